@@ -38,6 +38,7 @@ const NONFINITE: &str = "core/src/server/nonfinite.rs";
 const OWNER: &str = "core/src/checkpoint/owner.rs";
 const PARTIAL: &str = "core/src/checkpoint/partial.rs";
 const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
+const PRESENCE: &str = "core/src/server/presence.rs";
 const RECORD: &str = "core/src/server/record.rs";
 const SERVING: &str = "core/src/server/serving.rs";
 const SETS: &str = "core/src/server/sets.rs";
@@ -70,23 +71,23 @@ const fn mutant(
 pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a failed append is acknowledged",
-        SHARD,
-        "recorded.map_err(refused)",
-        "if MUTANT { Ok(recorded.unwrap_or(0)) } else { recorded.map_err(refused) }",
+        RECORD,
+        "appended.map_err(|failure| {",
+        "if MUTANT && appended.is_err() { return Ok(0); }\n        appended.map_err(|failure| {",
         JOINS,
     ),
     mutant(
         "a frame that changes something is not journalled",
         SHARD,
-        "if is_mutating {\n            position",
-        "if is_mutating && !MUTANT {\n            position",
+        "if is_mutating {\n            arrived",
+        "if is_mutating && !MUTANT {\n            arrived",
         LOST_HOST,
     ),
     mutant(
         "a join is not journalled",
         SHARD,
-        "self.record(hello, &[])?;",
-        "if !MUTANT { self.record(hello, &[])?; }",
+        "self.journal.append(hello, &[])?;",
+        "if !MUTANT { self.journal.append(hello, &[])?; }",
         JOINS,
     ),
     mutant(
@@ -99,22 +100,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "joins are not in a checkpoint",
         SNAPSHOT,
-        "known: self.known.iter().map(|known| known.0).collect(),",
-        "known: self.known.iter().map(|known| if MUTANT { 0 } else { known.0 }).collect(),",
+        "known: self.trainers.incarnations.iter().map(|known| known.0).collect(),",
+        "known: self.trainers.incarnations.iter().map(|known| if MUTANT { 0 } else { known.0 }).collect(),",
         JOINS,
     ),
     mutant(
         "joins in a checkpoint are not restored",
         SNAPSHOT,
-        "self.known = about.known.into_iter().map(Incarnation).collect();",
-        "if !MUTANT { self.known = about.known.into_iter().map(Incarnation).collect(); }",
+        "self.trainers.incarnations = about.known.into_iter().map(Incarnation).collect();",
+        "if !MUTANT { self.trainers.incarnations = about.known.into_iter().map(Incarnation).collect(); }",
         JOINS,
     ),
     mutant(
         "a superseded incarnation is let in",
-        SHARD,
-        "if who.incarnation < *known {",
-        "if who.incarnation < *known && !MUTANT {",
+        PRESENCE,
+        "if incarnation < *known {",
+        "if incarnation < *known && !MUTANT {",
         &["server::tests::rounds::an_older_life"],
     ),
     mutant(
@@ -492,8 +493,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "the pulls of a connection that closed stay",
         WAITERS,
-        "if self.waiting.remove(&peer).is_none() {",
-        "if MUTANT || self.waiting.remove(&peer).is_none() {",
+        "if self.waits.per_peer.remove(&peer).is_none() {",
+        "if MUTANT || self.waits.per_peer.remove(&peer).is_none() {",
         &["server::tests::waiting"],
     ),
     mutant(

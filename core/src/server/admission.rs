@@ -5,11 +5,12 @@
 //! duplicate is looked up again when it is answered: earlier entries of its frame may have closed its round.
 
 use super::chunk::{CallId, Chunk};
-use super::context::{Origin, StallReason};
+use super::context::Origin;
 use super::reply::{DeviceWait, Refusal};
 use super::serving::Serving;
 use super::sets::DeferredSet;
 use super::shard::{Phase, Shard, decode, no_answer_to, not_initialised};
+use super::stalls::StallReason;
 use crate::ids::{Epoch, Generation, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
 use crate::program::executor::AccumulatorPace;
@@ -93,7 +94,7 @@ impl Shard {
         }
         self.check_epoch(head, false)?;
         if who.trainer != NO_TRAINER {
-            self.note_incarnation(who)?;
+            self.trainers.note_incarnation(who.trainer, who.incarnation)?;
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
         }
@@ -320,7 +321,7 @@ impl Serving {
             AccumulatorPace::Bounded(_) => true,
         };
         let first = group.map_or(slot_index, |group| group.chunks[0]);
-        self.stalled.get(&first).copied().filter(|_| decides)
+        self.stalls.updates.get(&first).copied().filter(|_| decides)
     }
 
     /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn, unless it is of a newer
@@ -347,7 +348,7 @@ impl Serving {
 
     /// Refuses a change of membership while it could change the next admission.
     pub(super) fn check_all_open(&self) -> Result<(), Refusal> {
-        self.stalled.keys().try_for_each(|slot_index| self.check_open(*slot_index))
+        self.stalls.updates.keys().try_for_each(|slot_index| self.check_open(*slot_index))
     }
 
     /// Refuses a set while another one is deferred.
@@ -372,7 +373,7 @@ impl Serving {
     /// Refuses a gradient for a device while another trainer has priority: with new gradients always admitted first,
     /// the device would never be idle.
     pub(super) fn check_priority(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
-        let Some((first, _)) = self.priority.filter(|_| !self.is_rejoin(head)) else { return Ok(()) };
+        let Some((first, _)) = self.stalls.priority.filter(|_| !self.is_rejoin(head)) else { return Ok(()) };
         let chunk = &self.table.chunks[slot_index];
         let group = self.table.group(chunk).filter(|_| self.flows.of(slot_index).pace == AccumulatorPace::Any);
         let is_on_device = |slot_index: &usize| self.table.chunks[*slot_index].on_device.is_some();

@@ -61,6 +61,18 @@ pub(super) struct RowsRequest {
     pub(super) bytes: u32,
 }
 
+/// Requested rows, as far as they are written.
+pub(super) struct RowsAnswer {
+    pub(super) value: Value,
+    read: PartialRead,
+}
+
+impl RowsAnswer {
+    pub(super) fn new(value: Value) -> Self {
+        Self { value, read: PartialRead::default() }
+    }
+}
+
 /// Result of adding a part.
 pub(super) enum GatherOutcome {
     /// Parts are missing.
@@ -359,18 +371,17 @@ impl Bucket {
     }
 
     /// Writes the requested rows in the order of their ids. False when the replay of missed updates exceeds `left`; a
-    /// later call continues at `reading`.
+    /// later call continues.
     pub(super) fn read(
         &mut self,
         room: &mut RowsWorkspace,
         kernels: &mut dyn Kernels,
         wish: &RowsRequest,
-        reading: &mut PartialRead,
-        value: &mut Value,
+        answer: &mut RowsAnswer,
         left: &mut u64,
     ) -> bool {
         let ids = Ids::parse(self.table.layout(), wish.bytes()).expect("the ids were checked");
-        self.table.read(&mut room.work, kernels, ids, reading, left, value.bytes_mut())
+        self.table.read(&mut room.work, kernels, ids, &mut answer.read, left, answer.value.bytes_mut())
     }
 
     /// Lists existing ids in table order, after the id below the requested one, or from the first for zero; the rest is

@@ -110,6 +110,7 @@ impl Content {
 }
 
 /// A part of a parameter, the unit of updates.
+// tidy: allow fields: a gradient reads all of them, and the parts with rules of their own are types
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
     /// Length of the value in bytes; zero for a bucket, whose size varies.

@@ -40,25 +40,3 @@ impl Context<'_> {
         self.device.as_deref_mut().expect("a chunk lives on it")
     }
 }
-
-/// Why the update of a complete round is stalled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StallReason {
-    /// A lease for the next value.
-    Memory,
-    /// Another turn: its rows replay many missed updates.
-    Time,
-    /// A device that works on some of the chunks that step together.
-    Device,
-}
-
-impl StallReason {
-    /// The reason, for log lines and errors.
-    pub(super) const fn text(self) -> &'static str {
-        match self {
-            Self::Memory => "memory that readers hold",
-            Self::Time => "rows that catch up with what they have missed",
-            Self::Device => "a device",
-        }
-    }
-}

@@ -365,7 +365,11 @@ impl Coordinator {
                 self.elect(now, replies, out);
                 answer(replies, peer, head, Answer::Done(true));
             }
-            Request::Commit(commit) => self.commit(now, peer, head, commit, replies, out)?,
+            Request::Commit(commit) => {
+                self.commit(peer, commit, out)?;
+                answer(replies, peer, head, Answer::Done(true));
+                self.elect(now, replies, out);
+            }
             Request::Catalogue(wanted) => {
                 let page = self.page(wanted.page)?;
                 answer(replies, peer, head, Answer::Page(page));
@@ -582,15 +586,8 @@ impl Coordinator {
         answer(replies, peer, &head, Answer::Granted(self.granted.0));
     }
 
-    fn commit(
-        &mut self,
-        now: Now,
-        peer: PeerId,
-        head: &Head,
-        commit: Commit,
-        replies: &mut Replies,
-        out: &mut Vec<CoordinatorOutput>,
-    ) -> Result<(), Refusal> {
+    /// Takes a page of the catalogue from the elected initialiser; the last one ends the initialisation.
+    fn commit(&mut self, peer: PeerId, commit: Commit, out: &mut Vec<CoordinatorOutput>) -> Result<(), Refusal> {
         let lost = |text: String| Refusal::new(ErrorCode::InitialisationLost, text);
         let who = self.rank_of(peer);
         match &mut self.election {
@@ -618,8 +615,6 @@ impl Coordinator {
                 )));
             }
         }
-        answer(replies, peer, head, Answer::Done(true));
-        self.elect(now, replies, out);
         Ok(())
     }
 

@@ -17,9 +17,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::chunk::Waiter;
-use super::context::{Context, StallReason};
+use super::context::Context;
 use super::reply::Refusal;
 use super::serving::{Serving, value_entry};
+use super::stalls::StallReason;
 use crate::dtype::Half;
 use crate::ids::ChunkId;
 use crate::memory::Value;
@@ -147,18 +148,18 @@ impl Serving {
     /// Queues an answer until a lease is returned.
     pub(super) fn wait_for_memory(&mut self, slot_index: usize, waiter: Waiter) {
         self.add_waiter(slot_index, waiter);
-        self.starved.insert(slot_index);
+        self.stalls.answers.insert(slot_index);
         self.note_waits(slot_index);
     }
 
     /// Retries answers that lacked a lease; true when any was sent.
     pub(super) fn answer_starved(&mut self, cx: &mut Context<'_>) -> bool {
-        let starved: BTreeSet<usize> = std::mem::take(&mut self.starved);
+        let starved: BTreeSet<usize> = std::mem::take(&mut self.stalls.answers);
         for slot_index in &starved {
             self.answer_waiters(cx, *slot_index);
             self.note_waits(*slot_index);
         }
-        starved.iter().any(|slot_index| !self.starved.contains(slot_index))
+        starved.iter().any(|slot_index| !self.stalls.answers.contains(slot_index))
     }
 
     /// Describes an answer that is due and lacks memory.

@@ -39,6 +39,7 @@ mod sets;
 mod shard;
 mod snapshot;
 mod stage;
+mod stalls;
 mod survey;
 mod update;
 mod waiters;

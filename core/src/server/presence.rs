@@ -1,4 +1,4 @@
-//! Connection state of trainers, as one shard sees it.
+//! Incarnations and connection state of trainers, as one shard sees them.
 //!
 //! A trainer disconnected from this shard for the grace time is lost: calls that wait for it fail until a trainer with
 //! its rank connects. A trainer that never connected since this shard started is not lost: a restarted shard cannot
@@ -8,11 +8,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::membership::PeerOrigin;
-use crate::ids::TrainerId;
+use super::reply::Refusal;
+use crate::ids::{Incarnation, TrainerId};
+use crate::limits::TRAINERS_MAX;
 use crate::time::Now;
 
 /// Trainers that have connected to the shard.
 pub(super) struct Presence {
+    /// The newest incarnation of each trainer, by rank; zero for one that is unknown.
+    pub(super) incarnations: Vec<Incarnation>,
     trainers: BTreeMap<TrainerId, KnownTrainer>,
     grace: Duration,
 }
@@ -26,7 +30,29 @@ struct KnownTrainer {
 
 impl Presence {
     pub(super) fn new(grace: Duration) -> Self {
-        Self { trainers: BTreeMap::new(), grace }
+        Self { incarnations: Vec::new(), trainers: BTreeMap::new(), grace }
+    }
+
+    /// The newest incarnation of a trainer.
+    pub(super) fn incarnation(&self, trainer: TrainerId) -> Incarnation {
+        self.incarnations.get(trainer.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Records a trainer's incarnation; refuses a superseded one.
+    pub(super) fn note_incarnation(&mut self, trainer: TrainerId, incarnation: Incarnation) -> Result<(), Refusal> {
+        if trainer.0 >= TRAINERS_MAX {
+            return Err(Refusal::invalid(format!("trainer {trainer} is over the limit of {TRAINERS_MAX}")));
+        }
+        let index = trainer.0 as usize;
+        if self.incarnations.len() <= index {
+            self.incarnations.resize(index + 1, Incarnation(0));
+        }
+        let known = &mut self.incarnations[index];
+        if incarnation < *known {
+            return Err(Refusal::superseded(trainer, incarnation, *known));
+        }
+        *known = incarnation;
+        Ok(())
     }
 
     pub(super) fn connected(&mut self, trainer: TrainerId, origin: PeerOrigin) {

@@ -48,7 +48,7 @@ impl Shard {
             let _ = self.join(who);
             return Ok(());
         }
-        let _ = self.note_incarnation(who);
+        let _ = self.trainers.note_incarnation(who.trainer, who.incarnation);
         self.catch_up(position);
         // A frame that was refused live is refused again for the same reason.
         let (origin, mut admitted) = (Origin::Journal(position), Vec::new());

@@ -8,15 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{Admitted, PushVerdict};
-use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsLease};
+use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsAnswer, RowsLease};
 use super::chunk::{CallId, Chunk, Waiter};
 use super::context::{Context, Origin};
 use super::reply::Refusal;
 use super::round::Contribution;
 use super::serving::{Serving, version_entry};
 use crate::ids::{Incarnation, PeerId, TrainerId};
-use crate::memory::Value;
-use crate::rows::PartialRead;
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
 
 /// A pull of rows in progress. Where rows replay many missed updates it takes several turns, and returns the version at
@@ -25,8 +23,7 @@ pub(super) struct RowsPull {
     slot_index: usize,
     waiter: Waiter,
     entry: Entry,
-    value: Value,
-    reading: PartialRead,
+    answer: RowsAnswer,
 }
 
 impl Serving {
@@ -176,7 +173,7 @@ impl Serving {
         match first {
             Ok(Some(value)) => {
                 let entry = Entry { bytes: value.len(), ..entry };
-                let pull = RowsPull { slot_index, waiter, entry, value, reading: PartialRead::default() };
+                let pull = RowsPull { slot_index, waiter, entry, answer: RowsAnswer::new(value) };
                 if is_list { pull.answer(cx) } else { self.read_on(cx, pull) }
             }
             Ok(None) => cx.replies.nothing(waiter.peer, &waiter.head, entry),
@@ -189,10 +186,10 @@ impl Serving {
 
     /// Continues a pull; an unfinished one goes to the end of the queue.
     fn read_on(&mut self, cx: &mut Context<'_>, mut pull: RowsPull) {
-        let RowsPull { slot_index, waiter, value, reading, .. } = &mut pull;
+        let RowsPull { slot_index, waiter, answer, .. } = &mut pull;
         let bucket = self.table.chunks[*slot_index].bucket_mut().expect("a wish for rows is one to a bucket");
         let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
-        if bucket.read(&mut self.rows_room, cx.kernels, wish, reading, value, &mut cx.replay_left) {
+        if bucket.read(&mut self.rows_room, cx.kernels, wish, answer, &mut cx.replay_left) {
             pull.answer(cx);
         } else {
             self.slow_pulls.push_back(pull);
@@ -259,6 +256,6 @@ impl Serving {
 
 impl RowsPull {
     fn answer(self, cx: &mut Context<'_>) {
-        cx.replies.value(self.waiter.peer, &self.waiter.head, self.entry, Arc::new(self.value));
+        cx.replies.value(self.waiter.peer, &self.waiter.head, self.entry, Arc::new(self.answer.value));
     }
 }

@@ -3,13 +3,13 @@
 //! A new gradient goes through the [`flow`](super::flow) of its chunk. An early gradient waits unacknowledged, at most
 //! one per trainer and chunk.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::admission::{Admitted, PushVerdict};
 use super::bucket::{RowsRequest, RowsWorkspace};
 use super::chunk::{CallId, Chunk, Waiter};
-use super::context::{Context, StallReason};
+use super::context::Context;
 use super::initialisation::{ChunkTable, unknown};
 use super::job::Job;
 use super::program::rule_of_mode;
@@ -17,15 +17,15 @@ use super::reply::Refusal;
 use super::round::{Contribution, PushHeader};
 use super::rows::RowsPull;
 use super::stage::Flows;
+use super::stalls::Stalls;
 use super::update::GroupIndex;
-use super::watch::StallLog;
+use super::waits::WaitIndex;
 use crate::dtype::Half;
 use crate::error::Failure;
 use crate::ids::{Incarnation, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Numbers;
 use crate::program::executor::AccumulatorPace;
-use crate::time::Now;
 use crate::wire::{Entry, Flags, Frame, Head, Kind};
 
 /// State of a serving shard.
@@ -37,24 +37,11 @@ pub(super) struct Serving {
     pub(super) departed: Vec<Option<Incarnation>>,
     /// Count of pushes so far.
     arrivals: u64,
-    /// Chunks with a stalled update, and the reason; retried in every turn and when a lease is returned.
-    pub(super) stalled: BTreeMap<usize, StallReason>,
-    /// The trainer whose refused leave, set or rejoin goes ahead of new gradients for a device, and the deadline of
-    /// that privilege; see `update::grouped`.
-    pub(super) priority: Option<(TrainerId, Now)>,
-    /// Chunks with a half-precision answer that lacks a lease; retried with `stalled`.
-    pub(super) starved: BTreeSet<usize>,
+    pub(super) stalls: Stalls,
     /// Pulls of rows that take several turns, in round-robin order.
     pub(super) slow_pulls: VecDeque<RowsPull>,
-    /// Chunks with a pending request, each once, by the time of its oldest one.
-    pub(super) waits: BTreeSet<(Now, usize)>,
-    /// Time of the last search for waits on lost trainers.
-    pub(super) lost_checked_at: Now,
-    /// Pending requests per connection.
-    pub(super) waiting: BTreeMap<PeerId, usize>,
-    /// Waits that the log has reported.
-    pub(super) watch: StallLog,
-    /// Where rows are merged and lost_checked_at up.
+    pub(super) waits: WaitIndex,
+    /// Where rows are merged and looked up.
     pub(super) rows_room: RowsWorkspace,
     /// Restored chunks with open contributions, by the journal position at which the checkpoint wrote them.
     pub(super) behind: BTreeSet<(u64, usize)>,
@@ -81,14 +68,9 @@ impl Serving {
             flows,
             departed,
             arrivals: 0,
-            stalled: BTreeMap::new(),
-            priority: None,
-            starved: BTreeSet::new(),
+            stalls: Stalls::default(),
             slow_pulls: VecDeque::new(),
-            waits: BTreeSet::new(),
-            lost_checked_at: Now(0),
-            waiting: BTreeMap::new(),
-            watch: StallLog::default(),
+            waits: WaitIndex::default(),
             rows_room: RowsWorkspace::default(),
             behind,
             numbers: Numbers::default(),
@@ -180,70 +162,6 @@ impl Serving {
         Ok(())
     }
 
-    /// Records a stalled update; it is retried when the reason may be gone.
-    pub(super) fn stall(&mut self, slot_index: usize, lack: StallReason) {
-        self.stalled.insert(slot_index, lack);
-    }
-
-    /// Removes a chunk from the stalled ones after its update.
-    #[inline]
-    pub(super) fn note_updated(&mut self, slot_index: usize) {
-        if !self.stalled.is_empty() {
-            self.stalled.remove(&slot_index);
-        }
-    }
-
-    /// Whether any update is stalled.
-    pub(super) fn is_stalled(&self) -> bool {
-        !self.stalled.is_empty()
-    }
-
-    /// Whether any update is stalled for this reason.
-    pub(super) fn lacks(&self, lack: StallReason) -> bool {
-        self.stalled.values().any(|one| *one == lack)
-    }
-
-    /// Whether an update or an answer lacks memory.
-    pub(super) fn lacks_memory(&self) -> bool {
-        !self.starved.is_empty() || self.lacks(StallReason::Memory)
-    }
-
-    /// Whether rows replay missed updates, which is work for every turn.
-    pub(super) fn is_catching_up(&self) -> bool {
-        !self.slow_pulls.is_empty() || self.lacks(StallReason::Time)
-    }
-
-    /// Logs the number of stalled updates, if there are any.
-    pub(super) fn log_stalled(&self) {
-        if let Some((slot_index, lack)) = self.stalled.first_key_value() {
-            let id = self.table.chunks[*slot_index].id;
-            let (count, name) = (self.stalled.len(), self.table.held(id).name());
-            tracing::warn!("{count} updates wait, first {name:?} chunk {} for {}", id.chunk, lack.text());
-        }
-    }
-
-    /// Retries updates and answers that lacked a lease; true when any succeeded.
-    pub(super) fn retry(&mut self, cx: &mut Context<'_>) -> bool {
-        let is_any = self.retry_lacking(cx, StallReason::Memory);
-        self.answer_starved(cx) || is_any
-    }
-
-    /// Continues updates and pulls that take several turns, each with a budget of `replays` bytes of missed row
-    /// updates. True when there was any.
-    pub(super) fn go_on_catching_up(&mut self, cx: &mut Context<'_>, replays: u64) -> bool {
-        cx.replay_left = replays;
-        let is_any = self.retry_lacking(cx, StallReason::Time) || cx.replay_left < replays;
-        cx.replay_left = replays;
-        self.read_on_slow(cx) || is_any
-    }
-
-    fn retry_lacking(&mut self, cx: &mut Context<'_>, wanted: StallReason) -> bool {
-        let stalled: Vec<usize> =
-            self.stalled.extract_if(.., |_, lack| *lack == wanted).map(|(slot_index, _)| slot_index).collect();
-        stalled.iter().for_each(|slot_index| self.run(cx, *slot_index, None));
-        stalled.iter().any(|slot_index| !self.stalled.contains_key(slot_index))
-    }
-
     /// Takes a new gradient into its flow, and answers a duplicate.
     #[inline]
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, admitted: Admitted, contribution: Contribution) {
@@ -333,10 +251,10 @@ impl Serving {
         }
         chunk.noted = after;
         if let Some(before) = before {
-            self.waits.remove(&(before, slot_index));
+            self.waits.by_time.remove(&(before, slot_index));
         }
         if let Some(after) = after {
-            self.waits.insert((after, slot_index));
+            self.waits.by_time.insert((after, slot_index));
         }
     }
 

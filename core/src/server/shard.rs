@@ -15,12 +15,11 @@ use super::nonfinite::NonFinite;
 use super::pool::Pool;
 use super::presence::Presence;
 use super::program::rule_of;
-use super::record::PrivateCopy;
+use super::record::ShardJournal;
 use super::reply::{DeviceWait, Refusal, Replies};
 use super::serving::Serving;
 use super::snapshot::{Checkpointing, ShardStatus};
 use super::stage::Flows;
-use crate::checkpoint::Journal;
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
@@ -64,17 +63,12 @@ pub enum ServerOutput {
 }
 
 /// One shard of a server: a thread's chunks and connections.
+// tidy: allow fields: the parts of a session, most of them types with methods of their own
 pub struct Shard {
     pub(super) options: ShardOptions,
     pub(super) phase: Phase,
     pub(super) pool: Pool,
-    pub(super) known: Vec<Incarnation>,
-    pub(super) journal: Option<Journal>,
-    copied: PrivateCopy,
-    /// End of the journal when it was switched off: the position of every frame that the journal does not hold.
-    pub(super) unwritten: u64,
-    /// The failure of a shard whose files another process owns; nothing may be written after it.
-    replaced: Option<Failure>,
+    pub(super) journal: ShardJournal,
     /// Bytes of missed row updates that one turn replays, see [`ROWS_REPLAYED_BYTES`].
     pub(super) replays: u64,
     pub(super) kernels: Box<dyn Kernels>,
@@ -83,12 +77,9 @@ pub struct Shard {
     pub(super) device: Option<Device>,
     pub(super) peers: BTreeMap<PeerId, ShardPeer>,
     pub(super) trainers: Presence,
-    /// Heads without an answer: work in progress at their arrival may remove the reason of their refusal.
-    deferred_heads: BTreeMap<PeerId, Frame>,
+    deferred: DeferredHeads,
     /// Count of changes to state that checks read.
     pub(super) changes: u64,
-    /// The change count at the last check of the deferred heads; `None` when an earlier frame was received since.
-    looked_at: Option<u64>,
     pub(super) checkpointing: Option<Checkpointing>,
 }
 
@@ -110,6 +101,26 @@ pub(super) struct ShardPeer {
     receiving: VecDeque<ReceivingFrame>,
     /// Reusable allocations for the checks of later frames.
     spare: Vec<FrameCheck>,
+}
+
+/// Heads without an answer: work in progress at their arrival may remove the reason of their refusal.
+#[derive(Default)]
+struct DeferredHeads {
+    heads: BTreeMap<PeerId, Frame>,
+    /// The change count at the last check of the heads; `None` when an earlier frame was received since.
+    looked_at: Option<u64>,
+}
+
+impl DeferredHeads {
+    /// Checks the heads again if the connection has one: an earlier frame of it was received.
+    fn look_again_at(&mut self, peer: PeerId) {
+        self.looked_at = self.looked_at.filter(|_| !self.heads.contains_key(&peer));
+    }
+
+    /// The heads to check, if anything has changed.
+    fn take_changed(&mut self, changes: u64) -> BTreeMap<PeerId, Frame> {
+        if self.looked_at.replace(changes) == Some(changes) { BTreeMap::new() } else { std::mem::take(&mut self.heads) }
+    }
 }
 
 /// A frame whose receive is posted.
@@ -146,19 +157,14 @@ impl Shard {
             pool: Pool::new(options.shares_memory),
             trainers: Presence::new(options.grace),
             options,
-            known: Vec::new(),
-            journal: None,
-            copied: PrivateCopy::default(),
-            unwritten: 0,
-            replaced: None,
+            journal: ShardJournal::default(),
             replays: ROWS_REPLAYED_BYTES,
             kernels,
             skipped: 0,
             device: None,
             peers: BTreeMap::new(),
-            deferred_heads: BTreeMap::new(),
+            deferred: DeferredHeads::default(),
             changes: 0,
-            looked_at: None,
             checkpointing: None,
         }
     }
@@ -180,7 +186,7 @@ impl Shard {
             Event::Head { peer, frame } => self.post_receive(peer, frame, |_| false, out),
             Event::Received { peer, frame, body } => {
                 self.received(now, peer, &frame, body, out);
-                self.looked_at = self.looked_at.filter(|_| !self.deferred_heads.contains_key(&peer));
+                self.deferred.look_again_at(peer);
             }
             Event::Sent { body, .. } => {
                 drop(body);
@@ -189,7 +195,7 @@ impl Shard {
             Event::Gone { peer, unsent, unfilled, .. } => {
                 drop((unsent, unfilled));
                 self.closed(now, peer);
-                self.deferred_heads.remove(&peer);
+                self.deferred.heads.remove(&peer);
                 if let Phase::Serving(serving) = &mut self.phase {
                     serving.forget_pulls(peer);
                     serving.forget_waiters(peer);
@@ -243,18 +249,13 @@ impl Shard {
     /// [`Failure::Node`] when states on the accelerator are lost (a restart restores them from checkpoint and journal),
     /// when restored chunks that must live on it find no room, and when another process owns the shard's files.
     pub fn attend(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
-        if let Some(replaced) = &self.replaced {
-            return Err(replaced.clone());
-        }
+        self.journal.check_owned()?;
         self.log_waits(now);
         let is_any = self.catch_up_rows(now, out);
         let is_any = self.attend_device(now, out)? || is_any;
         self.forget_refused(now);
-        if self.looked_at != Some(self.changes) {
-            self.looked_at = Some(self.changes);
-            for (peer, frame) in std::mem::take(&mut self.deferred_heads) {
-                self.post_receive(peer, frame, |refusal| refusal.may_pass, out);
-            }
+        for (peer, frame) in self.deferred.take_changed(self.changes) {
+            self.post_receive(peer, frame, |refusal| refusal.may_pass, out);
         }
         Ok(is_any)
     }
@@ -384,7 +385,7 @@ impl Shard {
         let (refusal, into) = match (checked, sender) {
             (Err(refusal), Some(sender)) if !sender.receiving.is_empty() || waits(&refusal) => {
                 sender.spare.push(found.cleared());
-                self.deferred_heads.insert(peer, frame);
+                self.deferred.heads.insert(peer, frame);
                 return;
             }
             (Ok(into), _) => (None, into),
@@ -430,7 +431,11 @@ impl Shard {
         };
         let done = match checked {
             Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
-            Ok(()) => self.record_and_apply(now, peer, frame, &found.admitted, body, &mut replies),
+            Ok(()) => {
+                let admitted = &found.admitted;
+                let arrived = ReceivedFrame { now, peer: Some(peer), position: 0, frame, admitted };
+                self.record_and_apply(peer, arrived, body, &mut replies)
+            }
             Err(refusal) => Err(refusal),
         };
         if let Some(peer) = self.peers.get_mut(&peer) {
@@ -503,65 +508,30 @@ impl Shard {
     /// Journals a newer incarnation before it is acknowledged, so that a restarted server still refuses the older ones,
     /// even when the newer one never pushes.
     fn record_join(&mut self, who: TrainerLife, hello: &Frame) -> Result<(), Refusal> {
-        let known = self.known.get(who.trainer.0 as usize).copied().unwrap_or_default();
-        if who.trainer.0 < TRAINERS_MAX && known < who.incarnation {
-            self.record(hello, &[])?;
+        if who.trainer.0 < TRAINERS_MAX && self.trainers.incarnation(who.trainer) < who.incarnation {
+            self.journal.append(hello, &[])?;
         }
         Ok(())
     }
 
     /// Records a trainer's incarnation and drops the partial pushes of older ones.
     pub(super) fn join(&mut self, who: TrainerLife) -> Result<(), Refusal> {
-        self.note_incarnation(who)?;
+        self.trainers.note_incarnation(who.trainer, who.incarnation)?;
         if let Phase::Serving(serving) = &mut self.phase {
             serving.forget_earlier_lives(who.trainer, who.incarnation);
         }
         Ok(())
     }
 
-    /// Appends a frame and its payloads to the journal, if there is one, and returns the record's position.
-    fn record(&mut self, frame: &Frame, body: &[Incoming]) -> Result<u64, Refusal> {
-        let Some(journal) = &mut self.journal else { return Ok(self.unwritten) };
-        let head = frame.encode();
-        let recorded = journal.append(&self.copied.parts(&head, body));
-        let refused = |failure: Failure| {
-            let text = format!("the journal cannot be written: {failure}");
-            if matches!(failure, Failure::Node(_)) {
-                self.replaced = Some(failure);
-            }
-            Refusal::new(ErrorCode::Busy, text)
-        };
-        recorded.map_err(refused)
-    }
-
-    /// Records a trainer's incarnation; refuses a superseded one.
-    pub(super) fn note_incarnation(&mut self, who: TrainerLife) -> Result<(), Refusal> {
-        if who.trainer.0 >= TRAINERS_MAX {
-            return Err(Refusal::invalid(format!("trainer {} is over the limit of {TRAINERS_MAX}", who.trainer)));
-        }
-        let index = who.trainer.0 as usize;
-        if self.known.len() <= index {
-            self.known.resize(index + 1, Incarnation(0));
-        }
-        let known = &mut self.known[index];
-        if who.incarnation < *known {
-            return Err(Refusal::superseded(who.trainer, who.incarnation, *known));
-        }
-        *known = who.incarnation;
-        Ok(())
-    }
-
     /// Journals a frame that changes state, then applies it.
     fn record_and_apply(
         &mut self,
-        now: Now,
         peer: PeerId,
-        frame: &Frame,
-        admitted: &[Admitted],
+        mut arrived: ReceivedFrame<'_>,
         mut body: Vec<Incoming>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        let mut position = self.unwritten;
+        let ReceivedFrame { frame, admitted, .. } = arrived;
         self.copy_foreign_rows(frame, &mut body)?;
         self.screen(frame, admitted, &mut body)?;
         if let Phase::Serving(serving) = &mut self.phase {
@@ -572,13 +542,12 @@ impl Shard {
         }
         let is_mutating = frame.head.kind.is_mutating();
         if is_mutating {
-            position = self.record(frame, &body)?;
+            arrived.position = self.journal.append(frame, &body)?;
         }
         let leases = body.into_iter().filter_map(|incoming| match incoming {
             Incoming::Chunk { lease, .. } => Some(lease),
             Incoming::Loan(_) | Incoming::Discard { .. } => None,
         });
-        let arrived = ReceivedFrame { now, peer: Some(peer), position, frame, admitted };
         match is_mutating {
             true => self.apply(&arrived, leases.collect(), replies),
             false => self.answer(peer, &arrived, leases.collect(), replies),

@@ -153,9 +153,9 @@ impl Shard {
         }
         self.replayed();
         if options.is_on {
-            self.journal = Some(Journal::begin(folder, options.sync, &replayed, least)?);
+            self.journal.open = Some(Journal::begin(folder, options.sync, &replayed, least)?);
         } else {
-            self.unwritten = replayed.end.max(least);
+            self.journal.end = replayed.end.max(least);
         }
         Ok(Restored { loaded, replayed })
     }
@@ -163,7 +163,7 @@ impl Shard {
     /// Length of the journal over its life; its end when journalling is off.
     #[must_use]
     pub fn journal_position(&self) -> u64 {
-        self.journal.as_ref().map_or(self.unwritten, Journal::position)
+        self.journal.position()
     }
 
     /// Begins a checkpoint under `number`; does nothing before initialisation.
@@ -182,7 +182,7 @@ impl Shard {
         let about = self.about(serving).encode_to_vec();
         let layout = layout(serving);
         let writer = ShardCheckpoint::begin(folder, number, from, layout)?;
-        if let Some(journal) = &mut self.journal {
+        if let Some(journal) = &mut self.journal.open {
             journal.rotate()?;
         }
         self.checkpointing = Some(Checkpointing { writer, about, generation, bucket: None });
@@ -263,7 +263,7 @@ impl Shard {
     /// When the disk refuses.
     pub fn retain_journal(&mut self, folder: &Folder) -> Result<(), Failure> {
         let needed = journal_needed_from(folder.storage(), folder.directory())?;
-        match (&mut self.journal, needed) {
+        match (&mut self.journal.open, needed) {
             (Some(journal), Some(position)) => journal.retain_from(position),
             _ => Ok(()),
         }
@@ -293,7 +293,7 @@ impl Shard {
             chunks: serving.table.chunks.len() as u64,
             job: Some(serving.job.to_message()),
             parameters: serving.table.parameters.iter().map(|(index, held)| held.message(*index)).collect(),
-            known: self.known.iter().map(|known| known.0).collect(),
+            known: self.trainers.incarnations.iter().map(|known| known.0).collect(),
             left: serving.departed.iter().map(|left| left.map_or(0, |one| one.0)).collect(),
         }
     }
@@ -340,7 +340,7 @@ impl Shard {
     fn restore_about(&mut self, about: AboutMessage) -> Result<(), Failure> {
         let finish = FinishMessage { chunks: about.chunks, job: about.job };
         self.serve(&finish).map_err(|refusal| Failure::Node(refusal.text))?;
-        self.known = about.known.into_iter().map(Incarnation).collect();
+        self.trainers.incarnations = about.known.into_iter().map(Incarnation).collect();
         if let Phase::Serving(serving) = &mut self.phase {
             let left = about.left.into_iter().map(|left| (left > 0).then_some(Incarnation(left)));
             serving.departed = left.collect();

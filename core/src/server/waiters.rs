@@ -129,14 +129,14 @@ impl WaiterIndex {
 impl Serving {
     /// Adds a waiter.
     pub(super) fn add_waiter(&mut self, slot_index: usize, waiter: Waiter) {
-        *self.waiting.entry(waiter.peer).or_default() += 1;
+        *self.waits.per_peer.entry(waiter.peer).or_default() += 1;
         self.table.chunks[slot_index].waiters.add(waiter);
     }
 
     /// Decrements the count of pending requests per connection.
     pub(super) fn note_taken(&mut self, taken: &[Waiter]) {
         for waiter in taken {
-            if let Entry::Occupied(mut count) = self.waiting.entry(waiter.peer) {
+            if let Entry::Occupied(mut count) = self.waits.per_peer.entry(waiter.peer) {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
                     count.remove();
@@ -147,7 +147,7 @@ impl Serving {
 
     /// Removes the waiters of a closed connection from every chunk.
     pub(super) fn forget_waiters(&mut self, peer: PeerId) {
-        if self.waiting.remove(&peer).is_none() {
+        if self.waits.per_peer.remove(&peer).is_none() {
             return;
         }
         for slot_index in 0..self.table.chunks.len() {
@@ -159,7 +159,7 @@ impl Serving {
 
     /// Refuses a pull beyond the bound of pending requests per connection: each occupies server memory.
     pub(super) fn check_waiters(&self, peer: PeerId, entries: usize) -> Result<(), Refusal> {
-        let waiting = self.waiting.get(&peer).copied().unwrap_or_default();
+        let waiting = self.waits.per_peer.get(&peer).copied().unwrap_or_default();
         let most = WAITS_PER_PEER_MAX + 2 * self.table.chunks.len();
         if waiting + entries <= most {
             return Ok(());

@@ -3,6 +3,7 @@
 //! An expired wait changes no state: the round stays open, and a repeated call waits for the same round. The round
 //! completes when a trainer of the missing rank sends its gradient or leaves.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::chunk::{Chunk, Waiter};
@@ -10,6 +11,7 @@ use super::context::Context;
 use super::presence::Presence;
 use super::reply::Refusal;
 use super::serving::Serving;
+use super::watch::StallLog;
 use crate::ids::{PeerId, TrainerId, Version};
 use crate::limits::WAITS_ENDED_PER_TURN;
 use crate::program::executor::AccumulatorPace;
@@ -19,13 +21,26 @@ use crate::wire::ErrorCode;
 /// How often waits for a lost trainer are searched for, while one is lost.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// The pending requests of a shard.
+#[derive(Default)]
+pub(super) struct WaitIndex {
+    /// Chunks with a pending request, each once, by the time of its oldest one.
+    pub(super) by_time: BTreeSet<(Now, usize)>,
+    /// Pending requests per connection.
+    pub(super) per_peer: BTreeMap<PeerId, usize>,
+    /// Time of the last search for waits on lost trainers.
+    lost_checked_at: Now,
+    /// Waits that the log has reported.
+    pub(super) log: StallLog,
+}
+
 impl Serving {
     /// The next time at which a wait expires.
     pub(super) fn deadline(&self, limit: Duration, trainers: &Presence) -> Option<Now> {
-        let first = self.waits.first().map(|(since, _)| *since + limit)?;
+        let first = self.waits.by_time.first().map(|(since, _)| *since + limit)?;
         let first = self.wait_report_due().map_or(first, |due| due.min(first));
         let lost = trainers.losses().filter(|(trainer, _)| self.is_active(*trainer));
-        lost.map(|(_, lost)| lost.max(self.lost_checked_at + LOOK)).chain([first]).min()
+        lost.map(|(_, lost)| lost.max(self.waits.lost_checked_at + LOOK)).chain([first]).min()
     }
 
     /// Ends waits older than `limit` with an error that names the missing trainers; bounded per turn.
@@ -33,7 +48,7 @@ impl Serving {
         let now = cx.now;
         let is_over = |since: Now| since + limit <= now;
         let mut left = WAITS_ENDED_PER_TURN;
-        while let Some((_, slot_index)) = self.waits.first().copied().filter(|(since, _)| is_over(*since)) {
+        while let Some((_, slot_index)) = self.waits.by_time.first().copied().filter(|(since, _)| is_over(*since)) {
             if left == 0 {
                 return;
             }
@@ -65,7 +80,7 @@ impl Serving {
             return;
         }
         let mut left = WAITS_ENDED_PER_TURN;
-        let slot_indices: Vec<usize> = self.waits.iter().map(|(_, slot_index)| *slot_index).collect();
+        let slot_indices: Vec<usize> = self.waits.by_time.iter().map(|(_, slot_index)| *slot_index).collect();
         for slot_index in slot_indices {
             if left == 0 {
                 // The next turn continues.
@@ -87,7 +102,7 @@ impl Serving {
                 cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text.as_str()));
             }
         }
-        self.lost_checked_at = cx.now;
+        self.waits.lost_checked_at = cx.now;
     }
 
     /// Describes the oldest wait of a connection.
@@ -95,10 +110,10 @@ impl Serving {
         let is_its = |slot_index: &usize| {
             let chunk = &self.table.chunks[*slot_index];
             let mut sent = chunk.round.contributions().iter().chain(chunk.round.all_ahead());
-            self.waiting.contains_key(&peer) && chunk.waiters.has_any_of(peer)
+            self.waits.per_peer.contains_key(&peer) && chunk.waiters.has_any_of(peer)
                 || sent.any(|one| one.since.is_some() && one.sending.peer == Some(peer))
         };
-        let slot_index = self.waits.iter().map(|(_, slot_index)| *slot_index).find(is_its)?;
+        let slot_index = self.waits.by_time.iter().map(|(_, slot_index)| *slot_index).find(is_its)?;
         Some(self.round_text(&self.table.chunks[slot_index], &self.awaited_text(now, trainers, slot_index)))
     }
 
@@ -109,7 +124,7 @@ impl Serving {
         let is_at_work = group.iter().any(|slot_index| {
             self.table.chunks[*slot_index].on_device.as_ref().is_some_and(|on_device| on_device.waits_for().is_some())
         });
-        if is_at_work || self.stalled.contains_key(&group[0]) {
+        if is_at_work || self.stalls.updates.contains_key(&group[0]) {
             return None;
         }
         let pace = self.flows.of(slot_index).pace;
@@ -162,7 +177,7 @@ impl Serving {
         let unit = self.table.unit(slot_index);
         let group = unit.slot_indices();
         let device = group.iter().find_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref()?.waits_for());
-        let lack = device.or_else(|| self.stalled.get(&group[0]).map(|lack| lack.text().to_owned()));
+        let lack = device.or_else(|| self.stalls.updates.get(&group[0]).map(|lack| lack.text().to_owned()));
         lack.unwrap_or_else(|| {
             let missing = self.missing(&self.table.chunks[slot_index], self.flows.of(slot_index).pace);
             if missing.is_empty() {

@@ -38,23 +38,25 @@ struct ReportedWait {
 impl Serving {
     /// The time of the next report, if no state changes.
     pub(super) fn wait_report_due(&self) -> Option<Now> {
-        self.waits.first().map(|(since, _)| (*since + ORDINARY).max(self.watch.next))
+        self.waits.by_time.first().map(|(since, _)| (*since + ORDINARY).max(self.waits.log.next))
     }
 
     /// The lines to log now.
     pub(super) fn wait_report(&mut self, now: Now, trainers: &Presence) -> Vec<String> {
         let mut lines = Vec::new();
-        if let Some(open) = self.watch.open.take_if(|open| self.table.chunks[open.slot_index].version > open.version) {
+        if let Some(open) =
+            self.waits.log.open.take_if(|open| self.table.chunks[open.slot_index].version > open.version)
+        {
             let waited = open.since.until(now).as_secs_f64();
             lines.push(format!("{} went on after {waited:.1} s", self.version_text(open.slot_index, open.version)));
         }
-        let first = self.waits.first().copied();
+        let first = self.waits.by_time.first().copied();
         if let Some((since, slot_index)) = first.filter(|_| self.wait_report_due().is_some_and(|due| due <= now)) {
             let version = self.table.chunks[slot_index].version;
             let waited = since.until(now).as_secs();
             let waits_for = self.awaited_text(now, trainers, slot_index);
             lines.push(format!("{} waits for {waits_for} since {waited} s", self.version_text(slot_index, version)));
-            self.watch = StallLog { open: Some(ReportedWait { slot_index, version, since }), next: now + PAUSE };
+            self.waits.log = StallLog { open: Some(ReportedWait { slot_index, version, since }), next: now + PAUSE };
         }
         lines
     }

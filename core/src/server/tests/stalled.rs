@@ -176,8 +176,8 @@ fn a_round_of_which_the_journal_lost_a_gradient_is_not_closed_without_it() {
          push 0 1 w=1 -> 0 done w@1",
     );
     // Later frames are not journalled.
-    let journal = script.stage.shard.journal.take().expect("the shard keeps a journal");
-    script.stage.shard.unwritten = journal.position();
+    let journal = script.stage.shard.journal.open.take().expect("the shard keeps a journal");
+    script.stage.shard.journal.end = journal.position();
     script.run("spare w ->\n push 1 1 w=2 -> 1 done w@1");
     let again = stopped(&mut script, &disk);
     Script::new(again).run("show w -> w@0=0\n push 1 1 w=2 -> 1 done w@1\n show w -> w@1=-3");

@@ -25,7 +25,7 @@ fn pull(stage: &mut Stage, trainer: u32) {
 
 fn waiting(stage: &Stage) -> usize {
     let Phase::Serving(serving) = &stage.shard.phase else { panic!("it serves") };
-    serving.waiting.values().sum()
+    serving.waits.per_peer.values().sum()
 }
 
 #[test]

@@ -17,10 +17,11 @@ use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Done, GradientLease, Kernels, Update, Work};
 use crate::program::executor::AccumulatorPace;
 use crate::server::chunk::Chunk;
-use crate::server::context::{Context, StallReason};
+use crate::server::context::Context;
 use crate::server::device::{Device, DeviceActivity, DeviceSum};
 use crate::server::initialisation::ChunkTable;
 use crate::server::serving::Serving;
+use crate::server::stalls::StallReason;
 
 impl Serving {
     /// Whether `update` is ready: its device work is complete, its sum is there (grouped update), or its round is
@@ -136,7 +137,7 @@ impl Serving {
     /// Whether a device has work in flight for a chunk or its group.
     pub(in crate::server) fn is_at_work(&self, chunk: &Chunk) -> bool {
         let Some(group) = self.table.group(chunk) else { return chunk.is_at_work() };
-        self.stalled.get(&group.chunks[0]) == Some(&StallReason::Device)
+        self.stalls.updates.get(&group.chunks[0]) == Some(&StallReason::Device)
             || group.chunks.iter().any(|slot_index| self.table.chunks[*slot_index].is_at_work())
     }
 

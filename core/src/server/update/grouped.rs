@@ -23,9 +23,10 @@ use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Work, squares_bytes};
 use crate::program::executor::AccumulatorPace;
 use crate::server::chunk::Chunk;
-use crate::server::context::{Context, StallReason};
+use crate::server::context::Context;
 use crate::server::device::{DeviceActivity, DeviceSum};
 use crate::server::serving::Serving;
+use crate::server::stalls::StallReason;
 use crate::time::Now;
 
 /// The chunks that one update replaces.
@@ -198,24 +199,24 @@ impl Serving {
         let is_whole =
             pace == AccumulatorPace::Any && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index));
         if is_whole && self.table.chunks[slot_indices[0]].group.is_some() {
-            self.stalled.entry(slot_indices[0]).or_insert(StallReason::Device);
+            self.stalls.updates.entry(slot_indices[0]).or_insert(StallReason::Device);
         }
     }
 
     /// Gives a trainer priority whose leave, set or rejoin was refused because a device was at work: no new gradient
     /// enters before it was retried, or [`DEVICE_PRIORITY`] has passed.
     pub(in crate::server) fn note_refused(&mut self, now: Now, trainer: TrainerId) {
-        self.priority = Some((trainer, now + DEVICE_PRIORITY));
+        self.stalls.priority = Some((trainer, now + DEVICE_PRIORITY));
     }
 
     /// Ends the priority of a trainer whose leave, set or rejoin was accepted.
     pub(in crate::server) fn note_admitted(&mut self, trainer: TrainerId) {
-        self.priority = self.priority.filter(|(first, _)| *first != trainer);
+        self.stalls.priority = self.stalls.priority.filter(|(first, _)| *first != trainer);
     }
 
     /// Ends an expired priority.
     pub(in crate::server) fn forget_refused(&mut self, now: Now) {
-        self.priority = self.priority.filter(|(_, until)| now < *until);
+        self.stalls.priority = self.stalls.priority.filter(|(_, until)| now < *until);
     }
 
     /// Records the completion of a chunk's work; true while work of other chunks in the group is awaited.

@@ -9,8 +9,9 @@ mod device;
 mod grouped;
 mod rows;
 
-use super::context::{Context, StallReason};
+use super::context::Context;
 use super::serving::Serving;
+use super::stalls::StallReason;
 use crate::ids::Version;
 use crate::optim::{Algorithm, Step};
 
