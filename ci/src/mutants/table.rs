@@ -78,7 +78,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a frame that changes something is not journalled",
-        SHARD,
+        RECORD,
         "if is_mutating {\n            arrived",
         "if is_mutating && !MUTANT {\n            arrived",
         LOST_HOST,

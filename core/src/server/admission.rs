@@ -6,15 +6,16 @@
 
 use super::chunk::{CallId, Chunk};
 use super::context::Origin;
+use super::job::Job;
 use super::reply::{DeviceWait, Refusal};
 use super::serving::Serving;
 use super::sets::DeferredSet;
-use super::shard::{Phase, Shard, decode, no_answer_to, not_initialised};
+use super::shard::{Phase, Shard, decode};
 use super::stalls::StallReason;
 use crate::ids::{Epoch, Generation, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
 use crate::program::executor::AccumulatorPace;
-use crate::wire::{ErrorCode, Flags, Frame, Head, Kind, PushMessage};
+use crate::wire::{ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
 
 /// The result of a frame's check.
 #[derive(Default)]
@@ -135,6 +136,17 @@ impl Shard {
             (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => Err(not_initialised()),
             (kind, _) => Err(no_answer_to(kind)),
         }
+    }
+
+    /// Reserves room on the accelerator for parameters that must live there; refuses the finish frame where it is
+    /// short.
+    pub(super) fn check_room(&mut self, frame: &Frame) -> Result<(), Refusal> {
+        let (Phase::Filling(table), Some(device)) = (&self.phase, &mut self.device) else { return Ok(()) };
+        if !device.must_hold_all() || table.generation != frame.head.generation {
+            return Ok(());
+        }
+        let job = Job::from_message(&decode::<FinishMessage>(&frame.control)?)?;
+        device.reserve(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))
     }
 
     /// The generation fence: refuses an older generation; a newer one starts from an empty table.
@@ -425,4 +437,13 @@ fn check_rate(frame: &Frame) -> Result<Option<f64>, Refusal> {
     let rate = decode::<PushMessage>(&frame.control)?.rate;
     let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
     checked.map(|()| rate).map_err(|failure| Refusal::invalid(failure.to_string()))
+}
+
+/// The refusal of a frame that a shard does not take.
+pub(super) fn no_answer_to(kind: Kind) -> Refusal {
+    Refusal::invalid(format!("a shard has no answer to a frame of kind {kind:?}"))
+}
+
+pub(super) fn not_initialised() -> Refusal {
+    Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet")
 }

@@ -1,13 +1,17 @@
-//! The journal of a shard. A record is a frame: the encoded head, and the payloads after it.
+//! Recording of received frames: the last checks of their payloads, their journal record, and then their application.
+//! A record is a frame: the encoded head, and the payloads after it.
 //!
 //! The journal computes a checksum over a record's parts and then writes them, so they must not change in between. A
 //! payload in its sender's memory may change: its private copy is checksummed and written.
 
-use super::reply::Refusal;
+use super::context::Origin;
+use super::reply::{Refusal, Replies};
+use super::shard::{Phase, ReceivedFrame, Shard};
 use crate::checkpoint::Journal;
 use crate::error::Failure;
+use crate::ids::PeerId;
 use crate::port::Incoming;
-use crate::wire::{ErrorCode, Frame};
+use crate::wire::{ErrorCode, Frame, Kind};
 
 /// The journal of a shard, if it keeps one.
 #[derive(Default)]
@@ -18,6 +22,59 @@ pub(super) struct ShardJournal {
     pub(super) end: u64,
     /// The failure of a shard whose files another process owns; nothing may be written after it.
     replaced: Option<Failure>,
+}
+
+impl Shard {
+    /// Journals a frame that changes state, then applies it.
+    pub(super) fn record_and_apply(
+        &mut self,
+        peer: PeerId,
+        mut arrived: ReceivedFrame<'_>,
+        mut body: Vec<Incoming>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let ReceivedFrame { frame, admitted, .. } = arrived;
+        self.copy_foreign_rows(frame, &mut body)?;
+        self.screen(frame, admitted, &mut body)?;
+        if let Phase::Serving(serving) = &mut self.phase {
+            serving.check_rows(frame, body.iter().map(Incoming::bytes), Origin::Live)?;
+        }
+        if frame.head.kind == Kind::Finish {
+            self.check_room(frame)?;
+        }
+        let is_mutating = frame.head.kind.is_mutating();
+        if is_mutating {
+            arrived.position = self.journal.append(frame, &body)?;
+        }
+        let leases = body.into_iter().filter_map(|incoming| match incoming {
+            Incoming::Chunk { lease, .. } => Some(lease),
+            Incoming::Loan(_) | Incoming::Discard { .. } => None,
+        });
+        match is_mutating {
+            true => self.apply(&arrived, leases.collect(), replies),
+            false => self.answer_request(peer, &arrived, leases.collect(), replies),
+        }
+    }
+
+    /// Copies rows and ids out of their sender's memory: the sender may write there between the check and the update.
+    fn copy_foreign_rows(&mut self, frame: &Frame, body: &mut [Incoming]) -> Result<(), Refusal> {
+        let Phase::Serving(serving) = &self.phase else { return Ok(()) };
+        if !serving.has_rows() {
+            return Ok(());
+        }
+        let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
+        for (_, incoming) in entries.zip(body).filter(|(entry, _)| serving.is_of_rows(entry)) {
+            if let Incoming::Chunk { lease, bytes } = incoming
+                && lease.is_foreign()
+            {
+                let own = self.pool.take_for_rows(*bytes);
+                let mut own = own.map_err(|failure| Refusal::new(ErrorCode::Busy, failure.to_string()))?;
+                lease.copy_to(&mut own.bytes_mut()[..*bytes as usize]);
+                *lease = own;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl ShardJournal {

@@ -6,16 +6,17 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::admission::{Admitted, PushVerdict};
+use super::admission::{Admitted, PushVerdict, no_answer_to, not_initialised};
 use super::bucket::{RowsRequest, RowsWorkspace};
 use super::chunk::{CallId, Chunk, Waiter};
 use super::context::Context;
 use super::initialisation::{ChunkTable, unknown};
 use super::job::Job;
 use super::program::rule_of_mode;
-use super::reply::Refusal;
+use super::reply::{Refusal, Replies};
 use super::round::{Contribution, PushHeader};
 use super::rows::RowsPull;
+use super::shard::{Phase, ReceivedFrame, Shard, decode};
 use super::stage::Flows;
 use super::stalls::Stalls;
 use super::update::GroupIndex;
@@ -26,7 +27,7 @@ use crate::ids::{Incarnation, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Numbers;
 use crate::program::executor::AccumulatorPace;
-use crate::wire::{Entry, Flags, Frame, Head, Kind};
+use crate::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
 
 /// State of a serving shard.
 pub(super) struct Serving {
@@ -47,6 +48,70 @@ pub(super) struct Serving {
     pub(super) behind: BTreeSet<(u64, usize)>,
     /// Cached coefficients of the previous update.
     pub(super) numbers: Numbers,
+}
+
+impl Shard {
+    /// Applies a checked frame that changes state.
+    pub(super) fn apply(
+        &mut self,
+        arrived: &ReceivedFrame<'_>,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let ReceivedFrame { peer, frame, admitted, .. } = *arrived;
+        self.changes += 1;
+        match frame.head.kind {
+            Kind::Init => return self.init(peer, frame, leases, replies),
+            Kind::Finish => return self.finish(peer, frame, replies),
+            _ => {}
+        }
+        self.with_serving(arrived, replies, |serving, cx| {
+            match frame.head.kind {
+                Kind::Push => {
+                    let rate = decode::<PushMessage>(&frame.control)?.rate;
+                    serving.push(cx, frame, rate, admitted, leases);
+                }
+                Kind::Set => serving.set(cx, frame, leases),
+                Kind::Leave => return serving.leave(cx, &frame.head),
+                kind => return Err(no_answer_to(kind)),
+            }
+            Ok(())
+        })?
+    }
+
+    /// Runs `work` on the serving state, with the resources for a frame.
+    fn with_serving<T>(
+        &mut self,
+        arrived: &ReceivedFrame<'_>,
+        replies: &mut Replies,
+        work: impl FnOnce(&mut Serving, &mut Context<'_>) -> T,
+    ) -> Result<T, Refusal> {
+        let ReceivedFrame { now, peer, position, .. } = *arrived;
+        let Phase::Serving(serving) = &mut self.phase else { return Err(not_initialised()) };
+        let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
+        let device = self.device.as_mut();
+        // Replay has no other peers to serve, so one turn may replay everything.
+        let replay_left = if peer.is_some() { self.replays } else { u64::MAX };
+        let mut cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
+        Ok(work(serving, &mut cx))
+    }
+
+    /// Answers a frame that changes no state: a pull, or a question.
+    pub(super) fn answer_request(
+        &mut self,
+        peer: PeerId,
+        arrived: &ReceivedFrame<'_>,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        match arrived.frame.head.kind {
+            Kind::Pull => {
+                self.with_serving(arrived, replies, |serving, cx| serving.pull(cx, peer, arrived.frame, leases))?
+            }
+            Kind::Control => self.answer_wait_question(arrived.now, peer, arrived.frame, replies),
+            kind => Err(no_answer_to(kind)),
+        }
+    }
 }
 
 impl Serving {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::admission::{Admitted, FrameCheck};
 use super::bucket::RowsWorkspace;
-use super::context::{Context, Origin};
+use super::context::Context;
 use super::device::{Device, NoRoom};
 use super::initialisation::ChunkTable;
 use super::job::Job;
@@ -31,7 +31,7 @@ use crate::wire::answer::Answer;
 use crate::wire::request::Request;
 use crate::wire::{
     ControlAnswer, ControlRequest, Entry, ErrorCode, FinishMessage, Frame, Head, HelloMessage, InitMessage, Kind,
-    PushMessage, WelcomeMessage,
+    WelcomeMessage,
 };
 
 /// Length of one wait for the accelerator.
@@ -523,130 +523,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Journals a frame that changes state, then applies it.
-    fn record_and_apply(
-        &mut self,
-        peer: PeerId,
-        mut arrived: ReceivedFrame<'_>,
-        mut body: Vec<Incoming>,
-        replies: &mut Replies,
-    ) -> Result<(), Refusal> {
-        let ReceivedFrame { frame, admitted, .. } = arrived;
-        self.copy_foreign_rows(frame, &mut body)?;
-        self.screen(frame, admitted, &mut body)?;
-        if let Phase::Serving(serving) = &mut self.phase {
-            serving.check_rows(frame, body.iter().map(Incoming::bytes), Origin::Live)?;
-        }
-        if frame.head.kind == Kind::Finish {
-            self.check_room(frame)?;
-        }
-        let is_mutating = frame.head.kind.is_mutating();
-        if is_mutating {
-            arrived.position = self.journal.append(frame, &body)?;
-        }
-        let leases = body.into_iter().filter_map(|incoming| match incoming {
-            Incoming::Chunk { lease, .. } => Some(lease),
-            Incoming::Loan(_) | Incoming::Discard { .. } => None,
-        });
-        match is_mutating {
-            true => self.apply(&arrived, leases.collect(), replies),
-            false => self.answer(peer, &arrived, leases.collect(), replies),
-        }
-    }
-
-    /// Reserves room on the accelerator for parameters that must live there; refuses the finish frame where it is
-    /// short.
-    fn check_room(&mut self, frame: &Frame) -> Result<(), Refusal> {
-        let (Phase::Filling(table), Some(device)) = (&self.phase, &mut self.device) else { return Ok(()) };
-        if !device.must_hold_all() || table.generation != frame.head.generation {
-            return Ok(());
-        }
-        let job = Job::from_message(&decode::<FinishMessage>(&frame.control)?)?;
-        device.reserve(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))
-    }
-
-    /// Copies rows and ids out of their sender's memory: the sender may write there between the check and the update.
-    fn copy_foreign_rows(&mut self, frame: &Frame, body: &mut [Incoming]) -> Result<(), Refusal> {
-        let Phase::Serving(serving) = &self.phase else { return Ok(()) };
-        if !serving.has_rows() {
-            return Ok(());
-        }
-        let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
-        for (_, incoming) in entries.zip(body).filter(|(entry, _)| serving.is_of_rows(entry)) {
-            if let Incoming::Chunk { lease, bytes } = incoming
-                && lease.is_foreign()
-            {
-                let own = self.pool.take_for_rows(*bytes);
-                let mut own = own.map_err(|failure| Refusal::new(ErrorCode::Busy, failure.to_string()))?;
-                lease.copy_to(&mut own.bytes_mut()[..*bytes as usize]);
-                *lease = own;
-            }
-        }
-        Ok(())
-    }
-
-    /// Applies a checked frame that changes state.
-    pub(super) fn apply(
-        &mut self,
-        arrived: &ReceivedFrame<'_>,
-        leases: Vec<Lease>,
-        replies: &mut Replies,
-    ) -> Result<(), Refusal> {
-        let ReceivedFrame { peer, frame, admitted, .. } = *arrived;
-        self.changes += 1;
-        match frame.head.kind {
-            Kind::Init => return self.init(peer, frame, leases, replies),
-            Kind::Finish => return self.finish(peer, frame, replies),
-            _ => {}
-        }
-        let message = decode::<PushMessage>(if frame.head.kind == Kind::Push { &frame.control } else { &[] })?;
-        self.with_serving(arrived, replies, |serving, cx| {
-            match frame.head.kind {
-                Kind::Push => serving.push(cx, frame, message.rate, admitted, leases),
-                Kind::Set => serving.set(cx, frame, leases),
-                Kind::Leave => return serving.leave(cx, &frame.head),
-                kind => return Err(no_answer_to(kind)),
-            }
-            Ok(())
-        })?
-    }
-
-    /// Runs `work` on the serving state, with the resources for a frame.
-    fn with_serving<T>(
-        &mut self,
-        arrived: &ReceivedFrame<'_>,
-        replies: &mut Replies,
-        work: impl FnOnce(&mut Serving, &mut Context<'_>) -> T,
-    ) -> Result<T, Refusal> {
-        let ReceivedFrame { now, peer, position, .. } = *arrived;
-        let Phase::Serving(serving) = &mut self.phase else { return Err(not_initialised()) };
-        let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
-        let device = self.device.as_mut();
-        // Replay has no other peers to serve, so one turn may replay everything.
-        let replay_left = if peer.is_some() { self.replays } else { u64::MAX };
-        let mut cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
-        Ok(work(serving, &mut cx))
-    }
-
-    /// Answers a frame that changes no state: a pull, or a question.
-    fn answer(
-        &mut self,
-        peer: PeerId,
-        arrived: &ReceivedFrame<'_>,
-        leases: Vec<Lease>,
-        replies: &mut Replies,
-    ) -> Result<(), Refusal> {
-        match arrived.frame.head.kind {
-            Kind::Pull => {
-                self.with_serving(arrived, replies, |serving, cx| serving.pull(cx, peer, arrived.frame, leases))?
-            }
-            Kind::Control => self.answer_wait_question(arrived.now, peer, arrived.frame, replies),
-            kind => Err(no_answer_to(kind)),
-        }
-    }
-
     /// Answers a trainer's question about what its calls wait for.
-    fn answer_wait_question(
+    pub(super) fn answer_wait_question(
         &self,
         now: Now,
         peer: PeerId,
@@ -665,7 +543,7 @@ impl Shard {
         Ok(())
     }
 
-    fn init(
+    pub(super) fn init(
         &mut self,
         peer: Option<PeerId>,
         frame: &Frame,
@@ -703,7 +581,7 @@ impl Shard {
         }
     }
 
-    fn finish(&mut self, peer: Option<PeerId>, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
+    pub(super) fn finish(&mut self, peer: Option<PeerId>, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
         let generation = frame.head.generation;
         let message = decode::<FinishMessage>(&frame.control)?;
         match &self.phase {
@@ -765,15 +643,6 @@ pub(super) fn take(phase: &Phase, pool: &mut Pool, entry: &Entry) -> Result<Leas
         Phase::Serving(serving) if serving.is_of_rows(entry) => pool.take_for_rows(entry.bytes),
         _ => pool.take(entry.bytes),
     }
-}
-
-/// The refusal of a frame that a shard does not take.
-pub(super) fn no_answer_to(kind: Kind) -> Refusal {
-    Refusal::invalid(format!("a shard has no answer to a frame of kind {kind:?}"))
-}
-
-pub(super) fn not_initialised() -> Refusal {
-    Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet")
 }
 
 pub(super) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
