@@ -177,7 +177,7 @@ fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
     if output.json {
         println!("{}", report.json_text()?);
     } else if output.csv {
-        print!("{}", report.csv());
+        print!("{}", report.csv()?);
     } else {
         print!("{}", report.table());
     }

@@ -180,7 +180,7 @@ impl Report {
     }
 
     /// One line for each result, one column for each field that any of them has.
-    pub(crate) fn csv(&self) -> String {
+    pub(crate) fn csv(&self) -> Result<String> {
         csv::write(self)
     }
 
