@@ -1,6 +1,7 @@
 //! Sizes as people write them: `64MiB`, `4k`, `1e6`.
 
 use anyhow::{Context, Result, ensure};
+use pserver_core::text::number_and_unit;
 
 /// The sizes that measurements are made at when nobody says otherwise.
 pub(crate) const USUAL: &str = "4KiB,1MiB,4MiB,64MiB";
@@ -31,10 +32,8 @@ const UNITS: [(&str, u64); 13] = [
 /// Reads a size in bytes, or a count.
 pub(crate) fn parse(text: &str) -> Result<u64> {
     let lower = text.trim().to_ascii_lowercase();
-    let (number, unit) =
-        UNITS.iter().find_map(|(unit, size)| lower.strip_suffix(unit).map(|rest| (rest, *size))).unwrap_or((&lower, 1));
+    let (number, unit) = number_and_unit(&lower, &UNITS);
     let expected = || format!("\"{text}\": not a size; expected a number and a unit, such as 4k, 64MiB or 1e6");
-    let number = number.trim();
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(unit).with_context(expected);
     }

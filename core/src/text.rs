@@ -38,6 +38,13 @@ pub fn suggestion<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> S
     nearest(word, names).map_or_else(String::new, |name| format!("; the nearest is {name}"))
 }
 
+/// A size such as `64MiB` as the text of its number and the bytes of its unit: the first of `units` that ends it, or 1.
+#[must_use]
+pub fn number_and_unit<'a>(text: &'a str, units: &[(&str, u64)]) -> (&'a str, u64) {
+    let mut found = units.iter().filter_map(|(unit, bytes)| Some((text.strip_suffix(unit)?.trim_end(), *bytes)));
+    found.next().unwrap_or((text.trim_end(), 1))
+}
+
 /// The unread rest of a text.
 #[derive(Clone, Debug)]
 pub struct Cursor<'a> {
@@ -138,7 +145,7 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cursor, nearest};
+    use super::{Cursor, nearest, number_and_unit};
 
     #[test]
     fn a_misspelt_word_is_near_to_one_name_or_to_none() {
@@ -151,6 +158,15 @@ mod tests {
         check("lion", None);
         check("", None);
         assert_eq!(nearest("a", []), None);
+    }
+
+    #[test]
+    fn the_first_unit_that_fits_ends_a_size() {
+        let check = |text, expected| assert_eq!(number_and_unit(text, &[("KiB", 1024), ("B", 1)]), expected);
+        check("64 KiB", ("64", 1024));
+        check("1.5B", ("1.5", 1));
+        check("7", ("7", 1));
+        check("7kib", ("7kib", 1));
     }
 
     /// Where a reader stands after it took `bytes` of `text` and blanks, and what is left.

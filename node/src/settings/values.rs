@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
 use pserver_core::server::NonFinite;
+use pserver_core::text::number_and_unit;
 use pserver_core::wire::Address;
 
 /// The shortest time a setting may name: below it a busy machine alone would let leases lapse.
@@ -44,29 +45,22 @@ pub(super) fn reachable(text: &str) -> Result<Address, String> {
 
 /// A size of memory.
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
-    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("", 0)];
-    let (digits, shift) = units
-        .iter()
-        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), *shift)))
-        .expect("every text ends with nothing");
-    let bytes = digits.parse().ok().and_then(|number: u64| number.checked_mul(1 << shift));
+    let bytes = whole_bytes(text, &[("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)]);
     bytes.filter(|bytes| 0 < *bytes).ok_or_else(|| "a size above 0, in bytes or with KiB, MiB or GiB".to_owned())
 }
 
 pub(super) fn chunk_bytes(text: &str) -> Result<u32, String> {
-    let expected = || {
+    let bytes = whole_bytes(text, &[("KiB", 1 << 10), ("MiB", 1 << 20)]).and_then(|bytes| u32::try_from(bytes).ok());
+    let is_valid = |bytes: &u32| (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(bytes) && bytes.is_power_of_two();
+    bytes.filter(is_valid).ok_or_else(|| {
         let (least, most) = (CHUNK_BYTES_MIN / 1024, CHUNK_BYTES_MAX / 1024 / 1024);
         format!("a power of two from {least}KiB to {most}MiB, in bytes or with KiB or MiB")
-    };
-    let (digits, unit) = match (text.strip_suffix("KiB"), text.strip_suffix("MiB")) {
-        (Some(digits), _) => (digits.trim_end(), 1024),
-        (_, Some(digits)) => (digits.trim_end(), 1024 * 1024),
-        _ => (text, 1),
-    };
-    let bytes = digits.parse().ok().and_then(|number: u32| number.checked_mul(unit));
-    bytes
-        .filter(|bytes| (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(bytes) && bytes.is_power_of_two())
-        .ok_or_else(expected)
+    })
+}
+
+fn whole_bytes(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let (number, unit) = number_and_unit(text, units);
+    number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 pub(super) fn mode(text: &str, bound: u32) -> Result<Mode, String> {
