@@ -66,7 +66,6 @@ const RULES: &[Rule] = &[
     Rule { name: "prose", look: shape::prose },
     Rule { name: "names", look: shape::names },
     Rule { name: "ignored-test", look: shape::ignored_tests },
-    Rule { name: "unfinished", look: shape::unfinished },
     Rule { name: "sleeping-test", look: shape::sleeping_tests },
     Rule { name: "manifest", look: manifest::manifest },
     Rule { name: "sentences", look: sentences::sentences },

@@ -10,7 +10,6 @@ const LINE_COLUMNS_MAX: usize = 120;
 
 /// A thing that has no noun does not yet have a place.
 const EMPTY_NAMES: &[&str] = &["utils", "common", "helpers", "manager", "handler"];
-const UNFINISHED: &[&str] = &["todo", "unimplemented", "dbg"];
 const ALLOW_SLEEP: &str = "// tidy: allow sleep:";
 
 /// The rule: a function has at most 70 lines, from the line of `{` to the line of `}`.
@@ -102,16 +101,6 @@ pub(super) fn ignored_tests(file: &SourceFile, report: &mut Report<'_>) {
         let comment = file.comment(line).trim().trim_start_matches(['/', '!']).trim();
         if comment.strip_prefix("```").is_some_and(|flags| flags.split(',').any(|flag| flag.trim() == "ignore")) {
             report.refuse(line, text);
-        }
-    }
-}
-
-/// The rule: nothing half done is committed.
-pub(super) fn unfinished(file: &SourceFile, report: &mut Report<'_>) {
-    for at in 0..file.tokens.len() {
-        let is_macro = file.token(at + 1) == "!" && matches!(file.token(at + 2), "(" | "[" | "{");
-        if is_macro && UNFINISHED.contains(&file.token(at)) {
-            report.refuse(file.tokens[at].line, format!("{}! in a finished source", file.token(at)));
         }
     }
 }

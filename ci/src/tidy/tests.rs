@@ -68,8 +68,6 @@ const SHAPE: &[Example] = &[
     ("ignored-test", "core/src/a.rs", "#[test]\n#[ignore = \"slow\"]\nfn a() {}", &[2]),
     ("ignored-test", "core/src/a.rs", "#[cfg_attr(miri, ignore)]\nfn a() {}", &[1]),
     ("ignored-test", "core/src/a.rs", "/// ```rust,ignore\n/// a();\n/// ```", &[1]),
-    ("unfinished", "core/src/a.rs", "// todo!()\nlet todo = 1;\nif todo != 2 {}", &[]),
-    ("unfinished", "core/src/a.rs", "todo!()\nunimplemented!(\"later\")\nlet a = dbg!(b);", &[1, 2, 3]),
     ("sleeping-test", "transport/src/network.rs", "fn back_off() { std::thread::sleep(a) }", &[]),
     ("sleeping-test", "core/tests/a.rs", "// tidy: allow sleep: the child shows no event\nstd::thread::sleep(a);", &[]),
     ("sleeping-test", "core/tests/a.rs", "std::thread::sleep(a); // tidy: allow sleep: no event", &[]),
