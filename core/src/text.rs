@@ -1,6 +1,8 @@
 //! A cursor over text, with the position for error messages; shared by the parsers of configuration, rules and
 //! programs.
 
+pub(crate) mod lexer;
+
 use std::fmt::Display;
 
 use crate::error::Failure;

@@ -23,7 +23,6 @@ mod checked;
 mod code;
 mod elementary;
 mod interpret;
-mod lexer;
 mod lower;
 mod parser;
 mod print;

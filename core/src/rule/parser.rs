@@ -1,10 +1,10 @@
 //! The grammar (`docs/RULES.md` has it whole): statements by line, expressions by precedence.
 
 use crate::error::Failure;
-use crate::limits::RULE_DEPTH_MAX;
+use crate::limits::{RULE_DEPTH_MAX, RULE_TEXT_BYTES_MAX};
 use crate::text::Position;
+use crate::text::lexer::{Language, TextLexer, TextToken};
 
-use super::lexer::{RuleToken, RuleTokenKind, tokens};
 use super::syntax::{
     ArithmeticOperator, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, NamedFunction, Relation,
     Statement, StatementKind, Syntax,
@@ -52,21 +52,35 @@ impl Syntax {
             while parser.at_break() {
                 parser.next += 1;
             }
-            if parser.peek().kind == RuleTokenKind::End {
+            if *parser.peek().1 == TextToken::End {
                 return Ok(Self { statements });
             }
             statements.push(parser.statement()?);
-            let token = parser.peek();
-            if !parser.at_break() && token.kind != RuleTokenKind::End {
-                let reason = format!("expected an operator, ';' or the end of the line, found {}", token.kind);
-                return Err(token.position.refuse(reason));
+            let (position, token) = parser.peek();
+            if !parser.at_break() && *token != TextToken::End {
+                let reason = format!("expected an operator, ';' or the end of the line, found {token}");
+                return Err(position.refuse(reason));
             }
         }
     }
 }
 
+/// All tokens; the last one is the end.
+fn tokens(text: &str) -> Result<Vec<(Position, TextToken<'_>)>, Failure> {
+    if text.len() > RULE_TEXT_BYTES_MAX {
+        let length = text.len();
+        return Err(Failure::call(format!("a rule of {length} bytes; expected at most {RULE_TEXT_BYTES_MAX}")));
+    }
+    let mut lexer = TextLexer::new(Language::Rule, text);
+    let mut tokens = vec![lexer.next()?];
+    while !matches!(tokens.last(), Some((_, TextToken::End))) {
+        tokens.push(lexer.next()?);
+    }
+    Ok(tokens)
+}
+
 struct RuleParser<'a> {
-    tokens: &'a [RuleToken<'a>],
+    tokens: &'a [(Position, TextToken<'a>)],
     next: usize,
     /// How many parentheses are open; within them the end of a line means nothing.
     open: usize,
@@ -91,7 +105,7 @@ impl<'a> RuleParser<'a> {
     fn parameter(&mut self) -> Result<Statement, Failure> {
         let (position, name) = self.name("the parameter's name")?;
         let mut interval = None;
-        if self.peek().kind == RuleTokenKind::Word("in") {
+        if *self.peek().1 == TextToken::Word("in") {
             self.next += 1;
             interval = Some(self.interval()?);
         }
@@ -110,21 +124,21 @@ impl<'a> RuleParser<'a> {
     }
 
     fn assignment(&mut self, name: &str) -> Result<Option<ArithmeticOperator>, Failure> {
-        let token = self.advance();
-        match token.kind {
-            RuleTokenKind::Symbol("=") => Ok(None),
-            RuleTokenKind::Symbol("+=") => Ok(Some(ArithmeticOperator::Add)),
-            RuleTokenKind::Symbol("-=") => Ok(Some(ArithmeticOperator::Subtract)),
-            RuleTokenKind::Symbol("*=") => Ok(Some(ArithmeticOperator::Multiply)),
-            RuleTokenKind::Symbol("/=") => Ok(Some(ArithmeticOperator::Divide)),
-            found => Err(token
-                .position
-                .refuse(format!("expected '=', '+=', '-=', '*=' or '/=' after {name:?}, found {found}"))),
+        let (position, token) = self.advance();
+        match token {
+            TextToken::Symbol("=") => Ok(None),
+            TextToken::Symbol("+=") => Ok(Some(ArithmeticOperator::Add)),
+            TextToken::Symbol("-=") => Ok(Some(ArithmeticOperator::Subtract)),
+            TextToken::Symbol("*=") => Ok(Some(ArithmeticOperator::Multiply)),
+            TextToken::Symbol("/=") => Ok(Some(ArithmeticOperator::Divide)),
+            found => {
+                Err(position.refuse(format!("expected '=', '+=', '-=', '*=' or '/=' after {name:?}, found {found}")))
+            }
         }
     }
 
     fn interval(&mut self) -> Result<Interval, Failure> {
-        let position = self.peek().position;
+        let (position, _) = self.peek();
         let has_low = self.take("[");
         if !has_low {
             self.symbol("(", "'[' or '(' and the lowest value")?;
@@ -145,7 +159,7 @@ impl<'a> RuleParser<'a> {
     /// A number with its sign, or an infinity.
     fn bound(&mut self, what: &str) -> Result<f64, Failure> {
         let sign = if self.take("-") { -1.0 } else { 1.0 };
-        if self.peek().kind == RuleTokenKind::Word("inf") {
+        if *self.peek().1 == TextToken::Word("inf") {
             self.next += 1;
             return Ok(sign * f64::INFINITY);
         }
@@ -155,10 +169,10 @@ impl<'a> RuleParser<'a> {
     /// A number with its sign.
     fn number(&mut self, what: &str) -> Result<f64, Failure> {
         let sign = if self.take("-") { -1.0 } else { 1.0 };
-        let token = self.advance();
-        match token.kind {
-            RuleTokenKind::Number(number) => Ok(sign * number),
-            found => Err(token.position.refuse(format!("expected {what}, a number, found {found}"))),
+        let (position, token) = self.advance();
+        match token {
+            TextToken::Number(number) => Ok(sign * number),
+            found => Err(position.refuse(format!("expected {what}, a number, found {found}"))),
         }
     }
 
@@ -166,13 +180,12 @@ impl<'a> RuleParser<'a> {
     fn expression(&mut self, least: Binding, depth: usize) -> Result<Sized, Failure> {
         let mut left = self.prefix(depth)?;
         loop {
-            let token = self.peek();
-            let Some((operator, binding)) = operator(token.kind) else { return Ok(left) };
+            let (position, token) = self.peek();
+            let Some((operator, binding)) = operator(token) else { return Ok(left) };
             if binding < least {
                 return Ok(left);
             }
             self.next += 1;
-            let position = token.position;
             let right = self.expression(tighter(binding), depth + 1)?;
             let deepest = left.depth.max(right.depth);
             let (one, other) = (Box::new(left.expression), Box::new(right.expression));
@@ -182,17 +195,15 @@ impl<'a> RuleParser<'a> {
                 Operator::Logic(logic) => ExpressionKind::Logic(logic, one, other),
             };
             left = sized(position, kind, deepest)?;
-            if binding == Binding::Compare && matches!(self::operator(self.peek().kind), Some((_, Binding::Compare))) {
-                let token = self.peek();
-                return Err(token
-                    .position
-                    .refuse(format!("expected 'and' between two comparisons, found {}", token.kind)));
+            if binding == Binding::Compare && matches!(self::operator(self.peek().1), Some((_, Binding::Compare))) {
+                let (position, token) = self.peek();
+                return Err(position.refuse(format!("expected 'and' between two comparisons, found {token}")));
             }
         }
     }
 
     fn prefix(&mut self, depth: usize) -> Result<Sized, Failure> {
-        let position = self.peek().position;
+        let (position, _) = self.peek();
         if depth > NESTING_MAX {
             return Err(too_deep(position));
         }
@@ -200,7 +211,7 @@ impl<'a> RuleParser<'a> {
             let operand = self.expression(Binding::Power, depth + 1)?;
             return sized(position, ExpressionKind::Negate(Box::new(operand.expression)), operand.depth);
         }
-        if self.peek().kind == RuleTokenKind::Word("not") {
+        if *self.peek().1 == TextToken::Word("not") {
             self.next += 1;
             let operand = self.expression(Binding::Compare, depth + 1)?;
             return sized(position, ExpressionKind::Not(Box::new(operand.expression)), operand.depth);
@@ -217,16 +228,13 @@ impl<'a> RuleParser<'a> {
             self.symbol(")", "an operator or ')'")?;
             return Ok(inside);
         }
-        let token = self.advance();
-        let position = token.position;
-        match token.kind {
-            RuleTokenKind::Number(number) => sized(position, ExpressionKind::Number(number), 0),
-            RuleTokenKind::Word(word) if self.peek().kind == RuleTokenKind::Symbol("(") => {
-                self.call(position, word, depth)
-            }
-            RuleTokenKind::Word(word) => {
+        let (position, token) = self.advance();
+        match token {
+            TextToken::Number(number) => sized(position, ExpressionKind::Number(*number), 0),
+            TextToken::Word(word) if *self.peek().1 == TextToken::Symbol("(") => self.call(position, word, depth),
+            TextToken::Word(word) => {
                 refuse_keyword(position, word, "a value")?;
-                sized(position, ExpressionKind::Name(word.to_owned()), 0)
+                sized(position, ExpressionKind::Name((*word).to_owned()), 0)
             }
             found => Err(position.refuse(format!("expected a value, found {found}"))),
         }
@@ -262,37 +270,38 @@ impl<'a> RuleParser<'a> {
     }
 
     fn word(&mut self, what: &str) -> Result<(Position, &'a str), Failure> {
-        let token = self.advance();
-        match token.kind {
-            RuleTokenKind::Word(word) => Ok((token.position, word)),
-            found => Err(token.position.refuse(format!("expected {what}, found {found}"))),
+        let (position, token) = self.advance();
+        match token {
+            TextToken::Word(word) => Ok((position, *word)),
+            found => Err(position.refuse(format!("expected {what}, found {found}"))),
         }
     }
 
     fn symbol(&mut self, symbol: &str, what: &str) -> Result<(), Failure> {
-        let token = self.peek();
+        let (position, token) = self.peek();
         if self.take(symbol) {
             return Ok(());
         }
-        Err(token.position.refuse(format!("expected {what}, found {}", token.kind)))
+        Err(position.refuse(format!("expected {what}, found {token}")))
     }
 
     /// Takes the next token when it is this symbol.
     fn take(&mut self, symbol: &str) -> bool {
-        let found = matches!(self.peek().kind, RuleTokenKind::Symbol(found) if found == symbol);
+        let found = *self.peek().1 == TextToken::Symbol(symbol);
         self.next += usize::from(found);
         found
     }
 
     /// The next token; within parentheses the next that is no end of a line.
-    fn peek(&mut self) -> &'a RuleToken<'a> {
+    fn peek(&mut self) -> (Position, &'a TextToken<'a>) {
         if self.open > 0 {
             self.skip_breaks();
         }
-        &self.tokens[self.next.min(self.tokens.len() - 1)]
+        let (position, token) = &self.tokens[self.next.min(self.tokens.len() - 1)];
+        (*position, token)
     }
 
-    fn advance(&mut self) -> &'a RuleToken<'a> {
+    fn advance(&mut self) -> (Position, &'a TextToken<'a>) {
         let token = self.peek();
         self.next += 1;
         token
@@ -300,33 +309,33 @@ impl<'a> RuleParser<'a> {
 
     /// Whether a statement may end here: with its line, or at `;`.
     fn at_break(&mut self) -> bool {
-        matches!(self.peek().kind, RuleTokenKind::Break | RuleTokenKind::Symbol(";"))
+        matches!(self.peek().1, TextToken::Break | TextToken::Symbol(";"))
     }
 
     fn skip_breaks(&mut self) {
-        while self.tokens.get(self.next).is_some_and(|token| token.kind == RuleTokenKind::Break) {
+        while matches!(self.tokens.get(self.next), Some((_, TextToken::Break))) {
             self.next += 1;
         }
     }
 }
 
-fn operator(token: RuleTokenKind<'_>) -> Option<(Operator, Binding)> {
+fn operator(token: &TextToken<'_>) -> Option<(Operator, Binding)> {
     let arithmetic = |arithmetic, binding| Some((Operator::Arithmetic(arithmetic), binding));
     let compare = |relation| Some((Operator::Compare(relation), Binding::Compare));
     match token {
-        RuleTokenKind::Symbol("+") => arithmetic(ArithmeticOperator::Add, Binding::Sum),
-        RuleTokenKind::Symbol("-") => arithmetic(ArithmeticOperator::Subtract, Binding::Sum),
-        RuleTokenKind::Symbol("*") => arithmetic(ArithmeticOperator::Multiply, Binding::Product),
-        RuleTokenKind::Symbol("/") => arithmetic(ArithmeticOperator::Divide, Binding::Product),
-        RuleTokenKind::Symbol("^") => arithmetic(ArithmeticOperator::Power, Binding::Power),
-        RuleTokenKind::Symbol("<") => compare(Relation::Less),
-        RuleTokenKind::Symbol("<=") => compare(Relation::LessOrEqual),
-        RuleTokenKind::Symbol(">") => compare(Relation::Greater),
-        RuleTokenKind::Symbol(">=") => compare(Relation::GreaterOrEqual),
-        RuleTokenKind::Symbol("==") => compare(Relation::Equal),
-        RuleTokenKind::Symbol("!=") => compare(Relation::NotEqual),
-        RuleTokenKind::Word("and") => Some((Operator::Logic(Logic::And), Binding::And)),
-        RuleTokenKind::Word("or") => Some((Operator::Logic(Logic::Or), Binding::Or)),
+        TextToken::Symbol("+") => arithmetic(ArithmeticOperator::Add, Binding::Sum),
+        TextToken::Symbol("-") => arithmetic(ArithmeticOperator::Subtract, Binding::Sum),
+        TextToken::Symbol("*") => arithmetic(ArithmeticOperator::Multiply, Binding::Product),
+        TextToken::Symbol("/") => arithmetic(ArithmeticOperator::Divide, Binding::Product),
+        TextToken::Symbol("^") => arithmetic(ArithmeticOperator::Power, Binding::Power),
+        TextToken::Symbol("<") => compare(Relation::Less),
+        TextToken::Symbol("<=") => compare(Relation::LessOrEqual),
+        TextToken::Symbol(">") => compare(Relation::Greater),
+        TextToken::Symbol(">=") => compare(Relation::GreaterOrEqual),
+        TextToken::Symbol("==") => compare(Relation::Equal),
+        TextToken::Symbol("!=") => compare(Relation::NotEqual),
+        TextToken::Word("and") => Some((Operator::Logic(Logic::And), Binding::And)),
+        TextToken::Word("or") => Some((Operator::Logic(Logic::Or), Binding::Or)),
         _ => None,
     }
 }

@@ -14,7 +14,6 @@
 //! A name is bare when it begins with a letter or `_` and goes on with letters, digits and `_ . / @ -`; any other is in
 //! quotes. `#` starts a comment. Declarations and ops may be mixed; what is printed has declarations first.
 
-mod lexer;
 mod parser;
 mod print;
 

@@ -8,19 +8,18 @@ use crate::program::op::{Op, OpRole};
 use crate::program::variable::{Dim, Purpose, Variable, VariableFacts};
 
 use crate::text::Position;
-
-use super::lexer::{ProgramLexer, ProgramToken};
+use crate::text::lexer::{Language, TextLexer, TextToken};
 
 /// Reads a whole program.
 pub(super) fn program(text: &str) -> Result<Program, Failure> {
-    let mut lexer = ProgramLexer::new(text);
+    let mut lexer = TextLexer::new(Language::Program, text);
     let ahead = lexer.next()?;
     let mut parser = ProgramParser { lexer, ahead };
     let mut program = Program::default();
     loop {
         match parser.next()? {
-            (_, ProgramToken::End) => return Ok(program),
-            (_, ProgramToken::Name("block")) => {
+            (_, TextToken::End) => return Ok(program),
+            (_, TextToken::Word("block")) => {
                 let block = parser.block(program.blocks.len())?;
                 program.blocks.push(block);
             }
@@ -30,8 +29,8 @@ pub(super) fn program(text: &str) -> Result<Program, Failure> {
 }
 
 struct ProgramParser<'a> {
-    lexer: ProgramLexer<'a>,
-    ahead: (Position, ProgramToken<'a>),
+    lexer: TextLexer<'a>,
+    ahead: (Position, TextToken<'a>),
 }
 
 /// The items between an op's parentheses.
@@ -44,17 +43,17 @@ struct Arguments {
 }
 
 impl<'a> ProgramParser<'a> {
-    fn next(&mut self) -> Result<(Position, ProgramToken<'a>), Failure> {
+    fn next(&mut self) -> Result<(Position, TextToken<'a>), Failure> {
         let following = self.lexer.next()?;
         Ok(std::mem::replace(&mut self.ahead, following))
     }
 
-    fn is_ahead(&self, symbol: char) -> bool {
-        self.ahead.1 == ProgramToken::Symbol(symbol)
+    fn is_ahead(&self, symbol: &str) -> bool {
+        self.ahead.1 == TextToken::Symbol(symbol)
     }
 
     /// Takes the next token when it is this symbol.
-    fn take(&mut self, symbol: char) -> Result<bool, Failure> {
+    fn take(&mut self, symbol: &str) -> Result<bool, Failure> {
         let found = self.is_ahead(symbol);
         if found {
             self.next()?;
@@ -62,10 +61,10 @@ impl<'a> ProgramParser<'a> {
         Ok(found)
     }
 
-    fn expect(&mut self, symbol: char) -> Result<(), Failure> {
+    fn expect(&mut self, symbol: &str) -> Result<(), Failure> {
         match self.next()? {
-            (_, ProgramToken::Symbol(found)) if found == symbol => Ok(()),
-            (position, token) => Err(position.refuse(format!("found {token}; expected {symbol:?}"))),
+            (_, TextToken::Symbol(found)) if found == symbol => Ok(()),
+            (position, token) => Err(position.refuse(format!("found {token}; expected '{symbol}'"))),
         }
     }
 
@@ -76,15 +75,15 @@ impl<'a> ProgramParser<'a> {
             return Err(position.refuse(format!("found block {number}; expected block {index}, in order")));
         }
         let mut block = Block::default();
-        if self.ahead.1 == ProgramToken::Name("in") {
+        if self.ahead.1 == TextToken::Word("in") {
             self.next()?;
             block.parent = Some(self.whole()?.1);
         }
-        self.expect('{')?;
+        self.expect("{")?;
         loop {
             match self.next()? {
-                (_, ProgramToken::Symbol('}')) => return Ok(block),
-                (position, ProgramToken::Name(word)) => {
+                (_, TextToken::Symbol("}")) => return Ok(block),
+                (position, TextToken::Word(word)) => {
                     if let Some(purpose) = Purpose::ALL.into_iter().find(|purpose| purpose.name() == word) {
                         block.variables.push(self.variable(purpose)?);
                     } else if let Some(role) = OpRole::ALL.into_iter().find(|role| role.name() == word) {
@@ -102,35 +101,35 @@ impl<'a> ProgramParser<'a> {
 
     fn variable(&mut self, purpose: Purpose) -> Result<Variable, Failure> {
         let name = self.name()?;
-        self.expect(':')?;
+        self.expect(":")?;
         Ok(Variable { name, facts: self.facts()?, purpose })
     }
 
     fn facts(&mut self) -> Result<VariableFacts, Failure> {
         match self.next()? {
-            (_, ProgramToken::Name("queue")) => {
-                self.expect('(')?;
-                if let (position, ProgramToken::Name("queue")) = self.ahead {
+            (_, TextToken::Word("queue")) => {
+                self.expect("(")?;
+                if let (position, TextToken::Word("queue")) = self.ahead {
                     return Err(position.refuse("found a queue of queues; expected dense, rows or strings in it"));
                 }
                 let of = Box::new(self.facts()?);
-                self.expect(',')?;
+                self.expect(",")?;
                 let (_, capacity) = self.whole()?;
-                self.expect(')')?;
+                self.expect(")")?;
                 Ok(VariableFacts::Queue { of, capacity })
             }
-            (_, ProgramToken::Name("rows")) => {
-                self.expect('(')?;
+            (_, TextToken::Word("rows")) => {
+                self.expect("(")?;
                 let element_type = self.element_type()?;
-                self.expect(',')?;
+                self.expect(",")?;
                 let (_, height) = self.whole()?;
-                self.expect(',')?;
+                self.expect(",")?;
                 let (_, width) = self.whole()?;
-                self.expect(')')?;
+                self.expect(")")?;
                 Ok(VariableFacts::SelectedRows { element_type, height, width })
             }
-            (_, ProgramToken::Name("strings")) => Ok(VariableFacts::Strings),
-            (position, ProgramToken::Name(word)) => match attributes::element_type(word) {
+            (_, TextToken::Word("strings")) => Ok(VariableFacts::Strings),
+            (position, TextToken::Word(word)) => match attributes::element_type(word) {
                 Some(element_type) => Ok(VariableFacts::Dense { element_type, shape: self.shape()? }),
                 None => {
                     Err(position.refuse(format!("found {word:?}; expected a type, \"rows\", \"queue\" or \"strings\"")))
@@ -144,7 +143,7 @@ impl<'a> ProgramParser<'a> {
 
     fn element_type(&mut self) -> Result<ElementType, Failure> {
         let (position, token) = self.next()?;
-        let found = if let ProgramToken::Name(word) = token { attributes::element_type(word) } else { None };
+        let found = if let TextToken::Word(word) = token { attributes::element_type(word) } else { None };
         found.ok_or_else(|| {
             let names = ElementType::ALL.map(ElementType::name).join(", ");
             position.refuse(format!("found {token}; expected a type, one of {names}"))
@@ -152,14 +151,14 @@ impl<'a> ProgramParser<'a> {
     }
 
     fn shape(&mut self) -> Result<Vec<Dim>, Failure> {
-        self.expect('[')?;
-        self.list(']', |parser| {
-            if parser.ahead.1 == ProgramToken::Name("batch") {
+        self.expect("[")?;
+        self.list("]", |parser| {
+            if parser.ahead.1 == TextToken::Word("batch") {
                 parser.next()?;
                 return Ok(Dim::Batch);
             }
             let (position, token) = parser.next()?;
-            let length = if let ProgramToken::Number(text) = token { to_whole(text) } else { None };
+            let length = if let TextToken::Numeral(text) = token { to_whole(text) } else { None };
             length.map(Dim::Fixed).ok_or_else(|| {
                 position.refuse(format!("found {token}; expected a dimension, a whole number or \"batch\""))
             })
@@ -167,7 +166,7 @@ impl<'a> ProgramParser<'a> {
     }
 
     /// Items separated by commas, up to a symbol, which is taken.
-    fn list<T>(&mut self, close: char, item: impl Fn(&mut Self) -> Result<T, Failure>) -> Result<Vec<T>, Failure> {
+    fn list<T>(&mut self, close: &str, item: impl Fn(&mut Self) -> Result<T, Failure>) -> Result<Vec<T>, Failure> {
         let mut items = Vec::new();
         if self.take(close)? {
             return Ok(items);
@@ -175,9 +174,9 @@ impl<'a> ProgramParser<'a> {
         loop {
             items.push(item(self)?);
             match self.next()? {
-                (_, ProgramToken::Symbol(',')) => {}
-                (_, ProgramToken::Symbol(found)) if found == close => return Ok(items),
-                (position, token) => return Err(position.refuse(format!("found {token}; expected ',' or {close:?}"))),
+                (_, TextToken::Symbol(",")) => {}
+                (_, TextToken::Symbol(found)) if found == close => return Ok(items),
+                (position, token) => return Err(position.refuse(format!("found {token}; expected ',' or '{close}'"))),
             }
         }
     }
@@ -186,19 +185,19 @@ impl<'a> ProgramParser<'a> {
     fn op(&mut self, role: OpRole) -> Result<Op, Failure> {
         let mut position = self.ahead.0;
         let mut outputs = vec![self.name()?];
-        while self.take(',')? {
+        while self.take(",")? {
             outputs.push(self.name()?);
         }
-        let kind = if self.take('=')? {
+        let kind = if self.take("=")? {
             position = self.ahead.0;
             self.name()?
-        } else if outputs.len() == 1 && self.is_ahead('(') {
+        } else if outputs.len() == 1 && self.is_ahead("(") {
             outputs.remove(0)
         } else {
             let (position, token) = self.next()?;
             return Err(position.refuse(format!("found {token}; expected '=' after an op's outputs")));
         };
-        self.expect('(')?;
+        self.expect("(")?;
         let Arguments { inputs, attributes, positions } = self.arguments()?;
         let names: Vec<String> = attributes.iter().map(|(name, _)| name.clone()).collect();
         let kind = attributes::kind(&kind, attributes).map_err(|refusal| {
@@ -211,13 +210,13 @@ impl<'a> ProgramParser<'a> {
 
     fn arguments(&mut self) -> Result<Arguments, Failure> {
         let mut arguments = Arguments::default();
-        if self.take(')')? {
+        if self.take(")")? {
             return Ok(arguments);
         }
         loop {
             let position = self.ahead.0;
             let name = self.name()?;
-            if self.take('=')? {
+            if self.take("=")? {
                 let value = self.value()?;
                 arguments.attributes.push((name, value));
                 arguments.positions.push(position);
@@ -227,8 +226,8 @@ impl<'a> ProgramParser<'a> {
                 return Err(position.refuse(format!("found input {name:?} after an attribute; expected inputs first")));
             }
             match self.next()? {
-                (_, ProgramToken::Symbol(',')) => {}
-                (_, ProgramToken::Symbol(')')) => return Ok(arguments),
+                (_, TextToken::Symbol(",")) => {}
+                (_, TextToken::Symbol(")")) => return Ok(arguments),
                 (position, token) => {
                     return Err(position.refuse(format!("found {token}; expected ',', '=' or ')'")));
                 }
@@ -238,24 +237,22 @@ impl<'a> ProgramParser<'a> {
 
     fn value(&mut self) -> Result<Attribute, Failure> {
         match self.next()? {
-            (_, ProgramToken::Text(text)) => Ok(Attribute::Text(text)),
-            (_, ProgramToken::Name("true")) => Ok(Attribute::Bool(true)),
-            (_, ProgramToken::Name("false")) => Ok(Attribute::Bool(false)),
-            (_, ProgramToken::Name(number @ ("inf" | "NaN"))) => {
-                Ok(Attribute::Real(to_real(number).unwrap_or(f64::NAN)))
-            }
-            (_, ProgramToken::Name(word)) if self.take(':')? => {
+            (_, TextToken::Text(text)) => Ok(Attribute::Text(text)),
+            (_, TextToken::Word("true")) => Ok(Attribute::Bool(true)),
+            (_, TextToken::Word("false")) => Ok(Attribute::Bool(false)),
+            (_, TextToken::Word(number @ ("inf" | "NaN"))) => Ok(Attribute::Real(to_real(number).unwrap_or(f64::NAN))),
+            (_, TextToken::Word(word)) if self.take(":")? => {
                 let (_, number): (_, u64) = self.whole()?;
                 Ok(Attribute::Word(format!("{word}:{number}")))
             }
-            (_, ProgramToken::Name(word)) => Ok(Attribute::Word(word.to_owned())),
-            (position, ProgramToken::Number(text)) => match (to_whole(text), to_real(text)) {
+            (_, TextToken::Word(word)) => Ok(Attribute::Word(word.to_owned())),
+            (position, TextToken::Numeral(text)) => match (to_whole(text), to_real(text)) {
                 (Some(value), _) => Ok(Attribute::Whole(value)),
                 (None, Some(value)) => Ok(Attribute::Real(value)),
                 (None, None) => Err(position.refuse(format!("found {text:?}; expected a number"))),
             },
-            (_, ProgramToken::Symbol('[')) => {
-                self.list(']', |parser| parser.whole().map(|(_, value)| value)).map(Attribute::Wholes)
+            (_, TextToken::Symbol("[")) => {
+                self.list("]", |parser| parser.whole().map(|(_, value)| value)).map(Attribute::Wholes)
             }
             (position, token) => Err(position.refuse(format!("found {token}; expected an attribute's value"))),
         }
@@ -264,15 +261,15 @@ impl<'a> ProgramParser<'a> {
     /// A name, bare or in quotes.
     fn name(&mut self) -> Result<String, Failure> {
         match self.next()? {
-            (_, ProgramToken::Name(name)) => Ok(name.to_owned()),
-            (_, ProgramToken::Text(name)) => Ok(name),
+            (_, TextToken::Word(name)) => Ok(name.to_owned()),
+            (_, TextToken::Text(name)) => Ok(name),
             (position, token) => Err(position.refuse(format!("found {token}; expected a name"))),
         }
     }
 
     fn whole<T: TryFrom<u64>>(&mut self) -> Result<(Position, T), Failure> {
         let (position, token) = self.next()?;
-        let value = if let ProgramToken::Number(text) = token { to_whole(text) } else { None };
+        let value = if let TextToken::Numeral(text) = token { to_whole(text) } else { None };
         let value = value.and_then(|value| T::try_from(value).ok());
         let below = size_of::<T>() * 8;
         value

@@ -5,8 +5,7 @@ use std::fmt::{self, Formatter, Write};
 use crate::program::attributes::{self, Attribute};
 use crate::program::block::Program;
 use crate::program::op::Op;
-
-use super::lexer::is_bare;
+use crate::text::lexer::is_bare;
 
 pub(super) fn program(program: &Program, formatter: &mut Formatter<'_>) -> fmt::Result {
     for (index, block) in program.blocks.iter().enumerate() {
