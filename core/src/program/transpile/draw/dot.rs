@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Write};
 
-use crate::program::op::OpRole;
 use crate::program::transpile::ProgramPart;
 use crate::program::variable::Purpose;
 
@@ -19,7 +18,8 @@ pub fn dot(parts: &[ProgramPart]) -> String {
 fn write(parts: &[ProgramPart], text: &mut String) -> fmt::Result {
     let scenes: Vec<Scene> = parts.iter().map(Scene::of).collect();
     writeln!(text, "digraph program {{")?;
-    writeln!(text, "    node [fontname=\"sans-serif\", fontsize=11, style=filled];")?;
+    writeln!(text, "    graph [fontname=\"sans-serif\", fontsize=13, labeljust=l, color=\"#888888\"];")?;
+    writeln!(text, "    node [fontname=\"sans-serif\", fontsize=11, height=0.4, style=\"filled,rounded\"];")?;
     writeln!(text, "    edge [fontname=\"sans-serif\", fontsize=9];")?;
     for (part, scene) in scenes.iter().enumerate() {
         writeln!(text, "    subgraph cluster_{part} {{")?;
@@ -42,7 +42,7 @@ fn write(parts: &[ProgramPart], text: &mut String) -> fmt::Result {
         let ((from, send), (to, recv)) = (journey.from, journey.to);
         writeln!(
             text,
-            "    p{from}_{send} -> p{to}_{recv} [label={}, style=dashed, constraint=false];",
+            "    p{from}_{send} -> p{to}_{recv} [label={}, style=dashed, color=\"#2060c0\", constraint=false];",
             quoted(&journey.channel)
         )?;
     }
@@ -60,7 +60,6 @@ fn items(part: usize, scene: &Scene, is_in_loop: bool, indent: &str, text: &mut 
 
 fn form(item: &DrawnNode) -> &'static str {
     match item.shape {
-        NodeShape::Op(OpRole::Communication) => "cds",
         NodeShape::Op(_) => "box",
         NodeShape::Variable(Purpose::Data) => "ellipse",
         NodeShape::Variable(_) => "cylinder",
