@@ -3,7 +3,7 @@
 //! Not here: the tests themselves. Each package holds its own; this program runs them, counts them and checks what a
 //! compiler cannot. Read [`tasks`] (the table of everything), then [`tidy`] (the rules of `STYLE.md`), then
 //! [`workspace`] (how a task runs a program). [`verbs_bindings`] writes a source that is committed, and is for
-//! maintainers, as is [`rdma_sys`], which compares it; [`debian`] has the packages that they read.
+//! maintainers; [`rdma_sys`] compares it; [`debian`] has the packages that they read.
 
 mod aarch64;
 mod built;

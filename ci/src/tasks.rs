@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::workspace::{Tally, Workspace};
-use crate::{aarch64, coverage, deny, gpu, kernels, mutants, soft_roce, tidy, verbs_bindings};
+use crate::{aarch64, coverage, deny, gpu, kernels, mutants, rdma_sys, soft_roce, tidy, verbs_bindings};
 
 /// One line of `cargo ci`.
 pub(crate) struct Task {
@@ -98,6 +98,11 @@ pub(crate) const TASKS: &[Task] = &[
         name: "soft-roce",
         about: "RDMA, in a virtual machine with a device made of software",
         run: Run::Beside { before: "gpu", begin: soft_roce::begin },
+    },
+    Task {
+        name: "rdma-sys",
+        about: "The bindings of libibverbs agree with those of the crate rdma-sys",
+        run: Run::Beside { before: "deny", begin: rdma_sys::begin },
     },
 ];
 
