@@ -22,8 +22,8 @@ pub struct ChunkLayout {
     pub value_bytes: u64,
     /// Its optimizer's state, in the order in which [`ChunkRecord::states`] will hold it.
     pub states: Vec<StateLayout>,
-    /// Whether its lengths are known only when it is pushed, because it grows meanwhile. It then has a data file of its
-    /// own.
+    /// Whether its lengths are known only when it is pushed, because it may grow before. Such a chunk has a data file
+    /// of its own.
     pub(super) grows: bool,
 }
 
@@ -60,12 +60,12 @@ pub struct StateLayout {
     pub bytes: u64,
 }
 
-/// A chunk as a checkpoint holds it.
+/// Content of a chunk in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRecord<'a> {
     /// The chunk.
     pub id: ChunkId,
-    /// How many updates it has seen.
+    /// Number of its updates.
     pub version: Version,
     /// The server's marks of gradients that the value already contains; opaque here.
     pub marks: &'a [u8],
@@ -85,7 +85,7 @@ impl ChunkRecord<'_> {
         self.tensors().map(|tensor| tensor.len() as u64).sum()
     }
 
-    /// These bytes of the value and the states, one after the other.
+    /// A range of the bytes of the value and the states, in sequence.
     pub(super) fn part(&self, part: &Range<u64>) -> Vec<&[u8]> {
         let mut start = 0;
         let within = |at: u64, start: u64, tensor: &[u8]| {

@@ -20,11 +20,11 @@ const MAGIC: [u8; 8] = *b"PSCOORD1";
 const HEADER_BYTES: usize = 32;
 const CHECKSUM_BYTES: usize = 4;
 
-/// The coordinator's state as its last owner left it.
+/// The coordinator's last stored state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoordinatorState {
     name: Revision,
-    /// Opaque here.
+    /// The state, opaque to this module.
     pub bytes: Vec<u8>,
 }
 

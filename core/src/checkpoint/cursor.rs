@@ -1,4 +1,4 @@
-//! Reading a file from front to back.
+//! Buffered reader of a file from front to back.
 
 use super::storage::StorageReader;
 use crate::error::Failure;
@@ -6,13 +6,13 @@ use crate::error::Failure;
 /// The size of a read: large enough that a system call costs little, small enough to stay in the cache.
 const BUFFER_BYTES: usize = 256 * 1024;
 
-/// A file and how far it was read.
+/// A file and the position in it.
 pub(super) struct FileCursor {
     reader: Box<dyn StorageReader>,
-    /// Where the bytes after the buffered ones are.
+    /// The offset of the first byte after the buffered ones.
     offset: u64,
     buffer: Vec<u8>,
-    /// How many of the buffered bytes were taken.
+    /// Number of buffered bytes that were taken.
     taken: usize,
 }
 
@@ -26,12 +26,12 @@ impl FileCursor {
         self.reader.len().saturating_sub(self.offset) + (self.buffer.len() - self.taken) as u64
     }
 
-    /// The bytes of the file.
+    /// The file's length in bytes.
     pub(super) fn length(&self) -> u64 {
         self.reader.len()
     }
 
-    /// Goes on at this offset.
+    /// Continues at this offset.
     pub(super) fn seek(&mut self, offset: u64) {
         let begin = self.offset - self.buffer.len() as u64;
         match usize::try_from(offset.wrapping_sub(begin)) {
@@ -68,7 +68,7 @@ impl FileCursor {
 
     fn refill(&mut self) -> Result<(), Failure> {
         let left = self.reader.len().saturating_sub(self.offset);
-        // Asking past the end lets the reader say so, with the file's name.
+        // The reader's own error for a read past the end has the file's name.
         let bytes = usize::try_from(left).unwrap_or(usize::MAX).clamp(1, BUFFER_BYTES);
         self.buffer.resize(bytes, 0);
         self.taken = bytes;

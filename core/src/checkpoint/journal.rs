@@ -39,9 +39,9 @@ pub struct Journal {
     folder: Folder,
     sync: bool,
     position: u64,
-    /// How many records the journal has got in all its life.
+    /// Number of all records of the journal, removed segments included.
     records: u64,
-    /// Where this owner's records begin, and where those of earlier owners end.
+    /// The position at which this owner's records begin, after those of earlier owners.
     first: First,
     /// None after a failed append: nothing may be added to the file then.
     segment: Option<Segment>,
@@ -122,7 +122,7 @@ impl Journal {
         self.position
     }
 
-    /// Begins a new segment, so that the ones before it can be let go when a checkpoint contains them.
+    /// Begins a new segment, so that the earlier ones can be removed when a checkpoint contains them.
     pub fn rotate(&mut self) -> Result<(), Failure> {
         match &self.segment {
             Some(segment) if segment.start == self.position => Ok(()),
@@ -143,7 +143,7 @@ impl Journal {
     }
 
     fn begin_segment(&mut self) -> Result<(), Failure> {
-        // From here on the old segment must not grow: a new one, even a torn one, says where it ends.
+        // The old segment must not grow any more: the new one, even if torn, determines its end.
         self.segment = None;
         let first = if self.position == self.first.start {
             self.first
@@ -161,7 +161,7 @@ fn begin_segment(folder: &Folder, sync: bool, first: First, start: JournalMark) 
     let name = SegmentName { owner: folder.owner.number(), start: first.start };
     let before = segments(&*folder.storage, &folder.directory)?.into_iter().rfind(|other| *other < name);
     if let Some(before) = before {
-        // A host that lost the end of a segment with another behind it would not know it from damage.
+        // If the host lost the end of a segment that has a successor, the loss would look like damage.
         folder.storage.sync(&folder.path(&before.to_string()))?;
     }
     let header = SegmentHeader { name, follows: first.follows, records: start.records, identity: folder.identity };
@@ -174,14 +174,14 @@ fn begin_segment(folder: &Folder, sync: bool, first: First, start: JournalMark) 
     Ok(Segment { start: first.start, writer })
 }
 
-/// Makes every record at or after `position` that was written so far survive the loss of the host.
+/// Syncs every record at or after `position` that was written so far, so that it survives the loss of the host.
 pub(super) fn sync_from(storage: &dyn Storage, directory: &str, position: u64) -> Result<(), Failure> {
     let names = segments(storage, directory)?;
     let first = names.iter().rposition(|name| name.start <= position).unwrap_or(0);
     names[first..].iter().try_for_each(|name| storage.sync(&join(directory, &name.to_string())))
 }
 
-/// The shard that the newest whole segment says that it is of.
+/// The identity of the shard in the newest whole segment.
 pub(super) fn identity_of(storage: &dyn Storage, directory: &str) -> Option<ShardIdentity> {
     let of = |name: &SegmentName| {
         let mut bytes = [0; SEGMENT_HEADER];
@@ -212,7 +212,7 @@ impl SegmentName {
     }
 }
 
-/// The segments in a directory, rising.
+/// The segments in a directory, in ascending order.
 ///
 /// # Errors
 /// When the storage refuses, or a segment is of the format before owners, which this program does not read.
@@ -230,9 +230,9 @@ pub(super) fn segments(storage: &dyn Storage, directory: &str) -> Result<Vec<Seg
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SegmentHeader {
     name: SegmentName,
-    /// Where the journal before it ends.
+    /// The position at which the previous segment ends.
     follows: u64,
-    /// How many records all segments before it hold.
+    /// Number of records in all previous segments.
     records: u64,
     identity: ShardIdentity,
 }
@@ -256,7 +256,7 @@ impl SegmentHeader {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let identity = ShardIdentity::decode(bytes[40..40 + IDENTITY_BYTES].try_into().expect("an identity's bytes"));
         let header = Self { name, follows: number(24), records: number(32), identity };
-        // Byte for byte what would be written, so that every bit of it is looked at.
+        // The header is compared with its encoding, so that every bit is checked.
         (header.encode() == *bytes).then_some(header)
     }
 }
@@ -267,13 +267,13 @@ struct RecordHeader {
     length: u32,
     /// The checksum of the payload.
     payload: u32,
-    /// How many records came before, over all segments.
+    /// Number of records before this one, over all segments.
     ordinal: u64,
 }
 
 impl RecordHeader {
-    /// The header's own checksum covers the owner and the position too, so that no record of another place or of a
-    /// replaced owner is taken for one of this.
+    /// The header's own checksum covers the owner and the position too, so that a record of another position or of a
+    /// replaced owner is not accepted.
     fn encode(&self, owner: OwnerNumber, position: u64) -> [u8; RECORD_HEADER] {
         let mut bytes = [0; RECORD_HEADER];
         bytes[..4].copy_from_slice(&RECORD_MAGIC);

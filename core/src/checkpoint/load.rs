@@ -1,4 +1,4 @@
-//! Reading checkpoints back: the newest whole one, or the one before it, or a refusal; never a part of one.
+//! Loading of checkpoints: the newest valid one, or the one before it, or an error; never a part of one.
 
 use super::chunk::{CHUNKS_MAGIC, ChunkRecord, STATE_PREFIX, value_name};
 use super::cursor::{FileCursor, digest};
@@ -14,7 +14,7 @@ use crate::ids::{ChunkId, ChunkIndex, ParameterIndex, Version};
 pub struct Loaded {
     /// Its name.
     pub name: CheckpointName,
-    /// Where replay of the journal begins.
+    /// The position at which replay of the journal begins.
     pub journal_from: u64,
     /// The bytes of values and states.
     pub bytes: u64,
@@ -92,7 +92,7 @@ pub(super) fn verify_file(storage: &dyn Storage, directory: &str, file: &FileEnt
     Ok(())
 }
 
-/// A chunk and where its bytes are.
+/// A chunk and the location of its bytes.
 pub(super) struct Located<'a> {
     pub(super) id: ChunkId,
     pub(super) version: Version,
@@ -102,7 +102,7 @@ pub(super) struct Located<'a> {
     pub(super) tensors: &'a [FileTensor],
 }
 
-/// Goes through a checkpoint's chunks in order, reading the chunk table and the headers but not the tensors.
+/// Visits a checkpoint's chunks in order, reading the chunk table and the headers but not the tensors.
 pub(super) fn walk(
     storage: &dyn Storage,
     directory: &str,
@@ -157,7 +157,7 @@ fn load(
     Ok(total)
 }
 
-/// How many of the tensors belong to the chunk that must come next, if it does.
+/// The number of tensors of the chunk that must come next; none if another one comes.
 fn chunk_tensors(tensors: &[FileTensor], id: ChunkId) -> Option<usize> {
     if tensors.first()?.name != value_name(id) {
         return None;

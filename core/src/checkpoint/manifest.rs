@@ -1,4 +1,4 @@
-//! The list of a checkpoint's files, written last: a checkpoint is whole when its manifest is.
+//! Manifest: the list of a checkpoint's files. It is written last, so a checkpoint is whole when its manifest is.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use super::owner::{OwnerNumber, ShardIdentity, is_numbered_as_format_1, of_forma
 use super::storage::{Storage, join};
 use crate::error::Failure;
 
-/// The format of everything in a checkpoint. A change that an older program would misread adds one.
+/// Format version of checkpoints. A change that an older program would misread increments it.
 pub(super) const FORMAT: u32 = 2;
 
-/// Far above any manifest: a part of a checkpoint costs it about 150 bytes.
+/// Bound of a manifest's length, far above any: a part of a checkpoint takes about 150 bytes.
 const MANIFEST_BYTES_MAX: u64 = 16 * 1024 * 1024;
 const PREFIX: &str = "checkpoint-";
 const SUFFIX: &str = ".json";
@@ -49,7 +49,7 @@ pub(super) struct Manifest {
 pub(super) struct FileEntry {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// Hexadecimal.
+    /// Digest of the file, hexadecimal.
     pub(super) blake3: String,
 }
 
@@ -57,11 +57,11 @@ pub(super) struct FileEntry {
 #[serde(deny_unknown_fields)]
 struct SealedManifest {
     manifest: Manifest,
-    /// Of the manifest's compact JSON, hexadecimal.
+    /// Digest of the manifest's compact JSON, hexadecimal.
     blake3: String,
 }
 
-/// Just enough of any format to say that it is too new.
+/// The field that all formats have, to report an unsupported one.
 #[derive(Deserialize)]
 struct Versioned {
     manifest: Format,
@@ -81,7 +81,7 @@ impl Manifest {
         text
     }
 
-    /// Reads the manifest of a checkpoint, or says why it cannot be trusted.
+    /// Reads and checks the manifest of a checkpoint.
     pub(super) fn read(storage: &dyn Storage, directory: &str, name: CheckpointName) -> Result<Self, Failure> {
         let path = join(directory, &manifest_name(name));
         let mut reader = storage.open(&path)?;
@@ -103,7 +103,7 @@ impl Manifest {
         }
         let sealed: SealedManifest =
             serde_json::from_slice(text).map_err(|error| format!("is not a manifest: {error}"))?;
-        // Byte for byte what would be written today, so that no flipped bit goes unseen, be it in a space.
+        // The text is compared with its encoding, so that every flipped bit is detected, even in a space.
         if sealed.manifest.encode() != text {
             return Err("does not agree with its own digest".to_owned());
         }
@@ -126,7 +126,7 @@ impl Manifest {
     }
 }
 
-/// The checkpoints in a directory that have a manifest, rising.
+/// The checkpoints in a directory that have a manifest, in ascending order.
 ///
 /// # Errors
 /// When the storage refuses, or a checkpoint is of the format before owners, which this program does not read.

@@ -1,4 +1,4 @@
-//! A model for people: whole parameters in one safetensors file.
+//! Saved model: whole parameters in one safetensors file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub struct OutputTensor {
 pub fn plan_model(tensors: &[ModelTensor]) -> Result<Vec<OutputTensor>, Failure> {
     let names = distinct_names(tensors)?;
     let mut groups: BTreeMap<&str, BTreeMap<u64, usize>> = BTreeMap::new();
-    // Where a group's first shard stood, or a whole tensor.
+    // The index of a group's first shard, or of a whole tensor.
     let mut order: Vec<(&str, usize)> = Vec::new();
     for (index, tensor) in tensors.iter().enumerate() {
         checked_bytes(&tensor.name, tensor.element_type, &tensor.shape)?;
@@ -183,7 +183,7 @@ impl ModelWriter {
         self.file.write(&[bytes])
     }
 
-    /// Gives the file its name. Every byte of every tensor must have been written. Returns the file's bytes.
+    /// Renames the file to its final name. Every byte of every tensor must have been written. Returns the file's bytes.
     pub fn finish(mut self) -> Result<u64, Failure> {
         let (path, found, expected) = (&self.path, self.file.position(), self.bytes);
         if found != expected {

@@ -38,7 +38,7 @@ pub const SERVER: &str = "server-";
 pub const SHARD: &str = "shard-";
 const PREFIX: &str = "owner-";
 
-/// How many processes had claimed a directory when this one did: 1 for the first.
+/// Number of a directory's owner: 1 for the first process that claims it, and one more for each later one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OwnerNumber(pub u64);
 
@@ -66,7 +66,7 @@ pub struct OwnerRecord {
     pub process: u32,
     /// The host's name.
     pub host: String,
-    /// When it started, as text in UTC.
+    /// The time of its start, as text in UTC.
     pub since: String,
 }
 
@@ -98,7 +98,7 @@ impl OwnerRecord {
     }
 }
 
-/// A directory's owner, as the owner itself holds it. A clone is the same owner.
+/// Ownership of a directory, held by the owner. A clone is the same owner.
 #[derive(Clone)]
 pub struct DirectoryOwner {
     storage: Arc<dyn Storage>,
@@ -107,8 +107,8 @@ pub struct DirectoryOwner {
 }
 
 impl DirectoryOwner {
-    /// Claims the directory of the server that `record` names, for this process. From here on an earlier owner
-    /// acknowledges nothing.
+    /// Claims the directory of the server that `record` names, for this process. Earlier owners acknowledge no record
+    /// after this.
     ///
     /// # Errors
     /// When the storage refuses, or the directory is another server's.
@@ -122,7 +122,7 @@ impl DirectoryOwner {
             let owner = Self { storage: Arc::clone(&storage), directory: directory.clone(), number };
             match owner.create(record) {
                 Err(failure) => refused = Some(failure),
-                // A number that was claimed and given up between the two looks could be claimed again.
+                // A number that was claimed and released between the two listings could be claimed again.
                 Ok(()) if owners(&storage.list(&directory)?).last() != Some(&number) => {}
                 Ok(()) => {
                     owner.remove_lower()?;
@@ -180,7 +180,7 @@ impl DirectoryOwner {
         let names = self.storage.list(&self.directory)?;
         for lower in owners(&names).into_iter().filter(|number| *number < self.number) {
             let path = self.path(lower);
-            // A process with a higher number may have removed it first, which is fine.
+            // A process with a higher number may have removed the file first.
             if self.storage.find(&path)?.is_some() {
                 self.storage.remove(&path)?;
             }
@@ -193,7 +193,7 @@ impl DirectoryOwner {
     }
 }
 
-/// The numbers of the owners' files among these names, rising.
+/// The numbers of the owners' files among these names, in ascending order.
 fn owners(names: &[String]) -> Vec<OwnerNumber> {
     let number = |name: &String| match OwnerNumber::split(name.strip_prefix(PREFIX)?)? {
         (number, "") => Some(number),
@@ -204,7 +204,7 @@ fn owners(names: &[String]) -> Vec<OwnerNumber> {
     numbers
 }
 
-/// The highest owner of any file of a server, so that a number is not given twice where an owner's file was lost.
+/// The highest owner of any file of a server, so that a number is not used twice after the loss of an owner's file.
 fn highest(storage: &dyn Storage, directory: &str, names: &[String]) -> Result<OwnerNumber, Failure> {
     let mut highest = names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default();
     for shard in names.iter().filter(|name| name.starts_with(SHARD)) {
@@ -255,7 +255,7 @@ pub(super) fn is_numbered_as_format_1(digits: Option<&str>) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardIdentity {
-    /// The job, by the number of its life.
+    /// The job, by its epoch.
     pub job: u64,
     /// The server's index.
     pub server: u16,

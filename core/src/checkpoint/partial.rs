@@ -1,4 +1,4 @@
-//! A file that gets its name only when it is whole.
+//! Partial file, which gets its final name when it is complete.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ impl Partial {
         Ok(Self { storage: storage.clone(), path, temporary, writer })
     }
 
-    /// A file that any number of writers may write at once, each under a number that no other one has; the last that is
-    /// placed stays.
+    /// A file that several writers may write at once, each under a number of its own; the last one that is placed
+    /// replaces the others.
     pub(super) fn create_among_others(storage: &Arc<dyn Storage>, path: String, number: u64) -> Result<Self, Failure> {
         let temporary = join(parent(&path), &format!("{SAVING}{number:0DIGITS$x}{PARTIAL}"));
         let writer = storage.create_owned(&temporary)?;
@@ -43,7 +43,7 @@ impl Partial {
         self.writer.position()
     }
 
-    /// Gives the file its name. The name lasts once its directory is synced.
+    /// Renames the file to its final name, which survives the loss of the host once the directory is synced.
     pub(super) fn place(&mut self) -> Result<(), Failure> {
         self.writer.sync()?;
         self.storage.rename(&self.temporary, &self.path)
@@ -51,7 +51,7 @@ impl Partial {
 
     /// Frees the disk space of a file that will not be finished. If this fails, a later sweep removes it.
     pub(super) fn abandon(&self) {
-        // The failure that led here is the one to report; this one would only hide it.
+        // The caller reports the failure that made it abandon the file; a failure of the removal would hide that.
         let _ = self.storage.remove(&self.temporary);
     }
 }

@@ -1,4 +1,4 @@
-//! Writing a checkpoint of one shard, a chunk at a time, while the shard goes on.
+//! Checkpoint of one shard, written a chunk at a time while the shard serves.
 //!
 //! Every chunk is a consistent value, and chunks may be of different moments: `journal_from` is the journal's
 //! position when the checkpoint began, and replay from there brings all of them to the present.
@@ -96,13 +96,13 @@ impl ShardCheckpoint {
         Ok(is_whole)
     }
 
-    /// Makes the checkpoint whole and removes all older ones but the newest. Returns its bytes on disk.
+    /// Completes the checkpoint and removes all older ones but the newest. Returns its bytes on disk.
     pub fn finish(mut self) -> Result<u64, Failure> {
         assert_eq!(self.pushed, self.layout.len(), "every chunk of the layout is pushed before the checkpoint ends");
         let sealed = self.seal();
         let bytes = self.abandon_on_failure(sealed)?;
         if let Err(failure) = remove_superseded(&self.folder, self.name) {
-            // The checkpoint is whole all the same, and the next one tries again.
+            // The checkpoint is complete, and the next one tries the removal again.
             tracing::warn!(directory = self.folder.directory, %failure, "an old checkpoint could not be removed");
         }
         Ok(bytes)
@@ -221,7 +221,7 @@ fn clear(folder: &Folder, name: CheckpointName) -> Result<(), Failure> {
         if super::load::verify(&**storage, directory, name).is_ok() {
             return Err(Failure::Call(format!("checkpoint {name} in {directory:?} is already there, and whole")));
         }
-        // Its manifest must not come to stand beside data that is not its own.
+        // The invalid manifest must not be left beside the data of the new checkpoint.
         storage.remove(&folder.path(&manifest_name(name)))?;
         storage.sync_directory(directory)?;
     }

@@ -1,4 +1,4 @@
-//! Interface to the disk, the only one in `core`. Every path is relative to a root that is chosen once.
+//! Interface to the disk, the only one in `core`. Every path is relative to a root.
 
 mod directory;
 mod failing;
@@ -16,21 +16,21 @@ use crate::error::Failure;
 /// [`StorageWriter::sync`] or [`Storage::sync`], and its name by [`Storage::sync_directory`] after it was created,
 /// renamed or removed. Every failure names the operation, the path and the system's error.
 pub trait Storage: Send + Sync {
-    /// Creates an empty file for writing, and the directories above it. A file of that name is a failure: of several
+    /// Creates an empty file for writing, and the directories above it. Fails if a file of that name exists: of several
     /// processes that create it, on any host, one succeeds.
     fn create(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure>;
 
-    /// Opens a new file that is its writer's own until the writer is dropped:
-    /// [`remove_abandoned`](Self::remove_abandoned) leaves it alone. A name that is taken is a failure.
+    /// Creates a file that belongs to its writer until the writer is dropped:
+    /// [`remove_abandoned`](Self::remove_abandoned) does not remove it. Fails if a file of that name exists.
     fn create_owned(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure>;
 
-    /// Removes a file unless a writer owns it, in this process or another. Returns whether it did.
+    /// Removes a file unless a writer in any process owns it. Returns whether the file was removed.
     fn remove_abandoned(&self, path: &str) -> Result<bool, Failure>;
 
     /// Opens a file for reading; none when it does not exist.
     fn find(&self, path: &str) -> Result<Option<Box<dyn StorageReader>>, Failure>;
 
-    /// Gives a file another name, in place of any that was there.
+    /// Renames a file, replacing an existing one of the new name.
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure>;
 
     /// Removes a file.
@@ -39,10 +39,10 @@ pub trait Storage: Send + Sync {
     /// The names in a directory, sorted. A directory that does not exist is empty; `""` is the root.
     fn list(&self, directory: &str) -> Result<Vec<String>, Failure>;
 
-    /// Makes every byte of a file that was written so far survive the loss of the host, whichever process wrote it.
+    /// Syncs a file, so that every byte that any process has written so far survives the loss of the host.
     fn sync(&self, path: &str) -> Result<(), Failure>;
 
-    /// Makes the names in a directory last, and the directory's own name and those above it.
+    /// Syncs the names in a directory, the directory's own name and those above it.
     fn sync_directory(&self, directory: &str) -> Result<(), Failure>;
 }
 
@@ -66,10 +66,10 @@ pub trait StorageWriter: Send {
     /// Appends all the parts, in order, in as few system calls as they fit.
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure>;
 
-    /// Writes over bytes that were written before, at this offset.
+    /// Overwrites bytes at this offset, which were written before.
     fn overwrite(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Makes every byte written so far survive the loss of the host.
+    /// Syncs every byte written so far, so that it survives the loss of the host.
     fn sync(&mut self) -> Result<(), Failure>;
 
     /// How many bytes were written.
@@ -81,12 +81,12 @@ pub trait StorageReader: Send {
     /// The file's length in bytes.
     fn len(&self) -> u64;
 
-    /// Whether the file holds nothing.
+    /// Whether the file is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fills `into` with the bytes at `offset`. A file that ends before is a failure.
+    /// Fills `into` with the bytes at `offset`. Fails if the file ends before.
     fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Failure>;
 }
 

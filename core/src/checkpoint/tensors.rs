@@ -134,7 +134,7 @@ pub(super) fn dtype(element_type: ElementType) -> &'static str {
 
 fn place(raw: Vec<(String, RawTensor)>, data_start: u64, file_bytes: u64) -> Result<Vec<FileTensor>, String> {
     let mut raw = raw;
-    // Stable: tensors without bytes stay where the header named them.
+    // The sort is stable: tensors without bytes keep their order in the header.
     raw.sort_by_key(|(_, tensor)| tensor.data_offsets);
     let mut at = data_start;
     let mut tensors = Vec::with_capacity(raw.len());
@@ -155,7 +155,7 @@ fn place(raw: Vec<(String, RawTensor)>, data_start: u64, file_bytes: u64) -> Res
 }
 
 fn check_shape(name: &str, found: &str, shape: &[u64], bytes: u64) -> Result<(), String> {
-    // A type that is none of ours can be listed, and nothing else is done with it.
+    // Tensors of other types are listed and not read.
     let Some(element_type) = ElementType::ALL.into_iter().find(|known| dtype(*known) == found) else {
         return Ok(());
     };

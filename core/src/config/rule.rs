@@ -135,7 +135,7 @@ fn algorithm(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<(Algorithm
     Ok((algorithm, decay))
 }
 
-/// The rule whose text, or file, the message gives.
+/// The rule of the message: its text, or the text of its file.
 fn written(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Algorithm, Failure> {
     if message.optimizer.is_some() || message.algorithm.is_some() {
         return Err(Failure::call("a rule is given and an optimizer or an algorithm too; expected one of them"));
@@ -146,7 +146,7 @@ fn written(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Algorithm, F
         }
         (Some(text), None) => text.clone(),
         (None, Some(path)) => open(path)?,
-        (None, None) => unreachable!("one of them was found"),
+        (None, None) => unreachable!("the caller found a rule or a rule_file"),
     };
     named(message.rule_file.as_deref().unwrap_or("rule"), &text, message)
 }

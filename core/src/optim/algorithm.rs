@@ -1,4 +1,4 @@
-//! The optimizers.
+//! Optimizers: their formulas, constants and states.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::rule::CheckedRule;
 
 use super::range::Range;
 
-/// How a gradient moves a parameter.
+/// Algorithm of an optimizer: the effect of a gradient on a parameter.
 ///
 /// In the formulas `w` is the parameter, `g` the merged and clipped gradient, `r` the learning rate of this update
 /// and `n` its number; a state keeps its name from [`states`](Self::states).
@@ -78,8 +78,8 @@ pub enum Algorithm {
     /// `w = (sign(linear) l1 - linear) / ((beta + N^p) / r + l2)`, or zero where `|linear| <= l1`.
     ///
     /// Proximal `l1` and `l2` are those of the formula, and nothing follows the step. An element that has never seen a
-    /// gradient (`N` is zero) keeps its value, so a dense update leaves alone what a sparse one does not touch. At a
-    /// rate of zero nothing moves.
+    /// gradient (`N` is zero) keeps its value, so dense and sparse updates agree on elements without a gradient. At a
+    /// rate of zero no element changes.
     Ftrl {
         /// `-p`: zero or below; the usual value is -0.5.
         learning_rate_power: f64,
@@ -127,8 +127,8 @@ impl Algorithm {
         known.to_vec()
     }
 
-    /// Whether it only adds, exactly in the parameter's own type, and so goes with integers and with nothing that
-    /// optimizers have.
+    /// Whether the algorithm only adds, exactly in the parameter's own type. It then admits integers, and none of the
+    /// settings of optimizers.
     #[must_use]
     pub const fn is_exact(&self) -> bool {
         matches!(self, Self::Add | Self::Sum)

@@ -1,4 +1,4 @@
-//! The scalars of one update.
+//! Scalars of one update, as the reference uses them.
 
 use crate::ids::Version;
 use crate::rule::ssa::ScalarInputs;
@@ -101,7 +101,7 @@ pub struct FtrlCoefficients {
     pub inverse_rate: f64,
 }
 
-/// The smallest rate at which FTRL moves anything.
+/// The smallest rate at which FTRL changes a parameter.
 const FTRL_RATE_MIN: f64 = 1e-30;
 
 impl Coefficients {
@@ -166,7 +166,7 @@ impl Rule {
         assert!(1 <= step.version.0, "updates are counted from one");
         ScalarInputs {
             rate: step.rate.unwrap_or_else(|| self.schedule.rate(step.version.0)) * self.rate_scale,
-            // A count beyond 2^53 rounds; no rule can tell.
+            // A count beyond 2^53 is rounded, which no rule depends on.
             count: step.version.0 as f64,
             gradient_scale: step.scale * self.norm_factor(step.norm),
         }

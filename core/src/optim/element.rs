@@ -1,4 +1,4 @@
-//! Elements in bytes: little endian as on the wire, at any alignment.
+//! Elements of tensors as bytes: little endian as on the wire, at any alignment.
 
 use half::{bf16, f16};
 
@@ -7,7 +7,7 @@ use crate::dtype::ElementType;
 /// One trainer's gradient for a piece of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradient<'a> {
-    /// As many elements as the parameter's piece has.
+    /// The gradient's elements, as many as the parameter's piece has.
     pub bytes: &'a [u8],
     /// The parameter's type, or a half for a parameter of floats.
     pub element_type: ElementType,

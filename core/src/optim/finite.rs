@@ -41,8 +41,8 @@ pub fn is_finite(element_type: ElementType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Bytes per block of the search: few enough that a bad element is found early, and enough that the work per block does
-/// not show.
+/// Bytes per block of the search: few enough to find a bad element early, and enough to make the cost per block
+/// negligible.
 const PIECE: usize = 64 * 1024;
 
 /// The bits without the sign, as an integer, grow with the number, and infinity and NaN have the largest. So one
@@ -65,7 +65,7 @@ finite!(is_finite_64, u64, 0x7ff0_0000_0000_0000);
 finite!(is_finite_16, u16, 0x7c00);
 finite!(is_finite_brain, u16, 0x7f80);
 
-/// One element; nothing where the type is of integers.
+/// One element as a binary64; none for integers.
 ///
 /// # Panics
 /// When there is no such element.
@@ -84,8 +84,8 @@ pub fn real_at(element_type: ElementType, bytes: &[u8], index: usize) -> Option<
 mod tests {
     use super::*;
 
-    /// Every type, a bad element at every place of a short gradient and at the edges of long ones, and numbers that are
-    /// nearly infinite.
+    /// Checks every type, with a bad element at every index of a short gradient and at the ends of long ones, and with
+    /// the largest finite numbers.
     #[test]
     fn the_first_element_that_is_not_finite_is_found_as_by_the_plain_form() {
         let bad = [f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY];

@@ -1,6 +1,6 @@
 //! Named rules of the project that are defined by a text alone.
 
-/// By name.
+/// The texts by name.
 const TEXTS: [(&str, &str); 1] = [("lion", include_str!("../../rules/lion.rule"))];
 
 /// The text of the rule with this name.

@@ -1,4 +1,4 @@
-//! The norm of a whole gradient, from its pieces.
+//! Norm of a whole gradient, computed from its chunks.
 
 use crate::dtype::ElementType;
 use crate::limits::CHUNK_BYTES_MIN;
@@ -11,8 +11,8 @@ pub const SQUARE_BLOCK_BYTES: u32 = CHUNK_BYTES_MIN;
 
 /// The sum of the squares of the elements: the [`square_sums`] added left to right, from zero.
 ///
-/// For a parameter that is held in one piece this is the square of its L2 norm. For one held in chunks, adding this
-/// over the chunks would depend on where they were cut; fold [`square_sums`] instead.
+/// For a parameter in one piece this is the square of its L2 norm. For a parameter in chunks the sum of these sums
+/// would depend on the chunk size; use [`square_sums`] instead.
 ///
 /// # Panics
 ///
@@ -24,12 +24,12 @@ pub fn square_sum(element_type: ElementType, values: &[u8]) -> f64 {
     total
 }
 
-/// Hands out the sum of squares of every block of [`SQUARE_BLOCK_BYTES`], counted from the slice's start, each summed
-/// left to right in binary64; the last block may be short.
+/// Passes to `out` the sum of squares of every block of [`SQUARE_BLOCK_BYTES`], counted from the slice's start, each
+/// summed left to right in binary64; the last block may be short.
 ///
-/// Calling this on the chunks of a parameter in order with the same `out`, which adds what it gets to one running
-/// total from zero, gives the same bits as one call on the whole parameter, whatever the chunk size: blocks never
-/// straddle two chunks, and they arrive in the same order. So the clipped update does not depend on the chunk size.
+/// Calls on the chunks of a parameter, in order, with the same `out` that adds to one total from zero, give the same
+/// bits as one call on the whole parameter, for every chunk size: no block lies in two chunks, and the order of blocks
+/// is the same. So a clipped update does not depend on the chunk size.
 ///
 /// # Panics
 ///

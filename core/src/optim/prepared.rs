@@ -25,7 +25,7 @@ pub enum Formula<'a> {
     },
     /// A rule, for f32 and f64.
     Rule {
-        /// Its code. The same code comes behind the same `Arc`, update after update.
+        /// Its code, with the same `Arc` in every update.
         code: &'a Arc<Lowered>,
         /// The scalars of this update, as [`Lowered::evaluate`] gave them: one for each of [`Lowered::scalars`].
         scalars: &'a [f64],
@@ -61,7 +61,7 @@ impl Prepared {
         &self.rule
     }
 
-    /// The rule alone.
+    /// The rule, without its code.
     #[must_use]
     pub fn into_rule(self) -> Rule {
         self.rule
@@ -139,7 +139,7 @@ fn pieces(rule: &Rule) -> Result<Vec<Arc<CheckedRule>>, Failure> {
     let regularizer = match (&rule.algorithm, rule.regularizer) {
         _ if rule.l1 == 0.0 && rule.l2 == 0.0 => None,
         (Algorithm::AdamW { .. }, _) => Some(Regularizer::Decoupled),
-        // The proximal step is within its formula.
+        // FTRL's formula contains the proximal step.
         (Algorithm::Ftrl { .. }, Regularizer::Proximal) => None,
         (_, regularizer) => Some(regularizer),
     };
@@ -185,7 +185,7 @@ pub(super) fn algorithm(rule: &Rule) -> Result<Arc<CheckedRule>, Failure> {
         Algorithm::Ftrl { learning_rate_power, beta } => {
             let is_proximal = rule.regularizer == Regularizer::Proximal;
             let (l1, l2) = if is_proximal { (rule.l1, rule.l2) } else { (0.0, 0.0) };
-            // A subtraction, so that a power of zero is not the negative one.
+            // The subtraction gives a positive zero for a power of zero, where a negation would give a negative one.
             let settings = [("power", 0.0 - learning_rate_power), ("beta", beta), ("l1", l1), ("l2", l2)];
             piece(include_str!("../../rules/ftrl.rule"), &settings)
         }

@@ -20,7 +20,7 @@ pub(crate) enum Range {
 }
 
 impl Range {
-    /// Refuses a value outside, naming the setting, what was found and what was expected.
+    /// Refuses a value out of range, naming the setting, the found and the expected value.
     pub(crate) fn check(self, name: &str, value: f64) -> Result<(), Failure> {
         if value.is_finite() && self.holds(value) {
             return Ok(());

@@ -7,7 +7,7 @@ use super::algorithm::Algorithm;
 use super::range::Range;
 use super::schedule::Schedule;
 
-/// Where L1 and L2 enter an update. `r` is the learning rate, `w` the parameter, `g` the gradient.
+/// Point of an update at which L1 and L2 are applied. `r` is the learning rate, `w` the parameter, `g` the gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Regularizer {
     /// After the step: the soft threshold at `r l1`, then the shrink `w / (1 + r l2)`.
@@ -19,7 +19,7 @@ pub enum Regularizer {
     Decoupled,
 }
 
-/// Everything about an update: a parameter's checked configuration.
+/// Update rule of a parameter: its checked configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The optimizer.
@@ -28,7 +28,7 @@ pub struct Rule {
     pub l1: f64,
     /// The weight of half the square of the parameter's L2 norm, zero or above.
     pub l2: f64,
-    /// Where `l1` and `l2` enter. AdamW is decoupled whatever this says.
+    /// The point at which `l1` and `l2` are applied. AdamW is decoupled with every value.
     pub regularizer: Regularizer,
     /// The whole merged gradient is scaled down to this L2 norm when it is longer; above zero.
     pub clip_norm: Option<f64>,

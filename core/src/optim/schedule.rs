@@ -1,4 +1,4 @@
-//! How the learning rate changes over the updates.
+//! Schedules of the learning rate.
 
 use crate::error::Failure;
 
@@ -36,7 +36,7 @@ pub enum Schedule {
         rate: f64,
         /// The factor every `b` updates, in (0, 1].
         a: f64,
-        /// How many updates one factor takes, above zero.
+        /// Number of updates per factor, above zero.
         b: f64,
     },
     /// `rate a^floor(n / b)`
@@ -45,7 +45,7 @@ pub enum Schedule {
         rate: f64,
         /// The factor every `b` updates, in (0, 1].
         a: f64,
-        /// How many updates one factor takes, above zero.
+        /// Number of updates per factor, above zero.
         b: f64,
     },
 }
@@ -54,7 +54,7 @@ impl Schedule {
     /// The learning rate of update `n`, counted from one.
     #[must_use]
     pub fn rate(&self, n: u64) -> f64 {
-        // A count beyond 2^53 rounds; no schedule can tell.
+        // A count beyond 2^53 is rounded, which no schedule depends on.
         let n = n as f64;
         match *self {
             Self::Const { rate } => rate,

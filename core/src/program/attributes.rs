@@ -1,4 +1,4 @@
-//! Kinds as a name and named attributes, which is how both the text form and the binary form write them.
+//! Kinds of ops as a name and named attributes, for the text form and the binary form.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ impl fmt::Display for Attribute {
     }
 }
 
-/// Why a kind is refused.
+/// Fault of a kind or of its attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AttributeError {
     /// The wrong attribute; none when the kind is wrong or an attribute is missing.
@@ -228,7 +228,7 @@ fn destination(word: &str) -> Option<Destination> {
         return Some(Destination::Senders);
     }
     let (side, number) = word.split_once(':')?;
-    // As it is written again: no sign, no leading zero.
+    // The canonical form: no sign, no leading zero.
     let number = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number)?;
     match side {
         "trainer" => Some(Destination::Peer(ProgramPeer::Trainer(number))),
@@ -245,10 +245,10 @@ fn merge(word: &str) -> Option<Merge> {
     }
 }
 
-/// More than any kind has, and few enough to compare each with all others.
+/// Bound of the attributes of a kind: above the number that any has, and few enough to compare each with all others.
 const ATTRIBUTES_MAX: usize = 16;
 
-/// Attributes that are taken one after another, until none is left.
+/// The attributes that are not converted yet.
 struct AttributeReader(Vec<(String, Attribute)>);
 
 impl AttributeReader {
@@ -298,7 +298,7 @@ impl AttributeReader {
         })
     }
 
-    /// A whole number is a real one as well, as people write it.
+    /// A real number, which a text may write as a whole one.
     fn real(&mut self, name: &str) -> Result<f64, AttributeError> {
         self.take(name, "a number", |attribute| match attribute {
             Attribute::Real(value) => Some(*value),

@@ -1,4 +1,4 @@
-//! Gradients: the ops that a program needs to know how its loss depends on its parameters.
+//! Gradients: the ops that compute the derivatives of a program's loss by its parameters.
 
 mod rules;
 
@@ -22,16 +22,16 @@ pub struct ParameterGradient {
     pub gradient: String,
 }
 
-/// Appends the ops that compute the gradient of `loss` by every parameter it depends on, and says where each is.
+/// Appends the ops that compute the gradient of `loss` by every parameter it depends on, and returns their variables.
 ///
 /// The gradient of `x` is called `x@gradient`; where `x` is used more than once, the parts are called `x@gradient@0`
 /// and so on, and a `sum` adds them, the last use first. The new ops have the role [`Backward`](OpRole::Backward). An
 /// op whose outputs the loss does not depend on gets none.
 ///
 /// # Errors
-/// When the program does not check; when `loss` is no scalar of f32 or f64 that an op of block 0 gives, or depends on
-/// no parameter; when it depends on a parameter through an op that has no gradient, which is named. The program is then
-/// as it was.
+/// When the program is invalid; when `loss` is no scalar of f32 or f64 that an op of block 0 gives, or depends on no
+/// parameter; when it depends on a parameter through an op that has no gradient, which is named. The program is then
+/// unchanged.
 pub fn append_backward(program: &mut Program, loss: &str) -> Result<Vec<ParameterGradient>, Failure> {
     let graph = Graph::new(program.clone())?;
     let facts = check_loss(&graph, loss)?;
@@ -74,15 +74,15 @@ struct Backward<'a> {
     graph: &'a Graph,
     /// Variables that depend on a parameter.
     influenced: BTreeSet<&'a str>,
-    /// For each variable the terms that its gradient is the sum of.
+    /// For each variable the terms of its gradient.
     parts: BTreeMap<String, Vec<PartialGradient>>,
-    /// How often a variable's gradient got a part that an op makes.
+    /// For each variable the number of its gradient's parts that ops compute.
     made: BTreeMap<String, usize>,
     variables: Vec<Variable>,
     ops: Vec<Op>,
 }
 
-/// A part of a gradient: a variable, and the op that makes it for this purpose alone.
+/// A part of a gradient: a variable, and the op that computes only this part.
 #[derive(Clone, Debug)]
 struct PartialGradient {
     name: String,
@@ -123,7 +123,7 @@ impl<'a> Backward<'a> {
         self.ops.push(Op { kind, inputs, outputs, role: OpRole::Backward });
     }
 
-    /// Hands the gradients of an op's outputs on to its inputs.
+    /// Propagates the gradients of an op's outputs to its inputs.
     fn through(&mut self, op: &'a Op) -> Result<(), String> {
         if !op.outputs.iter().any(|output| self.parts.contains_key(output)) {
             return Ok(());
@@ -163,14 +163,14 @@ impl<'a> Backward<'a> {
         self.parts.entry(of.to_owned()).or_default().push(PartialGradient { name: name.to_owned(), op: None });
     }
 
-    /// A name for the next part of a gradient that an op will make.
+    /// A name for the next part of a gradient that an op will compute.
     fn part_name(&mut self, of: &str) -> String {
         let made = self.made.entry(of.to_owned()).or_default();
         *made += 1;
         format!("{}@{}", gradient_name(of), *made - 1)
     }
 
-    /// Adds a part that the last op makes.
+    /// Adds a part that the last op computes.
     fn record(&mut self, of: &str, name: String) {
         let op = Some(self.ops.len() - 1);
         self.parts.entry(of.to_owned()).or_default().push(PartialGradient { name, op });

@@ -1,4 +1,4 @@
-//! Programs as they are written: unchecked, until a [`Graph`](super::Graph) is made of one.
+//! Unchecked form of a program. A [`Graph`](super::Graph) is its checked form.
 
 use super::op::Op;
 use super::variable::Variable;
@@ -14,7 +14,7 @@ pub struct Block {
     pub ops: Vec<Op>,
 }
 
-/// A program: block 0 is where it begins.
+/// A program. It begins with block 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
     /// The blocks.

@@ -1,4 +1,4 @@
-//! Programs written in Rust.
+//! Builder of programs in Rust code.
 
 use std::cell::RefCell;
 
@@ -39,7 +39,7 @@ pub struct Symbol(usize);
 /// ```
 #[derive(Debug, Default)]
 pub struct Builder {
-    // Ops take one another's symbols as arguments, so several calls are under way at a time.
+    // A call may have calls of the builder as arguments, so the borrows are short.
     written: RefCell<BuilderState>,
 }
 
@@ -62,7 +62,7 @@ impl BuilderState {
 }
 
 impl Builder {
-    /// Nothing yet.
+    /// An empty program.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,4 +1,4 @@
-//! The checked form of a program.
+//! Graph: the checked form of a program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use super::infer::{self, Inferred};
 use super::op::{Op, OpKind, OpRole};
 use super::variable::{Purpose, Variable, VariableFacts};
 
-/// A variable of a graph, by its place in [`Graph::variables`].
+/// Index of a variable in [`Graph::variables`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VariableIndex(pub u32);
 
 impl VariableIndex {
-    /// The place, to index with.
+    /// The index as a number.
     #[must_use]
     pub const fn place(self) -> usize {
         self.0 as usize
@@ -86,13 +86,13 @@ impl Graph {
         Ok(Self { variables, by_name, scopes: scopes.into_iter().flatten().collect(), program })
     }
 
-    /// The program it was made of.
+    /// The unchecked program.
     #[must_use]
     pub const fn program(&self) -> &Program {
         &self.program
     }
 
-    /// The program it was made of, to be changed and checked again.
+    /// The unchecked program, to be changed and checked again.
     #[must_use]
     pub fn into_program(self) -> Program {
         self.program
@@ -122,7 +122,7 @@ impl Graph {
         self.find(name).map(|index| &self.variable(index).facts)
     }
 
-    /// Its blocks; an op that runs a block names it by its place here.
+    /// Its blocks; an op that runs a block has its index in this list.
     #[must_use]
     pub fn scopes(&self) -> &[Scope] {
         &self.scopes
@@ -194,7 +194,7 @@ impl Checker {
         Ok(index)
     }
 
-    /// Checks the ops of a block, and of each block that one of them runs, when it is met.
+    /// Checks the ops of a block in order, and the ops of each block that an op runs with that op.
     fn scope(&mut self, program: &Program, index: usize) -> Result<(), Failure> {
         let block = &program.blocks[index];
         let mut nodes = Vec::with_capacity(block.ops.len());
@@ -210,7 +210,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks that the op of a block may run another one, which is then walked.
+    /// Checks that the op of a block may run another block.
     fn enter(&mut self, program: &Program, outer: usize, inner: usize) -> Result<(), String> {
         let Some(block) = program.blocks.get(inner) else {
             return Err(format!("found block {inner}; expected one below {}", program.blocks.len()));
@@ -282,7 +282,7 @@ impl Checker {
             Purpose::Temporary if known.is_written => {
                 Err(format!("found a second op that writes temporary {name:?}; expected one"))
             }
-            // A loop would write it again and again while the block around it reads it once.
+            // A loop would write the temporary repeatedly while the block around it reads it once.
             Purpose::Temporary if known.block != block => {
                 let own = known.block;
                 Err(format!("found temporary {name:?} of block {own} written in block {block}; expected it in {own}"))

@@ -1,4 +1,4 @@
-//! The binary form: protobuf (proto3), package `pserver.program`. Numbers never change.
+//! Binary form of programs: protobuf (proto3), package `pserver.program`. Numbers never change.
 //!
 //! ```text
 //! message Program   { repeated Block blocks = 1; }
@@ -156,13 +156,13 @@ struct WholesMessage {
 }
 
 impl Program {
-    /// The binary form, which [`decode`](Self::decode) turns back into an equal program.
+    /// The binary form, from which [`decode`](Self::decode) makes an equal program.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         ProgramMessage { blocks: self.blocks.iter().map(encode_block).collect() }.encode_to_vec()
     }
 
-    /// Reads the binary form. The program is a claim: a [`Graph`](super::Graph) is made of it next.
+    /// Reads the binary form. The program is unchecked until a [`Graph`](super::Graph) is made of it.
     ///
     /// # Errors
     /// Names the block and the variable or the op, what was found and what was expected.
@@ -179,7 +179,7 @@ impl Program {
     }
 }
 
-/// More attributes than any op has.
+/// Bound of the attributes of an op, above the number that any kind has.
 const ATTRIBUTES_MAX: usize = 16;
 
 /// Counts the parts of a program before any is allocated: an empty op takes two bytes in the message and fifty times as
@@ -207,8 +207,8 @@ fn check_counts(bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The texts and messages in a message, each with its field's number. Bytes that are no message end them, and decoding
-/// ends there too.
+/// The texts and messages in a message, each with its field's number. The list ends at bytes that are no message, where
+/// decoding fails too.
 fn parts(mut rest: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     std::iter::from_fn(move || {
         loop {
@@ -338,7 +338,7 @@ fn decode_op(message: OpMessage) -> Result<Op, String> {
     Ok(Op { kind, inputs: message.inputs, outputs: message.outputs, role })
 }
 
-/// The place of one of a few.
+/// The index of a value in a short list.
 fn number<T: PartialEq>(all: &[T], one: T) -> u32 {
     let place = all.iter().position(|found| *found == one).expect("it is one of all");
     u32::try_from(place).expect("there are a few")

@@ -19,7 +19,7 @@ pub enum OpRole {
     Backward,
     /// From gradients to new parameters.
     Optimize,
-    /// Moves values between programs or holds them back.
+    /// Moves values between programs, or queues them.
     Communication,
 }
 
@@ -59,7 +59,7 @@ impl fmt::Display for ProgramPeer {
     }
 }
 
-/// Where [`OpKind::Send`] sends to.
+/// Destination of an [`OpKind::Send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// One process, fixed when the program was made.
@@ -202,7 +202,7 @@ pub enum OpKind {
     Send {
         /// The channel of the matching `recv`.
         channel: String,
-        /// Where that is.
+        /// The destination.
         to: Destination,
     },
     /// `() -> (x)` or `(x, address: strings)`, as declared: a received value, and its sender. It is ready when a value
@@ -223,9 +223,9 @@ pub enum OpKind {
     /// in their senders' order, else in order of arrival. With a staleness bound the `recv` that the address comes from
     /// gives a piece only when it is its sender's turn, and keeps it until then.
     GradientAccumulator {
-        /// How many pieces make one: 1 in asynchronous training, the number of trainers in synchronous.
+        /// Number of pieces in a merged gradient: 1 in asynchronous training, the number of trainers in synchronous.
         count: u32,
-        /// How they become one.
+        /// How pieces are merged.
         merge: Merge,
         /// The most pieces by which a sender may be ahead of the slowest one: 0 is one piece of every sender in each
         /// merged gradient, which is synchronous training; none accepts every piece.
@@ -234,10 +234,10 @@ pub enum OpKind {
     /// `(string: strings) -> strings`: takes strings, and on the `count`th gives the list of them: addresses in the
     /// order of their processes, then other strings in the order of their text.
     StringAccumulator {
-        /// How many make a list.
+        /// Number of strings in a list.
         count: u32,
     },
-    /// `() -> ()`: runs a block again and again.
+    /// `() -> ()`: runs a block repeatedly, without end.
     LoopForever {
         /// The block's index; its parent is the block of this op.
         block: u32,
@@ -300,8 +300,8 @@ impl OpKind {
         }
     }
 
-    /// Whether it waits for something or moves it, so that the executor runs it itself; every other kind is arithmetic,
-    /// a pure function of its inputs.
+    /// Whether the op waits for values or moves them, so that the executor runs it; every other kind is arithmetic, a
+    /// pure function of its inputs.
     #[must_use]
     pub const fn is_flow(&self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! The ops that turn gradients into new parameters.
+//! Optimizer ops of a program: their updates and states.
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -18,12 +18,12 @@ use super::variable::{Purpose, Variable, VariableFacts};
 /// [`Initialise`](OpRole::Initialise) fill with what the rule begins with.
 ///
 /// # Errors
-/// When the configuration is wrong, the rule does not go with a parameter, or a parameter or a gradient is not there.
-/// The program is then as it was.
+/// When the configuration is invalid, the rule does not fit a parameter, or a parameter or a gradient does not exist.
+/// The program is then unchanged.
 pub fn append_optimizer(program: &mut Program, config: &str, gradients: &[ParameterGradient]) -> Result<(), Failure> {
     let graph = Graph::new(program.clone())?;
     let rule = infer::rule(config).map_err(Failure::call)?;
-    // States in the rule's order, each with what it is before the first update.
+    // States in the rule's order, each with its initial value.
     let begins: Vec<(&str, f64)> = rule.states().iter().map(|state| (state.name.as_str(), state.initial)).collect();
     let mut appended = program.clone();
     let block = &mut appended.blocks[0];

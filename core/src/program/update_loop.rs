@@ -23,11 +23,11 @@ pub(crate) struct GradientNames {
     pub(crate) channel: String,
     /// One trainer's gradient.
     pub(crate) piece: String,
-    /// The same in the parameter's type, where it is received in a narrower one.
+    /// The gradient in the parameter's type, if it is received in half precision.
     pub(crate) wide: String,
     /// The sender of the gradient.
     pub(crate) sender: String,
-    /// All pieces as one.
+    /// The merged gradient.
     pub(crate) merged: String,
     /// The senders of all merged gradients.
     pub(crate) senders: String,
@@ -64,7 +64,7 @@ impl GradientNames {
     }
 }
 
-/// The op that takes turns for ever.
+/// The op that runs a block without end.
 pub(crate) fn loop_forever(block: u32) -> Op {
     communication(OpKind::LoopForever { block }, &[], &[])
 }

@@ -89,7 +89,7 @@ impl Elements {
         }
     }
 
-    /// Their bytes, as they travel: little endian.
+    /// Their bytes in the form of the wire: little endian.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
@@ -231,7 +231,7 @@ impl VariableValue {
         Err(Failure::call(format!("found {self}; expected {facts}{batch}")))
     }
 
-    /// The memory of its elements, ids and texts, in bytes.
+    /// Bytes of its elements, ids and strings.
     #[must_use]
     pub fn byte_count(&self) -> u64 {
         match self {

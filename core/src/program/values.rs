@@ -1,4 +1,4 @@
-//! The values of a program's variables while it runs, and the memory that they may take.
+//! Values of a program's variables while it runs, and their bound of memory.
 
 use crate::error::Failure;
 
@@ -6,7 +6,7 @@ use super::graph::{Graph, Node, VariableIndex};
 use super::value::{VariableValue, check_memory};
 use super::variable::{Dim, Purpose, VariableFacts};
 
-/// A value for every variable that has one, which together stay within a bound.
+/// The values of variables, within a common bound of bytes.
 pub(in crate::program) struct VariableValues {
     held: Vec<Option<VariableValue>>,
     bytes: u64,
@@ -70,7 +70,7 @@ impl VariableValues {
     fn output_bytes(&self, graph: &Graph, node: &Node) -> u64 {
         let given = || node.inputs.iter().filter_map(|index| Some((&graph.variable(*index).facts, self.get(*index)?)));
         if node.rule.is_some() {
-            // Updates are in place. Selected rows are made whole for it.
+            // Updates are in place. Selected rows are made dense for them.
             let is_whole = given().all(|(facts, _)| !matches!(facts, VariableFacts::SelectedRows { .. }));
             return if is_whole { 0 } else { given().take(1).map(|(_, value)| value.byte_count()).sum() };
         }
@@ -83,7 +83,7 @@ impl VariableValues {
                     Dim::Batch => bytes.saturating_mul(batch),
                 })
             }
-            // Rows that are given are rows, or slopes, that were there.
+            // The rows of an output are those of an input, or of its gradient.
             VariableFacts::SelectedRows { .. } => rows,
             VariableFacts::Queue { .. } | VariableFacts::Strings => 0,
         });

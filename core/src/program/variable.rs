@@ -1,4 +1,4 @@
-//! Variables and their facts: type and shape as known before anything runs.
+//! Variables and their facts: type and shape, known before a program runs.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::dtype::ElementType;
 pub enum Dim {
     /// Known.
     Fixed(u64),
-    /// How many examples one run is fed: the same number everywhere in a run, and unknown before it.
+    /// The number of examples in a run: the same for all values of a run, and unknown before it.
     Batch,
 }
 
@@ -45,7 +45,7 @@ pub enum VariableFacts {
     Queue {
         /// The facts of its items: dense, selected rows or strings.
         of: Box<VariableFacts>,
-        /// How many items it holds at most, above zero.
+        /// The most items it holds, above zero.
         capacity: u64,
     },
     /// A list of strings: addresses of senders.

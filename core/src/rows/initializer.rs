@@ -28,7 +28,7 @@ pub enum Initializer {
     },
     /// Normally distributed. For floats.
     Gaussian {
-        /// The middle of the distribution.
+        /// The mean.
         mean: f64,
         /// Its standard deviation, zero or above.
         deviation: f64,
@@ -73,7 +73,7 @@ impl Initializer {
             Self::Uniform { low, high } if !(is_finite(low) && is_finite(high) && low <= high) => {
                 refuse(format!("from {low} to {high}; expected finite numbers in order"))
             }
-            // No value is further away than nine deviations.
+            // No value is further than nine deviations from the mean.
             Self::Gaussian { mean, deviation } if !(0.0 <= deviation && is_finite(mean.abs() + 9.0 * deviation)) => {
                 refuse(format!("mean {mean}, deviation {deviation}; expected finite values, the second not negative"))
             }
@@ -131,12 +131,12 @@ fn write(element_type: ElementType, value: f64, element: &mut [u8]) {
     }
 }
 
-/// 64 bits for an element, as good as independent of those of any other.
+/// 64 bits for an element, statistically independent of those of other elements.
 fn random(seed: u64, id: u64, place: u64) -> u64 {
     mix(mix(mix(seed).wrapping_add(id)).wrapping_add(place))
 }
 
-/// A number above zero and below one, from the upper 52 bits; every one of them is as likely as another.
+/// A number above zero and below one, from the upper 52 bits; all are equally likely.
 fn fraction(bits: u64) -> f64 {
     ((bits >> 12) as f64 + 0.5) * 2.0_f64.powi(-52)
 }

@@ -6,8 +6,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::limits::ROW_BYTES_MAX;
 
-/// The bound of every id, also of tables that grow: 2^63, so that an id is also a number in languages that have no
-/// unsigned ones.
+/// The bound of every id, also of tables that grow: 2^63, so that an id fits a signed integer.
 pub const ROW_IDS_MAX: u64 = 1 << 63;
 
 /// The bound of a parameter's row ids, which are counted from zero.
@@ -20,7 +19,7 @@ pub enum Height {
 }
 
 impl Height {
-    /// The number that every id is below.
+    /// The bound: every id is below it.
     #[must_use]
     pub const fn bound(self) -> u64 {
         match self {
@@ -39,7 +38,7 @@ impl fmt::Display for Height {
     }
 }
 
-/// The shape of rows, checked: an element type, how many elements a row has, and which ids there can be.
+/// Checked layout of rows: the element type, the elements per row and the range of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
     element_type: ElementType,
@@ -97,10 +96,10 @@ impl RowLayout {
         self.width as usize * element_bytes(self.element_type)
     }
 
-    /// Refuses an id that no row can have.
+    /// Refuses an id out of range.
     ///
     /// # Errors
-    /// When it is not below the height; names it.
+    /// When the id is not below the height; names it.
     pub fn check(self, id: u64) -> Result<(), Failure> {
         let bound = self.height.bound();
         if id < bound {

@@ -18,7 +18,7 @@ use crate::partition::Buckets;
 use super::layout::RowLayout;
 use super::selected::{Ids, RowsView, SelectedRows};
 
-/// A digit of an id, in bits: the counts of its values stay in the first-level cache.
+/// Bits of a radix digit: the counts of its values fit the first-level cache.
 const DIGIT_BITS: u32 = 11;
 const DIGIT_VALUES: usize = 1 << DIGIT_BITS;
 const DIGITS: usize = u64::BITS.div_ceil(DIGIT_BITS) as usize;
@@ -27,9 +27,9 @@ const DIGITS: usize = u64::BITS.div_ceil(DIGIT_BITS) as usize;
 #[derive(Debug, Default)]
 pub struct RowMerge {
     places: Vec<ContributionRow>,
-    /// The other half of a sort that moves from one to the other.
+    /// The second buffer of the radix sort.
     spare: Vec<ContributionRow>,
-    /// Where in `places` each unique id begins, and where the last one ends.
+    /// The index in `places` at which each unique id begins, and the end of the last one.
     starts: Vec<u32>,
 }
 
@@ -52,7 +52,7 @@ pub struct Merged<'a> {
     unique: Unique<'a>,
 }
 
-/// Ids, each once, and which rows have them.
+/// Unique ids, and the rows of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Unique<'a> {
     places: &'a [ContributionRow],
@@ -67,8 +67,8 @@ impl RowMerge {
         Self { places: Vec::with_capacity(rows), spare: Vec::with_capacity(rows), starts }
     }
 
-    /// Finds out which rows are the same. `layout` is the parameter's; contributions are in trainer order, with at most
-    /// one of each trainer, and may be of a type that is a gradient for it.
+    /// Groups rows by id. `layout` is the parameter's; contributions are in trainer order, at most one of each trainer,
+    /// and may be of any type that is a gradient for it.
     ///
     /// # Errors
     /// When a contribution's rows do not fit the parameter's, naming both, and when there are 2^32 rows or more.
@@ -92,7 +92,7 @@ impl RowMerge {
         Ok(Merged { layout, contributions, unique: Unique { places, starts } })
     }
 
-    /// As [`unite`](Self::unite), but the rows come by bucket, and within one by ascending ids.
+    /// As [`unite`](Self::unite), with the rows ordered by bucket, and within a bucket by ascending ids.
     ///
     /// # Errors
     /// As [`unite`](Self::unite).
@@ -110,7 +110,7 @@ impl RowMerge {
         Ok(Merged { layout, contributions, unique: Unique { places, starts } })
     }
 
-    /// Finds equal ids, and orders them by bucket and within one ascending.
+    /// Groups equal ids, and orders them by bucket, ascending within a bucket.
     ///
     /// # Errors
     /// When there are 2^32 ids or more.
@@ -126,7 +126,7 @@ impl RowMerge {
 }
 
 impl RowMerge {
-    /// Takes up the rows of contributions that fit the layout.
+    /// Collects the rows of contributions, after checking that they fit the layout.
     fn take(&mut self, layout: RowLayout, contributions: &[RowsView<'_>]) -> Result<(), Failure> {
         for (index, rows) in contributions.iter().enumerate() {
             check(layout, index, rows.layout())?;
@@ -140,8 +140,8 @@ impl RowMerge {
         Ok(())
     }
 
-    /// Sorts by id, digit after digit from the lowest; rows with one id keep their order. A digit that all ids share
-    /// costs nothing but its count.
+    /// Radix sort by id, from the lowest digit; rows with equal ids keep their order. A digit that all ids share costs
+    /// only its count.
     fn sort(&mut self) {
         let most = self.places.iter().fold(0, |bits, place| bits | place.id);
         let digits = DIGITS.min((u64::BITS - most.leading_zeros()).div_ceil(DIGIT_BITS) as usize);
@@ -239,7 +239,7 @@ impl Unique<'_> {
         self.starts[..self.len()].iter().map(|start| self.places[*start as usize].id)
     }
 
-    /// Writes for each row which of the ids it has, by number.
+    /// Writes for each row the index of its id.
     ///
     /// # Panics
     /// When `into` is shorter than the rows.
@@ -285,8 +285,8 @@ impl Merged<'_> {
         self.unique.places[self.unique.starts[index] as usize].id
     }
 
-    /// Copies the rows of a single contribution in its own type. Where no row repeats this is the sum, but for the sign
-    /// of zeros.
+    /// Copies the rows of a single contribution in its own type. When no row repeats, this equals the sum except for
+    /// the sign of zeros.
     ///
     /// # Panics
     /// When `into` is not as long as these rows, and when there are several contributions.
@@ -328,7 +328,7 @@ impl Merged<'_> {
     }
 }
 
-/// Elements that are widened at a time: a few vector registers, and small on the stack.
+/// Elements that are widened at once: a few vector registers, and little stack.
 const BLOCK: usize = 64;
 
 impl Merged<'_> {
@@ -340,8 +340,8 @@ impl Merged<'_> {
         }
     }
 
-    /// Sums each contribution's rows separately, and these sums in order; `own` is a buffer for one of them. A sum that
-    /// begins with zero is never a negative zero, so it does not matter whether an addend began with zero, too.
+    /// Sums each contribution's rows separately, then these sums in order; `own` is a buffer for one of them. A sum
+    /// that begins with zero is never a negative zero, so addends need not begin with zero.
     fn sum_row<E: RowElement>(&self, mut run: Range<usize>, into: &mut [u8], own: &mut Vec<u8>) {
         self.sum_group::<E>(&mut run, into);
         while !run.is_empty() {
@@ -357,7 +357,7 @@ impl Merged<'_> {
         }
     }
 
-    /// Sums the rows that one contribution has of those in a run, which must have some, and takes them out of it.
+    /// Removes the rows of one contribution from the front of a run, which has some, and sums them.
     fn sum_group<E: RowElement>(&self, run: &mut Range<usize>, into: &mut [u8]) {
         let contribution = self.unique.places[run.start].contribution;
         self.put::<E>(run.start, into, E::begin_row);

@@ -1,7 +1,7 @@
 //! Rows of embeddings: sparse gradients, and the table that holds only touched rows.
 //!
-//! Not here: which server has a row, frames and sessions ([`crate::server`], [`crate::client`]); arithmetic, which a
-//! [`Kernels`](crate::port::Kernels) does; the file a table is saved to ([`crate::checkpoint`]).
+//! Not here: placement of rows on servers, frames and sessions ([`crate::server`], [`crate::client`]); arithmetic,
+//! which a [`Kernels`](crate::port::Kernels) does; the file a table is saved to ([`crate::checkpoint`]).
 //!
 //! Read in this order: [`RowLayout`], [`RowsView`] and [`SelectedRows`] (rows on the wire, repeated ones included),
 //! [`RowMerge`] (contributions become unique rows), [`Initializer`] (initial values), [`RowTable`] (touched rows).

@@ -1,8 +1,8 @@
-//! Some rows of a parameter: ids, which may repeat, and a row of values for each.
+//! Selected rows of a parameter: ids, which may repeat, and a row of values for each.
 //!
 //! A payload, on the wire and in the journal, is little endian: the ids, 8 bytes each, then the values, row after row
-//! in the ids' order. How many there are follows from its length, because the layout is known from the catalogue. When
-//! it begins at a multiple of eight, so do its ids and its values.
+//! in the ids' order. The number of rows follows from its length, because the catalogue has the layout. When a payload
+//! begins at a multiple of eight, so do its ids and its values.
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -12,16 +12,16 @@ use super::layout::RowLayout;
 /// Bytes of an id in a payload.
 const ID_BYTES: usize = size_of::<u64>();
 
-// A caller's ids are sent as they lie in memory.
+// A caller's ids are sent in their form in memory.
 const _: () = assert!(cfg!(target_endian = "little"), "a payload's numbers are those of the machine");
 
-/// Row ids that were checked against a height; they may repeat. At any alignment.
+/// Row ids that were checked against a height. They may repeat and have any alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ids<'a> {
     bytes: &'a [[u8; ID_BYTES]],
 }
 
-/// Some rows of a parameter, borrowed and checked: the ids, which may repeat, and a row of values for each.
+/// Checked selected rows, borrowed: the ids, which may repeat, and a row of values for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsView<'a> {
     layout: RowLayout,
@@ -29,7 +29,7 @@ pub struct RowsView<'a> {
     values: &'a [u8],
 }
 
-/// Some rows of a parameter, owned and checked, as they travel. [`view`](Self::view) reads them.
+/// Checked selected rows, owned, in the form of a payload. [`view`](Self::view) reads them.
 ///
 /// ```
 /// use pserver_core::dtype::ElementType;
@@ -50,7 +50,7 @@ pub struct SelectedRows {
 }
 
 impl<'a> Ids<'a> {
-    /// Checks ids as they travel: 8 bytes each, little endian.
+    /// Checks the ids of a payload: 8 bytes each, little endian.
     ///
     /// # Errors
     /// When the bytes are not whole ids, and when an id is not below the layout's height; names which.
@@ -97,7 +97,7 @@ impl<'a> Ids<'a> {
         self.bytes.is_empty()
     }
 
-    /// One of them.
+    /// The id at an index.
     ///
     /// # Panics
     /// When the index is out of bounds.
@@ -106,12 +106,12 @@ impl<'a> Ids<'a> {
         u64::from_le_bytes(self.bytes[place])
     }
 
-    /// All of them, in order.
+    /// All ids, in order.
     pub fn iter(self) -> impl ExactSizeIterator<Item = u64> + Clone + use<'a> {
         self.bytes.iter().map(|id| u64::from_le_bytes(*id))
     }
 
-    /// As they travel.
+    /// The ids in the form of a payload.
     #[must_use]
     pub const fn bytes(self) -> &'a [u8] {
         self.bytes.as_flattened()
@@ -231,7 +231,7 @@ impl SelectedRows {
         RowsView::new(layout, ids, values).map(Self::from)
     }
 
-    /// Takes a payload, checked as [`RowsView::parse`] does.
+    /// Takes ownership of a payload, checked as [`RowsView::parse`] does.
     ///
     /// # Errors
     /// As [`RowsView::parse`].
@@ -253,7 +253,7 @@ impl SelectedRows {
         &self.payload
     }
 
-    /// Gives the payload away.
+    /// Returns the payload.
     #[must_use]
     pub fn into_payload(self) -> Vec<u8> {
         self.payload

@@ -1,4 +1,4 @@
-//! A rule that was read and checked, with the values of its parameters.
+//! Checked rule: its syntax tree and the values of its parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ impl CheckedRule {
         Ok(written)
     }
 
-    /// As [`new`](Self::new), for a text that is put before or after another and need not assign `w`.
+    /// As [`new`](Self::new), for a text that is lowered before or after another one and need not assign `w`.
     pub(crate) fn piece(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
         let syntax = Syntax::parse(text)?;
         let mut written = Self {
@@ -74,7 +74,7 @@ impl CheckedRule {
         lower(&[self])
     }
 
-    /// The text as it was given.
+    /// The text of the rule.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
@@ -117,7 +117,7 @@ pub fn lower(pieces: &[&CheckedRule]) -> Result<Lowered, Failure> {
     Ok(lowering.finish())
 }
 
-/// A setting that nothing reads is a mistake that would train something else.
+/// Refuses a setting that the rule does not read, because the user expects an effect.
 fn refuse_unused(settings: &RuleSettings, parameters: &BTreeMap<String, f64>) -> Result<(), Failure> {
     let Some(name) = settings.keys().find(|name| !parameters.contains_key(*name)) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Straight-line code in the making: operations are numbered, equal ones are one, known ones are computed.
+//! Builder of straight-line code: numbers operations, merges equal ones and folds constants.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::ssa::{
     StateResult, Unary, ValueId,
 };
 
-/// A value while code is made.
+/// An operand during code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operand {
     /// A real that is the same for every element.
@@ -168,7 +168,7 @@ impl CodeBuilder {
         }
     }
 
-    /// For elements, powers with an instruction use it: `x ^ 1`, `x ^ 2` and `x ^ 0.5`.
+    /// Powers of elements for which there is an instruction use it: `x ^ 1`, `x ^ 2` and `x ^ 0.5`.
     pub(super) fn power(&mut self, base: Operand, exponent: Operand) -> Operand {
         match (base, exponent, self.known(exponent)) {
             (Operand::Scalar(base), Operand::Scalar(exponent), _) => {
@@ -184,7 +184,7 @@ impl CodeBuilder {
         }
     }
 
-    /// Refuses code that has grown too long.
+    /// Refuses code that exceeds the limits.
     pub(super) fn check_limits(&self) -> Result<(), String> {
         // A result that is a scalar becomes an operation at the end.
         let results = STATES_MAX + 1;
@@ -281,7 +281,7 @@ impl CodeBuilder {
         })
     }
 
-    /// Equal scalars are one, known ones are computed.
+    /// Merges equal scalars and folds constants.
     fn scalar(&mut self, scalar: ScalarOp) -> ScalarId {
         let scalar = self.folded(scalar);
         let place = self.scalars.iter().position(|known| is_same(*known, scalar)).unwrap_or_else(|| {
@@ -315,7 +315,7 @@ fn constant(scalar: ScalarOp) -> Option<f64> {
     if let ScalarOp::Constant(value) = scalar { Some(value) } else { None }
 }
 
-/// Constants are the same by their bits: zero is not negative zero.
+/// Compares constants by their bits: zero is not negative zero.
 fn is_same(one: ScalarOp, other: ScalarOp) -> bool {
     match (one, other) {
         (ScalarOp::Constant(one), ScalarOp::Constant(other)) => one.to_bits() == other.to_bits(),

@@ -1,30 +1,32 @@
-//! Elementary functions without an instruction, in binary64 and only of sums, products and quotients. So every machine
-//! gives the same bits, and so does a kernel with the same steps (`kernels/cu/elementary.cu`).
+//! Elementary functions without an instruction, computed in binary64 by sums, products and quotients only. So every
+//! machine gives the same bits, and so does a kernel with the same steps (`kernels/cu/elementary.cu`).
 //!
-//! Tests compare them with the system's: they differ by an ulp at most, `expm1` and the hyperbolic tangent by three.
+//! Tests compare the functions with the system's: the results differ by at most one ulp, those of `expm1` and the
+//! hyperbolic tangent by three.
 //!
 //! Formulas: `e^x = 2^k e^r` with `r = x - k log 2` in two parts (Cody and Waite, 1980) and the series of `e^r`; `log
 //! (1 + f) = 2 artanh s` with `s = f / (2 + f)` and its series; sums and products in two parts after Dekker (1971).
 
-/// `log 2` in two parts, of which the first has so few bits that its product with an exponent is exact.
+/// `log 2` in two parts. The first has few enough bits that its product with an exponent is exact.
 const LOG_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
 const LOG_2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
 const INVERSE_LOG_2: f64 = std::f64::consts::LOG2_E;
 
-/// Above it `e^x` is infinite, below the other one it is zero.
+/// Above this `e^x` is infinite.
 const EXPONENT_MAX: f64 = 710.0;
+/// Below this `e^x` is zero.
 const EXPONENT_MIN: f64 = -746.0;
 
 /// The terms of `(e^r - 1 - r - r^2 / 2) / r^3` with even powers of `r`, the last first: `1 / 13!` to `1 / 3!`.
 const EXPONENTIAL_EVEN: [f64; 6] =
     [1.0 / 6_227_020_800.0, 1.0 / 39_916_800.0, 1.0 / 362_880.0, 1.0 / 5_040.0, 1.0 / 120.0, 1.0 / 6.0];
-/// And with odd ones: `1 / 14!` to `1 / 4!`.
+/// The terms with odd powers of `r`, the last first: `1 / 14!` to `1 / 4!`.
 const EXPONENTIAL_ODD: [f64; 6] =
     [1.0 / 87_178_291_200.0, 1.0 / 479_001_600.0, 1.0 / 3_628_800.0, 1.0 / 40_320.0, 1.0 / 720.0, 1.0 / 24.0];
 
 /// The terms of `((2 artanh s / s - 2) / s^2 - 2 / 3) / s^2` with even powers of `s^2`, the last first.
 const LOGARITHM_EVEN: [f64; 6] = [2.0 / 25.0, 2.0 / 21.0, 2.0 / 17.0, 2.0 / 13.0, 2.0 / 9.0, 2.0 / 5.0];
-/// And with odd ones.
+/// The terms with odd powers of `s^2`, the last first.
 const LOGARITHM_ODD: [f64; 5] = [2.0 / 23.0, 2.0 / 19.0, 2.0 / 15.0, 2.0 / 11.0, 2.0 / 7.0];
 const TWO_THIRDS_HIGH: f64 = 2.0 / 3.0;
 /// The difference between two thirds and the high part.
@@ -53,7 +55,7 @@ fn exponential_of(x: f64, low: f64) -> f64 {
         return 0.0;
     }
     let (exponent, rest, lost) = reduced(x, low);
-    // One, the remainder and half its square are added in two parts, so that only the last sum rounds.
+    // One, the remainder and half its square are added in two parts, so that only the last sum is rounded.
     let (square, square_lost) = times(rest, rest);
     let (sum, sum_lost) = larger_plus(1.0, rest);
     let (total, total_lost) = larger_plus(sum, 0.5 * square);
@@ -62,7 +64,7 @@ fn exponential_of(x: f64, low: f64) -> f64 {
     scaled(total + small, exponent)
 }
 
-/// `k`, `r` and what `r` lost, where `x + low = k log 2 + r` and `r` is at most half of `log 2`.
+/// `k`, `r` and the rounding error of `r`, where `x + low = k log 2 + r` and `r` is at most half of `log 2`.
 fn reduced(x: f64, low: f64) -> (i64, f64, f64) {
     let moved = x * INVERSE_LOG_2 + WHOLE;
     let whole = moved - WHOLE;
@@ -231,7 +233,7 @@ fn vast(is_infinite: bool, sign: f64) -> f64 {
     (if is_infinite { f64::INFINITY } else { 0.0 }) * sign
 }
 
-/// The logarithm of a positive finite number, in two parts: about 2^-65 of it is lost.
+/// The logarithm of a positive finite number, in two parts, with a relative error of about 2^-65.
 fn logarithm_in_two(x: f64) -> (f64, f64) {
     let (exponent, fraction) = parts(x);
     let divisor = 2.0 + fraction;
@@ -283,9 +285,9 @@ mod tests {
 
     use super::*;
 
-    /// The most that one of ours may differ from the system's, in ulps of the latter. Ours of `expm1` is two from the
-    /// truth where 1 takes most of the sum away: between a half and twice `log 2`. The system's hyperbolic tangent
-    /// is itself two from the truth, its others are within one.
+    /// The largest difference from the system's functions, in ulps of the latter. The error of `expm1` here is two ulps
+    /// between a half and twice `log 2`, where the subtraction of 1 cancels most bits. The error of the system's
+    /// hyperbolic tangent is two ulps, that of its other functions one.
     const ULPS: f64 = 1.0;
     const ULPS_OF_DIFFERENCES: f64 = 3.0;
 
@@ -343,8 +345,8 @@ mod tests {
         }
     }
 
-    /// Adam divides by `1 - beta^n`, which is a thousand times less certain than the power is. The system's power is
-    /// nearly always the nearest number, so ours is when they agree.
+    /// Adam divides by `1 - beta^n`, which has a thousand times the relative error of the power. The system's power is
+    /// nearly always the nearest number, so agreement shows that the power here is, too.
     #[test]
     fn the_powers_of_a_decay_are_the_nearest_numbers() {
         let differ = |beta: f64| (1_i32..2000).filter(move |n| power(beta, (*n).into()) != beta.powf((*n).into()));

@@ -1,6 +1,6 @@
-//! A rule run from its text, one element at a time, in binary64 throughout: the oracle for rules that a user writes.
+//! Interpreter of a rule's text, one element at a time, in binary64: the oracle for rules that a user writes.
 //!
-//! It shares nothing with the lowering but the text's checks, so that each can find the other's mistakes.
+//! The interpreter shares only the text's checks with the lowering, so that each reveals faults of the other.
 
 use std::collections::BTreeMap;
 

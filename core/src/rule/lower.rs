@@ -22,7 +22,7 @@ use super::syntax::{
 /// Values of a rule's parameters, by name, as far as they are set.
 pub type RuleSettings = BTreeMap<String, f64>;
 
-/// Code in the making.
+/// State of the lowering of all texts.
 pub(super) struct Lowering {
     code: CodeBuilder,
     weight: Operand,
@@ -31,7 +31,7 @@ pub(super) struct Lowering {
     assigns_weight: bool,
 }
 
-/// A state in the making.
+/// A state during the lowering.
 struct PendingState {
     name: String,
     initial: f64,
@@ -44,7 +44,7 @@ enum Meaning {
     Weight,
     Gradient,
     State(usize),
-    /// A parameter, a name of ours, or what `let` names.
+    /// A parameter, a predefined name, or a name that `let` defines.
     Value(Operand),
 }
 
@@ -55,7 +55,7 @@ struct TextLowering<'a> {
     settings: &'a RuleSettings,
     names: BTreeMap<&'a str, Meaning>,
     parameters: BTreeMap<String, f64>,
-    /// Within the branch that a constant condition leaves out: there a division by zero is no mistake.
+    /// Whether the expression is in a branch that a constant condition excludes; there a division by zero is allowed.
     is_left_out: bool,
 }
 

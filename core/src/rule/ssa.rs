@@ -414,7 +414,7 @@ impl Binary {
 }
 
 impl Comparison {
-    /// Whether it holds, in binary64.
+    /// Whether the comparison holds, in binary64.
     #[must_use]
     pub fn holds(self, left: f64, right: f64) -> bool {
         match self {
@@ -446,7 +446,7 @@ pub fn power(base: f64, exponent: f64) -> f64 {
 }
 
 /// A scalar rounded for an f32 chunk: the nearest binary32, but a nonzero scalar never becomes smaller than the
-/// smallest normal number. An epsilon that vanished would divide zero by zero.
+/// smallest normal number. An epsilon that is rounded to zero would lead to a division of zero by zero.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest binary32 is what is asked for")]
 pub fn round_to_binary32(scalar: f64) -> f32 {

@@ -1,4 +1,4 @@
-//! A rule as its text says it: statements of expressions, each with its place in the text.
+//! Syntax tree of a rule: statements and expressions, each with its position in the text.
 
 use crate::text::Position;
 
@@ -27,7 +27,7 @@ pub struct Statement {
 pub enum StatementKind {
     /// `param name in [0, 1) = 0.9`
     Parameter {
-        /// The numbers it may have; all finite ones when it is not said.
+        /// The numbers it may have; all finite ones when there is no interval.
         interval: Option<Interval>,
         /// The value without a setting.
         default: Option<f64>,

@@ -1,4 +1,4 @@
-//! The mark of a journal: how far it reaches that was acknowledged, in a file of its own.
+//! Mark of a journal: the end of its acknowledged records, in a file of its own.
 
 use crate::checkpoint::owner::{Folder, OwnerNumber};
 use crate::checkpoint::storage::{Storage, StorageWriter, join};
@@ -9,17 +9,17 @@ const PREFIX: &str = "acknowledged-";
 const MAGIC: [u8; 8] = *b"PSACKED1";
 const MARK_BYTES: usize = 32;
 
-/// How far a journal reaches.
+/// The end of a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JournalMark {
     /// The position behind the last record.
     pub(super) position: u64,
-    /// How many records there are, over all segments.
+    /// Number of records, over all segments.
     pub(super) records: u64,
 }
 
 impl JournalMark {
-    /// The checksum covers the owner too, so that the mark of another life is not taken for this one's.
+    /// The checksum covers the owner too, so that the mark of another owner is not accepted.
     pub(super) fn encode(&self, owner: OwnerNumber) -> [u8; MARK_BYTES] {
         let mut bytes = [0; MARK_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -87,7 +87,7 @@ pub(super) fn find(storage: &dyn Storage, directory: &str) -> Result<Option<Foun
     Ok(Some(FoundMark { owner, path, mark }))
 }
 
-/// The marks of a directory, rising by owner.
+/// The marks of a directory, in ascending order of their owners.
 fn marks(storage: &dyn Storage, directory: &str) -> Result<Vec<(OwnerNumber, String)>, Failure> {
     let owner = |name: &str| match OwnerNumber::split(name.strip_prefix(PREFIX)?)? {
         (owner, "") => Some((owner, join(directory, name))),

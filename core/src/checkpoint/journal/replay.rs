@@ -104,7 +104,7 @@ impl Replayed {
 ///
 /// # Errors
 /// When the storage refuses, a visit fails, or the journal is damaged (naming file and offset) anywhere but at its end.
-/// A journal that ends before `from` lost its end with the host; the checkpoint that requires `from` contains the
+/// A journal that ends before `from` lost records with its host; the checkpoint that requires `from` contains the
 /// missing part.
 pub fn replay(reading: &ReplayOptions<'_>, visit: &mut RecordVisitor<'_>) -> Result<Replayed, Failure> {
     let mut replayed = Replayed::default();
@@ -140,8 +140,8 @@ impl Dropped {
     fn refusal(&self) -> Failure {
         let Self { damage, records, bytes } = self;
         Failure::Node(format!(
-            "{damage}; {records} whole records ({bytes} bytes) follow. Bring the file back, or start with {ACCEPT} to \
-             go on without everything from there on"
+            "{damage}; {records} whole records ({bytes} bytes) follow. Restore the file, or start with {ACCEPT} to \
+             continue without everything from there on"
         ))
     }
 }
@@ -153,12 +153,13 @@ fn look_at_mark(reading: &ReplayOptions<'_>, replayed: &mut Replayed) -> Result<
     match found {
         Some(found) if found.mark.is_none() => {
             let path = &found.path;
-            replayed.unsure = Some(format!("{path:?} is damaged: it cannot say whether the journal lost its end"));
+            replayed.unsure =
+                Some(format!("the mark {path:?} is damaged; a loss at the journal's end would not be detected"));
         }
         _ if has_more => {
             let directory = reading.directory;
             let text =
-                format!("the mark of the journal in {directory:?} is missing: it cannot say whether it lost its end");
+                format!("the mark of the journal in {directory:?} is missing; a loss at its end would not be detected");
             replayed.unsure = Some(text);
         }
         Some(found) => {

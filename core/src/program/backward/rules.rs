@@ -1,4 +1,4 @@
-//! How each op hands a gradient on.
+//! Differentiation rule of each op.
 
 use crate::dtype::ElementType;
 use crate::program::op::{Op, OpKind};
@@ -90,7 +90,7 @@ impl OpGradient<'_, '_> {
         }
     }
 
-    /// An input's gradient gets an output's as it is.
+    /// Adds an output's gradient unchanged to an input's.
     fn share(&mut self, place: usize, output_gradient: &str) {
         if self.is_needed[place] {
             self.backward.share(&self.op.inputs[place], output_gradient);
@@ -107,7 +107,7 @@ impl OpGradient<'_, '_> {
         }
     }
 
-    /// An input that repeats gets the sum over its repetitions.
+    /// A broadcast input gets the sum over its repetitions.
     fn repeated(&mut self, place: usize, output_gradient: &str) {
         if self.facts(place) == self.backward.facts(&self.op.outputs[0]) {
             self.share(place, output_gradient);

@@ -35,9 +35,9 @@ pub struct ExecutorParts {
     pub kernels: Box<dyn Kernels>,
     /// The senders of pieces to accumulators with a pace.
     pub senders: Vec<ProgramPeer>,
-    /// How many values of one sender and channel may wait to be received, above zero.
+    /// The most values of one sender and channel that wait to be received, above zero.
     pub arrivals_max: usize,
-    /// How many bytes its variables may take together; an op that would give more is refused before it runs.
+    /// The most bytes of all variables together; an op that would exceed them is refused before it runs.
     pub memory_bytes_max: u64,
 }
 
@@ -165,14 +165,13 @@ impl ProgramState {
         self.values.check_batch(&self.graph)
     }
 
-    /// Runs an op that moves nothing.
+    /// Runs an op that is no flow.
     pub(super) fn compute(&mut self, node: &Node) -> Result<(), Failure> {
         let (arithmetic, kernels) = (&mut *self.parts.arithmetic, &mut *self.parts.kernels);
         run_node(&self.graph, &mut self.values, arithmetic, kernels, node)
     }
 
-    /// Keeps a value for the `recv` that is the node at this place; gives it back when as many of the sender wait as
-    /// may.
+    /// Queues a value for the `recv` at this index; returns it when the sender's share of the queue is full.
     pub(super) fn arrive(&mut self, node: usize, from: ProgramPeer, value: VariableValue) -> Option<VariableValue> {
         let OpState::Arrivals(arrivals) = &mut self.kept[node] else { unreachable!("the node is a recv") };
         if arrivals.iter().filter(|one| one.from == from).count() >= self.parts.arrivals_max {
@@ -182,7 +181,7 @@ impl ProgramState {
         None
     }
 
-    /// Whether a value of this sender would be kept.
+    /// Whether a value of this sender would be queued.
     pub(super) fn has_room(&self, node: usize, from: ProgramPeer) -> bool {
         let OpState::Arrivals(arrivals) = &self.kept[node] else { unreachable!("the node is a recv") };
         arrivals.iter().filter(|one| one.from == from).count() < self.parts.arrivals_max
@@ -205,10 +204,11 @@ impl ProgramState {
         arrivals.iter().position(|one| pace.pace.admits(pieces.of(one.from).is_some(), count(one.from), fewest))
     }
 
-    /// Why an accumulator that holds this many pieces is not complete; `has` tells whether a sender has one among them.
+    /// The reason why an accumulator with this many pieces is not complete; `has` tells whether a sender has one of
+    /// them.
     fn lacks(&self, held: usize, has: impl Fn(ProgramPeer) -> bool, count: u32, pace: AccumulatorPace) -> Option<Wait> {
         let (needed, senders) = (count as usize, &self.parts.senders);
-        // In rounds, departed senders are not waited for.
+        // A round does not wait for departed senders.
         let is_whole = || !senders.is_empty() && senders.iter().all(|sender| has(*sender));
         let is_full = held >= needed || (pace == AccumulatorPace::Rounds && held > 0 && is_whole());
         (!is_full).then_some(Wait::Pieces { held, needed })
@@ -432,12 +432,12 @@ fn address(value: &VariableValue) -> Result<ProgramPeer, Failure> {
     }
 }
 
-/// The process that an address is of.
+/// The process of an address.
 fn addressed(address: &str) -> Result<ProgramPeer, Failure> {
     peer(address).ok_or_else(|| Failure::call(format!("found {address:?}; expected an address, trainer:0 or server:0")))
 }
 
-/// The process that a string is the address of, if it is one.
+/// The process of a string that is an address; none for other strings.
 fn peer(string: &str) -> Option<ProgramPeer> {
     let (kind, number) = string.split_once(':')?;
     match (kind, number.parse().ok()?) {

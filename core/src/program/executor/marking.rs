@@ -16,7 +16,7 @@ pub trait UnitRunner {
     fn run(&mut self, plan: &ExecutionPlan, unit: UnitIndex) -> Result<(), Self::Error>;
 }
 
-/// How far a stage is.
+/// Progress of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct StageProgress {
     /// Units that have not run in this turn; zero between runs, and before the loop has begun.
@@ -40,7 +40,7 @@ pub struct Marking {
     from: From,
 }
 
-/// Where the search for a ready unit begins.
+/// Position at which the search for a ready unit begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct From {
     /// The word of marks.
@@ -70,7 +70,7 @@ impl Marking {
         new
     }
 
-    /// Begins another run, after the last one has ended; loops go on where they are.
+    /// Begins another run, after the last one has ended; loops continue.
     pub fn begin(&mut self, plan: &ExecutionPlan) {
         for stage in (0..plan.stages().len()).filter(|stage| plan.stages()[*stage].begun_by.is_none()) {
             if self.turns[stage].remaining == 0 {
@@ -102,7 +102,7 @@ impl Marking {
         self.turns.iter().all(|turn| turn.remaining == 0)
     }
 
-    /// Whether a run has begun that no loop begins and has not ended: some of it has run.
+    /// Whether the stages without a loop are in the middle of a run.
     #[must_use]
     pub fn is_under_way(&self, plan: &ExecutionPlan) -> bool {
         let outer = || plan.stages().iter().zip(&self.turns).filter(|(stage, _)| stage.begun_by.is_none());
@@ -110,13 +110,13 @@ impl Marking {
         outer().any(|(_, turn)| turn.remaining > 0) && !outer().all(is_whole)
     }
 
-    /// How many turns of a unit's stage are over.
+    /// Number of completed turns of a unit's stage.
     #[must_use]
     pub fn turns(&self, plan: &ExecutionPlan, unit: UnitIndex) -> u64 {
         self.turns[plan.units()[unit.place()].stage as usize].finished
     }
 
-    /// The marked units that wait, with what for.
+    /// The marked units that are not ready, and the reasons.
     pub(super) fn waiting<P: UnitRunner>(&self, plan: &ExecutionPlan, port: &mut P) -> Vec<(UnitIndex, Wait)> {
         let marked = (0..plan.units().len()).filter(|place| self.is_marked(*place)).map(UnitIndex::of);
         marked.filter_map(|unit| port.waits(plan, unit).map(|wait| (unit, wait))).collect()
@@ -145,7 +145,7 @@ impl Marking {
     fn ran(&mut self, plan: &ExecutionPlan, index: UnitIndex) {
         let (place, unit) = (index.place(), &plan.units()[index.place()]);
         self.marked[place / 64] &= !(1 << (place % 64));
-        // Nothing lowers it again in this turn, so that the next one need not set it.
+        // The count is not lowered again in this turn, so the next turn need not set it.
         self.missing[place] = unit.predecessors;
         for follower in &unit.followers {
             let missing = &mut self.missing[*follower as usize];
@@ -167,7 +167,7 @@ impl Marking {
     fn begin_loop(&mut self, plan: &ExecutionPlan, index: UnitIndex) {
         let stages = plan.stages().iter().enumerate();
         for (stage, _) in stages.filter(|(_, stage)| stage.begun_by == Some(index.0)) {
-            // In a later run it goes on where it is.
+            // A loop continues in later runs.
             if self.turns[stage].remaining == 0 {
                 self.begin_turn(plan, stage);
             }

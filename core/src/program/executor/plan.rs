@@ -1,4 +1,4 @@
-//! A checked program made ready to run: units, and which of them wait for which.
+//! Execution plan of a checked program: its units and their order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,12 +8,12 @@ use crate::config::Merge;
 use crate::error::Failure;
 use crate::program::{Graph, Node, OpKind, OpRole, VariableIndex};
 
-/// A unit of a plan, by its place in [`ExecutionPlan::units`].
+/// Index of a unit in [`ExecutionPlan::units`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitIndex(pub u32);
 
 impl UnitIndex {
-    /// The place, to index with.
+    /// The index as a number.
     #[must_use]
     pub const fn place(self) -> usize {
         self.0 as usize
@@ -24,7 +24,7 @@ impl UnitIndex {
     }
 }
 
-/// The action of a unit: an op, or one of the two sides of an op that takes pieces and gives them later.
+/// The action of a unit: an op, or one of the two sides of an accumulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitKind {
     /// A pure function of its inputs.
@@ -49,7 +49,7 @@ pub enum UnitKind {
     Loop,
 }
 
-/// The least that runs at once.
+/// The smallest step of an executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     /// The action.
@@ -58,13 +58,13 @@ pub struct Unit {
     pub node: u32,
     /// Its stage.
     pub(super) stage: u32,
-    /// How many units come before it in every turn of its stage.
+    /// Number of units that precede it in every turn of its stage.
     pub(super) predecessors: u32,
     /// The units that wait for this one.
     pub(super) followers: Vec<u32>,
 }
 
-/// Units that run equally often: each once in every turn. A queue or an accumulator stands between two stages.
+/// Units that run equally often, each once in every turn. Stages are separated by queues and accumulators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlanStage {
     /// Its units, which lie side by side.
@@ -80,9 +80,9 @@ pub(super) struct PlanStage {
 pub struct Accumulator {
     /// The op, by its place in [`ExecutionPlan::nodes`].
     pub node: u32,
-    /// How many pieces make one.
+    /// Number of pieces in a merged gradient.
     pub count: u32,
-    /// How they become one.
+    /// How pieces are merged.
     pub merge: Merge,
     /// The order in which senders' pieces are accepted.
     pub pace: AccumulatorPace,
@@ -172,7 +172,7 @@ impl ExecutionPlan {
     }
 }
 
-/// A half of an op, or a whole one, before stages are known.
+/// A unit before its stage is known.
 struct DraftUnit {
     act: UnitKind,
     node: usize,
@@ -183,7 +183,7 @@ struct DraftUnit {
     root: usize,
 }
 
-/// A plan while it is made.
+/// A plan under construction.
 #[derive(Default)]
 struct PlanBuilder {
     nodes: Vec<Node>,
@@ -265,7 +265,7 @@ impl PlanBuilder {
     fn follow(&mut self, graph: &Graph, variable: VariableIndex, earlier: usize, later: usize) -> Result<(), Failure> {
         let is_loop = |half: &DraftUnit| half.act == UnitKind::Loop;
         match (is_loop(&self.drafts[earlier]), is_loop(&self.drafts[later])) {
-            // Loops run concurrently: a reader sees the value of the moment.
+            // Loops run concurrently: a reader sees the current value.
             (true, true) => return Ok(()),
             (true, false) => {
                 return Err(Failure::call(format!(
@@ -306,7 +306,7 @@ impl PlanBuilder {
         match act {
             UnitKind::PutGradient | UnitKind::PutString => (inputs, Vec::new()),
             UnitKind::TakeGradient | UnitKind::TakeString => (Vec::new(), outputs),
-            // A queue stands between its two sides and orders nothing.
+            // The two sides of a queue are not ordered.
             UnitKind::Enqueue => (inputs[1..].to_vec(), outputs),
             UnitKind::Dequeue => (Vec::new(), outputs),
             UnitKind::Compute | UnitKind::Recv | UnitKind::Send | UnitKind::Loop => (inputs, outputs),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Items that wait, oldest first, and no more than a bound.
+/// Items in order of arrival, up to a bound.
 #[derive(Clone, Debug)]
 pub struct Queue<T> {
     items: VecDeque<T>,
@@ -10,7 +10,7 @@ pub struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// An empty queue. Its capacity is a claim of the program's, so memory comes with the items.
+    /// An empty queue. Memory is allocated for items as they arrive, because a program's capacity is unchecked.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { items: VecDeque::new(), capacity }
@@ -44,7 +44,7 @@ impl<T> Queue<T> {
     ///
     /// # Panics
     ///
-    /// When the queue is full: nothing is ever dropped, so the caller checks first.
+    /// When the queue is full: no item is dropped, so the caller checks first.
     pub fn put(&mut self, item: T) {
         assert!(!self.is_full(), "an item for a full queue");
         self.items.push_back(item);

@@ -1,4 +1,4 @@
-//! A program that runs.
+//! Executor: a program with its values, its runs, and snapshots of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Executor {
         self.machine.graph().find(name).and_then(|index| self.machine.values.get(index))
     }
 
-    /// Takes a variable's value away, so that its memory may hold the next one.
+    /// Removes and returns a variable's value, so that its memory may be reused.
     pub fn take(&mut self, variable: VariableIndex) -> Option<VariableValue> {
         self.machine.values.take(variable)
     }
@@ -108,7 +108,7 @@ impl Executor {
         stepped.map_err(|(unit, failure)| named(&self.plan, &self.plan.units()[unit.place()], &failure))
     }
 
-    /// Runs at most this many units, and returns how the program stands then.
+    /// Runs at most this many units, and returns the status of the program.
     ///
     /// # Errors
     /// As [`step`](Self::step), and a deadlock: no op is ready and no value from outside can arrive, with every
@@ -152,7 +152,7 @@ impl Executor {
         self.machine.leave(sender);
     }
 
-    /// How often a unit's stage has completed.
+    /// Number of completed turns of a unit's stage.
     #[must_use]
     pub fn turns(&self, unit: UnitIndex) -> u64 {
         self.marking.turns(&self.plan, unit)

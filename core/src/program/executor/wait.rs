@@ -9,12 +9,12 @@ pub enum Wait {
     Destination,
     /// Memory, which is released outside the program.
     Memory,
-    /// For space in a queue.
+    /// Space in a queue.
     Space {
-        /// Items that it holds, as many as it can.
+        /// Items that it holds, which is its capacity.
         held: usize,
     },
-    /// For items in a queue.
+    /// Items in a queue.
     Items {
         /// The number present.
         held: usize,
@@ -23,10 +23,10 @@ pub enum Wait {
     },
     /// Room in an accumulator whose merged value is not taken yet.
     Room {
-        /// Pieces that it holds, as many as make one.
+        /// Pieces that it holds, which are all of a merged gradient.
         held: usize,
     },
-    /// For pieces in an accumulator.
+    /// Pieces in an accumulator.
     Pieces {
         /// The number present.
         held: usize,

@@ -39,7 +39,7 @@ impl<'a> Operands<'a> {
         self.inputs[place]
     }
 
-    /// The declared facts of an output, which the op cannot know by itself.
+    /// The declared facts of an output, which do not follow from the inputs.
     pub(super) fn declared(&self, place: usize) -> Result<&'a VariableFacts, String> {
         self.declared[place].ok_or_else(|| {
             let name = &self.op.outputs[place];
@@ -91,7 +91,7 @@ impl<'a> Operands<'a> {
         self.exactly(place, &VariableFacts::dense(element_type, shape))
     }
 
-    /// The place of a dimension of an input.
+    /// The index of a dimension of an input.
     pub(super) fn axis(&self, place: usize, axis: u32) -> Result<usize, String> {
         let (_, shape) = self.dense(place)?;
         let found = axis as usize;
@@ -101,7 +101,7 @@ impl<'a> Operands<'a> {
         Err(self.misfit(place, &format!("a dimension {axis}, counted from zero")))
     }
 
-    /// Why an input does not fit.
+    /// The error for an input that does not fit.
     pub(super) fn misfit(&self, place: usize, expected: &str) -> String {
         let (name, found) = (&self.op.inputs[place], self.input(place));
         format!("input {} {name:?} is {found}; expected {expected}", place + 1)

@@ -12,7 +12,7 @@ use crate::program::variable::{Dim, VariableFacts};
 use super::Inferred;
 use super::operands::Operands;
 
-/// Where the parameter, its gradient, its count of updates and its first state are among the inputs.
+/// Indices of the parameter, its gradient, its count of updates and its first state among the inputs.
 const GRADIENT: usize = 1;
 const COUNT: usize = 2;
 const STATES: usize = 3;
@@ -38,7 +38,7 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Result<Option<Inferred>, Strin
     Ok(Some(Inferred { facts, rule: Some(Arc::new(prepared)) }))
 }
 
-/// The rule that a configuration says, lowered.
+/// The lowered rule of a configuration.
 pub(in crate::program) fn rule(config: &str) -> Result<Prepared, String> {
     let bytes = config.len();
     if bytes > PARAMETER_CONFIG_BYTES_MAX {

@@ -109,7 +109,7 @@ impl CastNumber {
         .clamp(low, high)
     }
 
-    /// Rounded to binary32 so that rounding again to a half is as good as rounding once.
+    /// Rounded to odd in binary32, so that rounding the result to a half equals rounding once.
     fn odd(self) -> f32 {
         match self {
             Self::Whole(value) => narrowing::round_integer_to_odd(value),

@@ -38,7 +38,7 @@ pub(super) fn around(shape: &[u64], axis: usize) -> (usize, usize, usize) {
     (product(&shape[..axis]), index(shape[axis]), product(&shape[axis + 1..]))
 }
 
-/// Adds along a dimension, which goes.
+/// Sums along a dimension, which the result does not have.
 pub(super) fn reduce_sum<R: TensorReal>(x: &Tensor, axis: usize) -> Tensor {
     let (outer, length, inner) = around(x.shape(), axis);
     let values = R::slice(x.elements());

@@ -14,8 +14,8 @@
 //! update(w0, dw0)                            update(wi, dwi)
 //! ```
 //!
-//! The gradients of the shares never travel. Every column of `y` and `dw` has the bits that the whole would have;
-//! `dx` is a sum of sums over some columns each, and so is rounded otherwise.
+//! The gradients of the shares are not sent. Every column of `y` and `dw` has the bits of the undivided program; `dx`
+//! is a sum of sums over some columns each, and is rounded differently.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ use super::write::{BlockWriter, UsedNames, part};
 use super::{Cluster, ProgramPart, Transpiler};
 
 /// Cuts the weight of one layer, the largest that can be cut, by columns over the trainers. Its rule must be
-/// element-wise, one `matmul` must read it as its right operand, and only that one's gradients besides.
+/// element-wise. One `matmul` must read it as its right operand, and no other op but that op's gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Columns;
 
@@ -74,7 +74,7 @@ struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    /// The largest, and of equals the first.
+    /// The layer with the largest weight; the first of equal ones.
     fn find(graph: &'a Graph, groups: &'a Groups, trainers: u32) -> Result<Self, Failure> {
         let all = groups.all.iter().filter_map(|group| Self::of(graph, group));
         let wide = all.filter(|layer| layer.columns >= u64::from(trainers));
@@ -228,7 +228,7 @@ impl<'a> Shares<'a> {
         let whole = &self.wholes[name];
         writer.declare(whole, facts.clone(), Purpose::Temporary);
         writer.op(kind, &[], &[whole], op.role);
-        // The shares of others are cut too, and forgotten.
+        // The other shares are cut too, and not used.
         let outputs: Vec<&str> = (0..self.lengths.len()).map(|share| self.name(name, share)).collect();
         writer.op(OpKind::Split { axis: 1, lengths: self.lengths.clone() }, &[whole], &outputs, op.role);
     }

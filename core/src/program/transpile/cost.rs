@@ -47,8 +47,8 @@ pub struct ProcessRates {
 }
 
 impl Default for ProcessRates {
-    /// A link of 100 Gbit/s, 10 us for a message, 100 Gflop/s and 20 GB/s: a modest host, to be replaced by what was
-    /// measured.
+    /// A link of 100 Gbit/s, 10 us for a message, 100 Gflop/s and 20 GB/s: a modest host, to be replaced by measured
+    /// rates.
     fn default() -> Self {
         Self {
             link_bytes_per_second: 12.5e9,
@@ -117,9 +117,9 @@ impl CostModel {
 /// The work of a process in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
-    /// Bytes that leave.
+    /// Bytes sent.
     pub sent_bytes: u64,
-    /// Bytes that arrive.
+    /// Bytes received.
     pub received_bytes: u64,
     /// Messages, both ways.
     pub messages: u64,
@@ -130,7 +130,7 @@ pub struct StepWork {
 }
 
 impl StepWork {
-    /// How long it takes.
+    /// Its duration in seconds, at these rates.
     #[must_use]
     pub fn seconds(&self, machine: &ProcessRates) -> f64 {
         let linked = self.sent_bytes.saturating_add(self.received_bytes);
@@ -157,7 +157,7 @@ pub struct NodeEstimate {
     pub peer: ProgramPeer,
     /// Its work in one step.
     pub work: StepWork,
-    /// How long that takes.
+    /// Its duration in seconds.
     pub seconds: f64,
 }
 
@@ -244,7 +244,7 @@ fn server_work(graph: &Graph, sent: &dyn Fn(&str) -> u64, costs: &CostModel) -> 
     work
 }
 
-/// How large things are.
+/// Sizes of values and the work of ops.
 struct Sizes<'a> {
     graph: &'a Graph,
     costs: &'a CostModel,
@@ -345,7 +345,7 @@ impl Sizes<'_> {
     }
 }
 
-/// A count as a real number; beyond 2^53 it is rounded, which an estimate bears.
+/// A count as a real number; rounding beyond 2^53 does not matter to an estimate.
 pub(super) const fn real(count: u64) -> f64 {
     count as f64
 }

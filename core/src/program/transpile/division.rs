@@ -1,4 +1,4 @@
-//! A divided program: which groups of ops, or which of their rows, each server has. The parts are written from it.
+//! Division of a program: the groups of ops, or their rows, of each server. The parts are written from it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(super) struct GroupSlice<'a> {
     pub(super) arrivals: Vec<GradientNames>,
 }
 
-/// Everything that the parts are written from.
+/// Input of the generators of parts.
 pub(super) struct Division<'a> {
     pub(super) graph: &'a Graph,
     pub(super) outline: &'a Outline<'a>,

@@ -1,4 +1,4 @@
-//! The optimizer part of a program: which ops belong together, and which of them may be cut by rows.
+//! Optimizer part of a program: groups of ops that share variables, and which groups may be cut by rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub(super) struct OpGroup {
     pub(super) rows: Option<u64>,
 }
 
-/// Everything that places ops.
+/// All groups, and the owner of each variable.
 #[derive(Debug)]
 pub(super) struct Groups {
     /// In the order of their first ops.
@@ -112,7 +112,7 @@ impl OpGroup {
         Self { ops: Vec::new(), kept: Vec::new(), read: Vec::new(), arrivals: Vec::new(), rows: None }
     }
 
-    /// How errors and reports name it: by its first parameter, or its first state.
+    /// Its name in errors and reports: its first parameter, or its first state.
     pub(super) fn name(&self, graph: &Graph) -> String {
         let is_parameter = |name: &&String| purpose(graph, name) == Purpose::Parameter;
         self.kept.iter().find(is_parameter).or(self.kept.first()).cloned().unwrap_or_default()
@@ -140,7 +140,7 @@ impl OpGroup {
         self.rows = self.cut(outline);
     }
 
-    /// Refuses what cannot be gathered from several trainers.
+    /// Refuses a gradient that several trainers cannot send.
     fn check(&self, outline: &Outline<'_>) -> Result<(), Failure> {
         let graph = outline.graph();
         let op = &graph.program().blocks[0].ops[self.ops[0]];
@@ -166,7 +166,7 @@ impl OpGroup {
         Ok(())
     }
 
-    /// How many rows its parameter has, when every op works on each element alone and every beginning can be made in
+    /// The number of its parameter's rows, when every op is element-wise and every initialisation can be done in
     /// pieces.
     fn cut(&self, outline: &Outline<'_>) -> Option<u64> {
         let graph = outline.graph();
@@ -200,7 +200,7 @@ fn is_cut_along(facts: &VariableFacts, parameter: &[Dim]) -> bool {
     }
 }
 
-/// Whether each op that fills a variable at the beginning makes it from nothing, so that pieces can be made alike.
+/// Whether every initialising op of a variable has no inputs, so that pieces can be initialised alike.
 fn begins_from_nothing(outline: &Outline<'_>, name: &str) -> bool {
     let mut fillers = outline.writers(name).filter(|op| op.role == OpRole::Initialise);
     fillers.all(|op| op.kind.initializer().is_some())
@@ -263,7 +263,7 @@ impl<'a> Ties<'a> {
     }
 }
 
-/// Refuses a program that has been divided before.
+/// Refuses a program that was divided before.
 pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
     let blocks = graph.program().blocks.len();
     if let Some((place, op)) = ops(graph).find(|(_, op)| op.kind.is_flow() || op.role == OpRole::Communication) {
@@ -276,7 +276,7 @@ pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How errors name an op.
+/// Name of an op in errors.
 pub(super) fn label(place: usize, op: &Op) -> String {
     format!("block 0, op {place} {}", op.kind.name())
 }

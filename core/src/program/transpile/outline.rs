@@ -7,7 +7,7 @@ use crate::program::graph::Graph;
 use crate::program::op::{Op, OpRole};
 use crate::program::variable::{Purpose, Variable, VariableFacts};
 
-/// Where in block 0 variables are declared and written.
+/// Declarations and writers of the variables of block 0.
 pub(super) struct Outline<'a> {
     graph: &'a Graph,
     declared: BTreeMap<&'a str, usize>,

@@ -1,4 +1,4 @@
-//! How parts are written: blocks, and names that nothing else has.
+//! Writer of parts: their blocks and unique names.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ impl BlockWriter {
     }
 }
 
-/// Checks what was written for some processes.
+/// Checks the part of some processes.
 ///
 /// # Errors
 /// When it does not check, which a limit can be the reason for: a part has more variables than the program.

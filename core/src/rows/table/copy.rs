@@ -1,8 +1,8 @@
-//! A table as it was at some moment, copied piece by piece while the table goes on.
+//! Copy of a table at one moment, made piece by piece while the table is in use.
 //!
-//! Rows are copied page by page of the index. A row that is about to change and was not copied is copied first, so that
-//! every row is in the copy as it was when the copying began. A bit says of each whether it was. Rows that came later
-//! have later slots, and are left out.
+//! Rows are copied page by page of the index. A row that changes before its turn is copied first, so every row has its
+//! value of the beginning. A bit for each row marks it as copied. Rows that were added later have later slots, and are
+//! left out.
 
 use crate::ids::Version;
 use crate::memory::prefetch;
@@ -10,27 +10,27 @@ use crate::memory::prefetch;
 use super::RowTable;
 use super::rest::IdleRows;
 
-/// Rows as they are kept, for a checkpoint: in an order of their own.
+/// Stored rows, for a checkpoint, in the order of the index's pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableCopy {
     /// The weights, then each state, row after row.
     pub contents: Vec<Vec<u8>>,
     /// The ids, 8 bytes each, little endian.
     pub ids: Vec<u8>,
-    /// The version that each row was last brought up to, 8 bytes each, little endian; the table's own where nothing can
-    /// be missed.
+    /// The version of the last update of each row, 8 bytes each, little endian; the table's own when no update can be
+    /// missed.
     pub lasts: Vec<u8>,
 }
 
-/// A copy that is being made.
+/// A copy in progress.
 #[derive(Debug)]
 pub(super) struct Copying {
     copy: TableCopy,
-    /// The table's version when it began.
+    /// The table's version at the beginning.
     version: Version,
-    /// The first slot of the rows that came later.
+    /// The first slot of the rows that were added later.
     end: u32,
-    /// The page that is copied next.
+    /// The next page to copy.
     page: u32,
     /// A bit for each slot: whether its row was copied.
     copied: Vec<u64>,
@@ -61,7 +61,7 @@ impl TableCopy {
 }
 
 impl Copying {
-    /// Notes that a row is copied; false when it is already, or came later.
+    /// Marks a row as copied; false when it is copied already or was added later.
     fn note(&mut self, slot: u32) -> bool {
         let (word, bit) = ((slot / u64::BITS) as usize, 1 << (slot % u64::BITS));
         if self.end <= slot || self.copied[word] & bit != 0 {
@@ -73,7 +73,7 @@ impl Copying {
 }
 
 impl RowTable {
-    /// The table as it is now, in ascending order of the ids.
+    /// A copy of the current table, in ascending order of the ids.
     #[must_use]
     pub fn copy(&self) -> TableCopy {
         let sorted = self.sorted();
@@ -120,12 +120,12 @@ impl RowTable {
         Some(copying.copy)
     }
 
-    /// Gives up the copy that is being made, if one is.
+    /// Discards the copy in progress, if any.
     pub fn stop_copy(&mut self) {
         self.copying = None;
     }
 
-    /// Copies a row that is about to change, if a copy is being made that has not got it.
+    /// Copies a row that is about to change, if a copy in progress does not have it yet.
     #[inline]
     pub(super) fn keep(&mut self, id: u64, slot: u32) {
         if let Some(mut copying) = self.copying.take() {

@@ -17,9 +17,9 @@ use super::pieces::TablePieces;
 const ENTRY_BYTES: usize = 16;
 const PAGE_ENTRIES: usize = 256;
 const PAGE_BYTES: usize = PAGE_ENTRIES * ENTRY_BYTES;
-/// A fuller page is split: at four fifths, finding an existing id takes three probes on average.
+/// Fill of a page at which it is split: at four fifths, finding an existing id takes three probes on average.
 const PAGE_ENTRIES_MAX: u16 = 204;
-/// The directory ends here, at 1 GiB.
+/// The directory's largest depth, at 1 GiB.
 const DEPTH_MAX: u8 = 28;
 /// A page that is this many bits deeper than the number of pages requires holds ids that were chosen to collide; random
 /// ids never reach it. So the directory has at most 256 entries, 1 KiB, for each page.
@@ -30,7 +30,7 @@ const DEPTH_BEYOND_MAX: u32 = 8;
 pub(super) struct Index {
     pieces: TablePieces,
     leases: Vec<Lease>,
-    /// How many of a page number's lower bits say which page of a piece it is.
+    /// Number of the lower bits of a page number that are the page's index within its piece.
     bits: u32,
     /// Page numbers, 2^depth of them.
     directory: Vec<u32>,
@@ -41,12 +41,12 @@ pub(super) struct Index {
 
 #[derive(Clone, Copy, Debug)]
 struct IndexPage {
-    /// How many bits of a hash all its ids share.
+    /// Number of hash bits that all its ids share.
     depth: u8,
     entries: u16,
 }
 
-/// An id's hash: where it stands in the directory and in its page.
+/// An id's hash, which determines its position in the directory and in its page.
 #[derive(Clone, Copy, Debug)]
 struct Hash(u64);
 
@@ -56,14 +56,14 @@ impl Hash {
         Self(mix(id))
     }
 
-    /// The place in a directory of 2^depth entries.
+    /// The index in a directory of 2^depth entries.
     #[inline]
     fn directory(self, depth: u8) -> usize {
         // In two steps, because a shift by 64 is undefined.
         usize::try_from(self.0 >> 1 >> (63 - depth)).expect("a directory's index is short")
     }
 
-    /// The place in a page.
+    /// The index in a page.
     #[inline]
     fn place(self) -> usize {
         usize::try_from(self.0 % PAGE_ENTRIES as u64).expect("a page is small")
@@ -109,7 +109,7 @@ impl Index {
         }
     }
 
-    /// Gives a row that has none a slot. After an error it is as it was.
+    /// Adds the slot of a row that has none. After an error the index is unchanged.
     pub(super) fn insert(&mut self, id: u64, slot: u32) -> Result<(), Failure> {
         let hash = Hash::of(id);
         let mut page = self.directory[hash.directory(self.depth)];
@@ -127,7 +127,7 @@ impl Index {
         (0..self.pages()).flat_map(|number| self.entries_in(number))
     }
 
-    /// How many pages there are. A page that is split leaves half of its rows to a new one, behind all others.
+    /// Number of pages. A split moves half of a page's rows to a new page at the end.
     pub(super) fn pages(&self) -> u32 {
         u32::try_from(self.pages.len()).expect("pages are numbered in 32 bits")
     }
@@ -137,8 +137,8 @@ impl Index {
         self.page(number).iter().map(read).filter_map(|(id, slot)| slot.map(|slot| (id, slot)))
     }
 
-    /// Some ids of those that follow one, in the order of their hashes, which no growth changes; the first ones when
-    /// they follow none. No more is looked at than is given, and a page.
+    /// Up to `most` ids after `after`, or the first ones, in the order of their hashes, which growth does not change.
+    /// The cost is that of the returned ids and of one page.
     pub(super) fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
         let after = after.map(Hash::of);
         let mut ids = Vec::with_capacity(most + PAGE_ENTRIES);
@@ -149,7 +149,7 @@ impl Index {
             let entries = self.page(page).iter().map(read).filter_map(|(id, slot)| slot.map(|_| id));
             ids.extend(entries.filter(|id| after.is_none_or(|after| after.0 < Hash::of(*id).0)));
             ids[before..].sort_unstable_by_key(|id| Hash::of(*id).0);
-            // All entries of the directory that lead to this page.
+            // All directory entries of this page.
             at = (at | ((1 << (self.depth - self.pages[page as usize].depth)) - 1)) + 1;
         }
         ids.truncate(most);
@@ -172,7 +172,7 @@ impl Index {
             self.directory = self.directory.iter().flat_map(|page| [*page, *page]).collect();
             self.depth = depth;
         }
-        // The entries that share the page's bits follow each other; the upper half of them now leads to the new page.
+        // The directory entries of a page are consecutive; their upper half now belongs to the new page.
         let shared = self.depth - depth;
         let second = (hash.directory(depth) | 1) << shared;
         self.directory[second..second + (1 << shared)].fill(high);
@@ -220,14 +220,14 @@ impl Index {
         bytes[start..start + PAGE_BYTES].as_chunks_mut().0
     }
 
-    /// Where in its piece a page begins.
+    /// The offset of a page in its piece.
     #[inline]
     fn start(&self, number: u32) -> usize {
         (number & ((1 << self.bits) - 1)) as usize * PAGE_BYTES
     }
 }
 
-/// Puts an entry at the first free place from its own on; a page always has one.
+/// Puts an entry at the first free position from its own on; a page always has one.
 fn put(page: &mut [[u8; ENTRY_BYTES]], id: u64, slot: u32) {
     let mut place = Hash::of(id).place();
     while read(&page[place]).1.is_some() {

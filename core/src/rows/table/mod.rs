@@ -50,9 +50,9 @@ pub use reading::PartialRead;
 pub use rest::RateChanges;
 pub use settings::{CatchUp, TableSettings};
 
-/// Bytes of the version that a row was last brought up to.
+/// Bytes of a row's last version.
 const HEAD_BYTES: usize = size_of::<u64>();
-/// Ids that are looked up together, so that the processor waits for many at once.
+/// Ids that are looked up together, so that their cache misses overlap.
 const GROUP: usize = 64;
 
 /// Rows by id, with the optimizer state of each.
@@ -65,11 +65,11 @@ pub struct RowTable {
     records: RowRecords,
     version: Version,
     rates: RateChanges,
-    /// The copy that is being made of it, if one is.
+    /// The copy in progress, if any.
     copying: Option<Box<Copying>>,
 }
 
-/// Room to work in, for any number of tables one after another.
+/// Working buffers, shared by any number of tables in sequence.
 #[derive(Debug, Default)]
 pub struct RowWorkspace {
     tile: Tile,
@@ -83,22 +83,22 @@ pub struct TableUsage {
     pub rows: u64,
     /// Bytes of the pieces that hold them.
     pub record_bytes: u64,
-    /// Bytes of the pieces that say where they are.
+    /// Bytes of the pieces of the index.
     pub index_bytes: u64,
 }
 
-/// A row as it is kept, for a checkpoint.
+/// A stored row, for a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     /// The row.
     pub id: u64,
-    /// The version that the row was last brought up to; the table's own when nothing can be missed.
+    /// The version of the last update that the row has seen; the table's own when no update can be missed.
     pub last: Version,
     /// The weight, then each state.
     pub content: &'a [u8],
 }
 
-/// The rows that were there at some moment, in ascending order of their ids.
+/// The rows that existed at some moment, in ascending order of their ids.
 #[derive(Debug)]
 pub struct Sorted {
     rows: Vec<(u64, u32)>,
@@ -142,14 +142,14 @@ impl RowTable {
         self.settings.layout
     }
 
-    /// How many updates it has seen.
+    /// The number of updates so far.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// The learning rates that steps brought with them. With the version and the records they are all that a checkpoint
-    /// needs. Nothing is noted under rules that never have to replay an update, or that know no rate.
+    /// The learning rates that steps specified. A checkpoint consists of them, the version and the records. The history
+    /// is empty under rules that never replay an update or have no rate.
     #[must_use]
     pub fn rates(&self) -> &RateChanges {
         &self.rates
@@ -165,7 +165,7 @@ impl RowTable {
         }
     }
 
-    /// Reserves memory for rows, so that an update of them cannot fail for lack of it. It changes no value.
+    /// Reserves memory for rows, so that an update of them cannot fail for lack of memory. No value changes.
     ///
     /// # Errors
     /// When memory runs out; names the bytes and the existing rows. Memory for some of the rows may have been reserved.
@@ -205,15 +205,15 @@ impl RowTable {
         Ok(())
     }
 
-    /// Whether the missed updates of rows fit the allowance `left`, in bytes of weights that updates go over, and
-    /// subtracts them from it. The estimate is an upper bound: a row that stops changing costs less.
+    /// Whether the missed updates of rows fit the allowance `left`, in bytes of updated weights; subtracts them if they
+    /// do. The estimate is an upper bound: a row that stops changing costs less.
     pub fn may_catch_up(&self, ids: Ids<'_>, left: &mut u64) -> bool {
         if self.rest == IdleRows::Always {
             return true;
         }
         let row_bytes = self.shape.row_bytes as u64;
         let most = (ids.len() as u64 * row_bytes).saturating_mul(self.version.0);
-        // In a young table no row can have missed so much that it would have to be looked up.
+        // In a young table no row can have missed more than the allowance, so no row is looked up.
         if most <= *left {
             *left -= most;
             return true;
@@ -238,8 +238,9 @@ impl RowTable {
         is_allowed
     }
 
-    /// Replays missed updates of existing rows, from index `from` on, so that an update of them need not; stops when
-    /// the allowance `left` is used up. Returns true when nothing is missed any more; else `from` is where to resume.
+    /// Replays missed updates of existing rows, from index `from` on, ahead of an update of them; stops when the
+    /// allowance `left` is used up. Returns true when no row has missed an update; else the next call resumes at
+    /// `from`.
     pub fn catch_up(
         &mut self,
         work: &mut RowWorkspace,
@@ -279,10 +280,9 @@ impl RowTable {
         assert!(is_over, "no table is so long");
     }
 
-    /// As [`pull`](Self::pull), but no more than the allowance `left` is for, as in [`catch_up`](Self::catch_up).
-    /// True when every row is written; else `reading` says how far it is, and it goes on with the same `ids` and
-    /// `into`. Each row is then as it was at some version since the reading began, and no two need be of one if the
-    /// table was updated meanwhile.
+    /// As [`pull`](Self::pull), within the allowance `left` of [`catch_up`](Self::catch_up). True when every row is
+    /// written; else the next call continues at `reading` with the same `ids` and `into`. Each row then has its values
+    /// of some version since the read began; if the table was updated meanwhile, versions of rows may differ.
     ///
     /// # Panics
     /// When `into` does not hold a row for each id.
@@ -404,7 +404,7 @@ impl RowTable {
         Ok(())
     }
 
-    /// Takes up a checkpoint's version and rates; its rows follow with [`restore`](Self::restore).
+    /// Restores a checkpoint's version and rates; its rows follow with [`restore`](Self::restore).
     ///
     /// # Panics
     /// When the table has seen updates or rows.
@@ -544,8 +544,8 @@ impl RowTable {
         is_over
     }
 
-    /// Brings the rows of a tile up to the present, or as far as is `left` for, and puts them back; false when they are
-    /// not there, and it goes on `from` the first of them.
+    /// Replays the missed updates of a tile's rows as far as `left` allows, and stores the rows. False when some are
+    /// still missed; the next call resumes at `from`, the first such row.
     fn catch_up_tile(
         &mut self,
         work: &mut RowWorkspace,
@@ -564,7 +564,7 @@ impl RowTable {
         is_over
     }
 
-    /// Takes the rows of a tile out of their records and brings them up to the present.
+    /// Loads the rows of a tile and replays all their missed updates.
     fn settle_whole(&self, tile: &mut Tile, kernels: &mut dyn Kernels) {
         let mut left = u64::MAX;
         self.settle(tile, kernels, &PartialRead::default(), &mut left);
@@ -600,7 +600,7 @@ impl RowTable {
         }
     }
 
-    /// Puts the rows of a tile back that have a place.
+    /// Stores the rows of a tile that have a record.
     fn store(&mut self, tile: &mut Tile) {
         for index in 0..tile.rows.len() {
             if let TileRow { slot: Some(slot), id, last, .. } = tile.rows[index] {
@@ -623,12 +623,12 @@ impl RowTable {
         Past { rule: &self.settings.rule, element_type: self.settings.layout.element_type(), rates: &self.rates }
     }
 
-    /// Bytes of a record before its weight: the version it was last brought up to, when that is kept.
+    /// Bytes of a record before its weight: its last version, when rows have one.
     fn head_bytes(&self) -> usize {
         if self.rest == IdleRows::Always { 0 } else { HEAD_BYTES }
     }
 
-    /// The version that a row was last brought up to.
+    /// The version of the last update that a row has seen.
     fn last(&self, slot: u32) -> Version {
         if self.rest == IdleRows::Always {
             return self.version;
@@ -643,7 +643,7 @@ impl RowTable {
         }
     }
 
-    /// Reads a row that has missed nothing; of any other the last version it has seen.
+    /// Reads a row that has missed no update; for any other row returns the last version it has seen.
     fn read_row(&self, id: u64, slot: Option<u32>, row: &mut [u8]) -> Option<Version> {
         let last = slot.map_or(Version(0), |slot| self.last(slot));
         if self.rest != IdleRows::Always && last < self.version {
@@ -657,7 +657,7 @@ impl RowTable {
     }
 }
 
-/// Refuses a step that a gradient of zero would not survive as zero.
+/// Refuses a step under which a gradient of zero would not stay zero.
 fn check_step(step: &Step) -> Result<(), Failure> {
     for (name, value) in [("rate", step.rate.unwrap_or(0.0)), ("scale", step.scale)] {
         if !(value.is_finite() && value >= 0.0) {
@@ -681,7 +681,7 @@ fn array<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
 }
 
 impl RowTable {
-    /// How many of these rows are not there, each counted once.
+    /// The number of these rows that do not exist, each counted once.
     pub fn missing(&self, ids: Ids<'_>) -> u64 {
         let mut missing: Vec<u64> = ids.iter().filter(|id| self.index.find(*id).is_none()).collect();
         missing.sort_unstable();

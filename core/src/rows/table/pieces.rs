@@ -1,4 +1,4 @@
-//! Where a table's memory comes from.
+//! Memory of tables, in pieces of equal size.
 
 use crate::error::Failure;
 use crate::memory::{Arena, Lease};

@@ -1,4 +1,4 @@
-//! How far a reading of rows is that takes more than a turn.
+//! Progress of a read of rows that takes more than one turn.
 
 use crate::ids::Version;
 
@@ -12,7 +12,7 @@ use super::tile::Tile;
 pub struct PartialRead {
     /// The first of the caller's rows that is not known to be written.
     pub(super) next: usize,
-    /// Rows that are not there, by their ids, and the last update that each has seen.
+    /// Absent rows, by id, and the last update that each has seen.
     rows: Vec<(u64, Version)>,
     /// The weight and the states of each.
     contents: Vec<u8>,
@@ -20,7 +20,7 @@ pub struct PartialRead {
 }
 
 impl PartialRead {
-    /// The last update that a row has seen, which is not there, if it is among those that are being brought forward.
+    /// The last update that an absent row has seen, if the row is in the middle of its replay.
     pub(super) fn seen(&self, id: u64) -> Option<Version> {
         self.find(id).map(|index| self.rows[index].1)
     }
@@ -34,7 +34,7 @@ impl PartialRead {
         self.rows.binary_search_by_key(&id, |(id, _)| *id).ok()
     }
 
-    /// Stops at the rows of a tile, which have not seen everything.
+    /// Stops at the rows of a tile, whose replay is incomplete.
     pub(super) fn stop_at(&mut self, tile: &mut Tile) {
         self.next = tile.first_place().unwrap_or(self.next);
         self.rows.clear();

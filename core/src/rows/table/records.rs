@@ -10,11 +10,11 @@ use super::pieces::TablePieces;
 const ALIGNMENT: usize = 8;
 /// A cache line.
 const LINE_BYTES: usize = 64;
-/// A record is put at a line's start when that costs at most this part of it: so it touches one line less.
+/// A record is aligned to a cache line when the padding is at most this part of it, so that it touches one line less.
 const LINE_SHARE: usize = 16;
 
-/// Records in slots. A slot says which piece a record is in and where, in bits, because it is taken apart for every
-/// record that is read; so slots ascend, and some numbers are none's.
+/// Records in slots. The bits of a slot are the index of a piece and the index within it, so that an access needs no
+/// division. Slots ascend, and some numbers are no slots.
 #[derive(Debug)]
 pub(super) struct RowRecords {
     pieces: TablePieces,
@@ -22,10 +22,10 @@ pub(super) struct RowRecords {
     record_bytes: usize,
     stride: usize,
     per_piece: u32,
-    /// How many of the lower bits say where in its piece a record is.
+    /// Number of a slot's lower bits that are the record's index within its piece.
     bits: u32,
     len: u32,
-    /// How many records the last piece has.
+    /// Number of records in the last piece.
     in_last: u32,
 }
 
@@ -50,13 +50,13 @@ impl RowRecords {
         self.len
     }
 
-    /// A number above every slot that was given, and not above any that will be.
+    /// A bound: every slot so far is below it, and no later slot is.
     pub(super) fn end(&self) -> u32 {
         let pieces = u32::try_from(self.leases.len()).expect("it was compared");
         pieces.checked_sub(1).map_or(0, |last| (last << self.bits) + self.in_last)
     }
 
-    /// Bytes of the pieces they are in.
+    /// Bytes of the pieces of the records.
     pub(super) fn bytes(&self) -> u64 {
         self.leases.len() as u64 * u64::from(self.pieces.bytes())
     }

@@ -9,10 +9,10 @@ use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::optim::{Algorithm, Prepared, Regularizer, Rule, Schedule, Step};
 
-/// When a gradient of zero leaves a row as it is, to the bit.
+/// Condition under which a gradient of zero leaves a row unchanged, to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdleRows {
-    /// Always: nothing is missed, and no step is kept.
+    /// Always: no update is missed, and no step is stored.
     Always,
     /// After one replay, when its states are zero and its weight is finite: the first gradient of zero turns a negative
     /// zero into a positive one, or reaches the algorithm's fixed point.
@@ -49,7 +49,7 @@ impl IdleRows {
 
 /// History of the learning rates that pushes specified. Each change takes 24 bytes permanently, because an absent row
 /// may be read at any time and then replays every step: a trainer that sends another rate with each of a million steps
-/// costs 24 MB for each table. Schedules, which the rule knows, cost nothing.
+/// costs 24 MB for each table. Schedules are part of the rule and cost nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RateChanges {
     changes: Vec<(Version, Option<f64>)>,
@@ -78,7 +78,7 @@ impl RateChanges {
     }
 }
 
-/// The scalars of updates that are past.
+/// The scalars of past updates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Past<'a> {
     pub(super) rule: &'a Prepared,
@@ -92,7 +92,7 @@ impl Past<'_> {
         Step { version, rate: self.rates.at(version), norm: None, scale: 1.0 }
     }
 
-    /// Whether all updates have the same scalars, so that a row that one of them left alone is left alone by all.
+    /// Whether all updates have the same scalars, so that a row that one of them left unchanged is unchanged by all.
     pub(super) fn is_steady(&self) -> bool {
         let rule = self.rule.rule();
         !self.rule.counts() && matches!(rule.schedule, Schedule::Const { .. }) && self.rates.changes.is_empty()

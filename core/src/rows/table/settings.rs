@@ -9,7 +9,8 @@ use crate::rows::{Initializer, RowLayout};
 /// How updates that a row has missed are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CatchUp {
-    /// A row sees them all before it is read or updated again, so that the table is a dense parameter to the bit.
+    /// A row sees all of them before it is read or updated again, so that the table equals a dense parameter to the
+    /// bit.
     #[default]
     Exact,
     /// A row gets only the updates that it is part of. Momentum does not move idle rows, means do not fade, and only
@@ -37,9 +38,9 @@ pub struct TableSettings {
     pub rule: Arc<Prepared>,
     /// The initial values of a row.
     pub initializer: Initializer,
-    /// With the id it decides the initial values; the same on every server and after every restart.
+    /// The seed, which with the id determines the initial values on every server and after every restart.
     pub seed: u64,
-    /// The number that row 0 begins as: the table may be some rows of a larger one.
+    /// The id under which row 0 is initialised, because the table may be some rows of a larger one.
     pub first: u64,
     /// How updates that a row has missed are handled.
     pub catch_up: CatchUp,

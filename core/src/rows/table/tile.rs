@@ -12,22 +12,22 @@ use super::rest::Past;
 /// Bytes of a tile's weights, states and gradients together, or one row when that is more: a third of a first-level
 /// cache, which also holds the records of this tile and the next.
 const TILE_BYTES: usize = 16 * 1024;
-/// Where a tile's tensors begin: at a cache line, so that no vector crosses one.
+/// Alignment of a tile's tensors: a cache line, so that no vector crosses one.
 const ALIGNMENT: usize = 64;
 
-/// Room for tiles of any table.
+/// Memory for tiles of any table.
 #[derive(Debug, Default)]
 pub(super) struct Tile {
     /// The rows in it.
     pub(super) rows: Vec<TileRow>,
     shape: TileShape,
     memory: Vec<u8>,
-    /// Where in the memory the first tensor begins, and how far it is from one to the next.
+    /// Offset of the first tensor, and distance from one tensor to the next.
     start: usize,
     tensor_bytes: usize,
     /// The content of a steady row before a replay.
     before: Vec<u8>,
-    /// A place for the numbers of one update.
+    /// Buffer for the scalars of one update.
     scalars: Vec<f64>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct TileRow {
     pub(super) id: u64,
     /// The slot of its record; none for an absent row.
     pub(super) slot: Option<u32>,
-    /// The last update it has seen.
+    /// The last update that the row has seen.
     pub(super) last: Version,
     /// Its index among the caller's rows.
     pub(super) place: usize,
@@ -56,14 +56,14 @@ impl TileShape {
         (TILE_BYTES / (self.row_bytes * (self.states + 2))).max(1)
     }
 
-    /// From one of a tile's tensors to the next.
+    /// Distance from one of a tile's tensors to the next.
     fn tensor_bytes(self) -> usize {
         (self.rows() * self.row_bytes).next_multiple_of(ALIGNMENT)
     }
 }
 
 impl Tile {
-    /// Empties it, for a table.
+    /// Empties the tile and sets the dimensions of a table.
     pub(super) fn begin(&mut self, shape: TileShape) {
         self.rows.clear();
         if self.shape != shape {
@@ -127,9 +127,9 @@ impl Tile {
         self.update_rows(kernels, past, step, rows, true);
     }
 
-    /// Replays the rows' missed updates up to version `to`, or fewer when `left` is used up; the bytes of weights of
-    /// each update are subtracted from it. The rows are in the order of their last updates, so that an update always
-    /// goes over a prefix of them; each row gets its new last version.
+    /// Replays the rows' missed updates up to version `to`, or fewer when `left` is used up; the bytes of updated
+    /// weights are subtracted from it. The rows are sorted by their last updates, so that each replayed update covers a
+    /// prefix; each row gets its new last version.
     pub(super) fn catch_up(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, to: Version, left: &mut u64) {
         let is_steady = past.is_steady();
         let mut version = self.rows.first().map_or(to.0, |row| row.last.0) + 1;
@@ -141,7 +141,7 @@ impl Tile {
                 replayed = 0;
             }
             replayed += 1;
-            // To compare costs as much as to replay, so it is done at the first, the second, the fourth, ...
+            // A comparison costs as much as a replay, so rows are compared after 1, 2, 4, ... replays.
             let compares = is_steady && replayed.is_power_of_two();
             if compares {
                 self.remember(active);
@@ -161,7 +161,7 @@ impl Tile {
         self.rows.iter().all(|row| version <= row.last)
     }
 
-    /// The first of the caller's rows that is in it.
+    /// The index of the first of the caller's rows in the tile.
     pub(super) fn first_place(&self) -> Option<usize> {
         self.rows.iter().map(|row| row.place).min()
     }
@@ -194,7 +194,7 @@ impl Tile {
         self.scalars = scalars;
     }
 
-    /// Keeps a copy of the first rows.
+    /// Copies the first rows, to compare them after a replay.
     fn remember(&mut self, rows: usize) {
         let TileShape { row_bytes, states } = self.shape;
         let mut before = std::mem::take(&mut self.before);
