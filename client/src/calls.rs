@@ -8,7 +8,6 @@
 //! Requests to the coordinator, and requests that initialise servers, are control calls about no parameter.
 
 use std::any::Any;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Thread, ThreadId};
@@ -23,133 +22,18 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Frame, Kind};
 
-use super::ClientState;
 use super::buffers::HeldBuffers;
-use super::cancels::{CANCELLED, CallStart};
+use super::call::{Call, CallDeadline, CallNumber, CallSubject, ViewChunk};
+use super::cancels::CANCELLED;
 use super::client_lock::{ClientGuard, reason};
+use super::control::answer;
 use super::engine::CLOSED;
-use super::initialise::answer;
 use super::job::{JoinedJob, ServerQuery};
 use super::packer::PackedFrame;
-use super::views::ViewChunk;
+use super::{ClientState, TransferredBytes};
 
 /// Limit of calls in one client whose results are not taken.
 const CALLS_MAX: usize = 4096;
-
-/// Longest time before a call's deadline at which servers are asked what it waits for.
-const ASK_BEFORE: Duration = Duration::from_secs(1);
-
-/// Number of a call, unique within a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CallNumber(u64);
-
-/// A call whose result is not taken.
-pub(super) struct Call {
-    number: CallNumber,
-    began: CallStart,
-    kind: Kind,
-    /// Description of a control call, for errors.
-    what: String,
-    parameters: Vec<ParameterIndex>,
-    /// The number by which servers recognise a repetition; zero for pulls.
-    sequence: Sequence,
-    /// Earlier calls about the same parameters, which must be answered first.
-    behind: Vec<CallNumber>,
-    /// Frames held until those calls are answered.
-    held: Vec<(LaneId, PackedFrame)>,
-    /// Tickets of its requests, which are consecutive.
-    tickets: Range<u64>,
-    /// Requests that are not answered.
-    open: usize,
-    /// Whether all frames are packed.
-    is_whole: bool,
-    /// Start of the call.
-    opened: Now,
-    end: Now,
-    limit: Duration,
-    /// Whether servers were asked what the call waits for.
-    has_asked: bool,
-    failure: Option<String>,
-    /// Rounds that its answers report for parameters without a known round.
-    seen: Vec<(ParameterIndex, Round)>,
-    /// Received chunks of a view.
-    kept: Vec<ViewChunk>,
-    /// Registered buffers of its gradients and destinations, until it is over.
-    buffers: Vec<Arc<Mapping>>,
-    /// All buffers that it reads or writes, until its result is taken.
-    memory: HeldBuffers,
-    /// Whether the driver thread drives it after the starting thread released the lock.
-    is_detached: bool,
-    /// Parked threads that wait for its end.
-    waiters: Vec<Thread>,
-    /// The answer to a control call.
-    answer: Vec<u8>,
-    /// Payload bytes to and from the servers.
-    sent: u64,
-    received: u64,
-}
-
-impl Call {
-    fn new(number: CallNumber, kind: Kind, opened: Now, (end, limit): (Now, Duration)) -> Self {
-        Self {
-            number,
-            began: CallStart::now(),
-            kind,
-            what: String::new(),
-            parameters: Vec::new(),
-            sequence: Sequence(0),
-            behind: Vec::new(),
-            held: Vec::new(),
-            tickets: 0..0,
-            open: 0,
-            is_whole: false,
-            opened,
-            end,
-            limit,
-            has_asked: false,
-            failure: None,
-            seen: Vec::new(),
-            kept: Vec::new(),
-            buffers: Vec::new(),
-            memory: HeldBuffers::default(),
-            is_detached: false,
-            waiters: Vec::new(),
-            answer: Vec::new(),
-            sent: 0,
-            received: 0,
-        }
-    }
-
-    /// Description of the call, for errors.
-    fn text(&self, job: Option<&JoinedJob>) -> String {
-        let Some(job) = job.filter(|_| self.what.is_empty()) else { return self.what.clone() };
-        let what = match self.kind {
-            Kind::Push => "sending gradients of",
-            Kind::Set => "setting",
-            _ => "fetching",
-        };
-        let first = self.parameters.first().map_or("nothing", |index| job.name(*index));
-        match self.parameters.len() {
-            0 | 1 => format!("{what} \"{first}\""),
-            more => format!("{what} \"{first}\" and {} more", more - 1),
-        }
-    }
-
-    /// Time until the next deadline action: first the request that asks servers what the call waits for, early enough
-    /// for an answer, then the end of the call.
-    fn due(&self, now: Now) -> Duration {
-        let left = now.until(self.end);
-        if self.has_asked { left } else { left.saturating_sub((self.limit / 10).min(ASK_BEFORE)) }
-    }
-
-    fn is_over(&self) -> bool {
-        self.is_whole && self.open == 0 && self.held.is_empty()
-    }
-
-    fn tickets(&self) -> Vec<Ticket> {
-        self.tickets.clone().map(Ticket).collect()
-    }
-}
 
 impl ClientState {
     /// Opens a call about distinct parameters. `bytes` are the payload bytes to send and to receive.
@@ -179,12 +63,12 @@ impl ClientState {
             }
         }
         let sequence = if kind == Kind::Pull { Sequence(0) } else { job.next_sequence() };
-        let limit = self.options.deadline;
-        let opened = self.engine.now();
-        let times = (opened + limit, limit);
+        let (opened, limit) = (self.engine.now(), self.options.deadline);
+        let subject = CallSubject { kind, what: String::new(), parameters: parameters.to_vec(), sequence };
+        let mut call = Call::new(number, subject, CallDeadline::new(opened, (opened + limit, limit)));
+        call.requests.behind = behind;
         let (sent, received) = bytes;
-        let parameters = parameters.to_vec();
-        let call = Call { parameters, sequence, behind, sent, received, ..Call::new(number, kind, opened, times) };
+        call.moved = TransferredBytes { sent, received };
         self.calls.push(call);
         Ok(sequence)
     }
@@ -199,27 +83,30 @@ impl ClientState {
     ) -> CallNumber {
         self.last_call += 1;
         let number = CallNumber(self.last_call);
-        self.calls.push(Call { what: what.to_owned(), ..Call::new(number, Kind::Control, self.engine.now(), times) });
+        let (kind, what, sequence) = (Kind::Control, what.to_owned(), Sequence(0));
+        let subject = CallSubject { kind, what, parameters: Vec::new(), sequence };
+        self.calls.push(Call::new(number, subject, CallDeadline::new(self.engine.now(), times)));
         for (lane, frame, body) in frames {
-            self.frame(lane, PackedFrame::new(frame, body));
+            self.send_frame(lane, PackedFrame::new(frame, body));
         }
         self.close()
     }
 
     /// Sends a packed frame of the call that was opened last, or holds it behind earlier calls.
-    pub(super) fn frame(&mut self, lane: LaneId, packed: PackedFrame) {
-        let call = self.calls.last_mut().expect("a call is open");
-        call.held.push((lane, packed));
-        if call.behind.is_empty() {
-            let at = self.calls.len() - 1;
-            self.release(at);
+    pub(super) fn send_frame(&mut self, lane: LaneId, packed: PackedFrame) {
+        let requests = &mut self.calls.last_mut().expect("a call is open").requests;
+        if !requests.behind.is_empty() {
+            requests.held.push((lane, packed));
+            return;
         }
+        requests.note_asked(self.engine.ask(lane, packed.frame, packed.body));
+        self.engine.flush();
     }
 
     /// Marks the call that was opened last as packed.
     pub(super) fn close(&mut self) -> CallNumber {
         let call = self.calls.last_mut().expect("a call is open");
-        call.is_whole = true;
+        call.requests.is_whole = true;
         let number = call.number;
         if call.is_over() {
             // A call without frames is over at once.
@@ -279,7 +166,7 @@ impl ClientState {
         let call = &self.calls[self.position(number).expect("the call is known")];
         let job = self.job.as_ref().expect("the job is ready");
         let again = |index: &ParameterIndex| job.progress(*index).push_again;
-        call.parameters.iter().map(|index| (*index, again(index).unwrap_or(call.sequence))).collect()
+        call.subject.parameters.iter().map(|index| (*index, again(index).unwrap_or(call.subject.sequence))).collect()
     }
 
     /// Fails a push whose gradients were applied and whose view failed. A repetition gets the same sequence numbers,
@@ -314,7 +201,7 @@ impl ClientState {
             return None;
         }
         let mut call = self.calls.remove(at);
-        Some(call.failure.take().map_or(Ok(call), |text| Err(Failure::Call(text))))
+        Some(call.outcome.failure.take().map_or(Ok(call), |text| Err(Failure::Call(text))))
     }
 
     /// Drives all calls once and waits for at most `longest`. A panic fails every call.
@@ -328,8 +215,8 @@ impl ClientState {
         let now = self.engine.now();
         self.end_cancelled();
         self.query_servers(now);
-        let running = self.calls.iter().filter(|call| call.failure.is_none() && !call.is_over());
-        let left = running.map(|call| call.due(now)).min();
+        let running = self.calls.iter().filter(|call| call.is_pending());
+        let left = running.map(|call| call.deadline.due(now)).min();
         if left.is_some_and(|left| left.is_zero()) {
             self.expire(now);
         } else {
@@ -349,10 +236,10 @@ impl ClientState {
         }
         for at in 0..self.calls.len() {
             let call = &self.calls[at];
-            if call.failure.is_some() || call.is_over() {
+            if !call.is_pending() {
                 continue;
             }
-            if let Some(absent) = self.engine.absent(limit, call.opened, &call.tickets()) {
+            if let Some(absent) = self.engine.absent(limit, call.deadline.opened, &call.requests.tickets()) {
                 let (coordinator, seconds) = (&self.options.coordinator, limit.as_secs_f64());
                 let text = format!(
                     "{absent}, in the job whose server 0 is at {coordinator}; a call waits {seconds:.1} s for a server \
@@ -378,10 +265,9 @@ impl ClientState {
         self.asked.clear();
         let mut ended = Vec::new();
         for call in self.calls.iter_mut().filter(|call| !call.is_over()) {
-            call.held.clear();
-            call.behind.clear();
-            (call.open, call.is_whole) = (0, true);
-            call.failure.get_or_insert_with(|| text.clone());
+            call.requests.drop_held();
+            (call.requests.open, call.requests.is_whole) = (0, true);
+            call.outcome.failure.get_or_insert_with(|| text.clone());
             ended.push(call.number);
         }
         for number in ended {
@@ -395,7 +281,7 @@ impl ClientState {
     fn begin_to_abort(&mut self, numbers: &[CallNumber], why: &str) {
         for number in numbers {
             let Some(at) = self.position(*number).filter(|at| !self.calls[*at].is_over()) else { continue };
-            self.calls[at].is_whole = true;
+            self.calls[at].requests.is_whole = true;
             self.give_up(at, why.to_owned());
         }
         self.settle();
@@ -403,15 +289,9 @@ impl ClientState {
 
     /// Sends the held frames of a call.
     fn release(&mut self, at: usize) {
-        let call = &mut self.calls[at];
-        for (lane, packed) in call.held.drain(..) {
-            let Ticket(ticket) = self.engine.ask(lane, packed.frame, packed.body);
-            if call.tickets.is_empty() {
-                call.tickets = ticket..ticket;
-            }
-            assert_eq!(call.tickets.end, ticket, "nothing is asked between the frames of a call");
-            call.tickets.end += 1;
-            call.open += 1;
+        let requests = &mut self.calls[at].requests;
+        for (lane, packed) in std::mem::take(&mut requests.held) {
+            requests.note_asked(self.engine.ask(lane, packed.frame, packed.body));
         }
         self.engine.flush();
     }
@@ -421,12 +301,12 @@ impl ClientState {
         let mut over = std::mem::take(&mut self.over);
         over.extend(self.engine.take_finished());
         for (ticket, result) in over.drain(..) {
-            let Some(at) = self.calls.iter().position(|call| call.tickets.contains(&ticket.0)) else {
+            let Some(at) = self.calls.iter().position(|call| call.requests.tickets.contains(&ticket.0)) else {
                 self.note_awaited(ticket, &result);
                 self.update_addresses(ticket, result);
                 continue;
             };
-            self.calls[at].open -= 1;
+            self.calls[at].requests.open -= 1;
             match result {
                 Ok(finished) => self.note(at, finished),
                 Err(Refused { text, .. }) => self.fail(at, text),
@@ -452,27 +332,27 @@ impl ClientState {
     /// Records an answer. A pull reports the round of a parameter without a known one: the lowest of its chunks.
     fn note(&mut self, at: usize, finished: Finished) {
         let call = &mut self.calls[at];
-        let Some(job) = self.job.as_ref().filter(|_| call.kind != Kind::Control) else {
-            call.answer = finished.control;
+        let Some(job) = self.job.as_ref().filter(|_| call.subject.kind != Kind::Control) else {
+            call.outcome.answer = finished.control;
             return;
         };
-        if call.kind == Kind::Pull && job.counts_rounds() {
+        if call.subject.kind == Kind::Pull && job.counts_rounds() {
             let seen = finished.entries.iter().zip(&finished.versions);
             let seen = seen.filter(|(entry, _)| job.progress(entry.id.parameter).round.is_none());
-            call.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
+            call.outcome.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
         }
         let kept = finished.entries.iter().zip(finished.kept);
         let kept = kept.map(|(Entry { id, .. }, lease)| ViewChunk { parameter: id.parameter, chunk: id.chunk, lease });
-        call.kept.extend(kept);
+        call.outcome.kept.extend(kept);
     }
 
     /// Records the first failure of a call and drops its held frames.
     fn fail(&mut self, at: usize, text: String) {
         let call = &mut self.calls[at];
-        call.held.clear();
-        call.behind.clear();
-        if call.failure.is_none() {
-            call.failure = Some(format!("{}: {text}", call.text(self.job.as_ref())));
+        call.requests.drop_held();
+        if call.outcome.failure.is_none() {
+            let about = describe(&call.subject, self.job.as_ref());
+            call.outcome.failure = Some(format!("{about}: {text}"));
         }
     }
 
@@ -483,7 +363,7 @@ impl ClientState {
 
     /// Ends a call that is not over.
     pub(super) fn cancel_call(&mut self, number: CallNumber) {
-        if let Some(at) = self.position(number).filter(|at| self.calls[*at].failure.is_none()) {
+        if let Some(at) = self.position(number).filter(|at| self.calls[*at].outcome.failure.is_none()) {
             self.give_up(at, CANCELLED.to_owned());
             self.settle();
         }
@@ -491,7 +371,7 @@ impl ClientState {
 
     /// Ends the calls that were cancelled.
     fn end_cancelled(&mut self) {
-        let ends = |call: &Call| call.failure.is_none() && !call.is_over() && self.cancels.reach(call.began);
+        let ends = |call: &Call| call.is_pending() && self.cancels.reach(call.began);
         let ending: Vec<usize> = (0..self.calls.len()).filter(|at| ends(&self.calls[*at])).collect();
         // All are marked first, so that each reports the cancellation and not the failure of an earlier call.
         ending.iter().for_each(|at| self.fail(*at, CANCELLED.to_owned()));
@@ -502,20 +382,20 @@ impl ClientState {
     fn expire(&mut self, now: Now) {
         for at in 0..self.calls.len() {
             let call = &mut self.calls[at];
-            if call.failure.is_some() || call.is_over() || !call.due(now).is_zero() {
+            if !call.is_pending() || !call.deadline.due(now).is_zero() {
                 continue;
             }
-            if !std::mem::replace(&mut call.has_asked, true) {
-                let tickets = call.tickets();
+            if !std::mem::replace(&mut call.deadline.has_asked, true) {
+                let tickets = call.requests.tickets();
                 let asked = self.engine.ask_awaited(&tickets);
                 self.asked.extend(asked);
             }
             let call = &self.calls[at];
-            if now < call.end {
+            if now < call.deadline.end {
                 continue;
             }
-            let limit = call.limit;
-            let text = match call.tickets().as_slice() {
+            let limit = call.deadline.limit;
+            let text = match call.requests.tickets().as_slice() {
                 [] => format!("an earlier call about it was not over within {:.1} s", limit.as_secs_f64()),
                 tickets => self.engine.late(tickets, limit),
             };
@@ -525,7 +405,7 @@ impl ClientState {
 
     /// Fails a call and reclaims its buffers from the transport.
     fn give_up(&mut self, at: usize, text: String) {
-        let (number, tickets) = (self.calls[at].number, self.calls[at].tickets());
+        let (number, tickets) = (self.calls[at].number, self.calls[at].requests.tickets());
         self.fail(at, text.clone());
         if self.calls[at].is_over() {
             self.end(number);
@@ -540,15 +420,15 @@ impl ClientState {
         while let Some(number) = over.pop() {
             let has_failed = self.conclude(number);
             for at in 0..self.calls.len() {
-                if !self.calls[at].behind.contains(&number) {
+                if !self.calls[at].requests.behind.contains(&number) {
                     continue;
                 }
                 if has_failed {
                     self.fail(at, "an earlier call about one of its parameters failed".to_owned());
                     over.push(self.calls[at].number);
                 } else {
-                    self.calls[at].behind.retain(|one| *one != number);
-                    if self.calls[at].behind.is_empty() {
+                    self.calls[at].requests.behind.retain(|one| *one != number);
+                    if self.calls[at].requests.behind.is_empty() {
                         self.release(at);
                     }
                 }
@@ -561,38 +441,38 @@ impl ClientState {
         let at = self.position(number).expect("the call is known");
         let call = &mut self.calls[at];
         call.waiters.drain(..).for_each(|thread| thread.unpark());
-        let has_failed = call.failure.is_some();
+        let has_failed = call.outcome.failure.is_some();
         let buffers = std::mem::take(&mut call.buffers);
-        if let Some(text) = call.failure.as_mut() {
+        if let Some(text) = call.outcome.failure.as_mut() {
             // The caller may write to these buffers again.
             for failure in buffers.iter().filter_map(|buffer| buffer.withdraw().err()) {
                 text.push_str(&format!("; {failure}"));
             }
-            call.kept.clear();
+            call.outcome.kept.clear();
         }
         drop(buffers);
         let Some(job) = &mut self.job else { return has_failed };
-        for index in &call.parameters {
+        for index in &call.subject.parameters {
             let progress = job.progress_mut(*index);
             progress.busy = progress.busy.filter(|busy| *busy != number);
-            if has_failed && call.kind == Kind::Push {
+            if has_failed && call.subject.kind == Kind::Push {
                 progress.round = progress.round.map(|round| Round(round.0 - 1));
             }
-            let again = match call.kind {
+            let again = match call.subject.kind {
                 Kind::Push => &mut progress.push_again,
                 Kind::Set => &mut progress.set_again,
                 _ => continue,
             };
             if !has_failed {
                 *again = None;
-            } else if !call.tickets.is_empty() {
-                again.get_or_insert(call.sequence);
+            } else if !call.requests.tickets.is_empty() {
+                again.get_or_insert(call.subject.sequence);
             }
         }
         if !has_failed {
-            self.moved.count(call.sent, call.received);
-            call.seen.sort_unstable();
-            for (index, round) in call.seen.drain(..) {
+            self.moved.count(call.moved.sent, call.moved.received);
+            call.outcome.seen.sort_unstable();
+            for (index, round) in call.outcome.seen.drain(..) {
                 job.progress_mut(index).round.get_or_insert(round);
             }
         }
@@ -604,6 +484,21 @@ impl ClientState {
     }
 }
 
+/// Description of a call, for errors.
+fn describe(subject: &CallSubject, job: Option<&JoinedJob>) -> String {
+    let Some(job) = job.filter(|_| subject.what.is_empty()) else { return subject.what.clone() };
+    let what = match subject.kind {
+        Kind::Push => "sending gradients of",
+        Kind::Set => "setting",
+        _ => "fetching",
+    };
+    let first = subject.parameters.first().map_or("nothing", |index| job.name(*index));
+    match subject.parameters.len() {
+        0 | 1 => format!("{what} \"{first}\""),
+        more => format!("{what} \"{first}\" and {} more", more - 1),
+    }
+}
+
 impl ClientGuard<'_> {
     /// Waits until a call is over.
     pub(super) fn finish(&mut self, number: CallNumber) -> Result<(), Failure> {
@@ -612,7 +507,7 @@ impl ClientGuard<'_> {
 
     /// Waits until a call is over, and takes the received chunks of its view.
     pub(super) fn finish_kept(&mut self, number: CallNumber) -> Result<Vec<ViewChunk>, Failure> {
-        self.finish_call(number).map(|call| call.kept)
+        self.finish_call(number).map(|call| call.outcome.kept)
     }
 
     fn finish_call(&mut self, number: CallNumber) -> Result<Call, Failure> {
@@ -666,12 +561,12 @@ impl ClientGuard<'_> {
     ) -> Result<Vec<u8>, Failure> {
         let (lane, frame) = self.engine.question(request);
         let call = self.question(what, times, vec![(lane, frame, RequestBody::default())]);
-        self.finish_call(call).map(|call| call.answer)
+        self.finish_call(call).map(|call| call.outcome.answer)
     }
 
     /// Takes the answer to a control call that is over.
     pub(super) fn take_answer(&mut self, call: CallNumber) -> Result<Vec<u8>, Failure> {
-        self.take_call(call).expect("only one takes it").map(|call| call.answer)
+        self.take_call(call).expect("only one takes it").map(|call| call.outcome.answer)
     }
 
     /// Sends frames of a control call, and waits until all are answered.

@@ -22,7 +22,7 @@ use pserver_core::port::Doorbell;
 use pserver_core::time::Now;
 
 use super::ClientState;
-use super::calls::CallNumber;
+use super::call::CallNumber;
 use super::cancels::{CallStart, Cancellations};
 
 /// Longest park of a waiting thread, in case no other thread drives its call.
@@ -95,7 +95,7 @@ impl ClientLock {
 
     fn guard<'a>(&'a self, mut state: MutexGuard<'a, ClientState>, began: CallStart) -> ClientGuard<'a> {
         if state.engine.is_closed() {
-            state.buffers.hide_closed();
+            state.memory.caller.hide_closed();
             state.engine.drop_closed();
         }
         let until = state.engine.now() + state.options.deadline;

@@ -1,15 +1,14 @@
 //! The request engine of a client: its requests, transport and clock, driven by the holder of the client lock.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pserver_core::client::{Client, ClientOutput, Finished, Identity, LaneId, Refused, RequestBody};
+use pserver_core::client::{Client, ClientOutput, ConnectionChange, Finished, Identity, LaneId, Refused, RequestBody};
 use pserver_core::error::Failure;
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::shared::Descriptor;
-use pserver_core::port::{Doorbell, Event, Submit, Transport};
+use pserver_core::port::{Doorbell, Event, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
@@ -49,13 +48,20 @@ pub struct ClientEngine {
     /// Scheme of the coordinator's address, used for all servers.
     scheme: Scheme,
     control: LaneId,
-    queue: VecDeque<Submit>,
+    /// The actions that `requests` asks for. Every function that adds some carries them out before it waits, so the
+    /// work is empty then, except for work that the transport did not accept.
+    out: ClientOutput,
     events: Vec<Event>,
-    out: Vec<ClientOutput>,
+    heartbeat: Heartbeat,
+}
+
+/// Heartbeats of the initialising trainer.
+struct Heartbeat {
     /// Whether this trainer initialises and must send heartbeats.
-    pub(super) holds_lease: bool,
-    last_beat: Now,
-    beats: Vec<Ticket>,
+    is_due: bool,
+    last: Now,
+    /// Heartbeats that are not answered.
+    unanswered: Vec<Ticket>,
 }
 
 impl ClientEngine {
@@ -78,13 +84,15 @@ impl ClientEngine {
             origin: Instant::now(),
             scheme: coordinator.scheme,
             control,
-            queue: VecDeque::new(),
+            out: ClientOutput::default(),
             events: Vec::new(),
-            out: Vec::new(),
-            holds_lease: false,
-            last_beat: Now(0),
-            beats: Vec::new(),
+            heartbeat: Heartbeat { is_due: false, last: Now(0), unanswered: Vec::new() },
         })
+    }
+
+    /// Records whether this trainer initialises: it then sends heartbeats, by which it keeps its lease.
+    pub(super) fn hold_lease(&mut self, holds: bool) {
+        self.heartbeat.is_due = holds;
     }
 
     pub(super) fn identity(&self) -> &Identity {
@@ -132,7 +140,7 @@ impl ClientEngine {
 
     /// Takes all finished requests except heartbeats.
     pub(super) fn take_finished(&mut self) -> impl Iterator<Item = (Ticket, Result<Finished, Refused>)> {
-        let beats = &mut self.beats;
+        let beats = &mut self.heartbeat.unanswered;
         self.requests.take_finished().filter(|(ticket, _)| {
             let before = beats.len();
             beats.retain(|beat| beat != ticket);
@@ -233,17 +241,17 @@ impl ClientEngine {
 
     /// Sends a heartbeat when one is due and the previous one was answered.
     fn beat(&mut self) {
-        if !self.holds_lease {
+        if !self.heartbeat.is_due {
             return;
         }
         let now = self.now();
-        if now < self.last_beat + HEARTBEAT || !self.beats.is_empty() {
+        if now < self.heartbeat.last + HEARTBEAT || !self.heartbeat.unanswered.is_empty() {
             return;
         }
-        self.last_beat = now;
+        self.heartbeat.last = now;
         let (lane, frame) = self.question(Request::Heartbeat(true));
         let ticket = self.ask(lane, frame, RequestBody::default());
-        self.beats.push(ticket);
+        self.heartbeat.unanswered.push(ticket);
     }
 
     /// One turn: submits all ready work, waits for at most `wait`, and handles events.
@@ -283,14 +291,14 @@ impl ClientEngine {
         self.flush();
     }
 
-    /// Submits ready work, without waiting.
+    /// Changes connections and submits ready work, without waiting.
     pub(super) fn flush(&mut self) {
-        if self.out.is_empty() && self.queue.is_empty() {
+        if self.out.is_empty() {
             return;
         }
-        self.carry_out(self.now());
+        self.change_connections();
         if let Some(transport) = &mut self.transport
-            && let Err(failure) = transport.submit(&mut self.queue)
+            && let Err(failure) = transport.submit(&mut self.out.work)
         {
             self.break_off(&failure);
         }
@@ -303,8 +311,7 @@ impl ClientEngine {
         let broken = self.transport.take();
         // A transport that panicked may panic again when it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
-        self.queue.clear();
-        self.out.clear();
+        self.out = ClientOutput::default();
         self.events.clear();
         let refused = Refused { code: ErrorCode::Invalid, text: failure.to_string() };
         self.requests.break_off(self.now(), &refused);
@@ -340,27 +347,14 @@ impl ClientEngine {
         self.transport.as_mut().expect("there is one now").connect(address)
     }
 
-    fn carry_out(&mut self, now: Now) {
-        while !self.out.is_empty() {
-            let mut out = std::mem::take(&mut self.out);
-            for output in out.drain(..) {
-                match output {
-                    ClientOutput::Submit(submit) => self.queue.push_back(submit),
-                    ClientOutput::Close(peer) => {
-                        if let Some(transport) = &mut self.transport {
-                            transport.close(peer);
-                        }
-                    }
-                    ClientOutput::Connect { lane, address } => match self.connect(&address) {
-                        Ok(peer) => self.requests.connecting(lane, peer, &mut self.out),
-                        Err(failure) => self.requests.unreachable(now, lane, &failure),
-                    },
-                }
-            }
-            if self.out.is_empty() {
-                // The allocation is kept for the next turn.
-                self.out = out;
-                return;
+    fn change_connections(&mut self) {
+        for change in std::mem::take(&mut self.out.connections) {
+            match change {
+                ConnectionChange::Close(peer) => self.transport.iter_mut().for_each(|transport| transport.close(peer)),
+                ConnectionChange::Connect { lane, address } => match self.connect(&address) {
+                    Ok(peer) => self.requests.connecting(lane, peer, &mut self.out),
+                    Err(failure) => self.requests.unreachable(self.now(), lane, &failure),
+                },
             }
         }
     }

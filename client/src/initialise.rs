@@ -12,17 +12,18 @@ use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, Round, ShardId,
 use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
 use pserver_core::memory::LoanBook;
 use pserver_core::optim::Rule;
-use pserver_core::partition::{Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter};
+use pserver_core::partition::{
+    Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology,
+};
 use pserver_core::port::Outgoing;
 use pserver_core::wire::answer::{Answer, Initialised};
 use pserver_core::wire::request::{Commit, Request};
-use pserver_core::wire::{
-    CatalogueRequest, ControlAnswer, Entry, FinishMessage, Frame, Head, InitMessage, JoinRequest, Joined, Kind,
-};
+use pserver_core::wire::{CatalogueRequest, Entry, FinishMessage, Frame, Head, InitMessage, JoinRequest, Joined, Kind};
 
 use super::bucketize::{BucketedRows, Bucketizer};
-use super::calls::CallNumber;
+use super::call::CallNumber;
 use super::client_lock::ClientGuard;
+use super::control::{answer, unexpected};
 use super::job::{CatalogueDraft, InitPhase, JoinedJob};
 use super::{Client, ClientState, Extent};
 
@@ -52,7 +53,7 @@ impl Client {
             other => return Err(unexpected(&other)),
         };
         state.engine.identify(|identity| identity.generation = generation);
-        state.engine.holds_lease = true;
+        state.engine.hold_lease(true);
         state.ready_job().phase = InitPhase::Initialising(Box::new(draft));
         Ok(true)
     }
@@ -94,7 +95,7 @@ impl Client {
         if state.drafting().is_err() {
             return Ok(());
         }
-        state.engine.holds_lease = false;
+        state.engine.hold_lease(false);
         state.ready_job().phase = InitPhase::Joined;
         state.control(Request::Resign(true), "giving up the initialisation").map(drop)
     }
@@ -178,7 +179,7 @@ impl ClientGuard<'_> {
             // Another thread was first, and may have calls on their way.
             return Ok(());
         }
-        self.engine.holds_lease = false;
+        self.engine.hold_lease(false);
         self.engine.identify(|identity| identity.generation = Generation(done.generation));
         let job = self.ready_job();
         job.settings = done.job.unwrap_or(job.settings);
@@ -222,7 +223,7 @@ impl ClientGuard<'_> {
         if let Err(failure) = finished {
             return Err(self.initialisation_failed(generation, failure));
         }
-        self.engine.holds_lease = false;
+        self.engine.hold_lease(false);
         let job = self.ready_job();
         job.settings = draft.settings;
         job.is_initialised(draft.catalogue, Some(Round(0)));
@@ -259,7 +260,7 @@ impl ClientGuard<'_> {
     /// Voids the declarations of a generation. The trainer may begin anew.
     fn initialisation_failed(&mut self, generation: Generation, failure: Failure) -> Failure {
         if self.engine.identity().generation == generation {
-            self.engine.holds_lease = false;
+            self.engine.hold_lease(false);
             let job = self.ready_job();
             if !job.is_ready() {
                 job.phase = InitPhase::Joined;
@@ -327,22 +328,19 @@ impl ClientState {
             None => default_rule(&draft.default_config, element_type)?,
         };
         rule.validate_for(element_type).map_err(named)?;
-        if let Some(sparse) = settings.sparse {
-            let name = Name::new(name.as_bytes())?;
-            let declared = sparse_declaration(&draft.catalogue, name, element_type, shape, rule, sparse);
-            let declared = declared.map(|declared| Declaration { owner: settings.owner, ..declared });
-            return declared.and_then(|declared| check_content(declared, content)).map_err(named);
-        }
-        Ok(Declaration {
+        let dense = Declaration {
             name: Name::new(name.as_bytes())?,
             element_type,
             bytes: u64::try_from(content.len()).unwrap_or(u64::MAX),
             shape: shape.to_vec(),
             whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule, sparse: None }.encode(),
+            config: ParameterConfig { rule: rule.clone(), sparse: None }.encode(),
             buckets: None,
             owner: settings.owner,
-        })
+        };
+        let Some(sparse) = settings.sparse else { return Ok(dense) };
+        let declared = sparse_declaration(dense, draft.catalogue.topology(), rule, sparse);
+        declared.and_then(|declared| check_content(declared, content)).map_err(named)
     }
 }
 
@@ -412,16 +410,15 @@ fn init_message(parameter: &Parameter) -> InitMessage {
     }
 }
 
-/// The declaration of a parameter that is updated by rows. Height and width are said by the shape or by the
-/// configuration.
+/// The declaration of a parameter that is updated by rows, from that of a dense one. Height and width are in the shape
+/// or in the configuration.
 fn sparse_declaration(
-    catalogue: &Catalogue,
-    name: Name,
-    element_type: ElementType,
-    shape: &[u64],
+    dense: Declaration,
+    topology: &Topology,
     rule: Rule,
     sparse: SparseSettings,
 ) -> Result<Declaration, Failure> {
+    let (shape, element_type) = (dense.shape.as_slice(), dense.element_type);
     let refused = |text: String| Err(Failure::call(text));
     let said = (sparse.height.unwrap_or(0), sparse.width.map_or(0, u64::from));
     let (height, width) = match *shape {
@@ -446,17 +443,15 @@ fn sparse_declaration(
         );
     }
     sparse.initializer.validate_for(element_type)?;
-    let buckets = Buckets { rows, count: sparse.buckets.unwrap_or_else(|| Buckets::suiting(catalogue.topology())) };
+    let buckets = Buckets { rows, count: sparse.buckets.unwrap_or_else(|| Buckets::suiting(topology)) };
     let bytes = rows.checked_mul(width).and_then(|elements| elements.checked_mul(element_type.bytes()));
     Ok(Declaration {
-        name,
-        element_type,
         bytes: bytes.unwrap_or(u64::MAX),
         shape: vec![height, width],
         whole: false,
         config: ParameterConfig { rule, sparse: Some(sparse) }.encode(),
         buckets: Some(buckets),
-        owner: None,
+        ..dense
     })
 }
 
@@ -480,21 +475,4 @@ fn default_rule(config: &[u8], element_type: ElementType) -> Result<Rule, Failur
         return Ok(Rule { algorithm: pserver_core::optim::Algorithm::Add, ..Rule::default() });
     }
     Ok(ParameterConfig::decode(config)?.rule)
-}
-
-/// The coordinator's answer in a control frame.
-///
-/// # Errors
-///
-/// The control frame is no answer.
-pub fn answer(control: &[u8]) -> Result<Answer, Failure> {
-    let answer =
-        ControlAnswer::decode(control).map_err(|error| Failure::call(format!("the coordinator's answer: {error}")))?;
-    answer.answer.ok_or_else(|| Failure::call("the coordinator's answer is empty"))
-}
-
-/// The error of an answer that the request does not have.
-#[must_use]
-pub fn unexpected(answer: &Answer) -> Failure {
-    Failure::call(format!("the coordinator answered with something else than was asked: {answer:?}"))
 }

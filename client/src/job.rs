@@ -14,11 +14,9 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
 
-use super::calls::CallNumber;
+use super::call::CallNumber;
+use super::control::answer;
 use super::engine::ClientEngine;
-use super::initialise::answer;
-use super::transfer::check_dense;
-use super::views::is_held;
 use super::{ClientState, JobSharing, ParameterFacts};
 
 /// Interval at which the coordinator is asked for addresses of unreachable servers.
@@ -218,7 +216,7 @@ impl JoinedJob {
 
     /// Refuses to pull parameters that a view holds.
     pub(super) fn refuse_viewed(&self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
-        let viewed = chosen.iter().find(|index| is_held(&self.progress(**index).viewed));
+        let viewed = chosen.iter().find(|index| self.progress(**index).viewed.strong_count() > 0);
         viewed.map_or(Ok(()), |index| {
             let name = self.name(*index);
             Err(Failure::call(format!(
@@ -308,6 +306,15 @@ impl ClientState {
             is_sparse: declaration.buckets.is_some(),
         })
     }
+}
+
+/// Refuses a sparse parameter.
+pub(super) fn check_dense(parameter: &Parameter) -> Result<(), Failure> {
+    if parameter.declaration().buckets.is_none() {
+        return Ok(());
+    }
+    let name = parameter.declaration().name.as_str();
+    Err(Failure::call(format!("parameter \"{name}\" is sparse: it is sent and fetched by rows, not as a whole")))
 }
 
 fn topology(message: &TopologyMessage) -> Result<Topology, Failure> {

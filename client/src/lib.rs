@@ -5,16 +5,18 @@
 //! [`Client::scope`] starts. The thread that holds the client lock drives all calls in progress.
 //!
 //! Read in this order: `transfer` (pushes, pulls, sets), `rows` and `bucketize` (the same by rows), `packer` (frames),
-//! `calls` (order, failure and end of calls), `engine` (transport), `client_lock` (threads), `pending` (calls that are
-//! started and waited for later), `cancels` (cancellation).
+//! `call` and `calls` (order, failure and end of calls), `engine` (transport), `client_lock` (threads), `pending` (calls
+//! that are started and waited for later), `cancels` (cancellation), `control` (answers of the coordinator).
 //!
 //! Not here: C types (`capi`), frames (`pserver_core::wire`), resends (`pserver_core::client`).
 
 mod bucketize;
 mod buffers;
+mod call;
 mod calls;
 mod cancels;
 mod client_lock;
+mod control;
 mod engine;
 pub mod environment;
 mod initialise;
@@ -44,7 +46,7 @@ use pserver_transport::verbs::{self, DeviceChoice, VerbsDevices};
 
 use bucketize::RowBuffers;
 use buffers::CallerMemory;
-use calls::Call;
+use call::Call;
 use cancels::Cancellations;
 use client_lock::{ClientGuard, ClientLock};
 use job::{JoinedJob, ServerQuery};
@@ -55,11 +57,11 @@ pub use pending::{Calls, Pending};
 pub use views::View;
 
 pub use buffers::{Extent, HeldBuffers};
-pub use calls::CallNumber;
+pub use call::CallNumber;
 pub use cancels::{CallScope, cancel};
 pub use client_lock::reason;
+pub use control::{answer, unexpected};
 pub use engine::{COORDINATOR, ClientEngine, MakeTransport};
-pub use initialise::{answer, unexpected};
 pub use transfer::check_half;
 
 /// How a client finds its job.
@@ -259,10 +261,7 @@ struct ClientState {
     /// Requests that ask servers what calls wait for.
     asked: Vec<(Ticket, LaneId)>,
     moved: Arc<TransferCounters>,
-    /// Shared with [`Client`], which reads it without the client lock.
-    buffers: Arc<CallerMemory>,
-    view_arenas: ViewArenas,
-    row_buffers: RowBuffers,
+    memory: ClientMemory,
     /// Calls whose results are not taken, in the order of their numbers.
     calls: Vec<Call>,
     last_call: u64,
@@ -270,6 +269,14 @@ struct ClientState {
     cancels: Arc<Cancellations>,
     /// Kept between turns for its memory.
     over: Vec<(Ticket, Result<Finished, Refused>)>,
+}
+
+/// The memory that calls use.
+struct ClientMemory {
+    /// Shared with [`Client`], which reads it without the client lock.
+    caller: Arc<CallerMemory>,
+    views: ViewArenas,
+    rows: RowBuffers,
 }
 
 impl Client {
@@ -323,9 +330,11 @@ impl Client {
             search: ServerQuery::default(),
             asked: Vec::new(),
             moved: Arc::clone(&moved),
-            buffers: Arc::clone(&buffers),
-            view_arenas: ViewArenas::default(),
-            row_buffers: RowBuffers::default(),
+            memory: ClientMemory {
+                caller: Arc::clone(&buffers),
+                views: ViewArenas::default(),
+                rows: RowBuffers::default(),
+            },
             calls: Vec::new(),
             last_call: 0,
             cancels: Arc::new(Cancellations::new()),

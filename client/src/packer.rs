@@ -85,7 +85,13 @@ impl Packer {
             full = Some(std::mem::replace(&mut self.open[at].1, next));
         }
         self.expected = self.expected.saturating_sub(1);
-        self.open[at].1.add(bytes, piece);
+        let PackedFrame { frame, body, bytes: total } = &mut self.open[at].1;
+        *total = total.saturating_add(bytes);
+        // Parameters are declared in the order in which a forward pass needs them.
+        body.priority = body.priority.min(piece.entry.id.parameter.0);
+        frame.entries.push(piece.entry);
+        body.payload.extend(piece.payload);
+        body.into.extend(piece.into);
         full
     }
 
@@ -112,19 +118,5 @@ impl PackedFrame {
     /// A frame that is complete.
     pub(super) fn new(frame: Frame, body: RequestBody) -> Self {
         Self { frame, body, bytes: 0 }
-    }
-
-    #[inline]
-    fn add(&mut self, bytes: u32, piece: ChunkPiece) {
-        self.bytes = self.bytes.saturating_add(bytes);
-        // Parameters are declared in the order in which a forward pass needs them.
-        self.body.priority = self.body.priority.min(piece.entry.id.parameter.0);
-        self.frame.entries.push(piece.entry);
-        if let Some(payload) = piece.payload {
-            self.body.payload.push(payload);
-        }
-        if let Some(into) = piece.into {
-            self.body.into.push(into);
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pserver_core::error::Failure;
 use pserver_core::memory::{LoanBook, lend};
 
-use super::calls::CallNumber;
+use super::call::CallNumber;
 use super::client_lock::ClientGuard;
 use super::transfer::FetchRequest;
 use super::{Client, DestinationSlice, Extent, GradientSlice, HeldBuffers};

@@ -15,7 +15,7 @@ use pserver_core::rows::{Ids, RowLayout, RowMerge, RowsView};
 use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
 
 use super::bucketize::{BucketedRows, Bucketizer, RowBuffers, RowQuery};
-use super::calls::CallNumber;
+use super::call::CallNumber;
 use super::job::JoinedJob;
 use super::packer::{ChunkPiece, Packer};
 use super::transfer::check_rate;
@@ -45,7 +45,7 @@ impl Client {
             let call = state.start_push_rows(&chosen, &bucketed, rate, book)?;
             state.finish(call)
         });
-        state.row_buffers.keep(bucketed.into_iter().map(BucketedRows::into_buffer));
+        state.memory.rows.keep(bucketed.into_iter().map(BucketedRows::into_buffer));
         pushed
     }
 
@@ -61,7 +61,7 @@ impl Client {
         state.ready()?;
         let (chosen, queries) = state.row_queries(into)?;
         let mut answers: Vec<Vec<u8>> =
-            queries.iter().map(|one| state.row_buffers.take_of(one.answer_bytes())).collect();
+            queries.iter().map(|one| state.memory.rows.take_of(one.answer_bytes())).collect();
         state.lend(|state, book| {
             let call = state.start_pull_rows(&chosen, &queries, &mut answers, Flags::default(), book)?;
             state.finish(call)
@@ -69,7 +69,7 @@ impl Client {
         for ((wanted, query), answer) in into.iter_mut().zip(&queries).zip(&answers) {
             query.scatter(answer, wanted.values);
         }
-        state.row_buffers.keep(answers);
+        state.memory.rows.keep(answers);
         Ok(())
     }
 
@@ -108,9 +108,9 @@ impl ClientState {
         &mut self,
         gradients: &[GradientRows<'_>],
     ) -> Result<(Vec<ParameterIndex>, Vec<BucketedRows>), Failure> {
-        let mut room = std::mem::take(&mut self.row_buffers);
+        let mut room = std::mem::take(&mut self.memory.rows);
         let bucketed = self.bucketize_rows_in(gradients, &mut room);
-        self.row_buffers = room;
+        self.memory.rows = room;
         bucketed
     }
 
@@ -142,9 +142,9 @@ impl ClientState {
 
     /// Checks destinations of rows, and makes their queries by bucket.
     fn row_queries(&mut self, into: &[DestinationRows<'_>]) -> Result<(Vec<ParameterIndex>, Vec<RowQuery>), Failure> {
-        let mut room = std::mem::take(&mut self.row_buffers);
+        let mut room = std::mem::take(&mut self.memory.rows);
         let asked = self.row_queries_in(into, &mut room.merge);
-        self.row_buffers = room;
+        self.memory.rows = room;
         asked
     }
 
@@ -239,7 +239,7 @@ impl ClientState {
         let job = self.ready_job();
         let lane: LaneId = job.lane(job.chosen(piece.entry.id.parameter).shard_of(piece.entry.id.chunk));
         if let Some(full) = packer.add(lane, piece) {
-            self.frame(lane, full);
+            self.send_frame(lane, full);
         }
     }
 }

@@ -15,10 +15,10 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
 
-use super::calls::CallNumber;
+use super::call::CallNumber;
 use super::client_lock::ClientGuard;
-use super::initialise::{answer, unexpected};
-use super::job::{JoinedJob, ParameterProgress};
+use super::control::{answer, unexpected};
+use super::job::{JoinedJob, ParameterProgress, check_dense};
 use super::packer::{ChunkPiece, Packer};
 use super::{Client, ClientState, DestinationSlice, Extent, GradientSlice};
 
@@ -236,14 +236,14 @@ impl ClientState {
         book: &LoanBook<'env>,
         numbers: impl Fn(&ParameterProgress) -> (Round, Sequence),
     ) -> CallNumber {
-        let has_buffers = !self.buffers.is_empty();
+        let has_buffers = !self.memory.caller.is_empty();
         for order in orders {
             let job = self.ready_job();
             let (round, sequence) = numbers(job.progress(order.index));
             let count = job.chosen(order.index).chunk_count();
-            let within = order.given.filter(|_| has_buffers).and_then(|given| self.buffers.around(given.content));
+            let within = order.given.filter(|_| has_buffers).and_then(|given| self.memory.caller.around(given.content));
             let back = match &order.place {
-                Some(ValueTarget::Caller(all)) if has_buffers => self.buffers.around(all),
+                Some(ValueTarget::Caller(all)) if has_buffers => self.memory.caller.around(all),
                 _ => None,
             };
             for buffer in within.iter().chain(&back) {
@@ -255,7 +255,7 @@ impl ClientState {
                 let parameter = job.chosen(cut.index);
                 let lane = job.lane(parameter.shard_of(chunk));
                 if let Some(full) = packer.add(lane, cut.next(parameter, chunk, round, sequence)) {
-                    self.frame(lane, full);
+                    self.send_frame(lane, full);
                     // A lane's send window is bounded: completed sends free it while the rest is packed.
                     self.engine.take_in();
                 }
@@ -267,7 +267,7 @@ impl ClientState {
     /// Sends the last frames of the open call.
     pub(super) fn send_rest(&mut self, packer: Packer) -> CallNumber {
         for (lane, packed) in packer.rest() {
-            self.frame(lane, packed);
+            self.send_frame(lane, packed);
         }
         self.close()
     }
@@ -289,7 +289,7 @@ impl ClientState {
             let parameter = job.chosen(*index);
             let spans = (0..parameter.chunk_count()).map(|chunk| parameter.span(ChunkIndex(chunk)));
             let bytes = spans.map(|span| halved(span.expect("it is one of its chunks").bytes, half));
-            let leases = bytes.map(|bytes| self.view_arenas.take(bytes)).collect::<Result<Vec<_>, _>>()?;
+            let leases = bytes.map(|bytes| self.memory.views.take(bytes)).collect::<Result<Vec<_>, _>>()?;
             places.push((ValueTarget::Leased(leases.into_iter()), half));
         }
         Ok(places)
@@ -527,14 +527,6 @@ fn value_bytes(parameter: &Parameter, half: Option<Half>) -> u64 {
 /// Bytes of a chunk's value in the requested type.
 fn halved(bytes: u32, half: Option<Half>) -> u32 {
     if half.is_some() { bytes / 2 } else { bytes }
-}
-
-pub(super) fn check_dense(parameter: &Parameter) -> Result<(), Failure> {
-    if parameter.declaration().buckets.is_none() {
-        return Ok(());
-    }
-    let name = parameter.declaration().name.as_str();
-    Err(Failure::call(format!("parameter \"{name}\" is sparse: it is sent and fetched by rows, not as a whole")))
 }
 
 fn bytes(length: usize) -> u64 {

@@ -3,13 +3,14 @@
 //! A view holds one version. Servers write the next version elsewhere while it is held. Their budget has one held
 //! version for each trainer, so a parameter with a view is not pulled again before the view is released.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use pserver_core::dtype::Half;
 use pserver_core::error::Failure;
-use pserver_core::ids::{ChunkIndex, ParameterIndex};
+use pserver_core::ids::ParameterIndex;
 use pserver_core::memory::{Arena, Budget, Lease, LoanBook};
 
+use super::call::ViewChunk;
 use super::client_lock::ClientGuard;
 use super::transfer::FetchRequest;
 use super::{Client, Extent, GradientSlice};
@@ -24,13 +25,6 @@ const FETCHES_MAX: u32 = 5;
 pub struct View {
     parameters: Vec<Vec<Lease>>,
     _hold: Arc<()>,
-}
-
-/// A received chunk of a view.
-pub(super) struct ViewChunk {
-    pub(super) parameter: ParameterIndex,
-    pub(super) chunk: ChunkIndex,
-    pub(super) lease: Lease,
 }
 
 /// Arenas for values that are not readable in place.
@@ -201,7 +195,7 @@ impl ClientGuard<'_> {
         for one in kept {
             let at = by_index.binary_search_by_key(&one.parameter, |(index, _)| *index);
             let at = at.expect("what came back was asked for");
-            let lease = if self.options.is_reader { self.view_arenas.own(one.lease)? } else { one.lease };
+            let lease = if self.options.is_reader { self.memory.views.own(one.lease)? } else { one.lease };
             parameters[by_index[at].1].push(lease);
         }
         Ok(View { parameters, _hold: hold })
@@ -236,9 +230,4 @@ impl ViewArenas {
         }
         Err(Failure::call("the connection ended while a value was read; the call may be made again"))
     }
-}
-
-/// Whether there is a view.
-pub(super) fn is_held(viewed: &Weak<()>) -> bool {
-    viewed.strong_count() > 0
 }

@@ -113,8 +113,7 @@ pub extern "C" fn paddle_push_pull(
     guard("paddle_push_pull", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let mut staged = Staged::default();
-        let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
-        let given = call.all(&sent, "grads")?;
+        let given = staged.gradients(call, &session.client, call.claims(grads, len, "grads")?)?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
         let asked = asked(&wanted, &names)?;
@@ -167,8 +166,7 @@ pub(super) fn init_claimed(
 ) -> Result<c_int, Failure> {
     let session = Handle::of_pointer(client).find()?;
     let mut staged = Staged::default();
-    let sent = staged.values(&session.client, std::slice::from_ref(&claim))?;
-    init(client, &call.parameter(&sent[0], "params")?, shape, settings)
+    init(client, &staged.value(call, &session.client, &claim, "params")?, shape, settings)
 }
 
 /// The destination of each parameter that the caller fetches.

@@ -110,32 +110,15 @@ impl Call {
     pub(super) fn parameter(&self, claim: &Parameter, what: &str) -> Result<GradientSlice<'_>, Failure> {
         let name = self.name(claim.name, &format!("{what}.name"))?;
         let element_type = element_type(claim.element_type, name)?;
-        let content = self.content(claim.content, claim.content_len, name, element_type)?;
+        length(claim.content_len, name, element_type)?;
+        let what = format!("parameter \"{name}\": content");
+        let content = self.array(claim.content.cast::<u8>().cast_const(), claim.content_len, &what)?;
         Ok(GradientSlice { name, element_type, content })
     }
 
     /// The caller's array of gradients or values, at least one.
     pub(super) fn claims(&self, pointer: *const Parameter, len: c_int, what: &str) -> Result<&[Parameter], Failure> {
         self.array(pointer, at_least_one(len, what)?, what)
-    }
-
-    /// Gradients or values.
-    pub(super) fn all(&self, claims: &[Parameter], what: &str) -> Result<Vec<GradientSlice<'_>>, Failure> {
-        let claims = claims.iter().enumerate();
-        claims.map(|(index, claim)| self.parameter(claim, &format!("{what}[{index}]"))).collect()
-    }
-
-    /// The elements of one parameter or gradient.
-    pub(super) fn content(
-        &self,
-        pointer: *const c_void,
-        len: c_int,
-        name: &str,
-        element_type: ElementType,
-    ) -> Result<&[u8], Failure> {
-        let what = format!("parameter \"{name}\": content");
-        let bytes = length(len, name, element_type)?;
-        self.array(pointer.cast::<u8>(), c_int::try_from(bytes).expect("it came from an int"), &what)
     }
 
     /// An array of `len` elements. With no elements, NULL will do.

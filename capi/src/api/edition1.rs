@@ -13,7 +13,7 @@ use super::handles::Handle;
 use super::places::{Asked, Places};
 use super::session::Session;
 use super::staged::{As, Staged};
-use super::sys::ClientHandle;
+use super::sys::{ClientHandle, Parameter};
 use pserver_client::GradientSlice;
 
 /// @brief Says how long a parameter is, as no other call of this edition does. It is a matter of this client alone:
@@ -59,7 +59,8 @@ pub extern "C" fn paddle_init_param_e1(
     content: *const c_void,
 ) -> c_int {
     guard("paddle_init_param", -1, |call| {
-        let (session, given, _staged) = given(call, client, name, element_type, content, As::Value)?;
+        let claim = claim(name, element_type, content);
+        let (session, given, _staged) = given(call, client, claim, As::Value)?;
         let settings = OptimizerSettings::default();
         session.client.init_param(given.name, given.element_type, &[], given.content, &settings).map(|()| 0)
     })
@@ -86,7 +87,8 @@ pub extern "C" fn paddle_send_grad(
     content: *const c_void,
 ) -> c_int {
     guard("paddle_send_grad", -1, |call| {
-        let (session, given, _staged) = given(call, client, name, element_type, content, As::Gradient(element_type))?;
+        let claim = claim(name, element_type, content);
+        let (session, given, _staged) = given(call, client, claim, As::Gradient(element_type))?;
         session.client.push(&[given], None).map(|()| 0)
     })
 }
@@ -103,7 +105,8 @@ pub extern "C" fn paddle_set_param(
     content: *const c_void,
 ) -> c_int {
     guard("paddle_set_param", -1, |call| {
-        let (session, given, _staged) = given(call, client, name, element_type, content, As::Value)?;
+        let claim = claim(name, element_type, content);
+        let (session, given, _staged) = given(call, client, claim, As::Value)?;
         session.client.set(&[given]).map(|()| 0)
     })
 }
@@ -135,21 +138,23 @@ pub extern "C" fn paddle_get_param(
     })
 }
 
+/// A parameter as later editions have it, without its length.
+fn claim(name: *const c_char, element_type: c_int, content: *const c_void) -> Parameter {
+    Parameter { name: name.cast_mut(), element_type, content: content.cast_mut(), content_len: 0 }
+}
+
 /// The client, and the content with the length that was declared.
 fn given<'call>(
     call: &'call Call,
     client: *mut ClientHandle,
-    name: *const c_char,
-    number: c_int,
-    content: *const c_void,
+    claim: Parameter,
     read: As,
 ) -> Result<(Arc<Session>, GradientSlice<'call>, Staged), Failure> {
     let session = Handle::of_pointer(client).find()?;
-    let name = call.name(name, "name")?;
-    let element_type = element_type(number, name)?;
-    let len = session.declared(name, element_type)?;
-    let (len, mut staged) = (c_int::try_from(len).expect("it was an int"), Staged::default());
-    let content = staged.sent_from(&session.client, content.cast_mut(), len, read)?;
-    let content = call.content(content, len, name, element_type)?;
-    Ok((session, GradientSlice { name, element_type, content }, staged))
+    let name = call.name(claim.name, "name")?;
+    let bytes = session.declared(name, element_type(claim.element_type, name)?)?;
+    let (content_len, mut staged) = (c_int::try_from(bytes).expect("it was an int"), Staged::default());
+    let content = staged.sent_from(&session.client, claim.content, content_len, read)?;
+    let given = call.parameter(&Parameter { content, content_len, ..claim }, "parameter")?;
+    Ok((session, given, staged))
 }

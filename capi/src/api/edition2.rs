@@ -42,8 +42,8 @@ pub extern "C" fn paddle_send_grads_e2(
         let session = Handle::of_pointer(client).find()?;
         let rate = checked::rate(learning_rate)?;
         let mut staged = Staged::default();
-        let sent = staged.gradients(&session.client, call.claims(grads, total, "grads")?)?;
-        session.client.push(&call.all(&sent, "grads")?, Some(rate)).map(|()| 0)
+        let gradients = staged.gradients(call, &session.client, call.claims(grads, total, "grads")?)?;
+        session.client.push(&gradients, Some(rate)).map(|()| 0)
     })
 }
 
@@ -57,7 +57,8 @@ pub extern "C" fn paddle_set_params(client: *mut ClientHandle, params: *const Pa
     guard("paddle_set_params", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let mut staged = Staged::default();
-        let sent = staged.values(&session.client, call.claims(params, total, "params")?)?;
-        session.client.set(&call.all(&sent, "params")?).map(|()| 0)
+        let claims = call.claims(params, total, "params")?.iter().enumerate();
+        let values = claims.map(|(index, one)| staged.value(call, &session.client, one, &format!("params[{index}]")));
+        session.client.set(&values.collect::<Result<Vec<_>, _>>()?).map(|()| 0)
     })
 }

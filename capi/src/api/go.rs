@@ -106,8 +106,7 @@ pub extern "C" fn paddle_init_param_go(
         let session = Handle::Number(client).find()?;
         let claim = plain(param);
         let mut staged = Staged::default();
-        let sent = staged.values(&session.client, std::slice::from_ref(&claim))?;
-        let given = call.parameter(&sent[0], "param")?;
+        let given = staged.value(call, &session.client, &claim, "param")?;
         let settings = call.settings_bytes(param_config, i64::from(config_len))?;
         session.client.init_param(given.name, given.element_type, &[], given.content, &settings).map(|()| 0)
     })
@@ -132,8 +131,7 @@ pub extern "C" fn paddle_send_grads_go(client: GoClient, grads: *mut *mut GoGrad
         let session = Handle::Number(client).find()?;
         let claims = claims(call, grads, at_least_one(total, "grads")?, "grads")?;
         let mut staged = Staged::default();
-        let sent = staged.gradients(&session.client, &claims)?;
-        session.client.push(&call.all(&sent, "grads")?, None).map(|()| 0)
+        session.client.push(&staged.gradients(call, &session.client, &claims)?, None).map(|()| 0)
     })
 }
 

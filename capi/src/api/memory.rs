@@ -164,7 +164,9 @@ pub extern "C" fn paddle_get_params_view(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_get_params_view", -1, |call| pull_view(call, client, names, len, None, out))
+    guard("paddle_get_params_view", -1, |call| {
+        view(call, client, out, |client| client.pull_view(&call.names(names, at_least_one(len, "names")?)?))
+    })
 }
 
 /// @brief paddle_get_params_view of values that come as halves: float32 parameters in half the bytes, rounded as
@@ -181,7 +183,13 @@ pub extern "C" fn paddle_get_params_view_as(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_get_params_view_as", -1, |call| pull_view(call, client, names, len, Some(element_types), out))
+    guard("paddle_get_params_view_as", -1, |call| {
+        view(call, client, out, |client| {
+            let names = call.names(names, at_least_one(len, "names")?)?;
+            let halves = halves(client, &names, call.array(element_types, len, "element_types")?)?;
+            client.pull_view_as(&names.into_iter().zip(halves).collect::<Vec<_>>())
+        })
+    })
 }
 
 /// @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
@@ -198,7 +206,9 @@ pub extern "C" fn paddle_push_pull_view(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_push_pull_view", -1, |call| push_pull_view(call, client, grads, len, None, out))
+    guard("paddle_push_pull_view", -1, |call| {
+        view(call, client, out, |client| push_pull_view(call, client, call.claims(grads, len, "grads")?, None))
+    })
 }
 
 /// @brief paddle_push_pull_view of values that come as halves.
@@ -213,7 +223,12 @@ pub extern "C" fn paddle_push_pull_view_as(
     len: c_int,
     out: *mut *mut ViewHandle,
 ) -> c_int {
-    guard("paddle_push_pull_view_as", -1, |call| push_pull_view(call, client, grads, len, Some(element_types), out))
+    guard("paddle_push_pull_view_as", -1, |call| {
+        view(call, client, out, |client| {
+            let claims = call.claims(grads, len, "grads")?;
+            push_pull_view(call, client, claims, Some(call.array(element_types, len, "element_types")?))
+        })
+    })
 }
 
 /// @brief How many pieces a parameter of a view has: servers keep it in several. In order they are the parameter.
@@ -268,53 +283,32 @@ pub extern "C" fn paddle_view_release(view: *mut ViewHandle) -> c_int {
     guard("paddle_view_release", -1, |_| take_view(view)?.release().map(|()| 0))
 }
 
-/// Gives a view of parameters, which come as these types, if some are named.
-fn pull_view(
+/// Gives the caller the view that `fetch` fetches.
+fn view(
     call: &Call,
     client: *mut ClientHandle,
-    names: *mut *const c_char,
-    len: c_int,
-    element_types: Option<*const ElementTypeNumber>,
     out: *mut *mut ViewHandle,
+    fetch: impl FnOnce(&Client) -> Result<View, Failure>,
 ) -> Result<c_int, Failure> {
     let session = Handle::of_pointer(client).find()?;
     call.aligned(out.cast_const(), "out")?;
-    let names = call.names(names, at_least_one(len, "names")?)?;
-    let view = match element_types {
-        None => session.client.pull_view(&names)?,
-        Some(numbers) => {
-            let halves = halves(&session.client, &names, call.array(numbers, len, "element_types")?)?;
-            session.client.pull_view_as(&names.into_iter().zip(halves).collect::<Vec<_>>())?
-        }
-    };
+    let view = fetch(&session.client)?;
     call.write(out, give_view(&session, view));
     Ok(0)
 }
 
-/// Sends gradients, and gives a view of their parameters as [`pull_view`] does.
+/// Sends gradients, and fetches a view of their parameters, in these types where some are named.
 fn push_pull_view(
     call: &Call,
-    client: *mut ClientHandle,
-    grads: *const Gradient,
-    len: c_int,
-    element_types: Option<*const ElementTypeNumber>,
-    out: *mut *mut ViewHandle,
-) -> Result<c_int, Failure> {
-    let session = Handle::of_pointer(client).find()?;
-    call.aligned(out.cast_const(), "out")?;
+    client: &Client,
+    grads: &[Gradient],
+    element_types: Option<&[ElementTypeNumber]>,
+) -> Result<View, Failure> {
     let mut staged = Staged::default();
-    let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
-    let given = call.all(&sent, "grads")?;
-    let view = match element_types {
-        None => session.client.push_pull_view(&given, None)?,
-        Some(numbers) => {
-            let names: Vec<&str> = given.iter().map(|one| one.name).collect();
-            let halves = halves(&session.client, &names, call.array(numbers, len, "element_types")?)?;
-            session.client.push_pull_view_as(&given, None, &halves)?
-        }
-    };
-    call.write(out, give_view(&session, view));
-    Ok(0)
+    let given = staged.gradients(call, client, grads)?;
+    let Some(numbers) = element_types else { return client.push_pull_view(&given, None) };
+    let names: Vec<&str> = given.iter().map(|one| one.name).collect();
+    client.push_pull_view_as(&given, None, &halves(client, &names, numbers)?)
 }
 
 /// The half-precision type in which values are returned, if it is not the parameter's own type.

@@ -5,15 +5,15 @@
 //! replicas, a gradient is the sum of all, a value that is sent is the first one's, and one that is fetched goes to
 //! all.
 
-use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_kernels::cuda::ForeignClaim;
 
+use super::checked::Call;
 use super::sys::Parameter;
-use pserver_client::Client;
+use pserver_client::{Client, GradientSlice};
 
 /// The pages of one call. They are kept until nobody reads or writes them any more: until the function that C called
 /// returns, or until a call that was started has been waited for.
@@ -40,31 +40,40 @@ pub(super) enum As {
 }
 
 impl Staged {
-    /// Gradients as they are sent.
-    pub(super) fn gradients<'a>(
+    /// Gradients as they are sent, checked.
+    pub(super) fn gradients<'call>(
         &mut self,
+        call: &'call Call,
         client: &Client,
-        claims: &'a [Parameter],
-    ) -> Result<Cow<'a, [Parameter]>, Failure> {
-        swap(claims, |one| self.sent_from(client, one.content, one.content_len, As::Gradient(one.element_type)))
+        claims: &[Parameter],
+    ) -> Result<Vec<GradientSlice<'call>>, Failure> {
+        let sent = |(index, claim): (usize, &Parameter)| {
+            let read = As::Gradient(claim.element_type);
+            let content = self.sent_from(client, claim.content, claim.content_len, read)?;
+            call.parameter(&Parameter { content, ..*claim }, &format!("grads[{index}]"))
+        };
+        claims.iter().enumerate().map(sent).collect()
     }
 
-    /// Values as they are sent.
-    pub(super) fn values<'a>(
+    /// A value as it is sent, checked.
+    pub(super) fn value<'call>(
         &mut self,
+        call: &'call Call,
         client: &Client,
-        claims: &'a [Parameter],
-    ) -> Result<Cow<'a, [Parameter]>, Failure> {
-        swap(claims, |one| self.sent_from(client, one.content, one.content_len, As::Value))
+        claim: &Parameter,
+        what: &str,
+    ) -> Result<GradientSlice<'call>, Failure> {
+        let content = self.sent_from(client, claim.content, claim.content_len, As::Value)?;
+        call.parameter(&Parameter { content, ..*claim }, what)
     }
 
     /// Places as they are filled.
-    pub(super) fn wanted<'a>(
-        &mut self,
-        client: &Client,
-        claims: &'a [Parameter],
-    ) -> Result<Cow<'a, [Parameter]>, Failure> {
-        swap(claims, |one| self.wanted_at(client, one.content, one.content_len))
+    pub(super) fn wanted(&mut self, client: &Client, claims: &[Parameter]) -> Result<Vec<Parameter>, Failure> {
+        let wanted = |claim: &Parameter| {
+            let content = self.wanted_at(client, claim.content, claim.content_len)?;
+            Ok(Parameter { content, ..*claim })
+        };
+        claims.iter().map(wanted).collect()
     }
 
     /// Where content is read from: on a device, from pages that it was copied to.
@@ -122,21 +131,6 @@ impl Staged {
     pub(super) fn is_empty(&self) -> bool {
         self.sent.is_empty() && self.wanted.is_empty()
     }
-}
-
-/// The caller's request, with staged contents where they lie on a device.
-fn swap(
-    claims: &[Parameter],
-    mut content: impl FnMut(&Parameter) -> Result<*mut c_void, Failure>,
-) -> Result<Cow<'_, [Parameter]>, Failure> {
-    let mut swapped = Cow::Borrowed(claims);
-    for (index, claim) in claims.iter().enumerate() {
-        let found = content(claim)?;
-        if found != claim.content {
-            swapped.to_mut()[index].content = found;
-        }
-    }
-    Ok(swapped)
 }
 
 /// The pages for content on a device; nothing for all other memory, and for what will be refused.

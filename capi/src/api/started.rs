@@ -34,10 +34,8 @@ pub extern "C" fn paddle_push_pull_start(
     guard("paddle_push_pull_start", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         call.aligned(out.cast_const(), "out")?;
-        let lasting = Call::lasting();
         let mut staged = Staged::default();
-        let sent = staged.gradients(&session.client, call.claims(grads, len, "grads")?)?;
-        let given = lasting.all(&sent, "grads")?;
+        let given = staged.gradients(Call::lasting(), &session.client, call.claims(grads, len, "grads")?)?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
         let places = Places::measure(&session.client, &asked(&wanted, &names)?, &given)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::request::{Finished, Refused, Request};
 use super::{ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
 use crate::ids::{PeerId, Ticket};
-use crate::port::{Incoming, Outgoing};
+use crate::port::{Incoming, Outgoing, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Frame};
 
@@ -48,34 +48,49 @@ pub(super) struct Lane {
     pub(super) address: Address,
     pub(super) number: u64,
     pub(super) state: LaneState,
+    /// The server's name in errors.
+    name: String,
     /// The previous connection, which may still return buffers.
     former: Option<PeerId>,
-    /// Why the last connection ended.
-    pub(super) reason: Option<String>,
-    pub(super) refused_at: Option<Now>,
+    pub(super) history: ConnectHistory,
     /// Whether it reconnects without waiting requests.
     pub(super) is_kept: bool,
+    /// The server's description of what requests wait for.
+    pub(super) awaited: Option<String>,
+    /// Unanswered requests, in ticket order.
+    requests: VecDeque<Request>,
+    window: SendWindow,
+    /// Answers being received, in the order of their heads.
+    receives: VecDeque<PendingReceive>,
+}
+
+/// The attempts to connect a lane, and why the last connection ended.
+pub(super) struct ConnectHistory {
     /// Whether the transport has established the current connection.
     pub(super) is_made: bool,
     /// First and last failed attempt since the last established connection.
     unmade: Option<(Now, Now)>,
-    /// The server's description of what requests wait for.
-    pub(super) awaited: Option<String>,
     /// Attempts since the last welcome.
     attempts: u32,
-    /// Unanswered requests, in ticket order.
-    requests: VecDeque<Request>,
+    /// Delay before the next attempt.
+    pause: Duration,
+    /// Why the last connection ended.
+    pub(super) reason: Option<String>,
+    /// When the server refused the current connection.
+    pub(super) refused_at: Option<Now>,
+}
+
+/// The requests of a lane that wait to be sent, and those in flight.
+#[derive(Default)]
+struct SendWindow {
     /// Requests ready to send, most urgent first.
     waiting: BinaryHeap<Reverse<(u32, Ticket)>>,
     /// Requests that the server refused as busy, and when each is resent.
     paused: Vec<(Now, Ticket)>,
-    /// Frames and payload bytes in flight.
-    in_flight: usize,
-    bytes_in_flight: u64,
-    name: String,
-    pause: Duration,
-    /// Answers being received, in the order of their heads.
-    receives: VecDeque<PendingReceive>,
+    /// Frames in flight.
+    frames: usize,
+    /// Payload bytes in flight.
+    bytes: u64,
 }
 
 /// An answer being received.
@@ -94,21 +109,13 @@ impl Lane {
             address,
             number,
             state: LaneState::Down { again: Now(0) },
-            former: None,
-            reason: None,
-            refused_at: None,
-            is_kept: false,
-            is_made: false,
-            unmade: None,
-            awaited: None,
-            attempts: 0,
-            requests: VecDeque::new(),
-            waiting: BinaryHeap::new(),
-            paused: Vec::new(),
-            in_flight: 0,
-            bytes_in_flight: 0,
             name,
-            pause: PAUSE_FIRST,
+            former: None,
+            history: ConnectHistory::new(),
+            is_kept: false,
+            awaited: None,
+            requests: VecDeque::new(),
+            window: SendWindow::default(),
             receives: VecDeque::new(),
         }
     }
@@ -123,24 +130,24 @@ impl Lane {
             LaneState::Greeting { .. } => "connecting",
             LaneState::Up { .. } => "connected",
         };
-        let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(", {reason}"));
+        let reason = self.history.reason.as_ref().map_or(String::new(), |reason| format!(", {reason}"));
         format!("{} at {}: {requests} requests without an answer ({state}{reason})", self.name, self.address)
     }
 
     /// Whether no connection could be made for `limit`.
     pub(super) fn is_absent(&self, now: Now, limit: Duration) -> bool {
-        self.unmade.is_some_and(|(first, _)| first + limit <= now)
+        self.history.unmade.is_some_and(|(first, _)| first + limit <= now)
     }
 
     /// Whether the last attempt was made after `begun`, and failed.
     pub(super) fn has_failed_since(&self, begun: Now) -> bool {
-        self.unmade.is_some_and(|(_, last)| begun < last)
+        self.history.unmade.is_some_and(|(_, last)| begun < last)
     }
 
     /// Since when no connection could be made, and why, in words.
     pub(super) fn describe_absence(&self, now: Now) -> String {
-        let seconds = self.unmade.map_or(0.0, |(first, _)| first.until(now).as_secs_f64());
-        let reason = self.reason.as_deref().unwrap_or("no reason is known");
+        let seconds = self.history.unmade.map_or(0.0, |(first, _)| first.until(now).as_secs_f64());
+        let reason = self.history.reason.as_deref().unwrap_or("no reason is known");
         format!("{} at {} has refused connections for {seconds:.1} s ({reason})", self.name, self.address)
     }
 
@@ -155,7 +162,7 @@ impl Lane {
 
     /// Whether something waits for a server that does not answer at this address.
     pub(super) fn is_astray(&self) -> bool {
-        self.is_busy() && self.attempts >= ASTRAY_ATTEMPTS
+        self.is_busy() && self.history.attempts >= ASTRAY_ATTEMPTS
     }
 
     /// From the next attempt on, which is made at once, the server is at another address.
@@ -164,7 +171,7 @@ impl Lane {
             return;
         }
         self.address = address;
-        (self.attempts, self.pause, self.unmade) = (0, PAUSE_FIRST, None);
+        (self.history.attempts, self.history.pause, self.history.unmade) = (0, PAUSE_FIRST, None);
         if let LaneState::Down { again } = &mut self.state {
             *again = Now(0);
         }
@@ -176,37 +183,38 @@ impl Lane {
     }
 
     /// Adds a request, whose ticket is larger than those before.
-    pub(super) fn ask(&mut self, request: Request, out: &mut Vec<ClientOutput>) {
-        self.waiting.push(Reverse((request.priority, request.ticket())));
+    pub(super) fn ask(&mut self, request: Request, out: &mut ClientOutput) {
+        self.window.waiting.push(Reverse((request.priority, request.ticket())));
         self.requests.push_back(request);
         self.dispatch(out);
     }
 
-    /// Sends what may leave, as far as the transport has not enough to do.
-    pub(super) fn dispatch(&mut self, out: &mut Vec<ClientOutput>) {
+    /// Sends the most urgent requests, until enough are in flight to keep the transport busy.
+    pub(super) fn dispatch(&mut self, out: &mut ClientOutput) {
         let LaneState::Up { peer } = self.state else { return };
-        while self.in_flight == 0 || self.in_flight < IN_FLIGHT_FRAMES_MAX && self.bytes_in_flight < IN_FLIGHT_BYTES_MAX
-        {
-            let Some(Reverse((_, ticket))) = self.waiting.pop() else { return };
+        while self.window.is_open() {
+            let Some(Reverse((_, ticket))) = self.window.waiting.pop() else { return };
             let Some(request) = self.request(ticket).filter(|request| request.may_leave()) else { continue };
-            out.push(ClientOutput::Submit(request.send(peer)));
-            let bytes = request.bytes;
-            self.in_flight += 1;
-            self.bytes_in_flight += bytes;
+            let body = request.payload.take().expect("the payload of a request that may leave is here");
+            request.is_in_flight = true;
+            let (bytes, frame) = (request.bytes, request.frame.clone());
+            out.work.push_back(Submit::Send { peer, ticket, frame, body });
+            self.window.frames += 1;
+            self.window.bytes += bytes;
         }
     }
 
     /// Sends what was paused until now.
-    pub(super) fn resume(&mut self, now: Now, out: &mut Vec<ClientOutput>) {
-        if self.paused.is_empty() {
+    pub(super) fn resume(&mut self, now: Now, out: &mut ClientOutput) {
+        if self.window.paused.is_empty() {
             return;
         }
-        let due: Vec<_> = self.paused.extract_if(.., |(again, _)| *again <= now).collect();
+        let due: Vec<_> = self.window.paused.extract_if(.., |(again, _)| *again <= now).collect();
         for (_, ticket) in due {
             match self.request(ticket).map(|request| request.may_leave()) {
                 Some(true) => self.enqueue(ticket),
                 // The refusal was faster than the rest of the payload.
-                Some(false) => self.paused.push((now + PAUSE_FIRST, ticket)),
+                Some(false) => self.window.paused.push((now + PAUSE_FIRST, ticket)),
                 None => {}
             }
         }
@@ -215,18 +223,18 @@ impl Lane {
 
     /// The next time at which a paused request is resent.
     pub(super) fn resumes(&self) -> Option<Now> {
-        self.paused.iter().map(|(again, _)| *again).min()
+        self.window.paused.iter().map(|(again, _)| *again).min()
     }
 
     /// Pauses a request that the server refused as busy.
     pub(super) fn pause(&mut self, ticket: Ticket, again: Now) {
         if self.request(ticket).is_some() {
-            self.paused.push((again, ticket));
+            self.window.paused.push((again, ticket));
         }
     }
 
     /// Handles a completed send.
-    pub(super) fn sent(&mut self, ticket: Ticket, body: Vec<Outgoing>, out: &mut Vec<ClientOutput>) {
+    pub(super) fn sent(&mut self, ticket: Ticket, body: Vec<Outgoing>, out: &mut ClientOutput) {
         if let Some(request) = self.request(ticket) {
             request.return_payload(body);
         }
@@ -234,24 +242,22 @@ impl Lane {
     }
 
     /// Handles a transmitted frame whose payload may still be read: the next frame may follow.
-    pub(super) fn transmitted(&mut self, ticket: Ticket, out: &mut Vec<ClientOutput>) {
+    pub(super) fn transmitted(&mut self, ticket: Ticket, out: &mut ClientOutput) {
         if let Some(request) = self.request(ticket)
             && request.note_transmitted()
         {
             let bytes = request.bytes;
-            self.in_flight -= 1;
-            self.bytes_in_flight -= bytes;
+            self.window.frames -= 1;
+            self.window.bytes -= bytes;
         }
         self.dispatch(out);
     }
 
     /// Handles an accepted connection: every unanswered request is resent in order.
-    pub(super) fn welcome(&mut self, peer: PeerId, out: &mut Vec<ClientOutput>) {
+    pub(super) fn welcome(&mut self, peer: PeerId, out: &mut ClientOutput) {
         self.state = LaneState::Up { peer };
-        self.attempts = 0;
-        self.pause = PAUSE_FIRST;
-        (self.is_made, self.unmade) = (true, None);
-        self.waiting = self.requests.iter().map(|request| Reverse((request.priority, request.ticket()))).collect();
+        self.history.welcomed();
+        self.window.waiting = self.requests.iter().map(|one| Reverse((one.priority, one.ticket()))).collect();
         self.dispatch(out);
     }
 
@@ -263,21 +269,11 @@ impl Lane {
     /// Handles a lost connection; the next attempt follows after a pause.
     pub(super) fn lost(&mut self, now: Now, reason: String) {
         self.former = self.state.peer();
-        // A server that is slow or refuses the hello is present.
-        let first = self.unmade.map_or(now, |(first, _)| first);
-        self.unmade = (!self.is_made).then_some((first, now));
-        self.is_made = false;
-        self.attempts = self.attempts.saturating_add(u32::from(!matches!(self.state, LaneState::Up { .. })));
-        self.state = LaneState::Down { again: now + self.pause };
+        let was_up = matches!(self.state, LaneState::Up { .. });
+        self.state = LaneState::Down { again: now + self.history.pause };
         // Every unanswered request is resent on the next connection.
-        self.waiting.clear();
-        self.paused.clear();
-        (self.in_flight, self.bytes_in_flight) = (0, 0);
-        self.pause = (self.pause * 2).min(PAUSE_LONGEST);
-        // The refusal explains more than the close that follows it.
-        if self.refused_at.take().is_none() {
-            self.reason = Some(reason);
-        }
+        self.window = SendWindow::default();
+        self.history.lost(now, was_up, reason);
     }
 
     /// Fails a request, if it is here.
@@ -403,7 +399,7 @@ impl Lane {
 
     fn enqueue(&mut self, ticket: Ticket) {
         if let Some(at) = self.position(ticket) {
-            self.waiting.push(Reverse((self.requests[at].priority, ticket)));
+            self.window.waiting.push(Reverse((self.requests[at].priority, ticket)));
         }
     }
 
@@ -414,5 +410,37 @@ impl Lane {
 
     fn position(&self, ticket: Ticket) -> Option<usize> {
         self.requests.binary_search_by_key(&ticket, Request::ticket).ok()
+    }
+}
+
+impl ConnectHistory {
+    fn new() -> Self {
+        Self { is_made: false, unmade: None, attempts: 0, pause: PAUSE_FIRST, reason: None, refused_at: None }
+    }
+
+    /// Records an accepted connection.
+    fn welcomed(&mut self) {
+        (self.is_made, self.unmade, self.attempts, self.pause) = (true, None, 0, PAUSE_FIRST);
+    }
+
+    /// Records the end of a connection, which was accepted or not.
+    fn lost(&mut self, now: Now, was_up: bool, reason: String) {
+        // A server that is slow or refuses the hello is present.
+        let first = self.unmade.map_or(now, |(first, _)| first);
+        self.unmade = (!self.is_made).then_some((first, now));
+        self.is_made = false;
+        self.attempts = self.attempts.saturating_add(u32::from(!was_up));
+        self.pause = (self.pause * 2).min(PAUSE_LONGEST);
+        // The refusal explains more than the close that follows it.
+        if self.refused_at.take().is_none() {
+            self.reason = Some(reason);
+        }
+    }
+}
+
+impl SendWindow {
+    /// Whether another request may be sent. One may be of any size.
+    fn is_open(&self) -> bool {
+        self.frames == 0 || self.frames < IN_FLIGHT_FRAMES_MAX && self.bytes < IN_FLIGHT_BYTES_MAX
     }
 }

@@ -15,6 +15,7 @@ mod tests;
 pub use lane::LaneId;
 pub use request::{Finished, Refused, RequestBody};
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use prost::Message;
@@ -67,12 +68,33 @@ impl Identity {
             absence: None,
         }
     }
+
+    /// A head of this client.
+    fn sign(&self, head: Head) -> Head {
+        let Self { epoch, trainer, incarnation, generation, .. } = *self;
+        Head { epoch, trainer, incarnation, generation, ..head }
+    }
 }
 
-/// An action that a client asks of its owner.
-pub enum ClientOutput {
-    /// Hand this to the transport.
-    Submit(Submit),
+/// The actions that a client asks of its owner: first the changes of connections, then the work.
+#[derive(Default)]
+pub struct ClientOutput {
+    /// Connections to begin and to end, in order.
+    pub connections: Vec<ConnectionChange>,
+    /// Work for the transport, in order: the argument of [`Transport::submit`](crate::port::Transport::submit).
+    pub work: VecDeque<Submit>,
+}
+
+impl ClientOutput {
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.connections.is_empty() && self.work.is_empty()
+    }
+}
+
+/// A connection to begin or to end.
+pub enum ConnectionChange {
     /// Begin to connect this lane, then call [`Client::connecting`] or [`Client::unreachable`].
     Connect {
         /// The lane.
@@ -163,22 +185,14 @@ impl Client {
     }
 
     /// Sends a request over a lane as soon as its connection allows. The head's identity is filled in here.
-    pub fn ask(&mut self, lane: LaneId, mut frame: Frame, body: RequestBody, out: &mut Vec<ClientOutput>) -> Ticket {
+    pub fn ask(&mut self, lane: LaneId, mut frame: Frame, body: RequestBody, out: &mut ClientOutput) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        let identity = &self.identity;
-        frame.head = Head {
-            epoch: identity.epoch,
-            trainer: identity.trainer,
-            incarnation: identity.incarnation,
-            generation: if frame.head.generation == Generation(0) {
-                identity.generation
-            } else {
-                frame.head.generation
-            },
-            request: ticket,
-            ..frame.head
-        };
+        let generation = frame.head.generation;
+        frame.head = Head { request: ticket, ..self.identity.sign(frame.head) };
+        if generation != Generation(0) {
+            frame.head.generation = generation;
+        }
         self.lanes[lane.0].ask(Request::new(frame, body), out);
         ticket
     }
@@ -208,7 +222,7 @@ impl Client {
 
     /// Opens the lanes that have something to send and whose pause is over. Call after [`Client::ask`] and when
     /// [`Client::deadline`] has passed.
-    pub fn drive(&mut self, now: Now, out: &mut Vec<ClientOutput>) {
+    pub fn drive(&mut self, now: Now, out: &mut ClientOutput) {
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             lane.resume(now, out);
             if !lane.is_wanted() {
@@ -218,7 +232,8 @@ impl Client {
                 && again <= now
             {
                 lane.state = LaneState::Opening;
-                out.push(ClientOutput::Connect { lane: LaneId(index), address: lane.address.of_lane(lane.number) });
+                let address = lane.address.of_lane(lane.number);
+                out.connections.push(ConnectionChange::Connect { lane: LaneId(index), address });
             }
         }
     }
@@ -235,24 +250,18 @@ impl Client {
     }
 
     /// Records that a lane is connecting, and sends the hello first.
-    pub fn connecting(&mut self, lane: LaneId, peer: PeerId, out: &mut Vec<ClientOutput>) {
+    pub fn connecting(&mut self, lane: LaneId, peer: PeerId, out: &mut ClientOutput) {
         let identity = &self.identity;
         let lane = &mut self.lanes[lane.0];
-        (lane.state, lane.is_made) = (LaneState::Greeting { peer }, false);
-        let head = Head {
-            epoch: identity.epoch,
-            trainer: identity.trainer,
-            incarnation: identity.incarnation,
-            generation: identity.generation,
-            sequence: Sequence(lane.number),
-            ..Head::new(Kind::Hello)
-        };
+        lane.state = LaneState::Greeting { peer };
+        lane.history.is_made = false;
+        let head = Head { sequence: Sequence(lane.number), ..identity.sign(Head::new(Kind::Hello)) };
         let role = identity.role.into();
         let absence_millis = identity.absence.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         let (host, process) = (identity.host.clone(), identity.process);
         let message = HelloMessage { role, host, process, absence_millis };
         let frame = Frame::with_control(head, &message);
-        out.push(ClientOutput::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() }));
+        out.work.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
     }
 
     /// Records that a lane cannot be connected.
@@ -261,14 +270,14 @@ impl Client {
     }
 
     /// Handles one event and appends the resulting actions to `out`.
-    pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ClientOutput>) {
+    pub fn handle(&mut self, now: Now, event: Event, out: &mut ClientOutput) {
         match event {
             Event::Head { peer, frame } => {
                 let into = match self.lane_of(peer) {
                     Some(lane) => lane.post_receive(peer, &frame),
                     None => Incoming::discard_all(&frame),
                 };
-                out.push(ClientOutput::Submit(Submit::PostReceive { peer, into }));
+                out.work.push_back(Submit::PostReceive { peer, into });
             }
             Event::Received { peer, frame, body } => self.received(now, peer, &frame, body, out),
             Event::Sent { peer, ticket, body } => {
@@ -276,7 +285,10 @@ impl Client {
                 lane.sent(ticket, body, out);
                 self.settle(peer, ticket);
             }
-            Event::Gone { peer, reason, unsent, unfilled } => self.gone(now, peer, reason, unsent, unfilled, out),
+            Event::Gone { peer, reason, unsent, unfilled } => {
+                self.return_unsent(unsent);
+                self.gone(now, peer, reason, unfilled, out);
+            }
             Event::Transmitted { peer, ticket } => {
                 if let Some(lane) = self.lane_of(peer) {
                     lane.transmitted(ticket, out);
@@ -284,7 +296,7 @@ impl Client {
             }
             Event::Connected { peer } => {
                 if let Some(lane) = self.lane_of(peer) {
-                    lane.is_made = true;
+                    lane.history.is_made = true;
                 }
             }
             Event::Accepted { .. } => {}
@@ -294,10 +306,10 @@ impl Client {
     /// Cancels requests, whose tickets are sorted. A connection whose transport holds buffers of one is closed, which
     /// returns them; other requests on it are resent. A request finishes, and drops its buffers, when all of them are
     /// returned.
-    pub fn cancel(&mut self, tickets: &[Ticket], refused: &Refused, out: &mut Vec<ClientOutput>) {
+    pub fn cancel(&mut self, tickets: &[Ticket], refused: &Refused, out: &mut ClientOutput) {
         for lane in &mut self.lanes {
             if lane.cancel(tickets, refused) {
-                out.extend(lane.state.peer().map(ClientOutput::Close));
+                out.connections.extend(lane.state.peer().map(ConnectionChange::Close));
             }
             self.finished.extend(lane.take_all_over());
         }
@@ -324,7 +336,7 @@ impl Client {
         self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer))
     }
 
-    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<ClientOutput>) {
+    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut ClientOutput) {
         let is_trainer = self.identity.role == Role::Trainer;
         let Some(lane) = self.lane_of(peer) else { return };
         // An answer without payload has no posted receive.
@@ -344,43 +356,39 @@ impl Client {
     }
 
     /// Handles a refused connection. `Fenced` and `Unauthenticated` are permanent; other errors are retried.
-    fn refused(&mut self, now: Now, peer: PeerId, frame: &Frame, out: &mut Vec<ClientOutput>) {
+    fn refused(&mut self, now: Now, peer: PeerId, frame: &Frame, out: &mut ClientOutput) {
         let refused = Refused::of(frame);
         let Some(lane) = self.lane_of(peer) else { return };
-        out.push(ClientOutput::Close(peer));
+        out.connections.push(ConnectionChange::Close(peer));
         if matches!(refused.code, ErrorCode::Fenced | ErrorCode::Unauthenticated) {
             lane.refuse_all(&refused);
             lane.is_kept = false;
         }
-        lane.reason = Some(refused.text);
-        lane.refused_at = Some(now);
+        lane.history.reason = Some(refused.text);
+        lane.history.refused_at = Some(now);
     }
 
     fn error(&mut self, now: Now, peer: PeerId, frame: &Frame) {
         let refused = Refused::of(frame);
         let Some(lane) = self.lane_of(peer) else { return };
         if refused.code == ErrorCode::Busy {
-            lane.reason = Some(refused.text);
+            lane.history.reason = Some(refused.text);
             lane.pause(frame.head.request, now + PAUSE_FIRST);
         } else {
             lane.refuse(frame.head.request, refused);
         }
     }
 
-    /// Handles a closed connection: every buffer is returned.
-    fn gone(
-        &mut self,
-        now: Now,
-        peer: PeerId,
-        reason: String,
-        unsent: Vec<(Ticket, Vec<Outgoing>)>,
-        unfilled: Vec<Incoming>,
-        out: &mut Vec<ClientOutput>,
-    ) {
+    /// Returns the payloads of a closed connection to their requests, on whichever lane these are: the transport also
+    /// returns work that was submitted after the end of its connection.
+    fn return_unsent(&mut self, unsent: Vec<(Ticket, Vec<Outgoing>)>) {
         for (ticket, body) in unsent {
-            // The transport repeats this event for work on a closed connection.
             self.lanes.iter_mut().try_fold(body, |body, lane| lane.return_payload(ticket, body));
         }
+    }
+
+    /// Handles a closed connection: every receive buffer is returned.
+    fn gone(&mut self, now: Now, peer: PeerId, reason: String, unfilled: Vec<Incoming>, out: &mut ClientOutput) {
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.had_peer(peer)) {
             // Buffers posted while the connection closed are returned later.
             lane.return_all_buffers(peer, unfilled);

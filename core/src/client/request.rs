@@ -1,9 +1,9 @@
 //! A request: its frame, its receive buffers and its progress.
 
 use crate::error::Failure;
-use crate::ids::{PeerId, Ticket, Version};
+use crate::ids::{Ticket, Version};
 use crate::memory::Lease;
-use crate::port::{Incoming, Outgoing, Submit};
+use crate::port::{Incoming, Outgoing};
 use crate::wire::{Entry, ErrorCode, Frame};
 
 /// The buffers of a request.
@@ -47,17 +47,17 @@ impl From<Refused> for Failure {
 }
 
 pub(super) struct Request {
-    frame: Frame,
+    pub(super) frame: Frame,
     pub(super) priority: u32,
     /// Bytes of its payloads together.
     pub(super) bytes: u64,
     /// The payloads; `None` while the transport has them.
-    payload: Option<Vec<Outgoing>>,
+    pub(super) payload: Option<Vec<Outgoing>>,
     into: Vec<Option<Incoming>>,
     /// Receive buffers that the transport has.
     borrowed: usize,
     /// Whether it is in flight; a transmitted payload may still be read.
-    is_in_flight: bool,
+    pub(super) is_in_flight: bool,
     versions: Vec<Option<Version>>,
     /// Entries without an answer; one for a request without entries.
     missing: usize,
@@ -106,13 +106,6 @@ impl Request {
     /// Whether it is finished.
     pub(super) fn is_over(&self) -> bool {
         self.is_returned() && (self.missing == 0 || self.refused.is_some())
-    }
-
-    /// The frame with its payload, for the transport.
-    pub(super) fn send(&mut self, peer: PeerId) -> Submit {
-        let body = self.payload.take().expect("a request that is away is not sent again");
-        self.is_in_flight = true;
-        Submit::Send { peer, ticket: self.ticket(), frame: self.frame.clone(), body }
     }
 
     pub(super) fn return_payload(&mut self, body: Vec<Outgoing>) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::{Client, ClientOutput, Identity, LaneId, Refused, RequestBody};
+use super::{Client, ClientOutput, ConnectionChange, Identity, LaneId, Refused, RequestBody};
 use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
 use crate::dtype::Half;
 use crate::ids::{
@@ -65,7 +65,7 @@ impl Line {
     }
 
     fn drive(&mut self) {
-        let mut out = Vec::new();
+        let mut out = ClientOutput::default();
         self.client.drive(self.now, &mut out);
         self.outputs(out);
     }
@@ -77,30 +77,28 @@ impl Line {
         }
     }
 
-    fn outputs(&mut self, out: Vec<ClientOutput>) {
-        for output in out {
-            match output {
-                ClientOutput::Submit(Submit::Send { ticket, frame, body, .. }) => {
-                    self.log.push(format!("{:?} {ticket}", frame.head.kind).to_lowercase());
-                    self.sending.push((ticket, frame, body));
-                }
-                ClientOutput::Submit(Submit::PostReceive { .. }) => panic!("nothing has begun to arrive"),
-                ClientOutput::Connect { lane, address } => {
+    fn outputs(&mut self, mut out: ClientOutput) {
+        for change in std::mem::take(&mut out.connections) {
+            match change {
+                ConnectionChange::Connect { lane, address } => {
                     self.dialled = address.to_string();
                     self.peers += 1;
                     let peer = PeerId(self.peers);
                     self.peer = Some(peer);
-                    let mut out = Vec::new();
                     self.client.connecting(lane, peer, &mut out);
-                    self.outputs(out);
                 }
-                ClientOutput::Close(_) => self.log.push("close".into()),
+                ConnectionChange::Close(_) => self.log.push("close".into()),
             }
+        }
+        for work in out.work {
+            let Submit::Send { ticket, frame, body, .. } = work else { panic!("nothing has begun to arrive") };
+            self.log.push(format!("{:?} {ticket}", frame.head.kind).to_lowercase());
+            self.sending.push((ticket, frame, body));
         }
     }
 
     fn event(&mut self, event: Event) {
-        let mut out = Vec::new();
+        let mut out = ClientOutput::default();
         self.client.handle(self.now, event, &mut out);
         self.outputs(out);
     }
@@ -137,7 +135,7 @@ impl Line {
     fn ask(&mut self, kind: Kind, chunks: &[u64], body: RequestBody) -> Ticket {
         let entries = chunks.iter().map(|chunk| Entry::bare(id(*chunk), Round(1), Float32)).collect();
         let frame = Frame { entries, ..Frame::bare(Head::new(kind)) };
-        let mut out = Vec::new();
+        let mut out = ClientOutput::default();
         let ticket = self.client.ask(self.lane, frame, body, &mut out);
         self.outputs(out);
         self.drive();
@@ -148,7 +146,7 @@ impl Line {
     fn ask_sized(&mut self, bytes: u32, body: RequestBody) -> Ticket {
         let entry = Entry { bytes, ..Entry::bare(id(0), Round(1), Float32) };
         let frame = Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) };
-        let mut out = Vec::new();
+        let mut out = ClientOutput::default();
         let ticket = self.client.ask(self.lane, frame, body, &mut out);
         self.outputs(out);
         self.drive();
@@ -156,7 +154,7 @@ impl Line {
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        let mut out = Vec::new();
+        let mut out = ClientOutput::default();
         let refused = Refused { code: ErrorCode::Deadline, text: "too late".into() };
         self.client.cancel(&[ticket], &refused, &mut out);
         self.outputs(out);
@@ -184,11 +182,9 @@ impl Line {
         let head = Head { request: ticket, ..Head::new(Kind::Value) };
         let entry = |(chunk, bytes): &(u64, u32)| Entry { bytes: *bytes, ..Entry::bare(id(*chunk), Round(5), of) };
         let frame = Frame { entries: values.iter().map(entry).collect(), ..Frame::bare(head) };
-        let mut out = Vec::new();
+        let mut out = ClientOutput::default();
         self.client.handle(self.now, Event::Head { peer: self.peer(), frame: frame.clone() }, &mut out);
-        let Some(ClientOutput::Submit(Submit::PostReceive { mut into, .. })) = out.pop() else {
-            panic!("a head has places")
-        };
+        let Some(Submit::PostReceive { mut into, .. }) = out.work.pop_back() else { panic!("a head has places") };
         assert_eq!(into.len(), values.iter().filter(|(_, bytes)| *bytes > 0).count());
         for (place, (chunk, _)) in into.iter_mut().zip(values.iter().filter(|(_, bytes)| *bytes > 0)) {
             place.bytes_mut().fill(u8::try_from(*chunk).expect("small"));
@@ -333,7 +329,7 @@ fn a_value_of_another_half_is_not_the_one_that_was_asked_for() {
             let entry = Entry { half: Some(half), ..Entry::bare(id(1), Round(1), Float32) };
             let frame = Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Pull)) };
             let into = vec![Incoming::Loan(book.write(&mut value))];
-            let mut out = Vec::new();
+            let mut out = ClientOutput::default();
             let ticket = line.client.ask(line.lane, frame, RequestBody { into, ..RequestBody::default() }, &mut out);
             line.outputs(out);
             line.drive();
@@ -568,10 +564,10 @@ fn what_is_lent_keeps_nothing_from_leaving_and_is_waited_for() {
 #[test]
 fn an_address_that_cannot_be_reached_is_named() {
     let mut line = Line::new();
-    let mut out = Vec::new();
+    let mut out = ClientOutput::default();
     let ticket = line.client.ask(line.lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default(), &mut out);
     line.client.drive(line.now, &mut out);
-    assert!(matches!(out[..], [ClientOutput::Connect { .. }]));
+    assert!(matches!(out.connections[..], [ConnectionChange::Connect { .. }]));
     line.client.unreachable(line.now, line.lane, &crate::error::Failure::call("no such host"));
     assert!(line.client.outstanding(&[ticket]).ends_with("(not connected, no such host)"));
     assert_eq!(line.client.deadline(), Some(Now(20)));

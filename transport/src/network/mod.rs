@@ -137,8 +137,7 @@ pub struct Network {
     events: Vec<Event>,
     /// Kept for its allocation.
     woken: Vec<PeerId>,
-    /// Kept for their allocations.
-    full: Vec<PeerId>,
+    /// Kept for its allocation.
     touched: Vec<PeerId>,
     polls: u64,
     /// Consecutive polls without work.
@@ -197,7 +196,6 @@ impl Network {
             ending: VecDeque::new(),
             events: Vec::new(),
             woken: Vec::new(),
-            full: Vec::new(),
             touched: Vec::new(),
             polls: 0,
             idle_polls: 0,
@@ -393,29 +391,6 @@ impl Network {
             }
         }
     }
-
-    /// Accepts one submission, or returns it when the peer's queue is full.
-    fn accept_work(&mut self, work: Submit) -> Option<Submit> {
-        let id = work.peer();
-        let Some(peer) = self.peers.get_mut(&id) else {
-            self.events.push(returned_event(work));
-            return None;
-        };
-        match work {
-            Submit::Send { peer: id, ticket, frame, body } => {
-                if !peer.has_room(self.options.sends_queued_max) {
-                    return Some(Submit::Send { peer: id, ticket, frame, body });
-                }
-                assert_body(&frame, &body);
-                peer.send(ticket, frame, body);
-            }
-            Submit::PostReceive { into, .. } => {
-                peer.post_receive(into);
-                self.mark_ready(id);
-            }
-        }
-        None
-    }
 }
 
 impl Transport for Network {
@@ -440,20 +415,25 @@ impl Transport for Network {
     }
 
     fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure> {
-        let (mut full, mut touched) = (std::mem::take(&mut self.full), std::mem::take(&mut self.touched));
+        let mut touched = std::mem::take(&mut self.touched);
         for _ in 0..queue.len() {
             let Some(work) = queue.pop_front() else { break };
             let id = work.peer();
-            // Sends stay in order. Receive buffers are always accepted, because the peer may depend on this side
-            // reading.
-            let left = match work {
-                Submit::Send { .. } if full.contains(&id) => Some(work),
-                work => self.accept_work(work),
+            let Some(peer) = self.peers.get_mut(&id) else {
+                self.events.push(returned_event(work));
+                continue;
             };
-            if let Some(work) = left {
-                queue.push_back(work);
-                if !full.contains(&id) {
-                    full.push(id);
+            match work {
+                // A peer without room gets none within this call, so its sends stay in order.
+                Submit::Send { .. } if !peer.has_room(self.options.sends_queued_max) => queue.push_back(work),
+                Submit::Send { ticket, frame, body, .. } => {
+                    assert_body(&frame, &body);
+                    peer.send(ticket, frame, body);
+                }
+                // Receive buffers are always accepted, because the peer may depend on this side reading.
+                Submit::PostReceive { into, .. } => {
+                    peer.post_receive(into);
+                    self.mark_ready(id);
                 }
             }
             if touched.last() != Some(&id) {
@@ -466,8 +446,7 @@ impl Transport for Network {
                 self.mark_ready(id);
             }
         }
-        full.clear();
-        (self.full, self.touched) = (full, touched);
+        self.touched = touched;
         Ok(())
     }
 

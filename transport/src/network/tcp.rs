@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use super::IoProgress;
 use super::checks::ChecksumPolicy;
 use super::reader::TcpReader;
-use super::writer::TcpWriter;
+use super::writer::{TcpQueuedFrame, TcpWriter};
 use crate::connection::{Connection, ConnectionError, TicketedBody, UnreadLimit};
 use crate::turn_budget::TURN_BYTES;
 
@@ -45,7 +45,7 @@ impl TcpConnection {
 
 impl Connection for TcpConnection {
     fn len(&self) -> usize {
-        self.writer.len()
+        self.writer.queue.len()
     }
 
     fn is_paused(&self) -> bool {
@@ -53,7 +53,7 @@ impl Connection for TcpConnection {
     }
 
     fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
-        self.writer.push(ticket, frame, body);
+        self.writer.queue.push_back(TcpQueuedFrame::new(ticket, frame, body));
     }
 
     fn post_receive(&mut self, buffers: Vec<Incoming>) {
@@ -82,7 +82,7 @@ impl Connection for TcpConnection {
     ) -> Result<bool, ConnectionError> {
         let Self { stream, reader, writer, is_paused, .. } = self;
         let written = writer.turn(peer, stream, events);
-        *is_paused = unread.is_some_and(|unread| unread.is_reached(writer.len(), writer.held()));
+        *is_paused = unread.is_some_and(|unread| unread.is_reached(writer.queue.len(), writer.held()));
         let read = if *is_paused { IoProgress::Idle } else { reader.turn(peer, stream, events)? };
         let written = match (written, &read) {
             (Ok(written), _) => written,

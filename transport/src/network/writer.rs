@@ -19,14 +19,13 @@ use crate::turn_budget::TURN_BYTES;
 /// Bytes that one call writes if so many are queued. Sealing more would wait for the socket anyway.
 const CALL_BYTES: usize = 512 * 1024;
 
-/// The queue of frames to send.
+/// The queue of frames to send, and the position of the next byte.
 pub(super) struct TcpWriter {
     checking: ChecksumDecision,
-    queue: VecDeque<TcpQueuedFrame>,
+    /// Frames that were not sent whole, in order.
+    pub(super) queue: VecDeque<TcpQueuedFrame>,
     /// Frames at the front of the queue that are sealed.
     sealed: usize,
-    /// Bytes of the queue, as [`held_bytes`] counts.
-    held: u64,
     /// The next slice of the first frame: zero is its head, `k` is payload `k - 1`.
     slice: usize,
     /// Bytes of that slice that were sent.
@@ -34,9 +33,10 @@ pub(super) struct TcpWriter {
 }
 
 /// A frame, with payloads in their owners' memory.
-struct TcpQueuedFrame {
+pub(super) struct TcpQueuedFrame {
     /// None for a refusal, which the transport itself sends.
     ticket: Option<Ticket>,
+    /// Bytes of the frame, as [`held_bytes`] counts.
     held: u64,
     frame: Frame,
     /// The encoded head of a sealed frame. Sealing happens just before sending, so that a payload is in cache when the
@@ -46,6 +46,11 @@ struct TcpQueuedFrame {
 }
 
 impl TcpQueuedFrame {
+    /// A frame that is not sealed.
+    pub(super) fn new(ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) -> Self {
+        Self { ticket, held: held_bytes(&frame, &body), frame, head: Vec::new(), body }
+    }
+
     fn slices(&self) -> usize {
         1 + self.body.len()
     }
@@ -95,50 +100,43 @@ impl TcpQueuedFrame {
 
 impl TcpWriter {
     pub(super) fn new(checks: ChecksumPolicy) -> Self {
-        Self {
-            checking: ChecksumDecision::new(checks),
-            queue: VecDeque::new(),
-            sealed: 0,
-            held: 0,
-            slice: 0,
-            offset: 0,
-        }
+        Self { checking: ChecksumDecision::new(checks), queue: VecDeque::new(), sealed: 0, slice: 0, offset: 0 }
     }
 
-    /// Frames in the queue.
-    pub(super) fn len(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// Bytes that they hold.
+    /// Bytes that the queue holds.
     pub(super) fn held(&self) -> u64 {
-        self.held
+        self.queue.iter().map(|frame| frame.held).sum()
     }
 
-    /// Appends a frame to the queue.
-    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
-        let held = held_bytes(&frame, &body);
-        self.held += held;
-        self.queue.push_back(TcpQueuedFrame { ticket, held, frame, head: Vec::new(), body });
-    }
-
-    /// Writes until the queue is empty, the socket is full, or the budget is spent.
+    /// Writes until the queue is empty, the socket is full, or the budget is spent. Each system call is a vectored
+    /// write, of several frames when they are small.
     pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> io::Result<IoProgress> {
         let mut written = 0;
         while !self.queue.is_empty() {
             if written >= TURN_BYTES {
                 return Ok(IoProgress::BudgetSpent);
             }
-            let (bytes, full) = match self.write(stream) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Ok(IoProgress::Blocked);
+            let checks = self.checking.is_on(stream);
+            self.seal(checks);
+            let slices = self.gather();
+            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
+            let mut sent = 0;
+            let outcome = stream.try_io(Interest::WRITABLE, || {
+                // A program that links the library may not ignore SIGPIPE.
+                sent = sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
+                match sent {
+                    0 => Err(io::ErrorKind::WriteZero.into()),
+                    // A short write filled the socket. Reporting it saves the call that would find that out.
+                    _ if sent < asked => Err(io::ErrorKind::WouldBlock.into()),
+                    _ => Ok(()),
                 }
-                other => other?,
-            };
-            written += bytes;
-            self.consume(bytes, peer, events);
-            if full {
-                return Ok(IoProgress::Blocked);
+            });
+            written += sent;
+            self.consume(sent, peer, events);
+            match outcome {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(IoProgress::Blocked),
+                Err(error) => return Err(error),
             }
         }
         Ok(IoProgress::Idle)
@@ -148,35 +146,13 @@ impl TcpWriter {
     pub(super) fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
         let begun = usize::from(self.slice > 0 || self.offset > 0);
         self.sealed = begun;
-        self.held = self.queue.iter().take(begun).map(|first| first.held).sum();
         returned_bodies(self.queue.drain(begun..))
     }
 
     /// Returns every frame that was not sent whole.
     pub(super) fn take_all(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
-        (self.slice, self.offset, self.sealed, self.held) = (0, 0, 0, 0);
+        (self.slice, self.offset, self.sealed) = (0, 0, 0);
         returned_bodies(self.queue.drain(..))
-    }
-
-    /// One vectored write, of several frames when they are small. Returns the bytes, and whether the socket is full.
-    fn write(&mut self, stream: &TcpStream) -> io::Result<(usize, bool)> {
-        let checks = self.checking.is_on(stream);
-        self.seal(checks);
-        let slices = self.gather();
-        let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-        let mut written = None;
-        let outcome = stream.try_io(Interest::WRITABLE, || {
-            // A program that links the library may not ignore SIGPIPE.
-            let bytes = sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
-            written = Some(bytes);
-            // A short write filled the socket. Reporting it saves the call that would find that out.
-            if bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-        });
-        match written {
-            Some(0) => Err(io::ErrorKind::WriteZero.into()),
-            Some(bytes) => Ok((bytes, bytes < asked)),
-            None => outcome.map(|()| (0, true)),
-        }
     }
 
     /// Seals as many frames as one call should write.
@@ -229,8 +205,7 @@ impl TcpWriter {
             if self.slice == first.slices() {
                 self.slice = 0;
                 self.sealed -= 1;
-                let TcpQueuedFrame { ticket, held, body, .. } = self.queue.pop_front().expect("it was just looked at");
-                self.held -= held;
+                let TcpQueuedFrame { ticket, body, .. } = self.queue.pop_front().expect("it was just looked at");
                 events.extend(ticket.map(|ticket| Event::Sent { peer, ticket, body }));
             }
         }
@@ -268,7 +243,7 @@ mod tests {
         let head = frame.encode();
         let all: Vec<&[u8]> = std::iter::once(&head[..]).chain(body.iter().map(Outgoing::bytes)).collect();
         let left = [&all[slice][offset..], &all[slice + 1..].concat()].concat();
-        let frame = TcpQueuedFrame { ticket: None, held: 0, frame, head: head.clone(), body };
+        let frame = TcpQueuedFrame { head: head.clone(), ..TcpQueuedFrame::new(None, frame, body) };
         let mut writer = TcpWriter::new(ChecksumPolicy::BetweenHosts);
         (writer.sealed, writer.slice, writer.offset) = (1, slice, offset);
         writer.queue.push_back(frame);
