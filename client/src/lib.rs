@@ -5,8 +5,8 @@
 //! [`Client::scope`] starts. The thread that holds the client lock drives all calls in progress.
 //!
 //! Read in this order: `transfer` (pushes, pulls, sets), `rows` and `bucketize` (the same by rows), `packer` (frames),
-//! `call` and `calls` (order, failure and end of calls), `engine` (transport), `client_lock` (threads), `pending` (calls
-//! that are started and waited for later), `cancels` (cancellation), `control` (answers of the coordinator).
+//! `call` and `calls` (order, failure and end of calls), `engine` (transport), `client_lock` (threads), `pending`
+//! (calls that are started and waited for later), `cancels` (cancellation), `control` (answers of the coordinator).
 //!
 //! Not here: C types (`capi`), frames (`pserver_core::wire`), resends (`pserver_core::client`).
 

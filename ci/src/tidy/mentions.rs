@@ -50,6 +50,11 @@ impl Repository {
         }
     }
 
+    /// The text of a source, by its path from the root.
+    pub(super) fn source(&self, path: &str) -> Option<&str> {
+        self.sources.iter().find(|(one, _)| one == path).map(|(_, text)| text.as_str())
+    }
+
     fn read_folder(&mut self, root: &Path, folder: &str) -> Result<()> {
         let entries = fs::read_dir(root.join(folder)).with_context(|| format!("cannot list {folder:?}"))?;
         for entry in entries {

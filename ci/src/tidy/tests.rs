@@ -328,3 +328,82 @@ fn what_a_page_names_is_in_the_repository() {
     check("docs/A.md", "    cargo ci absent", &["cargo ci has no task absent"]);
     check("docs/A.md", "`src/tidy.zig.rs`", &["there is no src/tidy.zig.rs"]);
 }
+
+/// The refusals of a list of these items below the heading of a trainer's or a server's way.
+fn refused_ways(heading: &str, items: &[&str]) -> Vec<String> {
+    let mut repository = mentions::Repository::default();
+    let client = "impl A {\n fn push(&mut self) { self.cut(\"call(\"); self.queue.push(pack()); }\n fn cut(&self) {} }";
+    repository.add("core/src/a.rs", &format!("{client}\nfn pack() {{ push() }}\nfn idle() {{}}"));
+    repository.add("core/src/b.rs", "fn take() { queue.pop(); // pack()\n write() }\nfn write() { loop_back() }");
+    let list: String = items.iter().zip(1..).map(|(item, number)| format!("{number}. {item}\n")).collect();
+    let page = format!("# A\n\n### {heading}\n\nText.\n\n{list}\n## B\n\n1. `no/list.rs`\n");
+    ways::look("docs/A.md", &page, &repository).iter().map(|one| format!("{}: {}", one.line, one.text)).collect()
+}
+
+const TRAINER: &str = "The way of a gradient, trainer";
+const SERVER: &str = "The way of a gradient, server";
+const PUSH: &str = "`core/src/a.rs`: `A::push`: begins.";
+const PACK: &str = "`core/src/a.rs`: `pack`: packs,\n   in two lines. Queue: `queue`.";
+
+#[test]
+fn a_list_of_functions_follows_the_calls() {
+    let right = [PUSH, "`core/src/a.rs`: `cut`: returns.", "`core/src/a.rs`: `pack`: is called by push."];
+    assert!(refused_ways(TRAINER, &right).is_empty());
+    let hop = ["`core/src/a.rs`: `push`. Queue: `queue`.", "`core/src/b.rs`: `take`.", "`core/src/b.rs`: `write`."];
+    assert!(refused_ways(TRAINER, &hop).is_empty());
+    assert_eq!(refused_ways(TRAINER, &[]), ["3: expected a numbered list below this heading"]);
+    let wrong = [
+        ([PUSH, "`core/src/a.rs`: `absent`."], "8: core/src/a.rs has no function absent"),
+        ([PUSH, "`core/src/absent.rs`: `pack`."], "8: there is no core/src/absent.rs"),
+        ([PUSH, "`core/src/a.rs`, `pack`."], "8: expected a file and a function: `a/b.rs`: `c`"),
+        ([PUSH, "`core/src/a.rs`: `idle`."], "8: no function before it calls idle of core/src/a.rs"),
+        (
+            ["`core/src/a.rs`: `cut`.", "`core/src/a.rs`: `pack`."],
+            "8: no function before it calls pack of core/src/a.rs",
+        ),
+        (
+            ["`core/src/b.rs`: `take`.", "`core/src/a.rs`: `pack`."],
+            "8: no function before it calls pack of core/src/a.rs",
+        ),
+        (
+            ["`core/src/a.rs`: `push`. Queue: `queue`.", "`core/src/b.rs`: `write`."],
+            "7: no later function names the queue queue",
+        ),
+    ];
+    for (items, expected) in wrong {
+        assert_eq!(refused_ways(TRAINER, &items), [expected]);
+    }
+    let unnamed = [PACK, "`core/src/b.rs`: `take`."];
+    assert_eq!(refused_ways(TRAINER, &unnamed), ["7: pack does not name the queue queue"]);
+}
+
+#[test]
+fn a_list_of_functions_has_limits() {
+    let functions = |count: usize| ["`core/src/a.rs`: `push`.", "`core/src/a.rs`: `pack`."].repeat(count / 2);
+    assert!(refused_ways(TRAINER, &functions(20)).is_empty());
+    let more = [functions(20), vec!["`core/src/a.rs`: `push`."]].concat();
+    assert_eq!(refused_ways(TRAINER, &more), ["3: 21 functions, at most 20"]);
+    assert!(refused_ways(SERVER, &more).is_empty());
+    let queues =
+        |count: usize| [vec!["`core/src/a.rs`: `push`. Queue: `queue`."; count], vec!["`core/src/b.rs`: `take`."]];
+    assert!(refused_ways(TRAINER, &queues(2).concat()).is_empty());
+    assert_eq!(refused_ways(TRAINER, &queues(3).concat()), ["3: 3 queues, at most 2"]);
+}
+
+#[test]
+fn a_list_of_a_server_reads_each_file_once() {
+    let push = "`core/src/a.rs`: `push`. Queue: `queue`.";
+    let again = [push, "`core/src/a.rs`: `pack`.", push, "`core/src/b.rs`: `take`. Queue: `queue`.", push];
+    assert!(refused_ways(SERVER, &again[..4]).iter().all(|text| text.contains("no later")));
+    let found = refused_ways(SERVER, &again);
+    assert_eq!(
+        found,
+        ["11: no later function names the queue queue", "11: core/src/a.rs occurs again after other files"]
+    );
+}
+
+#[test]
+fn the_way_of_a_gradient_is_listed() {
+    let page = fs::read_to_string(Workspace::of_this_program().root().join("docs/ARCHITECTURE.md")).unwrap();
+    assert!(page.contains(&format!("# {TRAINER}\n")));
+}
