@@ -1,5 +1,4 @@
-//! A cursor over text, with the position for error messages; shared by the parsers of configuration, rules and
-//! programs.
+//! Cursor over text, with positions for error messages. The parsers of configuration, rules and programs share it.
 
 pub(crate) mod lexer;
 
@@ -7,7 +6,7 @@ use std::fmt::Display;
 
 use crate::error::Failure;
 
-/// A place in a text, counted from one; columns count characters.
+/// A position in a text, counted from one; columns count characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// The line.
@@ -24,8 +23,7 @@ impl Position {
     }
 }
 
-/// The name that a misspelt word most likely means, if one is near: at most a third of its letters differ, in whatever
-/// case they are.
+/// The name nearest to a misspelt word, if at most a third of its letters differ, regardless of case.
 #[must_use]
 pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
@@ -49,12 +47,12 @@ pub fn number_and_unit<'a>(text: &'a str, units: &[(&str, u64)]) -> (&'a str, u6
 
 /// The unread rest of a text.
 #[derive(Clone, Debug)]
-pub struct Cursor<'a> {
+pub struct TextCursor<'a> {
     rest: &'a str,
     position: Position,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> TextCursor<'a> {
     /// At the beginning of `text`.
     #[must_use]
     pub fn new(text: &'a str) -> Self {
@@ -79,7 +77,7 @@ impl<'a> Cursor<'a> {
         self.position.refuse(reason)
     }
 
-    /// The next character, which stays.
+    /// The next character, without taking it.
     #[must_use]
     pub fn peek(&self) -> Option<char> {
         self.rest.chars().next()
@@ -106,7 +104,7 @@ impl<'a> Cursor<'a> {
         is_there
     }
 
-    /// Takes so many bytes, which end where a character does.
+    /// Takes `bytes` bytes, which end with a character.
     pub fn take(&mut self, bytes: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(bytes);
         while self.rest.len() > rest.len() {
@@ -115,7 +113,7 @@ impl<'a> Cursor<'a> {
         taken
     }
 
-    /// Takes characters for as long as they belong.
+    /// Takes characters while `belongs` holds.
     pub fn take_while(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
         self.take(self.rest.find(|next| !belongs(next)).unwrap_or(self.rest.len()))
     }
@@ -125,7 +123,7 @@ impl<'a> Cursor<'a> {
         self.skip(char::is_whitespace);
     }
 
-    /// The same up to the end of the line, which stays.
+    /// Takes white space and comments up to the end of the line, without it.
     pub fn skip_blank_in_line(&mut self) {
         self.skip(|next| next != '\n' && next.is_whitespace());
     }
@@ -147,7 +145,7 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cursor, nearest, number_and_unit};
+    use super::{TextCursor, nearest, number_and_unit};
 
     #[test]
     fn a_misspelt_word_is_near_to_one_name_or_to_none() {
@@ -173,7 +171,7 @@ mod tests {
 
     /// Where a reader stands after it took `bytes` of `text` and blanks, and what is left.
     fn check(text: &str, bytes: usize, is_lines: bool, expected: (u32, u32, &str)) {
-        let mut cursor = Cursor::new(text);
+        let mut cursor = TextCursor::new(text);
         assert_eq!(cursor.take(bytes), &text[..bytes]);
         if is_lines {
             cursor.skip_blank_in_line()
@@ -204,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_belongs_is_taken_and_the_next_character_stays() {
-        let mut cursor = Cursor::new("12ab");
+        let mut cursor = TextCursor::new("12ab");
         assert_eq!(cursor.take_while(|next| next.is_ascii_digit()), "12");
         assert!(!cursor.accept('b'));
         assert!(cursor.accept('a'));

@@ -50,7 +50,7 @@ enum Standing {
 
 /// How many findings of a counted rule there may be. A ceiling is only ever lowered.
 const CEILINGS: &[(&str, usize)] =
-    &[("sentences", 0), ("old-names", 0), ("type-names", 46), ("fields", 12), ("parameters", 5)];
+    &[("sentences", 0), ("old-names", 0), ("type-names", 45), ("fields", 12), ("parameters", 5)];
 
 /// A rule looks at one file of any kind and passes over those that are not its own.
 struct Rule {

@@ -1,7 +1,7 @@
-//! Outside configuration turned into checked types.
+//! Configuration of parameters: optimizers and sparse tables, parsed and checked.
 //!
-//! The message is Paddle's `OptimizerConfig`, number for number, with fields of ours from 1000 up. It comes as
-//! protobuf's text form, as `base64:` and its binary form, or as the binary form itself:
+//! The message is Paddle's `OptimizerConfig`, number for number, with fields of this project from 1000 up. It is given
+//! in protobuf's text form, as `base64:` and its binary form, or as the binary form itself:
 //!
 //! ```
 //! use pserver_core::config::{Mode, OptimizerSettings};
@@ -14,7 +14,7 @@
 //! # Ok::<(), pserver_core::error::Failure>(())
 //! ```
 //!
-//! Differences from Paddle, where its reading was undefined, unsafe or wrong:
+//! Differences from Paddle, whose behaviour was undefined, unsafe or wrong there:
 //!
 //! - No `optimizer` and no `algorithm` is SGD, and no `const_lr` is a learning rate of 1, as in Paddle. Any other
 //!   choice needs its message, which may be empty; a message that the choice leaves unused is refused.
@@ -22,14 +22,14 @@
 //!   that are only texts, such as `lion`. Momentum is `sgd { momentum }`.
 //! - `rule` is a rule's own text ([`crate::rule`]), `rule_file` the file it lies in, and each `rule_set { key: "b1"
 //!   value: 0.9 }` a value of one of its parameters. The text itself is sent over the wire.
-//! - Adam's `beta_1`, `beta_2` and `epsilon` are 0.9, 0.999 and 1e-8 when unsaid; Paddle's were zero.
+//! - Adam's `beta_1`, `beta_2` and `epsilon` default to 0.9, 0.999 and 1e-8; Paddle's were zero.
 //! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
 //!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.
 //! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
 //! - `sparse { height: 12500 width: 64 }` makes a parameter one of rows, each of which exists after the first push to
-//!   it; `rows` bounds how many may come to be, and must be given where there is no `height`.
+//!   it; `rows` is the most rows that may exist, and is required without a `height`.
 //!
-//! Not here: what the settings do ([`crate::optim`]); the programs' own options (they are `capi`'s).
+//! Not here: the effect of the settings ([`crate::optim`]); options of processes (`node`, `client`).
 
 mod message;
 mod numbers;
@@ -58,13 +58,13 @@ use schema::OPTIMIZER_CONFIG;
 
 /// The prefix of the binary form in base64.
 const BASE64_PREFIX: &str = "base64:";
-/// The standard alphabet; the `=` at the end may be left out.
+/// Base64 with the standard alphabet; the `=` at the end is optional.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// How trainers share a parameter.
+/// Mode of training: how the gradients of several trainers update a parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// One update per round, from one gradient of every trainer.
@@ -77,14 +77,14 @@ pub enum Mode {
         /// Fastest minus slowest, in steps.
         bound: u32,
     },
-    /// Trainers optimise and push differences; the server adds them and does nothing else.
+    /// Trainers optimize and push differences, which the server adds.
     Delta,
 }
 
-/// How the gradients of one round become one.
+/// Merge of the gradients of one round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Merge {
-    /// Their sum divided by how many they are.
+    /// Their sum divided by their number.
     #[default]
     Mean,
     /// Their sum.
@@ -94,11 +94,11 @@ pub enum Merge {
 /// Optimizer settings, checked. Unspecified settings are none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizerSettings {
-    /// The update rule, or nothing when no field that makes one was given.
+    /// The update rule; none when no field of a rule was given.
     pub rule: Option<Rule>,
-    /// How trainers share a parameter.
+    /// The mode of training.
     pub mode: Option<Mode>,
-    /// How the gradients of one round become one.
+    /// The merge of the gradients of one round.
     pub merge: Option<Merge>,
     /// The settings of a sparse parameter.
     pub sparse: Option<SparseSettings>,
@@ -107,7 +107,7 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// Reads protobuf's text form, or `base64:` followed by the binary form. Blank text says nothing.
+    /// Reads protobuf's text form, or `base64:` followed by the binary form. A blank text has no settings.
     ///
     /// The error of the text form has the line and the column; every error has the field, what was found and what was
     /// expected.
@@ -197,7 +197,7 @@ fn no_files(path: &str) -> Result<String, Failure> {
     Err(Failure::call(format!("rule_file is {path:?}, and only a trainer opens it; expected the text itself as rule")))
 }
 
-/// One parameter's checked configuration, as the catalogue keeps it.
+/// Checked configuration of one parameter, in the catalogue's form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterConfig {
     /// The update rule; it has passed [`Rule::validate`] when this came from [`decode`](Self::decode).

@@ -2,7 +2,7 @@
 
 use crate::error::Failure;
 
-/// A message: its name in Paddle's file, or ours.
+/// A message, with its name in Paddle's file or in this project.
 #[derive(Debug)]
 pub(super) struct Schema {
     pub(super) name: &'static str,

@@ -19,11 +19,11 @@ pub struct SparseSettings {
     pub rows: Option<u64>,
     /// The number of buckets; none derives it from the number of servers.
     pub buckets: Option<u32>,
-    /// Whether rows without a gradient skip the update for good instead of catching up.
+    /// Whether rows without a gradient skip an update instead of replaying it later.
     pub lazy: bool,
     /// The seed of the rows' initial values.
     pub seed: u64,
-    /// The number of row 0 in the initializer, so that a parameter of some rows begins as they would in the whole.
+    /// The number of row 0 in the initializer, so that a parameter of some rows has their initial values in the whole.
     pub first: u64,
     /// The initializer of a row.
     pub initializer: Initializer,

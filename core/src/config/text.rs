@@ -1,4 +1,4 @@
-//! Protobuf's text form, read into the binary form by the schema.
+//! Parser of protobuf's text form, which converts it to the binary form by the schema.
 //!
 //! `name: value` for numbers, names and strings; `name { ... }`, `name: { ... }` or `name < ... >` for messages; fields
 //! may be followed by `,` or `;`; `#` starts a comment. A field may be given once, unless it is repeated.
@@ -6,14 +6,14 @@
 use std::fmt::{self, Display};
 
 use crate::error::Failure;
-use crate::text::{Cursor, Position, suggestion};
+use crate::text::{Position, TextCursor, suggestion};
 
 use super::rule::remedy;
 use super::schema::{Field, FieldKind, Schema, enumerators};
 
 /// Reads a whole message and gives its binary form.
 pub(super) fn to_binary(schema: &'static Schema, text: &str) -> Result<Vec<u8>, Failure> {
-    let mut parser = ConfigParser { text: Cursor::new(text) };
+    let mut parser = ConfigParser { text: TextCursor::new(text) };
     parser.message(schema, None)
 }
 
@@ -28,7 +28,7 @@ enum ConfigToken<'a> {
 }
 
 struct ConfigParser<'a> {
-    text: Cursor<'a>,
+    text: TextCursor<'a>,
 }
 
 impl<'a> ConfigParser<'a> {
@@ -164,7 +164,7 @@ impl<'a> ConfigParser<'a> {
         Ok((position, ConfigToken::Plain(plain)))
     }
 
-    /// The inside of a string whose quote has been taken, and the closing quote.
+    /// The content of a string after its opening quote, and the closing quote.
     fn string(&mut self, quote: char, start: Position, bytes: &mut Vec<u8>) -> Result<(), Failure> {
         loop {
             match self.text.advance() {
@@ -222,7 +222,7 @@ impl Display for ConfigToken<'_> {
     }
 }
 
-/// An expectation that does not depend on the found word.
+/// An expected form that does not depend on the found word.
 fn always(expected: &'static str) -> impl Fn(&str) -> String {
     move |_| expected.to_owned()
 }

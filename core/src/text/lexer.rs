@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use crate::error::Failure;
 use crate::limits::RULE_NAME_BYTES_MAX;
-use crate::text::{Cursor, Position};
+use crate::text::{Position, TextCursor};
 
 /// The language of a text, which decides what is one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,12 +70,12 @@ fn number_length(language: Language, text: &str) -> usize {
 
 pub(crate) struct TextLexer<'a> {
     language: Language,
-    text: Cursor<'a>,
+    text: TextCursor<'a>,
 }
 
 impl<'a> TextLexer<'a> {
     pub(crate) fn new(language: Language, text: &'a str) -> Self {
-        Self { language, text: Cursor::new(text) }
+        Self { language, text: TextCursor::new(text) }
     }
 
     /// The next token and its position; at the end [`TextToken::End`].

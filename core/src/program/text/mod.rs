@@ -1,4 +1,4 @@
-//! The text form: what people read and write.
+//! Text form of programs, for people.
 //!
 //! ```text
 //! program = block*
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A name is bare when it begins with a letter or `_` and goes on with letters, digits and `_ . / @ -`; any other is in
-//! quotes. `#` starts a comment. Declarations and ops may be mixed; what is printed has declarations first.
+//! quotes. `#` starts a comment. Declarations and ops may be mixed; a printed program has declarations first.
 
 mod parser;
 mod print;
@@ -32,7 +32,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// Reads the text form. The program is a claim: a [`Graph`](super::Graph) is made of it next.
+/// Reads the text form. The program is unchecked until a [`Graph`](super::Graph) is made of it.
 ///
 /// The error has the line and the column, what was found and what was expected.
 impl FromStr for Program {

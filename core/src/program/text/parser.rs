@@ -1,4 +1,4 @@
-//! Tokens as a program.
+//! Parser of the text form of programs.
 
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -68,7 +68,7 @@ impl<'a> ProgramParser<'a> {
         }
     }
 
-    /// `block` has been taken.
+    /// Reads a block after the word `block`.
     fn block(&mut self, index: usize) -> Result<Block, Failure> {
         let (position, number): (_, u64) = self.whole()?;
         if number != index as u64 {
@@ -201,7 +201,7 @@ impl<'a> ProgramParser<'a> {
         let Arguments { inputs, attributes, positions } = self.arguments()?;
         let names: Vec<String> = attributes.iter().map(|(name, _)| name.clone()).collect();
         let kind = attributes::kind(&kind, attributes).map_err(|refusal| {
-            // The second of two is the one that is too many.
+            // Of two equal attributes the second is refused.
             let place = refusal.attribute.and_then(|name| names.iter().rposition(|given| *given == name));
             place.map_or(position, |place| positions[place]).refuse(refusal.reason)
         })?;

@@ -1,4 +1,4 @@
-//! A program as text.
+//! Printer of the text form of programs.
 
 use std::fmt::{self, Formatter, Write};
 
