@@ -27,13 +27,13 @@ const SAMPLE_CHARACTERS: usize = 80;
 
 /// The program's log. Clones are the same one.
 #[derive(Clone, Default)]
-pub struct Log(Arc<Mutex<BTreeMap<Place, Kind>>>);
+pub struct Log(Arc<Mutex<BTreeMap<Place, LineKind>>>);
 
 /// A place in the sources.
 type Place = (&'static str, u32);
 
 /// The lines from one place.
-struct Kind {
+struct LineKind {
     /// Its first line, shortened.
     sample: String,
     level: Level,
@@ -57,10 +57,10 @@ impl Log {
     #[must_use]
     pub fn start(settings: &Settings) -> Self {
         let log = Self::default();
-        let level = format!("{:?}", settings.log_level).to_lowercase();
+        let level = format!("{:?}", settings.output.log_level).to_lowercase();
         let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
         let registry = tracing_subscriber::registry().with(EnvFilter::new(level));
-        match settings.log_format {
+        match settings.output.log_format {
             LogFormat::Text => registry.with(lines.with_filter(log.clone())).init(),
             LogFormat::Json => registry.with(lines.json().with_filter(log.clone())).init(),
         }
@@ -83,8 +83,13 @@ impl Log {
     /// Whether a line from this place is written; `sample` gives what stands for its kind.
     fn may_write(&self, place: Place, level: Level, now: Instant, sample: impl FnOnce() -> String) -> bool {
         let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let kind =
-            kinds.entry(place).or_insert_with(|| Kind { sample: sample(), level, since: now, written: 0, left_out: 0 });
+        let kind = kinds.entry(place).or_insert_with(|| LineKind {
+            sample: sample(),
+            level,
+            since: now,
+            written: 0,
+            left_out: 0,
+        });
         // The count of a past window is reported before its kind gets new lines.
         if kind.left_out == 0 && kind.since + WINDOW <= now {
             (kind.since, kind.written) = (now, 0);

@@ -41,7 +41,7 @@ enum Command {
     Quickstart(Quickstart),
     /// One trainer of the quickstart.
     #[command(hide = true)]
-    QuickstartTrainer(quickstart::trainer::TrainerArgs),
+    QuickstartTrainer(quickstart::trainer::DigitTrainerArgs),
     /// One trainer of the quickstart with words.
     #[command(hide = true)]
     QuickstartWordTrainer(quickstart::word_trainer::WordTrainerArgs),
@@ -103,7 +103,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let log = Log::start(&settings);
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let mut asked = StopRequests::listen(args.until_stdin_closes)?;
-    let ready_fd = settings.ready_fd;
+    let ready_fd = settings.output.ready_fd;
     let server = Server::start(settings)?;
     asked.starting.store(false, Ordering::Release);
     announce(&server, ready_fd)?;

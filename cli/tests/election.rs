@@ -257,7 +257,7 @@ impl Round {
 
 fn elect_over_tcp(prng: &mut SeededPrng, lease: Duration) -> usize {
     let job = Job { chunk_bytes: 4096, ..Job::new(1, TRAINERS) };
-    let servers = Local::start_with(&job, |settings| settings.lease = lease);
+    let servers = Local::start_with(&job, |settings| settings.times.lease = lease);
     let tensor = |number: usize| Tensor::new(&format!("tensor {number}"), Float32, 1500 * (number + 1), "");
     let round = Round {
         tensors: (0..3).map(tensor).collect(),

@@ -37,11 +37,11 @@ impl CoordinatorNode {
     pub(super) fn new(start: &ServerStart, control: SessionControl) -> Result<Self, Failure> {
         let options = CoordinatorOptions {
             epoch: new_epoch(),
-            servers: start.settings.servers,
+            servers: start.settings.job.servers,
             job: start.job(),
             default_config: start.default_config()?,
-            lease: start.settings.lease,
-            grace: start.settings.rank_grace,
+            lease: start.settings.times.lease,
+            grace: start.settings.times.rank_grace,
         };
         let found =
             start.storage.as_ref().map(|owned| CoordinatorState::recall(&*owned.storage)).transpose()?.flatten();
@@ -54,7 +54,7 @@ impl CoordinatorNode {
         let saving = ModelSave {
             coordinator: start.address.clone(),
             reach: start.reach.clone(),
-            root: start.settings.model_dir.clone(),
+            root: start.settings.storage.model_dir.clone(),
             token: start.token.clone(),
         };
         saving.sweep();

@@ -24,7 +24,7 @@ pub(super) type ShardDevice = Option<Box<dyn Accelerator>>;
 /// When the configured device cannot be opened for every shard.
 pub(super) fn open(settings: &Settings) -> Result<Vec<ShardDevice>, Failure> {
     let none = || (0..settings.shards).map(|_| None).collect();
-    match settings.device {
+    match settings.device.processor {
         DeviceSetting::Cpu => Ok(none()),
         DeviceSetting::Simulated => {
             let simulated = || Box::new(Simulated::new(Cpu::new(), u64::MAX, SIMULATED_POLLS));
@@ -63,7 +63,7 @@ pub(super) fn open(settings: &Settings) -> Result<Vec<ShardDevice>, Failure> {
 
 /// The policy for parameters that do not fit: a configured device must hold all that it can.
 pub(super) fn no_room(settings: &Settings) -> NoRoom {
-    if settings.device == DeviceSetting::Auto { NoRoom::Processor } else { NoRoom::Refused }
+    if settings.device.processor == DeviceSetting::Auto { NoRoom::Processor } else { NoRoom::Refused }
 }
 
 /// A shard for which the device could not be opened, and the failure.
@@ -100,7 +100,7 @@ fn open_shards(
 /// Describes the device memory of each shard, and its reason.
 fn summary(each: &CudaSettings, settings: &Settings) -> String {
     let CudaSettings { gradient_bytes, chunk_bytes, bytes_least, .. } = each;
-    let gradients = match settings.device_gradients {
+    let gradients = match settings.device.gradients {
         Some(all) => format!("its share of {all}"),
         None => format!("for {} of each chunk", gradients_at_once(settings)),
     };
@@ -121,19 +121,19 @@ fn summary(each: &CudaSettings, settings: &Settings) -> String {
 /// The CUDA settings of one shard.
 fn for_shard(settings: &Settings, ordinal: u32) -> CudaSettings {
     let shards = u64::from(settings.shards);
-    let of_job = CudaSettings::for_job(ordinal, settings.chunk_bytes, gradients_at_once(settings));
+    let of_job = CudaSettings::for_job(ordinal, settings.job.chunk_bytes, gradients_at_once(settings));
     CudaSettings {
-        memory_bytes: settings.device_memory.map(|all| all / shards),
-        gradient_bytes: settings.device_gradients.map_or(of_job.gradient_bytes, |all| all / shards),
-        bytes_least: u32::try_from(settings.device_least).unwrap_or(u32::MAX),
-        cache: settings.device_cache.clone(),
+        memory_bytes: settings.device.memory.map(|all| all / shards),
+        gradient_bytes: settings.device.gradients.map_or(of_job.gradient_bytes, |all| all / shards),
+        bytes_least: u32::try_from(settings.device.least).unwrap_or(u32::MAX),
+        cache: settings.device.cache.clone(),
         ..of_job
     }
 }
 
 /// Largest number of gradients in an update.
 fn gradients_at_once(settings: &Settings) -> u32 {
-    if settings.mode == Mode::Sync { settings.trainers } else { 1 }
+    if settings.job.mode == Mode::Sync { settings.job.trainers } else { 1 }
 }
 
 #[cfg(test)]

@@ -104,13 +104,13 @@ impl Server {
     /// # Errors
     /// When the token cannot be read, the address cannot be had, the disk cannot be read, or server 0 does not answer.
     pub fn start(settings: Settings) -> Result<Self, Failure> {
-        let token = settings.token_file.as_deref().map(JobToken::read).transpose();
+        let token = settings.admission.token_file.as_deref().map(JobToken::read).transpose();
         let token = token.map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("token_file"))))?;
-        let is_reached_near = settings.advertise.as_ref().is_none_or(Address::is_loopback);
-        let local_token = is_reached_near && !settings.insecure;
+        let is_reached_near = settings.addresses.advertise.as_ref().is_none_or(Address::is_loopback);
+        let local_token = is_reached_near && !settings.admission.insecure;
         let options = NetworkOptions { token: token.clone(), local_token, ..NetworkOptions::default() };
         look_for_verbs(&settings)?;
-        let listener = Listener::bind(&settings.bind, options)
+        let listener = Listener::bind(&settings.addresses.bind, options)
             .map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("bind"))))?;
         let address = advertised(&settings, &listener.local_address());
         let start = ServerStart {
@@ -138,13 +138,13 @@ impl Server {
     /// # Errors
     /// As [`Server::start`]; and when the address or a token is for other processes.
     pub fn start_within(settings: Settings, hub: &Hub) -> Result<Self, Failure> {
-        let address = settings.bind.clone();
+        let address = settings.addresses.bind.clone();
         if address.scheme != Scheme::Loopback {
             return Err(Failure::Node(format!(
                 "listening on {address} within this process: expected an address such as loopback://server-0:1"
             )));
         }
-        if settings.token_file.is_some() {
+        if settings.admission.token_file.is_some() {
             let text = format!("listening on {address} within this process: a token is for others; expected none");
             return Err(Failure::Node(text));
         }
@@ -211,11 +211,13 @@ impl SessionThreads {
         mut transport: impl FnMut(u16, NetworkOptions) -> Result<T, Failure>,
     ) -> Result<Self, Failure> {
         let settings = &start.settings;
-        let options =
-            || NetworkOptions { devices: VerbsDevices::from(&settings.rdma_device), ..NetworkOptions::default() };
+        let options = || NetworkOptions {
+            devices: VerbsDevices::from(&settings.addresses.rdma_device),
+            ..NetworkOptions::default()
+        };
         let mut all = Vec::new();
         let (job, registered) = if settings.index == 0 {
-            if let Some(named) = &settings.coordinator {
+            if let Some(named) = &settings.addresses.coordinator {
                 let own = &start.address;
                 tracing::info!(%named, %own, "this is server 0, so the setting coordinator has no effect here");
             }
@@ -231,7 +233,7 @@ impl SessionThreads {
         };
         let first_shard = all.len();
         for (shard, accelerator) in (0..settings.shards).zip(device::open(settings)?) {
-            let options = NetworkOptions { poll: settings.poll, checks: settings.checks, ..options() };
+            let options = NetworkOptions { poll: settings.poll, checks: settings.addresses.checks, ..options() };
             let transport = transport(shard + 1, options)?;
             let control = SessionControl::new(transport.doorbell());
             let node = ShardNode::new(start, shard, job, transport.capabilities(), accelerator)?;
@@ -267,19 +269,19 @@ impl ServerStart {
     }
 
     fn job(&self) -> JobMessage {
-        let (mode, staleness) = self.settings.mode.numbers();
+        let (mode, staleness) = self.settings.job.mode.numbers();
         JobMessage {
             mode,
             staleness,
-            merge: self.settings.merge.number(),
-            trainers: self.settings.trainers,
-            chunk_bytes: self.settings.chunk_bytes,
+            merge: self.settings.job.merge.number(),
+            trainers: self.settings.job.trainers,
+            chunk_bytes: self.settings.job.chunk_bytes,
         }
     }
 
     /// The default configuration of parameters, encoded.
     fn default_config(&self) -> Result<Vec<u8>, Failure> {
-        let rule = OptimizerSettings::from_text(&self.settings.optimizer)?.rule.unwrap_or_default();
+        let rule = OptimizerSettings::from_text(&self.settings.job.optimizer)?.rule.unwrap_or_default();
         Ok(ParameterConfig { rule, sparse: None }.encode())
     }
 
@@ -304,12 +306,13 @@ fn new_epoch() -> Epoch {
 /// # Errors
 /// When verbs are the only transport and are not available: the reason.
 fn look_for_verbs(settings: &Settings) -> Result<(), Failure> {
-    let bind = &settings.bind;
+    let bind = &settings.addresses.bind;
     if !matches!(bind.scheme, Scheme::Verbs | Scheme::Auto) {
         return Ok(());
     }
-    let (devices, (say, said)) = (VerbsDevices::from(&settings.rdma_device), bounded::<Result<(), String>>(1));
-    let named = matches!(settings.rdma_device, DeviceChoice::Named(_)).then(|| settings.named("rdma_device"));
+    let (devices, (say, said)) =
+        (VerbsDevices::from(&settings.addresses.rdma_device), bounded::<Result<(), String>>(1));
+    let named = matches!(settings.addresses.rdma_device, DeviceChoice::Named(_)).then(|| settings.named("rdma_device"));
     let look = move || {
         let found = VerbsDevice::find(&devices).map(|device| {
             let memory = device.device_memory();
@@ -337,7 +340,7 @@ fn look_for_verbs(settings: &Settings) -> Result<(), Failure> {
 }
 
 fn advertised(settings: &Settings, local: &Address) -> Address {
-    match &settings.advertise {
+    match &settings.addresses.advertise {
         Some(advertise) if advertise.port == 0 => Address { port: local.port, ..advertise.clone() },
         Some(advertise) => advertise.clone(),
         None => local.clone(),
@@ -350,7 +353,7 @@ impl OwnedStorage {
     /// # Errors
     /// When another process that lives owns it, naming that process; or the storage refuses.
     fn open(settings: &Settings) -> Result<Option<Self>, Failure> {
-        let Some(path) = &settings.checkpoint_dir else { return Ok(None) };
+        let Some(path) = &settings.storage.checkpoint_dir else { return Ok(None) };
         let directory = Directory::open(path).map_err(|failure| {
             let setting = settings.named("checkpoint_dir");
             Failure::Node(format!("{setting}: {failure}; expected a folder that this user may make, read and write"))
@@ -361,7 +364,7 @@ impl OwnedStorage {
             host: host_name(),
             since: utc(SystemTime::now()),
         };
-        let lock = if settings.directory_lock { take_lock(&directory, path, &record)? } else { None };
+        let lock = if settings.storage.directory_lock { take_lock(&directory, path, &record)? } else { None };
         let storage: Arc<dyn Storage> = Arc::new(directory);
         let owner = DirectoryOwner::claim(Arc::clone(&storage), &record)?;
         Ok(Some(Self { storage, owner, lock: lock.map(Arc::new) }))

@@ -50,10 +50,10 @@ impl Registration {
 }
 
 pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration), Failure> {
-    let coordinator = start.settings.coordinator.as_ref().ok_or_else(|| {
+    let coordinator = start.settings.addresses.coordinator.as_ref().ok_or_else(|| {
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
-    let devices = VerbsDevices::from(&start.settings.rdma_device);
+    let devices = VerbsDevices::from(&start.settings.addresses.rdma_device);
     let token = start.token.clone();
     let options = NetworkOptions { poll: PollPolicy::Block, devices, token, ..NetworkOptions::default() };
     let mut engine = ClientEngine::new(coordinator, COORDINATOR, Role::Server, start.reach.transports(options))?;

@@ -15,7 +15,7 @@ use pserver_kernels::cpu::Cpu;
 use super::device::{self, ShardDevice};
 use super::session::NodeSession;
 use super::{ServedJob, ServerStart};
-use crate::settings::{JournalSetting, Settings};
+use crate::settings::{JournalSetting, Settings, StorageSettings};
 
 /// How much of a checkpoint is written between two turns: about a millisecond of the disk's cache.
 const CHECKPOINT_STEP_BYTES: u64 = 2 * 1024 * 1024;
@@ -61,11 +61,11 @@ impl ShardNode {
     ) -> Result<Self, Failure> {
         let options = ShardOptions {
             epoch: job.epoch,
-            round_timeout: start.settings.round_timeout,
-            grace: start.settings.rank_grace,
+            round_timeout: start.settings.times.round_timeout,
+            grace: start.settings.times.rank_grace,
             shares_memory: start.shares_memory,
             receives: can.receives,
-            nonfinite: start.settings.nonfinite,
+            nonfinite: start.settings.job.nonfinite,
         };
         let kernels = Cpu::new();
         if index == 0 {
@@ -76,7 +76,9 @@ impl ShardNode {
             shard = shard.with_accelerator(accelerator, device::no_room(&start.settings));
         }
         let Some(storage) = &start.storage else { return Ok(Self { shard, now: start.now(), disk: None }) };
-        let Settings { index: server, servers, shards, journal, accept_torn_tail, .. } = start.settings;
+        let Settings { index: server, shards, .. } = start.settings;
+        let StorageSettings { journal, accept_torn_tail, .. } = start.settings.storage;
+        let servers = start.settings.job.servers;
         let identity = ShardIdentity { job: job.epoch.0, server, servers, shard: index, shards };
         let folder = Folder::new(Arc::clone(&storage.storage), identity, storage.owner.clone());
         let options = JournalOptions {
@@ -93,7 +95,7 @@ impl ShardNode {
             return Err(Failure::Node(format!("{directory}: {LOST}")));
         }
         let checkpoint = restored.loaded.map(|loaded| loaded.name.number);
-        let interval = start.settings.checkpoint_interval;
+        let interval = start.settings.storage.checkpoint_interval;
         let disk = Disk {
             folder,
             interval,

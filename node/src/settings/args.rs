@@ -20,6 +20,7 @@ const OUTPUT: &str = "Logs and readiness";
 /// and in the environment as PSERVER_ and that name in capitals.
 //
 // Values stay text here: `Settings` checks them all in one way, wherever they come from.
+// tidy: allow fields: one field for each option of a command line, which clap and the list of settings read.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(mut_args(name_variable))]
 pub struct ServeArgs {

@@ -34,27 +34,27 @@ impl Settings {
 
     /// Settings without effect, each with its condition and reason.
     fn idle(&self) -> [(bool, &'static [&'static str], &'static str); 6] {
-        let never_verbs = matches!(self.bind.scheme, Scheme::Tcp | Scheme::Shm | Scheme::Loopback);
+        let never_verbs = matches!(self.addresses.bind.scheme, Scheme::Tcp | Scheme::Shm | Scheme::Loopback);
         [
             (
-                self.device == DeviceSetting::Cpu,
+                self.device.processor == DeviceSetting::Cpu,
                 &["device_memory", "device_gradients", "device_least", "device_cache"],
                 "the setting device is cpu",
             ),
-            (self.checkpoint_dir.is_none(), &["checkpoint_interval_seconds"], "there is no checkpoint_dir"),
+            (self.storage.checkpoint_dir.is_none(), &["checkpoint_interval_seconds"], "there is no checkpoint_dir"),
             (
-                self.mode == Mode::Delta && self.index == 0,
+                self.job.mode == Mode::Delta && self.index == 0,
                 &["optimizer"],
                 "in mode delta trainers optimize, and servers add what they send",
             ),
-            (self.mode != Mode::Sync, &["merge"], "only rounds are merged, and only mode sync has rounds"),
+            (self.job.mode != Mode::Sync, &["merge"], "only rounds are merged, and only mode sync has rounds"),
             (
-                never_verbs && matches!(self.rdma_device, DeviceChoice::Named(_)),
+                never_verbs && matches!(self.addresses.rdma_device, DeviceChoice::Named(_)),
                 &["rdma_device"],
                 "the scheme before bind's host excludes RDMA; expected host:port without one, or verbs://",
             ),
             (
-                self.insecure && self.token_file.is_some(),
+                self.admission.insecure && self.admission.token_file.is_some(),
                 &["insecure"],
                 "who connects must show the token of token_file",
             ),
@@ -66,19 +66,23 @@ impl Settings {
     pub(crate) fn overruled(&self, job: &JobMessage, default_config: &[u8]) -> Vec<String> {
         let mode = Mode::from_numbers(job.mode, job.staleness);
         let merge = Merge::from_number(job.merge);
-        let rule = OptimizerSettings::from_text(&self.optimizer).ok().map(|own| own.rule.unwrap_or_default());
+        let rule = OptimizerSettings::from_text(&self.job.optimizer).ok().map(|own| own.rule.unwrap_or_default());
         let optimizer = rule.map(|rule| ParameterConfig { rule, sparse: None }.encode());
         let differing = [
-            ("mode", mode != Some(self.mode), format!("the job's mode is {}", mode.map_or_else(unknown, shown_mode))),
+            (
+                "mode",
+                mode != Some(self.job.mode),
+                format!("the job's mode is {}", mode.map_or_else(unknown, shown_mode)),
+            ),
             (
                 "merge",
-                merge != Some(self.merge),
+                merge != Some(self.job.merge),
                 format!("the job's merge is {}", merge.map_or_else(unknown, shown_merge)),
             ),
-            ("trainers", self.trainers != job.trainers, format!("the job has {} trainers", job.trainers)),
+            ("trainers", self.job.trainers != job.trainers, format!("the job has {} trainers", job.trainers)),
             (
                 "chunk_bytes",
-                self.chunk_bytes != job.chunk_bytes,
+                self.job.chunk_bytes != job.chunk_bytes,
                 format!("the job's chunks have {} bytes", job.chunk_bytes),
             ),
             ("optimizer", optimizer.as_deref() != Some(default_config), "the job's optimizer is another".to_owned()),

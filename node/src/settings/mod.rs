@@ -104,23 +104,40 @@ pub enum LogFormat {
     Json,
 }
 
-/// Checked settings of a server.
+/// Checked settings of a server. The groups are those of `serve --help`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// This server's place, below `servers`.
     pub index: u16,
+    /// Shards on this server.
+    pub shards: u16,
+    /// How a shard waits.
+    pub poll: PollPolicy,
+    /// The job's settings.
+    pub job: JobSettings,
+    /// Addresses and transports.
+    pub addresses: AddressSettings,
+    /// Checkpoints and saved models.
+    pub storage: StorageSettings,
+    /// Time limits.
+    pub times: TimeLimits,
+    /// Admission of clients.
+    pub admission: AdmissionSettings,
+    /// The device that updates parameters.
+    pub device: DeviceSettings,
+    /// Logs and readiness.
+    pub output: OutputSettings,
+    /// The settings that are configured explicitly.
+    made: Vec<ExplicitSetting>,
+}
+
+/// Settings that all servers of a job share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobSettings {
     /// Servers in the job.
     pub servers: u16,
     /// Trainers in the job.
     pub trainers: u32,
-    /// Shards on this server.
-    pub shards: u16,
-    /// Where it listens.
-    pub bind: Address,
-    /// Where others reach it, when that is not where it listens.
-    pub advertise: Option<Address>,
-    /// Where server 0 is reached; server 0 itself has no use for it.
-    pub coordinator: Option<Address>,
     /// The size of a chunk: a power of two.
     pub chunk_bytes: u32,
     /// How trainers share a parameter, with the bound of staleness.
@@ -131,6 +148,26 @@ pub struct Settings {
     pub nonfinite: NonFinite,
     /// Default optimizer of parameters: a message in protobuf's text form.
     pub optimizer: String,
+}
+
+/// Addresses of servers, and how bytes travel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddressSettings {
+    /// Where it listens.
+    pub bind: Address,
+    /// Where others reach it, when that is not where it listens.
+    pub advertise: Option<Address>,
+    /// Where server 0 is reached; server 0 itself has no use for it.
+    pub coordinator: Option<Address>,
+    /// Where payloads over TCP carry checksums.
+    pub checks: ChecksumPolicy,
+    /// Which RDMA device connections use.
+    pub rdma_device: DeviceChoice,
+}
+
+/// Checkpoints, the journal and saved models.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StorageSettings {
     /// Where checkpoints lie; without it there are none.
     pub checkpoint_dir: Option<PathBuf>,
     /// Time between checkpoints.
@@ -143,40 +180,52 @@ pub struct Settings {
     pub directory_lock: bool,
     /// The folder that saved models stay in.
     pub model_dir: PathBuf,
+}
+
+/// How long the server waits for trainers and servers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimeLimits {
     /// How long a round may wait for its last gradient.
     pub round_timeout: Duration,
     /// How long the initialising trainer may be silent before another is chosen.
     pub lease: Duration,
     /// How long the place of a trainer or server is kept after its connection was closed.
     pub rank_grace: Duration,
+}
+
+/// Admission of clients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdmissionSettings {
     /// Whether clients without a token may join over addresses other than loopback.
     pub insecure: bool,
     /// The file with the token that clients and servers must prove to have.
     pub token_file: Option<PathBuf>,
-    /// How a shard waits.
-    pub poll: PollPolicy,
-    /// Where payloads over TCP carry checksums.
-    pub checks: ChecksumPolicy,
-    /// The device that updates parameters.
-    pub device: DeviceSetting,
-    /// Which RDMA device connections use.
-    pub rdma_device: DeviceChoice,
+}
+
+/// The device that updates parameters, and its memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceSettings {
+    /// Which device updates parameters.
+    pub processor: DeviceSetting,
     /// Bytes of the device's memory for parameters and states, of all shards; none is what is free.
-    pub device_memory: Option<u64>,
+    pub memory: Option<u64>,
     /// Bytes of the device's memory for gradients on their way, of all shards; none is reckoned from the job.
-    pub device_gradients: Option<u64>,
+    pub gradients: Option<u64>,
     /// Chunks shorter than this stay on the processor.
-    pub device_least: u64,
+    pub least: u64,
     /// Where rules that were compiled for the device are kept; none is nowhere.
-    pub device_cache: Option<PathBuf>,
+    pub cache: Option<PathBuf>,
+}
+
+/// Logs and readiness.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputSettings {
     /// How much is logged.
     pub log_level: LogLevel,
     /// How it is logged.
     pub log_format: LogFormat,
     /// An open descriptor that gets a line when the server is ready, and is then closed.
     pub ready_fd: Option<i32>,
-    /// The settings that are configured explicitly.
-    made: Vec<ExplicitSetting>,
 }
 
 impl Settings {
@@ -211,39 +260,53 @@ impl Settings {
         let staleness = reader.take("staleness", values::whole(0, u64::from(u32::MAX)));
         let settings = Self {
             index: reader.take("index", values::whole(0, u64::from(limits::SERVERS_MAX) - 1)),
-            servers: reader.take("servers", values::whole(1, u64::from(limits::SERVERS_MAX))),
-            trainers: reader.take("trainers", values::whole(1, u64::from(limits::TRAINERS_MAX))),
             shards: reader.take("shards", values::whole(1, u64::from(limits::SHARDS_MAX))),
-            bind: reader.take("bind", values::address),
-            advertise: reader.take("advertise", values::optional(values::reachable)),
-            coordinator: reader.take("coordinator", values::optional(values::reachable)),
-            chunk_bytes: reader.take("chunk_bytes", values::chunk_bytes),
-            mode: reader.take("mode", |text| values::mode(text, staleness)),
-            merge: reader.take("merge", values::merge),
-            nonfinite: reader.take("nonfinite", values::nonfinite),
-            optimizer: reader.take("optimizer", values::optimizer),
-            checkpoint_dir: reader.take("checkpoint_dir", values::optional(values::path)),
-            checkpoint_interval: reader.take("checkpoint_interval_seconds", values::seconds),
-            journal: reader.take("journal", values::word),
-            accept_torn_tail: reader.take("accept_torn_tail", values::plain("true or false")),
-            directory_lock: reader.take("directory_lock", values::plain("true or false")),
-            model_dir: reader.take("model_dir", values::path),
-            round_timeout: reader.take("round_timeout_seconds", values::seconds),
-            lease: reader.take("lease_seconds", values::seconds),
-            rank_grace: reader.take("rank_grace_seconds", values::seconds_from_none),
-            insecure: reader.take("insecure", values::plain("true or false")),
-            token_file: reader.take("token_file", values::optional(values::path)),
             poll: reader.take("poll", values::plain(POLL_EXPECTED)),
-            checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
-            device: reader.take("device", values::plain(DEVICE_EXPECTED)),
-            rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
-            device_memory: reader.take("device_memory", values::optional(values::bytes)),
-            device_gradients: reader.take("device_gradients", values::optional(values::bytes)),
-            device_least: reader.take("device_least", values::bytes),
-            device_cache: reader.take("device_cache", values::optional(values::path)),
-            log_level: reader.take("log_level", values::word),
-            log_format: reader.take("log_format", values::word),
-            ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),
+            job: JobSettings {
+                servers: reader.take("servers", values::whole(1, u64::from(limits::SERVERS_MAX))),
+                trainers: reader.take("trainers", values::whole(1, u64::from(limits::TRAINERS_MAX))),
+                chunk_bytes: reader.take("chunk_bytes", values::chunk_bytes),
+                mode: reader.take("mode", |text| values::mode(text, staleness)),
+                merge: reader.take("merge", values::merge),
+                nonfinite: reader.take("nonfinite", values::nonfinite),
+                optimizer: reader.take("optimizer", values::optimizer),
+            },
+            addresses: AddressSettings {
+                bind: reader.take("bind", values::address),
+                advertise: reader.take("advertise", values::optional(values::reachable)),
+                coordinator: reader.take("coordinator", values::optional(values::reachable)),
+                checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
+                rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
+            },
+            storage: StorageSettings {
+                checkpoint_dir: reader.take("checkpoint_dir", values::optional(values::path)),
+                checkpoint_interval: reader.take("checkpoint_interval_seconds", values::seconds),
+                journal: reader.take("journal", values::word),
+                accept_torn_tail: reader.take("accept_torn_tail", values::plain("true or false")),
+                directory_lock: reader.take("directory_lock", values::plain("true or false")),
+                model_dir: reader.take("model_dir", values::path),
+            },
+            times: TimeLimits {
+                round_timeout: reader.take("round_timeout_seconds", values::seconds),
+                lease: reader.take("lease_seconds", values::seconds),
+                rank_grace: reader.take("rank_grace_seconds", values::seconds_from_none),
+            },
+            admission: AdmissionSettings {
+                insecure: reader.take("insecure", values::plain("true or false")),
+                token_file: reader.take("token_file", values::optional(values::path)),
+            },
+            device: DeviceSettings {
+                processor: reader.take("device", values::plain(DEVICE_EXPECTED)),
+                memory: reader.take("device_memory", values::optional(values::bytes)),
+                gradients: reader.take("device_gradients", values::optional(values::bytes)),
+                least: reader.take("device_least", values::bytes),
+                cache: reader.take("device_cache", values::optional(values::path)),
+            },
+            output: OutputSettings {
+                log_level: reader.take("log_level", values::word),
+                log_format: reader.take("log_format", values::word),
+                ready_fd: reader.take("ready_fd", values::optional(values::whole(3, u64::from(u16::MAX)))),
+            },
             made: sources.made(),
         };
         (settings, reader.problems())
@@ -251,18 +314,23 @@ impl Settings {
 
     /// Contradictions between values that are valid alone.
     fn contradictions(&self, sources: &SettingTexts) -> Vec<String> {
-        let bounded = matches!(self.mode, Mode::Staleness { .. });
+        let bounded = matches!(self.job.mode, Mode::Staleness { .. });
         let staleness = sources.get("staleness").text.trim().parse() != Ok(0_u32);
-        let open = !self.bind.is_loopback() && !self.insecure && self.token_file.is_none();
-        let unresolved = unresolved(&self.bind).filter(|_| open);
-        let everywhere = self.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
-        let settings = OptimizerSettings::from_text(&self.optimizer).unwrap_or_default();
+        let open =
+            !self.addresses.bind.is_loopback() && !self.admission.insecure && self.admission.token_file.is_none();
+        let unresolved = unresolved(&self.addresses.bind).filter(|_| open);
+        let everywhere = self.addresses.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
+        let settings = OptimizerSettings::from_text(&self.job.optimizer).unwrap_or_default();
         let gradients_least =
-            u64::from(self.shards) * pserver_kernels::cuda::CudaSettings::gradient_bytes_least(self.chunk_bytes);
-        let contradictory = settings.mode.is_some_and(|mode| mode != self.mode);
+            u64::from(self.shards) * pserver_kernels::cuda::CudaSettings::gradient_bytes_least(self.job.chunk_bytes);
+        let contradictory = settings.mode.is_some_and(|mode| mode != self.job.mode);
         [
-            (self.servers <= self.index, "index", format!("an index below servers, which is {}", self.servers)),
-            (self.index > 0 && self.coordinator.is_none(), "coordinator", "the address of server 0".to_owned()),
+            (self.job.servers <= self.index, "index", format!("an index below servers, which is {}", self.job.servers)),
+            (
+                self.index > 0 && self.addresses.coordinator.is_none(),
+                "coordinator",
+                "the address of server 0".to_owned(),
+            ),
             (
                 self.is_told_of_another(sources),
                 "coordinator",
@@ -271,7 +339,7 @@ impl Settings {
             (staleness && !bounded, "staleness", "0, or mode bounded with it".to_owned()),
             (bounded && !staleness, "staleness", "1 or more with mode bounded".to_owned()),
             (
-                self.journal != JournalSetting::Off && self.checkpoint_dir.is_none(),
+                self.storage.journal != JournalSetting::Off && self.storage.checkpoint_dir.is_none(),
                 "journal",
                 "off, or a checkpoint_dir with it".to_owned(),
             ),
@@ -282,12 +350,12 @@ impl Settings {
                 "a loopback address, a token_file, or insecure = true to let anybody join".to_owned(),
             ),
             (
-                everywhere && self.advertise.is_none(),
+                everywhere && self.addresses.advertise.is_none(),
                 "advertise",
                 "the address at which others reach this server, as bind is every address of this machine".to_owned(),
             ),
             (
-                self.device_gradients.is_some_and(|bytes| bytes < gradients_least),
+                self.device.gradients.is_some_and(|bytes| bytes < gradients_least),
                 "device_gradients",
                 format!("{gradients_least} bytes or more: room for four chunks of each shard"),
             ),
@@ -303,14 +371,16 @@ impl Settings {
     /// Whether the command line of server 0 names another server as server 0. In the environment and in a file the
     /// address is for everybody, and server 0 has no use for it.
     fn is_told_of_another(&self, sources: &SettingTexts) -> bool {
-        let Some(coordinator) = self.coordinator.as_ref().filter(|_| self.index == 0) else { return false };
+        let Some(coordinator) = self.addresses.coordinator.as_ref().filter(|_| self.index == 0) else { return false };
         let is_own = |own: &Address| (&own.host, own.port) == (&coordinator.host, coordinator.port);
-        sources.get("coordinator").is_flag() && !is_own(&self.bind) && !self.advertise.as_ref().is_some_and(is_own)
+        sources.get("coordinator").is_flag()
+            && !is_own(&self.addresses.bind)
+            && !self.addresses.advertise.as_ref().is_some_and(is_own)
     }
 
     /// Refuses settings of single parameters, and another merge, in the default optimizer.
     fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 3] {
-        let other = settings.merge.is_some_and(|merge| merge != self.merge);
+        let other = settings.merge.is_some_and(|merge| merge != self.job.merge);
         [
             (other, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
             (settings.sparse.is_some(), "optimizer", "no sparse in it, which is said of one parameter".to_owned()),

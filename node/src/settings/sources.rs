@@ -14,7 +14,7 @@ use super::args::{DEPENDENT_DEFAULTS, ServeArgs, SettingKey};
 use super::idle::ExplicitSetting;
 
 /// A setting as text, before it is checked.
-pub(super) struct SettingText {
+pub(super) struct SettingValue {
     pub(super) text: String,
     origin: SettingOrigin,
     default: &'static str,
@@ -29,12 +29,13 @@ enum SettingOrigin {
 }
 
 /// Every setting's text, in the order of printing.
-pub(super) struct SettingTexts(Vec<(&'static str, SettingText)>);
+pub(super) struct SettingTexts(Vec<(&'static str, SettingValue)>);
 
 /// Turns text into values, and keeps what was wrong.
 pub(super) struct SettingReader<'a> {
     sources: &'a SettingTexts,
-    problems: Vec<String>,
+    /// Each with the place of its setting in the list.
+    problems: Vec<(usize, String)>,
 }
 
 impl SettingTexts {
@@ -67,7 +68,7 @@ impl SettingTexts {
             } else {
                 (key.default.to_owned(), SettingOrigin::Default)
             };
-            (key.name, SettingText { text, origin, default: key.default })
+            (key.name, SettingValue { text, origin, default: key.default })
         };
         let mut sources = Self(keys.into_iter().map(found).collect());
         sources.settle_defaults(environment);
@@ -93,21 +94,24 @@ impl SettingTexts {
     }
 
     /// The setting of this name, if it is not configured.
-    fn unmade(&mut self, key: &str) -> Option<&mut SettingText> {
+    fn unmade(&mut self, key: &str) -> Option<&mut SettingValue> {
         let found = self.0.iter_mut().find(|(name, found)| *name == key && found.origin == SettingOrigin::Default);
         found.map(|(_, found)| found)
     }
 
     /// The setting of this name.
-    pub(super) fn get(&self, key: &str) -> &SettingText {
-        let found = self.0.iter().find(|(name, _)| *name == key);
-        &found.expect("settings are asked for by names in the list").1
+    pub(super) fn get(&self, key: &str) -> &SettingValue {
+        &self.0[self.place(key)].1
+    }
+
+    fn place(&self, key: &str) -> usize {
+        self.0.iter().position(|(name, _)| *name == key).expect("settings are asked for by names in the list")
     }
 
     /// Configured settings, in the order of printing.
     pub(super) fn made(&self) -> Vec<ExplicitSetting> {
         let made = self.0.iter().filter(|(_, found)| found.origin != SettingOrigin::Default);
-        let shown = |(name, found): &(&'static str, SettingText)| ExplicitSetting {
+        let shown = |(name, found): &(&'static str, SettingValue)| ExplicitSetting {
             name,
             shown: format!("{name} = {} (from {})", found.text, OriginName(&found.origin, name)),
             is_flag: found.origin == SettingOrigin::Flag,
@@ -121,7 +125,7 @@ impl SettingTexts {
 
     /// TOML that says the same, with the sources as comments.
     pub(super) fn print(&self) -> String {
-        let line = |(key, found): &(&str, SettingText)| {
+        let line = |(key, found): &(&str, SettingValue)| {
             // TOML has no number with a leading zero, and no whole one above 63 bits.
             let whole = found.text.parse().is_ok_and(|number: i64| number.to_string() == found.text);
             let real = found.text.parse().is_ok_and(|number: f64| number.to_string() == found.text);
@@ -136,7 +140,7 @@ impl SettingTexts {
     }
 }
 
-impl SettingText {
+impl SettingValue {
     /// Whether the command line says it.
     pub(super) fn is_flag(&self) -> bool {
         self.origin == SettingOrigin::Flag
@@ -153,13 +157,15 @@ impl SettingReader<'_> {
     pub(super) fn take<T>(&mut self, key: &str, parse: impl Fn(&str) -> Result<T, String>) -> T {
         let found = self.sources.get(key);
         parse(found.text.trim()).unwrap_or_else(|expected| {
-            self.problems.push(found.complaint(key, &expected));
+            self.problems.push((self.sources.place(key), found.complaint(key, &expected)));
             parse(found.default).unwrap_or_else(|_| panic!("the default of {key} is right"))
         })
     }
 
-    pub(super) fn problems(self) -> Vec<String> {
-        self.problems
+    /// The complaints, in the order of the settings.
+    pub(super) fn problems(mut self) -> Vec<String> {
+        self.problems.sort_by_key(|(place, _)| *place);
+        self.problems.into_iter().map(|(_, problem)| problem).collect()
     }
 }
 

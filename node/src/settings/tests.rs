@@ -53,7 +53,7 @@ fn check_refused(flags: &str, environment: &str, file: &str, expected: &str) {
 #[test]
 fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
     let check = |flags, environment, file, expected: u32| {
-        assert_eq!(load(flags, environment, file).unwrap().trainers, expected);
+        assert_eq!(load(flags, environment, file).unwrap().job.trainers, expected);
     };
     check("", "", "", 1);
     check("", "", "trainers = 2", 2);
@@ -91,7 +91,7 @@ fn help_has_every_setting_in_a_group_with_its_variable() {
 
 #[test]
 fn a_device_is_the_processor_or_a_number() {
-    let check = |flags, expected| assert_eq!(load(flags, "", "").unwrap().device, expected);
+    let check = |flags, expected| assert_eq!(load(flags, "", "").unwrap().device.processor, expected);
     check("", DeviceSetting::Auto);
     check("--device auto", DeviceSetting::Auto);
     check("--device cpu", DeviceSetting::Cpu);
@@ -102,7 +102,7 @@ fn a_device_is_the_processor_or_a_number() {
 fn what_a_device_may_take_is_a_size() {
     let check = |flags, memory, gradients, least| {
         let found = load(flags, "", "").unwrap();
-        assert_eq!((found.device_memory, found.device_gradients, found.device_least), (memory, gradients, least));
+        assert_eq!((found.device.memory, found.device.gradients, found.device.least), (memory, gradients, least));
     };
     check("", None, None, 64 << 10);
     check("--device-memory 2GiB --device-gradients 64MiB", Some(2 << 30), Some(64 << 20), 64 << 10);
@@ -120,7 +120,7 @@ fn what_a_device_may_take_is_a_size() {
 #[test]
 fn compiled_rules_are_kept_in_the_users_cache_unless_somebody_says_otherwise() {
     let check = |flags, environment, file, expected: Option<&str>| {
-        let found = load(flags, environment, file).unwrap().device_cache;
+        let found = load(flags, environment, file).unwrap().device.cache;
         assert_eq!(found, expected.map(PathBuf::from), "{flags} {environment} {file}");
     };
     check("", "HOME=/h", "", Some("/h/.cache/pserver/rules"));
@@ -165,25 +165,33 @@ fn every_setting_arrives() {
         ready_fd = 3
     "#;
     let found = load("", "", file).unwrap();
-    let numbers = (found.index, found.servers, found.trainers, found.shards, found.chunk_bytes, found.ready_fd);
+    let numbers = (
+        found.index,
+        found.job.servers,
+        found.job.trainers,
+        found.shards,
+        found.job.chunk_bytes,
+        found.output.ready_fd,
+    );
     assert_eq!(numbers, (1, 3, 8, 4, 65536, Some(3)));
-    assert_eq!(found.bind.to_string(), "tcp://0.0.0.0:0");
-    assert_eq!(found.advertise.map(|address| address.to_string()).unwrap(), "tcp://node1:7164");
-    assert_eq!(found.coordinator.map(|address| address.to_string()).unwrap(), "tcp://node0:7164");
-    assert_eq!((found.mode, found.merge), (Mode::Staleness { bound: 4 }, Merge::Sum));
-    assert_eq!(found.nonfinite, NonFinite::Skip);
-    assert_eq!((found.checkpoint_dir, found.model_dir), (Some("/ckpt".into()), "/models".into()));
-    assert_eq!((found.journal, found.insecure), (JournalSetting::Sync, true));
-    assert_eq!(found.token_file, Some("/run/token".into()));
-    let times = [found.checkpoint_interval, found.round_timeout, found.lease, found.rank_grace];
+    assert_eq!(found.addresses.bind.to_string(), "tcp://0.0.0.0:0");
+    assert_eq!(found.addresses.advertise.map(|address| address.to_string()).unwrap(), "tcp://node1:7164");
+    assert_eq!(found.addresses.coordinator.map(|address| address.to_string()).unwrap(), "tcp://node0:7164");
+    assert_eq!((found.job.mode, found.job.merge), (Mode::Staleness { bound: 4 }, Merge::Sum));
+    assert_eq!(found.job.nonfinite, NonFinite::Skip);
+    assert_eq!((found.storage.checkpoint_dir, found.storage.model_dir), (Some("/ckpt".into()), "/models".into()));
+    assert_eq!((found.storage.journal, found.admission.insecure), (JournalSetting::Sync, true));
+    assert_eq!(found.admission.token_file, Some("/run/token".into()));
+    let times =
+        [found.storage.checkpoint_interval, found.times.round_timeout, found.times.lease, found.times.rank_grace];
     assert_eq!(times, [30, 5, 2, 3].map(Duration::from_secs));
-    assert_eq!((found.log_level, found.log_format), (LogLevel::Debug, LogFormat::Json));
+    assert_eq!((found.output.log_level, found.output.log_format), (LogLevel::Debug, LogFormat::Json));
 }
 
 #[test]
 fn a_checkpoint_dir_turns_the_journal_on_unless_somebody_says_otherwise() {
     let check = |flags, environment, file, expected| {
-        assert_eq!(load(flags, environment, file).unwrap().journal, expected, "{flags} {environment} {file}");
+        assert_eq!(load(flags, environment, file).unwrap().storage.journal, expected, "{flags} {environment} {file}");
     };
     check("", "", "", JournalSetting::Off);
     check("", "", "checkpoint_dir = \"\"", JournalSetting::Off);
@@ -198,10 +206,13 @@ fn a_checkpoint_dir_turns_the_journal_on_unless_somebody_says_otherwise() {
 #[test]
 fn times_may_be_fractions_of_a_second() {
     let found = load("--lease-seconds 0.1", "PSERVER_ROUND_TIMEOUT_SECONDS=2.25", "").unwrap();
-    assert_eq!((found.lease, found.round_timeout), (Duration::from_millis(100), Duration::from_millis(2250)));
-    assert_eq!(load("", "", "lease_seconds = 0.5").unwrap().lease, Duration::from_millis(500));
-    assert_eq!(load("--rank-grace-seconds 0", "", "").unwrap().rank_grace, Duration::ZERO);
-    assert_eq!(load("", "PSERVER_RANK_GRACE_SECONDS=0.25", "").unwrap().rank_grace, Duration::from_millis(250));
+    assert_eq!(
+        (found.times.lease, found.times.round_timeout),
+        (Duration::from_millis(100), Duration::from_millis(2250))
+    );
+    assert_eq!(load("", "", "lease_seconds = 0.5").unwrap().times.lease, Duration::from_millis(500));
+    assert_eq!(load("--rank-grace-seconds 0", "", "").unwrap().times.rank_grace, Duration::ZERO);
+    assert_eq!(load("", "PSERVER_RANK_GRACE_SECONDS=0.25", "").unwrap().times.rank_grace, Duration::from_millis(250));
 }
 
 #[test]
