@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use pserver_bench::{Fused, Job, Ping, catalogue, gradient, is_measured};
+use pserver_bench::{Fused, LocalJob, Ping, catalogue, gradient, is_measured};
 use pserver_core::checksum::checksum;
 use pserver_core::config::{Merge, Mode, ParameterConfig};
 use pserver_core::dtype::{ElementType, Half};
@@ -190,7 +190,7 @@ fn rounds(criterion: &mut Criterion) {
     let mut ping = Ping::new().expect("a new hub has room");
     group.bench_function("loopback, a frame of 4 KiB there and back", |bencher| bencher.iter(|| ping.round()));
     for (what, parameters, bytes) in [("4 KiB", 1, 4096), ("10,000 parameters of 1 KiB", size(10_000, 50), 1024)] {
-        let mut job = Job::start(parameters, bytes).expect("this machine has sockets");
+        let mut job = LocalJob::start(parameters, bytes).expect("this machine has sockets");
         group.bench_function(format!("tcp, push_pull of {what}"), |bencher| bencher.iter(|| job.round()));
     }
     group.finish();

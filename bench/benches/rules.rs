@@ -26,7 +26,7 @@ const WORK: usize = 1 << 25;
 const REPETITIONS: usize = 21;
 
 /// One optimizer's tensors, on pages of their own as a server's are.
-struct Bench {
+struct RuleBench {
     fused: Fused,
     rule: Prepared,
     memory: Vec<Vec<f32>>,
@@ -35,7 +35,7 @@ struct Bench {
     count: u64,
 }
 
-impl Bench {
+impl RuleBench {
     fn new(fused: Fused, length: usize) -> Self {
         Self::with(fused, fused.rule().expect("its text is right"), length)
     }
@@ -106,7 +106,7 @@ fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
 }
 
 fn ratios(fused: Fused, length: usize) {
-    let mut bench = Bench::new(fused, length);
+    let mut bench = RuleBench::new(fused, length);
     let times = (WORK / length).max(1);
     for form in Form::here() {
         let mut kernels = Cpu::with(form);
@@ -127,11 +127,11 @@ fn ratios(fused: Fused, length: usize) {
 
 /// A user's rule and the built-in momentum, in turns.
 fn beside_momentum(length: usize) {
-    let (mut user, mut momentum) = (Bench::of_a_user(length), Bench::new(Fused::Momentum, length));
+    let (mut user, mut momentum) = (RuleBench::of_a_user(length), RuleBench::new(Fused::Momentum, length));
     let times = (WORK / length).max(1);
     for form in Form::here() {
         let mut kernels = Cpu::with(form);
-        let mut run = |bench: &mut Bench| seconds(|| bench.by_rule(&mut kernels, times));
+        let mut run = |bench: &mut RuleBench| seconds(|| bench.by_rule(&mut kernels, times));
         let measured = (0..=REPETITIONS).map(|_| run(&mut momentum) / run(&mut user)).skip(1);
         let [low, ratio, high] = quartiles(measured.collect());
         println!("lion.rule {length:9} elements, {form:?}: {ratio:.3} of momentum's speed ({low:.3} to {high:.3})");
@@ -144,7 +144,7 @@ fn rules(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("update of {length} elements"));
         group.sample_size(10).throughput(Throughput::Elements(length as u64));
         for fused in Fused::ALL {
-            let mut bench = Bench::new(fused, length);
+            let mut bench = RuleBench::new(fused, length);
             let mut kernels = Cpu::new();
             group.bench_function(format!("{}, rule", fused.name()), |bencher| {
                 bencher.iter(|| bench.by_rule(&mut kernels, 1));

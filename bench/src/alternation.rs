@@ -5,10 +5,10 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::baseline::shm;
-use crate::baseline::{Plan, Region, Shape};
-use crate::child::{Ask, Cores, Member, Ran, Usage, Verbs};
+use crate::baseline::{BaselinePlan, Region, Shape};
+use crate::child::{Ask, Cores, Member, ProcessUsage, Ran, Verbs};
 use crate::counters::{Carried, Heard};
-use crate::job::{Job, ModeName, Poll, RuleName, Transport};
+use crate::job::{BenchJob, ModeName, Poll, RuleName, TransportName};
 use crate::route::Route;
 use crate::shipped;
 use crate::statistics::median;
@@ -29,35 +29,35 @@ pub(crate) struct Team {
     place: String,
     pub(crate) chunk_bytes: u64,
     /// The resources that the servers had used before the first trainer.
-    empty: Usage,
+    empty: ProcessUsage,
     /// Memory that its members share lives as long as the team.
     _regions: Vec<(Region, String)>,
 }
 
 /// The result of a block of rounds: the time of the slowest trainer in each round.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Block {
+pub(crate) struct RoundBlock {
     pub(crate) seconds: Vec<f64>,
     pub(crate) wrong: u64,
     /// From its begin to its end, with what happens between rounds.
     pub(crate) whole_seconds: f64,
     /// None of those who are no processes of their own, or say nothing.
-    pub(crate) server: Option<Usage>,
+    pub(crate) server: Option<ProcessUsage>,
     /// Of all trainers.
     pub(crate) verbs: Verbs,
 }
 
 /// How rounds are run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RoundPace {
     pub(crate) rate: Option<f64>,
     pub(crate) spoil: bool,
 }
 
 impl Team {
     /// The parameter server, with servers of its own or those at `coordinator`.
-    pub(crate) fn ours(job: &Job, coordinator: Option<&str>) -> Result<Self> {
-        if job.transport == Transport::Loopback {
+    pub(crate) fn ours(job: &BenchJob, coordinator: Option<&str>) -> Result<Self> {
+        if job.transport == TransportName::Loopback {
             return Self::within(job);
         }
         let mut servers = Vec::new();
@@ -83,7 +83,7 @@ impl Team {
     }
 
     /// The parameter server in one process: servers and trainers are threads of it, and it answers as one trainer.
-    fn within(job: &Job) -> Result<Self> {
+    fn within(job: &BenchJob) -> Result<Self> {
         let regions = barrier(job)?;
         let mut arguments = vec!["child-within".to_owned(), "--job".to_owned(), serde_json::to_string(job)?];
         arguments.extend(regions.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
@@ -95,16 +95,16 @@ impl Team {
             spins: job.poll == Poll::Busy,
             place,
             chunk_bytes: job.chunk_bytes,
-            empty: Usage::default(),
+            empty: ProcessUsage::default(),
             _regions: regions,
         })
     }
 
     /// The baseline server of a path.
-    pub(crate) fn baseline(shape: Shape, job: &Job, chunk_bytes: u64) -> Result<Self> {
+    pub(crate) fn baseline(shape: Shape, job: &BenchJob, chunk_bytes: u64) -> Result<Self> {
         // It sums, in rounds, whatever the servers do.
-        let job = &Job { rule: RuleName::Sum, mode: ModeName::Sync, program: None, ..job.clone() };
-        let mut plan = Plan::new(shape, job, chunk_bytes);
+        let job = &BenchJob { rule: RuleName::Sum, mode: ModeName::Sync, program: None, ..job.clone() };
+        let mut plan = BaselinePlan::new(shape, job, chunk_bytes);
         let barrier = barrier(job)?;
         let mut shared = Vec::new();
         if shape == Shape::Tcp {
@@ -127,8 +127,8 @@ impl Team {
 
     /// The baseline server of a path with the chunk that suits it best. One at a time is tried, so that memory is
     /// asked of the machine once.
-    pub(crate) fn best_baseline(shape: Shape, job: &Job) -> Result<Self> {
-        let pace = Pace { rate: None, spoil: false };
+    pub(crate) fn best_baseline(shape: Shape, job: &BenchJob) -> Result<Self> {
+        let pace = RoundPace { rate: None, spoil: false };
         let mut best: Option<(f64, u64)> = None;
         let fitting = CHUNKS.iter().enumerate().filter(|(index, _)| *index == 0 || CHUNKS[index - 1] < job.bytes);
         for (_, chunk_bytes) in fitting {
@@ -143,7 +143,7 @@ impl Team {
     }
 
     /// Runs rounds.
-    pub(crate) fn block(&mut self, rounds: u32, pace: Pace) -> Result<Block> {
+    pub(crate) fn block(&mut self, rounds: u32, pace: RoundPace) -> Result<RoundBlock> {
         self.rest(false)?;
         let (before, begun) = (self.server_usage()?, Instant::now());
         for trainer in &mut self.trainers {
@@ -153,12 +153,12 @@ impl Team {
         let (whole_seconds, after) = (begun.elapsed().as_secs_f64(), self.server_usage()?);
         self.rest(true)?;
         let Ran { seconds, wrong, verbs } = Ran::together(&ran)?;
-        let used = || Usage { cpu_seconds: after.cpu_seconds - before.cpu_seconds, ..after };
-        Ok(Block { seconds, wrong, whole_seconds, server: self.has_servers().then(used), verbs })
+        let used = || ProcessUsage { cpu_seconds: after.cpu_seconds - before.cpu_seconds, ..after };
+        Ok(RoundBlock { seconds, wrong, whole_seconds, server: self.has_servers().then(used), verbs })
     }
 
     /// The transport and the link of the trainers' connections.
-    pub(crate) fn route(&mut self, job: &Job) -> Result<Route> {
+    pub(crate) fn route(&mut self, job: &BenchJob) -> Result<Route> {
         let mut all = Heard::default();
         // Within one process those who rest are those who are asked.
         self.rest(false)?;
@@ -190,19 +190,19 @@ impl Team {
     }
 
     /// The resources that the servers had used before the first trainer.
-    pub(crate) fn empty(&self) -> Usage {
+    pub(crate) fn empty(&self) -> ProcessUsage {
         self.empty
     }
 
     /// The resources that all its servers have used so far.
-    pub(crate) fn server_usage(&mut self) -> Result<Usage> {
+    pub(crate) fn server_usage(&mut self) -> Result<ProcessUsage> {
         sum(&mut self.servers)
     }
 }
 
 /// The resources that several processes have used so far, added.
-fn sum(members: &mut [Member]) -> Result<Usage> {
-    let mut sum = Usage::default();
+fn sum(members: &mut [Member]) -> Result<ProcessUsage> {
+    let mut sum = ProcessUsage::default();
     for member in members {
         let one = member.usage()?;
         sum.cpu_seconds += one.cpu_seconds;
@@ -213,7 +213,7 @@ fn sum(members: &mut [Member]) -> Result<Usage> {
 }
 
 /// How many rounds a block of both teams has, so that all blocks take about `seconds`; both are warm afterwards.
-pub(crate) fn rounds_for(teams: &mut [&mut Team], pace: Pace, seconds: f64) -> Result<u32> {
+pub(crate) fn rounds_for(teams: &mut [&mut Team], pace: RoundPace, seconds: f64) -> Result<u32> {
     let mut rounds = 1;
     loop {
         let start = Instant::now();
@@ -235,7 +235,12 @@ fn scale(rounds: u32, factor: f64) -> u32 {
 }
 
 /// The blocks of every team, in turns.
-pub(crate) fn alternate(teams: &mut [&mut Team], pace: Pace, rounds: u32, blocks: u32) -> Result<Vec<Vec<Block>>> {
+pub(crate) fn alternate(
+    teams: &mut [&mut Team],
+    pace: RoundPace,
+    rounds: u32,
+    blocks: u32,
+) -> Result<Vec<Vec<RoundBlock>>> {
     let mut results = vec![Vec::new(); teams.len()];
     for _ in 0..blocks {
         for (team, result) in teams.iter_mut().zip(&mut results) {
@@ -246,11 +251,11 @@ pub(crate) fn alternate(teams: &mut [&mut Team], pace: Pace, rounds: u32, blocks
 }
 
 /// The shared barrier of a team of several trainers, and its path.
-fn barrier(job: &Job) -> Result<Vec<(Region, String)>> {
+fn barrier(job: &BenchJob) -> Result<Vec<(Region, String)>> {
     if job.trainers == 1 { Ok(Vec::new()) } else { Ok(vec![Region::create(0)?]) }
 }
 
-fn start_trainers(job: &Job, barrier: &[(Region, String)], command: &str, more: &[String]) -> Result<Vec<Member>> {
+fn start_trainers(job: &BenchJob, barrier: &[(Region, String)], command: &str, more: &[String]) -> Result<Vec<Member>> {
     let text = serde_json::to_string(job)?;
     let start = |trainer: u32| {
         let mut arguments = vec![command.to_owned(), "--job".to_owned(), text.clone()];

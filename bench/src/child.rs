@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::job::Job;
+use crate::job::BenchJob;
 
 /// A request of the parent process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub(crate) enum Ask {
         /// Add one to an element of every value before it is checked, so that a check can be seen to fail.
         spoil: bool,
     },
-    /// Answer with [`Usage`].
+    /// Answer with [`ProcessUsage`].
     Usage,
     /// Answer with what connections said of themselves, [`crate::counters::Heard`].
     Heard,
@@ -76,7 +76,7 @@ pub(crate) struct Verbs {
 
 /// The resources that a process has used so far.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Usage {
+pub(crate) struct ProcessUsage {
     pub(crate) cpu_seconds: f64,
     /// The most that was resident so far.
     pub(crate) peak_rss_bytes: u64,
@@ -99,11 +99,11 @@ pub(crate) enum Cores {
 pub(crate) struct Kept(Option<CpuSet>);
 
 impl Cores {
-    pub(crate) fn of_servers(job: &Job) -> Self {
+    pub(crate) fn of_servers(job: &BenchJob) -> Self {
         if job.pin { Self::First } else { Self::All }
     }
 
-    pub(crate) fn of_trainers(job: &Job) -> Self {
+    pub(crate) fn of_trainers(job: &BenchJob) -> Self {
         if job.pin { Self::Second } else { Self::All }
     }
 
@@ -191,7 +191,7 @@ impl Member {
         serde_json::from_str(&line).with_context(|| format!("{} said \"{line}\"", self.name))
     }
 
-    pub(crate) fn usage(&mut self) -> Result<Usage> {
+    pub(crate) fn usage(&mut self) -> Result<ProcessUsage> {
         self.ask(Ask::Usage)?;
         self.answer()
     }
@@ -235,12 +235,12 @@ pub(crate) fn serve(place: &str, mut answer: impl FnMut(Ask) -> Result<serde_jso
 }
 
 /// The resources that this process has used so far.
-pub(crate) fn usage() -> Result<Usage> {
+pub(crate) fn usage() -> Result<ProcessUsage> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).context("the system does not say what was used")?;
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     let kibibytes = u64::try_from(usage.max_rss()).context("memory is not negative")?;
     let resident_bytes = resident_bytes().context("/proc/self/status does not say what is resident")?;
-    Ok(Usage { cpu_seconds: micros as f64 * 1e-6, peak_rss_bytes: kibibytes * 1024, resident_bytes })
+    Ok(ProcessUsage { cpu_seconds: micros as f64 * 1e-6, peak_rss_bytes: kibibytes * 1024, resident_bytes })
 }
 
 fn resident_bytes() -> Option<u64> {

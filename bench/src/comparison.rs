@@ -5,10 +5,10 @@ use hdrhistogram::Histogram;
 use pserver_core::wire::Address;
 use serde_json::{Map, Value, json};
 
-use crate::alternation::{BLOCKS_MIN, Block, Pace, Team, alternate, rounds_for};
+use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team, alternate, rounds_for};
 use crate::baseline::Shape;
 use crate::child::Verbs;
-use crate::job::{Job, Transport};
+use crate::job::{BenchJob, TransportName};
 use crate::report::{Outcome, Report};
 use crate::statistics::{median, median_interval};
 
@@ -27,22 +27,22 @@ pub(crate) struct Terms<'a> {
     pub(crate) beside: &'a [String],
     /// The build of those servers and their trainers.
     pub(crate) beside_program: Option<&'a str>,
-    pub(crate) pace: Pace,
+    pub(crate) pace: RoundPace,
 }
 
 impl Terms<'_> {
     /// The job as others of ours do it in the baseline server's place, if they do.
-    fn other(&self, job: &Job) -> Option<Job> {
+    fn other(&self, job: &BenchJob) -> Option<BenchJob> {
         let serve = [&job.serve[..], self.beside].concat();
         let program = self.beside_program.map(str::to_owned);
-        (!self.beside.is_empty() || program.is_some()).then(|| Job { serve, program, ..job.clone() })
+        (!self.beside.is_empty() || program.is_some()).then(|| BenchJob { serve, program, ..job.clone() })
     }
 }
 
 /// A team's blocks, with what was made of them.
 pub(crate) struct Score<'a> {
     team: &'a Team,
-    blocks: &'a [Block],
+    blocks: &'a [RoundBlock],
     /// Of each block the median, in seconds.
     medians: Vec<f64>,
     /// Of all rounds, in nanoseconds.
@@ -56,17 +56,17 @@ pub(crate) struct Score<'a> {
 }
 
 /// Measures a job, and notes its blocks, its latencies and the result.
-pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Result<()> {
+pub(crate) fn measure(job: &BenchJob, terms: &Terms<'_>, report: &mut Report) -> Result<()> {
     ensure!(terms.duration > 0.0, "--duration {}: expected seconds above zero", terms.duration);
     let mut ours = Team::ours(job, terms.connect)?;
     // Trainers have met all servers when a round is over.
-    ours.block(1, Pace { rate: None, ..terms.pace })?;
+    ours.block(1, RoundPace { rate: None, ..terms.pace })?;
     let route = ours.route(job)?;
     report.travelled(&route);
     let is_far = terms.connect.map(Address::parse).transpose()?.is_some_and(|address| !address.is_loopback());
     // The load of this machine says nothing about servers on another machine.
     let is_beside = !is_far && !terms.alone;
-    let chosen = Job { transport: route.carried.transport().unwrap_or(Transport::Tcp), ..job.clone() };
+    let chosen = BenchJob { transport: route.carried.transport().unwrap_or(TransportName::Tcp), ..job.clone() };
     let baseline = || match terms.other(job) {
         Some(other) => Team::ours(&other, None),
         None => Team::best_baseline(Shape::of(&chosen), &chosen),
@@ -80,7 +80,7 @@ pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Resu
         }
         // How long a block takes is the rate's choice.
         (None, Some(rate)) => {
-            alternate(&mut teams, Pace { rate: None, ..terms.pace }, 10, 1)?;
+            alternate(&mut teams, RoundPace { rate: None, ..terms.pace }, 10, 1)?;
             whole(terms.duration * rate / f64::from(2 * BLOCKS_MIN))
         }
         (None, None) => rounds_for(&mut teams, terms.pace, terms.duration)?,
@@ -105,7 +105,7 @@ pub(crate) fn measure(job: &Job, terms: &Terms<'_>, report: &mut Report) -> Resu
 }
 
 /// A result without a baseline server: beside the link's own speed, if that is known.
-fn beside_link(result: Outcome, job: &Job, bits_per_second: Option<u64>, p50_us: f64, is_alone: bool) -> Outcome {
+fn beside_link(result: Outcome, job: &BenchJob, bits_per_second: Option<u64>, p50_us: f64, is_alone: bool) -> Outcome {
     let Some(bits_per_second) = bits_per_second else {
         return result.without_ratio(if is_alone {
             "--alone leaves the baseline server out"
@@ -123,7 +123,7 @@ fn beside_link(result: Outcome, job: &Job, bits_per_second: Option<u64>, p50_us:
 }
 
 impl<'a> Score<'a> {
-    pub(crate) fn new(team: &'a Team, job: &Job, blocks: &'a [Block], pace: Pace) -> Result<Self> {
+    pub(crate) fn new(team: &'a Team, job: &BenchJob, blocks: &'a [RoundBlock], pace: RoundPace) -> Result<Self> {
         let medians = blocks.iter().map(|block| median(&block.seconds)).collect();
         // Three digits, from a nanosecond to an hour.
         let mut latencies = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)?;
@@ -131,7 +131,7 @@ impl<'a> Score<'a> {
             latencies.saturating_record(nanoseconds(*seconds));
         }
         let round_bytes = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
-        let all = |seconds: fn(&Block) -> f64| blocks.iter().map(seconds).sum::<f64>();
+        let all = |seconds: fn(&RoundBlock) -> f64| blocks.iter().map(seconds).sum::<f64>();
         let whole_seconds = all(|block| block.whole_seconds);
         // With a rate, rounds count from when they should have begun, and may overlap.
         let timed_seconds = if pace.rate.is_some() { whole_seconds } else { all(|block| block.seconds.iter().sum()) };
@@ -203,7 +203,7 @@ impl<'a> Score<'a> {
 }
 
 /// The measurements of pserver.
-fn outcome(job: &Job, mine: &Score<'_>) -> Outcome {
+fn outcome(job: &BenchJob, mine: &Score<'_>) -> Outcome {
     let rss = mine.peak_rss_bytes();
     let mut result = Outcome::new(&format!("{} {}", mine.team.name, job.title()));
     for (key, value) in parameters(job) {
@@ -236,14 +236,14 @@ fn beside(result: Outcome, mine: &Score<'_>, theirs: &Score<'_>) -> Outcome {
 }
 
 /// A job's parameters as fields of a result.
-fn parameters(job: &Job) -> Map<String, Value> {
+fn parameters(job: &BenchJob) -> Map<String, Value> {
     match serde_json::to_value(job) {
         Ok(Value::Object(fields)) => fields,
         _ => unreachable!("a job is written as an object"),
     }
 }
 
-fn note_intervals(report: &mut Report, job: &Job, mine: &Score<'_>, theirs: Option<&Score<'_>>) {
+fn note_intervals(report: &mut Report, job: &BenchJob, mine: &Score<'_>, theirs: Option<&Score<'_>>) {
     for (index, own) in mine.blocks.iter().enumerate() {
         report.intervals.push(json!({
             "block": index,
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn what_a_link_allows_is_the_ceiling_of_servers_elsewhere() {
-        let job = Job { bytes: 1_000_000, trainers: 2, ..job(RuleName::Sum) };
+        let job = BenchJob { bytes: 1_000_000, trainers: 2, ..job(RuleName::Sum) };
         // Two megabytes a direction at 10 Gb/s take 1.6 ms.
         let result = beside_link(Outcome::new("x"), &job, Some(10_000_000_000), 3200.0, false);
         assert_eq!(result.field("ratio_to_ceiling"), 0.5);

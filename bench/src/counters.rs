@@ -14,7 +14,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::job::{Transport, word};
+use crate::job::{TransportName, word};
 
 /// The distinct events of connections, in the order of their first occurrence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ impl Heard {
 
 impl Carried {
     /// The transport used where `asked` was requested. A connection logs it only if it differs.
-    pub(crate) fn of(asked: Transport, heard: &Heard) -> Self {
+    pub(crate) fn of(asked: TransportName, heard: &Heard) -> Self {
         let asked = word(asked);
         let by = if heard.ways.is_empty() { asked.clone() } else { heard.ways.join(" and ") };
         let chosen = std::iter::once(format!("--transport {asked}"));
@@ -70,8 +70,8 @@ impl Carried {
     }
 
     /// The transport that it was; none where connections went different ways.
-    pub(crate) fn transport(&self) -> Option<Transport> {
-        Transport::from_str(&self.by, false).ok()
+    pub(crate) fn transport(&self) -> Option<TransportName> {
+        TransportName::from_str(&self.by, false).ok()
     }
 }
 
@@ -80,21 +80,21 @@ struct Ear;
 
 /// One event's fields.
 #[derive(Default)]
-struct Said {
+struct EventFields {
     way: Option<String>,
     words: String,
 }
 
 impl<S: Subscriber> Layer<S> for Ear {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut said = Said::default();
+        let mut said = EventFields::default();
         event.record(&mut said);
         let heard = Heard { ways: Vec::from_iter(said.way), words: vec![said.words] };
         HEARD.lock().unwrap_or_else(PoisonError::into_inner).add(heard);
     }
 }
 
-impl Visit for Said {
+impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "carried_by" {
             self.way = Some(value.to_owned());
@@ -126,16 +126,16 @@ mod tests {
             assert_eq!((carried.by.as_str(), carried.reason.as_str()), (by, reason));
             assert_eq!(carried.transport().map(word), (!by.contains(' ')).then(|| by.to_owned()));
         };
-        check(Transport::Tcp, &[], "tcp", "--transport tcp");
+        check(TransportName::Tcp, &[], "tcp", "--transport tcp");
         let shared = heard(&["shm"], &["connected through shared memory"]);
         let reason = "--transport auto; connected through shared memory";
-        check(Transport::Auto, &[shared.clone(), shared.clone()], "shm", reason);
+        check(TransportName::Auto, &[shared.clone(), shared.clone()], "shm", reason);
         let far = heard(&["tcp"], &["no shared memory: it is elsewhere", "connected over TCP; no verbs: no device"]);
         let reason = "--transport auto; no shared memory: it is elsewhere; connected over TCP; no verbs: no device";
-        check(Transport::Auto, std::slice::from_ref(&far), "tcp", reason);
+        check(TransportName::Auto, std::slice::from_ref(&far), "tcp", reason);
         let reason = "--transport auto; connected through shared memory; no shared memory: it is elsewhere; \
                       connected over TCP; no verbs: no device";
-        check(Transport::Auto, &[shared, far], "shm and tcp", reason);
+        check(TransportName::Auto, &[shared, far], "shm and tcp", reason);
     }
 
     #[test]

@@ -101,6 +101,7 @@ fn momentum(rate: f32, weights: &mut [f32], velocities: &mut [f32], gradient: &[
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
+// tidy: allow parameters: two numbers and the slices of one loop; a struct of slices would hide the loop's inputs.
 fn adam(step: f32, epsilon: f32, weights: &mut [f32], firsts: &mut [f32], seconds: &mut [f32], gradient: &[f32]) {
     let (beta1, rest1) = (nearest(BETA1), nearest(1.0 - BETA1));
     let (beta2, rest2) = (nearest(BETA2), nearest(1.0 - BETA2));

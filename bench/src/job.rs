@@ -18,7 +18,7 @@ const TRAINERS_MAX: u32 = 31;
 /// How bytes get from a trainer to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Transport {
+pub(crate) enum TransportName {
     /// The best available: shared memory within a machine, else verbs, else sockets.
     Auto,
     /// Sockets.
@@ -110,9 +110,11 @@ pub(crate) enum Poll {
 }
 
 /// One run.
+//
+// tidy: allow fields: one line of JSON for each child, which is also a flat object in the result files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Job {
-    pub(crate) transport: Transport,
+pub(crate) struct BenchJob {
+    pub(crate) transport: TransportName,
     pub(crate) trainers: u32,
     pub(crate) servers: u16,
     pub(crate) shards: u16,
@@ -172,7 +174,7 @@ impl RuleName {
     }
 }
 
-impl Job {
+impl BenchJob {
     /// Refuses what cannot be run, naming what was found and what was expected.
     pub(crate) fn check(&self) -> Result<()> {
         let element = self.dtype.value().bytes();
@@ -220,11 +222,11 @@ impl Job {
             "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
         ensure!(
-            self.checks == Checks::BetweenHosts || self.transport == Transport::Tcp,
+            self.checks == Checks::BetweenHosts || self.transport == TransportName::Tcp,
             "--checks always is about payloads over TCP; found --transport {}",
             word(self.transport)
         );
-        if self.transport == Transport::Verbs {
+        if self.transport == TransportName::Verbs {
             let choice: DeviceChoice = self
                 .rdma_device
                 .parse()
@@ -233,7 +235,7 @@ impl Job {
             found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
         ensure!(
-            self.transport != Transport::Loopback || self.poll != Poll::Adaptive,
+            self.transport != TransportName::Loopback || self.poll != Poll::Adaptive,
             "--poll adaptive: within one process who waits sleeps or looks; expected block or busy with --transport \
              loopback"
         );

@@ -31,7 +31,7 @@ mod trainer;
 mod within;
 
 pub use fused::Fused;
-pub use within::{Job, Ping};
+pub use within::{LocalJob, Ping};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;

@@ -17,7 +17,7 @@ use pserver_core::optim::{Gradient, Prepared, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_kernels::cpu::{self, Cpu};
 
-use crate::job::{Dtype, Job};
+use crate::job::{BenchJob, Dtype};
 
 /// Elements of a period; a prime.
 const PERIOD: usize = 1021;
@@ -42,7 +42,7 @@ pub(crate) struct Expected {
 }
 
 impl Pattern {
-    pub(crate) fn of(job: &Job) -> Self {
+    pub(crate) fn of(job: &BenchJob) -> Self {
         Self { dtype: job.dtype, trainers: job.trainers }
     }
 
@@ -64,7 +64,7 @@ impl Pattern {
 }
 
 impl Expected {
-    pub(crate) fn new(job: &Job) -> Result<Self> {
+    pub(crate) fn new(job: &BenchJob) -> Result<Self> {
         let pattern = Pattern::of(job);
         let rule = job.rule()?;
         let zeros = encode(job.dtype.value(), (0..PERIOD).map(|_| 0.0));
@@ -153,12 +153,12 @@ impl FromF64 for f32 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::job::{Buffers, Checks, ModeName, Poll, RuleName, Transport};
+    use crate::job::{Buffers, Checks, ModeName, Poll, RuleName, TransportName};
     use crate::sizes::length;
 
-    pub(crate) fn job(rule: RuleName) -> Job {
-        Job {
-            transport: Transport::Tcp,
+    pub(crate) fn job(rule: RuleName) -> BenchJob {
+        BenchJob {
+            transport: TransportName::Tcp,
             trainers: 2,
             servers: 1,
             shards: 1,
@@ -182,7 +182,7 @@ pub(crate) mod tests {
     }
 
     /// The values of the servers after so many rounds of sums.
-    fn summed(job: &Job, rounds: u64) -> Vec<u8> {
+    fn summed(job: &BenchJob, rounds: u64) -> Vec<u8> {
         let whole = length(job.bytes);
         let gradients: Vec<_> = (0..job.trainers)
             .map(|trainer| {
@@ -198,7 +198,7 @@ pub(crate) mod tests {
         value
     }
 
-    fn expected(job: &Job, rounds: u64) -> Expected {
+    fn expected(job: &BenchJob, rounds: u64) -> Expected {
         let mut expected = Expected::new(job).expect("the rule is known");
         (0..rounds).for_each(|_| expected.advance());
         expected
@@ -235,7 +235,7 @@ pub(crate) mod tests {
 
     #[test]
     fn two_rounds_of_descent_or_of_differences_come_back_to_where_they_began() {
-        let differences = Job { mode: ModeName::Delta, ..job(RuleName::Sum) };
+        let differences = BenchJob { mode: ModeName::Delta, ..job(RuleName::Sum) };
         for job in [job(RuleName::Sgd), differences] {
             assert_eq!(expected(&job, 8).wrong(&vec![0; 64 << 10]), 0);
             assert_ne!(expected(&job, 7).wrong(&vec![0; 64 << 10]), 0);

@@ -8,18 +8,18 @@ use clap::{Args, Parser, Subcommand};
 use pserver_node::settings::ServeArgs;
 
 use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, pushpull, rows, scale};
-use crate::job::Job;
+use crate::job::BenchJob;
 use crate::report::Report;
 use crate::{baseline, shipped, threads};
 
 /// Measures the parameter server beside the simplest program for each path, and checks every value it gets.
 #[derive(Parser)]
 #[command(name = "psbench", version)]
-struct Cli {
+struct BenchCli {
     #[command(flatten)]
     output: OutputArgs,
     #[command(subcommand)]
-    command: Command,
+    command: BenchCommand,
 }
 
 /// Where results go besides the table.
@@ -46,7 +46,7 @@ struct OutputArgs {
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum BenchCommand {
     /// Push gradients and pull values, beside the baseline server.
     Pushpull(pushpull::Args),
     /// How long one round takes, and how long the slow ones do.
@@ -75,7 +75,7 @@ enum Command {
     #[command(hide = true)]
     ChildTrainer {
         #[command(flatten)]
-        trainer: TrainerArgs,
+        trainer: TrainerProcess,
         #[arg(long)]
         coordinator: String,
     },
@@ -97,14 +97,14 @@ enum Command {
     #[command(hide = true)]
     BaselineTrainer {
         #[command(flatten)]
-        trainer: TrainerArgs,
+        trainer: TrainerProcess,
         #[arg(long)]
         plan: String,
     },
 }
 
 #[derive(Args)]
-struct TrainerArgs {
+struct TrainerProcess {
     #[arg(long)]
     job: String,
     #[arg(long)]
@@ -116,7 +116,7 @@ struct TrainerArgs {
 /// Runs the program: 0 when all was right, 1 when something failed or a value was wrong.
 #[must_use]
 pub fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(BenchCli::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -126,31 +126,31 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<bool> {
+fn run(cli: BenchCli) -> Result<bool> {
     let mut report = match cli.command {
-        Command::Pushpull(args) => pushpull::run(&args)?,
-        Command::Latency(args) => latency::run(&args)?,
-        Command::Kernels(args) => kernels::run(&args)?,
-        Command::Rows(args) => rows::run(&args)?,
-        Command::Memory(args) => memory::run(&args)?,
-        Command::Scale(args) => scale::run(&args)?,
-        Command::Ceiling(args) => ceiling::run(&args)?,
-        Command::Peers(args) => peers::run(&args)?,
-        Command::Compare(args) => compare::run(&args)?,
-        Command::Doctor(args) => doctor::run(&args),
-        Command::ChildServer(args) => return shipped::serve(&args).map(|()| true),
-        Command::ChildTrainer { trainer, coordinator } => {
+        BenchCommand::Pushpull(args) => pushpull::run(&args)?,
+        BenchCommand::Latency(args) => latency::run(&args)?,
+        BenchCommand::Kernels(args) => kernels::run(&args)?,
+        BenchCommand::Rows(args) => rows::run(&args)?,
+        BenchCommand::Memory(args) => memory::run(&args)?,
+        BenchCommand::Scale(args) => scale::run(&args)?,
+        BenchCommand::Ceiling(args) => ceiling::run(&args)?,
+        BenchCommand::Peers(args) => peers::run(&args)?,
+        BenchCommand::Compare(args) => compare::run(&args)?,
+        BenchCommand::Doctor(args) => doctor::run(&args),
+        BenchCommand::ChildServer(args) => return shipped::serve(&args).map(|()| true),
+        BenchCommand::ChildTrainer { trainer, coordinator } => {
             let (job, barrier) = trainer.read()?;
             return shipped::train(&job, &coordinator, trainer.trainer, barrier).map(|()| true);
         }
-        Command::ChildWithin { job, barrier } => {
+        BenchCommand::ChildWithin { job, barrier } => {
             let job = serde_json::from_str(&job).context("--job")?;
             return threads::serve(&job, barrier.as_deref()).map(|()| true);
         }
-        Command::BaselineServer { plan } => {
+        BenchCommand::BaselineServer { plan } => {
             return baseline::serve(&serde_json::from_str(&plan).context("--plan")?).map(|()| true);
         }
-        Command::BaselineTrainer { trainer, plan } => {
+        BenchCommand::BaselineTrainer { trainer, plan } => {
             let (job, barrier) = trainer.read()?;
             let plan = serde_json::from_str(&plan).context("--plan")?;
             return baseline::train(&plan, &job, trainer.trainer, barrier).map(|()| true);
@@ -184,9 +184,9 @@ fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
     Ok(())
 }
 
-impl TrainerArgs {
-    fn read(&self) -> Result<(Job, baseline::Barrier)> {
-        let job: Job = serde_json::from_str(&self.job).context("--job")?;
+impl TrainerProcess {
+    fn read(&self) -> Result<(BenchJob, baseline::turns::Barrier)> {
+        let job: BenchJob = serde_json::from_str(&self.job).context("--job")?;
         let path = self.barrier.as_ref().and_then(|path| path.to_str());
         let barrier = baseline::barrier(path, &job)?;
         Ok((job, barrier))

@@ -8,20 +8,20 @@ use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
 use rustix::net::sockopt::ip_mtu;
 
 use crate::counters::Carried;
-use crate::job::{Transport, word};
+use crate::job::{TransportName, word};
 
 /// How trainers and servers of a run reached each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     pub(crate) carried: Carried,
-    pub(crate) link: Link,
+    pub(crate) link: NetworkLink,
     /// Why no card reads gradients where an accelerator has them.
     pub(crate) no_gpu_direct: String,
 }
 
 /// A link: an interface, a port of a card, or neither.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct NetworkLink {
     pub(crate) name: String,
     /// As the system has it; virtual interfaces have none.
     pub(crate) bits_per_second: Option<u64>,
@@ -35,9 +35,11 @@ impl Route {
         let host = Address::parse(address).map_or_else(|_| String::new(), |address| address.host);
         let (link, why) = match carried.by.as_str() {
             "verbs" => Self::over_verbs(rdma_device),
-            "shm" | "loopback" => (Link::new("none, memory of this machine"), "no card moves anything".to_owned()),
+            "shm" | "loopback" => {
+                (NetworkLink::new("none, memory of this machine"), "no card moves anything".to_owned())
+            }
             by => {
-                let link = Link::to(&host).unwrap_or_else(|| Link::new("unknown"));
+                let link = NetworkLink::to(&host).unwrap_or_else(|| NetworkLink::new("unknown"));
                 (link, format!("over {by} everything goes through the host's memory"))
             }
         };
@@ -45,22 +47,22 @@ impl Route {
     }
 
     /// The routes of a run that has several, all to servers of this machine; each result says which one is its own.
-    pub(crate) fn within_machine(transports: &[Transport]) -> Self {
+    pub(crate) fn within_machine(transports: &[TransportName]) -> Self {
         let words = |with| transports.iter().map(|one| word(*one)).collect::<Vec<_>>().join(with);
         let reason = format!("--transport {}, each in lines of its own", words(","));
         Self::of(Carried { by: words(" and "), reason }, "tcp://127.0.0.1:0", "none")
     }
 
-    fn over_verbs(rdma_device: &str) -> (Link, String) {
+    fn over_verbs(rdma_device: &str) -> (NetworkLink, String) {
         let choice = rdma_device.parse::<DeviceChoice>().unwrap_or_default();
         match VerbsDevice::find(&VerbsDevices::from(&choice)) {
-            Ok(device) => (Link::of(&device), device.device_memory()),
-            Err(reason) => (Link::new("unknown"), reason),
+            Ok(device) => (NetworkLink::of(&device), device.device_memory()),
+            Err(reason) => (NetworkLink::new("unknown"), reason),
         }
     }
 }
 
-impl Link {
+impl NetworkLink {
     fn new(name: &str) -> Self {
         Self { name: name.to_owned(), bits_per_second: None, mtu_bytes: None }
     }

@@ -15,15 +15,15 @@ use pserver_core::memory::Buffer;
 use pserver_node::Server;
 use pserver_node::settings::{ServeArgs, Settings};
 
-use crate::baseline::Barrier;
+use crate::baseline::turns::Barrier;
 use crate::child::{self, Verbs};
 use crate::counters;
-use crate::job::{Buffers, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{BenchJob, Buffers, ModeName, Poll, RuleName, TransportName, word};
 use crate::sizes::length;
 use crate::trainer::{Exchange, Runner};
 
 /// The command line of server `index`, as `pserver serve` reads it.
-pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>) -> Vec<String> {
+pub(crate) fn server_arguments(job: &BenchJob, index: u16, coordinator: Option<&str>) -> Vec<String> {
     let mut all = vec![
         ("--index", index.to_string()),
         ("--servers", job.servers.to_string()),
@@ -56,13 +56,13 @@ pub(crate) fn server_arguments(job: &Job, index: u16, coordinator: Option<&str>)
 }
 
 /// Where server `index` listens: on a free port, or in a process under its own name.
-fn bind(transport: Transport, index: u16) -> String {
+fn bind(transport: TransportName, index: u16) -> String {
     let within = || format!("server-{index}:1");
-    at(transport, &if transport == Transport::Loopback { within() } else { "127.0.0.1:0".to_owned() })
+    at(transport, &if transport == TransportName::Loopback { within() } else { "127.0.0.1:0".to_owned() })
 }
 
 /// An address, reached by a transport.
-pub(crate) fn at(transport: Transport, address: &str) -> String {
+pub(crate) fn at(transport: TransportName, address: &str) -> String {
     let (_, place) = address.split_once("://").unwrap_or(("", address));
     format!("{}://{place}", word(transport))
 }
@@ -86,14 +86,14 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
 }
 
 /// A trainer's process.
-pub(crate) fn train(job: &Job, coordinator: &str, trainer: u32, barrier: Barrier) -> Result<()> {
+pub(crate) fn train(job: &BenchJob, coordinator: &str, trainer: u32, barrier: Barrier) -> Result<()> {
     counters::listen();
-    let mut exchange = Trainer::new(Client::new(options(job, coordinator, trainer)?)?, job)?;
+    let mut exchange = ClientTrainer::new(Client::new(options(job, coordinator, trainer)?)?, job)?;
     Runner::new(&mut exchange, job, trainer, barrier)?.serve()
 }
 
 /// A trainer's options, found as the C library finds them.
-pub(crate) fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<ClientOptions> {
+pub(crate) fn options(job: &BenchJob, coordinator: &str, trainer: u32) -> Result<ClientOptions> {
     let variable = |name: &str| match name {
         "PSERVER_POLL" => Some(word(job.poll)),
         "PSERVER_CHECKS" => Some(word(job.checks)),
@@ -108,25 +108,25 @@ pub(crate) fn options(job: &Job, coordinator: &str, trainer: u32) -> Result<Clie
 }
 
 /// A trainer's end, through the library.
-pub(crate) struct Trainer {
+pub(crate) struct ClientTrainer {
     client: Client,
-    job: Job,
+    job: BenchJob,
     names: Vec<String>,
     /// Each parameter's place in the gradient and in the value.
     places: Vec<(Range<usize>, Range<usize>)>,
-    gradient: Memory,
+    gradient: GradientMemory,
     value: Vec<u8>,
     /// The last round's value where the servers wrote it.
     view: Option<View>,
 }
 
 /// Where gradients are written.
-enum Memory {
+enum GradientMemory {
     Ordinary(Vec<u8>),
     Registered(Buffer),
 }
 
-impl Memory {
+impl GradientMemory {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Ordinary(bytes) => bytes,
@@ -142,9 +142,9 @@ impl Memory {
     }
 }
 
-impl Trainer {
+impl ClientTrainer {
     /// A trainer whose job is there when this returns.
-    pub(crate) fn new(client: Client, job: &Job) -> Result<Self> {
+    pub(crate) fn new(client: Client, job: &BenchJob) -> Result<Self> {
         let (gradient_bytes, value_bytes) = (length(job.dtype.gradient().bytes()), length(job.dtype.value().bytes()));
         let scaled = |cut: &Range<usize>, by: usize| cut.start * by..cut.end * by;
         let cuts = job.cuts();
@@ -152,8 +152,8 @@ impl Trainer {
         let names = (0..cuts.len()).map(|index| format!("layer{index}/weight")).collect();
         let bytes = length(job.gradient_bytes());
         let gradient = match job.buffers {
-            Buffers::Ordinary | Buffers::Own => Memory::Ordinary(vec![0; bytes]),
-            Buffers::Registered => Memory::Registered(client.buffer(bytes)?),
+            Buffers::Ordinary | Buffers::Own => GradientMemory::Ordinary(vec![0; bytes]),
+            Buffers::Registered => GradientMemory::Registered(client.buffer(bytes)?),
         };
         let value = vec![0; length(job.bytes)];
         if job.buffers == Buffers::Own {
@@ -184,7 +184,7 @@ impl Trainer {
     }
 }
 
-impl Exchange for Trainer {
+impl Exchange for ClientTrainer {
     fn verbs(&self) -> Verbs {
         let verbs = self.client.verbs();
         let read = |counter: &AtomicU64| counter.load(Relaxed);

@@ -17,8 +17,8 @@ use pserver_transport::loopback::Hub;
 use crate::baseline;
 use crate::child::{self, Ask, Cores, Ran};
 use crate::counters;
-use crate::job::Job;
-use crate::shipped::{self, Trainer};
+use crate::job::BenchJob;
+use crate::shipped::{self, ClientTrainer};
 use crate::trainer::Runner;
 
 /// A trainer's thread, as the main one sees it.
@@ -27,8 +27,19 @@ struct Thread {
     rounds: Receiver<Ran>,
 }
 
+/// A trainer's thread, as it sees the others.
+struct TrainerThread<'a> {
+    trainer: u32,
+    /// The path of the barrier of all trainers' rounds, if they have one.
+    barrier: Option<&'a str>,
+    /// Passed once every trainer is connected.
+    are_ready: &'a Barrier,
+    asked: Receiver<Ask>,
+    done: Sender<Ran>,
+}
+
 /// The process: servers, then trainers, then answers to the parent until it ends.
-pub(crate) fn serve(job: &Job, barrier: Option<&str>) -> Result<()> {
+pub(crate) fn serve(job: &BenchJob, barrier: Option<&str>) -> Result<()> {
     let hub = Hub::default();
     let servers = start(job, &hub)?;
     let coordinator = servers.first().context("there is at least one server")?.address().to_string();
@@ -37,9 +48,10 @@ pub(crate) fn serve(job: &Job, barrier: Option<&str>) -> Result<()> {
     thread::scope(|scope| {
         let begin = |trainer| {
             let ((asks, asked), (done, rounds)) = (channel(), channel());
-            let (hub, coordinator, are_ready) = (&hub, &coordinator, &are_ready);
+            let (hub, coordinator) = (&hub, &coordinator);
+            let thread = TrainerThread { trainer, barrier, are_ready: &are_ready, asked, done };
             scope.spawn(move || {
-                let made = train(job, hub, coordinator, (trainer, barrier), are_ready, (&asked, &done));
+                let made = train(job, hub, coordinator, &thread);
                 made.unwrap_or_else(|error| {
                     // The others wait for this one, and would for ever.
                     eprintln!("psbench: trainer {trainer}: {error:#}");
@@ -64,7 +76,7 @@ pub(crate) fn serve(job: &Job, barrier: Option<&str>) -> Result<()> {
 }
 
 /// The servers, told what those of other processes are told.
-fn start(job: &Job, hub: &Hub) -> Result<Vec<Server>> {
+fn start(job: &BenchJob, hub: &Hub) -> Result<Vec<Server>> {
     let _kept = Cores::of_servers(job).keep()?;
     let command = ServeArgs::augment_args(clap::Command::new("serve"));
     let mut servers: Vec<Server> = Vec::new();
@@ -79,16 +91,11 @@ fn start(job: &Job, hub: &Hub) -> Result<Vec<Server>> {
 }
 
 /// A trainer: rounds as they are asked for, until nobody asks.
-fn train(
-    job: &Job,
-    hub: &Hub,
-    coordinator: &str,
-    (trainer, barrier): (u32, Option<&str>),
-    are_ready: &Barrier,
-    (asked, done): (&Receiver<Ask>, &Sender<Ran>),
-) -> Result<()> {
+fn train(job: &BenchJob, hub: &Hub, coordinator: &str, thread: &TrainerThread<'_>) -> Result<()> {
+    let TrainerThread { trainer, barrier, are_ready, asked, done } = thread;
+    let (trainer, barrier) = (*trainer, *barrier);
     let client = Client::within(shipped::options(job, coordinator, trainer)?, hub)?;
-    let mut exchange = Trainer::new(client, job)?;
+    let mut exchange = ClientTrainer::new(client, job)?;
     let mut runner = Runner::new(&mut exchange, job, trainer, baseline::barrier(barrier, job)?)?;
     are_ready.wait();
     for ask in asked {

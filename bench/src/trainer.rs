@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::baseline::Barrier;
+use crate::baseline::turns::Barrier;
 use crate::child::{self, Ask, Ran, Verbs};
 use crate::counters;
-use crate::job::{Job, ModeName};
+use crate::job::{BenchJob, ModeName};
 use crate::pattern::{Expected, Pattern};
 
 /// One trainer's end of a way to exchange a gradient for a value.
@@ -44,7 +44,7 @@ pub(crate) struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    pub(crate) fn new(exchange: &'a mut dyn Exchange, job: &Job, trainer: u32, barrier: Barrier) -> Result<Self> {
+    pub(crate) fn new(exchange: &'a mut dyn Exchange, job: &BenchJob, trainer: u32, barrier: Barrier) -> Result<Self> {
         Ok(Self {
             exchange,
             pattern: Pattern::of(job),

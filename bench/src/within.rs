@@ -78,7 +78,7 @@ impl Ping {
 }
 
 /// A server, and one trainer with some parameters.
-pub struct Job {
+pub struct LocalJob {
     client: Client,
     names: Vec<String>,
     gradients: Vec<Vec<u8>>,
@@ -87,7 +87,7 @@ pub struct Job {
     _server: Server,
 }
 
-impl Job {
+impl LocalJob {
     /// A server on a free port, and so many parameters of so many bytes of f32.
     ///
     /// # Errors

@@ -8,11 +8,11 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 /// A link's streams, connected and warm.
-pub(crate) struct Link {
+pub(crate) struct WarmStreams {
     streams: Vec<(TcpStream, TcpStream)>,
 }
 
-impl Link {
+impl WarmStreams {
     /// So many streams over this machine's loopback.
     pub(crate) fn new(streams: u32) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port for a link")?;

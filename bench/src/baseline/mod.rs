@@ -7,7 +7,7 @@ pub(crate) mod link;
 mod shared;
 pub(crate) mod shm;
 pub(crate) mod tcp;
-mod turns;
+pub(crate) mod turns;
 mod wire;
 
 use std::ops::Range;
@@ -15,12 +15,13 @@ use std::ops::Range;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::job::{Buffers, Dtype, Job, Poll, Transport};
+use crate::job::{BenchJob, Buffers, Dtype, Poll, TransportName};
 use crate::sizes::length;
 use crate::trainer::{Exchange, Runner};
 
 pub(crate) use shared::Region;
-pub(crate) use turns::Barrier;
+
+use turns::Barrier;
 
 /// A path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +37,7 @@ pub(crate) enum Shape {
 
 /// The plan of a baseline run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Plan {
+pub(crate) struct BaselinePlan {
     pub(crate) shape: Shape,
     pub(crate) bytes: u64,
     pub(crate) chunk_bytes: u64,
@@ -51,11 +52,11 @@ pub(crate) struct Plan {
 
 impl Shape {
     /// The path that a job is compared with.
-    pub(crate) fn of(job: &Job) -> Self {
+    pub(crate) fn of(job: &BenchJob) -> Self {
         match (job.transport, job.buffers) {
             // Within one process a payload is copied once each way, too.
-            (Transport::Shm, Buffers::Ordinary | Buffers::Own) | (Transport::Loopback, _) => Self::ShmCopy,
-            (Transport::Shm, Buffers::Registered) => Self::ShmInPlace,
+            (TransportName::Shm, Buffers::Ordinary | Buffers::Own) | (TransportName::Loopback, _) => Self::ShmCopy,
+            (TransportName::Shm, Buffers::Registered) => Self::ShmInPlace,
             _ => Self::Tcp,
         }
     }
@@ -69,8 +70,8 @@ impl Shape {
     }
 }
 
-impl Plan {
-    pub(crate) fn new(shape: Shape, job: &Job, chunk_bytes: u64) -> Self {
+impl BaselinePlan {
+    pub(crate) fn new(shape: Shape, job: &BenchJob, chunk_bytes: u64) -> Self {
         let element = job.dtype.value().bytes();
         Self {
             shape,
@@ -107,21 +108,21 @@ impl Plan {
 }
 
 /// The server's process.
-pub(crate) fn serve(plan: &Plan) -> Result<()> {
+pub(crate) fn serve(plan: &BaselinePlan) -> Result<()> {
     if plan.shape == Shape::Tcp { tcp::serve(plan) } else { shm::serve(plan) }
 }
 
 /// A trainer's process.
-pub(crate) fn train(plan: &Plan, job: &Job, trainer: u32, barrier: Barrier) -> Result<()> {
+pub(crate) fn train(plan: &BaselinePlan, job: &BenchJob, trainer: u32, barrier: Barrier) -> Result<()> {
     let mut exchange: Box<dyn Exchange> = match plan.shape {
-        Shape::Tcp => Box::new(tcp::Trainer::new(plan, trainer)?),
-        Shape::ShmCopy | Shape::ShmInPlace => Box::new(shm::Trainer::new(plan, trainer)?),
+        Shape::Tcp => Box::new(tcp::TcpTrainer::new(plan, trainer)?),
+        Shape::ShmCopy | Shape::ShmInPlace => Box::new(shm::ShmTrainer::new(plan, trainer)?),
     };
     Runner::new(exchange.as_mut(), job, trainer, barrier)?.serve()
 }
 
 /// The barrier of a run's trainers, behind a path or none.
-pub(crate) fn barrier(path: Option<&str>, job: &Job) -> Result<Barrier> {
+pub(crate) fn barrier(path: Option<&str>, job: &BenchJob) -> Result<Barrier> {
     let region = path.map(Region::open).transpose()?;
     Ok(Barrier::new(region, job.trainers, job.poll))
 }

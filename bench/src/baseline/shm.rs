@@ -13,7 +13,7 @@ use pserver_kernels::cpu;
 
 use super::shared::Region;
 use super::turns::Counter;
-use super::{Plan, Shape};
+use super::{BaselinePlan, Shape};
 use crate::child;
 use crate::sizes::length;
 use crate::trainer::Exchange;
@@ -28,7 +28,7 @@ fn posted(trainer: usize) -> Counter {
 }
 
 /// The regions of a run, held by the parent: the value's, then each trainer's.
-pub(crate) fn regions(plan: &Plan) -> Result<Vec<(Region, String)>> {
+pub(crate) fn regions(plan: &BaselinePlan) -> Result<Vec<(Region, String)>> {
     let whole = length(plan.gradient_bytes());
     let slots = if plan.shape == Shape::ShmInPlace { whole } else { SLOTS * plan.gradient_span(0).len() };
     let sizes = std::iter::once(length(plan.bytes)).chain((0..plan.trainers).map(|_| slots));
@@ -36,7 +36,7 @@ pub(crate) fn regions(plan: &Plan) -> Result<Vec<(Region, String)>> {
 }
 
 /// The server's process.
-pub(crate) fn serve(plan: &Plan) -> Result<()> {
+pub(crate) fn serve(plan: &BaselinePlan) -> Result<()> {
     let plan = plan.clone();
     let mut regions = open(&plan)?;
     std::thread::Builder::new()
@@ -49,12 +49,12 @@ pub(crate) fn serve(plan: &Plan) -> Result<()> {
     child::serve_usage("shm")
 }
 
-fn open(plan: &Plan) -> Result<Vec<Region>> {
+fn open(plan: &BaselinePlan) -> Result<Vec<Region>> {
     plan.regions.iter().map(|path| Region::open(path)).collect()
 }
 
 /// Sums chunk after chunk, for ever.
-fn sum(plan: &Plan, value: &mut Region, gradients: &[Region]) {
+fn sum(plan: &BaselinePlan, value: &mut Region, gradients: &[Region]) {
     let chunks = plan.chunks();
     for count in 1_u32.. {
         let chunk = usize::try_from(count - 1).expect("a count fits") % chunks;
@@ -78,7 +78,7 @@ fn sum(plan: &Plan, value: &mut Region, gradients: &[Region]) {
 }
 
 /// Where a chunk's gradient stands in its trainer's region.
-fn slot(plan: &Plan, chunk: usize) -> Range<usize> {
+fn slot(plan: &BaselinePlan, chunk: usize) -> Range<usize> {
     let span = plan.gradient_span(chunk);
     if plan.shape == Shape::ShmInPlace {
         return span;
@@ -88,8 +88,8 @@ fn slot(plan: &Plan, chunk: usize) -> Range<usize> {
 }
 
 /// A trainer's end.
-pub(crate) struct Trainer {
-    plan: Plan,
+pub(crate) struct ShmTrainer {
+    plan: BaselinePlan,
     trainer: usize,
     value: Region,
     own: Region,
@@ -100,8 +100,8 @@ pub(crate) struct Trainer {
     summed: u32,
 }
 
-impl Trainer {
-    pub(crate) fn new(plan: &Plan, trainer: u32) -> Result<Self> {
+impl ShmTrainer {
+    pub(crate) fn new(plan: &BaselinePlan, trainer: u32) -> Result<Self> {
         let trainer = usize::try_from(trainer)?;
         let value = Region::open(&plan.regions[0])?;
         let own = Region::open(&plan.regions[1 + trainer])?;
@@ -144,7 +144,7 @@ impl Trainer {
     }
 }
 
-impl Exchange for Trainer {
+impl Exchange for ShmTrainer {
     fn gradient(&mut self) -> &mut [u8] {
         let whole = 0..length(self.plan.gradient_bytes());
         if self.plan.shape == Shape::ShmInPlace { self.own.bytes_mut(whole) } else { &mut self.gradient }

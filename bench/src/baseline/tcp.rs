@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use pserver_core::optim::Gradient;
 use pserver_kernels::cpu;
 
-use super::Plan;
-use super::wire::{Cursor, HEAD_BYTES, Socket, head};
+use super::BaselinePlan;
+use super::wire::{HEAD_BYTES, RoundCursor, Socket, head};
 use crate::child;
 use crate::job::Poll;
 use crate::sizes::length;
@@ -34,7 +34,7 @@ struct Cell {
 }
 
 /// The server's process.
-pub(crate) fn serve(plan: &Plan) -> Result<()> {
+pub(crate) fn serve(plan: &BaselinePlan) -> Result<()> {
     let listener = TcpListener::bind(&plan.address).with_context(|| format!("{} is not to be had", plan.address))?;
     let address = listener.local_addr().context("no address")?;
     let cells: Arc<Vec<Cell>> = Arc::new((0..plan.chunks()).map(|chunk| Cell::new(plan, chunk)).collect());
@@ -59,7 +59,7 @@ pub(crate) fn serve(plan: &Plan) -> Result<()> {
 }
 
 /// Serves one trainer until it is gone.
-fn serve_one(plan: &Plan, cells: &[Cell], trainer: usize, socket: &Socket) -> Result<()> {
+fn serve_one(plan: &BaselinePlan, cells: &[Cell], trainer: usize, socket: &Socket) -> Result<()> {
     // A lone trainer's gradient is its sum: it is read to where it is kept.
     let is_alone = plan.trainers == 1 && plan.dtype.gradient() == plan.dtype.value();
     for round in 1.. {
@@ -93,7 +93,7 @@ fn serve_one(plan: &Plan, cells: &[Cell], trainer: usize, socket: &Socket) -> Re
 }
 
 impl Cell {
-    fn new(plan: &Plan, chunk: usize) -> Self {
+    fn new(plan: &BaselinePlan, chunk: usize) -> Self {
         // Pages that no chunk uses are never touched and take no memory.
         let gradient = || Mutex::new(vec![0; plan.gradient_span(chunk).len()]);
         Self {
@@ -106,7 +106,7 @@ impl Cell {
     }
 
     /// A gradient is here; with the last one all are summed.
-    fn arrive(&self, plan: &Plan, round: u64) {
+    fn arrive(&self, plan: &BaselinePlan, round: u64) {
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         *arrived += 1;
         if *arrived < plan.trainers {
@@ -141,16 +141,16 @@ impl Cell {
 }
 
 /// A trainer's end.
-pub(crate) struct Trainer {
-    plan: Plan,
+pub(crate) struct TcpTrainer {
+    plan: BaselinePlan,
     socket: Socket,
     gradient: Vec<u8>,
     value: Vec<u8>,
     round: u64,
 }
 
-impl Trainer {
-    pub(crate) fn new(plan: &Plan, _trainer: u32) -> Result<Self> {
+impl TcpTrainer {
+    pub(crate) fn new(plan: &BaselinePlan, _trainer: u32) -> Result<Self> {
         let socket =
             TcpStream::connect(&plan.address).with_context(|| format!("no baseline server at {}", plan.address))?;
         let socket = Socket::new(socket, plan.poll)?;
@@ -160,8 +160,8 @@ impl Trainer {
 
     fn exchange(&mut self) -> Result<()> {
         let chunks = self.plan.chunks();
-        let mut out = Cursor::new(HEAD_BYTES + self.plan.gradient_span(0).len());
-        let mut back = Cursor::new(HEAD_BYTES + self.plan.span(0).len());
+        let mut out = RoundCursor::new(HEAD_BYTES + self.plan.gradient_span(0).len());
+        let mut back = RoundCursor::new(HEAD_BYTES + self.plan.span(0).len());
         let mut answer = [0; HEAD_BYTES];
         let mut idle_since: Option<Instant> = None;
         while back.chunk < chunks {
@@ -187,7 +187,7 @@ impl Trainer {
     }
 
     /// Writes what the socket takes of one chunk; false when it takes nothing.
-    fn write(&self, out: &mut Cursor) -> Result<bool> {
+    fn write(&self, out: &mut RoundCursor) -> Result<bool> {
         let body = &self.gradient[self.plan.gradient_span(out.chunk)];
         let head = head(out.chunk, body.len(), self.round);
         let (first, second) = out.rest(&head, body);
@@ -200,7 +200,7 @@ impl Trainer {
     }
 
     /// Reads what the socket has of one chunk; false when it has nothing.
-    fn read(&mut self, back: &mut Cursor, answer: &mut [u8; HEAD_BYTES], may_block: bool) -> Result<bool> {
+    fn read(&mut self, back: &mut RoundCursor, answer: &mut [u8; HEAD_BYTES], may_block: bool) -> Result<bool> {
         let chunk = back.chunk;
         let body = &mut self.value[self.plan.span(chunk)];
         let bytes = body.len();
@@ -218,7 +218,7 @@ impl Trainer {
     }
 }
 
-impl Exchange for Trainer {
+impl Exchange for TcpTrainer {
     fn gradient(&mut self) -> &mut [u8] {
         &mut self.gradient
     }

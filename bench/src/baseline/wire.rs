@@ -19,7 +19,7 @@ pub(super) struct Socket {
 }
 
 /// How far one direction of a round is.
-pub(super) struct Cursor {
+pub(super) struct RoundCursor {
     pub(super) chunk: usize,
     /// Bytes of this chunk, its head with them, that are done, and that there are.
     done: usize,
@@ -34,7 +34,7 @@ pub(super) fn head(chunk: usize, bytes: usize, round: u64) -> [u8; HEAD_BYTES] {
     head
 }
 
-impl Cursor {
+impl RoundCursor {
     /// At the begin of the first chunk, which has so many bytes with its head.
     pub(super) fn new(bytes: usize) -> Self {
         Self { chunk: 0, done: 0, bytes }
@@ -89,7 +89,7 @@ impl Socket {
     pub(super) fn read_chunk(&self, chunk: usize, body: &mut [u8]) -> Result<bool> {
         let mut found = [0; HEAD_BYTES];
         let whole = HEAD_BYTES + body.len();
-        let mut cursor = Cursor::new(whole);
+        let mut cursor = RoundCursor::new(whole);
         while cursor.chunk == 0 {
             let (first, second) = cursor.rest_mut(&mut found, body);
             let mut pieces = [IoSliceMut::new(first), IoSliceMut::new(second)];

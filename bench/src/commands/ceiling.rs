@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::alternation::{BLOCKS_MIN, CHUNKS, Pace, Team, alternate, rounds_for};
+use crate::alternation::{BLOCKS_MIN, CHUNKS, RoundPace, Team, alternate, rounds_for};
 use crate::baseline::Shape;
-use crate::baseline::link::Link;
+use crate::baseline::link::WarmStreams;
 use crate::comparison::Score;
-use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{BenchJob, Buffers, Checks, Dtype, ModeName, Poll, RuleName, TransportName, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::route::Route;
 use crate::sizes::{self, length};
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.chunk != Some(0), "--chunk 0: expected bytes above zero");
     ensure!(!streams.contains(&0), "--streams 0: expected 1 or more");
     let mut report = Report::new("ceiling", parameters, COLUMNS);
-    report.travelled(&Route::within_machine(&[Transport::Tcp, Transport::Shm]));
+    report.travelled(&Route::within_machine(&[TransportName::Tcp, TransportName::Shm]));
     let mut raw = Raw { args, memcpy: None, links: BTreeMap::new() };
     for bytes in &args.arrays {
         let rate = memory::measure(*bytes, &mut report);
@@ -170,7 +170,7 @@ impl Raw<'_> {
 
     /// Bytes a second that so many streams carry in writes of so many bytes, in all directions together.
     fn carry(&mut self, streams: u32, chunk: u64, both_ways: bool) -> Result<f64> {
-        let (link, bytes) = (Link::new(streams)?, self.args.link_bytes);
+        let (link, bytes) = (WarmStreams::new(streams)?, self.args.link_bytes);
         let samples = (0..BLOCKS_MIN).map(|_| link.seconds(length(bytes), length(chunk), both_ways));
         let seconds = median(&samples.collect::<Result<Vec<_>>>()?);
         let directions = if both_ways { 2.0 } else { 1.0 };
@@ -182,9 +182,9 @@ impl Raw<'_> {
     }
 }
 
-fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
-    Job {
-        transport: Transport::Tcp,
+fn job(bytes: u64, trainers: u32, poll: Poll) -> BenchJob {
+    BenchJob {
+        transport: TransportName::Tcp,
         trainers,
         servers: 1,
         shards: 1,
@@ -208,10 +208,10 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> Job {
 }
 
 /// A baseline server by itself, and the chunk that it worked with.
-fn baseline(shape: Shape, job: &Job, args: &Args) -> Result<(u64, Outcome)> {
+fn baseline(shape: Shape, job: &BenchJob, args: &Args) -> Result<(u64, Outcome)> {
     job.check()?;
     eprintln!("psbench: {} of {}", shape.name(), job.title());
-    let pace = Pace { rate: None, spoil: false };
+    let pace = RoundPace { rate: None, spoil: false };
     let mut team = match args.chunk {
         Some(chunk) => Team::baseline(shape, job, chunk)?,
         None => Team::best_baseline(shape, job)?,

@@ -28,7 +28,7 @@ const COLUMNS: &[Column] =
     &[plain("name", "what"), plain("verdict", "verdict"), plain("found", "found"), plain("fix", "fix")];
 
 /// The object of the finding.
-struct Finding {
+struct Diagnosis {
     name: String,
     /// `ok`, `note` (slower than it could be) or `bad` (something will not work).
     verdict: &'static str,
@@ -53,11 +53,16 @@ pub(crate) fn run(args: &Args) -> Report {
     report
 }
 
-fn finding(name: &str, verdict: &'static str, found: impl Into<String>, fix: impl Into<Cow<'static, str>>) -> Finding {
-    Finding { name: name.to_owned(), verdict, found: found.into(), fix: fix.into() }
+fn finding(
+    name: &str,
+    verdict: &'static str,
+    found: impl Into<String>,
+    fix: impl Into<Cow<'static, str>>,
+) -> Diagnosis {
+    Diagnosis { name: name.to_owned(), verdict, found: found.into(), fix: fix.into() }
 }
 
-fn cores() -> Finding {
+fn cores() -> Diagnosis {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     let online = read("/sys/devices/system/cpu/online").unwrap_or_else(|| "unknown".to_owned());
     let verdict = if usable >= 3 { "ok" } else { "note" };
@@ -66,14 +71,14 @@ fn cores() -> Finding {
     finding("cores", verdict, format!("{usable} usable, online {online}"), fix)
 }
 
-fn numa() -> Finding {
+fn numa() -> Diagnosis {
     let nodes = read("/sys/devices/system/node/online").unwrap_or_else(|| "0".to_owned());
     let verdict = if nodes == "0" { "ok" } else { "note" };
     let fix = "start a server on each node: numactl --cpunodebind=N --membind=N pserver serve ...";
     finding("NUMA nodes", verdict, nodes, fix)
 }
 
-fn memlock() -> Finding {
+fn memlock() -> Diagnosis {
     let bytes = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
     let enough = bytes >= memory_bytes().unwrap_or(u64::MAX) / 2;
     let found = if bytes == u64::MAX { "unlimited".to_owned() } else { format!("{bytes} bytes (ulimit -l)") };
@@ -82,39 +87,39 @@ fn memlock() -> Finding {
     finding("locked memory", if enough { "ok" } else { "note" }, found, fix)
 }
 
-fn nofile() -> Finding {
+fn nofile() -> Diagnosis {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     let fix = "a server has a descriptor for each trainer and shard: ulimit -n 65536, or LimitNOFILE=65536 in the unit";
     finding("open files", if files >= 4096 { "ok" } else { "bad" }, format!("{files} (ulimit -n)"), fix)
 }
 
-fn huge_pages() -> Finding {
+fn huge_pages() -> Diagnosis {
     let fix = "large parameters walk many pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
     switched("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled", fix)
 }
 
 /// Of files in memory, which shared memory of several processes is.
-fn shared_huge_pages() -> Finding {
+fn shared_huge_pages() -> Diagnosis {
     let fix = "over shared memory large parameters walk many pages: echo advise > \
                /sys/kernel/mm/transparent_hugepage/shmem_enabled";
     switched("huge pages of shared memory", "/sys/kernel/mm/transparent_hugepage/shmem_enabled", fix)
 }
 
 /// A setting of the system whose words name what may be chosen, and whether the chosen one switches it off.
-fn switched(name: &str, path: &str, fix: &'static str) -> Finding {
+fn switched(name: &str, path: &str, fix: &'static str) -> Diagnosis {
     let text = read(path).unwrap_or_else(|| "not supported".to_owned());
     let is_on = text.contains('[') && !text.contains("[never]") && !text.contains("[deny]");
     finding(name, if is_on { "ok" } else { "note" }, text, fix)
 }
 
-fn clock() -> Finding {
+fn clock() -> Diagnosis {
     let source = read("/sys/devices/system/clocksource/clocksource0/current_clocksource").unwrap_or_default();
     let is_fast = matches!(source.as_str(), "tsc" | "kvm-clock" | "hyperv_clocksource_tsc_page" | "arch_sys_counter");
     let fix = "reading this clock is a system call: boot with clocksource=tsc if the processor's is stable";
     finding("clock", if is_fast { "ok" } else { "note" }, source, fix)
 }
 
-fn socket_buffers() -> Finding {
+fn socket_buffers() -> Diagnosis {
     let most =
         |path: &str| read(path).and_then(|text| text.split_whitespace().last()?.parse::<u64>().ok()).unwrap_or(0);
     let (receive, send) = (most("/proc/sys/net/ipv4/tcp_rmem"), most("/proc/sys/net/ipv4/tcp_wmem"));
@@ -125,7 +130,7 @@ fn socket_buffers() -> Finding {
 }
 
 /// Every network interface that is up.
-fn interfaces() -> Vec<Finding> {
+fn interfaces() -> Vec<Diagnosis> {
     let is_up = |path: &PathBuf| read(path.join("operstate")).is_some_and(|state| state == "up" || state == "unknown");
     let mut found = Vec::new();
     for path in entries("/sys/class/net").into_iter().filter(is_up) {
@@ -141,7 +146,7 @@ fn interfaces() -> Vec<Finding> {
 }
 
 /// Every RDMA device with its ports and addresses.
-fn rdma() -> Vec<Finding> {
+fn rdma() -> Vec<Diagnosis> {
     let fix = "without a device trainers on other machines use TCP; with one, load its driver (modprobe mlx5_ib, or \
                rdma_rxe for software RoCE: rdma link add rxe0 type rxe netdev NAME)";
     let devices = entries("/sys/class/infiniband");
@@ -171,7 +176,7 @@ fn rdma() -> Vec<Finding> {
 }
 
 /// The device that connections over verbs would use, and the support for memory of accelerators.
-fn verbs() -> Vec<Finding> {
+fn verbs() -> Vec<Diagnosis> {
     let fix = "connections between machines go over TCP";
     let device = match VerbsDevice::find(&VerbsDevices::Best) {
         Ok(device) => device,
@@ -182,7 +187,7 @@ fn verbs() -> Vec<Finding> {
     vec![finding("verbs", "ok", device.name(), fix), memory]
 }
 
-fn reach(peer: &str, patience: f64) -> Finding {
+fn reach(peer: &str, patience: f64) -> Diagnosis {
     let place = peer.split_once("://").map_or(peer, |(_, place)| place);
     let fix = "is a server there (it says `ready ADDRESS`), does it listen on more than loopback (--bind, \
                --advertise), and does a firewall let the port through?";

@@ -50,7 +50,7 @@ const ADAM_TEXT: &str = "state m = 0; state v = 0; m = m + 0.1*(g - m); v = v + 
 
 /// Where kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Device {
+enum KernelDevice {
     /// On one core.
     Cpu,
     /// On a device of CUDA.
@@ -65,7 +65,7 @@ const GRADIENTS: [u32; 2] = [1, 8];
 pub(crate) struct Args {
     /// Where kernels run.
     #[arg(long, value_enum, default_value = "cpu")]
-    device: Device,
+    device: KernelDevice,
     /// Which device, from zero, of those that there are.
     #[arg(long, default_value_t = 0)]
     ordinal: u32,
@@ -141,7 +141,7 @@ impl Kernel {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Report> {
-    if args.device == Device::Cuda {
+    if args.device == KernelDevice::Cuda {
         return device::run(args);
     }
     let counts = if args.gradients.is_empty() { GRADIENTS.to_vec() } else { args.gradients.clone() };
@@ -171,14 +171,14 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 
 /// Seconds of each repetition.
 #[derive(Default)]
-struct Times {
+struct KernelTimes {
     kernel: Vec<f64>,
     fused: Vec<f64>,
     lines: Vec<f64>,
     tiles: Vec<f64>,
 }
 
-impl Times {
+impl KernelTimes {
     /// All in turns. The first of each touches memory that nobody has touched, and is not counted.
     fn take(tensors: &mut Tensors, fused: Option<Fused>, iterations: u32) -> Result<Self> {
         let mut times = Self::default();
@@ -206,7 +206,7 @@ impl Times {
 }
 
 fn measure(name: &str, mut tensors: Tensors, fused: Option<Fused>, args: &Args) -> Result<Outcome> {
-    let Times { kernel, fused, lines, tiles } = Times::take(&mut tensors, fused, args.iterations)?;
+    let KernelTimes { kernel, fused, lines, tiles } = KernelTimes::take(&mut tensors, fused, args.iterations)?;
     // Memory's best is the better of two ways to walk it.
     let ceiling = if median(&tiles) < median(&lines) { tiles } else { lines };
     let (own, other) = (median(&kernel), median(&ceiling));

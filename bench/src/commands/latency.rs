@@ -7,8 +7,8 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::pushpull::Work;
-use crate::alternation::Pace;
+use super::pushpull::RunArgs;
+use crate::alternation::RoundPace;
 use crate::comparison::{Terms, measure};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[arg(long)]
     rate: Option<f64>,
     #[command(flatten)]
-    work: Work,
+    work: RunArgs,
 }
 
 const COLUMNS: &[Column] = &[
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for job in &jobs {
         eprintln!("psbench: latency of {}", job.title());
         let terms = args.work.terms();
-        measure(job, &Terms { pace: Pace { rate: args.rate, ..terms.pace }, ..terms }, &mut report)?;
+        measure(job, &Terms { pace: RoundPace { rate: args.rate, ..terms.pace }, ..terms }, &mut report)?;
     }
     Ok(report)
 }

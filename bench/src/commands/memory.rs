@@ -3,9 +3,9 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::pushpull::Work;
-use crate::alternation::{Pace, Team};
-use crate::job::{Job, Transport, word};
+use super::pushpull::RunArgs;
+use crate::alternation::{RoundPace, Team};
+use crate::job::{BenchJob, TransportName, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::sizes;
 
@@ -17,7 +17,7 @@ pub(crate) struct Args {
         default_value = "64MiB")]
     bytes: Vec<u64>,
     #[command(flatten)]
-    work: Work,
+    work: RunArgs,
 }
 
 /// Rounds after which memory no longer grows.
@@ -38,7 +38,7 @@ const COLUMNS: &[Column] = &[
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.work.connect.is_none(), "--connect: the memory of that server is not seen from here; expected none");
     ensure!(
-        args.work.transport != Transport::Loopback,
+        args.work.transport != TransportName::Loopback,
         "--transport loopback: the servers' memory is the trainers' too; expected tcp or shm"
     );
     let jobs = args.work.jobs(&args.bytes)?;
@@ -52,11 +52,11 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn measure(job: &Job, spoil: bool, report: &mut Report) -> Result<Outcome> {
+fn measure(job: &BenchJob, spoil: bool, report: &mut Report) -> Result<Outcome> {
     let mut team = Team::ours(job, None)?;
     let empty = team.empty().resident_bytes;
     let initialised = team.server_usage()?.resident_bytes;
-    let block = team.block(ROUNDS, Pace { rate: None, spoil })?;
+    let block = team.block(ROUNDS, RoundPace { rate: None, spoil })?;
     report.travelled(&team.route(job)?);
     let resident = block.server.unwrap_or_default().resident_bytes;
     let states = job.rule()?.map_or(0, |rule| rule.states().len());

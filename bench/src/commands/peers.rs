@@ -10,10 +10,10 @@ use pserver_core::optim::Step;
 use serde_json::json;
 
 use super::kernels::Kernel;
-use crate::alternation::{BLOCKS_MIN, Block, Pace, Team};
+use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team};
 use crate::baseline::Shape;
-use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, Transport, word};
-use crate::peers::{Kit, PEERS, Partner, Peer, Places, install, optimizers};
+use crate::job::{BenchJob, Buffers, Checks, Dtype, ModeName, Poll, TransportName, word};
+use crate::peers::{InstallFolders, Kit, PEERS, Partner, Peer, install, optimizers};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::route::Route;
 use crate::sizes::{self, length};
@@ -21,6 +21,8 @@ use crate::statistics::{median, median_interval};
 use crate::tensors::Tensors;
 
 /// The options of `psbench peers`.
+//
+// tidy: allow fields: one field for each option of a command line.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these; several with commas between them.
@@ -36,7 +38,7 @@ pub(crate) struct Args {
     /// How bytes travel to our servers; several ways with commas between them. Peers that share memory are compared
     /// with shm only.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,shm")]
-    transport: Vec<Transport>,
+    transport: Vec<TransportName>,
     /// How our servers and trainers wait.
     #[arg(long, value_enum, default_value_t = Poll::Adaptive)]
     poll: Poll,
@@ -67,21 +69,21 @@ pub(crate) struct Args {
 }
 
 /// The comparisons that peers take part in.
-struct Course<'a> {
+struct PeerComparison<'a> {
     args: &'a Args,
-    places: Places,
+    places: InstallFolders,
     limit: Duration,
     /// Kits that cannot be had, with the reason.
     missing: Vec<(Kit, String)>,
 }
 
 /// Somebody who runs so many rounds when asked.
-type Run<'a> = Box<dyn FnMut(u32) -> Result<Block> + 'a>;
+type Run<'a> = Box<dyn FnMut(u32) -> Result<RoundBlock> + 'a>;
 
 /// A side of ours, with what it is to come up to.
 struct Side<'a> {
     /// None where nothing travels.
-    transport: Option<Transport>,
+    transport: Option<TransportName>,
     run: Run<'a>,
     ceiling_name: &'static str,
     ceiling: Run<'a>,
@@ -90,14 +92,14 @@ struct Side<'a> {
 /// The blocks of a side.
 #[derive(Clone, Default)]
 struct Blocks {
-    own: Vec<Block>,
-    ceiling: Vec<Block>,
+    own: Vec<RoundBlock>,
+    ceiling: Vec<RoundBlock>,
 }
 
 /// The outcome of a comparison with a peer.
 enum Ended {
     /// Everybody's blocks: of ours those of each side.
-    Well { mine: Vec<Blocks>, theirs: Vec<Block> },
+    Well { mine: Vec<Blocks>, theirs: Vec<RoundBlock> },
     /// The peer's reason to give none.
     Failed(Error),
 }
@@ -128,7 +130,7 @@ const COLUMNS: &[Column] = &[
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.duration > 0.0, "--duration {}: expected seconds above zero", args.duration);
     ensure!(
-        !args.transport.iter().any(|one| matches!(one, Transport::Loopback | Transport::Auto)),
+        !args.transport.iter().any(|one| matches!(one, TransportName::Loopback | TransportName::Auto)),
         "--transport {}: peers are processes of their own, and each path is a line; expected tcp or shm",
         args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>().join(",")
     );
@@ -140,8 +142,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         "run_limit_seconds": args.run_limit });
     let mut report = Report::new("peers", parameters, COLUMNS);
     report.travelled(&Route::within_machine(&args.transport));
-    let places = Places::new(&args.scripts, &args.folder)?;
-    let mut course = Course { args, places, limit: Duration::from_secs(args.run_limit), missing: Vec::new() };
+    let places = InstallFolders::new(&args.scripts, &args.folder)?;
+    let mut course = PeerComparison { args, places, limit: Duration::from_secs(args.run_limit), missing: Vec::new() };
     if args.program.is_none() {
         course.install();
     }
@@ -157,7 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-impl Course<'_> {
+impl PeerComparison<'_> {
     fn install(&mut self) {
         for kit in &self.args.only {
             eprintln!("psbench: installing {} unless it is there", word(*kit));
@@ -192,13 +194,13 @@ impl Course<'_> {
             Some(program) => ["sh".to_owned(), program.to_string_lossy().into_owned(), bytes.to_string()].to_vec(),
             None => peer.command(&self.places, bytes, trainers),
         };
-        let same = |transport: &&Transport| peer.path == Transport::Tcp || **transport == Transport::Shm;
+        let same = |transport: &&TransportName| peer.path == TransportName::Tcp || **transport == TransportName::Shm;
         let job = |transport| self.job(peer, bytes, trainers, transport);
         let jobs = self.args.transport.iter().filter(same).map(|one| job(*one)).collect::<Result<Vec<_>>>()?;
         let mut teams = jobs.iter().map(|job| Team::ours(job, None)).collect::<Result<Vec<_>>>()?;
         let baseline = |job| Team::best_baseline(Shape::of(job), job);
         let mut baseline = jobs.iter().map(baseline).collect::<Result<Vec<_>>>()?;
-        let pace = Pace { rate: None, spoil: false };
+        let pace = RoundPace { rate: None, spoil: false };
         let sides = teams.iter_mut().zip(&mut baseline).zip(&jobs).map(|((team, baseline), job)| Side {
             transport: Some(job.transport),
             run: Box::new(move |count| team.block(count, pace)),
@@ -241,8 +243,8 @@ impl Course<'_> {
         Ok(())
     }
 
-    fn job(&self, peer: &Peer, bytes: u64, trainers: u32, transport: Transport) -> Result<Job> {
-        let job = Job {
+    fn job(&self, peer: &Peer, bytes: u64, trainers: u32, transport: TransportName) -> Result<BenchJob> {
+        let job = BenchJob {
             transport,
             trainers,
             servers: 1,
@@ -319,8 +321,8 @@ impl Steps {
     }
 
     /// Memory's own speed for the same streams.
-    fn stream(&mut self, count: u32) -> Block {
-        let mut block = Block::default();
+    fn stream(&mut self, count: u32) -> RoundBlock {
+        let mut block = RoundBlock::default();
         for _ in 0..count {
             let start = Instant::now();
             self.tensors.stream(self.is_tiled);
@@ -329,8 +331,8 @@ impl Steps {
         block
     }
 
-    fn block(&mut self, steps: u32) -> Block {
-        let mut block = Block::default();
+    fn block(&mut self, steps: u32) -> RoundBlock {
+        let mut block = RoundBlock::default();
         for _ in 0..steps {
             self.count += 1;
             let step = Step { version: Version(self.count), rate: None, norm: None, scale: 1.0 };
@@ -347,7 +349,7 @@ impl Steps {
 /// Blocks of everybody in turns, all about as long. An error is ours, and ends the program.
 fn alternate(
     ours: &mut [Side<'_>],
-    theirs: &mut dyn FnMut(u32) -> Result<Block>,
+    theirs: &mut dyn FnMut(u32) -> Result<RoundBlock>,
     seconds: f64,
     most: u32,
 ) -> Result<Ended> {
@@ -376,7 +378,7 @@ fn alternate(
 }
 
 /// How many rounds take so many seconds, with their checks, but no more than `most`; the side is warm afterwards.
-fn rounds_for(run: &mut dyn FnMut(u32) -> Result<Block>, seconds: f64, most: u32) -> Result<u32> {
+fn rounds_for(run: &mut dyn FnMut(u32) -> Result<RoundBlock>, seconds: f64, most: u32) -> Result<u32> {
     run(2)?;
     let mut rounds = 1;
     loop {
@@ -421,10 +423,10 @@ fn failed(about: &Outcome, error: &Error) -> Outcome {
 }
 
 /// Notes the blocks of a side of ours, of its ceiling and of the peer, and how they compare.
-fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours: &Blocks, theirs: &[Block]) {
-    let medians = |blocks: &[Block]| blocks.iter().map(|block| median(&block.seconds) * 1e6).collect::<Vec<_>>();
-    let rounds = |blocks: &[Block]| blocks.iter().map(|block| block.seconds.len()).sum::<usize>();
-    let wrong = |blocks: &[Block]| blocks.iter().map(|block| block.wrong).sum::<u64>();
+fn note(report: &mut Report, about: Outcome, transport: Option<TransportName>, ours: &Blocks, theirs: &[RoundBlock]) {
+    let medians = |blocks: &[RoundBlock]| blocks.iter().map(|block| median(&block.seconds) * 1e6).collect::<Vec<_>>();
+    let rounds = |blocks: &[RoundBlock]| blocks.iter().map(|block| block.seconds.len()).sum::<usize>();
+    let wrong = |blocks: &[RoundBlock]| blocks.iter().map(|block| block.wrong).sum::<u64>();
     let Blocks { own: mine, ceiling } = ours;
     let own = transport.map_or_else(|| "pserver".to_owned(), |one| format!("pserver over {}", word(one)));
     let name = format!("{} beside {own}", about.name());
@@ -466,7 +468,7 @@ fn note(report: &mut Report, about: Outcome, transport: Option<Transport>, ours:
 }
 
 /// Processor seconds of the servers for each 10^9 bytes in either direction; none without servers.
-fn cpu_seconds_per_gigabyte(about: &Outcome, blocks: &[Block]) -> Option<f64> {
+fn cpu_seconds_per_gigabyte(about: &Outcome, blocks: &[RoundBlock]) -> Option<f64> {
     let used: f64 = blocks.iter().map(|block| block.server.map(|server| server.cpu_seconds)).sum::<Option<f64>>()?;
     let rounds = blocks.iter().map(|block| block.seconds.len()).sum::<usize>();
     // Each trainer's gradient and value, both f32.

@@ -3,18 +3,20 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::alternation::Pace;
+use crate::alternation::RoundPace;
 use crate::comparison::{Terms, measure};
-use crate::job::{Buffers, Checks, Dtype, Job, ModeName, Poll, RuleName, Transport, word};
+use crate::job::{BenchJob, Buffers, Checks, Dtype, ModeName, Poll, RuleName, TransportName, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
 /// The work of a run: payloads, transport, trainers and servers.
+//
+// tidy: allow fields: one field for each option of a command line.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Work {
+pub(crate) struct RunArgs {
     /// How bytes travel.
-    #[arg(long, value_enum, default_value_t = Transport::Tcp)]
-    pub(crate) transport: Transport,
+    #[arg(long, value_enum, default_value_t = TransportName::Tcp)]
+    pub(crate) transport: TransportName,
     /// Trainers; each is a process, or with --transport loopback a thread.
     #[arg(long, default_value_t = 1)]
     pub(crate) trainers: u32,
@@ -102,7 +104,7 @@ pub(crate) struct Args {
     #[arg(short = 'a', long, conflicts_with = "bytes")]
     all: bool,
     #[command(flatten)]
-    pub(crate) work: Work,
+    pub(crate) work: RunArgs,
 }
 
 const COLUMNS: &[Column] = &[
@@ -126,10 +128,10 @@ const COLUMNS: &[Column] = &[
     plain("wrong", "#wrong"),
 ];
 
-impl Work {
+impl RunArgs {
     /// The job of a size.
-    pub(crate) fn job(&self, bytes: u64) -> Result<Job> {
-        let job = Job {
+    pub(crate) fn job(&self, bytes: u64) -> Result<BenchJob> {
+        let job = BenchJob {
             transport: self.transport,
             trainers: self.trainers,
             servers: self.servers,
@@ -153,14 +155,14 @@ impl Work {
         };
         job.check()?;
         ensure!(
-            self.connect.is_none() || job.transport != Transport::Loopback,
+            self.connect.is_none() || job.transport != TransportName::Loopback,
             "--connect: servers that are reached with --transport loopback are in this process; expected none"
         );
         Ok(job)
     }
 
     /// The jobs of several sizes.
-    pub(crate) fn jobs(&self, bytes: &[u64]) -> Result<Vec<Job>> {
+    pub(crate) fn jobs(&self, bytes: &[u64]) -> Result<Vec<BenchJob>> {
         ensure!(
             self.connect.is_none() || bytes.len() == 1,
             "--connect: the parameters of that job have one size; found {} sizes in --bytes",
@@ -178,7 +180,7 @@ impl Work {
             alone: self.alone,
             beside: &self.beside,
             beside_program: self.beside_program.as_deref(),
-            pace: Pace { rate: None, spoil: self.spoil },
+            pace: RoundPace { rate: None, spoil: self.spoil },
         }
     }
 }

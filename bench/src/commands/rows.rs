@@ -10,10 +10,10 @@ use crate::alternation::BLOCKS_MIN;
 use crate::commands::kernels::Kernel;
 use crate::counters::{self, Carried};
 use crate::environment::memory_bytes;
-use crate::job::{Transport, word};
+use crate::job::{TransportName, word};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::route::Route;
-use crate::rows::{Distribution, Local, Network, NetworkPlan, Plan, Times};
+use crate::rows::{BatchTimes, Distribution, Local, NetworkPlan, NetworkTimes, TablePlan};
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval, percentile};
 
@@ -27,14 +27,16 @@ enum Missed {
 }
 
 /// The options of `psbench rows`.
+//
+// tidy: allow fields: one field for each option of a command line.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// One table in this process, and one core.
     #[arg(long)]
     local: bool,
     /// How bytes travel.
-    #[arg(long, value_enum, default_value_t = Transport::Tcp, conflicts_with = "local")]
-    transport: Transport,
+    #[arg(long, value_enum, default_value_t = TransportName::Tcp, conflicts_with = "local")]
+    transport: TransportName,
     /// Trainers; each is a thread.
     #[arg(long, default_value_t = 1, conflicts_with = "local")]
     trainers: u32,
@@ -108,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         let Some(rule) = kernel.rule()? else { anyhow::bail!("--rule {name}: expected one that updates") };
         for distribution in &args.distribution {
             eprintln!("psbench: {name}, {}", crate::job::word(*distribution));
-            let plan = Plan {
+            let plan = TablePlan {
                 rows: args.rows,
                 width: args.width,
                 batch: length(args.batch),
@@ -124,9 +126,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn outcomes(rule: &str, plan: &Plan, local: &Local, report: &mut Report) {
+fn outcomes(rule: &str, plan: &TablePlan, local: &Local, report: &mut Report) {
     let distribution = crate::job::word(plan.distribution);
-    let outcome = |what: &str, times: &Times| {
+    let outcome = |what: &str, times: &BatchTimes| {
         let (own, baseline) = (median(&times.own), median(&times.baseline));
         let ratios: Vec<f64> = times.own.iter().zip(&times.baseline).map(|(own, baseline)| baseline / own).collect();
         let (low, high) = median_interval(&ratios);
@@ -160,7 +162,7 @@ fn over_network(args: &Args) -> Result<Report> {
         "distributions": distributions, "exponent": args.exponent, "iterations": args.iterations, "dtype": "f32" });
     ensure!(args.rows > 0 && args.batch > 0 && args.iterations > 0, "expected rows, a batch and iterations");
     ensure!(args.trainers > 0 && args.servers > 0 && args.shards > 0, "expected at least one of everybody");
-    ensure!(args.transport != Transport::Loopback, "--transport loopback: expected tcp, shm or verbs");
+    ensure!(args.transport != TransportName::Loopback, "--transport loopback: expected tcp, shm or verbs");
     let mut report = Report::new("rows", parameters, NETWORK_COLUMNS);
     counters::listen();
     for distribution in &args.distribution {
@@ -178,7 +180,7 @@ fn over_network(args: &Args) -> Result<Report> {
             iterations: args.iterations,
             spoil: args.spoil,
         };
-        let network = Network::measure(&plan)?;
+        let network = NetworkTimes::measure(&plan)?;
         let chosen = Carried::of(args.transport, &counters::heard());
         report.travelled(&Route::of(chosen, &network.coordinator, "auto"));
         network_outcomes(&plan, &network, &mut report);
@@ -206,9 +208,9 @@ const NETWORK_COLUMNS: &[Column] = &[
     plain("wrong", "#wrong"),
 ];
 
-fn network_outcomes(plan: &NetworkPlan, network: &Network, report: &mut Report) {
+fn network_outcomes(plan: &NetworkPlan, network: &NetworkTimes, report: &mut Report) {
     let dense = plan.rows as f64 * f64::from(plan.width) * 4.0;
-    let outcome = |what: &str, times: &Times, bytes: f64| {
+    let outcome = |what: &str, times: &BatchTimes, bytes: f64| {
         let (own, baseline) = (median(&times.own), median(&times.baseline));
         let ratios: Vec<f64> = times.own.iter().zip(&times.baseline).map(|(own, baseline)| baseline / own).collect();
         let (low, high) = median_interval(&ratios);

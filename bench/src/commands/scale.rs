@@ -4,10 +4,10 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde_json::json;
 
-use super::pushpull::Work;
+use super::pushpull::RunArgs;
 use crate::comparison::measure;
 use crate::environment::memory_bytes;
-use crate::job::{Job, word};
+use crate::job::{BenchJob, word};
 use crate::report::{Column, Report, plain, scaled};
 use crate::sizes;
 
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = sizes::parse, default_value = "10MiB")]
     fixed: u64,
     #[command(flatten)]
-    work: Work,
+    work: RunArgs,
 }
 
 const COLUMNS: &[Column] = &[
@@ -87,8 +87,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-fn jobs(args: &Args, axis: Axis) -> Result<Vec<Job>> {
-    let with = |change: &dyn Fn(&mut Work)| {
+fn jobs(args: &Args, axis: Axis) -> Result<Vec<BenchJob>> {
+    let with = |change: &dyn Fn(&mut RunArgs)| {
         let mut work = args.work.clone();
         change(&mut work);
         work.job(args.fixed)
@@ -101,7 +101,7 @@ fn jobs(args: &Args, axis: Axis) -> Result<Vec<Job>> {
 }
 
 /// Refuses what the machine has no memory for, before hours are spent on what comes before it.
-fn check_memory(job: &Job, alone: bool) -> Result<()> {
+fn check_memory(job: &BenchJob, alone: bool) -> Result<()> {
     let sides = if alone { 1 } else { 2 };
     let needed = job.bytes.saturating_mul(COPIES * u64::from(job.trainers) * sides);
     let there = memory_bytes().unwrap_or(u64::MAX);
@@ -116,7 +116,7 @@ fn check_memory(job: &Job, alone: bool) -> Result<()> {
 }
 
 /// Adds the time per byte to the last result, and how much more it is than at the first of its axis.
-fn per_byte(report: &mut Report, axis: Axis, job: &Job, first: usize) {
+fn per_byte(report: &mut Report, axis: Axis, job: &BenchJob, first: usize) {
     let result = report.results.pop().expect("one was just measured");
     let moved = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
     let micros = result.field("latency_us_p50").as_f64().unwrap_or(f64::NAN);

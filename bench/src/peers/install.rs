@@ -10,12 +10,12 @@ use super::partner::Bounded;
 use crate::job::word;
 
 /// The scripts, and the folder that they install into.
-pub(crate) struct Places {
+pub(crate) struct InstallFolders {
     pub(crate) scripts: PathBuf,
     pub(crate) folder: PathBuf,
 }
 
-impl Places {
+impl InstallFolders {
     /// Both as they are found from any folder: peers start where they like.
     pub(crate) fn new(scripts: &Path, folder: &Path) -> Result<Self> {
         let make = || format!("{} cannot be made", folder.display());
@@ -51,7 +51,7 @@ impl Places {
 }
 
 /// Puts a kit into its folder, unless it is there.
-pub(crate) fn install(kit: Kit, places: &Places, limit: Duration) -> Result<()> {
+pub(crate) fn install(kit: Kit, places: &InstallFolders, limit: Duration) -> Result<()> {
     let command = ["sh", &places.script("install.sh"), &word(kit), &text(&places.folder)].map(str::to_owned);
     Bounded::start(&format!("the installation of {}", word(kit)), &command, &places.log(&word(kit)), limit)?.finish()
 }

@@ -8,9 +8,9 @@ mod partner;
 
 use clap::ValueEnum;
 
-use crate::job::{RuleName, Transport, word};
+use crate::job::{RuleName, TransportName, word};
 
-pub(crate) use install::{Places, install};
+pub(crate) use install::{InstallFolders, install};
 pub(crate) use partner::Partner;
 
 /// Packages that are installed together.
@@ -33,8 +33,8 @@ pub(crate) enum Kit {
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
     pub(crate) kit: Kit,
-    program: Program,
-    pub(crate) path: Transport,
+    program: PeerProgram,
+    pub(crate) path: TransportName,
     /// How few and how many trainers it works with.
     trainers: (u32, u32),
     /// Why not with others.
@@ -45,7 +45,7 @@ pub(crate) struct Peer {
 
 /// How a peer is started.
 #[derive(Clone, Copy, Debug)]
-enum Program {
+enum PeerProgram {
     /// By the Python of its kit, with this script.
     Script(&'static str),
     /// By `mpirun`, with these ways to carry bytes.
@@ -56,37 +56,37 @@ const ALONE: &str = "one rank has nobody to reduce with";
 
 /// Everybody who runs rounds, in the order of the table.
 pub(crate) const PEERS: [Peer; 11] = [
-    Peer::serving("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", Transport::Tcp),
-    Peer::serving("ps-lite", Kit::Pslite, "pslite.py", Transport::Tcp),
-    Peer::serving("ps-lite ipc", Kit::Pslite, "pslite.py", Transport::Shm),
-    Peer::serving("BytePS", Kit::Pslite, "byteps.py", Transport::Tcp),
-    Peer::serving("BytePS ipc", Kit::Pslite, "byteps.py", Transport::Shm),
-    Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", Transport::Tcp),
-    Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", Transport::Shm),
+    Peer::serving("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", TransportName::Tcp),
+    Peer::serving("ps-lite", Kit::Pslite, "pslite.py", TransportName::Tcp),
+    Peer::serving("ps-lite ipc", Kit::Pslite, "pslite.py", TransportName::Shm),
+    Peer::serving("BytePS", Kit::Pslite, "byteps.py", TransportName::Tcp),
+    Peer::serving("BytePS ipc", Kit::Pslite, "byteps.py", TransportName::Shm),
+    Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", TransportName::Tcp),
+    Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", TransportName::Shm),
     Peer {
         trainers: (1, 1),
         bounds: "it adds nothing up, so only one trainer knows what it must get",
         rule: RuleName::None,
-        ..Peer::serving("PaddlePaddle brpc, set and get", Kit::Paddle, "paddle_brpc.py", Transport::Tcp)
+        ..Peer::serving("PaddlePaddle brpc, set and get", Kit::Paddle, "paddle_brpc.py", TransportName::Tcp)
     },
     Peer {
         trainers: (2, u32::MAX),
         bounds: ALONE,
-        ..Peer::serving("gloo all-reduce", Kit::Torch, "torch_gloo.py", Transport::Tcp)
+        ..Peer::serving("gloo all-reduce", Kit::Torch, "torch_gloo.py", TransportName::Tcp)
     },
-    Peer::mpi(Transport::Tcp, "tcp,self"),
-    Peer::mpi(Transport::Shm, "vader,self"),
+    Peer::mpi(TransportName::Tcp, "tcp,self"),
+    Peer::mpi(TransportName::Shm, "vader,self"),
 ];
 
 impl Peer {
     /// A server that sums, and trainers.
-    const fn serving(name: &'static str, kit: Kit, script: &'static str, path: Transport) -> Self {
-        let program = Program::Script(script);
+    const fn serving(name: &'static str, kit: Kit, script: &'static str, path: TransportName) -> Self {
+        let program = PeerProgram::Script(script);
         Self { name, kit, program, path, trainers: (1, u32::MAX), bounds: "", rule: RuleName::Sum }
     }
 
-    const fn mpi(path: Transport, layers: &'static str) -> Self {
-        let program = Program::Mpirun(layers);
+    const fn mpi(path: TransportName, layers: &'static str) -> Self {
+        let program = PeerProgram::Mpirun(layers);
         Self {
             name: "Open MPI all-reduce",
             kit: Kit::Openmpi,
@@ -103,10 +103,10 @@ impl Peer {
     }
 
     /// The command that starts the peer, once its kit is installed.
-    pub(crate) fn command(&self, places: &Places, bytes: u64, trainers: u32) -> Vec<String> {
+    pub(crate) fn command(&self, places: &InstallFolders, bytes: u64, trainers: u32) -> Vec<String> {
         let mut command = match self.program {
-            Program::Script(script) => vec![places.python(self.kit), places.script(script)],
-            Program::Mpirun(layers) => {
+            PeerProgram::Script(script) => vec![places.python(self.kit), places.script(script)],
+            PeerProgram::Mpirun(layers) => {
                 let mut all = vec![places.launcher(self.kit)];
                 all.extend(["--allow-run-as-root", "--oversubscribe"].map(str::to_owned));
                 all.extend(["--mca", "btl_tcp_if_include", "lo", "--mca", "btl", layers, "-n"].map(str::to_owned));
@@ -121,7 +121,7 @@ impl Peer {
 }
 
 /// The command that starts PyTorch's optimizers, once its kit is installed.
-pub(crate) fn optimizers(places: &Places, rule: &str, elements: u64) -> Vec<String> {
+pub(crate) fn optimizers(places: &InstallFolders, rule: &str, elements: u64) -> Vec<String> {
     let script = places.script("torch_optimizers.py");
     let words = ["--rule", rule, "--elements", &elements.to_string()].map(str::to_owned);
     [places.python(Kit::Torch), script].into_iter().chain(words).collect()

@@ -13,8 +13,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::Deserialize;
 
-use crate::alternation::Block;
-use crate::child::Usage;
+use crate::alternation::RoundBlock;
+use crate::child::ProcessUsage;
 
 /// Lines that wait to be read; one is the rule.
 const LINES_MAX: usize = 64;
@@ -48,7 +48,7 @@ struct Hello {
 
 /// A peer's report of its rounds.
 #[derive(Deserialize)]
-struct Ran {
+struct PartnerReport {
     bytes: u64,
     trainers: u32,
     seconds: Vec<f64>,
@@ -71,12 +71,12 @@ impl Partner {
     }
 
     /// Runs rounds. In between it is stopped, so that threads of its own that never rest take nothing from others.
-    pub(crate) fn block(&mut self, rounds: u32) -> Result<Block> {
+    pub(crate) fn block(&mut self, rounds: u32) -> Result<RoundBlock> {
         self.process.signal(Signal::SIGCONT);
         self.process.say(&format!("run {rounds}"))?;
         let line = self.process.line()?;
         self.process.signal(Signal::SIGSTOP);
-        let ran: Ran = serde_json::from_str(&line).with_context(|| format!("it said \"{line}\""))?;
+        let ran: PartnerReport = serde_json::from_str(&line).with_context(|| format!("it said \"{line}\""))?;
         ensure!(
             (ran.bytes, ran.trainers) == (self.bytes, self.trainers),
             "it ran rounds of {} bytes and {} trainers; expected {} and {}",
@@ -90,8 +90,8 @@ impl Partner {
         ensure!(ran.seconds.iter().all(|seconds| *seconds > 0.0), "it said that a round took no time");
         let used = ran.server_cpu_seconds;
         ensure!(used.is_none_or(|used| used >= 0.0), "it said that its servers used {used:?} processor seconds");
-        let server = used.map(|cpu_seconds| Usage { cpu_seconds, ..Usage::default() });
-        Ok(Block { seconds: ran.seconds, wrong: ran.wrong, server, ..Block::default() })
+        let server = used.map(|cpu_seconds| ProcessUsage { cpu_seconds, ..ProcessUsage::default() });
+        Ok(RoundBlock { seconds: ran.seconds, wrong: ran.wrong, server, ..RoundBlock::default() })
     }
 }
 

@@ -26,7 +26,7 @@ const PIECE_BYTES: u32 = 1 << 20;
 const FOLLOWED: usize = 509;
 
 /// The settings of the measurement.
-pub(crate) struct Plan {
+pub(crate) struct TablePlan {
     pub(crate) rows: u64,
     pub(crate) width: u32,
     pub(crate) batch: usize,
@@ -39,16 +39,16 @@ pub(crate) struct Plan {
 
 /// Processor seconds of each batch, ours and those of the array.
 #[derive(Default)]
-pub(crate) struct Times {
+pub(crate) struct BatchTimes {
     pub(crate) own: Vec<f64>,
     pub(crate) baseline: Vec<f64>,
 }
 
 /// The times of the measurement.
 pub(crate) struct Local {
-    pub(crate) touch: Times,
-    pub(crate) lookup: Times,
-    pub(crate) update: Times,
+    pub(crate) touch: BatchTimes,
+    pub(crate) lookup: BatchTimes,
+    pub(crate) update: BatchTimes,
     /// Unique rows of an update's batch, as a mean.
     pub(crate) unique: f64,
     pub(crate) wrong: u64,
@@ -57,8 +57,8 @@ pub(crate) struct Local {
 }
 
 /// A table, the array it is compared with, and what is known of its rows.
-struct Bench<'a> {
-    plan: &'a Plan,
+struct TableBench<'a> {
+    plan: &'a TablePlan,
     kernels: Cpu,
     table: RowTable,
     work: RowWorkspace,
@@ -79,11 +79,11 @@ struct Followed {
 
 impl Local {
     /// Fills a table with all rows, then looks up and updates batches of them.
-    pub(crate) fn measure(plan: &Plan) -> Result<Self> {
+    pub(crate) fn measure(plan: &TablePlan) -> Result<Self> {
         let mut draw = Draw::new(plan.distribution, plan.exponent, plan.rows, 1);
-        let mut bench = Bench::new(plan, &mut draw)?;
+        let mut bench = TableBench::new(plan, &mut draw)?;
         let touch = bench.touch()?;
-        let (mut lookup, mut update, mut unique, mut wrong) = (Times::default(), Times::default(), 0, 0);
+        let (mut lookup, mut update, mut unique, mut wrong) = (BatchTimes::default(), BatchTimes::default(), 0, 0);
         for count in 0..=plan.iterations {
             let (looked, updated) = (draw.batch(plan.batch), draw.batch(plan.batch));
             let [own, baseline] = bench.look_up(&looked)?;
@@ -113,8 +113,8 @@ impl Local {
     }
 }
 
-impl<'a> Bench<'a> {
-    fn new(plan: &'a Plan, draw: &mut Draw) -> Result<Self> {
+impl<'a> TableBench<'a> {
+    fn new(plan: &'a TablePlan, draw: &mut Draw) -> Result<Self> {
         let layout = RowLayout::new(ElementType::Float32, plan.width, Height::Unbounded)?;
         let settings = TableSettings {
             layout,
@@ -160,8 +160,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Touches all rows for the first time, a batch after another; an array is filled with the same values.
-    fn touch(&mut self) -> Result<Times> {
-        let mut times = Times::default();
+    fn touch(&mut self) -> Result<BatchTimes> {
+        let mut times = BatchTimes::default();
         let settings = self.table.settings().clone();
         let layout = settings.layout;
         let all: Vec<u64> = (0..self.plan.rows).collect();

@@ -7,5 +7,5 @@ mod local;
 mod network;
 
 pub(crate) use draw::Distribution;
-pub(crate) use local::{Local, Plan, Times};
-pub(crate) use network::{Network, NetworkPlan};
+pub(crate) use local::{BatchTimes, Local, TablePlan};
+pub(crate) use network::{NetworkPlan, NetworkTimes};

@@ -15,16 +15,16 @@ use pserver_core::dtype::ElementType::Float32;
 use pserver_node::Server;
 use pserver_node::settings::{ServeArgs, Settings};
 
-use super::Times;
+use super::BatchTimes;
 use super::draw::{Distribution, Draw};
-use crate::job::{Transport, word};
+use crate::job::{TransportName, word};
 use crate::sizes::length;
 
 const NAME: &str = "rows";
 
 /// The settings of the measurement.
 pub(crate) struct NetworkPlan {
-    pub(crate) transport: Transport,
+    pub(crate) transport: TransportName,
     pub(crate) trainers: u32,
     pub(crate) servers: u16,
     pub(crate) shards: u16,
@@ -39,9 +39,9 @@ pub(crate) struct NetworkPlan {
 
 /// The times of the measurement, each of the slowest trainer.
 #[derive(Default)]
-pub(crate) struct Network {
-    pub(crate) push: Times,
-    pub(crate) pull: Times,
+pub(crate) struct NetworkTimes {
+    pub(crate) push: BatchTimes,
+    pub(crate) pull: BatchTimes,
     /// Payload bytes of one trainer's batch, as a mean.
     pub(crate) push_bytes: f64,
     pub(crate) pull_bytes: f64,
@@ -62,7 +62,7 @@ struct Turn {
     wrong: u64,
 }
 
-impl Network {
+impl NetworkTimes {
     pub(crate) fn measure(plan: &NetworkPlan) -> Result<Self> {
         let servers = serve(plan)?;
         let baseline = TcpListener::bind("127.0.0.1:0").context("the baseline server")?;
@@ -87,7 +87,7 @@ impl Network {
                     scope.spawn(move || {
                         let options = ClientOptions { trainer: Some(trainer), ..ClientOptions::new(coordinator) };
                         let client = Client::new(options).expect("this process can have another transport");
-                        let trainer_of = || Trainer::new(plan, client, TcpStream::connect(address)?);
+                        let trainer_of = || RowTrainer::new(plan, client, TcpStream::connect(address)?);
                         let turns = trainer_of().and_then(|one| one.run(plan, trainer, barrier));
                         turns.unwrap_or_else(|error| {
                             // The others wait for this one at a barrier, and would for ever.
@@ -129,7 +129,7 @@ impl Network {
 }
 
 /// One trainer: its client, its baseline connection, and what the rows must come to.
-struct Trainer {
+struct RowTrainer {
     client: Client,
     baseline: TcpStream,
     /// The draws of every trainer, so that each knows what all push.
@@ -138,7 +138,7 @@ struct Trainer {
     lost: Vec<f32>,
 }
 
-impl Trainer {
+impl RowTrainer {
     fn new(plan: &NetworkPlan, client: Client, baseline: TcpStream) -> Result<Self> {
         baseline.set_nodelay(true)?;
         let settings = format!(

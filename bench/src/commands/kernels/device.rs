@@ -19,7 +19,7 @@ use super::{Args, Kernel};
 use crate::environment::memory_bytes;
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::statistics::{median, median_interval};
-use server::Server;
+use server::DeviceServer;
 
 /// Trainers whose gradients are summed, when nobody says how many.
 const GRADIENTS: [u32; 4] = [1, 4, 8, 16];
@@ -77,7 +77,7 @@ impl Ceilings {
 }
 
 /// The kernels of a rule.
-struct Program {
+struct DeviceRule {
     code: Code,
     /// The numbers of the first step.
     numbers: Vec<f64>,
@@ -85,7 +85,7 @@ struct Program {
     prepared: Option<Prepared>,
 }
 
-impl Program {
+impl DeviceRule {
     fn new(kernel: Kernel) -> Result<Self> {
         let Some(rule) = kernel.rule()? else {
             return Ok(Self { code: Code::Sum, numbers: vec![1.0], prepared: None });
@@ -104,7 +104,7 @@ impl Program {
 #[derive(Clone, Copy)]
 struct Case<'a> {
     kernel: Kernel,
-    program: &'a Program,
+    program: &'a DeviceRule,
     gradients: u32,
     gradient_type: ElementType,
 }
@@ -151,7 +151,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     report.results.push(moved("copy from the device", ceilings.out));
     report.results.push(moved("copy both ways at once", 2.0 * ceilings.both));
     for kernel in &args.rule {
-        let program = Program::new(*kernel)?;
+        let program = DeviceRule::new(*kernel)?;
         for (gradients, gradient_type) in gradients.iter().flat_map(|count| TYPES.map(|each| (*count, each))) {
             let case = Case { kernel: *kernel, program: &program, gradients, gradient_type };
             eprintln!("psbench: {}", case.name());
@@ -235,7 +235,7 @@ fn alone(probe: &mut Probe, case: &Case<'_>, ceilings: &Ceilings, args: &Args) -
     if case.kernel != Kernel::AdamText {
         return Ok(found);
     }
-    let built_in = Case { kernel: Kernel::Adam, program: &Program::new(Kernel::Adam)?, ..*case };
+    let built_in = Case { kernel: Kernel::Adam, program: &DeviceRule::new(Kernel::Adam)?, ..*case };
     let mut ratios = Vec::new();
     for _ in 0..TURNS {
         let theirs = times(probe, &built_in, elements, args.iterations)?;
@@ -256,7 +256,7 @@ fn whole(probe: &Probe, case: &Case<'_>, ceilings: &Ceilings, args: &Args) -> Re
     let host = memory_bytes().map_or(u64::MAX, |bytes| fitting(bytes / 2, into + out));
     let device = fitting(free, out * (1 + case.program.code.states() as u64));
     let elements = args.elements.min(args.step_elements).min(host).min(device);
-    let mut server = Server::new(&settings, case, elements)?;
+    let mut server = DeviceServer::new(&settings, case, elements)?;
     let mut seconds = Vec::new();
     for _ in 0..=args.iterations {
         seconds.push(server.step()?);

@@ -20,7 +20,7 @@ use crate::tensors::{PERIOD, value};
 const CHUNK: u64 = CHUNK_BYTES_DEFAULT as u64 / 4;
 
 /// A parameter in chunks on the device, and one step's work for all of them.
-pub(super) struct Server {
+pub(super) struct DeviceServer {
     device: Cuda,
     prepared: Option<Prepared>,
     /// The state between two steps.
@@ -31,7 +31,7 @@ pub(super) struct Server {
     gradients: usize,
 }
 
-impl Server {
+impl DeviceServer {
     pub(super) fn new(settings: &CudaSettings, case: &Case<'_>, elements: u64) -> Result<Self> {
         let mut device = Cuda::open(settings.clone())?;
         let (code, prepared) = (case.program.code.clone(), case.program.prepared.clone());
