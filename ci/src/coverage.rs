@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, ensure};
 
-use crate::tasks;
 use crate::workspace::{Tally, Workspace};
 
 /// Prints lines, functions and regions of each file, and last the share of all lines. No figure fails.
@@ -13,7 +12,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
         return Ok(Tally::default());
     }
     let output =
-        tasks::of_quick(workspace, "llvm-cov").args(["--lib"]).output().context("cannot start cargo llvm-cov")?;
+        workspace.cargo_of_quick("llvm-cov").args(["--lib"]).output().context("cannot start cargo llvm-cov")?;
     let text = String::from_utf8_lossy(&output.stdout);
     println!("{text}");
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -8,9 +8,8 @@ use std::process::{Child, Command};
 
 use anyhow::{Context, Result};
 
-use crate::tasks::Ending;
 use crate::verbs_bindings::PACKAGES;
-use crate::workspace::{Tally, Workspace};
+use crate::workspace::{Ending, Tally, Workspace};
 
 /// Starts the compiler. A machine that cannot have the packages of Debian skips.
 pub(crate) fn begin(workspace: &Workspace) -> Result<Ending> {

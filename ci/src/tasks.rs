@@ -1,13 +1,12 @@
 //! Every task, in the order in which `cargo ci test` runs them.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches};
 
-use crate::workspace::{Tally, Workspace};
+use crate::workspace::{Ending, Tally, Workspace};
 use crate::{aarch64, coverage, deny, gpu, kernels, mutants, rdma_sys, soft_roce, tidy, verbs_bindings};
 
 /// One line of `cargo ci`.
@@ -29,9 +28,6 @@ pub(crate) enum Run {
     /// processor. In a run without that task it is begun in its own place.
     Beside { before: &'static str, begin: fn(&Workspace) -> Result<Ending> },
 }
-
-/// The end of a task that was begun: waits for its programs and judges them.
-pub(crate) type Ending = Box<dyn FnOnce(&Workspace) -> Result<Tally>>;
 
 /// Several tasks under one name.
 pub(crate) struct Suite {
@@ -65,10 +61,6 @@ const QUICK: &[Task] = &[
     Task { name: "quick-clippy", about: "No warning in core, program and transport", run: Run::Alone(quick_clippy) },
     Task { name: "unit-tests", about: "Unit tests of core, program and transport", run: Run::Alone(unit_tests) },
 ];
-
-/// The packages that `quick` checks; one that the workspace does not have is left out.
-const QUICK_PACKAGES: &[(&str, &str)] =
-    &[("core", "pserver-core"), ("program", "pserver-program"), ("transport", "pserver-transport")];
 
 /// The table of `cargo ci test`. A new task is a new line. The quick ones come first.
 pub(crate) const TASKS: &[Task] = &[
@@ -270,25 +262,12 @@ fn rust_tests(workspace: &Workspace) -> Result<Tally> {
     workspace.tests(workspace.cargo().args(["test", "--workspace", "--no-fail-fast"]))
 }
 
-/// `command`, and `--package` for each package of `quick`. Both commands of `quick` select the same packages: another
-/// selection has other features of third-party packages, and everything would be built again.
-pub(crate) fn of_quick(workspace: &Workspace, command: &str) -> Command {
-    let mut cargo = workspace.cargo();
-    cargo.arg(command);
-    for (folder, package) in QUICK_PACKAGES {
-        if workspace.root().join(folder).join("Cargo.toml").exists() {
-            cargo.args(["--package", package]);
-        }
-    }
-    cargo
-}
-
 fn quick_clippy(workspace: &Workspace) -> Result<Tally> {
-    workspace.step(of_quick(workspace, "clippy").args(["--all-targets", "--", "-D", "warnings"]))
+    workspace.step(workspace.cargo_of_quick("clippy").args(["--all-targets", "--", "-D", "warnings"]))
 }
 
 fn unit_tests(workspace: &Workspace) -> Result<Tally> {
-    workspace.tests(of_quick(workspace, "test").args(["--lib", "--no-fail-fast"]))
+    workspace.tests(workspace.cargo_of_quick("test").args(["--lib", "--no-fail-fast"]))
 }
 
 fn long_tests(workspace: &Workspace) -> Result<Tally> {

@@ -22,6 +22,13 @@ pub(crate) struct Tally {
     pub(crate) skipped: u64,
 }
 
+/// The end of a task that was begun: waits for its programs and judges them.
+pub(crate) type Ending = Box<dyn FnOnce(&Workspace) -> Result<Tally>>;
+
+/// The packages that `quick` checks; one that the workspace does not have is left out.
+const QUICK_PACKAGES: &[(&str, &str)] =
+    &[("core", "pserver-core"), ("program", "pserver-program"), ("transport", "pserver-transport")];
+
 /// The sources this program was built from, and the file in which the tests of this run report their skips.
 #[derive(Clone)]
 pub(crate) struct Workspace {
@@ -51,6 +58,19 @@ impl Workspace {
         let path = std::env::var_os("PATH").unwrap_or_default();
         if let Ok(path) = std::env::join_paths(std::env::split_paths(&path).chain([own])) {
             cargo.env("PATH", path);
+        }
+        cargo
+    }
+
+    /// `command`, and `--package` for each package of `quick`. Its commands select the same packages: another selection
+    /// has other features of third-party packages, and everything would be built again.
+    pub(crate) fn cargo_of_quick(&self, command: &str) -> Command {
+        let mut cargo = self.cargo();
+        cargo.arg(command);
+        for (folder, package) in QUICK_PACKAGES {
+            if self.root.join(folder).join("Cargo.toml").exists() {
+                cargo.args(["--package", package]);
+            }
         }
         cargo
     }

@@ -10,7 +10,7 @@ use pserver_core::error::Failure;
 use pserver_core::program::executor::Executor;
 use pserver_core::program::{Block, Graph, Node, OpKind, OpRole, Program, VariableIndex, VariableValue};
 
-use super::trainer::executor_parts;
+use super::arithmetic::executor_parts;
 
 /// The initialising ops of a part.
 pub(super) struct InitialValues<'g> {

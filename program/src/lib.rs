@@ -14,6 +14,7 @@
 //!
 //! Read in this order: `server_parameters` with `sharing` and `initial_values`, `table_rows`, [`Trainer`].
 
+mod arithmetic;
 mod initial_values;
 mod server_parameters;
 mod sharing;

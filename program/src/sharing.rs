@@ -6,7 +6,6 @@ use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::error::Failure;
 use pserver_core::program::VariableFacts;
 
-use super::server_parameters::ServerParameter;
 use pserver_client::Client;
 
 /// The reason that an error gives for an expected setting.
@@ -46,25 +45,24 @@ impl ProgramSharing {
         }
     }
 
-    /// The sharing of all parameters.
+    /// The sharing of all parameters; `all` has the name and the sharing of each.
     ///
     /// # Errors
     /// When two parameters differ, as one job has one sharing; the error names both.
-    pub(super) fn common(all: &[ServerParameter]) -> Result<Self, Failure> {
+    pub(super) fn common(all: &[(&str, Self)]) -> Result<Self, Failure> {
         let mut common = Self { mode: Mode::default(), merge: None, trainers: None };
-        let mut merged_by: Option<&ServerParameter> = None;
-        for one in all {
-            let first = &all[0];
-            let is_alike = (one.sharing.mode, one.sharing.trainers) == (first.sharing.mode, first.sharing.trainers);
-            if let Some(other) = (!is_alike).then_some(first).or(merged_by.filter(|by| one.differs(by))) {
-                let (found, expected) = (one.sharing, other.sharing);
-                let (name, like) = (&one.name, &other.name);
+        let mut merged_by: Option<(&str, Self)> = None;
+        for &(name, found) in all {
+            let first = all[0];
+            let is_alike = (found.mode, found.trainers) == (first.1.mode, first.1.trainers);
+            let differs = |by: &(&str, Self)| found.merge.is_some_and(|merge| by.1.merge != Some(merge));
+            if let Some((like, expected)) = (!is_alike).then_some(first).or(merged_by.filter(differs)) {
                 return Err(Failure::call(format!(
                     "parameter {name:?}: found {found}; expected {expected}, as {like:?} has"
                 )));
             }
-            merged_by = merged_by.or(Some(one).filter(|one| one.sharing.merge.is_some()));
-            common = Self { merge: merged_by.and_then(|by| by.sharing.merge), ..one.sharing };
+            merged_by = merged_by.or(Some((name, found)).filter(|_| found.merge.is_some()));
+            common = Self { merge: merged_by.and_then(|(_, by)| by.merge), ..found };
         }
         Ok(common)
     }
@@ -95,12 +93,6 @@ impl ProgramSharing {
         }
         let found = Self { mode: found.mode, merge: Some(found.merge), trainers: Some(found.trainers) };
         Err(Failure::call(format!("found a job in {found}; expected {self}, {DIVIDED}")))
-    }
-}
-
-impl ServerParameter {
-    fn differs(&self, other: &Self) -> bool {
-        self.sharing.merge.is_some_and(|merge| other.sharing.merge != Some(merge))
     }
 }
 

@@ -5,16 +5,13 @@ use std::sync::Arc;
 
 use pserver_core::config::{Mode, OptimizerSettings};
 use pserver_core::error::Failure;
-use pserver_core::limits::PROGRAM_MEMORY_BYTES_MAX;
-use pserver_core::program::executor::{Executor, ExecutorParts, ProgramLink, RunStatus};
+use pserver_core::program::executor::{Executor, ProgramLink, RunStatus};
 use pserver_core::program::transpile::ProgramPart;
 use pserver_core::program::{Elements, Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
-use pserver_kernels::cpu::Cpu;
-use pserver_kernels::graph::CpuArithmetic;
 
+use super::arithmetic::executor_parts;
 use super::initial_values;
-use super::server_parameters::{ServerParameter, nodes, server_parameters};
-use super::sharing::ProgramSharing;
+use super::server_parameters::{ServerParameter, common_sharing, nodes, server_parameters};
 use super::table_rows::{TablePiece, tables};
 use pserver_client::{Client, DestinationRows, DestinationSlice, GradientRows, GradientSlice};
 
@@ -70,7 +67,7 @@ struct UnsentGradients {
 /// was initialised with another mode or merge; when no trainer initialises before the deadline.
 pub fn initialise(client: &Client, parts: &[ProgramPart]) -> Result<(), Failure> {
     let parameters = server_parameters(parts)?;
-    let sharing = ProgramSharing::common(&parameters)?;
+    let sharing = common_sharing(&parameters)?;
     sharing.check_trainers(client)?;
     initialise_with(client, parts, &parameters, &sharing.settings())?;
     sharing.check(client)
@@ -125,7 +122,7 @@ impl<'c> Trainer<'c> {
         let own = own.ok_or_else(|| Failure::call("found no part of trainers; expected one"))?;
         let graph = Arc::new(own.graph.clone());
         let parameters = server_parameters(parts)?;
-        ProgramSharing::common(&parameters)?.check(client)?;
+        common_sharing(&parameters)?.check(client)?;
         let values = parameters.iter().map(|_| None).collect();
         let receivers = receivers(&graph);
         let received: Vec<_> = parameters.iter().map(|one| receivers.get(one.name.as_str()).copied()).collect();
@@ -377,15 +374,4 @@ fn receivers(graph: &Graph) -> BTreeMap<&str, VariableIndex> {
         _ => None,
     });
     receivers.collect()
-}
-
-/// The executor's arithmetic, kernels and limits.
-pub(super) fn executor_parts() -> ExecutorParts {
-    ExecutorParts {
-        arithmetic: Box::new(CpuArithmetic::default()),
-        kernels: Box::new(Cpu::default()),
-        senders: Vec::new(),
-        arrivals_max: 1,
-        memory_bytes_max: PROGRAM_MEMORY_BYTES_MAX,
-    }
 }

@@ -10,7 +10,7 @@ use pserver_core::port::{Event, Incoming, Outgoing};
 use pserver_core::wire::{Frame, WireError};
 use thiserror::Error;
 
-use crate::verbs::CompletionStatus;
+use crate::verbs::status::CompletionStatus;
 
 /// The ticket and the body of a submitted frame.
 pub(crate) type TicketedBody = (Ticket, Vec<Outgoing>);

@@ -6,7 +6,9 @@ use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, TransportPair};
 use pserver_transport::loopback::{self, LoopbackTransport};
-use pserver_transport::network::{ChecksumPolicy, JobToken, Listener, Network, NetworkOptions, PollPolicy, Stop};
+use pserver_transport::network::{
+    ChecksumPolicy, JobToken, Listener, Network, NetworkOptions, PollPolicy, SocketOptions, Stop,
+};
 use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
 
 /// Stops a listener and joins its thread when dropped.
@@ -72,8 +74,7 @@ fn tcp_keeps_every_promise_by_name_and_with_checksums() {
 fn tcp_keeps_every_promise_with_small_buffers() {
     let small = Some(16 * 1024);
     let options = NetworkOptions {
-        send_buffer_bytes: small,
-        receive_buffer_bytes: small,
+        socket: SocketOptions { send_buffer_bytes: small, receive_buffer_bytes: small, ..SocketOptions::default() },
         checks: ChecksumPolicy::Always,
         ..NetworkOptions::default()
     };

@@ -5,12 +5,12 @@
 
 use std::fmt::Write;
 
-use crate::soft_roce::report::{Report, Run};
+use crate::soft_roce::report::{ProgramRun, Report};
 
 /// A program that moves bytes, or that waits for few.
 struct Row {
     name: &'static str,
-    figure: fn(&Run) -> Option<f64>,
+    figure: fn(&ProgramRun) -> Option<f64>,
     /// The divisor of the ratio.
     beside: &'static str,
     /// The goal of the ratio.
@@ -36,7 +36,12 @@ const TIMES: &[Row] = &[
     row("latency-verbs", psbench_time, "latency-tcp", ""),
 ];
 
-const fn row(name: &'static str, figure: fn(&Run) -> Option<f64>, beside: &'static str, goal: &'static str) -> Row {
+const fn row(
+    name: &'static str,
+    figure: fn(&ProgramRun) -> Option<f64>,
+    beside: &'static str,
+    goal: &'static str,
+) -> Row {
     Row { name, figure, beside, goal }
 }
 
@@ -67,27 +72,27 @@ fn shown(figure: Option<f64>, digits: usize) -> String {
 }
 
 /// The lines of perftest that are numbers and nothing else, with so many columns.
-fn rows(run: &Run, columns: usize) -> impl Iterator<Item = Vec<f64>> {
+fn rows(run: &ProgramRun, columns: usize) -> impl Iterator<Item = Vec<f64>> {
     let numbers = |line: &String| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
     run.output.iter().filter_map(numbers).filter(move |row| row.len() == columns)
 }
 
 /// `#bytes #iterations BW peak BW average MsgRate`. Both ends write it; of a SEND the one that receives may not know.
-fn perftest_rate(run: &Run) -> Option<f64> {
+fn perftest_rate(run: &ProgramRun) -> Option<f64> {
     let average = rows(run, 5).map(|row| row[3]).fold(0.0, f64::max);
     (average > 0.0).then_some(average * 1.048_576)
 }
 
 /// `#bytes #iterations t_min t_max t_typical t_avg t_stdev 99% 99.9%`.
-fn perftest_round(run: &Run) -> Option<f64> {
+fn perftest_round(run: &ProgramRun) -> Option<f64> {
     rows(run, 9).map(|row| 2.0 * row[4]).reduce(f64::min)
 }
 
-fn psbench_rate(run: &Run) -> Option<f64> {
+fn psbench_rate(run: &ProgramRun) -> Option<f64> {
     result(run, "bytes_per_second").map(|rate| rate / 1e6)
 }
 
-fn psbench_time(run: &Run) -> Option<f64> {
+fn psbench_time(run: &ProgramRun) -> Option<f64> {
     result(run, "latency_us_p50")
 }
 
@@ -97,7 +102,7 @@ pub(super) fn copied(report: &Report) -> Option<f64> {
 }
 
 /// A field of the first result of `psbench --json`; the blocks, which have fields of the same name, come after it.
-fn result(run: &Run, name: &str) -> Option<f64> {
+fn result(run: &ProgramRun, name: &str) -> Option<f64> {
     let text = run.output.join("\n");
     let (_, results) = text.rsplit_once("\"results\"")?;
     let (_, value) = results.split_once(&format!("\"{name}\":"))?;
@@ -110,10 +115,10 @@ mod tests {
     use super::*;
 
     fn report(programs: &[(&str, &str)]) -> Report {
-        let run = |(name, output): &(&str, &str)| Run {
+        let run = |(name, output): &(&str, &str)| ProgramRun {
             name: (*name).to_owned(),
             output: output.lines().map(str::to_owned).collect(),
-            ..Run::default()
+            ..ProgramRun::default()
         };
         Report { programs: programs.iter().map(run).collect(), ..Report::default() }
     }

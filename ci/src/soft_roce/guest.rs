@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::debian::succeed;
-use crate::soft_roce::plan::{self, Program};
-use crate::soft_roce::report::Line;
+use crate::soft_roce::plan::{self, GuestProgram};
+use crate::soft_roce::report::ReportLine;
 use crate::workspace::SKIP_REPORT;
 
 /// The file that makes a machine a guest of ours: the name of its scenario.
@@ -52,7 +52,7 @@ fn run() -> Result<()> {
         shell(line)?;
     }
     for program in scenario.programs {
-        say(&Line::Begin(program.name.to_owned()));
+        say(&ReportLine::Begin(program.name.to_owned()));
         let began = Instant::now();
         let status = attempt(program).unwrap_or_else(|error| format!("{error:#}"));
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -60,13 +60,13 @@ fn run() -> Result<()> {
             // The kernel's log often has the cause.
             let _ = shell("busybox dmesg | busybox tail -n 20");
         }
-        say(&Line::End { name: program.name.to_owned(), status, millis });
+        say(&ReportLine::End { name: program.name.to_owned(), status, millis });
     }
     // No file means that nothing was skipped.
     for line in fs::read_to_string(SKIPS).unwrap_or_default().lines() {
-        say(&Line::Skipped(line.to_owned()));
+        say(&ReportLine::Skipped(line.to_owned()));
     }
-    say(&Line::Done);
+    say(&ReportLine::Done);
     Ok(())
 }
 
@@ -83,7 +83,7 @@ fn mount() -> Result<()> {
 }
 
 /// Runs a program, and the one beside it, within its time.
-fn attempt(program: &Program) -> Result<String> {
+fn attempt(program: &GuestProgram) -> Result<String> {
     let end = Instant::now() + Duration::from_secs(program.seconds);
     let mut beside = match program.beside {
         Some(line) => Some(start(line)?),
@@ -154,7 +154,7 @@ fn shell(line: &str) -> Result<()> {
 }
 
 /// Writes a line of the report at the beginning of a line, whatever a program left.
-fn say(line: &Line) {
+fn say(line: &ReportLine) {
     println!("\n{line}");
 }
 

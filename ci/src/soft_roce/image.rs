@@ -14,10 +14,10 @@ use crate::debian::succeed;
 /// Files by their paths in the guest, without the leading `/`.
 #[derive(Default)]
 pub(super) struct Image {
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, CpioEntry>,
 }
 
-enum Entry {
+enum CpioEntry {
     Folder,
     /// Everything is executable: it costs nothing, and nobody forgets it.
     File(Vec<u8>),
@@ -28,21 +28,21 @@ enum Entry {
 
 impl Image {
     pub(super) fn folder(&mut self, path: &str) {
-        self.insert(path, Entry::Folder);
+        self.insert(path, CpioEntry::Folder);
     }
 
     pub(super) fn bytes(&mut self, path: &str, bytes: impl Into<Vec<u8>>) {
-        self.insert(path, Entry::File(bytes.into()));
+        self.insert(path, CpioEntry::File(bytes.into()));
     }
 
     pub(super) fn link(&mut self, path: &str, target: &str) {
-        self.insert(path, Entry::Link(target.to_owned()));
+        self.insert(path, CpioEntry::Link(target.to_owned()));
     }
 
     /// The devices of the first process before it has mounted a file system: a console and an empty input.
     pub(super) fn devices(&mut self) {
-        self.insert("dev/console", Entry::Device(5, 1));
-        self.insert("dev/null", Entry::Device(1, 3));
+        self.insert("dev/console", CpioEntry::Device(5, 1));
+        self.insert("dev/null", CpioEntry::Device(1, 3));
     }
 
     pub(super) fn file(&mut self, path: &str, source: &Path) -> Result<()> {
@@ -69,30 +69,39 @@ impl Image {
         let mut archive = Vec::new();
         for (number, (path, entry)) in self.entries.iter().enumerate() {
             let (mode, bytes, device) = match entry {
-                Entry::Folder => (0o040_755, &[][..], (0, 0)),
-                Entry::File(bytes) => (0o100_755, &bytes[..], (0, 0)),
-                Entry::Link(target) => (0o120_777, target.as_bytes(), (0, 0)),
-                Entry::Device(major, minor) => (0o020_666, &[][..], (*major, *minor)),
+                CpioEntry::Folder => (0o040_755, &[][..], (0, 0)),
+                CpioEntry::File(bytes) => (0o100_755, &bytes[..], (0, 0)),
+                CpioEntry::Link(target) => (0o120_777, target.as_bytes(), (0, 0)),
+                CpioEntry::Device(major, minor) => (0o020_666, &[][..], (*major, *minor)),
             };
-            append(&mut archive, number + 1, path, mode, device, bytes);
+            append(&mut archive, number + 1, path, &CpioFile { mode, device, bytes });
         }
-        append(&mut archive, 0, "TRAILER!!!", 0, (0, 0), &[]);
+        append(&mut archive, 0, "TRAILER!!!", &CpioFile { mode: 0, device: (0, 0), bytes: &[] });
         archive
     }
 
-    fn insert(&mut self, path: &str, entry: Entry) {
+    fn insert(&mut self, path: &str, entry: CpioEntry) {
         for (at, _) in path.match_indices('/') {
-            self.entries.entry(path[..at].to_owned()).or_insert(Entry::Folder);
+            self.entries.entry(path[..at].to_owned()).or_insert(CpioEntry::Folder);
         }
         self.entries.insert(path.to_owned(), entry);
     }
 }
 
+/// The part of an entry behind its path.
+struct CpioFile<'a> {
+    /// Type and permissions, as `stat` has them.
+    mode: u32,
+    /// The two numbers of a character device.
+    device: (u32, u32),
+    bytes: &'a [u8],
+}
+
 /// One entry: thirteen numbers of eight hexadecimal digits, the name with a zero, the bytes; both filled up to fours.
-fn append(archive: &mut Vec<u8>, number: usize, path: &str, mode: u32, device: (u32, u32), bytes: &[u8]) {
+fn append(archive: &mut Vec<u8>, number: usize, path: &str, file: &CpioFile<'_>) {
+    let CpioFile { mode, device: (major, minor), bytes } = *file;
     let fill = |archive: &mut Vec<u8>| archive.resize(archive.len().next_multiple_of(4), 0);
     let (size, name) = (bytes.len(), path.len() + 1);
-    let (major, minor) = device;
     archive.extend(format!("070701{number:08x}{mode:08x}{0:08x}{0:08x}{1:08x}{0:08x}", 0, 1).bytes());
     archive.extend(format!("{size:08x}{0:08x}{0:08x}{major:08x}{minor:08x}{name:08x}{0:08x}{path}\0", 0).bytes());
     fill(archive);

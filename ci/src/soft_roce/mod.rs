@@ -27,8 +27,7 @@ use crate::soft_roce::machine::{Machine, Wire};
 use crate::soft_roce::plan::Scenario;
 use crate::soft_roce::programs::Build;
 use crate::soft_roce::report::Report;
-use crate::tasks::Ending;
-use crate::workspace::{Tally, Workspace};
+use crate::workspace::{Ending, Tally, Workspace};
 
 /// The time that all machines together may take on two idle processors.
 const GOAL: Duration = Duration::from_secs(360);
@@ -38,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(3600);
 const LIMIT_BY_HAND: Duration = Duration::from_secs(660);
 
 /// The reports of the machines and their time.
-struct Said {
+struct MachineReports {
     alone: Report,
     server: Report,
     trainer: Report,
@@ -64,14 +63,14 @@ fn begin_with(workspace: &Workspace, build: Build) -> Result<Ending> {
     };
     let (mut furnishing, lock) = furnish(workspace, &downloads, build)?;
     let (pserver, workspace) = (furnishing.pserver.clone(), workspace.clone());
-    let machines = thread::spawn(move || -> Result<Said> {
+    let machines = thread::spawn(move || -> Result<MachineReports> {
         // Held until the machines are off.
         let _lock = lock;
         let began = Instant::now();
         let end = machine::deadline(LIMIT);
         let alone = alone(&workspace, &mut furnishing, &plan::ALONE, end)?;
         let (server, trainer) = two(&workspace, &mut furnishing, end)?;
-        Ok(Said { alone, server, trainer, took: began.elapsed() })
+        Ok(MachineReports { alone, server, trainer, took: began.elapsed() })
     });
     Ok(Box::new(move |workspace| {
         let said = machines.join().map_err(|_| anyhow!("the thread that runs machines panicked"))?;
@@ -81,8 +80,8 @@ fn begin_with(workspace: &Workspace, build: Build) -> Result<Ending> {
 
 /// The verdict on the machines. The tests of this machine are over: a test that they skipped and a guest passed is
 /// not counted as skipped.
-fn judge(workspace: &Workspace, pserver: &Path, said: &Said) -> Result<Tally> {
-    let Said { alone: report, server, trainer, took } = said;
+fn judge(workspace: &Workspace, pserver: &Path, said: &MachineReports) -> Result<Tally> {
+    let MachineReports { alone: report, server, trainer, took } = said;
     let mut total = judged(workspace, &[(plan::ALONE, report), (plan::SERVER, server), (plan::TRAINER, trainer)])?;
     println!("{}", figures::table(report));
     total += verdicts::nothing_is_copied(report);

@@ -3,7 +3,7 @@
 //! Not here: how a line is run ([`super::guest`]) and what is made of what it writes ([`super::figures`]).
 
 /// One program of a guest.
-pub(super) struct Program {
+pub(super) struct GuestProgram {
     /// The name in the report; a single word.
     pub(super) name: &'static str,
     /// It is ended after so long: it hangs. A busy machine takes ten times what an idle one does.
@@ -20,7 +20,7 @@ pub(super) struct Scenario {
     pub(super) name: &'static str,
     /// Makes the network and the device. A line that fails ends the guest.
     pub(super) before: &'static [&'static str],
-    pub(super) programs: &'static [Program],
+    pub(super) programs: &'static [GuestProgram],
 }
 
 /// The machine that runs everything alone: soft-RoCE over a device that leads nowhere, so that both ends are here.
@@ -244,18 +244,18 @@ const ALONE_NETWORK: &[&str] = &[
     "rdma link add rxe0 type rxe netdev dummy0",
 ];
 
-const fn program(name: &'static str, seconds: u64, line: &'static str) -> Program {
-    Program { name, seconds, beside: None, port: None, line }
+const fn program(name: &'static str, seconds: u64, line: &'static str) -> GuestProgram {
+    GuestProgram { name, seconds, beside: None, port: None, line }
 }
 
-const fn psbench(name: &'static str, line: &'static str) -> Program {
+const fn psbench(name: &'static str, line: &'static str) -> GuestProgram {
     program(name, 300, line)
 }
 
 /// A program of perftest is its own server when it is told no address.
-const fn perftest(name: &'static str, line: &'static str) -> Program {
+const fn perftest(name: &'static str, line: &'static str) -> GuestProgram {
     let (server, _) = line.split_at(line.len() - " 10.9.0.1".len());
-    Program { name, seconds: 200, beside: Some(server), port: Some(18515), line }
+    GuestProgram { name, seconds: 200, beside: Some(server), port: Some(18515), line }
 }
 
 /// The scenario of this name.

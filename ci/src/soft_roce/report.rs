@@ -11,7 +11,7 @@ const MARK: &str = "@@ pserver-guest ";
 
 /// One line of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum ReportLine {
     /// The following lines are written by this program.
     Begin(String),
     /// It ended: its exit status (`signal 9`, `out of time`, …) and how long it took.
@@ -25,7 +25,7 @@ pub(super) enum Line {
 /// The results of a guest that has ended.
 #[derive(Default)]
 pub(super) struct Report {
-    pub(super) programs: Vec<Run>,
+    pub(super) programs: Vec<ProgramRun>,
     pub(super) skipped: Vec<String>,
     pub(super) is_done: bool,
     /// The processor time that QEMU used on the host.
@@ -34,7 +34,7 @@ pub(super) struct Report {
 
 /// One program of a guest.
 #[derive(Default)]
-pub(super) struct Run {
+pub(super) struct ProgramRun {
     pub(super) name: String,
     /// None when it began and the guest did not say how it ended.
     pub(super) status: Option<String>,
@@ -45,15 +45,15 @@ pub(super) struct Run {
 impl Report {
     /// Takes the next line of the console.
     pub(super) fn take(&mut self, line: &str) {
-        match Line::parse(line) {
-            Some(Line::Begin(name)) => self.programs.push(Run { name, ..Run::default() }),
-            Some(Line::End { name, status, millis }) => {
+        match ReportLine::parse(line) {
+            Some(ReportLine::Begin(name)) => self.programs.push(ProgramRun { name, ..ProgramRun::default() }),
+            Some(ReportLine::End { name, status, millis }) => {
                 if let Some(run) = self.programs.iter_mut().rfind(|run| run.name == name) {
                     (run.status, run.millis) = (Some(status), millis);
                 }
             }
-            Some(Line::Skipped(why)) => self.skipped.push(why),
-            Some(Line::Done) => self.is_done = true,
+            Some(ReportLine::Skipped(why)) => self.skipped.push(why),
+            Some(ReportLine::Done) => self.is_done = true,
             None => {
                 if let Some(run) = self.programs.last_mut().filter(|run| run.status.is_none()) {
                     run.output.push(line.to_owned());
@@ -69,7 +69,7 @@ impl Report {
     }
 
     /// The results of the program of this name, if it ran.
-    pub(super) fn run(&self, name: &str) -> Option<&Run> {
+    pub(super) fn run(&self, name: &str) -> Option<&ProgramRun> {
         self.programs.iter().find(|run| run.name == name)
     }
 
@@ -90,7 +90,7 @@ impl Report {
     }
 }
 
-impl Run {
+impl ProgramRun {
     /// The rest of each line that begins with `word`.
     pub(super) fn said<'a>(&'a self, word: &'a str) -> impl Iterator<Item = &'a str> {
         self.output.iter().filter_map(move |line| line.strip_prefix(word)?.strip_prefix(' '))
@@ -117,7 +117,7 @@ impl Run {
     }
 }
 
-impl Line {
+impl ReportLine {
     fn parse(line: &str) -> Option<Self> {
         // The kernel may have written to the same line before.
         let (_, said) = line.trim_end().split_once(MARK)?;
@@ -136,7 +136,7 @@ impl Line {
     }
 }
 
-impl Display for Line {
+impl Display for ReportLine {
     fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Begin(name) => write!(out, "{MARK}begin {name}"),
@@ -196,10 +196,12 @@ mod tests {
 
     #[test]
     fn a_line_is_read_as_it_was_written() {
-        let end = Line::End { name: "a".to_owned(), status: "out of time".to_owned(), millis: 17 };
-        for line in [Line::Begin("a".to_owned()), end, Line::Skipped("rdma: why".to_owned()), Line::Done] {
-            assert_eq!(Line::parse(&format!("{line}\r\n")), Some(line));
+        let end = ReportLine::End { name: "a".to_owned(), status: "out of time".to_owned(), millis: 17 };
+        for line in
+            [ReportLine::Begin("a".to_owned()), end, ReportLine::Skipped("rdma: why".to_owned()), ReportLine::Done]
+        {
+            assert_eq!(ReportLine::parse(&format!("{line}\r\n")), Some(line));
         }
-        assert_eq!(Line::parse("@@ pserver-guest end a b c"), None);
+        assert_eq!(ReportLine::parse("@@ pserver-guest end a b c"), None);
     }
 }

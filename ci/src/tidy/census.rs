@@ -16,6 +16,10 @@ const ALLOW_PARAMETERS: &str = "// tidy: allow parameters:";
 /// Names that several types may have, each with its reason.
 const SHARED_TYPES: &[(&str, &str)] = &[
     ("Args", "the arguments of a subcommand; each stands alone in the private module of its command"),
+    (
+        "GeneratedFunction",
+        "the same type of kernels::native: one module has it where code is generated, the other elsewhere",
+    ),
     ("Error", "the error of a module, written with the module's path"),
     ("Report", "the output of tidy's rules, of the virtual machines and of psbench, in private modules"),
 ];

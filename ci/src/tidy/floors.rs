@@ -48,7 +48,7 @@ const OUTSIDE: (&str, &str) = ("ci", "pserver_ci");
 const PORTS: u8 = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct ModulePlace {
     name: String,
     /// None is outside of the house.
     floor: Option<u8>,
@@ -82,7 +82,7 @@ pub(super) fn dependency_refusal(folder: &str, dependency: &str) -> Option<Strin
     refusal(&place(&format!("{folder}/src/lib.rs"))?, &to)
 }
 
-fn refusal(from: &Place, to: &Place) -> Option<String> {
+fn refusal(from: &ModulePlace, to: &ModulePlace) -> Option<String> {
     let (Some(own), Some(other)) = (from.floor, to.floor) else {
         return (from.name != to.name).then(|| format!("{} and {} know nothing of each other", from.name, to.name));
     };
@@ -94,20 +94,20 @@ fn refusal(from: &Place, to: &Place) -> Option<String> {
 }
 
 /// Where a file stands; none when nobody gave it a floor.
-fn place(path: &str) -> Option<Place> {
+fn place(path: &str) -> Option<ModulePlace> {
     let (folder, inside) = path.split_once('/')?;
     if folder == OUTSIDE.0 {
-        return Some(Place { name: folder.to_owned(), floor: None });
+        return Some(ModulePlace { name: folder.to_owned(), floor: None });
     }
     let (name, _, floor) = PACKAGES.iter().find(|(name, ..)| *name == folder)?;
     match modules(inside) {
         Some(modules) if folder == "core" && !modules.is_empty() => core_module(&modules[0]),
-        _ => Some(Place { name: (*name).to_owned(), floor: Some(*floor) }),
+        _ => Some(ModulePlace { name: (*name).to_owned(), floor: Some(*floor) }),
     }
 }
 
 /// The module of this workspace that a path names.
-fn target(file: &SourceFile, path: &NamedPath) -> Option<Place> {
+fn target(file: &SourceFile, path: &NamedPath) -> Option<ModulePlace> {
     let (folder, inside) = file.path.split_once('/')?;
     let supers = path.parts.iter().take_while(|part| *part == "super").count();
     let depth = modules(inside).map(|modules| modules.len() + path.inline_modules);
@@ -118,21 +118,21 @@ fn target(file: &SourceFile, path: &NamedPath) -> Option<Place> {
     package(&path.parts[0])
 }
 
-fn package(import: &str) -> Option<Place> {
+fn package(import: &str) -> Option<ModulePlace> {
     if import == OUTSIDE.1 {
-        return Some(Place { name: OUTSIDE.0.to_owned(), floor: None });
+        return Some(ModulePlace { name: OUTSIDE.0.to_owned(), floor: None });
     }
     let (name, _, floor) = PACKAGES.iter().find(|(_, known, _)| *known == import)?;
-    Some(Place { name: (*name).to_owned(), floor: Some(*floor) })
+    Some(ModulePlace { name: (*name).to_owned(), floor: Some(*floor) })
 }
 
-fn core_module(name: &str) -> Option<Place> {
+fn core_module(name: &str) -> Option<ModulePlace> {
     let (name, floor) = CORE.iter().find(|(known, _)| *known == name)?;
-    Some(Place { name: format!("core::{name}"), floor: Some(*floor) })
+    Some(ModulePlace { name: format!("core::{name}"), floor: Some(*floor) })
 }
 
 /// The modules a file under `src` stands in, outermost first; none outside of `src`.
-fn modules(inside: &str) -> Option<Vec<String>> {
+pub(super) fn modules(inside: &str) -> Option<Vec<String>> {
     let file = inside.strip_prefix("src/")?.strip_suffix(".rs")?;
     let mut modules: Vec<_> = file.split('/').map(str::to_owned).collect();
     if matches!(modules.last().map(String::as_str), Some("mod" | "lib" | "main")) {

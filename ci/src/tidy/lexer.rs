@@ -8,7 +8,7 @@ pub(super) struct Parted {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TextKind {
     Code,
     Comment,
     Literal,
@@ -36,26 +36,26 @@ pub(super) fn is_word(letter: char) -> bool {
 }
 
 impl Lexer {
-    fn next(&self) -> (usize, Kind) {
+    fn next(&self) -> (usize, TextKind) {
         match (self.peek(0), self.peek(1)) {
-            ('/', '/') => (self.count(0, |letter| letter != '\n'), Kind::Comment),
-            ('/', '*') => (self.block_comment(), Kind::Comment),
-            ('"', _) => (self.string(), Kind::Literal),
-            ('\'', _) => (self.quote(), Kind::Literal),
+            ('/', '/') => (self.count(0, |letter| letter != '\n'), TextKind::Comment),
+            ('/', '*') => (self.block_comment(), TextKind::Comment),
+            ('"', _) => (self.string(), TextKind::Literal),
+            ('\'', _) => (self.quote(), TextKind::Literal),
             (first, _) if is_word(first) => self.word(),
-            _ => (1, Kind::Code),
+            _ => (1, TextKind::Code),
         }
     }
 
     /// A word, or the raw string whose prefix it is.
-    fn word(&self) -> (usize, Kind) {
+    fn word(&self) -> (usize, TextKind) {
         let length = self.count(0, is_word);
         let word: String = self.text[self.at..self.at + length].iter().collect();
         let hashes = self.count(length, |letter| letter == '#');
         if matches!(word.as_str(), "r" | "br" | "cr") && self.peek(length + hashes) == '"' {
-            return (self.raw_string(length, hashes), Kind::Literal);
+            return (self.raw_string(length, hashes), TextKind::Literal);
         }
-        (length, Kind::Code)
+        (length, TextKind::Code)
     }
 
     fn raw_string(&self, prefix: usize, hashes: usize) -> usize {
@@ -97,17 +97,17 @@ impl Lexer {
         length
     }
 
-    fn take(&mut self, length: usize, kind: Kind) {
+    fn take(&mut self, length: usize, kind: TextKind) {
         let end = (self.at + length).min(self.text.len());
         for index in self.at..end {
             let letter = self.text[index];
-            let opens_literal = kind == Kind::Literal && index == self.at;
+            let opens_literal = kind == TextKind::Literal && index == self.at;
             let (code, comment) = match kind {
                 _ if letter == '\n' => ('\n', '\n'),
                 _ if opens_literal => ('"', ' '),
-                Kind::Code => (letter, ' '),
-                Kind::Comment => (' ', letter),
-                Kind::Literal => (' ', ' '),
+                TextKind::Code => (letter, ' '),
+                TextKind::Comment => (' ', letter),
+                TextKind::Literal => (' ', ' '),
             };
             self.parted.code.push(code);
             self.parted.comments.push(comment);

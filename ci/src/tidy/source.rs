@@ -112,13 +112,16 @@ impl SourceFile {
         None
     }
 
-    /// Every path of two parts or more.
+    /// Every path of two parts or more, except those of visibilities such as `pub(in crate::wire)`.
     pub(super) fn paths(&self) -> Vec<NamedPath> {
         let (mut paths, mut at, mut modules) = (Vec::new(), 0, Vec::new());
         while at < self.tokens.len() {
             modules.retain(|end| *end > at);
             if self.token(at) == "mod" && self.token(at + 2) == "{" {
                 modules.push(self.closing(at + 2));
+            }
+            if self.stands(at, &["(", "in"]) {
+                at = self.closing(at);
             }
             let begins = at == 0 || !matches!(self.token(at - 1), "::" | ".");
             if begins && self.is_name(at) {

@@ -197,6 +197,26 @@ fn a_name_is_the_name_of_one_type() {
 }
 
 #[test]
+fn a_file_in_a_circle_is_found() {
+    let check = |files: &[(&str, &str)], expected: &[&str]| {
+        let files: Vec<SourceFile> = files.iter().map(|(path, text)| SourceFile::new(path, text)).collect();
+        let found = circles::circles(&files);
+        let found: Vec<String> = found.iter().map(|finding| format!("{}:{}", finding.path, finding.line)).collect();
+        assert_eq!(found, expected);
+    };
+    let (a, b) = ("core/src/a.rs", "core/src/b.rs");
+    check(&[(a, "\nuse super::b::B;"), (b, "use crate::{a::A, limits};")], &["core/src/a.rs:2", "core/src/b.rs:1"]);
+    check(&[(a, "fn f() { crate::b::g() }"), (b, "fn g() { crate::a::f() }")], &["core/src/a.rs:1", "core/src/b.rs:1"]);
+    let over_another = [(a, "use super::b;"), (b, "use super::c::d;"), ("core/src/c/d.rs", "use super::super::a;")];
+    check(&over_another, &["core/src/a.rs:1", "core/src/b.rs:1", "core/src/c/d.rs:1"]);
+    check(&[(a, "use super::b::B;"), (b, "// use super::a::A;\npub(in crate::a) use other::a;")], &[]);
+    check(&[(a, "use super::b::B;"), (b, "#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}")], &[]);
+    check(&[(a, "use super::b::B;"), ("capi/src/b.rs", "use crate::a::A;"), ("capi/src/a.rs", "")], &[]);
+    check(&[("core/src/a/mod.rs", "use b::B;"), ("core/src/a/b.rs", "use super::A;")], &[]);
+    check(&[(a, "mod inner {\n    use super::B;\n    use super::super::b::B;\n}"), (b, "")], &[]);
+}
+
+#[test]
 fn a_counted_rule_fails_above_its_ceiling_only() {
     let finding =
         |rule| Finding { path: String::new(), line: 1, rule, text: String::new(), standing: Standing::Counted };

@@ -3,6 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
+use pserver_transport::verbs::{DEVICE_EXPECTED, DeviceChoice};
 
 /// Digits in one step of one trainer.
 pub(super) const BATCH: usize = 32;
@@ -136,4 +137,9 @@ pub(super) fn optimizer_text(optimizer: Optimizer, rate: f32) -> String {
 pub(super) fn name(value: impl ValueEnum) -> String {
     let word = value.to_possible_value().expect("no value is skipped");
     word.get_name().to_owned()
+}
+
+/// Parses `--rdma-device`.
+pub(super) fn rdma_device(text: &str) -> Result<DeviceChoice, String> {
+    text.parse().map_err(|()| format!("expected {DEVICE_EXPECTED}"))
 }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{DecimalBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pserver_transport::verbs::{DEVICE_EXPECTED, DeviceChoice};
+use pserver_transport::verbs::DeviceChoice;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::children::{ChildEvent, ChildId, Children};
-use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text};
+use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text, rdma_device};
 use super::rule::RuleArgs;
 use super::trainer::{FINISH, Report};
 
@@ -120,7 +120,8 @@ pub(super) fn run_job(args: &Args, program: &Path) -> Result<Summary> {
         model_dir: Some(&args.model_dir),
     };
     let outcome = start_servers(&mut children, &job, program).and_then(|coordinator| {
-        let trainers = start_trainers(&mut children, args, epochs, &optimizer, &coordinator, program)?;
+        let training = Training { args, epochs, optimizer: &optimizer, coordinator: &coordinator };
+        let trainers = start_trainers(&mut children, &training, program)?;
         listen(&mut children, args, epochs, &trainers)
     });
     children.stop();
@@ -175,11 +176,6 @@ pub(super) fn unconfigured(program: &Path) -> Command {
     command
 }
 
-/// Parses `--rdma-device`.
-pub(super) fn rdma_device(text: &str) -> Result<DeviceChoice, String> {
-    text.parse().map_err(|()| format!("expected {DEVICE_EXPECTED}"))
-}
-
 /// The address in a server's line `ready ADDRESS`.
 fn await_ready(children: &mut Children, server: ChildId) -> Result<String> {
     let deadline = Instant::now() + READY_TIMEOUT;
@@ -197,14 +193,18 @@ fn await_ready(children: &mut Children, server: ChildId) -> Result<String> {
     }
 }
 
-fn start_trainers(
-    children: &mut Children,
-    args: &Args,
+/// The settings of trainers.
+struct Training<'a> {
+    args: &'a Args,
     epochs: u32,
-    optimizer: &str,
-    coordinator: &str,
-    program: &Path,
-) -> Result<Vec<ChildId>> {
+    /// The optimizer of the program, as configuration.
+    optimizer: &'a str,
+    /// The address of server 0.
+    coordinator: &'a str,
+}
+
+fn start_trainers(children: &mut Children, training: &Training<'_>, program: &Path) -> Result<Vec<ChildId>> {
+    let Training { args, epochs, optimizer, coordinator } = *training;
     let start = |trainer: u32| {
         let mut command = unconfigured(program);
         command

@@ -21,9 +21,9 @@ use pserver_transport::verbs::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
 use super::digits::{Digit, Digits};
-use super::plan::{BATCH, LOCAL_STEPS, Sharing};
+use super::plan::{BATCH, LOCAL_STEPS, Sharing, rdma_device};
 use super::shuffler::Shuffler;
-use super::{network, parent_death, runner};
+use super::{network, parent_death};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_program::{Trainer, initialise, initialise_for_deltas};
 
@@ -34,7 +34,7 @@ const MODEL_PATH: &str = "digits.safetensors";
 
 /// The options of `pserver quickstart-trainer`, which only `pserver quickstart` starts.
 #[derive(Clone, Debug, clap::Args)]
-pub struct TrainerArgs {
+pub struct DigitTrainerArgs {
     /// The address of server 0.
     #[arg(long, value_name = "ADDRESS")]
     pub coordinator: String,
@@ -60,7 +60,7 @@ pub struct TrainerArgs {
     #[arg(long, value_name = "TEXT")]
     pub optimizer: String,
     /// Which RDMA device it uses.
-    #[arg(long, value_parser = runner::rdma_device, default_value_t)]
+    #[arg(long, value_parser = rdma_device, default_value_t)]
     pub rdma_device: DeviceChoice,
     /// The file with the job's token.
     #[arg(long, value_name = "FILE")]
@@ -102,7 +102,7 @@ pub enum Report {
 ///
 /// # Errors
 /// The reason that training stopped.
-pub fn run(args: &TrainerArgs) -> Result<()> {
+pub fn run(args: &DigitTrainerArgs) -> Result<()> {
     let orders = parent_death::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
     let digits = Digits::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
@@ -123,7 +123,7 @@ pub fn run(args: &TrainerArgs) -> Result<()> {
 
 /// Trains, and on trainer 0 measures and saves once `others_departed` returns.
 pub(super) fn train(
-    args: &TrainerArgs,
+    args: &DigitTrainerArgs,
     digits: &Digits,
     client: &Client,
     report: &mut dyn FnMut(&Report) -> Result<()>,
@@ -138,10 +138,10 @@ pub(super) fn train(
     }
     let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
     let mut whole = Whole { client, run: PlainRun::new(&graph, &mut arithmetic, &mut kernels)?, names: names(&graph) };
-    let mut course = Course::new(args, digits)?;
+    let mut course = DigitBatches::new(args, digits)?;
     let mut pace = match args.mode {
-        Sharing::Sync | Sharing::Async => Pace::Remote(own.insert(Trainer::new(client, &parts)?)),
-        Sharing::Delta => Pace::Local { anchor: whole.pull()?, whole: &mut whole, since_pull: 0 },
+        Sharing::Sync | Sharing::Async => TrainingStep::Remote(own.insert(Trainer::new(client, &parts)?)),
+        Sharing::Delta => TrainingStep::Local { anchor: whole.pull()?, whole: &mut whole, since_pull: 0 },
     };
     let start = Instant::now();
     for epoch in 1..=args.epochs {
@@ -173,7 +173,7 @@ fn transpiler(sharing: Sharing) -> ParameterServer {
     ParameterServer { mode, merge: Merge::Mean, ..ParameterServer::default() }
 }
 
-fn cluster(args: &TrainerArgs) -> Cluster {
+fn cluster(args: &DigitTrainerArgs) -> Cluster {
     Cluster { trainers: args.trainers, servers: args.servers }
 }
 
@@ -183,15 +183,15 @@ fn names(graph: &Graph) -> Vec<String> {
 }
 
 /// The order in which a trainer sees its digits.
-struct Course<'a> {
+struct DigitBatches<'a> {
     share: Vec<&'a Digit>,
     seed: [u64; 2],
     /// Steps in one epoch: the same for every trainer, because a round needs a gradient of each.
     steps: usize,
 }
 
-impl<'a> Course<'a> {
-    fn new(args: &TrainerArgs, digits: &'a Digits) -> Result<Self> {
+impl<'a> DigitBatches<'a> {
+    fn new(args: &DigitTrainerArgs, digits: &'a Digits) -> Result<Self> {
         let share = digits.part(args.trainer, args.trainers)?;
         // The last trainer's share is the shortest.
         let shortest = digits.part(args.trainers - 1, args.trainers)?.len();
@@ -261,14 +261,14 @@ impl Whole<'_> {
 }
 
 /// How a batch changes the model.
-enum Pace<'a, 'c> {
+enum TrainingStep<'a, 'c> {
     /// The servers step.
     Remote(&'a mut Trainer<'c>),
     /// The trainer steps and pushes how far it came since its last pull.
     Local { whole: &'a mut Whole<'c>, since_pull: u32, anchor: Vec<Tensor> },
 }
 
-impl Pace<'_, '_> {
+impl TrainingStep<'_, '_> {
     /// Learns from a batch; gives its loss.
     fn step(&mut self, batch: &[&Digit]) -> Result<f32> {
         match self {

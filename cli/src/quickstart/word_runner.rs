@@ -47,7 +47,7 @@ pub struct Args {
 
 /// Result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-struct Summary {
+struct WordSummary {
     /// Steps of each trainer.
     steps: u32,
     /// Trainer 0's mean loss, in nats, from report to report.
@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
         listen(&mut children, args, &trainers)
     });
     children.stop();
-    let summary = Summary { steps, dense_bytes: dense_bytes(steps, args.trainers), ..outcome? };
+    let summary = WordSummary { steps, dense_bytes: dense_bytes(steps, args.trainers), ..outcome? };
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);
     } else {
@@ -101,7 +101,7 @@ fn dense_bytes(steps: u32, trainers: u32) -> u64 {
     u64::from(steps) * u64::from(trainers) * 2 * 2 * table
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for WordSummary {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, last) = (self.losses.first().unwrap_or(&0.0), self.losses.last().unwrap_or(&0.0));
         writeln!(formatter, "loss     {first:.3} at first, {last:.3} in the end, after {} steps", self.steps)?;
@@ -137,15 +137,15 @@ fn start_trainers(
     (0..args.trainers).map(start).collect()
 }
 
-fn listen(children: &mut Children, args: &Args, trainers: &[ChildId]) -> Result<Summary> {
-    let mut summary = Summary::default();
+fn listen(children: &mut Children, args: &Args, trainers: &[ChildId]) -> Result<WordSummary> {
+    let mut summary = WordSummary::default();
     let mut moved = vec![0; trainers.len()];
     follow(children, trainers, |report| summary.take(report, &mut moved, args.json))?;
     ensure!(!summary.neighbours.is_empty(), "trainer 0 exited with status 0 and did not report what it learned");
-    Ok(Summary { bytes: moved.iter().sum(), ..summary })
+    Ok(WordSummary { bytes: moved.iter().sum(), ..summary })
 }
 
-impl Summary {
+impl WordSummary {
     fn take(&mut self, report: WordReport, moved: &mut [u64], quiet: bool) -> Result<()> {
         match report {
             WordReport::Steps { trainer, steps, loss, bytes, seconds } => {

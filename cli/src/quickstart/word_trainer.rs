@@ -120,7 +120,7 @@ fn parts(args: &WordTrainerArgs) -> Result<Vec<ProgramPart>> {
 fn train(args: &WordTrainerArgs, words: &Words, client: &Client, own: &mut Trainer<'_>) -> Result<()> {
     let moved = || client.moved().sent + client.moved().received;
     let (before, start) = (moved(), Instant::now());
-    let mut course = Course::new(args, words)?;
+    let mut course = WordBatches::new(args, words)?;
     let (mut loss, mut since) = (0.0, 0_u16);
     for steps in 1..=args.steps {
         for (name, tensor) in data(course.next()?) {
@@ -140,14 +140,14 @@ fn train(args: &WordTrainerArgs, words: &Words, client: &Client, own: &mut Train
 
 /// The pairs of a trainer, epoch after epoch: every trainer takes as many steps, because a round needs a gradient of
 /// each, however many pairs its verses have.
-struct Course<'a> {
+struct WordBatches<'a> {
     args: &'a WordTrainerArgs,
     words: &'a Words,
     epoch: u32,
     pairs: EpochPairs<'a>,
 }
 
-impl<'a> Course<'a> {
+impl<'a> WordBatches<'a> {
     fn new(args: &'a WordTrainerArgs, words: &'a Words) -> Result<Self> {
         Ok(Self { args, words, epoch: 0, pairs: words.pairs(args.trainer, args.trainers, 0, args.seed)? })
     }

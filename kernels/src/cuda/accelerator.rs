@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::limits::RULE_SCALARS_MAX;
 use pserver_core::memory::Arena;
@@ -25,15 +24,15 @@ use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, NotAdopted,
 use super::arguments::GRADIENTS_MAX;
 use super::checked::DriverError;
 use super::chunk_memory::{ChunkMemory, ChunkRanges};
-use super::code::{KernelLoader, UpdateKernel};
+use super::code::KernelLoader;
 use super::gathering::{Banks, aligned};
-use super::pinned_arena::PinnedArena;
-use super::safe::{
-    CudaContext, CudaEvent, DeviceMemory, DeviceRange, KernelFunction, PinnedMemory, PinnedRange, Ring, StreamSet,
-    Ticket,
+use super::in_flight::{
+    DeviceScratch, HostScratch, PreparedWork, ScratchMemory, Submission, SubmittedWork, WorkOutcomes,
 };
+use super::pinned_arena::PinnedArena;
+use super::safe::{CudaContext, CudaEvent, DeviceMemory, DeviceRange, PinnedMemory, Ring, StreamSet};
 use super::settings::CudaSettings;
-use super::submission::Submission;
+use super::slot::{KeptSum, SlotState};
 
 /// Work items in flight: enough that copies and kernels of several chunks overlap, also in a round of small chunks.
 const DEPTH: usize = 64;
@@ -51,80 +50,41 @@ const LOOKS: u32 = 32;
 
 /// An accelerator on one CUDA device.
 pub struct Cuda {
-    name: String,
-    settings: CudaSettings,
+    device: DeviceState,
     pub(super) context: Arc<CudaContext>,
-    // Dropped first: all memory that the streams work on is released after them.
+    // Dropped before the memory: all memory that the streams work on is released after them.
     pub(super) streams: StreamSet<SubmittedWork>,
     pub(super) ring: Ring,
     /// Work that is submitted in part, because the staging ring is full. No other work begins before it is complete.
     pub(super) submission: Option<Submission>,
+    pub(super) prepared: PreparedWork,
     pub(super) kernels: KernelLoader,
-    pub(super) banks: Banks,
-    /// The partial sum of a streamed update. Only the compute stream touches it, in order.
-    pub(super) sum: DeviceRange,
-    pub(super) device_scratch: Vec<DeviceScratch>,
-    pub(super) free: Vec<HostScratch>,
-    chunk_memory: ChunkMemory,
-    pub(super) slots: Vec<SlotState>,
+    pub(super) summing: SumMemory,
+    pub(super) scratch: ScratchMemory,
+    pub(super) chunks: ResidentChunks,
     pub(super) arenas: Vec<PinnedArena>,
-    /// Work that was not submitted in full, and the reason.
-    pub(super) failed: Vec<(Ticket, Failure)>,
-    /// Completed work that the caller has not polled yet.
-    pub(super) completed: Vec<Done>,
+    pub(super) outcomes: WorkOutcomes,
+}
+
+/// A device's name, its settings, and whether it is lost.
+struct DeviceState {
+    name: String,
+    settings: CudaSettings,
     /// The reason why the device is lost.
     lost: Option<String>,
-    /// Buffers for the work that begins, kept to avoid allocations.
-    pub(super) packed: Vec<u8>,
-    pub(super) gradients: Vec<(u32, ElementType)>,
-    /// For each copy to the device, in order: whether its source is pinned.
-    pub(super) is_pinned: Vec<bool>,
 }
 
-/// A chunk that lives on the device.
-pub(super) struct SlotState {
-    pub(super) resident: Resident,
-    pub(super) program: UpdateKernel,
-    pub(super) sum: KernelFunction,
-    pub(super) parameter: DeviceRange,
-    pub(super) states: Vec<DeviceRange>,
-    pub(super) kept: Option<KeptSum>,
-    pub(super) is_loaded: bool,
-    pub(super) is_busy: bool,
-    /// The reason why the content is unknown.
-    pub(super) broken: Option<String>,
+/// Device memory in which gradients are summed.
+pub(super) struct SumMemory {
+    pub(super) banks: Banks,
+    /// The partial sum of a streamed update. Only the compute stream touches it, in order.
+    pub(super) partial: DeviceRange,
 }
 
-/// A chunk's sum of gradients, kept for the next update.
-pub(super) struct KeptSum {
-    pub(super) sum: DeviceRange,
-    pub(super) squares: DeviceRange,
-    /// The kernel that computes the squares.
-    pub(super) entry: KernelFunction,
-    /// Whether the sum has been computed.
-    pub(super) is_there: bool,
-}
-
-/// Device memory and event of one piece of work in flight.
-pub(super) struct DeviceScratch {
-    pub(super) numbers: DeviceRange,
-    /// Recorded first after the copy in (work without gradients) and later after the kernel. A wait refers to the last
-    /// record before it, so one event serves both.
-    pub(super) reached: CudaEvent,
-}
-
-/// Pinned memory and event of one piece of work in flight.
-pub(super) struct HostScratch {
-    pub(super) scratch: usize,
-    pub(super) numbers: PinnedRange,
-    pub(super) end: CudaEvent,
-}
-
-/// A piece of work in flight.
-pub(super) struct SubmittedWork {
-    pub(super) work: Work,
-    pub(super) scratch: usize,
-    pub(super) numbers: PinnedRange,
+/// The chunks that live on the device, and their memory.
+pub(super) struct ResidentChunks {
+    memory: ChunkMemory,
+    pub(super) slots: Vec<SlotState>,
 }
 
 impl Cuda {
@@ -174,43 +134,36 @@ impl Cuda {
             streams: StreamSet::new(&context, DEPTH).map_err(refused)?,
             ring: Ring::new(&context, ring).map_err(refused)?,
             submission: None,
+            prepared: PreparedWork {
+                packed: Vec::with_capacity(NUMBERS_BYTES),
+                gradients: Vec::with_capacity(GRADIENTS_MAX),
+                is_pinned: Vec::with_capacity(GRADIENTS_MAX),
+            },
             kernels: KernelLoader::new(&context, settings.cache.as_deref())?,
-            banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
-            sum: part(0..sum_bytes),
-            chunk_memory: ChunkMemory::new(&context, settings.memory_bytes, fixed),
-            packed: Vec::with_capacity(NUMBERS_BYTES),
-            gradients: Vec::with_capacity(GRADIENTS_MAX),
-            is_pinned: Vec::with_capacity(GRADIENTS_MAX),
-            slots: Vec::new(),
+            summing: SumMemory {
+                banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
+                partial: part(0..sum_bytes),
+            },
+            scratch: ScratchMemory { device: device_scratch, free },
+            chunks: ResidentChunks {
+                memory: ChunkMemory::new(&context, settings.memory_bytes, fixed),
+                slots: Vec::new(),
+            },
             arenas: Vec::new(),
-            failed: Vec::new(),
-            completed: Vec::with_capacity(DEPTH),
-            lost: None,
-            name,
-            device_scratch,
-            free,
+            outcomes: WorkOutcomes { failed: Vec::new(), completed: Vec::with_capacity(DEPTH) },
+            device: DeviceState { name, settings, lost: None },
             context,
-            settings,
         })
-    }
-
-    fn check_alive(&self) -> Result<(), Failure> {
-        self.lost.as_ref().map_or(Ok(()), |reason| Err(Failure::Device(format!("{} is lost: {reason}", self.name))))
     }
 
     /// Marks the device as lost, after a call failed that belongs to no single piece of work.
     pub(super) fn lose(&mut self, refused: &DriverError) -> Failure {
-        let failure = Failure::Device(format!("{} is lost: {refused}", self.name));
-        if self.lost.is_none() {
-            tracing::error!(%refused, device = self.name, "a CUDA device is lost; its memory is not used again");
-            self.lost = Some(refused.to_string());
-        }
-        failure
+        self.device.lose(refused)
     }
 
     /// Unpins arenas, unless the device may still access them.
     fn release_arenas(&mut self) {
-        if self.lost.is_none() && self.streams.len() == 0 {
+        if !self.device.is_lost() && self.streams.len() == 0 {
             self.arenas.clear();
         } else {
             self.arenas.drain(..).for_each(mem::forget);
@@ -219,13 +172,14 @@ impl Cuda {
 
     /// Continues a partial submission, and collects completed work from the streams.
     fn collect(&mut self) -> Result<(), Failure> {
-        self.check_alive()?;
+        self.device.check_alive()?;
         self.advance()?;
-        let Self { streams, free, slots, failed, completed, .. } = self;
+        let Self { streams, scratch: ScratchMemory { free, .. }, chunks, outcomes, .. } = self;
+        let WorkOutcomes { failed, completed } = outcomes;
         let collected = streams.release(|ticket, job, end| {
             let SubmittedWork { work, scratch, numbers } = job;
             free.push(HostScratch { scratch, numbers, end });
-            let slot = &mut slots[work.slot().0 as usize];
+            let slot = &mut chunks.slots[work.slot().0 as usize];
             slot.is_busy = false;
             let spoilt = failed.iter().position(|(other, _)| *other == ticket);
             let outcome = spoilt.map_or(Ok(()), |place| Err(failed.swap_remove(place).1));
@@ -240,6 +194,25 @@ impl Cuda {
     }
 }
 
+impl DeviceState {
+    fn is_lost(&self) -> bool {
+        self.lost.is_some()
+    }
+
+    fn check_alive(&self) -> Result<(), Failure> {
+        self.lost.as_ref().map_or(Ok(()), |reason| Err(Failure::Device(format!("{} is lost: {reason}", self.name))))
+    }
+
+    fn lose(&mut self, refused: &DriverError) -> Failure {
+        let failure = Failure::Device(format!("{} is lost: {refused}", self.name));
+        if self.lost.is_none() {
+            tracing::error!(%refused, device = self.name, "a CUDA device is lost; its memory is not used again");
+            self.lost = Some(refused.to_string());
+        }
+        failure
+    }
+}
+
 impl Drop for Cuda {
     fn drop(&mut self) {
         self.release_arenas();
@@ -249,14 +222,14 @@ impl Drop for Cuda {
 impl Accelerator for Cuda {
     fn capabilities(&self) -> DeviceFacts {
         DeviceFacts {
-            name: self.name.clone(),
-            bytes_free: if self.lost.is_some() { 0 } else { self.chunk_memory.free() },
-            bytes_least: self.settings.bytes_least,
+            name: self.device.name.clone(),
+            bytes_free: if self.device.is_lost() { 0 } else { self.chunks.memory.free() },
+            bytes_least: self.device.settings.bytes_least,
         }
     }
 
     fn pin(&mut self, arena: &Arena) -> Result<(), Failure> {
-        self.check_alive()?;
+        self.device.check_alive()?;
         let mut locked = PinnedArena::new(arena);
         locked.try_first(&self.context).map_err(Failure::call)?;
         self.arenas.push(locked);
@@ -264,8 +237,8 @@ impl Accelerator for Cuda {
     }
 
     fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted> {
-        self.check_alive()?;
-        let (bytes, most) = (u64::from(resident.bytes), self.settings.chunk_bytes);
+        self.device.check_alive()?;
+        let (bytes, most) = (u64::from(resident.bytes), self.device.settings.chunk_bytes);
         if most < resident.bytes {
             let text = format!("a chunk of {bytes} bytes; this device was opened for {most} at most");
             return Err(NotAdopted::Unfit(text));
@@ -273,18 +246,28 @@ impl Accelerator for Cuda {
         let program = self.kernels.program(&resident.code, resident.element_type)?;
         let sum = self.kernels.sum(resident.element_type)?;
         let squares = resident.keeps_sum.then(|| self.kernels.squares(resident.element_type)).transpose()?;
-        let ChunkRanges { parameter, states, kept } = self.chunk_memory.take(resident)?;
+        let ChunkRanges { parameter, states, kept } = self.chunks.memory.take(resident)?;
         let kept = kept.zip(squares).map(|((sum, squares), entry)| KeptSum { sum, squares, entry, is_there: false });
-        let slot = DeviceSlot(u32::try_from(self.slots.len()).expect("there are fewer chunks than that"));
+        let slot = DeviceSlot(u32::try_from(self.chunks.slots.len()).expect("there are fewer chunks than that"));
         let resident = resident.clone();
         let (is_loaded, is_busy, broken) = (false, false, None);
-        self.slots.push(SlotState { resident, program, sum, parameter, states, kept, is_loaded, is_busy, broken });
+        self.chunks.slots.push(SlotState {
+            resident,
+            program,
+            sum,
+            parameter,
+            states,
+            kept,
+            is_loaded,
+            is_busy,
+            broken,
+        });
         Ok(slot)
     }
 
     fn clear(&mut self) {
         let submission = self.submission.take();
-        if self.lost.is_none() {
+        if !self.device.is_lost() {
             // After a restore this is the thread's first call of the driver.
             let waited = self.context.enter().and_then(|()| {
                 submission.map_or(Ok(()), |submission| self.streams.close_early(submission.ticket))?;
@@ -292,21 +275,21 @@ impl Accelerator for Cuda {
             });
             let emptied = waited.and_then(|()| {
                 self.streams.empty(|job, end| {
-                    self.free.push(HostScratch { scratch: job.scratch, numbers: job.numbers, end });
+                    self.scratch.free.push(HostScratch { scratch: job.scratch, numbers: job.numbers, end });
                 })
             });
             emptied.unwrap_or_else(|refused| drop(self.lose(&refused)));
         }
-        self.completed.clear();
-        self.failed.clear();
-        self.slots.clear();
+        self.outcomes.completed.clear();
+        self.outcomes.failed.clear();
+        self.chunks.slots.clear();
         self.release_arenas();
-        self.chunk_memory.clear();
+        self.chunks.memory.clear();
         self.kernels.clear();
     }
 
     fn submit(&mut self, queue: &mut VecDeque<Work>) -> Result<(), Failure> {
-        self.check_alive()?;
+        self.device.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
         self.advance()?;
         while self.submission.is_none()
@@ -319,17 +302,17 @@ impl Accelerator for Cuda {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Failure> {
-        self.check_alive()?;
+        self.device.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
         self.collect()?;
-        done.append(&mut self.completed);
+        done.append(&mut self.outcomes.completed);
         Ok(())
     }
 
     fn wait(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut looks = 0;
-        while self.completed.is_empty() && 0 < self.streams.len() && self.lost.is_none() {
+        while self.outcomes.completed.is_empty() && 0 < self.streams.len() && !self.device.is_lost() {
             // The failure is kept, and the next poll returns it.
             if self.context.enter().is_err() || self.collect().is_err() || until <= Instant::now() {
                 return;

@@ -226,6 +226,7 @@ pub struct ScanArguments {
 
 /// Taken by `pserver_rows_<type>_<key>`: for every unique row the sum of its contributions, as
 /// [`RowMerge`](pserver_core::rows::RowMerge) computes it, and the rule on the sum. Any grid; a warp takes a row.
+// tidy: allow fields: the arguments of a kernel, whose layout is that of `kernels/cu/rows.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct RowsArguments {

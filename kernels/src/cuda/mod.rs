@@ -13,10 +13,10 @@
 //!
 //! Then the driver side: `sys` (its functions), `checked` (their results), `safe` (its objects; all unsafe code is in
 //! these three), `code` and `cache` (the choice of a kernel), [`CudaSettings`], `chunk_memory` and `pinned_arena`
-//! (memory), [`GatherPlan`] (grouping of gradients), `submission` (work becomes copies and kernels), [`Cuda`] (the
-//! accelerator). [`CudaDevice`] is a device before memory is taken from it, [`AcceleratorKernels`] adapts an
-//! accelerator to the kernels port, [`Probe`] is what `psbench` times, [`KernelLauncher`] launches any kernel by name,
-//! [`ForeignMemory`] is a trainer's own memory.
+//! (memory), [`GatherPlan`] (grouping of gradients), `slot` (a chunk on the device), `in_flight` (its work),
+//! `submission` (work becomes copies and kernels), [`Cuda`] (the accelerator). [`CudaDevice`] is a device before memory
+//! is taken from it, [`AcceleratorKernels`] adapts an accelerator to the kernels port, [`Probe`] is what `psbench`
+//! times, [`KernelLauncher`] launches any kernel by name, [`ForeignMemory`] is a trainer's own memory.
 
 use pserver_core::error::Failure;
 
@@ -30,6 +30,7 @@ mod code;
 mod device;
 pub mod emit;
 mod gathering;
+mod in_flight;
 mod launcher;
 mod pinned_arena;
 mod probe;
@@ -37,6 +38,7 @@ mod safe;
 pub mod scalars;
 mod settings;
 pub mod shipped;
+mod slot;
 pub mod source;
 mod submission;
 mod sys;

@@ -15,10 +15,9 @@ use super::checked::DriverError;
 use super::code::KernelLoader;
 use super::gathering::aligned;
 use super::safe::{
-    CudaContext, CudaEvent, DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, StreamId, StreamSet, Ticket,
+    CudaContext, CudaEvent, DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, StreamId, StreamSet, Ticket, grid,
 };
 use super::settings::CudaSettings;
-use super::submission::grid;
 
 /// Duration of copies within the device before they are timed: an idle device starts at a lower clock.
 const WARM_UP: Duration = Duration::from_millis(200);

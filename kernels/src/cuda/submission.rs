@@ -4,50 +4,15 @@ use std::ops::Range;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::limits::STATES_MAX;
 use pserver_core::memory::Lease;
-use pserver_core::port::{Done, GradientLease, Work};
+use pserver_core::port::{Done, Work};
 
-use super::accelerator::{Cuda, HostScratch, RING_PIECES, SlotState, SubmittedWork};
-use super::arguments::{BLOCK_THREADS, ElementKind, GRADIENTS_MAX, SquaresArguments, SumMode, UpdateArguments};
+use super::accelerator::{Cuda, RING_PIECES};
+use super::arguments::{ElementKind, SquaresArguments, SumMode, UpdateArguments};
 use super::checked::DriverError;
 use super::gathering::{GatherPlan, aligned};
-use super::safe::{CudaContext, DeviceRange, Grid, KernelFunction, StreamId, Ticket};
-
-/// Elements per thread and iteration.
-const ELEMENTS_AT_ONCE: u64 = 8;
-
-/// The kind of work, after the streams took ownership of it.
-#[derive(Clone, Copy)]
-enum WorkKind {
-    Load { states: usize },
-    Sum,
-    Update,
-    Store,
-}
-
-/// Progress of a submission, which advances as far as the staging ring has free pieces.
-pub(super) struct Submission {
-    pub(super) ticket: Ticket,
-    index: usize,
-    scratch: usize,
-    task: WorkKind,
-    /// The kernel's arguments.
-    launch: UpdateArguments,
-    /// The current group of gradients, its bank, and the bytes of the bank in use.
-    group: Range<usize>,
-    bank: usize,
-    filled: u64,
-    /// The next tensor to copy to the device, and the bytes of it already submitted.
-    item: usize,
-    offset: u64,
-    /// Whether the copy of its numbers has been submitted.
-    is_begun: bool,
-    /// Whether its slot has been written.
-    is_written: bool,
-    /// Pieces of the ring that it may still use in this turn.
-    allowed: usize,
-}
+use super::in_flight::{CopyProgress, GradientGroup, HostScratch, Submission, SubmittedWork, WorkKind};
+use super::safe::{DeviceRange, ELEMENTS_AT_ONCE, StreamId, Ticket, grid};
 
 /// The error of a partial submission, and whether its slot has been written.
 struct Stopped {
@@ -60,22 +25,24 @@ impl Cuda {
     /// makes the device lost.
     pub(super) fn begin(&mut self, work: Work) -> Result<(), Failure> {
         let index = work.slot().0 as usize;
-        let slot = &mut self.slots[index];
+        let slot = &mut self.chunks.slots[index];
         if let Some(reason) = &slot.broken {
             let outcome = Err(Failure::Device(format!("slot {index} is broken: {reason}")));
-            self.completed.push(Done { work, outcome });
+            self.outcomes.completed.push(Done { work, outcome });
             return Ok(());
         }
         slot.check(&work);
         slot.is_busy = true;
         let mut launch = slot.arguments();
-        self.gradients.clear();
-        self.packed.clear();
+        self.prepared.gradients.clear();
+        self.prepared.packed.clear();
         let task = match &work {
             Work::Load { states, .. } => WorkKind::Load { states: states.len() },
             Work::Store { .. } => WorkKind::Store,
             Work::Sum { gradients, .. } => {
-                self.gradients.extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
+                self.prepared
+                    .gradients
+                    .extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
                 slot.kept.as_mut().expect("the work was checked").is_there = false;
                 WorkKind::Sum
             }
@@ -83,15 +50,17 @@ impl Cuda {
                 if *is_summed {
                     launch.sum = slot.kept.as_ref().expect("the work was checked").sum.address();
                 } else {
-                    self.gradients.extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
+                    self.prepared
+                        .gradients
+                        .extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
                 }
-                slot.program.numbers.pack(slot.resident.element_type, numbers, &mut self.packed);
+                slot.program.numbers.pack(slot.resident.element_type, numbers, &mut self.prepared.packed);
                 WorkKind::Update
             }
         };
         self.lock(&work);
-        let HostScratch { scratch, mut numbers, end } = self.free.pop().expect("the caller checked has_room");
-        numbers.bytes_mut()[..self.packed.len()].copy_from_slice(&self.packed);
+        let HostScratch { scratch, mut numbers, end } = self.scratch.free.pop().expect("the caller checked has_room");
+        numbers.bytes_mut()[..self.prepared.packed.len()].copy_from_slice(&self.prepared.packed);
         let ticket = self.streams.hold(SubmittedWork { work, scratch, numbers }, end);
         self.submission = Some(Submission {
             ticket,
@@ -99,14 +68,10 @@ impl Cuda {
             scratch,
             task,
             launch,
-            group: 0..0,
-            bank: 0,
-            filled: 0,
-            item: 0,
-            offset: 0,
+            group: GradientGroup::default(),
+            copy: CopyProgress::default(),
             is_begun: false,
             is_written: false,
-            allowed: 0,
         });
         self.advance()
     }
@@ -114,7 +79,7 @@ impl Cuda {
     /// Continues a partial submission as far as the ring has room.
     pub(super) fn advance(&mut self) -> Result<(), Failure> {
         let Some(mut submission) = self.submission.take() else { return Ok(()) };
-        submission.allowed = RING_PIECES;
+        submission.copy.allowed = RING_PIECES;
         let advanced = match submission.task {
             WorkKind::Load { states } => self.load(&mut submission, states),
             WorkKind::Sum => self.sum(&mut submission),
@@ -136,7 +101,7 @@ impl Cuda {
 
     /// Pins the pages that the work's copies touch, and records which sources of copies to the device are not pinned.
     fn lock(&mut self, work: &Work) {
-        let (arenas, context, is_pinned) = (&mut self.arenas, &self.context, &mut self.is_pinned);
+        let (arenas, context, is_pinned) = (&mut self.arenas, &self.context, &mut self.prepared.is_pinned);
         let mut lock =
             |bytes: &[u8]| arenas.iter_mut().find_map(|arena| arena.lock(context, bytes)).unwrap_or_default();
         is_pinned.clear();
@@ -165,19 +130,19 @@ impl Cuda {
         from: ItemBytes,
         to: &DeviceRange,
     ) -> Result<bool, DriverError> {
-        let (ticket, item, length) = (submission.ticket, submission.item, to.bytes());
+        let (ticket, item, length) = (submission.ticket, submission.copy.item, to.bytes());
         let from_offset = |offset: u64| {
             let number = |bytes| usize::try_from(bytes).expect("a chunk's length has 32 bits");
             number(offset)..number(length)
         };
-        if self.is_pinned[item] {
+        if self.prepared.is_pinned[item] {
             self.streams.copy_in(ticket, |job| &from(job, item)[from_offset(0)], to)?;
         }
-        while !self.is_pinned[item] && submission.offset < length {
-            if submission.allowed == 0 {
+        while !self.prepared.is_pinned[item] && submission.copy.offset < length {
+            if submission.copy.allowed == 0 {
                 return Ok(false);
             }
-            let (offset, rest) = (submission.offset, to.part(submission.offset..length));
+            let (offset, rest) = (submission.copy.offset, to.part(submission.copy.offset..length));
             let went = self.streams.copy_through(
                 &mut self.ring,
                 ticket,
@@ -187,18 +152,18 @@ impl Cuda {
             if went == 0 {
                 return Ok(false);
             }
-            submission.offset += went as u64;
-            submission.allowed -= 1;
+            submission.copy.offset += went as u64;
+            submission.copy.allowed -= 1;
         }
-        submission.item += 1;
-        submission.offset = 0;
+        submission.copy.item += 1;
+        submission.copy.offset = 0;
         Ok(true)
     }
 
     fn load(&mut self, submission: &mut Submission, states: usize) -> Result<bool, DriverError> {
-        while submission.item <= states {
-            let slot = &self.slots[submission.index];
-            let to = if submission.item == 0 { &slot.parameter } else { &slot.states[submission.item - 1] };
+        while submission.copy.item <= states {
+            let slot = &self.chunks.slots[submission.index];
+            let to = if submission.copy.item == 0 { &slot.parameter } else { &slot.states[submission.copy.item - 1] };
             let to = to.clone();
             let is_on_its_way = self.copy_to_device(submission, loaded, &to)?;
             // From the first copy on the slot's old content is lost.
@@ -212,7 +177,7 @@ impl Cuda {
     }
 
     fn store(&mut self, submission: &Submission) -> Result<(), DriverError> {
-        let slot = &self.slots[submission.index];
+        let slot = &self.chunks.slots[submission.index];
         for (place, state) in slot.states.iter().enumerate() {
             let length = slot.resident.bytes as usize;
             self.streams.copy_out(submission.ticket, state, |job| &mut stored(job, place).bytes_mut()[..length])?;
@@ -228,10 +193,10 @@ impl Cuda {
             }
             self.sum_group(submission)?;
         }
-        let (slot, scratch) = (&self.slots[submission.index], &self.device_scratch[submission.scratch]);
+        let (slot, scratch) = (&self.chunks.slots[submission.index], &self.scratch.device[submission.scratch]);
         let kept = slot.kept.as_ref().expect("the work was checked");
         let (elements, values) = (submission.launch.elements, kept.sum.address());
-        if self.gradients.is_empty() {
+        if self.prepared.gradients.is_empty() {
             let zero = UpdateArguments { weights: values, merge: SumMode::Sum as u32, ..submission.launch };
             self.streams.launch(&slot.sum, grid(&self.context, &slot.sum, elements), &zero)?;
         }
@@ -249,9 +214,9 @@ impl Cuda {
     }
 
     fn update(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
-        if !std::mem::replace(&mut submission.is_begun, true) && !self.packed.is_empty() {
-            let numbers = self.packed.len();
-            let place = self.device_scratch[submission.scratch].numbers.part(0..numbers as u64);
+        if !std::mem::replace(&mut submission.is_begun, true) && !self.prepared.packed.is_empty() {
+            let numbers = self.prepared.packed.len();
+            let place = self.scratch.device[submission.scratch].numbers.part(0..numbers as u64);
             self.streams.copy_in(submission.ticket, |job| &job.numbers.bytes()[..numbers], &place)?;
             submission.launch.scalars = place.address();
         }
@@ -261,8 +226,8 @@ impl Cuda {
             }
             self.sum_group(submission)?;
         }
-        let (slot, scratch) = (&self.slots[submission.index], &self.device_scratch[submission.scratch]);
-        if self.gradients.is_empty() {
+        let (slot, scratch) = (&self.chunks.slots[submission.index], &self.scratch.device[submission.scratch]);
+        if self.prepared.gradients.is_empty() {
             let grid = grid(&self.context, &slot.program.entry, submission.launch.elements);
             self.streams.record(StreamId::In, &scratch.reached)?;
             self.streams.wait(StreamId::Compute, &scratch.reached)?;
@@ -272,7 +237,7 @@ impl Cuda {
             self.streams.wait(StreamId::Out, &scratch.reached)?;
         } else {
             // The kernel released the last group's bank.
-            self.streams.wait(StreamId::Out, &self.banks.bank(submission.bank).used)?;
+            self.streams.wait(StreamId::Out, &self.summing.banks.bank(submission.group.bank).used)?;
         }
         let length = slot.resident.bytes as usize;
         self.streams.copy_out(submission.ticket, &slot.parameter, |job| &mut into(job).bytes_mut()[..length])?;
@@ -282,46 +247,52 @@ impl Cuda {
 
     /// Whether there is a group to copy: the current one, or the next one, for which a bank is taken.
     fn next_group(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
-        if !submission.group.is_empty() {
+        if !submission.group.range.is_empty() {
             return Ok(true);
         }
-        let Some(group) = next_group(&self.gradients, submission.group.end, self.banks.room()) else {
+        let Some(group) = next_group(&self.prepared.gradients, submission.group.range.end, self.summing.banks.room())
+        else {
             return Ok(false);
         };
-        submission.bank = self.banks.turn();
-        self.streams.wait(StreamId::In, &self.banks.bank(submission.bank).used)?;
-        (submission.item, submission.group, submission.filled) = (group.start, group, 0);
+        submission.group.bank = self.summing.banks.turn();
+        self.streams.wait(StreamId::In, &self.summing.banks.bank(submission.group.bank).used)?;
+        (submission.copy.item, submission.group.range, submission.group.filled) = (group.start, group, 0);
         Ok(true)
     }
 
     /// Copies a group's gradients one behind the other into its bank, and enters their addresses; returns whether all
     /// are submitted.
     fn gather(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
-        while submission.item < submission.group.end {
-            let bytes = u64::from(self.gradients[submission.item].0);
-            let part = self.banks.bank(submission.bank).part.part(submission.filled..submission.filled + bytes);
-            let place = submission.item - submission.group.start;
+        while submission.copy.item < submission.group.range.end {
+            let bytes = u64::from(self.prepared.gradients[submission.copy.item].0);
+            let part = self
+                .summing
+                .banks
+                .bank(submission.group.bank)
+                .part
+                .part(submission.group.filled..submission.group.filled + bytes);
+            let place = submission.copy.item - submission.group.range.start;
             if !self.copy_to_device(submission, gradient, &part)? {
                 return Ok(false);
             }
             submission.launch.gradients[place] = part.address();
-            submission.filled += aligned(bytes);
+            submission.group.filled += aligned(bytes);
         }
         Ok(true)
     }
 
     /// Starts the kernel of a copied group: it sums, and with the last group of an update it also computes that.
     fn sum_group(&mut self, submission: &mut Submission) -> Result<(), DriverError> {
-        let (slot, bank) = (&self.slots[submission.index], self.banks.bank(submission.bank));
-        let Submission { launch, group, task, .. } = submission;
+        let (slot, bank) = (&self.chunks.slots[submission.index], self.summing.banks.bank(submission.group.bank));
+        let Submission { launch, group: GradientGroup { range: group, .. }, task, .. } = submission;
         // A kept sum is computed in the slot's own memory.
         let kept = slot.kept.as_ref().filter(|_| matches!(task, WorkKind::Sum)).map(|kept| kept.sum.address());
         launch.count = u32::try_from(group.len()).expect("a group has at most as many as a kernel takes");
-        launch.gradient_kind = ElementKind::of(self.gradients[group.start].1).code();
+        launch.gradient_kind = ElementKind::of(self.prepared.gradients[group.start].1).code();
         self.streams.record(StreamId::In, &bank.filled)?;
         self.streams.wait(StreamId::Compute, &bank.filled)?;
-        if kept.is_some() || group.end < self.gradients.len() {
-            let weights = kept.unwrap_or_else(|| self.sum.address());
+        if kept.is_some() || group.end < self.prepared.gradients.len() {
+            let weights = kept.unwrap_or_else(|| self.summing.partial.address());
             let partial = UpdateArguments { weights, scalars: 0, merge: SumMode::Sum as u32, ..*launch };
             self.streams.launch(&slot.sum, grid(&self.context, &slot.sum, launch.elements), &partial)?;
             launch.sum = weights;
@@ -345,86 +316,8 @@ impl Cuda {
         } else {
             Failure::call(format!("slot {index}: {refused}"))
         };
-        self.failed.push((ticket, failure));
+        self.outcomes.failed.push((ticket, failure));
         self.streams.close_early(ticket).map_err(|refused| self.lose(&refused))
-    }
-}
-
-impl SlotState {
-    /// Checks that the work is what the slot was adopted for.
-    fn check(&self, work: &Work) {
-        let slot = work.slot();
-        assert!(!self.is_busy, "slot {slot} has work under way");
-        let holds = |lease: &Lease| self.resident.bytes <= lease.len();
-        match work {
-            Work::Load { parameter, states, .. } => {
-                assert_eq!(parameter.len(), self.resident.bytes, "the parameter of slot {slot}");
-                let all = states.len() == self.states.len() || states.is_empty() && self.is_loaded;
-                assert!(all, "{} states were loaded to slot {slot}, it has {}", states.len(), self.states.len());
-                assert!(states.iter().all(holds), "a state of slot {slot} is too short");
-            }
-            Work::Sum { gradients, squares, .. } => {
-                let holds_squares = self.resident.squares_bytes() <= squares.len();
-                assert!(self.is_loaded && holds_squares, "slot {slot} was not loaded, or its place is too short");
-                assert!(self.kept.is_some(), "slot {slot} was adopted without a place for a sum");
-                self.check_gradients(gradients);
-            }
-            Work::Update { gradients, is_summed, into, .. } => {
-                assert!(self.is_loaded && holds(into), "slot {slot} was not loaded, or its place is too short");
-                let has_sum = self.kept.as_ref().is_some_and(|kept| kept.is_there);
-                assert!(has_sum || !is_summed, "slot {slot} has no sum");
-                self.check_gradients(gradients);
-            }
-            Work::Store { states, .. } => {
-                assert!(self.is_loaded && states.iter().all(holds), "slot {slot} was not loaded, or a place is short");
-                assert_eq!(states.len(), self.states.len(), "a place for every state of slot {slot}");
-            }
-        }
-    }
-
-    fn check_gradients(&self, gradients: &[GradientLease]) {
-        let own = self.resident.element_type;
-        for gradient in gradients {
-            assert!(gradient.element_type.is_gradient_for(own), "{} for {own}", gradient.element_type);
-            let bytes = self.elements() * gradient.element_type.bytes();
-            assert_eq!(u64::from(gradient.bytes), bytes, "a gradient for a chunk of {} bytes", self.resident.bytes);
-        }
-    }
-
-    /// Updates the slot's state after its work completed.
-    pub(super) fn record_completion(&mut self, work: &Work) {
-        self.is_loaded = true;
-        let is_there = match work {
-            Work::Sum { .. } => true,
-            Work::Load { .. } | Work::Update { .. } => false,
-            Work::Store { .. } => return,
-        };
-        self.kept.iter_mut().for_each(|kept| kept.is_there = is_there);
-    }
-
-    fn elements(&self) -> u64 {
-        u64::from(self.resident.bytes) / self.resident.element_type.bytes()
-    }
-
-    /// The kernel's arguments, without gradients and numbers.
-    fn arguments(&self) -> UpdateArguments {
-        let mut states = [0; STATES_MAX];
-        states.iter_mut().zip(&self.states).for_each(|(into, state)| *into = state.address());
-        let own = ElementKind::of(self.resident.element_type).code();
-        UpdateArguments {
-            elements: self.elements(),
-            weights: self.parameter.address(),
-            states,
-            sum: 0,
-            scalars: 0,
-            skip: 0,
-            copy: 0,
-            count: 0,
-            gradient_kind: own,
-            copy_kind: own,
-            merge: self.program.numbers.merge() as u32,
-            gradients: [0; GRADIENTS_MAX],
-        }
     }
 }
 
@@ -434,14 +327,6 @@ fn next_group(gradients: &[(u32, ElementType)], first: usize, room: u64) -> Opti
     let alike = gradients[first..].iter().take_while(|(_, other)| *other == element_type).count();
     let at_once = GatherPlan::of(alike, bytes.into(), room).at_once();
     Some(first..first + alike.min(at_once))
-}
-
-/// Enough blocks for the elements, at most the number that is resident at once: more would only queue.
-pub(super) fn grid(context: &CudaContext, entry: &KernelFunction, elements: u64) -> Grid {
-    let worth = elements.div_ceil(ELEMENTS_AT_ONCE * u64::from(BLOCK_THREADS)).max(1);
-    let most = u64::from(context.properties().multiprocessors.max(1) * entry.resident());
-    let blocks = u32::try_from(worth.min(most)).expect("a device has fewer multiprocessors than that");
-    Grid { blocks: (blocks, 1), threads: BLOCK_THREADS, shared: 0 }
 }
 
 /// The source bytes of a copy to the device, by index.

@@ -15,6 +15,8 @@ use pserver_core::program::{
     Arithmetic, Elements, Node, OpKind, PlainArithmetic, Tensor, VariableFacts, VariableValue,
 };
 
+use product::{Matrix, product};
+
 /// Arithmetic on the CPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuArithmetic {
@@ -50,16 +52,18 @@ impl Arithmetic for CpuArithmetic {
 }
 
 fn matmul(left: &Tensor, transpose_left: bool, right: &Tensor, transpose_right: bool) -> Option<Tensor> {
-    let (a, b) = (dimensions(left)?, dimensions(right)?);
+    let (left_shape, right_shape) = (dimensions(left)?, dimensions(right)?);
     let rows = left.shape()[usize::from(transpose_left)];
     let columns = right.shape()[usize::from(!transpose_right)];
     let elements = match (left.elements(), right.elements()) {
-        (Elements::Float32(left), Elements::Float32(right)) => {
-            Elements::Float32(product::product(left, a, transpose_left, right, b, transpose_right))
-        }
-        (Elements::Float64(left), Elements::Float64(right)) => {
-            Elements::Float64(product::product(left, a, transpose_left, right, b, transpose_right))
-        }
+        (Elements::Float32(left), Elements::Float32(right)) => Elements::Float32(product(
+            Matrix { values: left, shape: left_shape, is_transposed: transpose_left },
+            Matrix { values: right, shape: right_shape, is_transposed: transpose_right },
+        )),
+        (Elements::Float64(left), Elements::Float64(right)) => Elements::Float64(product(
+            Matrix { values: left, shape: left_shape, is_transposed: transpose_left },
+            Matrix { values: right, shape: right_shape, is_transposed: transpose_right },
+        )),
         _ => return None,
     };
     Some(Tensor::new([rows, columns], elements))

@@ -8,17 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pserver_core::error::Failure;
-use pserver_core::wire::{Address, ErrorCode, Frame, HEADER_BYTES, Kind, OfferMessage, Prefix, Scheme};
+use pserver_core::wire::{Address, Frame, HEADER_BYTES, Kind, OfferMessage, Prefix, Scheme};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::blocking_pool::BlockingPool;
+use super::failures::HelloRefusal;
 use super::handoff::{AcceptedConnection, AcceptedStream};
 use super::local_token::{self, LocalToken};
+use super::socket::{self, SocketOptions};
 use super::token::{self, JobToken};
-use super::{ConnectionSender, IoRuntime, NetworkOptions, socket};
+use super::{ConnectionSender, IoRuntime, NetworkOptions};
 use crate::refusal::refusal;
 use crate::shm;
 use crate::verbs::OfferAnswer;
@@ -121,7 +123,7 @@ impl Listener {
         let mut shm_listener = if number.port() > 0 { listen_shm(scheme, number)? } else { None };
         let (tcp_listener, reserved) = match scheme {
             Scheme::Shm => (None, Some(reserve(number)?)),
-            _ => (Some(listen(number, options)?.into_std()?), None),
+            _ => (Some(listen(number, &options.socket)?.into_std()?), None),
         };
         let found = match (&tcp_listener, &reserved) {
             (Some(tcp_listener), _) => tcp_listener.local_addr()?,
@@ -220,19 +222,6 @@ struct HelloContext {
     blocking_pool: BlockingPool,
 }
 
-/// The reason for refusing a connection.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct HelloRefusal {
-    pub(super) code: ErrorCode,
-    pub(super) text: String,
-}
-
-impl HelloRefusal {
-    pub(super) fn invalid(text: impl ToString) -> Self {
-        Self { code: ErrorCode::Invalid, text: text.to_string() }
-    }
-}
-
 async fn accept(sockets: &ListenSockets, context: &Arc<HelloContext>) {
     let mut pending: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -266,7 +255,7 @@ async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloCon
         Err(refused) => Some((stream, refused)),
         Ok((mut hello, lane)) => {
             let answer = context.answer(&mut hello, lane, &stream).await;
-            let configured = socket::configure(&stream, &context.options).and_then(|()| stream.into_std());
+            let configured = socket::configure(&stream, &context.options.socket).and_then(|()| stream.into_std());
             let Some(stream) = into_std_or_log(configured, &origin) else { return };
             match hand_over(AcceptedStream::Tcp(stream, answer), hello, (&origin, context.scheme), lane) {
                 Some((AcceptedStream::Tcp(stream, _), refused)) => {
@@ -397,7 +386,7 @@ async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: HelloR
     Ok(())
 }
 
-fn listen(number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpListener> {
+fn listen(number: SocketAddr, options: &SocketOptions) -> io::Result<TcpListener> {
     let tcp_listener = socket::open(number, options)?;
     tcp_listener.set_reuseaddr(true)?;
     tcp_listener.bind(number)?;

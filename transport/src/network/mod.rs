@@ -7,6 +7,7 @@
 
 mod blocking_pool;
 mod checks;
+mod failures;
 mod handoff;
 mod listener;
 mod local_token;
@@ -39,6 +40,7 @@ pub use checks::{CHECKS_EXPECTED, ChecksumPolicy};
 pub use handoff::ConnectionSender;
 pub use listener::{Listener, Stop};
 pub use policy::{POLL_EXPECTED, PollPolicy};
+pub use socket::SocketOptions;
 pub use token::JobToken;
 
 use handoff::AcceptedConnection;
@@ -71,17 +73,13 @@ const BORROWED_POLL: Duration = Duration::from_millis(1);
 /// The longest of these waits: the reader keeps a view, and the references are not urgent.
 const BORROWED_POLL_LONGEST: Duration = Duration::from_millis(128);
 
-/// Socket options and timeouts.
+/// Options of a transport: sockets, timeouts, limits and policies.
 #[derive(Clone, Debug)]
 pub struct NetworkOptions {
-    /// The socket's send buffer in bytes; the system's own choice, which grows with need, when absent.
-    pub send_buffer_bytes: Option<u32>,
-    /// The socket's receive buffer in bytes; the system's own choice, which grows with need, when absent.
-    pub receive_buffer_bytes: Option<u32>,
+    /// Options of TCP sockets.
+    pub socket: SocketOptions,
     /// Time to connect to each of the addresses of a name.
     pub connect_timeout: Duration,
-    /// Idle time before the connection is probed; three unanswered probes end it.
-    pub keepalive_idle: Duration,
     /// Time for a closing connection to send its queue.
     pub linger: Duration,
     /// Time for a new connection to send its hello.
@@ -107,10 +105,8 @@ pub struct NetworkOptions {
 impl Default for NetworkOptions {
     fn default() -> Self {
         Self {
-            send_buffer_bytes: None,
-            receive_buffer_bytes: None,
+            socket: SocketOptions::default(),
             connect_timeout: Duration::from_secs(5),
-            keepalive_idle: Duration::from_secs(10),
             linger: Duration::from_secs(1),
             hello_timeout: Duration::from_secs(2),
             sends_queued_max: 64,
@@ -136,24 +132,40 @@ pub struct Network {
     /// Events that occurred outside of a poll.
     events: Vec<Event>,
     /// Kept for its allocation.
-    woken: Vec<PeerId>,
-    /// Kept for its allocation.
     touched: Vec<PeerId>,
-    polls: u64,
-    /// Consecutive polls without work.
-    idle_polls: u64,
-    /// Peers whose shared memory or completion queue is polled.
-    polled: Vec<PeerId>,
+    polling: PollState,
     device_context: DeviceContext,
-    spin: SpinHistory,
-    borrowed_poll: Duration,
-    connection_sender: ConnectionSender,
-    accepted: Receiver<AcceptedConnection>,
+    incoming: IncomingConnections,
+    io: NetworkIo,
+}
+
+/// The runtime, and what ends its waits.
+struct NetworkIo {
     wakeups: Arc<Wakeups>,
     doorbell: Doorbell,
     /// The timer of a sleep. It is reused: moving it back costs nothing, a new one two system calls.
     alarm: Pin<Box<Sleep>>,
     runtime: IoRuntime,
+}
+
+/// Decides how often the system is asked for readiness, and how a wait passes.
+struct PollState {
+    polls: u64,
+    /// Consecutive polls without work.
+    idle_polls: u64,
+    /// Peers whose shared memory or completion queue is polled.
+    polled: Vec<PeerId>,
+    /// Woken peers. Kept for its allocation.
+    woken: Vec<PeerId>,
+    spin: SpinHistory,
+    /// The longest wait while payload references are borrowed.
+    borrowed: Duration,
+}
+
+/// Connections that a listener accepted for this transport.
+struct IncomingConnections {
+    sender: ConnectionSender,
+    accepted: Receiver<AcceptedConnection>,
 }
 
 /// The reason why one direction of a connection stopped in a turn.
@@ -184,10 +196,9 @@ impl Network {
         let watcher = DeviceWatcher { runtime: runtime.tokio().handle().clone(), doorbell: doorbell.clone() };
         let device_context =
             DeviceContext::new(options.devices.clone(), options.checks == ChecksumPolicy::Always, watcher);
-        let (connection_sender, accepted) = ConnectionSender::new(&wakeups, device_context.clone());
+        let (sender, accepted) = ConnectionSender::new(&wakeups, device_context.clone());
         let alarm = runtime.alarm();
         Ok(Self {
-            alarm,
             options,
             device_context,
             peers: BTreeMap::new(),
@@ -195,25 +206,24 @@ impl Network {
             ready: VecDeque::new(),
             ending: VecDeque::new(),
             events: Vec::new(),
-            woken: Vec::new(),
             touched: Vec::new(),
-            polls: 0,
-            idle_polls: 0,
-            polled: Vec::new(),
-            borrowed_poll: BORROWED_POLL,
-            spin: SpinHistory::new(),
-            connection_sender,
-            accepted,
-            doorbell,
-            wakeups,
-            runtime,
+            polling: PollState {
+                polls: 0,
+                idle_polls: 0,
+                polled: Vec::new(),
+                woken: Vec::new(),
+                spin: SpinHistory::new(),
+                borrowed: BORROWED_POLL,
+            },
+            incoming: IncomingConnections { sender, accepted },
+            io: NetworkIo { wakeups, doorbell, alarm, runtime },
         })
     }
 
     /// A sender of accepted connections to this transport; for [`Listener::run`].
     #[must_use]
     pub fn connection_sender(&self) -> ConnectionSender {
-        self.connection_sender.clone()
+        self.incoming.sender.clone()
     }
 
     /// The counters of verbs traffic.
@@ -240,11 +250,11 @@ impl Network {
     }
 
     fn accept(&mut self) {
-        while let Ok(AcceptedConnection { stream, hello, origin, scheme }) = self.accepted.try_recv() {
+        while let Ok(AcceptedConnection { stream, hello, origin, scheme }) = self.incoming.accepted.try_recv() {
             let peer = self.next_peer();
             self.events.push(Event::Accepted { peer, origin });
             let accepted = {
-                let _inside = self.runtime.tokio().enter();
+                let _inside = self.io.runtime.tokio().enter();
                 setup::accepted(stream, scheme, self.options.checks)
             };
             match accepted {
@@ -252,7 +262,7 @@ impl Network {
                     self.events.push(Event::Received { peer, frame: hello, body: Vec::new() });
                     let unread =
                         UnreadLimit { frames: self.options.sends_queued_max, bytes: self.options.unread_bytes_max };
-                    self.add(peer, NetworkPeer::accepted(peer, connection, unread, &self.wakeups));
+                    self.add(peer, NetworkPeer::accepted(peer, connection, unread, &self.io.wakeups));
                 }
                 Err(error) => self.events.push(gone_event(peer, format!("accepting: {error}"))),
             }
@@ -260,21 +270,21 @@ impl Network {
     }
 
     fn collect_woken(&mut self) {
-        let mut woken = std::mem::take(&mut self.woken);
-        self.wakeups.take(&mut woken);
+        let mut woken = std::mem::take(&mut self.polling.woken);
+        self.io.wakeups.take(&mut woken);
         for id in woken.drain(..) {
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.socket_woken();
                 self.mark_ready(id);
             }
         }
-        self.woken = woken;
+        self.polling.woken = woken;
     }
 
     /// Marks the polled peers with work as ready.
     fn collect_polled(&mut self) {
-        for index in 0..self.polled.len() {
-            let id = self.polled[index];
+        for index in 0..self.polling.polled.len() {
+            let id = self.polling.polled[index];
             if self.peers.get_mut(&id).is_some_and(NetworkPeer::has_work) {
                 self.mark_ready(id);
             }
@@ -283,14 +293,14 @@ impl Network {
 
     /// Calls `act` for each polled peer.
     fn each_polled(&mut self, mut act: impl FnMut(&mut NetworkPeer)) {
-        for id in &self.polled {
+        for id in &self.polling.polled {
             self.peers.get_mut(id).into_iter().for_each(&mut act);
         }
     }
 
     fn has_work(&mut self) -> bool {
-        let Self { polled, peers, .. } = self;
-        polled.iter().any(|id| peers.get_mut(id).is_some_and(NetworkPeer::has_work))
+        let Self { polling, peers, .. } = self;
+        polling.polled.iter().any(|id| peers.get_mut(id).is_some_and(NetworkPeer::has_work))
     }
 
     /// Polls between two requests for readiness.
@@ -300,7 +310,7 @@ impl Network {
 
     /// Whether some connection needs the system to report readiness.
     fn needs_io(&self) -> bool {
-        self.polled.len() < self.peers.len() || self.peers.is_empty()
+        self.polling.polled.len() < self.peers.len() || self.peers.is_empty()
     }
 
     /// Polls memory without sleeping, for at most `limit`; whether there is work.
@@ -308,12 +318,12 @@ impl Network {
         let spins_per_io = if self.needs_io() { 1 } else { POLLS_PER_IO_SHM };
         let mut began = None;
         for turn in 1_u64.. {
-            if self.has_work() || self.wakeups.take_notification() || !self.accepted.is_empty() {
+            if self.has_work() || self.io.wakeups.take_notification() || !self.incoming.accepted.is_empty() {
                 return true;
             }
             if turn.is_multiple_of(spins_per_io) {
-                self.runtime.poll_io();
-                if self.wakeups.has_woken() {
+                self.io.runtime.poll_io();
+                if self.io.wakeups.has_woken() {
                     return true;
                 }
             }
@@ -330,7 +340,7 @@ impl Network {
         self.each_polled(NetworkPeer::request_wakeup);
         // Work that arrived before the wake-up was requested causes no wake-up.
         if !self.has_work() {
-            let Self { wakeups, alarm, runtime, .. } = self;
+            let NetworkIo { wakeups, alarm, runtime, .. } = &mut self.io;
             let (until, set) = (tokio::time::Instant::now() + limit.min(SLEEP_LONGEST), alarm.deadline());
             if alarm.is_elapsed() || set < until || until + LATE < set {
                 alarm.as_mut().reset(until);
@@ -361,7 +371,7 @@ impl Network {
 
     fn remove(&mut self, id: PeerId, reason: String) {
         if let Some(peer) = self.peers.remove(&id) {
-            self.polled.retain(|polled| *polled != id);
+            self.polling.polled.retain(|polled| *polled != id);
             self.events.push(peer.into_gone(reason));
         }
     }
@@ -378,8 +388,8 @@ impl Network {
             peer.clear_ready();
             let was_closing = peer.is_closing();
             let turn = peer.turn(&self.device_context, &mut self.events);
-            if peer.is_polled() && !self.polled.contains(&id) {
-                self.polled.push(id);
+            if peer.is_polled() && !self.polling.polled.contains(&id) {
+                self.polling.polled.push(id);
             }
             if peer.is_closing() && !was_closing {
                 self.ending.push_back((Instant::now() + self.options.linger, id));
@@ -405,12 +415,12 @@ impl Transport for Network {
             return Err(Failure::call(format!("address \"{address}\": this transport connects to other processes")));
         }
         let id = self.next_peer();
-        let task = self.runtime.tokio().spawn(socket::connect(
+        let task = self.io.runtime.tokio().spawn(socket::connect(
             address.clone(),
             self.options.clone(),
             self.device_context.clone(),
         ));
-        self.add(id, NetworkPeer::connecting(id, ConnectionSetup::new(task, self.options.checks), &self.wakeups));
+        self.add(id, NetworkPeer::connecting(id, ConnectionSetup::new(task, self.options.checks), &self.io.wakeups));
         Ok(id)
     }
 
@@ -454,18 +464,18 @@ impl Transport for Network {
         self.collect_woken();
         self.collect_polled();
         let is_idle = self.ready.is_empty() && self.events.is_empty();
-        self.idle_polls = if is_idle { self.idle_polls + 1 } else { 0 };
-        let asks = is_idle && self.needs_io() && self.idle_polls.is_multiple_of(IDLE_POLLS_PER_IO);
-        if asks || self.polls.is_multiple_of(self.polls_per_io()) {
-            self.runtime.poll_io();
+        self.polling.idle_polls = if is_idle { self.polling.idle_polls + 1 } else { 0 };
+        let asks = is_idle && self.needs_io() && self.polling.idle_polls.is_multiple_of(IDLE_POLLS_PER_IO);
+        if asks || self.polling.polls.is_multiple_of(self.polls_per_io()) {
+            self.io.runtime.poll_io();
             self.collect_woken();
         }
-        self.polls += 1;
+        self.polling.polls += 1;
         self.accept();
         self.remove_overdue();
         self.turn();
         if !self.events.is_empty() {
-            self.borrowed_poll = BORROWED_POLL;
+            self.polling.borrowed = BORROWED_POLL;
         }
         events.append(&mut self.events);
         Ok(())
@@ -479,28 +489,29 @@ impl Transport for Network {
     }
 
     fn wait(&mut self, limit: Duration) {
-        if !self.events.is_empty() || !self.ready.is_empty() || !self.accepted.is_empty() || self.has_work() {
+        if !self.events.is_empty() || !self.ready.is_empty() || !self.incoming.accepted.is_empty() || self.has_work() {
             return;
         }
         let until = self.ending.front().map(|(until, _)| until.saturating_duration_since(Instant::now()));
-        let has_borrowed = self.polled.iter().any(|id| self.peers.get(id).is_some_and(NetworkPeer::has_borrowed));
-        let borrowed_poll_due = has_borrowed.then_some(self.borrowed_poll);
-        self.borrowed_poll = (self.borrowed_poll * 2).min(BORROWED_POLL_LONGEST);
+        let has_borrowed =
+            self.polling.polled.iter().any(|id| self.peers.get(id).is_some_and(NetworkPeer::has_borrowed));
+        let borrowed_poll_due = has_borrowed.then_some(self.polling.borrowed);
+        self.polling.borrowed = (self.polling.borrowed * 2).min(BORROWED_POLL_LONGEST);
         let limit = [Some(limit), until, borrowed_poll_due].into_iter().flatten().min().unwrap_or(limit);
-        let Some(permit) = self.spin.begin(self.options.poll) else {
+        let Some(permit) = self.polling.spin.begin(self.options.poll) else {
             return self.wait_in_kernel(limit);
         };
         let looked = permit.limit().min(limit);
         let has_found = self.spin_for_work(looked);
         drop(permit);
-        self.spin.learn(has_found);
+        self.polling.spin.learn(has_found);
         if !has_found && looked < limit {
             self.wait_in_kernel(limit - looked);
         }
     }
 
     fn doorbell(&self) -> Doorbell {
-        self.doorbell.clone()
+        self.io.doorbell.clone()
     }
 }
 

@@ -14,8 +14,9 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
 use super::checks::ChecksumPolicy;
+use super::failures::ConnectFailure;
 use super::handoff::AcceptedStream;
-use super::socket::{ConnectFailure, ConnectedStream};
+use super::socket::ConnectedStream;
 use super::tcp::TcpConnection;
 use crate::connection::{Connection, ConnectionError, ConnectionSide, TicketedBody};
 use crate::shm::ShmConnection;

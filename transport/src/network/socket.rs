@@ -3,12 +3,14 @@
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use pserver_core::wire::{Address, Frame, Scheme};
+use pserver_core::wire::{Address, Scheme};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 
+use super::failures::ConnectFailure;
 use super::{NetworkOptions, local_token};
 use crate::shm::{self, ShmEndpoint};
 use crate::verbs::{DeviceContext, OfferAnswer};
@@ -16,25 +18,29 @@ use crate::verbs::{DeviceContext, OfferAnswer};
 /// Unanswered probes after which a connection ends.
 const KEEPALIVE_PROBES: u32 = 3;
 
+/// Options of TCP sockets.
+#[derive(Clone, Debug)]
+pub struct SocketOptions {
+    /// The socket's send buffer in bytes; the system's own choice, which grows with need, when absent.
+    pub send_buffer_bytes: Option<u32>,
+    /// The socket's receive buffer in bytes; the system's own choice, which grows with need, when absent.
+    pub receive_buffer_bytes: Option<u32>,
+    /// Idle time before the connection is probed; three unanswered probes end it.
+    pub keepalive_idle: Duration,
+}
+
+impl Default for SocketOptions {
+    fn default() -> Self {
+        Self { send_buffer_bytes: None, receive_buffer_bytes: None, keepalive_idle: Duration::from_secs(10) }
+    }
+}
+
 /// A connected socket, by kind.
 pub(super) enum ConnectedStream {
     Tcp(TcpStream),
     Shm(ShmEndpoint),
     /// A TCP stream to this address, with the local queue pair to offer, or the reason for none.
     VerbsOffer(TcpStream, Address, OfferAnswer),
-}
-
-/// The failure of a connection attempt.
-pub(super) enum ConnectFailure {
-    Failed(String),
-    /// The server refused this side, or this side the server.
-    Refused(Frame),
-}
-
-impl From<io::Error> for ConnectFailure {
-    fn from(error: io::Error) -> Self {
-        Self::Failed(error.to_string())
-    }
 }
 
 /// A connected socket, before the queue pair for an offer is made.
@@ -96,7 +102,7 @@ async fn connect_one(
 
 /// An authenticated TCP connection.
 async fn connect_tcp(address_number: SocketAddr, options: &NetworkOptions) -> Result<TcpStream, ConnectFailure> {
-    let mut stream = connect_to(address_number, options).await?;
+    let mut stream = connect_to(address_number, &options.socket).await?;
     authenticate(address_number, options, &mut stream).await?;
     Ok(stream)
 }
@@ -146,7 +152,7 @@ pub(super) async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// A socket with the buffer sizes of `options`, which must be set before it connects or listens.
-pub(super) fn open(address_number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpSocket> {
+pub(super) fn open(address_number: SocketAddr, options: &SocketOptions) -> io::Result<TcpSocket> {
     let socket = if address_number.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     if let Some(bytes) = options.send_buffer_bytes {
         socket.set_send_buffer_size(bytes)?;
@@ -158,7 +164,7 @@ pub(super) fn open(address_number: SocketAddr, options: &NetworkOptions) -> io::
 }
 
 /// Sets the options of every connection: no delay of small frames, and keepalive probes.
-pub(super) fn configure(stream: &TcpStream, options: &NetworkOptions) -> io::Result<()> {
+pub(super) fn configure(stream: &TcpStream, options: &SocketOptions) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(options.keepalive_idle)
@@ -172,7 +178,7 @@ pub(super) fn origin(address_number: impl Display) -> String {
     format!("tcp://{address_number}")
 }
 
-async fn connect_to(address_number: SocketAddr, options: &NetworkOptions) -> io::Result<TcpStream> {
+async fn connect_to(address_number: SocketAddr, options: &SocketOptions) -> io::Result<TcpStream> {
     let stream = open(address_number, options)?.connect(address_number).await?;
     // On loopback, the connecting socket may get the very port that it connects to, and TCP then connects it to itself.
     if stream.local_addr()? == address_number {

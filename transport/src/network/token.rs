@@ -16,8 +16,7 @@ use pserver_core::wire::{ErrorCode, Frame, HEADER_BYTES, Kind, Prefix};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::listener::HelloRefusal;
-use super::socket::ConnectFailure;
+use super::failures::{ConnectFailure, HelloRefusal};
 use crate::connection::ConnectionSide;
 use crate::refusal::refusal;
 

@@ -8,7 +8,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use super::provider::VerbsError;
+use super::reasons::VerbsError;
 use super::reasons::{self, UnavailableCause};
 use super::sys;
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use super::VerbsDevices;
-use super::provider::VerbsError;
+use super::reasons::VerbsError;
 
 /// The setting that selects a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::credits::CreditedMessages;
-use super::device_context::DeviceHealth;
+use super::device_health::DeviceHealth;
 use super::receive::{VerbsReceiveProgress, VerbsReceiver};
 use super::registry::{MemoryRegistry, VerbsCounters};
 use super::send::VerbsSender;

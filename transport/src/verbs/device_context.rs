@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pserver_core::memory::Arena;
@@ -20,7 +20,9 @@ use tokio::runtime::Handle;
 use super::connection::{ConnectionParts, ControlSocket, VerbsConnection};
 use super::credits::{CreditedMessages, slots};
 use super::denials::{DENIED_FOR, Denials};
-use super::provider::{CompletionChannel, PairAddress, ProtectionDomain, RegionAccess, VerbsError};
+use super::device_health::DeviceHealth;
+use super::provider::{CompletionChannel, PairAddress, ProtectionDomain, RegionAccess};
+use super::reasons::VerbsError;
 use super::registry::{MemoryRegistry, VerbsCounters};
 use super::staging::VerbsStaging;
 use super::wire_format::HandshakeMessage;
@@ -68,17 +70,6 @@ pub(super) struct OpenDevice {
     domain: Arc<dyn ProtectionDomain>,
     local_registry: MemoryRegistry,
     health: Arc<DeviceHealth>,
-}
-
-/// The failure that ended a device's connections, if any.
-#[derive(Default)]
-pub(super) struct DeviceHealth(OnceLock<String>);
-
-impl DeviceHealth {
-    /// The failure of the device or its port, after which its queue pairs do not recover.
-    pub(super) fn failure(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
-    }
 }
 
 /// A descriptor that the runtime watches.
@@ -309,8 +300,7 @@ fn watch(
             let failure = events.get_ref().0.failure().unwrap_or_else(|fault| Some(fault.to_string()));
             if let Some(failure) = failure {
                 tracing::warn!(failure, "the connections of an RDMA device are over");
-                // Only the first failure is kept.
-                let _ = health.0.set(failure);
+                health.fail(failure);
                 return doorbell.ring();
             }
             ready.clear_ready();

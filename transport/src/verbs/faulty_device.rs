@@ -10,8 +10,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::provider::{
     CompletionChannel, CompletionKind, MemoryRegion, PairAddress, PairCapacity, PortAttributes, ProtectionDomain,
-    QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, VerbsError, WorkCompletion, WorkRequest,
+    QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
 };
+use super::reasons::VerbsError;
 use super::software_device::SoftwareDevice;
 use super::status::CompletionStatus;
 

@@ -19,9 +19,9 @@ use super::checked::{self, ContextPointer, library};
 use super::choice::{DeviceName, PortCandidate, choose};
 use super::provider::{
     CompletionChannel, CompletionKind, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
-    ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, VerbsError, WorkCompletion, WorkRequest,
+    ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
 };
-use super::reasons::{self, UnavailableCause};
+use super::reasons::{self, UnavailableCause, VerbsError};
 use super::status::CompletionStatus;
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;

@@ -23,10 +23,12 @@ mod connection;
 mod credits;
 mod denials;
 mod device_context;
+mod device_health;
 #[cfg(test)]
 mod faulty_device;
 mod handshake;
 mod hardware_device;
+mod memory_span;
 #[cfg(test)]
 mod probe;
 mod provider;
@@ -36,7 +38,7 @@ mod registry;
 mod send;
 mod software_device;
 mod staging;
-mod status;
+pub(crate) mod status;
 mod sys;
 mod wire_format;
 mod work_requests;
@@ -52,10 +54,10 @@ pub use registry::VerbsCounters;
 
 pub(crate) use device_context::{DeviceContext, DeviceWatcher, OfferAnswer};
 pub(crate) use handshake::{AcceptedTransport, HandshakeResult, VerbsHandshake, WaitingFrames, accept_offer};
-pub(crate) use status::CompletionStatus;
 
 use crate::connection::{ConnectionError, ConnectionSide};
-use provider::{RdmaDevice, VerbsError};
+use provider::RdmaDevice;
+use reasons::VerbsError;
 
 /// Bytes of a message slot.
 const SLOT_BYTES: u32 = 8 * 1024;

@@ -1,7 +1,7 @@
 //! Interface of an RDMA device. `hardware_device` implements it with libibverbs, `software_device` over ordinary memory
 //! in process, and `faulty_device` wraps another one with injected faults.
 //!
-//! A work request names memory by a [`MemorySpan`], which only `work_requests` makes: that module owns the memory until
+//! A work request names memory by a [`MemorySpan`], which `work_requests` makes: that module owns the memory until
 //! the request has completed or the queue pair is closed. So no memory is freed while a device may access it.
 
 use std::fmt;
@@ -9,27 +9,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use pserver_core::memory::Mapped;
-use thiserror::Error;
 
-use super::reasons::{self, UnavailableCause};
+use super::memory_span::MemorySpan;
+use super::reasons::VerbsError;
 use super::status::CompletionStatus;
-use super::work_requests::MemorySpan;
-
-/// An error of a device, or of the system below it.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub(crate) struct VerbsError(pub(crate) String);
-
-impl VerbsError {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    /// The error that no device is usable, for this reason.
-    pub(super) fn no_device(how: impl Into<String>) -> Self {
-        Self(reasons::text(&UnavailableCause::Device(how.into()), None))
-    }
-}
 
 /// Attributes of a device's port, as queried.
 #[derive(Clone, Debug)]

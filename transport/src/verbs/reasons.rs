@@ -1,8 +1,24 @@
-//! Error texts for missing verbs: no library, no device, or too little lockable memory.
+//! Errors of devices, and the texts for missing verbs: no library, no device, or too little lockable memory.
 
 use std::io;
 
-use super::provider::VerbsError;
+use thiserror::Error;
+
+/// An error of a device, or of the system below it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub(crate) struct VerbsError(pub(crate) String);
+
+impl VerbsError {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The error that no device is usable, for this reason.
+    pub(super) fn no_device(how: impl Into<String>) -> Self {
+        Self(text(&UnavailableCause::Device(how.into()), None))
+    }
+}
 
 /// The cause of missing verbs.
 #[derive(Clone, Debug, PartialEq, Eq)]

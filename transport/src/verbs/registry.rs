@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::{Lease, LetGo, Mapped};
 
-use super::provider::{MemoryRegion, ProtectionDomain, RegionAccess, VerbsError};
+use super::provider::{MemoryRegion, ProtectionDomain, RegionAccess};
+use super::reasons::VerbsError;
 
 /// Bytes of an arena registered at once. No slot crosses a multiple of it.
 const PIECE_BYTES: usize = 2 * CHUNK_BYTES_MAX as usize;

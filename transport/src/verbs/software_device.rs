@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::memory_span::MemorySpan;
 use super::provider::{
     CompletionChannel, CompletionKind, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
-    ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, RemoteAddress, VerbsError, WorkCompletion,
-    WorkRequest,
+    ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, RemoteAddress, WorkCompletion, WorkRequest,
 };
+use super::reasons::VerbsError;
 use super::status::CompletionStatus;
-use super::work_requests::MemorySpan;
 
 /// A software device. Devices with a common fabric can connect.
 #[derive(Debug)]

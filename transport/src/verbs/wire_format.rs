@@ -25,6 +25,7 @@ const UNUSED: usize = 980;
 const NO: u8 = 0;
 const YES: u8 = 1;
 
+// tidy: allow fields: the layout of a message on the wire.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHandshake {

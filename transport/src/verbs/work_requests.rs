@@ -8,42 +8,12 @@ use std::sync::Arc;
 use pserver_core::memory::{Lease, Value};
 use pserver_core::port::Incoming;
 
+use super::memory_span::MemorySpan;
 use super::provider::{
-    CompletionKind, Operation, PairCapacity, QueuePair, ReceiveRequest, VerbsError, WorkCompletion, WorkRequest,
+    CompletionKind, Operation, PairCapacity, QueuePair, ReceiveRequest, WorkCompletion, WorkRequest,
 };
+use super::reasons::VerbsError;
 use super::{ConnectionError, POSTED_MAX, RECEIVES, SLOT_BYTES};
-
-/// A local address range with the key of its region: a scatter-gather entry.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MemorySpan {
-    address: u64,
-    bytes: u32,
-    key: u32,
-}
-
-impl MemorySpan {
-    pub(super) fn of(bytes: &[u8], key: u32) -> Self {
-        let length = u32::try_from(bytes.len()).expect("a chunk or a slot");
-        Self { address: bytes.as_ptr().expose_provenance() as u64, bytes: length, key }
-    }
-
-    pub(super) fn of_mut(bytes: &mut [u8], key: u32) -> Self {
-        let length = u32::try_from(bytes.len()).expect("a chunk or a slot");
-        Self { address: bytes.as_mut_ptr().expose_provenance() as u64, bytes: length, key }
-    }
-
-    pub(crate) fn address(self) -> u64 {
-        self.address
-    }
-
-    pub(crate) fn bytes(self) -> u32 {
-        self.bytes
-    }
-
-    pub(crate) fn key(self) -> u32 {
-        self.key
-    }
-}
 
 /// A posted request with its memory.
 pub(super) enum InFlightRequest {
@@ -181,7 +151,7 @@ impl InFlightRequests {
     /// Writes a payload to the peer's memory.
     pub(super) fn write(&mut self, operation: Operation, source: WriteSource, key: u32, is_last: bool) {
         let span = match &source {
-            WriteSource::Nothing => MemorySpan { address: 0, bytes: 0, key: 0 },
+            WriteSource::Nothing => MemorySpan::EMPTY,
             WriteSource::Value(value) => MemorySpan::of(value.bytes(), key),
             WriteSource::Staged(lease) => MemorySpan::of(lease.bytes(), key),
         };

@@ -9,7 +9,7 @@ use pserver_transport::verbs::DeviceChoice;
 
 use super::super::digits::Digits;
 use super::super::plan::{Optimizer, Plan, Sharing, name, optimizer_text};
-use super::super::trainer::{Report, TrainerArgs, train};
+use super::super::trainer::{DigitTrainerArgs, Report, train};
 use pserver_client::{Client, ClientOptions};
 use pserver_node::Server;
 use pserver_node::settings::{ServeArgs, Settings};
@@ -44,7 +44,7 @@ fn reports(sharing: Sharing, optimizer: Optimizer, seed: u64) -> Vec<Report> {
         let (mut reports, coordinator) = (Vec::new(), server.address().to_string());
         let (trainers, epochs, servers, optimizer) = (TRAINERS, plan.epochs, 1, optimizer.clone());
         let (mode, rdma_device) = (sharing, DeviceChoice::default());
-        let args = TrainerArgs {
+        let args = DigitTrainerArgs {
             coordinator,
             trainer,
             trainers,

@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
+use super::region::{DeviceAllocation, DeviceRegion, warn};
 use super::replicas::Replicas;
 use crate::cuda::checked::{DriverError, called};
 use crate::cuda::sys::{
-    self, CUDA_ERROR_INVALID_VALUE, CUcontext, CUdevice, CUdeviceptr, CUpointer_attribute as Attribute, Driver,
-    ERRORS_OF_STRANGERS, KIND_DEVICE, KIND_HOST, PORTABLE,
+    self, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUpointer_attribute as Attribute, Driver, ERRORS_OF_STRANGERS,
+    KIND_DEVICE, KIND_HOST, PORTABLE,
 };
 
 /// A range of device memory and a host buffer of the same size, through which its bytes are transferred. They are equal
@@ -28,25 +29,11 @@ pub struct ForeignMemory {
     place: DeviceRegion,
 }
 
-/// A range of device memory, and its context.
-pub(super) struct DeviceRegion {
-    pub(super) driver: Driver,
-    pub(super) context: CUcontext,
-    /// The device whose primary context was retained for this, when the memory has no context of its own.
-    retained: Option<CUdevice>,
-    pub(super) ordinal: i32,
-    pub(super) address: CUdeviceptr,
-    pub(super) bytes: usize,
-}
-
 /// Exclusive access to a part of such memory, for one call.
 pub struct ForeignClaim {
     memory: Arc<ForeignMemory>,
     range: Range<usize>,
 }
-
-/// Pushes a context on this thread's stack, and pops it when dropped.
-pub(super) struct ContextGuard<'a>(&'a Driver);
 
 /// The owner of a range of memory.
 pub enum MemoryOwner {
@@ -71,13 +58,6 @@ enum RangeKind {
     Host,
     Managed,
     Device(Box<DeviceRegion>),
-}
-
-/// The allocation that contains a device address.
-struct DeviceAllocation {
-    context: CUcontext,
-    ordinal: i32,
-    end: CUdeviceptr,
 }
 
 // SAFETY: handles that the driver lets every thread use; the pinned bytes are reached through claims, which do not
@@ -188,34 +168,6 @@ impl ForeignMemory {
     }
 }
 
-impl DeviceRegion {
-    fn new(driver: Driver, found: &DeviceAllocation, address: CUdeviceptr, bytes: usize) -> Result<Self, DriverError> {
-        let mut new = Self { driver, context: found.context, retained: None, ordinal: found.ordinal, address, bytes };
-        if new.context.is_null() {
-            let mut device = 0;
-            // SAFETY: `device` is there to be written.
-            let code = unsafe { (new.driver.cuDeviceGet)(&raw mut device, found.ordinal) };
-            called(&new.driver, "cuDeviceGet", code)?;
-            // SAFETY: the context is there to be written, and the device is one that `cuDeviceGet` gave.
-            let code = unsafe { (new.driver.cuDevicePrimaryCtxRetain)(&raw mut new.context, device) };
-            called(&new.driver, "cuDevicePrimaryCtxRetain", code)?;
-            new.retained = Some(device);
-        }
-        Ok(new)
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        self.address < other.address + other.bytes as u64 && other.address < self.address + self.bytes as u64
-    }
-
-    pub(super) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
-        // SAFETY: the context is the memory's own, which its owner keeps, or was retained by `new`.
-        let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) };
-        called(&self.driver, "cuCtxPushCurrent", code)?;
-        Ok(ContextGuard(&self.driver))
-    }
-}
-
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
         // The replicas' device objects are dropped before their context, or with it.
@@ -225,25 +177,6 @@ impl Drop for ForeignMemory {
         // SAFETY: `new` got it from the driver, and no claim is left.
         let code = unsafe { (self.place.driver.cuMemFreeHost)(self.pinned.as_ptr().cast::<c_void>()) };
         warn(called(&self.place.driver, "cuMemFreeHost", code));
-    }
-}
-
-impl Drop for DeviceRegion {
-    fn drop(&mut self) {
-        if let Some(device) = self.retained {
-            // SAFETY: `new` retained it once, and this gives it back.
-            let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(device) };
-            warn(called(&self.driver, "cuDevicePrimaryCtxRelease", code));
-        }
-    }
-}
-
-impl Drop for ContextGuard<'_> {
-    fn drop(&mut self) {
-        let mut context = ptr::null_mut();
-        // SAFETY: `context` is there to be written; what is popped was pushed when this was made.
-        let code = unsafe { (self.0.cuCtxPopCurrent_v2)(&raw mut context) };
-        warn(called(self.0, "cuCtxPopCurrent", code));
     }
 }
 
@@ -330,13 +263,6 @@ impl ForeignClaim {
 impl Drop for ForeignClaim {
     fn drop(&mut self) {
         self.memory.claimed().retain(|other| *other != self.range);
-    }
-}
-
-/// Logs an error in a destructor.
-fn warn(outcome: Result<(), DriverError>) {
-    if let Err(error) = outcome {
-        tracing::warn!(%error, "an object of the CUDA driver was not released");
     }
 }
 

@@ -42,6 +42,9 @@ unsafe impl Send for KernelFunction {}
 // SAFETY: as above.
 unsafe impl Sync for KernelFunction {}
 
+/// Elements per thread and iteration of a kernel over elements.
+pub(in crate::cuda) const ELEMENTS_AT_ONCE: u64 = 8;
+
 impl CudaModule {
     /// Loads a cubin, or PTX, which the driver compiles. PTX is a text; a zero is appended.
     pub(in crate::cuda) fn load(context: &Arc<CudaContext>, image: &[u8]) -> Result<Arc<Self>, DriverError> {
@@ -130,4 +133,12 @@ impl Drop for CudaModule {
         let code = unsafe { (self.context.driver.cuModuleUnload)(self.handle) };
         self.context.dropped("cuModuleUnload", code);
     }
+}
+
+/// Enough blocks for the elements, at most the number that is resident at once: more would only queue.
+pub(in crate::cuda) fn grid(context: &CudaContext, entry: &KernelFunction, elements: u64) -> Grid {
+    let worth = elements.div_ceil(ELEMENTS_AT_ONCE * u64::from(BLOCK_THREADS)).max(1);
+    let most = u64::from(context.properties().multiprocessors.max(1) * entry.resident());
+    let blocks = u32::try_from(worth.min(most)).expect("a device has fewer multiprocessors than that");
+    Grid { blocks: (blocks, 1), threads: BLOCK_THREADS, shared: 0 }
 }

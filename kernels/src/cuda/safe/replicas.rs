@@ -12,13 +12,12 @@ use bytemuck::{Zeroable, bytes_of};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
-use super::foreign::DeviceRegion;
+use super::region::DeviceRegion;
 use super::streams::CudaEvent;
-use super::{CudaContext, CudaModule, DeviceMemory, KernelFunction};
+use super::{CudaContext, CudaModule, DeviceMemory, KernelFunction, grid};
 use crate::cuda::arguments::{DeviceAddress, ElementKind, GRADIENTS_MAX, SumMode, UpdateArguments, sum_entry};
 use crate::cuda::checked::{DriverError, called};
 use crate::cuda::code::load_shipped;
-use crate::cuda::submission::grid;
 use crate::cuda::sys::CUstream;
 
 /// Bytes of each replica that are summed at once. Larger pieces take memory from the trainer; smaller ones take more

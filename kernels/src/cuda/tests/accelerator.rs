@@ -16,8 +16,7 @@ use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{each, each_seed, is_inside, kernels};
 use crate::conformance;
 use crate::cuda::code::load_shipped;
-use crate::cuda::safe::CudaContext;
-use crate::cuda::submission::grid;
+use crate::cuda::safe::{CudaContext, grid};
 use crate::cuda::{AcceleratorKernels, Cuda, CudaSettings, Emitted, ModuleSource};
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];

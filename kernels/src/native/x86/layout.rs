@@ -3,12 +3,32 @@
 use std::mem::offset_of;
 
 use iced_x86::{Code, MemoryOperand, Register};
+use pserver_core::limits::STATES_MAX;
 use pserver_core::rule::ssa::{Lowered, RuleOp};
 use pserver_core::rule::uses::UpdatedTensor;
 
 use super::assembler::Assembler;
-use super::raw::CallFrame;
 use crate::native::CodeTarget;
+
+/// The argument of generated code, which reads the fields by offset.
+#[repr(C)]
+pub(super) struct CallFrame {
+    /// Elements of the wide loop that prefetch ahead: a multiple of its step.
+    pub(super) far_end: u64,
+    /// Elements that the wide loop takes: a multiple of its turn.
+    pub(super) wide_end: u64,
+    /// Elements in whole vectors.
+    pub(super) end: u64,
+    /// As [`crate::native::scalar_room`] lays them out.
+    pub(super) scalars: *const u8,
+    pub(super) gradients: *const *const u8,
+    pub(super) gradient_count: u64,
+    /// The weights and the states.
+    pub(super) tensors: [*mut u8; TENSORS_MAX],
+}
+
+/// The weights and the states of a rule, at most.
+pub(super) const TENSORS_MAX: usize = 1 + STATES_MAX;
 
 /// Where the [`CallFrame`] is. A call keeps it.
 pub(super) const FRAME: Register = Register::RBX;

@@ -6,30 +6,12 @@
 pub(super) mod lanes;
 
 use memmap2::{Mmap, MmapMut};
-use pserver_core::limits::STATES_MAX;
 use pserver_core::rule::ssa::Lowered;
 
+use super::layout::{CallFrame, TENSORS_MAX};
 use super::routine::{self, PREFETCHED, Routine};
 use crate::native::{CONSTANTS, CallTensors, CodeTarget, GRADIENTS_MAX, GradientFormat, used_scalars};
 
-/// The argument of generated code, which reads the fields by offset.
-#[repr(C)]
-pub(super) struct CallFrame {
-    /// Elements of the wide loop that prefetch ahead: a multiple of its step.
-    pub(super) far_end: u64,
-    /// Elements that the wide loop takes: a multiple of its turn.
-    pub(super) wide_end: u64,
-    /// Elements in whole vectors.
-    pub(super) end: u64,
-    /// As [`crate::native::scalar_room`] lays them out.
-    pub(super) scalars: *const u8,
-    pub(super) gradients: *const *const u8,
-    pub(super) gradient_count: u64,
-    /// The weights and the states.
-    pub(super) tensors: [*mut u8; TENSORS_MAX],
-}
-
-const TENSORS_MAX: usize = 1 + STATES_MAX;
 /// Bytes of the longest vector.
 const VECTOR_MAX: usize = 64;
 

@@ -12,6 +12,7 @@ use super::fixtures::ends;
 use crate::conformance::rig::{ConformanceRig, hello};
 use crate::network::{NetworkOptions, PollPolicy};
 use crate::verbs::credits::{CreditedMessages, slots};
+use crate::verbs::memory_span::MemorySpan;
 use crate::verbs::provider::{
     CompletionChannel, MemoryRegion, Operation, PairCapacity, ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest,
     RegionAccess, RemoteAddress, WorkCompletion, WorkRequest,
@@ -19,7 +20,7 @@ use crate::verbs::provider::{
 use crate::verbs::software_device::SoftwareDevice;
 use crate::verbs::status::CompletionStatus;
 use crate::verbs::wire_format::{HANDSHAKE_BYTES, HandshakeMessage, MessageKind, MessagePrefix, PREFIX_BYTES};
-use crate::verbs::work_requests::{InFlightRequests, MemorySpan, ReceivedMessage};
+use crate::verbs::work_requests::{InFlightRequests, ReceivedMessage};
 use crate::verbs::{
     BULK_SLOTS, CONTROL_SLOTS, ConnectionError, ConnectionSide, DeviceContext, DeviceWatcher, SLOT_BYTES, VerbsDevice,
     VerbsDevices,
