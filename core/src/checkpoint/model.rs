@@ -178,7 +178,9 @@ impl ModelWriter {
         let left = self.bytes - self.file.position();
         if bytes.len() as u64 > left {
             let (path, found) = (&self.path, bytes.len());
-            return Err(Failure::Call(format!("{found} more bytes for {path}, whose tensors have {left} left")));
+            return Err(Failure::Call(format!(
+                "found {found} more bytes for {path}; expected at most {left}, which its tensors lack"
+            )));
         }
         self.file.write(&[bytes])
     }
@@ -187,7 +189,7 @@ impl ModelWriter {
     pub fn finish(mut self) -> Result<u64, Failure> {
         let (path, found, expected) = (&self.path, self.file.position(), self.bytes);
         if found != expected {
-            return Err(Failure::Call(format!("{path} got {found} of its {expected} bytes, header included")));
+            return Err(Failure::Call(format!("found {found} bytes in {path}, header included; expected {expected}")));
         }
         self.file.place()?;
         self.is_placed = true;

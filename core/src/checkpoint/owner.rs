@@ -131,7 +131,8 @@ impl DirectoryOwner {
             }
         }
         Err(refused.unwrap_or_else(|| {
-            let text = format!("{directory:?} was claimed by others {OWNER_CLAIMS_MAX} times while this process tried");
+            let text =
+                format!("{directory:?} was claimed {OWNER_CLAIMS_MAX} times by other processes while this one tried");
             Failure::Node(text)
         }))
     }

@@ -9,6 +9,7 @@ use super::topology::Topology;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::ServerIndex;
+use crate::limits::{SERVERS_MAX, SHARDS_MAX};
 
 /// One declaration on the wire, unchecked until [`Catalogue::from_pages`].
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -171,7 +172,11 @@ impl TryFrom<DeclarationMessage> for Declaration {
         let owner = message.home.map(|owner| {
             let quoted = name.quoted();
             let narrow = u16::try_from(owner).map(ServerIndex);
-            narrow.map_err(|_| Failure::Call(format!("parameter {quoted}: its home is server {owner}; expected fewer")))
+            narrow.map_err(|_| {
+                Failure::Call(format!(
+                    "parameter {quoted}: its home is server {owner}; expected one below {SERVERS_MAX}"
+                ))
+            })
         });
         let owner = owner.transpose()?;
         let DeclarationMessage { bytes, shape, whole, config, rows, .. } = message;
@@ -182,7 +187,8 @@ impl TryFrom<DeclarationMessage> for Declaration {
 
 fn topology(shards: &[u32]) -> Result<Topology, Failure> {
     let narrow = |count: &u32| {
-        u16::try_from(*count).map_err(|_| Failure::Call(format!("a server of {count} shards; expected fewer")))
+        u16::try_from(*count)
+            .map_err(|_| Failure::Call(format!("a server of {count} shards; expected at most {SHARDS_MAX}")))
     };
     Topology::new(shards.iter().map(narrow).collect::<Result<_, _>>()?)
 }

@@ -132,7 +132,7 @@ fn a_home_that_is_no_server_is_refused_by_name_and_changes_nothing() {
     let page = |home| DeclarationMessage { home, ..DeclarationMessage::from(&declaration("w", 4)) };
     assert_eq!(Declaration::try_from(page(Some(3))).map(|read| read.owner), Ok(Some(ServerIndex(3))));
     let refused = Declaration::try_from(page(Some(1 << 16))).map(|read| read.owner);
-    assert_eq!(refused, Err(Failure::call("parameter \"w\": its home is server 65536; expected fewer")));
+    assert_eq!(refused, Err(Failure::call("parameter \"w\": its home is server 65536; expected one below 4096")));
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn pages_that_do_not_make_one_catalogue_are_refused() {
     assert_eq!(refused(mixed), "catalogue page at 1: from another catalogue");
     let mut wide = pages.clone();
     wide[0].shards = vec![70_000];
-    assert_eq!(refused(wide), "a server of 70000 shards; expected fewer");
+    assert_eq!(refused(wide), "a server of 70000 shards; expected at most 256");
     let mut strange = pages;
     strange[1].declarations[0] = DeclarationMessage { element_type: 99, ..strange[1].declarations[0].clone() };
     assert_eq!(refused(strange), "parameter \"p1\": element type number 99; expected 0 to 5");

@@ -97,7 +97,7 @@ impl Code {
             (Self::Add, &[scale]) => Formula::Add { scale },
             (Self::Sum, &[scale]) => Formula::Sum { scale },
             (Self::Rule(code), scalars) => Formula::Rule { code, scalars },
-            (Self::Add | Self::Sum, _) => panic!("{} numbers for a sum; expected its scale", numbers.len()),
+            (Self::Add | Self::Sum, _) => panic!("found {} numbers for a sum; expected one, the scale", numbers.len()),
         }
     }
 }

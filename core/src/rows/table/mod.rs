@@ -459,7 +459,7 @@ impl RowTable {
         let slot = room.map_err(|why| {
             let TableUsage { rows, record_bytes, index_bytes } = self.usage();
             Failure::call(format!(
-                "no room for row {id}: {rows} rows take {record_bytes} bytes, and {index_bytes} to find them; {why}"
+                "no room for row {id}: {rows} rows take {record_bytes} bytes, their index {index_bytes}; {why}"
             ))
         })?;
         let TableSettings { layout, rule, .. } = &self.settings;
