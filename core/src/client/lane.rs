@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use super::request::{Finished, Refused, Request};
+use super::request::{Finished, PendingRequest, Refused};
 use super::{ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
 use crate::ids::{PeerId, Ticket};
 use crate::port::{Incoming, Outgoing, Submit};
@@ -58,7 +58,7 @@ pub(super) struct Lane {
     /// The server's description of what requests wait for.
     pub(super) awaited: Option<String>,
     /// Unanswered requests, in ticket order.
-    requests: VecDeque<Request>,
+    requests: VecDeque<PendingRequest>,
     window: SendWindow,
     /// Answers being received, in the order of their heads.
     receives: VecDeque<PendingReceive>,
@@ -183,7 +183,7 @@ impl Lane {
     }
 
     /// Adds a request, whose ticket is larger than those before.
-    pub(super) fn ask(&mut self, request: Request, out: &mut ClientOutput) {
+    pub(super) fn ask(&mut self, request: PendingRequest, out: &mut ClientOutput) {
         self.window.waiting.push(Reverse((request.priority, request.ticket())));
         self.requests.push_back(request);
         self.dispatch(out);
@@ -301,14 +301,14 @@ impl Lane {
     }
 
     /// Removes a request if it is finished.
-    pub(super) fn take_over(&mut self, ticket: Ticket) -> Option<Request> {
+    pub(super) fn take_over(&mut self, ticket: Ticket) -> Option<PendingRequest> {
         let at = self.position(ticket)?;
         if self.requests[at].is_over() { self.requests.remove(at) } else { None }
     }
 
     /// Removes every finished request, with its result.
     pub(super) fn take_all_over(&mut self) -> Vec<(Ticket, Result<Finished, Refused>)> {
-        let is_over = |request: &Request| request.is_over();
+        let is_over = |request: &PendingRequest| request.is_over();
         if !self.requests.iter().any(is_over) {
             return Vec::new();
         }
@@ -403,13 +403,13 @@ impl Lane {
         }
     }
 
-    fn request(&mut self, ticket: Ticket) -> Option<&mut Request> {
+    fn request(&mut self, ticket: Ticket) -> Option<&mut PendingRequest> {
         let at = self.position(ticket)?;
         Some(&mut self.requests[at])
     }
 
     fn position(&self, ticket: Ticket) -> Option<usize> {
-        self.requests.binary_search_by_key(&ticket, Request::ticket).ok()
+        self.requests.binary_search_by_key(&ticket, PendingRequest::ticket).ok()
     }
 }
 

@@ -26,7 +26,7 @@ use crate::port::{Event, Incoming, Outgoing, Submit};
 use crate::time::Now;
 use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind, Role};
 use lane::{Lane, LaneState};
-use request::Request;
+use request::PendingRequest;
 
 /// First delay before a reconnect; it doubles up to the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
@@ -193,7 +193,7 @@ impl Client {
         if generation != Generation(0) {
             frame.head.generation = generation;
         }
-        self.lanes[lane.0].ask(Request::new(frame, body), out);
+        self.lanes[lane.0].ask(PendingRequest::new(frame, body), out);
         ticket
     }
 

@@ -46,7 +46,7 @@ impl From<Refused> for Failure {
     }
 }
 
-pub(super) struct Request {
+pub(super) struct PendingRequest {
     pub(super) frame: Frame,
     pub(super) priority: u32,
     /// Bytes of its payloads together.
@@ -67,7 +67,7 @@ pub(super) struct Request {
     refused: Option<Refused>,
 }
 
-impl Request {
+impl PendingRequest {
     pub(super) fn new(frame: Frame, body: RequestBody) -> Self {
         assert!(
             body.into.is_empty() || body.into.len() == frame.entries.len(),

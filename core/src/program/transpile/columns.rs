@@ -25,11 +25,12 @@ use crate::program::graph::Graph;
 use crate::program::op::{Op, OpKind, OpRole, ProgramPeer};
 use crate::program::variable::{Dim, Purpose, Variable, VariableFacts};
 
+use super::Transpiler;
 use super::cost::CostModel;
 use super::group::{Groups, OpGroup};
 use super::outline::{Outline, ops, variable};
+use super::part::{Cluster, ProgramPart};
 use super::write::{BlockWriter, UsedNames, part};
-use super::{Cluster, ProgramPart, Transpiler};
 
 /// Cuts the weight of one layer, the largest that can be cut, by columns over the trainers. Its rule must be
 /// element-wise. One `matmul` must read it as its right operand, and no other op but that op's gradients.

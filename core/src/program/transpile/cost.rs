@@ -31,7 +31,7 @@ use crate::program::graph::{Graph, Node, VariableIndex};
 use crate::program::op::{Destination, OpKind, OpRole, ProgramPeer};
 use crate::program::variable::{Dim, VariableFacts};
 
-use super::{Cluster, ProgramPart};
+use super::part::{Cluster, ProgramPart};
 
 /// The rates of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,9 +8,9 @@ use crate::program::graph::Graph;
 use crate::program::update_loop::GradientNames;
 use crate::program::variable::{Dim, VariableFacts};
 
-use super::Cluster;
 use super::group::{Groups, OpGroup};
 use super::outline::Outline;
+use super::part::Cluster;
 
 /// A group, or some rows of it, on one server.
 #[derive(Debug)]

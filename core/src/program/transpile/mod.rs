@@ -21,6 +21,7 @@ mod draw;
 mod group;
 mod outline;
 mod parameter_server;
+mod part;
 mod placement;
 mod server;
 #[cfg(test)]
@@ -31,31 +32,13 @@ mod write;
 use crate::error::Failure;
 
 use super::graph::Graph;
-use super::op::ProgramPeer;
 
 pub use columns::Columns;
 pub use cost::{CostModel, Estimate, NodeEstimate, ProcessRates, StepWork, estimate};
 pub use draw::{dot, svg};
 pub use parameter_server::ParameterServer;
+pub use part::{Cluster, ProgramPart};
 pub use placement::Placement;
-
-/// The number of processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cluster {
-    /// Processes that compute gradients; at least one.
-    pub trainers: u32,
-    /// Processes that hold parameters.
-    pub servers: u32,
-}
-
-/// A sub-program and the processes that run it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ProgramPart {
-    /// The processes, in order; empty when none is assigned.
-    pub peers: Vec<ProgramPeer>,
-    /// The program of each of them.
-    pub graph: Graph,
-}
 
 /// Divides a program into sub-programs that together compute the same.
 pub trait Transpiler {

@@ -11,13 +11,14 @@ use crate::program::op::{OpRole, ProgramPeer};
 use crate::program::update_loop::GradientNames;
 use crate::program::variable::{Dim, VariableFacts};
 
+use super::Transpiler;
 use super::cost::{CostModel, group_work};
 use super::division::{Division, GroupSlice};
 use super::group::{Groups, OpGroup};
 use super::outline::{Outline, ops};
+use super::part::{Cluster, ProgramPart};
 use super::placement::{Load, Placement, Portion};
 use super::write::{UsedNames, part};
-use super::{Cluster, ProgramPart, Transpiler};
 use super::{server, trainer};
 
 /// The transpiler of the parameter server.

@@ -8,7 +8,7 @@ use crate::program::graph::Graph;
 use crate::program::op::{Destination, Op, OpKind, OpRole, ProgramPeer};
 use crate::program::variable::{Purpose, Variable, VariableFacts};
 
-use super::ProgramPart;
+use super::part::ProgramPart;
 
 /// The names in use: those of a program, and generated ones.
 pub(super) struct UsedNames<'a> {

@@ -187,8 +187,8 @@ fn when_memory_runs_out_nothing_has_changed_and_the_refusal_counts() {
     let refusal = player.push(&rows).expect_err("there is no room");
     assert_eq!(
         refusal,
-        "no room for row 204: 204 rows take 4096 bytes, their index 4096; no memory for 4096 bytes: all 2 slots of 4096 \
-         bytes are in use, and no larger slot is free"
+        "no room for row 204: 204 rows take 4096 bytes, their index 4096; no memory for 4096 bytes: all 2 slots of \
+         4096 bytes are in use, and no larger slot is free"
     );
     assert_eq!(player.table.version(), Version(1));
     assert_eq!(player.pull(&ids), before);

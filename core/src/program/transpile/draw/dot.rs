@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::program::transpile::ProgramPart;
+use crate::program::transpile::part::ProgramPart;
 use crate::program::variable::Purpose;
 
 use super::{DrawnNode, NodeShape, Scene, journeys};

@@ -11,7 +11,7 @@ use crate::program::graph::{Graph, Node, VariableIndex};
 use crate::program::op::{Destination, OpKind, OpRole, ProgramPeer};
 use crate::program::variable::Purpose;
 
-use super::ProgramPart;
+use super::part::ProgramPart;
 
 pub use dot::dot;
 pub use svg::svg;

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::program::transpile::ProgramPart;
+use crate::program::transpile::part::ProgramPart;
 use crate::program::variable::Purpose;
 
 use super::{DrawnEdge, DrawnNode, NodeShape, Scene, journeys};
