@@ -41,7 +41,7 @@ pub struct ShardCheckpoint {
 
 impl ShardCheckpoint {
     /// Begins checkpoint `number` of the shard whose files are in `folder`, and removes the remains of an unfinished
-    /// checkpoint. `journal_from` is the journal's position now; `layout` lists every chunk of the shard, in the order
+    /// checkpoint. The journal is needed from `journal_from` on; `layout` lists every chunk of the shard, in the order
     /// in which they will be pushed. A number that a valid checkpoint already has is refused.
     pub fn begin(folder: &Folder, number: u64, journal_from: u64, layout: Vec<ChunkLayout>) -> Result<Self, Failure> {
         folder.owner.check()?;

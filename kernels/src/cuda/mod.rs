@@ -2,7 +2,7 @@
 //! them. `docs/CUDA.md` describes it.
 //!
 //! Not here: which chunks live on a device, and what happens to them when it fails ([`pserver_core::server`]); which
-//! device a shard gets (`capi/src/node/device.rs`); the reference for every bit ([`pserver_core::rule::reference`],
+//! device a shard gets (`node/src/device.rs`); the reference for every bit ([`pserver_core::rule::reference`],
 //! [`pserver_core::optim`], [`pserver_core::rows::RowMerge`]). No server calls the kernels for rows, norms, casts and
 //! scalars.
 //!
