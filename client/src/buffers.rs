@@ -314,7 +314,7 @@ mod tests {
         check(add(1099, 1), "overlap");
         check(add(900, 101), "overlap");
         check(add(900, 1000), "overlap");
-        check(add(500, 0), "0 bytes at 0x1f4; expected 1 or more");
+        check(add(500, 0), "memory at 0x1f4 has 0 bytes; expected 1 or more");
         check(add(usize::MAX, 2), "expected 1 or more");
         add(1100, 1).expect("it begins where the other ends");
         assert_eq!(
