@@ -71,26 +71,16 @@ pub(super) struct ConnectionParts {
 
 impl VerbsConnection {
     pub(super) fn new(socket: ControlSocket, parts: ConnectionParts) -> Self {
-        let ConnectionParts {
-            messages,
-            local_registry,
-            side,
-            send_staging,
-            receive_staging,
-            counters,
-            health,
-            is_checked,
-        } = parts;
         Self {
-            messages,
-            sender: VerbsSender::new(side, is_checked, send_staging, &counters),
-            receiver: VerbsReceiver::new(side, is_checked, receive_staging, &counters),
-            _local_registry: local_registry,
-            side,
-            is_ready: side == ConnectionSide::Connecting,
+            sender: VerbsSender::new(parts.side, parts.is_checked, parts.send_staging, &parts.counters),
+            receiver: VerbsReceiver::new(parts.side, parts.is_checked, parts.receive_staging, &parts.counters),
+            messages: parts.messages,
+            _local_registry: parts.local_registry,
+            side: parts.side,
+            is_ready: parts.side == ConnectionSide::Connecting,
             has_received: false,
             is_paused: false,
-            health,
+            health: parts.health,
             socket,
             outcomes: Vec::new(),
         }
