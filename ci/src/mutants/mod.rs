@@ -209,14 +209,10 @@ mod tests {
     }
 
     #[test]
-    fn every_mutant_has_its_place_and_its_tests() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    fn every_mutant_names_tests_that_exist() {
         let mut all = Vec::new();
-        sources(&root.join("core/src"), &mut all);
-        let text_of = |file: &str| &all.iter().find(|(path, _)| path.ends_with(file)).expect("the file is there").1;
+        sources(&Workspace::of_this_program().root().join("core/src"), &mut all);
         for mutant in MUTANTS {
-            let places = text_of(mutant.file).matches(mutant.original).count();
-            assert_eq!(places, 1, "{}: places of its text in {}", mutant.name, mutant.file);
             for test in mutant.tests {
                 let last = test.rsplit("::").next().expect("a name has a last part");
                 let (function, module) = (format!("fn {last}"), format!("{last}.rs"));

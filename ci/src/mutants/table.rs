@@ -14,7 +14,7 @@ pub(super) struct Mutant {
     pub(super) tests: &'static [&'static str],
 }
 
-/// Those that every `cargo ci test` plants: their tests take a moment.
+/// The faults that every `cargo ci test` plants; their tests are short.
 pub(super) const SAMPLE: [&str; 5] = [
     "a failed append is acknowledged",
     "a join is not journalled",
