@@ -29,7 +29,6 @@ mod value;
 mod values;
 mod variable;
 
-pub(crate) use crate::accumulator::AccumulatorSettings;
 pub use arithmetic::Arithmetic;
 pub use backward::{ParameterGradient, append_backward};
 pub use block::{Block, Program};

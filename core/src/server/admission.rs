@@ -12,9 +12,9 @@ use super::serving::Serving;
 use super::sets::DeferredSet;
 use super::shard::{Phase, Shard, decode};
 use super::stalls::StallReason;
+use crate::accumulator::AccumulatorPace;
 use crate::ids::{Epoch, Generation, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
-use crate::program::executor::AccumulatorPace;
 use crate::wire::{ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
 
 /// The result of a frame's check.

@@ -11,8 +11,8 @@ use super::context::Context;
 use super::round::{Contribution, FOLD_AT};
 use super::serving::{Serving, acknowledge, as_half, open_entry, value_entry};
 use super::update::UpdateUnit;
+use crate::accumulator::AccumulatorPace;
 use crate::ids::TrainerId;
-use crate::program::executor::AccumulatorPace;
 
 /// The gradient that a unit receives next.
 #[derive(Clone, Copy)]
@@ -90,11 +90,10 @@ impl Serving {
             // The common case: no other candidate.
             return arrived();
         }
-        let waiting = unit.iter().flat_map(|slot_index| {
+        let mut waiting = unit.iter().flat_map(|slot_index| {
             let ahead = self.table.chunks[*slot_index].round.all_ahead().iter();
             ahead.filter(|one| self.may_enter(pace, *slot_index, one)).map(|one| (*slot_index, one))
         });
-        let mut waiting = waiting;
         let ahead = |(slot_index, one): (usize, &Contribution)| NextGradient::Ahead(slot_index, one.trainer);
         match pace {
             AccumulatorPace::Rounds => arrived().or_else(|| waiting.next().map(ahead)),
@@ -107,7 +106,7 @@ impl Serving {
 
     /// Whether a contribution may enter the open round of its chunk.
     #[inline]
-    pub(super) fn may_enter(&self, pace: AccumulatorPace, slot_index: usize, one: &Contribution) -> bool {
+    fn may_enter(&self, pace: AccumulatorPace, slot_index: usize, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[slot_index];
         if pace == AccumulatorPace::Rounds {
             let has_piece = chunk.round.contribution(one.trainer).is_some();
@@ -157,7 +156,7 @@ impl Serving {
 
     /// Sums the first contributions of an incomplete round early.
     #[inline]
-    pub(super) fn fold_early(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    fn fold_early(&mut self, cx: &mut Context<'_>, slot_index: usize) {
         let chunk = &self.table.chunks[slot_index];
         if chunk.round.contributors() < FOLD_AT || chunk.group.is_some() {
             return;
@@ -180,7 +179,7 @@ impl Serving {
 
     /// Closes the round of an updated chunk: records the contributions and sends the value to the trainers that asked
     /// for it.
-    pub(super) fn publish(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    fn publish(&mut self, cx: &mut Context<'_>, slot_index: usize) {
         let halves = self.halves_of_round(cx, slot_index);
         let chunk = &mut self.table.chunks[slot_index];
         let (entry, version) = (value_entry(chunk, None), chunk.version);

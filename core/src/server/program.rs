@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 use super::initialisation::ShardParameter;
 use super::job::Job;
+use crate::accumulator::AccumulatorSettings;
 use crate::config::{Merge, Mode, ParameterConfig};
 use crate::limits::{NAME_BYTES_MAX, PARAMETER_BYTES_MAX, RULE_NAME_BYTES_MAX};
 use crate::optim::{Algorithm, Prepared, Rule};
 use crate::program::{
-    AccumulatorSettings, Block, GradientNames, Op, OpKind, OpRole, Program, Purpose, Variable, VariableFacts,
-    loop_forever, state_name,
+    Block, GradientNames, Op, OpKind, OpRole, Program, Purpose, Variable, VariableFacts, loop_forever, state_name,
 };
 use crate::rows::RowLayout;
 

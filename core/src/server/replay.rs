@@ -75,11 +75,11 @@ impl Shard {
     }
 
     fn catch_up(&mut self, position: u64) {
-        let Phase::Serving(serving) = &mut self.phase else { return };
-        let (kernels, pool, replies) = (self.kernels.as_mut(), &mut self.pool, &mut Replies::default());
-        let (device, peer, replay_left) = (None, None, u64::MAX);
-        let (now, trainers) = (Now(0), &self.trainers);
-        serving.catch_up(&mut Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left });
+        let mut replies = Replies::default();
+        if let Some((serving, mut cx)) = self.serving(Now(0), None, position, &mut replies) {
+            cx.replay_left = u64::MAX;
+            serving.catch_up(&mut cx);
+        }
     }
 
     /// Ends the replay of the journal: every restored chunk counts as past it.

@@ -10,13 +10,13 @@ use smallvec::SmallVec;
 use super::bucket::RowsLease;
 use super::chunk::{CallId, ContributionStage, OpenContribution, Waiter};
 use super::pool::Pool;
+use crate::accumulator::{PieceList, Sent};
 use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
 use crate::ids::{PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::{GradientLease, Kernels};
-use crate::program::executor::{PieceList, Sent};
 use crate::time::Now;
 use crate::wire::Head;
 

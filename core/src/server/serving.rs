@@ -21,12 +21,13 @@ use super::stage::Flows;
 use super::stalls::Stalls;
 use super::update::GroupIndex;
 use super::waits::WaitIndex;
+use crate::accumulator::AccumulatorPace;
 use crate::dtype::Half;
 use crate::error::Failure;
 use crate::ids::{Incarnation, PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Numbers;
-use crate::program::executor::AccumulatorPace;
+use crate::time::Now;
 use crate::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
 
 /// State of a serving shard.
@@ -58,42 +59,44 @@ impl Shard {
         leases: Vec<Lease>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        let ReceivedFrame { peer, frame, admitted, .. } = *arrived;
+        let ReceivedFrame { now, peer, position, frame, admitted } = *arrived;
         self.changes += 1;
         match frame.head.kind {
             Kind::Init => return self.init(peer, frame, leases, replies),
             Kind::Finish => return self.finish(peer, frame, replies),
             _ => {}
         }
-        self.with_serving(arrived, replies, |serving, cx| {
-            match frame.head.kind {
-                Kind::Push => {
-                    let rate = decode::<PushMessage>(&frame.control)?.rate;
-                    serving.push(cx, frame, rate, admitted, leases);
-                }
-                Kind::Set => serving.set(cx, frame, leases),
-                Kind::Leave => return serving.leave(cx, &frame.head),
-                kind => return Err(no_answer_to(kind)),
+        let Some((serving, mut cx)) = self.serving(now, peer, position, replies) else { return Err(not_initialised()) };
+        if peer.is_none() {
+            // Replay has no other peers to serve, so one turn may replay everything.
+            cx.replay_left = u64::MAX;
+        }
+        match frame.head.kind {
+            Kind::Push => {
+                let rate = decode::<PushMessage>(&frame.control)?.rate;
+                serving.push(&mut cx, frame, rate, admitted, leases);
             }
-            Ok(())
-        })?
+            Kind::Set => serving.set(&mut cx, frame, leases),
+            Kind::Leave => return serving.leave(&mut cx, &frame.head),
+            kind => return Err(no_answer_to(kind)),
+        }
+        Ok(())
     }
 
-    /// Runs `work` on the serving state, with the resources for a frame.
-    fn with_serving<T>(
-        &mut self,
-        arrived: &ReceivedFrame<'_>,
-        replies: &mut Replies,
-        work: impl FnOnce(&mut Serving, &mut Context<'_>) -> T,
-    ) -> Result<T, Refusal> {
-        let ReceivedFrame { now, peer, position, .. } = *arrived;
-        let Phase::Serving(serving) = &mut self.phase else { return Err(not_initialised()) };
+    /// The serving state, and the resources for a frame at this journal position or, without a peer, for the shard's
+    /// own work. None before the parameters are initialised.
+    pub(super) fn serving<'a>(
+        &'a mut self,
+        now: Now,
+        peer: Option<PeerId>,
+        position: u64,
+        replies: &'a mut Replies,
+    ) -> Option<(&'a mut Serving, Context<'a>)> {
+        let Phase::Serving(serving) = &mut self.phase else { return None };
         let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
-        let device = self.device.as_mut();
-        // Replay has no other peers to serve, so one turn may replay everything.
-        let replay_left = if peer.is_some() { self.replays } else { u64::MAX };
-        let mut cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
-        Ok(work(serving, &mut cx))
+        let (device, replay_left) = (self.device.as_mut(), self.replays);
+        let cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
+        Some((serving, cx))
     }
 
     /// Answers a frame that changes no state: a pull, or a question.
@@ -104,11 +107,13 @@ impl Shard {
         leases: Vec<Lease>,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        match arrived.frame.head.kind {
-            Kind::Pull => {
-                self.with_serving(arrived, replies, |serving, cx| serving.pull(cx, peer, arrived.frame, leases))?
-            }
-            Kind::Control => self.answer_wait_question(arrived.now, peer, arrived.frame, replies),
+        let ReceivedFrame { now, position, frame, .. } = *arrived;
+        match frame.head.kind {
+            Kind::Pull => match self.serving(now, Some(peer), position, replies) {
+                Some((serving, mut cx)) => serving.pull(&mut cx, peer, frame, leases),
+                None => Err(not_initialised()),
+            },
+            Kind::Control => self.answer_wait_question(now, peer, frame, replies),
             kind => Err(no_answer_to(kind)),
         }
     }

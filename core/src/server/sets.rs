@@ -5,10 +5,10 @@ use super::chunk::CallId;
 use super::context::Context;
 use super::device::DeviceActivity;
 use super::serving::{Serving, version_entry};
+use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, Version};
 use crate::memory::Lease;
 use crate::port::Work;
-use crate::program::executor::AccumulatorPace;
 use crate::time::Now;
 use crate::wire::{Frame, Head};
 

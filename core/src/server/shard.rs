@@ -356,14 +356,10 @@ impl Shard {
     /// Runs `work` on a serving shard and flushes its replies.
     fn turn(&mut self, now: Now, out: &mut Vec<ServerOutput>, work: impl FnOnce(&mut Serving, &mut Context<'_>)) {
         let mut replies = Replies::default();
-        if let Phase::Serving(serving) = &mut self.phase {
+        if let Phase::Serving(serving) = &self.phase {
             self.changes += u64::from(serving.is_stalled());
-            let (kernels, pool) = (self.kernels.as_mut(), &mut self.pool);
-            let device = self.device.as_mut();
-            let (replies, replay_left) = (&mut replies, self.replays);
-            let trainers = &self.trainers;
-            let mut cx =
-                Context { now, kernels, pool, device, replies, trainers, peer: None, position: 0, replay_left };
+        }
+        if let Some((serving, mut cx)) = self.serving(now, None, 0, &mut replies) {
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);

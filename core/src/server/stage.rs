@@ -7,9 +7,9 @@
 use super::initialisation::ChunkTable;
 use super::job::Job;
 use super::program::{program_of, rule_of};
+use crate::accumulator::AccumulatorPace;
 use crate::config::Merge;
 use crate::error::Failure;
-use crate::program::executor::AccumulatorPace;
 use crate::program::{Graph, Op, OpKind, Program};
 
 /// The ops between the accumulator and `send`, compiled.

@@ -12,9 +12,9 @@ use super::presence::Presence;
 use super::reply::Refusal;
 use super::serving::Serving;
 use super::watch::StallLog;
+use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, TrainerId, Version};
 use crate::limits::WAITS_ENDED_PER_TURN;
-use crate::program::executor::AccumulatorPace;
 use crate::time::Now;
 use crate::wire::ErrorCode;
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::presence::Presence;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
+use crate::accumulator::AccumulatorPace;
 use crate::ids::Version;
-use crate::program::executor::AccumulatorPace;
 use crate::time::Now;
 
 /// Waits shorter than this are not logged.

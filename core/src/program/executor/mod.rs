@@ -42,7 +42,6 @@ mod status;
 mod tests;
 mod wait;
 
-pub use crate::accumulator::{AccumulatorPace, PieceList, Sent};
 pub use machine::{ExecutorParts, ProgramLink};
 pub use marking::{Marking, UnitRunner};
 pub use plan::{Accumulator, ExecutionPlan, Unit, UnitIndex, UnitKind};

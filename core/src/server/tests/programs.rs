@@ -1,11 +1,11 @@
 //! The programs that a server makes of a job's settings.
 
 use super::stage::{Plan, Stage};
+use crate::accumulator::AccumulatorPace;
 use crate::config::{Merge, Mode};
 use crate::config::{OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType::{self, Float32, Int64};
 use crate::limits::{NAME_BYTES_MAX, RULE_NAME_BYTES_MAX};
-use crate::program::executor::AccumulatorPace;
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
 use crate::program::{Block, Builder, Dim, Graph, OpKind, Program, ProgramPeer, append_backward, append_optimizer};
 use crate::rows::Initializer;

@@ -10,12 +10,12 @@
 //! - a value that replaces the chunk's is kept, and put in its place after the updates that had arrived before it;
 //! - a checkpoint holds the chunk before its next update, takes its states, writes it, and lets it go.
 
+use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
 use crate::ids::ChunkId;
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Done, GradientLease, Kernels, Update, Work};
-use crate::program::executor::AccumulatorPace;
 use crate::server::chunk::Chunk;
 use crate::server::context::Context;
 use crate::server::device::{Device, DeviceActivity, DeviceSum};

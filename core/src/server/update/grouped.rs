@@ -15,13 +15,13 @@
 
 use std::sync::Arc;
 
+use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
 use crate::ids::TrainerId;
 use crate::limits::DEVICE_PRIORITY;
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Work, squares_bytes};
-use crate::program::executor::AccumulatorPace;
 use crate::server::chunk::Chunk;
 use crate::server::context::Context;
 use crate::server::device::{DeviceActivity, DeviceSum};
