@@ -24,6 +24,7 @@ pub(super) const SAMPLE: [&str; 5] = [
 ];
 
 const ACCUMULATOR: &str = "core/src/accumulator.rs";
+const CALL: &str = "core/src/server/call.rs";
 const CHUNK: &str = "core/src/server/chunk.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
 const COORDINATOR: &str = "core/src/server/coordinator.rs";
@@ -44,7 +45,7 @@ const SERVING: &str = "core/src/server/serving.rs";
 const SETS: &str = "core/src/server/sets.rs";
 const SHARD: &str = "core/src/server/shard.rs";
 const SNAPSHOT: &str = "core/src/server/snapshot.rs";
-const WAITERS: &str = "core/src/server/waiters.rs";
+const WAITS: &str = "core/src/server/waits.rs";
 const WRITING: &str = "core/src/checkpoint/shard.rs";
 
 const JOINS: &[&str] = &["server::tests::joins"];
@@ -247,7 +248,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "the mark of a push is older than the push",
-        CHUNK,
+        CALL,
         "call <= self",
         "if MUTANT { call < self } else { call <= self }",
         &["server::tests::modes::each_gradient_is_applied"],
@@ -485,14 +486,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a connection may have any number of pulls wait",
-        WAITERS,
+        WAITS,
         "if waiting + entries <= most {",
         "if MUTANT || waiting + entries <= most {",
         &["server::tests::waiting"],
     ),
     mutant(
         "the pulls of a connection that closed stay",
-        WAITERS,
+        WAITS,
         "if self.waits.per_peer.remove(&peer).is_none() {",
         "if MUTANT || self.waits.per_peer.remove(&peer).is_none() {",
         &["server::tests::waiting"],

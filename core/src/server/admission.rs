@@ -4,12 +4,13 @@
 //! is applied, as long as no other frame or completion has changed the shard; the shard checks again where one has. A
 //! duplicate is looked up again when it is answered: earlier entries of its frame may have closed its round.
 
-use super::chunk::{CallId, Chunk};
+use super::call::CallId;
+use super::chunk::Chunk;
 use super::context::Origin;
+use super::contribution::DeferredSet;
 use super::job::Job;
 use super::reply::{DeviceWait, Refusal};
 use super::serving::Serving;
-use super::sets::DeferredSet;
 use super::shard::{Phase, Shard, decode};
 use super::stalls::StallReason;
 use crate::accumulator::AccumulatorPace;

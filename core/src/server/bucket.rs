@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use super::chunk::{CallId, ContributionStage, OpenContribution};
+use super::call::CallId;
+use super::contribution::{Contribution, ContributionStage, OpenContribution, RowsLease};
 use super::pool::Pool;
 use super::reply::Refusal;
-use super::round::Contribution;
+use super::waiters::RowsRequest;
 use crate::checkpoint::StateLayout;
 use crate::config::{SparseSettings, row_layout};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkIndex, PeerId, TrainerId, Version};
 use crate::limits::{FRAME_PAYLOAD_BYTES_MAX, LISTED_IDS_MAX};
-use crate::memory::{Arena, Budget, Lease, Value};
+use crate::memory::{Arena, Budget, Value};
 use crate::optim::{Prepared, Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
@@ -44,21 +45,6 @@ pub(super) struct RowsPlan {
     pub(super) layout: RowLayout,
     pub(super) buckets: Buckets,
     pub(super) sparse: SparseSettings,
-}
-
-/// Received rows, after the header of their part.
-pub(super) struct RowsLease {
-    pub(super) lease: Lease,
-    pub(super) bytes: u32,
-    pub(super) element_type: ElementType,
-    /// Position of their journal record.
-    pub(super) position: u64,
-}
-
-/// A request for rows of a bucket: their ids, or none to learn the version only.
-pub(super) struct RowsRequest {
-    pub(super) ids: Option<Lease>,
-    pub(super) bytes: u32,
 }
 
 /// Requested rows, as far as they are written.
@@ -186,26 +172,6 @@ impl RowsPlan {
         let each = self.buckets.rows_in_each().saturating_mul(row).saturating_add(64);
         let on_their_way = trainers.saturating_mul(receives.saturating_add(2)).saturating_mul(2);
         each.saturating_mul(on_their_way).saturating_add(64 * 1024 * 1024)
-    }
-}
-
-impl RowsLease {
-    /// The rows.
-    fn view(&self, layout: RowLayout) -> Result<RowsView<'_>, Failure> {
-        let (_, rows) = RowsPart::decode(&self.lease.bytes()[..self.bytes as usize])?;
-        RowsView::parse(layout.of(self.element_type)?, rows)
-    }
-
-    /// Whether both have equal ids and element types, with any values.
-    fn has_rows_of(&self, other: &Self, layout: RowLayout) -> bool {
-        let (Ok(own), Ok(others)) = (self.view(layout), other.view(layout)) else { return false };
-        self.element_type == other.element_type && own.ids().iter().eq(others.ids().iter())
-    }
-}
-
-impl RowsRequest {
-    fn bytes(&self) -> &[u8] {
-        self.ids.as_ref().map_or(&[], |lease| &lease.bytes()[..self.bytes as usize])
     }
 }
 

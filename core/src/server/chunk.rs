@@ -4,93 +4,21 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::bucket::{Bucket, RowsRequest};
-use super::device::DeviceChunk;
-use super::half_precision::RoundHalves;
+use super::bucket::Bucket;
+use super::call::{CallId, TrainerMarks};
+use super::contribution::{Contribution, ContributionStage, DeferredSet, OpenContribution, RestoredState};
+use super::device_chunk::DeviceChunk;
+use super::group::GroupIndex;
+use super::half_values::RoundHalves;
 use super::pool::Pool;
-use super::replay::RestoredState;
-use super::round::{Contribution, OpenRound};
-use super::sets::DeferredSet;
-use super::update::GroupIndex;
+use super::round::OpenRound;
 use super::waiters::Waiters;
 use crate::dtype::{ElementType, Half};
-use crate::ids::{ChunkId, Incarnation, PeerId, Sequence, TrainerId, Version};
+use crate::ids::{ChunkId, Round, TrainerId, Version};
 use crate::memory::{Lease, Value};
 use crate::optim::Prepared;
 use crate::time::Now;
-use crate::wire::Head;
-
-/// Id of a trainer's call. A call whose id is not greater than the last applied one is a duplicate.
-///
-/// The derived order is the order of calls: incarnation first, then sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct CallId {
-    pub(super) incarnation: Incarnation,
-    pub(super) sequence: Sequence,
-}
-
-impl CallId {
-    /// The call of a frame.
-    pub(super) fn of(head: &Head) -> Self {
-        Self { incarnation: head.incarnation, sequence: head.sequence }
-    }
-
-    /// Whether a call is applied already.
-    pub(super) fn covers(self, call: Self) -> bool {
-        call <= self
-    }
-}
-
-/// Per-trainer state of a chunk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct TrainerMarks {
-    /// The last push in the value.
-    pub(super) push: CallId,
-    /// The last set that replaced the value.
-    pub(super) set: CallId,
-    /// Count of the trainer's gradients in the value: its clock.
-    pub(super) clock: u64,
-}
-
-/// A request that waits for a version: a pull, or a push whose round is open.
-pub(super) struct Waiter {
-    pub(super) peer: PeerId,
-    pub(super) head: Head,
-    pub(super) version: Version,
-    pub(super) since: Now,
-    /// Half-precision type of the answer, where requested.
-    pub(super) half: Option<Half>,
-    /// Request for rows; `None` for a dense value.
-    pub(super) wish: Option<RowsRequest>,
-}
-
-impl Waiter {
-    /// A waiter for an acknowledgement without a value.
-    pub(super) fn new(peer: PeerId, head: Head, version: Version, since: Now) -> Self {
-        Self { peer, head, version, since, half: None, wish: None }
-    }
-}
-
-/// A contribution or a set that is not in the value, without its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpenContribution {
-    pub(super) trainer: TrainerId,
-    pub(super) call: CallId,
-    pub(super) stage: ContributionStage,
-}
-
-/// Progress of a contribution that is not in the value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ContributionStage {
-    /// Some parts are missing.
-    GatherOutcome,
-    /// It waits for its round.
-    Ahead,
-    /// It is in the open round.
-    Entered,
-    /// A set that waits for the update that makes this version.
-    Set(Version),
-}
+use crate::wire::Entry;
 
 /// Contents of a chunk.
 pub(super) enum Content {
@@ -213,6 +141,21 @@ impl Chunk {
         self.content = Content::Dense(Arc::new(Value::new(value, self.bytes)));
     }
 
+    /// Entry of an answer without a value.
+    pub(super) fn version_entry(&self) -> Entry {
+        Entry::bare(self.id, Round(self.version.0), self.element_type)
+    }
+
+    /// Entry that acknowledges a gradient in the open round.
+    pub(super) fn open_entry(&self) -> Entry {
+        Entry::bare(self.id, Round(self.version.0 + 1), self.element_type)
+    }
+
+    /// Entry for the value, in half precision if requested.
+    pub(super) fn value_entry(&self, half: Option<Half>) -> Entry {
+        as_half(Entry { bytes: self.bytes, ..self.version_entry() }, half)
+    }
+
     /// Contributions and sets that are not in the value yet.
     pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
         let deferred_set = |deferred_set: &DeferredSet| OpenContribution {
@@ -291,4 +234,9 @@ fn heard_of(heard: &mut SmallVec<[TrainerMarks; 1]>, trainer: TrainerId) -> &mut
         heard.resize(index + 1, TrainerMarks::default());
     }
     &mut heard[index]
+}
+
+/// The entry of a float32 value, in half precision if requested.
+pub(super) fn as_half(entry: Entry, half: Option<Half>) -> Entry {
+    half.map_or(entry, |half| Entry { bytes: entry.bytes / 2, element_type: half.element_type(), ..entry })
 }

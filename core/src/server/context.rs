@@ -1,5 +1,6 @@
 //! The surroundings of a frame: where it comes from, and the resources that it is handled with.
 
+use super::contribution::{Contribution, PushHeader};
 use super::device::Device;
 use super::pool::Pool;
 use super::presence::Presence;
@@ -7,6 +8,7 @@ use super::reply::Replies;
 use crate::ids::PeerId;
 use crate::port::Kernels;
 use crate::time::Now;
+use crate::wire::{Entry, Flags};
 
 /// Where a frame comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,5 +40,16 @@ impl Context<'_> {
     /// The accelerator that holds chunks.
     pub(super) fn device(&mut self) -> &mut Device {
         self.device.as_deref_mut().expect("a chunk lives on it")
+    }
+
+    /// Acknowledges a gradient in the open round. A push that asks for the value is answered when the round closes.
+    #[inline]
+    pub(super) fn acknowledge(&mut self, one: &mut Contribution, entry: Entry) {
+        let PushHeader { peer, head, .. } = &*one.sending;
+        let wants_value = head.flags.contains(Flags::WANT_VALUE) && peer.is_some();
+        one.since = wants_value.then_some(self.now);
+        if !wants_value {
+            self.replies.done(*peer, head, entry);
+        }
     }
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use prost::Message;
 
 use super::membership::{PeerOrigin, PlaceClaim, Ranks, ServerSlots, TrainerMember};
+use super::output::ServerOutput;
 use super::reply::{Refusal, Replies};
-use super::shard::ServerOutput;
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::partition::{Catalogue, CataloguePage};

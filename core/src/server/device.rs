@@ -8,26 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::chunk::Chunk;
+use super::device_chunk::DeviceChunk;
 use super::initialisation::{ChunkTable, ShardParameter};
 use super::job::Job;
+use super::options::NoRoom;
 use super::pool::Pool;
 use super::program::rule_of;
-use super::serving::Serving;
 use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{Generation, Version};
-use crate::memory::Lease;
 use crate::optim::{Formula, Prepared, Step};
-use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, GradientLease, NotAdopted, Resident, Work};
-
-/// Policy for parameters that find no room on the accelerator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRoom {
-    /// They stay on the processor, and a log line says so.
-    Processor,
-    /// The initialisation is refused with the bytes asked for and free; a shard that restores them stops.
-    Refused,
-}
+use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 
 /// An accelerator with its queue of work.
 pub(super) struct Device {
@@ -47,84 +38,6 @@ pub(super) struct Device {
     pub(super) released: Vec<usize>,
     /// The loss of states on it, once it happened.
     lost: Option<String>,
-}
-
-/// State of a chunk on an accelerator.
-pub(super) struct DeviceChunk {
-    pub(super) slot: DeviceSlot,
-    pub(super) code: Code,
-    pub(super) doing: DeviceActivity,
-    /// Whether the states in host memory equal those on the device, or there are none.
-    pub(super) is_fresh: bool,
-    /// Whether a checkpoint holds it: no update begins.
-    pub(super) is_held: bool,
-    /// Whether it returns to the processor after the current update is published.
-    pub(super) is_leaving: bool,
-    /// Why its states could not be stored.
-    pub(super) not_stored: Option<String>,
-    device: Arc<str>,
-}
-
-/// Current work of a chunk on the device.
-#[derive(Default)]
-pub(super) enum DeviceActivity {
-    #[default]
-    Nothing,
-    Loading,
-    /// Its gradients are being summed, for a grouped update.
-    Summing,
-    /// Its sum is on the device and awaits the other chunks of the group.
-    Summed(Box<DeviceSum>),
-    Updating,
-    Storing,
-    /// The update is complete and not published.
-    Updated(Lease),
-    /// Its states are being stored for its return to the processor, with the work that failed.
-    Leaving(Option<Box<Work>>),
-}
-
-/// The sum of a chunk in a grouped update.
-pub(super) struct DeviceSum {
-    /// The summed gradients, for an update on the processor if the device fails.
-    pub(super) gradients: Vec<GradientLease>,
-    /// Lease for the next value; holds the sums of squares until then.
-    pub(super) into: Lease,
-}
-
-impl DeviceChunk {
-    fn new(slot: DeviceSlot, code: Code, device: Arc<str>) -> Self {
-        Self {
-            slot,
-            code,
-            doing: DeviceActivity::Loading,
-            is_fresh: true,
-            is_held: false,
-            is_leaving: false,
-            not_stored: None,
-            device,
-        }
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        !matches!(self.doing, DeviceActivity::Nothing)
-    }
-
-    /// Whether the device does a part of its update.
-    pub(super) fn is_awaited(&self) -> bool {
-        matches!(self.doing, DeviceActivity::Summing | DeviceActivity::Updating | DeviceActivity::Leaving(Some(_)))
-    }
-
-    /// Whether a checkpoint can write the chunk now: value, states and call ids are of one version, and the journal has
-    /// every later gradient.
-    pub(super) fn is_writable(&self) -> bool {
-        let is_at_rest = matches!(self.doing, DeviceActivity::Nothing) && self.is_fresh;
-        is_at_rest || self.code.states() == 0
-    }
-
-    /// The device that a complete round waits for.
-    pub(super) fn waits_for(&self) -> Option<String> {
-        self.is_busy().then(|| self.device.to_string())
-    }
 }
 
 impl Device {
@@ -266,10 +179,10 @@ impl Device {
     ///
     /// # Errors
     /// [`Failure::Node`] when parameters that must live here find no room.
-    pub(super) fn adopt_chunks(&mut self, serving: &mut Serving, pool: &Pool) -> Result<(), Failure> {
-        self.generation = serving.table.generation;
+    pub(super) fn adopt_chunks(&mut self, job: &Job, table: &mut ChunkTable, pool: &Pool) -> Result<(), Failure> {
+        self.generation = table.generation;
         if self.reserved.as_ref().is_none_or(|reserved| reserved.generation != self.generation) {
-            self.reserve(&serving.job, &serving.table).map_err(|failure| self.lose(failure.to_string()))?;
+            self.reserve(job, table).map_err(|failure| self.lose(failure.to_string()))?;
         }
         let DeviceReservation { on_device_chunks, tally, .. } = self.reserved.take().expect("it was just made");
         if let Err(failure) = pool.offer(self.accelerator.as_mut()) {
@@ -278,7 +191,7 @@ impl Device {
         for (slot_index, slot, code) in on_device_chunks {
             assert_eq!(slot.0 as usize, self.slot_indices.len(), "slots are counted from zero");
             self.slot_indices.push(slot_index);
-            let chunk = &mut serving.table.chunks[slot_index];
+            let chunk = &mut table.chunks[slot_index];
             let states = std::mem::take(&mut chunk.states);
             chunk.on_device = Some(Box::new(DeviceChunk::new(slot, code, Arc::clone(&self.name))));
             self.push(Work::Load { slot, parameter: chunk.value(), states });

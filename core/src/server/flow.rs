@@ -7,10 +7,12 @@
 //! A unit is updated and published at once: the chunks of a parameter whose rule needs the whole gradient, or any other
 //! chunk alone.
 
+use super::chunk::as_half;
 use super::context::Context;
-use super::round::{Contribution, FOLD_AT};
-use super::serving::{Serving, acknowledge, as_half, open_entry, value_entry};
-use super::update::UpdateUnit;
+use super::contribution::Contribution;
+use super::group::UpdateUnit;
+use super::round::FOLD_AT;
+use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::TrainerId;
 
@@ -130,8 +132,8 @@ impl Serving {
         {
             self.table.groups[group.place()].owner = Some(contribution.trainer);
         }
-        let entry = open_entry(chunk);
-        acknowledge(cx, chunk.round.add(contribution), entry);
+        let entry = chunk.open_entry();
+        cx.acknowledge(chunk.round.add(contribution), entry);
     }
 
     /// Whether the open round of a chunk is complete.
@@ -182,7 +184,7 @@ impl Serving {
     fn publish(&mut self, cx: &mut Context<'_>, slot_index: usize) {
         let halves = self.halves_of_round(cx, slot_index);
         let chunk = &mut self.table.chunks[slot_index];
-        let (entry, version) = (value_entry(chunk, None), chunk.version);
+        let (entry, version) = (chunk.value_entry(None), chunk.version);
         let mut starved = Vec::new();
         chunk.close_round(&halves, |one, since, value| match value {
             Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),

@@ -1,79 +1,25 @@
-//! Half-precision copies of float32 values for trainers: each element rounded once, half the bytes.
+//! Answers in half precision: float32 values for trainers, each element rounded once, half the bytes.
 //!
-//! A copy is made at the first request and shared by all later ones for that version and type. The pool keeps it until
-//! the value changes. It occupies a lease like a version that is still read; a copy without readers is reclaimable: a
-//! failed allocation drops all of them, in every chunk, and tries again. A dropped copy is made again on request, with
-//! the same bits.
+//! A copy is made at the first request and kept in [`half_values`](super::half_values).
 //!
 //! An answer without a lease waits like a request for a version. While an update waits for memory no copy is made:
 //! returned leases go to the update first.
 //!
 //! The budget holds one version per trainer. A trainer that reads a value in all three types, or pulls again before
 //! releasing views, holds more; updates and half-precision answers then wait for it, up to their deadline.
-//!
-//! Copies are in no journal, checkpoint or accelerator: these hold the value.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::chunk::Waiter;
 use super::context::Context;
+use super::half_values::RoundHalves;
 use super::reply::Refusal;
-use super::serving::{Serving, value_entry};
+use super::serving::Serving;
 use super::stalls::StallReason;
+use super::waiters::Waiter;
 use crate::dtype::Half;
-use crate::ids::ChunkId;
 use crate::memory::Value;
 use crate::wire::Entry;
-
-/// The half-precision copies of current values, by chunk.
-#[derive(Default)]
-pub(super) struct HalfValues(BTreeMap<ChunkId, Both>);
-
-/// The copies of one value, in the order of [`Half::ALL`].
-type Both = [Option<Arc<Value>>; Half::ALL.len()];
-
-fn index(half: Half) -> usize {
-    usize::from(half == Half::ALL[1])
-}
-
-/// The copies that the answers of a round need.
-#[derive(Default)]
-pub(super) struct RoundHalves(Both);
-
-impl RoundHalves {
-    pub(super) fn get(&self, half: Half) -> Option<Arc<Value>> {
-        self.0[index(half)].clone()
-    }
-}
-
-impl HalfValues {
-    fn get(&self, chunk: ChunkId, half: Half) -> Option<Arc<Value>> {
-        self.0.get(&chunk)?[index(half)].clone()
-    }
-
-    fn keep(&mut self, chunk: ChunkId, half: Half, made: &Arc<Value>) {
-        self.0.entry(chunk).or_default()[index(half)] = Some(Arc::clone(made));
-    }
-
-    /// Drops the copies of a chunk whose value changes.
-    pub(super) fn forget(&mut self, chunk: ChunkId) {
-        self.0.remove(&chunk);
-    }
-
-    /// Drops copies without readers; true when there were any.
-    pub(super) fn give_up_unread(&mut self) -> bool {
-        let mut is_any = false;
-        self.0.retain(|_, both| {
-            for one in &mut *both {
-                // Readers hold counts; a count of one is ours.
-                is_any |= one.take_if(|made| Arc::strong_count(made) == 1).is_some();
-            }
-            both.iter().any(Option::is_some)
-        });
-        is_any
-    }
-}
 
 impl Serving {
     /// Refuses half precision for sparse parameters and types other than float32.
@@ -128,7 +74,7 @@ impl Serving {
         let mut made = RoundHalves::default();
         for half in waiting.filter_map(|one| one.half) {
             if made.get(half).is_none() {
-                made.0[index(half)] = self.value_as(cx, slot_index, Some(half));
+                made.put(half, self.value_as(cx, slot_index, Some(half)));
             }
         }
         made
@@ -138,7 +84,7 @@ impl Serving {
     pub(super) fn send_value(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
         match self.value_as(cx, slot_index, waiter.half) {
             Some(value) => {
-                let entry = value_entry(&self.table.chunks[slot_index], waiter.half);
+                let entry = self.table.chunks[slot_index].value_entry(waiter.half);
                 cx.replies.value(waiter.peer, &waiter.head, entry, value);
             }
             None => self.wait_for_memory(slot_index, waiter),

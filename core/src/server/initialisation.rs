@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsWorkspace};
 use super::chunk::Chunk;
+use super::group::{Group, GroupIndex, UpdateUnit};
 use super::reply::Refusal;
-use super::update::{Group, GroupIndex, UpdateUnit};
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
 use crate::error::Failure;

@@ -8,24 +8,32 @@
 //! Read in this order: [`shard`](Shard) (entry points, peers), `admission` (every check of a frame), `serving` (pushes
 //! and pulls) and `sets`, `flow` (from a received gradient to the published value), `program` and `stage` (a
 //! parameter's program, and its compiled form), `update` (the next value, a file for each case), `chunk` (value,
-//! version, call ids), `round` (open contributions), `initialisation` (the table and its generation fence), `bucket`
-//! and `rows` (sparse chunks), `device` (the placement of chunks on an accelerator), `snapshot` and `replay`
-//! (checkpoint and restart), `waiters` and `waits` (requests that wait for a version, and their expiry),
-//! `half_precision` (float32 values as half precision), `nonfinite` (gradients refused or skipped), `presence`
-//! (connected trainers), `coordinator` and `membership` (ranks and server slots).
+//! version, call ids), `contribution` and `round` (gradients that the value does not contain), `group` (chunks that are
+//! updated together), `initialisation` (the table and its generation fence), `bucket` and `rows` (sparse chunks),
+//! `device` and `device_chunk` (chunks on an accelerator), `snapshot` and `replay` (checkpoint and restart), `waiters`
+//! and `waits` (requests that wait for a version, and their expiry), `half_precision` and `half_values` (float32 values
+//! as half precision), `nonfinite` (gradients refused or skipped), `presence` (connected trainers), `coordinator` and
+//! `membership` (ranks and server slots).
 
 mod admission;
 mod bucket;
+mod call;
 mod chunk;
 mod context;
+mod contribution;
 mod coordinator;
 mod device;
+mod device_chunk;
 mod flow;
+mod group;
 mod half_precision;
+mod half_values;
 mod initialisation;
 mod job;
 mod membership;
 mod nonfinite;
+mod options;
+mod output;
 mod pool;
 mod presence;
 mod program;
@@ -50,9 +58,9 @@ mod watch;
 mod tests;
 
 pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput};
-pub use device::NoRoom;
 pub use membership::{PeerOrigin, TrainerMember};
-pub use nonfinite::NonFinite;
-pub use shard::{ServerOutput, Shard, ShardOptions};
+pub use options::{NoRoom, NonFinite, ShardOptions};
+pub use output::ServerOutput;
+pub use shard::Shard;
 pub use snapshot::{Checkpointing, JournalOptions, Restored, ShardStatus, Visit};
 pub use survey::{LOST, survey};

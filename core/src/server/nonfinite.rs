@@ -5,6 +5,7 @@
 //! push. A skipped gradient is zeroed before it is journalled, so replay applies the same.
 
 use super::admission::Admitted;
+use super::options::NonFinite;
 use super::reply::Refusal;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
@@ -17,18 +18,6 @@ use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
 
 /// Bytes of a row's id in a payload.
 const ID_BYTES: usize = size_of::<u64>();
-
-/// Policy of a shard for a gradient with a NaN or infinite element.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NonFinite {
-    /// Refuse the frame with trainer, parameter, element and value; the round waits for a corrected gradient.
-    #[default]
-    Refuse,
-    /// Zero it: for a dense parameter the chunk with the element, for a sparse one the rows of the frame.
-    Skip,
-    /// Apply it unchanged.
-    Accept,
-}
 
 impl Shard {
     /// Applies the policy to a received push. A gradient in its sender's memory is checked in place, and one that the

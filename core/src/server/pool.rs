@@ -1,6 +1,6 @@
 //! Source of a shard's leases: arenas added during initialisation, and none afterwards.
 
-use super::half_precision::HalfValues;
+use super::half_values::HalfValues;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease};

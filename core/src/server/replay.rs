@@ -2,26 +2,18 @@
 //! answers. A chunk restored from a checkpoint takes of the records before its position only the contributions that the
 //! checkpoint records as open.
 
-use super::chunk::{CallId, Chunk, ContributionStage, OpenContribution};
+use super::call::CallId;
+use super::chunk::Chunk;
 use super::context::{Context, Origin};
+use super::contribution::{Contribution, ContributionStage, DeferredSet, OpenContribution};
 use super::reply::Replies;
-use super::round::Contribution;
 use super::serving::Serving;
-use super::sets::DeferredSet;
 use super::shard::{Phase, ReceivedFrame, Shard, TrainerLife, take};
 use crate::error::Failure;
 use crate::ids::TrainerId;
 use crate::memory::Lease;
 use crate::time::Now;
 use crate::wire::{Frame, HEADER_BYTES, Head, Kind, Prefix};
-
-/// Open contributions of a chunk as a checkpoint recorded them. The journal has their payloads, among others that the
-/// value contains or that were dropped.
-pub(super) struct RestoredState {
-    /// Journal position at which the checkpoint wrote the chunk; later records are new to it.
-    pub(super) position: u64,
-    pub(super) open: Vec<OpenContribution>,
-}
 
 impl Origin {
     /// Whether a frame is older than the restored state of a chunk.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::shard::ServerOutput;
+use super::output::ServerOutput;
 use crate::ids::{Epoch, Incarnation, PeerId, Ticket, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 use crate::memory::Value;

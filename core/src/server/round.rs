@@ -3,17 +3,14 @@
 //! Contributions are kept and summed in trainer order, so that equal inputs give equal bits in any order of arrival. A
 //! trainer may be one contribution ahead; that one waits, unacknowledged, until its round opens.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
-use super::bucket::RowsLease;
-use super::chunk::{CallId, ContributionStage, OpenContribution, Waiter};
+use super::contribution::{Contribution, ContributionStage, OpenContribution, RowsLease};
 use super::pool::Pool;
-use crate::accumulator::{PieceList, Sent};
-use crate::dtype::{ElementType, Half};
+use crate::accumulator::PieceList;
+use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{PeerId, Round, TrainerId, Version};
+use crate::ids::{PeerId, TrainerId};
 use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::port::{GradientLease, Kernels};
@@ -23,88 +20,6 @@ use crate::wire::Head;
 /// From this many consecutive contributions on, their sum replaces them while the round is open: memory grows with
 /// trainers that are out of order, not with all of them.
 pub(super) const FOLD_AT: usize = 4;
-
-/// State shared by all gradients of one frame.
-#[derive(Clone)]
-pub(super) struct PushHeader {
-    pub(super) call: CallId,
-    pub(super) rate: Option<f64>,
-    /// Position of its journal record.
-    pub(super) position: u64,
-    /// Count of earlier pushes.
-    pub(super) arrival: u64,
-    /// The connection to answer on admission or application; none for a replayed frame.
-    pub(super) peer: Option<PeerId>,
-    pub(super) head: Head,
-}
-
-/// One trainer's gradient for one round of one chunk.
-pub(super) struct Contribution {
-    pub(super) trainer: TrainerId,
-    /// Its round, in modes that count rounds.
-    pub(super) round: Round,
-    pub(super) element_type: ElementType,
-    pub(super) bytes: u32,
-    /// The gradient; `None` once it is folded into the sum.
-    pub(super) gradient: Option<Lease>,
-    /// The rows of a bucket, in parts; empty when there are none.
-    pub(super) rows: Vec<RowsLease>,
-    /// Whether the frame brings a part that is not the last: such a frame does not wait for a round.
-    pub(super) is_early_part: bool,
-    /// Half-precision type of the answer, where requested.
-    pub(super) half: Option<Half>,
-    /// Start of the sender's wait: for the round to open, if it is one ahead, or for the value that it asked for.
-    /// `None` once it was answered, also by a deadline error.
-    pub(super) since: Option<Now>,
-    pub(super) sending: Arc<PushHeader>,
-}
-
-// Larger values are moved by calls of memcpy on the hot path.
-const _: () = assert!(size_of::<Contribution>() <= 128, "a contribution is moved by a few instructions");
-
-impl Contribution {
-    fn gradient(&self) -> Option<Gradient<'_>> {
-        let lease = self.gradient.as_ref()?;
-        Some(Gradient { bytes: &lease.bytes()[..self.bytes as usize], element_type: self.element_type })
-    }
-
-    /// Copies a gradient out of its sender's memory. Without a free lease the view stays, and its memory returns when
-    /// the round closes.
-    fn make_own(&mut self, pool: &mut Pool) {
-        let foreign = self.gradient.as_mut().filter(|lease| lease.is_foreign());
-        if let Some(gradient) = foreign
-            && let Ok(mut own) = pool.take(gradient.len())
-        {
-            gradient.copy_to(own.bytes_mut());
-            *gradient = own;
-        }
-    }
-
-    pub(super) fn is_same_call(&self, head: &Head) -> bool {
-        self.sending.call == CallId::of(head)
-    }
-
-    /// The sender as a waiter for a version, if the gradient was not replayed.
-    pub(super) fn waiter(&self, version: Version, since: Now) -> Option<Waiter> {
-        let PushHeader { peer, head, .. } = *self.sending;
-        Some(Waiter { half: self.half, ..Waiter::new(peer?, head, version, since) })
-    }
-
-    /// Redirects the answer to the resend.
-    pub(super) fn answer_to(&mut self, again: &Self) {
-        let sending = Arc::make_mut(&mut self.sending);
-        (sending.peer, sending.head) = (again.sending.peer, again.sending.head);
-        self.half = again.half;
-    }
-}
-
-impl Sent for Contribution {
-    type Sender = TrainerId;
-
-    fn sender(&self) -> TrainerId {
-        self.trainer
-    }
-}
 
 /// The gradients of a round; a few are stored inline.
 pub(super) type Gradients<'a> = SmallVec<[Gradient<'a>; 8]>;

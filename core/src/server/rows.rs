@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{Admitted, PushVerdict};
-use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsAnswer, RowsLease};
-use super::chunk::{CallId, Chunk, Waiter};
+use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsAnswer};
+use super::call::CallId;
+use super::chunk::Chunk;
 use super::context::{Context, Origin};
+use super::contribution::{Contribution, RowsLease};
 use super::reply::Refusal;
-use super::round::Contribution;
-use super::serving::{Serving, version_entry};
+use super::serving::Serving;
+use super::waiters::Waiter;
 use crate::ids::{Incarnation, PeerId, TrainerId};
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
 
@@ -165,7 +167,7 @@ impl Serving {
     /// Answers with rows, or with ids of existing rows.
     pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
         let chunk = &self.table.chunks[slot_index];
-        let entry = version_entry(chunk);
+        let entry = chunk.version_entry();
         let bucket = chunk.bucket().expect("a wish for rows is one to a bucket");
         let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
         let is_list = waiter.head.flags.contains(Flags::LIST);
@@ -235,7 +237,7 @@ impl Serving {
     ) {
         let slot_index = admitted.slot_index();
         let chunk = &mut self.table.chunks[slot_index];
-        let answer = version_entry(chunk);
+        let answer = chunk.version_entry();
         let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");
         if one.is_early_part {
             cx.replies.done(one.sending.peer, &one.sending.head, answer);

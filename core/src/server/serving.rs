@@ -7,28 +7,29 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::admission::{Admitted, PushVerdict, no_answer_to, not_initialised};
-use super::bucket::{RowsRequest, RowsWorkspace};
-use super::chunk::{CallId, Chunk, Waiter};
+use super::bucket::RowsWorkspace;
+use super::call::CallId;
+use super::chunk::Chunk;
 use super::context::Context;
+use super::contribution::{Contribution, PushHeader};
+use super::group::GroupIndex;
 use super::initialisation::{ChunkTable, unknown};
 use super::job::Job;
 use super::program::rule_of_mode;
 use super::reply::{Refusal, Replies};
-use super::round::{Contribution, PushHeader};
 use super::rows::RowsPull;
 use super::shard::{Phase, ReceivedFrame, Shard, decode};
 use super::stage::Flows;
 use super::stalls::Stalls;
-use super::update::GroupIndex;
+use super::waiters::{RowsRequest, Waiter};
 use super::waits::WaitIndex;
 use crate::accumulator::AccumulatorPace;
-use crate::dtype::Half;
 use crate::error::Failure;
-use crate::ids::{Incarnation, PeerId, Round, TrainerId, Version};
+use crate::ids::{Incarnation, PeerId, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Numbers;
 use crate::time::Now;
-use crate::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
+use crate::wire::{Flags, Frame, Head, Kind, PushMessage};
 
 /// State of a serving shard.
 pub(super) struct Serving {
@@ -255,13 +256,13 @@ impl Serving {
             PushVerdict::Applied => self.answer_applied(cx, slot_index, &again),
             // Every part but the last is answered on receipt.
             PushVerdict::Contributed | PushVerdict::Waits if again.is_early_part => {
-                cx.replies.done(peer, &head, version_entry(chunk));
+                cx.replies.done(peer, &head, chunk.version_entry());
             }
             PushVerdict::Contributed => {
-                let entry = open_entry(chunk);
+                let entry = chunk.open_entry();
                 let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
                 entered.answer_to(&again);
-                acknowledge(cx, entered, entry);
+                cx.acknowledge(entered, entry);
             }
             PushVerdict::Waits => {
                 let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
@@ -300,7 +301,7 @@ impl Serving {
         match &waiter.wish {
             Some(_) => self.answer_rows(cx, slot_index, waiter),
             None if wants_value => self.send_value(cx, slot_index, waiter),
-            None => cx.replies.done(waiter.peer, &waiter.head, version_entry(&self.table.chunks[slot_index])),
+            None => cx.replies.done(waiter.peer, &waiter.head, self.table.chunks[slot_index].version_entry()),
         }
     }
 
@@ -415,35 +416,5 @@ impl Serving {
             self.note_waits(*slot_index);
         }
         self.run(cx, slot_indices[0], None);
-    }
-}
-
-pub(super) fn version_entry(chunk: &Chunk) -> Entry {
-    Entry::bare(chunk.id, Round(chunk.version.0), chunk.element_type)
-}
-
-/// Entry that acknowledges a gradient in the open round.
-pub(super) fn open_entry(chunk: &Chunk) -> Entry {
-    Entry::bare(chunk.id, Round(chunk.version.0 + 1), chunk.element_type)
-}
-
-/// Entry for a value, in half precision if requested.
-pub(super) fn value_entry(chunk: &Chunk, half: Option<Half>) -> Entry {
-    as_half(Entry { bytes: chunk.bytes, ..version_entry(chunk) }, half)
-}
-
-/// The entry of a float32 value, in half precision if requested.
-pub(super) fn as_half(entry: Entry, half: Option<Half>) -> Entry {
-    half.map_or(entry, |half| Entry { bytes: entry.bytes / 2, element_type: half.element_type(), ..entry })
-}
-
-/// Acknowledges a gradient in the open round. A push that asks for the value is answered when the round closes.
-#[inline]
-pub(super) fn acknowledge(cx: &mut Context<'_>, one: &mut Contribution, entry: Entry) {
-    let PushHeader { peer, head, .. } = &*one.sending;
-    let wants_value = head.flags.contains(Flags::WANT_VALUE) && peer.is_some();
-    one.since = wants_value.then_some(cx.now);
-    if !wants_value {
-        cx.replies.done(*peer, head, entry);
     }
 }

@@ -1,30 +1,16 @@
 //! Sets: a trainer replaces values. A set that arrives behind updates in progress is deferred, and applied after the
 //! updates that arrived before it.
 
-use super::chunk::CallId;
+use super::call::CallId;
 use super::context::Context;
-use super::device::DeviceActivity;
-use super::serving::{Serving, version_entry};
+use super::contribution::DeferredSet;
+use super::device_chunk::DeviceActivity;
+use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, Version};
 use crate::memory::Lease;
 use crate::port::Work;
-use crate::time::Now;
 use crate::wire::{Frame, Head};
-
-/// A set that waits for updates which arrived before it.
-pub(super) struct DeferredSet {
-    pub(super) lease: Lease,
-    pub(super) call: CallId,
-    pub(super) peer: Option<PeerId>,
-    pub(super) head: Head,
-    /// The version after which the set is applied.
-    pub(super) after: Version,
-    /// Position of its journal record.
-    pub(super) position: u64,
-    /// Start of the sender's wait; `None` after it was answered with a deadline error.
-    pub(super) since: Option<Now>,
-}
 
 impl Serving {
     /// Applies a set; a duplicate changes nothing.
@@ -115,7 +101,7 @@ impl Serving {
             heard.set = call;
             chunk.set_value(cx.pool, lease);
         }
-        cx.replies.done(peer, head, version_entry(chunk));
+        cx.replies.done(peer, head, chunk.version_entry());
         if is_new {
             self.load_value(cx, slot_index);
         }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use super::admission::{Admitted, FrameCheck};
 use super::bucket::RowsWorkspace;
 use super::context::Context;
-use super::device::{Device, NoRoom};
+use super::device::Device;
 use super::initialisation::ChunkTable;
 use super::job::Job;
 use super::membership::PeerOrigin;
-use super::nonfinite::NonFinite;
+use super::options::{NoRoom, ShardOptions};
+use super::output::ServerOutput;
 use super::pool::Pool;
 use super::presence::Presence;
 use super::program::rule_of;
@@ -21,7 +22,7 @@ use super::serving::Serving;
 use super::snapshot::{Checkpointing, ShardStatus};
 use super::stage::Flows;
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
+use crate::ids::{Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
 use crate::optim::{self};
@@ -36,31 +37,6 @@ use crate::wire::{
 
 /// Length of one wait for the accelerator.
 const SETTLE_STEP: Duration = Duration::from_millis(1);
-
-/// Settings of a shard, fixed at start.
-#[derive(Clone, Debug)]
-pub struct ShardOptions {
-    /// The job's life; frames of another are refused.
-    pub epoch: Epoch,
-    /// Longest wait of a pull or push-pull for its version; the error then names the missing trainers.
-    pub round_timeout: Duration,
-    /// Time for a disconnected trainer to reconnect; after it, calls that wait for the trainer fail.
-    pub grace: Duration,
-    /// Whether chunk memory is shared, so that trainers on this host read values in place.
-    pub shares_memory: bool,
-    /// Receives that the transport posts at once for one connection, at most.
-    pub receives: usize,
-    /// Policy for gradients with NaN or infinite elements.
-    pub nonfinite: NonFinite,
-}
-
-/// An action that a server session asks of its caller.
-pub enum ServerOutput {
-    /// Hand this to the transport.
-    Submit(Submit),
-    /// End this connection.
-    Close(PeerId),
-}
 
 /// One shard of a server: a thread's chunks and connections.
 // tidy: allow fields: the parts of a session, most of them types with methods of their own
@@ -266,7 +242,7 @@ impl Shard {
         if let Phase::Serving(serving) = &mut self.phase
             && device.is_new(serving.table.generation)
         {
-            device.adopt_chunks(serving, &self.pool)?;
+            device.adopt_chunks(&serving.job, &mut serving.table, &self.pool)?;
         }
         let mut done = Vec::new();
         device.exchange(&mut done)?;

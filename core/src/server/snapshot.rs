@@ -11,11 +11,12 @@ use std::sync::Arc;
 use prost::Message;
 
 use super::bucket::{Bucket, BucketTensors};
-use super::chunk::{CallId, Chunk, ContributionStage, OpenContribution, TrainerMarks};
+use super::call::{CallId, TrainerMarks};
+use super::chunk::Chunk;
+use super::contribution::{ContributionStage, OpenContribution, RestoredState};
 use super::device::Device;
 use super::initialisation::ChunkTable;
 use super::program::rule_of_mode;
-use super::replay::RestoredState;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{

@@ -1,16 +1,31 @@
-//! Index of requests that wait for a version of a chunk, by version and by time, in logarithmic time: an update costs
-//! what is due, however many requests wait.
+//! Requests that wait for a version of a chunk, indexed by version and by time. Access takes logarithmic time: an
+//! update costs what is due, however many requests wait.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::chunk::Waiter;
-use super::reply::Refusal;
-use super::serving::Serving;
+use crate::dtype::Half;
 use crate::ids::{PeerId, Version};
-use crate::limits::WAITS_PER_PEER_MAX;
+use crate::memory::Lease;
 use crate::time::Now;
-use crate::wire::ErrorCode;
+use crate::wire::Head;
+
+/// A request that waits for a version: a pull, or a push whose round is open.
+pub(super) struct Waiter {
+    pub(super) peer: PeerId,
+    pub(super) head: Head,
+    pub(super) version: Version,
+    pub(super) since: Now,
+    /// Half-precision type of the answer, where requested.
+    pub(super) half: Option<Half>,
+    /// Request for rows; `None` for a dense value.
+    pub(super) wish: Option<RowsRequest>,
+}
+
+/// A request for rows of a bucket: their ids, or none to learn the version only.
+pub(super) struct RowsRequest {
+    pub(super) ids: Option<Lease>,
+    pub(super) bytes: u32,
+}
 
 /// The waiting requests of one chunk; no allocation while it is empty.
 #[derive(Default)]
@@ -24,6 +39,20 @@ struct WaiterIndex {
     since: BTreeSet<(Now, u64, Version)>,
     /// Count of arrivals.
     asked: u64,
+}
+
+impl Waiter {
+    /// A waiter for an acknowledgement without a value.
+    pub(super) fn new(peer: PeerId, head: Head, version: Version, since: Now) -> Self {
+        Self { peer, head, version, since, half: None, wish: None }
+    }
+}
+
+impl RowsRequest {
+    /// The ids, or the question that lists them.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.ids.as_ref().map_or(&[], |lease| &lease.bytes()[..self.bytes as usize])
+    }
 }
 
 impl Waiters {
@@ -126,57 +155,11 @@ impl WaiterIndex {
     }
 }
 
-impl Serving {
-    /// Adds a waiter.
-    pub(super) fn add_waiter(&mut self, slot_index: usize, waiter: Waiter) {
-        *self.waits.per_peer.entry(waiter.peer).or_default() += 1;
-        self.table.chunks[slot_index].waiters.add(waiter);
-    }
-
-    /// Decrements the count of pending requests per connection.
-    pub(super) fn note_taken(&mut self, taken: &[Waiter]) {
-        for waiter in taken {
-            if let Entry::Occupied(mut count) = self.waits.per_peer.entry(waiter.peer) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-        }
-    }
-
-    /// Removes the waiters of a closed connection from every chunk.
-    pub(super) fn forget_waiters(&mut self, peer: PeerId) {
-        if self.waits.per_peer.remove(&peer).is_none() {
-            return;
-        }
-        for slot_index in 0..self.table.chunks.len() {
-            if self.table.chunks[slot_index].waiters.forget(peer) > 0 {
-                self.note_waits(slot_index);
-            }
-        }
-    }
-
-    /// Refuses a pull beyond the bound of pending requests per connection: each occupies server memory.
-    pub(super) fn check_waiters(&self, peer: PeerId, entries: usize) -> Result<(), Refusal> {
-        let waiting = self.waits.per_peer.get(&peer).copied().unwrap_or_default();
-        let most = WAITS_PER_PEER_MAX + 2 * self.table.chunks.len();
-        if waiting + entries <= most {
-            return Ok(());
-        }
-        let text = format!(
-            "{waiting} pulls of this connection wait for versions that are not there yet; expected at most {most}: two \
-             for each chunk of the shard and {WAITS_PER_PEER_MAX}"
-        );
-        Err(Refusal::new(ErrorCode::Busy, text))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ids::Ticket;
-    use crate::wire::{Head, Kind};
+    use crate::wire::Kind;
 
     fn waiters(all: &[(u64, u64, u64)]) -> Waiters {
         let mut waiters = Waiters::default();

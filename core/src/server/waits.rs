@@ -1,20 +1,23 @@
-//! Expiry of calls that wait for a version: on their deadline, or when a trainer that they wait for is lost.
+//! Calls that wait for a version: their count by connection, and their expiry, on their deadline or when a trainer that
+//! they wait for is lost.
 //!
 //! An expired wait changes no state: the round stays open, and a repeated call waits for the same round. The round
 //! completes when a trainer of the missing rank sends its gradient or leaves.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::chunk::{Chunk, Waiter};
+use super::chunk::Chunk;
 use super::context::Context;
 use super::presence::Presence;
 use super::reply::Refusal;
 use super::serving::Serving;
+use super::waiters::Waiter;
 use super::watch::StallLog;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, TrainerId, Version};
-use crate::limits::WAITS_ENDED_PER_TURN;
+use crate::limits::{WAITS_ENDED_PER_TURN, WAITS_PER_PEER_MAX};
 use crate::time::Now;
 use crate::wire::ErrorCode;
 
@@ -35,6 +38,50 @@ pub(super) struct WaitIndex {
 }
 
 impl Serving {
+    /// Adds a waiter.
+    pub(super) fn add_waiter(&mut self, slot_index: usize, waiter: Waiter) {
+        *self.waits.per_peer.entry(waiter.peer).or_default() += 1;
+        self.table.chunks[slot_index].waiters.add(waiter);
+    }
+
+    /// Decrements the count of pending requests per connection.
+    pub(super) fn note_taken(&mut self, taken: &[Waiter]) {
+        for waiter in taken {
+            if let Entry::Occupied(mut count) = self.waits.per_peer.entry(waiter.peer) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+    }
+
+    /// Removes the waiters of a closed connection from every chunk.
+    pub(super) fn forget_waiters(&mut self, peer: PeerId) {
+        if self.waits.per_peer.remove(&peer).is_none() {
+            return;
+        }
+        for slot_index in 0..self.table.chunks.len() {
+            if self.table.chunks[slot_index].waiters.forget(peer) > 0 {
+                self.note_waits(slot_index);
+            }
+        }
+    }
+
+    /// Refuses a pull beyond the bound of pending requests per connection: each occupies server memory.
+    pub(super) fn check_waiters(&self, peer: PeerId, entries: usize) -> Result<(), Refusal> {
+        let waiting = self.waits.per_peer.get(&peer).copied().unwrap_or_default();
+        let most = WAITS_PER_PEER_MAX + 2 * self.table.chunks.len();
+        if waiting + entries <= most {
+            return Ok(());
+        }
+        let text = format!(
+            "{waiting} pulls of this connection wait for versions that are not there yet; expected at most {most}: two \
+             for each chunk of the shard and {WAITS_PER_PEER_MAX}"
+        );
+        Err(Refusal::new(ErrorCode::Busy, text))
+    }
+
     /// The next time at which a wait expires.
     pub(super) fn deadline(&self, limit: Duration, trainers: &Presence) -> Option<Now> {
         let first = self.waits.by_time.first().map(|(since, _)| *since + limit)?;

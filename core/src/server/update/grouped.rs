@@ -13,8 +13,6 @@
 //! next step. The processor's own chunks of a group are summed with the others and updated last. Leases for all values
 //! are taken first, so that a started update can always finish.
 
-use std::sync::Arc;
-
 use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
 use crate::ids::TrainerId;
@@ -24,70 +22,11 @@ use crate::optim::{Formula, Step, square_sums};
 use crate::port::{Work, squares_bytes};
 use crate::server::chunk::Chunk;
 use crate::server::context::Context;
-use crate::server::device::{DeviceActivity, DeviceSum};
+use crate::server::device_chunk::{DeviceActivity, DeviceSum};
+use crate::server::group::{GroupIndex, GroupedUpdate};
 use crate::server::serving::Serving;
 use crate::server::stalls::StallReason;
 use crate::time::Now;
-
-/// The chunks that one update replaces.
-pub(in crate::server) enum UpdateUnit {
-    /// A chunk alone, by its slot index.
-    One(usize),
-    /// The chunks of a group, in chunk order.
-    Group(GroupIndex, Arc<[usize]>),
-}
-
-impl UpdateUnit {
-    /// The slot indices of its chunks.
-    #[inline]
-    pub(in crate::server) fn slot_indices(&self) -> &[usize] {
-        match self {
-            Self::One(slot_index) => std::slice::from_ref(slot_index),
-            Self::Group(_, slot_indices) => slot_indices,
-        }
-    }
-}
-
-/// The place of a group in its table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) struct GroupIndex(u32);
-
-impl GroupIndex {
-    pub(in crate::server) fn new(place: usize) -> Self {
-        Self(u32::try_from(place).expect("a shard's parameters are counted in 32 bits"))
-    }
-
-    #[inline]
-    pub(in crate::server) fn place(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// The chunks of a parameter whose rule needs the whole gradient.
-pub(in crate::server) struct Group {
-    /// Slot indices in chunk order.
-    pub(in crate::server) chunks: Arc<[usize]>,
-    /// The trainer whose gradient is open, in modes where each gradient is a round.
-    pub(in crate::server) owner: Option<TrainerId>,
-    /// The update in progress on a device.
-    update: Option<Box<GroupedUpdate>>,
-}
-
-impl Group {
-    pub(in crate::server) fn new(chunks: &[usize]) -> Self {
-        Self { chunks: chunks.into(), owner: None, update: None }
-    }
-}
-
-/// A grouped update in progress on a device.
-struct GroupedUpdate {
-    /// Work in flight that the next step waits for.
-    awaited: usize,
-    /// Norm of the whole gradient, once all sums are there.
-    norm: Option<f64>,
-    /// Leases for the values of the processor's chunks.
-    room: Vec<Lease>,
-}
 
 impl Serving {
     /// Updates a group whose gradients are complete. False while a device has work in flight, or when a lease is

@@ -10,12 +10,11 @@ mod grouped;
 mod rows;
 
 use super::context::Context;
+use super::group::UpdateUnit;
 use super::serving::Serving;
 use super::stalls::StallReason;
 use crate::ids::Version;
 use crate::optim::{Algorithm, Step};
-
-pub(super) use grouped::{Group, GroupIndex, UpdateUnit};
 
 impl Serving {
     /// Makes the update of a unit whose rounds are complete. False when the update stalls: it lacks a lease, or runs on

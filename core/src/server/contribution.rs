@@ -1,0 +1,167 @@
+//! Contributions that the value of a chunk does not contain yet: gradients of trainers, with the frame that brought
+//! them, values that replace the chunk's, and the records of both in a checkpoint.
+//!
+//! Not here: where a contribution waits (`round`, `bucket`), and how it enters (`flow`).
+
+use std::sync::Arc;
+
+use super::call::CallId;
+use super::pool::Pool;
+use super::waiters::Waiter;
+use crate::accumulator::Sent;
+use crate::dtype::{ElementType, Half};
+use crate::error::Failure;
+use crate::ids::{PeerId, Round, TrainerId, Version};
+use crate::memory::Lease;
+use crate::optim::Gradient;
+use crate::rows::{RowLayout, RowsView};
+use crate::time::Now;
+use crate::wire::{Head, RowsPart};
+
+/// State shared by all gradients of one frame.
+#[derive(Clone)]
+pub(super) struct PushHeader {
+    pub(super) call: CallId,
+    pub(super) rate: Option<f64>,
+    /// Position of its journal record.
+    pub(super) position: u64,
+    /// Count of earlier pushes.
+    pub(super) arrival: u64,
+    /// The connection to answer on admission or application; none for a replayed frame.
+    pub(super) peer: Option<PeerId>,
+    pub(super) head: Head,
+}
+
+/// One trainer's gradient for one round of one chunk.
+pub(super) struct Contribution {
+    pub(super) trainer: TrainerId,
+    /// Its round, in modes that count rounds.
+    pub(super) round: Round,
+    pub(super) element_type: ElementType,
+    pub(super) bytes: u32,
+    /// The gradient; `None` once it is folded into the sum.
+    pub(super) gradient: Option<Lease>,
+    /// The rows of a bucket, in parts; empty when there are none.
+    pub(super) rows: Vec<RowsLease>,
+    /// Whether the frame brings a part that is not the last: such a frame does not wait for a round.
+    pub(super) is_early_part: bool,
+    /// Half-precision type of the answer, where requested.
+    pub(super) half: Option<Half>,
+    /// Start of the sender's wait: for the round to open, if it is one ahead, or for the value that it asked for.
+    /// `None` once it was answered, also by a deadline error.
+    pub(super) since: Option<Now>,
+    pub(super) sending: Arc<PushHeader>,
+}
+
+// Larger values are moved by calls of memcpy on the hot path.
+const _: () = assert!(size_of::<Contribution>() <= 128, "a contribution is moved by a few instructions");
+
+/// Received rows, after the header of their part.
+pub(super) struct RowsLease {
+    pub(super) lease: Lease,
+    pub(super) bytes: u32,
+    pub(super) element_type: ElementType,
+    /// Position of their journal record.
+    pub(super) position: u64,
+}
+
+/// A set that waits for updates which arrived before it.
+pub(super) struct DeferredSet {
+    pub(super) lease: Lease,
+    pub(super) call: CallId,
+    pub(super) peer: Option<PeerId>,
+    pub(super) head: Head,
+    /// The version after which the set is applied.
+    pub(super) after: Version,
+    /// Position of its journal record.
+    pub(super) position: u64,
+    /// Start of the sender's wait; `None` after it was answered with a deadline error.
+    pub(super) since: Option<Now>,
+}
+
+/// A contribution or a set that is not in the value, without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpenContribution {
+    pub(super) trainer: TrainerId,
+    pub(super) call: CallId,
+    pub(super) stage: ContributionStage,
+}
+
+/// Progress of a contribution that is not in the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ContributionStage {
+    /// Some parts are missing.
+    GatherOutcome,
+    /// It waits for its round.
+    Ahead,
+    /// It is in the open round.
+    Entered,
+    /// A set that waits for the update that makes this version.
+    Set(Version),
+}
+
+/// Open contributions of a chunk as a checkpoint recorded them. The journal has their payloads, among others that the
+/// value contains or that were dropped.
+pub(super) struct RestoredState {
+    /// Journal position at which the checkpoint wrote the chunk; later records are new to it.
+    pub(super) position: u64,
+    pub(super) open: Vec<OpenContribution>,
+}
+
+impl Contribution {
+    pub(super) fn gradient(&self) -> Option<Gradient<'_>> {
+        let lease = self.gradient.as_ref()?;
+        Some(Gradient { bytes: &lease.bytes()[..self.bytes as usize], element_type: self.element_type })
+    }
+
+    /// Copies a gradient out of its sender's memory. Without a free lease the view stays, and its memory returns when
+    /// the round closes.
+    pub(super) fn make_own(&mut self, pool: &mut Pool) {
+        let foreign = self.gradient.as_mut().filter(|lease| lease.is_foreign());
+        if let Some(gradient) = foreign
+            && let Ok(mut own) = pool.take(gradient.len())
+        {
+            gradient.copy_to(own.bytes_mut());
+            *gradient = own;
+        }
+    }
+
+    pub(super) fn is_same_call(&self, head: &Head) -> bool {
+        self.sending.call == CallId::of(head)
+    }
+
+    /// The sender as a waiter for a version, if the gradient was not replayed.
+    pub(super) fn waiter(&self, version: Version, since: Now) -> Option<Waiter> {
+        let PushHeader { peer, head, .. } = *self.sending;
+        Some(Waiter { half: self.half, ..Waiter::new(peer?, head, version, since) })
+    }
+
+    /// Redirects the answer to the resend.
+    pub(super) fn answer_to(&mut self, again: &Self) {
+        let sending = Arc::make_mut(&mut self.sending);
+        (sending.peer, sending.head) = (again.sending.peer, again.sending.head);
+        self.half = again.half;
+    }
+}
+
+impl Sent for Contribution {
+    type Sender = TrainerId;
+
+    fn sender(&self) -> TrainerId {
+        self.trainer
+    }
+}
+
+impl RowsLease {
+    /// The rows.
+    pub(super) fn view(&self, layout: RowLayout) -> Result<RowsView<'_>, Failure> {
+        let (_, rows) = RowsPart::decode(&self.lease.bytes()[..self.bytes as usize])?;
+        RowsView::parse(layout.of(self.element_type)?, rows)
+    }
+
+    /// Whether both have equal ids and element types, with any values.
+    pub(super) fn has_rows_of(&self, other: &Self, layout: RowLayout) -> bool {
+        let (Ok(own), Ok(others)) = (self.view(layout), other.view(layout)) else { return false };
+        self.element_type == other.element_type && own.ids().iter().eq(others.ids().iter())
+    }
+}

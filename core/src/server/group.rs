@@ -1,0 +1,68 @@
+//! Units of update: a chunk alone, or the group of a parameter's chunks whose rule needs the whole gradient.
+//!
+//! Not here: the update of a group (`update::grouped`).
+
+use std::sync::Arc;
+
+use crate::ids::TrainerId;
+use crate::memory::Lease;
+
+/// The chunks that one update replaces.
+pub(super) enum UpdateUnit {
+    /// A chunk alone, by its slot index.
+    One(usize),
+    /// The chunks of a group, in chunk order.
+    Group(GroupIndex, Arc<[usize]>),
+}
+
+impl UpdateUnit {
+    /// The slot indices of its chunks.
+    #[inline]
+    pub(super) fn slot_indices(&self) -> &[usize] {
+        match self {
+            Self::One(slot_index) => std::slice::from_ref(slot_index),
+            Self::Group(_, slot_indices) => slot_indices,
+        }
+    }
+}
+
+/// The place of a group in its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GroupIndex(u32);
+
+impl GroupIndex {
+    pub(super) fn new(place: usize) -> Self {
+        Self(u32::try_from(place).expect("a shard's parameters are counted in 32 bits"))
+    }
+
+    #[inline]
+    pub(super) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The chunks of a parameter whose rule needs the whole gradient.
+pub(super) struct Group {
+    /// Slot indices in chunk order.
+    pub(super) chunks: Arc<[usize]>,
+    /// The trainer whose gradient is open, in modes where each gradient is a round.
+    pub(super) owner: Option<TrainerId>,
+    /// The update in progress on a device.
+    pub(super) update: Option<Box<GroupedUpdate>>,
+}
+
+impl Group {
+    pub(super) fn new(chunks: &[usize]) -> Self {
+        Self { chunks: chunks.into(), owner: None, update: None }
+    }
+}
+
+/// A grouped update in progress on a device.
+pub(super) struct GroupedUpdate {
+    /// Work in flight that the next step waits for.
+    pub(super) awaited: usize,
+    /// Norm of the whole gradient, once all sums are there.
+    pub(super) norm: Option<f64>,
+    /// Leases for the values of the processor's chunks.
+    pub(super) room: Vec<Lease>,
+}

@@ -1,0 +1,43 @@
+//! Settings of a shard and its policies, fixed at start.
+
+use std::time::Duration;
+
+use crate::ids::Epoch;
+
+/// Settings of a shard.
+#[derive(Clone, Debug)]
+pub struct ShardOptions {
+    /// The job's life; frames of another are refused.
+    pub epoch: Epoch,
+    /// Longest wait of a pull or push-pull for its version; the error then names the missing trainers.
+    pub round_timeout: Duration,
+    /// Time for a disconnected trainer to reconnect; after it, calls that wait for the trainer fail.
+    pub grace: Duration,
+    /// Whether chunk memory is shared, so that trainers on this host read values in place.
+    pub shares_memory: bool,
+    /// Receives that the transport posts at once for one connection, at most.
+    pub receives: usize,
+    /// Policy for gradients with NaN or infinite elements.
+    pub nonfinite: NonFinite,
+}
+
+/// Policy of a shard for a gradient with a NaN or infinite element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// Refuse the frame with trainer, parameter, element and value; the round waits for a corrected gradient.
+    #[default]
+    Refuse,
+    /// Zero it: for a dense parameter the chunk with the element, for a sparse one the rows of the frame.
+    Skip,
+    /// Apply it unchanged.
+    Accept,
+}
+
+/// Policy for parameters that find no room on the accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// They stay on the processor, and a log line says so.
+    Processor,
+    /// The initialisation is refused with the bytes asked for and free; a shard that restores them stops.
+    Refused,
+}
