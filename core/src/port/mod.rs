@@ -1,10 +1,11 @@
-//! Ports: the interfaces of transports, kernels and accelerators.
+//! Ports: the interfaces of transports, kernels, accelerators and the compiler of programs.
 //!
-//! Transports live in `pserver-transport`, kernels and accelerators in `pserver-kernels`; all are chosen by value at
-//! start.
+//! Transports live in `pserver-transport`, kernels and accelerators in `pserver-kernels`, the compiler in
+//! `pserver-program`; all are chosen by value at start.
 //! The disk's port is [`crate::checkpoint::storage::Storage`].
 
 mod accelerator;
+mod flow;
 mod kernels;
 mod transport;
 
@@ -13,5 +14,6 @@ pub use accelerator::{
     Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, NotAdopted, Resident,
     Simulated, Work, squares_bytes,
 };
+pub use flow::{CompileFlow, Flow, FlowSource, Stage};
 pub use kernels::{Kernels, Plain, Update};
 pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};

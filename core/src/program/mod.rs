@@ -20,6 +20,7 @@ mod message;
 mod op;
 mod optimizer;
 mod plain;
+pub mod server_flow;
 #[cfg(test)]
 mod tests;
 mod text;

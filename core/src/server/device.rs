@@ -13,7 +13,6 @@ use super::initialisation::{ChunkTable, ShardParameter};
 use super::job::Job;
 use super::options::NoRoom;
 use super::pool::Pool;
-use super::program::rule_of;
 use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{Generation, Version};
@@ -150,7 +149,7 @@ impl Device {
         reserved: &mut DeviceReservation,
     ) {
         let (count, least) = (held.chunks.len(), reserved.least);
-        let rule = rule_of(job, &held.rule);
+        let rule = job.rule_of(&held.rule);
         if let Some(kept) = reserved.tally.kept(job, held) {
             *kept += count as u64;
             return;

@@ -1,9 +1,18 @@
 //! The settings of a job, as every shard serves them.
 
+use std::sync::Arc;
+
 use super::reply::Refusal;
 use crate::config::{Merge, Mode};
 use crate::limits::TRAINERS_MAX;
+use crate::optim::{Algorithm, Prepared, Rule};
 use crate::wire::{FinishMessage, JobMessage};
+
+/// The rule of delta mode, which adds differences, in place of every configured rule.
+pub(super) fn rule_of_mode(mode: Mode) -> Option<Arc<Prepared>> {
+    let add = || Prepared::new(Rule { algorithm: Algorithm::Add, ..Rule::default() }).expect("adding is a rule");
+    (mode == Mode::Delta).then(|| Arc::new(add()))
+}
 
 /// Settings of the job, from the finish frame.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +39,11 @@ impl Job {
             ));
         }
         Ok(Self { mode, merge, trainers: job.trainers })
+    }
+
+    /// The rule by which a parameter is updated.
+    pub(super) fn rule_of(&self, configured: &Arc<Prepared>) -> Arc<Prepared> {
+        rule_of_mode(self.mode).unwrap_or_else(|| Arc::clone(configured))
     }
 
     /// The settings as a message.

@@ -6,19 +6,20 @@
 //! [`crate::checkpoint`].
 //!
 //! Read in this order: [`shard`](Shard) (entry points, peers), `admission` (every check of a frame), `serving` (pushes
-//! and pulls) and `sets`, `flow` (from a received gradient to the published value), `program` and `stage` (a
-//! parameter's program, and its compiled form), `update` (the next value, a file for each case), `chunk` (value,
-//! version, call ids), `contribution` and `round` (gradients that the value does not contain), `group` (chunks that are
-//! updated together), `initialisation` (the table and its generation fence), `bucket` and `rows` (sparse chunks),
-//! `device` and `device_chunk` (chunks on an accelerator), `snapshot` and `replay` (checkpoint and restart), `waiters`
-//! and `waits` (requests that wait for a version, and their expiry), `half_precision` and `half_values` (float32 values
-//! as half precision), `nonfinite` (gradients refused or skipped), `presence` (connected trainers), `coordinator` and
+//! and pulls) and `sets`, `flow` (from a received gradient to the published value), `compiled_flows` (the compiled
+//! programs of parameters), `update` (the next value, a file for each case), `chunk` (value, version, call ids),
+//! `contribution` and `round` (gradients that the value does not contain), `group` (chunks that are updated together),
+//! `initialisation` (the table and its generation fence), `bucket` and `rows` (sparse chunks), `device` and
+//! `device_chunk` (chunks on an accelerator), `snapshot` and `replay` (checkpoint and restart), `waiters` and `waits`
+//! (requests that wait for a version, and their expiry), `half_precision` and `half_values` (float32 values as half
+//! precision), `nonfinite` (gradients refused or skipped), `presence` (connected trainers), `coordinator` and
 //! `membership` (ranks and server slots).
 
 mod admission;
 mod bucket;
 mod call;
 mod chunk;
+mod compiled_flows;
 mod context;
 mod contribution;
 mod coordinator;
@@ -36,7 +37,6 @@ mod options;
 mod output;
 mod pool;
 mod presence;
-mod program;
 mod record;
 mod replay;
 mod reply;
@@ -46,7 +46,6 @@ mod serving;
 mod sets;
 mod shard;
 mod snapshot;
-mod stage;
 mod stalls;
 mod survey;
 mod update;

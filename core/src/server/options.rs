@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::ids::Epoch;
+use crate::port::CompileFlow;
 
 /// Settings of a shard.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct ShardOptions {
     pub receives: usize,
     /// Policy for gradients with NaN or infinite elements.
     pub nonfinite: NonFinite,
+    /// Compiler of the programs that the shard runs.
+    pub compile: CompileFlow,
 }
 
 /// Policy of a shard for a gradient with a NaN or infinite element.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::admission::{Admitted, FrameCheck};
 use super::bucket::RowsWorkspace;
+use super::compiled_flows::Flows;
 use super::context::Context;
 use super::device::Device;
 use super::initialisation::ChunkTable;
@@ -15,12 +16,10 @@ use super::options::{NoRoom, ShardOptions};
 use super::output::ServerOutput;
 use super::pool::Pool;
 use super::presence::Presence;
-use super::program::rule_of;
 use super::record::ShardJournal;
 use super::reply::{DeviceWait, Refusal, Replies};
 use super::serving::Serving;
 use super::snapshot::{Checkpointing, ShardStatus};
-use super::stage::Flows;
 use crate::error::Failure;
 use crate::ids::{Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
@@ -580,7 +579,8 @@ impl Shard {
             return Err(lost(message.chunks, found));
         }
         let job = Job::from_message(message)?;
-        let flows = Flows::new(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let flows =
+            Flows::new(&job, table, self.options.compile).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let trainers = u64::from(job.trainers);
         let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
@@ -632,7 +632,7 @@ fn budget(table: &ChunkTable, job: &Job, receives: u64) -> Budget {
     let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
         let class = chunk.bytes.max(64).next_power_of_two();
-        let states = rule_of(job, &table.held(chunk.id).rule).states().len();
+        let states = job.rule_of(&table.held(chunk.id).rule).states().len();
         let count = counts.entry(class).or_default();
         count.0 += 1;
         count.1 += u64::try_from(states).unwrap_or(u64::MAX);

@@ -16,7 +16,7 @@ use super::chunk::Chunk;
 use super::contribution::{ContributionStage, OpenContribution, RestoredState};
 use super::device::Device;
 use super::initialisation::ChunkTable;
-use super::program::rule_of_mode;
+use super::job::rule_of_mode;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{

@@ -13,7 +13,6 @@ mod modes;
 mod nonfinite;
 mod one_by_one;
 mod presence;
-mod programs;
 mod receives;
 mod restart;
 mod rounds;

@@ -4,6 +4,7 @@ use super::script::Script;
 use super::stage::{Plan, Stage, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
+use crate::error::Failure;
 use crate::ids::{Generation, Incarnation};
 use crate::memory::Lease;
 use crate::port::Event;
@@ -144,4 +145,17 @@ fn a_round_without_room_for_its_version_closes_when_there_is_some() {
     }
     script.stage.event(Event::Received { peer, frame: parcel.frame, body });
     script.run("show x -> x@0=0\n release -> 1 value x@1=-1\n show x -> x@1=-1");
+}
+
+#[test]
+fn a_program_that_does_not_compile_refuses_the_initialisation() {
+    let mut stage = Stage::empty(plan());
+    stage.shard.options.compile = |source| {
+        let name = source.declaration.name.as_str();
+        Err(Failure::call(format!("parameter {name:?}: found no program")))
+    };
+    stage.begin();
+    let errors = stage.errors();
+    assert!(errors.iter().any(|text| text.contains("found no program")), "{errors:?}");
+    assert_eq!(stage.shard.generation(), Generation(0));
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use prost::Message;
 
+use crate::accumulator::{AccumulatorPace, AccumulatorSettings};
 use crate::checkpoint::{Folder, Storage};
 use crate::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use crate::dtype::{ElementType, Half};
@@ -17,7 +18,7 @@ use crate::ids::{
 use crate::limits::RECEIVES_MAX;
 use crate::memory::Lease;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
-use crate::port::{Accelerator, Event, Incoming, Outgoing, Plain, Submit};
+use crate::port::{self, Accelerator, Event, Flow, FlowSource, Incoming, Outgoing, Plain, Submit};
 use crate::server::shard::Phase;
 use crate::server::{JournalOptions, NoRoom, NonFinite, Restored, ServerOutput, Shard, ShardOptions};
 use crate::time::Now;
@@ -516,7 +517,21 @@ fn options() -> ShardOptions {
         shares_memory: false,
         receives: RECEIVES_MAX,
         nonfinite: NonFinite::Refuse,
+        compile: flow_of_mode,
     }
+}
+
+/// The flow of each mode, as the program of the mode computes it.
+fn flow_of_mode(source: FlowSource<'_>) -> Result<Flow, Failure> {
+    let FlowSource { mode, merge, trainers, declaration, .. } = source;
+    let is_float = declaration.element_type.is_float();
+    let settings = AccumulatorSettings::of(mode, merge, trainers);
+    let divides = mode == Mode::Delta && merge == Merge::Mean && is_float;
+    let stage = port::Stage {
+        merge: if is_float { settings.merge } else { Merge::Sum },
+        factor: if divides { 1.0 / f64::from(trainers) } else { 1.0 },
+    };
+    Ok(Flow { pace: AccumulatorPace::of(settings.staleness), stage })
 }
 
 pub(super) fn contents(shard: &Shard) -> Contents {

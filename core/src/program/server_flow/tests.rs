@@ -1,24 +1,62 @@
 //! The programs that a server makes of a job's settings.
 
-use super::stage::{Plan, Stage};
-use crate::accumulator::AccumulatorPace;
-use crate::config::{Merge, Mode};
-use crate::config::{OptimizerSettings, ParameterConfig};
+use super::{compile, compile_program, program_of};
+use crate::accumulator::AccumulatorPace::{Any, Bounded, Rounds};
+use crate::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType::{self, Float32, Int64};
 use crate::limits::{NAME_BYTES_MAX, RULE_NAME_BYTES_MAX};
+use crate::optim::{Algorithm, Prepared, Rule};
+use crate::partition::{Buckets, Declaration, Name};
+use crate::port::{Flow, FlowSource, Stage};
 use crate::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
 use crate::program::{Block, Builder, Dim, Graph, OpKind, Program, ProgramPeer, append_backward, append_optimizer};
 use crate::rows::Initializer;
-use crate::server::program::program_of;
-use crate::server::shard::Phase;
-use crate::server::stage::Flow;
+
+const TRAINERS: u32 = 3;
+
+/// A parameter as a job of three trainers declares it.
+struct ParameterOfJob {
+    mode: Mode,
+    merge: Merge,
+    declaration: Declaration,
+    rule: Prepared,
+}
+
+impl ParameterOfJob {
+    /// A parameter of 8 elements, or a table of 60 rows of 3.
+    fn new(mode: Mode, merge: Merge, name: &str, element_type: ElementType, config: &str) -> Self {
+        let settings = OptimizerSettings::from_text(config).expect("the test's configuration is valid");
+        let rule = match mode {
+            Mode::Delta => Rule { algorithm: Algorithm::Add, ..Rule::default() },
+            _ => settings.rule.expect("the test's configuration has a rule"),
+        };
+        let shape = if settings.sparse.is_some() { vec![60, 3] } else { vec![8] };
+        let declaration = Declaration {
+            name: Name::new(name.as_bytes()).expect("the test's name is valid"),
+            element_type,
+            bytes: shape.iter().product::<u64>() * element_type.bytes(),
+            shape,
+            whole: !rule.is_element_wise(),
+            config: Vec::new(),
+            buckets: settings.sparse.map(|_| Buckets { rows: 60, count: 1 }),
+            owner: None,
+        };
+        Self { mode, merge, declaration, rule: Prepared::new(rule).expect("the test's rule is valid") }
+    }
+
+    fn source(&self) -> FlowSource<'_> {
+        let Self { mode, merge, ref declaration, ref rule } = *self;
+        FlowSource { mode, merge, trainers: TRAINERS, declaration, rule }
+    }
+
+    fn program(&self) -> Program {
+        program_of(self.source()).expect("its layout is valid")
+    }
+}
 
 /// The ops of the loop, one a line, without their roles.
-fn check(mode: Mode, merge: Merge, element_type: ElementType, config: &'static str, expected: &str) {
-    let stage = Stage::serving(Plan::new(mode, merge, 3).with("w", element_type, 8, config));
-    let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
-    let held = serving.table.parameters.values().next().expect("there is one");
-    let program = program_of(&serving.job, held);
+fn check(mode: Mode, merge: Merge, element_type: ElementType, config: &str, expected: &str) {
+    let program = ParameterOfJob::new(mode, merge, "w", element_type, config).program();
     let text = program.to_string();
     assert_eq!(text.parse::<Program>().expect("it reads back"), program);
     Graph::new(program).expect("it is a program that can run");
@@ -101,22 +139,35 @@ fn every_name_that_a_parameter_may_have_leaves_room_for_those_of_its_program() {
     for length in [1, NAME_BYTES_MAX - 72, NAME_BYTES_MAX - 71, NAME_BYTES_MAX - 70, NAME_BYTES_MAX - 9, NAME_BYTES_MAX]
     {
         let name = &*"n".repeat(length).leak();
-        let stage = Stage::serving(Plan::new(Mode::Sync, Merge::Mean, 3).with(name, Float32, 8, config));
-        let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
-        let held = serving.table.parameters.values().next().expect("there is one");
-        let graph = Graph::new(program_of(&serving.job, held)).unwrap_or_else(|failure| panic!("{length}: {failure}"));
+        let program = ParameterOfJob::new(Mode::Sync, Merge::Mean, name, Float32, config).program();
+        let graph = Graph::new(program).unwrap_or_else(|failure| panic!("{length}: {failure}"));
         assert!(graph.find(name).is_some(), "{length}");
     }
 }
 
 #[test]
+fn a_compiled_program_has_the_pace_and_the_scale_of_its_ops() {
+    let sums = |pace, factor| (pace, Merge::Sum, factor);
+    for (mode, merge, element_type, (pace, merged, factor)) in [
+        (Mode::Sync, Merge::Mean, Float32, (Rounds, Merge::Mean, 1.0)),
+        (Mode::Sync, Merge::Mean, Int64, sums(Rounds, 1.0)),
+        (Mode::Sync, Merge::Sum, Float32, sums(Rounds, 1.0)),
+        (Mode::Async, Merge::Mean, Float32, sums(Any, 1.0)),
+        (Mode::Staleness { bound: 2 }, Merge::Mean, Float32, sums(Bounded(2), 1.0)),
+        (Mode::Delta, Merge::Mean, Float32, sums(Any, 1.0 / 3.0)),
+        (Mode::Delta, Merge::Mean, Int64, sums(Any, 1.0)),
+        (Mode::Delta, Merge::Sum, Float32, sums(Any, 1.0)),
+    ] {
+        let config = if element_type == Float32 { "optimizer: Adam adam {}" } else { "algorithm: \"add\"" };
+        let parameter = ParameterOfJob::new(mode, merge, "w", element_type, config);
+        let expected = Flow { pace, stage: Stage { merge: merged, factor } };
+        assert_eq!(compile(parameter.source()), Ok(expected), "{mode:?}, {merge:?}, {element_type}");
+    }
+}
+
+#[test]
 fn a_program_of_another_form_is_refused_with_its_ops() {
-    let stage = Stage::serving(Plan::new(Mode::Delta, Merge::Mean, 3).with("w", Float32, 8, "optimizer: SGD"));
-    let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
-    let held = serving.table.parameters.values().next().expect("there is one");
-    let program = program_of(&serving.job, held);
-    let whole = Flow::compile(program.clone()).expect("a server's own program has the form");
-    assert_eq!((whole.pace, whole.stage.scale(3)), (AccumulatorPace::Any, 1.0 / 3.0));
+    let program = ParameterOfJob::new(Mode::Delta, Merge::Mean, "w", Float32, "optimizer: SGD").program();
     for (without, ops) in [
         (1, "recv, string_accumulator, scale, update, send"),
         (4, "recv, gradient_accumulator, string_accumulator, scale, send"),
@@ -124,7 +175,7 @@ fn a_program_of_another_form_is_refused_with_its_ops() {
         let mut other = program.clone();
         other.blocks[1].ops.remove(without);
         // A program that lacks an op may be malformed as well; both are errors of the compilation.
-        let text = Flow::compile(other).expect_err("it lacks an op").to_string();
+        let text = compile_program(other).expect_err("it lacks an op").to_string();
         assert!(text.contains(ops) || text.contains("w@"), "{text}");
     }
     let mut twice = program;
@@ -133,7 +184,7 @@ fn a_program_of_another_form_is_refused_with_its_ops() {
     (again.inputs, again.outputs) = (scale.outputs, vec!["w@twice".to_owned()]);
     twice.blocks[1].ops.insert(4, again);
     "w@twice".clone_into(&mut twice.blocks[1].ops[5].inputs[1]);
-    let text = Flow::compile(twice).expect_err("it scales twice").to_string();
+    let text = compile_program(twice).expect_err("it scales twice").to_string();
     assert!(text.contains("scale, scale, update, send; expected recv"), "{text}");
 }
 
@@ -174,10 +225,7 @@ fn check_alike(mode: Mode, merge: Merge, rule: &str, is_table: bool) {
     let written = &written.graph.program().blocks[1];
     let sparse = if is_table { "sparse { height: 60 width: 3 buckets: 1 }" } else { "" };
     let config: &str = format!("{rule} {sparse}").leak();
-    let stage = Stage::serving(Plan::new(mode, merge, 3).with("w", Float32, if is_table { 3 } else { 8 }, config));
-    let Phase::Serving(serving) = &stage.shard.phase else { panic!("the shard serves") };
-    let held = serving.table.parameters.values().next().expect("there is one");
-    let made = program_of(&serving.job, held);
+    let made = ParameterOfJob::new(mode, merge, "w", Float32, config).program();
     assert_eq!(turn(written), turn(&made.blocks[1]), "{mode:?} {merge:?} {config}");
     let facts = |block: &Block| block.variables.iter().map(|one| one.facts.to_string()).collect::<Vec<_>>();
     assert!(!is_table || facts(written) == facts(&made.blocks[1]), "{:?}", facts(written));

@@ -1,0 +1,53 @@
+//! The compiled programs of a shard's parameters.
+
+use super::initialisation::ChunkTable;
+use super::job::Job;
+use crate::error::Failure;
+use crate::port::{CompileFlow, Flow, FlowSource};
+
+/// Parameters whose programs differ in names, shapes and numbers of the rule only.
+#[derive(PartialEq)]
+struct ProgramKind {
+    states: usize,
+    is_float: bool,
+}
+
+/// The compiled programs of a shard, and which chunk runs which.
+pub(super) struct Flows {
+    compiled: Vec<(ProgramKind, Flow)>,
+    by_slot_index: Vec<u32>,
+}
+
+impl Flows {
+    /// Compiles the program of every parameter in a table.
+    pub(super) fn new(job: &Job, table: &ChunkTable, compile: CompileFlow) -> Result<Self, Failure> {
+        let mut new = Self { compiled: Vec::new(), by_slot_index: vec![0; table.chunks.len()] };
+        for held in table.parameters.values() {
+            let rule = job.rule_of(&held.rule);
+            let kind = ProgramKind { states: rule.states().len(), is_float: held.element_type().is_float() };
+            let number = match new.compiled.iter().position(|(one, _)| *one == kind) {
+                Some(number) => number,
+                None => {
+                    let flow = compile(FlowSource {
+                        mode: job.mode,
+                        merge: job.merge,
+                        trainers: job.trainers,
+                        declaration: &held.declaration,
+                        rule: &rule,
+                    })?;
+                    new.compiled.push((kind, flow));
+                    new.compiled.len() - 1
+                }
+            };
+            let number = u32::try_from(number).expect("there are few kinds");
+            held.chunks.iter().for_each(|slot_index| new.by_slot_index[*slot_index] = number);
+        }
+        Ok(new)
+    }
+
+    /// The flow of a chunk.
+    #[inline]
+    pub(super) fn of(&self, slot_index: usize) -> &Flow {
+        &self.compiled[self.by_slot_index[slot_index] as usize].1
+    }
+}
