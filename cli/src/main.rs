@@ -45,10 +45,10 @@ enum Command {
     /// One trainer of the quickstart with words.
     #[command(hide = true)]
     QuickstartWordTrainer(quickstart::word_trainer::WordTrainerArgs),
-    /// Divide a program into what trainers and servers run, and print or draw the parts.
+    /// Divide a program into parts for trainers and servers, and print or draw the parts.
     Transpile(Box<transpile::Args>),
-    /// Say what a checkpoint directory or a model file holds, and what a server would do with it. The last line is the
-    /// verdict; the exit status is 0 for sound, 1 where a server starts with warnings, 2 where it refuses.
+    /// Print the contents of a checkpoint directory or a model file, and whether a server starts with them. The last
+    /// line is the verdict; the exit status is 0 for sound, 1 where a server starts with warnings, 2 where it refuses.
     Inspect {
         /// A checkpoint directory or a model file.
         path: PathBuf,

@@ -29,7 +29,7 @@ pub struct Args {
     /// How the program is divided.
     #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
     strategy: Strategy,
-    /// Every gradient is an update; nobody waits for the other trainers.
+    /// Every gradient is an update; no trainer waits for another.
     #[arg(long = "async")]
     is_async: bool,
     /// As --async, with the fastest trainer at most so many steps in front of the slowest, 1 or more.
@@ -44,7 +44,7 @@ pub struct Args {
     /// Print a picture.
     #[arg(long, conflicts_with = "dot")]
     svg: bool,
-    /// Print what a step costs each process, as an estimate.
+    /// Print an estimate of each process's cost of a step.
     #[arg(long, conflicts_with_all = ["dot", "svg"])]
     costs: bool,
     #[command(flatten)]
@@ -57,22 +57,22 @@ struct Rates {
     /// Examples in a trainer's batch.
     #[arg(long, default_value_t = CostModel::default().batch)]
     batch: u64,
-    /// A gradient of selected rows has one row for so many of the table's.
+    /// Rows of a table for each row of its gradient.
     #[arg(long, default_value_t = CostModel::default().rows_apart, value_name = "ROWS")]
     rows_apart: u64,
-    /// Pieces of a parameter are whole multiples of so many bytes, as far as rows allow.
+    /// Pieces of a parameter are multiples of this number of bytes, as far as rows allow.
     #[arg(long, default_value_t = CostModel::default().chunk_bytes, value_name = "BYTES")]
     chunk_bytes: u32,
-    /// Of a link, both directions together.
+    /// Bytes per second of a link, both directions together.
     #[arg(long, default_value_t = ProcessRates::default().link_bytes_per_second, value_name = "RATE")]
     link_bytes_per_second: f64,
-    /// Of a message, beyond its bytes.
+    /// Seconds of a message, beyond those of its bytes.
     #[arg(long, default_value_t = ProcessRates::default().message_seconds, value_name = "SECONDS")]
     message_seconds: f64,
-    /// Of arithmetic.
+    /// Floating-point operations per second.
     #[arg(long, default_value_t = ProcessRates::default().flops_per_second, value_name = "RATE")]
     flops_per_second: f64,
-    /// Of memory that is read and written.
+    /// Bytes per second of memory that is read and written.
     #[arg(long, default_value_t = ProcessRates::default().memory_bytes_per_second, value_name = "RATE")]
     memory_bytes_per_second: f64,
 }
@@ -80,13 +80,13 @@ struct Rates {
 /// How a program is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Strategy {
-    /// Optimizer ops and their parameters to servers, so that the slowest is as fast as can be; the rest to trainers.
+    /// Optimizer ops and their parameters to servers, so that the slowest is as fast as possible; the rest to trainers.
     ParameterServer,
     /// The same, with whole parameters to the servers in turn.
     RoundRobin,
     /// The largest weight by columns to the trainers; no servers.
     Columns,
-    /// Not at all: the program as it is.
+    /// Undivided: the program as it is.
     Whole,
 }
 

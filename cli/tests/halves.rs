@@ -223,9 +223,13 @@ fn what_is_not_had_as_halves_is_refused_by_name() {
             .map_err(|one| one.to_string());
         assert!(refused.clone().is_err_and(|text| text.contains(expected)), "{refused:?}; expected {expected}");
     };
-    check("d", 16, "parameter \"d\": its value as bfloat16; expected float64, as only float32 is had as halves");
-    check("w", 16, "parameter \"w\": a place of 16 bytes; expected 8");
-    check("w", 6, "parameter \"w\": a place of 6 bytes; expected 8");
+    check(
+        "d",
+        16,
+        "parameter \"d\": its value as bfloat16; expected float64, as only float32 converts to half precision",
+    );
+    check("w", 16, "parameter \"w\": a destination of 16 bytes; expected 8");
+    check("w", 6, "parameter \"w\": a destination of 6 bytes; expected 8");
     servers.stop();
 }
 

@@ -149,7 +149,7 @@ fn a_view_is_of_its_version_and_of_the_servers_own_memory() {
         assert!(whole(&view) == before, "round {round} was written elsewhere");
     }
     let refused = one.pull_view(&["w"]).err().map(|failure| failure.to_string()).unwrap_or_default();
-    assert!(refused.contains("there is a view of it"), "{refused}");
+    assert!(refused.contains("a view holds it"), "{refused}");
     view.release().expect("nothing ended");
     let reader = reader(&servers.coordinator());
     let copy = reader.pull_view(&["w"]).expect("readers have views too");

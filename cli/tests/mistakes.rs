@@ -72,7 +72,7 @@ const SETTINGS: &[Mistake] = &[
     ),
     (
         "--bind|0.0.0.0:1|--insecure",
-        &["advertise (from default) is \"\"", "expected the address at which others reach"],
+        &["advertise (from default) is \"\"", "expected the address at which other hosts reach"],
     ),
     ("--index|1", &["index (from --index) is \"1\"", "expected an index below servers, which is 1"]),
     ("--index|1|--servers|2", &["coordinator (from default) is \"\"", "expected the address of server 0"]),
@@ -124,7 +124,7 @@ const OPTIMIZERS: &[Mistake] = &[
         &["rule_file is \"mine.rule\"", "only a trainer opens it", "expected the text itself"],
     ),
     ("base64:@@", &["after base64:", "expected base64 of the binary form"]),
-    ("home: 1", &["expected no home in it, which is said of one parameter"]),
+    ("home: 1", &["expected no home in it, which is a setting of one parameter"]),
     ("merge: Sum", &["expected no merge in it, or the same as the setting merge"]),
 ];
 
@@ -375,7 +375,7 @@ fn a_server_says_within_a_second_that_it_waits_for_server_0_and_what_it_found_th
     command.args(["--signal=TERM", "4", env!("CARGO_BIN_EXE_pserver"), "serve"]).args(&arguments);
     let ended = Process::run(&mut command).err().expect("server 0 never answers");
     let parts = [
-        "server 1 waits for server 0 since 0.8 s",
+        "server 1 has waited 0.8 s for server 0",
         &address,
         "not a pserver frame",
         "\"HTTP\", another program's protocol",

@@ -268,6 +268,6 @@ fn a_home_is_said_of_one_parameter_and_is_a_server_of_the_job() {
     running.stop();
     let running = Local::start(&Job::new(2, 1));
     let text = client(&running.coordinator(), 0).begin_init(&wish).unwrap_err().to_string();
-    assert!(text.contains("home is said of one parameter"), "{text}");
+    assert!(text.contains("home is a setting of one parameter"), "{text}");
     running.stop();
 }

@@ -213,7 +213,7 @@ fn what_does_not_fit_rows_is_refused_by_name() {
     check(given(ElementType::Float16, &[1], &[0; 8]), "8 bytes of values for 1 rows; expected 4");
     assert_eq!(given(ElementType::Float16, &[1, 1], &[0; 8]), Ok(()), "halves are gradients");
     check(pull_rows(&client, "rows", &[10], 2).map(drop), "row 10 at place 0");
-    check(pull_rows(&client, "rows", &[1], 3).map(drop), "a place of 12 bytes for 1 rows; expected 8");
+    check(pull_rows(&client, "rows", &[1], 3).map(drop), "a destination of 12 bytes for 1 rows; expected 8");
     let whole = GradientSlice { name: "rows", element_type: Float32, content: &[0; 80] };
     check(client.push(&[whole], None), "is sparse: it is sent and fetched by rows");
     check(client.set(&[whole]), "is sparse");
@@ -228,7 +228,7 @@ fn what_cannot_be_declared_is_refused_by_name() {
     let client = client(&servers.coordinator(), 0);
     let whole = cluster::rows::settings("sparse { rows: 1 width: 1 }");
     let refused = client.begin_init(&whole).expect_err("it is said of all").to_string();
-    assert!(refused.contains("sparse is said of one parameter"), "{refused}");
+    assert!(refused.contains("sparse is a setting of one parameter"), "{refused}");
     assert!(client.begin_init(&OptimizerSettings::default()).expect("somebody is chosen"));
     let check = |text: &str, shape: &[u64], content: &[u8], expected: &str| {
         let settings = cluster::rows::settings(text);
@@ -236,7 +236,7 @@ fn what_cannot_be_declared_is_refused_by_name() {
         assert!(found.contains("\"rows\"") && found.contains(expected), "{found}; expected {expected}");
     };
     check("clip_norm: 1 sparse { rows: 9 width: 1 }", &[], &[], "clip_norm");
-    check("sparse { rows: 9 }", &[], &[], "how wide");
+    check("sparse { rows: 9 }", &[], &[], "neither width nor a shape");
     check("sparse { height: 9 width: 2 }", &[9, 3], &[], "its configuration says height 9 and width 2");
     check("sparse { height: 9 width: 2 }", &[18], &[], "expected height and width");
     check("sparse { height: 9 width: 2 }", &[], &[0; 8], "8 bytes of initial value; expected none, or 72");

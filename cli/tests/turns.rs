@@ -102,7 +102,7 @@ fn settings_that_are_refused_choose_nobody() {
     let clients = [0, 1].map(|trainer| client_with(&servers.coordinator(), trainer, Duration::from_secs(10)));
     for text in ["sparse { height: 3 width: 1 }", "home: 0"] {
         let settings = OptimizerSettings::from_text(text).expect("it can be said of a parameter");
-        words(&clients[0].begin_init(&settings).expect_err("it is not for all"), "is said of one parameter");
+        words(&clients[0].begin_init(&settings).expect_err("it is not for all"), "is a setting of one parameter");
     }
     assert!(clients[1].begin_init(&OptimizerSettings::default()).expect("nobody else was chosen"));
     drop(clients);
@@ -262,7 +262,7 @@ fn a_view_that_could_not_be_fetched_leaves_its_gradient_applied_once() {
     let ones = [tensors[0].constant(-1.0)];
     order.store(CUT_AFTER_VALUES, SeqCst);
     let refusal = client.push_pull_view(&given(&tensors, &ones), None).map(drop).expect_err("every view is torn");
-    words(&refusal, "connections ended again and again");
+    words(&refusal, "connections ended repeatedly");
     order.store(0, SeqCst);
     let view = client.push_pull_view(&given(&tensors, &ones), None).expect("the call may be made again");
     let found: Vec<u8> = view.pieces(0).flatten().copied().collect();

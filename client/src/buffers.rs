@@ -54,7 +54,7 @@ struct KnownMemory {
 }
 
 /// Reason for a refused `unregister`.
-const USED: &str = "is used by a call that is not over, or not waited for";
+const USED: &str = "is used by a call that is in progress or was not waited for";
 
 /// Kind and owner of known memory.
 enum MemoryOrigin {
@@ -170,7 +170,7 @@ impl CallerMemory {
             && start + other.bytes > address
         {
             return Err(Failure::call(format!(
-                "{bytes} bytes at {address:#x} overlap {} bytes at {start:#x}, which this client knows already",
+                "{bytes} bytes at {address:#x} overlap {} bytes at {start:#x}, which are memory of this client already",
                 other.bytes
             )));
         }
@@ -182,11 +182,11 @@ impl CallerMemory {
         let mut known = self.known();
         let wrong = |what: &str| Err(Failure::call(format!("{address:#x} {what}")));
         match known.get(&address).map(|one| &one.origin) {
-            None => wrong("was not registered with this client, or not any more"),
+            None => wrong("is not registered with this client; expected the start of registered memory"),
             Some(MemoryOrigin::Replica(of)) => {
-                wrong(&format!("is a replica of memory at {of:#x}; expected that, with which it is forgotten"))
+                wrong(&format!("is a replica of memory at {of:#x}; expected {of:#x}, which also forgets its replicas"))
             }
-            Some(MemoryOrigin::Buffer(_)) => wrong("is a buffer of the library's; expected to be freed"),
+            Some(MemoryOrigin::Buffer(_)) => wrong("is a buffer of this library; expected registered memory"),
             // Every claim and every loan holds a copy of the `Arc`, taken under this lock.
             Some(MemoryOrigin::Device(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
             Some(MemoryOrigin::Host(memory)) if 1 < Arc::strong_count(memory) => wrong(USED),
@@ -205,7 +205,7 @@ impl CallerMemory {
         let memory = match self.known().get(&of).map(|one| &one.origin) {
             Some(MemoryOrigin::Device(memory)) => Arc::clone(memory),
             _ => {
-                let text = format!("{of:#x} is not where memory of a device begins that was registered");
+                let text = format!("{of:#x} is not the start of registered device memory");
                 return Err(Failure::Call(text));
             }
         };
@@ -223,7 +223,7 @@ impl CallerMemory {
                 memory.claim(address - start, bytes).map(Some)
             }
             MemoryOrigin::Replica(of) if address - start < one.bytes => Err(Failure::call(format!(
-                "{address:#x} lies in a replica of memory at {of:#x}; expected that, which stands for all"
+                "{address:#x} lies in a replica of memory at {of:#x}; expected {of:#x}, which stands for all replicas"
             ))),
             _ => Ok(None),
         }
@@ -233,8 +233,10 @@ impl CallerMemory {
         let mut known = self.known();
         // Every loan holds a copy of the `Arc`, taken under this lock.
         if Arc::strong_count(buffer.mapping()) > 1 {
-            let text =
-                format!("the buffer at {:p} is used by a call that is not over, or not waited for", buffer.start());
+            let text = format!(
+                "the buffer at {:p} is used by a call that is in progress or was not waited for",
+                buffer.start()
+            );
             return Err((buffer, Failure::Call(text)));
         }
         known.remove(&buffer.start().addr());
@@ -321,9 +323,9 @@ mod tests {
             (known.path(999), known.path(1000), known.path(1099)),
             (None, Some(TransferPath::Copied), Some(TransferPath::Copied))
         );
-        check(known.forget(1001), "was not registered");
+        check(known.forget(1001), "is not registered");
         known.forget(1000).expect("it was registered");
-        check(known.forget(1000), "not any more");
+        check(known.forget(1000), "is not registered");
         add(900, 150).expect("it is free again");
     }
 
@@ -337,10 +339,10 @@ mod tests {
         assert!(known.around(&memory[..91]).is_none(), "not all of it lies there");
         let used = known.around(&memory[10..90]).expect("it lies there");
         assert_eq!(used.offset_of(&memory[10..]), None);
-        check(known.forget(address), "used by a call that is not over");
+        check(known.forget(address), "used by a call that is in progress");
         drop(used);
         let held = known.hold([Extent::of(&memory[20..30])]);
-        check(known.forget(address), "used by a call that is not over");
+        check(known.forget(address), "used by a call that is in progress");
         drop(held);
         known.forget(address).expect("no call uses it");
         assert!(known.around(&memory[10..90]).is_none());
@@ -357,8 +359,8 @@ mod tests {
             memory.until(&keeps);
         });
         known.add(address, 100, MemoryOrigin::Host(mapping)).expect("nobody has it");
-        check(known.forget(address), "a device does not let go of 100 bytes at");
-        check(known.forget(address), "not any more");
+        check(known.forget(address), "a device does not release 100 bytes at");
+        check(known.forget(address), "is not registered");
     }
 
     #[test]
@@ -368,7 +370,7 @@ mod tests {
         let address = buffer.start().addr();
         known.add(address, 4096, MemoryOrigin::Buffer(Arc::downgrade(buffer.mapping()))).expect("nobody has it");
         assert_eq!(known.path(address + 4095), Some(TransferPath::InPlace));
-        check(known.forget(address), "expected to be freed");
+        check(known.forget(address), "expected registered memory");
         let used = known.around(&buffer[10..]).expect("it lies there");
         let (buffer, failure) = known.free(buffer).expect_err("it is used");
         assert!(failure.to_string().contains("used by a call"), "{failure}");

@@ -44,7 +44,9 @@ impl ClientState {
         bytes: (u64, u64),
     ) -> Result<Sequence, Failure> {
         if self.calls.len() >= CALLS_MAX {
-            return Err(Failure::call(format!("{CALLS_MAX} calls were started and not waited for")));
+            return Err(Failure::call(format!(
+                "{CALLS_MAX} calls were started and not waited for; expected a wait before the next"
+            )));
         }
         let job = self.job.as_mut().expect("the job is ready");
         self.last_call += 1;
@@ -179,7 +181,7 @@ impl ClientState {
     ) -> Failure {
         let job = self.ready_job();
         if numbers.iter().any(|(index, _)| job.progress(*index).pushed != Some(number)) {
-            let next = "the gradients are applied and not to be sent again; paddle_get_params_view fetches the view";
+            let next = "the gradients are applied and must not be sent again; paddle_get_params_view fetches the view";
             return Failure::call(format!("{failure}; {next}"));
         }
         for (index, sequence) in numbers {
@@ -396,7 +398,9 @@ impl ClientState {
             }
             let limit = call.deadline.limit;
             let text = match call.requests.tickets().as_slice() {
-                [] => format!("an earlier call about it was not over within {:.1} s", limit.as_secs_f64()),
+                [] => {
+                    format!("an earlier call about the same parameter did not end within {:.1} s", limit.as_secs_f64())
+                }
                 tickets => self.engine.late(tickets, limit),
             };
             self.give_up(at, text);

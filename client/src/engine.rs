@@ -28,8 +28,8 @@ pub const COORDINATOR: &str = "the coordinator (server 0)";
 const ASKED_MAX: usize = 4;
 
 /// Error after the program has closed the transport's descriptors.
-pub(super) const CLOSED: &str = "descriptors of this library were closed by the program, as by one that becomes a \
-     daemon; the client makes new connections, and the call may be made again";
+pub(super) const CLOSED: &str = "the program closed descriptors of this library, as becoming a daemon does; the client \
+     makes new connections, and the call may be repeated";
 
 /// Makes a transport, at start and after each failure of one.
 pub type MakeTransport = Box<dyn Fn() -> Result<Box<dyn Transport>, Failure> + Send>;

@@ -148,7 +148,7 @@ impl ClientGuard<'_> {
             InitPhase::Ready(_) => {}
             InitPhase::Initialising(_) | InitPhase::Finishing => {
                 return Err(Failure::call(
-                    "the parameters are not initialised yet: this trainer was chosen and has not finished",
+                    "the parameters are not initialised yet: this trainer was elected and has not finished",
                 ));
             }
             InitPhase::Joined => match self.begin(false)? {
@@ -169,7 +169,7 @@ impl ClientGuard<'_> {
         for page in 0..done.pages {
             let request = Request::Catalogue(CatalogueRequest { page });
             let Answer::Page(bytes) = answer(&self.control(request, "fetching the catalogue")?)? else {
-                return Err(Failure::call("the coordinator answered with something else than a page"));
+                return Err(Failure::call("the coordinator's answer is not a catalogue page"));
             };
             let decoded = CataloguePage::decode(bytes.as_slice());
             pages.push(decoded.map_err(|error| Failure::call(format!("catalogue page {page}: {error}")))?);
@@ -283,10 +283,12 @@ impl ClientState {
     /// The beginning of a catalogue under the settings of the job and what the initialiser says.
     fn draft(&mut self, settings: &OptimizerSettings) -> Result<CatalogueDraft, Failure> {
         if settings.sparse.is_some() {
-            return Err(Failure::call("sparse is said of one parameter; expected it with init_param, not for all"));
+            return Err(Failure::call(
+                "sparse is a setting of one parameter; expected it with init_param, not for all",
+            ));
         }
         if settings.owner.is_some() {
-            return Err(Failure::call("home is said of one parameter; expected it with init_param, not for all"));
+            return Err(Failure::call("home is a setting of one parameter; expected it with init_param, not for all"));
         }
         let job = self.job.as_mut().expect("the job was joined");
         let mut message = job.settings;
@@ -308,8 +310,8 @@ impl ClientState {
         match self.job.as_mut().map(|job| &mut job.phase) {
             Some(InitPhase::Initialising(draft)) => Ok(draft),
             Some(InitPhase::Ready(_)) => Err(Failure::call("the parameters are initialised already")),
-            Some(InitPhase::Finishing) => Err(Failure::call("another call is just finishing the initialisation")),
-            _ => Err(Failure::call("this trainer was not chosen to initialise: begin_init_params comes first")),
+            Some(InitPhase::Finishing) => Err(Failure::call("another call finishes the initialisation")),
+            _ => Err(Failure::call("this trainer was not elected to initialise; expected begin_init_params first")),
         }
     }
 
@@ -427,7 +429,7 @@ fn sparse_declaration(
         _ => return refused(format!("shape {shape:?} of a sparse parameter; expected height and width")),
     };
     if width == 0 {
-        return refused("sparse: nobody says how wide a row is; expected width, or a shape".to_owned());
+        return refused("sparse: neither width nor a shape is given; expected one of them".to_owned());
     }
     if said.1 > 0 && said != (height, width) {
         return refused(format!("shape {shape:?}; its configuration says height {} and width {}", said.0, said.1));
@@ -439,7 +441,8 @@ fn sparse_declaration(
     };
     if !rule.is_element_wise() {
         return refused(
-            "clip_norm needs the whole gradient; a sparse parameter has rows of it: expected none".to_owned(),
+            "clip_norm is given and needs the whole gradient, of which a sparse parameter has rows; expected none"
+                .to_owned(),
         );
     }
     sparse.initializer.validate_for(element_type)?;

@@ -220,7 +220,7 @@ impl JoinedJob {
         viewed.map_or(Ok(()), |index| {
             let name = self.name(*index);
             Err(Failure::call(format!(
-                "parameter \"{name}\": there is a view of it; expected its release before it is fetched"
+                "parameter \"{name}\": a view holds it; expected the view's release before another fetch"
             )))
         })
     }

@@ -163,7 +163,7 @@ impl ClientState {
             let expected = wanted.ids.len().saturating_mul(layout.row_bytes());
             if wanted.values.len() != expected {
                 let found = wanted.values.len();
-                let text = format!("a place of {found} bytes for {} rows; expected {expected}", wanted.ids.len());
+                let text = format!("a destination of {found} bytes for {} rows; expected {expected}", wanted.ids.len());
                 return Err(named(Failure::call(text)));
             }
             let buckets = job.chosen(index).declaration().buckets.expect("the parameter is sparse");

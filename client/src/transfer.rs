@@ -502,7 +502,7 @@ fn check_destination(parameter: &Parameter, wanted: &FetchRequest<'_>) -> Result
     let expected = value_bytes(parameter, wanted.half);
     match wanted.place.as_ref().map(|place| place.len()) {
         Some(found) if bytes(found) != expected => {
-            Err(Failure::call(format!("parameter \"{name}\": a place of {found} bytes; expected {expected}")))
+            Err(Failure::call(format!("parameter \"{name}\": a destination of {found} bytes; expected {expected}")))
         }
         _ => Ok(()),
     }
@@ -512,7 +512,7 @@ fn check_destination(parameter: &Parameter, wanted: &FetchRequest<'_>) -> Result
 pub fn check_half(name: &str, declared: ElementType, half: Option<Half>) -> Result<(), Failure> {
     match half {
         Some(half) if !declared.has_halves() => Err(Failure::call(format!(
-            "parameter \"{name}\": its value as {half}; expected {declared}, as only float32 is had as halves"
+            "parameter \"{name}\": its value as {half}; expected {declared}, as only float32 converts to half precision"
         ))),
         _ => Ok(()),
     }

@@ -69,7 +69,7 @@ impl View {
             return Ok(());
         }
         Err(Failure::call(
-            "a connection to the servers ended while the view was held; what was read of it may be of a later version",
+            "a connection to the servers ended while the view was held; values read from it may be of a later version",
         ))
     }
 
@@ -177,7 +177,7 @@ impl ClientGuard<'_> {
             let call = self.start_pull(fetched(wanted), book)?;
             kept = self.finish_kept(call)?;
         }
-        Err(Failure::call("connections ended again and again while the view was fetched; it may be fetched again"))
+        Err(Failure::call("connections ended repeatedly while the view was fetched; the call may be repeated"))
     }
 
     fn gather_view(
@@ -228,6 +228,6 @@ impl ViewArenas {
         if lease.is_kept() {
             return Ok(own);
         }
-        Err(Failure::call("the connection ended while a value was read; the call may be made again"))
+        Err(Failure::call("the connection ended while a value was read; the call may be repeated"))
     }
 }

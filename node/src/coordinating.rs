@@ -88,7 +88,9 @@ impl CoordinatorNode {
                     Ok(()) => {}
                     Err(replaced @ Failure::Node(_)) => return Err(replaced),
                     Err(failure) => {
-                        tracing::error!("nobody can join or initialise while the disk refuses: {failure}");
+                        tracing::error!(
+                            "no trainer can join or initialise until the coordinator's file is written: {failure}"
+                        );
                         self.waiting.push_front(CoordinatorOutput::Keep(bytes));
                         return Ok(());
                     }

@@ -105,7 +105,7 @@ fn summary(each: &CudaSettings, settings: &Settings) -> String {
         None => format!("for {} of each chunk", gradients_at_once(settings)),
     };
     let memory = each.memory_bytes.map_or_else(
-        || "what is free is for parameters and states".to_owned(),
+        || "all free memory is for parameters and states".to_owned(),
         |bytes| format!("{bytes} bytes are for parameters and states"),
     );
     let cache = each.cache.as_ref().map_or_else(
@@ -183,7 +183,7 @@ mod tests {
         };
         check(
             "--trainers 32",
-            "each takes 134217728 bytes for gradients (for 32 of each chunk) and 1048576 for a sum; what is free is \
+            "each takes 134217728 bytes for gradients (for 32 of each chunk) and 1048576 for a sum; all free memory is \
              for parameters and states; chunks of 65536 bytes or more live there; compiled rules are not kept",
         );
         check(

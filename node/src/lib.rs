@@ -145,7 +145,7 @@ impl Server {
             )));
         }
         if settings.admission.token_file.is_some() {
-            let text = format!("listening on {address} within this process: a token is for others; expected none");
+            let text = format!("listening on {address} within this process: a token has no use there; expected none");
             return Err(Failure::Node(text));
         }
         let start = ServerStart::new(settings, address, false, ServerNetwork::Within(hub.clone()))?;
@@ -382,7 +382,7 @@ fn take_lock(directory: &Directory, root: &Path, record: &OwnerRecord) -> Result
         }
         LockOutcome::ByAnother { path } => {
             let owner = OwnerRecord::read(directory, &path);
-            let owner = owner.map_or("a process that left no name".to_owned(), |owner| owner.to_string());
+            let owner = owner.map_or("an unnamed process".to_owned(), |owner| owner.to_string());
             Err(Failure::Node(format!(
                 "{}/{inside} is in use by {owner}: stop that process first, or give this server another \
                  --checkpoint-dir or --index",

@@ -100,7 +100,7 @@ fn report_first(engine: &mut ClientEngine, register: &RegisterRequest) -> Result
         let reported = report(engine, register, pause);
         let Err(Refused { code: ErrorCode::Deadline, text }) = reported else { return reported };
         waited += pause;
-        let text = format!("server {} waits for server 0 since {:.1} s: {text}", register.server, waited.as_secs_f64());
+        let text = format!("server {} has waited {:.1} s for server 0: {text}", register.server, waited.as_secs_f64());
         if waited >= DEADLINE {
             return Err(Refused { code: ErrorCode::Deadline, text });
         }

@@ -139,8 +139,9 @@ fn write(
 ) -> Result<(), Failure> {
     match source {
         TensorSource::Whole(name, bytes) => {
-            let bytes = usize::try_from(*bytes)
-                .map_err(|_| Failure::call(format!("parameter \"{name}\" is too long for this machine")))?;
+            let bytes = usize::try_from(*bytes).map_err(|_| {
+                Failure::call(format!("parameter \"{name}\" has more bytes than this machine can address"))
+            })?;
             buffer.resize(bytes, 0);
             client.pull(&mut [DestinationSlice::new(name, buffer)])?;
             writer.write(buffer)

@@ -117,7 +117,7 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
     fn run(mut self) -> Result<(), Failure> {
         let ended = self.serve();
         if let Err(failure) = &ended {
-            tracing::error!("a session ends: {failure}");
+            tracing::error!("a session failed: {failure}");
         }
         let finished = self.session.finish();
         ended.and(finished)

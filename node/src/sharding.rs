@@ -179,7 +179,9 @@ impl Disk {
         let Some(finishing) = &self.finishing else { return false };
         let finished = match finishing.try_recv() {
             Err(TryRecvError::Empty) => return true,
-            Err(TryRecvError::Disconnected) => Err(Failure::Node("the thread that finished it is gone".to_owned())),
+            Err(TryRecvError::Disconnected) => {
+                Err(Failure::Node("the thread of a checkpoint ended without a result".to_owned()))
+            }
             Ok(finished) => finished,
         };
         self.finishing = None;

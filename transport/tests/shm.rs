@@ -490,7 +490,7 @@ fn a_broken_client_is_told_its_error_and_other_clients_go_on() {
     );
     check(&|raw| raw.refer(None, 0, 0, 0), "a reference to an arena that was not announced");
     check(&|raw| raw.refer(Some(&good()), 1, 0, 0), "a reference to an arena that was not announced");
-    check(&|raw| raw.refer(Some(&good()), 0, 512, 0), "token 512 of 512");
+    check(&|raw| raw.refer(Some(&good()), 0, 512, 0), "token 512; expected one below 512");
     check(&|raw| raw.refer(Some(&good()), 0, 0, (1 << 20) - 19_999), "20000 bytes at 1028577 of arena 0");
     check(&|raw| raw.refer(Some(&good()), 0, 0, u64::MAX), "20000 bytes at 18446744073709551615 of arena 0");
     check(&|raw| raw.refer(Some(&good()), 0, 0, 4), "20000 bytes at 4 of arena 0");

@@ -65,7 +65,7 @@ pub extern "C" fn paddle_new_etcd_pserver_client(etcd_endpoints: *mut c_char) ->
         let endpoints = call.options(etcd_endpoints, "etcd_endpoints")?;
         Err(Failure::call(format!(
             "etcd ({endpoints}) is not available yet; expected paddle_new_pserver_client(\"host:port\", 1) with the \
-             address of server 0, which also chooses who initialises"
+             address of server 0, which also elects the trainer that initialises"
         )))
     })
 }
@@ -200,7 +200,7 @@ fn room<'call>(call: &'call Call, (index, claim): (usize, &Parameter)) -> Result
     let name = call.name(claim.name, &format!("dst[{index}]->name"))?;
     let room = Room::of(claim.content, claim.content_len, name)?;
     if room.is_none() {
-        return Err(Failure::call(format!("parameter \"{name}\": content is NULL; expected memory of the caller's")));
+        return Err(Failure::call(format!("parameter \"{name}\": content is NULL; expected the caller's memory")));
     }
     Ok(Asked::whole(name, room))
 }

@@ -133,7 +133,8 @@ pub(super) fn give_pointer(session: Session) -> *mut ClientHandle {
 pub(super) fn give_number(session: Session) -> Result<c_int, Failure> {
     let registry = Registry::current();
     let count = registry.numbers.fetch_add(1, Ordering::Relaxed);
-    let number = c_int::try_from(count).map_err(|_| Failure::call("every client number was given already"))?;
+    let number = c_int::try_from(count)
+        .map_err(|_| Failure::call("no client number is left; expected a release of clients and a new process"))?;
     registry.insert(Handle::Number(number), session);
     Ok(number)
 }
@@ -193,12 +194,14 @@ pub(super) fn take_view(pointer: *const ViewHandle) -> Result<View, Failure> {
 }
 
 fn view_without_client() -> Failure {
-    Failure::call("the view's client was released before it")
+    Failure::call("the view's client was released before the view")
 }
 
 fn alive((session, number): (Weak<Session>, CallNumber)) -> Result<(Arc<Session>, CallNumber), Failure> {
     let session = session.upgrade();
-    session.map(|session| (session, number)).ok_or_else(|| Failure::call("the call's client was released before it"))
+    session
+        .map(|session| (session, number))
+        .ok_or_else(|| Failure::call("the call's client was released before the call ended"))
 }
 
 impl Registry {
@@ -263,7 +266,7 @@ impl Registry {
         let released = "client was released already; expected one that is alive";
         let forked = "client was made before a fork; the child process makes a client of its own";
         match handle {
-            Handle::Pointer(0) => Failure::call("client is NULL; expected what paddle_new_pserver_client returned"),
+            Handle::Pointer(0) => Failure::call("client is NULL; expected a client from paddle_new_pserver_client"),
             Handle::Pointer(bits) if self.gave(bits) => Failure::call(released),
             Handle::Pointer(bits) if self.parents().any(|parent| parent.gave(bits)) => Failure::call(forked),
             Handle::Number(_) if handle.key() < self.numbers_first => Failure::call(forked),
@@ -281,10 +284,12 @@ impl Registry {
     /// The error of a handle that is not in the table of calls.
     fn unknown_call(&self, bits: u64) -> Failure {
         match bits {
-            0 => Failure::call("call is NULL; expected what a function that starts one gave"),
-            bits if self.gave_call(bits) => Failure::call("call was waited for already; a call is waited for once"),
+            0 => Failure::call("call is NULL; expected a call from a function that starts one"),
+            bits if self.gave_call(bits) => {
+                Failure::call("call was waited for already; expected one wait for each call")
+            }
             bits if self.parents().any(|parent| parent.gave_call(bits)) => {
-                Failure::call("call was started before a fork; the process that started it waits for it")
+                Failure::call("call was started before a fork; expected the process that started it")
             }
             bits => Failure::call(format!("call {bits:#x} was never given by this library")),
         }
@@ -298,10 +303,10 @@ impl Registry {
     /// The error of a view that is not in the table of views.
     fn unknown_view(&self, bits: u64) -> Failure {
         match bits {
-            0 => Failure::call("view is NULL; expected what a function that makes one gave"),
+            0 => Failure::call("view is NULL; expected a view from a function that makes one"),
             bits if self.gave_view(bits) => Failure::call("view was released already; expected one that is alive"),
             bits if self.parents().any(|parent| parent.gave_view(bits)) => {
-                Failure::call("view was made before a fork; the process that made it uses it")
+                Failure::call("view was made before a fork; expected the process that made it")
             }
             bits => Failure::call(format!("view {bits:#x} was never given by this library")),
         }

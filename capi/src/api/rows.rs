@@ -36,7 +36,7 @@ pub extern "C" fn paddle_init_rows(
         let settings = call.settings(param_config_proto)?;
         if settings.sparse.is_none() {
             return Err(Failure::call(format!(
-                "parameter \"{name}\": its configuration does not say what its rows are; expected sparse {{ ... }}"
+                "parameter \"{name}\": its configuration describes no rows; expected sparse {{ ... }} in it"
             )));
         }
         init(client, &GradientSlice { name, element_type, content: &[] }, &[], &settings)

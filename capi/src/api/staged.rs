@@ -88,8 +88,8 @@ impl Staged {
         match read {
             As::Rows if claim.has_replicas() => {
                 return Err(Failure::call(format!(
-                    "rows at {content:p}, which has replicas: which rows those have is not said; expected memory \
-                     without replicas, and a call for each device"
+                    "rows at {content:p}, which has replicas whose row ids are unknown; expected memory without \
+                     replicas, and a call for each device"
                 )));
             }
             As::Gradient(number) => match ElementType::from_number(i64::from(number)) {

@@ -145,7 +145,7 @@ int main(int argc, char **argv) {
 
   client = paddle_new_pserver_client();
   CHECK(client != NULL);
-  REFUSED(paddle_init_param(client, good(), NULL), "begin_init_params comes first");
+  REFUSED(paddle_init_param(client, good(), NULL), "expected begin_init_params first");
   REFUSED(paddle_begin_init_params(client, "optimizer: Nonesuch"), "Nonesuch");
   CHECK(paddle_begin_init_params(client, NULL) == 1);
   REFUSED(paddle_send_grads(client, &grad, 1), "not initialised yet");

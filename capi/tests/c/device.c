@@ -81,10 +81,10 @@ static void replicas(paddle_pserver_client *client) {
   }
   CHECK(set_current(contexts[0]) == 0);
 #define AT(address) ((void *)(uintptr_t)(address))
-  REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(gradients[1]), BYTES), "not where memory of a device");
+  REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(gradients[1]), BYTES), "not the start of registered");
   CHECK(paddle_register_buffer(client, AT(gradients[0]), BYTES) == 0);
   CHECK(paddle_register_buffer(client, AT(places[0]), BYTES) == 0);
-  REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(places[0]), BYTES), "knows already");
+  REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(places[0]), BYTES), "memory of this client already");
   REFUSED(paddle_register_replica(client, AT(gradients[0]), numbers, BYTES), "expected memory of a CUDA device");
   REFUSED(paddle_register_replica(client, AT(gradients[0]), AT(gradients[1]), BYTES - 4), "expected 400000");
   for (device = 1; device < DEVICES; device++) {
@@ -111,8 +111,8 @@ static void replicas(paddle_pserver_client *client) {
   /* A replica is no content by itself, and is forgotten with what it is one of. */
   grad = parameter(AT(gradients[1]), BYTES);
   REFUSED(paddle_send_grads(client, &grad, 1), "lies in a replica of memory");
-  REFUSED(paddle_register_buffer(client, AT(gradients[1]), BYTES), "knows already");
-  REFUSED(paddle_register_replica(client, AT(places[0]), AT(gradients[1]), BYTES), "knows already");
+  REFUSED(paddle_register_buffer(client, AT(gradients[1]), BYTES), "memory of this client already");
+  REFUSED(paddle_register_replica(client, AT(places[0]), AT(gradients[1]), BYTES), "memory of this client already");
   REFUSED(paddle_unregister_buffer(client, AT(gradients[1])), "is a replica of memory");
   /* A context that the program made current is so still. */
   CHECK(allocate(&other, 8) == 0);
@@ -167,8 +167,8 @@ int main(void) {
   holds(place, 2.5f);
   CHECK(paddle_push_pull_start(client, &grad, &dst, 1, &call) == 0);
   CHECK(dst.content == (void *)place_at);
-  REFUSED(paddle_unregister_buffer(client, gradient_at), "used by a call that is not over");
-  REFUSED(paddle_push_pull(client, &grad, &dst, 1), "used by a call that is not over");
+  REFUSED(paddle_unregister_buffer(client, gradient_at), "used by a call that is in progress");
+  REFUSED(paddle_push_pull(client, &grad, &dst, 1), "used by a call that is in progress");
   CHECK(paddle_wait(call) == 0);
   holds(place, 1.5f);
   CHECK(paddle_push_pull_view(client, &grad, 1, &view) == 0 && paddle_view_release(view) == 0);
@@ -181,7 +181,7 @@ int main(void) {
   REFUSED(paddle_send_grads(client, &half, 1), "of which 200000 are registered");
   dst = parameter(gradient_at, BYTES);
   REFUSED(paddle_push_pull(client, &grad, &dst, 1), "used by a call");
-  REFUSED(paddle_unregister_buffer(other, gradient_at), "was not registered");
+  REFUSED(paddle_unregister_buffer(other, gradient_at), "is not registered");
   CHECK(paddle_unregister_buffer(client, gradient_at) == 0 && paddle_unregister_buffer(client, place_at) == 0);
   CHECK(paddle_leave(client) == 0);
   paddle_pserver_client_release(client);

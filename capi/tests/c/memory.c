@@ -48,7 +48,7 @@ static void misused(paddle_pserver_client *client, paddle_pserver_client *other)
   REFUSED(paddle_buffer_free(client, buffer + 1), "no buffer of this client");
   REFUSED(paddle_buffer_free(client, ordinary), "no buffer of this client");
   REFUSED(paddle_register_buffer(client, buffer + 1, 4), "overlap");
-  REFUSED(paddle_unregister_buffer(client, buffer), "expected to be freed");
+  REFUSED(paddle_unregister_buffer(client, buffer), "expected registered memory");
   CHECK(paddle_buffer_free(client, buffer) == 0 && paddle_buffer_free(client, NULL) == 0);
   REFUSED(paddle_buffer_free(client, buffer), "freed already");
   CHECK(paddle_buffer_alloc(client, 0) == NULL && paddle_buffer_alloc(client, (size_t)-1) == NULL);
@@ -59,9 +59,9 @@ static void misused(paddle_pserver_client *client, paddle_pserver_client *other)
   REFUSED(paddle_register_buffer(client, ordinary + 8, 4), "overlap");
   REFUSED(paddle_register_buffer(client, NULL, 4), "memory is NULL");
   REFUSED(paddle_register_buffer(client, weights, 0), "0 bytes");
-  REFUSED(paddle_unregister_buffer(client, ordinary + 1), "was not registered");
+  REFUSED(paddle_unregister_buffer(client, ordinary + 1), "is not registered");
   CHECK(paddle_unregister_buffer(client, ordinary) == 0);
-  REFUSED(paddle_unregister_buffer(client, ordinary), "was not registered");
+  REFUSED(paddle_unregister_buffer(client, ordinary), "is not registered");
   REFUSED(paddle_view_release(NULL), "view is NULL");
   REFUSED(paddle_view_pieces((const paddle_view *)client, 0), "never given");
 }
@@ -98,9 +98,9 @@ int main(int count, char **arguments) {
   /* Sending goes on while there is a view; fetching the same parameter waits for its release. */
   CHECK(paddle_send_grads(client, &grad, 1) == 0);
   shows(view, 1.0f);
-  REFUSED(paddle_push_pull_view(client, &grad, 1, &second), "\"w\": there is a view of it");
-  REFUSED(paddle_get_params_view(client, (const char **)&name, 1, &second), "there is a view of it");
-  REFUSED(paddle_push_pull(client, &grad, &dst, 1), "there is a view of it");
+  REFUSED(paddle_push_pull_view(client, &grad, 1, &second), "\"w\": a view holds it");
+  REFUSED(paddle_get_params_view(client, (const char **)&name, 1, &second), "a view holds it");
+  REFUSED(paddle_push_pull(client, &grad, &dst, 1), "a view holds it");
   CHECK(paddle_view_release(view) == 0);
   REFUSED(paddle_view_release(view), "released already");
   REFUSED(paddle_view_pieces(view, 0), "released already");

@@ -41,7 +41,7 @@ static void refused(paddle_pserver_client *client) {
   REFUSED(paddle_get_rows(client, &one, 1), "content is NULL");
   one = rows("table", ids, 4, values, sizeof values - 4);
   REFUSED(paddle_send_rows(client, &one, 1), "parameter \"table\": 44 bytes of values for 4 rows; expected 48");
-  REFUSED(paddle_get_rows(client, &one, 1), "a place of 44 bytes for 4 rows; expected 48");
+  REFUSED(paddle_get_rows(client, &one, 1), "a destination of 44 bytes for 4 rows; expected 48");
   one = rows("table", beyond, 1, values, WIDTH * sizeof *values);
   REFUSED(paddle_send_rows(client, &one, 1), "row 100 at place 0 of 1; expected ids below 100");
   REFUSED(paddle_get_rows(client, &one, 1), "row 100");
@@ -81,7 +81,7 @@ int main(void) {
   REFUSED(paddle_init_rows(client, NULL, PADDLE_ELEMENT_TYPE_FLOAT32, NULL), "name is NULL");
   REFUSED(paddle_init_rows(client, "other", 9, NULL), "element type 9");
   REFUSED(paddle_init_rows(client, "other", PADDLE_ELEMENT_TYPE_FLOAT32, "sparse { width: 3 }"), "neither height nor rows");
-  REFUSED(paddle_init_rows(client, "other", PADDLE_ELEMENT_TYPE_FLOAT32, "sparse { height: 3 }"), "how wide");
+  REFUSED(paddle_init_rows(client, "other", PADDLE_ELEMENT_TYPE_FLOAT32, "sparse { height: 3 }"), "neither width");
   REFUSED(paddle_init_rows(client, "other", PADDLE_ELEMENT_TYPE_FLOAT32, "clip_norm: 1 sparse { height: 3 width: 1 }"),
           "clip_norm");
   CHECK(paddle_finish_init_params(client) == 0);

@@ -71,7 +71,7 @@ impl Children {
     pub(super) fn new() -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("no signals can be received")?;
+            signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("setting up signals")?;
         }
         let (sender, output) = sync_channel(LINES_QUEUED_MAX);
         Ok(Self { processes: Vec::new(), output, sender, interrupted })
@@ -116,7 +116,9 @@ impl Children {
                 Ok(ChildOutput::Stdout(child, line)) => return Ok(ChildEvent::Line(child, line)),
                 Ok(ChildOutput::Stderr(child, line)) => self.processes[child].keep_stderr(line),
                 Ok(ChildOutput::Closed(child)) => self.processes[child].open -= 1,
-                Err(_) if deadline.is_some_and(|deadline| deadline < Instant::now()) => bail!("the time is over"),
+                Err(_) if deadline.is_some_and(|deadline| deadline < Instant::now()) => {
+                    bail!("the time limit has passed")
+                }
                 Err(_) => {}
             }
             for (child, process) in self.processes.iter_mut().enumerate() {
@@ -202,7 +204,7 @@ impl ChildProcess {
     /// The exit status, once, when all output was read.
     fn end(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
-            let status = self.child.try_wait().with_context(|| format!("{} is lost", self.name))?;
+            let status = self.child.try_wait().with_context(|| format!("waiting for the end of {}", self.name))?;
             self.ended = status.map(|status| (status, Instant::now()));
         }
         let ended = self.ended.filter(|(_, since)| self.open == 0 || since.elapsed() > STDERR_DRAIN);

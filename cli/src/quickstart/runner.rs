@@ -240,7 +240,7 @@ pub(super) fn follow<R: DeserializeOwned>(
             ChildEvent::Line(child, line) if trainers.contains(&child) => {
                 let report = serde_json::from_str(&line);
                 let report = report
-                    .with_context(|| format!("{} said \"{line}\"; expected a report in JSON", children.name(child)))?;
+                    .with_context(|| format!("{} wrote \"{line}\"; expected a report in JSON", children.name(child)))?;
                 take(report)?;
             }
             ChildEvent::Line(..) => {}

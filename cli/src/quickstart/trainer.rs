@@ -103,7 +103,8 @@ pub enum Report {
 /// # Errors
 /// The reason that training stopped.
 pub fn run(args: &DigitTrainerArgs) -> Result<()> {
-    let orders = parent_death::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
+    let orders =
+        parent_death::watch(|| std::process::exit(1)).context("starting the thread that watches the parent process")?;
     let digits = Digits::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
     let (trainer, rdma_device) = (Some(args.trainer), args.rdma_device.clone());
@@ -111,11 +112,11 @@ pub fn run(args: &DigitTrainerArgs) -> Result<()> {
     let client = Client::new(ClientOptions { trainer, rdma_device, token, ..ClientOptions::new(coordinator) })?;
     let mut report = |report: &Report| {
         let line = serde_json::to_string(report)?;
-        writeln!(io::stdout().lock(), "{line}").context("the parent takes no more reports")
+        writeln!(io::stdout().lock(), "{line}").context("writing a report to the parent process")
     };
     let others_departed = || {
-        let order = orders.recv().context("the parent is gone")?;
-        ensure!(order == FINISH, "the parent said \"{order}\"; expected \"{FINISH}\"");
+        let order = orders.recv().context("the parent process ended")?;
+        ensure!(order == FINISH, "the parent process sent \"{order}\"; expected \"{FINISH}\"");
         Ok(())
     };
     train(args, &digits, &client, &mut report, others_departed)

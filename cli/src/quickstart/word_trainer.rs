@@ -88,7 +88,8 @@ pub(super) enum WordReport {
 /// # Errors
 /// The reason that training stopped.
 pub fn run(args: &WordTrainerArgs) -> Result<()> {
-    let orders = parent_death::watch(|| std::process::exit(1)).context("no thread to watch the parent")?;
+    let orders =
+        parent_death::watch(|| std::process::exit(1)).context("starting the thread that watches the parent process")?;
     let words = Words::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
     let client = Client::new(ClientOptions { trainer: Some(args.trainer), ..ClientOptions::new(coordinator) })?;
@@ -97,8 +98,8 @@ pub fn run(args: &WordTrainerArgs) -> Result<()> {
     let mut own = Trainer::new(&client, &parts)?;
     train(args, &words, &client, &mut own)?;
     if args.trainer == 0 {
-        let order = orders.recv().context("the parent is gone")?;
-        ensure!(order == FINISH, "the parent said \"{order}\"; expected \"{FINISH}\"");
+        let order = orders.recv().context("the parent process ended")?;
+        ensure!(order == FINISH, "the parent process sent \"{order}\"; expected \"{FINISH}\"");
         report(&WordReport::Final { neighbours: neighbours(&words, &own.fetch(TABLE)?)? })?;
     }
     Ok(client.leave()?)
@@ -198,5 +199,5 @@ fn neighbours(words: &Words, table: &Tensor) -> Result<Vec<(String, Vec<String>)
 
 fn report(report: &WordReport) -> Result<()> {
     let line = serde_json::to_string(report)?;
-    writeln!(io::stdout().lock(), "{line}").context("the parent takes no more reports")
+    writeln!(io::stdout().lock(), "{line}").context("writing a report to the parent process")
 }

@@ -92,7 +92,7 @@ impl CoordinatorState {
 
 fn damaged(path: &str, what: &str) -> Failure {
     Failure::Node(format!(
-        "the coordinator's file {path:?} is damaged: {what}. Bring it back from a copy, or begin a new job in another \
+        "the coordinator's file {path:?} is damaged: {what}. Restore it from a copy, or begin a new job in another \
          directory; the values are in the checkpoints of the shards"
     ))
 }

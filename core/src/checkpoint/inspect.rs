@@ -158,7 +158,7 @@ impl InspectReport {
             Ok(())
         });
         if let Err(failure) = walked {
-            self.lines.push(format!("  its chunks cannot be listed further: {failure}"));
+            self.lines.push(format!("  the list of its chunks ends here: {failure}"));
         }
     }
 

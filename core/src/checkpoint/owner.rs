@@ -162,7 +162,7 @@ impl DirectoryOwner {
             let record = OwnerRecord::read(&*self.storage, &self.path(last));
             Some(format!("owner {} ({})", last.0, record?))
         });
-        let by = by.unwrap_or_else(|| "a process that left no name".to_owned());
+        let by = by.unwrap_or_else(|| "an unnamed process".to_owned());
         let (directory, number) = (&self.directory, self.number.0);
         Err(Failure::Node(format!(
             "this process was owner {number} of {directory:?} and was replaced by {by}: it acknowledges nothing more \

@@ -57,8 +57,8 @@ impl Callers {
     pub(super) fn held(&self) -> Failure {
         let Self { address, bytes, .. } = self;
         Failure::call(format!(
-            "a device does not let go of {bytes} bytes at {address:#x}, which it may still read and write: they must \
-             stay, and hold nothing, until this process ends"
+            "a device does not release {bytes} bytes at {address:#x} and may still read and write them; keep them \
+             mapped and unused until this process ends"
         ))
     }
 }

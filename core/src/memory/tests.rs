@@ -317,7 +317,7 @@ fn memory_of_the_callers_is_let_go_of_by_whoever_has_it() {
         drop(had_it);
         for _ in 0..2 {
             let refused = mapping.let_go().err().map(|failure| failure.to_string());
-            assert_eq!(refused.is_none_or(|text| !text.contains("does not let go of 50 bytes")), lets_go);
+            assert_eq!(refused.is_none_or(|text| !text.contains("does not release 50 bytes")), lets_go);
         }
         assert_eq!(mapping.withdraw().is_err(), is_torn && !lets_go);
         assert_eq!(mapping.is_in_place(), lets_go || !is_torn, "what a device keeps is given to none any more");

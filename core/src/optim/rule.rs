@@ -134,7 +134,7 @@ impl Rule {
         ];
         match settings.iter().find(|(_, value)| *value != 0.0) {
             Some((name, value)) => Err(Failure::call(format!(
-                "{name} is {value} with the algorithm {}, which adds and does nothing else; expected none",
+                "{name} is {value} with the algorithm {}, which only adds; expected none",
                 self.algorithm.name()
             ))),
             None => Ok(()),

@@ -379,7 +379,7 @@ impl Serving {
             return Ok(());
         }
         let name = self.table.held(chunk.id).name();
-        let text = format!("parameter \"{name}\" chunk {}: another value waits for its turn", chunk.id.chunk);
+        let text = format!("parameter \"{name}\" chunk {}: another set waits", chunk.id.chunk);
         Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)))
     }
 
@@ -394,8 +394,10 @@ impl Serving {
             return Ok(());
         }
         let name = self.table.held(chunk.id).name();
-        let text =
-            format!("parameter \"{name}\" chunk {}: what trainer {first} was refused comes first", chunk.id.chunk);
+        let text = format!(
+            "parameter \"{name}\" chunk {}: the refused request of trainer {first} comes first",
+            chunk.id.chunk
+        );
         Err(Refusal::new(ErrorCode::Busy, text).behind(Some(DeviceWait::Others)))
     }
 

@@ -132,10 +132,17 @@ impl RowsPlan {
         let (buckets, sparse, layout) = match (declaration.buckets, sparse, row_layout(declaration)?) {
             (None, None, None) => return Ok(None),
             (Some(buckets), Some(sparse), Some(layout)) => (buckets, sparse, layout),
-            _ => return refused("declared sparse or not, and configured otherwise".to_owned()),
+            _ => {
+                return refused(
+                    "its declaration and its configuration differ in being sparse; expected both or neither".to_owned(),
+                );
+            }
         };
         if !rule.is_element_wise() {
-            return refused("clip_norm needs the whole gradient, of which a sparse parameter has only rows".to_owned());
+            return refused(
+                "clip_norm is given and needs the whole gradient, of which a sparse parameter has rows; expected none"
+                    .to_owned(),
+            );
         }
         sparse.initializer.validate_for(declaration.element_type)?;
         Ok(Some(Self { layout, buckets, sparse }))
@@ -256,7 +263,7 @@ impl Bucket {
         if ids.len() <= most {
             return Ok(());
         }
-        Err(Failure::call(format!("{} rows in one question; expected at most {most}, which fill an answer", ids.len())))
+        Err(Failure::call(format!("a pull of {} rows; expected at most {most}, which fill an answer", ids.len())))
     }
 
     /// Checks that a payload is a request to list ids.
@@ -264,11 +271,11 @@ impl Bucket {
         let most = u64::from(LISTED_IDS_MAX);
         match list_question(payload) {
             Some((_, count)) if (1..=most).contains(&count) => Ok(()),
-            Some((_, count)) => Err(Failure::call(format!("a question after {count} ids; expected 1 to {most}"))),
+            Some((_, count)) => Err(Failure::call(format!("a list request for {count} ids; expected 1 to {most}"))),
             None => {
                 let found = payload.len();
                 Err(Failure::call(format!(
-                    "a question after ids of {found} bytes; expected 16: one above the last, and how many"
+                    "a list request of {found} bytes; expected 16: the first id to list, and the number of ids"
                 )))
             }
         }
@@ -355,7 +362,7 @@ impl Bucket {
     pub(super) fn list(&self, pool: &mut Pool, wish: &RowsRequest) -> Result<Option<Value>, Failure> {
         let Some((from, count)) = list_question(wish.bytes()) else { return Ok(None) };
         let bytes = u32::try_from(count.saturating_mul(ID_BYTES as u64));
-        let bytes = bytes.map_err(|_| Failure::call(format!("a question after {count} ids")))?;
+        let bytes = bytes.map_err(|_| Failure::call(format!("a list request for {count} ids")))?;
         let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
         let ids = self.table.ids_after(from.checked_sub(1), (bytes as usize) / ID_BYTES);
         let ids = ids.into_iter().chain(std::iter::repeat(u64::MAX));

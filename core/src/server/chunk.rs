@@ -32,7 +32,7 @@ impl Content {
     pub(super) fn dense(&self) -> &Arc<Value> {
         match self {
             Self::Dense(value) => value,
-            Self::Rows(_) => panic!("a bucket has no one value: who asks for it looks at that first"),
+            Self::Rows(_) => panic!("a bucket has no single value; callers check for buckets first"),
         }
     }
 }

@@ -207,7 +207,7 @@ impl Coordinator {
         if let Election::Leased { trainer, generation, until, .. } = &self.election
             && *until <= now
         {
-            tracing::warn!(%trainer, %generation, "the initialiser was silent for too long; another is chosen");
+            tracing::warn!(%trainer, %generation, "the lease of the initialiser has ended; another trainer is elected");
             self.election = Election::Open;
             self.elect(now, &mut replies, out);
         }
@@ -560,7 +560,7 @@ impl Coordinator {
         if let Election::Leased { trainer, generation, .. } = &self.election
             && (Some(*trainer), *generation) == (who, believed)
         {
-            tracing::warn!(%trainer, %generation, "the initialiser gave up; another is chosen");
+            tracing::warn!(%trainer, %generation, "the initialiser gave up; another trainer is elected");
             self.election = Election::Open;
         }
     }
@@ -582,7 +582,7 @@ impl Coordinator {
         let until = now + self.options.lease;
         self.election = Election::Leased { trainer, generation: self.granted, until, pages: Vec::new() };
         out.push(self.keep());
-        tracing::info!(%trainer, generation = %self.granted, "chosen to initialise the parameters");
+        tracing::info!(%trainer, generation = %self.granted, "elected to initialise the parameters");
         answer(replies, peer, &head, Answer::Granted(self.granted.0));
     }
 
@@ -694,7 +694,7 @@ impl RecalledJob {
 }
 
 fn unreadable(error: prost::DecodeError) -> Failure {
-    Failure::Node(format!("what the coordinator kept: {error}"))
+    Failure::Node(format!("the coordinator's stored state does not parse: {error}"))
 }
 
 fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {

@@ -88,7 +88,7 @@ impl Device {
         let exchanged = self.accelerator.submit(&mut self.queue).and_then(|()| self.accelerator.poll(done));
         self.under_way -= done.len();
         exchanged.map_err(|failure| {
-            let text = format!("{}: {failure}: what lives on it is lost", self.name);
+            let text = format!("{}: {failure}: its chunks are lost", self.name);
             self.lose(text)
         })
     }
@@ -286,7 +286,7 @@ impl std::fmt::Display for DevicePlacement {
         write!(formatter, "{} chunks live there, {} bytes with states and kept sums", self.seated, self.bytes)?;
         let reasons = [
             (self.of_rows, "tables of rows"),
-            (self.bounded, "bounded staleness, where what is admitted depends on what is over"),
+            (self.bounded, "bounded staleness, where admission depends on completed updates"),
             (self.short, "too short to be faster there"),
             (self.refused, "refused"),
         ];

@@ -46,7 +46,7 @@ impl Serving {
         }
         Err(Refusal::invalid(format!(
             "parameter \"{name}\": its value was asked for as {half}, expected {element_type}; only values of float32 \
-             are had as halves"
+             convert to half precision"
         )))
     }
 

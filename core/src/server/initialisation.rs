@@ -67,7 +67,9 @@ impl ShardParameter {
         let limits = crate::limits::CHUNK_BYTES_MIN..=crate::limits::CHUNK_BYTES_MAX;
         let is_legal = chunk_bytes.is_power_of_two() && limits.contains(&chunk_bytes);
         if rows.is_none() && !is_legal {
-            return Err(Refusal::invalid(format!("chunk size {chunk_bytes} is not a power of two within the limits")));
+            return Err(Refusal::invalid(format!(
+                "chunk size {chunk_bytes}; expected a power of two within the limits"
+            )));
         }
         declaration.shape.shrink_to_fit();
         Ok(Self { declaration, config, rule: prepared, rows, chunk_bytes, chunks: SmallVec::new() })

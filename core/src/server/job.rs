@@ -25,7 +25,7 @@ pub(super) struct Job {
 impl Job {
     /// Checks the job settings of a finish frame.
     pub(super) fn from_message(message: &FinishMessage) -> Result<Self, Refusal> {
-        let job = message.job.ok_or_else(|| Refusal::invalid("a finish frame without the job's settings"))?;
+        let job = message.job.ok_or_else(|| Refusal::invalid("a finish frame has no job settings"))?;
         let mode = Mode::from_numbers(job.mode, job.staleness)
             .ok_or_else(|| Refusal::invalid(format!("mode {} has no meaning", job.mode)))?;
         let merge = Merge::from_number(job.merge)
@@ -35,7 +35,7 @@ impl Job {
         }
         if mode == (Mode::Staleness { bound: 0 }) {
             return Err(Refusal::invalid(
-                "a staleness bound of 0 steps lets nobody begin; expected 1 or more, or mode sync",
+                "a staleness bound of 0 steps, with which no trainer can begin; expected 1 or more, or mode sync",
             ));
         }
         Ok(Self { mode, merge, trainers: job.trainers })

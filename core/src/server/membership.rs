@@ -327,7 +327,7 @@ impl ServerSlots {
         let before = slot.entry.as_ref().map(|before| before.shards).or(placed);
         if let Some(before) = before.filter(|before| *before != entry.shards) {
             return Err(Failure::call(format!(
-                "server {server} had {before} shards and comes back with {}: chunks would change their places",
+                "server {server} had {before} shards and comes back with {}: chunks would move to other shards",
                 entry.shards
             )));
         }
@@ -403,7 +403,7 @@ impl ServerSlot {
         if *renews {
             let text = format!(
                 "server {server} of this job is now at {ours} ({holder}), and trainers connect there: the one at \
-                 {found} had lost its connection, and its place was taken"
+                 {found} had lost its connection and was replaced"
             );
             return Refusal::new(ErrorCode::Fenced, text);
         }

@@ -147,7 +147,7 @@ impl Serving {
             bucket.give_up(|since| since + limit <= cx.now)
         {
             let text = format!(
-                "{}: {there} of {count} parts of the rows of trainer {trainer} came, and no other for {:.1} s; they \
+                "{}: {there} of {count} parts of the rows of trainer {trainer} arrived, and no other for {:.1} s; they \
                  were dropped",
                 self.bucket_text(slot_index),
                 limit.as_secs_f64()

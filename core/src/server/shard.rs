@@ -644,7 +644,7 @@ fn budget(table: &ChunkTable, job: &Job, receives: u64) -> Budget {
         let frame = chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
         let receiving = trainers * receives * frame;
         budget.line("optimizer state", class, states);
-        budget.line("gradients that land", class, receiving);
+        budget.line("gradients that are received", class, receiving);
         budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
         budget.line("the sum of a round's first gradients", class, chunks * 2);
         budget.line("a value that is set and waits for updates", class, chunks);

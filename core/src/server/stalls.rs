@@ -36,7 +36,7 @@ impl StallReason {
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Memory => "memory that readers hold",
-            Self::Time => "rows that catch up with what they have missed",
+            Self::Time => "rows that catch up with missed updates",
             Self::Device => "a device",
         }
     }

@@ -15,7 +15,7 @@ pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport,
     let mut servers = numbers(storage, "", owner::SERVER)?;
     servers.retain(|server| only.is_none_or(|only| only == *server));
     if servers.is_empty() {
-        return Err(Failure::call("it holds no directory of a server, such as server-0"));
+        return Err(Failure::call("no directory of a server is in it; expected one such as server-0"));
     }
     let job = if servers.contains(&0) { coordinator(storage, &mut report) } else { None };
     let placed = job.as_ref().map(|job| job.shards.as_slice()).unwrap_or_default();

@@ -55,7 +55,7 @@ impl Serving {
             let version = self.table.chunks[slot_index].version;
             let waited = since.until(now).as_secs();
             let waits_for = self.awaited_text(now, trainers, slot_index);
-            lines.push(format!("{} waits for {waits_for} since {waited} s", self.version_text(slot_index, version)));
+            lines.push(format!("{} has waited {waited} s for {waits_for}", self.version_text(slot_index, version)));
             self.waits.log = StallLog { open: Some(ReportedWait { slot_index, version, since }), next: now + PAUSE };
         }
         lines

@@ -12,7 +12,7 @@ const PROCESSOR: &str = "Shards and processor cores";
 const ADDRESSES: &str = "Addresses and transports";
 const DISK: &str = "Checkpoints and saved models";
 const TIMES: &str = "Time limits";
-const ADMISSION: &str = "Who may connect";
+const ADMISSION: &str = "Admission of clients";
 const DEVICE: &str = "CUDA devices";
 const OUTPUT: &str = "Logs and readiness";
 
@@ -30,10 +30,10 @@ pub struct ServeArgs {
     /// Print the effective configuration, with where each value came from, and stop.
     #[arg(long, help_heading = FILE)]
     pub print_config: bool,
-    /// Stop when standard input closes, for a parent that must leave nothing behind.
+    /// Stop when standard input closes, as the server then has no parent process.
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,
-    /// This server's place among the servers, from 0 [default: 0].
+    /// This server's index, from 0 [default: 0].
     #[arg(long, help_heading = JOB, value_name = "NUMBER")]
     pub index: Option<String>,
     /// Servers in the job [default: 1].
@@ -45,14 +45,14 @@ pub struct ServeArgs {
     /// Shards on this server: cores that hold parameters [default: 1].
     #[arg(long, help_heading = PROCESSOR, value_name = "NUMBER")]
     pub shards: Option<String>,
-    /// Where to listen; port 0 takes a free one. Trainers on this machine share memory with the server, unless
-    /// tcp:// stands before the host; with shm:// nobody else can connect [default: 127.0.0.1:7164].
+    /// The address to listen on; port 0 takes a free one. Trainers on this machine share memory with the server,
+    /// unless tcp:// stands before the host; with shm:// only they can connect [default: 127.0.0.1:7164].
     #[arg(long, help_heading = ADDRESSES, value_name = "ADDRESS")]
     pub bind: Option<String>,
-    /// Where others reach this server, when that is not where it listens; bind to 0.0.0.0 needs it.
+    /// The address at which other hosts reach this server, when it differs from bind; bind to 0.0.0.0 needs it.
     #[arg(long, help_heading = ADDRESSES, value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// Where server 0 is reached; every other server needs it, and server 0 passes over the variable and the file.
+    /// The address of server 0; every other server needs it, and server 0 ignores the variable and the file.
     #[arg(long, help_heading = ADDRESSES, value_name = "ADDRESS")]
     pub coordinator: Option<String>,
     /// The size of a chunk, a power of two from 4KiB to 16MiB [default: 1MiB].
@@ -73,10 +73,10 @@ pub struct ServeArgs {
     /// [default: refuse].
     #[arg(long, help_heading = JOB, value_name = "SETTING")]
     pub nonfinite: Option<String>,
-    /// The optimizer of parameters that bring none: an OptimizerConfig message in protobuf's text form.
+    /// The optimizer of parameters without their own: an OptimizerConfig message in protobuf's text form.
     #[arg(long, help_heading = JOB, value_name = "MESSAGE")]
     pub optimizer: Option<String>,
-    /// Where checkpoints lie; without it there are none.
+    /// The folder of checkpoints; without it there are none.
     #[arg(long, help_heading = DISK, value_name = "FOLDER")]
     pub checkpoint_dir: Option<String>,
     /// Seconds between checkpoints, from 0.1 [default: 600].
@@ -86,12 +86,12 @@ pub struct ServeArgs {
     /// [default: on with checkpoint-dir, else off].
     #[arg(long, help_heading = DISK, value_name = "JOURNAL")]
     pub journal: Option<String>,
-    /// Start although a journal is damaged in the middle, and drop what is behind the damage: with journal on or sync
-    /// these are updates that trainers were told are safe. The log says what was dropped and how many.
+    /// Start although a journal is damaged in the middle, and drop the records behind the damage: with journal on or
+    /// sync these are acknowledged updates. The log names and counts them.
     #[arg(long, help_heading = DISK, value_name = "BOOLEAN", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub accept_torn_tail: Option<String>,
-    /// Whether a lock keeps a second server from starting in the directory of one that lives; without it the second
+    /// Whether a lock keeps a second server from starting in the directory of a running one; without it the second
     /// replaces the first, which stops at its next write [default: true].
     #[arg(long, help_heading = DISK, value_name = "BOOLEAN", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
@@ -99,63 +99,62 @@ pub struct ServeArgs {
     /// The folder that saved models stay in [default: models].
     #[arg(long, help_heading = DISK, value_name = "FOLDER")]
     pub model_dir: Option<String>,
-    /// Seconds a round may wait for its last gradient, from 0.1; less than a trainer's deadline, so that it is the
-    /// server who says which trainer is missing [default: 60].
+    /// Seconds a round may wait for its last gradient, from 0.1; less than a trainer's deadline, so that the server's
+    /// error names the missing trainer [default: 60].
     #[arg(long, help_heading = TIMES, value_name = "SECONDS")]
     pub round_timeout_seconds: Option<String>,
     /// Seconds the initialising trainer may be silent, from 0.1 [default: 10].
     #[arg(long, help_heading = TIMES, value_name = "SECONDS")]
     pub lease_seconds: Option<String>,
-    /// Seconds that the place of a trainer or server is kept after its connection was closed, from 0: so long has it to
-    /// connect again before another takes its rank, or the rounds that wait for it end [default: 2].
+    /// Seconds that the rank of a trainer or the index of a server is kept after its connection closed, from 0: the
+    /// time to connect again before the rank is given away, or the rounds that wait for the trainer end [default: 2].
     #[arg(long, help_heading = TIMES, value_name = "SECONDS")]
     pub rank_grace_seconds: Option<String>,
-    /// Listen without a token, on loopback too, although anybody who reaches the address may join. Otherwise a server
-    /// on loopback without a token file leaves a token that clients of its user find by themselves.
+    /// Listen without a token, on loopback too: any client that reaches the address may join. Otherwise a server on
+    /// loopback without a token file writes a token that clients of its user find by themselves.
     #[arg(long, help_heading = ADMISSION, value_name = "BOOLEAN")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub insecure: Option<String>,
-    /// The file with the job's token, 16 bytes or more that nobody can guess: who connects must show that it has the
-    /// same one.
+    /// The file with the job's token, 16 random bytes or more: each client must prove that it has the same token.
     #[arg(long, help_heading = ADMISSION, value_name = "FILE")]
     pub token_file: Option<String>,
-    /// How a shard waits: block (asleep), adaptive (looking for a moment first) or busy (looking, with a core of its
-    /// own for each shard) [default: adaptive].
+    /// How a shard waits: block (its thread sleeps), adaptive (polls briefly, then sleeps) or busy (polls, with a core
+    /// for each shard alone) [default: adaptive].
     #[arg(long, help_heading = PROCESSOR, value_name = "POLL")]
     pub poll: Option<String>,
     /// Where payloads over TCP carry checksums: between-hosts, or always, for connections that end on this host at a
     /// proxy [default: between-hosts].
     #[arg(long, help_heading = ADDRESSES, value_name = "WHERE")]
     pub checks: Option<String>,
-    /// Processor that updates parameters: cpu, cuda:N (the device of that number, which must have room for all that can
-    /// live there), or auto, which is the first device of CUDA where there is one, as far as there is room
+    /// Processor that updates parameters: cpu, cuda:N (the device of that number, which must have room for all
+    /// chunks that it can update), or auto (the first CUDA device if there is one, for the chunks that fit)
     /// [default: auto].
     #[arg(long, help_heading = DEVICE, value_name = "DEVICE")]
     pub device: Option<String>,
     /// The RDMA device of connections between machines: auto (the one that has the address of a connection, else the
-    /// one that suits best), none, or a name, with its port and the number of its address if it has several: mlx5_0,
+    /// most suitable), none, or a name, with its port and the number of its address if it has several: mlx5_0,
     /// mlx5_0:1 or mlx5_0:1:3 [default: auto].
     #[arg(long, help_heading = ADDRESSES, value_name = "DEVICE")]
     pub rdma_device: Option<String>,
     /// Memory of the device that parameters and their states may take, of all shards together, in bytes or with KiB,
-    /// MiB or GiB [default: what is free].
+    /// MiB or GiB [default: all free memory].
     #[arg(long, help_heading = DEVICE, value_name = "SIZE")]
     pub device_memory: Option<String>,
-    /// Memory of the device for gradients on their way, of all shards together [default: for each shard four times the
+    /// Memory of the device for gradients in transfer, of all shards together [default: for each shard four times the
     /// gradients of one chunk, from 32MiB to 256MiB].
     #[arg(long, help_heading = DEVICE, value_name = "SIZE")]
     pub device_gradients: Option<String>,
     /// Chunks shorter than this stay on the processor [default: 64KiB].
     #[arg(long, help_heading = DEVICE, value_name = "SIZE")]
     pub device_least: Option<String>,
-    /// Where rules that were compiled for the device are kept between runs: a folder that is this user's alone; empty
-    /// for nowhere [default: $XDG_CACHE_HOME/pserver/rules, or ~/.cache/pserver/rules].
+    /// The cache of rules that were compiled for the device: a folder that only this user may write; empty for no cache
+    /// [default: $XDG_CACHE_HOME/pserver/rules, or ~/.cache/pserver/rules].
     #[arg(long, help_heading = DEVICE, value_name = "FOLDER")]
     pub device_cache: Option<String>,
-    /// How much is logged: off, error, warn, info, debug or trace [default: info].
+    /// The log's level: off, error, warn, info, debug or trace [default: info].
     #[arg(long, help_heading = OUTPUT, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// How it is logged: text or json [default: text].
+    /// The log's format: text or json [default: text].
     #[arg(long, help_heading = OUTPUT, value_name = "FORMAT")]
     pub log_format: Option<String>,
     /// An open descriptor that gets a line when the server is ready.

@@ -47,7 +47,7 @@ impl Settings {
                 &["optimizer"],
                 "in mode delta trainers optimize, and servers add what they send",
             ),
-            (self.job.mode != Mode::Sync, &["merge"], "only rounds are merged, and only mode sync has rounds"),
+            (self.job.mode != Mode::Sync, &["merge"], "merging is for rounds, which only mode sync has"),
             (
                 never_verbs && matches!(self.addresses.rdma_device, DeviceChoice::Named(_)),
                 &["rdma_device"],
@@ -56,7 +56,7 @@ impl Settings {
             (
                 self.admission.insecure && self.admission.token_file.is_some(),
                 &["insecure"],
-                "who connects must show the token of token_file",
+                "every client must show the token of token_file",
             ),
         ]
     }
@@ -85,7 +85,7 @@ impl Settings {
                 self.job.chunk_bytes != job.chunk_bytes,
                 format!("the job's chunks have {} bytes", job.chunk_bytes),
             ),
-            ("optimizer", optimizer.as_deref() != Some(default_config), "the job's optimizer is another".to_owned()),
+            ("optimizer", optimizer.as_deref() != Some(default_config), "the job's optimizer differs".to_owned()),
             ("lease_seconds", self.is_flag("lease_seconds"), "server 0 gives the lease".to_owned()),
             ("model_dir", self.is_flag("model_dir"), "server 0 saves models".to_owned()),
         ];

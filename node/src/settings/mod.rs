@@ -187,7 +187,7 @@ pub struct StorageSettings {
 pub struct TimeLimits {
     /// How long a round may wait for its last gradient.
     pub round_timeout: Duration,
-    /// How long the initialising trainer may be silent before another is chosen.
+    /// How long the initialising trainer may be silent before another is elected.
     pub lease: Duration,
     /// How long the place of a trainer or server is kept after its connection was closed.
     pub rank_grace: Duration,
@@ -347,12 +347,13 @@ impl Settings {
             (
                 open && unresolved.is_none(),
                 "bind",
-                "a loopback address, a token_file, or insecure = true to let anybody join".to_owned(),
+                "a loopback address, a token_file, or insecure = true, with which any client may join".to_owned(),
             ),
             (
                 everywhere && self.addresses.advertise.is_none(),
                 "advertise",
-                "the address at which others reach this server, as bind is every address of this machine".to_owned(),
+                "the address at which other hosts reach this server, as bind is every address of this machine"
+                    .to_owned(),
             ),
             (
                 self.device.gradients.is_some_and(|bytes| bytes < gradients_least),
@@ -383,8 +384,8 @@ impl Settings {
         let other = settings.merge.is_some_and(|merge| merge != self.job.merge);
         [
             (other, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
-            (settings.sparse.is_some(), "optimizer", "no sparse in it, which is said of one parameter".to_owned()),
-            (settings.owner.is_some(), "optimizer", "no home in it, which is said of one parameter".to_owned()),
+            (settings.sparse.is_some(), "optimizer", "no sparse in it, which is a setting of one parameter".to_owned()),
+            (settings.owner.is_some(), "optimizer", "no home in it, which is a setting of one parameter".to_owned()),
         ]
     }
 }

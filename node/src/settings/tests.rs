@@ -82,7 +82,7 @@ fn help_has_every_setting_in_a_group_with_its_variable() {
         "Addresses and transports:",
         "Checkpoints and saved models:",
         "Time limits:",
-        "Who may connect:",
+        "Admission of clients:",
         "CUDA devices:",
         "Logs and readiness:",
     ];
@@ -295,11 +295,11 @@ fn values_that_contradict_each_other_are_refused() {
         ("--mode bounded --staleness 0", "staleness (from --staleness) is \"0\"; expected 1 or more with mode bounded"),
         (
             "--optimizer home:1",
-            "optimizer (from --optimizer) is \"home:1\"; expected no home in it, which is said of one parameter",
+            "optimizer (from --optimizer) is \"home:1\"; expected no home in it, which is a setting of one parameter",
         ),
         (
             "--optimizer sparse{height:9}",
-            "optimizer (from --optimizer) is \"sparse{height:9}\"; expected no sparse in it, which is said of one \
+            "optimizer (from --optimizer) is \"sparse{height:9}\"; expected no sparse in it, which is a setting of one \
              parameter",
         ),
         (
@@ -311,11 +311,11 @@ fn values_that_contradict_each_other_are_refused() {
         (
             "--bind 10.0.0.1:7",
             "bind (from --bind) is \"10.0.0.1:7\"; expected a loopback address, a token_file, or \
-             insecure = true to let anybody join",
+             insecure = true, with which any client may join",
         ),
         (
             "--bind [::]:7 --insecure",
-            "advertise (from default) is \"\"; expected the address at which others reach this server, as bind is \
+            "advertise (from default) is \"\"; expected the address at which other hosts reach this server, as bind is \
              every address of this machine",
         ),
     ];
@@ -382,7 +382,7 @@ fn variables_and_settings_without_an_effect_are_warned_about_by_name() {
     let unknown = "(in the environment) is no setting and has no effect";
     check("", "PSERVER_TRAINRES=3", &[&format!("PSERVER_TRAINRES {unknown}; the nearest is PSERVER_TRAINERS")]);
     check("", "PSERVER_WHATEVER=3", &[&format!("PSERVER_WHATEVER {unknown}")]);
-    let rounds = "has no effect: only rounds are merged, and only mode sync has rounds";
+    let rounds = "has no effect: merging is for rounds, which only mode sync has";
     check("--mode async --merge sum", "", &[&format!("merge = sum (from --merge) {rounds}")]);
     check("--mode sync --merge sum", "", &[]);
     let delta = "has no effect: in mode delta trainers optimize, and servers add what they send";
@@ -402,7 +402,7 @@ fn variables_and_settings_without_an_effect_are_warned_about_by_name() {
     check("--rdma-device mlx5_0 --bind tcp://127.0.0.1:1", "", &[&format!("{name} {scheme}")]);
     check("--rdma-device mlx5_0", "", &[]);
     check("--insecure", "", &[]);
-    let shown = "insecure = true (from --insecure) has no effect: who connects must show the token of token_file";
+    let shown = "insecure = true (from --insecure) has no effect: every client must show the token of token_file";
     check("--insecure --token-file t", "", &[shown]);
 }
 
@@ -421,10 +421,7 @@ fn settings_of_the_whole_job_that_server_0_was_given_otherwise_are_warned_about(
     check("--trainers 3", &[&format!("trainers = 3 (from --trainers) {counts} the job has 2 trainers")]);
     check("--mode delta", &[&format!("mode = delta (from --mode) {counts} the job's mode is async")]);
     check("--merge sum", &[&format!("merge = sum (from --merge) {counts} the job's merge is mean")]);
-    check(
-        "--optimizer l2:1",
-        &[&format!("optimizer = l2:1 (from --optimizer) {counts} the job's optimizer is another")],
-    );
+    check("--optimizer l2:1", &[&format!("optimizer = l2:1 (from --optimizer) {counts} the job's optimizer differs")]);
     check("--model-dir m", &[&format!("model_dir = m (from --model-dir) {counts} server 0 saves models")]);
 }
 

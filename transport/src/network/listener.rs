@@ -89,7 +89,9 @@ impl Listener {
     pub fn bind(address: &Address, options: NetworkOptions) -> Result<Self, Failure> {
         let refused = |error: &dyn std::fmt::Display| Failure::Node(format!("listening on {address}: {error}"));
         if address.scheme == Scheme::Loopback {
-            return Err(refused(&"this listener is for other processes"));
+            return Err(refused(
+                &"this listener takes no loopback:// address; expected tcp://, shm:// or verbs://, or no scheme",
+            ));
         }
         let runtime = IoRuntime::new()?;
         let listen = async {

@@ -29,7 +29,7 @@ const MAGIC: [u8; 8] = *b"PSTOKEN1";
 const NONCE_BYTES: usize = 24;
 const PROOF_BYTES: usize = 32;
 const NO_TOKEN: &str = "the client shows no token, and this job has one; expected token_file or PSERVER_TOKEN_FILE, \
-                        or the user of the server where it is on loopback";
+                        or on loopback the user of the server";
 const UNEXPECTED_TOKEN: &str = "the client shows a token, and this server has none; expected a server with token_file";
 const WRONG_TOKEN: &str = "the client has another token than this server; expected the one of the server's token_file";
 const PEER_CLOSED: &str = "the client closed when the server showed the token: it has another token, or was lost";

@@ -95,7 +95,7 @@ fn check_user(stream: &UnixStream) -> io::Result<()> {
     if there.uid() == here {
         return Ok(());
     }
-    let text = format!("the process there is user {}'s, and this one user {here}'s", there.uid());
+    let text = format!("the server process runs as user {}; expected user {here}, as this process", there.uid());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 

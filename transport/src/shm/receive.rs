@@ -306,7 +306,7 @@ impl ShmPostedReceive {
         let Some(peer_arena) = arenas.by_number.get(&arena) else { return Ok(None) };
         rings.skip(REFERENCE_BYTES);
         if token >= TOKENS {
-            return Err(ConnectionError::Broken(format!("token {token} of {TOKENS}")));
+            return Err(ConnectionError::Broken(format!("token {token}; expected one below {TOKENS}")));
         }
         let place = &mut self.buffers[self.place];
         let bytes = place.len();

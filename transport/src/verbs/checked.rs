@@ -86,7 +86,7 @@ pub(super) fn event(verbs: &Verbs, context: ContextPointer) -> Result<Option<(ib
         let error = io::Error::last_os_error();
         return match error.kind() {
             io::ErrorKind::WouldBlock => Ok(None),
-            _ => Err(VerbsError::new(format!("reading what happened to a device: {error}"))),
+            _ => Err(VerbsError::new(format!("reading an event of a device: {error}"))),
         };
     }
     // Destroying an object blocks until its events are acknowledged.
@@ -108,7 +108,7 @@ pub(super) fn try_device_memory(verbs: &Verbs, domain: NonNull<ibv_pd>) -> Resul
         };
     };
     deregister(verbs, region)?;
-    Err(VerbsError::new("the device registers a descriptor that is none"))
+    Err(VerbsError::new("the device registers an invalid descriptor"))
 }
 
 pub(super) fn limits(verbs: &Verbs, context: ContextPointer) -> Result<ibv_device_attr, VerbsError> {

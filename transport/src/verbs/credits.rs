@@ -20,7 +20,10 @@ const CONTROL_KEPT: u16 = 2;
 const BULK_OWED: u16 = BULK_SLOTS / 2;
 const CONTROL_OWED: u16 = CONTROL_SLOTS / 2;
 
-const _: () = assert!(CONTROL_OWED <= CONTROL_SLOTS - CONTROL_KEPT, "who has used what is not kept back is given back");
+const _: () = assert!(
+    CONTROL_OWED <= CONTROL_SLOTS - CONTROL_KEPT,
+    "credits are returned before the sender runs out of unreserved ones"
+);
 const _: () = assert!(RECEIVES_MAX <= (CONTROL_SLOTS - CONTROL_KEPT) as usize, "each frame that lands takes one note");
 
 /// The messages of both directions.
@@ -196,7 +199,7 @@ impl CreditedMessages {
         if self.bulk > BULK_SLOTS || self.note > CONTROL_SLOTS {
             let (bulk, note) = (prefix.bulk, prefix.note);
             return Err(ConnectionError::Broken(format!(
-                "{bulk} bulk and {note} control credits were returned, which were not all in use"
+                "{bulk} bulk and {note} control credits were returned, more than were in use"
             )));
         }
         if prefix.kind != MessageKind::Bulk {

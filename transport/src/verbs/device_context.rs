@@ -125,7 +125,7 @@ impl DeviceContext {
 
     fn denial_reason(&self, address: Option<&Address>) -> Option<String> {
         let place = address.map(ToString::to_string);
-        self.denials().reason(Instant::now(), place.as_deref()).map(|reason| format!("verbs did not do: {reason}"))
+        self.denials().reason(Instant::now(), place.as_deref()).map(|reason| format!("verbs cannot be used: {reason}"))
     }
 
     fn denials(&self) -> MutexGuard<'_, Denials> {
@@ -150,7 +150,7 @@ impl DeviceContext {
     /// Answers an offer that arrived at `local`, for a listener of `scheme`. May block.
     pub(crate) fn answer(&self, offer: &[u8], scheme: Scheme, local: Option<IpAddr>) -> OfferAnswer {
         if !matches!(scheme, Scheme::Verbs | Scheme::Auto) {
-            return Err(format!("the server listens by {scheme:?} only"));
+            return Err(format!("the server listens on {scheme:?} only"));
         }
         if let Some(reason) = self.denial_reason(None).filter(|_| scheme == Scheme::Auto) {
             return Err(format!("the server: {reason}"));
@@ -299,7 +299,7 @@ fn watch(
         while let Ok(mut ready) = events.readable().await {
             let failure = events.get_ref().0.failure().unwrap_or_else(|fault| Some(fault.to_string()));
             if let Some(failure) = failure {
-                tracing::warn!(failure, "the connections of an RDMA device are over");
+                tracing::warn!(failure, "an RDMA device failed; its connections are closed");
                 health.fail(failure);
                 return doorbell.ring();
             }

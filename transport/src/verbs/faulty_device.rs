@@ -211,7 +211,7 @@ impl ProtectionDomain for FaultyDomain {
             _ => false,
         };
         if is_refused {
-            return Err(VerbsError::new("so much memory cannot be registered"));
+            return Err(VerbsError::new("memory of this size cannot be registered"));
         }
         Ok(Box::new(FaultyRegion(self.0.register(memory, piece, access)?, self.1.clone())))
     }
@@ -241,7 +241,7 @@ impl MemoryRegion for FaultyRegion {
             .standing(true)
             .is_some_and(|fault| matches!(fault, DeviceFault::DeregistrationFails | DeviceFault::Hung))
         {
-            return Err(VerbsError::new("the device does not let go of the memory"));
+            return Err(VerbsError::new("the device does not deregister the memory"));
         }
         self.0.close()
     }
@@ -283,7 +283,7 @@ impl QueuePair for FaultyPair {
     fn connect(&mut self, there: &PairAddress) -> Result<(), VerbsError> {
         self.device.wait_until_cleared(DeviceFault::ConnectBlocks, self.is_open);
         if self.device.standing(self.is_open) == Some(DeviceFault::ConnectFails) {
-            return Err(VerbsError::new("nobody has that address"));
+            return Err(VerbsError::new("no queue pair has that address"));
         }
         self.inner.connect(there)
     }

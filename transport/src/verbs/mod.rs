@@ -115,9 +115,7 @@ impl VerbsDevice {
     #[must_use]
     pub fn device_memory(&self) -> String {
         match self.0.device_memory() {
-            Ok(()) => {
-                "off: the card takes it, and gradients of an accelerator go through the host all the same".to_owned()
-            }
+            Ok(()) => "off: the card supports it, but gradients of an accelerator pass through the host".to_owned(),
             Err(fault) => format!("off: {fault}"),
         }
     }

@@ -203,8 +203,9 @@ impl VerbsReceiver {
         let mut waiting = self.posted_receives.iter_mut().filter(|posted| posted.missing > 0);
         let asked = waiting.next().filter(|posted| write_number == expected && posted.granted == posted.long);
         let Some(posted) = asked else {
-            let text =
-                format!("payloads were written as number {write_number}, expected {expected} once buffers are there");
+            let text = format!(
+                "payloads were written as number {write_number}; expected {expected}, after buffers were posted"
+            );
             return Err(ConnectionError::Broken(text));
         };
         self.write_number = self.write_number.wrapping_add(1);
@@ -375,7 +376,7 @@ impl VerbsPostedReceive {
         let there = RemoteBuffer::decode(&there);
         if there.bytes != bytes {
             return Err(ConnectionError::Broken(format!(
-                "a payload of {bytes} bytes is said to be {} bytes long",
+                "a payload of {bytes} bytes was announced with {} bytes",
                 there.bytes
             )));
         }

@@ -208,7 +208,7 @@ impl MemoryRegistry {
         if memories.memory.is_callers()
             && let Err((_, fault)) = memories.register_all(registrar)
         {
-            tracing::warn!(%fault, memory = ?memories.memory, "memory of the caller's is copied");
+            tracing::warn!(%fault, memory = ?memories.memory, "the caller's memory is copied");
             // The peer was told no key of it yet. The freed registrations are for staging.
             memories.end();
             memories.is_refused = true;
@@ -361,7 +361,7 @@ mod tests {
         check(true, u64::MAX, Ok(3));
         check(true, 3, Ok(3));
         check(true, 2, Err("of 83886080 bytes for chunks 67108864 could be registered: "));
-        check(false, 0, Err("so much memory cannot be registered"));
+        check(false, 0, Err("memory of this size cannot be registered"));
     }
 
     /// The piece of borrowed memory of this key.

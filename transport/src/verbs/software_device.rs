@@ -157,7 +157,7 @@ impl RdmaDevice for SoftwareDevice {
     }
 
     fn device_memory(&self) -> Result<(), VerbsError> {
-        Err(VerbsError::new("it is of no processor's"))
+        Err(VerbsError::new("the software device has none"))
     }
 }
 

@@ -244,7 +244,7 @@ mod tests {
         let long = "é".repeat(HANDSHAKE_BYTES / 2);
         let memory =
             UnavailableCause::Memory { bytes: u64::MAX, errno: Some(12), said: "Cannot allocate memory".to_owned() };
-        let longest = format!("the server: verbs did not do: {}", reasons::text(&memory, Some(u64::MAX - 1)));
+        let longest = format!("the server: verbs cannot be used: {}", reasons::text(&memory, Some(u64::MAX - 1)));
         for message in
             [HandshakeMessage::Yes(end()), HandshakeMessage::No(longest), HandshakeMessage::No(String::new())]
         {

@@ -159,7 +159,7 @@ impl InFlightRequests {
     }
 
     fn add(&mut self, operation: Operation, span: MemorySpan, flight: InFlightRequest) {
-        assert!(self.room() > 0, "who adds work looks for room");
+        assert!(self.room() > 0, "callers check for room before they add work");
         self.batch.push(WorkRequest { id: self.next, operation, span, is_signaled: false });
         self.next += 1;
         self.posted.push_back(flight);

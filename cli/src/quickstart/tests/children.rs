@@ -97,7 +97,7 @@ fn a_child_that_leaves_early_is_named() {
 
 #[test]
 fn a_trainer_that_talks_nonsense_is_named() {
-    check_fails(SERVER, "[ $5 = 3 ] && echo hello; exec cat", "trainer 3 said \"hello\"; expected a report in JSON");
+    check_fails(SERVER, "[ $5 = 3 ] && echo hello; exec cat", "trainer 3 wrote \"hello\"; expected a report in JSON");
 }
 
 #[test]

@@ -198,7 +198,7 @@ fn sum(operands: &Operands<'_>) -> InferredOutputs {
     for place in 1..operands.input_count() {
         let input = operands.input(place);
         if whole(input).is_none_or(|found| found != (element_type, shape.clone())) {
-            return Err(operands.misfit(place, &format!("what can be added to {first}")));
+            return Err(operands.misfit(place, &format!("facts that can be added to {first}")));
         }
         sum = if let VariableFacts::Dense { .. } = input { input } else { sum };
     }

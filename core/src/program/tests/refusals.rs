@@ -116,7 +116,12 @@ fn what_adds_and_arranges_says_what_does_not_fit() {
     gives(OpKind::Sum, "w v momentum", "y", "float32[4, 3]");
     gives(OpKind::Sum, "rows rows", "y", "rows(float32, 9, 4)");
     gives(OpKind::Sum, "rows table", "y", "float32[9, 4]");
-    check(OpKind::Sum, "w x", "y", "input 2 \"x\" is float32[batch, 4]; expected what can be added to float32[4, 3]");
+    check(
+        OpKind::Sum,
+        "w x",
+        "y",
+        "input 2 \"x\" is float32[batch, 4]; expected facts that can be added to float32[4, 3]",
+    );
     check(OpKind::Sum, "", "y", "found 0 inputs; expected at least 1");
     check(OpKind::Sum, "sender", "y", "input 1 \"sender\" is strings; expected dense or rows, of float32 or float64");
     gives(OpKind::ReduceSum { axis: 0 }, "x", "y", "float32[4]");

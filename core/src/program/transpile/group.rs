@@ -45,7 +45,7 @@ impl Groups {
         let ties = Ties::new(graph);
         let groups = Self::of(outline, ties);
         if groups.all.is_empty() {
-            return Err(Failure::call("found no op of the role optimize; expected what append_optimizer adds"));
+            return Err(Failure::call("found no op of the role optimize; expected the ops that append_optimizer adds"));
         }
         groups.check_trainers(graph)?;
         groups.all.iter().try_for_each(|group| group.check(outline))?;
@@ -146,11 +146,11 @@ impl OpGroup {
         let op = &graph.program().blocks[0].ops[self.ops[0]];
         let refuse = |text: String| Err(Failure::call(format!("{}: {text}", label(self.ops[0], op))));
         if self.arrivals.is_empty() {
-            return refuse("found no gradient among what it reads; expected one, which says when it runs".to_owned());
+            return refuse("found no gradient among its inputs; expected one, whose arrival runs it".to_owned());
         }
         if let Some(name) = self.read.iter().find(|name| is_written_by_trainers(outline, name)) {
             return refuse(format!(
-                "found {name:?}, which trainers write and keep; expected gradients, and what the optimizer keeps"
+                "found {name:?}, which trainers write and keep; expected gradients, and state of the optimizer"
             ));
         }
         for name in &self.arrivals {

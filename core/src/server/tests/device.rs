@@ -87,7 +87,7 @@ fn a_value_that_is_set_meanwhile_replaces_the_updated_one() {
          push 0 2 m=2 -> 0 done m@2
          set 0 m=20 ->
          again 0 ->
-         set 0 m=30 -> 0 error Busy: *another value waits for its turn
+         set 0 m=30 -> 0 error Busy: *another set waits
          finish -> 0 done m@2
          show m -> m@2=20
          again 0 -> 0 done m@2

@@ -194,10 +194,10 @@ fn who_was_refused_and_never_comes_again_holds_gradients_up_for_a_moment() {
         3,
         "push 0 0 g=1 g.1=1 -> 0 done g@1 g.1@1
          leave 2 -> 2 error Busy: *its update waits for a device
-         push 1 0 g=2 g.1=2 -> 1 error Busy: *what trainer 2 was refused comes first
+         push 1 0 g=2 g.1=2 -> 1 error Busy: *the refused request of trainer 2 comes first
          finish ->
          wait 249 ->
-         push 1 0 g=2 g.1=2 -> 1 error Busy: *what trainer 2 was refused comes first
+         push 1 0 g=2 g.1=2 -> 1 error Busy: *the refused request of trainer 2 comes first
          wait 1 ->
          push 1 0 g=2 g.1=2 -> 1 done g@2 g.1@2
          push 0 0 g=4 g.1=4 ->

@@ -162,7 +162,7 @@ fn parts_that_nobody_completes_are_dropped_after_the_round_timeout_and_whose_the
     stage.answers.clear();
     stage.wait(TIMEOUT / 2);
     assert_eq!(gathered(&stage), 0);
-    let dropped = "parameter \"s\" bucket 0: 2 of 3 parts of the rows of trainer 0 came, and no other for 60.0 s";
+    let dropped = "parameter \"s\" bucket 0: 2 of 3 parts of the rows of trainer 0 arrived, and no other for 60.0 s";
     assert!(stage.errors()[0].contains(dropped), "{:?}", stage.errors());
     // Later parts are refused until the whole contribution is sent again.
     assert_eq!(kinds(&deliver(&mut stage, 0, second)), [Kind::Error]);
@@ -371,7 +371,7 @@ fn what_is_no_push_of_rows_is_refused_by_name() {
     check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0; 9])]), "row ids");
     let mut head = stage.head(Kind::Pull, 0);
     head.flags = Flags::LIST;
-    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0xff; 16])]), "question after");
+    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0xff; 16])]), "list request");
 }
 
 #[test]

@@ -32,11 +32,11 @@ fn check(script: &mut Script, lines: &str, millis: u64, expected: &[&str]) {
 fn a_round_that_waits_is_told_once_with_its_trainer_and_again_when_it_went_on() {
     let mut script = script();
     check(&mut script, "push+ 0 1 w=1", 4999, &[]);
-    check(&mut script, "", 1, &["round 1 of \"w\" chunk 0 waits for trainer 1 (*) since 5 s"]);
+    check(&mut script, "", 1, &["round 1 of \"w\" chunk 0 has waited 5 s for trainer 1 (*)"]);
     check(&mut script, "", 1000, &[]);
     check(&mut script, "push 1 1 w=1 -> *", 0, &["round 1 of \"w\" chunk 0 went on after 6.0 s"]);
     check(&mut script, "push+ 0 2 w=1", 20_000, &[]);
-    check(&mut script, "", 39_000, &["round 2 of \"w\" chunk 0 waits for trainer 1 (*) since 59 s"]);
+    check(&mut script, "", 39_000, &["round 2 of \"w\" chunk 0 has waited 59 s for trainer 1 (*)"]);
 }
 
 #[test]

@@ -177,14 +177,14 @@ impl Serving {
         let is_whole = matches!(failure, Failure::Call(_));
         match was {
             _ if on_device.is_fresh => {
-                tracing::warn!("{what}; it goes on on the processor");
+                tracing::warn!("{what}; the chunk continues on the processor");
                 chunk.return_to_host(cx.kernels, kept);
             }
             DeviceActivity::Storing if is_whole => {
                 on_device.not_stored = Some(what);
             }
             DeviceActivity::Loading | DeviceActivity::Summing | DeviceActivity::Updating if is_whole => {
-                tracing::warn!("{what}; its states are taken back and it goes on on the processor");
+                tracing::warn!("{what}; its states are copied back and the chunk continues on the processor");
                 on_device.doing = DeviceActivity::Leaving(kept.map(Box::new));
                 let (slot, states) = (on_device.slot, std::mem::take(&mut chunk.states));
                 cx.device().push(Work::Store { slot, states });

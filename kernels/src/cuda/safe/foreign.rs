@@ -114,7 +114,7 @@ impl ForeignMemory {
         }
         let claimed = self.claimed();
         if !claimed.is_empty() {
-            return refused("the memory is used by a call that is not over, or not waited for");
+            return refused("the memory is used by a call that is in progress or was not waited for");
         }
         let mut replicas = self.replicas();
         let mut places = std::iter::once(&self.place).chain(replicas.places());
@@ -152,7 +152,7 @@ impl ForeignMemory {
         let mut claimed = self.claimed();
         if claimed.iter().any(|other| other.start < range.end && range.start < other.end) {
             return Err(Failure::call(format!(
-                "{bytes} bytes of a device's memory are used by a call that is not over, or not waited for"
+                "{bytes} bytes of a device's memory are used by a call that is in progress or was not waited for"
             )));
         }
         claimed.push(range.clone());

@@ -59,7 +59,7 @@ fn bytes_go_from_a_device_to_the_host_and_back_through_pinned_pages() {
         claim.store().expect("it can be written");
         let mut beside = foreign.claim(72, 8).expect("it is unclaimed");
         let refused = foreign.claim(71, 1).map(drop).expect_err("it is claimed").to_string();
-        assert!(refused.contains("1 bytes of a device's memory are used by a call that is not over"), "{refused}");
+        assert!(refused.contains("1 bytes of a device's memory are used by a call that is in progress"), "{refused}");
         let refused = foreign.claim(590, 11).map(drop).expect_err("it is not all there").to_string();
         assert!(refused.contains("11 bytes of a device's memory, of which 10 are registered"), "{refused}");
         drop(claim);

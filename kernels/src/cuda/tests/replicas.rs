@@ -244,7 +244,7 @@ fn what_cannot_be_a_replica_is_refused_with_what_was_expected() {
         assert!(refused(second, 1000).contains("overlaps a replica"), "{}", refused(second, 1000));
         let claim = whole(&all);
         let third = address(&memory[2]);
-        assert!(refused(third, 1000).contains("used by a call that is not over"), "{}", refused(third, 1000));
+        assert!(refused(third, 1000).contains("used by a call that is in progress"), "{}", refused(third, 1000));
         drop(claim);
         all.replicate(third, 1000).expect("no call uses it");
     });

@@ -42,7 +42,7 @@ fn a_program_that_cannot_be_divided_is_refused_by_name() {
         &updated("", "optimize h = scale(g, factor=1.0) forward z = relu(h)"),
         "op 4 relu: found \"h\", which an op of the role optimize writes",
     );
-    check(&updated("", "optimize s = scale(s, factor=0.5)"), "op 3 scale: found no gradient among what it reads");
+    check(&updated("", "optimize s = scale(s, factor=0.5)"), "op 3 scale: found no gradient among its inputs");
     check(
         &updated("forward s = scale(x, factor=2.0)", "optimize h = add(g, s)"),
         "op 3 update: found \"s\", which trainers write and keep",
