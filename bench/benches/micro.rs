@@ -215,7 +215,7 @@ impl Alone {
             shares_memory: false,
             receives: 1,
             nonfinite: NonFinite::Refuse,
-            compile: pserver_core::program::server_flow::compile,
+            compile: pserver_program::server_flow::compile,
         };
         let head = Head {
             epoch: Epoch(1),

@@ -1,6 +1,6 @@
 //! `pserver transpile`: a program divided into what trainers and servers run, as text or as a picture.
 //!
-//! Not here: how it is divided ([`pserver_core::program::transpile`]); running the parts.
+//! Not here: how it is divided ([`pserver_program::transpile`]); running the parts.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode};
 use pserver_core::limits::PROGRAM_BYTES_MAX;
-use pserver_core::program::transpile::{
+use pserver_program::transpile::{
     Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
     estimate, svg,
 };
-use pserver_core::program::{Graph, Program, ProgramPeer};
+use pserver_program::{Graph, Program, ProgramPeer};
 
 /// Arguments of `pserver transpile`.
 #[derive(clap::Args, Clone, Debug)]

@@ -12,15 +12,15 @@ use cluster::seeded::SeededPrng;
 use pserver_client::{Client, JobSharing};
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::dtype::ElementType::{Float32, Int64};
-use pserver_core::program::transpile::{Cluster, CostModel, ParameterServer, Placement, ProgramPart, Transpiler};
-use pserver_core::program::{
+use pserver_core::rows::Initializer;
+use pserver_kernels::cpu::Cpu;
+use pserver_program::cpu::CpuArithmetic;
+use pserver_program::transpile::{Cluster, CostModel, ParameterServer, Placement, ProgramPart, Transpiler};
+use pserver_program::{
     Builder, Dim, Elements, Graph, Op, OpKind, OpRole, PlainRun, Program, Purpose, Tensor, Variable, VariableFacts,
     append_backward, append_optimizer,
 };
-use pserver_core::rows::Initializer;
-use pserver_kernels::cpu::Cpu;
-use pserver_kernels::graph::CpuArithmetic;
-use pserver_program::{Trainer, initialise};
+use pserver_trainer::{Trainer, initialise};
 
 const HEIGHT: u64 = 40;
 const WIDTH: u64 = 6;

@@ -13,14 +13,14 @@ use pserver_cli::quickstart::network;
 use pserver_client::{Client, DestinationSlice};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Int64};
-use pserver_core::program::transpile::{Cluster, CostModel, ParameterServer, ProcessRates, ProgramPart, Transpiler};
-use pserver_core::program::{
-    Builder, Dim, Elements, Graph, PlainRun, ProgramPeer, Purpose, Tensor, append_backward, append_optimizer,
-};
 use pserver_core::rows::Initializer;
 use pserver_kernels::cpu::Cpu;
-use pserver_kernels::graph::CpuArithmetic;
-use pserver_program::{Trainer, initialise};
+use pserver_program::cpu::CpuArithmetic;
+use pserver_program::transpile::{Cluster, CostModel, ParameterServer, ProcessRates, ProgramPart, Transpiler};
+use pserver_program::{
+    Builder, Dim, Elements, Graph, PlainRun, ProgramPeer, Purpose, Tensor, append_backward, append_optimizer,
+};
+use pserver_trainer::{Trainer, initialise};
 
 const STEPS: usize = 20;
 /// Pieces this small cut the tables and the layers over the servers.

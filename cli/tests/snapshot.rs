@@ -56,7 +56,7 @@ impl World {
             shares_memory: false,
             receives: 1,
             nonfinite: NonFinite::Refuse,
-            compile: pserver_core::program::server_flow::compile,
+            compile: pserver_program::server_flow::compile,
         };
         let mut shard = Shard::new(options, Box::new(Cpu::new()));
         let folder = Folder::claim_alone(Arc::clone(storage), Epoch(1)).expect("memory takes it");

@@ -1,8 +1,8 @@
 //! Core of the parameter server: protocol, state and arithmetic rules without I/O.
 //!
 //! Not here: sockets, CUDA, verbs, clocks, threads, environment variables. The disk is reached through
-//! [`checkpoint::storage`] alone. Transports implement [`port::Transport`] and kernels [`port::Kernels`]; both live in
-//! packages of their own.
+//! [`checkpoint::storage`] alone. Transports implement [`port::Transport`], kernels [`port::Kernels`], and the compiler
+//! of programs is a [`port::CompileFlow`]; all live in packages of their own.
 //!
 //! Read in this order: [`ids`], [`dtype`], [`error`], [`text`] (values); [`partition`] (placement of chunks on shards);
 //! [`wire`] (frames); [`memory`] (access to chunks); [`port`] (interfaces of transports, kernels and devices); [`rows`]
@@ -23,7 +23,6 @@ pub mod optim;
 pub mod partition;
 pub mod port;
 pub mod prng;
-pub mod program;
 pub mod rows;
 pub mod rule;
 pub mod server;

@@ -1,6 +1,6 @@
 //! Cursor over text, with positions for error messages. The parsers of configuration, rules and programs share it.
 
-pub(crate) mod lexer;
+pub mod lexer;
 
 use std::fmt::Display;
 

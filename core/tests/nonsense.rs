@@ -1,6 +1,7 @@
 //! Readers of outside bytes, given almost valid and invalid input, in a bounded run. The functions
-//! are those of the fuzz targets in `core/fuzz`. `PSERVER_SEED` replays, `PSERVER_FULL=1` runs a hundred times as long.
+//! are those of the fuzz targets in `core/fuzz`.
 
+mod random;
 mod reading;
 
 use prost::Message;
@@ -9,19 +10,8 @@ use pserver_core::dtype::ElementType::Float32;
 use pserver_core::dtype::Half;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, ServerIndex};
 use pserver_core::partition::{Buckets, Catalogue, Declaration, Name, Topology};
-use pserver_core::prng::Prng;
-use pserver_core::program::Program;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
-use reading::{ALL, Reading};
 
-const CASES: u64 = 3_000;
-
-const PROGRAM: &str = include_str!("../../docs/programs/example.program");
-const FLOW: &str =
-    "block 0 { parameter w: float32[8] state q: queue(float32[8], 4) communication loop_forever(block=1) }
-    block 1 in 0 { temporary g: float32[8] communication g, s = recv(channel=\"w\\u{41}\")
-    communication m = gradient_accumulator(g, s, count=4, staleness=0) communication enqueue(q, m)
-    communication n = string_accumulator(s, count=4) communication send(w, n, channel=\"w\", to=senders) }";
 const RULES: [&str; 3] = [
     include_str!("../rules/adam.rule"),
     include_str!("../rules/lion.rule"),
@@ -104,14 +94,11 @@ fn coordinator() -> Vec<u8> {
 /// Valid inputs of each function.
 fn examples(name: &str) -> Vec<Vec<u8>> {
     let texts = |all: &[&str]| all.iter().map(|text| text.as_bytes().to_vec()).collect();
-    let encoded = |text: &&str| text.parse::<Program>().expect("it is a program").encode();
     let config = |text: &&str| {
         let settings = OptimizerSettings::from_text(text).expect("it is a configuration");
         ParameterConfig { rule: settings.rule.expect("it has a rule"), sparse: settings.sparse }.encode()
     };
     match name {
-        "program_text" => texts(&[PROGRAM, FLOW]),
-        "program_bytes" => [PROGRAM, FLOW].iter().map(encoded).collect(),
         "rule_text" => texts(&RULES),
         "config_text" => texts(&CONFIGS),
         "config_bytes" => CONFIGS.iter().map(config).collect(),
@@ -125,54 +112,7 @@ fn examples(name: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// One of the examples with some places changed; sometimes random bytes alone.
-fn almost(prng: &mut Prng, examples: &[Vec<u8>]) -> Vec<u8> {
-    if prng.below(16) == 0 {
-        return (0..prng.below(200)).map(|_| prng.next().to_le_bytes()[0]).collect();
-    }
-    let mut bytes = examples[prng.index(examples.len())].clone();
-    for _ in 0..prng.below(4) {
-        let at = prng.index(bytes.len() + 1);
-        let end = (at + prng.index(12)).min(bytes.len());
-        match prng.below(5) {
-            0 => bytes.truncate(at),
-            1 => drop(bytes.drain(at..end)),
-            2 => {
-                let again = bytes[at..end].to_vec();
-                let to = prng.index(bytes.len() + 1);
-                bytes.splice(to..to, again);
-            }
-            3 => bytes.insert(at, prng.choose(b"0-.e{}()[],=\"'\\#\n \0\x7f\xff")),
-            _ if at < end => bytes[at] = prng.choose(b"019 aw@=<\xc3\x80").wrapping_add(prng.choose(&[0, 0, 1])),
-            _ => {}
-        }
-    }
-    bytes
-}
-
-fn run(name: &str, read: Reading, seed: u64, cases: u64) {
-    let (prng, examples) = (&mut Prng(seed), examples(name));
-    for example in &examples {
-        assert!(read(example), "{name}: what is right is refused: {}", example.escape_ascii());
-    }
-    let mut known = 0;
-    for case in 0..cases {
-        let bytes = almost(prng, &examples);
-        let outcome = std::panic::catch_unwind(|| read(&bytes));
-        let was_read = outcome.unwrap_or_else(|_| panic!("{name}, seed {seed}, case {case}: {}", bytes.escape_ascii()));
-        known += u64::from(was_read);
-    }
-    // A fifth are examples as they are; some changes do no harm.
-    assert!(cases / 8 < known && known < cases, "{name}: {known} of {cases} were read");
-}
-
 #[test]
 fn whatever_comes_is_read_or_refused() {
-    let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let seed = variable("PSERVER_SEED").unwrap_or(20_240);
-    let cases = if variable("PSERVER_FULL") == Some(1) { 100 * CASES } else { CASES };
-    println!("nonsense: PSERVER_SEED={seed}, {cases} cases of each");
-    for (name, read) in ALL {
-        run(name, read, seed, cases);
-    }
+    random::run_all(&reading::ALL, examples);
 }

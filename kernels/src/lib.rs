@@ -1,13 +1,14 @@
 //! Compute kernels: sums of gradients and updates of parameters, as fast as memory allows, on the processor and on CUDA
-//! devices; and the arithmetic of programs.
+//! devices.
 //!
 //! Not here:
 //!
 //! - the reference results: [`pserver_core::optim`] and [`pserver_core::rule`] compute one element after another;
 //! - which chunk is updated and when, and which chunks live on a device ([`pserver_core::server`]); which rows of a
 //!   table are updated ([`pserver_core::rows`] hands tiles of rows to kernels);
+//! - the arithmetic of programs (`pserver-program`);
 //! - the norm that a gradient is clipped to: the loop is in [`pserver_core::optim`];
-//! - the choice of kernels and of a device for a shard, and threads (`capi/src/node`). A kernel's buffers belong to one
+//! - the choice of kernels and of a device for a shard, and threads (`pserver-node`). A kernel's buffers belong to one
 //!   shard.
 //!
 //! Device kernels for rows, norms, casts and tables of tensors, and captured graphs, are launched by tests only
@@ -19,14 +20,12 @@
 //! Unsafe code is in `native::x86::raw`, which runs generated code, and in `cuda::{sys, checked, safe}`.
 //!
 //! Read in this order: [`cpu`]; `native` and `tiles` (how a rule runs); [`conformance`] (the properties of every kernel
-//! and device, as tests); [`FaultyKernels`] (kernels that violate them); [`cuda`]; [`graph`], the arithmetic of
-//! programs, which is independent of the others.
+//! and device, as tests); [`FaultyKernels`] (kernels that violate them); [`cuda`].
 
 pub mod conformance;
 pub mod cpu;
 pub mod cuda;
 mod faulty;
-pub mod graph;
 mod native;
 mod tiles;
 

@@ -66,7 +66,7 @@ impl ShardNode {
             shares_memory: start.shares_memory,
             receives: can.receives,
             nonfinite: start.settings.job.nonfinite,
-            compile: pserver_core::program::server_flow::compile,
+            compile: pserver_program::server_flow::compile,
         };
         let kernels = Cpu::new();
         if index == 0 {

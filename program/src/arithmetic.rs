@@ -1,17 +1,29 @@
-//! Arithmetic of a trainer's executor: the processor's kernels, within the limit of a program's memory.
+//! Interface for the arithmetic of a program's ops.
 
-use pserver_core::limits::PROGRAM_MEMORY_BYTES_MAX;
-use pserver_core::program::executor::ExecutorParts;
-use pserver_kernels::cpu::Cpu;
-use pserver_kernels::graph::CpuArithmetic;
+use pserver_core::error::Failure;
 
-/// The executor's arithmetic, kernels and limits.
-pub(super) fn executor_parts() -> ExecutorParts {
-    ExecutorParts {
-        arithmetic: Box::new(CpuArithmetic::default()),
-        kernels: Box::new(Cpu::default()),
-        senders: Vec::new(),
-        arrivals_max: 1,
-        memory_bytes_max: PROGRAM_MEMORY_BYTES_MAX,
-    }
+use super::graph::Node;
+use super::value::VariableValue;
+use super::variable::VariableFacts;
+
+/// The arithmetic of a graph, without flow and updates. Every implementation is deterministic on one machine;
+/// implementations agree within a measured tolerance, and exactly where an op only moves or counts.
+pub trait Arithmetic: Send {
+    /// Runs one op of a checked graph and gives its outputs in order. `outputs` has their facts; `inputs` are values
+    /// that the facts of the node's inputs admit, all with one batch.
+    ///
+    /// # Errors
+    /// When an input refers to a missing id or label. Names both.
+    ///
+    /// # Panics
+    /// When the op is no arithmetic, or an input contradicts the graph: the caller checks both.
+    fn run(
+        &mut self,
+        node: &Node,
+        inputs: &[&VariableValue],
+        outputs: &[&VariableFacts],
+    ) -> Result<Vec<VariableValue>, Failure>;
+
+    /// Its name, for the log.
+    fn name(&self) -> &'static str;
 }

@@ -1,25 +1,49 @@
-//! A trainer's part of a program, run against the servers of a job. Sends and receives become calls of a client.
+//! Programs: one representation of the computations of trainers and servers, their division among processes, and their
+//! execution.
 //!
-//! The transpiler divides a program into parts. A trainer runs its own part with the executor. A server makes the
-//! program of a gradient (receive, accumulate, update, send) from the job's settings and the declared rule, so this
-//! package only reads a server's part: which parameters it holds, their initial values, their rules, and how trainers
-//! share them. The initialiser sets the job's sharing accordingly. A part that does more, or a job that shares
-//! otherwise, is refused.
+//! Not here: threads, sockets, clocks; a trainer's part run against real servers (`pserver-trainer`); a server's flow,
+//! which a shard carries out in plain code ([`pserver_core::server`]) around the stage that [`server_flow`] compiles.
 //!
-//! A table whose gradient is selected rows is a sparse parameter on the servers. A trainer fetches only the rows that
-//! its step looks up.
+//! A [`Program`] is unchecked: blocks of ops over named variables, from a file, a message or a person. A [`Graph`] is
+//! the checked form, in which the facts (type and shape) of every variable are known. Only a graph runs.
 //!
-//! Not here: dividing a program ([`pserver_core::program::transpile`]), running one
-//! ([`pserver_core::program::executor`]).
-//!
-//! Read in this order: `server_parameters` with `sharing` and `initial_values`, `table_rows`, [`Trainer`].
+//! Read in this order: [`VariableFacts`] and [`Variable`]; [`OpKind`], the list of all operations with their
+//! signatures; [`Block`] and [`Program`]; [`Graph`]; [`VariableValue`]; [`Arithmetic`] with [`PlainArithmetic`]
+//! (the oracle), [`cpu`] and [`conformance`]; [`executor`], which runs a graph; [`transpile`]; [`server_flow`].
 
 mod arithmetic;
-mod initial_values;
-mod server_parameters;
-mod sharing;
-mod table_rows;
-mod trainer;
+mod attributes;
+mod backward;
+mod block;
+mod builder;
+pub mod conformance;
+pub mod cpu;
+pub mod executor;
+mod graph;
+mod infer;
+mod message;
+mod op;
+mod optimizer;
+mod plain;
+pub mod server_flow;
+#[cfg(test)]
+mod tests;
+mod text;
+pub mod transpile;
+mod update_loop;
+mod value;
+mod values;
+mod variable;
 
-pub use trainer::initialise_for_deltas;
-pub use trainer::{Trainer, initialise};
+pub use arithmetic::Arithmetic;
+pub use backward::{ParameterGradient, append_backward};
+pub use block::{Block, Program};
+pub use builder::{Builder, Symbol};
+pub use graph::{Graph, Node, Scope, VariableIndex};
+pub use op::{Destination, Op, OpKind, OpRole, ProgramPeer};
+pub use optimizer::append_optimizer;
+pub(crate) use optimizer::state_name;
+pub use plain::{PlainArithmetic, PlainRun};
+pub(crate) use update_loop::{GradientNames, loop_forever};
+pub use value::{Elements, Tensor, VariableValue};
+pub use variable::{Dim, Purpose, Variable, VariableFacts};

@@ -23,7 +23,6 @@ const CORE: &[(&str, u8)] = &[
     ("checkpoint", 1),
     ("port", 1),
     ("rule", 1),
-    ("program", 1),
     ("rows", 1),
     ("client", 2),
     ("server", 2),
@@ -35,8 +34,9 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("core", "pserver_core", 2),
     ("transport", "pserver_transport", 3),
     ("kernels", "pserver_kernels", 3),
+    ("program", "pserver_program", 3),
     ("client", "pserver_client", 4),
-    ("program", "pserver_program", 5),
+    ("trainer", "pserver_trainer", 5),
     ("node", "pserver_node", 5),
     ("capi", "paddle_pserver", 5),
     ("cli", "pserver_cli", 6),
@@ -44,7 +44,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
 ];
 const OUTSIDE: (&str, &str) = ("ci", "pserver_ci");
 
-/// The floor where transports and kernels stand side by side without knowing each other.
+/// The floor where transports, kernels and programs stand side by side without knowing each other.
 const PORTS: u8 = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

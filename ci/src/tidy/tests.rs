@@ -19,6 +19,8 @@ const FLOORS: &[Example] = &[
     ("floors", "transport/src/network.rs", "use pserver_kernels::cpu;", &[1]),
     ("floors", "kernels/src/cpu.rs", "use pserver_transport as wire;\nuse pserver_transport::network;", &[2]),
     ("floors", "kernels/src/cpu.rs", "pserver_client::connect();", &[1]),
+    ("floors", "program/src/graph.rs", "use pserver_core::rows;\nuse pserver_kernels::cpu;", &[2]),
+    ("floors", "core/src/server/shard.rs", "use pserver_program::Graph;", &[1]),
     ("floors", "capi/src/main.rs", "use pserver_kernels::cpu;\nuse pserver_core::server;", &[]),
     ("floors", "ci/src/main.rs", "use crate::tidy;\nuse pserver_core::ids::PeerId;", &[2]),
     ("floors", "attic/src/lib.rs", "", &[1]),
@@ -26,6 +28,7 @@ const FLOORS: &[Example] = &[
 
 const REACH: &[Example] = &[
     ("purity", "core/src/server/mod.rs", "use std::time::Duration;\nuse crate::time::Now;", &[]),
+    ("purity", "program/src/executor/run.rs", "use std::time::Instant;", &[1]),
     ("purity", "transport/src/network.rs", "use std::{net::TcpStream, time::Instant};", &[]),
     ("purity", "core/src/server/mod.rs", "use std::time::{Duration, Instant};\nstd::time::SystemTime::now();", &[1, 2]),
     ("purity", "core/src/server/mod.rs", "use std::time;\nlet now = time::Instant::now();", &[2]),

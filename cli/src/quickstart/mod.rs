@@ -2,7 +2,7 @@
 //!
 //! The parent starts child processes of its own executable, shows their progress, measures and saves the model, and
 //! reaps every child on every path. Not here: the server itself; the library that trainers use
-//! ([`pserver_client`], [`pserver_program`]).
+//! ([`pserver_client`], [`pserver_trainer`]).
 //!
 //! `pserver quickstart words` is another example: [`words`], [`skip_gram`], [`word_trainer`], `word_runner`.
 //!

@@ -4,8 +4,8 @@
 
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::error::Failure;
-use pserver_core::program::{Builder, Dim, Elements, Graph, Tensor, append_backward, append_optimizer};
 use pserver_core::rows::Initializer;
+use pserver_program::{Builder, Dim, Elements, Graph, Tensor, append_backward, append_optimizer};
 
 use super::digits::{CLASSES, Digit, PIXELS};
 
@@ -58,9 +58,9 @@ pub fn data(batch: &[&Digit]) -> [(&'static str, Tensor); 2] {
 #[cfg(test)]
 mod tests {
     use pserver_core::port::{Kernels, Plain};
-    use pserver_core::program::{Arithmetic, Elements, PlainArithmetic, PlainRun, Program};
     use pserver_kernels::cpu::Cpu;
-    use pserver_kernels::graph::CpuArithmetic;
+    use pserver_program::cpu::CpuArithmetic;
+    use pserver_program::{Arithmetic, Elements, PlainArithmetic, PlainRun, Program};
 
     use super::super::digits::{Digit, Digits};
 

@@ -5,8 +5,8 @@
 
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::error::Failure;
-use pserver_core::program::{Builder, Dim, Graph, append_backward, append_optimizer};
 use pserver_core::rows::Initializer;
+use pserver_program::{Builder, Dim, Graph, append_backward, append_optimizer};
 
 use super::words::{NEGATIVES, VOCABULARY};
 

@@ -1,7 +1,7 @@
 //! One trainer of the quickstart: what a user's training loop looks like against a parameter server.
 //!
 //! In rounds and without, it runs its part of the program of [`super::network`]; in delta mode it runs the whole
-//! program and pushes how far that came. Not here: how a part runs ([`pserver_program`]); the parent that starts
+//! program and pushes how far that came. Not here: how a part runs ([`pserver_trainer`]); the parent that starts
 //! trainers, [`super::run`].
 
 use std::io::{self, Write};
@@ -11,11 +11,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use pserver_core::config::{Merge, Mode};
 use pserver_core::dtype::ElementType;
-use pserver_core::program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
-use pserver_core::program::{Elements, Graph, PlainRun, Purpose, Tensor, VariableValue};
 use pserver_core::wire::Address;
 use pserver_kernels::cpu::Cpu;
-use pserver_kernels::graph::CpuArithmetic;
+use pserver_program::cpu::CpuArithmetic;
+use pserver_program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+use pserver_program::{Elements, Graph, PlainRun, Purpose, Tensor, VariableValue};
 use pserver_transport::network::JobToken;
 use pserver_transport::verbs::DeviceChoice;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ use super::plan::{BATCH, LOCAL_STEPS, Sharing, rdma_device};
 use super::shuffler::Shuffler;
 use super::{network, parent_death};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
-use pserver_program::{Trainer, initialise, initialise_for_deltas};
+use pserver_trainer::{Trainer, initialise, initialise_for_deltas};
 
 /// The parent's line to the first trainer when all others have exited.
 pub(super) const FINISH: &str = "finish";

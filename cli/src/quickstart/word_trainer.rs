@@ -1,15 +1,15 @@
 //! One trainer of the quickstart with words: its part of the program of [`super::skip_gram`], run against servers.
 //!
-//! Not here: the parent that starts trainers ([`super::run_words`]); how a part runs ([`pserver_program`]).
+//! Not here: the parent that starts trainers ([`super::run_words`]); how a part runs ([`pserver_trainer`]).
 
 use std::io::{self, Write};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use pserver_core::config::{Merge, Mode};
-use pserver_core::program::transpile::{Cluster, CostModel, ParameterServer, ProgramPart, Transpiler};
-use pserver_core::program::{Elements, Tensor, VariableValue};
 use pserver_core::wire::Address;
+use pserver_program::transpile::{Cluster, CostModel, ParameterServer, ProgramPart, Transpiler};
+use pserver_program::{Elements, Tensor, VariableValue};
 use serde::{Deserialize, Serialize};
 
 use super::parent_death;
@@ -18,7 +18,7 @@ use super::skip_gram::{TABLE, WIDTH, program};
 use super::trainer::{FINISH, finite};
 use super::words::{EpochPairs, NEGATIVES, Pairs, Words, nearest};
 use pserver_client::{Client, ClientOptions};
-use pserver_program::{Trainer, initialise};
+use pserver_trainer::{Trainer, initialise};
 
 /// Pairs in one step of one trainer.
 pub(super) const BATCH: usize = 512;

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../../tests/reading/mod.rs"]
+#[path = "../../../program/tests/reading/mod.rs"]
 #[allow(dead_code, reason = "this target calls one of them")]
 mod reading;
 

@@ -72,9 +72,9 @@ fn tokens(text: &str) -> Result<Vec<(Position, TextToken<'_>)>, Failure> {
         return Err(Failure::call(format!("a rule of {length} bytes; expected at most {RULE_TEXT_BYTES_MAX}")));
     }
     let mut lexer = TextLexer::new(Language::Rule, text);
-    let mut tokens = vec![lexer.next()?];
+    let mut tokens = vec![lexer.next_token()?];
     while !matches!(tokens.last(), Some((_, TextToken::End))) {
-        tokens.push(lexer.next()?);
+        tokens.push(lexer.next_token()?);
     }
     Ok(tokens)
 }

@@ -8,13 +8,16 @@ use crate::text::{Position, TextCursor};
 
 /// The language of a text, which decides what is one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Language {
+pub enum Language {
+    /// Update rules.
     Rule,
+    /// Programs.
     Program,
 }
 
+/// A token.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum TextToken<'a> {
+pub enum TextToken<'a> {
     /// Letters, digits and `_`, and no digit first; in a program also `. / @ -`.
     Word(&'a str),
     /// A number of a rule, without a sign.
@@ -27,6 +30,7 @@ pub(crate) enum TextToken<'a> {
     Symbol(&'a str),
     /// The end of a line of a rule.
     Break,
+    /// The end of the text.
     End,
 }
 
@@ -37,7 +41,8 @@ const OPERATORS: [&str; 22] = [
 ];
 
 /// Whether a program's name may be written without quotes.
-pub(crate) fn is_bare(name: &str) -> bool {
+#[must_use]
+pub fn is_bare(name: &str) -> bool {
     !name.is_empty() && word_length(Language::Program, name) == name.len()
 }
 
@@ -68,18 +73,24 @@ fn number_length(language: Language, text: &str) -> usize {
     text.len() - digits.len() + digits.find(ends).unwrap_or(digits.len())
 }
 
-pub(crate) struct TextLexer<'a> {
+/// Cursor that reads tokens.
+pub struct TextLexer<'a> {
     language: Language,
     text: TextCursor<'a>,
 }
 
 impl<'a> TextLexer<'a> {
-    pub(crate) fn new(language: Language, text: &'a str) -> Self {
+    /// A cursor at the beginning of a text.
+    #[must_use]
+    pub fn new(language: Language, text: &'a str) -> Self {
         Self { language, text: TextCursor::new(text) }
     }
 
     /// The next token and its position; at the end [`TextToken::End`].
-    pub(crate) fn next(&mut self) -> Result<(Position, TextToken<'a>), Failure> {
+    ///
+    /// # Errors
+    /// At a character that begins no token, with its position.
+    pub fn next_token(&mut self) -> Result<(Position, TextToken<'a>), Failure> {
         match self.language {
             Language::Rule => self.text.skip_blank_in_line(),
             Language::Program => self.text.skip_blank(),

@@ -12,7 +12,6 @@ use pserver_core::checksum::checksum;
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::ids::{ChunkIndex, ServerIndex};
 use pserver_core::partition::{Catalogue, CataloguePage};
-use pserver_core::program::{Graph, Program};
 use pserver_core::rule::syntax::Syntax;
 use pserver_core::rule::{CheckedRule, RuleSettings};
 use pserver_core::wire::{Frame, HEADER_BYTES, Head, Kind, Prefix};
@@ -22,9 +21,7 @@ pub(crate) type Reading = fn(&[u8]) -> bool;
 
 /// All of them, by the names of the fuzz targets.
 #[allow(dead_code, reason = "a fuzz target calls one of them by its name")]
-pub(crate) const ALL: [(&str, Reading); 10] = [
-    ("program_text", program_text),
-    ("program_bytes", program_bytes),
+pub(crate) const ALL: [(&str, Reading); 8] = [
     ("rule_text", rule_text),
     ("config_text", config_text),
     ("config_bytes", config_bytes),
@@ -34,27 +31,6 @@ pub(crate) const ALL: [(&str, Reading); 10] = [
     ("manifest", manifest),
     ("journal", journal),
 ];
-
-/// A program as text.
-pub(crate) fn program_text(bytes: &[u8]) -> bool {
-    let Ok(text) = std::str::from_utf8(bytes) else { return false };
-    text.parse::<Program>().is_ok_and(|program| check_program(&program))
-}
-
-/// A program as a message.
-pub(crate) fn program_bytes(bytes: &[u8]) -> bool {
-    Program::decode(bytes).is_ok_and(|program| check_program(&program))
-}
-
-/// Texts are compared, because a number that is none is not equal to itself.
-fn check_program(program: &Program) -> bool {
-    let text = program.to_string();
-    let again: Program = text.parse().unwrap_or_else(|failure| panic!("{failure}, in what was printed:\n{text}"));
-    assert_eq!(again.to_string(), text);
-    let decoded = Program::decode(&program.encode()).expect("what was encoded is read");
-    assert_eq!(decoded.to_string(), text);
-    Graph::new(again).is_ok()
-}
 
 /// An update rule.
 pub(crate) fn rule_text(bytes: &[u8]) -> bool {

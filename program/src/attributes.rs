@@ -1,0 +1,362 @@
+//! Kinds of ops as a name and named attributes, for the text form and the binary form.
+
+use std::fmt;
+
+use pserver_core::config::Merge;
+use pserver_core::dtype::ElementType;
+
+use super::op::{Destination, OpKind, ProgramPeer};
+
+/// A value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Attribute {
+    Bool(bool),
+    Whole(u64),
+    Real(f64),
+    Text(String),
+    Wholes(Vec<u64>),
+    /// One of a few words, such as a type's name.
+    Word(String),
+}
+
+impl fmt::Display for Attribute {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool(value) => write!(formatter, "{value}"),
+            Self::Whole(value) => write!(formatter, "{value}"),
+            Self::Real(value) => write!(formatter, "{value:?}"),
+            Self::Text(text) => write!(formatter, "the text {text:?}"),
+            Self::Wholes(values) => write!(formatter, "{values:?}"),
+            Self::Word(word) => formatter.write_str(word),
+        }
+    }
+}
+
+/// Fault of a kind or of its attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AttributeError {
+    /// The wrong attribute; none when the kind is wrong or an attribute is missing.
+    pub(super) attribute: Option<String>,
+    /// The found and the expected value.
+    pub(super) reason: String,
+}
+
+/// The names of all kinds, in the order of their documentation.
+pub(super) const KINDS: [&str; 37] = [
+    "matmul",
+    "add",
+    "mul",
+    "scale",
+    "sum",
+    "reduce_sum",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "softmax_with_cross_entropy",
+    "sigmoid_cross_entropy",
+    "mean",
+    "lookup_table",
+    "concat",
+    "split",
+    "cast",
+    "fill",
+    "uniform",
+    "gaussian",
+    "accuracy",
+    "sum_to",
+    "repeat",
+    "relu_gradient",
+    "sigmoid_gradient",
+    "tanh_gradient",
+    "softmax_with_cross_entropy_gradient",
+    "sigmoid_cross_entropy_gradient",
+    "mean_gradient",
+    "lookup_table_gradient",
+    "update",
+    "send",
+    "recv",
+    "enqueue",
+    "dequeue",
+    "gradient_accumulator",
+    "string_accumulator",
+    "loop_forever",
+];
+
+/// The attributes of a kind. Attributes at their default are omitted.
+pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
+    use Attribute::{Bool, Real, Text, Whole, Wholes, Word};
+    let unless = |usual: bool, name, value| if usual { Vec::new() } else { vec![(name, value)] };
+    match kind {
+        OpKind::Matmul { transpose_left, transpose_right } => {
+            let mut list = unless(!transpose_left, "transpose_left", Bool(true));
+            list.extend(unless(!transpose_right, "transpose_right", Bool(true)));
+            list
+        }
+        OpKind::Scale { factor } => vec![("factor", Real(*factor))],
+        OpKind::ReduceSum { axis } | OpKind::Concat { axis } | OpKind::Repeat { axis } => {
+            vec![("axis", Whole((*axis).into()))]
+        }
+        OpKind::Split { axis, lengths } => {
+            vec![("axis", Whole((*axis).into())), ("lengths", Wholes(lengths.clone()))]
+        }
+        OpKind::Cast { to } => vec![("to", Word(to.name().to_owned()))],
+        OpKind::Fill { value } => vec![("value", Real(*value))],
+        OpKind::Uniform { low, high, seed, first } => {
+            let mut list = vec![("low", Real(*low)), ("high", Real(*high)), ("seed", Whole(*seed))];
+            list.extend(unless(*first == 0, "first", Whole(*first)));
+            list
+        }
+        OpKind::Gaussian { mean, deviation, seed, first } => {
+            let mut list = vec![("mean", Real(*mean)), ("deviation", Real(*deviation)), ("seed", Whole(*seed))];
+            list.extend(unless(*first == 0, "first", Whole(*first)));
+            list
+        }
+        OpKind::LookupTableGradient { height } => vec![("height", Whole(*height))],
+        OpKind::Update { config } => vec![("config", Text(config.clone()))],
+        OpKind::Send { channel, to } => {
+            let to = match to {
+                Destination::Peer(peer) => peer.to_string(),
+                Destination::Senders => "senders".to_owned(),
+            };
+            vec![("channel", Text(channel.clone())), ("to", Word(to))]
+        }
+        OpKind::Recv { channel } => vec![("channel", Text(channel.clone()))],
+        OpKind::Dequeue { min_count } => vec![("min_count", Whole((*min_count).into()))],
+        OpKind::GradientAccumulator { count, merge, staleness } => {
+            let mut list = vec![("count", Whole((*count).into()))];
+            list.extend(unless(*merge == Merge::Mean, "merge", Word("sum".to_owned())));
+            list.extend(staleness.map(|bound| ("staleness", Whole(bound.into()))));
+            list
+        }
+        OpKind::StringAccumulator { count } => vec![("count", Whole((*count).into()))],
+        OpKind::LoopForever { block } => vec![("block", Whole((*block).into()))],
+        _ => Vec::new(),
+    }
+}
+
+/// The kind with this name and these attributes.
+pub(super) fn kind(name: &str, attributes: Vec<(String, Attribute)>) -> Result<OpKind, AttributeError> {
+    let mut reader = AttributeReader::new(attributes)?;
+    let kind = arithmetic(name, &mut reader)?;
+    let kind = match kind {
+        Some(kind) => kind,
+        None => moving(name, &mut reader)?,
+    };
+    reader.finish()?;
+    Ok(kind)
+}
+
+fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, AttributeError> {
+    Ok(Some(match name {
+        "matmul" => OpKind::Matmul {
+            transpose_left: reader.flag("transpose_left")?,
+            transpose_right: reader.flag("transpose_right")?,
+        },
+        "add" => OpKind::Add,
+        "mul" => OpKind::Mul,
+        "scale" => OpKind::Scale { factor: reader.real("factor")? },
+        "sum" => OpKind::Sum,
+        "reduce_sum" => OpKind::ReduceSum { axis: reader.small("axis")? },
+        "relu" => OpKind::Relu,
+        "sigmoid" => OpKind::Sigmoid,
+        "tanh" => OpKind::Tanh,
+        "softmax_with_cross_entropy" => OpKind::SoftmaxWithCrossEntropy,
+        "sigmoid_cross_entropy" => OpKind::SigmoidCrossEntropy,
+        "mean" => OpKind::Mean,
+        "lookup_table" => OpKind::LookupTable,
+        "concat" => OpKind::Concat { axis: reader.small("axis")? },
+        "split" => OpKind::Split { axis: reader.small("axis")?, lengths: reader.wholes("lengths")? },
+        "cast" => OpKind::Cast { to: reader.word("to", "an element type", element_type)? },
+        "fill" => OpKind::Fill { value: reader.real("value")? },
+        "uniform" => OpKind::Uniform {
+            low: reader.real("low")?,
+            high: reader.real("high")?,
+            seed: reader.whole("seed", None)?,
+            first: reader.whole("first", Some(0))?,
+        },
+        "gaussian" => OpKind::Gaussian {
+            mean: reader.real("mean")?,
+            deviation: reader.real("deviation")?,
+            seed: reader.whole("seed", None)?,
+            first: reader.whole("first", Some(0))?,
+        },
+        "accuracy" => OpKind::Accuracy,
+        "sum_to" => OpKind::SumTo,
+        "repeat" => OpKind::Repeat { axis: reader.small("axis")? },
+        "relu_gradient" => OpKind::ReluGradient,
+        "sigmoid_gradient" => OpKind::SigmoidGradient,
+        "tanh_gradient" => OpKind::TanhGradient,
+        "softmax_with_cross_entropy_gradient" => OpKind::SoftmaxWithCrossEntropyGradient,
+        "sigmoid_cross_entropy_gradient" => OpKind::SigmoidCrossEntropyGradient,
+        "mean_gradient" => OpKind::MeanGradient,
+        "lookup_table_gradient" => OpKind::LookupTableGradient { height: reader.whole("height", None)? },
+        _ => return Ok(None),
+    }))
+}
+
+/// Updates and flow.
+fn moving(name: &str, reader: &mut AttributeReader) -> Result<OpKind, AttributeError> {
+    Ok(match name {
+        "update" => OpKind::Update { config: reader.text("config")? },
+        "send" => OpKind::Send {
+            channel: reader.text("channel")?,
+            to: reader.word("to", "trainer:N, server:N or senders", destination)?,
+        },
+        "recv" => OpKind::Recv { channel: reader.text("channel")? },
+        "enqueue" => OpKind::Enqueue,
+        "dequeue" => OpKind::Dequeue { min_count: reader.small("min_count")? },
+        "gradient_accumulator" => OpKind::GradientAccumulator {
+            count: reader.small("count")?,
+            merge: if reader.has("merge") { reader.word("merge", "mean or sum", merge)? } else { Merge::Mean },
+            staleness: if reader.has("staleness") { Some(reader.small("staleness")?) } else { None },
+        },
+        "string_accumulator" => OpKind::StringAccumulator { count: reader.small("count")? },
+        "loop_forever" => OpKind::LoopForever { block: reader.small("block")? },
+        _ => {
+            let reason = format!("found op {name:?}; expected one of {}", KINDS.join(", "));
+            return Err(AttributeError { attribute: None, reason });
+        }
+    })
+}
+
+pub(super) fn element_type(word: &str) -> Option<ElementType> {
+    ElementType::ALL.into_iter().find(|element_type| element_type.name() == word)
+}
+
+fn destination(word: &str) -> Option<Destination> {
+    if word == "senders" {
+        return Some(Destination::Senders);
+    }
+    let (side, number) = word.split_once(':')?;
+    // The canonical form: no sign, no leading zero.
+    let number = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number)?;
+    match side {
+        "trainer" => Some(Destination::Peer(ProgramPeer::Trainer(number))),
+        "server" => Some(Destination::Peer(ProgramPeer::Server(number))),
+        _ => None,
+    }
+}
+
+fn merge(word: &str) -> Option<Merge> {
+    match word {
+        "mean" => Some(Merge::Mean),
+        "sum" => Some(Merge::Sum),
+        _ => None,
+    }
+}
+
+/// Bound of the attributes of a kind: above the number that any has, and few enough to compare each with all others.
+const ATTRIBUTES_MAX: usize = 16;
+
+/// The attributes that are not converted yet.
+struct AttributeReader(Vec<(String, Attribute)>);
+
+impl AttributeReader {
+    fn new(attributes: Vec<(String, Attribute)>) -> Result<Self, AttributeError> {
+        if attributes.len() > ATTRIBUTES_MAX {
+            let reason = format!("found {} attributes; expected at most {ATTRIBUTES_MAX}", attributes.len());
+            return Err(AttributeError { attribute: None, reason });
+        }
+        for (place, (name, _)) in attributes.iter().enumerate() {
+            if attributes[..place].iter().any(|(before, _)| before == name) {
+                let reason = format!("found attribute {name:?} twice; expected it once");
+                return Err(AttributeError { attribute: Some(name.clone()), reason });
+            }
+        }
+        Ok(Self(attributes))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(reader, _)| reader == name)
+    }
+
+    /// Takes an attribute and converts it.
+    fn take<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        convert: impl Fn(&Attribute) -> Option<T>,
+    ) -> Result<T, AttributeError> {
+        let Some(place) = self.0.iter().position(|(reader, _)| reader == name) else {
+            let reason = format!("found no attribute {name:?}; expected {expected}");
+            return Err(AttributeError { attribute: None, reason });
+        };
+        let (_, attribute) = self.0.remove(place);
+        convert(&attribute).ok_or_else(|| {
+            let reason = format!("attribute {name:?} is {attribute}; expected {expected}");
+            AttributeError { attribute: Some(name.to_owned()), reason }
+        })
+    }
+
+    fn flag(&mut self, name: &str) -> Result<bool, AttributeError> {
+        if !self.has(name) {
+            return Ok(false);
+        }
+        self.take(name, "true or false", |attribute| match attribute {
+            Attribute::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// A real number, which a text may write as a whole one.
+    fn real(&mut self, name: &str) -> Result<f64, AttributeError> {
+        self.take(name, "a number", |attribute| match attribute {
+            Attribute::Real(value) => Some(*value),
+            Attribute::Whole(value) => Some(*value as f64),
+            _ => None,
+        })
+    }
+
+    fn whole(&mut self, name: &str, usual: Option<u64>) -> Result<u64, AttributeError> {
+        if let (Some(usual), false) = (usual, self.has(name)) {
+            return Ok(usual);
+        }
+        self.take(name, "a whole number below 2^64", |attribute| match attribute {
+            Attribute::Whole(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    fn small(&mut self, name: &str) -> Result<u32, AttributeError> {
+        self.take(name, "a whole number below 2^32", |attribute| match attribute {
+            Attribute::Whole(value) => u32::try_from(*value).ok(),
+            _ => None,
+        })
+    }
+
+    fn wholes(&mut self, name: &str) -> Result<Vec<u64>, AttributeError> {
+        self.take(name, "whole numbers in brackets", |attribute| match attribute {
+            Attribute::Wholes(values) => Some(values.clone()),
+            _ => None,
+        })
+    }
+
+    fn text(&mut self, name: &str) -> Result<String, AttributeError> {
+        self.take(name, "a text in quotes", |attribute| match attribute {
+            Attribute::Text(text) => Some(text.clone()),
+            _ => None,
+        })
+    }
+
+    fn word<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        convert: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, AttributeError> {
+        self.take(name, expected, |attribute| match attribute {
+            Attribute::Word(word) => convert(word),
+            _ => None,
+        })
+    }
+
+    fn finish(self) -> Result<(), AttributeError> {
+        match self.0.into_iter().next() {
+            Some((name, _)) => {
+                let reason = format!("found attribute {name:?}; expected none of this name");
+                Err(AttributeError { attribute: Some(name), reason })
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Differentiation rule of each op.
+
+use crate::op::{Op, OpKind};
+use crate::variable::{Dim, VariableFacts};
+use pserver_core::dtype::ElementType;
+
+use super::{Backward, gradient_name};
+
+/// An op on the way from the loss to a parameter.
+pub(super) struct OpGradient<'b, 'a> {
+    pub(super) backward: &'b mut Backward<'a>,
+    pub(super) op: &'a Op,
+    /// The gradients of its outputs, where the loss depends on them.
+    pub(super) output_gradients: Vec<Option<String>>,
+    /// For each input, whether it depends on a parameter.
+    pub(super) is_needed: Vec<bool>,
+}
+
+/// Whether gradients pass through the op. Accuracy and ops that select have derivative zero, or none.
+pub(super) const fn passes(kind: &OpKind) -> bool {
+    match kind {
+        OpKind::Accuracy => false,
+        OpKind::Cast { to } => to.is_float(),
+        _ => true,
+    }
+}
+
+/// Appends the ops that propagate the gradients of an op's outputs to the inputs that need one.
+pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
+    match &flow.op.kind {
+        OpKind::Matmul { transpose_left, transpose_right } => flow.matmul(*transpose_left, *transpose_right),
+        OpKind::Add => {
+            let output_gradient = flow.output_gradient();
+            flow.share(0, &output_gradient);
+            flow.repeated(1, &output_gradient);
+        }
+        OpKind::Mul => flow.mul(),
+        OpKind::Scale { factor } => {
+            let output_gradient = flow.output_gradient();
+            flow.make(0, OpKind::Scale { factor: *factor }, &[&output_gradient]);
+        }
+        OpKind::Sum => {
+            let output_gradient = flow.output_gradient();
+            (0..flow.op.inputs.len()).for_each(|place| flow.share(place, &output_gradient));
+        }
+        OpKind::ReduceSum { axis } => {
+            let output_gradient = flow.output_gradient();
+            flow.make(0, OpKind::Repeat { axis: *axis }, &[&output_gradient, &flow.op.inputs[0]]);
+        }
+        OpKind::Relu => flow.activation(OpKind::ReluGradient),
+        OpKind::Sigmoid => flow.activation(OpKind::SigmoidGradient),
+        OpKind::Tanh => flow.activation(OpKind::TanhGradient),
+        OpKind::Mean => {
+            let output_gradient = flow.output_gradient();
+            flow.make(0, OpKind::MeanGradient, &[&flow.op.inputs[0], &output_gradient]);
+        }
+        OpKind::SoftmaxWithCrossEntropy | OpKind::SigmoidCrossEntropy => return flow.loss(),
+        OpKind::LookupTable => return flow.lookup(),
+        OpKind::Concat { axis } => flow.concat(*axis),
+        OpKind::Split { axis, .. } => flow.split(*axis),
+        OpKind::Cast { .. } => {
+            let output_gradient = flow.output_gradient();
+            let to = flow.element_type(0);
+            flow.make(0, OpKind::Cast { to }, &[&output_gradient]);
+        }
+        other => {
+            let name = other.name();
+            return Err(format!("found {name} between the loss and a parameter; expected ops that have a gradient"));
+        }
+    }
+    Ok(())
+}
+
+impl OpGradient<'_, '_> {
+    /// The gradient of the only output.
+    fn output_gradient(&self) -> String {
+        self.output_gradients[0].clone().expect("an op is met only when an output has a gradient")
+    }
+
+    fn facts(&self, place: usize) -> &VariableFacts {
+        self.backward.facts(&self.op.inputs[place])
+    }
+
+    fn element_type(&self, place: usize) -> ElementType {
+        match self.facts(place) {
+            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
+                *element_type
+            }
+            other => unreachable!("{other} has no elements to differentiate by"),
+        }
+    }
+
+    /// Adds an output's gradient unchanged to an input's.
+    fn share(&mut self, place: usize, output_gradient: &str) {
+        if self.is_needed[place] {
+            self.backward.share(&self.op.inputs[place], output_gradient);
+        }
+    }
+
+    /// Adds the output of an op to the gradient of an input.
+    fn make(&mut self, place: usize, kind: OpKind, inputs: &[&str]) {
+        if self.is_needed[place] {
+            let of = &self.op.inputs[place];
+            let name = self.backward.part_name(of);
+            self.backward.push(kind, inputs, vec![name.clone()]);
+            self.backward.record(of, name);
+        }
+    }
+
+    /// A broadcast input gets the sum over its repetitions.
+    fn repeated(&mut self, place: usize, output_gradient: &str) {
+        if self.facts(place) == self.backward.facts(&self.op.outputs[0]) {
+            self.share(place, output_gradient);
+        } else {
+            self.make(place, OpKind::SumTo, &[output_gradient, &self.op.inputs[place]]);
+        }
+    }
+
+    /// `C = A B` has `dA = dC B'` and `dB = A' dC`; a transposed operand exchanges the factors of its own.
+    fn matmul(&mut self, left: bool, right: bool) {
+        let output_gradient = self.output_gradient();
+        let (a, b) = (&self.op.inputs[0], &self.op.inputs[1]);
+        let product = |transpose_left, transpose_right| OpKind::Matmul { transpose_left, transpose_right };
+        if left {
+            self.make(0, product(right, true), &[b, &output_gradient]);
+        } else {
+            self.make(0, product(false, !right), &[&output_gradient, b]);
+        }
+        if right {
+            self.make(1, product(true, left), &[&output_gradient, a]);
+        } else {
+            self.make(1, product(!left, false), &[a, &output_gradient]);
+        }
+    }
+
+    fn mul(&mut self) {
+        let output_gradient = self.output_gradient();
+        let (a, b) = (&self.op.inputs[0], &self.op.inputs[1]);
+        self.make(0, OpKind::Mul, &[&output_gradient, b]);
+        if self.facts(0) == self.facts(1) {
+            self.make(1, OpKind::Mul, &[&output_gradient, a]);
+        } else if self.is_needed[1] {
+            let product = format!("{}@whole", self.backward.part_name(b));
+            self.backward.push(OpKind::Mul, &[&output_gradient, a], vec![product.clone()]);
+            self.make(1, OpKind::SumTo, &[&product, b]);
+        }
+    }
+
+    /// A function whose derivative is computed from its value.
+    fn activation(&mut self, kind: OpKind) {
+        let output_gradient = self.output_gradient();
+        self.make(0, kind, &[&self.op.outputs[0], &output_gradient]);
+    }
+
+    fn loss(&mut self) -> Result<(), String> {
+        let label = &self.op.inputs[1];
+        if self.is_needed[1] {
+            return Err(format!("found label {label:?}, which depends on a parameter; expected data"));
+        }
+        if let Some(Some(_)) = self.output_gradients.get(1) {
+            let name = &self.op.outputs[1];
+            return Err(format!(
+                "found probabilities {name:?} between the loss and a parameter; expected only the losses"
+            ));
+        }
+        let output_gradient = self.output_gradient();
+        if self.op.kind == OpKind::SigmoidCrossEntropy {
+            self.make(0, OpKind::SigmoidCrossEntropyGradient, &[&self.op.inputs[0], label, &output_gradient]);
+        } else {
+            self.make(0, OpKind::SoftmaxWithCrossEntropyGradient, &[&self.op.outputs[1], label, &output_gradient]);
+        }
+        Ok(())
+    }
+
+    fn lookup(&mut self) -> Result<(), String> {
+        let (table, ids) = (&self.op.inputs[0], &self.op.inputs[1]);
+        let output_gradient = self.output_gradient();
+        match self.facts(0) {
+            VariableFacts::Dense { shape, .. } if let [Dim::Fixed(height), _] = shape[..] => {
+                self.make(0, OpKind::LookupTableGradient { height }, &[ids, &output_gradient]);
+                Ok(())
+            }
+            other => Err(format!("found table {table:?} of {other}; expected a fixed height")),
+        }
+    }
+
+    fn concat(&mut self, axis: u32) {
+        let output_gradient = self.output_gradient();
+        let lengths = (0..self.op.inputs.len()).map(|place| match self.facts(place) {
+            VariableFacts::Dense { shape, .. } => match shape[axis as usize] {
+                Dim::Fixed(length) => length,
+                Dim::Batch => unreachable!("a checked concat has fixed lengths"),
+            },
+            other => unreachable!("a checked concat has dense inputs, not {other}"),
+        });
+        let lengths = lengths.collect();
+        let pieces: Vec<String> = self.op.inputs.iter().map(|of| self.backward.part_name(of)).collect();
+        self.backward.push(OpKind::Split { axis, lengths }, &[&output_gradient], pieces.clone());
+        for ((of, piece), is_needed) in self.op.inputs.iter().zip(pieces).zip(&self.is_needed) {
+            if *is_needed {
+                self.backward.record(of, piece);
+            }
+        }
+    }
+
+    /// A piece that the loss does not depend on has a gradient of zero.
+    fn split(&mut self, axis: u32) {
+        let scalar = VariableFacts::fixed(self.element_type(0), &[]);
+        let mut output_gradients = Vec::with_capacity(self.output_gradients.len());
+        for (output, output_gradient) in self.op.outputs.iter().zip(self.output_gradients.clone()) {
+            output_gradients.push(output_gradient.unwrap_or_else(|| {
+                let name = gradient_name(output);
+                let zero = self.backward.constant(&format!("{name}@zero"), scalar.clone(), 0.0);
+                self.backward.push(OpKind::MeanGradient, &[output, &zero], vec![name.clone()]);
+                name
+            }));
+        }
+        let output_gradients: Vec<&str> = output_gradients.iter().map(String::as_str).collect();
+        self.make(0, OpKind::Concat { axis }, &output_gradients);
+    }
+}

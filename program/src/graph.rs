@@ -1,0 +1,348 @@
+//! Graph: the checked form of a program.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use pserver_core::error::Failure;
+use pserver_core::limits::{
+    NAME_BYTES_MAX, PROGRAM_BLOCKS_MAX, PROGRAM_OPERANDS_MAX, PROGRAM_OPS_MAX, PROGRAM_VARIABLES_MAX,
+};
+use pserver_core::optim::Prepared;
+
+use super::block::{Block, Program};
+use super::infer::{self, Inferred};
+use super::op::{Op, OpKind, OpRole};
+use super::variable::{Purpose, Variable, VariableFacts};
+
+/// Index of a variable in [`Graph::variables`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VariableIndex(pub u32);
+
+impl VariableIndex {
+    /// The index as a number.
+    #[must_use]
+    pub const fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// An op whose variables are known and fit it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The kind and its attributes.
+    pub kind: OpKind,
+    /// The phase it belongs to.
+    pub role: OpRole,
+    /// The inputs, in the order of the kind's signature.
+    pub inputs: Vec<VariableIndex>,
+    /// The outputs, in the order of the kind's signature.
+    pub outputs: Vec<VariableIndex>,
+    /// The rule of an [`Update`](OpKind::Update), read from its configuration and lowered once; none for every other
+    /// kind.
+    pub rule: Option<Arc<Prepared>>,
+}
+
+/// A block of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scope {
+    /// The index of the enclosing block; none for block 0 only.
+    pub parent: Option<u32>,
+    /// Its ops, in the program's order.
+    pub nodes: Vec<Node>,
+}
+
+/// A checked program: every op fits its variables. An executor runs it.
+///
+/// Invariants:
+///
+/// - Blocks form a tree with block 0 as its root, and each other block is run by exactly one op, in its parent.
+/// - The facts of every variable are known, and every op's inputs and outputs fit its kind.
+/// - Data is never written. A temporary is written by exactly one op, and read only by later ops of the same block or
+///   of a block that a later op runs. Parameters and states may be read before and written after.
+/// - A queue is touched by `enqueue` and `dequeue` only.
+/// - An update writes the variables that it reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    program: Program,
+    variables: Vec<Variable>,
+    by_name: BTreeMap<String, VariableIndex>,
+    scopes: Vec<Scope>,
+}
+
+impl Graph {
+    /// Checks a program.
+    ///
+    /// The error names the block, the op by index and kind, the variable, and the facts that were found and expected.
+    pub fn new(program: Program) -> Result<Self, Failure> {
+        check_size(&program)?;
+        let mut checker = Checker::default();
+        for (index, block) in program.blocks.iter().enumerate() {
+            checker.declare(index, block)?;
+        }
+        checker.scope(&program, 0)?;
+        if let Some(block) = checker.scopes.iter().position(Option::is_none) {
+            return Err(Failure::call(format!("block {block}: found no op that runs it; expected one in its parent")));
+        }
+        let Checker { variables, by_name, scopes, .. } = checker;
+        let variables = variables.into_iter().map(|known| known.variable).collect();
+        Ok(Self { variables, by_name, scopes: scopes.into_iter().flatten().collect(), program })
+    }
+
+    /// The unchecked program.
+    #[must_use]
+    pub const fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The unchecked program, to be changed and checked again.
+    #[must_use]
+    pub fn into_program(self) -> Program {
+        self.program
+    }
+
+    /// All variables: the declared ones block by block, then temporaries in the order in which they are written.
+    #[must_use]
+    pub fn variables(&self) -> &[Variable] {
+        &self.variables
+    }
+
+    /// One variable.
+    #[must_use]
+    pub fn variable(&self, index: VariableIndex) -> &Variable {
+        &self.variables[index.place()]
+    }
+
+    /// The variable of this name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<VariableIndex> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The facts of the variable of this name.
+    #[must_use]
+    pub fn facts(&self, name: &str) -> Option<&VariableFacts> {
+        self.find(name).map(|index| &self.variable(index).facts)
+    }
+
+    /// Its blocks; an op that runs a block has its index in this list.
+    #[must_use]
+    pub fn scopes(&self) -> &[Scope] {
+        &self.scopes
+    }
+}
+
+fn check_size(program: &Program) -> Result<(), Failure> {
+    let blocks = program.blocks.len();
+    if blocks == 0 || blocks > PROGRAM_BLOCKS_MAX {
+        return Err(Failure::call(format!("the program has {blocks} blocks; expected 1 to {PROGRAM_BLOCKS_MAX}")));
+    }
+    let ops: usize = program.blocks.iter().map(|block| block.ops.len()).sum();
+    if ops > PROGRAM_OPS_MAX {
+        return Err(Failure::call(format!("the program has {ops} ops; expected at most {PROGRAM_OPS_MAX}")));
+    }
+    for (index, block) in program.blocks.iter().enumerate() {
+        let expected = match (index, block.parent) {
+            (0, None) => continue,
+            (0, Some(_)) => "none, because the program begins here".to_owned(),
+            (_, Some(parent)) if (parent as usize) < index => continue,
+            _ => format!("a block before it, 0 to {}", index - 1),
+        };
+        let found = block.parent.map_or("none".to_owned(), |parent| parent.to_string());
+        return Err(Failure::call(format!("block {index}: found parent {found}; expected {expected}")));
+    }
+    Ok(())
+}
+
+/// A variable while a program is checked.
+#[derive(Debug)]
+struct CheckedVariable {
+    variable: Variable,
+    block: u32,
+    is_written: bool,
+}
+
+#[derive(Debug, Default)]
+struct Checker {
+    variables: Vec<CheckedVariable>,
+    by_name: BTreeMap<String, VariableIndex>,
+    scopes: Vec<Option<Scope>>,
+}
+
+impl Checker {
+    fn declare(&mut self, index: usize, block: &Block) -> Result<(), Failure> {
+        self.scopes.push(None);
+        for variable in &block.variables {
+            let refuse = |reason| Failure::call(format!("block {index}, variable {:?}: {reason}", variable.name));
+            infer::check_declaration(variable).map_err(refuse)?;
+            self.add(variable.clone(), block_number(index)).map_err(refuse)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, variable: Variable, block: u32) -> Result<VariableIndex, String> {
+        let bytes = variable.name.len();
+        if bytes == 0 || bytes > NAME_BYTES_MAX {
+            return Err(format!("the name has {bytes} bytes; expected 1 to {NAME_BYTES_MAX}"));
+        }
+        if self.variables.len() >= PROGRAM_VARIABLES_MAX {
+            return Err(format!("found one variable more than {PROGRAM_VARIABLES_MAX}; expected at most as many"));
+        }
+        let index = VariableIndex(u32::try_from(self.variables.len()).map_err(|error| error.to_string())?);
+        if let Some(first) = self.by_name.insert(variable.name.clone(), index) {
+            let block = self.variables[first.place()].block;
+            return Err(format!("found this name in block {block} as well; expected each name once"));
+        }
+        self.variables.push(CheckedVariable { variable, block, is_written: false });
+        Ok(index)
+    }
+
+    /// Checks the ops of a block in order, and the ops of each block that an op runs with that op.
+    fn scope(&mut self, program: &Program, index: usize) -> Result<(), Failure> {
+        let block = &program.blocks[index];
+        let mut nodes = Vec::with_capacity(block.ops.len());
+        for (place, op) in block.ops.iter().enumerate() {
+            let refuse = |reason| Failure::call(format!("block {index}, op {place} {}: {reason}", op.kind.name()));
+            nodes.push(self.node(op, block_number(index)).map_err(refuse)?);
+            if let OpKind::LoopForever { block: inner } = op.kind {
+                self.enter(program, index, inner as usize).map_err(refuse)?;
+                self.scope(program, inner as usize)?;
+            }
+        }
+        self.scopes[index] = Some(Scope { parent: block.parent, nodes });
+        Ok(())
+    }
+
+    /// Checks that the op of a block may run another block.
+    fn enter(&mut self, program: &Program, outer: usize, inner: usize) -> Result<(), String> {
+        let Some(block) = program.blocks.get(inner) else {
+            return Err(format!("found block {inner}; expected one below {}", program.blocks.len()));
+        };
+        if block.parent != Some(block_number(outer)) {
+            let parent = block.parent.map_or("none".to_owned(), |parent| parent.to_string());
+            return Err(format!("found block {inner}, whose parent is {parent}; expected a block with parent {outer}"));
+        }
+        let scope = Scope { parent: block.parent, nodes: Vec::new() };
+        match self.scopes[inner].replace(scope) {
+            Some(_) => Err(format!("found block {inner} run by two ops; expected one")),
+            None => Ok(()),
+        }
+    }
+
+    fn node(&mut self, op: &Op, block: u32) -> Result<Node, String> {
+        let operands = op.inputs.len().max(op.outputs.len());
+        if operands > PROGRAM_OPERANDS_MAX {
+            return Err(format!("found {operands} operands on one side; expected at most {PROGRAM_OPERANDS_MAX}"));
+        }
+        let inputs = op.inputs.iter().map(|name| self.readable(name, op, block)).collect::<Result<Vec<_>, _>>()?;
+        let declared = op.outputs.iter().map(|name| self.writable(name, block)).collect::<Result<Vec<_>, _>>()?;
+        let facts: Vec<&VariableFacts> = inputs.iter().map(|index| self.facts(*index)).collect();
+        let known: Vec<_> = declared.iter().map(|index| index.map(|index| self.facts(index))).collect();
+        check_distinct(&op.outputs)?;
+        let Inferred { facts, rule } = infer::outputs(op, &facts, &known)?;
+        let mut outputs = Vec::with_capacity(facts.len());
+        for ((name, declared), facts) in op.outputs.iter().zip(declared).zip(facts) {
+            outputs.push(self.write(name, declared, facts, block)?);
+        }
+        Ok(Node { kind: op.kind.clone(), role: op.role, inputs, outputs, rule })
+    }
+
+    fn facts(&self, index: VariableIndex) -> &VariableFacts {
+        &self.variables[index.place()].variable.facts
+    }
+
+    /// A variable that an op of a block may read.
+    fn readable(&self, name: &str, op: &Op, block: u32) -> Result<VariableIndex, String> {
+        let Some(index) = self.by_name.get(name).copied() else {
+            return Err(format!(
+                "found no variable {name:?}; expected a declared one, or one that an op before writes"
+            ));
+        };
+        let known = &self.variables[index.place()];
+        self.check_visible(known, block)?;
+        if known.variable.purpose == Purpose::Temporary && !known.is_written {
+            return Err(format!("found no value in temporary {name:?}; expected an op before this one that writes it"));
+        }
+        let is_queue = matches!(known.variable.facts, VariableFacts::Queue { .. });
+        if is_queue && !matches!(op.kind, OpKind::Enqueue | OpKind::Dequeue { .. }) {
+            return Err(format!("found queue {name:?}; expected only enqueue and dequeue to touch it"));
+        }
+        Ok(index)
+    }
+
+    /// A variable that an op may write, when it is known already.
+    fn writable(&self, name: &str, block: u32) -> Result<Option<VariableIndex>, String> {
+        let Some(index) = self.by_name.get(name).copied() else { return Ok(None) };
+        let known = &self.variables[index.place()];
+        self.check_visible(known, block)?;
+        if let VariableFacts::Queue { .. } = known.variable.facts {
+            return Err(format!("found queue {name:?} as an output; expected enqueue to fill it"));
+        }
+        match known.variable.purpose {
+            Purpose::Data => {
+                Err(format!("found data {name:?} as an output; expected another variable, because data is only fed"))
+            }
+            Purpose::Temporary if known.is_written => {
+                Err(format!("found a second op that writes temporary {name:?}; expected one"))
+            }
+            // A loop would write the temporary repeatedly while the block around it reads it once.
+            Purpose::Temporary if known.block != block => {
+                let own = known.block;
+                Err(format!("found temporary {name:?} of block {own} written in block {block}; expected it in {own}"))
+            }
+            Purpose::Temporary | Purpose::Parameter | Purpose::State => Ok(Some(index)),
+        }
+    }
+
+    fn write(
+        &mut self,
+        name: &str,
+        declared: Option<VariableIndex>,
+        facts: VariableFacts,
+        block: u32,
+    ) -> Result<VariableIndex, String> {
+        let index = match declared {
+            Some(index) => index,
+            None => {
+                infer::check_facts(&facts).map_err(|reason| format!("output {name:?} is {facts}; {reason}"))?;
+                let name = name.to_owned();
+                self.add(Variable { name, facts: facts.clone(), purpose: Purpose::Temporary }, block)?
+            }
+        };
+        let known = &mut self.variables[index.place()];
+        if known.variable.facts != facts {
+            let found = &known.variable.facts;
+            return Err(format!("output {name:?} is declared {found}; expected {facts}, which the op gives"));
+        }
+        known.is_written = true;
+        Ok(index)
+    }
+
+    fn check_visible(&self, known: &CheckedVariable, block: u32) -> Result<(), String> {
+        let mut scope = Some(block);
+        while let Some(index) = scope {
+            if index == known.block {
+                return Ok(());
+            }
+            scope = self.parent(index);
+        }
+        let name = &known.variable.name;
+        Err(format!("found {name:?} of block {}; expected a variable of this block or one around it", known.block))
+    }
+
+    fn parent(&self, block: u32) -> Option<u32> {
+        self.scopes[block as usize].as_ref().and_then(|scope| scope.parent)
+    }
+}
+
+fn check_distinct(outputs: &[String]) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    match outputs.iter().find(|name| !seen.insert(*name)) {
+        Some(name) => Err(format!("found output {name:?} twice; expected each once")),
+        None => Ok(()),
+    }
+}
+
+/// A block's index, which [`PROGRAM_BLOCKS_MAX`] keeps small.
+fn block_number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,331 @@
+//! Operations: inputs, outputs and attributes of each kind.
+//!
+//! In the signatures `n` is any leading length, often the batch; a scalar is a dense tensor of no dimensions.
+
+use std::fmt;
+
+use pserver_core::config::Merge;
+use pserver_core::dtype::ElementType;
+use pserver_core::rows::Initializer;
+
+/// The phase of training that an op belongs to. A transpiler places ops by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OpRole {
+    /// Runs once, before everything else, and fills parameters and states.
+    Initialise,
+    /// From the data to the loss, and other outputs of the network.
+    Forward,
+    /// From the loss to the gradients.
+    Backward,
+    /// From gradients to new parameters.
+    Optimize,
+    /// Moves values between programs, or queues them.
+    Communication,
+}
+
+impl OpRole {
+    /// Every role.
+    pub const ALL: [Self; 5] = [Self::Initialise, Self::Forward, Self::Backward, Self::Optimize, Self::Communication];
+
+    /// Its name in the text form.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Initialise => "initialise",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Optimize => "optimize",
+            Self::Communication => "communication",
+        }
+    }
+}
+
+/// A process that runs a sub-program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProgramPeer {
+    /// The trainer with this number.
+    Trainer(u32),
+    /// The server with this number.
+    Server(u32),
+}
+
+/// As in the text form: `trainer:0`, `server:1`. A `recv` gives the sender in this form, too.
+impl fmt::Display for ProgramPeer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Trainer(number) => write!(formatter, "trainer:{number}"),
+            Self::Server(number) => write!(formatter, "server:{number}"),
+        }
+    }
+}
+
+/// Destination of an [`OpKind::Send`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// One process, fixed when the program was made.
+    Peer(ProgramPeer),
+    /// Every process whose address is in the op's second input, each once: the senders of earlier values.
+    Senders,
+}
+
+/// The kind of an op with its attributes. Inputs and outputs are positional, as written at each kind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OpKind {
+    /// `(a[n, k], b[k, m]) -> [n, m]`; a transposed operand is read with its two dimensions exchanged.
+    Matmul {
+        /// Whether the first operand is given as `[k, n]`.
+        transpose_left: bool,
+        /// Whether the second operand is given as `[m, k]`.
+        transpose_right: bool,
+    },
+    /// `(a, b) -> a's shape`: `a + b`. `b`'s dimensions are `a`'s last ones, or 1, where it repeats.
+    Add,
+    /// `(a, b) -> a's shape`: `a * b`, element by element, with the repeating of [`Add`](Self::Add).
+    Mul,
+    /// `(x) -> x's shape`: `factor * x`. Of selected rows the values are scaled, and the ids stay.
+    Scale {
+        /// The factor, rounded to the type of `x`.
+        factor: f64,
+    },
+    /// `(x, y, ...) -> x's shape`: all inputs, of one shape and type, added from left to right. Selected rows alone are
+    /// put one after another; beside a dense tensor they are added to it.
+    Sum,
+    /// `(x) -> x's shape without one dimension`, over which it is added.
+    ReduceSum {
+        /// The dimension, from zero.
+        axis: u32,
+    },
+    /// `(x) -> x's shape`: `max(x, 0)`.
+    Relu,
+    /// `(x) -> x's shape`: `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `(x) -> x's shape`: the hyperbolic tangent.
+    Tanh,
+    /// `(scores[n, c], label: int64[n]) -> (loss[n], probabilities[n, c])`: the softmax of every row, and
+    /// `-ln` of the label's probability.
+    SoftmaxWithCrossEntropy,
+    /// `(scores, label) -> loss`, all of one shape and type: `max(s, 0) - s l + ln(1 + exp(-|s|))`, the loss of a
+    /// label `l` in [0, 1] whose probability is the sigmoid of `s`.
+    SigmoidCrossEntropy,
+    /// `(x) -> scalar`: the sum of all elements over their number.
+    Mean,
+    /// `(table[h, w], ids: int64[...]) -> [..., w]`: the table's rows by number.
+    LookupTable,
+    /// `(x, y, ...) -> all of them side by side` along one dimension; the others are equal.
+    Concat {
+        /// The dimension, from zero.
+        axis: u32,
+    },
+    /// `(x) -> as many pieces as there are lengths`, side by side along one dimension. Selected rows are split along
+    /// dimension 0, and each piece counts its rows from its own zero.
+    Split {
+        /// The dimension, from zero.
+        axis: u32,
+        /// The pieces' lengths, which add up to the dimension's.
+        lengths: Vec<u64>,
+    },
+    /// `(x) -> x's shape` in another type, rounded to the nearest; to an integer towards zero, and held at its limits.
+    Cast {
+        /// The type.
+        to: ElementType,
+    },
+    /// `() -> the declared facts of its output`: one value everywhere.
+    Fill {
+        /// The value.
+        value: f64,
+    },
+    /// `() -> the declared facts of its output`: independent, uniform in `[low, high)`.
+    Uniform {
+        /// The lowest value.
+        low: f64,
+        /// The value that is not reached.
+        high: f64,
+        /// The seed: equal seeds give equal values.
+        seed: u64,
+        /// The number of the first row. A row is one index of the first dimension; its values depend on the seed, its
+        /// number and its width only, so that some rows of a tensor are filled as in the whole tensor.
+        first: u64,
+    },
+    /// `() -> the declared facts of its output`: independent, normal.
+    Gaussian {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation, zero or above.
+        deviation: f64,
+        /// As in [`Uniform`](Self::Uniform).
+        seed: u64,
+        /// As in [`Uniform`](Self::Uniform).
+        first: u64,
+    },
+    /// `(scores[n, c], label: int64[n]) -> float32 scalar`: the share of rows whose largest score, the first of
+    /// equals, is the label's.
+    Accuracy,
+
+    /// `(x, like) -> like's shape`: `x` summed over the dimensions that broadcast `like`; the gradient of
+    /// [`Add`](Self::Add) for `b`.
+    SumTo,
+    /// `(x, like) -> like's shape`: `x`, which lacks dimension `axis`, repeated along it; the gradient of
+    /// [`ReduceSum`](Self::ReduceSum).
+    Repeat {
+        /// The dimension, from zero.
+        axis: u32,
+    },
+    /// `(y, dy) -> dx` with `y = relu(x)`: `dy` where `y > 0`, else zero.
+    ReluGradient,
+    /// `(y, dy) -> dx` with `y = sigmoid(x)`: `dy y (1 - y)`.
+    SigmoidGradient,
+    /// `(y, dy) -> dx` with `y = tanh(x)`: `dy (1 - y y)`.
+    TanhGradient,
+    /// `(probabilities[n, c], label: int64[n], dloss[n]) -> [n, c]`: `dloss (p - [label])`.
+    SoftmaxWithCrossEntropyGradient,
+    /// `(scores, label, dloss) -> scores' shape`: `dloss (sigmoid(s) - label)`.
+    SigmoidCrossEntropyGradient,
+    /// `(x, dmean: scalar) -> x's shape`: `dmean` over the number of elements, everywhere.
+    MeanGradient,
+    /// `(ids: int64[...], dy[..., w]) -> rows(height, w)`: row `ids[i]` with the values `dy[i]`, for every `i` in
+    /// order. A repeated id gives repeated rows.
+    LookupTableGradient {
+        /// The rows of the table.
+        height: u64,
+    },
+
+    /// `(parameter, gradient, count: int64 scalar, state...) -> (parameter, count, state...)`: one update by a rule.
+    /// The gradient is dense or selected rows; the count of updates increases by one; outputs are the inputs' own
+    /// variables.
+    Update {
+        /// The rule as `OptimizerConfig` in protobuf's text form, which [`pserver_core::config`] reads.
+        config: String,
+    },
+
+    /// `(x)` or `(x, addresses: strings) -> ()`: gives a value, with the sender's address, to the `recv` of the same
+    /// channel at the destination.
+    Send {
+        /// The channel of the matching `recv`.
+        channel: String,
+        /// The destination.
+        to: Destination,
+    },
+    /// `() -> (x)` or `(x, address: strings)`, as declared: a received value, and its sender. It is ready when a value
+    /// has been received.
+    Recv {
+        /// The channel of the matching `send`.
+        channel: String,
+    },
+    /// `(queue, x) -> ()`: it is ready when the queue has space.
+    Enqueue,
+    /// `(queue) -> (x, y, ...)`: as many items as outputs, oldest first. It is ready when the queue holds them.
+    Dequeue {
+        /// The number of outputs.
+        min_count: u32,
+    },
+    /// `(gradient)` or `(gradient, address: strings) -> gradient's facts`: takes one piece per run of its block, and on
+    /// the `count`th gives all of them merged; ops that need it are not ready before. With addresses, pieces are added
+    /// in their senders' order, else in order of arrival. With a staleness bound the `recv` that the address comes from
+    /// gives a piece only when it is its sender's turn, and keeps it until then.
+    GradientAccumulator {
+        /// Number of pieces in a merged gradient: 1 in asynchronous training, the number of trainers in synchronous.
+        count: u32,
+        /// How pieces are merged.
+        merge: Merge,
+        /// The most pieces by which a sender may be ahead of the slowest one: 0 is one piece of every sender in each
+        /// merged gradient, which is synchronous training; none accepts every piece.
+        staleness: Option<u32>,
+    },
+    /// `(string: strings) -> strings`: takes strings, and on the `count`th gives the list of them: addresses in the
+    /// order of their processes, then other strings in the order of their text.
+    StringAccumulator {
+        /// Number of strings in a list.
+        count: u32,
+    },
+    /// `() -> ()`: runs a block repeatedly, without end.
+    LoopForever {
+        /// The block's index; its parent is the block of this op.
+        block: u32,
+    },
+}
+
+impl OpKind {
+    /// Its name in the text form and in errors.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Matmul { .. } => "matmul",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Scale { .. } => "scale",
+            Self::Sum => "sum",
+            Self::ReduceSum { .. } => "reduce_sum",
+            Self::Relu => "relu",
+            Self::Sigmoid => "sigmoid",
+            Self::Tanh => "tanh",
+            Self::SoftmaxWithCrossEntropy => "softmax_with_cross_entropy",
+            Self::SigmoidCrossEntropy => "sigmoid_cross_entropy",
+            Self::Mean => "mean",
+            Self::LookupTable => "lookup_table",
+            Self::Concat { .. } => "concat",
+            Self::Split { .. } => "split",
+            Self::Cast { .. } => "cast",
+            Self::Fill { .. } => "fill",
+            Self::Uniform { .. } => "uniform",
+            Self::Gaussian { .. } => "gaussian",
+            Self::Accuracy => "accuracy",
+            Self::SumTo => "sum_to",
+            Self::Repeat { .. } => "repeat",
+            Self::ReluGradient => "relu_gradient",
+            Self::SigmoidGradient => "sigmoid_gradient",
+            Self::TanhGradient => "tanh_gradient",
+            Self::SoftmaxWithCrossEntropyGradient => "softmax_with_cross_entropy_gradient",
+            Self::SigmoidCrossEntropyGradient => "sigmoid_cross_entropy_gradient",
+            Self::MeanGradient => "mean_gradient",
+            Self::LookupTableGradient { .. } => "lookup_table_gradient",
+            Self::Update { .. } => "update",
+            Self::Send { .. } => "send",
+            Self::Recv { .. } => "recv",
+            Self::Enqueue => "enqueue",
+            Self::Dequeue { .. } => "dequeue",
+            Self::GradientAccumulator { .. } => "gradient_accumulator",
+            Self::StringAccumulator { .. } => "string_accumulator",
+            Self::LoopForever { .. } => "loop_forever",
+        }
+    }
+
+    /// The initializer of a kind that creates a tensor; none for every other kind.
+    #[must_use]
+    pub const fn initializer(&self) -> Option<Initializer> {
+        match *self {
+            Self::Fill { value } => Some(Initializer::Constant(value)),
+            Self::Uniform { low, high, .. } => Some(Initializer::Uniform { low, high }),
+            Self::Gaussian { mean, deviation, .. } => Some(Initializer::Gaussian { mean, deviation }),
+            _ => None,
+        }
+    }
+
+    /// Whether the op waits for values or moves them, so that the executor runs it; every other kind is arithmetic, a
+    /// pure function of its inputs.
+    #[must_use]
+    pub const fn is_flow(&self) -> bool {
+        matches!(
+            self,
+            Self::Send { .. }
+                | Self::Recv { .. }
+                | Self::Enqueue
+                | Self::Dequeue { .. }
+                | Self::GradientAccumulator { .. }
+                | Self::StringAccumulator { .. }
+                | Self::LoopForever { .. }
+        )
+    }
+}
+
+/// One operation: a kind, applied to variables by name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Op {
+    /// The kind and its attributes.
+    pub kind: OpKind,
+    /// The variables it reads, in the order of the kind's signature.
+    pub inputs: Vec<String>,
+    /// The variables it writes, in the order of the kind's signature.
+    pub outputs: Vec<String>,
+    /// The phase it belongs to.
+    pub role: OpRole,
+}

@@ -1,0 +1,112 @@
+//! Reference implementation of every arithmetic op, one element after another. Kernels are compared with it.
+//!
+//! Everything is computed in the type of the values. Every sum runs from the first element to the last, whatever its
+//! length, so equal inputs give equal bits. `exp`, `ln` and `tanh` are those of the system's library, which may differ
+//! in the last bit between machines.
+
+mod arrange;
+mod loss;
+mod matrix;
+mod pointwise;
+mod real;
+mod run;
+mod table;
+mod update;
+
+use pserver_core::error::Failure;
+
+use super::arithmetic::Arithmetic;
+use super::graph::Node;
+use super::op::OpKind;
+use super::value::{Elements, Tensor, VariableValue};
+use super::variable::VariableFacts;
+
+use real::TensorReal;
+
+pub use run::PlainRun;
+pub(crate) use run::{read, run_node};
+
+type OpOutputs = Result<Vec<VariableValue>, Failure>;
+
+/// The plain form, which is the oracle.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainArithmetic;
+
+impl Arithmetic for PlainArithmetic {
+    fn run(&mut self, node: &Node, inputs: &[&VariableValue], outputs: &[&VariableFacts]) -> OpOutputs {
+        match &node.kind {
+            OpKind::Concat { axis } => Ok(vec![arrange::concat(inputs, *axis as usize)]),
+            OpKind::Split { axis, lengths } => arrange::split(inputs[0], *axis as usize, lengths),
+            OpKind::Cast { to } => Ok(vec![arrange::cast(inputs[0].tensor(), *to).into()]),
+            OpKind::Fill { .. } | OpKind::Uniform { .. } | OpKind::Gaussian { .. } => {
+                Ok(vec![arrange::made(&node.kind, outputs[0]).into()])
+            }
+            OpKind::Sum if matches!(outputs[0], VariableFacts::SelectedRows { .. }) => {
+                table::sum(inputs).map(|rows| vec![rows])
+            }
+            OpKind::Sum if inputs.iter().any(|input| matches!(input, VariableValue::SelectedRows(_))) => {
+                let whole = inputs.iter().map(|input| table::whole(input)).collect::<Result<Vec<_>, _>>()?;
+                self.run(node, &whole.iter().collect::<Vec<_>>(), outputs)
+            }
+            OpKind::Scale { factor } if matches!(inputs[0], VariableValue::SelectedRows(_)) => {
+                let values = self.run(node, &[&table::values(inputs[0].rows())], outputs)?;
+                table::with_values(inputs[0].rows(), &values[0]).map(|rows| vec![rows])
+            }
+            // The element type of the result decides; the first input holds ids.
+            OpKind::LookupTableGradient { height } => table::gradient(inputs, *height).map(|rows| vec![rows]),
+            kind => match inputs[0].tensor().elements() {
+                Elements::Float32(_) => real_outputs::<f32>(kind, inputs),
+                Elements::Float64(_) => real_outputs::<f64>(kind, inputs),
+                other => panic!("{} of {} in a checked program", kind.name(), other.element_type()),
+            },
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "plain"
+    }
+}
+
+/// Ops whose first input is of f32 or f64.
+fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOutputs {
+    let x = inputs[0].tensor();
+    let second = || inputs[1].tensor();
+    let output = match kind {
+        OpKind::Matmul { transpose_left, transpose_right } => {
+            matrix::product::<R>(x, second(), *transpose_left, *transpose_right)
+        }
+        OpKind::Add => pointwise::repeating::<R>(x, second(), |a, b| a + b),
+        OpKind::Mul => pointwise::repeating::<R>(x, second(), |a, b| a * b),
+        OpKind::Scale { factor } => {
+            let factor = R::nearest(*factor);
+            pointwise::map::<R>(x, |x| factor * x)
+        }
+        OpKind::Sum => pointwise::sum::<R>(inputs),
+        OpKind::ReduceSum { axis } => matrix::reduce_sum::<R>(x, *axis as usize),
+        OpKind::Relu => pointwise::map::<R>(x, |x| if x > R::ZERO { x } else { R::ZERO }),
+        OpKind::Sigmoid => pointwise::map::<R>(x, TensorReal::sigmoid),
+        OpKind::Tanh => pointwise::map::<R>(x, TensorReal::tanh),
+        OpKind::Mean => scalar(total(R::slice(x.elements())) / R::count(x.elements().len())),
+        OpKind::SumTo => pointwise::sum_to::<R>(x, second().shape()),
+        OpKind::Repeat { axis } => matrix::repeat::<R>(x, second().shape(), *axis as usize),
+        OpKind::ReluGradient => pointwise::zip::<R>(x, second(), |y, slope| if y > R::ZERO { slope } else { R::ZERO }),
+        OpKind::SigmoidGradient => pointwise::zip::<R>(x, second(), |y, slope| slope * y * (R::ONE - y)),
+        OpKind::TanhGradient => pointwise::zip::<R>(x, second(), |y, slope| slope * (R::ONE - y * y)),
+        OpKind::MeanGradient => {
+            let slope = R::slice(second().elements())[0] / R::count(x.elements().len());
+            Tensor::new(x.shape(), R::wrap(vec![slope; x.elements().len()]))
+        }
+        OpKind::LookupTable => table::lookup::<R>(x, second())?,
+        kind => return loss::outputs::<R>(kind, inputs),
+    };
+    Ok(vec![output.into()])
+}
+
+fn scalar<R: TensorReal>(value: R) -> Tensor {
+    Tensor::new([], R::wrap(vec![value]))
+}
+
+/// The sum from the first to the last.
+fn total<R: TensorReal>(values: &[R]) -> R {
+    values.iter().fold(R::ZERO, |total, value| total + *value)
+}

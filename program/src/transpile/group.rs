@@ -1,0 +1,299 @@
+//! Optimizer part of a program: groups of ops that share variables, and which groups may be cut by rows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::graph::{Graph, Node};
+use crate::op::{Op, OpKind, OpRole};
+use crate::variable::{Dim, Purpose, VariableFacts};
+use pserver_core::error::Failure;
+
+use super::outline::{Outline, ops};
+
+/// Ops of the role [`Optimize`](OpRole::Optimize) that share a variable, and therefore a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OpGroup {
+    /// The optimizer ops, by their places in block 0.
+    pub(super) ops: Vec<usize>,
+    /// The parameters and states that they write, which live where they run; in the order of their declaration.
+    pub(super) kept: Vec<String>,
+    /// The parameters and states that they only read; each reader has a copy.
+    pub(super) read: Vec<String>,
+    /// The gradients that trainers compute for them, one piece each in every step.
+    pub(super) arrivals: Vec<String>,
+    /// Rows of its parameter, when it may be cut between any two of them.
+    pub(super) rows: Option<u64>,
+}
+
+/// All groups, and the owner of each variable.
+#[derive(Debug)]
+pub(super) struct Groups {
+    /// In the order of their first ops.
+    pub(super) all: Vec<OpGroup>,
+    /// The group that owns a variable.
+    keeper: BTreeMap<String, usize>,
+}
+
+impl Groups {
+    /// Finds the optimizer part by its roles.
+    ///
+    /// # Errors
+    /// When the program is a part already, has no optimizer part, or ties it to the rest by more than gradients in and
+    /// parameters and states out.
+    pub(super) fn find(outline: &Outline<'_>) -> Result<Self, Failure> {
+        let graph = outline.graph();
+        check_whole(graph)?;
+        let ties = Ties::new(graph);
+        let groups = Self::of(outline, ties);
+        if groups.all.is_empty() {
+            return Err(Failure::call("found no op of the role optimize; expected the ops that append_optimizer adds"));
+        }
+        groups.check_trainers(graph)?;
+        groups.all.iter().try_for_each(|group| group.check(outline))?;
+        Ok(groups)
+    }
+
+    /// The group that keeps a variable.
+    pub(super) fn keeper(&self, name: &str) -> Option<usize> {
+        self.keeper.get(name).copied()
+    }
+
+    fn of<'a>(outline: &Outline<'a>, mut ties: Ties<'a>) -> Self {
+        let graph = outline.graph();
+        let mut by_root: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut groups = Self { all: Vec::new(), keeper: BTreeMap::new() };
+        for (place, op) in optimizer_ops(graph) {
+            let root = ties.root(&op.outputs[0]);
+            let number = *by_root.entry(root).or_insert_with(|| {
+                groups.all.push(OpGroup::empty());
+                groups.all.len() - 1
+            });
+            groups.all[number].ops.push(place);
+        }
+        for (number, group) in groups.all.iter_mut().enumerate() {
+            group.fill(outline, &ties.written);
+            groups.keeper.extend(group.kept.iter().map(|name| (name.clone(), number)));
+        }
+        groups
+    }
+
+    /// Refuses ops of trainers that only servers may run, or that need variables which only servers have.
+    fn check_trainers(&self, graph: &Graph) -> Result<(), Failure> {
+        let mut is_updated = BTreeSet::new();
+        let mut hidden = BTreeSet::new();
+        for (place, op) in ops(graph) {
+            if op.role == OpRole::Optimize {
+                let (kept, own): (Vec<_>, Vec<_>) = op.outputs.iter().partition(|name| self.keeper(name).is_some());
+                is_updated.extend(kept);
+                hidden.extend(own);
+                continue;
+            }
+            let refuse = |found: String| Err(Failure::call(format!("{}: found {found}", label(place, op))));
+            if let Some(name) = op.inputs.iter().find(|name| hidden.contains(name)) {
+                return refuse(format!(
+                    "{name:?}, which an op of the role optimize writes; expected only parameters and states of it"
+                ));
+            }
+            if let Some(name) = op.inputs.iter().find(|name| is_updated.contains(name)) {
+                return refuse(format!("{name:?} read after its update; expected every reader before it"));
+            }
+            let written = op.outputs.iter().find(|name| self.keeper(name).is_some());
+            if let (Some(name), true) = (written, op.role != OpRole::Initialise) {
+                return refuse(format!(
+                    "{name:?}, which ops of the role optimize write too; expected one side to write it"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl OpGroup {
+    const fn empty() -> Self {
+        Self { ops: Vec::new(), kept: Vec::new(), read: Vec::new(), arrivals: Vec::new(), rows: None }
+    }
+
+    /// Its name in errors and reports: its first parameter, or its first state.
+    pub(super) fn name(&self, graph: &Graph) -> String {
+        let is_parameter = |name: &&String| purpose(graph, name) == Purpose::Parameter;
+        self.kept.iter().find(is_parameter).or(self.kept.first()).cloned().unwrap_or_default()
+    }
+
+    /// Sorts the variables of its ops by use.
+    fn fill(&mut self, outline: &Outline<'_>, written: &BTreeSet<&str>) {
+        let graph = outline.graph();
+        let block = &graph.program().blocks[0];
+        let mut touched = BTreeSet::new();
+        for place in &self.ops {
+            let op = &block.ops[*place];
+            for name in &op.inputs {
+                let is_new = touched.insert(name.as_str());
+                if is_new && !written.contains(name.as_str()) && !purpose(graph, name).is_persistable() {
+                    self.arrivals.push(name.clone());
+                }
+            }
+            touched.extend(op.outputs.iter().map(String::as_str));
+        }
+        for variable in outline.in_order(touched).into_iter().filter(|known| known.purpose.is_persistable()) {
+            let list = if written.contains(variable.name.as_str()) { &mut self.kept } else { &mut self.read };
+            list.push(variable.name.clone());
+        }
+        self.rows = self.cut(outline);
+    }
+
+    /// Refuses a gradient that several trainers cannot send.
+    fn check(&self, outline: &Outline<'_>) -> Result<(), Failure> {
+        let graph = outline.graph();
+        let op = &graph.program().blocks[0].ops[self.ops[0]];
+        let refuse = |text: String| Err(Failure::call(format!("{}: {text}", label(self.ops[0], op))));
+        if self.arrivals.is_empty() {
+            return refuse("found no gradient among its inputs; expected one, whose arrival runs it".to_owned());
+        }
+        if let Some(name) = self.read.iter().find(|name| is_written_by_trainers(outline, name)) {
+            return refuse(format!(
+                "found {name:?}, which trainers write and keep; expected gradients, and state of the optimizer"
+            ));
+        }
+        for name in &self.arrivals {
+            let facts = graph.facts(name).expect("a name that an op reads has facts");
+            let expected = match facts {
+                VariableFacts::SelectedRows { .. } => continue,
+                VariableFacts::Dense { shape, .. } if !shape.contains(&Dim::Batch) => continue,
+                VariableFacts::Dense { .. } => "fixed dimensions, so that pieces of several trainers can be added",
+                VariableFacts::Queue { .. } | VariableFacts::Strings => "a gradient",
+            };
+            return refuse(format!("found {name:?}, which is {facts}; expected {expected}"));
+        }
+        Ok(())
+    }
+
+    /// The number of its parameter's rows, when every op is element-wise and every initialisation can be done in
+    /// pieces.
+    fn cut(&self, outline: &Outline<'_>) -> Option<u64> {
+        let graph = outline.graph();
+        let nodes = || self.ops.iter().map(|place| &graph.scopes()[0].nodes[*place]);
+        let mut updates = nodes().filter(|node| node.rule.is_some());
+        let update = updates.next().filter(|_| updates.next().is_none())?;
+        let VariableFacts::Dense { shape, .. } = &graph.variable(update.inputs[0]).facts else { return None };
+        let Some(Dim::Fixed(rows @ 2..)) = shape.first() else { return None };
+        let is_cut = |node: &Node| {
+            let mut touched = node.inputs.iter().chain(&node.outputs);
+            let whole = |facts: &VariableFacts| is_cut_along(facts, shape);
+            match &node.kind {
+                OpKind::Update { .. } => node.rule.as_ref().is_some_and(|rule| rule.rule().is_element_wise()),
+                OpKind::Scale { .. } | OpKind::Cast { .. } | OpKind::Sum | OpKind::Add | OpKind::Mul => {
+                    touched.all(|index| whole(&graph.variable(*index).facts))
+                }
+                _ => false,
+            }
+        };
+        let begins = |name: &String| begins_from_nothing(outline, name);
+        (nodes().all(is_cut) && self.kept.iter().chain(&self.read).all(begins)).then_some(*rows)
+    }
+}
+
+/// Whether a variable has a row for each of the parameter's.
+fn is_cut_along(facts: &VariableFacts, parameter: &[Dim]) -> bool {
+    match facts {
+        VariableFacts::Dense { shape, .. } => shape == parameter,
+        VariableFacts::SelectedRows { height, .. } => parameter.first() == Some(&Dim::Fixed(*height)),
+        VariableFacts::Queue { .. } | VariableFacts::Strings => false,
+    }
+}
+
+/// Whether every initialising op of a variable has no inputs, so that pieces can be initialised alike.
+fn begins_from_nothing(outline: &Outline<'_>, name: &str) -> bool {
+    let mut fillers = outline.writers(name).filter(|op| op.role == OpRole::Initialise);
+    fillers.all(|op| op.kind.initializer().is_some())
+}
+
+/// Union-find over the variables that join groups.
+struct Ties<'a> {
+    places: BTreeMap<&'a str, usize>,
+    parents: Vec<usize>,
+    /// The outputs of optimizer ops.
+    written: BTreeSet<&'a str>,
+}
+
+impl<'a> Ties<'a> {
+    /// An op joins its outputs with its inputs, except inputs that no op writes. Initialisation joins too: a state that
+    /// is computed from a parameter lives with it.
+    fn new(graph: &'a Graph) -> Self {
+        let written = optimizer_ops(graph).flat_map(|(_, op)| &op.outputs).map(String::as_str).collect();
+        let mut ties = Self { places: BTreeMap::new(), parents: Vec::new(), written };
+        for (_, op) in optimizer_ops(graph) {
+            let tied = |name: &&str| ties.written.contains(name) || !purpose(graph, name).is_persistable();
+            let names: Vec<&str> = operands(op).filter(tied).collect();
+            ties.tie(&names);
+        }
+        for (_, op) in ops(graph).filter(|(_, op)| op.role == OpRole::Initialise) {
+            let names: Vec<&str> = operands(op).collect();
+            ties.tie(&names);
+        }
+        ties
+    }
+
+    fn tie(&mut self, names: &[&'a str]) {
+        let places: Vec<usize> = names.iter().map(|name| self.place(name)).collect();
+        for pair in places.windows(2) {
+            let (one, other) = (self.find(pair[0]), self.find(pair[1]));
+            self.parents[one.max(other)] = one.min(other);
+        }
+    }
+
+    fn root(&mut self, name: &'a str) -> usize {
+        let place = self.place(name);
+        self.find(place)
+    }
+
+    fn place(&mut self, name: &'a str) -> usize {
+        let next = self.parents.len();
+        let place = *self.places.entry(name).or_insert(next);
+        if place == next {
+            self.parents.push(next);
+        }
+        place
+    }
+
+    fn find(&mut self, mut place: usize) -> usize {
+        while self.parents[place] != place {
+            self.parents[place] = self.parents[self.parents[place]];
+            place = self.parents[place];
+        }
+        place
+    }
+}
+
+/// Refuses a program that was divided before.
+pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
+    let blocks = graph.program().blocks.len();
+    if let Some((place, op)) = ops(graph).find(|(_, op)| op.kind.is_flow() || op.role == OpRole::Communication) {
+        let role = op.role.name();
+        return Err(Failure::call(format!("{}: found the role {role}; expected no flow yet", label(place, op))));
+    }
+    if blocks != 1 {
+        return Err(Failure::call(format!("found a program of {blocks} blocks; expected one, without loops")));
+    }
+    Ok(())
+}
+
+/// Name of an op in errors.
+pub(super) fn label(place: usize, op: &Op) -> String {
+    format!("block 0, op {place} {}", op.kind.name())
+}
+
+fn optimizer_ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
+    ops(graph).filter(|(_, op)| op.role == OpRole::Optimize && !op.outputs.is_empty())
+}
+
+fn operands(op: &Op) -> impl Iterator<Item = &str> {
+    op.inputs.iter().chain(&op.outputs).map(String::as_str)
+}
+
+/// The purpose of a variable; an undeclared one is a temporary.
+pub(super) fn purpose(graph: &Graph, name: &str) -> Purpose {
+    graph.find(name).map_or(Purpose::Temporary, |index| graph.variable(index).purpose)
+}
+
+fn is_written_by_trainers(outline: &Outline<'_>, name: &str) -> bool {
+    outline.writers(name).any(|op| matches!(op.role, OpRole::Forward | OpRole::Backward))
+}

@@ -1,0 +1,137 @@
+//! Generator of a server's part.
+//!
+//! ```text
+//! initialise the variables of its groups
+//! send each parameter that trainers read, to every trainer
+//! loop_forever {
+//!     for each group or piece of one: its update loop, see `program::update_loop`
+//! }
+//! ```
+
+use std::collections::BTreeSet;
+
+use crate::block::Block;
+use crate::op::{Op, OpKind, ProgramPeer};
+use crate::update_loop::loop_forever;
+use crate::variable::{Purpose, VariableFacts};
+use pserver_core::dtype::ElementType;
+
+use super::division::{Division, GroupSlice};
+use super::outline::variable;
+use super::write::BlockWriter;
+
+/// The blocks of one server.
+pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
+    let pieces: Vec<&GroupSlice<'_>> = division.pieces.iter().filter(|piece| piece.server == server).collect();
+    if pieces.is_empty() {
+        return vec![Block::default()];
+    }
+    let mut outer = BlockWriter::default();
+    let mut declared = BTreeSet::new();
+    for piece in &pieces {
+        begin(division, piece, &mut declared, &mut outer);
+    }
+    for piece in &pieces {
+        for name in sent(division, piece) {
+            let to = (0..division.cluster.trainers).map(ProgramPeer::Trainer);
+            to.for_each(|trainer| outer.send(name, name, trainer));
+        }
+    }
+    outer.block.ops.push(loop_forever(1));
+    let mut inner = BlockWriter::default();
+    inner.block.parent = Some(0);
+    for piece in &pieces {
+        turn(division, piece, &mut inner);
+    }
+    vec![outer.block, inner.block]
+}
+
+/// Declares the variables of a piece, and fills them as the whole would have been filled.
+fn begin<'a>(
+    division: &Division<'a>,
+    piece: &GroupSlice<'a>,
+    declared: &mut BTreeSet<String>,
+    outer: &mut BlockWriter,
+) {
+    let graph = division.graph;
+    let block = &graph.program().blocks[0];
+    let own = || piece.group.kept.iter().chain(&piece.group.read).map(String::as_str);
+    let needed = division.outline.beginnings(own());
+    let filled = needed.iter().flat_map(|place| &block.ops[*place].outputs).map(String::as_str);
+    let mut new = BTreeSet::new();
+    for known in division.outline.in_order(own().chain(filled)) {
+        let name = piece.name(&known.name);
+        if declared.insert(name.to_owned()) {
+            new.insert(known.name.as_str());
+            outer.declare(name, piece.facts(&known.facts), known.purpose);
+        }
+    }
+    for op in needed.iter().map(|place| &block.ops[*place]) {
+        // A variable that several groups read is filled once.
+        let is_new = |name: &String| variable(graph, name).1 == Purpose::Temporary || new.contains(name.as_str());
+        if op.outputs.iter().any(is_new) {
+            outer.block.ops.push(renamed(op, piece));
+        }
+    }
+}
+
+/// The ops of a piece for one merged gradient.
+fn turn(division: &Division<'_>, piece: &GroupSlice<'_>, inner: &mut BlockWriter) {
+    for (gradient, arrival) in piece.group.arrivals.iter().zip(&piece.arrivals) {
+        let facts = piece.facts(variable(division.graph, gradient).0);
+        let to = widened(division, piece, &facts);
+        let element_type = element_type(&facts);
+        inner.declare(&arrival.piece, facts, Purpose::Temporary);
+        inner.block.ops.extend(arrival.ops(division.accumulators, element_type, to));
+    }
+    let block = &division.graph.program().blocks[0];
+    for op in piece.group.ops.iter().map(|place| &block.ops[*place]) {
+        for output in &op.outputs {
+            let known = division.outline.declared(output);
+            if let Some(known) = known.filter(|known| known.purpose == Purpose::Temporary) {
+                inner.declare(piece.name(output), piece.facts(&known.facts), Purpose::Temporary);
+            }
+        }
+        inner.block.ops.push(renamed(op, piece));
+    }
+    inner.block.ops.extend(sent(division, piece).into_iter().map(|name| piece.arrivals[0].answer(name)));
+}
+
+/// The type of a gradient's elements.
+fn element_type(facts: &VariableFacts) -> ElementType {
+    match facts {
+        VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => *element_type,
+        VariableFacts::Queue { .. } | VariableFacts::Strings => {
+            unreachable!("an update was checked, and takes no {facts}")
+        }
+    }
+}
+
+/// The type in which a half is added: its parameter's.
+fn widened(division: &Division<'_>, piece: &GroupSlice<'_>, facts: &VariableFacts) -> Option<ElementType> {
+    let is_half = matches!(facts, VariableFacts::Dense { element_type, .. } if !element_type.is_parameter_type());
+    let kept = piece.group.kept.iter().map(|name| variable(division.graph, name));
+    let types = kept.filter_map(|(facts, purpose)| match facts {
+        VariableFacts::Dense { element_type, .. } if purpose == Purpose::Parameter => Some(*element_type),
+        _ => None,
+    });
+    types.take(1).find(|_| is_half)
+}
+
+/// The variables that a piece sends to trainers, in order of first use.
+fn sent<'p>(division: &Division<'_>, piece: &'p GroupSlice<'_>) -> Vec<&'p str> {
+    let place = |name: &&String| division.wanted.get(name.as_str());
+    let mut sent: Vec<&String> = piece.group.kept.iter().filter(|name| place(name).is_some()).collect();
+    sent.sort_by_key(place);
+    sent.into_iter().map(|name| piece.name(name)).collect()
+}
+
+/// An op over a piece's variables; random initialisation begins at the piece's first row.
+fn renamed(op: &Op, piece: &GroupSlice<'_>) -> Op {
+    let names = |names: &[String]| names.iter().map(|name| piece.name(name).to_owned()).collect();
+    let mut kind = op.kind.clone();
+    if let (OpKind::Uniform { first, .. } | OpKind::Gaussian { first, .. }, Some(rows)) = (&mut kind, &piece.rows) {
+        *first = first.saturating_add(rows.start);
+    }
+    Op { kind, inputs: names(&op.inputs), outputs: names(&op.outputs), role: op.role }
+}

@@ -1,0 +1,151 @@
+//! Placement of parameters on servers.
+
+use proptest::prelude::*;
+
+use crate::transpile::placement::{Load, Portion};
+use crate::transpile::{Cluster, CostModel, ParameterServer, Placement, Transpiler, estimate};
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::ServerIndex;
+use pserver_core::partition::{Catalogue, Declaration, Name, Topology};
+use pserver_core::prng::Prng;
+
+use super::networks::unbalanced;
+
+fn load(seconds: f64, rows: u64, unit: u64) -> Load {
+    Load { fixed: 0.0, rows_seconds: seconds, rows, unit }
+}
+
+fn seconds(loads: &[Load], portions: &[Vec<Portion>], servers: u32) -> Vec<f64> {
+    let mut seconds = vec![0.0; servers as usize];
+    for (load, portions) in loads.iter().zip(portions) {
+        for Portion { server, rows } in portions {
+            let share = (rows.end - rows.start) as f64 / load.rows as f64;
+            seconds[*server as usize] += load.fixed + load.rows_seconds * share;
+        }
+    }
+    seconds
+}
+
+fn slowest(seconds: &[f64]) -> f64 {
+    seconds.iter().copied().fold(0.0, f64::max)
+}
+
+fn check(loads: &[Load], servers: u32, expected: f64) {
+    let placed = Placement::Balanced.place(loads, servers);
+    let found = seconds(loads, &placed, servers);
+    assert!((slowest(&found) - expected).abs() < 1e-9, "{found:?}; expected {expected} at most: {placed:?}");
+}
+
+#[test]
+fn servers_finish_together() {
+    let whole = |seconds| load(seconds, 1, 1);
+    check(&[whole(3.0), whole(3.0), whole(2.0), whole(2.0), whole(2.0)], 2, 6.0);
+    check(&[load(8.0, 100, 1)], 4, 2.0);
+    check(&[whole(1.0), load(7.0, 70, 1)], 2, 4.0);
+    check(&[whole(5.0), load(1.0, 10, 1), load(2.0, 10, 1)], 2, 5.0);
+    // Nothing can be cut finer than its unit.
+    check(&[load(4.0, 4, 3)], 2, 3.0);
+}
+
+#[test]
+fn a_cut_that_costs_more_than_it_brings_is_not_made() {
+    let costly = Load { fixed: 10.0, rows_seconds: 1.0, rows: 100, unit: 1 };
+    let placed = Placement::Balanced.place(&[costly, load(10.6, 1, 1)], 2);
+    assert!(placed.iter().all(|portions| portions.len() == 1), "{placed:?}");
+    assert!(placed[0][0].server != placed[1][0].server, "{placed:?}");
+}
+
+proptest! {
+    #[test]
+    fn every_row_is_somewhere_and_servers_are_balanced(seed: u64, servers in 1_u32..7, groups in 1_u64..30) {
+        let prng = &mut Prng(seed);
+        let mut loads = Vec::new();
+        for _ in 0..groups {
+            let rows = prng.choose(&[1, 5, 64, 1000]);
+            loads.push(load(1.0 + prng.below(100) as f64, rows, 1 + prng.below(rows)));
+        }
+        let placed = Placement::Balanced.place(&loads, servers);
+        for (load, portions) in loads.iter().zip(&placed) {
+            let mut next = 0;
+            for portion in portions {
+                prop_assert_eq!(portion.rows.start, next);
+                prop_assert!(portion.rows.start % load.unit == 0 && portion.rows.start < portion.rows.end);
+                next = portion.rows.end;
+            }
+            prop_assert_eq!(next, load.rows);
+            prop_assert!(portions.windows(2).all(|pair| pair[0].server < pair[1].server));
+        }
+        let found = slowest(&seconds(&loads, &placed, servers));
+        let in_turn = Placement::RoundRobin.place(&loads, servers);
+        prop_assert!(found <= slowest(&seconds(&loads, &in_turn, servers)) + 1e-9);
+        // No server is above the mean by more than the largest thing that could not be cut.
+        let mean = loads.iter().map(|load| load.rows_seconds).sum::<f64>() / f64::from(servers);
+        let uncut = loads.iter().map(|load| load.rows_seconds * load.unit as f64 / load.rows as f64);
+        let largest = uncut.fold(0.0, f64::max);
+        prop_assert!(found <= mean + largest + 1e-9, "{} with a mean of {} and units up to {}", found, mean, largest);
+    }
+}
+
+/// The program of the comparison in `docs/TRANSPILER.md`: an embedding of 400 MB and fifty layers of 256 KiB.
+fn compare(servers: u32) -> [f64; 3] {
+    let graph = unbalanced(1_562_500, 50, 1024);
+    let (costs, cluster) = (CostModel::default(), Cluster { trainers: 4, servers });
+    let [balanced, in_turn] = [Placement::Balanced, Placement::RoundRobin].map(|placement| {
+        let transpiler = ParameterServer { placement, ..ParameterServer::default() };
+        let parts = transpiler.transpile(&graph, cluster, &costs).expect("it can be divided");
+        let found = estimate(&parts, &costs);
+        println!(
+            "{servers} servers, {placement:?}: step {:.1} ms, slowest server {:.1} ms",
+            found.step_seconds() * 1e3,
+            found.server_seconds() * 1e3
+        );
+        found
+    });
+    let total = [&balanced, &in_turn].map(|found| {
+        let servers = found.nodes.iter().skip(4);
+        servers.map(|node| node.seconds).sum::<f64>()
+    });
+    [
+        in_turn.server_seconds() / balanced.server_seconds(),
+        in_turn.step_seconds() / balanced.step_seconds(),
+        balanced.server_seconds() / (total[1] / f64::from(servers)),
+    ]
+}
+
+#[test]
+fn an_unbalanced_program_is_faster_than_in_turn() {
+    // The slowest server against that of round robin, the step against its step.
+    for (servers, by_server, by_step) in [(2, 1.8, 1.2), (3, 2.6, 1.2), (4, 3.2, 1.2)] {
+        let [server, step, above_mean] = compare(servers);
+        println!("{servers} servers: {server:.2} times faster servers, {step:.2} times faster steps");
+        assert!(server > by_server, "{servers} servers: {server}");
+        assert!(step > by_step, "{servers} servers: {step}");
+        assert!(above_mean < 1.02, "{servers} servers: {above_mean}");
+    }
+}
+
+#[test]
+fn a_job_that_deals_chunks_holds_as_many_bytes_where_time_is_bytes() {
+    for servers in [2_u16, 4] {
+        let mut catalogue = Catalogue::new(Topology::new(vec![1; servers.into()]).unwrap(), 1 << 20).unwrap();
+        let sizes = std::iter::once(400_000_000).chain([262_144; 50]);
+        for (number, bytes) in sizes.enumerate() {
+            let name = Name::new(format!("p{number}").as_bytes()).unwrap();
+            let element_type = ElementType::Float32;
+            let declared = Declaration {
+                name,
+                element_type,
+                bytes,
+                shape: vec![],
+                whole: false,
+                config: vec![],
+                buckets: None,
+                owner: None,
+            };
+            catalogue.declare(declared).unwrap();
+        }
+        let most = (0..servers).map(|server| catalogue.bytes_on(ServerIndex(server))).max().unwrap();
+        let mean = catalogue.bytes() / u64::from(servers);
+        assert!(most <= mean + (1 << 20), "{most} bytes on the fullest of {servers}, {mean} in the mean");
+    }
+}

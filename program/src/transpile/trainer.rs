@@ -1,0 +1,113 @@
+//! Generator of the part of all trainers.
+//!
+//! ```text
+//! initialise the trainers' variables
+//! parameter = recv, and concat where it is in pieces
+//! forward and backward; after the op that computes a gradient, split where it is in pieces, and send
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::block::Block;
+use crate::op::{OpKind, OpRole, ProgramPeer};
+use crate::variable::{Purpose, Variable};
+
+use super::division::{Division, GroupSlice};
+use super::outline::{ops, variable};
+use super::write::BlockWriter;
+
+/// The one block.
+pub(super) fn block(division: &Division<'_>) -> Block {
+    let graph = division.graph;
+    let mut writer = BlockWriter::default();
+    let is_own = |known: &&Variable| division.groups.keeper(&known.name).is_none() && !is_hidden(division, known);
+    writer.block.variables = graph.program().blocks[0].variables.iter().filter(is_own).cloned().collect();
+    let places = initialised(division);
+    writer.block.ops.extend(places.iter().map(|place| graph.program().blocks[0].ops[*place].clone()));
+    let mut wanted: Vec<(usize, &str)> = division.wanted.iter().map(|(name, place)| (*place, *name)).collect();
+    wanted.sort_unstable();
+    let keepers = keepers(division);
+    for (_, name) in wanted {
+        receive(division, name, &keepers[name], &mut writer);
+    }
+    let mut gradients = gradients(division);
+    let fed = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Data);
+    for pieces in fed.filter_map(|variable| gradients.remove(variable.name.as_str())) {
+        send(&pieces, division, &mut writer);
+    }
+    for (_, op) in ops(graph).filter(|(_, op)| matches!(op.role, OpRole::Forward | OpRole::Backward)) {
+        writer.block.ops.push(op.clone());
+        for pieces in op.outputs.iter().filter_map(|output| gradients.remove(output.as_str())) {
+            send(&pieces, division, &mut writer);
+        }
+    }
+    writer.block
+}
+
+/// The ops that fill the trainers' variables, including those that servers need too.
+fn initialised(division: &Division<'_>) -> Vec<usize> {
+    let graph = division.graph;
+    let block = &graph.program().blocks[0];
+    let is_kept = |name: &str| division.groups.keeper(name).is_some();
+    let kept = block.variables.iter().filter(|known| is_kept(&known.name)).map(|known| known.name.as_str());
+    let of_servers: BTreeSet<usize> = division.outline.beginnings(kept).into_iter().collect();
+    let own = block.variables.iter().filter(|known| known.purpose.is_persistable() && !is_kept(&known.name));
+    let own = division.outline.beginnings(own.map(|known| known.name.as_str()));
+    let of_trainers: BTreeSet<usize> = own.into_iter().collect();
+    let all = ops(graph).filter(|(_, op)| op.role == OpRole::Initialise).map(|(place, _)| place);
+    all.filter(|place| of_trainers.contains(place) || !of_servers.contains(place)).collect()
+}
+
+/// Whether only optimizer ops write a temporary, so that trainers have none.
+fn is_hidden(division: &Division<'_>, known: &Variable) -> bool {
+    let mut writers = division.outline.writers(&known.name);
+    known.purpose == Purpose::Temporary && writers.any(|op| op.role == OpRole::Optimize)
+}
+
+/// The pieces that keep each variable.
+fn keepers<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<&'d GroupSlice<'d>>> {
+    let mut keepers: BTreeMap<&str, Vec<&GroupSlice<'_>>> = BTreeMap::new();
+    for piece in &division.pieces {
+        piece.group.kept.iter().for_each(|name| keepers.entry(name).or_default().push(piece));
+    }
+    keepers
+}
+
+fn receive(division: &Division<'_>, name: &str, pieces: &[&GroupSlice<'_>], writer: &mut BlockWriter) {
+    let facts = variable(division.graph, name).0;
+    for piece in pieces {
+        writer.recv(piece.name(name), piece.name(name), piece.facts(facts));
+    }
+    if pieces.len() > 1 {
+        let names: Vec<&str> = pieces.iter().map(|piece| piece.name(name)).collect();
+        writer.op(OpKind::Concat { axis: 0 }, &names, &[name], OpRole::Communication);
+    }
+}
+
+/// The pieces that each gradient goes to, with the place among the arrivals of each.
+fn gradients<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<(&'d GroupSlice<'d>, usize)>> {
+    let mut gradients: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+    for piece in &division.pieces {
+        for (place, name) in piece.group.arrivals.iter().enumerate() {
+            gradients.entry(name).or_default().push((piece, place));
+        }
+    }
+    gradients
+}
+
+fn send(pieces: &[(&GroupSlice<'_>, usize)], division: &Division<'_>, writer: &mut BlockWriter) {
+    let (first, place) = pieces[0];
+    let gradient = first.group.arrivals[place].as_str();
+    let names: Vec<&str> = pieces.iter().map(|(piece, place)| piece.arrivals[*place].piece.as_str()).collect();
+    let lengths: Vec<u64> =
+        pieces.iter().filter_map(|(piece, _)| piece.rows.as_ref().map(|rows| rows.end - rows.start)).collect();
+    if !lengths.is_empty() {
+        for (name, (piece, _)) in names.iter().zip(pieces) {
+            writer.declare(name, piece.facts(variable(division.graph, gradient).0), Purpose::Temporary);
+        }
+        writer.op(OpKind::Split { axis: 0, lengths }, &[gradient], &names, OpRole::Communication);
+    }
+    for (name, (piece, place)) in names.iter().zip(pieces) {
+        writer.send(name, &piece.arrivals[*place].channel, ProgramPeer::Server(piece.server));
+    }
+}

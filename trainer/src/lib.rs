@@ -1,0 +1,25 @@
+//! A trainer's part of a program, run against the servers of a job. Sends and receives become calls of a client.
+//!
+//! The transpiler divides a program into parts. A trainer runs its own part with the executor. A server makes the
+//! program of a gradient (receive, accumulate, update, send) from the job's settings and the declared rule, so this
+//! package only reads a server's part: which parameters it holds, their initial values, their rules, and how trainers
+//! share them. The initialiser sets the job's sharing accordingly. A part that does more, or a job that shares
+//! otherwise, is refused.
+//!
+//! A table whose gradient is selected rows is a sparse parameter on the servers. A trainer fetches only the rows that
+//! its step looks up.
+//!
+//! Not here: dividing a program ([`pserver_program::transpile`]), running one
+//! ([`pserver_program::executor`]).
+//!
+//! Read in this order: `server_parameters` with `sharing` and `initial_values`, `table_rows`, [`Trainer`].
+
+mod arithmetic;
+mod initial_values;
+mod server_parameters;
+mod sharing;
+mod table_rows;
+mod trainer;
+
+pub use trainer::initialise_for_deltas;
+pub use trainer::{Trainer, initialise};

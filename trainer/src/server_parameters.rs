@@ -1,0 +1,206 @@
+//! Parameters in the parts of servers: owner, type, initial value, rule and sharing of each.
+
+use std::collections::BTreeMap;
+
+use pserver_core::config::{OptimizerSettings, SparseSettings};
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::ids::ServerIndex;
+use pserver_core::rows::{Height, RowLayout};
+use pserver_program::transpile::ProgramPart;
+use pserver_program::{Dim, Graph, Node, OpKind, OpRole, ProgramPeer, Tensor, VariableFacts, VariableIndex};
+
+use super::initial_values::InitialValues;
+use super::sharing::ProgramSharing;
+
+/// A parameter, or some rows of one, that a server owns.
+#[derive(Clone, Debug)]
+pub(super) struct ServerParameter {
+    /// Its name, and the name of the channel of its value.
+    pub(super) name: String,
+    /// The channel of its gradient.
+    pub(super) gradient: String,
+    /// Index of the server that owns it.
+    pub(super) server: u32,
+    /// The type of its elements.
+    pub(super) element_type: ElementType,
+    /// Its dimensions.
+    pub(super) shape: Vec<u64>,
+    /// Layout of the rows of its gradient; none for a dense gradient.
+    pub(super) layout: Option<RowLayout>,
+    /// Its rule, as configuration.
+    pub(super) config: String,
+    /// The last initialising op that writes it.
+    pub(super) initialising_op: OpKind,
+    /// How trainers share it.
+    pub(super) sharing: ProgramSharing,
+}
+
+impl ServerParameter {
+    /// Memory for its value.
+    pub(super) fn zeros(&self) -> Result<Tensor, Failure> {
+        let zeros = Tensor::try_zeros(self.element_type, &self.shape);
+        zeros.map_err(|failure| Failure::call(format!("parameter {:?}: {failure}", self.name)))
+    }
+
+    /// The settings with which a client declares it.
+    pub(super) fn settings(&self) -> Result<OptimizerSettings, Failure> {
+        let mut settings = OptimizerSettings::from_text(&self.config)?;
+        let home = u16::try_from(self.server).map(ServerIndex);
+        settings.owner = Some(
+            home.map_err(|_| Failure::call(format!("found server {}; expected an index below 65536", self.server)))?,
+        );
+        settings.sparse = self.layout.map(|layout| self.sparse(layout));
+        Ok(settings)
+    }
+
+    fn sparse(&self, layout: RowLayout) -> SparseSettings {
+        let (seed, first) = match self.initialising_op {
+            OpKind::Uniform { seed, first, .. } | OpKind::Gaussian { seed, first, .. } => (seed, first),
+            _ => (0, 0),
+        };
+        SparseSettings {
+            height: Some(layout.height().bound()),
+            width: Some(layout.width()),
+            seed,
+            first,
+            initializer: self.initialising_op.initializer().expect("initial values of tables are checked"),
+            ..SparseSettings::default()
+        }
+    }
+}
+
+/// The parameters of all servers, in the order of servers and of their updates.
+///
+/// # Errors
+/// When a server's part has an op other than receive, accumulate, update and send.
+pub(super) fn server_parameters(parts: &[ProgramPart]) -> Result<Vec<ServerParameter>, Failure> {
+    let mut all = Vec::new();
+    for part in parts {
+        for peer in &part.peers {
+            if let ProgramPeer::Server(server) = peer {
+                all.extend(of_server(&part.graph, *server)?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The sharing of all parameters.
+///
+/// # Errors
+/// When two of them differ.
+pub(super) fn common_sharing(parameters: &[ServerParameter]) -> Result<ProgramSharing, Failure> {
+    let all: Vec<_> = parameters.iter().map(|one| (one.name.as_str(), one.sharing)).collect();
+    ProgramSharing::common(&all)
+}
+
+fn of_server(graph: &Graph, server: u32) -> Result<Vec<ServerParameter>, Failure> {
+    let is_known = |node: &&Node| {
+        node.rule.is_some() || node.kind.is_flow() || node.role == OpRole::Initialise || node.kind.name() == "cast"
+    };
+    if let Some(other) = nodes(graph).find(|node| !is_known(node)) {
+        let name = other.kind.name();
+        let expected = "expected only recv, accumulators, update and send, which servers of a job run";
+        return Err(Failure::call(format!("server {server}: found {name} in its part; {expected}")));
+    }
+    let run = nodes(graph).filter(|node| node.role != OpRole::Initialise);
+    let writers = run.flat_map(|node| node.outputs.iter().map(move |output| (*output, node))).collect();
+    let initial_values = InitialValues::of(graph);
+    let updates = nodes(graph).filter(|node| node.rule.is_some());
+    let kept = updates.map(|update| {
+        let one = of_update(graph, server, update, &writers, &initial_values);
+        let name = &graph.variable(update.inputs[0]).name;
+        one.map_err(|reason| Failure::call(format!("server {server}, parameter {name:?}: {reason}")))
+    });
+    kept.collect()
+}
+
+fn of_update(
+    graph: &Graph,
+    server: u32,
+    update: &Node,
+    writers: &BTreeMap<VariableIndex, &Node>,
+    initial_values: &InitialValues<'_>,
+) -> Result<ServerParameter, String> {
+    let (OpKind::Update { config }, Some(rule)) = (&update.kind, &update.rule) else {
+        unreachable!("an update has a rule")
+    };
+    let parameter = graph.variable(update.inputs[0]);
+    let (gradient, facts, sharing) = received(graph, update.inputs[1], writers)?;
+    let (element_type, shape) = dimensions(&parameter.facts)?;
+    let layout = layout(&facts).map_err(|failure| failure.to_string())?;
+    let initialising_op = initial_values.check(update.inputs[0], layout.is_some())?;
+    // The count of updates, then the rule's states, each with its initial value.
+    let initial = std::iter::once(0.0).chain(rule.states().iter().map(|state| state.initial));
+    update.inputs[2..].iter().zip(initial).try_for_each(|(state, value)| initial_values.check_state(*state, value))?;
+    Ok(ServerParameter {
+        name: parameter.name.clone(),
+        gradient,
+        server,
+        element_type,
+        shape,
+        layout,
+        config: config.clone(),
+        initialising_op,
+        sharing,
+    })
+}
+
+/// Channel and facts of the gradients that are merged into `merged`, and their sharing.
+fn received(
+    graph: &Graph,
+    merged: VariableIndex,
+    writers: &BTreeMap<VariableIndex, &Node>,
+) -> Result<(String, VariableFacts, ProgramSharing), String> {
+    let (mut wanted, mut sharing) = (merged, None);
+    loop {
+        let writer = writers.get(&wanted);
+        let writer = writer.ok_or_else(|| format!("found nothing that writes {:?}", graph.variable(wanted).name))?;
+        match writer.kind {
+            OpKind::Recv { ref channel } => {
+                let sharing = sharing.ok_or("found no accumulator between recv and update; expected one")?;
+                return Ok((channel.clone(), graph.variable(wanted).facts.clone(), sharing));
+            }
+            OpKind::GradientAccumulator { count, merge, staleness } if sharing.is_none() => {
+                sharing = Some(ProgramSharing::of(&graph.variable(wanted).facts, count, merge, staleness)?);
+            }
+            OpKind::Cast { .. } => {}
+            ref other => {
+                let name = other.name();
+                return Err(format!("found {name} between recv and update; expected one accumulator only"));
+            }
+        }
+        wanted = writer.inputs[0];
+    }
+}
+
+/// Element type and dimensions of a dense variable.
+pub(super) fn dimensions(facts: &VariableFacts) -> Result<(ElementType, Vec<u64>), String> {
+    let length = |dim: &Dim| match dim {
+        Dim::Fixed(length) => Some(*length),
+        Dim::Batch => None,
+    };
+    let known = match facts {
+        VariableFacts::Dense { element_type, shape } => {
+            shape.iter().map(length).collect::<Option<Vec<u64>>>().map(|shape| (*element_type, shape))
+        }
+        _ => None,
+    };
+    known.ok_or_else(|| format!("found {facts}; expected known dimensions"))
+}
+
+fn layout(gradient: &VariableFacts) -> Result<Option<RowLayout>, Failure> {
+    match gradient {
+        VariableFacts::SelectedRows { element_type, height, width } => {
+            let width = u32::try_from(*width)
+                .map_err(|_| Failure::call(format!("found rows of {width} elements; expected fewer than 2^32")))?;
+            RowLayout::new(*element_type, width, Height::Rows(*height)).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+pub(super) fn nodes(graph: &Graph) -> impl Iterator<Item = &Node> {
+    graph.scopes().iter().flat_map(|scope| &scope.nodes)
+}

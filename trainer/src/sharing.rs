@@ -1,0 +1,114 @@
+//! Sharing of parameters: mode, merge and trainers that the parts of a program need, compared with those of a job.
+
+use std::fmt;
+
+use pserver_core::config::{Merge, Mode, OptimizerSettings};
+use pserver_core::error::Failure;
+use pserver_program::VariableFacts;
+
+use pserver_client::Client;
+
+/// The reason that an error gives for an expected setting.
+const DIVIDED: &str = "for which the program was divided";
+
+/// The attributes of a gradient's accumulator, as settings of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ProgramSharing {
+    mode: Mode,
+    /// Set where gradients of several trainers are merged and both merges are possible.
+    merge: Option<Merge>,
+    /// Set where an update needs a gradient of every trainer.
+    trainers: Option<u32>,
+}
+
+impl ProgramSharing {
+    /// The settings of a job that is equivalent to an accumulator.
+    pub(super) fn of(piece: &VariableFacts, count: u32, merge: Merge, staleness: Option<u32>) -> Result<Self, String> {
+        let is_float = match piece {
+            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
+                element_type.is_float()
+            }
+            VariableFacts::Queue { .. } | VariableFacts::Strings => false,
+        };
+        let alone = |mode| Self { mode, merge: None, trainers: None };
+        match (count, staleness) {
+            (count, Some(0)) => {
+                let merge = (is_float && count > 1).then_some(merge);
+                Ok(Self { mode: Mode::Sync, merge, trainers: Some(count) })
+            }
+            (1, None) => Ok(alone(Mode::Async)),
+            (1, Some(bound)) => Ok(alone(Mode::Staleness { bound })),
+            (count, _) => Err(format!(
+                "found an accumulator of any {count} gradients; expected one gradient of every trainer (staleness=0), \
+                 or count=1"
+            )),
+        }
+    }
+
+    /// The sharing of all parameters; `all` has the name and the sharing of each.
+    ///
+    /// # Errors
+    /// When two parameters differ, as one job has one sharing; the error names both.
+    pub(super) fn common(all: &[(&str, Self)]) -> Result<Self, Failure> {
+        let mut common = Self { mode: Mode::default(), merge: None, trainers: None };
+        let mut merged_by: Option<(&str, Self)> = None;
+        for &(name, found) in all {
+            let first = all[0];
+            let is_alike = (found.mode, found.trainers) == (first.1.mode, first.1.trainers);
+            let differs = |by: &(&str, Self)| found.merge.is_some_and(|merge| by.1.merge != Some(merge));
+            if let Some((like, expected)) = (!is_alike).then_some(first).or(merged_by.filter(differs)) {
+                return Err(Failure::call(format!(
+                    "parameter {name:?}: found {found}; expected {expected}, as {like:?} has"
+                )));
+            }
+            merged_by = merged_by.or(Some((name, found)).filter(|_| found.merge.is_some()));
+            common = Self { merge: merged_by.and_then(|(_, by)| by.merge), ..found };
+        }
+        Ok(common)
+    }
+
+    /// The settings that the initialiser gives the job.
+    pub(super) fn settings(self) -> OptimizerSettings {
+        OptimizerSettings { mode: Some(self.mode), merge: self.merge, ..OptimizerSettings::default() }
+    }
+
+    /// Refuses a job with another number of trainers, before the job is initialised.
+    pub(super) fn check_trainers(self, client: &Client) -> Result<(), Failure> {
+        let Some(expected) = self.trainers else { return Ok(()) };
+        let found = client.trainers()?;
+        if found == expected {
+            return Ok(());
+        }
+        Err(Failure::call(format!("found a job of {found} trainers; expected {expected}, {DIVIDED}")))
+    }
+
+    /// Refuses a job with another sharing.
+    pub(super) fn check(self, client: &Client) -> Result<(), Failure> {
+        let found = client.sharing()?;
+        let fits = self.mode == found.mode
+            && self.merge.is_none_or(|merge| merge == found.merge)
+            && self.trainers.is_none_or(|trainers| trainers == found.trainers);
+        if fits {
+            return Ok(());
+        }
+        let found = Self { mode: found.mode, merge: Some(found.merge), trainers: Some(found.trainers) };
+        Err(Failure::call(format!("found a job in {found}; expected {self}, {DIVIDED}")))
+    }
+}
+
+impl fmt::Display for ProgramSharing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.mode {
+            Mode::Sync => formatter.write_str("mode sync")?,
+            Mode::Async => formatter.write_str("mode async")?,
+            Mode::Staleness { bound } => write!(formatter, "mode bounded with a staleness of {bound}")?,
+            Mode::Delta => formatter.write_str("mode delta")?,
+        }
+        match self.merge {
+            Some(Merge::Mean) => formatter.write_str(", merge mean")?,
+            Some(Merge::Sum) => formatter.write_str(", merge sum")?,
+            None => {}
+        }
+        self.trainers.map_or(Ok(()), |trainers| write!(formatter, ", {trainers} trainers"))
+    }
+}

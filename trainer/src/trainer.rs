@@ -1,0 +1,377 @@
+//! A trainer of a program: receives parameters, runs its part, and sends gradients in each step.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pserver_core::config::{Mode, OptimizerSettings};
+use pserver_core::error::Failure;
+use pserver_program::executor::{Executor, ProgramLink, RunStatus};
+use pserver_program::transpile::ProgramPart;
+use pserver_program::{Elements, Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
+
+use super::arithmetic::executor_parts;
+use super::initial_values;
+use super::server_parameters::{ServerParameter, common_sharing, nodes, server_parameters};
+use super::table_rows::{TablePiece, tables};
+use pserver_client::{Client, DestinationRows, DestinationSlice, GradientRows, GradientSlice};
+
+/// A trainer that runs its part of a program. Each step needs its data ([`feed`](Self::feed)), then
+/// [`step`](Self::step).
+pub struct Trainer<'c> {
+    client: &'c Client,
+    executor: Executor,
+    parameters: Vec<ServerParameter>,
+    /// By server parameter: the variable that receives it, if the part does.
+    received: Vec<Option<VariableIndex>>,
+    /// By server parameter: memory for the next value; none while the executor has it. A dense parameter has two
+    /// tensors, so that the next value arrives while the current one is read. A table has one, whose rows are updated.
+    values: Vec<Option<Tensor>>,
+    tables: Vec<TablePiece>,
+    graph: Arc<Graph>,
+    /// Fed ids, by variable.
+    ids: BTreeMap<VariableIndex, Vec<i64>>,
+    /// Whether all dense values were received since the last step.
+    is_fresh: bool,
+    /// The gradients of a computed step, until all of them are sent.
+    unsent: Option<UnsentGradients>,
+}
+
+/// Collects the values that a step sends, by channel.
+#[derive(Default)]
+struct Outbox {
+    sent: BTreeMap<String, VariableValue>,
+}
+
+impl ProgramLink for Outbox {
+    fn has_room(&mut self, _: ProgramPeer, channel: &str) -> bool {
+        !self.sent.contains_key(channel)
+    }
+
+    fn send(&mut self, _: ProgramPeer, channel: &str, value: &VariableValue) {
+        self.sent.insert(channel.to_owned(), value.clone());
+    }
+}
+
+/// Gradients of a computed step that are not all sent.
+struct UnsentGradients {
+    /// By channel.
+    gradients: BTreeMap<String, VariableValue>,
+    has_pushed_rows: bool,
+}
+
+/// Offers to initialise a job from the parts of servers, and initialises it when this trainer is elected. On return the
+/// job is initialised, and its mode and merge are those of the parts.
+///
+/// # Errors
+/// When a part has ops or initial values that servers do not support; when the job has another number of trainers, or
+/// was initialised with another mode or merge; when no trainer initialises before the deadline.
+pub fn initialise(client: &Client, parts: &[ProgramPart]) -> Result<(), Failure> {
+    let parameters = server_parameters(parts)?;
+    let sharing = common_sharing(&parameters)?;
+    sharing.check_trainers(client)?;
+    initialise_with(client, parts, &parameters, &sharing.settings())?;
+    sharing.check(client)
+}
+
+/// [`initialise`] for a job in mode delta: its trainers run the optimizer, and its servers add differences.
+pub fn initialise_for_deltas(client: &Client, parts: &[ProgramPart]) -> Result<(), Failure> {
+    let settings = OptimizerSettings { mode: Some(Mode::Delta), ..OptimizerSettings::default() };
+    initialise_with(client, parts, &server_parameters(parts)?, &settings)
+}
+
+fn initialise_with(
+    client: &Client,
+    parts: &[ProgramPart],
+    parameters: &[ServerParameter],
+    settings: &OptimizerSettings,
+) -> Result<(), Failure> {
+    if !client.begin_init(settings)? {
+        return Ok(());
+    }
+    declare(client, parts, parameters).and_then(|()| client.finish_init()).inspect_err(|_| {
+        // Another trainer may have the memory that this one lacks. If the coordinator is unreachable, the lease
+        // expires.
+        let _ = client.give_up_init();
+    })
+}
+
+/// Declares the parameters of all servers, with the initial values that their parts compute.
+fn declare(client: &Client, parts: &[ProgramPart], parameters: &[ServerParameter]) -> Result<(), Failure> {
+    for part in parts.iter().filter(|part| matches!(part.peers[0], ProgramPeer::Server(_))) {
+        let own = || parameters.iter().filter(|one| part.peers.contains(&ProgramPeer::Server(one.server)));
+        // Servers initialise rows of tables when they are first used.
+        let dense: Vec<&str> = own().filter(|one| one.layout.is_none()).map(|one| one.name.as_str()).collect();
+        let mut values = initial_values::initial_values(&part.graph, &dense)?.into_iter();
+        for one in own() {
+            let initial = if one.layout.is_some() { None } else { values.next() };
+            let content = initial.as_ref().map_or(&[][..], |value| value.tensor().bytes());
+            client.init_param(&one.name, one.element_type, &one.shape, content, &one.settings()?)?;
+        }
+    }
+    Ok(())
+}
+
+impl<'c> Trainer<'c> {
+    /// Prepares the part of trainers. The job must be initialised.
+    ///
+    /// # Errors
+    /// When the parts are not those of a parameter server, or read a table other than by fed ids; when the sharing of
+    /// the job differs from that of the parts.
+    pub fn new(client: &'c Client, parts: &[ProgramPart]) -> Result<Self, Failure> {
+        let own = parts.iter().find(|part| matches!(part.peers[0], ProgramPeer::Trainer(_)));
+        let own = own.ok_or_else(|| Failure::call("found no part of trainers; expected one"))?;
+        let graph = Arc::new(own.graph.clone());
+        let parameters = server_parameters(parts)?;
+        common_sharing(&parameters)?.check(client)?;
+        let values = parameters.iter().map(|_| None).collect();
+        let receivers = receivers(&graph);
+        let received: Vec<_> = parameters.iter().map(|one| receivers.get(one.name.as_str()).copied()).collect();
+        let sparse = (0..).zip(&parameters).zip(&received).filter(|((_, one), _)| one.layout.is_some());
+        let pieces = sparse.filter_map(|((place, _), variable)| Some((place, (*variable)?)));
+        let tables = tables(&graph, &pieces.collect::<Vec<_>>())?;
+        let executor = Executor::new(Arc::clone(&graph), executor_parts())?;
+        let ids = BTreeMap::new();
+        Ok(Self { client, executor, parameters, received, values, tables, graph, ids, is_fresh: false, unsent: None })
+    }
+
+    /// Sets data for the next step.
+    ///
+    /// # Errors
+    /// When the variable does not exist or cannot hold the value; when gradients of the last step are not all sent.
+    pub fn feed(&mut self, name: &str, tensor: Tensor) -> Result<(), Failure> {
+        if self.unsent.is_some() {
+            return Err(Failure::call(format!(
+                "variable {name:?}: found a step whose gradients are not all sent; expected another call of step, \
+                 which sends them, before data of the next step"
+            )));
+        }
+        let ids = match (self.graph.find(name), tensor.elements()) {
+            (Some(index), Elements::Int64(ids)) => Some((index, ids.clone())),
+            _ => None,
+        };
+        self.executor.set(name, tensor)?;
+        self.ids.extend(ids);
+        Ok(())
+    }
+
+    /// A variable's value after the last step.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&VariableValue> {
+        self.executor.value(name)
+    }
+
+    /// The whole value of a parameter on the servers after the last step, with all rows of a table.
+    ///
+    /// # Errors
+    /// When the part receives no such parameter, or a server does not answer before the deadline.
+    pub fn fetch(&self, name: &str) -> Result<Tensor, Failure> {
+        let mut all = Vec::new();
+        let mut height = 0;
+        let pieces = self.pieces(name)?;
+        for one in &pieces {
+            let mut piece = one.zeros()?;
+            if one.layout.is_some() {
+                let ids: Vec<u64> = (0..one.shape[0]).collect();
+                self.client.pull_rows(&mut [DestinationRows {
+                    name: &one.name,
+                    ids: &ids,
+                    values: piece.bytes_mut(),
+                }])?;
+            } else {
+                self.client.pull(&mut [DestinationSlice::new(&one.name, piece.bytes_mut())])?;
+            }
+            height += one.shape.first().unwrap_or(&1);
+            all.extend_from_slice(piece.bytes());
+        }
+        let mut shape = pieces[0].shape.clone();
+        shape.iter_mut().take(1).for_each(|rows| *rows = height);
+        let mut whole = Tensor::zeros(pieces[0].element_type, &shape);
+        whole.bytes_mut().copy_from_slice(&all);
+        Ok(whole)
+    }
+
+    /// The pieces of a parameter on the servers, in the order of its rows.
+    fn pieces(&self, name: &str) -> Result<Vec<&ServerParameter>, Failure> {
+        let mut nodes = nodes(&self.graph);
+        let own = |index: &VariableIndex| {
+            let piece = &self.graph.variable(*index).name;
+            self.parameters.iter().find(|one| one.name == *piece)
+        };
+        let whole = self.graph.find(name);
+        let writer = nodes.find(|node| whole.is_some_and(|whole| node.outputs.contains(&whole)));
+        let found: Option<Vec<&ServerParameter>> = match writer {
+            Some(Node { kind: OpKind::Recv { .. }, outputs, .. }) => outputs[..1].iter().map(own).collect(),
+            Some(Node { kind: OpKind::Concat { .. }, inputs, .. }) => inputs.iter().map(own).collect(),
+            _ => None,
+        };
+        found.ok_or_else(|| Failure::call(format!("found no parameter {name:?} among what the part receives")))
+    }
+
+    /// One step: receives parameters, runs the part, sends gradients. After a failure, another call repeats the step:
+    ///
+    /// - when the step failed before its gradients were computed, it starts again from the previous state, with the
+    ///   data fed until then;
+    /// - when its gradients were computed, only those that the servers do not have are sent, so that each counts once.
+    ///   [`feed`](Self::feed) fails until they are sent.
+    ///
+    /// # Errors
+    /// The failure of an op, or the server that did not answer before the deadline.
+    pub fn step(&mut self) -> Result<(), Failure> {
+        if self.unsent.is_none() {
+            let before = self.executor.save();
+            match self.compute() {
+                Ok(gradients) => self.unsent = Some(UnsentGradients { gradients, has_pushed_rows: false }),
+                Err(failure) => {
+                    self.executor.restore(before);
+                    return Err(failure);
+                }
+            }
+        }
+        self.send()?;
+        self.unsent = None;
+        Ok(())
+    }
+
+    /// Receives parameters and computes the gradients, by channel.
+    fn compute(&mut self) -> Result<BTreeMap<String, VariableValue>, Failure> {
+        self.executor.begin()?;
+        self.receive()?;
+        let mut outbox = Outbox::default();
+        match self.executor.run(&mut outbox, u64::MAX)? {
+            RunStatus::Ended => Ok(outbox.sent),
+            other => Err(Failure::call(format!(
+                "found a part that is not finished after its step ({other:?}); expected it to end"
+            ))),
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), Failure> {
+        for ((one, value), variable) in self.parameters.iter().zip(&mut self.values).zip(&self.received) {
+            if value.is_none() {
+                *value = variable.and_then(|variable| taken(&mut self.executor, variable));
+            }
+            if value.is_none() {
+                *value = Some(one.zeros()?);
+            }
+        }
+        if !self.is_fresh {
+            let all = self.parameters.iter().zip(&mut self.values).filter(|(one, _)| one.layout.is_none());
+            let wanted = all.filter_map(|(one, value)| Some((one, value.as_mut()?)));
+            let mut wanted: Vec<DestinationSlice<'_>> =
+                wanted.map(|(one, value)| DestinationSlice::new(&one.name, value.bytes_mut())).collect();
+            if !wanted.is_empty() {
+                self.client.pull(&mut wanted)?;
+            }
+            self.is_fresh = true;
+        }
+        self.receive_rows()?;
+        // The executor owns the values from here on, also after a failure.
+        self.is_fresh = false;
+        for ((one, value), variable) in self.parameters.iter().zip(&mut self.values).zip(&self.received) {
+            let Some(variable) = *variable else { continue };
+            let arrived = value.take().expect("the value was received above");
+            if one.layout.is_none() {
+                *value = taken(&mut self.executor, variable);
+            }
+            if self.executor.arrive(&one.name, ProgramPeer::Server(one.server), arrived.into())?.is_some() {
+                let name = &one.name;
+                return Err(Failure::call(format!(
+                    "channel {name:?}: found a value that the previous step did not receive; expected one recv per step"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Pulls the rows that the step looks up.
+    fn receive_rows(&mut self) -> Result<(), Failure> {
+        let mut fetched = Vec::new();
+        for table in &self.tables {
+            let layout = self.parameters[table.parameter].layout.expect("a table has rows");
+            let ids = table.ids.iter().filter_map(|index| self.ids.get(index)).flatten();
+            let ids = table.rows_of(ids);
+            let values = vec![0_u8; ids.len() * layout.row_bytes()];
+            fetched.push((table.parameter, layout.row_bytes(), ids, values));
+        }
+        let mut wanted: Vec<DestinationRows<'_>> = fetched
+            .iter_mut()
+            .map(|(place, _, ids, values)| DestinationRows { name: &self.parameters[*place].name, ids, values })
+            .collect();
+        if !wanted.is_empty() {
+            self.client.pull_rows(&mut wanted)?;
+        }
+        for (place, row_bytes, ids, values) in &fetched {
+            let whole = self.values[*place].as_mut().expect("each table has memory").bytes_mut();
+            for (id, row) in ids.iter().zip(values.chunks_exact(*row_bytes)) {
+                let start = usize::try_from(*id).expect("the table is in memory") * row_bytes;
+                whole[start..start + row_bytes].copy_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the gradients that the servers do not have: first all rows, then all dense gradients. Servers recognise
+    /// the repetition of a failed push, and a push that succeeded is not repeated.
+    fn send(&mut self) -> Result<(), Failure> {
+        let Self { client, parameters, values, unsent, .. } = self;
+        let Some(UnsentGradients { gradients, has_pushed_rows }) = unsent else { return Ok(()) };
+        if !*has_pushed_rows {
+            push_rows(client, parameters, gradients)?;
+            *has_pushed_rows = true;
+        }
+        let (mut dense, mut wanted) = (Vec::new(), Vec::new());
+        for (one, value) in parameters.iter().zip(values).filter(|(one, _)| one.layout.is_none()) {
+            if let Some(VariableValue::Dense(gradient)) = gradients.get(&one.gradient) {
+                let element_type = gradient.elements().element_type();
+                dense.push(GradientSlice { name: &one.name, element_type, content: gradient.bytes() });
+                if value.is_none() {
+                    *value = Some(one.zeros()?);
+                }
+                let value = value.as_mut().expect("it was just allocated");
+                wanted.push(DestinationSlice::new(&one.name, value.bytes_mut()));
+            }
+        }
+        if !dense.is_empty() {
+            client.push_pull(&dense, None, &mut wanted)?;
+            self.is_fresh = dense.len() == self.parameters.iter().filter(|one| one.layout.is_none()).count();
+        }
+        Ok(())
+    }
+}
+
+/// Pushes the gradients of all tables in one call.
+fn push_rows(
+    client: &Client,
+    parameters: &[ServerParameter],
+    gradients: &BTreeMap<String, VariableValue>,
+) -> Result<(), Failure> {
+    let mut ids = Vec::new();
+    for one in parameters.iter().filter(|one| one.layout.is_some()) {
+        if let Some(VariableValue::SelectedRows(gradient)) = gradients.get(&one.gradient) {
+            ids.push((one, gradient.view().ids().iter().collect::<Vec<u64>>(), gradient));
+        }
+    }
+    let mut rows = Vec::new();
+    for (one, ids, gradient) in &ids {
+        let (element_type, values) = (gradient.view().layout().element_type(), gradient.view().values());
+        rows.push(GradientRows { name: &one.name, element_type, ids, values });
+    }
+    if rows.is_empty() { Ok(()) } else { client.push_rows(&rows, None) }
+}
+
+/// Takes a dense value out of the executor.
+fn taken(executor: &mut Executor, variable: VariableIndex) -> Option<Tensor> {
+    match executor.take(variable)? {
+        VariableValue::Dense(tensor) => Some(tensor),
+        VariableValue::SelectedRows(_) | VariableValue::Strings(_) => None,
+    }
+}
+
+/// The variable that the `recv` of each channel writes.
+fn receivers(graph: &Graph) -> BTreeMap<&str, VariableIndex> {
+    let receivers = nodes(graph).filter_map(|node| match &node.kind {
+        OpKind::Recv { channel } => Some((channel.as_str(), node.outputs[0])),
+        _ => None,
+    });
+    receivers.collect()
+}
