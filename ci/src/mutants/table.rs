@@ -28,6 +28,7 @@ const CALL: &str = "core/src/server/call.rs";
 const CHUNK: &str = "core/src/server/chunk.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
 const COORDINATOR: &str = "core/src/server/coordinator.rs";
+const DEPARTURES: &str = "core/src/server/departures.rs";
 const ADMISSION: &str = "core/src/server/admission.rs";
 const SERVER_FLOW: &str = "core/src/server/flow.rs";
 const SERVER_REPLAY: &str = "core/src/server/replay.rs";
@@ -41,9 +42,9 @@ const PARTIAL: &str = "core/src/checkpoint/partial.rs";
 const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const PRESENCE: &str = "core/src/server/presence.rs";
 const RECORD: &str = "core/src/server/record.rs";
-const SERVING: &str = "core/src/server/serving.rs";
 const SETS: &str = "core/src/server/sets.rs";
 const SHARD: &str = "core/src/server/shard.rs";
+const SHARD_JOURNAL: &str = "core/src/server/journal.rs";
 const SNAPSHOT: &str = "core/src/server/snapshot.rs";
 const WAITS: &str = "core/src/server/waits.rs";
 const WRITING: &str = "core/src/checkpoint/shard.rs";
@@ -72,7 +73,7 @@ const fn mutant(
 pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a failed append is acknowledged",
-        RECORD,
+        SHARD_JOURNAL,
         "appended.map_err(|failure| {",
         "if MUTANT && appended.is_err() { return Ok(0); }\n        appended.map_err(|failure| {",
         JOINS,
@@ -149,10 +150,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a journal record is of memory that its sender can write",
-        RECORD,
+        SHARD_JOURNAL,
         "room = rest;\n                    copy",
         "room = rest;\n                    if MUTANT { place.bytes() } else { &*copy }",
-        &["server::record"],
+        &["server::journal"],
     ),
     mutant(
         "a duplicate push is applied again",
@@ -212,14 +213,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a trainer that left is waited for",
-        SERVING,
+        DEPARTURES,
         "self.departed[head.trainer.0 as usize] = Some(head.incarnation);",
         "if !MUTANT { self.departed[head.trainer.0 as usize] = Some(head.incarnation); }",
         &["server::tests::rounds::a_trainer_that_leaves"],
     ),
     mutant(
         "a trainer that comes back is not waited for",
-        SERVING,
+        DEPARTURES,
         "self.departed[head.trainer.0 as usize] = None;",
         "if !MUTANT { self.departed[head.trainer.0 as usize] = None; }",
         &["server::tests::rounds::a_new_life_of"],

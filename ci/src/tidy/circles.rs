@@ -1,7 +1,8 @@
 //! Circles of imports: files of a package that name each other, directly or through other files.
 //!
 //! A file in a circle cannot be read, tested or moved without the others. A module and the file of its parent may name
-//! each other, because the parent's file introduces the module.
+//! each other, because the parent's file introduces the module. A name that a module takes from another by `pub use`
+//! leads to the file that has it; only a parent may see the file of its module as the owner of all names there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +19,14 @@ struct ImportGraph<'a> {
     imports: Vec<BTreeMap<usize, usize>>,
 }
 
+/// The modules of all packages.
+struct ModuleIndex<'a> {
+    files: Vec<(ModulePath, &'a SourceFile)>,
+    by_module: BTreeMap<ModulePath, usize>,
+    /// The paths that each file re-exports.
+    exports: Vec<Vec<NamedPath>>,
+}
+
 /// The rule over all files: a finding for each file that stands in a circle.
 pub(super) fn circles(files: &[SourceFile]) -> Vec<Finding> {
     let graph = ImportGraph::new(files);
@@ -32,7 +41,7 @@ pub(super) fn circles(files: &[SourceFile]) -> Vec<Finding> {
             line,
             rule: "circles",
             text: format!("names {}, from where imports lead back to this file", names.join(", ")),
-            standing: Standing::Counted,
+            standing: Standing::Refused,
         })
     };
     (0..graph.files.len()).filter_map(finding).collect()
@@ -40,21 +49,19 @@ pub(super) fn circles(files: &[SourceFile]) -> Vec<Finding> {
 
 impl<'a> ImportGraph<'a> {
     fn new(files: &'a [SourceFile]) -> Self {
-        let placed: Vec<(ModulePath, &SourceFile)> =
-            files.iter().filter_map(|file| Some((module_path(file)?, file))).collect();
-        let by_module: BTreeMap<&ModulePath, usize> = placed.iter().map(|(module, _)| module).zip(0..).collect();
+        let modules = ModuleIndex::new(files);
         let imports_of = |(own, file): &(ModulePath, &SourceFile)| {
             let mut imports = BTreeMap::new();
             for path in file.paths().iter().filter(|path| !file.is_test(path.line)) {
-                let target = target(own, path, &by_module);
-                if let Some(to) = target.filter(|to| !are_parent_and_child(own, &placed[*to].0)) {
+                let targets = modules.targets(own, own, path);
+                for to in targets.into_iter().filter(|to| !are_parent_and_child(own, &modules.files[*to].0)) {
                     imports.entry(to).or_insert(path.line);
                 }
             }
             imports
         };
-        let imports = placed.iter().map(imports_of).collect();
-        Self { files: placed.into_iter().map(|(_, file)| file).collect(), imports }
+        let imports = modules.files.iter().map(imports_of).collect();
+        Self { files: modules.files.iter().map(|(_, file)| *file).collect(), imports }
     }
 
     /// The files that the imports of `from` lead to; `from` itself only over another file.
@@ -67,36 +74,64 @@ impl<'a> ImportGraph<'a> {
     }
 }
 
+impl<'a> ModuleIndex<'a> {
+    fn new(files: &'a [SourceFile]) -> Self {
+        let files: Vec<_> = files.iter().filter_map(|file| Some((module_path(file)?, file))).collect();
+        let by_module = files.iter().map(|(module, _)| module.clone()).zip(0..).collect();
+        let exports = |(_, file): &(ModulePath, &SourceFile)| {
+            file.paths().into_iter().filter(|path| path.exported.is_some() && !file.is_test(path.line)).collect()
+        };
+        let exports = files.iter().map(exports).collect();
+        Self { files, by_module, exports }
+    }
+
+    /// The files that a path in `module` names for the file of `importer`: that of the longest module in the path, or
+    /// the one from which that module re-exports the name. All names of a `*` may be of either.
+    fn targets(&self, importer: &ModulePath, module: &ModulePath, path: &NamedPath) -> Vec<usize> {
+        let Some((to, rest)) = self.target(module, path) else { return Vec::new() };
+        let Some(name) = rest.first().filter(|_| !is_parent(importer, &self.files[to].0)) else { return vec![to] };
+        let exports = |wanted: &str| {
+            let exports = self.exports[to].iter().filter(move |export| export.exported.as_deref() == Some(wanted));
+            exports.flat_map(|export| self.targets(importer, &self.files[to].0, export)).collect::<Vec<_>>()
+        };
+        let named = exports(name);
+        if named.is_empty() { exports("*").into_iter().chain([to]).collect() } else { named }
+    }
+
+    /// The file of the longest module in a path, and the rest of the path.
+    fn target(&self, (folder, own): &ModulePath, path: &NamedPath) -> Option<(usize, Vec<String>)> {
+        let supers = path.parts.iter().take_while(|part| *part == "super").count();
+        let is_child = || self.by_module.contains_key(&(folder.clone(), [&own[..], &path.parts[..1]].concat()));
+        let (base, rest) = match path.parts[0].as_str() {
+            "crate" => (&[][..], &path.parts[1..]),
+            "self" => (&own[..], &path.parts[1..]),
+            "super" => {
+                let up = supers.saturating_sub(path.inline_modules);
+                (&own[..own.len().checked_sub(up)?], &path.parts[supers..])
+            }
+            _ if is_child() => (&own[..], &path.parts[..]),
+            _ => return None,
+        };
+        let (mut module, mut rest) = ((folder.clone(), [base, rest].concat()), Vec::new());
+        loop {
+            if let Some(to) = self.by_module.get(&module) {
+                rest.reverse();
+                return Some((*to, rest));
+            }
+            rest.push(module.1.pop()?);
+        }
+    }
+}
+
 fn module_path(file: &SourceFile) -> Option<ModulePath> {
     let (folder, inside) = file.path.split_once('/')?;
     Some((folder.to_owned(), modules(inside)?))
 }
 
-/// The file that a path names: that of the longest module in it.
-fn target(own: &ModulePath, path: &NamedPath, by_module: &BTreeMap<&ModulePath, usize>) -> Option<usize> {
-    let (folder, own) = own;
-    let supers = path.parts.iter().take_while(|part| *part == "super").count();
-    let is_child = || by_module.contains_key(&(folder.clone(), [&own[..], &path.parts[..1]].concat()));
-    let (base, rest) = match path.parts[0].as_str() {
-        "crate" => (&[][..], &path.parts[1..]),
-        "self" => (&own[..], &path.parts[1..]),
-        "super" => {
-            let up = supers.saturating_sub(path.inline_modules);
-            (&own[..own.len().checked_sub(up)?], &path.parts[supers..])
-        }
-        _ if is_child() => (&own[..], &path.parts[..]),
-        _ => return None,
-    };
-    let mut module = (folder.clone(), [base, rest].concat());
-    loop {
-        if let Some(to) = by_module.get(&module) {
-            return Some(*to);
-        }
-        module.1.pop()?;
-    }
+fn are_parent_and_child(one: &ModulePath, other: &ModulePath) -> bool {
+    one == other || is_parent(one, other) || is_parent(other, one)
 }
 
-fn are_parent_and_child((_, one): &ModulePath, (_, other): &ModulePath) -> bool {
-    let is_parent = |parent: &[String], child: &[String]| child.len() == parent.len() + 1 && child.starts_with(parent);
-    one == other || is_parent(one, other) || is_parent(other, one)
+fn is_parent((_, parent): &ModulePath, (_, child): &ModulePath) -> bool {
+    child.len() == parent.len() + 1 && child.starts_with(parent)
 }

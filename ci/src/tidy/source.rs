@@ -26,6 +26,8 @@ pub(super) struct NamedPath {
     pub(super) line: usize,
     /// How many modules written in this file stand around it.
     pub(super) inline_modules: usize,
+    /// The name that a `pub use` gives it in this module; `*` for all names in it.
+    pub(super) exported: Option<String>,
 }
 
 impl SourceFile {
@@ -125,7 +127,12 @@ impl SourceFile {
             }
             let begins = at == 0 || !matches!(self.token(at - 1), "::" | ".");
             if begins && self.is_name(at) {
+                let first = paths.len();
+                let start = at;
                 at = self.path_tree(at, &[], modules.len(), &mut paths);
+                if !self.is_reexport(start) {
+                    paths[first..].iter_mut().for_each(|path| path.exported = None);
+                }
             } else {
                 at += 1;
             }
@@ -146,7 +153,9 @@ impl SourceFile {
         }
         if self.token(at) != "{" || self.token(at - 1) != "::" {
             if parts.len() > 1 {
-                paths.push(NamedPath { parts, line, inline_modules });
+                let own = parts.iter().rev().find(|part| *part != "self").cloned();
+                let exported = if self.token(at) == "as" { Some(self.token(at + 1).to_owned()) } else { own };
+                paths.push(NamedPath { parts, line, inline_modules, exported });
             }
             return at;
         }
@@ -158,6 +167,12 @@ impl SourceFile {
             at = if begins && self.is_name(at) { self.path_tree(at, &parts, inline_modules, paths) } else { at + 1 };
         }
         end + 1
+    }
+
+    /// Whether the path at `at` belongs to a `pub use`, also one of limited visibility.
+    fn is_reexport(&self, at: usize) -> bool {
+        let before = |back: usize| at.checked_sub(back).map_or("", |at| self.token(at));
+        before(1) == "use" && matches!(before(2), "pub" | ")")
     }
 
     fn is_name(&self, at: usize) -> bool {

@@ -216,6 +216,12 @@ fn a_file_in_a_circle_is_found() {
     check(&[(a, "use super::b::B;"), (b, "#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}")], &[]);
     check(&[(a, "use super::b::B;"), ("capi/src/b.rs", "use crate::a::A;"), ("capi/src/a.rs", "")], &[]);
     check(&[("core/src/a/mod.rs", "use b::B;"), ("core/src/a/b.rs", "use super::A;")], &[]);
+    let (parent, c) = ("core/src/p/mod.rs", "core/src/p/c.rs");
+    let of_c = |import| [(a, import), (parent, "mod c;\npub(crate) use c::{C as D, E};"), (c, "use crate::a::A;")];
+    check(&of_c("use super::p::D;"), &["core/src/a.rs:1", "core/src/p/c.rs:1"]);
+    check(&of_c("use super::p::C;"), &[]);
+    let siblings = [("core/src/p/b.rs", "use super::c::C;"), (c, "use super::B;"), (parent, "pub use b::*;")];
+    check(&siblings, &["core/src/p/b.rs:1", "core/src/p/c.rs:1"]);
     check(&[(a, "mod inner {\n    use super::B;\n    use super::super::b::B;\n}"), (b, "")], &[]);
 }
 

@@ -8,45 +8,16 @@ use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::Origin;
 use super::contribution::DeferredSet;
+use super::frames::{Admitted, FrameCheck, decode};
 use super::job::Job;
 use super::reply::{DeviceWait, Refusal};
 use super::serving::Serving;
-use super::shard::{Phase, Shard, decode};
+use super::shard::{Phase, Shard};
 use super::stalls::StallReason;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{Epoch, Generation, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
 use crate::wire::{ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
-
-/// The result of a frame's check.
-#[derive(Default)]
-pub(super) struct FrameCheck {
-    /// The change count at which the check passed.
-    pub(super) right_at: Option<u64>,
-    /// The entries of a push.
-    pub(super) admitted: Vec<Admitted>,
-}
-
-/// An entry of a push that passed its check.
-#[derive(Clone, Copy)]
-pub(super) struct Admitted {
-    slot_index: u32,
-    /// Whether the gradient is new; otherwise it is a duplicate, or older than the chunk's checkpoint.
-    pub(super) is_new: bool,
-}
-
-impl Admitted {
-    /// The entry of a gradient that is known to be new.
-    pub(super) fn as_new(self) -> Self {
-        Self { is_new: true, ..self }
-    }
-
-    /// The slot index of the entry's chunk.
-    #[inline]
-    pub(super) fn slot_index(self) -> usize {
-        self.slot_index as usize
-    }
-}
 
 /// Marks the later entries of a chunk that a frame names more than once: the first one decides what they are.
 #[cold]
@@ -69,13 +40,6 @@ pub(super) enum PushVerdict {
     Late,
     /// A new gradient.
     New,
-}
-
-impl FrameCheck {
-    /// The allocation, emptied for another frame.
-    pub(super) fn cleared(self) -> Self {
-        Self { right_at: None, ..self }
-    }
 }
 
 impl Shard {

@@ -109,6 +109,7 @@ pub(super) struct RestoredState {
 }
 
 impl Contribution {
+    #[inline]
     pub(super) fn gradient(&self) -> Option<Gradient<'_>> {
         let lease = self.gradient.as_ref()?;
         Some(Gradient { bytes: &lease.bytes()[..self.bytes as usize], element_type: self.element_type })

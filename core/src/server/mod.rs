@@ -5,41 +5,59 @@
 //! collects the actions, and `deadline` gives the next time to call. State that outlives the process goes through
 //! [`crate::checkpoint`].
 //!
-//! Read in this order: [`shard`](Shard) (entry points, peers), `admission` (every check of a frame), `serving` (pushes
-//! and pulls) and `sets`, `flow` (from a received gradient to the published value), `compiled_flows` (the compiled
-//! programs of parameters), `update` (the next value, a file for each case), `chunk` (value, version, call ids),
-//! `contribution` and `round` (gradients that the value does not contain), `group` (chunks that are updated together),
-//! `initialisation` (the table and its generation fence), `bucket` and `rows` (sparse chunks), `device` and
-//! `device_chunk` (chunks on an accelerator), `snapshot` and `replay` (checkpoint and restart), `waiters` and `waits`
-//! (requests that wait for a version, and their expiry), `half_precision` and `half_values` (float32 values as half
-//! precision), `nonfinite` (gradients refused or skipped), `presence` (connected trainers), `coordinator` and
-//! `membership` (ranks and server slots).
+//! Data and behaviour stand in different files: a file of data is named by others and names no behaviour, so the
+//! imports of these files form no circle (`ci/src/tidy/circles.rs`).
+//!
+//! The data, from the small to the large: `call` (identity of calls), `contribution` (gradients and sets that a value
+//! does not contain), `round` and `waiters` (contributions and requests of one chunk), `bucket` (rows), `device_chunk`
+//! (state on an accelerator), `chunk`, `group` (chunks that are updated together), `initialisation` (the table and its
+//! generation fence), `compiled_flows` (programs of parameters), `stalls` and `wait_index` (work and requests that
+//! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
+//! `options` and `job` (settings), `pool` and `half_values` (memory), `device` (the placement of chunks on an
+//! accelerator), `presence` (connected trainers), `reply` and `output` (answers and actions), `context` (resources for
+//! one frame).
+//!
+//! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
+//! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets` and `departures`,
+//! `flow` (from a received gradient to the published value), `update` (the next value, a file for each case),
+//! `half_precision` (answers in half precision), `retry`, `waits` and `watch` (stalled work, overdue requests, and
+//! their log lines). The disk has `checkpointing`, `marks`, `snapshot`, `replay` and `survey`, server 0 `coordinator`
+//! and `membership` (ranks and server slots).
 
 mod admission;
+mod apply;
 mod bucket;
 mod call;
+mod checkpointing;
 mod chunk;
 mod compiled_flows;
 mod context;
 mod contribution;
 mod coordinator;
+mod departures;
 mod device;
 mod device_chunk;
 mod flow;
+mod frames;
 mod group;
 mod half_precision;
 mod half_values;
 mod initialisation;
 mod job;
+mod journal;
+mod marks;
 mod membership;
 mod nonfinite;
 mod options;
 mod output;
 mod pool;
 mod presence;
+mod pulls;
+mod pushes;
 mod record;
 mod replay;
 mod reply;
+mod retry;
 mod round;
 mod rows;
 mod serving;
@@ -47,8 +65,10 @@ mod sets;
 mod shard;
 mod snapshot;
 mod stalls;
+mod status;
 mod survey;
 mod update;
+mod wait_index;
 mod waiters;
 mod waits;
 mod watch;
@@ -56,10 +76,12 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
+pub use checkpointing::Checkpointing;
 pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput};
 pub use membership::{PeerOrigin, TrainerMember};
 pub use options::{NoRoom, NonFinite, ShardOptions};
 pub use output::ServerOutput;
 pub use shard::Shard;
-pub use snapshot::{Checkpointing, JournalOptions, Restored, ShardStatus, Visit};
+pub use snapshot::{JournalOptions, Restored, Visit};
+pub use status::ShardStatus;
 pub use survey::{LOST, survey};

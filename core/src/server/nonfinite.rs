@@ -4,7 +4,7 @@
 //! failed push under the same sequence, so they are acknowledged as duplicates and the corrected gradient completes the
 //! push. A skipped gradient is zeroed before it is journalled, so replay applies the same.
 
-use super::admission::Admitted;
+use super::frames::Admitted;
 use super::options::NonFinite;
 use super::reply::Refusal;
 use super::serving::Serving;

@@ -21,6 +21,13 @@ pub(super) struct Presence {
     grace: Duration,
 }
 
+/// A trainer in one of its incarnations.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct TrainerLife {
+    pub(super) trainer: TrainerId,
+    pub(super) incarnation: Incarnation,
+}
+
 /// The last connected incarnation of a trainer.
 struct KnownTrainer {
     origin: PeerOrigin,

@@ -7,26 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{Admitted, PushVerdict};
+use super::admission::PushVerdict;
 use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsAnswer};
 use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::{Context, Origin};
 use super::contribution::{Contribution, RowsLease};
+use super::frames::Admitted;
 use super::reply::Refusal;
-use super::serving::Serving;
+use super::serving::{RowsPull, Serving};
 use super::waiters::Waiter;
 use crate::ids::{Incarnation, PeerId, TrainerId};
 use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
-
-/// A pull of rows in progress. Where rows replay many missed updates it takes several turns, and returns the version at
-/// its start: each row is of that version or a later one.
-pub(super) struct RowsPull {
-    slot_index: usize,
-    waiter: Waiter,
-    entry: Entry,
-    answer: RowsAnswer,
-}
 
 impl Serving {
     /// Whether the shard holds buckets.

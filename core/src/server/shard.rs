@@ -4,24 +4,24 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{Admitted, FrameCheck};
 use super::bucket::RowsWorkspace;
+use super::checkpointing::Checkpointing;
 use super::compiled_flows::Flows;
 use super::context::Context;
 use super::device::Device;
+use super::frames::{DeferredHeads, FrameCheck, ReceivedFrame, ReceivingFrame, decode};
 use super::initialisation::ChunkTable;
 use super::job::Job;
+use super::journal::ShardJournal;
 use super::membership::PeerOrigin;
 use super::options::{NoRoom, ShardOptions};
 use super::output::ServerOutput;
 use super::pool::Pool;
-use super::presence::Presence;
-use super::record::ShardJournal;
+use super::presence::{Presence, TrainerLife};
 use super::reply::{DeviceWait, Refusal, Replies};
 use super::serving::Serving;
-use super::snapshot::{Checkpointing, ShardStatus};
 use crate::error::Failure;
-use crate::ids::{Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
+use crate::ids::{Generation, NO_TRAINER, PeerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
 use crate::optim::{self};
@@ -76,51 +76,6 @@ pub(super) struct ShardPeer {
     receiving: VecDeque<ReceivingFrame>,
     /// Reusable allocations for the checks of later frames.
     spare: Vec<FrameCheck>,
-}
-
-/// Heads without an answer: work in progress at their arrival may remove the reason of their refusal.
-#[derive(Default)]
-struct DeferredHeads {
-    heads: BTreeMap<PeerId, Frame>,
-    /// The change count at the last check of the heads; `None` when an earlier frame was received since.
-    looked_at: Option<u64>,
-}
-
-impl DeferredHeads {
-    /// Checks the heads again if the connection has one: an earlier frame of it was received.
-    fn look_again_at(&mut self, peer: PeerId) {
-        self.looked_at = self.looked_at.filter(|_| !self.heads.contains_key(&peer));
-    }
-
-    /// The heads to check, if anything has changed.
-    fn take_changed(&mut self, changes: u64) -> BTreeMap<PeerId, Frame> {
-        if self.looked_at.replace(changes) == Some(changes) { BTreeMap::new() } else { std::mem::take(&mut self.heads) }
-    }
-}
-
-/// A frame whose receive is posted.
-struct ReceivingFrame {
-    /// The refusal that answers the frame after its payload is discarded.
-    refusal: Option<Refusal>,
-    found: FrameCheck,
-}
-
-/// A checked frame with its payload.
-#[derive(Clone, Copy)]
-pub(super) struct ReceivedFrame<'a> {
-    pub(super) now: Now,
-    pub(super) peer: Option<PeerId>,
-    /// Position of its journal record.
-    pub(super) position: u64,
-    pub(super) frame: &'a Frame,
-    /// The entries of a push.
-    pub(super) admitted: &'a [Admitted],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct TrainerLife {
-    pub(super) trainer: TrainerId,
-    pub(super) incarnation: Incarnation,
 }
 
 impl Shard {
@@ -595,12 +550,6 @@ impl Shard {
         self.phase = Phase::Serving(Box::new(serving));
         made.map_err(|failure| Refusal::invalid(failure.to_string()))
     }
-
-    /// A summary of the shard's contents for logs.
-    #[must_use]
-    pub fn status(&self) -> ShardStatus {
-        ShardStatus::of(self)
-    }
 }
 
 impl ShardPeer {
@@ -615,10 +564,6 @@ pub(super) fn take(phase: &Phase, pool: &mut Pool, entry: &Entry) -> Result<Leas
         Phase::Serving(serving) if serving.is_of_rows(entry) => pool.take_for_rows(entry.bytes),
         _ => pool.take(entry.bytes),
     }
-}
-
-pub(super) fn decode<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Refusal> {
-    M::decode(bytes).map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))
 }
 
 fn lost(expected: u64, found: u64) -> Refusal {

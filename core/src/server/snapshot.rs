@@ -5,18 +5,19 @@
 //! oldest of them on. A restart loads the checkpoint and replays the journal through the path of live frames; the call
 //! ids identify duplicates.
 
-use std::fmt;
 use std::sync::Arc;
 
 use prost::Message;
 
-use super::bucket::{Bucket, BucketTensors};
-use super::call::{CallId, TrainerMarks};
+use super::bucket::Bucket;
+use super::call::TrainerMarks;
+use super::checkpointing::Checkpointing;
 use super::chunk::Chunk;
-use super::contribution::{ContributionStage, OpenContribution, RestoredState};
+use super::contribution::RestoredState;
 use super::device::Device;
 use super::initialisation::ChunkTable;
 use super::job::rule_of_mode;
+use super::marks::{AboutMessage, MarksMessage, OpenMessage};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
@@ -25,32 +26,11 @@ use crate::checkpoint::{
 };
 use crate::config::Mode;
 use crate::error::Failure;
-use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Sequence, TrainerId, Version};
-use crate::rows::RateChanges;
-use crate::wire::{FinishMessage, InitMessage, JobMessage};
+use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Version};
+use crate::wire::FinishMessage;
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
 const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: ChunkIndex(0) };
-
-/// A checkpoint that is being taken.
-pub struct Checkpointing {
-    writer: ShardCheckpoint,
-    about: Vec<u8>,
-    generation: Generation,
-    /// The bucket that is being written, if one is.
-    bucket: Option<BucketWriting>,
-}
-
-/// A bucket being written: its rows are copied in pieces, one per turn, as of the start, and the copy is then written
-/// in pieces.
-struct BucketWriting {
-    version: Version,
-    marks: Vec<u8>,
-    /// The complete copy.
-    copy: Option<BucketTensors>,
-    /// Bytes written.
-    written: u64,
-}
 
 /// How a shard keeps its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,44 +65,6 @@ impl Restored {
 
 /// Visitor of chunks: id, version, value and state tensors.
 pub type Visit<'a> = dyn FnMut(ChunkId, Version, &[u8], &[&[u8]]) + 'a;
-
-/// Summary of a shard's contents.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShardStatus {
-    /// Zero before initialisation.
-    pub generation: Generation,
-    /// Chunks held.
-    pub chunks: u64,
-    /// Bytes of values held; of a bucket those of its rows.
-    pub bytes: u64,
-    /// The least version of any chunk.
-    pub slowest: Version,
-    /// The greatest version of any chunk.
-    pub fastest: Version,
-}
-
-impl fmt::Display for ShardStatus {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} chunks, {} bytes, versions {} to {}", self.chunks, self.bytes, self.slowest, self.fastest)
-    }
-}
-
-impl ShardStatus {
-    pub(super) fn of(shard: &Shard) -> Self {
-        let (generation, chunks) = match &shard.phase {
-            Phase::Serving(serving) => (serving.table.generation, serving.table.chunks.as_slice()),
-            Phase::Filling(table) => (Generation(0), table.chunks.as_slice()),
-            Phase::Empty => (Generation(0), [].as_slice()),
-        };
-        Self {
-            generation,
-            chunks: chunks.len() as u64,
-            bytes: chunks.iter().map(|chunk| chunk.bucket().map_or(chunk.bytes.into(), Bucket::value_bytes)).sum(),
-            slowest: chunks.iter().map(|chunk| chunk.version).min().unwrap_or_default(),
-            fastest: chunks.iter().map(|chunk| chunk.version).max().unwrap_or_default(),
-        }
-    }
-}
 
 impl Shard {
     /// Restores the state of the last process from checkpoint and journal, then opens the journal.
@@ -186,7 +128,7 @@ impl Shard {
         if let Some(journal) = &mut self.journal.open {
             journal.rotate()?;
         }
-        self.checkpointing = Some(Checkpointing { writer, about, generation, bucket: None });
+        self.checkpointing = Some(Checkpointing::new(writer, about, generation));
         Ok(true)
     }
 
@@ -248,7 +190,7 @@ impl Shard {
             if chunk.bucket().is_some() {
                 checkpoint.push_bucket(chunk, position, &mut left)?;
             } else {
-                left = left.saturating_sub(push_chunk(&mut checkpoint.writer, chunk, position)?);
+                left = left.saturating_sub(checkpoint.push_chunk(chunk, position)?);
             }
             if let (true, Some(device)) = (serving.table.chunks[slot_index].release(), &mut self.device) {
                 device.released.push(slot_index);
@@ -315,7 +257,7 @@ impl Shard {
         if held.rows.is_some() {
             let chunk = table.bucket(record.id)?;
             let bucket = chunk.bucket_mut().expect("it was made as one");
-            let restored = bucket.restore(record.version, rates(&marks), record.value, record.states);
+            let restored = bucket.restore(record.version, marks.rates(), record.value, record.states);
             restored.map_err(|failure| damaged(&failure.to_string()))?;
             restore_marks(chunk, record.version, marks);
             return Ok(());
@@ -379,52 +321,6 @@ fn in_order(table: &ChunkTable) -> impl Iterator<Item = &Chunk> {
     table.parameters.values().flat_map(|held| held.chunks.iter().map(|slot_index| &table.chunks[*slot_index]))
 }
 
-impl Checkpointing {
-    /// Copies about `left` bytes of a bucket, or writes so many of its copy. The bucket is the next chunk until it is
-    /// whole.
-    fn push_bucket(&mut self, chunk: &mut Chunk, position: u64, left: &mut u64) -> Result<(), Failure> {
-        let id = chunk.id;
-        let mut writing = self.bucket.take().unwrap_or_else(|| BucketWriting::begin(chunk, position));
-        let BucketWriting { version, marks, copy, written } = &mut writing;
-        let Some(whole) = copy else {
-            *copy = chunk.bucket_mut().expect("a bucket is pushed").copy_on(left);
-            self.bucket = Some(writing);
-            return Ok(());
-        };
-        let (value, states) = whole.parts();
-        let record = ChunkRecord { id, version: *version, marks, value, states: &states };
-        let before = *written;
-        let is_whole = self.writer.push_some(record, written, *left)?;
-        *left -= *written - before;
-        if !is_whole {
-            self.bucket = Some(writing);
-        }
-        Ok(())
-    }
-}
-
-impl BucketWriting {
-    fn begin(chunk: &mut Chunk, position: u64) -> Self {
-        let marks = MarksMessage::of(chunk, position).encode_to_vec();
-        chunk.bucket_mut().expect("a bucket is pushed").begin_copy();
-        Self { version: chunk.version, marks, copy: None, written: 0 }
-    }
-}
-
-fn push_chunk(writer: &mut ShardCheckpoint, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
-    let marks = MarksMessage::of(chunk, position).encode_to_vec();
-    let bytes = chunk.bytes as usize;
-    let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..bytes]).collect();
-    writer.push(ChunkRecord {
-        id: chunk.id,
-        version: chunk.version,
-        marks: &marks,
-        value: chunk.value_bytes(),
-        states: &states,
-    })?;
-    Ok(u64::from(chunk.bytes) * (1 + states.len() as u64))
-}
-
 fn table_of(about: &AboutMessage) -> Result<ChunkTable, Failure> {
     let mut table = ChunkTable::new(Generation(about.generation));
     for message in &about.parameters {
@@ -436,152 +332,4 @@ fn table_of(about: &AboutMessage) -> Result<ChunkTable, Failure> {
         table.replace_rule(&rule)?;
     }
     Ok(table)
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct AboutMessage {
-    #[prost(uint32, tag = "2")]
-    generation: u32,
-    #[prost(uint64, tag = "3")]
-    chunks: u64,
-    #[prost(message, optional, tag = "4")]
-    job: Option<JobMessage>,
-    #[prost(message, repeated, tag = "5")]
-    parameters: Vec<InitMessage>,
-    #[prost(uint32, repeated, tag = "6")]
-    known: Vec<u32>,
-    /// The incarnation with which each trainer left; zero for one that takes part.
-    #[prost(uint32, repeated, tag = "7")]
-    left: Vec<u32>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct MarksMessage {
-    #[prost(message, repeated, tag = "1")]
-    heard: Vec<HeardMessage>,
-    /// Where the journal was when the chunk was written.
-    #[prost(uint64, tag = "2")]
-    position: u64,
-    #[prost(message, repeated, tag = "3")]
-    open: Vec<OpenMessage>,
-    /// Of a bucket: the learning rates that steps brought with them, where they changed.
-    #[prost(message, repeated, tag = "4")]
-    rates: Vec<RateMessage>,
-    /// How many rounds were complete and not closed.
-    #[prost(uint32, tag = "5")]
-    sealed: u32,
-}
-
-impl MarksMessage {
-    /// Of a chunk as it is when the journal is at this position.
-    fn of(chunk: &Chunk, position: u64) -> Self {
-        let heard = chunk.heard.iter().map(HeardMessage::of).collect();
-        let open = chunk.open().map(OpenMessage::of).collect();
-        let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-        Self { heard, position, open, rates, sealed: chunk.sealed.into() }
-    }
-}
-
-/// From which version on steps brought which learning rate; absent where the schedule's holds.
-#[derive(Clone, Copy, PartialEq, Message)]
-struct RateMessage {
-    #[prost(uint64, tag = "1")]
-    version: u64,
-    #[prost(double, optional, tag = "2")]
-    rate: Option<f64>,
-}
-
-impl RateMessage {
-    fn of(bucket: &Bucket) -> Vec<Self> {
-        let changes = bucket.rates().changes().iter();
-        changes.map(|(version, rate)| Self { version: version.0, rate: *rate }).collect()
-    }
-}
-
-fn rates(marks: &MarksMessage) -> RateChanges {
-    let mut rates = RateChanges::default();
-    marks.rates.iter().for_each(|one| rates.note(Version(one.version), one.rate));
-    rates
-}
-
-/// A contribution that is not in the value yet.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-struct OpenMessage {
-    #[prost(uint32, tag = "1")]
-    trainer: u32,
-    #[prost(uint32, tag = "2")]
-    incarnation: u32,
-    #[prost(uint64, tag = "3")]
-    sequence: u64,
-    #[prost(bool, tag = "4")]
-    is_ahead: bool,
-    /// Whether some of its parts are missing.
-    #[prost(bool, tag = "5")]
-    is_gathered: bool,
-    /// Of a value that replaces the chunk's, the version that comes first.
-    #[prost(uint64, optional, tag = "6")]
-    set_after: Option<u64>,
-}
-
-impl OpenMessage {
-    fn of(open: OpenContribution) -> Self {
-        let OpenContribution { trainer, call, stage } = open;
-        Self {
-            trainer: trainer.0,
-            incarnation: call.incarnation.0,
-            sequence: call.sequence.0,
-            is_ahead: stage == ContributionStage::Ahead,
-            is_gathered: stage == ContributionStage::GatherOutcome,
-            set_after: if let ContributionStage::Set(after) = stage { Some(after.0) } else { None },
-        }
-    }
-
-    fn open(self) -> OpenContribution {
-        let call = CallId { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
-        let stage = match (self.set_after, self.is_gathered, self.is_ahead) {
-            (Some(after), ..) => ContributionStage::Set(Version(after)),
-            (None, true, _) => ContributionStage::GatherOutcome,
-            (None, false, true) => ContributionStage::Ahead,
-            (None, false, false) => ContributionStage::Entered,
-        };
-        OpenContribution { trainer: TrainerId(self.trainer), call, stage }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-struct HeardMessage {
-    #[prost(uint32, tag = "1")]
-    push_incarnation: u32,
-    #[prost(uint64, tag = "2")]
-    push_sequence: u64,
-    #[prost(uint32, tag = "3")]
-    set_incarnation: u32,
-    #[prost(uint64, tag = "4")]
-    set_sequence: u64,
-    #[prost(uint64, tag = "5")]
-    clock: u64,
-}
-
-impl HeardMessage {
-    fn of(heard: &TrainerMarks) -> Self {
-        Self {
-            push_incarnation: heard.push.incarnation.0,
-            push_sequence: heard.push.sequence.0,
-            set_incarnation: heard.set.incarnation.0,
-            set_sequence: heard.set.sequence.0,
-            clock: heard.clock,
-        }
-    }
-}
-
-impl From<&HeardMessage> for TrainerMarks {
-    fn from(message: &HeardMessage) -> Self {
-        let mark =
-            |incarnation, sequence| CallId { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
-        Self {
-            push: mark(message.push_incarnation, message.push_sequence),
-            set: mark(message.set_incarnation, message.set_sequence),
-            clock: message.clock,
-        }
-    }
 }

@@ -5,7 +5,6 @@
 //! completes when a trainer of the missing rank sends its gradient or leaves.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::chunk::Chunk;
@@ -14,7 +13,6 @@ use super::presence::Presence;
 use super::reply::Refusal;
 use super::serving::Serving;
 use super::waiters::Waiter;
-use super::watch::StallLog;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, TrainerId, Version};
 use crate::limits::{WAITS_ENDED_PER_TURN, WAITS_PER_PEER_MAX};
@@ -24,24 +22,35 @@ use crate::wire::ErrorCode;
 /// How often waits for a lost trainer are searched for, while one is lost.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The pending requests of a shard.
-#[derive(Default)]
-pub(super) struct WaitIndex {
-    /// Chunks with a pending request, each once, by the time of its oldest one.
-    pub(super) by_time: BTreeSet<(Now, usize)>,
-    /// Pending requests per connection.
-    pub(super) per_peer: BTreeMap<PeerId, usize>,
-    /// Time of the last search for waits on lost trainers.
-    lost_checked_at: Now,
-    /// Waits that the log has reported.
-    pub(super) log: StallLog,
-}
-
 impl Serving {
     /// Adds a waiter.
     pub(super) fn add_waiter(&mut self, slot_index: usize, waiter: Waiter) {
         *self.waits.per_peer.entry(waiter.peer).or_default() += 1;
         self.table.chunks[slot_index].waiters.add(waiter);
+    }
+
+    /// Updates the chunk's entry in `waits`.
+    #[inline]
+    pub(super) fn note_waits(&mut self, slot_index: usize) {
+        let chunk = &mut self.table.chunks[slot_index];
+        let is_idle = chunk.waiters.is_empty()
+            && chunk.round.is_bare()
+            && chunk.bucket().is_none()
+            && chunk.deferred_set.is_none();
+        if chunk.noted.is_none() && is_idle {
+            return;
+        }
+        let (before, after) = (chunk.noted, chunk.waits_since());
+        if before == after {
+            return;
+        }
+        chunk.noted = after;
+        if let Some(before) = before {
+            self.waits.by_time.remove(&(before, slot_index));
+        }
+        if let Some(after) = after {
+            self.waits.by_time.insert((after, slot_index));
+        }
     }
 
     /// Decrements the count of pending requests per connection.

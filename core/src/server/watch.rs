@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::presence::Presence;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
+use super::wait_index::{ReportedWait, StallLog};
 use crate::accumulator::AccumulatorPace;
 use crate::ids::Version;
 use crate::time::Now;
@@ -18,22 +19,6 @@ use crate::time::Now;
 const ORDINARY: Duration = Duration::from_secs(5);
 /// Pause between two reported waits.
 const PAUSE: Duration = Duration::from_secs(60);
-
-/// Reported waits.
-#[derive(Debug, Default)]
-pub(super) struct StallLog {
-    /// The reported wait that has not ended.
-    open: Option<ReportedWait>,
-    /// Earliest time of the next report.
-    next: Now,
-}
-
-#[derive(Debug)]
-struct ReportedWait {
-    slot_index: usize,
-    version: Version,
-    since: Now,
-}
 
 impl Serving {
     /// The time of the next report, if no state changes.

@@ -1,0 +1,80 @@
+//! Application of checked frames: those that change state, live or replayed, and requests.
+
+use super::admission::{no_answer_to, not_initialised};
+use super::context::Context;
+use super::frames::{ReceivedFrame, decode};
+use super::reply::{Refusal, Replies};
+use super::serving::Serving;
+use super::shard::{Phase, Shard};
+use crate::ids::PeerId;
+use crate::memory::Lease;
+use crate::time::Now;
+use crate::wire::{Kind, PushMessage};
+
+impl Shard {
+    /// Applies a checked frame that changes state.
+    pub(super) fn apply(
+        &mut self,
+        arrived: &ReceivedFrame<'_>,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let ReceivedFrame { now, peer, position, frame, admitted } = *arrived;
+        self.changes += 1;
+        match frame.head.kind {
+            Kind::Init => return self.init(peer, frame, leases, replies),
+            Kind::Finish => return self.finish(peer, frame, replies),
+            _ => {}
+        }
+        let Some((serving, mut cx)) = self.serving(now, peer, position, replies) else { return Err(not_initialised()) };
+        if peer.is_none() {
+            // Replay has no other peers to serve, so one turn may replay everything.
+            cx.replay_left = u64::MAX;
+        }
+        match frame.head.kind {
+            Kind::Push => {
+                let rate = decode::<PushMessage>(&frame.control)?.rate;
+                serving.push(&mut cx, frame, rate, admitted, leases);
+            }
+            Kind::Set => serving.set(&mut cx, frame, leases),
+            Kind::Leave => return serving.leave(&mut cx, &frame.head),
+            kind => return Err(no_answer_to(kind)),
+        }
+        Ok(())
+    }
+
+    /// The serving state, and the resources for a frame at this journal position or, without a peer, for the shard's
+    /// own work. None before the parameters are initialised.
+    pub(super) fn serving<'a>(
+        &'a mut self,
+        now: Now,
+        peer: Option<PeerId>,
+        position: u64,
+        replies: &'a mut Replies,
+    ) -> Option<(&'a mut Serving, Context<'a>)> {
+        let Phase::Serving(serving) = &mut self.phase else { return None };
+        let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
+        let (device, replay_left) = (self.device.as_mut(), self.replays);
+        let cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
+        Some((serving, cx))
+    }
+
+    /// Answers a frame that changes no state: a pull, or a question.
+    pub(super) fn answer_request(
+        &mut self,
+        peer: PeerId,
+        arrived: &ReceivedFrame<'_>,
+        leases: Vec<Lease>,
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
+        let ReceivedFrame { now, position, frame, .. } = *arrived;
+        match frame.head.kind {
+            Kind::Pull => match self.serving(now, Some(peer), position, replies) {
+                Some((serving, mut cx)) => serving.pull(&mut cx, peer, frame, leases),
+                None => Err(not_initialised()),
+            },
+            Kind::Control => self.answer_wait_question(now, peer, frame, replies),
+            kind => Err(no_answer_to(kind)),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Departures and returns of trainers: no round waits for a departed trainer, and a push that it left unfinished is
+//! withdrawn.
+
+use std::sync::Arc;
+
+use super::call::CallId;
+use super::chunk::Chunk;
+use super::context::Context;
+use super::group::GroupIndex;
+use super::reply::Refusal;
+use super::serving::Serving;
+use crate::accumulator::AccumulatorPace;
+use crate::ids::{TrainerId, Version};
+use crate::wire::Head;
+
+impl Serving {
+    /// Marks a trainer as departed: rounds no longer wait for it.
+    pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
+        self.check_trainer(head)?;
+        self.note_admitted(head.trainer);
+        self.departed[head.trainer.0 as usize] = Some(head.incarnation);
+        self.forget_gathered(cx.position, head.trainer);
+        for group in (0..self.table.groups.len()).map(GroupIndex::new) {
+            if self.unfinished_push(group, head.trainer).is_some() {
+                self.withdraw_push(cx, head.trainer, group);
+            }
+        }
+        // Gradients that waited for the departed trainer may enter now.
+        for slot_index in 0..self.table.chunks.len() {
+            self.run(cx, slot_index, None);
+        }
+        cx.replies.done_whole(cx.peer, head);
+        Ok(())
+    }
+
+    /// Whether a frame comes from a newer incarnation of a departed trainer.
+    #[inline]
+    pub(super) fn is_rejoin(&self, head: &Head) -> bool {
+        self.departed[head.trainer.0 as usize].is_some_and(|left| left < head.incarnation)
+    }
+
+    /// Makes a departed trainer active again.
+    pub(super) fn rejoin(&mut self, position: u64, head: &Head) {
+        if !self.is_rejoin(head) {
+            return;
+        }
+        self.departed[head.trainer.0 as usize] = None;
+        self.note_admitted(head.trainer);
+        // The trainer's clock starts at that of the slowest other trainer, so that none waits for steps never taken.
+        for slot_index in 0..self.table.chunks.len() {
+            let chunk = &self.table.chunks[slot_index];
+            let others = self.active().filter(|one| *one != head.trainer).map(|one| chunk.heard(one).clock).min();
+            if !chunk.is_before_restored(position) {
+                let heard = self.table.chunks[slot_index].heard_mut(head.trainer);
+                heard.clock = heard.clock.max(others.unwrap_or(0));
+            }
+        }
+    }
+
+    /// The chunk's group, if an earlier incarnation of the trainer has a partial push to it.
+    #[inline]
+    pub(super) fn begun_by_earlier_life(&self, chunk: &Chunk, head: &Head) -> Option<GroupIndex> {
+        let is_earlier =
+            |group| self.unfinished_push(group, head.trainer).is_some_and(|call| call.incarnation < head.incarnation);
+        chunk.group.filter(|group| is_earlier(*group))
+    }
+
+    /// A trainer's partial push to a group of chunks: its call, as long as a chunk of the group lacks it.
+    fn unfinished_push(&self, group: GroupIndex, trainer: TrainerId) -> Option<CallId> {
+        let slot_indices = &self.table.groups[group.place()].chunks;
+        if self.flows.of(slot_indices[0]).pace == AccumulatorPace::Rounds {
+            return None;
+        }
+        let sent = |slot_index: &usize| {
+            let round = &self.table.chunks[*slot_index].round;
+            round.contribution(trainer).or(round.ahead(trainer))
+        };
+        let call = slot_indices.iter().find_map(sent)?.sending.call;
+        slot_indices.iter().any(|slot_index| sent(slot_index).is_none()).then_some(call)
+    }
+
+    /// Withdraws a partial push that its trainer will not finish, so that it no longer blocks others. Chunks restored
+    /// from a newer checkpoint stay as they are: they record the later state.
+    pub(super) fn withdraw_push(&mut self, cx: &mut Context<'_>, trainer: TrainerId, group: GroupIndex) {
+        let held = &mut self.table.groups[group.place()];
+        let slot_indices = Arc::clone(&held.chunks);
+        if self.table.chunks[slot_indices[0]].is_before_restored(cx.position) {
+            return;
+        }
+        held.owner = held.owner.filter(|owner| *owner != trainer);
+        for slot_index in slot_indices.iter() {
+            let chunk = &mut self.table.chunks[*slot_index];
+            // The sender, if connected, gets the requested value after the next gradient of another trainer.
+            let version = Version(chunk.version.0 + 1);
+            let withdrawn = chunk.round.withdraw(trainer);
+            if let Some(waiter) = withdrawn.and_then(|one| one.waiter(version, one.since?)) {
+                self.add_waiter(*slot_index, waiter);
+            }
+            self.note_waits(*slot_index);
+        }
+        self.run(cx, slot_indices[0], None);
+    }
+}

@@ -1,0 +1,164 @@
+//! Messages of a checkpoint: the description of a shard, and the marks of a chunk, which say which gradients its value
+//! contains.
+
+use prost::Message;
+
+use super::bucket::Bucket;
+use super::call::{CallId, TrainerMarks};
+use super::chunk::Chunk;
+use super::contribution::{ContributionStage, OpenContribution};
+use crate::ids::{Incarnation, Sequence, TrainerId, Version};
+use crate::rows::RateChanges;
+use crate::wire::{InitMessage, JobMessage};
+
+/// Description of a shard.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AboutMessage {
+    #[prost(uint32, tag = "2")]
+    pub(super) generation: u32,
+    #[prost(uint64, tag = "3")]
+    pub(super) chunks: u64,
+    #[prost(message, optional, tag = "4")]
+    pub(super) job: Option<JobMessage>,
+    #[prost(message, repeated, tag = "5")]
+    pub(super) parameters: Vec<InitMessage>,
+    #[prost(uint32, repeated, tag = "6")]
+    pub(super) known: Vec<u32>,
+    /// The incarnation with which each trainer left; zero for one that takes part.
+    #[prost(uint32, repeated, tag = "7")]
+    pub(super) left: Vec<u32>,
+}
+
+/// State of a chunk beside its tensors.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MarksMessage {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) heard: Vec<HeardMessage>,
+    /// Where the journal was when the chunk was written.
+    #[prost(uint64, tag = "2")]
+    pub(super) position: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) open: Vec<OpenMessage>,
+    /// Of a bucket: the learning rates that steps brought with them, where they changed.
+    #[prost(message, repeated, tag = "4")]
+    pub(super) rates: Vec<RateMessage>,
+    /// How many rounds were complete and not closed.
+    #[prost(uint32, tag = "5")]
+    pub(super) sealed: u32,
+}
+
+impl MarksMessage {
+    /// Of a chunk as it is when the journal is at this position.
+    pub(super) fn of(chunk: &Chunk, position: u64) -> Self {
+        let heard = chunk.heard.iter().map(HeardMessage::of).collect();
+        let open = chunk.open().map(OpenMessage::of).collect();
+        let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
+        Self { heard, position, open, rates, sealed: chunk.sealed.into() }
+    }
+
+    /// The learning rates of a bucket.
+    pub(super) fn rates(&self) -> RateChanges {
+        let mut rates = RateChanges::default();
+        self.rates.iter().for_each(|one| rates.note(Version(one.version), one.rate));
+        rates
+    }
+}
+
+/// From which version on steps brought which learning rate; absent where the schedule's holds.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct RateMessage {
+    #[prost(uint64, tag = "1")]
+    pub(super) version: u64,
+    #[prost(double, optional, tag = "2")]
+    pub(super) rate: Option<f64>,
+}
+
+impl RateMessage {
+    fn of(bucket: &Bucket) -> Vec<Self> {
+        let changes = bucket.rates().changes().iter();
+        changes.map(|(version, rate)| Self { version: version.0, rate: *rate }).collect()
+    }
+}
+
+/// A contribution that is not in the value yet.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct OpenMessage {
+    #[prost(uint32, tag = "1")]
+    pub(super) trainer: u32,
+    #[prost(uint32, tag = "2")]
+    pub(super) incarnation: u32,
+    #[prost(uint64, tag = "3")]
+    pub(super) sequence: u64,
+    #[prost(bool, tag = "4")]
+    pub(super) is_ahead: bool,
+    /// Whether some of its parts are missing.
+    #[prost(bool, tag = "5")]
+    pub(super) is_gathered: bool,
+    /// Of a value that replaces the chunk's, the version that comes first.
+    #[prost(uint64, optional, tag = "6")]
+    pub(super) set_after: Option<u64>,
+}
+
+impl OpenMessage {
+    fn of(open: OpenContribution) -> Self {
+        let OpenContribution { trainer, call, stage } = open;
+        Self {
+            trainer: trainer.0,
+            incarnation: call.incarnation.0,
+            sequence: call.sequence.0,
+            is_ahead: stage == ContributionStage::Ahead,
+            is_gathered: stage == ContributionStage::GatherOutcome,
+            set_after: if let ContributionStage::Set(after) = stage { Some(after.0) } else { None },
+        }
+    }
+
+    pub(super) fn open(self) -> OpenContribution {
+        let call = CallId { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
+        let stage = match (self.set_after, self.is_gathered, self.is_ahead) {
+            (Some(after), ..) => ContributionStage::Set(Version(after)),
+            (None, true, _) => ContributionStage::GatherOutcome,
+            (None, false, true) => ContributionStage::Ahead,
+            (None, false, false) => ContributionStage::Entered,
+        };
+        OpenContribution { trainer: TrainerId(self.trainer), call, stage }
+    }
+}
+
+/// The last calls of a trainer in the value, and its clock.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct HeardMessage {
+    #[prost(uint32, tag = "1")]
+    pub(super) push_incarnation: u32,
+    #[prost(uint64, tag = "2")]
+    pub(super) push_sequence: u64,
+    #[prost(uint32, tag = "3")]
+    pub(super) set_incarnation: u32,
+    #[prost(uint64, tag = "4")]
+    pub(super) set_sequence: u64,
+    #[prost(uint64, tag = "5")]
+    pub(super) clock: u64,
+}
+
+impl HeardMessage {
+    fn of(heard: &TrainerMarks) -> Self {
+        Self {
+            push_incarnation: heard.push.incarnation.0,
+            push_sequence: heard.push.sequence.0,
+            set_incarnation: heard.set.incarnation.0,
+            set_sequence: heard.set.sequence.0,
+            clock: heard.clock,
+        }
+    }
+}
+
+impl From<&HeardMessage> for TrainerMarks {
+    fn from(message: &HeardMessage) -> Self {
+        let mark =
+            |incarnation, sequence| CallId { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
+        Self {
+            push: mark(message.push_incarnation, message.push_sequence),
+            set: mark(message.set_incarnation, message.set_sequence),
+            clock: message.clock,
+        }
+    }
+}

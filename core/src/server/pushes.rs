@@ -1,0 +1,111 @@
+//! Pushes: a new gradient goes through the [`flow`](super::flow) of its chunk, and a duplicate is answered. An early
+//! gradient waits unacknowledged, at most one per trainer and chunk.
+
+use std::sync::Arc;
+
+use super::admission::PushVerdict;
+use super::call::CallId;
+use super::context::Context;
+use super::contribution::{Contribution, PushHeader};
+use super::frames::Admitted;
+use super::serving::Serving;
+use crate::ids::Version;
+use crate::memory::Lease;
+use crate::wire::Frame;
+
+impl Serving {
+    /// Applies a checked push: `admitted` has its entries, `body` one lease per payload.
+    pub(super) fn push(
+        &mut self,
+        cx: &mut Context<'_>,
+        frame: &Frame,
+        rate: Option<f64>,
+        admitted: &[Admitted],
+        body: impl IntoIterator<Item = Lease>,
+    ) {
+        assert_eq!(frame.entries.len(), admitted.len(), "the frame was checked");
+        let (trainer, call) = (frame.head.trainer, CallId::of(&frame.head));
+        let (position, arrival) = (cx.position, self.arrivals);
+        self.arrivals += 1;
+        let sending = Arc::new(PushHeader { call, rate, position, arrival, peer: cx.peer, head: frame.head });
+        self.rejoin(cx.position, &frame.head);
+        let mut body = body.into_iter();
+        for (entry, admitted) in frame.entries.iter().zip(admitted) {
+            let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
+            let slot_index = admitted.slot_index();
+            if let Some(group) = self.begun_by_earlier_life(&self.table.chunks[slot_index], &frame.head) {
+                self.withdraw_push(cx, trainer, group);
+            }
+            let contribution = Contribution {
+                trainer,
+                round: entry.round,
+                element_type: entry.element_type,
+                bytes: entry.bytes,
+                gradient: lease,
+                rows: Vec::new(),
+                is_early_part: false,
+                half: entry.half,
+                since: cx.peer.map(|_| cx.now),
+                sending: Arc::clone(&sending),
+            };
+            if self.table.chunks[slot_index].bucket().is_some() {
+                self.push_rows(cx, *admitted, contribution);
+            } else {
+                self.push_entry(cx, *admitted, contribution);
+            }
+        }
+    }
+
+    /// Takes a new gradient into its flow, and answers a duplicate.
+    #[inline]
+    pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, admitted: Admitted, contribution: Contribution) {
+        let slot_index = admitted.slot_index();
+        if self.is_before_restored(cx, slot_index) {
+            self.restore_contribution(cx, slot_index, contribution);
+        } else if admitted.is_new {
+            self.run(cx, slot_index, Some(contribution));
+        } else {
+            self.push_again(cx, slot_index, contribution);
+        }
+    }
+
+    /// Answers a duplicate push, or redirects its pending answer to the sending connection.
+    fn push_again(&mut self, cx: &mut Context<'_>, slot_index: usize, again: Contribution) {
+        let PushHeader { head, peer, .. } = *again.sending;
+        let known = self.verdict(slot_index, &head, again.round).expect("the entry was checked");
+        let chunk = &mut self.table.chunks[slot_index];
+        match known {
+            PushVerdict::New => return self.run(cx, slot_index, Some(again)),
+            PushVerdict::Applied => self.answer_applied(cx, slot_index, &again),
+            // Every part but the last is answered on receipt.
+            PushVerdict::Contributed | PushVerdict::Waits if again.is_early_part => {
+                cx.replies.done(peer, &head, chunk.version_entry());
+            }
+            PushVerdict::Contributed => {
+                let entry = chunk.open_entry();
+                let entered = chunk.round.contribution_mut(head.trainer).expect("it is in the round");
+                entered.answer_to(&again);
+                cx.acknowledge(entered, entry);
+            }
+            PushVerdict::Waits => {
+                let waiting = chunk.round.ahead_mut(head.trainer).expect("it waits");
+                waiting.answer_to(&again);
+                waiting.since = peer.map(|_| cx.now);
+            }
+            // The answer follows when the sealed round closes.
+            PushVerdict::Late => {
+                if let Some(waiter) = again.waiter(Version(again.round.0), cx.now) {
+                    self.answer_or_wait(cx, slot_index, waiter);
+                }
+            }
+        }
+        self.note_waits(slot_index);
+    }
+
+    /// Acknowledges a push that the value contains.
+    fn answer_applied(&mut self, cx: &mut Context<'_>, slot_index: usize, again: &Contribution) {
+        if let Some(waiter) = again.waiter(Version(0), cx.now) {
+            self.answer(cx, slot_index, waiter);
+        }
+    }
+}
