@@ -5,10 +5,12 @@
 
 use pserver_program::{Graph, Program};
 
+/// A function of this page.
+pub(crate) type Reading = fn(&[u8]) -> bool;
+
 /// All of them, by the names of the fuzz targets.
 #[allow(dead_code, reason = "a fuzz target calls one of them by its name")]
-pub(crate) const ALL: [(&str, fn(&[u8]) -> bool); 2] =
-    [("program_text", program_text), ("program_bytes", program_bytes)];
+pub(crate) const ALL: [(&str, Reading); 2] = [("program_text", program_text), ("program_bytes", program_bytes)];
 
 /// A program as text.
 pub(crate) fn program_text(bytes: &[u8]) -> bool {
