@@ -1,6 +1,6 @@
-// What all kernels share: types, structures, elements in memory. Needs no header, neither from NVRTC nor from g++.
+// Types, argument structures and memory access of all kernels. Includes no header, neither of NVRTC nor of g++.
 //
-// The structures are those of kernels/src/cuda/arguments.rs, which says what each field is.
+// The structures mirror kernels/src/cuda/arguments.rs, which documents their fields.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -77,13 +77,13 @@ __device__ __forceinline__ bool is_skipped(u64 skip) {
     return skip != 0 && *at<const u32>(skip) != 0;
 }
 
-// What a thread moves at once: 16 bytes.
+// The elements of one memory access of a thread: 16 bytes.
 template <typename T> struct Pack {
     enum { LENGTH = 16 / sizeof(T) };
     T of[LENGTH];
 };
 
-// As many halves as a pack has elements, as they lie in memory.
+// The half-precision elements that widen to one pack, in their order in memory.
 template <typename T> struct HalfPack {
     u32 of[Pack<T>::LENGTH / 2];
 };
@@ -113,7 +113,7 @@ __device__ __forceinline__ float widen_brain(u32 bits) {
 }
 
 #ifdef __CUDA_ARCH__
-// A device has instructions for it: exact, or to nearest even, denormals included.
+// Instructions of the device: widening is exact, narrowing rounds to nearest even; both include denormals.
 __device__ __forceinline__ float widen_half(u32 bits) {
     float wide;
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"((u16)bits));
@@ -130,7 +130,7 @@ __device__ __forceinline__ u32 nearest_brain(float value) {
     return bits;
 }
 #else
-// Exact, denormals included: the bits moved into place are the value times 2^-112.
+// Exact, denormals included: the shifted bits are the value times 2^-112.
 __device__ __forceinline__ float widen_half(u32 bits) {
     u32 magnitude = (bits & 0x7fff) << 13;
     u32 finite = __float_as_uint(__fmul_rn(__uint_as_float(magnitude), __uint_as_float((127 + 112) << 23)));
@@ -138,7 +138,7 @@ __device__ __forceinline__ float widen_half(u32 bits) {
     return __uint_as_float((bits & 0x8000) << 16 | wide);
 }
 
-// To nearest even.
+// Rounds to nearest even.
 __device__ __forceinline__ u32 nearest_brain(float value) {
     u32 bits = __float_as_uint(value);
     bool is_nan = 0x7f800000u < (bits & 0x7fffffffu);
@@ -153,15 +153,16 @@ __device__ __forceinline__ u32 nearest_half(float value) {
         return sign | 0x7e00;
     }
     if (magnitude < 0x38800000u) {
-        // Below 2^-14: adding 1/2 makes the processor round to a multiple of 2^-24.
+        // Below 2^-14: adding 1/2 rounds to a multiple of 2^-24.
         return sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0.5f)) - 0x3f000000u);
     }
-    // 65520 and what is above round to infinity.
+    // 65520 and larger values round to infinity.
     return sign | (0x477ff000u <= magnitude ? 0x7c00 : (magnitude - 0x38000000u + 0xfff + (magnitude >> 13 & 1)) >> 13);
 }
 #endif
 
-// Towards zero, with the last bit set when that was not exact: rounded once more to a half it is rounded as once.
+// Rounds to odd (toward zero, with the last bit set if inexact): narrowing the result to half precision then equals
+// narrowing the binary64 value in one rounding.
 __device__ __forceinline__ float to_odd(double value) {
     float cut = __double2float_rz(value);
     bool is_exact = (double)cut == value || value != value;
@@ -179,7 +180,7 @@ __device__ __forceinline__ float widen(u32 bits, u32 kind) {
     return kind == FLOAT16 ? widen_half(bits) : widen_brain(bits);
 }
 
-// Packs in memory. The address is a multiple of 16, for halves of half or a quarter of that.
+// Memory accesses of packs. Addresses are multiples of 16; those of halves are multiples of 8 (float) or 4 (double).
 __device__ __forceinline__ void load(Pack<float>& pack, const float* from) {
     float4 v = *(const float4*)from;
     pack.of[0] = v.x, pack.of[1] = v.y, pack.of[2] = v.z, pack.of[3] = v.w;
@@ -234,8 +235,8 @@ __device__ __forceinline__ void store_halves(const Pack<double>& pack, u16* into
     *(u32*)into = narrow(pack.of[0], kind) | narrow(pack.of[1], kind) << 16;
 }
 
-// One place in a tensor: `Whole` moves a pack, `Single` one element. Both have the same members, so that what is done
-// with them is written once. Halves are asked for and widened apart, so that many can be on their way.
+// Access to a tensor at one index: `Whole` moves a pack, `Single` one element. Both have the same members, so code
+// over them is written once. `ask` loads halves and `widened` converts them later, so many loads can be in flight.
 template <typename T> struct Whole {
     enum { LENGTH = Pack<T>::LENGTH };
     typedef HalfPack<T> Halves;
@@ -279,7 +280,7 @@ template <typename T> struct Single {
     }
 };
 
-// Halves whose value is needed at once.
+// Loads halves and widens them immediately.
 template <typename Access, typename T>
 __device__ __forceinline__ void read_halves(Pack<T>& pack, const u16* from, u32 kind) {
     typename Access::Halves halves;

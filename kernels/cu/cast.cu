@@ -1,4 +1,4 @@
-// Floats of one type to another, each rounded once to nearest even.
+// Conversion between floating-point types; each element is rounded once, to nearest even.
 
 template <typename Access>
 __device__ __forceinline__ void cast_single(const CastArguments& a, u64 index) {

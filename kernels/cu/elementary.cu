@@ -1,5 +1,5 @@
-// The functions that have no instruction: the steps of core/src/rule/elementary.rs, one by one, so the bits are the same.
-// They are called and not spliced in, because a rule that has one has it for every element of a pack.
+// Elementary functions without an instruction: the operations of core/src/rule/elementary.rs in the same order, so the
+// bits are equal. They are not inlined, because a rule calls them for every element of a pack.
 
 __device__ __forceinline__ double add(double a, double b) {
     return __dadd_rn(a, b);
@@ -158,7 +158,7 @@ __device__ __noinline__ double exponential_minus_one(double x) {
     return scaled(add(one, above_one), r.exponent);
 }
 
-// In `high` the exponent k, in `low` the fraction f.
+// The exponent k in `high`, the fraction f in `low`.
 __device__ __forceinline__ Two parts(double x) {
     const u64 root_of_half = 0x3fe6a09e667f3bcdull, one = 0x3ff0000000000000ull;
     bool is_small = x < of_bits(0x0010000000000000ull);

@@ -1,4 +1,4 @@
-// Kernels that only add.
+// Kernels of the algorithms `add` and `sum`, which have no rule.
 
 template <typename T> struct Scaling {
     T scale;

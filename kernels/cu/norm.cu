@@ -1,7 +1,7 @@
-// The norm of a gradient, and whether one is finite.
+// Squares of a gradient for its norm, and a check for non-finite elements.
 
-// The sum of squares of 4 KiB, left to right in binary64 as core::optim::square_sums has it. A thread has a block to
-// itself: there are many blocks, and what a warp reads of a line at once it reads from the cache the next time.
+// The sum of squares of 4 KiB, left to right in binary64, in the order of core::optim::square_sums. Each thread sums
+// one block of 4 KiB: blocks are many, and the other accesses to a cache line that a warp has loaded hit the cache.
 template <typename T> __device__ __forceinline__ double square(T value) {
     double wide = (double)value;
     return __dmul_rn(wide, wide);
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) pserver_squares_f64(const _
     square_all<double>(a);
 }
 
-// One block. All threads fetch, one adds: left to right is the order that is promised.
+// Runs on one thread block. All threads load and one adds, because the sum is defined from left to right.
 extern "C" __global__ void __launch_bounds__(256, 4) pserver_total(const __grid_constant__ TotalArguments a) {
     __shared__ double fetched[256];
     const double* squares = at<const double>(a.squares);
@@ -64,14 +64,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) pserver_total(const __grid_
     }
 }
 
-// All kinds are looked at as words of 32 bits: `exponent` has the bits that are all set in what is infinite or not a
-// number, for each element of the word.
+// All kinds are checked as words of 32 bits. `exponent` is the mask of the exponent bits of each element in the word;
+// in an infinity or a NaN they are all set.
 __device__ __forceinline__ bool has_exponent(u32 word, u32 exponent) {
     u32 low = exponent & 0xffff, high = exponent & 0xffff0000u;
     return (word & high) == high || low != 0 && (word & low) == low;
 }
 
-// Of 64-bit floats only the upper words count.
+// Of a binary64 only the upper word has exponent bits.
 extern "C" __global__ void __launch_bounds__(256, 4) pserver_finite(const __grid_constant__ FiniteArguments a) {
     u32 bytes = a.kind == FLOAT64 ? 8 : a.kind == FLOAT32 ? 4 : 2;
     u32 exponent = a.kind == FLOAT64 ? 0x7ff00000u
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) pserver_finite(const __grid
         }
     }
     if (!is_fine) {
-        // Whoever comes last writes the same.
+        // All threads write the same value.
         *at<u32>(a.flag) = 1;
     }
 }

@@ -1,7 +1,7 @@
-// Rows: a unique row's contributions are summed and the rule is applied, in one pass. A warp takes a row.
+// Update of rows: sums the contributions to each unique row and applies the rule, in one pass. A warp takes a row.
 
-// The sum of core::rows::Merge: each contribution's rows by themselves, then these sums in order, then zero, which a row
-// is scattered into.
+// The sum of core::rows::Merge: adds equal rows within each contribution, then these sums in the order of
+// contributions, then zero, as the oracle scatters sums into zeros.
 template <typename T, typename Access, typename Read>
 __device__ __forceinline__ void merge_row(
     Pack<T>& total, const RowsArguments& a, u32 begin, u32 end, u64 element, Read read) {
@@ -52,35 +52,11 @@ template <typename Rule, typename Access>
 __device__ __forceinline__ void row_at(
     const RowsArguments& a, const Rule& rule, u64 record, u32 begin, u32 end, u32 element) {
     typedef typename Rule::T T;
-    Pack<T> sum, weights, states[Rule::STATES + 1];
-    Access::read(weights, at<T>(record) + element);
-#pragma unroll
-    for (int state = 0; state < Rule::STATES; state++) {
-        Access::read(states[state], at<T>(record + (state + 1) * a.state_stride) + element);
-    }
-    merge_any<T, Access>(sum, a, begin, end, element);
-#pragma unroll
-    for (int k = 0; k < Access::LENGTH; k++) {
-        T kept[Rule::STATES + 1];
-#pragma unroll
-        for (int state = 0; state < Rule::STATES; state++) {
-            kept[state] = states[state].of[k];
-        }
-        rule.run(weights.of[k], kept, sum.of[k]);
-#pragma unroll
-        for (int state = 0; state < Rule::STATES; state++) {
-            states[state].of[k] = kept[state];
-        }
-    }
-#pragma unroll
-    for (int state = 0; state < Rule::STATES; state++) {
-        if (Rule::WRITTEN >> state & 1) {
-            Access::write(states[state], at<T>(record + (state + 1) * a.state_stride) + element);
-        }
-    }
-    if (Rule::WRITTEN >> STATES_MAX & 1) {
-        Access::write(weights, at<T>(record) + element);
-    }
+    Pack<T> weights;
+    apply_rule<Rule, Access>(
+        weights, rule, at<T>(record) + element,
+        [&](int state) { return at<T>(record + (state + 1) * a.state_stride) + element; },
+        [&](Pack<T>& sum) { merge_any<T, Access>(sum, a, begin, end, element); });
 }
 
 template <typename Rule> __device__ __forceinline__ void rows_all(const RowsArguments& a) {

@@ -1,4 +1,4 @@
-// The operations of a rule, in the parameter's own type, each rounded once. core::rule::ssa says what each is.
+// The operations of a rule, in the parameter's own type, each rounded once; core::rule::ssa defines them.
 
 __device__ __forceinline__ float minus(float a, float b) {
     return __fsub_rn(a, b);
@@ -46,7 +46,7 @@ template <typename T> __device__ __forceinline__ T maximum(T a, T b) {
     return b > a ? b : a;
 }
 
-// What is reckoned in binary64 and rounded once.
+// Conversions around functions that compute in binary64 and round once.
 __device__ __forceinline__ double wide(float a) {
     return (double)a;
 }

@@ -1,7 +1,8 @@
-// A rule's scalars, from what differs between updates: the list of core::rule::ssa::ScalarOp, run by one thread.
+// A rule's scalars, computed from the values that change between updates: one thread runs the list of
+// core::rule::ssa::ScalarOp.
 
 enum { SCALARS_MAX = 256 };
-// As kernels/src/cuda/scalars.rs numbers them.
+// The numbers of kernels/src/cuda/scalars.rs.
 enum {
     SCALAR_CONSTANT, SCALAR_RATE, SCALAR_COUNT, SCALAR_GRADIENT_SCALE,
     SCALAR_NEGATE, SCALAR_ABSOLUTE, SCALAR_SQUARE_ROOT, SCALAR_SIGN, SCALAR_FLOOR,
@@ -38,7 +39,7 @@ __device__ double scalar_of(u32 operation, double x, double y, double z) {
     }
 }
 
-// The nearest binary32, but what is not zero never becomes smaller than the smallest normal number.
+// The nearest binary32; a scalar other than zero becomes at least the smallest normal number.
 __device__ __forceinline__ float round_scalar(double scalar) {
     float nearest = __double2float_rn(scalar);
     const float smallest = __uint_as_float(0x00800000u);

@@ -1,9 +1,9 @@
-// Which rows are the same: a stable sort of ids, digit after digit, and where each unique one begins. Nothing is atomic:
-// what a pair's place is depends on nothing but the pairs.
+// Groups equal row ids: a stable radix sort of (id, place) pairs, then the start of each unique id. No atomics: the
+// position of a pair depends on the pairs alone.
 
 enum { SORT_TILE = 2048, WARPS = 8, ROUNDS = SORT_TILE / 256, DIGITS = 256, NO_DIGIT = 256 };
 
-// A warp has 256 pairs behind each other, 32 at a time.
+// A warp has 256 consecutive pairs, 32 in each round.
 __device__ __forceinline__ u64 pair_of(u32 round) {
     return (u64)blockIdx.x * SORT_TILE + threadIdx.x / 32 * 256 + round * 32 + threadIdx.x % 32;
 }
@@ -12,7 +12,8 @@ __device__ __forceinline__ u32 digit_of(const SortArguments& a, u64 pair) {
     return pair < a.pairs ? (u32)(at<const u64>(a.keys)[pair] >> a.shift) & 255 : (u32)NO_DIGIT;
 }
 
-// How many pairs with this digit the warp has had, before and with this round's: `own` counts by digit.
+// The number of pairs with this digit that precede the lane's pair in its warp. `own` counts the warp's pairs by digit
+// and is advanced by this round.
 __device__ __forceinline__ u32 rank_of(u32 digit, u32* own) {
     u32 peers = __match_any_sync(0xffffffffu, digit);
     u32 lane = threadIdx.x % 32;
@@ -54,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) pserver_sort_scatter(const 
         ranks[round] = rank_of(digit_of(a, pair_of(round)), had[threadIdx.x / 32]);
     }
     __syncthreads();
-    // A digit's pairs begin behind those of lower digits and of tiles before; within the tile, behind those of warps
-    // before.
+    // The pairs of a digit follow those of lower digits and of earlier tiles; within the tile, those of earlier warps.
     u32 begin = at<const u32>(a.counts)[(u64)threadIdx.x * gridDim.x + blockIdx.x];
     for (u32 warp = 0; warp < WARPS; warp++) {
         u32 own = had[warp][threadIdx.x];
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) pserver_sort_scatter(const 
     }
 }
 
-// What the threads before this one have, and in `total` what all have. Uses 512 numbers of the block.
+// Exclusive prefix sum of `own` over the thread block, with the sum of all in `total`. Uses 512 shared numbers.
 __device__ __forceinline__ u32 before_in_block(u32 own, u32 (*sums)[256], u32& total) {
     u32 thread = threadIdx.x;
     u32 side = 0;
@@ -92,7 +92,7 @@ __device__ __forceinline__ u32 before_in_block(u32 own, u32 (*sums)[256], u32& t
     return before;
 }
 
-// One block: every count becomes the sum of those before it.
+// Exclusive prefix sum of all counts. Runs on one thread block.
 extern "C" __global__ void __launch_bounds__(256, 4) pserver_scan(const __grid_constant__ ScanArguments a) {
     __shared__ u32 sums[2][256];
     if (blockIdx.x != 0) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ bool is_head(const SortArguments& a, u64 pair) {
     return pair < a.pairs && (pair == 0 || keys[pair] != keys[pair - 1]);
 }
 
-// The heads among the eight pairs of this thread, which stand behind each other.
+// The number of heads among the eight consecutive pairs of this thread.
 __device__ __forceinline__ u32 heads_of(const SortArguments& a, u64 begin) {
     u32 heads = 0;
     for (u32 k = 0; k < ROUNDS; k++) {

@@ -1,7 +1,6 @@
-// Sums of gradients, and how a kernel goes over tensors.
+// Sums of gradients, and the loop of a kernel over tensors.
 
-// A gradient at `index`, in its own type or as halves of a kind: `ask` starts a load, and only `take` needs what it
-// brings.
+// A gradient at `index`, in its own type or as halves of a kind: `ask` starts a load and `take` uses its result.
 template <typename T, typename Access> struct Own {
     typedef Pack<T> Asked;
     u64 index;
@@ -23,7 +22,7 @@ template <typename T, typename Access, u32 KIND> struct Halves {
     }
 };
 
-// What a sum begins with: added to it every number stays what it is, also minus zero.
+// The neutral element of addition: adding any number to it gives that number, minus zero included.
 template <typename T> struct Nothing {
     static __device__ __forceinline__ T value() {
         return 0;
@@ -40,9 +39,8 @@ template <> struct Nothing<double> {
     }
 };
 
-// Adds the gradients in order, onto the partial sum where there is one. Of packs four are asked for before the first is
-// added, so that a thread waits once for each four; with its weights and states that is enough on the way to keep memory
-// busy.
+// Adds the gradients in order, to the partial sum if there is one. Four packs are loaded before the first is added, so
+// a thread waits once for each four; with the loads of weights and states this keeps memory busy.
 template <typename T, typename Access, typename Read>
 __device__ __forceinline__ void add_all(Pack<T>& sum, const UpdateArguments& a, u64 index, const Read& read) {
     enum { AT_ONCE = Access::LENGTH == 1 ? 1 : 4 };
@@ -107,7 +105,7 @@ template <typename Access> __device__ __forceinline__ void sum_of(Pack<u64>& sum
     sum_own<u64, Access>(sum, a, index);
 }
 
-// The new weights once more, as halves.
+// Writes the new weights a second time, in half precision.
 template <typename T, typename Access>
 __device__ __forceinline__ void write_copy(const Pack<T>& weights, const UpdateArguments& a, u64 index) {
     Access::write_halves(weights, at<u16>(a.copy) + index, a.copy_kind);
@@ -125,7 +123,7 @@ template <typename Access> __device__ __forceinline__ void give_copy(const Pack<
 template <typename Access> __device__ __forceinline__ void give_copy(const Pack<u64>&, const UpdateArguments&, u64) {
 }
 
-// Whether every tensor begins at a multiple of 16.
+// Whether the address of every tensor is a multiple of 16.
 __device__ __forceinline__ bool is_aligned(const UpdateArguments& a, int states) {
     u64 bits = a.weights | a.sum | a.copy;
     for (int state = 0; state < states; state++) {
@@ -137,7 +135,7 @@ __device__ __forceinline__ bool is_aligned(const UpdateArguments& a, int states)
     return (bits & 15) == 0;
 }
 
-// Runs `whole(index)` for every pack and `single(index)` for what is left, or for everything.
+// Runs `whole(index)` for every pack and `single(index)` for the remaining elements; without `is_packed` for all.
 template <int LENGTH, typename W, typename S>
 __device__ __forceinline__ void over(u64 elements, bool is_packed, W whole, S single) {
     u64 packs = is_packed ? elements / LENGTH : 0;

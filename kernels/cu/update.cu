@@ -1,16 +1,19 @@
-// A sum of gradients and a rule on it, in one pass. `Rule` is what kernels/src/cuda/emit.rs makes of a rule.
+// Update of a dense tensor: sums the gradients and applies the rule, in one pass. kernels/src/cuda/emit.rs generates
+// `Rule`.
 
-template <typename Rule, typename Access>
-__device__ __forceinline__ void update_at(const UpdateArguments& a, const Rule& rule, u64 index) {
+// Applies the rule at one index. `state_at(state)` is the address of a state there, and `add(sum)` sums the gradients;
+// gives the new weights.
+template <typename Rule, typename Access, typename State, typename Sum>
+__device__ __forceinline__ void apply_rule(
+    Pack<typename Rule::T>& weights, const Rule& rule, typename Rule::T* into, State state_at, Sum add) {
     typedef typename Rule::T T;
-    Pack<T> sum, weights, states[Rule::STATES + 1];
-    T* into = at<T>(a.weights) + index;
+    Pack<T> sum, states[Rule::STATES + 1];
     Access::read(weights, into);
 #pragma unroll
     for (int state = 0; state < Rule::STATES; state++) {
-        Access::read(states[state], at<T>(a.states[state]) + index);
+        Access::read(states[state], state_at(state));
     }
-    sum_of<Access>(sum, a, index);
+    add(sum);
 #pragma unroll
     for (int k = 0; k < Access::LENGTH; k++) {
         T kept[Rule::STATES + 1];
@@ -27,12 +30,21 @@ __device__ __forceinline__ void update_at(const UpdateArguments& a, const Rule& 
 #pragma unroll
     for (int state = 0; state < Rule::STATES; state++) {
         if (Rule::WRITTEN >> state & 1) {
-            Access::write(states[state], at<T>(a.states[state]) + index);
+            Access::write(states[state], state_at(state));
         }
     }
     if (Rule::WRITTEN >> STATES_MAX & 1) {
         Access::write(weights, into);
     }
+}
+
+template <typename Rule, typename Access>
+__device__ __forceinline__ void update_at(const UpdateArguments& a, const Rule& rule, u64 index) {
+    typedef typename Rule::T T;
+    Pack<T> weights;
+    apply_rule<Rule, Access>(
+        weights, rule, at<T>(a.weights) + index, [&](int state) { return at<T>(a.states[state]) + index; },
+        [&](Pack<T>& sum) { sum_of<Access>(sum, a, index); });
     if (a.copy != 0) {
         give_copy<Access>(weights, a, index);
     }

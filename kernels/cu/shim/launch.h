@@ -1,6 +1,6 @@
 #line 1 "launch.h"
 
-// Blocks one after the other, and the fibers of a block until all have ended.
+// Launch of a kernel: runs blocks one after the other, and the fibers of a block until all have ended.
 
 extern char __start_pserver_shared[], __stop_pserver_shared[];
 static __attribute__((section("pserver_shared"), used)) char pserver_shim_shared[16];
@@ -12,7 +12,7 @@ static ucontext_t pserver_shim_contexts[SHIM_THREADS], pserver_shim_beginning;
 static PserverShimCall pserver_shim_kernel;
 static const void* pserver_shim_arguments;
 
-// A fiber lives for all launches: it runs a thread to its end, again and again.
+// A fiber is reused by all launches: it runs one thread after another to its end.
 static void pserver_shim_fiber() {
     for (;;) {
         unsigned self = threadIdx.x;

@@ -1,5 +1,5 @@
-// A program that runs kernels of a library that the shim made, which its one argument names. It does what its standard
-// input says, one command after the other, and answers on its standard output.
+// A program that runs kernels of a library that the shim made; its argument is the path of the library. It reads
+// commands from standard input and writes answers to standard output.
 // All numbers are u64, little endian. A buffer ends at an inaccessible page, except for padding;
 // that rest, and what stands before the buffer, are checked when buffers are given back.
 

@@ -1,5 +1,5 @@
-// CUDA's words for g++: one block at a time, and in it one fiber for each thread. A thread runs until it waits for others,
-// and a warp until it waits for the block, so what stands between two barriers is never interrupted: where a barrier is
+// CUDA's language for g++: one block at a time, and in it one fiber for each thread. A thread runs until it waits for
+// others, and a warp until it waits for the block, so code between two barriers is never interrupted: if a barrier is
 // missing, results differ with the order of threads.
 
 #include <cmath>
@@ -94,7 +94,7 @@ inline double __dsqrt_rn(double a) {
 inline float __double2float_rn(double a) {
     return (float)a;
 }
-// The nearest is one too far from zero, or the right one.
+// The nearest value is correct, or one step too far from zero.
 inline float __double2float_rz(double a) {
     float nearest = (float)a;
     return fabs((double)nearest) > fabs(a) ? nextafterf(nearest, 0.0f) : nearest;
@@ -156,7 +156,7 @@ inline unsigned pserver_shim_match(unsigned mask, unsigned value, int line) {
     for (unsigned lane = 0; lane < 32; lane++) {
         peers |= (unsigned)(pserver_shim_threads[first + lane].given == value) << lane;
     }
-    // What others gave stays until all have read it.
+    // The values of the other lanes stay until all lanes have read them.
     pserver_shim_wait(AT_WARP, line, value);
     return peers;
 }

@@ -37,7 +37,7 @@ std::string read(const std::string& path) {
   return text.str();
 }
 
-// The text, and what the shim needs to find the kernels whose names are written out.
+// The text, and the names with which the shim finds the kernels.
 std::string shimmed(const std::string& text) {
   const std::string folder = setting("PSERVER_STANDIN_SHIM");
   std::string all = read(folder + "/shim.h") + text + "\nstatic const PserverShimKernel pserver_shim_kernels[] = {\n";

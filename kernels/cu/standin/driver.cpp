@@ -1,13 +1,13 @@
 // A CUDA driver without a device, for tests: the functions of libcuda that `kernels::cuda` calls, over the memory of
 // the host. Built as `libcuda.so`, and `libcuda.so.1` is a link to it.
 //
-// Streams are lists of what was submitted. Nothing in them happens when it is submitted; it happens when somebody asks
-// (an event or a stream is queried or waited for), one operation after another, and which stream goes next is drawn
-// from a seed. So whatever relies on an order that no event asks for goes wrong for some seed, the same way each time.
+// Streams are lists of submitted operations. An operation runs not when it is submitted, but when an event or a stream
+// is queried or waited for; operations run one after another, and the next stream is drawn from a seed. So code that
+// relies on an order without an event fails for some seed, in the same way each time.
 //
-// Everything is checked that a driver could: each copy lies within one allocation, each object exists, pinned memory is
-// given back when nothing uses it, and a context when it has no objects. What breaks this ends the process with a line
-// that says what. The environment:
+// Checks as a driver could: each copy lies within one allocation, each object exists, pinned memory is
+// given back when nothing uses it, and a context when it has no objects. A violation ends the process with a line
+// that names it. The environment:
 //
 //   PSERVER_STANDIN_SEED=7               the order
 //   PSERVER_STANDIN_MEMORY=1000000       bytes of the device
@@ -22,9 +22,9 @@
 //   PSERVER_STANDIN_LAUNCHED=/file       a line for every kernel that ran
 //   PSERVER_STANDIN_GUARD=1              memory of the device is not the processor's: touching it is a segmentation
 //                                        fault, outside of copies and kernels
-//   PSERVER_STANDIN_KIND=3               what cuPointerGetAttribute says that memory of the device is, in place of 2
-//   PSERVER_STANDIN_POOLED=1             it says that this memory has no context, as that of a pool; 2: it refuses to
-//                                        say whose it is
+//   PSERVER_STANDIN_KIND=3               cuPointerGetAttribute reports it as the kind of device memory, in place of 2
+//   PSERVER_STANDIN_POOLED=1             it reports no context for this memory, as for that of a pool; 2: it refuses
+//                                        to name the context
 //   PSERVER_STANDIN_STRANGERS=201        the error for an address that was not allocated, in place of 1
 //   PSERVER_STANDIN_RESIDENT=4           blocks of a kernel that a multiprocessor has at once
 //   PSERVER_STANDIN_UNPINNED=/file       a line for every copy of memory that is not pinned
@@ -112,7 +112,7 @@ struct Stream;
 // The primary context of a device; there is no other.
 struct Context {
   int ordinal = 0, retained = 0;
-  Stream* own = nullptr;  // its default stream, once it is used
+  Stream* own = nullptr;  // its default stream, from the first use on
 };
 
 // Memory of all devices.
@@ -122,7 +122,7 @@ struct Device : Ranges {
   int ordinal(uint64_t address) const { return std::prev(ordinals.upper_bound(address))->second; }
 };
 
-// As long as this is there, the processor reaches the memory of some devices (bits, by ordinal), whatever guards it.
+// While this lives, the processor may access the memory of these devices (bits, by ordinal), also if it is guarded.
 struct Opened {
   const Device& device;
   const unsigned which;
@@ -147,7 +147,7 @@ struct Operation {
   std::function<void()> work;
   std::shared_ptr<Event> event;  // waited for, or none
   uint64_t version = 0;
-  uint64_t host = 0, host_bytes = 0;  // what it touches there
+  uint64_t host = 0, host_bytes = 0;  // the memory of the host that it reads or writes
   unsigned devices = 0;               // bits, by ordinal: those whose memory it reaches beside its stream's
 };
 
@@ -163,12 +163,12 @@ struct Stream {
   std::unique_ptr<Graph> capture;  // while it is captured: what was launched, and does not run
 };
 
-// As they were made, not by address, so that a seed always draws the same.
+// In order of creation, not by address, so that a seed always draws the same streams.
 struct Earlier {
   bool operator()(const Stream* left, const Stream* right) const { return left->number < right->number; }
 };
 
-// Kernels compiled for the host: what `cuda::source::shim` makes exports these.
+// Kernels compiled for the host: a library of `cuda::source::shim` exports these.
 struct Library {
   int (*has)(const char* name) = nullptr;
   int (*launch)(const char* name, const unsigned grid[3], const unsigned block[3], unsigned shared,
@@ -195,7 +195,7 @@ struct Module {
   std::map<std::string, std::unique_ptr<Function>> functions;
 };
 
-// The length of what a kernel takes, by the beginning of its name; kernels/src/cuda/arguments.rs has them.
+// The length in bytes of a kernel's arguments, by the prefix of its name, as in kernels/src/cuda/arguments.rs.
 struct Taken {
   const char* prefix;
   uint64_t bytes;
@@ -231,7 +231,7 @@ struct World {
   Code sticky = SUCCESS;
   double clock = 0;
   std::vector<Library> libraries;
-  // A stream that falls behind for a while: it goes on only when no other can.
+  // A delayed stream: it runs only while no other can.
   Stream* behind = nullptr;
   uint64_t behind_for = 0;
 
