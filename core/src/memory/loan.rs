@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::{Mapped, Mapping, SharedRange};
@@ -84,15 +85,8 @@ pub struct LoanOut {
     _line: Arc<()>,
 }
 
-/// Memory lent for writing, to a receiver.
-pub struct LoanIn {
-    // A pointer and not a reference, as in `LoanOut`.
-    start: *mut u8,
-    bytes: u32,
-    /// The buffer around the slice, and the offset in it.
-    within: Option<(Arc<Mapping>, usize)>,
-    _line: Arc<()>,
-}
+/// Memory lent for writing, to a receiver: a loan for reading whose memory is borrowed exclusively.
+pub struct LoanIn(LoanOut);
 
 impl LoanBook<'static> {
     /// A book of static memory, whose loans may outlive the book.
@@ -123,7 +117,8 @@ impl<'env> LoanBook<'env> {
     /// # Panics
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
-        LoanIn { bytes: length(slice), start: slice.as_mut_ptr(), within: None, _line: Arc::clone(&self.line) }
+        let start = slice.as_mut_ptr().cast_const();
+        LoanIn(LoanOut { bytes: length(slice), start, within: None, _line: Arc::clone(&self.line) })
     }
 }
 
@@ -144,10 +139,11 @@ impl LoanOut {
     /// The mapping to register with a device, and the offset in it, while the buffer is in place.
     #[must_use]
     pub fn mapped(&self) -> Option<(Mapped, usize)> {
-        mapped(self.within.as_ref())
+        let (mapping, offset) = self.within.as_ref().filter(|(mapping, _)| mapping.is_in_place())?;
+        Some((Mapped::buffer(mapping), *offset))
     }
 
-    /// Notes that another process may read the slice and has not yet returned it.
+    /// Notes that another process or a device may access the slice and has not yet returned it.
     pub fn tear(&self) {
         if let Some((mapping, _)) = &self.within {
             mapping.tear();
@@ -169,8 +165,9 @@ impl LoanOut {
     /// The slice.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the pointer and the length came from one `&'env [u8]`, and `'env` lasts until `lend` returns, and
-        // `lend` does not return while this loan is in the book.
+        // SAFETY: the pointer and the length came from one `&'env [u8]`, or from one `&'env mut [u8]` that only a
+        // `LoanIn` writes, which `&self` keeps away. `'env` lasts until `lend` returns, and `lend` does not return
+        // while this loan is in the book.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
     }
 }
@@ -179,41 +176,7 @@ impl LoanIn {
     /// The same loan with its offset in a buffer; unchanged when the slice does not lie in it.
     #[must_use]
     pub fn within(self, mapping: &Arc<Mapping>) -> Self {
-        let within = mapping.offset_of(self.bytes()).map(|offset| (Arc::clone(mapping), offset));
-        Self { within, ..self }
-    }
-
-    /// The mapping to register with a device, and the offset in it, while the buffer is in place.
-    #[must_use]
-    pub fn mapped(&self) -> Option<(Mapped, usize)> {
-        mapped(self.within.as_ref())
-    }
-
-    /// Notes that a device may write the slice and has not yet completed.
-    pub fn tear(&self) {
-        if let Some((mapping, _)) = &self.within {
-            mapping.tear();
-        }
-    }
-
-    /// The length of the slice in bytes.
-    #[must_use]
-    pub fn len(&self) -> u32 {
-        self.bytes
-    }
-
-    /// Whether the slice has no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
-    /// The slice, to read.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
-        // and `lend` does not return while this loan is in the book. `&self` keeps writers away.
-        unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
+        Self(self.0.within(mapping))
     }
 
     /// The slice, to write.
@@ -221,19 +184,22 @@ impl LoanIn {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
         // and `lend` does not return while this loan is in the book. That borrow was exclusive and `&mut self` is too.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes as usize) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.cast_mut(), self.0.bytes as usize) }
     }
 }
 
-// SAFETY: a loan is a `&[u8]` that is known to be alive, and those may be sent.
-unsafe impl Send for LoanOut {}
-// SAFETY: a shared loan only reads, as a shared `&[u8]` does.
-unsafe impl Sync for LoanOut {}
-// SAFETY: a loan is a `&mut [u8]` that is known to be alive, and those may be sent.
-unsafe impl Send for LoanIn {}
-// SAFETY: a shared loan only reads; writing takes `&mut self`.
-unsafe impl Sync for LoanIn {}
+impl Deref for LoanIn {
+    type Target = LoanOut;
 
+    fn deref(&self) -> &LoanOut {
+        &self.0
+    }
+}
+
+// SAFETY: a loan is a `&[u8]`, or in a `LoanIn` a `&mut [u8]`, that is known to be alive, and those may be sent.
+unsafe impl Send for LoanOut {}
+// SAFETY: a shared loan only reads; writing takes `&mut LoanIn`.
+unsafe impl Sync for LoanOut {}
 impl Drop for LoanBook<'_> {
     fn drop(&mut self) {
         // A copy that is dropped releases what the borrower did to the memory; finding none acquires it.
@@ -255,13 +221,8 @@ impl fmt::Debug for LoanOut {
 
 impl fmt::Debug for LoanIn {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "LoanIn({} bytes)", self.bytes)
+        write!(formatter, "LoanIn({} bytes)", self.len())
     }
-}
-
-fn mapped(within: Option<&(Arc<Mapping>, usize)>) -> Option<(Mapped, usize)> {
-    let (mapping, offset) = within.filter(|(mapping, _)| mapping.is_in_place())?;
-    Some((Mapped::buffer(mapping), *offset))
 }
 
 fn length(slice: &[u8]) -> u32 {
