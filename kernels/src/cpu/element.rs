@@ -76,8 +76,8 @@ pub(crate) struct Binary16;
 /// bfloat16.
 pub(crate) struct Bfloat16;
 
-macro_rules! source {
-    ($type:ty) => {
+macro_rules! element {
+    ($type:ty, $element_type:expr, $plus:path, $merge:ident) => {
         impl StoredAs<Self> for $type {
             type Bytes = [u8; size_of::<$type>()];
 
@@ -91,12 +91,6 @@ macro_rules! source {
                 Self::from_le_bytes(bytes)
             }
         }
-    };
-}
-
-macro_rules! integer {
-    ($type:ty, $element_type:expr) => {
-        source!($type);
 
         impl KernelElement for $type {
             #[inline(always)]
@@ -115,7 +109,7 @@ macro_rules! integer {
 
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
-                self.wrapping_add(other)
+                $plus(self, other)
             }
 
             #[inline(always)]
@@ -125,56 +119,21 @@ macro_rules! integer {
 
             #[inline(always)]
             fn merge<const FIRST: bool>(into: &mut [[u8; size_of::<$type>()]], gradient: &Gradient<'_>, start: usize) {
-                merge_as::<Self, Self, FIRST>(into, gradient.bytes, start);
+                $merge::<Self, FIRST>(into, gradient, start);
             }
         }
     };
 }
 
-integer!(i32, ElementType::Int32);
-integer!(u32, ElementType::Uint32);
-integer!(i64, ElementType::Int64);
-integer!(u64, ElementType::Uint64);
+element!(i32, ElementType::Int32, i32::wrapping_add, merge_own);
+element!(u32, ElementType::Uint32, u32::wrapping_add, merge_own);
+element!(i64, ElementType::Int64, i64::wrapping_add, merge_own);
+element!(u64, ElementType::Uint64, u64::wrapping_add, merge_own);
+element!(f32, ElementType::Float32, Add::add, merge_any);
+element!(f64, ElementType::Float64, Add::add, merge_any);
 
 macro_rules! real {
-    ($type:ty, $element_type:expr) => {
-        source!($type);
-
-        impl KernelElement for $type {
-            #[inline(always)]
-            fn view_mut(bytes: &mut [u8]) -> &mut [[u8; size_of::<$type>()]] {
-                bytes.as_chunks_mut().0
-            }
-
-            #[inline(always)]
-            fn store(self) -> [u8; size_of::<$type>()] {
-                self.to_le_bytes()
-            }
-
-            fn flat(view: &[[u8; size_of::<$type>()]]) -> &[u8] {
-                view.as_flattened()
-            }
-
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                self + other
-            }
-
-            #[inline(always)]
-            fn is_type_of(gradient: &Gradient<'_>) -> bool {
-                gradient.element_type == $element_type
-            }
-
-            #[inline(always)]
-            fn merge<const FIRST: bool>(into: &mut [[u8; size_of::<$type>()]], gradient: &Gradient<'_>, start: usize) {
-                match gradient.element_type {
-                    ElementType::Float16 => merge_as::<Self, Binary16, FIRST>(into, gradient.bytes, start),
-                    ElementType::Bfloat16 => merge_as::<Self, Bfloat16, FIRST>(into, gradient.bytes, start),
-                    _ => merge_as::<Self, Self, FIRST>(into, gradient.bytes, start),
-                }
-            }
-        }
-
+    ($type:ty) => {
         impl StoredAs<$type> for Binary16 {
             type Bytes = [u8; 2];
 
@@ -246,12 +205,32 @@ macro_rules! real {
     };
 }
 
-real!(f32, ElementType::Float32);
-real!(f64, ElementType::Float64);
+real!(f32);
+real!(f64);
+
+/// Merges a gradient of the parameter's own type.
+#[inline(always)]
+fn merge_own<E: KernelElement, const FIRST: bool>(into: &mut [ElementBytes<E>], gradient: &Gradient<'_>, start: usize) {
+    merge_as::<E, E, FIRST>(into, gradient.bytes, start);
+}
+
+/// Merges a gradient of the parameter's own type or of half precision.
+#[inline(always)]
+fn merge_any<E: KernelElement, const FIRST: bool>(into: &mut [ElementBytes<E>], gradient: &Gradient<'_>, start: usize)
+where
+    Binary16: StoredAs<E>,
+    Bfloat16: StoredAs<E>,
+{
+    match gradient.element_type {
+        ElementType::Float16 => merge_as::<E, Binary16, FIRST>(into, gradient.bytes, start),
+        ElementType::Bfloat16 => merge_as::<E, Bfloat16, FIRST>(into, gradient.bytes, start),
+        _ => merge_own::<E, FIRST>(into, gradient, start),
+    }
+}
 
 #[inline(always)]
 fn merge_as<E: KernelElement, S: StoredAs<E>, const FIRST: bool>(
-    into: &mut [<E as StoredAs<E>>::Bytes],
+    into: &mut [ElementBytes<E>],
     gradient: &[u8],
     start: usize,
 ) {
