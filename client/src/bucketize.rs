@@ -14,7 +14,7 @@ use pserver_core::wire::RowsPart;
 const ID_BYTES: usize = size_of::<u64>();
 /// Rows of an answer that are prefetched ahead.
 const ROWS_AHEAD: usize = 16;
-/// CallerMemory that are kept from one call to the next.
+/// Buffers that are kept from one call to the next.
 const KEPT_MAX: usize = 16;
 
 /// Buffers of calls by rows, reused because fresh pages cost as much as the work in them. They are as large as the

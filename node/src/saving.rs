@@ -1,4 +1,4 @@
-//! ModelSave a model: a reader of the job pulls every parameter and writes one file.
+//! Saves a model: a reader of the job pulls every parameter and writes one file.
 //!
 //! A sparse parameter with a height becomes a matrix, in which unused rows have their initial values. A sparse
 //! parameter without a height, or a large and mostly unused one, becomes two tensors: `name:ids`, ascending, and

@@ -1,7 +1,7 @@
 //! The accelerator of a shard, and the choice of the chunks that live on it.
 //!
 //! A chunk that lives on the accelerator has a [`DeviceChunk`]; its updates are asynchronous work, whose completions
-//! `completing` handles. A chunk without one is updated by the processor.
+//! `update::device` handles. A chunk without one is updated by the processor.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

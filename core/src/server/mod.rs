@@ -15,7 +15,7 @@
 //! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
 //! `options` and `job` (settings), `pool` and `half_values` (memory), `device` (the placement of chunks on an
 //! accelerator), `presence` (connected trainers), `reply` and `output` (answers and actions), `context` (resources for
-//! one frame).
+//! one frame), `status` (a summary for the log).
 //!
 //! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
 //! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets` and `departures`,
