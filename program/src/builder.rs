@@ -19,7 +19,7 @@ pub struct Symbol(usize);
 ///
 /// ```
 /// use pserver_core::dtype::ElementType::{Float32, Int64};
-/// use crate::{Builder, Dim, append_backward, append_optimizer};
+/// use pserver_program::{Builder, Dim, append_backward, append_optimizer};
 /// use pserver_core::rows::Initializer;
 ///
 /// let p = Builder::new();

@@ -29,8 +29,8 @@ use super::{server, trainer};
 ///
 /// ```
 /// use pserver_core::dtype::ElementType::Float32;
-/// use crate::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
-/// use crate::{Builder, Dim, Graph, append_backward, append_optimizer};
+/// use pserver_program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+/// use pserver_program::{Builder, Dim, Graph, append_backward, append_optimizer};
 /// use pserver_core::rows::Initializer;
 ///
 /// let p = Builder::new();
