@@ -113,7 +113,7 @@ impl OpenMessage {
     }
 
     pub(super) fn open(self) -> OpenContribution {
-        let call = CallId { incarnation: Incarnation(self.incarnation), sequence: Sequence(self.sequence) };
+        let call = call_of(self.incarnation, self.sequence);
         let stage = match (self.set_after, self.is_gathered, self.is_ahead) {
             (Some(after), ..) => ContributionStage::Set(Version(after)),
             (None, true, _) => ContributionStage::GatherOutcome,
@@ -153,12 +153,14 @@ impl HeardMessage {
 
 impl From<&HeardMessage> for TrainerMarks {
     fn from(message: &HeardMessage) -> Self {
-        let mark =
-            |incarnation, sequence| CallId { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) };
         Self {
-            push: mark(message.push_incarnation, message.push_sequence),
-            set: mark(message.set_incarnation, message.set_sequence),
+            push: call_of(message.push_incarnation, message.push_sequence),
+            set: call_of(message.set_incarnation, message.set_sequence),
             clock: message.clock,
         }
     }
+}
+
+fn call_of(incarnation: u32, sequence: u64) -> CallId {
+    CallId { incarnation: Incarnation(incarnation), sequence: Sequence(sequence) }
 }
