@@ -88,14 +88,31 @@ impl<'a> ModuleIndex<'a> {
     /// The files that a path in `module` names for the file of `importer`: that of the longest module in the path, or
     /// the one from which that module re-exports the name. All names of a `*` may be of either.
     fn targets(&self, importer: &ModulePath, module: &ModulePath, path: &NamedPath) -> Vec<usize> {
-        let Some((to, rest)) = self.target(module, path) else { return Vec::new() };
-        let Some(name) = rest.first().filter(|_| !is_parent(importer, &self.files[to].0)) else { return vec![to] };
-        let exports = |wanted: &str| {
-            let exports = self.exports[to].iter().filter(move |export| export.exported.as_deref() == Some(wanted));
-            exports.flat_map(|export| self.targets(importer, &self.files[to].0, export)).collect::<Vec<_>>()
-        };
-        let named = exports(name);
-        if named.is_empty() { exports("*").into_iter().chain([to]).collect() } else { named }
+        let (mut found, mut followed) = (Vec::new(), BTreeSet::new());
+        let mut left = vec![(module, path)];
+        while let Some((module, path)) = left.pop() {
+            let Some((to, rest)) = self.target(module, path) else { continue };
+            let owner = &self.files[to].0;
+            let Some(name) = rest.first().filter(|_| !is_parent(importer, owner)) else {
+                found.push(to);
+                continue;
+            };
+            // Modules may re-export each other's names.
+            if !followed.insert((to, name.clone())) {
+                continue;
+            }
+            let exported_as = |wanted: &str| {
+                let exports = self.exports[to].iter().filter(move |export| export.exported.as_deref() == Some(wanted));
+                exports.map(|export| (owner, export)).collect::<Vec<_>>()
+            };
+            let mut exports = exported_as(name);
+            if exports.is_empty() || name == "*" {
+                found.push(to);
+                exports = exported_as("*");
+            }
+            left.extend(exports);
+        }
+        found
     }
 
     /// The file of the longest module in a path, and the rest of the path.

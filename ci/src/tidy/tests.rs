@@ -223,6 +223,8 @@ fn a_file_in_a_circle_is_found() {
     let siblings = [("core/src/p/b.rs", "use super::c::C;"), (c, "use super::B;"), (parent, "pub use b::*;")];
     check(&siblings, &["core/src/p/b.rs:1", "core/src/p/c.rs:1"]);
     check(&[(a, "mod inner {\n    use super::B;\n    use super::super::b::B;\n}"), (b, "")], &[]);
+    let each_other = [(a, "pub use super::b::*;"), (b, "pub use super::a::*;"), ("core/src/c.rs", "use crate::a::A;")];
+    check(&each_other, &["core/src/a.rs:1", "core/src/b.rs:1"]);
 }
 
 #[test]
