@@ -16,7 +16,7 @@ const LOOKS: u32 = 64;
 /// A counter in shared memory that only grows, and wraps: one process adds, others wait for it.
 #[derive(Clone, Copy)]
 pub(crate) struct Counter {
-    /// The word that counts; the one after it says whether anybody sleeps.
+    /// The word that counts; the one after it is the number of sleepers, which they alone change.
     word: usize,
 }
 
@@ -26,14 +26,12 @@ impl Counter {
         Self { word: place * 2 }
     }
 
-    /// Adds, and wakes who sleeps.
+    /// Adds, and wakes the sleepers.
     pub(crate) fn add(self, region: &Region, count: u32) {
         region.word(self.word).fetch_add(count, Ordering::Release);
-        // Either we see that somebody sleeps, or they see the new count before they do.
+        // Either this process sees the sleeper, or the sleeper sees the new count before it sleeps.
         fence(Ordering::SeqCst);
-        let sleeper = region.word(self.word + 1);
-        if sleeper.load(Ordering::Relaxed) != 0 {
-            sleeper.store(0, Ordering::Relaxed);
+        if region.word(self.word + 1).load(Ordering::Relaxed) != 0 {
             // A wake that fails has nobody to wake.
             let _ = futex::wake(region.word(self.word), futex::Flags::empty(), i32::MAX.unsigned_abs());
         }
@@ -45,16 +43,18 @@ impl Counter {
         if look(poll, || reached(word, goal)) {
             return;
         }
+        let sleepers = region.word(self.word + 1);
+        sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         loop {
-            region.word(self.word + 1).store(1, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
             let seen = word.load(Ordering::Acquire);
             if has_passed(seen, goal) {
-                return;
+                break;
             }
             // It comes back early when the word has changed or a signal arrived; either way it looks again.
             let _ = futex::wait(word, futex::Flags::empty(), seen, None);
         }
+        sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Whether the counter has reached `goal`.
@@ -117,4 +117,29 @@ fn reached(word: &AtomicU32, goal: u32) -> bool {
 /// Whether a wrapping count is at or after another.
 fn has_passed(count: u32, goal: u32) -> bool {
     count.wrapping_sub(goal) < 1 << 31
+}
+
+/// One side adds many times for each time that the other waits, so that it sees sleepers come and go between additions.
+#[test]
+fn no_wake_up_is_lost() {
+    const ROUNDS: u32 = 20_000;
+    const ADDITIONS: u32 = 24;
+    let (region, path) = Region::create(0).expect("there is shared memory");
+    let other = Region::open(&path).expect("it is open");
+    let (many, one) = (Counter::at(0), Counter::at(1));
+    std::thread::spawn(move || {
+        for round in 1..=ROUNDS {
+            one.wait(&other, round, Poll::Block);
+            (0..ADDITIONS).for_each(|_| many.add(&other, 1));
+        }
+    });
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for round in 1..=ROUNDS {
+            one.add(&region, 1);
+            many.wait(&region, round * ADDITIONS, Poll::Block);
+        }
+        done.send(())
+    });
+    is_done.recv_timeout(Duration::from_secs(60)).expect("both end: each addition wakes the one that waits for it");
 }

@@ -24,16 +24,19 @@ impl Vectors {
 /// The gradients that one call adds before a call costs more than a sum in tiles and a call for that.
 ///
 /// A core reads ahead of a bounded number of streams, and the weights and the states are streams too. Measured with
-/// `psbench kernels --gradients 4,8,16`: a Sapphire Rapids core adds 16 gradients in one call at the speed of memory,
-/// and tiles take 1.03 to 1.18 times as long; a Zen 5 core has 0.8 of memory with four gradients in one call, 0.5 with
-/// eight, and 0.83 to 0.96 where it only adds eight of them.
+/// `psbench kernels --gradients 4,8,16`, which `docs/reports/rules.md` has in figures: Sapphire Rapids and Zen 5 add
+/// eight and more gradients in one call at 0.88 of memory's speed or better, whatever the tensors' addresses, and tiles
+/// fall to 0.75 at some; on Zen 4 tiles are as fast or faster.
 pub(crate) fn gradients_at_once() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| of_maker(&maker()))
+    *COUNT.get_or_init(|| of_processor(&maker(), family()))
 }
 
-fn of_maker(maker: &[u8; 12]) -> usize {
-    if maker == b"AuthenticAMD" { 4 } else { GRADIENTS_MAX }
+/// The first AMD family whose cores read ahead of as many streams as there are gradients in a call: Zen 5.
+const AMD_FAMILY_OF_MANY_STREAMS: u32 = 26;
+
+fn of_processor(maker: &[u8; 12], family: u32) -> usize {
+    if maker == b"AuthenticAMD" && family < AMD_FAMILY_OF_MANY_STREAMS { 4 } else { GRADIENTS_MAX }
 }
 
 /// The name that the processor gives of its maker.
@@ -46,11 +49,26 @@ fn maker() -> [u8; 12] {
     name
 }
 
+/// The processor's family: the base family and, where that is 15, the extended one added to it.
+fn family() -> u32 {
+    let signature = __cpuid(1).eax;
+    let (base, extended) = (signature >> 8 & 0xf, signature >> 20 & 0xff);
+    if base == 0xf { base + extended } else { base }
+}
+
 #[test]
-fn makers_have_their_counts() {
-    assert_eq!([b"AuthenticAMD", b"GenuineIntel"].map(of_maker), [4, GRADIENTS_MAX]);
+fn processors_have_their_counts() {
+    assert_eq!(
+        [(b"AuthenticAMD", 25), (b"AuthenticAMD", 26), (b"GenuineIntel", 6)]
+            .map(|(maker, family)| of_processor(maker, family)),
+        [4, GRADIENTS_MAX, GRADIENTS_MAX]
+    );
     let known = std::fs::read_to_string("/proc/cpuinfo").expect("Linux has it");
     assert!(known.contains(std::str::from_utf8(&maker()).expect("a maker's name is ASCII")));
+    assert!(known.lines().any(|line| {
+        line.split_once(':')
+            .is_some_and(|(name, value)| name.trim() == "cpu family" && value.trim() == family().to_string())
+    }));
 }
 
 /// One operation's encodings: AVX2 and AVX-512, of binary32 and binary64.
