@@ -2,8 +2,10 @@
 //! on what came of it.
 
 use std::hint::black_box;
+use std::ops::{Deref, DerefMut};
 
 use bytemuck::{cast_slice, cast_slice_mut};
+use memmap2::MmapMut;
 use multiversion::multiversion;
 use pserver_core::dtype::ElementType;
 use pserver_core::optim::{Gradient, Prepared, Rule, Step};
@@ -30,13 +32,43 @@ pub(crate) struct Streams {
     pub(crate) written: usize,
 }
 
+/// A tensor on pages of its own, as a server's chunk of 1 MiB stands. A large `Vec` begins 16 bytes behind a page, so
+/// that each vector would be in two cache lines.
+struct Pages(MmapMut);
+
+impl Pages {
+    fn new(elements: usize) -> Self {
+        Self(MmapMut::map_anon(elements * size_of::<f32>()).expect("there is memory for a tensor"))
+    }
+
+    fn filled(elements: usize, seed: usize) -> Self {
+        let mut pages = Self::new(elements);
+        pages.iter_mut().enumerate().for_each(|(index, element)| *element = value(index, seed));
+        pages
+    }
+}
+
+impl Deref for Pages {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        cast_slice(&self.0)
+    }
+}
+
+impl DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        cast_slice_mut(&mut self.0)
+    }
+}
+
 /// The tensors of one kernel.
 pub(crate) struct Tensors {
     kernels: Cpu,
     rule: Option<Prepared>,
     /// The parameter, then its states; for a sum, where it goes.
-    written: Vec<Vec<f32>>,
-    gradients: Vec<Vec<f32>>,
+    written: Vec<Pages>,
+    gradients: Vec<Pages>,
     /// One period of `written`, reckoned by the plain form.
     plain: Vec<Vec<f32>>,
 }
@@ -44,14 +76,14 @@ pub(crate) struct Tensors {
 impl Tensors {
     pub(crate) fn new(elements: usize, gradients: usize, rule: Option<Rule>) -> Self {
         let states = rule.as_ref().map_or(0, |rule| rule.states().len());
-        let written = |elements: usize| {
-            let parameter = (0..elements).map(|index| value(index, 0)).collect();
-            std::iter::once(parameter).chain((0..states).map(|_| vec![0.0; elements])).collect()
-        };
-        let gradient = |seed| (0..elements).map(|index| value(index, seed)).collect();
-        let gradients = (1..=gradients).map(gradient).collect();
+        let of_states = 0..states;
+        let zeros = of_states.clone().map(|_| Pages::new(elements));
+        let written = std::iter::once(Pages::filled(elements, 0)).chain(zeros).collect();
+        let period = (0..PERIOD).map(|index| value(index, 0)).collect();
+        let plain = std::iter::once(period).chain(of_states.map(|_| vec![0.0; PERIOD])).collect();
+        let gradients = (1..=gradients).map(|seed| Pages::filled(elements, seed)).collect();
         let rule = rule.map(|rule| Prepared::new(rule).expect("a rule of a message is checked"));
-        Self { kernels: Cpu::new(), rule, written: written(elements), gradients, plain: written(PERIOD) }
+        Self { kernels: Cpu::new(), rule, written, gradients, plain }
     }
 
     pub(crate) fn streams(&self) -> Streams {
@@ -80,7 +112,7 @@ impl Tensors {
 
     /// One update of everything by a loop that was written for this optimizer; of one gradient.
     pub(crate) fn step_fused(&mut self, fused: Fused, step: &Step) {
-        let mut written: Vec<&mut [f32]> = self.written.iter_mut().map(Vec::as_mut_slice).collect();
+        let mut written: Vec<&mut [f32]> = self.written.iter_mut().map(|one| &mut **one).collect();
         fused.update(step.version.0, &mut written, &self.gradients[0]);
     }
 
@@ -110,7 +142,7 @@ impl Tensors {
             let distance = (found - expected).abs();
             distance.is_nan() || TOLERANCE * expected.abs().max(1.0) < distance
         };
-        let wrong_of = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
+        let wrong_of = |(found, expected): (&Pages, &Vec<f32>)| {
             found.iter().zip(expected.iter().cycle()).filter(|pair| far(*pair)).count()
         };
         let wrong: usize = self.written.iter().zip(&self.plain).map(wrong_of).sum();
@@ -120,7 +152,7 @@ impl Tensors {
 
 /// As wide as the machine allows; see the kernels.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn stream<const WIDTH: usize>(is_sum: bool, written: &mut [Vec<f32>], gradients: &[Vec<f32>]) {
+fn stream<const WIDTH: usize>(is_sum: bool, written: &mut [Pages], gradients: &[Pages]) {
     let zero = black_box(0.0_f32);
     let reads: Vec<_> = gradients.iter().map(|one| one.as_chunks::<WIDTH>().0).collect();
     let mut writes: Vec<_> = written.iter_mut().map(|one| one.as_chunks_mut::<WIDTH>().0).collect();

@@ -18,6 +18,8 @@ use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, 
 pub(super) const WAIT_LONGEST: Duration = Duration::from_millis(20);
 /// Wait of a turn without a transport.
 const PAUSE: Duration = Duration::from_millis(10);
+/// Interval, during a call, of looks at the witness. Each call begins with one.
+const WITNESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Interval of heartbeats of the initialising trainer.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
@@ -41,6 +43,8 @@ pub struct ClientEngine {
     transport: Option<Box<dyn Transport>>,
     /// A descriptor opened with the transport. When the program has closed it, it has closed the transport's too.
     witness: Descriptor,
+    /// When the witness was last looked at.
+    witnessed: Now,
     make: MakeTransport,
     /// The doorbell of the current transport.
     bell: Arc<Mutex<Option<Doorbell>>>,
@@ -77,6 +81,7 @@ impl ClientEngine {
         let transport = make()?;
         Ok(Self {
             witness: Descriptor::witness()?,
+            witnessed: Now::default(),
             requests,
             bell: Arc::new(Mutex::new(Some(transport.doorbell()))),
             transport: Some(transport),
@@ -260,7 +265,8 @@ impl ClientEngine {
         let now = self.now();
         self.requests.drive(now, &mut self.out);
         self.flush();
-        if !wait.is_zero() && !self.drop_closed() {
+        let is_dropped = self.witnessed + WITNESS_INTERVAL <= now && self.drop_closed();
+        if !wait.is_zero() && !is_dropped {
             let until = self.requests.deadline().map_or(wait, |deadline| now.until(deadline).min(wait));
             match &mut self.transport {
                 Some(transport) => transport.wait(until.min(WAIT_LONGEST)),
@@ -318,7 +324,8 @@ impl ClientEngine {
     }
 
     /// Whether the program has closed descriptors of the transport.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&mut self) -> bool {
+        self.witnessed = self.now();
         !self.witness.is_open()
     }
 
