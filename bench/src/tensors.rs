@@ -34,9 +34,9 @@ pub(crate) struct Streams {
 
 /// A tensor on pages of its own, as a server's chunk of 1 MiB stands. A large `Vec` begins 16 bytes behind a page, so
 /// that each vector would be in two cache lines.
-struct Pages(MmapMut);
+struct TensorPages(MmapMut);
 
-impl Pages {
+impl TensorPages {
     fn new(elements: usize) -> Self {
         Self(MmapMut::map_anon(elements * size_of::<f32>()).expect("there is memory for a tensor"))
     }
@@ -48,7 +48,7 @@ impl Pages {
     }
 }
 
-impl Deref for Pages {
+impl Deref for TensorPages {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
@@ -56,7 +56,7 @@ impl Deref for Pages {
     }
 }
 
-impl DerefMut for Pages {
+impl DerefMut for TensorPages {
     fn deref_mut(&mut self) -> &mut [f32] {
         cast_slice_mut(&mut self.0)
     }
@@ -67,8 +67,8 @@ pub(crate) struct Tensors {
     kernels: Cpu,
     rule: Option<Prepared>,
     /// The parameter, then its states; for a sum, where it goes.
-    written: Vec<Pages>,
-    gradients: Vec<Pages>,
+    written: Vec<TensorPages>,
+    gradients: Vec<TensorPages>,
     /// One period of `written`, reckoned by the plain form.
     plain: Vec<Vec<f32>>,
 }
@@ -77,11 +77,11 @@ impl Tensors {
     pub(crate) fn new(elements: usize, gradients: usize, rule: Option<Rule>) -> Self {
         let states = rule.as_ref().map_or(0, |rule| rule.states().len());
         let of_states = 0..states;
-        let zeros = of_states.clone().map(|_| Pages::new(elements));
-        let written = std::iter::once(Pages::filled(elements, 0)).chain(zeros).collect();
+        let zeros = of_states.clone().map(|_| TensorPages::new(elements));
+        let written = std::iter::once(TensorPages::filled(elements, 0)).chain(zeros).collect();
         let period = (0..PERIOD).map(|index| value(index, 0)).collect();
         let plain = std::iter::once(period).chain(of_states.map(|_| vec![0.0; PERIOD])).collect();
-        let gradients = (1..=gradients).map(|seed| Pages::filled(elements, seed)).collect();
+        let gradients = (1..=gradients).map(|seed| TensorPages::filled(elements, seed)).collect();
         let rule = rule.map(|rule| Prepared::new(rule).expect("a rule of a message is checked"));
         Self { kernels: Cpu::new(), rule, written, gradients, plain }
     }
@@ -142,7 +142,7 @@ impl Tensors {
             let distance = (found - expected).abs();
             distance.is_nan() || TOLERANCE * expected.abs().max(1.0) < distance
         };
-        let wrong_of = |(found, expected): (&Pages, &Vec<f32>)| {
+        let wrong_of = |(found, expected): (&TensorPages, &Vec<f32>)| {
             found.iter().zip(expected.iter().cycle()).filter(|pair| far(*pair)).count()
         };
         let wrong: usize = self.written.iter().zip(&self.plain).map(wrong_of).sum();
@@ -152,7 +152,7 @@ impl Tensors {
 
 /// As wide as the machine allows; see the kernels.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl", "x86_64+avx2"))]
-fn stream<const WIDTH: usize>(is_sum: bool, written: &mut [Pages], gradients: &[Pages]) {
+fn stream<const WIDTH: usize>(is_sum: bool, written: &mut [TensorPages], gradients: &[TensorPages]) {
     let zero = black_box(0.0_f32);
     let reads: Vec<_> = gradients.iter().map(|one| one.as_chunks::<WIDTH>().0).collect();
     let mut writes: Vec<_> = written.iter_mut().map(|one| one.as_chunks_mut::<WIDTH>().0).collect();
