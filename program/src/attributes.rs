@@ -6,6 +6,7 @@ use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
 
 use super::op::{Destination, OpKind, ProgramPeer};
+use super::window::WindowSteps;
 
 /// A value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +43,7 @@ pub(super) struct AttributeError {
 }
 
 /// The names of all kinds, in the order of their documentation.
-pub(super) const KINDS: [&str; 37] = [
+pub(super) const KINDS: &[&str] = &[
     "matmul",
     "add",
     "mul",
@@ -72,6 +73,13 @@ pub(super) const KINDS: [&str; 37] = [
     "sigmoid_cross_entropy_gradient",
     "mean_gradient",
     "lookup_table_gradient",
+    "conv2d",
+    "max_pool2d",
+    "avg_pool2d",
+    "conv2d_input_gradient",
+    "conv2d_filter_gradient",
+    "max_pool2d_gradient",
+    "avg_pool2d_gradient",
     "update",
     "send",
     "recv",
@@ -112,6 +120,17 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
             list
         }
         OpKind::LookupTableGradient { height } => vec![("height", Whole(*height))],
+        OpKind::Conv2d { steps } | OpKind::Conv2dInputGradient { steps } | OpKind::Conv2dFilterGradient { steps } => {
+            steps_attributes(*steps)
+        }
+        OpKind::MaxPool2d { size, steps }
+        | OpKind::AvgPool2d { size, steps }
+        | OpKind::MaxPool2dGradient { size, steps }
+        | OpKind::AvgPool2dGradient { size, steps } => {
+            let mut list = vec![("size", pair(*size))];
+            list.extend(steps_attributes(*steps));
+            list
+        }
         OpKind::Update { config } => vec![("config", Text(config.clone()))],
         OpKind::Send { channel, to } => {
             let to = match to {
@@ -134,13 +153,26 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
     }
 }
 
+fn steps_attributes(steps: WindowSteps) -> Vec<(&'static str, Attribute)> {
+    let usual = WindowSteps::default();
+    let list = [("stride", steps.stride, usual.stride), ("padding", steps.padding, usual.padding)];
+    list.into_iter().filter(|(_, found, usual)| found != usual).map(|(name, found, _)| (name, pair(found))).collect()
+}
+
+fn pair(numbers: [u32; 2]) -> Attribute {
+    Attribute::Wholes(numbers.map(u64::from).to_vec())
+}
+
 /// The kind with this name and these attributes.
 pub(super) fn kind(name: &str, attributes: Vec<(String, Attribute)>) -> Result<OpKind, AttributeError> {
     let mut reader = AttributeReader::new(attributes)?;
     let kind = arithmetic(name, &mut reader)?;
     let kind = match kind {
         Some(kind) => kind,
-        None => moving(name, &mut reader)?,
+        None => match network(name, &mut reader)? {
+            Some(kind) => kind,
+            None => moving(name, &mut reader)?,
+        },
     };
     reader.finish()?;
     Ok(kind)
@@ -190,6 +222,20 @@ fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>
         "sigmoid_cross_entropy_gradient" => OpKind::SigmoidCrossEntropyGradient,
         "mean_gradient" => OpKind::MeanGradient,
         "lookup_table_gradient" => OpKind::LookupTableGradient { height: reader.whole("height", None)? },
+        _ => return Ok(None),
+    }))
+}
+
+/// Layers of networks, and their gradients.
+fn network(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, AttributeError> {
+    Ok(Some(match name {
+        "conv2d" => OpKind::Conv2d { steps: reader.steps()? },
+        "max_pool2d" => OpKind::MaxPool2d { size: reader.pair("size", None)?, steps: reader.steps()? },
+        "avg_pool2d" => OpKind::AvgPool2d { size: reader.pair("size", None)?, steps: reader.steps()? },
+        "conv2d_input_gradient" => OpKind::Conv2dInputGradient { steps: reader.steps()? },
+        "conv2d_filter_gradient" => OpKind::Conv2dFilterGradient { steps: reader.steps()? },
+        "max_pool2d_gradient" => OpKind::MaxPool2dGradient { size: reader.pair("size", None)?, steps: reader.steps()? },
+        "avg_pool2d_gradient" => OpKind::AvgPool2dGradient { size: reader.pair("size", None)?, steps: reader.steps()? },
         _ => return Ok(None),
     }))
 }
@@ -329,6 +375,25 @@ impl AttributeReader {
             Attribute::Wholes(values) => Some(values.clone()),
             _ => None,
         })
+    }
+
+    fn pair(&mut self, name: &str, usual: Option<[u32; 2]>) -> Result<[u32; 2], AttributeError> {
+        if let (Some(usual), false) = (usual, self.has(name)) {
+            return Ok(usual);
+        }
+        self.take(name, "two whole numbers below 2^32 in brackets", |attribute| match attribute {
+            Attribute::Wholes(values) => match values[..] {
+                [first, second] => Some([u32::try_from(first).ok()?, u32::try_from(second).ok()?]),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+
+    fn steps(&mut self) -> Result<WindowSteps, AttributeError> {
+        let usual = WindowSteps::default();
+        let stride = self.pair("stride", Some(usual.stride))?;
+        Ok(WindowSteps { stride, padding: self.pair("padding", Some(usual.padding))? })
     }
 
     fn text(&mut self, name: &str) -> Result<String, AttributeError> {

@@ -10,6 +10,7 @@ use super::block::{Block, Program};
 use super::graph::Graph;
 use super::op::{Op, OpKind, OpRole};
 use super::variable::{Dim, Purpose, Variable, VariableFacts};
+use super::window::WindowSteps;
 
 /// A variable of a [`Builder`], to be given to its ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -238,5 +239,19 @@ impl Builder {
     /// [`OpKind::Accuracy`].
     pub fn accuracy(&self, scores: Symbol, label: Symbol) -> Symbol {
         self.one(OpKind::Accuracy, &[scores, label])
+    }
+    /// [`OpKind::Conv2d`].
+    pub fn conv2d(&self, x: Symbol, filter: Symbol, steps: WindowSteps) -> Symbol {
+        self.one(OpKind::Conv2d { steps }, &[x, filter])
+    }
+
+    /// [`OpKind::MaxPool2d`].
+    pub fn max_pool2d(&self, x: Symbol, size: [u32; 2], steps: WindowSteps) -> Symbol {
+        self.one(OpKind::MaxPool2d { size, steps }, &[x])
+    }
+
+    /// [`OpKind::AvgPool2d`].
+    pub fn avg_pool2d(&self, x: Symbol, size: [u32; 2], steps: WindowSteps) -> Symbol {
+        self.one(OpKind::AvgPool2d { size, steps }, &[x])
     }
 }

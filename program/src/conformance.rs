@@ -1,12 +1,13 @@
 //! Conformance suite for every implementation of [`Arithmetic`].
 //!
-//! - A product is within [`PRODUCT_ULPS`] of the reference, in units of the sum of its terms' magnitudes.
+//! - A product and a convolution are within [`PRODUCT_ULPS`] of the reference, in units of the sum of their terms'
+//!   magnitudes.
 //! - Everything else has the reference's bits.
 //! - The same inputs give the same bits again.
 
 use crate::{
     Arithmetic, Block, Dim, Elements, Graph, Node, Op, OpKind, OpRole, PlainArithmetic, Program, Purpose, Tensor,
-    Variable, VariableFacts, VariableValue,
+    Variable, VariableFacts, VariableValue, WindowSteps,
 };
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -32,6 +33,7 @@ pub fn check(arithmetic: &mut dyn Arithmetic) {
                 check_product(arithmetic, element_type, [rows, inner, columns], left, right);
             }
         }
+        check_convolutions(arithmetic, element_type);
         for case in cases() {
             check_exact(arithmetic, element_type, &case);
         }
@@ -102,6 +104,13 @@ fn cases() -> Vec<OpCase> {
         ids(OpKind::LookupTable, &[&[5, 3], &[4, 2]], 1, 1),
         ids(OpKind::LookupTableGradient { height: 5 }, &[&[4, 2], &[4, 2, 3]], 0, 1),
     ];
+    let steps = WindowSteps { stride: [2, 1], padding: [1, 0] };
+    cases.extend([
+        plain(OpKind::MaxPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
+        plain(OpKind::AvgPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
+        plain(OpKind::MaxPool2dGradient { size: [2, 3], steps }, &[&[2, 3, 5, 4], &[2, 3, 3, 2]]),
+        plain(OpKind::AvgPool2dGradient { size: [2, 3], steps }, &[&[2, 3, 5, 4], &[2, 3, 3, 2]]),
+    ]);
     let repeating: [&[&[u64]]; 6] = [
         &[&[4, 7], &[4, 7]],
         &[&[4, 7], &[7]],
@@ -139,19 +148,55 @@ fn check_product(
     let left = if transpose_left { [inner, rows] } else { [rows, inner] };
     let right = if transpose_right { [columns, inner] } else { [inner, columns] };
     let inputs = [tensor(element_type, &left, &mut prng), tensor(element_type, &right, &mut prng)];
-    let kind = OpKind::Matmul { transpose_left, transpose_right };
-    let found = run(arithmetic, &kind, &inputs, 1);
-    assert_eq!(found, run(arithmetic, &kind, &inputs, 1), "{kind:?} gives other bits the second time");
-    let expected = run(&mut PlainArithmetic, &kind, &inputs, 1);
-    let magnitudes = run(&mut PlainArithmetic, &kind, &inputs.map(|tensor| magnitude(&tensor)), 1);
+    check_near(arithmetic, &OpKind::Matmul { transpose_left, transpose_right }, &inputs, inner);
+}
+
+/// Convolutions and their gradients, which are sums of products as well.
+fn check_convolutions(arithmetic: &mut dyn Arithmetic, element_type: ElementType) {
+    let table: [([u64; 4], [u64; 4], [u32; 2], [u32; 2]); 6] = [
+        ([1, 1, 1, 1], [1, 1, 1, 1], [1, 1], [0, 0]),
+        ([2, 3, 5, 7], [4, 3, 3, 2], [1, 1], [0, 0]),
+        ([2, 3, 5, 7], [4, 3, 3, 2], [2, 3], [1, 2]),
+        ([3, 2, 4, 4], [1, 2, 4, 4], [5, 1], [0, 3]),
+        ([1, 2, 3, 3], [2, 2, 1, 1], [1, 2], [4, 4]),
+        // More columns than are made at once.
+        ([1, 8, 64, 48], [3, 8, 5, 5], [1, 1], [2, 2]),
+    ];
+    for (x, filter, stride, padding) in table {
+        let steps = WindowSteps { stride, padding };
+        let mut prng = Prng(x.iter().sum());
+        let (x, filter) = (tensor(element_type, &x, &mut prng), tensor(element_type, &filter, &mut prng));
+        let y = run(&mut PlainArithmetic, &OpKind::Conv2d { steps }, &[x.clone(), filter.clone()], 1);
+        let slope = tensor(element_type, y[0].tensor().shape(), &mut prng);
+        let [_, channels, height, width] = filter.shape()[..] else { panic!("a filter of four dimensions") };
+        let [images, kernels, rows, columns] = slope.shape()[..] else { panic!("images of four dimensions") };
+        let inputs = [x.clone(), filter.clone()];
+        check_near(arithmetic, &OpKind::Conv2d { steps }, &inputs, channels * height * width);
+        let inputs = [filter.clone(), slope.clone(), x.clone()];
+        check_near(arithmetic, &OpKind::Conv2dInputGradient { steps }, &inputs, kernels * height * width);
+        let inputs = [x, slope, filter];
+        check_near(arithmetic, &OpKind::Conv2dFilterGradient { steps }, &inputs, images * rows * columns);
+    }
+}
+
+/// An op whose elements are sums of at most `terms` products.
+fn check_near(arithmetic: &mut dyn Arithmetic, kind: &OpKind, inputs: &[Tensor], terms: u64) {
+    let shapes: Vec<&[u64]> = inputs.iter().map(Tensor::shape).collect();
+    let element_type = inputs[0].elements().element_type();
+    let found = run(arithmetic, kind, inputs, 1);
+    assert_eq!(found, run(arithmetic, kind, inputs, 1), "{kind:?} gives other bits the second time");
+    let expected = run(&mut PlainArithmetic, kind, inputs, 1);
+    let magnitudes: Vec<Tensor> = inputs.iter().map(magnitude).collect();
+    let magnitudes = run(&mut PlainArithmetic, kind, &magnitudes, 1);
     let unit = if element_type == ElementType::Float32 { f64::from(f32::EPSILON) } else { f64::EPSILON };
-    let [found, expected, magnitudes] = [found, expected, magnitudes].map(|values| floats(values[0].tensor()));
-    assert_eq!(found.len(), expected.len(), "{kind:?} of {left:?} and {right:?}");
+    let [found, expected, magnitudes] = [found, expected, magnitudes].map(|values| values[0].tensor().clone());
+    assert_eq!(found.shape(), expected.shape(), "{kind:?} of {shapes:?}");
+    let [found, expected, magnitudes] = [found, expected, magnitudes].map(|tensor| floats(&tensor));
     for (place, ((found, expected), magnitude)) in found.iter().zip(&expected).zip(&magnitudes).enumerate() {
-        let allowed = PRODUCT_ULPS * unit * inner as f64 * magnitude;
+        let allowed = PRODUCT_ULPS * unit * terms as f64 * magnitude;
         assert!(
             (found - expected).abs() <= allowed,
-            "{} {kind:?} of {left:?} and {right:?}, {element_type}: element {place} is {found}, expected {expected}",
+            "{} {kind:?} of {shapes:?}, {element_type}: element {place} is {found}, expected {expected}",
             kind.name()
         );
     }

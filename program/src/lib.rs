@@ -34,6 +34,7 @@ mod update_loop;
 mod value;
 mod values;
 mod variable;
+mod window;
 
 pub use arithmetic::Arithmetic;
 pub use backward::{ParameterGradient, append_backward};
@@ -47,3 +48,4 @@ pub use plain::{PlainArithmetic, PlainRun};
 pub(crate) use update_loop::{GradientNames, loop_forever};
 pub use value::{Elements, Tensor, VariableValue};
 pub use variable::{Dim, Purpose, Variable, VariableFacts};
+pub use window::WindowSteps;

@@ -8,6 +8,8 @@ use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
 use pserver_core::rows::Initializer;
 
+use super::window::WindowSteps;
+
 /// The phase of training that an op belongs to. A transpiler places ops by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OpRole {
@@ -189,6 +191,54 @@ pub enum OpKind {
         height: u64,
     },
 
+    /// `(x[n, c, h, w], filter[o, c, kh, kw]) -> [n, o, h', w']`: at every place of the window, the sum of the products
+    /// of the elements under it with those of each filter; the padding is zero. `h'` is
+    /// `(h + 2 padding - kh) / stride + 1`, rounded down.
+    Conv2d {
+        /// The places of the window.
+        steps: WindowSteps,
+    },
+    /// `(x[n, c, h, w]) -> [n, c, h', w']`: the largest element under the window, at every place; padding is not among
+    /// them.
+    MaxPool2d {
+        /// Height and width of the window.
+        size: [u32; 2],
+        /// The places of the window; its padding is below its size.
+        steps: WindowSteps,
+    },
+    /// `(x[n, c, h, w]) -> [n, c, h', w']`: the mean of the elements under the window, at every place; padding does not
+    /// count, neither in the sum nor in the number.
+    AvgPool2d {
+        /// Height and width of the window.
+        size: [u32; 2],
+        /// The places of the window; its padding is below its size.
+        steps: WindowSteps,
+    },
+    /// `(filter, dy, x) -> dx` with `y = conv2d(x, filter)`; of `x` only the shape counts.
+    Conv2dInputGradient {
+        /// Those of the convolution.
+        steps: WindowSteps,
+    },
+    /// `(x, dy, filter) -> dfilter` with `y = conv2d(x, filter)`; of `filter` only the shape counts.
+    Conv2dFilterGradient {
+        /// Those of the convolution.
+        steps: WindowSteps,
+    },
+    /// `(x, dy) -> dx` with `y = max_pool2d(x)`: the first of equal largest elements gets the slope.
+    MaxPool2dGradient {
+        /// That of the pool.
+        size: [u32; 2],
+        /// Those of the pool.
+        steps: WindowSteps,
+    },
+    /// `(x, dy) -> dx` with `y = avg_pool2d(x)`; of `x` only the shape counts.
+    AvgPool2dGradient {
+        /// That of the pool.
+        size: [u32; 2],
+        /// Those of the pool.
+        steps: WindowSteps,
+    },
+
     /// `(parameter, gradient, count: int64 scalar, state...) -> (parameter, count, state...)`: one update by a rule.
     /// The gradient is dense or selected rows; the count of updates increases by one; outputs are the inputs' own
     /// variables.
@@ -278,6 +328,13 @@ impl OpKind {
             Self::SigmoidCrossEntropyGradient => "sigmoid_cross_entropy_gradient",
             Self::MeanGradient => "mean_gradient",
             Self::LookupTableGradient { .. } => "lookup_table_gradient",
+            Self::Conv2d { .. } => "conv2d",
+            Self::MaxPool2d { .. } => "max_pool2d",
+            Self::AvgPool2d { .. } => "avg_pool2d",
+            Self::Conv2dInputGradient { .. } => "conv2d_input_gradient",
+            Self::Conv2dFilterGradient { .. } => "conv2d_filter_gradient",
+            Self::MaxPool2dGradient { .. } => "max_pool2d_gradient",
+            Self::AvgPool2dGradient { .. } => "avg_pool2d_gradient",
             Self::Update { .. } => "update",
             Self::Send { .. } => "send",
             Self::Recv { .. } => "recv",

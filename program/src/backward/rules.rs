@@ -63,6 +63,14 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
             let to = flow.element_type(0);
             flow.make(0, OpKind::Cast { to }, &[&output_gradient]);
         }
+        OpKind::Conv2d { steps } => {
+            let output_gradient = flow.output_gradient();
+            let (x, filter) = (&flow.op.inputs[0], &flow.op.inputs[1]);
+            flow.make(0, OpKind::Conv2dInputGradient { steps: *steps }, &[filter, &output_gradient, x]);
+            flow.make(1, OpKind::Conv2dFilterGradient { steps: *steps }, &[x, &output_gradient, filter]);
+        }
+        OpKind::MaxPool2d { size, steps } => flow.by_input(OpKind::MaxPool2dGradient { size: *size, steps: *steps }),
+        OpKind::AvgPool2d { size, steps } => flow.by_input(OpKind::AvgPool2dGradient { size: *size, steps: *steps }),
         other => {
             let name = other.name();
             return Err(format!("found {name} between the loss and a parameter; expected ops that have a gradient"));
@@ -150,6 +158,12 @@ impl OpGradient<'_, '_> {
     fn activation(&mut self, kind: OpKind) {
         let output_gradient = self.output_gradient();
         self.make(0, kind, &[&self.op.outputs[0], &output_gradient]);
+    }
+
+    /// A function whose derivative is computed from its only input.
+    fn by_input(&mut self, kind: OpKind) {
+        let output_gradient = self.output_gradient();
+        self.make(0, kind, &[&self.op.inputs[0], &output_gradient]);
     }
 
     fn loss(&mut self) -> Result<(), String> {

@@ -1,9 +1,11 @@
-//! Fast arithmetic of programs: matrix products by the crate `matrixmultiply` (behind `ndarray`, without unsafe code
-//! here), and sums over a batch. Everything else runs the reference loops, which compile to vector code.
+//! Fast arithmetic of programs: matrix products, and convolutions as such, by the crate `matrixmultiply` (behind
+//! `ndarray`, without unsafe code here), and sums over a batch. Everything else runs the reference loops,
+//! which compile to vector code.
 //!
 //! The bits of a product depend only on its shape and the processor's instructions: one thread, and blocks of constant
 //! size.
 
+mod convolution;
 mod product;
 mod rows;
 #[cfg(test)]
@@ -36,7 +38,7 @@ impl Arithmetic for CpuArithmetic {
             (OpKind::Add, [VariableValue::Dense(x), VariableValue::Dense(y)]) => repeating(x, y, rows::PairOp::Add),
             (OpKind::Mul, [VariableValue::Dense(x), VariableValue::Dense(y)]) => repeating(x, y, rows::PairOp::Mul),
             (OpKind::SumTo, [VariableValue::Dense(x), VariableValue::Dense(like)]) => sum_to(x, like),
-            _ => None,
+            (kind, inputs) => convolution::output(kind, inputs),
         };
         match fast {
             Some(tensor) => Ok(vec![tensor.into()]),

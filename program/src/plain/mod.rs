@@ -12,6 +12,7 @@ mod real;
 mod run;
 mod table;
 mod update;
+mod window;
 
 use pserver_core::error::Failure;
 
@@ -97,7 +98,10 @@ fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOu
             Tensor::new(x.shape(), R::wrap(vec![slope; x.elements().len()]))
         }
         OpKind::LookupTable => table::lookup::<R>(x, second())?,
-        kind => return loss::outputs::<R>(kind, inputs),
+        kind => match window::output::<R>(kind, inputs) {
+            Some(output) => output,
+            None => return loss::outputs::<R>(kind, inputs),
+        },
     };
     Ok(vec![output.into()])
 }

@@ -6,6 +6,7 @@ use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert_eq, pro
 use crate::attributes::{self, KINDS};
 use crate::{
     Block, Destination, Dim, Graph, Op, OpKind, OpRole, Program, ProgramPeer, Purpose, Variable, VariableFacts,
+    WindowSteps,
 };
 use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
@@ -52,6 +53,9 @@ type Parts = (usize, f64, f64, String, (bool, bool), (u32, u64, u64, Vec<u64>, E
 /// A kind by its index in the list, with arbitrary attributes.
 fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, to)): Parts) -> OpKind {
     let peer = if also { ProgramPeer::Trainer(small) } else { ProgramPeer::Server(small) };
+    let size = [small, u32::try_from(whole % 5).unwrap()];
+    // Usual steps, which are not written, are among them.
+    let steps = WindowSteps { stride: [small % 2 + 1, 1], padding: if yes { [0, 0] } else { [small, 3] } };
     match KINDS[place] {
         "matmul" => OpKind::Matmul { transpose_left: yes, transpose_right: also },
         "scale" => OpKind::Scale { factor: real },
@@ -64,6 +68,13 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "gaussian" => OpKind::Gaussian { mean: real, deviation: other, seed: whole, first },
         "repeat" => OpKind::Repeat { axis: small },
         "lookup_table_gradient" => OpKind::LookupTableGradient { height: whole },
+        "conv2d" => OpKind::Conv2d { steps },
+        "max_pool2d" => OpKind::MaxPool2d { size, steps },
+        "avg_pool2d" => OpKind::AvgPool2d { size, steps },
+        "conv2d_input_gradient" => OpKind::Conv2dInputGradient { steps },
+        "conv2d_filter_gradient" => OpKind::Conv2dFilterGradient { steps },
+        "max_pool2d_gradient" => OpKind::MaxPool2dGradient { size, steps },
+        "avg_pool2d_gradient" => OpKind::AvgPool2dGradient { size, steps },
         "update" => OpKind::Update { config: text },
         "send" => OpKind::Send { channel: text, to: if yes { Destination::Senders } else { Destination::Peer(peer) } },
         "recv" => OpKind::Recv { channel: text },
@@ -158,7 +169,7 @@ proptest! {
 
 #[test]
 fn every_kind_is_written_by_its_own_name() {
-    for (place, name) in KINDS.into_iter().enumerate() {
+    for (place, name) in KINDS.iter().copied().enumerate() {
         let kind = made((place, 1.0, 2.0, "t".to_owned(), (true, true), (1, 2, 3, vec![4], ElementType::Int64)));
         assert_eq!(kind.name(), name);
     }

@@ -3,7 +3,8 @@
 use proptest::prelude::{ProptestConfig, any, proptest};
 
 use crate::{
-    Builder, Dim, Elements, Graph, PlainArithmetic, PlainRun, Program, Symbol, Tensor, VariableValue, append_backward,
+    Builder, Dim, Elements, Graph, PlainArithmetic, PlainRun, Program, Symbol, Tensor, VariableValue, WindowSteps,
+    append_backward,
 };
 use pserver_core::dtype::ElementType;
 use pserver_core::port::Plain;
@@ -194,6 +195,27 @@ fn the_gradients_of_what_arranges_agree_with_differences() {
         p.mean(p.tanh(p.matmul_transposed(p.lookup_table(table, ids), false, table, true)))
     });
 }
+
+#[test]
+fn the_gradients_of_windows_agree_with_differences() {
+    let steps = [([1, 1], [0, 0]), ([2, 1], [1, 0]), ([1, 3], [0, 2]), ([3, 2], [1, 1])];
+    for steps in steps.map(|(stride, padding)| WindowSteps { stride, padding }) {
+        let places = |size: [u64; 2]| steps.over([4, 5], size).map(|axis| axis.places().unwrap());
+        check(&format!("conv2d {steps:?}"), |p| {
+            let (x, filter) = (parameter(p, "x", &[2, 2, 4, 5]), parameter(p, "filter", &[3, 2, 2, 3]));
+            let [rows, columns] = places([2, 3]);
+            weighed(p, p.conv2d(x, filter, steps), &[2, 3, rows, columns])
+        });
+        for (name, pool) in [("max", Builder::max_pool2d as Pool), ("avg", Builder::avg_pool2d)] {
+            check(&format!("{name}_pool2d {steps:?}"), |p| {
+                let [rows, columns] = places([2, 3]);
+                weighed(p, pool(p, parameter(p, "x", &[2, 2, 4, 5]), [2, 3], steps), &[2, 2, rows, columns])
+            });
+        }
+    }
+}
+
+type Pool = fn(&Builder, Symbol, [u32; 2], WindowSteps) -> Symbol;
 
 #[test]
 fn a_table_gets_back_a_row_for_every_id_even_twice() {

@@ -3,6 +3,7 @@
 mod casts;
 mod forms;
 mod gradients;
+mod networks;
 mod random;
 mod refusals;
 mod training;

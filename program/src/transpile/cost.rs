@@ -15,7 +15,8 @@
 //!   batch has [`CostModel::batch`] examples, and selected rows are one for every [`CostModel::rows_apart`] of the
 //!   height. Addresses and frames are left out.
 //! - *Messages* are counted where they are sent and where they are received.
-//! - *Flops*: `2 n k m` for a matrix product, and one for every element of the largest operand otherwise.
+//! - *Flops*: `2 n k m` for a matrix product, two for every product of a convolution, and one for every element of
+//!   the largest operand otherwise.
 //! - *Memory bytes*: what an op reads and writes, once each; an update or a lookup by rows touches these rows only. An
 //!   accumulator reads a piece, and reads and writes the sum.
 //! - What runs once, before the steps, is left out: a server's ops outside of its loop, and every `initialise`.
@@ -282,10 +283,19 @@ impl Sizes<'_> {
                 let inner = self.shape(node.inputs[0]).get(inner).copied().unwrap_or(1);
                 self.elements(node.outputs[0]).saturating_mul(inner).saturating_mul(2)
             }
+            OpKind::Conv2d { .. } => self.convolution_flops(node.outputs[0], node.inputs[1]),
+            OpKind::Conv2dInputGradient { .. } => self.convolution_flops(node.inputs[1], node.inputs[0]),
+            OpKind::Conv2dFilterGradient { .. } => self.convolution_flops(node.inputs[1], node.outputs[0]),
             OpKind::Update { .. } => self.elements(node.inputs[1]),
             OpKind::LookupTable => self.elements(node.outputs[0]),
             _ => all.map(|index| self.elements(*index)).max().unwrap_or(0),
         }
+    }
+
+    /// Of a convolution or of a gradient of one: every output element has a product for every element of one filter.
+    fn convolution_flops(&self, y: VariableIndex, filter: VariableIndex) -> u64 {
+        let products = self.shape(filter).iter().skip(1).fold(2_u64, |all, length| all.saturating_mul(*length));
+        self.elements(y).saturating_mul(products)
     }
 
     fn memory_bytes(&self, node: &Node) -> u64 {
