@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use pserver_cli::import_paddle;
 use pserver_cli::logging::Log;
 use pserver_cli::quickstart;
 use pserver_cli::transpile;
@@ -47,6 +48,9 @@ enum Command {
     QuickstartWordTrainer(quickstart::word_trainer::WordTrainerArgs),
     /// Divide a program into parts for trainers and servers, and print or draw the parts.
     Transpile(Box<transpile::Args>),
+    /// Print a training program of PaddlePaddle 2 (main and startup program) as a program, and to standard error what
+    /// was mapped, dropped or chosen.
+    ImportPaddle(import_paddle::ImportPaddleArgs),
     /// Print the contents of a checkpoint directory or a model file, and whether a server starts with them. The last
     /// line is the verdict; the exit status is 0 for sound, 1 where a server starts with warnings, 2 where it refuses.
     Inspect {
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Command::QuickstartTrainer(args) => quickstart::trainer::run(&args),
         Command::QuickstartWordTrainer(args) => quickstart::word_trainer::run(&args),
         Command::Transpile(args) => transpile::run(&args),
+        Command::ImportPaddle(args) => import_paddle::run(&args),
         Command::Inspect { path } => return ended(inspect(&path)),
     };
     ended(done.map(|()| ExitCode::SUCCESS))

@@ -91,6 +91,11 @@ pub const PROGRAM_OPS_MAX: usize = 1024 * 1024;
 /// Inputs of an op, and outputs: one for every trainer, and some spare ones.
 pub const PROGRAM_OPERANDS_MAX: usize = 8192;
 const _: () = assert!(TRAINERS_MAX as usize * 2 <= PROGRAM_OPERANDS_MAX);
+/// Variables, ops, attributes and texts of an imported program together: ten thousand ops with fifty each, in less than
+/// 100 MiB.
+pub const PROGRAM_PARTS_MAX: usize = 512 * 1024;
+/// Different rules in an imported program: each is appended in a pass over the whole program.
+pub const PROGRAM_RULES_MAX: usize = 64;
 /// Items of one queue, and pieces that one accumulator takes.
 pub const PROGRAM_QUEUE_MAX: u64 = 1024 * 1024;
 

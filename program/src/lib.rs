@@ -24,6 +24,7 @@ mod infer;
 mod message;
 mod op;
 mod optimizer;
+mod paddle;
 mod plain;
 pub mod server_flow;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub use graph::{Graph, Node, Scope, VariableIndex};
 pub use op::{Destination, Op, OpKind, OpRole, ProgramPeer};
 pub use optimizer::append_optimizer;
 pub(crate) use optimizer::state_name;
+pub use paddle::{PaddleImport, import_paddle};
 pub use plain::{PlainArithmetic, PlainRun};
 pub(crate) use update_loop::{GradientNames, loop_forever};
 pub use value::{Elements, Tensor, VariableValue};

@@ -14,6 +14,13 @@ const FLOW: &str =
     communication m = gradient_accumulator(g, s, count=4, staleness=0) communication enqueue(q, m)
     communication n = string_accumulator(s, count=4) communication send(w, n, channel=\"w\", to=senders) }";
 
+/// Programs that Paddle wrote, as `reading::paddle_program` takes them.
+const PADDLE: [(&[u8], &[u8]); 3] = [
+    (include_bytes!("paddle/fc_sgd.main.pb"), include_bytes!("paddle/fc_sgd.startup.pb")),
+    (include_bytes!("paddle/fc_adam_l2.main.pb"), include_bytes!("paddle/fc_adam_l2.startup.pb")),
+    (include_bytes!("paddle/wide_deep.main.pb"), include_bytes!("paddle/wide_deep.startup.pb")),
+];
+
 /// Valid inputs of each function.
 fn examples(name: &str) -> Vec<Vec<u8>> {
     let encoded = |text: &str| text.parse::<Program>().expect("it is a program").encode();
@@ -21,6 +28,12 @@ fn examples(name: &str) -> Vec<Vec<u8>> {
     match name {
         "program_text" => examples.map(|text| text.as_bytes().to_vec()).collect(),
         "program_bytes" => examples.map(encoded).collect(),
+        "paddle_program" => PADDLE
+            .iter()
+            .map(|(main, startup)| {
+                [&u32::try_from(main.len()).expect("it is short").to_le_bytes(), *main, *startup].concat()
+            })
+            .collect(),
         other => panic!("no examples of {other}"),
     }
 }

@@ -3,14 +3,15 @@
 //!
 //! Each says whether the bytes were read, so that a run can tell that it tried more than refusals.
 
-use pserver_program::{Graph, Program};
+use pserver_program::{Graph, Program, import_paddle};
 
 /// A function of this page.
 pub(crate) type Reading = fn(&[u8]) -> bool;
 
 /// All of them, by the names of the fuzz targets.
 #[allow(dead_code, reason = "a fuzz target calls one of them by its name")]
-pub(crate) const ALL: [(&str, Reading); 2] = [("program_text", program_text), ("program_bytes", program_bytes)];
+pub(crate) const ALL: [(&str, Reading); 3] =
+    [("program_text", program_text), ("program_bytes", program_bytes), ("paddle_program", paddle_program)];
 
 /// A program as text.
 pub(crate) fn program_text(bytes: &[u8]) -> bool {
@@ -21,6 +22,13 @@ pub(crate) fn program_text(bytes: &[u8]) -> bool {
 /// A program as a message.
 pub(crate) fn program_bytes(bytes: &[u8]) -> bool {
     Program::decode(bytes).is_ok_and(|program| check_program(&program))
+}
+
+/// A main and a startup program of Paddle's: the length of the first in four bytes, little endian, and both.
+pub(crate) fn paddle_program(bytes: &[u8]) -> bool {
+    let Some((length, rest)) = bytes.split_first_chunk() else { return false };
+    let Some((main, startup)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else { return false };
+    import_paddle(main, startup).is_ok_and(|import| check_program(&import.program))
 }
 
 /// Texts are compared, because a number that is none is not equal to itself.

@@ -1,0 +1,94 @@
+//! The backward part of Paddle's, which is dropped: which gradient belongs to which parameter, and whether the loss's
+//! gradient goes the ways on which ours goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pserver_core::error::Failure;
+
+use super::paddle_op::{PaddleOp, PaddleRole};
+use super::paddle_variables::{self, PaddleVariables};
+
+/// The end of a gradient's name, after the name of its variable.
+const GRADIENT: &str = "@GRAD";
+/// The name of an output that is not computed.
+const EMPTY: &str = "@EMPTY@";
+
+/// The loss, by the op that fills its gradient with 1.
+pub(super) fn loss<'a>(ops: &[PaddleOp<'a>]) -> Result<&'a str, Failure> {
+    let mut seeds = ops.iter().filter(|op| op.role().is_ok_and(|role| role == PaddleRole::LossGradient));
+    let Some(seed) = seeds.next() else {
+        return Err(Failure::call(
+            "main program: found no op of op_role 257; expected the one that fills the loss's gradient, which an \
+             optimizer's minimize adds",
+        ));
+    };
+    if let Some(second) = seeds.next() {
+        return Err(second.refuse("found a second op of op_role 257; expected one loss"));
+    }
+    let value = super::startup::constant(seed)?;
+    let loss = seed.output("Out")?.strip_suffix(GRADIENT);
+    match loss {
+        Some(loss) if seed.kind() == "fill_constant" && value.to_bits() == 1.0_f64.to_bits() => Ok(loss),
+        _ => Err(seed.refuse(format!("expected fill_constant of 1 in a variable whose name ends in {GRADIENT}"))),
+    }
+}
+
+/// Checks that Paddle computes a gradient for each variable between the parameters and the loss: where it stops, which
+/// no description of a variable says, `append_backward` would not.
+pub(super) fn check_ways(
+    forward: &[PaddleOp<'_>],
+    backward: &[PaddleOp<'_>],
+    variables: &PaddleVariables<'_>,
+    loss: &str,
+) -> Result<(), Failure> {
+    let mut influenced: BTreeSet<&str> = BTreeSet::new();
+    let is_influenced =
+        |name: &str, influenced: &BTreeSet<&str>| variables.is_parameter(name) || influenced.contains(name);
+    for op in forward {
+        if op.kind() != "fill_constant" && op.all_inputs().any(|name| is_influenced(name, &influenced)) {
+            influenced.extend(op.all_outputs());
+        }
+    }
+    let mut needed = BTreeSet::from([loss]);
+    for op in forward.iter().rev().filter(|op| op.kind() != "cast") {
+        if op.all_outputs().any(|name| needed.contains(name)) {
+            needed.extend(op.all_inputs().filter(|name| is_influenced(name, &influenced)));
+        }
+    }
+    let written: BTreeSet<&str> =
+        backward.iter().flat_map(PaddleOp::all_outputs).filter(|name| *name != EMPTY).collect();
+    let with_gradient: BTreeSet<&str> =
+        written.iter().filter_map(|name| name.split_once(GRADIENT)).map(|(name, _)| name).collect();
+    match needed.iter().find(|name| !with_gradient.contains(*name)) {
+        Some(name) => Err(paddle_variables::refuse(
+            name,
+            "found no gradient of it; expected one, because the loss depends on a parameter through it: variables of \
+             stop_gradient are not mapped",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// For each gradient the parameter that it belongs to, as the ops that compute it say in `op_role_var`.
+pub(super) fn parameters<'a>(
+    backward: &[PaddleOp<'a>],
+    variables: &PaddleVariables<'_>,
+) -> Result<BTreeMap<&'a str, &'a str>, Failure> {
+    let mut parameters = BTreeMap::new();
+    for op in backward {
+        let pairs = op.texts("op_role_var").chunks(2);
+        for pair in pairs {
+            match pair {
+                [parameter, gradient] if variables.is_parameter(parameter) => {
+                    parameters.insert(gradient.as_str(), parameter.as_str());
+                }
+                other => {
+                    return Err(
+                        op.refuse(format!("found op_role_var {other:?}; expected a parameter and its gradient"))
+                    );
+                }
+            }
+        }
+    }
+    Ok(parameters)
+}

@@ -1,0 +1,201 @@
+//! Import of training programs of PaddlePaddle 2: its main and startup program (`ProgramDesc` in protobuf) become one
+//! program of ours.
+//!
+//! The forward part is mapped op by op; the backward part is dropped, and [`append_backward`] writes ours; of the
+//! optimizer part come the rule of each parameter, its L2 penalty and the clipping of gradients by their global norm;
+//! of the startup program initial values, the learning rate and the states' first values. Anything else is refused by
+//! op and variable. `docs/PROGRAMS.md` has the table.
+//!
+//! Read in this order: `message.rs` (what is read of Paddle's messages), `forward.rs`, `gradients.rs`, `optimizer.rs`,
+//! `startup.rs`.
+
+mod forward;
+mod gradients;
+mod message;
+mod optimizer;
+mod paddle_op;
+mod paddle_variables;
+mod startup;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pserver_core::error::Failure;
+use pserver_core::limits::PROGRAM_RULES_MAX;
+
+use crate::backward::{ParameterGradient, append_backward};
+use crate::block::Program;
+use crate::graph::Graph;
+use crate::op::{Op, OpKind, OpRole};
+use crate::optimizer::append_optimizer;
+use crate::variable::{Dim, Purpose, Variable, VariableFacts};
+
+use forward::ForwardPart;
+use optimizer::{OptimizerPart, PaddleUpdate, PaddleUpdates};
+use paddle_op::{PaddleOp, PaddleRole};
+use paddle_variables::PaddleVariables;
+use startup::StartupValues;
+
+/// A program of Paddle's as one of ours.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PaddleImport {
+    /// The program, with gradients and optimizer.
+    pub program: Program,
+    /// The variable that holds the loss.
+    pub loss: String,
+    /// A line for each thing that was mapped, dropped or chosen, with the reason.
+    pub report: Vec<String>,
+}
+
+/// Makes a program of Paddle's main and startup program, given as `ProgramDesc` in protobuf's binary form.
+///
+/// # Errors
+/// When the bytes are no such messages, or anything in them has no counterpart; names the program, the op by index and
+/// kind, the variable, what was found and what was expected.
+pub fn import_paddle(main: &[u8], startup: &[u8]) -> Result<PaddleImport, Failure> {
+    let (main, startup) = (message::decode("main", main)?, message::decode("startup", startup)?);
+    let variables = PaddleVariables::new(&main.variables)?;
+    let startup = StartupValues::new(&startup)?;
+    let parts = PaddleParts::new(PaddleOp::all("main", &main.ops))?;
+    let mut report = Vec::new();
+
+    let loss = gradients::loss(&parts.backward)?;
+    let mut forward = ForwardPart::new(&variables, &parts.forward)?;
+    gradients::check_ways(&parts.forward, &parts.backward, &variables, loss)?;
+    let gradients = gradients::parameters(&parts.backward, &variables)?;
+    let PaddleUpdates { updates, dropped } = OptimizerPart::read(&parts.optimize, &gradients, &variables, &startup)?;
+    let parameters = parameters(&variables, &parts.forward, &updates)?;
+    forward.check(&parameters)?;
+
+    report.extend(forward.counts().into_iter().map(|(kind, count)| format!("mapped: {count} {kind}")));
+    parts.report(&mut report);
+    report.extend(dropped.iter().map(|name| format!("dropped: variable {name:?}, a state that our rule keeps itself")));
+    let mut program = forward.into_program();
+    initialise(&mut program, &parameters, &startup, &mut report)?;
+    let gradients = append_backward(&mut program, loss)?;
+    optimize(&mut program, &updates, gradients, &mut report)?;
+    Ok(PaddleImport { program, loss: loss.to_owned(), report })
+}
+
+/// The ops of a main program by their roles.
+struct PaddleParts<'a> {
+    forward: Vec<PaddleOp<'a>>,
+    backward: Vec<PaddleOp<'a>>,
+    optimize: Vec<PaddleOp<'a>>,
+    /// Constants that no op of the forward part reads.
+    unread: Vec<PaddleOp<'a>>,
+}
+
+impl<'a> PaddleParts<'a> {
+    fn new(ops: Vec<PaddleOp<'a>>) -> Result<Self, Failure> {
+        let mut parts = Self { forward: Vec::new(), backward: Vec::new(), optimize: Vec::new(), unread: Vec::new() };
+        for op in ops {
+            let part = match op.role()? {
+                PaddleRole::Forward => &mut parts.forward,
+                PaddleRole::Backward | PaddleRole::LossGradient => &mut parts.backward,
+                PaddleRole::Optimize => &mut parts.optimize,
+            };
+            part.push(op);
+        }
+        let read: BTreeSet<&str> = parts.forward.iter().flat_map(PaddleOp::all_inputs).collect();
+        let is_unread =
+            |op: &PaddleOp<'_>| op.kind() == "fill_constant" && !op.all_outputs().any(|name| read.contains(name));
+        (parts.unread, parts.forward) = parts.forward.into_iter().partition(is_unread);
+        Ok(parts)
+    }
+
+    fn report(&self, report: &mut Vec<String>) {
+        let count = self.backward.len();
+        report.push(format!("dropped: {count} ops of the backward part; append_backward writes ours"));
+        let unread = self.unread.iter();
+        report.extend(unread.map(|op| format!("dropped: op {} {}, whose value no op reads", op.place, op.kind())));
+    }
+}
+
+/// The parameters that the forward part reads, each of which is updated.
+fn parameters(
+    variables: &PaddleVariables<'_>,
+    forward: &[PaddleOp<'_>],
+    updates: &[PaddleUpdate],
+) -> Result<Vec<Variable>, Failure> {
+    let updated: BTreeSet<&str> = updates.iter().map(|update| update.parameter.as_str()).collect();
+    let read: BTreeSet<&str> = forward.iter().flat_map(PaddleOp::all_inputs).collect();
+    let mut parameters = Vec::new();
+    for variable in variables.all().filter(|variable| read.contains(variable.name.as_str())) {
+        let name = variable.name.clone();
+        if variable.is_parameter && updated.contains(name.as_str()) {
+            parameters.push(Variable { facts: variables.facts(&name)?, name, purpose: Purpose::Parameter });
+        } else if variable.is_parameter {
+            return Err(paddle_variables::refuse(&name, "found no op that updates this parameter; expected one"));
+        } else if variable.is_persistable {
+            let expected = "expected parameters only to be kept from run to run";
+            return Err(paddle_variables::refuse(
+                &name,
+                format!("found a persistable variable in the network; {expected}"),
+            ));
+        }
+    }
+    Ok(parameters)
+}
+
+/// Puts the initialisers of parameters before everything else.
+fn initialise(
+    program: &mut Program,
+    parameters: &[Variable],
+    startup: &StartupValues<'_>,
+    report: &mut Vec<String>,
+) -> Result<(), Failure> {
+    let mut ops = Vec::new();
+    for Variable { name, facts, .. } in parameters {
+        let VariableFacts::Dense { shape, .. } = facts else { unreachable!("a parameter is dense") };
+        let fixed = shape.iter().map(|dim| match dim {
+            Dim::Fixed(length) => Ok(*length),
+            Dim::Batch => Err(paddle_variables::refuse(name, "found dimension -1; expected a parameter's to be fixed")),
+        });
+        let (kind, seed) = startup.initializer(name, &fixed.collect::<Result<Vec<_>, _>>()?)?;
+        if let Some(seed) = seed {
+            report.push(format!(
+                "chosen: seed {seed} for the random values of {name:?}, because Paddle's seed is 0, a new one every run"
+            ));
+        } else if !matches!(kind, OpKind::Fill { .. }) {
+            report.push(format!("differs: random values of {name:?}; generators differ, distributions do not"));
+        }
+        ops.push(Op { kind, inputs: Vec::new(), outputs: vec![name.clone()], role: OpRole::Initialise });
+    }
+    program.blocks[0].ops.splice(0..0, ops);
+    Ok(())
+}
+
+/// Appends the updates, those of one rule together.
+fn optimize(
+    program: &mut Program,
+    updates: &[PaddleUpdate],
+    gradients: Vec<ParameterGradient>,
+    report: &mut Vec<String>,
+) -> Result<(), Failure> {
+    if let Some(PaddleUpdate { parameter, clip: Some(limit), .. }) = updates.iter().find(|update| update.clip.is_some())
+    {
+        return Err(Failure::call(format!(
+            "main program: found the gradient of {parameter:?} clipped by the global norm {limit}; expected no \
+             clipping, which is not mapped"
+        )));
+    }
+    let mut by_rule: BTreeMap<&str, Vec<ParameterGradient>> = BTreeMap::new();
+    let rules: BTreeMap<&str, &PaddleUpdate> =
+        updates.iter().map(|update| (update.parameter.as_str(), update)).collect();
+    for gradient in gradients {
+        let update = rules.get(gradient.parameter.as_str()).ok_or_else(|| {
+            paddle_variables::refuse(&gradient.parameter, "found no op that updates this parameter; expected one")
+        })?;
+        by_rule.entry(update.config.as_str()).or_default().push(gradient);
+    }
+    if by_rule.len() > PROGRAM_RULES_MAX {
+        let found = by_rule.len();
+        return Err(Failure::call(format!("main program: found {found} rules; expected at most {PROGRAM_RULES_MAX}")));
+    }
+    for (config, gradients) in by_rule {
+        append_optimizer(program, config, &gradients)?;
+        report.push(format!("rule of {} parameters: {config}", gradients.len()));
+    }
+    *program = Graph::new(std::mem::take(program))?.into_program();
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Imports of programs that PaddlePaddle 2.6.2 wrote (`paddle/make.py`): from its initial values and fed the same, five
+//! steps give its losses and its parameters.
+
+use std::path::Path;
+
+use pserver_core::port::Plain;
+use pserver_program::{Elements, Graph, PaddleImport, PlainArithmetic, PlainRun, Program, Tensor, import_paddle};
+use serde_json::Value;
+
+/// The largest difference between values in binary32 that are computed in different orders, relative to 1 or to the
+/// value; the largest that was seen is a tenth.
+const TOLERANCE: f64 = 1e-5;
+
+fn file(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/paddle").join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn import(name: &str) -> Result<PaddleImport, String> {
+    let part = |part: &str| file(&format!("{name}.{part}.pb"));
+    import_paddle(&part("main"), &part("startup")).map_err(|failure| failure.to_string())
+}
+
+fn results(name: &str) -> Value {
+    serde_json::from_slice(&file(&format!("{name}.json"))).expect("make.py writes JSON")
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value["values"].as_array().expect("a list").iter().map(|each| each.as_f64().expect("a number")).collect()
+}
+
+/// The tensor of a variable: a label's last dimension of 1 is dropped where the program's variable has none.
+fn tensor(value: &Value, rank: usize) -> Tensor {
+    let mut shape: Vec<u64> =
+        value["shape"].as_array().expect("a list").iter().map(|length| length.as_u64().expect("a length")).collect();
+    if shape.len() == rank + 1 {
+        assert_eq!(shape.pop(), Some(1));
+    }
+    let values = numbers(value);
+    let elements = match value["type"].as_str() {
+        Some("int64") => Elements::Int64(values.iter().map(|value| *value as i64).collect()),
+        Some("float32") => Elements::Float32(values.iter().map(|value| *value as f32).collect()),
+        other => panic!("values of {other:?}"),
+    };
+    Tensor::new(shape, elements)
+}
+
+fn check_close(what: &str, found: &Tensor, expected: &[f64]) {
+    let Elements::Float32(found) = found.elements() else { panic!("{what}: {:?}", found.elements()) };
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let difference = (f64::from(*found) - expected).abs();
+        let bound = TOLERANCE * expected.abs().max(1.0);
+        assert!(difference <= bound, "{what}, element {place}: found {found}; Paddle has {expected}");
+    }
+}
+
+/// Trains an imported program as Paddle trained it; `like` names the program with the results to expect.
+fn check_training(name: &str, like: &str) {
+    let PaddleImport { program, loss, .. } = import(name).unwrap_or_else(|refusal| panic!("{name}: {refusal}"));
+    let program: Program = program.to_string().parse().expect("what is printed is read");
+    let graph = Graph::new(program).expect("what is imported is a program");
+    let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
+    let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels).expect("it is initialised");
+    let expected = results(like);
+    let rank = |variable: &str| match graph.facts(variable) {
+        Some(pserver_program::VariableFacts::Dense { shape, .. }) => shape.len(),
+        other => panic!("{name}: {variable:?} is {other:?}"),
+    };
+    let object = |value: &Value| value.as_object().expect("an object").clone();
+    for (parameter, value) in object(&expected["before"]) {
+        run.set(&parameter, tensor(&value, rank(&parameter))).unwrap();
+    }
+    let losses = expected["losses"].as_array().unwrap();
+    let feeds = expected["feeds"].as_array().unwrap();
+    assert_eq!((losses.len(), feeds.len()), (5, 5));
+    for (step, (feed, expected)) in feeds.iter().zip(losses).enumerate() {
+        for (data, value) in object(feed) {
+            run.set(&data, tensor(&value, rank(&data))).unwrap();
+        }
+        run.step().unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        let found = run.value(&loss).expect("the loss is computed").tensor();
+        check_close(&format!("{name}, loss of step {step}"), found, &[expected.as_f64().unwrap()]);
+    }
+    for (parameter, value) in object(&expected["after"]) {
+        check_close(&format!("{name}, {parameter}"), run.value(&parameter).unwrap().tensor(), &numbers(&value));
+    }
+}
+
+#[test]
+fn imported_programs_train_as_paddle_trains_them() {
+    for name in [
+        "fc_sgd",
+        "fc_sgd_l2",
+        "fc_momentum",
+        "fc_nesterov",
+        "linear_adam",
+        "fc_adam_l2",
+        "fc_adamw",
+        "embedding_sparse_sgd",
+        "embedding_dense_sgd",
+        "embedding_sparse_adagrad",
+        "embedding_dense_adagrad",
+        "embedding_dense_adam",
+        "matrix_factorisation",
+        "wide_deep",
+    ] {
+        check_training(name, name);
+    }
+}
+
+/// Paddle's Adam of selected rows on the CPU takes the powers of beta of the next step; its dense one takes this
+/// step's, as ours does for both.
+#[test]
+fn adam_of_selected_rows_is_that_of_the_whole_table() {
+    check_training("embedding_sparse_adam", "embedding_dense_adam");
+}
+
+#[test]
+fn what_has_no_counterpart_is_refused_by_op_and_variable() {
+    for (name, expected) in [
+        (
+            "embedding_lazy_adam",
+            "main program, block 0, op 13 adam: found lazy_mode true with selected rows in \"embedding_0.w_0@GRAD\"; \
+             expected false, because the op update moves every row's moments",
+        ),
+        (
+            "fc_adamw_clip",
+            "main program: found the gradient of \"fc_0.b_0\" clipped by the global norm 0.2; expected no clipping, \
+             which is not mapped",
+        ),
+    ] {
+        assert_eq!(import(name).map(|import| import.program.to_string()), Err(expected.to_owned()), "{name}");
+    }
+}
+
+#[test]
+fn the_report_says_what_became_of_everything() {
+    let report = import("fc_adam_l2").unwrap().report.join("\n");
+    for expected in [
+        "mapped: 2 mul",
+        "dropped: 8 ops of the backward part",
+        "dropped: variable \"fc_0.w_0_beta1_pow_acc_0\"",
+        "chosen: seed 1 for the random values of \"fc_0.w_0\"",
+        "rule of 4 parameters: optimizer: Adam adam { beta_1: 0.9 beta_2: 0.999 epsilon: 1e-8 } l2: 0.1 regularizer: \
+         Coupled const_lr { learning_rate: 0.05 }",
+    ] {
+        assert!(report.contains(expected), "{report}\nexpected: {expected}");
+    }
+}
+
+/// A message of one field with bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut message = vec![number << 3 | 2];
+    let mut length = bytes.len();
+    while length >= 128 {
+        message.push((length % 128) as u8 | 128);
+        length /= 128;
+    }
+    message.push(length as u8);
+    message.extend_from_slice(bytes);
+    message
+}
+
+#[test]
+fn sizes_are_refused_before_memory_is_taken() {
+    let startup = file("fc_sgd.startup.pb");
+    let refusal = |main: &[u8]| import_paddle(main, &startup).expect_err("this is refused").to_string();
+    let check = |main: &[u8], expected: &str| {
+        let said = refusal(main);
+        assert!(said.contains(expected), "{said}\nexpected: {expected}");
+    };
+    check(&vec![0; (16 << 20) + 1], "the main program has 16777217 bytes; expected at most 16777216");
+    // Empty ops, and one op with empty attributes, of two bytes each.
+    let many = [0x22, 0].repeat(600_000);
+    check(&field(1, &many), "the main program has more parts than 524288");
+    check(&field(1, &field(4, &many)), "the main program has more parts than 524288");
+    // A text of 2^60 bytes that are not there.
+    check(&[0x0A, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F], "the main program is no ProgramDesc");
+    check(&[], "the main program has 0 blocks; expected 1");
+    check(&field(1, &[]).repeat(2), "the main program has 2 blocks; expected 1");
+    check(&field(1, &[]), "main program: found no op of op_role 257");
+}
+
+/// A program that is cut anywhere, or has any one bit changed, is read or refused; read after a cut only where the cut
+/// takes versions, which mean nothing here.
+#[test]
+fn damaged_programs_are_read_or_refused() {
+    let (main, startup) = (file("fc_sgd.main.pb"), file("fc_sgd.startup.pb"));
+    let whole = import_paddle(&main, &startup).unwrap().program;
+    let mut refused = 0;
+    for at in 0..main.len() {
+        match import_paddle(&main[..at], &startup) {
+            Ok(import) => assert_eq!(import.program, whole, "cut at {at}"),
+            Err(_) => refused += 1,
+        }
+        let mut changed = main.clone();
+        changed[at] ^= 1 << (at % 8);
+        let _ = import_paddle(&changed, &startup);
+    }
+    assert!(refused > main.len() - 4, "{refused} of {} were refused", main.len());
+}
