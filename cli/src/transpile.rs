@@ -113,11 +113,12 @@ fn output(args: &Args) -> Result<String> {
         bail!("{path}: {length} bytes; expected at most {PROGRAM_BYTES_MAX}");
     }
     let text = std::fs::read_to_string(&args.program).with_context(|| path.to_string())?;
-    let program: Program = text.parse().with_context(|| path.to_string())?;
-    let graph = Graph::new(program).with_context(|| path.to_string())?;
+    let (program, positions) = Program::read(&text, Some(&path.to_string()))?;
+    let graph = Graph::located(program, positions)?;
+    graph.check_initialised()?;
     let costs = args.rates.model();
     costs.validate()?;
-    let parts = args.divide(graph, &costs).with_context(|| path.to_string())?;
+    let parts = args.divide(graph, &costs)?;
     Ok(match args {
         Args { dot: true, .. } => dot(&parts),
         Args { svg: true, .. } => svg(&parts),

@@ -63,10 +63,21 @@ fn refusals_name_the_file_and_the_place() {
         let said = transpile(folder.path(), &arguments).expect_err("this is refused");
         assert!(said.contains(expected), "{said}\nexpected: {expected}");
     };
-    check("block 0 {\n    forward y = relu(x\n}", &[], "bad.program: line 3, column 1: ");
-    check("block 0 { forward y = relu(x) }", &[], "bad.program: block 0, op 0 relu: ");
+    check("block 0 {\n    forward y = relu(x\n}", &[], "bad.program:3:1: found '}'");
+    check("block 0 { forward y = relu(x) }", &[], "bad.program:1:11: block 0, op 0 relu: ");
     let example = std::fs::read_to_string(documents().join("example.program")).expect("the example is there");
-    check(&example, &["--trainers", "0"], "bad.program: 0 trainers; expected 1 to 4096");
+    check(&example, &["--trainers", "0"], "0 trainers; expected 1 to 4096");
+    let uninitialised = example.replace("    initialise w = uniform(low=-0.3, high=0.3, seed=7)\n", "");
+    let expected = "bad.program:5:5: block 0, variable \"w\": found no initialise op that writes it";
+    check(&uninitialised, &[], expected);
+    check(
+        &example.replace("optimize w, w@count", "optimize w@count, w"),
+        &[],
+        "bad.program:18:5: block 0, op 9 update: ",
+    );
+    let is_read_late = "forward twice = scale(w, factor=2.0)\n}";
+    let is_read_late = example.trim_end().trim_end_matches('}').to_owned() + is_read_late;
+    check(&is_read_late, &[], "bad.program:19:1: block 0, op 10 scale: found \"w\" read after its update");
     check(&example, &["--batch", "0"], "batch is 0; expected 1 or more");
     check(&example, &["--strategy", "columns", "--trainers", "2", "--servers", "1"], "1 servers; expected none");
     check(&example, &["--async", "--staleness", "2"], "cannot be used with");

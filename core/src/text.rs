@@ -19,7 +19,20 @@ impl Position {
     /// An error at this position.
     #[must_use]
     pub fn refuse(self, reason: impl Display) -> Failure {
-        Failure::call(format!("line {}, column {}: {reason}", self.line, self.column))
+        self.refuse_in(None, reason)
+    }
+
+    /// An error at this position of a file.
+    #[must_use]
+    pub fn refuse_in(self, file: Option<&str>, reason: impl Display) -> Failure {
+        Failure::call(format!("{}: {reason}", self.label(file)))
+    }
+
+    /// `FILE:LINE:COLUMN`, or `line LINE, column COLUMN` of a text without a file.
+    #[must_use]
+    pub fn label(self, file: Option<&str>) -> String {
+        let Self { line, column } = self;
+        file.map_or_else(|| format!("line {line}, column {column}"), |file| format!("{file}:{line}:{column}"))
     }
 }
 

@@ -39,7 +39,7 @@ pub fn append_backward(program: &mut Program, loss: &str) -> Result<Vec<Paramete
     backward.begin(loss, facts);
     for (place, op) in graph.program().blocks[0].ops.iter().enumerate().rev() {
         if op.role == OpRole::Forward {
-            let refuse = |reason| Failure::call(format!("block 0, op {place} {}: {reason}", op.kind.name()));
+            let refuse = |reason| Failure::call(format!("{}: {reason}", graph.label(0, place)));
             backward.through(op).map_err(refuse)?;
         }
     }

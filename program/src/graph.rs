@@ -12,6 +12,7 @@ use pserver_core::optim::Prepared;
 use super::block::{Block, Program};
 use super::infer::{self, Inferred};
 use super::op::{Op, OpKind, OpRole};
+use super::text::ProgramPositions;
 use super::variable::{Purpose, Variable, VariableFacts};
 
 /// Index of a variable in [`Graph::variables`].
@@ -61,12 +62,20 @@ pub struct Scope {
 ///   of a block that a later op runs. Parameters and states may be read before and written after.
 /// - A queue is touched by `enqueue` and `dequeue` only.
 /// - An update writes the variables that it reads.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Graph {
     program: Program,
+    positions: ProgramPositions,
     variables: Vec<Variable>,
     by_name: BTreeMap<String, VariableIndex>,
     scopes: Vec<Scope>,
+}
+
+/// Graphs are equal if their programs are: everything else follows from these, except positions, which do not count.
+impl PartialEq for Graph {
+    fn eq(&self, other: &Self) -> bool {
+        self.program == other.program
+    }
 }
 
 impl Graph {
@@ -74,18 +83,63 @@ impl Graph {
     ///
     /// The error names the block, the op by index and kind, the variable, and the facts that were found and expected.
     pub fn new(program: Program) -> Result<Self, Failure> {
-        check_size(&program)?;
-        let mut checker = Checker::default();
+        Self::located(program, ProgramPositions::default())
+    }
+
+    /// Checks a program that [`Program::read`] made of a text, also when declarations and ops were appended since.
+    ///
+    /// ```
+    /// use pserver_program::{Graph, Program};
+    ///
+    /// let (program, positions) = Program::read("block 0 {\n    forward y = relu(x)\n}", Some("net.program"))?;
+    /// let refused = Graph::located(program, positions).expect_err("x is not declared").to_string();
+    /// assert!(refused.starts_with("net.program:2:5: block 0, op 0 relu: found no variable \"x\""));
+    /// # Ok::<(), pserver_core::error::Failure>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), after the position: `FILE:LINE:COLUMN: block 0, op 2 matmul: ...`, or `line LINE, column
+    /// COLUMN: ...` without a file's name.
+    pub fn located(program: Program, positions: ProgramPositions) -> Result<Self, Failure> {
+        check_size(&program, &positions)?;
+        let mut checker = Checker { positions, ..Checker::default() };
         for (index, block) in program.blocks.iter().enumerate() {
             checker.declare(index, block)?;
         }
         checker.scope(&program, 0)?;
         if let Some(block) = checker.scopes.iter().position(Option::is_none) {
-            return Err(Failure::call(format!("block {block}: found no op that runs it; expected one in its parent")));
+            let block = checker.positions.block(block);
+            return Err(Failure::call(format!("{block}: found no op that runs it; expected one in its parent")));
         }
-        let Checker { variables, by_name, scopes, .. } = checker;
+        let Checker { variables, by_name, scopes, positions } = checker;
         let variables = variables.into_iter().map(|known| known.variable).collect();
-        Ok(Self { variables, by_name, scopes: scopes.into_iter().flatten().collect(), program })
+        Ok(Self { variables, by_name, scopes: scopes.into_iter().flatten().collect(), program, positions })
+    }
+
+    /// Refuses a program that trains a parameter without giving it a first value.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] with the position and the name of the first parameter that no op of the role
+    /// [`Initialise`](OpRole::Initialise) writes.
+    pub fn check_initialised(&self) -> Result<(), Failure> {
+        let ops = self.program.blocks.iter().flat_map(|block| &block.ops);
+        let initialise = ops.filter(|op| op.role == OpRole::Initialise);
+        let begun: BTreeSet<&str> = initialise.flat_map(|op| &op.outputs).map(String::as_str).collect();
+        for (index, block) in self.program.blocks.iter().enumerate() {
+            for (place, Variable { name, purpose, .. }) in block.variables.iter().enumerate() {
+                if *purpose == Purpose::Parameter && !begun.contains(name.as_str()) {
+                    let label = self.positions.variable(index, place, name);
+                    let expected = "expected one, such as uniform or fill";
+                    return Err(Failure::call(format!("{label}: found no initialise op that writes it; {expected}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of an op in errors, after its position in the text.
+    pub(crate) fn label(&self, block: usize, place: usize) -> String {
+        self.positions.op(block, place, &self.scopes[block].nodes[place].kind)
     }
 
     /// The unchecked program.
@@ -131,7 +185,7 @@ impl Graph {
     }
 }
 
-fn check_size(program: &Program) -> Result<(), Failure> {
+fn check_size(program: &Program, positions: &ProgramPositions) -> Result<(), Failure> {
     let blocks = program.blocks.len();
     if blocks == 0 || blocks > PROGRAM_BLOCKS_MAX {
         return Err(Failure::call(format!("the program has {blocks} blocks; expected 1 to {PROGRAM_BLOCKS_MAX}")));
@@ -148,7 +202,8 @@ fn check_size(program: &Program) -> Result<(), Failure> {
             _ => format!("a block before it, 0 to {}", index - 1),
         };
         let found = block.parent.map_or("none".to_owned(), |parent| parent.to_string());
-        return Err(Failure::call(format!("block {index}: found parent {found}; expected {expected}")));
+        let label = positions.block(index);
+        return Err(Failure::call(format!("{label}: found parent {found}; expected {expected}")));
     }
     Ok(())
 }
@@ -166,15 +221,17 @@ struct Checker {
     variables: Vec<CheckedVariable>,
     by_name: BTreeMap<String, VariableIndex>,
     scopes: Vec<Option<Scope>>,
+    positions: ProgramPositions,
 }
 
 impl Checker {
     fn declare(&mut self, index: usize, block: &Block) -> Result<(), Failure> {
         self.scopes.push(None);
-        for variable in &block.variables {
-            let refuse = |reason| Failure::call(format!("block {index}, variable {:?}: {reason}", variable.name));
-            infer::check_declaration(variable).map_err(refuse)?;
-            self.add(variable.clone(), block_number(index)).map_err(refuse)?;
+        for (place, variable) in block.variables.iter().enumerate() {
+            let checked = infer::check_declaration(variable);
+            checked.and_then(|()| self.add(variable.clone(), block_number(index)).map(|_| ())).map_err(|reason| {
+                Failure::call(format!("{}: {reason}", self.positions.variable(index, place, &variable.name)))
+            })?;
         }
         Ok(())
     }
@@ -201,10 +258,13 @@ impl Checker {
         let block = &program.blocks[index];
         let mut nodes = Vec::with_capacity(block.ops.len());
         for (place, op) in block.ops.iter().enumerate() {
-            let refuse = |reason| Failure::call(format!("block {index}, op {place} {}: {reason}", op.kind.name()));
-            nodes.push(self.node(op, block_number(index)).map_err(refuse)?);
+            let mut node = self.node(op, block_number(index));
+            if let (Ok(_), OpKind::LoopForever { block: inner }) = (&node, &op.kind) {
+                node = self.enter(program, index, *inner as usize).and(node);
+            }
+            let refuse = |reason| Failure::call(format!("{}: {reason}", self.positions.op(index, place, &op.kind)));
+            nodes.push(node.map_err(refuse)?);
             if let OpKind::LoopForever { block: inner } = op.kind {
-                self.enter(program, index, inner as usize).map_err(refuse)?;
                 self.scope(program, inner as usize)?;
             }
         }

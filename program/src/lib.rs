@@ -47,6 +47,7 @@ pub use optimizer::append_optimizer;
 pub(crate) use optimizer::state_name;
 pub use paddle::{PaddleImport, import_paddle};
 pub use plain::{PlainArithmetic, PlainRun};
+pub use text::ProgramPositions;
 pub(crate) use update_loop::{GradientNames, loop_forever};
 pub use value::{Elements, Tensor, VariableValue};
 pub use variable::{Dim, Purpose, Variable, VariableFacts};

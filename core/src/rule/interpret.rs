@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 
 use super::checked::CheckedRule;
 use super::ssa::Unary;
-use super::syntax::{ArithmeticOperator, Expression, ExpressionKind, Logic, NamedFunction, Relation, StatementKind};
+use super::syntax::{
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Logic, NamedFunction, Relation, StatementKind,
+};
 
 /// Inputs of an update besides the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,8 +75,10 @@ fn evaluate(names: &NamedValues<'_>, expression: &Expression) -> InterpretedValu
         ExpressionKind::Name(name) => names[name.as_str()],
         ExpressionKind::Negate(operand) => InterpretedValue::Real(-number(operand)),
         ExpressionKind::Not(operand) => InterpretedValue::Condition(!condition(operand)),
-        ExpressionKind::Arithmetic(arithmetic, left, right) => {
-            InterpretedValue::Real(compute(*arithmetic, number(left), number(right)))
+        ExpressionKind::Power(left, right) => InterpretedValue::Real(number(left).powf(number(right))),
+        ExpressionKind::Chain(first, rest) => {
+            let term = |sum, term: &ChainTerm| compute(term.operator, sum, number(&term.operand));
+            InterpretedValue::Real(rest.iter().fold(number(first), term))
         }
         ExpressionKind::Compare(relation, left, right) => {
             InterpretedValue::Condition(holds(*relation, number(left), number(right)))
@@ -101,7 +105,6 @@ fn compute(arithmetic: ArithmeticOperator, left: f64, right: f64) -> f64 {
         ArithmeticOperator::Subtract => left - right,
         ArithmeticOperator::Multiply => left * right,
         ArithmeticOperator::Divide => left / right,
-        ArithmeticOperator::Power => left.powf(right),
     }
 }
 

@@ -15,8 +15,8 @@ use crate::text::Position;
 use super::code::{CodeBuilder, Operand};
 use super::ssa::{Binary, Comparison, Lowered, ScalarInput, StateId, Unary};
 use super::syntax::{
-    ArithmeticOperator, Expression, ExpressionKind, Interval, Logic, NamedFunction, Relation, Statement, StatementKind,
-    Syntax,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Interval, Logic, NamedFunction, Relation, Statement,
+    StatementKind, Syntax,
 };
 
 /// Values of a rule's parameters, by name, as far as they are set.
@@ -250,10 +250,11 @@ impl<'a> TextLowering<'a> {
                 let operand = self.condition(operand)?;
                 self.lowering.code.not(operand)
             }
-            ExpressionKind::Arithmetic(arithmetic, left, right) => {
+            ExpressionKind::Power(left, right) => {
                 let (left, right) = (self.real(left)?, self.real(right)?);
-                self.arithmetic(position, *arithmetic, left, right)?
+                self.lowering.code.power(left, right)
             }
+            ExpressionKind::Chain(first, rest) => self.chain(first, rest)?,
             ExpressionKind::Compare(relation, left, right) => {
                 let (left, right) = (self.real(left)?, self.real(right)?);
                 self.compare(*relation, left, right)
@@ -272,6 +273,16 @@ impl<'a> TextLowering<'a> {
         Ok(operand)
     }
 
+    fn chain(&mut self, first: &'a Expression, rest: &'a [ChainTerm]) -> Result<Operand, Failure> {
+        let mut left = self.real(first)?;
+        for ChainTerm { position, operator, operand } in rest {
+            let right = self.real(operand)?;
+            left = self.arithmetic(*position, *operator, left, right)?;
+            self.refuse_infinite(*position, left)?;
+        }
+        Ok(left)
+    }
+
     fn arithmetic(
         &mut self,
         position: Position,
@@ -288,7 +299,6 @@ impl<'a> TextLowering<'a> {
                 return Err(position.refuse("expected a divisor that is not zero, found one that is always zero"));
             }
             ArithmeticOperator::Divide => Binary::Divide,
-            ArithmeticOperator::Power => return Ok(code.power(left, right)),
         };
         Ok(code.binary(binary, left, right))
     }

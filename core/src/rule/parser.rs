@@ -6,8 +6,8 @@ use crate::text::Position;
 use crate::text::lexer::{Language, TextLexer, TextToken};
 
 use super::syntax::{
-    ArithmeticOperator, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, NamedFunction, Relation,
-    Statement, StatementKind, Syntax,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, NamedFunction,
+    Relation, Statement, StatementKind, Syntax,
 };
 
 /// The most levels of nested parentheses and operators. An expression of the permitted depth prints with at most one
@@ -32,6 +32,7 @@ pub(super) enum Binding {
 #[derive(Clone, Copy)]
 enum Operator {
     Arithmetic(ArithmeticOperator),
+    Power,
     Compare(Relation),
     Logic(Logic),
 }
@@ -187,10 +188,14 @@ impl<'a> RuleParser<'a> {
             }
             self.next += 1;
             let right = self.expression(tighter(binding), depth + 1)?;
+            if let Operator::Arithmetic(arithmetic) = operator {
+                left = chain(left, arithmetic, position, right)?;
+                continue;
+            }
             let deepest = left.depth.max(right.depth);
             let (one, other) = (Box::new(left.expression), Box::new(right.expression));
             let kind = match operator {
-                Operator::Arithmetic(arithmetic) => ExpressionKind::Arithmetic(arithmetic, one, other),
+                Operator::Arithmetic(_) | Operator::Power => ExpressionKind::Power(one, other),
                 Operator::Compare(relation) => ExpressionKind::Compare(relation, one, other),
                 Operator::Logic(logic) => ExpressionKind::Logic(logic, one, other),
             };
@@ -327,7 +332,7 @@ fn operator(token: &TextToken<'_>) -> Option<(Operator, Binding)> {
         TextToken::Symbol("-") => arithmetic(ArithmeticOperator::Subtract, Binding::Sum),
         TextToken::Symbol("*") => arithmetic(ArithmeticOperator::Multiply, Binding::Product),
         TextToken::Symbol("/") => arithmetic(ArithmeticOperator::Divide, Binding::Product),
-        TextToken::Symbol("^") => arithmetic(ArithmeticOperator::Power, Binding::Power),
+        TextToken::Symbol("^") => Some((Operator::Power, Binding::Power)),
         TextToken::Symbol("<") => compare(Relation::Less),
         TextToken::Symbol("<=") => compare(Relation::LessOrEqual),
         TextToken::Symbol(">") => compare(Relation::Greater),
@@ -351,6 +356,22 @@ fn tighter(binding: Binding) -> Binding {
         Binding::Product => Binding::Sign,
         Binding::Sign | Binding::Power => Binding::Power,
         Binding::Atom => Binding::Atom,
+    }
+}
+
+/// A term more of a sum or a product, which stays one level deep: only its deepest operand counts.
+fn chain(left: Sized, operator: ArithmeticOperator, position: Position, right: Sized) -> Result<Sized, Failure> {
+    let term = ChainTerm { position, operator, operand: right.expression };
+    match left.expression.kind {
+        ExpressionKind::Chain(first, mut rest) if rest[0].operator.is_sum() == operator.is_sum() => {
+            rest.push(term);
+            let deepest = right.depth.max(left.depth - 1);
+            sized(left.expression.position, ExpressionKind::Chain(first, rest), deepest)
+        }
+        kind => {
+            let first = Box::new(Expression { position: left.expression.position, kind });
+            sized(position, ExpressionKind::Chain(first, vec![term]), left.depth.max(right.depth))
+        }
     }
 }
 

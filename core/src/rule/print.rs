@@ -4,7 +4,8 @@ use std::fmt::{self, Display, Formatter};
 
 use super::parser::Binding;
 use super::syntax::{
-    ArithmeticOperator, Expression, ExpressionKind, Interval, Logic, Relation, Statement, StatementKind, Syntax,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Interval, Logic, Relation, Statement, StatementKind,
+    Syntax,
 };
 
 impl Display for Syntax {
@@ -53,17 +54,19 @@ impl Display for Expression {
                 formatter.write_str("not ")?;
                 write_at_least(formatter, operand, Binding::Compare)
             }
-            ExpressionKind::Arithmetic(ArithmeticOperator::Power, left, right) => {
+            ExpressionKind::Power(left, right) => {
                 write_at_least(formatter, left, Binding::Atom)?;
                 formatter.write_str(" ^ ")?;
                 write_at_least(formatter, right, Binding::Power)
             }
-            ExpressionKind::Arithmetic(arithmetic, left, right) => {
-                let (own, right_least) = match arithmetic {
-                    ArithmeticOperator::Add | ArithmeticOperator::Subtract => (Binding::Sum, Binding::Product),
-                    _ => (Binding::Product, Binding::Sign),
-                };
-                write_between(formatter, (left, own), arithmetic.symbol(), (right, right_least))
+            ExpressionKind::Chain(first, rest) => {
+                let is_sum = rest.iter().any(|term| term.operator.is_sum());
+                let least = if is_sum { Binding::Product } else { Binding::Sign };
+                write_at_least(formatter, first, least)?;
+                rest.iter().try_for_each(|ChainTerm { operator, operand, .. }| {
+                    write!(formatter, " {} ", operator.symbol())?;
+                    write_at_least(formatter, operand, least)
+                })
             }
             ExpressionKind::Compare(relation, left, right) => {
                 write_between(formatter, (left, Binding::Sum), relation.symbol(), (right, Binding::Sum))
@@ -107,9 +110,9 @@ fn binding(expression: &Expression) -> Binding {
         ExpressionKind::Number(_) | ExpressionKind::Name(_) | ExpressionKind::Call(..) => Binding::Atom,
         ExpressionKind::Negate(_) => Binding::Sign,
         ExpressionKind::Not(_) => Binding::Not,
-        ExpressionKind::Arithmetic(ArithmeticOperator::Power, ..) => Binding::Power,
-        ExpressionKind::Arithmetic(ArithmeticOperator::Multiply | ArithmeticOperator::Divide, ..) => Binding::Product,
-        ExpressionKind::Arithmetic(..) => Binding::Sum,
+        ExpressionKind::Power(..) => Binding::Power,
+        ExpressionKind::Chain(_, rest) if rest.iter().any(|term| term.operator.is_sum()) => Binding::Sum,
+        ExpressionKind::Chain(..) => Binding::Product,
         ExpressionKind::Compare(..) => Binding::Compare,
         ExpressionKind::Logic(Logic::And, ..) => Binding::And,
         ExpressionKind::Logic(Logic::Or, ..) => Binding::Or,
@@ -123,7 +126,6 @@ impl ArithmeticOperator {
             Self::Subtract => "-",
             Self::Multiply => "*",
             Self::Divide => "/",
-            Self::Power => "^",
         }
     }
 }

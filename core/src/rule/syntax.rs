@@ -73,14 +73,28 @@ pub enum ExpressionKind {
     Negate(Box<Expression>),
     /// `not x`
     Not(Box<Expression>),
-    /// `x + y`
-    Arithmetic(ArithmeticOperator, Box<Expression>, Box<Expression>),
+    /// `x ^ y`
+    Power(Box<Expression>, Box<Expression>),
+    /// `x + y - z` or `x * y / z`: a sum or a product of one level, however long, computed from left to right. There is
+    /// at least one term, and `x` is no chain of the same kind.
+    Chain(Box<Expression>, Vec<ChainTerm>),
     /// `x < y`
     Compare(Relation, Box<Expression>, Box<Expression>),
     /// `x and y`, `x or y`
     Logic(Logic, Box<Expression>, Box<Expression>),
     /// `name(x, y)`; as many arguments as the function takes
     Call(NamedFunction, Vec<Expression>),
+}
+
+/// An operator of a chain and what stands on its right.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChainTerm {
+    /// Where the operator stands.
+    pub position: Position,
+    /// The operator, of the same [binding](ArithmeticOperator::is_sum) in the whole chain.
+    pub operator: ArithmeticOperator,
+    /// The right operand.
+    pub operand: Expression,
 }
 
 /// An operator between two numbers with a number as its result.
@@ -94,8 +108,14 @@ pub enum ArithmeticOperator {
     Multiply,
     /// `/`
     Divide,
-    /// `^`
-    Power,
+}
+
+impl ArithmeticOperator {
+    /// Whether it is `+` or `-`, which bind less tightly than `*` and `/`.
+    #[must_use]
+    pub const fn is_sum(self) -> bool {
+        matches!(self, Self::Add | Self::Subtract)
+    }
 }
 
 /// An operator between two numbers with a condition as its result.

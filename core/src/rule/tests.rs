@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use super::reference::ElementMachine;
 use super::ssa::{Binary, Lowered, RuleOp, ScalarInputs, round_to_binary32};
 use super::syntax::{
-    ArithmeticOperator, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, NamedFunction, Relation, Statement,
-    StatementKind, Syntax,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, NamedFunction, Relation,
+    Statement, StatementKind, Syntax,
 };
 use super::*;
 use crate::limits::{RULE_DEPTH_MAX, RULE_NAME_BYTES_MAX, RULE_OPS_MAX, RULE_TEXT_BYTES_MAX, STATES_MAX};
@@ -242,8 +242,19 @@ fn a_rule_is_as_long_as_the_limits_say_and_no_longer() {
     check(&nested(2 * RULE_DEPTH_MAX), "");
     check(&nested(2 * RULE_DEPTH_MAX + 1), "levels of an expression");
     check(&nested(RULE_TEXT_BYTES_MAX / 2 - 10), "levels of an expression");
-    check(&format!("w = g{}", " + g".repeat(RULE_DEPTH_MAX - 1)), "");
-    check(&format!("w = g{}", " + g".repeat(RULE_DEPTH_MAX)), "levels of an expression");
+    check(&nested(100_000), "a rule of 200005 bytes; expected at most");
+    // A flat sum or product has one level, however many terms; its operations count, if they do not fold.
+    check(&format!("w = g{}", " + g".repeat(490)), "");
+    check(&format!("w = g{}", " + g - g".repeat(RULE_OPS_MAX)), "operations in a rule");
+    check(&format!("w = g*(1{})", "+1".repeat(8000)), "");
+    check(&format!("w = g/({}1)", "1*".repeat(8000)), "");
+    check(&format!("w = g{}", "+1".repeat(100_000)), "a rule of 200005 bytes; expected at most");
+    let powers = |levels: usize| format!("w = g{}", "^(1".repeat(levels) + &")".repeat(levels));
+    check(&powers(RULE_DEPTH_MAX - 1), "");
+    check(&powers(RULE_DEPTH_MAX), "levels of an expression");
+    let sums = |levels: usize| format!("w = g{}", "+(1".repeat(levels) + &")".repeat(levels));
+    check(&sums(RULE_DEPTH_MAX / 2 - 1), "");
+    check(&sums(RULE_DEPTH_MAX), "levels of an expression");
     check(&format!("w = {}g", "-".repeat(1000)), "levels of an expression");
     check(&format!("w = {}g", "2^".repeat(1000)), "levels of an expression");
     let long = |statements: usize| "w = w*w + g;".repeat(statements);
@@ -334,7 +345,14 @@ fn forget(expression: &mut Expression) {
     match &mut expression.kind {
         ExpressionKind::Number(_) | ExpressionKind::Name(_) => {}
         ExpressionKind::Negate(operand) | ExpressionKind::Not(operand) => forget(operand),
-        ExpressionKind::Arithmetic(_, left, right)
+        ExpressionKind::Chain(first, rest) => {
+            forget(first);
+            rest.iter_mut().for_each(|term| {
+                term.position = NOWHERE;
+                forget(&mut term.operand);
+            });
+        }
+        ExpressionKind::Power(left, right)
         | ExpressionKind::Compare(_, left, right)
         | ExpressionKind::Logic(_, left, right) => {
             forget(left);
@@ -360,19 +378,15 @@ fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
     let leaf = prop_oneof![numbers().prop_map(ExpressionKind::Number), name].prop_map(nowhere);
     leaf.prop_recursive(5, 40, 3, |inner| {
         let pair = (inner.clone(), inner.clone()).prop_map(|(left, right)| (Box::new(left), Box::new(right)));
-        let arithmetic = prop::sample::select(vec![
-            ArithmeticOperator::Add,
-            ArithmeticOperator::Subtract,
-            ArithmeticOperator::Multiply,
-            ArithmeticOperator::Divide,
-            ArithmeticOperator::Power,
-        ]);
+        let terms = prop::collection::vec((any::<bool>(), inner.clone()), 1..4);
+        let chain = (any::<bool>(), inner.clone(), terms);
         let function = prop::sample::select(FUNCTIONS.map(|(_, named)| named).to_vec());
         let call = (function, prop::collection::vec(inner.clone(), 3), conditions(inner.clone()));
         prop_oneof![
-            inner.prop_map(|operand| ExpressionKind::Negate(Box::new(operand))),
-            (arithmetic, pair).prop_map(|(kind, (left, right))| ExpressionKind::Arithmetic(kind, left, right)),
-            call.prop_map(|(named, mut arguments, condition)| {
+            5 => inner.prop_map(|operand| ExpressionKind::Negate(Box::new(operand))),
+            1 => pair.prop_map(|(left, right)| ExpressionKind::Power(left, right)),
+            4 => chain.prop_map(|(is_sum, first, terms)| chained(is_sum, first, terms)),
+            5 => call.prop_map(|(named, mut arguments, condition)| {
                 arguments.truncate(named.arity());
                 if named == NamedFunction::Select {
                     arguments[0] = condition;
@@ -383,6 +397,27 @@ fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
         .prop_map(nowhere)
     })
     .boxed()
+}
+
+/// A sum or a product, as the parser makes it: the terms of a first operand of the same kind are its own.
+fn chained(is_sum: bool, first: Expression, terms: Vec<(bool, Expression)>) -> ExpressionKind {
+    let (plus, minus) = if is_sum {
+        (ArithmeticOperator::Add, ArithmeticOperator::Subtract)
+    } else {
+        (ArithmeticOperator::Multiply, ArithmeticOperator::Divide)
+    };
+    let terms = terms.into_iter().map(|(is_plus, operand)| ChainTerm {
+        position: NOWHERE,
+        operator: if is_plus { plus } else { minus },
+        operand,
+    });
+    match first.kind {
+        ExpressionKind::Chain(first, mut rest) if rest[0].operator.is_sum() == is_sum => {
+            rest.extend(terms);
+            ExpressionKind::Chain(first, rest)
+        }
+        kind => ExpressionKind::Chain(Box::new(nowhere(kind)), terms.collect()),
+    }
 }
 
 fn conditions(reals: impl Strategy<Value = Expression> + Clone + 'static) -> BoxedStrategy<Expression> {

@@ -77,13 +77,26 @@ fn number_length(language: Language, text: &str) -> usize {
 pub struct TextLexer<'a> {
     language: Language,
     text: TextCursor<'a>,
+    file: Option<&'a str>,
 }
 
 impl<'a> TextLexer<'a> {
     /// A cursor at the beginning of a text.
     #[must_use]
     pub fn new(language: Language, text: &'a str) -> Self {
-        Self { language, text: TextCursor::new(text) }
+        Self { language, text: TextCursor::new(text), file: None }
+    }
+
+    /// The same of a file, whose name is in every error.
+    #[must_use]
+    pub fn of_file(self, file: Option<&'a str>) -> Self {
+        Self { file, ..self }
+    }
+
+    /// An error at a position of this text.
+    #[must_use]
+    pub fn refuse(&self, position: Position, reason: impl Display) -> Failure {
+        position.refuse_in(self.file, reason)
     }
 
     /// The next token and its position; at the end [`TextToken::End`].
@@ -103,7 +116,7 @@ impl<'a> TextLexer<'a> {
             },
             length if self.language == Language::Rule && length > RULE_NAME_BYTES_MAX => {
                 let reason = format!("a name of {length} bytes; expected at most {RULE_NAME_BYTES_MAX}");
-                return Err(position.refuse(reason));
+                return Err(self.refuse(position, reason));
             }
             length => TextToken::Word(self.text.take(length)),
         };
@@ -118,8 +131,8 @@ impl<'a> TextLexer<'a> {
         // The library reads `1e5` and `.5`, and also `infinity`, which begins with a letter and does not come here.
         match text.parse::<f64>() {
             Ok(value) if value.is_finite() => Ok(TextToken::Number(value)),
-            Ok(_) => Err(position.refuse(format!("expected a finite number, found {text}"))),
-            Err(_) => Err(position.refuse(format!("expected a number such as 0.5 or 1e-8, found {text}"))),
+            Ok(_) => Err(self.refuse(position, format!("expected a finite number, found {text}"))),
+            Err(_) => Err(self.refuse(position, format!("expected a number such as 0.5 or 1e-8, found {text}"))),
         }
     }
 
@@ -132,8 +145,9 @@ impl<'a> TextLexer<'a> {
                 self.text.advance();
                 return Ok(TextToken::Break);
             }
-            (Language::Rule, _) => operator
-                .ok_or_else(|| position.refuse(format!("expected a name, a number or an operator, found {first:?}")))?,
+            (Language::Rule, _) => operator.ok_or_else(|| {
+                self.refuse(position, format!("expected a name, a number or an operator, found {first:?}"))
+            })?,
             (Language::Program, '"') => return self.quoted(position).map(TextToken::Text),
             (Language::Program, _) => first.len_utf8(),
         };
@@ -148,7 +162,7 @@ impl<'a> TextLexer<'a> {
             let position = self.text.position();
             match self.text.advance() {
                 None | Some('\n') => {
-                    return Err(start.refuse("found a text without a closing quote; expected one on its line"));
+                    return Err(self.refuse(start, "found a text without a closing quote; expected one on its line"));
                 }
                 Some('"') => return Ok(text),
                 Some('\\') => text.push(self.escape(position)?),
@@ -176,7 +190,7 @@ impl<'a> TextLexer<'a> {
             }
             _ => {}
         }
-        Err(start.refuse("found an escape that is not known; expected one of \\\" \\\\ \\n \\r \\t \\u{...}"))
+        Err(self.refuse(start, "found an escape that is not known; expected one of \\\" \\\\ \\n \\r \\t \\u{...}"))
     }
 }
 

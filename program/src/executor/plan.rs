@@ -209,29 +209,29 @@ impl PlanBuilder {
         for (place, node) in graph.scopes()[block].nodes.iter().enumerate() {
             let OpKind::LoopForever { block: inner } = node.kind else {
                 if runs(node.role) {
-                    self.add(block, place, node, loop_draft);
+                    self.add(graph.label(block, place), node, loop_draft);
                 }
                 continue;
             };
             if loop_draft.is_some() {
                 return Err(Failure::call(format!(
-                    "block {block}, op {place} loop_forever: found a nested loop, which never ends; \
-                     expected it in block 0"
+                    "{}: found a nested loop, which never ends; expected it in block 0",
+                    graph.label(block, place)
                 )));
             }
             let half = self.drafts.len();
-            self.add(block, place, node, None);
+            self.add(graph.label(block, place), node, None);
             self.scope(graph, inner as usize, Some(half), runs)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, block: usize, place: usize, node: &Node, loop_draft: Option<usize>) {
+    fn add(&mut self, label: String, node: &Node, loop_draft: Option<usize>) {
         for act in acts(&node.kind) {
             let root = self.drafts.len();
             self.drafts.push(DraftUnit { act: *act, node: self.nodes.len(), loop_draft, before: Vec::new(), root });
         }
-        self.labels.push(format!("block {block}, op {place} {}", node.kind.name()));
+        self.labels.push(label);
         self.nodes.push(node.clone());
     }
 }

@@ -68,7 +68,7 @@ impl<'a> PlainRun<'a> {
 
     fn ops(&mut self, wanted: impl Fn(OpRole) -> bool) -> Result<(), Failure> {
         for (place, node) in self.graph.scopes()[0].nodes.iter().enumerate().filter(|(_, node)| wanted(node.role)) {
-            let refuse = |reason| Failure::call(format!("block 0, op {place} {}: {reason}", node.kind.name()));
+            let refuse = |reason| Failure::call(format!("{}: {reason}", self.graph.label(0, place)));
             run_node(self.graph, &mut self.values, self.arithmetic, self.kernels, node).map_err(refuse)?;
         }
         Ok(())

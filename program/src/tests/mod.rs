@@ -4,6 +4,7 @@ mod casts;
 mod forms;
 mod gradients;
 mod networks;
+mod positions;
 mod random;
 mod refusals;
 mod training;

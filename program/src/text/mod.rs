@@ -15,6 +15,7 @@
 //! quotes. `#` starts a comment. Declarations and ops may be mixed; a printed program has declarations first.
 
 mod parser;
+mod positions;
 mod print;
 
 use std::fmt;
@@ -24,6 +25,8 @@ use pserver_core::error::Failure;
 use pserver_core::limits::PROGRAM_BYTES_MAX;
 
 use super::block::Program;
+
+pub use positions::ProgramPositions;
 
 /// Prints the text form, which reads back as an equal program.
 impl fmt::Display for Program {
@@ -39,10 +42,22 @@ impl FromStr for Program {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
+        Self::read(text, None).map(|(program, _)| program)
+    }
+}
+
+impl Program {
+    /// Reads the text form of a file, and where everything is in it, for the errors of
+    /// [`Graph::located`](super::Graph::located). Without a file's name errors have the line and the column only.
+    ///
+    /// # Errors
+    /// When the text is no program; with the position, the found and the expected word.
+    pub fn read(text: &str, file: Option<&str>) -> Result<(Self, ProgramPositions), Failure> {
         if text.len() > PROGRAM_BYTES_MAX {
-            let found = text.len();
-            return Err(Failure::call(format!("the program has {found} bytes; expected at most {PROGRAM_BYTES_MAX}")));
+            let (found, file) = (text.len(), file.map_or_else(String::new, |file| format!("{file}: ")));
+            let expected = format!("expected at most {PROGRAM_BYTES_MAX}");
+            return Err(Failure::call(format!("{file}the program has {found} bytes; {expected}")));
         }
-        parser::program(text)
+        parser::program(text, file)
     }
 }

@@ -3,6 +3,7 @@
 use crate::attributes::{self, Attribute};
 use crate::block::{Block, Program};
 use crate::op::{Op, OpRole};
+use crate::text::positions::{BlockPositions, ProgramPositions};
 use crate::variable::{Dim, Purpose, Variable, VariableFacts};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -10,20 +11,25 @@ use pserver_core::error::Failure;
 use pserver_core::text::Position;
 use pserver_core::text::lexer::{Language, TextLexer, TextToken};
 
-/// Reads a whole program.
-pub(super) fn program(text: &str) -> Result<Program, Failure> {
-    let mut lexer = TextLexer::new(Language::Program, text);
+/// Reads a whole program, and where its declarations and ops are.
+pub(super) fn program(text: &str, file: Option<&str>) -> Result<(Program, ProgramPositions), Failure> {
+    let mut lexer = TextLexer::new(Language::Program, text).of_file(file);
     let ahead = lexer.next_token()?;
     let mut parser = ProgramParser { lexer, ahead };
     let mut program = Program::default();
+    let mut positions = ProgramPositions::of_file(file);
     loop {
         match parser.next()? {
-            (_, TextToken::End) => return Ok(program),
-            (_, TextToken::Word("block")) => {
-                let block = parser.block(program.blocks.len())?;
+            (_, TextToken::End) => return Ok((program, positions)),
+            (start, TextToken::Word("block")) => {
+                let mut places = BlockPositions::new(start);
+                let block = parser.block(program.blocks.len(), &mut places)?;
                 program.blocks.push(block);
+                positions.blocks.push(places);
             }
-            (position, token) => return Err(position.refuse(format!("found {token}; expected \"block\" or the end"))),
+            (position, token) => {
+                return Err(parser.lexer.refuse(position, format!("found {token}; expected \"block\" or the end")));
+            }
         }
     }
 }
@@ -64,15 +70,15 @@ impl<'a> ProgramParser<'a> {
     fn expect(&mut self, symbol: &str) -> Result<(), Failure> {
         match self.next()? {
             (_, TextToken::Symbol(found)) if found == symbol => Ok(()),
-            (position, token) => Err(position.refuse(format!("found {token}; expected '{symbol}'"))),
+            (position, token) => Err(self.lexer.refuse(position, format!("found {token}; expected '{symbol}'"))),
         }
     }
 
     /// Reads a block after the word `block`.
-    fn block(&mut self, index: usize) -> Result<Block, Failure> {
+    fn block(&mut self, index: usize, places: &mut BlockPositions) -> Result<Block, Failure> {
         let (position, number): (_, u64) = self.whole()?;
         if number != index as u64 {
-            return Err(position.refuse(format!("found block {number}; expected block {index}, in order")));
+            return Err(self.lexer.refuse(position, format!("found block {number}; expected block {index}, in order")));
         }
         let mut block = Block::default();
         if self.ahead.1 == TextToken::Word("in") {
@@ -86,14 +92,16 @@ impl<'a> ProgramParser<'a> {
                 (position, TextToken::Word(word)) => {
                     if let Some(purpose) = Purpose::ALL.into_iter().find(|purpose| purpose.name() == word) {
                         block.variables.push(self.variable(purpose)?);
+                        places.variables.push(position);
                     } else if let Some(role) = OpRole::ALL.into_iter().find(|role| role.name() == word) {
                         block.ops.push(self.op(role)?);
+                        places.ops.push(position);
                     } else {
-                        return Err(position.refuse(format!("found {word:?}; expected {}", begins())));
+                        return Err(self.lexer.refuse(position, format!("found {word:?}; expected {}", begins())));
                     }
                 }
                 (position, token) => {
-                    return Err(position.refuse(format!("found {token}; expected {} or '}}'", begins())));
+                    return Err(self.lexer.refuse(position, format!("found {token}; expected {} or '}}'", begins())));
                 }
             }
         }
@@ -110,7 +118,9 @@ impl<'a> ProgramParser<'a> {
             (_, TextToken::Word("queue")) => {
                 self.expect("(")?;
                 if let (position, TextToken::Word("queue")) = self.ahead {
-                    return Err(position.refuse("found a queue of queues; expected dense, rows or strings in it"));
+                    return Err(self
+                        .lexer
+                        .refuse(position, "found a queue of queues; expected dense, rows or strings in it"));
                 }
                 let of = Box::new(self.facts()?);
                 self.expect(",")?;
@@ -131,13 +141,13 @@ impl<'a> ProgramParser<'a> {
             (_, TextToken::Word("strings")) => Ok(VariableFacts::Strings),
             (position, TextToken::Word(word)) => match attributes::element_type(word) {
                 Some(element_type) => Ok(VariableFacts::Dense { element_type, shape: self.shape()? }),
-                None => {
-                    Err(position.refuse(format!("found {word:?}; expected a type, \"rows\", \"queue\" or \"strings\"")))
-                }
+                None => Err(self
+                    .lexer
+                    .refuse(position, format!("found {word:?}; expected a type, \"rows\", \"queue\" or \"strings\""))),
             },
-            (position, token) => {
-                Err(position.refuse(format!("found {token}; expected a type, \"rows\", \"queue\" or \"strings\"")))
-            }
+            (position, token) => Err(self
+                .lexer
+                .refuse(position, format!("found {token}; expected a type, \"rows\", \"queue\" or \"strings\""))),
         }
     }
 
@@ -146,7 +156,7 @@ impl<'a> ProgramParser<'a> {
         let found = if let TextToken::Word(word) = token { attributes::element_type(word) } else { None };
         found.ok_or_else(|| {
             let names = ElementType::ALL.map(ElementType::name).join(", ");
-            position.refuse(format!("found {token}; expected a type, one of {names}"))
+            self.lexer.refuse(position, format!("found {token}; expected a type, one of {names}"))
         })
     }
 
@@ -160,7 +170,9 @@ impl<'a> ProgramParser<'a> {
             let (position, token) = parser.next()?;
             let length = if let TextToken::Numeral(text) = token { to_whole(text) } else { None };
             length.map(Dim::Fixed).ok_or_else(|| {
-                position.refuse(format!("found {token}; expected a dimension, a whole number or \"batch\""))
+                parser
+                    .lexer
+                    .refuse(position, format!("found {token}; expected a dimension, a whole number or \"batch\""))
             })
         })
     }
@@ -176,7 +188,9 @@ impl<'a> ProgramParser<'a> {
             match self.next()? {
                 (_, TextToken::Symbol(",")) => {}
                 (_, TextToken::Symbol(found)) if found == close => return Ok(items),
-                (position, token) => return Err(position.refuse(format!("found {token}; expected ',' or '{close}'"))),
+                (position, token) => {
+                    return Err(self.lexer.refuse(position, format!("found {token}; expected ',' or '{close}'")));
+                }
             }
         }
     }
@@ -195,7 +209,7 @@ impl<'a> ProgramParser<'a> {
             outputs.remove(0)
         } else {
             let (position, token) = self.next()?;
-            return Err(position.refuse(format!("found {token}; expected '=' after an op's outputs")));
+            return Err(self.lexer.refuse(position, format!("found {token}; expected '=' after an op's outputs")));
         };
         self.expect("(")?;
         let Arguments { inputs, attributes, positions } = self.arguments()?;
@@ -203,7 +217,7 @@ impl<'a> ProgramParser<'a> {
         let kind = attributes::kind(&kind, attributes).map_err(|refusal| {
             // Of two equal attributes the second is refused.
             let place = refusal.attribute.and_then(|name| names.iter().rposition(|given| *given == name));
-            place.map_or(position, |place| positions[place]).refuse(refusal.reason)
+            self.lexer.refuse(place.map_or(position, |place| positions[place]), refusal.reason)
         })?;
         Ok(Op { kind, inputs, outputs, role })
     }
@@ -223,13 +237,15 @@ impl<'a> ProgramParser<'a> {
             } else if arguments.attributes.is_empty() {
                 arguments.inputs.push(name);
             } else {
-                return Err(position.refuse(format!("found input {name:?} after an attribute; expected inputs first")));
+                return Err(self
+                    .lexer
+                    .refuse(position, format!("found input {name:?} after an attribute; expected inputs first")));
             }
             match self.next()? {
                 (_, TextToken::Symbol(",")) => {}
                 (_, TextToken::Symbol(")")) => return Ok(arguments),
                 (position, token) => {
-                    return Err(position.refuse(format!("found {token}; expected ',', '=' or ')'")));
+                    return Err(self.lexer.refuse(position, format!("found {token}; expected ',', '=' or ')'")));
                 }
             }
         }
@@ -249,12 +265,14 @@ impl<'a> ProgramParser<'a> {
             (position, TextToken::Numeral(text)) => match (to_whole(text), to_real(text)) {
                 (Some(value), _) => Ok(Attribute::Whole(value)),
                 (None, Some(value)) => Ok(Attribute::Real(value)),
-                (None, None) => Err(position.refuse(format!("found {text:?}; expected a number"))),
+                (None, None) => Err(self.lexer.refuse(position, format!("found {text:?}; expected a number"))),
             },
             (_, TextToken::Symbol("[")) => {
                 self.list("]", |parser| parser.whole().map(|(_, value)| value)).map(Attribute::Wholes)
             }
-            (position, token) => Err(position.refuse(format!("found {token}; expected an attribute's value"))),
+            (position, token) => {
+                Err(self.lexer.refuse(position, format!("found {token}; expected an attribute's value")))
+            }
         }
     }
 
@@ -263,7 +281,7 @@ impl<'a> ProgramParser<'a> {
         match self.next()? {
             (_, TextToken::Word(name)) => Ok(name.to_owned()),
             (_, TextToken::Text(name)) => Ok(name),
-            (position, token) => Err(position.refuse(format!("found {token}; expected a name"))),
+            (position, token) => Err(self.lexer.refuse(position, format!("found {token}; expected a name"))),
         }
     }
 
@@ -272,9 +290,9 @@ impl<'a> ProgramParser<'a> {
         let value = if let TextToken::Numeral(text) = token { to_whole(text) } else { None };
         let value = value.and_then(|value| T::try_from(value).ok());
         let below = size_of::<T>() * 8;
-        value
-            .map(|value| (position, value))
-            .ok_or_else(|| position.refuse(format!("found {token}; expected a whole number below 2^{below}")))
+        value.map(|value| (position, value)).ok_or_else(|| {
+            self.lexer.refuse(position, format!("found {token}; expected a whole number below 2^{below}"))
+        })
     }
 }
 

@@ -87,7 +87,7 @@ impl Groups {
                 hidden.extend(own);
                 continue;
             }
-            let refuse = |found: String| Err(Failure::call(format!("{}: found {found}", label(place, op))));
+            let refuse = |found: String| Err(Failure::call(format!("{}: found {found}", graph.label(0, place))));
             if let Some(name) = op.inputs.iter().find(|name| hidden.contains(name)) {
                 return refuse(format!(
                     "{name:?}, which an op of the role optimize writes; expected only parameters and states of it"
@@ -143,8 +143,7 @@ impl OpGroup {
     /// Refuses a gradient that several trainers cannot send.
     fn check(&self, outline: &Outline<'_>) -> Result<(), Failure> {
         let graph = outline.graph();
-        let op = &graph.program().blocks[0].ops[self.ops[0]];
-        let refuse = |text: String| Err(Failure::call(format!("{}: {text}", label(self.ops[0], op))));
+        let refuse = |text: String| Err(Failure::call(format!("{}: {text}", graph.label(0, self.ops[0]))));
         if self.arrivals.is_empty() {
             return refuse("found no gradient among its inputs; expected one, whose arrival runs it".to_owned());
         }
@@ -268,17 +267,12 @@ pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
     let blocks = graph.program().blocks.len();
     if let Some((place, op)) = ops(graph).find(|(_, op)| op.kind.is_flow() || op.role == OpRole::Communication) {
         let role = op.role.name();
-        return Err(Failure::call(format!("{}: found the role {role}; expected no flow yet", label(place, op))));
+        return Err(Failure::call(format!("{}: found the role {role}; expected no flow yet", graph.label(0, place))));
     }
     if blocks != 1 {
         return Err(Failure::call(format!("found a program of {blocks} blocks; expected one, without loops")));
     }
     Ok(())
-}
-
-/// Name of an op in errors.
-pub(super) fn label(place: usize, op: &Op) -> String {
-    format!("block 0, op {place} {}", op.kind.name())
 }
 
 fn optimizer_ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
