@@ -64,6 +64,18 @@ pub(super) const KINDS: &[&str] = &[
     "uniform",
     "gaussian",
     "accuracy",
+    "sub",
+    "div",
+    "max",
+    "min",
+    "pow",
+    "greater",
+    "sqrt",
+    "exp",
+    "log",
+    "abs",
+    "sign",
+    "pow_gradient",
     "sum_to",
     "repeat",
     "relu_gradient",
@@ -100,6 +112,7 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
             list.extend(unless(!transpose_right, "transpose_right", Bool(true)));
             list
         }
+        OpKind::PowGradient { exponent } => unless(!exponent, "exponent", Bool(true)),
         OpKind::Scale { factor } => vec![("factor", Real(*factor))],
         OpKind::ReduceSum { axis } | OpKind::Concat { axis } | OpKind::Repeat { axis } => {
             vec![("axis", Whole((*axis).into()))]
@@ -222,6 +235,25 @@ fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>
         "sigmoid_cross_entropy_gradient" => OpKind::SigmoidCrossEntropyGradient,
         "mean_gradient" => OpKind::MeanGradient,
         "lookup_table_gradient" => OpKind::LookupTableGradient { height: reader.whole("height", None)? },
+        _ => return math(name, reader),
+    }))
+}
+
+/// Element-wise functions of one and two operands.
+fn math(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, AttributeError> {
+    Ok(Some(match name {
+        "sub" => OpKind::Sub,
+        "div" => OpKind::Div,
+        "max" => OpKind::Max,
+        "min" => OpKind::Min,
+        "pow" => OpKind::Pow,
+        "greater" => OpKind::Greater,
+        "sqrt" => OpKind::Sqrt,
+        "exp" => OpKind::Exp,
+        "log" => OpKind::Log,
+        "abs" => OpKind::Abs,
+        "sign" => OpKind::Sign,
+        "pow_gradient" => OpKind::PowGradient { exponent: reader.flag("exponent")? },
         _ => return Ok(None),
     }))
 }

@@ -170,6 +170,56 @@ impl Builder {
         self.one(OpKind::Mul, &[a, b])
     }
 
+    /// [`OpKind::Sub`].
+    pub fn sub(&self, a: Symbol, b: Symbol) -> Symbol {
+        self.one(OpKind::Sub, &[a, b])
+    }
+
+    /// [`OpKind::Div`].
+    pub fn div(&self, a: Symbol, b: Symbol) -> Symbol {
+        self.one(OpKind::Div, &[a, b])
+    }
+
+    /// [`OpKind::Max`].
+    pub fn max(&self, a: Symbol, b: Symbol) -> Symbol {
+        self.one(OpKind::Max, &[a, b])
+    }
+
+    /// [`OpKind::Min`].
+    pub fn min(&self, a: Symbol, b: Symbol) -> Symbol {
+        self.one(OpKind::Min, &[a, b])
+    }
+
+    /// [`OpKind::Pow`].
+    pub fn pow(&self, a: Symbol, b: Symbol) -> Symbol {
+        self.one(OpKind::Pow, &[a, b])
+    }
+
+    /// [`OpKind::Sqrt`].
+    pub fn sqrt(&self, x: Symbol) -> Symbol {
+        self.one(OpKind::Sqrt, &[x])
+    }
+
+    /// [`OpKind::Exp`].
+    pub fn exp(&self, x: Symbol) -> Symbol {
+        self.one(OpKind::Exp, &[x])
+    }
+
+    /// [`OpKind::Log`].
+    pub fn log(&self, x: Symbol) -> Symbol {
+        self.one(OpKind::Log, &[x])
+    }
+
+    /// [`OpKind::Abs`].
+    pub fn abs(&self, x: Symbol) -> Symbol {
+        self.one(OpKind::Abs, &[x])
+    }
+
+    /// [`OpKind::Sign`].
+    pub fn sign(&self, x: Symbol) -> Symbol {
+        self.one(OpKind::Sign, &[x])
+    }
+
     /// [`OpKind::Scale`].
     pub fn scale(&self, x: Symbol, factor: f64) -> Symbol {
         self.one(OpKind::Scale { factor }, &[x])

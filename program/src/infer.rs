@@ -4,6 +4,7 @@
 
 mod arithmetic;
 mod flow;
+mod math;
 mod network;
 mod operands;
 mod update;

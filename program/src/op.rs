@@ -80,9 +80,10 @@ pub enum OpKind {
         /// Whether the second operand is given as `[m, k]`.
         transpose_right: bool,
     },
-    /// `(a, b) -> a's shape`: `a + b`. `b`'s dimensions are `a`'s last ones, or 1, where it repeats.
+    /// `(a, b) -> the shape of both broadcast`: `a + b`. Shapes are compared from their last dimensions on; a dimension
+    /// of 1, or one that is not there, repeats.
     Add,
-    /// `(a, b) -> a's shape`: `a * b`, element by element, with the repeating of [`Add`](Self::Add).
+    /// `(a, b)`, broadcast as by [`Add`](Self::Add): `a * b`, element by element.
     Mul,
     /// `(x) -> x's shape`: `factor * x`. Of selected rows the values are scaled, and the ids stay.
     Scale {
@@ -162,6 +163,37 @@ pub enum OpKind {
     /// `(scores[n, c], label: int64[n]) -> float32 scalar`: the share of rows whose largest score, the first of
     /// equals, is the label's.
     Accuracy,
+
+    /// `(a, b)`, broadcast as by [`Add`](Self::Add): `a - b`.
+    Sub,
+    /// `(a, b)`, broadcast as by [`Add`](Self::Add): `a / b`.
+    Div,
+    /// `(a, b)`, broadcast as by [`Add`](Self::Add): the larger; NaN where either is. The gradient goes to `b` where
+    /// they are equal.
+    Max,
+    /// `(a, b)`, broadcast as by [`Add`](Self::Add): the smaller; NaN where either is. The gradient goes to `b` where
+    /// they are equal.
+    Min,
+    /// `(a, b)`, broadcast as by [`Add`](Self::Add): `a` to the power of `b`.
+    Pow,
+    /// `(a, b)`, broadcast as by [`Add`](Self::Add): 1 where `a > b`, else 0, in their type. Its slope is zero.
+    Greater,
+    /// `(x) -> x's shape`: the square root.
+    Sqrt,
+    /// `(x) -> x's shape`: the exponential.
+    Exp,
+    /// `(x) -> x's shape`: the natural logarithm.
+    Log,
+    /// `(x) -> x's shape`: the magnitude; the gradient at 0 is 0.
+    Abs,
+    /// `(x) -> x's shape`: 1, 0 or -1 with the sign of `x`; NaN where `x` is. Its slope is zero.
+    Sign,
+    /// `(a, b, dy) -> dy's shape`: the gradient of [`Pow`](Self::Pow) by its base, `dy b a^(b - 1)`, zero where `b` is
+    /// 0; or by its exponent, `dy a^b ln(a)`, zero where `a` is 0 and `b` is not below.
+    PowGradient {
+        /// Whether it is the gradient by the exponent.
+        exponent: bool,
+    },
 
     /// `(x, like) -> like's shape`: `x` summed over the dimensions that broadcast `like`; the gradient of
     /// [`Add`](Self::Add) for `b`.
@@ -319,6 +351,18 @@ impl OpKind {
             Self::Uniform { .. } => "uniform",
             Self::Gaussian { .. } => "gaussian",
             Self::Accuracy => "accuracy",
+            Self::Sub => "sub",
+            Self::Div => "div",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::Pow => "pow",
+            Self::Greater => "greater",
+            Self::Sqrt => "sqrt",
+            Self::Exp => "exp",
+            Self::Log => "log",
+            Self::Abs => "abs",
+            Self::Sign => "sign",
+            Self::PowGradient { .. } => "pow_gradient",
             Self::SumTo => "sum_to",
             Self::Repeat { .. } => "repeat",
             Self::ReluGradient => "relu_gradient",

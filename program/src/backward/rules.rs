@@ -19,7 +19,7 @@ pub(super) struct OpGradient<'b, 'a> {
 /// Whether gradients pass through the op. Accuracy and ops that select have derivative zero, or none.
 pub(super) const fn passes(kind: &OpKind) -> bool {
     match kind {
-        OpKind::Accuracy => false,
+        OpKind::Accuracy | OpKind::Greater | OpKind::Sign => false,
         OpKind::Cast { to } => to.is_float(),
         _ => true,
     }
@@ -31,10 +31,26 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
         OpKind::Matmul { transpose_left, transpose_right } => flow.matmul(*transpose_left, *transpose_right),
         OpKind::Add => {
             let output_gradient = flow.output_gradient();
-            flow.share(0, &output_gradient);
+            flow.repeated(0, &output_gradient);
             flow.repeated(1, &output_gradient);
         }
         OpKind::Mul => flow.mul(),
+        OpKind::Sub => flow.sub(),
+        OpKind::Div => flow.div(),
+        OpKind::Max => flow.chosen(0, 1),
+        OpKind::Min => flow.chosen(1, 0),
+        OpKind::Pow => flow.pow(),
+        OpKind::Sqrt => flow.sqrt(),
+        OpKind::Exp => flow.activation(OpKind::Mul),
+        OpKind::Log => {
+            let output_gradient = flow.output_gradient();
+            flow.make(0, OpKind::Div, &[&output_gradient, &flow.op.inputs[0]]);
+        }
+        OpKind::Abs => {
+            let output_gradient = flow.output_gradient();
+            let sign = flow.inner(0, OpKind::Sign, &[&flow.op.inputs[0]]);
+            flow.make(0, OpKind::Mul, &[&output_gradient, &sign]);
+        }
         OpKind::Scale { factor } => {
             let output_gradient = flow.output_gradient();
             flow.make(0, OpKind::Scale { factor: *factor }, &[&output_gradient]);
@@ -115,6 +131,33 @@ impl OpGradient<'_, '_> {
         }
     }
 
+    /// The output of an op on the way to the gradient of an input.
+    fn inner(&mut self, place: usize, kind: OpKind, inputs: &[&str]) -> String {
+        let name = format!("{}@whole", self.backward.part_name(&self.op.inputs[place]));
+        self.backward.push(kind, inputs, vec![name.clone()]);
+        name
+    }
+
+    /// As [`make`](Self::make) where the op's output has the shape that an input is broadcast to.
+    fn make_repeated(&mut self, place: usize, kind: OpKind, inputs: &[&str]) {
+        if self.facts(place) == self.backward.facts(&self.op.outputs[0]) {
+            self.make(place, kind, inputs);
+        } else if self.is_needed[place] {
+            let whole = self.inner(place, kind, inputs);
+            self.repeated(place, &whole);
+        }
+    }
+
+    /// Adds what has the shape that an input is broadcast to, with the other sign.
+    fn make_negative(&mut self, place: usize, whole: String) {
+        if self.is_needed[place] {
+            let is_whole = self.facts(place) == self.backward.facts(&self.op.outputs[0]);
+            let input = &self.op.inputs[place];
+            let summed = if is_whole { whole } else { self.inner(place, OpKind::SumTo, &[&whole, input]) };
+            self.make(place, OpKind::Scale { factor: -1.0 }, &[&summed]);
+        }
+    }
+
     /// A broadcast input gets the sum over its repetitions.
     fn repeated(&mut self, place: usize, output_gradient: &str) {
         if self.facts(place) == self.backward.facts(&self.op.outputs[0]) {
@@ -144,14 +187,54 @@ impl OpGradient<'_, '_> {
     fn mul(&mut self) {
         let output_gradient = self.output_gradient();
         let (a, b) = (&self.op.inputs[0], &self.op.inputs[1]);
-        self.make(0, OpKind::Mul, &[&output_gradient, b]);
-        if self.facts(0) == self.facts(1) {
-            self.make(1, OpKind::Mul, &[&output_gradient, a]);
-        } else if self.is_needed[1] {
-            let product = format!("{}@whole", self.backward.part_name(b));
-            self.backward.push(OpKind::Mul, &[&output_gradient, a], vec![product.clone()]);
-            self.make(1, OpKind::SumTo, &[&product, b]);
+        self.make_repeated(0, OpKind::Mul, &[&output_gradient, b]);
+        self.make_repeated(1, OpKind::Mul, &[&output_gradient, a]);
+    }
+
+    /// `c = a - b` has `da = dc` and `db = -dc`.
+    fn sub(&mut self) {
+        let output_gradient = self.output_gradient();
+        self.repeated(0, &output_gradient);
+        self.make_negative(1, output_gradient);
+    }
+
+    /// `c = a / b` has `da = dc / b` and `db = -c dc / b`.
+    fn div(&mut self) {
+        let output_gradient = self.output_gradient();
+        let share = self.inner(0, OpKind::Div, &[&output_gradient, &self.op.inputs[1]]);
+        self.repeated(0, &share);
+        if self.is_needed[1] {
+            let product = self.inner(1, OpKind::Mul, &[&share, &self.op.outputs[0]]);
+            self.make_negative(1, product);
         }
+    }
+
+    /// The larger or smaller of two has the slope where it was chosen; the second, where they are equal.
+    fn chosen(&mut self, above: usize, below: usize) {
+        let output_gradient = self.output_gradient();
+        let operands = [&*self.op.inputs[above], &*self.op.inputs[below]];
+        let is_first = self.inner(0, OpKind::Greater, &operands);
+        let first = self.inner(0, OpKind::Mul, &[&output_gradient, &is_first]);
+        self.repeated(0, &first);
+        if self.is_needed[1] {
+            let second = self.inner(1, OpKind::Sub, &[&output_gradient, &first]);
+            self.repeated(1, &second);
+        }
+    }
+
+    fn pow(&mut self) {
+        let output_gradient = self.output_gradient();
+        for (place, exponent) in [(0, false), (1, true)] {
+            let inputs = [&*self.op.inputs[0], &*self.op.inputs[1], &output_gradient];
+            self.make_repeated(place, OpKind::PowGradient { exponent }, &inputs);
+        }
+    }
+
+    /// `y = sqrt(x)` has `dx = dy / (2 y)`.
+    fn sqrt(&mut self) {
+        let output_gradient = self.output_gradient();
+        let quotient = self.inner(0, OpKind::Div, &[&output_gradient, &self.op.outputs[0]]);
+        self.make(0, OpKind::Scale { factor: 0.5 }, &[&quotient]);
     }
 
     /// A function whose derivative is computed from its value.

@@ -35,8 +35,9 @@ impl Arithmetic for CpuArithmetic {
                 OpKind::Matmul { transpose_left, transpose_right },
                 [VariableValue::Dense(left), VariableValue::Dense(right)],
             ) => matmul(left, *transpose_left, right, *transpose_right),
-            (OpKind::Add, [VariableValue::Dense(x), VariableValue::Dense(y)]) => repeating(x, y, rows::PairOp::Add),
-            (OpKind::Mul, [VariableValue::Dense(x), VariableValue::Dense(y)]) => repeating(x, y, rows::PairOp::Mul),
+            (kind, [VariableValue::Dense(x), VariableValue::Dense(y)]) if let Some(pair) = rows::PairOp::of(kind) => {
+                repeating(x, y, pair)
+            }
             (OpKind::SumTo, [VariableValue::Dense(x), VariableValue::Dense(like)]) => sum_to(x, like),
             (kind, inputs) => convolution::output(kind, inputs),
         };
@@ -79,16 +80,21 @@ fn is_row(whole: &Tensor, small: &Tensor) -> bool {
     whole.shape().ends_with(small.shape()) && !small.elements().is_empty()
 }
 
+/// Either operand may be the row.
 fn repeating(x: &Tensor, y: &Tensor, pair: rows::PairOp) -> Option<Tensor> {
-    if !is_row(x, y) {
+    let shape = if is_row(x, y) {
+        x.shape()
+    } else if is_row(y, x) {
+        y.shape()
+    } else {
         return None;
-    }
+    };
     let elements = match (x.elements(), y.elements()) {
-        (Elements::Float32(whole), Elements::Float32(row)) => Elements::Float32(rows::repeating(whole, row, pair)),
-        (Elements::Float64(whole), Elements::Float64(row)) => Elements::Float64(rows::repeating(whole, row, pair)),
+        (Elements::Float32(x), Elements::Float32(y)) => Elements::Float32(rows::repeating(x, y, pair)),
+        (Elements::Float64(x), Elements::Float64(y)) => Elements::Float64(rows::repeating(x, y, pair)),
         _ => return None,
     };
-    Some(Tensor::new(x.shape(), elements))
+    Some(Tensor::new(shape, elements))
 }
 
 fn sum_to(x: &Tensor, like: &Tensor) -> Option<Tensor> {

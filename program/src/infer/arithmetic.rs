@@ -5,7 +5,7 @@ use crate::variable::{Dim, VariableFacts};
 use pserver_core::dtype::ElementType;
 use pserver_core::rows::RowLayout;
 
-use super::network;
+use super::math::{self, repeats_to};
 use super::operands::Operands;
 
 type InferredOutputs = Result<Vec<VariableFacts>, String>;
@@ -17,10 +17,6 @@ pub(super) fn outputs(operands: &Operands<'_>) -> InferredOutputs {
         OpKind::Matmul { transpose_left, transpose_right } => {
             inputs(2)?;
             matmul(operands, *transpose_left, *transpose_right)
-        }
-        OpKind::Add | OpKind::Mul => {
-            inputs(2)?;
-            repeating(operands)
         }
         OpKind::Scale { factor } => {
             inputs(1)?;
@@ -139,7 +135,7 @@ fn gradients(operands: &Operands<'_>) -> InferredOutputs {
             inputs(2)?;
             lookup_table_gradient(operands, *height)
         }
-        _ => network::outputs(operands),
+        _ => math::outputs(operands),
     }
 }
 
@@ -153,23 +149,6 @@ fn matmul(operands: &Operands<'_>, transpose_left: bool, transpose_right: bool) 
         return Err(operands.misfit(1, &format!("{element_type}{shape}, to be multiplied with {}", operands.input(0))));
     }
     Ok(vec![VariableFacts::dense(element_type, [rows, width])])
-}
-
-/// Element by element, the second repeating where it is smaller.
-fn repeating(operands: &Operands<'_>) -> InferredOutputs {
-    let (element_type, shape) = operands.floats(0)?;
-    let (small_type, small) = operands.floats(1)?;
-    if small_type != element_type || !repeats_to(small, shape) {
-        let whole = operands.input(0);
-        return Err(operands.misfit(1, &format!("the last dimensions of {whole}, or 1 where it repeats")));
-    }
-    Ok(vec![VariableFacts::dense(element_type, shape)])
-}
-
-/// Whether `small` is the last dimensions of `shape`, or 1 in their place.
-fn repeats_to(small: &[Dim], shape: &[Dim]) -> bool {
-    let mut pairs = small.iter().rev().zip(shape.iter().rev());
-    small.len() <= shape.len() && pairs.all(|(small, whole)| small == whole || *small == Dim::Fixed(1))
 }
 
 fn same(operands: &Operands<'_>) -> InferredOutputs {

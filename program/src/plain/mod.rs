@@ -76,8 +76,6 @@ fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOu
         OpKind::Matmul { transpose_left, transpose_right } => {
             matrix::product::<R>(x, second(), *transpose_left, *transpose_right)
         }
-        OpKind::Add => pointwise::repeating::<R>(x, second(), |a, b| a + b),
-        OpKind::Mul => pointwise::repeating::<R>(x, second(), |a, b| a * b),
         OpKind::Scale { factor } => {
             let factor = R::nearest(*factor);
             pointwise::map::<R>(x, |x| factor * x)
@@ -98,7 +96,7 @@ fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOu
             Tensor::new(x.shape(), R::wrap(vec![slope; x.elements().len()]))
         }
         OpKind::LookupTable => table::lookup::<R>(x, second())?,
-        kind => match window::output::<R>(kind, inputs) {
+        kind => match pointwise::outputs::<R>(kind, inputs).or_else(|| window::output::<R>(kind, inputs)) {
             Some(output) => output,
             None => return loss::outputs::<R>(kind, inputs),
         },

@@ -38,6 +38,12 @@ pub(super) trait TensorReal:
     fn tanh(self) -> Self;
     /// Without its sign.
     fn abs(self) -> Self;
+    /// The square root.
+    fn sqrt(self) -> Self;
+    /// A power with a real exponent.
+    fn powf(self, exponent: Self) -> Self;
+    /// Whether it is no number.
+    fn is_nan(self) -> bool;
 
     /// A number of elements, rounded to this type.
     #[must_use]
@@ -92,6 +98,18 @@ macro_rules! real {
 
             fn abs(self) -> Self {
                 $type::abs(self)
+            }
+
+            fn sqrt(self) -> Self {
+                $type::sqrt(self)
+            }
+
+            fn powf(self, exponent: Self) -> Self {
+                $type::powf(self, exponent)
+            }
+
+            fn is_nan(self) -> bool {
+                $type::is_nan(self)
             }
         }
     };

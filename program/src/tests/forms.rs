@@ -58,6 +58,7 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
     let steps = WindowSteps { stride: [small % 2 + 1, 1], padding: if yes { [0, 0] } else { [small, 3] } };
     match KINDS[place] {
         "matmul" => OpKind::Matmul { transpose_left: yes, transpose_right: also },
+        "pow_gradient" => OpKind::PowGradient { exponent: yes },
         "scale" => OpKind::Scale { factor: real },
         "reduce_sum" => OpKind::ReduceSum { axis: small },
         "concat" => OpKind::Concat { axis: small },

@@ -120,13 +120,24 @@ fn the_gradients_of_products_agree_with_differences() {
             weighed(p, p.matmul_transposed(a, left, b, right), &[2, 4])
         });
     }
-    for shape in [&[2, 3][..], &[3], &[1, 3], &[2, 1], &[1], &[]] {
-        check(&format!("add {shape:?}"), |p| {
-            weighed(p, p.add(parameter(p, "a", &[2, 3]), parameter(p, "b", shape)), &[2, 3])
-        });
-        check(&format!("mul {shape:?}"), |p| {
-            weighed(p, p.mul(parameter(p, "a", &[2, 3]), parameter(p, "b", shape)), &[2, 3])
-        });
+    let away = |p: &Builder, name, shape: &[u64]| p.exp(parameter(p, name, shape));
+    let pairs: [(&str, Pair, bool); 7] = [
+        ("add", Builder::add, false),
+        ("mul", Builder::mul, false),
+        ("sub", Builder::sub, false),
+        ("max", Builder::max, false),
+        ("min", Builder::min, false),
+        ("div", Builder::div, true),
+        ("pow", Builder::pow, true),
+    ];
+    for (name, pair, is_positive) in pairs {
+        for (left, right) in BROADCAST {
+            check(&format!("{name} {left:?} {right:?}"), |p| {
+                let made =
+                    if is_positive { away } else { |p: &Builder, name, shape: &[u64]| parameter(p, name, shape) };
+                weighed(p, pair(p, made(p, "a", left), made(p, "b", right)), &[2, 3])
+            });
+        }
     }
     check("scale", |p| weighed(p, p.scale(parameter(p, "a", &[2, 3]), -2.5), &[2, 3]));
     check("a batch's product", |p| {
@@ -135,11 +146,77 @@ fn the_gradients_of_products_agree_with_differences() {
     });
 }
 
+/// A method of the builder for an op of two operands.
+type Pair = fn(&Builder, Symbol, Symbol) -> Symbol;
+
+/// Shapes whose broadcast is `[2, 3]`.
+const BROADCAST: [(&[u64], &[u64]); 10] = [
+    (&[2, 3], &[2, 3]),
+    (&[2, 3], &[3]),
+    (&[2, 3], &[1, 3]),
+    (&[2, 3], &[2, 1]),
+    (&[2, 3], &[1]),
+    (&[2, 3], &[]),
+    (&[3], &[2, 3]),
+    (&[], &[2, 3]),
+    (&[2, 1], &[1, 3]),
+    (&[2, 1], &[3]),
+];
+
+#[test]
+fn a_gradient_goes_to_one_of_the_operands_and_only_where_it_is_needed() {
+    let fixed = |p: &Builder| p.data("x", F64, [Dim::Batch, Dim::Fixed(3)]);
+    for (name, pair) in
+        [("sub", Builder::sub as Pair), ("div", Builder::div), ("max", Builder::max), ("min", Builder::min)]
+    {
+        check(&format!("{name} of data"), |p| p.mean(pair(p, fixed(p), parameter(p, "a", &[3]))));
+        check(&format!("{name} by data"), |p| p.mean(pair(p, parameter(p, "a", &[3]), fixed(p))));
+    }
+    check("a power of a negative number", |p| {
+        let three = p.scale(p.sign(p.exp(parameter(p, "a", &[2]))), 3.0);
+        weighed(p, p.pow(parameter(p, "b", &[2]), three), &[2])
+    });
+}
+
+/// The gradient of the parameter `x`, which begins with one value, by the mean of what is built of it.
+fn slope_at(value: f64, build: impl Fn(&Builder, Symbol) -> Symbol) -> f64 {
+    let p = Builder::new();
+    let x = p.parameter("x", F64, &[1], Initializer::Constant(value), 0);
+    p.named("loss", p.mean(build(&p, x)));
+    let mut program = p.finish().unwrap().into_program();
+    let gradients = append_backward(&mut program, "loss").unwrap();
+    let graph = Graph::new(program).unwrap();
+    let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
+    let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels).unwrap();
+    run.step().unwrap();
+    floats(run.value(&gradients[0].gradient).unwrap())[0]
+}
+
+#[test]
+fn a_slope_where_there_is_a_kink_is_as_documented() {
+    let one = |p: &Builder, x| p.exp(p.scale(x, 0.0));
+    assert_eq!(slope_at(0.0, |p, x| p.abs(x)), 0.0);
+    assert_eq!(slope_at(-2.0, |p, x| p.abs(x)), -1.0);
+    assert_eq!(slope_at(0.0, |p, x| p.max(x, p.scale(x, 5.0))), 5.0, "the second of equals");
+    assert_eq!(slope_at(0.0, |p, x| p.min(x, p.scale(x, 5.0))), 5.0, "the second of equals");
+    assert_eq!(slope_at(0.0, |p, x| p.pow(x, p.scale(one(p, x), 2.0))), 0.0);
+    assert_eq!(slope_at(0.0, |p, x| p.pow(x, one(p, x))), 1.0);
+    assert_eq!(slope_at(0.0, |p, x| p.pow(x, x)), 0.0, "zero where the exponent or the base is");
+}
+
 #[test]
 fn the_gradients_of_functions_agree_with_differences() {
     check("relu", |p| weighed(p, p.relu(parameter(p, "a", &[3, 5])), &[3, 5]));
     check("sigmoid", |p| weighed(p, p.sigmoid(parameter(p, "a", &[3, 5])), &[3, 5]));
     check("tanh", |p| weighed(p, p.tanh(parameter(p, "a", &[3, 5])), &[3, 5]));
+    check("exp", |p| weighed(p, p.exp(parameter(p, "a", &[3, 5])), &[3, 5]));
+    check("log", |p| weighed(p, p.log(p.exp(parameter(p, "a", &[3, 5]))), &[3, 5]));
+    check("log of a sum", |p| {
+        let sum = p.add(p.exp(parameter(p, "a", &[3, 5])), p.sigmoid(parameter(p, "b", &[5])));
+        weighed(p, p.log(sum), &[3, 5])
+    });
+    check("sqrt", |p| weighed(p, p.sqrt(p.exp(parameter(p, "a", &[3, 5]))), &[3, 5]));
+    check("abs", |p| weighed(p, p.abs(parameter(p, "a", &[3, 5])), &[3, 5]));
     check("mean", |p| p.mean(parameter(p, "a", &[3, 5])));
     check("cast there and back", |p| weighed(p, p.cast(p.cast(parameter(p, "a", &[4]), F64), F64), &[4]));
     check("softmax_with_cross_entropy", |p| {
@@ -244,7 +321,7 @@ fn random_program(prng: &mut Prng) -> Program {
     let row = parameter(&p, "row", &[3]);
     for _ in 0..1 + prng.below(8) {
         let (x, y) = (made[prng.index(made.len())], made[prng.index(made.len())]);
-        made.push(match prng.below(10) {
+        made.push(match prng.below(16) {
             0 => p.scale(p.matmul_transposed(x, prng.below(2) == 0, y, prng.below(2) == 0), 0.3),
             1 => p.scale(p.add(x, y), 0.5),
             2 => p.scale(p.add(x, row), 0.5),
@@ -257,6 +334,12 @@ fn random_program(prng: &mut Prng) -> Program {
                 let [left, right] = p.split(x, 1, [1, 2]);
                 p.concat(&[right, left], 1)
             }
+            9 => p.scale(p.sub(row, y), 0.5),
+            10 => p.scale(p.div(x, p.exp(y)), 0.3),
+            11 => p.scale(p.exp(x), 0.3),
+            12 => p.scale(p.sqrt(p.exp(x)), 0.5),
+            13 => p.scale(p.log(p.add(p.exp(x), p.exp(row))), 0.5),
+            14 => p.scale(p.pow(p.exp(x), y), 0.3),
             _ => p.scale(x, signed(prng)),
         });
     }

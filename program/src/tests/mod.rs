@@ -3,6 +3,7 @@
 mod casts;
 mod forms;
 mod gradients;
+mod math;
 mod networks;
 mod positions;
 mod random;

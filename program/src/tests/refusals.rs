@@ -27,6 +27,7 @@ fn variables() -> Vec<Variable> {
         ("table", fixed(Float32, &[9, 4]), Purpose::Parameter),
         ("b", fixed(Float32, &[3]), Purpose::Parameter),
         ("scalar", fixed(Float32, &[]), Purpose::Parameter),
+        ("one", fixed(Float32, &[1, 1]), Purpose::Parameter),
         ("wide", fixed(ElementType::Float64, &[4, 3]), Purpose::Parameter),
         ("whole", fixed(Int64, &[4, 3]), Purpose::Parameter),
         ("momentum", fixed(Float32, &[4, 3]), Purpose::State),
@@ -66,7 +67,7 @@ fn gives(kind: OpKind, inputs: &str, outputs: &str, expected: &str) {
 const MATMUL: OpKind = OpKind::Matmul { transpose_left: false, transpose_right: false };
 
 #[test]
-fn products_and_functions_say_what_does_not_fit() {
+fn products_say_what_does_not_fit() {
     gives(MATMUL, "x w", "y", "float32[batch, 3]");
     check(
         MATMUL,
@@ -90,17 +91,50 @@ fn products_and_functions_say_what_does_not_fit() {
         "y",
         "input 2 \"v\" is float32[4, 3]; expected float32[4, 4], to be multiplied with float32[4, 3]",
     );
-    for kind in [OpKind::Add, OpKind::Mul] {
+}
+
+#[test]
+fn functions_say_what_does_not_fit() {
+    let pairs =
+        [OpKind::Add, OpKind::Mul, OpKind::Sub, OpKind::Div, OpKind::Max, OpKind::Min, OpKind::Pow, OpKind::Greater];
+    for kind in pairs {
         gives(kind.clone(), "w b", "y", "float32[4, 3]");
+        gives(kind.clone(), "b w", "y", "float32[4, 3]");
         gives(kind.clone(), "x scalar", "y", "float32[batch, 4]");
+        gives(kind.clone(), "scalar x", "y", "float32[batch, 4]");
+        gives(kind.clone(), "one x", "y", "float32[batch, 4]");
         check(
             kind.clone(),
             "x b",
             "y",
-            "input 2 \"b\" is float32[3]; expected the last dimensions of float32[batch, 4], or 1 where it repeats",
+            "input 2 \"b\" is float32[3]; expected float32, and the last dimensions of float32[batch, 4], where either \
+            may be 1",
+        );
+        check(
+            kind.clone(),
+            "x table",
+            "y",
+            "input 2 \"table\" is float32[9, 4]; expected float32, and the last dimensions of float32[batch, 4], \
+            where either may be 1",
+        );
+        check(
+            kind.clone(),
+            "w wide",
+            "y",
+            "input 2 \"wide\" is float64[4, 3]; expected float32, and the last dimensions of float32[4, 3], where \
+            either may be 1",
         );
         check(kind.clone(), "whole whole", "y", "input 1 \"whole\" is int64[4, 3]; expected float32 or float64");
         check(kind, "rows b", "y", "input 1 \"rows\" is rows(float32, 9, 4); expected a dense tensor");
+    }
+    let gradient = OpKind::PowGradient { exponent: true };
+    gives(gradient.clone(), "b w v", "y", "float32[4, 3]");
+    check(gradient.clone(), "b w b", "y", "input 3 \"b\" is float32[3]; expected float32[4, 3]");
+    check(gradient, "b w", "y", "found 2 inputs; expected 3");
+    for kind in [OpKind::Sqrt, OpKind::Exp, OpKind::Log, OpKind::Abs, OpKind::Sign] {
+        gives(kind.clone(), "x", "y", "float32[batch, 4]");
+        check(kind.clone(), "label", "y", "input 1 \"label\" is int64[batch]; expected float32 or float64");
+        check(kind, "x x", "y", "found 2 inputs; expected 1");
     }
     for kind in [OpKind::Relu, OpKind::Sigmoid, OpKind::Tanh, OpKind::Mean, OpKind::Scale { factor: 2.0 }] {
         check(kind.clone(), "label", "y", "input 1 \"label\" is int64[batch]; expected float32 or float64");

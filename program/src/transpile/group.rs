@@ -179,9 +179,20 @@ impl OpGroup {
             let whole = |facts: &VariableFacts| is_cut_along(facts, shape);
             match &node.kind {
                 OpKind::Update { .. } => node.rule.as_ref().is_some_and(|rule| rule.rule().is_element_wise()),
-                OpKind::Scale { .. } | OpKind::Cast { .. } | OpKind::Sum | OpKind::Add | OpKind::Mul => {
-                    touched.all(|index| whole(&graph.variable(*index).facts))
-                }
+                OpKind::Scale { .. }
+                | OpKind::Cast { .. }
+                | OpKind::Sum
+                | OpKind::Add
+                | OpKind::Mul
+                | OpKind::Sub
+                | OpKind::Div
+                | OpKind::Max
+                | OpKind::Min
+                | OpKind::Pow
+                | OpKind::Sqrt
+                | OpKind::Exp
+                | OpKind::Log
+                | OpKind::Abs => touched.all(|index| whole(&graph.variable(*index).facts)),
                 _ => false,
             }
         };
