@@ -97,6 +97,8 @@ fn imported_programs_train_as_paddle_trains_them() {
         "linear_adam",
         "fc_adam_l2",
         "fc_adamw",
+        "fc_adamw_clip",
+        "functions",
         "embedding_sparse_sgd",
         "embedding_dense_sgd",
         "embedding_sparse_adagrad",
@@ -125,9 +127,25 @@ fn what_has_no_counterpart_is_refused_by_op_and_variable() {
              expected false, because the op update moves every row's moments",
         ),
         (
-            "fc_adamw_clip",
-            "main program: found the gradient of \"fc_0.b_0\" clipped by the global norm 0.2; expected no clipping, \
-             which is not mapped",
+            "refused_dropout",
+            "main program, block 0, op 2 dropout: found an op that is not mapped; docs/PROGRAMS.md has the list",
+        ),
+        (
+            "refused_stop_gradient",
+            "main program, block 0, op 3 mul: found no gradient of \"tanh_0.tmp_0\" in the backward part; expected \
+             one, because the loss depends on a parameter through it: variables of stop_gradient are not mapped",
+        ),
+        (
+            "refused_frozen",
+            "main program, block 0, op 2 mul: found no gradient of \"fc_1.w_0\" in the backward part; expected \
+             one, because the loss depends on a parameter through it: variables of stop_gradient are not mapped",
+        ),
+        ("refused_branch", "the main program has 5 blocks; expected 1, without loops and branches"),
+        ("refused_padding", "main program, block 0, op 0 lookup_table_v2: found padding_idx 0; expected -1"),
+        (
+            "refused_rmsprop",
+            "main program, block 0, op 15 rmsprop: found an op of the optimizer part that is not mapped; expected sgd, \
+             momentum, adagrad, adam, adamw, an L2 regularizer or clipping of dense gradients by their global norm",
         ),
     ] {
         assert_eq!(import(name).map(|import| import.program.to_string()), Err(expected.to_owned()), "{name}");

@@ -126,10 +126,18 @@ impl<'a> ForwardPart<'a> {
             "mul" | "matmul" | "matmul_v2" => self.product(op),
             "elementwise_add" => self.pair(op, OpKind::Add),
             "elementwise_mul" => self.pair(op, OpKind::Mul),
-            "elementwise_sub" => self.difference(op),
+            "elementwise_sub" => self.pair(op, OpKind::Sub),
+            "elementwise_div" => self.pair(op, OpKind::Div),
+            "elementwise_max" => self.pair(op, OpKind::Max),
+            "elementwise_min" => self.pair(op, OpKind::Min),
+            "elementwise_pow" => self.pair(op, OpKind::Pow),
             "relu" => self.unary(op, OpKind::Relu),
             "sigmoid" => self.unary(op, OpKind::Sigmoid),
             "tanh" => self.unary(op, OpKind::Tanh),
+            "sqrt" => self.unary(op, OpKind::Sqrt),
+            "exp" => self.unary(op, OpKind::Exp),
+            "log" => self.unary(op, OpKind::Log),
+            "abs" => self.unary(op, OpKind::Abs),
             "scale" => self.scale(op),
             "square" => {
                 let (x, out) = self.one_to_one(op)?;
@@ -151,7 +159,7 @@ impl<'a> ForwardPart<'a> {
             "concat" => self.concat(op),
             "split" => self.split(op),
             "fill_constant" => self.fill(op),
-            _ => Err(op.refuse("found an op that is not mapped; docs/PROGRAMS.md lists those that are")),
+            _ => Err(op.refuse("found an op that is not mapped; docs/PROGRAMS.md has the list")),
         }
     }
 
@@ -221,8 +229,8 @@ impl<'a> ForwardPart<'a> {
         Ok(())
     }
 
-    /// The operands of an element-wise op of two, and its output.
-    fn operands(&mut self, op: &PaddleOp<'a>) -> Result<[&'a str; 3], Failure> {
+    /// An element-wise op of two, whose shapes are aligned at the last dimension.
+    fn pair(&mut self, op: &PaddleOp<'a>, kind: OpKind) -> Result<(), Failure> {
         op.check_slots(&["X", "Y"])?;
         let (x, y, out) = (op.input("X")?, op.input("Y")?, op.output("Out")?);
         self.follow(op, &[x, y], out)?;
@@ -232,25 +240,7 @@ impl<'a> ForwardPart<'a> {
             let expected = format!("-1 or {}, which aligns {y:?} with the last dimensions of {x:?}", long - short);
             return Err(op.refuse(format!("found axis {axis}; expected {expected}")));
         }
-        Ok([x, y, out])
-    }
-
-    /// The larger operand comes first.
-    fn pair(&mut self, op: &PaddleOp<'a>, kind: OpKind) -> Result<(), Failure> {
-        let [x, y, out] = self.operands(op)?;
-        let is_larger = self.shape(x)?.len() >= self.shape(y)?.len();
-        let inputs = if is_larger { [x, y] } else { [y, x] };
-        self.push(op, kind, &inputs, &[out]);
-        Ok(())
-    }
-
-    fn difference(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
-        let [x, y, out] = self.operands(op)?;
-        let negative = format!("{out}@negative");
-        self.push(op, OpKind::Scale { factor: -1.0 }, &[y], &[&negative]);
-        let is_larger = self.shape(x)?.len() >= self.shape(y)?.len();
-        let inputs = if is_larger { [x, &negative] } else { [&negative, x] };
-        self.push(op, OpKind::Add, &inputs, &[out]);
+        self.push(op, kind, &[x, y], &[out]);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pserver_core::error::Failure;
 
 use super::paddle_op::{PaddleOp, PaddleRole};
-use super::paddle_variables::{self, PaddleVariables};
+use super::paddle_variables::PaddleVariables;
 
 /// The end of a gradient's name, after the name of its variable.
 const GRADIENT: &str = "@GRAD";
@@ -49,24 +49,25 @@ pub(super) fn check_ways(
             influenced.extend(op.all_outputs());
         }
     }
+    let written = backward.iter().flat_map(PaddleOp::all_outputs).filter(|name| *name != EMPTY);
+    let with_gradient: BTreeSet<&str> =
+        written.filter_map(|name| name.split_once(GRADIENT)).map(|(name, _)| name).collect();
     let mut needed = BTreeSet::from([loss]);
-    for op in forward.iter().rev().filter(|op| op.kind() != "cast") {
-        if op.all_outputs().any(|name| needed.contains(name)) {
-            needed.extend(op.all_inputs().filter(|name| is_influenced(name, &influenced)));
+    for op in forward.iter().rev() {
+        if !op.all_outputs().any(|name| needed.contains(name)) {
+            continue;
+        }
+        for name in op.all_inputs().filter(|name| is_influenced(name, &influenced)) {
+            if !with_gradient.contains(name) {
+                return Err(op.refuse(format!(
+                    "found no gradient of {name:?} in the backward part; expected one, because the loss depends on a \
+                     parameter through it: variables of stop_gradient are not mapped"
+                )));
+            }
+            needed.insert(name);
         }
     }
-    let written: BTreeSet<&str> =
-        backward.iter().flat_map(PaddleOp::all_outputs).filter(|name| *name != EMPTY).collect();
-    let with_gradient: BTreeSet<&str> =
-        written.iter().filter_map(|name| name.split_once(GRADIENT)).map(|(name, _)| name).collect();
-    match needed.iter().find(|name| !with_gradient.contains(*name)) {
-        Some(name) => Err(paddle_variables::refuse(
-            name,
-            "found no gradient of it; expected one, because the loss depends on a parameter through it: variables of \
-             stop_gradient are not mapped",
-        )),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// For each gradient the parameter that it belongs to, as the ops that compute it say in `op_role_var`.

@@ -9,6 +9,7 @@
 //! Read in this order: `message.rs` (what is read of Paddle's messages), `forward.rs`, `gradients.rs`, `optimizer.rs`,
 //! `startup.rs`.
 
+mod clip;
 mod forward;
 mod gradients;
 mod message;
@@ -169,19 +170,21 @@ fn initialise(
 fn optimize(
     program: &mut Program,
     updates: &[PaddleUpdate],
-    gradients: Vec<ParameterGradient>,
+    mut gradients: Vec<ParameterGradient>,
     report: &mut Vec<String>,
 ) -> Result<(), Failure> {
-    if let Some(PaddleUpdate { parameter, clip: Some(limit), .. }) = updates.iter().find(|update| update.clip.is_some())
-    {
-        return Err(Failure::call(format!(
-            "main program: found the gradient of {parameter:?} clipped by the global norm {limit}; expected no \
-             clipping, which is not mapped"
-        )));
-    }
-    let mut by_rule: BTreeMap<&str, Vec<ParameterGradient>> = BTreeMap::new();
     let rules: BTreeMap<&str, &PaddleUpdate> =
         updates.iter().map(|update| (update.parameter.as_str(), update)).collect();
+    let limit_of = |gradient: &ParameterGradient| rules.get(gradient.parameter.as_str()).and_then(|update| update.clip);
+    gradients.sort_by_key(|gradient| limit_of(gradient).is_none());
+    let clipped = gradients.iter().filter(|gradient| limit_of(gradient).is_some()).count();
+    let clipped = &mut gradients[..clipped];
+    if let Some(limit) = clipped.first().and_then(limit_of) {
+        clip::append_clipping(program, limit, clipped)?;
+        let count = clipped.len();
+        report.push(format!("mapped: clipping of {count} gradients by their norm {limit}; servers of a job refuse it"));
+    }
+    let mut by_rule: BTreeMap<&str, Vec<ParameterGradient>> = BTreeMap::new();
     for gradient in gradients {
         let update = rules.get(gradient.parameter.as_str()).ok_or_else(|| {
             paddle_variables::refuse(&gradient.parameter, "found no op that updates this parameter; expected one")

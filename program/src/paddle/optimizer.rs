@@ -100,6 +100,9 @@ impl<'a> OptimizerPart<'a> {
             .filter(|update| update.clip.is_some())
             .map(|update| update.parameter.as_str())
             .collect();
+        if self.clipped.len() > 1 {
+            return Err(Failure::call("main program: found gradients clipped by several norms; expected one"));
+        }
         match self.clipped.iter().find(|of| **of != clipped) {
             Some(of) => Err(Failure::call(format!(
                 "main program: found gradients of {clipped:?} clipped by the norm of those of {of:?}; expected one \

@@ -80,6 +80,16 @@ def wide_deep():
     return paddle.mean(F.binary_cross_entropy_with_logits(scores, click, reduction="none"))
 
 
+def functions():
+    """Differences, quotients, roots and others, with operands that repeat on either side."""
+    x = paddle.static.data("pixels", [None, PIXELS], "float32")
+    y = paddle.static.nn.fc(x, PIXELS)
+    scale = paddle.static.create_parameter([PIXELS], "float32", name="scale")
+    root = paddle.sqrt(paddle.abs(y - scale) + paddle.exp(y * scale))
+    least = paddle.minimum(paddle.maximum(root / paddle.exp(scale), x), paddle.log(paddle.exp(y)))
+    return paddle.mean(F.square_error_cost(least, x))
+
+
 O = paddle.optimizer
 PROGRAMS = {
     "fc_sgd": (fc, lambda: O.SGD(0.1)),
@@ -98,7 +108,53 @@ PROGRAMS = {
     "embedding_sparse_adam": (embedding(True), lambda: O.Adam(0.05)),
     "embedding_lazy_adam": (embedding(True), lambda: O.Adam(0.05, lazy_mode=True)),
     "matrix_factorisation": (matrix_factorisation, lambda: O.SGD(0.1)),
+    "functions": (functions, lambda: O.SGD(0.1)),
     "wide_deep": (wide_deep, lambda: O.Adagrad(0.1)),
+}
+
+
+
+def refused(change):
+    """A network of two layers with something that has no counterpart between them."""
+
+    def network():
+        pixels = paddle.static.data("pixels", [None, PIXELS], "float32")
+        label = paddle.static.data("label", [None, 1], "int64")
+        hidden = change(paddle.static.nn.fc(pixels, HIDDEN))
+        return paddle.mean(F.softmax_with_cross_entropy(paddle.static.nn.fc(hidden, CLASSES), label))
+
+    return network
+
+
+def stopped(hidden):
+    hidden = paddle.tanh(hidden)
+    hidden.stop_gradient = True
+    return hidden
+
+
+def frozen(hidden):
+    return paddle.static.nn.fc(hidden, HIDDEN, weight_attr=paddle.ParamAttr(trainable=False))
+
+
+def looped(hidden):
+    return paddle.static.nn.cond(paddle.mean(hidden) > 0, lambda: hidden * 2.0, lambda: hidden)
+
+
+def padded():
+    words = paddle.static.data("words", [None], "int64")
+    label = paddle.static.data("label", [None, 1], "int64")
+    rows = paddle.static.nn.embedding(words, [ROWS, CLASSES], padding_idx=0)
+    return paddle.mean(F.softmax_with_cross_entropy(rows, label))
+
+
+# Only the two programs are written.
+REFUSED = {
+    "refused_dropout": (refused(lambda hidden: F.dropout(hidden, 0.5)), lambda: O.SGD(0.1)),
+    "refused_stop_gradient": (refused(stopped), lambda: O.SGD(0.1)),
+    "refused_frozen": (refused(frozen), lambda: O.SGD(0.1)),
+    "refused_branch": (refused(looped), lambda: O.SGD(0.1)),
+    "refused_padding": (padded, lambda: O.SGD(0.1)),
+    "refused_rmsprop": (fc, lambda: O.RMSProp(0.1)),
 }
 
 LIMITS = {"label": CLASSES}
@@ -138,11 +194,20 @@ def tensor(value):
     return {"shape": list(value.shape), "type": str(value.dtype), "values": value.flatten().tolist()}
 
 
-def make(name, network, optimizer):
+def build(name, network, optimizer):
+    """The main and the startup program, which are written, and the loss."""
     main, startup = paddle.static.Program(), paddle.static.Program()
     with paddle.utils.unique_name.guard(), paddle.static.program_guard(main, startup):
         loss = network()
         optimizer().minimize(loss)
+    for part, program in (("main", main), ("startup", startup)):
+        with open(os.path.join(HERE, f"{name}.{part}.pb"), "wb") as file:
+            file.write(stripped(program))
+    return main, startup, loss
+
+
+def make(name, network, optimizer):
+    main, startup, loss = build(name, network, optimizer)
     parameters = [parameter.name for parameter in main.all_parameters()]
     scope = paddle.static.Scope()
     with paddle.static.scope_guard(scope):
@@ -157,9 +222,6 @@ def make(name, network, optimizer):
             result["feeds"].append({each: tensor(value) for each, value in feed.items()})
             result["losses"].append(float(np.asarray(executor.run(main, feed=feed, fetch_list=[loss])[0]).reshape(())))
         result["after"] = values()
-    for part, program in (("main", main), ("startup", startup)):
-        with open(os.path.join(HERE, f"{name}.{part}.pb"), "wb") as file:
-            file.write(stripped(program))
     with open(os.path.join(HERE, f"{name}.json"), "w") as file:
         json.dump(result, file, separators=(",", ":"))
         file.write("\n")
@@ -170,3 +232,5 @@ if __name__ == "__main__":
     paddle.enable_static()
     for name, (network, optimizer) in PROGRAMS.items():
         make(name, network, optimizer)
+    for name, (network, optimizer) in REFUSED.items():
+        build(name, network, optimizer)
