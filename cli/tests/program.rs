@@ -245,14 +245,17 @@ fn the_quickstart_learns_in_every_mode() {
 #[test]
 fn a_rule_of_the_users_own_trains_with_no_change_to_the_server() {
     let lion = concat!(env!("CARGO_MANIFEST_DIR"), "/../core/rules/lion.rule");
-    let folder = TempDir::new().unwrap();
-    let mut command = pserver("quickstart");
-    command.args(["--rule", lion, "--set", "lr=0.001,b1=0.9,b2=0.99,wd=0", "--json", "--model-dir"]);
-    let ended = run(command.arg(folder.path()));
-    assert!(ended.status.success(), "{ended:?}");
-    let summary: serde_json::Value = serde_json::from_str(&ended.output).expect("one JSON object alone");
-    println!("lion: {}", summary["accuracy"]);
-    assert!(summary["accuracy"].as_f64().unwrap() >= 0.96, "{summary}");
+    let lamb = concat!(env!("CARGO_MANIFEST_DIR"), "/../core/rules/lamb.rule");
+    for (rule, set) in [(lion, "lr=0.001,b1=0.9,b2=0.99,wd=0"), (lamb, "lr=0.005")] {
+        let folder = TempDir::new().unwrap();
+        let mut command = pserver("quickstart");
+        command.args(["--rule", rule, "--set", set, "--json", "--model-dir"]);
+        let ended = run(command.arg(folder.path()));
+        assert!(ended.status.success(), "{ended:?}");
+        let summary: serde_json::Value = serde_json::from_str(&ended.output).expect("one JSON object alone");
+        println!("{rule}: {}", summary["accuracy"]);
+        assert!(summary["accuracy"].as_f64().unwrap() >= 0.96, "{rule}: {summary}");
+    }
 }
 
 #[test]

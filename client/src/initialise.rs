@@ -441,7 +441,7 @@ fn sparse_declaration(
     };
     if !rule.is_element_wise() {
         return refused(
-            "clip_norm is given and needs the whole gradient, of which a sparse parameter has rows; expected none"
+            "clip_norm, or sum or norm in the rule, needs the whole parameter, of which a push has rows; expected none"
                 .to_owned(),
         );
     }

@@ -241,6 +241,8 @@ pub(super) fn remedy(name: &str) -> Option<String> {
         "adamw" => "algorithm: 'adamw' adamw { }",
         "rmsprop" => "algorithm: 'rmsprop' rmsprop { }",
         "ftrl" => "algorithm: 'ftrl' ftrl { }",
+        "lamb" => "algorithm: 'lamb'",
+        "lars" => "algorithm: 'lars'",
         "lion" => "algorithm: 'lion'",
         _ => return None,
     };

@@ -256,7 +256,7 @@ fn a_rule_that_cannot_work_is_refused_with_its_place() {
     check_refused("rule: 'w = g' sgd {}", &["sgd is given and the algorithm is that of rule"]);
     check_refused("rule: 'w = g' rule_file: 'x'", &["rule and rule_file \"x\" are both given"]);
     check_refused("rule_file: '/etc/passwd'", &["only a trainer opens it"]);
-    check_refused("algorithm: 'tiger'", &["\"tiger\" is not known", "ftrl, lion, or instead of it"]);
+    check_refused("algorithm: 'tiger'", &["\"tiger\" is not known", "ftrl, lamb, lars, lion, or instead of it"]);
     let long = format!("rule: '{}w = w' clip_value: 1", "w = w*w + g;".repeat(250));
     check_refused(&long, &["operations in a rule"]);
 }
@@ -363,7 +363,10 @@ fn a_choice_without_its_message_and_a_message_without_its_choice_are_refused() {
     );
     check_refused("linear_lr {}", &["linear_lr is given and the lr_policy is that of const_lr"]);
     check_refused("optimizer: SGD algorithm: 'add'", &["\"add\"", "expected one of the two"]);
-    check_refused("algorithm: 'lamb'", &["algorithm \"lamb\" is not known", "add, sum, rmsprop, adamw, ftrl"]);
+    check_refused(
+        "algorithm: 'lookahead'",
+        &["algorithm \"lookahead\" is not known", "add, sum, rmsprop, adamw, ftrl"],
+    );
     check_refused("mode: Staleness", &["staleness_bound is not given"]);
     check_refused("home: 4096", &["home is 4096; expected a server below 4096"]);
     check_refused("mode: Async staleness_bound: 3", &["staleness_bound is 3; expected mode: Staleness"]);

@@ -1,7 +1,11 @@
 //! Named rules of the project that are defined by a text alone.
 
 /// The texts by name.
-const TEXTS: [(&str, &str); 1] = [("lion", include_str!("../../rules/lion.rule"))];
+const TEXTS: [(&str, &str); 3] = [
+    ("lamb", include_str!("../../rules/lamb.rule")),
+    ("lars", include_str!("../../rules/lars.rule")),
+    ("lion", include_str!("../../rules/lion.rule")),
+];
 
 /// The text of the rule with this name.
 pub(crate) fn text(name: &str) -> Option<&'static str> {

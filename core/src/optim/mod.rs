@@ -32,6 +32,7 @@ mod norm;
 mod plain;
 mod prepared;
 mod range;
+mod reduce;
 mod rule;
 mod schedule;
 #[cfg(test)]
@@ -45,5 +46,6 @@ pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};
 pub use plain::{add_scaled, assert_gradients_fit, sum, sum_scaled, update};
 pub use prepared::{Formula, Numbers, Prepared};
 pub(crate) use range::Range;
+pub use reduce::{ReducedPiece, reduce};
 pub use rule::{Regularizer, Rule};
 pub use schedule::Schedule;

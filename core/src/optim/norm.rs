@@ -1,7 +1,8 @@
-//! Norm of a whole gradient, computed from its chunks.
+//! Sums and norms of a whole parameter, computed from its chunks.
 
 use crate::dtype::ElementType;
 use crate::limits::CHUNK_BYTES_MIN;
+use crate::rule::ssa::ReductionKind;
 
 use super::element::OptimizerReal;
 
@@ -35,19 +36,29 @@ pub fn square_sum(element_type: ElementType, values: &[u8]) -> f64 {
 ///
 /// When the type is not f32 or f64, or the bytes are not whole elements.
 pub fn square_sums(element_type: ElementType, values: &[u8], out: &mut impl FnMut(f64)) {
+    block_sums(ReductionKind::SquareSum, element_type, values, out);
+}
+
+/// As [`square_sums`], of the elements or of their squares.
+///
+/// # Panics
+///
+/// As [`square_sums`].
+pub(super) fn block_sums(kind: ReductionKind, element_type: ElementType, values: &[u8], out: &mut impl FnMut(f64)) {
     match element_type {
-        ElementType::Float32 => blocks::<f32>(values, out),
-        ElementType::Float64 => blocks::<f64>(values, out),
-        other => {
-            panic!("a merged gradient of type {other} has no norm; expected float32 or float64")
-        }
+        ElementType::Float32 => blocks::<f32>(kind, values, out),
+        ElementType::Float64 => blocks::<f64>(kind, values, out),
+        other => panic!("elements of type {other} have no norm; expected float32 or float64"),
     }
 }
 
-fn blocks<E: OptimizerReal>(values: &[u8], out: &mut impl FnMut(f64)) {
+fn blocks<E: OptimizerReal>(kind: ReductionKind, values: &[u8], out: &mut impl FnMut(f64)) {
     assert!(values.len().is_multiple_of(E::BYTES), "{} bytes are not whole elements", values.len());
     for block in values.chunks(SQUARE_BLOCK_BYTES as usize) {
-        let squares = block.chunks_exact(E::BYTES).map(|element| E::read(element, 0).widen().powi(2));
-        out(squares.fold(0.0, |total, square| total + square));
+        let elements = block.chunks_exact(E::BYTES).map(|element| E::read(element, 0).widen());
+        out(match kind {
+            ReductionKind::Sum => elements.fold(0.0, |total, element| total + element),
+            ReductionKind::SquareSum => elements.fold(0.0, |total, element| total + element.powi(2)),
+        });
     }
 }

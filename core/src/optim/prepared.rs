@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::Failure;
-use crate::rule::ssa::{Lowered, StateResult};
+use crate::rule::ssa::{Lowered, RuleReduction, StateResult};
 use crate::rule::{CheckedRule, RuleSettings, lower};
 
 use super::algorithm::Algorithm;
@@ -79,18 +79,34 @@ impl Prepared {
         self.code.as_ref().is_some_and(|code| code.counts())
     }
 
+    /// The reductions of its code, in the order in which they are computed.
+    #[must_use]
+    pub fn reductions(&self) -> &[RuleReduction] {
+        self.code.as_ref().map_or(&[], |code| code.reductions())
+    }
+
     /// The computation of this update. `scalars` is a buffer for its numbers; its content is replaced.
     ///
     /// # Panics
     ///
-    /// As [`Rule::inputs`].
+    /// As [`Rule::inputs`], and when the rule has reductions; see [`formula_reduced`](Self::formula_reduced).
     #[must_use]
     pub fn formula<'a>(&'a self, step: &Step, scalars: &'a mut Vec<f64>) -> Formula<'a> {
+        self.formula_reduced(step, &[], scalars)
+    }
+
+    /// The computation of this update, with the values that [`reduce`](super::reduce) gave for it.
+    ///
+    /// # Panics
+    ///
+    /// As [`Rule::inputs`], and when a reduction's value is missing.
+    #[must_use]
+    pub fn formula_reduced<'a>(&'a self, step: &Step, reduced: &[f64], scalars: &'a mut Vec<f64>) -> Formula<'a> {
         let inputs = self.rule.inputs(step);
         let scale = inputs.gradient_scale;
         match (&self.code, &self.rule.algorithm) {
             (Some(code), _) => {
-                code.evaluate(&inputs, scalars);
+                code.evaluate(&inputs, reduced, scalars);
                 Formula::Rule { code, scalars }
             }
             (None, Algorithm::Sum) => Formula::Sum { scale },
@@ -112,17 +128,22 @@ pub struct Numbers {
 type StepBits = (u64, Option<u64>, Option<u64>, u64);
 
 impl Numbers {
-    /// The computation of an update by a rule.
+    /// The computation of an update by a rule, with the values of its reductions. Those are not compared: an update
+    /// with reductions is not kept.
     ///
     /// # Panics
     ///
-    /// As [`Rule::inputs`].
+    /// As [`Prepared::formula_reduced`].
     #[must_use]
-    pub fn formula<'a>(&'a mut self, rule: &'a Arc<Prepared>, step: &Step) -> Formula<'a> {
+    pub fn formula<'a>(&'a mut self, rule: &'a Arc<Prepared>, step: &Step, reduced: &[f64]) -> Formula<'a> {
         let Some(code) = &rule.code else { return rule.formula(step, &mut self.scalars) };
+        if !reduced.is_empty() {
+            self.of = None;
+            return rule.formula_reduced(step, reduced, &mut self.scalars);
+        }
         let bits = (step.version.0, step.rate.map(f64::to_bits), step.norm.map(f64::to_bits), step.scale.to_bits());
         if !matches!(&self.of, Some((known, of)) if Arc::ptr_eq(known, rule) && *of == bits) {
-            code.evaluate(&rule.rule.inputs(step), &mut self.scalars);
+            code.evaluate(&rule.rule.inputs(step), &[], &mut self.scalars);
             self.of = Some((Arc::clone(rule), bits));
         }
         Formula::Rule { code, scalars: &self.scalars }

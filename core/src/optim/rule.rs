@@ -58,10 +58,17 @@ impl Default for Rule {
 
 impl Rule {
     /// Whether an element's update needs only that element's gradient, so that the parameter may be updated in
-    /// pieces. False with `clip_norm`, which needs the whole gradient's norm first.
+    /// pieces. False with `clip_norm`, which needs the whole gradient's norm first, and for a rule's text with `sum` or
+    /// `norm`.
     #[must_use]
     pub fn is_element_wise(&self) -> bool {
-        self.clip_norm.is_none()
+        self.clip_norm.is_none() && !self.has_reductions()
+    }
+
+    /// Whether its text needs numbers of the whole parameter; see [`reduce`](super::reduce()).
+    #[must_use]
+    pub fn has_reductions(&self) -> bool {
+        matches!(&self.algorithm, Algorithm::Custom(written) if written.has_reductions())
     }
 
     /// The names of the state tensors, in the order [`update`](super::update) takes them. Each has the parameter's

@@ -8,6 +8,7 @@ use super::*;
 use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
+use crate::port::{Kernels, Plain, Update};
 use crate::rule::reference::ParameterPiece;
 use crate::rule::{CheckedRule, UpdateInputs};
 
@@ -148,8 +149,8 @@ fn the_numbers_of_an_update_are_its_own_whatever_came_before() {
                 for rule in rules.iter().chain(&rules[..1]) {
                     let step = Step { version: Version(version), rate, norm: Some(norm), scale };
                     let expected = bits(rule.formula(&step, &mut Vec::new()));
-                    assert_eq!(bits(numbers.formula(rule, &step)), expected, "{:?} at {step:?}", rule.rule());
-                    assert_eq!(bits(numbers.formula(rule, &step)), expected, "the same once more");
+                    assert_eq!(bits(numbers.formula(rule, &step, &[])), expected, "{:?} at {step:?}", rule.rule());
+                    assert_eq!(bits(numbers.formula(rule, &step, &[])), expected, "the same once more");
                 }
             }
         }
@@ -592,4 +593,135 @@ proptest! {
             prop_assert!(close(*found, *expected), "{:?}: {} {}", rule, found, expected);
         }
     }
+}
+
+/// Elements of a parameter of more than one block, so that a total is over several.
+const REDUCED: usize = 2500;
+
+/// A parameter, two states and the gradients of updates, all about 1.
+fn varied(seed: usize) -> Vec<f64> {
+    (0..REDUCED).map(|index| f64::from(u32::try_from((index * 37 + seed * 11) % 101).unwrap()) / 50.0 - 1.0).collect()
+}
+
+fn norm(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|value| value * value).sum::<f64>().sqrt()
+}
+
+/// LAMB as its authors wrote it.
+fn lamb(weights: &mut [f64], states: &mut [Vec<f64>; 2], gradient: &[f64], count: i32) {
+    let [first, second] = states;
+    let step: Vec<f64> = (0..weights.len())
+        .map(|at| {
+            first[at] = 0.9 * first[at] + 0.1 * gradient[at];
+            second[at] = 0.999 * second[at] + 0.001 * gradient[at] * gradient[at];
+            let (m, v) = (first[at] / (1.0 - 0.9_f64.powi(count)), second[at] / (1.0 - 0.999_f64.powi(count)));
+            m / (v.sqrt() + 1e-6) + 0.01 * weights[at]
+        })
+        .collect();
+    let (length, of_step) = (norm(weights.iter().copied()), norm(step.iter().copied()));
+    let trust = if length > 0.0 && of_step > 0.0 { length / of_step } else { 1.0 };
+    weights.iter_mut().zip(step).for_each(|(weight, step)| *weight -= 0.1 * trust * step);
+}
+
+/// LARS as its authors wrote it, with momentum.
+fn lars(weights: &mut [f64], states: &mut [Vec<f64>; 2], gradient: &[f64], _count: i32) {
+    let (length, of_gradient) = (norm(weights.iter().copied()), norm(gradient.iter().copied()));
+    let trust = if length > 0.0 && of_gradient > 0.0 { 0.001 * length / (of_gradient + 0.01 * length) } else { 1.0 };
+    for (at, weight) in weights.iter_mut().enumerate() {
+        states[0][at] = 0.9 * states[0][at] + 0.1 * trust * (gradient[at] + 0.01 * *weight);
+        *weight -= states[0][at];
+    }
+}
+
+fn of_library(name: &str, settings: &[(&str, f64)]) -> Prepared {
+    let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let text = super::library::text(name).expect("a rule of the library");
+    let written = CheckedRule::new(text, &settings).expect("a rule");
+    Prepared::new(rule(Algorithm::Custom(Arc::new(written)), 0.1)).expect("a rule")
+}
+
+/// One update of a parameter in pieces of so many bytes; `weights` and `states` are in binary64.
+fn update_reduced(
+    rule: &Prepared,
+    version: u64,
+    weights: &mut [u8],
+    states: &mut [Vec<u8>],
+    gradient: &[u8],
+    piece: usize,
+) {
+    let element_type = ElementType::Float64;
+    let step = Step { version: Version(version), rate: None, norm: None, scale: 1.0 };
+    let reduced = reduce(&mut Plain, rule, &step, |each| {
+        for begin in (0..weights.len()).step_by(piece) {
+            let range = begin..weights.len().min(begin + piece);
+            let mut parts: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut state[range.clone()]).collect();
+            let (parameter, gradient) = (&weights[range.clone()], &gradient[range]);
+            each(ReducedPiece { element_type, parameter, states: &mut parts, gradient });
+        }
+    });
+    let mut scalars = Vec::new();
+    Plain.update(Update {
+        formula: rule.formula_reduced(&step, &reduced, &mut scalars),
+        element_type,
+        parameter: weights,
+        states: &mut states.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(),
+        gradients: &[Gradient { bytes: gradient, element_type }],
+    });
+}
+
+fn bytes_of(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[test]
+fn rules_with_norms_are_what_their_authors_wrote_and_have_the_same_bits_in_any_pieces() {
+    type Oracle = fn(&mut [f64], &mut [Vec<f64>; 2], &[f64], i32);
+    let rules: [(&str, &[(&str, f64)], Oracle); 2] = [("lamb", &[], lamb), ("lars", &[("decay", 0.01)], lars)];
+    for (name, settings, oracle) in rules {
+        let rule = of_library(name, settings);
+        assert!(!rule.rule().is_element_wise() && rule.reductions().len() == 2, "{name}");
+        let mut expected = (varied(1), [vec![0.0; REDUCED], vec![0.0; REDUCED]]);
+        let of_states = || vec![vec![0; 8 * REDUCED]; rule.states().len()];
+        let mut found = (bytes_of(&expected.0), of_states());
+        let mut in_pieces = (found.0.clone(), of_states());
+        for version in 1..=5_u8 {
+            let gradient = varied(usize::from(version) + 1);
+            oracle(&mut expected.0, &mut expected.1, &gradient, version.into());
+            let gradient = bytes_of(&gradient);
+            update_reduced(&rule, version.into(), &mut found.0, &mut found.1, &gradient, usize::MAX / 2);
+            update_reduced(&rule, version.into(), &mut in_pieces.0, &mut in_pieces.1, &gradient, 4096);
+            assert!(found == in_pieces, "{name}: pieces of 4 KiB have the bits of the whole");
+            for (bytes, expected) in found.0.as_chunks().0.iter().zip(&expected.0) {
+                let found = f64::from_le_bytes(*bytes);
+                assert!((found - expected).abs() <= 1e-12 * expected.abs().max(1e-3), "{name}: {found} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reduction_may_need_another_and_one_that_nothing_needs_is_left_out() {
+    let text = "let mean = sum(w) / sum(w * 0 + 1); let unused = norm(w); w -= lr * norm(w - mean) * sum(g)";
+    let written = CheckedRule::new(text, &BTreeMap::new()).expect("a rule");
+    let rule = Prepared::new(rule(Algorithm::Custom(Arc::new(written)), 0.5)).expect("a rule");
+    assert_eq!(rule.reductions().len(), 4, "two sums, the norm that needs them, and the gradient's sum");
+    let (mut weights, gradient) = (bytes_of(&[1.0, 2.0, 6.0]), bytes_of(&[0.5, 0.25, 0.25]));
+    update_reduced(&rule, 1, &mut weights, &mut [], &gradient, 4096);
+    let step = 0.5 * 14.0_f64.sqrt();
+    let found: Vec<f64> = weights.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+    assert!(
+        found.iter().zip([1.0, 2.0, 6.0]).all(|(found, weight)| (found - (weight - step)).abs() < 1e-12),
+        "{found:?}"
+    );
+    for (text, expected) in [
+        ("w -= lr * norm(lr)", "expected norm of a value of elements, found one number for all"),
+        ("w -= sum(g, w)", "1"),
+        ("state m = sum(w); w -= m", "made of numbers and parameters"),
+    ] {
+        let refused = CheckedRule::new(text, &BTreeMap::new()).expect_err("it is no rule").to_string();
+        assert!(refused.contains(expected), "{text}: {refused}");
+    }
+    let many: String = (0..17).map(|number| format!("w -= lr * sum(g * {number}.5)\n")).collect();
+    let refused = CheckedRule::new(&many, &BTreeMap::new()).expect_err("too many").to_string();
+    assert!(refused.contains("at most 16 different sums and norms"), "{refused}");
 }

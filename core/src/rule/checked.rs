@@ -17,6 +17,7 @@ pub struct CheckedRule {
     syntax: Syntax,
     parameters: BTreeMap<String, f64>,
     states: Vec<RuleState>,
+    has_reductions: bool,
 }
 
 /// A state tensor that a rule declares.
@@ -52,17 +53,16 @@ impl CheckedRule {
             syntax,
             parameters: BTreeMap::new(),
             states: Vec::new(),
+            has_reductions: false,
         };
         let mut lowering = Lowering::new();
         let names = lowering.add(&written.syntax, &written.settings)?;
         refuse_unused(settings, &names)?;
         written.parameters = names;
-        written.states = lowering
-            .finish()
-            .states()
-            .iter()
-            .map(|state| RuleState { name: state.name.clone(), initial: state.initial })
-            .collect();
+        let code = lowering.finish();
+        written.has_reductions = !code.reductions().is_empty();
+        written.states =
+            code.states().iter().map(|state| RuleState { name: state.name.clone(), initial: state.initial }).collect();
         Ok(written)
     }
 
@@ -96,6 +96,12 @@ impl CheckedRule {
     #[must_use]
     pub fn states(&self) -> &[RuleState] {
         &self.states
+    }
+
+    /// Whether it reduces: `sum` and `norm` need all elements of the parameter.
+    #[must_use]
+    pub fn has_reductions(&self) -> bool {
+        self.has_reductions
     }
 
     /// The syntax tree.

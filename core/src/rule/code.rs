@@ -1,12 +1,13 @@
 //! Builder of straight-line code: numbers operations, merges equal ones and folds constants.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use crate::limits::{RULE_OPS_MAX, RULE_SCALARS_MAX, STATES_MAX};
+use crate::limits::{RULE_OPS_MAX, RULE_REDUCTIONS_MAX, RULE_SCALARS_MAX, STATES_MAX};
 
 use super::ssa::{
-    Binary, Comparison, Lowered, RuleFunction, RuleOp, ScalarId, ScalarInput, ScalarInputs, ScalarOp, StateId,
-    StateResult, Unary, ValueId,
+    Binary, Comparison, Lowered, ReductionId, ReductionKind, RuleFunction, RuleOp, RuleReduction, ScalarId,
+    ScalarInput, ScalarInputs, ScalarOp, StateId, StateResult, Unary, ValueId,
 };
 
 /// An operand during code generation.
@@ -28,6 +29,8 @@ pub(super) struct CodeBuilder {
     scalars: Vec<ScalarOp>,
     ops: Vec<RuleOp>,
     places: BTreeMap<RuleOp, ValueId>,
+    /// Each with the element that it adds.
+    reductions: Vec<(ReductionKind, ValueId)>,
 }
 
 /// Inputs that are unknown while code is generated; no known value depends on them.
@@ -168,6 +171,17 @@ impl CodeBuilder {
         }
     }
 
+    /// The value of an element, added over the whole parameter.
+    pub(super) fn reduce(&mut self, kind: ReductionKind, operand: Operand) -> Operand {
+        let one = (kind, self.element(operand));
+        let place = self.reductions.iter().position(|known| *known == one).unwrap_or_else(|| {
+            self.reductions.push(one);
+            self.reductions.len() - 1
+        });
+        let id = ReductionId(u16::try_from(place).expect("a statement adds few reductions to those allowed"));
+        Operand::Scalar(self.scalar(ScalarOp::Reduced(id)))
+    }
+
     /// Powers of elements for which there is an instruction use it: `x ^ 1`, `x ^ 2` and `x ^ 0.5`.
     pub(super) fn power(&mut self, base: Operand, exponent: Operand) -> Operand {
         match (base, exponent, self.known(exponent)) {
@@ -195,6 +209,11 @@ impl CodeBuilder {
         if self.scalars.len() > RULE_SCALARS_MAX {
             return Err(format!("expected at most {RULE_SCALARS_MAX} numbers and scalars in a rule, found more"));
         }
+        if self.reductions.len() > RULE_REDUCTIONS_MAX {
+            return Err(format!(
+                "expected at most {RULE_REDUCTIONS_MAX} different sums and norms in a rule, found more"
+            ));
+        }
         Ok(())
     }
 
@@ -202,7 +221,35 @@ impl CodeBuilder {
     pub(super) fn finish(mut self, states: Vec<(String, f64, Operand)>, weight: Operand) -> Lowered {
         let mut results: Vec<ValueId> = states.iter().map(|(_, _, value)| self.element(*value)).collect();
         results.push(self.element(weight));
-        let values = self.needed_values(&results);
+        let unchanged: Vec<ValueId> =
+            (0_u16..).zip(&states).map(|(id, _)| self.op(RuleOp::State(StateId(id)))).collect();
+        let states: Vec<(String, f64)> = states.into_iter().map(|(name, initial, _)| (name, initial)).collect();
+        let whole = self.extract(&states, &results);
+        let codes: Vec<Lowered> = self
+            .reductions
+            .iter()
+            .map(|(_, element)| self.extract(&states, &[unchanged.as_slice(), &[*element]].concat()))
+            .collect();
+        let mut needed = vec![false; codes.len()];
+        whole.reads().for_each(|id| needed[id.index()] = true);
+        for (place, code) in codes.iter().enumerate().rev() {
+            if needed[place] {
+                code.reads().for_each(|id| needed[id.index()] = true);
+            }
+        }
+        let numbers = numbers(&needed);
+        let kept = self.reductions.iter().zip(codes).zip(&needed).filter(|(_, is_needed)| **is_needed);
+        let reductions = kept.map(|(((kind, _), code), _)| RuleReduction {
+            kind: *kind,
+            code: Arc::new(code.with_reductions_numbered(&numbers)),
+        });
+        let reductions = reductions.collect();
+        whole.with_reductions_numbered(&numbers).with_reductions(reductions)
+    }
+
+    /// The code that these results, the states' and the weight's, need.
+    fn extract(&self, states: &[(String, f64)], results: &[ValueId]) -> Lowered {
+        let values = self.needed_values(results);
         let scalars = self.needed_scalars(&values);
         let value = |id: ValueId| ValueId(values[id.index()].expect("what is used was kept"));
         let scalar = |id: ScalarId| ScalarId(scalars[id.index()].expect("what is used was kept"));
@@ -212,8 +259,11 @@ impl CodeBuilder {
         let kept_scalars = self.scalars.iter().enumerate().filter(|(place, _)| kept(&scalars, *place));
         let kept_scalars = kept_scalars.map(|(_, op)| op.renumbered(scalar)).collect();
         let weight = value(*results.last().expect("the weight was pushed"));
-        let states = states.into_iter().zip(&results);
-        let states = states.map(|((name, initial, _), result)| StateResult { name, initial, value: value(*result) });
+        let states = states.iter().zip(results).map(|((name, initial), result)| StateResult {
+            name: name.clone(),
+            initial: *initial,
+            value: value(*result),
+        });
         Lowered::new(kept_scalars, ops, states.collect(), weight)
     }
 
@@ -297,13 +347,13 @@ impl CodeBuilder {
         {
             return self.scalars[if truth == 0.0 { otherwise } else { then }.index()];
         }
-        if matches!(scalar, ScalarOp::Constant(_) | ScalarOp::Input(_))
+        if matches!(scalar, ScalarOp::Constant(_) | ScalarOp::Input(_) | ScalarOp::Reduced(_))
             || scalar.operands().any(|operand| self.constant_of(operand).is_none())
         {
             return scalar;
         }
         let operands: Vec<f64> = self.scalars.iter().map(|known| constant(*known).unwrap_or(f64::NAN)).collect();
-        ScalarOp::Constant(scalar.value(&NOTHING, &operands))
+        ScalarOp::Constant(scalar.value(&NOTHING, &[], &operands))
     }
 
     fn constant_of(&self, scalar: ScalarId) -> Option<f64> {
@@ -357,7 +407,7 @@ impl RuleOp {
 impl ScalarOp {
     fn renumbered(self, scalar: impl Fn(ScalarId) -> ScalarId) -> Self {
         match self {
-            Self::Constant(_) | Self::Input(_) => self,
+            Self::Constant(_) | Self::Input(_) | Self::Reduced(_) => self,
             Self::Unary(unary, operand) => Self::Unary(unary, scalar(operand)),
             Self::Binary(binary, left, right) => Self::Binary(binary, scalar(left), scalar(right)),
             Self::Compare(comparison, left, right) => Self::Compare(comparison, scalar(left), scalar(right)),

@@ -33,7 +33,7 @@ impl CheckedRule {
     ///
     /// # Panics
     ///
-    /// When the states are not as many as the rule has.
+    /// When the states are not as many as the rule has, or the rule reduces: `sum` and `norm` are of all elements.
     pub fn interpret(&self, given: &UpdateInputs, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
         assert_eq!(states.len(), self.states().len(), "the states of this rule");
         let mut names: NamedValues<'_> = BTreeMap::new();
@@ -134,6 +134,7 @@ fn call(named: NamedFunction, arguments: &[f64]) -> f64 {
         (NamedFunction::Clamp, [x, low, high]) => larger(smaller(*x, *high), *low),
         (NamedFunction::SoftThreshold, [x, threshold]) if x.abs() <= *threshold => 0.0_f64.copysign(*x),
         (NamedFunction::SoftThreshold, [x, threshold]) => x - threshold.copysign(*x),
+        (NamedFunction::Sum | NamedFunction::Norm, _) => panic!("a reduction of one element"),
         _ => unreachable!("the parser counts arguments"),
     }
 }

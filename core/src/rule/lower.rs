@@ -13,7 +13,7 @@ use crate::limits::STATES_MAX;
 use crate::text::Position;
 
 use super::code::{CodeBuilder, Operand};
-use super::ssa::{Binary, Comparison, Lowered, ScalarInput, StateId, Unary};
+use super::ssa::{Binary, Comparison, Lowered, ReductionKind, ScalarInput, StateId, Unary};
 use super::syntax::{
     ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Interval, Logic, NamedFunction, Relation, Statement,
     StatementKind, Syntax,
@@ -321,6 +321,10 @@ impl<'a> TextLowering<'a> {
         for argument in arguments {
             operands.push(self.real(argument)?);
         }
+        if let (NamedFunction::Sum | NamedFunction::Norm, [Operand::Scalar(_)]) = (named, operands.as_slice()) {
+            let name = named.name();
+            return Err(position.refuse(format!("expected {name} of a value of elements, found one number for all")));
+        }
         let code = &mut self.lowering.code;
         Ok(match (named, operands.as_slice()) {
             (NamedFunction::Absolute, [x]) => code.unary(Unary::Absolute, *x),
@@ -337,6 +341,11 @@ impl<'a> TextLowering<'a> {
                 code.binary(Binary::Maximum, kept, *low)
             }
             (NamedFunction::SoftThreshold, [x, threshold]) => soft_threshold(code, *x, *threshold),
+            (NamedFunction::Sum, [x]) => code.reduce(ReductionKind::Sum, *x),
+            (NamedFunction::Norm, [x]) => {
+                let squares = code.reduce(ReductionKind::SquareSum, *x);
+                code.unary(Unary::SquareRoot, squares)
+            }
             _ => {
                 let found = operands.len();
                 return Err(position.refuse(format!("expected {} arguments, found {found}", named.arity())));

@@ -9,7 +9,9 @@
 //! not flushed. All kernels that keep this give the bits of [`super::reference`]. Each operation documents its results
 //! for zeros and NaN; *which* NaN results is unspecified.
 
-use crate::limits::{RULE_OPS_MAX, RULE_SCALARS_MAX, STATES_MAX};
+use std::sync::Arc;
+
+use crate::limits::{RULE_OPS_MAX, RULE_REDUCTIONS_MAX, RULE_SCALARS_MAX, STATES_MAX};
 
 use super::elementary;
 
@@ -43,6 +45,18 @@ impl ScalarId {
 
 impl StateId {
     /// Its place in [`Lowered::states`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The reduction at this place in [`Lowered::reductions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReductionId(pub u16);
+
+impl ReductionId {
+    /// Its place in [`Lowered::reductions`].
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -160,6 +174,8 @@ pub enum ScalarOp {
     Constant(f64),
     /// An input of the update.
     Input(ScalarInput),
+    /// The reduction at this place in [`Lowered::reductions`].
+    Reduced(ReductionId),
     /// As on elements.
     Unary(Unary, ScalarId),
     /// As on elements.
@@ -214,6 +230,25 @@ pub struct StateResult {
     pub value: ValueId,
 }
 
+/// Addition over all elements of a parameter, in binary64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReductionKind {
+    /// Of the elements.
+    Sum,
+    /// Of their squares.
+    SquareSum,
+}
+
+/// One number of a whole parameter, computed before the update.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuleReduction {
+    /// The addition.
+    pub kind: ReductionKind,
+    /// The code of the element that is added: its [`weight`](Lowered::weight). It leaves every state as it is, has the
+    /// states of the whole rule, and reads reductions before this one only.
+    pub code: Arc<Lowered>,
+}
+
 /// A rule as straight-line code. The code is well formed (see [`new`](Self::new)), so kernels need not check it.
 ///
 /// The same `Lowered` behind the same `Arc` serves every chunk of a parameter for the life of the job; a kernel may
@@ -224,6 +259,7 @@ pub struct Lowered {
     ops: Vec<RuleOp>,
     states: Vec<StateResult>,
     weight: ValueId,
+    reductions: Vec<RuleReduction>,
 }
 
 impl Lowered {
@@ -242,7 +278,7 @@ impl Lowered {
         for (place, scalar) in scalars.iter().enumerate() {
             assert!(scalar.operands().all(|id| id.index() < place), "scalar {place} uses one that is not before it");
         }
-        let lowered = Self { scalars, ops, states, weight };
+        let lowered = Self { scalars, ops, states, weight, reductions: Vec::new() };
         for (place, op) in lowered.ops.iter().enumerate() {
             lowered.assert_operands(place, *op);
         }
@@ -250,6 +286,41 @@ impl Lowered {
             lowered.assert_real(lowered.ops.len(), result);
         }
         lowered
+    }
+
+    /// This code with the reductions that its scalars read.
+    ///
+    /// # Panics
+    /// When there are more than [`crate::limits`] allows, or code reads a reduction that is not before it.
+    #[must_use]
+    pub fn with_reductions(self, reductions: Vec<RuleReduction>) -> Self {
+        assert!(reductions.len() <= RULE_REDUCTIONS_MAX, "{} reductions", reductions.len());
+        let codes = reductions.iter().map(|reduction| reduction.code.as_ref()).chain([&self]);
+        for (place, code) in codes.enumerate() {
+            assert!(code.reads().all(|id| id.index() < place), "code {place} reads a reduction that is not before it");
+        }
+        Self { reductions, ..self }
+    }
+
+    /// The reductions, in the order in which they are computed.
+    #[must_use]
+    pub fn reductions(&self) -> &[RuleReduction] {
+        &self.reductions
+    }
+
+    /// This code with other numbers of the reductions that it reads.
+    pub(super) fn with_reductions_numbered(mut self, numbers: &[Option<u16>]) -> Self {
+        for scalar in &mut self.scalars {
+            if let ScalarOp::Reduced(id) = scalar {
+                *id = ReductionId(numbers[id.index()].expect("a reduction that is read is kept"));
+            }
+        }
+        self
+    }
+
+    /// The reductions that its scalars read.
+    pub(super) fn reads(&self) -> impl Iterator<Item = ReductionId> {
+        self.scalars.iter().filter_map(|scalar| if let ScalarOp::Reduced(id) = scalar { Some(*id) } else { None })
     }
 
     /// The scalars, in the order in which they are computed. A kernel needs only the values that
@@ -284,10 +355,15 @@ impl Lowered {
     }
 
     /// The scalars of one update, in the order of [`scalars`](Self::scalars), in place of what `values` held.
-    pub fn evaluate(&self, inputs: &ScalarInputs, values: &mut Vec<f64>) {
+    /// `reduced` has the values of the reductions that this code reads, in the order of
+    /// [`reductions`](Self::reductions).
+    ///
+    /// # Panics
+    /// When `reduced` lacks one.
+    pub fn evaluate(&self, inputs: &ScalarInputs, reduced: &[f64], values: &mut Vec<f64>) {
         values.clear();
         for scalar in &self.scalars {
-            let value = scalar.value(inputs, values);
+            let value = scalar.value(inputs, reduced, values);
             values.push(value);
         }
     }
@@ -353,7 +429,7 @@ impl ScalarOp {
     /// The scalars it uses, in order.
     pub fn operands(self) -> impl Iterator<Item = ScalarId> {
         let operands = match self {
-            Self::Constant(_) | Self::Input(_) => [None; 3],
+            Self::Constant(_) | Self::Input(_) | Self::Reduced(_) => [None; 3],
             Self::Unary(_, operand) | Self::Call(_, operand) => [Some(operand), None, None],
             Self::Binary(_, left, right) | Self::Compare(_, left, right) | Self::Power(left, right) => {
                 [Some(left), Some(right), None]
@@ -364,13 +440,14 @@ impl ScalarOp {
     }
 
     /// Its value, from those before it.
-    pub(super) fn value(self, inputs: &ScalarInputs, before: &[f64]) -> f64 {
+    pub(super) fn value(self, inputs: &ScalarInputs, reduced: &[f64], before: &[f64]) -> f64 {
         let at = |id: ScalarId| before[id.index()];
         match self {
             Self::Constant(value) => value,
             Self::Input(ScalarInput::Rate) => inputs.rate,
             Self::Input(ScalarInput::Count) => inputs.count,
             Self::Input(ScalarInput::GradientScale) => inputs.gradient_scale,
+            Self::Reduced(id) => reduced[id.index()],
             Self::Unary(unary, operand) => unary.of(at(operand)),
             Self::Binary(binary, left, right) => binary.of(at(left), at(right)),
             Self::Compare(comparison, left, right) => f64::from(u8::from(comparison.holds(at(left), at(right)))),

@@ -171,10 +171,14 @@ pub enum NamedFunction {
     Clamp,
     /// `soft_threshold(x, t)`: zero with the sign of `x` where `abs(x) <= t`, else `x - copysign(t, x)`
     SoftThreshold,
+    /// `sum(x)`: over all elements of the parameter, a number without an element
+    Sum,
+    /// `norm(x)`: the root of the sum of the squares over all elements of the parameter
+    Norm,
 }
 
 /// Every function, by the name that a text has for it.
-pub(super) const FUNCTIONS: [(&str, NamedFunction); 16] = [
+pub(super) const FUNCTIONS: [(&str, NamedFunction); 18] = [
     ("abs", NamedFunction::Absolute),
     ("sqrt", NamedFunction::SquareRoot),
     ("sign", NamedFunction::Sign),
@@ -191,6 +195,8 @@ pub(super) const FUNCTIONS: [(&str, NamedFunction); 16] = [
     ("select", NamedFunction::Select),
     ("clamp", NamedFunction::Clamp),
     ("soft_threshold", NamedFunction::SoftThreshold),
+    ("sum", NamedFunction::Sum),
+    ("norm", NamedFunction::Norm),
 ];
 
 /// Words that are no names.
@@ -201,7 +207,13 @@ impl NamedFunction {
     #[must_use]
     pub fn arity(self) -> usize {
         match self {
-            Self::Absolute | Self::SquareRoot | Self::Sign | Self::Floor | Self::Function(_) => 1,
+            Self::Absolute
+            | Self::SquareRoot
+            | Self::Sign
+            | Self::Floor
+            | Self::Function(_)
+            | Self::Sum
+            | Self::Norm => 1,
             Self::Power | Self::Minimum | Self::Maximum | Self::CopySign | Self::SoftThreshold => 2,
             Self::Select | Self::Clamp => 3,
         }

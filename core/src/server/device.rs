@@ -264,6 +264,7 @@ struct DevicePlacement {
     bytes: u64,
     of_rows: u64,
     bounded: u64,
+    reducing: u64,
     short: u64,
     refused: u64,
 }
@@ -275,6 +276,8 @@ impl DevicePlacement {
             Some(&mut self.of_rows)
         } else if matches!(job.mode, Mode::Staleness { .. }) {
             Some(&mut self.bounded)
+        } else if job.rule_of(&held.rule).rule().has_reductions() {
+            Some(&mut self.reducing)
         } else {
             None
         }
@@ -287,6 +290,7 @@ impl std::fmt::Display for DevicePlacement {
         let reasons = [
             (self.of_rows, "tables of rows"),
             (self.bounded, "bounded staleness, where admission depends on completed updates"),
+            (self.reducing, "a rule with sum or norm"),
             (self.short, "too short to be faster there"),
             (self.refused, "refused"),
         ];

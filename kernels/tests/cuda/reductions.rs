@@ -245,7 +245,7 @@ fn reckon(
     let step = Step { version: Version(count.into()), rate: None, norm: Some(total.sqrt() * scale), scale };
     let inputs = prepared.rule().inputs(&step);
     let (mut values, mut expected) = (Vec::new(), Vec::new());
-    code.evaluate(&ScalarInputs { ..inputs }, &mut values);
+    code.evaluate(&ScalarInputs { ..inputs }, &[], &mut values);
     emitted.pack(element_type, &values, &mut expected);
     let clip = clip_norm.unwrap_or(f64::INFINITY);
     let given = ScalarValues { rate: inputs.rate, count: count.into(), scale, clip_norm: clip };

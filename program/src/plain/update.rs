@@ -3,7 +3,7 @@
 use crate::value::{Elements, Tensor, VariableValue};
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
-use pserver_core::optim::{Gradient, Prepared, Step, square_sum};
+use pserver_core::optim::{Gradient, Prepared, ReducedPiece, Step, reduce, square_sum};
 use pserver_core::port::{Kernels, Update};
 
 use super::table;
@@ -37,16 +37,20 @@ pub(super) fn apply_update(
     let elements = gradient.elements();
     let gradient = Gradient { bytes: elements.bytes(), element_type: elements.element_type() };
     let element_type = parameter.elements().element_type();
-    let norm = rule.rule().clip_norm.map(|_| {
-        let mut sum = vec![0; parameter.bytes().len()];
-        kernels.sum(element_type, &mut sum, &[gradient]);
-        square_sum(element_type, &sum).sqrt()
-    });
-    let step = Step { version, rate: None, norm, scale: 1.0 };
-    let mut scalars = Vec::new();
     let mut states: Vec<&mut [u8]> = states.iter_mut().map(Tensor::bytes_mut).collect();
+    let mut sum = Vec::new();
+    if !rule.rule().is_element_wise() {
+        sum.resize(parameter.bytes().len(), 0);
+        kernels.sum(element_type, &mut sum, &[gradient]);
+    }
+    let norm = rule.rule().clip_norm.map(|_| square_sum(element_type, &sum).sqrt());
+    let step = Step { version, rate: None, norm, scale: 1.0 };
+    let reduced = reduce(kernels, rule, &step, |piece| {
+        piece(ReducedPiece { element_type, parameter: parameter.bytes(), states: &mut states, gradient: &sum });
+    });
+    let mut scalars = Vec::new();
     kernels.update(Update {
-        formula: rule.formula(&step, &mut scalars),
+        formula: rule.formula_reduced(&step, &reduced, &mut scalars),
         element_type,
         parameter: parameter.bytes_mut(),
         states: &mut states,

@@ -314,6 +314,40 @@ fn a_checkpoint_in_between_has_all_chunks_of_one_round() {
     }
 }
 
+/// The three chunks are updated with the norms of all, on the processor also where there is a device.
+#[test]
+fn a_rule_with_norms_takes_them_over_all_chunks() {
+    const LARS: &str = "algorithm: 'lars' rule_set { key: 'mu' value: 0 } rule_set { key: 'share' value: 0.5 } \
+                        const_lr { learning_rate: 1 }";
+    let plan = || Plan::new(Mode::Sync, Merge::Sum, 2).with("g", Float32, 2050, LARS);
+    // All 2,050 elements are 2, the gradient is 4 and half as many in the first chunk: 1,024 of 8, 1,026 of 4.
+    let script = "set 0 g=2 g.1=2 g.2=2 -> *
+                  push 0 1 g=5 g.1=1 g.2=1 -> *
+                  push 1 1 g=3 g.1=3 g.2=3 -> *
+                  finish -> *";
+    let expected = |gradient: f64| {
+        let (length, of_gradient) = ((2050.0 * 4.0_f64).sqrt(), (1024.0 * 64.0 + 1026.0 * 16.0_f64).sqrt());
+        2.0 - 0.5 * length / of_gradient * gradient
+    };
+    let on_device = late(plan(), device());
+    let mut found = Vec::new();
+    for mut script_of in [Script::new(Stage::serving(plan())), Script::new(on_device)] {
+        script_of.run(script);
+        let contents = script_of.stage.contents();
+        for (chunk, (_, version, value, _)) in contents.iter().enumerate() {
+            assert_eq!(version.0, 1);
+            let expected = expected(if chunk == 0 { 8.0 } else { 4.0 });
+            for element in value.as_chunks().0 {
+                let element = f64::from(f32::from_le_bytes(*element));
+                assert!((element - expected).abs() < 1e-6, "chunk {chunk}: {element}, expected {expected}");
+            }
+        }
+        found.push(contents);
+    }
+    assert_eq!(found[0].len(), 3);
+    assert_eq!(found[0], found[1], "a device changes nothing");
+}
+
 #[test]
 fn room_for_sums_is_asked_for_with_that_for_parameters_and_states() {
     // 4,100 bytes and as many of a sum, and 16 of its squares.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::error::Failure;
 use crate::limits::STATES_MAX;
 use crate::memory::{Lease, Value};
-use crate::optim::{Algorithm, Numbers, Step};
+use crate::optim::{Algorithm, Numbers, ReducedPiece, Step};
 use crate::port::{Kernels, Update};
 use crate::server::chunk::{Chunk, Content};
 use crate::server::pool::Pool;
@@ -35,13 +37,14 @@ impl Chunk {
     }
 
     /// Applies the gradients of the round: in place when no reader holds the value, otherwise into a new lease.
-    /// `numbers` caches the coefficients of the previous update.
+    /// `numbers` caches the coefficients of the previous update; `reduced` has the values of the rule's reductions.
     pub(in crate::server) fn update(
         &mut self,
         kernels: &mut dyn Kernels,
         pool: &mut Pool,
         numbers: &mut Numbers,
         step: &Step,
+        reduced: &[f64],
     ) -> Result<(), Failure> {
         self.make_writable(pool)?;
         let bytes = self.bytes as usize;
@@ -53,7 +56,7 @@ impl Chunk {
             *state = &mut lease.bytes_mut()[..bytes];
         }
         kernels.update(Update {
-            formula: numbers.formula(&self.rule, step),
+            formula: numbers.formula(&self.rule, step, reduced),
             element_type: self.element_type,
             parameter: value.bytes_mut(),
             states: &mut states[..count],
@@ -61,5 +64,17 @@ impl Chunk {
         });
         self.version = step.version;
         Ok(())
+    }
+
+    /// Passes the chunk, with the sum of its round's gradients, to a reduction.
+    pub(in crate::server) fn reduce(&mut self, reduce: &mut dyn FnMut(ReducedPiece<'_, '_>)) {
+        let bytes = self.bytes as usize;
+        let Content::Dense(value) = &self.content else { panic!("a bucket is updated by rows") };
+        let mut states: SmallVec<[&mut [u8]; STATES_MAX]> =
+            self.states.iter_mut().map(|lease| &mut lease.bytes_mut()[..bytes]).collect();
+        let gradients = self.round.gradients(self.element_type, self.bytes);
+        let [gradient] = gradients.as_slice() else { panic!("the round is folded before a reduction") };
+        let (element_type, parameter) = (self.element_type, value.bytes());
+        reduce(ReducedPiece { element_type, parameter, states: &mut states, gradient: gradient.bytes });
     }
 }

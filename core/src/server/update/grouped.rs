@@ -1,5 +1,5 @@
-//! Grouped updates: chunks of a parameter whose rule needs the norm of the whole gradient, and which therefore update
-//! together.
+//! Grouped updates: chunks of a parameter whose rule needs the norm of the whole gradient, or reductions such as
+//! `norm(w)`, and which therefore update together.
 //!
 //! ```text
 //! sums       of every chunk, and of each its sums of squares
@@ -10,15 +10,17 @@
 //!
 //! On the processor this is one call. Chunks on a device return once with their sums, for the norm, and once with their
 //! values, so the update of such a parameter is called three times; `update` is ready when all chunks have reached the
-//! next step. The processor's own chunks of a group are summed with the others and updated last. Leases for all values
+//! next step. A rule with reductions stays on the processor. The processor's own chunks of a group are summed with the others and updated last. Leases for all values
 //! are taken first, so that a started update can always finish.
+
+use std::sync::Arc;
 
 use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
 use crate::ids::TrainerId;
 use crate::limits::DEVICE_PRIORITY;
 use crate::memory::Lease;
-use crate::optim::{Formula, Step, square_sums};
+use crate::optim::{Formula, Step, reduce, square_sums};
 use crate::port::{Work, squares_bytes};
 use crate::server::chunk::Chunk;
 use crate::server::context::Context;
@@ -116,12 +118,26 @@ impl Serving {
                 self.norm(slot_indices)
             }
         };
+        let reduced = self.reduce(cx, slot_indices, norm);
         for slot_index in slot_indices {
-            let applied = self.apply(cx, *slot_index, Some(norm));
+            let applied = self.apply(cx, *slot_index, Some(norm), &reduced);
             assert!(applied, "there is room for every value of the group");
         }
         self.table.groups[group.place()].owner = None;
         true
+    }
+
+    /// The values of the rule's reductions over all chunks, which the processor has and whose rounds are folded.
+    fn reduce(&mut self, cx: &mut Context<'_>, slot_indices: &[usize], norm: f64) -> Vec<f64> {
+        let rule = Arc::clone(&self.table.chunks[slot_indices[0]].rule);
+        if rule.reductions().is_empty() {
+            return Vec::new();
+        }
+        let step = self.step(slot_indices[0], Some(norm));
+        let chunks = &mut self.table.chunks;
+        reduce(cx.kernels, &rule, &step, |piece| {
+            slot_indices.iter().for_each(|slot_index| chunks[*slot_index].reduce(piece));
+        })
     }
 
     /// The norm of the merged gradient: one total over all blocks, in order.

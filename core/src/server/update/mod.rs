@@ -21,7 +21,7 @@ impl Serving {
     /// a device, and is retried.
     pub(in crate::server) fn update(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> bool {
         match unit {
-            UpdateUnit::One(slot_index) => self.apply(cx, *slot_index, None),
+            UpdateUnit::One(slot_index) => self.apply(cx, *slot_index, None, &[]),
             UpdateUnit::Group(group, slot_indices) => self.apply_group(cx, *group, slot_indices),
         }
     }
@@ -37,8 +37,9 @@ impl Serving {
         }
     }
 
-    /// Applies one update of one chunk; false when it is stalled.
-    fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>) -> bool {
+    /// Applies one update of one chunk, with the norm of the whole gradient and the values of the rule's reductions where
+    /// they are needed; false when it is stalled.
+    fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>, reduced: &[f64]) -> bool {
         let step = self.step(slot_index, norm);
         let chunk = &mut self.table.chunks[slot_index];
         let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && step.scale == 1.0;
@@ -52,7 +53,7 @@ impl Serving {
             None if chunk.bucket().is_some() => {
                 chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.replay_left)
             }
-            None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step).map(|()| true),
+            None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step, reduced).map(|()| true),
         };
         let lack = match updated {
             Ok(true) => return true,
