@@ -140,7 +140,8 @@ impl RowsPlan {
         };
         if !rule.is_element_wise() {
             return refused(
-                "clip_norm, or sum or norm in the rule, needs the whole parameter, of which a push has rows; expected none"
+                "clip_norm, or sum or norm in the rule, needs the whole parameter, of which a push has rows; expected \
+                 none"
                     .to_owned(),
             );
         }

@@ -37,8 +37,8 @@ impl Serving {
         }
     }
 
-    /// Applies one update of one chunk, with the norm of the whole gradient and the values of the rule's reductions where
-    /// they are needed; false when it is stalled.
+    /// Applies one update of one chunk, with the norm of the whole gradient and the values of the rule's reductions
+    /// where they are needed; false when it is stalled.
     fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>, reduced: &[f64]) -> bool {
         let step = self.step(slot_index, norm);
         let chunk = &mut self.table.chunks[slot_index];
