@@ -10,8 +10,9 @@
 //!
 //! On the processor this is one call, and so are reductions: a rule with them stays there. Chunks on a device return
 //! once with their sums, for the norm, and once with their values, so the update of such a parameter is called three
-//! times; `update` is ready when all chunks have reached the next step. The processor's own chunks of a group are summed
-//! with the others and updated last. Leases for all values are taken first, so that a started update can always finish.
+//! times; `update` is ready when all chunks have reached the next step. The processor's own chunks of a group are
+//! summed with the others and updated last. Leases for all values are taken first, so that a started update can always
+//! finish.
 
 use std::sync::Arc;
 
