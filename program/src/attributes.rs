@@ -88,6 +88,15 @@ pub(super) const KINDS: &[&str] = &[
     "conv2d",
     "max_pool2d",
     "avg_pool2d",
+    "gelu",
+    "layer_norm",
+    "slice",
+    "gather",
+    "dropout",
+    "slice_gradient",
+    "gather_gradient",
+    "gelu_gradient",
+    "layer_norm_gradient",
     "conv2d_input_gradient",
     "conv2d_filter_gradient",
     "max_pool2d_gradient",
@@ -132,16 +141,10 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
             list.extend(unless(*first == 0, "first", Whole(*first)));
             list
         }
-        OpKind::LookupTableGradient { height } => vec![("height", Whole(*height))],
-        OpKind::Conv2d { steps } | OpKind::Conv2dInputGradient { steps } | OpKind::Conv2dFilterGradient { steps } => {
-            steps_attributes(*steps)
-        }
-        OpKind::MaxPool2d { size, steps }
-        | OpKind::AvgPool2d { size, steps }
-        | OpKind::MaxPool2dGradient { size, steps }
-        | OpKind::AvgPool2dGradient { size, steps } => {
-            let mut list = vec![("size", pair(*size))];
-            list.extend(steps_attributes(*steps));
+        OpKind::LookupTable { padding } => padding.map(|id| ("padding", Whole(id))).into_iter().collect(),
+        OpKind::LookupTableGradient { height, padding } => {
+            let mut list = vec![("height", Whole(*height))];
+            list.extend(padding.map(|id| ("padding", Whole(id))));
             list
         }
         OpKind::Update { config } => vec![("config", Text(config.clone()))],
@@ -162,6 +165,37 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
         }
         OpKind::StringAccumulator { count } => vec![("count", Whole((*count).into()))],
         OpKind::LoopForever { block } => vec![("block", Whole((*block).into()))],
+        _ => network_attributes(kind),
+    }
+}
+
+/// Those of layers of networks, and of their gradients.
+fn network_attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
+    use Attribute::{Bool, Real, Whole};
+    match kind {
+        OpKind::Slice { axis, start, end } | OpKind::SliceGradient { axis, start, end } => {
+            vec![("axis", Whole((*axis).into())), ("start", Whole(*start)), ("end", Whole(*end))]
+        }
+        OpKind::Dropout { rate, seed } => vec![("rate", Real(*rate)), ("seed", Whole(*seed))],
+        OpKind::Gelu { approximate } | OpKind::GeluGradient { approximate } => {
+            if *approximate {
+                vec![("approximate", Bool(true))]
+            } else {
+                Vec::new()
+            }
+        }
+        OpKind::LayerNorm { epsilon } | OpKind::LayerNormGradient { epsilon } => vec![("epsilon", Real(*epsilon))],
+        OpKind::Conv2d { steps } | OpKind::Conv2dInputGradient { steps } | OpKind::Conv2dFilterGradient { steps } => {
+            steps_attributes(*steps)
+        }
+        OpKind::MaxPool2d { size, steps }
+        | OpKind::AvgPool2d { size, steps }
+        | OpKind::MaxPool2dGradient { size, steps }
+        | OpKind::AvgPool2dGradient { size, steps } => {
+            let mut list = vec![("size", pair(*size))];
+            list.extend(steps_attributes(*steps));
+            list
+        }
         _ => Vec::new(),
     }
 }
@@ -208,7 +242,7 @@ fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>
         "softmax_with_cross_entropy" => OpKind::SoftmaxWithCrossEntropy,
         "sigmoid_cross_entropy" => OpKind::SigmoidCrossEntropy,
         "mean" => OpKind::Mean,
-        "lookup_table" => OpKind::LookupTable,
+        "lookup_table" => OpKind::LookupTable { padding: reader.padding()? },
         "concat" => OpKind::Concat { axis: reader.small("axis")? },
         "split" => OpKind::Split { axis: reader.small("axis")?, lengths: reader.wholes("lengths")? },
         "cast" => OpKind::Cast { to: reader.word("to", "an element type", element_type)? },
@@ -234,7 +268,9 @@ fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>
         "softmax_with_cross_entropy_gradient" => OpKind::SoftmaxWithCrossEntropyGradient,
         "sigmoid_cross_entropy_gradient" => OpKind::SigmoidCrossEntropyGradient,
         "mean_gradient" => OpKind::MeanGradient,
-        "lookup_table_gradient" => OpKind::LookupTableGradient { height: reader.whole("height", None)? },
+        "lookup_table_gradient" => {
+            OpKind::LookupTableGradient { height: reader.whole("height", None)?, padding: reader.padding()? }
+        }
         _ => return math(name, reader),
     }))
 }
@@ -264,6 +300,23 @@ fn network(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, A
         "conv2d" => OpKind::Conv2d { steps: reader.steps()? },
         "max_pool2d" => OpKind::MaxPool2d { size: reader.pair("size", None)?, steps: reader.steps()? },
         "avg_pool2d" => OpKind::AvgPool2d { size: reader.pair("size", None)?, steps: reader.steps()? },
+        "gelu" => OpKind::Gelu { approximate: reader.flag("approximate")? },
+        "layer_norm" => OpKind::LayerNorm { epsilon: reader.real("epsilon")? },
+        "slice" => OpKind::Slice {
+            axis: reader.small("axis")?,
+            start: reader.whole("start", None)?,
+            end: reader.whole("end", None)?,
+        },
+        "gather" => OpKind::Gather,
+        "dropout" => OpKind::Dropout { rate: reader.real("rate")?, seed: reader.whole("seed", None)? },
+        "slice_gradient" => OpKind::SliceGradient {
+            axis: reader.small("axis")?,
+            start: reader.whole("start", None)?,
+            end: reader.whole("end", None)?,
+        },
+        "gather_gradient" => OpKind::GatherGradient,
+        "gelu_gradient" => OpKind::GeluGradient { approximate: reader.flag("approximate")? },
+        "layer_norm_gradient" => OpKind::LayerNormGradient { epsilon: reader.real("epsilon")? },
         "conv2d_input_gradient" => OpKind::Conv2dInputGradient { steps: reader.steps()? },
         "conv2d_filter_gradient" => OpKind::Conv2dFilterGradient { steps: reader.steps()? },
         "max_pool2d_gradient" => OpKind::MaxPool2dGradient { size: reader.pair("size", None)?, steps: reader.steps()? },
@@ -420,6 +473,10 @@ impl AttributeReader {
             },
             _ => None,
         })
+    }
+
+    fn padding(&mut self) -> Result<Option<u64>, AttributeError> {
+        if self.has("padding") { self.whole("padding", None).map(Some) } else { Ok(None) }
     }
 
     fn steps(&mut self) -> Result<WindowSteps, AttributeError> {

@@ -266,9 +266,9 @@ impl Builder {
         self.one(OpKind::Mean, &[x])
     }
 
-    /// [`OpKind::LookupTable`].
+    /// [`OpKind::LookupTable`] without padding.
     pub fn lookup_table(&self, table: Symbol, ids: Symbol) -> Symbol {
-        self.one(OpKind::LookupTable, &[table, ids])
+        self.one(OpKind::LookupTable { padding: None }, &[table, ids])
     }
 
     /// [`OpKind::Concat`].
@@ -303,5 +303,28 @@ impl Builder {
     /// [`OpKind::AvgPool2d`].
     pub fn avg_pool2d(&self, x: Symbol, size: [u32; 2], steps: WindowSteps) -> Symbol {
         self.one(OpKind::AvgPool2d { size, steps }, &[x])
+    }
+    /// [`OpKind::Gelu`].
+    pub fn gelu(&self, x: Symbol, approximate: bool) -> Symbol {
+        self.one(OpKind::Gelu { approximate }, &[x])
+    }
+
+    /// [`OpKind::LayerNorm`].
+    pub fn layer_norm(&self, x: Symbol, scale: Symbol, bias: Symbol, epsilon: f64) -> Symbol {
+        self.one(OpKind::LayerNorm { epsilon }, &[x, scale, bias])
+    }
+    /// [`OpKind::Slice`] from `start` to before `end`.
+    pub fn slice(&self, x: Symbol, axis: u32, start: u64, end: u64) -> Symbol {
+        self.one(OpKind::Slice { axis, start, end }, &[x])
+    }
+
+    /// [`OpKind::Gather`].
+    pub fn gather(&self, x: Symbol, indices: Symbol) -> Symbol {
+        self.one(OpKind::Gather, &[x, indices])
+    }
+
+    /// [`OpKind::Dropout`] of a batch whose first row has number 0.
+    pub fn dropout(&self, x: Symbol, step: Symbol, rate: f64, seed: u64) -> Symbol {
+        self.one(OpKind::Dropout { rate, seed }, &[x, step])
     }
 }

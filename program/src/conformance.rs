@@ -101,16 +101,10 @@ fn cases() -> Vec<OpCase> {
         ids(OpKind::SoftmaxWithCrossEntropy, &[&[9, 5], &[9]], 1, 2),
         ids(OpKind::Accuracy, &[&[9, 5], &[9]], 1, 1),
         ids(OpKind::SoftmaxWithCrossEntropyGradient, &[&[9, 5], &[9], &[9]], 1, 1),
-        ids(OpKind::LookupTable, &[&[5, 3], &[4, 2]], 1, 1),
-        ids(OpKind::LookupTableGradient { height: 5 }, &[&[4, 2], &[4, 2, 3]], 0, 1),
+        ids(OpKind::LookupTable { padding: None }, &[&[5, 3], &[4, 2]], 1, 1),
+        ids(OpKind::LookupTableGradient { height: 5, padding: None }, &[&[4, 2], &[4, 2, 3]], 0, 1),
     ];
-    let steps = WindowSteps { stride: [2, 1], padding: [1, 0] };
-    cases.extend([
-        plain(OpKind::MaxPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
-        plain(OpKind::AvgPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
-        plain(OpKind::MaxPool2dGradient { size: [2, 3], steps }, &[&[2, 3, 5, 4], &[2, 3, 3, 2]]),
-        plain(OpKind::AvgPool2dGradient { size: [2, 3], steps }, &[&[2, 3, 5, 4], &[2, 3, 3, 2]]),
-    ]);
+    cases.extend(network_cases());
     let functions = [OpKind::Sqrt, OpKind::Exp, OpKind::Log, OpKind::Abs, OpKind::Sign];
     cases.extend(functions.map(|kind| plain(kind, &[&[65]])));
     let repeating: [&[&[u64]]; 6] = [
@@ -141,6 +135,32 @@ fn cases() -> Vec<OpCase> {
         cases.push(plain(OpKind::PowGradient { exponent }, &[&[4, 1], &[7], &[4, 7]]));
     }
     cases
+}
+
+/// Layers of networks, and their gradients.
+fn network_cases() -> Vec<OpCase> {
+    let plain = |kind, inputs| OpCase { kind, inputs, ids: None, outputs: 1 };
+    let ids = |kind, inputs, place, outputs| OpCase { kind, inputs, ids: Some(place), outputs };
+    let steps = WindowSteps { stride: [2, 1], padding: [1, 0] };
+    vec![
+        ids(OpKind::LookupTable { padding: Some(2) }, &[&[5, 3], &[4, 2]], 1, 1),
+        ids(OpKind::LookupTableGradient { height: 5, padding: Some(2) }, &[&[4, 2], &[4, 2, 3]], 0, 1),
+        plain(OpKind::Slice { axis: 1, start: 2, end: 5 }, &[&[3, 7, 2]]),
+        plain(OpKind::SliceGradient { axis: 1, start: 2, end: 5 }, &[&[3, 7, 2], &[3, 3, 2]]),
+        ids(OpKind::Gather, &[&[5, 3, 2], &[4]], 1, 1),
+        ids(OpKind::GatherGradient, &[&[5, 3, 2], &[4], &[4, 3, 2]], 1, 1),
+        ids(OpKind::Dropout { rate: 0.3, seed: 7 }, &[&[9, 5], &[]], 1, 1),
+        plain(OpKind::Gelu { approximate: false }, &[&[65]]),
+        plain(OpKind::Gelu { approximate: true }, &[&[65]]),
+        plain(OpKind::GeluGradient { approximate: false }, &[&[65], &[65]]),
+        plain(OpKind::GeluGradient { approximate: true }, &[&[65], &[65]]),
+        plain(OpKind::LayerNorm { epsilon: 1e-5 }, &[&[2, 3, 7], &[7], &[7]]),
+        OpCase { outputs: 2, ..plain(OpKind::LayerNormGradient { epsilon: 1e-5 }, &[&[2, 3, 7], &[7], &[2, 3, 7]]) },
+        plain(OpKind::MaxPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
+        plain(OpKind::AvgPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
+        plain(OpKind::MaxPool2dGradient { size: [2, 3], steps }, &[&[2, 3, 5, 4], &[2, 3, 3, 2]]),
+        plain(OpKind::AvgPool2dGradient { size: [2, 3], steps }, &[&[2, 3, 5, 4], &[2, 3, 3, 2]]),
+    ]
 }
 
 fn check_exact(arithmetic: &mut dyn Arithmetic, element_type: ElementType, case: &OpCase) {

@@ -113,7 +113,10 @@ pub enum OpKind {
     /// `(x) -> scalar`: the sum of all elements over their number.
     Mean,
     /// `(table[h, w], ids: int64[...]) -> [..., w]`: the table's rows by number.
-    LookupTable,
+    LookupTable {
+        /// An id whose row is read as zeros, whatever the table has there, and gets no gradient.
+        padding: Option<u64>,
+    },
     /// `(x, y, ...) -> all of them side by side` along one dimension; the others are equal.
     Concat {
         /// The dimension, from zero.
@@ -221,6 +224,8 @@ pub enum OpKind {
     LookupTableGradient {
         /// The rows of the table.
         height: u64,
+        /// That of the lookup: its ids give no rows.
+        padding: Option<u64>,
     },
 
     /// `(x[n, c, h, w], filter[o, c, kh, kw]) -> [n, o, h', w']`: at every place of the window, the sum of the products
@@ -245,6 +250,59 @@ pub enum OpKind {
         size: [u32; 2],
         /// The places of the window; its padding is below its size.
         steps: WindowSteps,
+    },
+    /// `(x) -> x's shape`: `x / 2 (1 + erf(x / sqrt(2)))`, or about that.
+    Gelu {
+        /// Whether it is `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x x x)))`.
+        approximate: bool,
+    },
+    /// `(x[..., c], scale[c], bias[c]) -> x's shape`: over the last dimension, `(x - mean) / sqrt(variance + epsilon)`,
+    /// times the scale, and the bias added. The variance is that of all `c` elements, not of a sample.
+    LayerNorm {
+        /// Above zero.
+        epsilon: f64,
+    },
+    /// `(x) -> x's elements` from `start` on, before `end`, along one fixed dimension; of any type.
+    Slice {
+        /// The dimension, from zero.
+        axis: u32,
+        /// The first element, from zero.
+        start: u64,
+        /// The element after the last.
+        end: u64,
+    },
+    /// `(x[h, ...], indices: int64[k...]) -> [k..., ...]`: the pieces of dimension 0 by number; of any type.
+    Gather,
+    /// `(x, step: int64 scalar)` or `(x, step, first: int64 scalar) -> x's shape`: zero with the probability `rate`,
+    /// else `x / (1 - rate)`. An element's mask depends on the seed, on the step, on its row (its index of dimension 0)
+    /// and on its number in the row. `first` numbers row 0, so that a piece of a batch has the mask that it has in the
+    /// whole batch. At a step below zero, as for a prediction, the result is `x`.
+    Dropout {
+        /// From zero, below one.
+        rate: f64,
+        /// The seed: equal seeds give equal masks.
+        seed: u64,
+    },
+    /// `(x, dy) -> dx` with `y = slice(x)`: `dy` in its place, else zero.
+    SliceGradient {
+        /// That of the slice.
+        axis: u32,
+        /// That of the slice.
+        start: u64,
+        /// That of the slice.
+        end: u64,
+    },
+    /// `(x, indices, dy) -> dx` with `y = gather(x, indices)`: the pieces of `dy` added in order where they come from.
+    GatherGradient,
+    /// `(x, dy) -> dx` with `y = gelu(x)`.
+    GeluGradient {
+        /// That of the function.
+        approximate: bool,
+    },
+    /// `(x, scale, dy) -> (dx, dscale)` with `y = layer_norm(x, scale, bias)`.
+    LayerNormGradient {
+        /// That of the layer.
+        epsilon: f64,
     },
     /// `(filter, dy, x) -> dx` with `y = conv2d(x, filter)`; of `x` only the shape counts.
     Conv2dInputGradient {
@@ -343,7 +401,7 @@ impl OpKind {
             Self::SoftmaxWithCrossEntropy => "softmax_with_cross_entropy",
             Self::SigmoidCrossEntropy => "sigmoid_cross_entropy",
             Self::Mean => "mean",
-            Self::LookupTable => "lookup_table",
+            Self::LookupTable { .. } => "lookup_table",
             Self::Concat { .. } => "concat",
             Self::Split { .. } => "split",
             Self::Cast { .. } => "cast",
@@ -375,6 +433,15 @@ impl OpKind {
             Self::Conv2d { .. } => "conv2d",
             Self::MaxPool2d { .. } => "max_pool2d",
             Self::AvgPool2d { .. } => "avg_pool2d",
+            Self::Gelu { .. } => "gelu",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::Slice { .. } => "slice",
+            Self::Gather => "gather",
+            Self::Dropout { .. } => "dropout",
+            Self::SliceGradient { .. } => "slice_gradient",
+            Self::GatherGradient => "gather_gradient",
+            Self::GeluGradient { .. } => "gelu_gradient",
+            Self::LayerNormGradient { .. } => "layer_norm_gradient",
             Self::Conv2dInputGradient { .. } => "conv2d_input_gradient",
             Self::Conv2dFilterGradient { .. } => "conv2d_filter_gradient",
             Self::MaxPool2dGradient { .. } => "max_pool2d_gradient",

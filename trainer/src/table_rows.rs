@@ -37,7 +37,7 @@ fn table(graph: &Graph, parameter: usize, piece: VariableIndex) -> Result<TableP
             let name = &graph.variable(whole).name;
             Failure::call(format!("table {name:?}: found {found}; expected lookup_table with ids that are fed"))
         };
-        if reader.kind != OpKind::LookupTable || reader.inputs[0] != whole {
+        if !matches!(reader.kind, OpKind::LookupTable { .. }) || reader.inputs[0] != whole {
             return Err(refuse(format!("{} that reads it", reader.kind.name())));
         }
         let variable = graph.variable(reader.inputs[1]);

@@ -71,7 +71,7 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
             flow.make(0, OpKind::MeanGradient, &[&flow.op.inputs[0], &output_gradient]);
         }
         OpKind::SoftmaxWithCrossEntropy | OpKind::SigmoidCrossEntropy => return flow.loss(),
-        OpKind::LookupTable => return flow.lookup(),
+        OpKind::LookupTable { padding } => return flow.lookup(*padding),
         OpKind::Concat { axis } => flow.concat(*axis),
         OpKind::Split { axis, .. } => flow.split(*axis),
         OpKind::Cast { .. } => {
@@ -79,12 +79,36 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
             let to = flow.element_type(0);
             flow.make(0, OpKind::Cast { to }, &[&output_gradient]);
         }
+        _ => return network(flow),
+    }
+    Ok(())
+}
+
+/// Layers of networks, and the ops without gradient.
+fn network(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
+    match &flow.op.kind {
         OpKind::Conv2d { steps } => {
             let output_gradient = flow.output_gradient();
             let (x, filter) = (&flow.op.inputs[0], &flow.op.inputs[1]);
             flow.make(0, OpKind::Conv2dInputGradient { steps: *steps }, &[filter, &output_gradient, x]);
             flow.make(1, OpKind::Conv2dFilterGradient { steps: *steps }, &[x, &output_gradient, filter]);
         }
+        OpKind::Gelu { approximate } => flow.by_input(OpKind::GeluGradient { approximate: *approximate }),
+        OpKind::Slice { axis, start, end } => {
+            flow.by_input(OpKind::SliceGradient { axis: *axis, start: *start, end: *end });
+        }
+        OpKind::Gather => {
+            let output_gradient = flow.output_gradient();
+            flow.make(0, OpKind::GatherGradient, &[&flow.op.inputs[0], &flow.op.inputs[1], &output_gradient]);
+        }
+        // The mask that the input had.
+        OpKind::Dropout { rate, seed } => {
+            let output_gradient = flow.output_gradient();
+            let places = flow.op.inputs.iter().skip(1).map(String::as_str);
+            let inputs: Vec<&str> = std::iter::once(output_gradient.as_str()).chain(places).collect();
+            flow.make(0, OpKind::Dropout { rate: *rate, seed: *seed }, &inputs);
+        }
+        OpKind::LayerNorm { epsilon } => flow.layer_norm(*epsilon),
         OpKind::MaxPool2d { size, steps } => flow.by_input(OpKind::MaxPool2dGradient { size: *size, steps: *steps }),
         OpKind::AvgPool2d { size, steps } => flow.by_input(OpKind::AvgPool2dGradient { size: *size, steps: *steps }),
         other => {
@@ -243,6 +267,20 @@ impl OpGradient<'_, '_> {
         self.make(0, kind, &[&self.op.outputs[0], &output_gradient]);
     }
 
+    fn layer_norm(&mut self, epsilon: f64) {
+        let output_gradient = self.output_gradient();
+        let (x, scale) = (&self.op.inputs[0], &self.op.inputs[1]);
+        if self.is_needed[0] || self.is_needed[1] {
+            let names = [x, scale].map(|of| self.backward.part_name(of));
+            let kind = OpKind::LayerNormGradient { epsilon };
+            self.backward.push(kind, &[x, scale, &output_gradient], names.to_vec());
+            for (place, name) in names.into_iter().enumerate().filter(|(place, _)| self.is_needed[*place]) {
+                self.backward.record(&self.op.inputs[place], name);
+            }
+        }
+        self.repeated(2, &output_gradient);
+    }
+
     /// A function whose derivative is computed from its only input.
     fn by_input(&mut self, kind: OpKind) {
         let output_gradient = self.output_gradient();
@@ -269,12 +307,12 @@ impl OpGradient<'_, '_> {
         Ok(())
     }
 
-    fn lookup(&mut self) -> Result<(), String> {
+    fn lookup(&mut self, padding: Option<u64>) -> Result<(), String> {
         let (table, ids) = (&self.op.inputs[0], &self.op.inputs[1]);
         let output_gradient = self.output_gradient();
         match self.facts(0) {
             VariableFacts::Dense { shape, .. } if let [Dim::Fixed(height), _] = shape[..] => {
-                self.make(0, OpKind::LookupTableGradient { height }, &[ids, &output_gradient]);
+                self.make(0, OpKind::LookupTableGradient { height, padding }, &[ids, &output_gradient]);
                 Ok(())
             }
             other => Err(format!("found table {table:?} of {other}; expected a fixed height")),

@@ -70,9 +70,12 @@ fn losses(operands: &Operands<'_>) -> InferredOutputs {
             operands.exactly_dense(1, element_type, shape)?;
             Ok(vec![VariableFacts::dense(element_type, shape)])
         }
-        OpKind::LookupTable => {
+        OpKind::LookupTable { padding } => {
             inputs(2)?;
-            let (element_type, _, width) = operands.matrix(0)?;
+            let (element_type, height, width) = operands.matrix(0)?;
+            if let (Some(padding), Dim::Fixed(height)) = (padding, height) {
+                check_padding(*padding, height)?;
+            }
             let mut shape = operands.integers(1)?.to_vec();
             shape.push(width);
             Ok(vec![VariableFacts::Dense { element_type, shape }])
@@ -131,8 +134,9 @@ fn gradients(operands: &Operands<'_>) -> InferredOutputs {
             operands.exactly_dense(1, element_type, &[])?;
             Ok(vec![VariableFacts::dense(element_type, shape)])
         }
-        OpKind::LookupTableGradient { height } => {
+        OpKind::LookupTableGradient { height, padding } => {
             inputs(2)?;
+            padding.map_or(Ok(()), |padding| check_padding(padding, *height))?;
             lookup_table_gradient(operands, *height)
         }
         _ => math::outputs(operands),
@@ -298,6 +302,13 @@ fn lookup_table_gradient(operands: &Operands<'_>, height: u64) -> InferredOutput
     }
     let _: RowLayout = super::layout(element_type, height, *width)?;
     Ok(vec![VariableFacts::SelectedRows { element_type, height, width: *width }])
+}
+
+fn check_padding(padding: u64, height: u64) -> Result<(), String> {
+    if padding < height {
+        return Ok(());
+    }
+    Err(format!("found padding {padding}; expected the number of a row, below {height}"))
 }
 
 fn check_finite(name: &str, value: f64) -> Result<(), String> {

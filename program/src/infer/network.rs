@@ -37,8 +37,106 @@ pub(super) fn outputs(operands: &Operands<'_>) -> LayerOutputs {
             operands.exactly(1, &pool(operands, *size, *steps)?)?;
             Ok(vec![operands.input(0).clone()])
         }
+        OpKind::Gelu { .. } => {
+            inputs(1)?;
+            operands.floats(0)?;
+            Ok(vec![operands.input(0).clone()])
+        }
+        OpKind::GeluGradient { .. } => {
+            inputs(2)?;
+            operands.floats(0)?;
+            operands.exactly(1, operands.input(0))?;
+            Ok(vec![operands.input(0).clone()])
+        }
+        OpKind::LayerNorm { epsilon } => {
+            inputs(3)?;
+            let row = normalised(operands, *epsilon)?;
+            operands.exactly(2, &row)?;
+            Ok(vec![operands.input(0).clone()])
+        }
+        OpKind::LayerNormGradient { epsilon } => {
+            inputs(3)?;
+            let row = normalised(operands, *epsilon)?;
+            operands.exactly(2, operands.input(0))?;
+            Ok(vec![operands.input(0).clone(), row])
+        }
+        _ => arranged(operands),
+    }
+}
+
+/// Ops that select elements.
+fn arranged(operands: &Operands<'_>) -> LayerOutputs {
+    let inputs = |count| operands.check_inputs(count, count);
+    match &operands.op.kind {
+        OpKind::Slice { axis, start, end } => {
+            inputs(1)?;
+            slice(operands, *axis, *start, *end).map(|y| vec![y])
+        }
+        OpKind::SliceGradient { axis, start, end } => {
+            inputs(2)?;
+            operands.floats(0)?;
+            operands.exactly(1, &slice(operands, *axis, *start, *end)?)?;
+            Ok(vec![operands.input(0).clone()])
+        }
+        OpKind::Gather => {
+            inputs(2)?;
+            gather(operands).map(|y| vec![y])
+        }
+        OpKind::GatherGradient => {
+            inputs(3)?;
+            operands.floats(0)?;
+            operands.exactly(2, &gather(operands)?)?;
+            Ok(vec![operands.input(0).clone()])
+        }
+        OpKind::Dropout { rate, .. } => {
+            operands.check_inputs(2, 3)?;
+            if !(0.0..1.0).contains(rate) {
+                return Err(format!("found rate {rate}; expected a number from zero, below one"));
+            }
+            operands.floats(0)?;
+            (1..operands.input_count()).try_for_each(|place| operands.exactly_dense(place, ElementType::Int64, &[]))?;
+            Ok(vec![operands.input(0).clone()])
+        }
         other => unreachable!("{} is no arithmetic", other.name()),
     }
+}
+
+/// The facts of a scale for the last dimension of the input at place 0, which the input at place 1 has.
+fn normalised(operands: &Operands<'_>, epsilon: f64) -> Result<VariableFacts, String> {
+    if !(epsilon.is_finite() && epsilon > 0.0) {
+        return Err(format!("found epsilon {epsilon}; expected a finite number above zero"));
+    }
+    let (element_type, [.., Dim::Fixed(width)]) = operands.floats(0)? else {
+        return Err(operands.misfit(0, "a last dimension that is fixed"));
+    };
+    let row = VariableFacts::fixed(element_type, &[*width]);
+    operands.exactly(1, &row)?;
+    Ok(row)
+}
+
+fn slice(operands: &Operands<'_>, axis: u32, start: u64, end: u64) -> Result<VariableFacts, String> {
+    if start >= end {
+        return Err(format!("found start {start} and end {end}; expected the start before the end"));
+    }
+    let (element_type, shape) = operands.dense(0)?;
+    let axis = operands.axis(0, axis)?;
+    if !matches!(shape[axis], Dim::Fixed(length) if end <= length) {
+        return Err(operands.misfit(0, &format!("dimension {axis} to be fixed, and at least {end}, the end")));
+    }
+    let mut shape = shape.to_vec();
+    shape[axis] = Dim::Fixed(end - start);
+    Ok(VariableFacts::Dense { element_type, shape })
+}
+
+/// The pieces of the input at place 0 by the indices at place 1.
+fn gather(operands: &Operands<'_>) -> Result<VariableFacts, String> {
+    let (element_type, shape) = operands.dense(0)?;
+    let [_, rest @ ..] = shape else {
+        return Err(operands.misfit(0, "one dimension or more"));
+    };
+    let mut pieces = operands.integers(1)?.to_vec();
+    pieces.extend_from_slice(rest);
+    Ok(VariableFacts::dense(element_type, pieces))
 }
 
 /// Images: any number of them, of fixed channels, height and width.

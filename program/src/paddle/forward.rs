@@ -335,7 +335,7 @@ impl<'a> ForwardPart<'a> {
         self.check_whole(op)?;
         op.check_ints(&[("padding_idx", -1)])?;
         op.check_booleans(&[("is_distributed", false)])?;
-        self.push(op, OpKind::LookupTable, &[op.input("W")?, op.input("Ids")?], &[op.output("Out")?]);
+        self.push(op, OpKind::LookupTable { padding: None }, &[op.input("W")?, op.input("Ids")?], &[op.output("Out")?]);
         Ok(())
     }
 

@@ -7,9 +7,11 @@
 mod arrange;
 mod loss;
 mod matrix;
+mod network;
 mod pointwise;
 mod real;
 mod run;
+mod select;
 mod table;
 mod update;
 mod window;
@@ -53,8 +55,14 @@ impl Arithmetic for PlainArithmetic {
                 let values = self.run(node, &[&table::values(inputs[0].rows())], outputs)?;
                 table::with_values(inputs[0].rows(), &values[0]).map(|rows| vec![rows])
             }
+            OpKind::Slice { axis, start, end } => {
+                Ok(vec![select::slice(inputs[0].tensor(), *axis as usize, *start..*end).into()])
+            }
+            OpKind::Gather => select::gather(inputs[0].tensor(), inputs[1].tensor()).map(|y| vec![y.into()]),
             // The element type of the result decides; the first input holds ids.
-            OpKind::LookupTableGradient { height } => table::gradient(inputs, *height).map(|rows| vec![rows]),
+            OpKind::LookupTableGradient { height, padding } => {
+                table::gradient(inputs, *height, *padding).map(|rows| vec![rows])
+            }
             kind => match inputs[0].tensor().elements() {
                 Elements::Float32(_) => real_outputs::<f32>(kind, inputs),
                 Elements::Float64(_) => real_outputs::<f64>(kind, inputs),
@@ -95,7 +103,16 @@ fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOu
             let slope = R::slice(second().elements())[0] / R::count(x.elements().len());
             Tensor::new(x.shape(), R::wrap(vec![slope; x.elements().len()]))
         }
-        OpKind::LookupTable => table::lookup::<R>(x, second())?,
+        OpKind::LookupTable { padding } => table::lookup::<R>(x, second(), *padding)?,
+        OpKind::SliceGradient { axis, start, .. } => select::slice_gradient(x, second(), *axis as usize, *start),
+        OpKind::GatherGradient => select::gather_gradient::<R>(x.shape(), second(), inputs[2].tensor())?,
+        OpKind::Dropout { rate, seed } => select::dropout::<R>(inputs, *rate, *seed),
+        OpKind::Gelu { approximate } => pointwise::map::<R>(x, |x| network::gelu(x, *approximate)),
+        OpKind::GeluGradient { approximate } => {
+            pointwise::zip::<R>(x, second(), |x, slope| slope * network::gelu_slope(x, *approximate))
+        }
+        OpKind::LayerNorm { epsilon } => network::layer_norm::<R>(inputs, *epsilon),
+        OpKind::LayerNormGradient { epsilon } => return Ok(network::layer_norm_gradient::<R>(inputs, *epsilon)),
         kind => match pointwise::outputs::<R>(kind, inputs).or_else(|| window::output::<R>(kind, inputs)) {
             Some(output) => output,
             None => return loss::outputs::<R>(kind, inputs),

@@ -44,6 +44,8 @@ pub(super) trait TensorReal:
     fn powf(self, exponent: Self) -> Self;
     /// Whether it is no number.
     fn is_nan(self) -> bool;
+    /// One less the error function.
+    fn erfc(self) -> Self;
 
     /// A number of elements, rounded to this type.
     #[must_use]
@@ -60,7 +62,7 @@ pub(super) trait TensorReal:
 }
 
 macro_rules! real {
-    ($type:ident, $variant:ident, $nearest:expr) => {
+    ($type:ident, $variant:ident, $nearest:expr, $erfc:expr) => {
         impl TensorReal for $type {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -74,6 +76,10 @@ macro_rules! real {
 
             fn wrap(values: Vec<Self>) -> Elements {
                 Elements::$variant(values)
+            }
+
+            fn erfc(self) -> Self {
+                $erfc(self)
             }
 
             fn nearest(value: f64) -> Self {
@@ -115,8 +121,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, Float32, round);
-real!(f64, Float64, std::convert::identity);
+real!(f32, Float32, round, libm::erfcf);
+real!(f64, Float64, std::convert::identity, libm::erfc);
 
 #[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest binary32 is what is asked for")]
 fn round(value: f64) -> f32 {

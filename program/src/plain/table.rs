@@ -10,7 +10,7 @@ use super::pointwise::index;
 use super::real::TensorReal;
 
 /// Rows of a table by number.
-pub(super) fn lookup<R: TensorReal>(table: &Tensor, ids: &Tensor) -> Result<Tensor, Failure> {
+pub(super) fn lookup<R: TensorReal>(table: &Tensor, ids: &Tensor, padding: Option<u64>) -> Result<Tensor, Failure> {
     let (height, width) = (index(table.shape()[0]), index(table.shape()[1]));
     let values = R::slice(table.elements());
     let mut found = Vec::with_capacity(ids.elements().len() * width);
@@ -18,15 +18,18 @@ pub(super) fn lookup<R: TensorReal>(table: &Tensor, ids: &Tensor) -> Result<Tens
         let row = usize::try_from(*id).ok().filter(|row| *row < height);
         let row =
             row.ok_or_else(|| Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1)))?;
-        found.extend_from_slice(&values[row * width..][..width]);
+        match padding {
+            Some(padding) if padding == row as u64 => found.resize(found.len() + width, R::ZERO),
+            _ => found.extend_from_slice(&values[row * width..][..width]),
+        }
     }
     let mut shape = ids.shape().to_vec();
     shape.push(width as u64);
     Ok(Tensor::new(shape, R::wrap(found)))
 }
 
-/// The gradient of a table: each id with the gradient of its output row.
-pub(super) fn gradient(inputs: &[&VariableValue], height: u64) -> Result<VariableValue, Failure> {
+/// The gradient of a table: each id with the gradient of its output row, without those of the padding.
+pub(super) fn gradient(inputs: &[&VariableValue], height: u64, padding: Option<u64>) -> Result<VariableValue, Failure> {
     let (ids, slope) = (inputs[0].tensor(), inputs[1].tensor());
     let width = *slope.shape().last().expect("a checked gradient has a last dimension");
     let element_type = slope.elements().element_type();
@@ -35,7 +38,12 @@ pub(super) fn gradient(inputs: &[&VariableValue], height: u64) -> Result<Variabl
         u64::try_from(*id).map_err(|_| Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1)))
     });
     let ids = ids.collect::<Result<Vec<_>, _>>()?;
-    SelectedRows::new(layout, &ids, slope.bytes()).map(VariableValue::SelectedRows)
+    if padding.is_none_or(|padding| !ids.contains(&padding)) {
+        return SelectedRows::new(layout, &ids, slope.bytes()).map(VariableValue::SelectedRows);
+    }
+    let rows = ids.iter().zip(slope.bytes().chunks_exact(layout.row_bytes()));
+    let (ids, rows): (Vec<u64>, Vec<&[u8]>) = rows.filter(|(id, _)| Some(**id) != padding).unzip();
+    SelectedRows::new(layout, &ids, &rows.concat()).map(VariableValue::SelectedRows)
 }
 
 /// Rows of several, one after another.

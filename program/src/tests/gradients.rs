@@ -274,6 +274,46 @@ fn the_gradients_of_what_arranges_agree_with_differences() {
 }
 
 #[test]
+fn the_gradients_of_networks_agree_with_differences() {
+    for approximate in [false, true] {
+        check(&format!("gelu {approximate}"), |p| {
+            weighed(p, p.gelu(p.scale(parameter(p, "a", &[3, 5]), 3.0), approximate), &[3, 5])
+        });
+    }
+    check("layer_norm", |p| {
+        let [x, scale, bias] =
+            [("x", &[2, 3, 5][..]), ("scale", &[5]), ("bias", &[5])].map(|(n, s)| parameter(p, n, s));
+        weighed(p, p.layer_norm(x, scale, bias, 0.01), &[2, 3, 5])
+    });
+    for axis in 0..3 {
+        check(&format!("slice {axis}"), |p| {
+            let mut shape = [2, 3, 4];
+            shape[axis as usize] = 5;
+            let y = p.slice(parameter(p, "a", &shape), axis, 1, 3);
+            shape[axis as usize] = 2;
+            weighed(p, y, &shape)
+        });
+    }
+    check("gather", |p| {
+        let ids = p.data("ids", ElementType::Int64, [Dim::Batch]);
+        p.mean(p.tanh(p.gather(parameter(p, "a", &[4, 3, 2]), ids)))
+    });
+    check("dropout", |p| {
+        let step = p.data("step", ElementType::Int64, []);
+        weighed(p, p.dropout(parameter(p, "a", &[6, 5]), step, 0.4, 3), &[6, 5])
+    });
+    check("a scale alone", |p| {
+        let x = p.data("x", F64, [Dim::Batch, Dim::Fixed(5)]);
+        p.mean(p.tanh(p.layer_norm(x, parameter(p, "scale", &[5]), p.data("bias", F64, [Dim::Fixed(5)]), 0.01)))
+    });
+    check("padding", |p| {
+        let ids = p.data("ids", ElementType::Int64, [Dim::Batch, Dim::Fixed(2)]);
+        let [rows] = p.op(crate::OpKind::LookupTable { padding: Some(2) }, &[parameter(p, "table", &[4, 3]), ids]);
+        p.mean(p.tanh(rows))
+    });
+}
+
+#[test]
 fn the_gradients_of_windows_agree_with_differences() {
     let steps = [([1, 1], [0, 0]), ([2, 1], [1, 0]), ([1, 3], [0, 2]), ([3, 2], [1, 1])];
     for steps in steps.map(|(stride, padding)| WindowSteps { stride, padding }) {
@@ -321,7 +361,7 @@ fn random_program(prng: &mut Prng) -> Program {
     let row = parameter(&p, "row", &[3]);
     for _ in 0..1 + prng.below(8) {
         let (x, y) = (made[prng.index(made.len())], made[prng.index(made.len())]);
-        made.push(match prng.below(16) {
+        made.push(match prng.below(19) {
             0 => p.scale(p.matmul_transposed(x, prng.below(2) == 0, y, prng.below(2) == 0), 0.3),
             1 => p.scale(p.add(x, y), 0.5),
             2 => p.scale(p.add(x, row), 0.5),
@@ -340,6 +380,9 @@ fn random_program(prng: &mut Prng) -> Program {
             12 => p.scale(p.sqrt(p.exp(x)), 0.5),
             13 => p.scale(p.log(p.add(p.exp(x), p.exp(row))), 0.5),
             14 => p.scale(p.pow(p.exp(x), y), 0.3),
+            15 => p.gelu(x, prng.below(2) == 0),
+            16 => p.scale(p.layer_norm(x, row, row, 0.5), 0.5),
+            17 => p.concat(&[p.slice(x, 0, 1, 3), p.slice(y, 0, 0, 1)], 0),
             _ => p.scale(x, signed(prng)),
         });
     }

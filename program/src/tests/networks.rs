@@ -112,6 +112,140 @@ fn windows_say_what_does_not_fit() {
 }
 
 #[test]
+fn layers_give_what_was_computed_by_hand() {
+    // The rounding of an exponential's argument, 87 in a tail, is as many times as large in the result.
+    let near = |kind: OpKind, inputs: &[Tensor], expected: &[f64]| {
+        let name = kind.name();
+        let found = plain(kind, inputs).unwrap_or_else(|failure| panic!("{failure}"));
+        let Elements::Float64(found) = found.tensor().elements() else { panic!("float64") };
+        let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= 1e-13 * expected.abs();
+        assert!(found.len() == expected.len() && found.iter().zip(expected).all(is_near), "{name}: {found:?}");
+    };
+    // By 120 digits of another program.
+    let x = reals(&[5], &[-10.0, -1.0, 0.0, 0.5, 3.0]);
+    let exact = [-7.619853024160526e-23, -0.15865525393145705, 0.0, 0.34573123063700656, 2.99595030590511];
+    near(OpKind::Gelu { approximate: false }, &[x.clone()], &exact);
+    let about = [-1.204092348209806e-37, -0.1588080093917233, 0.0, 0.34571400982514394, 2.996362607918227];
+    near(OpKind::Gelu { approximate: true }, &[x], &about);
+    // Far away, where squares and cubes are infinite, the slope is zero or one.
+    let far = Tensor::new([4], Elements::Float32(vec![-3e38, -1e20, 1e20, 3e38]));
+    let slope = Tensor::new([4], Elements::Float32(vec![1.0; 4]));
+    for approximate in [false, true] {
+        let found = plain(OpKind::GeluGradient { approximate }, &[far.clone(), slope.clone()]).unwrap();
+        let expected = Tensor::new([4], Elements::Float32(vec![0.0, 0.0, 1.0, 1.0]));
+        assert_eq!(found.tensor().elements(), expected.elements(), "{approximate}");
+    }
+    let rows = reals(&[2, 2], &[1.0, 5.0, 7.0, 7.0]);
+    let (scale, bias) = (reals(&[2], &[10.0, 100.0]), reals(&[2], &[1.0, 2.0]));
+    let expected = [-9.0, 102.0, 1.0, 2.0].map(|y: f64| y);
+    gives(OpKind::LayerNorm { epsilon: 1e-300 }, &[rows, scale, bias], &[2, 2], &expected);
+}
+
+#[test]
+fn layers_say_what_does_not_fit() {
+    let (x, row) = (counted(&[2, 3]), counted(&[3]));
+    let norm = |epsilon| OpKind::LayerNorm { epsilon };
+    let same = |epsilon, expected: &str| refuses(norm(epsilon), &[x.clone(), row.clone(), row.clone()], expected);
+    same(0.0, "found epsilon 0; expected a finite number above zero");
+    same(f64::NAN, "found epsilon NaN; expected a finite number above zero");
+    let wide = counted(&[2]);
+    refuses(norm(0.1), &[x.clone(), row.clone(), wide.clone()], "input 3 \"x2\" is float64[2]; expected float64[3]");
+    refuses(norm(0.1), &[x.clone(), wide, row.clone()], "input 2 \"x1\" is float64[2]; expected float64[3]");
+    refuses(
+        norm(0.1),
+        &[counted(&[]), row.clone(), row.clone()],
+        "input 1 \"x0\" is float64[]; expected a last dimension that is fixed",
+    );
+    refuses(
+        OpKind::GeluGradient { approximate: false },
+        &[x.clone(), row],
+        "input 2 \"x1\" is float64[3]; expected float64[2, 3]",
+    );
+    let ids = Tensor::new([1], Elements::Int64(vec![0]));
+    let expected = "found padding 2; expected the number of a row, below 2";
+    refuses(OpKind::LookupTable { padding: Some(2) }, &[x.clone(), ids.clone()], expected);
+    refuses(OpKind::LookupTableGradient { height: 2, padding: Some(2) }, &[ids, counted(&[1, 3])], expected);
+}
+
+#[test]
+fn padding_reads_as_zeros_and_gives_no_rows() {
+    let ids = Tensor::new([4], Elements::Int64(vec![1, 0, 1, 2]));
+    let lookup = OpKind::LookupTable { padding: Some(1) };
+    gives(lookup, &[counted(&[3, 2]), ids.clone()], &[4, 2], &[0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 5.0, 6.0]);
+    let gradient = OpKind::LookupTableGradient { height: 3, padding: Some(1) };
+    let found = plain(gradient, &[ids, counted(&[4, 2])]).unwrap();
+    let rows = found.rows().view();
+    assert_eq!(rows.ids().iter().collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(rows.values(), reals(&[4], &[3.0, 4.0, 7.0, 8.0]).bytes());
+}
+
+fn number(number: i64) -> Tensor {
+    Tensor::new([], Elements::Int64(vec![number]))
+}
+
+#[test]
+fn selected_elements_are_those_that_were_asked_for() {
+    let x = counted(&[2, 3]);
+    gives(OpKind::Slice { axis: 1, start: 1, end: 3 }, &[x.clone()], &[2, 2], &[2.0, 3.0, 5.0, 6.0]);
+    let ids = |ids: &[i64]| Tensor::new([ids.len() as u64], Elements::Int64(ids.to_vec()));
+    gives(OpKind::Gather, &[x.clone(), ids(&[1, 1])], &[2, 3], &[4.0, 5.0, 6.0, 4.0, 5.0, 6.0]);
+    gives(OpKind::GatherGradient, &[x.clone(), ids(&[1, 1]), x.clone()], &[2, 3], &[0.0, 0.0, 0.0, 5.0, 7.0, 9.0]);
+    let whole = plain(OpKind::Gather, &[ids(&[7, 8, 9]), ids(&[2, 0])]).unwrap();
+    assert_eq!(whole, ids(&[9, 7]).into());
+    for bad in [-1, 2] {
+        let expected = format!("index {bad} at place 1; expected a number from 0, below 2");
+        refuses(OpKind::Gather, &[x.clone(), ids(&[0, bad])], &expected);
+    }
+    let slice = |axis, start, end| OpKind::Slice { axis, start, end };
+    refuses(slice(1, 2, 2), &[x.clone()], "found start 2 and end 2; expected the start before the end");
+    refuses(
+        slice(1, 2, 4),
+        &[x.clone()],
+        "input 1 \"x0\" is float64[2, 3]; expected dimension 1 to be fixed, and at least 4, the end",
+    );
+    refuses(slice(2, 0, 1), &[x.clone()], "input 1 \"x0\" is float64[2, 3]; expected a dimension 2, counted from zero");
+    refuses(
+        OpKind::GatherGradient,
+        &[x.clone(), ids(&[0]), x.clone()],
+        "input 3 \"x2\" is float64[2, 3]; expected float64[1, 3]",
+    );
+    refuses(OpKind::Gather, &[number(0), ids(&[0])], "input 1 \"x0\" is int64[]; expected one dimension or more");
+}
+
+#[test]
+fn dropout_depends_on_seed_step_and_row_alone() {
+    let ones = |rows: u64| reals(&[rows, 50], &vec![1.0; 50 * usize::try_from(rows).unwrap()]);
+    let dropped = |rows, seed, step, first| {
+        let found = plain(OpKind::Dropout { rate: 0.2, seed }, &[ones(rows), number(step), number(first)]).unwrap();
+        let Elements::Float64(found) = found.tensor().elements() else { panic!("float64") };
+        found.clone()
+    };
+    let whole = dropped(40, 7, 3, 0);
+    let zeros = whole.iter().filter(|value| **value == 0.0).count();
+    assert!((340..460).contains(&zeros), "{zeros} of 2000");
+    assert!(whole.iter().all(|value| *value == 0.0 || *value == 1.25));
+    // Two halves of a batch have the mask of the whole.
+    assert_eq!([dropped(15, 7, 3, 0), dropped(25, 7, 3, 15)].concat(), whole);
+    assert_eq!(
+        plain(OpKind::Dropout { rate: 0.2, seed: 7 }, &[ones(40), number(3)]).unwrap(),
+        reals(&[40, 50], &whole).into()
+    );
+    for (seed, step, first) in [(8, 3, 0), (7, 4, 0), (7, 3, 1)] {
+        let same = dropped(40, seed, step, first).iter().zip(&whole).filter(|(one, other)| one == other).count();
+        // 0.8 x 0.8 + 0.2 x 0.2 of 2000 on average.
+        assert!((1260..1460).contains(&same), "{same} of 2000 with seed {seed}, step {step}, first {first}");
+    }
+    // A prediction.
+    assert!(dropped(40, 7, -1, 0).iter().all(|value| *value == 1.0));
+    for rate in [1.0, -0.1, f64::NAN] {
+        let expected = format!("found rate {rate}; expected a number from zero, below one");
+        refuses(OpKind::Dropout { rate, seed: 0 }, &[ones(1), number(0)], &expected);
+    }
+    let wrong = "input 2 \"x1\" is float64[1, 50]; expected int64[]";
+    refuses(OpKind::Dropout { rate: 0.5, seed: 0 }, &[ones(1), ones(1)], wrong);
+}
+
+#[test]
 fn a_batch_of_images_is_a_batch() {
     let shape = [Dim::Batch, Dim::Fixed(1), Dim::Fixed(8), Dim::Fixed(8)];
     let p = crate::Builder::new();

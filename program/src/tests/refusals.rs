@@ -240,19 +240,34 @@ fn losses_and_tables_say_what_does_not_fit() {
     }
     gives(OpKind::SigmoidCrossEntropy, "x labels", "y", "float32[batch, 4]");
     check(OpKind::SigmoidCrossEntropy, "x label", "y", "input 2 \"label\" is int64[batch]; expected float32[batch, 4]");
-    gives(OpKind::LookupTable, "table label", "y", "float32[batch, 4]");
-    check(OpKind::LookupTable, "table loss", "y", "input 2 \"loss\" is float32[batch]; expected int64");
-    check(OpKind::LookupTable, "b label", "y", "input 1 \"b\" is float32[3]; expected two dimensions");
-    gives(OpKind::LookupTableGradient { height: 9 }, "label x", "y", "rows(float32, 9, 4)");
+    gives(OpKind::LookupTable { padding: None }, "table label", "y", "float32[batch, 4]");
     check(
-        OpKind::LookupTableGradient { height: 9 },
+        OpKind::LookupTable { padding: None },
+        "table loss",
+        "y",
+        "input 2 \"loss\" is float32[batch]; expected int64",
+    );
+    check(
+        OpKind::LookupTable { padding: None },
+        "b label",
+        "y",
+        "input 1 \"b\" is float32[3]; expected two dimensions",
+    );
+    gives(OpKind::LookupTableGradient { height: 9, padding: None }, "label x", "y", "rows(float32, 9, 4)");
+    check(
+        OpKind::LookupTableGradient { height: 9, padding: None },
         "label w",
         "y",
         "input 2 \"w\" is float32[4, 3]; expected float32[batch, 3]",
     );
-    check(OpKind::LookupTableGradient { height: 0 }, "label x", "y", "found a height of 0; expected 1 or more");
     check(
-        OpKind::LookupTableGradient { height: 9 },
+        OpKind::LookupTableGradient { height: 0, padding: None },
+        "label x",
+        "y",
+        "found a height of 0; expected 1 or more",
+    );
+    check(
+        OpKind::LookupTableGradient { height: 9, padding: None },
         "label scalar",
         "y",
         "input 2 \"scalar\" is float32[]; expected a last dimension that is fixed: the width of the table",

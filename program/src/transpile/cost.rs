@@ -287,7 +287,7 @@ impl Sizes<'_> {
             OpKind::Conv2dInputGradient { .. } => self.convolution_flops(node.inputs[1], node.inputs[0]),
             OpKind::Conv2dFilterGradient { .. } => self.convolution_flops(node.inputs[1], node.outputs[0]),
             OpKind::Update { .. } => self.elements(node.inputs[1]),
-            OpKind::LookupTable => self.elements(node.outputs[0]),
+            OpKind::LookupTable { .. } => self.elements(node.outputs[0]),
             _ => all.map(|index| self.elements(*index)).max().unwrap_or(0),
         }
     }
@@ -302,7 +302,7 @@ impl Sizes<'_> {
         let all = || node.inputs.iter().chain(&node.outputs);
         let touched = |index: &VariableIndex| match node.kind {
             OpKind::Update { .. } => self.bytes(*index).min(self.touched_bytes(node.inputs[1], *index)),
-            OpKind::LookupTable if *index == node.inputs[0] => self.bytes(node.outputs[0]),
+            OpKind::LookupTable { .. } if *index == node.inputs[0] => self.bytes(node.outputs[0]),
             _ => self.bytes(*index),
         };
         all().map(touched).fold(0, u64::saturating_add)

@@ -32,7 +32,7 @@ fn lookups() -> Arc<Graph> {
     let mut program = p.finish().expect("it fits").into_program();
     let body = vec![
         recv("in", &["id", "from"]),
-        op(OpKind::LookupTable, &["table", "id"], &["row"]),
+        op(OpKind::LookupTable { padding: None }, &["table", "id"], &["row"]),
         op(OpKind::Add, &["total", "row"], &["more"]),
         op(OpKind::Scale { factor: 1.0 }, &["more"], &["total"]),
         accumulate(2, Merge::Sum, None, &["row", "from"], "merged"),

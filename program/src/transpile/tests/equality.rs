@@ -7,7 +7,7 @@ use crate::{Graph, ProgramPeer};
 use pserver_core::config::{Merge, Mode};
 use pserver_core::prng::Prng;
 
-use super::networks::{ADAM, SGD, batch, cutting, random, two_layers};
+use super::networks::{ADAM, SGD, batch, convolutional, cutting, random, two_layers};
 use super::wire::{Feeds, Job, plainly};
 
 const STEPS: usize = 3;
@@ -61,6 +61,22 @@ proptest! {
         let one = Job::run(&parts(&graph, 4, 1, Mode::Sync, 1 << 20), &feeds, prng);
         let many = Job::run(&parts(&graph, 4, servers, Mode::Sync, bytes), &feeds, prng);
         prop_assert_eq!(one.kept(), many.kept());
+    }
+}
+
+#[test]
+fn networks_of_images_are_divided_to_the_last_bit() {
+    let prng = &mut Prng(3);
+    for config in [SGD, ADAM] {
+        let graph = convolutional(config);
+        let alone = feeds(&graph, 1, prng);
+        let job = Job::run(&parts(&graph, 1, 3, Mode::Sync, 72), &alone, prng);
+        assert_eq!(job.kept(), plainly(&graph, &alone[0]));
+        let many = feeds(&graph, 4, prng);
+        let one = Job::run(&parts(&graph, 4, 1, Mode::Sync, 1 << 20), &many, prng);
+        assert_eq!(Job::run(&parts(&graph, 4, 3, Mode::Sync, 72), &many, prng).kept(), one.kept());
+        // An update that does nothing would be equal as well.
+        assert_ne!(one.kept()["filter"], plainly(&graph, &[])["filter"]);
     }
 }
 

@@ -1,7 +1,10 @@
 //! Networks to divide.
 
 use crate::transpile::{CostModel, ProcessRates};
-use crate::{Builder, Dim, Elements, Graph, Program, Symbol, Tensor, VariableValue, append_backward, append_optimizer};
+use crate::{
+    Builder, Dim, Elements, Graph, Program, Symbol, Tensor, VariableValue, WindowSteps, append_backward,
+    append_optimizer,
+};
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::prng::Prng;
 use pserver_core::rows::Initializer;
@@ -54,6 +57,23 @@ pub(super) fn two_layers(config: &str) -> Graph {
     let (a, b) = (p.parameter("a", Float32, &[6, 8], UNIFORM, 1), p.parameter("b", Float32, &[8], UNIFORM, 2));
     let c = p.parameter("c", Float32, &[8, 4], GAUSSIAN, 3);
     let scores = p.matmul(p.tanh(p.add(p.matmul(x, a), b)), c);
+    let (losses, _) = p.softmax_with_cross_entropy(scores, label);
+    p.named("loss", p.mean(losses));
+    trained(p, config)
+}
+
+/// A convolution and pools over images, a normalised layer, and dropout.
+pub(super) fn convolutional(config: &str) -> Graph {
+    let p = Builder::new();
+    let x = p.data("x", Float32, [Dim::Batch, Dim::Fixed(2), Dim::Fixed(6), Dim::Fixed(6)]);
+    let (label, step) = (p.data("label", Int64, [Dim::Batch]), p.data("step", Int64, []));
+    let filter = p.parameter("filter", Float32, &[4, 2, 3, 3], UNIFORM, 1);
+    let (scale, bias) =
+        (p.parameter("scale", Float32, &[4], UNIFORM, 2), p.parameter("bias", Float32, &[4], UNIFORM, 3));
+    let steps = |stride, padding| WindowSteps { stride: [stride; 2], padding: [padding; 2] };
+    let images = p.max_pool2d(p.tanh(p.conv2d(x, filter, steps(1, 1))), [2, 2], steps(2, 0));
+    let means = p.reduce_sum(p.reduce_sum(p.avg_pool2d(images, [3, 3], steps(1, 0)), 3), 2);
+    let scores = p.dropout(p.gelu(p.layer_norm(means, scale, bias, 0.01), false), step, 0.25, 5);
     let (losses, _) = p.softmax_with_cross_entropy(scores, label);
     p.named("loss", p.mean(losses));
     trained(p, config)
@@ -134,11 +154,16 @@ pub(super) fn batch(graph: &Graph, prng: &mut Prng) -> Vec<(String, VariableValu
     let mut fed = Vec::new();
     for variable in graph.variables().iter().filter(|known| known.purpose == crate::Purpose::Data) {
         let crate::VariableFacts::Dense { shape, .. } = &variable.facts else { panic!("data are dense") };
-        let value = match &shape[1..] {
-            [Dim::Fixed(width)] => {
-                let count = examples * usize::try_from(*width).expect("narrow");
-                let elements = Elements::Float32((0..count).map(|_| real(prng)).collect());
-                Tensor::new([examples as u64, *width], elements)
+        let value = match &shape[..] {
+            [] => Tensor::new([], Elements::Int64(vec![i64::try_from(prng.below(100)).expect("small")])),
+            [_, example @ ..] if !example.is_empty() => {
+                let mut shape = vec![examples as u64];
+                shape.extend(example.iter().map(|dim| match dim {
+                    Dim::Fixed(length) => *length,
+                    Dim::Batch => panic!("one dimension is the batch"),
+                }));
+                let elements = (0..shape.iter().product()).map(|_| real(prng)).collect();
+                Tensor::new(shape, Elements::Float32(elements))
             }
             _ => {
                 let end = if variable.name == "ids" { height(graph) } else { classes(graph) };
