@@ -11,7 +11,7 @@ use pserver_core::config::{Merge, Mode};
 use pserver_core::limits::PROGRAM_BYTES_MAX;
 use pserver_program::transpile::{
     Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
-    estimate, svg,
+    estimate, html, svg,
 };
 use pserver_program::{Graph, Program, ProgramPeer};
 
@@ -44,6 +44,9 @@ pub struct Args {
     /// Print a picture.
     #[arg(long, conflicts_with = "dot")]
     svg: bool,
+    /// Write a page that shows the picture, to be moved and zoomed; it needs nothing from elsewhere.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dot", "svg", "costs"])]
+    html: Option<PathBuf>,
     /// Print an estimate of each process's cost of a step.
     #[arg(long, conflicts_with_all = ["dot", "svg"])]
     costs: bool,
@@ -102,8 +105,14 @@ enum Merging {
 /// # Errors
 /// When the file cannot be read, is not a program (with line and column), or cannot be divided.
 pub fn run(args: &Args) -> Result<()> {
-    print!("{}", output(args)?);
-    Ok(())
+    let output = output(args)?;
+    match &args.html {
+        Some(file) => std::fs::write(file, output).with_context(|| file.display().to_string()),
+        None => {
+            print!("{output}");
+            Ok(())
+        }
+    }
 }
 
 fn output(args: &Args) -> Result<String> {
@@ -122,6 +131,7 @@ fn output(args: &Args) -> Result<String> {
     Ok(match args {
         Args { dot: true, .. } => dot(&parts),
         Args { svg: true, .. } => svg(&parts),
+        Args { html: Some(_), .. } => html(&parts),
         Args { costs: true, .. } => table(&estimate(&parts, &costs)),
         _ => texts(&parts),
     })

@@ -46,6 +46,19 @@ fn what_is_printed_reads_back() {
 }
 
 #[test]
+fn a_page_is_written_to_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = documents().join("example.program");
+    let program = program.to_str().expect("a path of UTF-8");
+    let printed = transpile(folder.path(), &[program, "--html", "picture.html"]);
+    assert_eq!(printed, Ok(String::new()));
+    let page = std::fs::read_to_string(folder.path().join("picture.html")).expect("the page is there");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg "));
+    let refused = transpile(folder.path(), &[program, "--html", "nowhere/picture.html"]).expect_err("no such folder");
+    assert!(refused.contains("nowhere/picture.html"), "{refused}");
+}
+
+#[test]
 fn costs_are_a_table_of_all_processes() {
     let arguments = ["example.program", "--trainers", "4", "--servers", "2", "--costs"];
     let table = transpile(&documents(), &arguments).expect("it is printed");

@@ -35,7 +35,7 @@ use super::graph::Graph;
 
 pub use columns::Columns;
 pub use cost::{CostModel, Estimate, NodeEstimate, ProcessRates, StepWork, estimate};
-pub use draw::{dot, svg};
+pub use draw::{dot, html, svg};
 pub use parameter_server::ParameterServer;
 pub use part::{Cluster, ProgramPart};
 pub use placement::Placement;

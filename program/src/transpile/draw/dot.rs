@@ -5,61 +5,62 @@ use std::fmt::{self, Write};
 use crate::transpile::part::ProgramPart;
 use crate::variable::Purpose;
 
-use super::{DrawnNode, NodeShape, Scene, journeys};
+use super::fold::{Picture, PictureNode};
+use super::svg::LEGEND;
+use super::{Arrow, NodeShape};
 
-/// One directed graph of all parts, a frame around each. `dot -Tsvg` draws it.
+/// One directed graph of all parts from left to right, a frame around each, and a legend. `dot -Tsvg` draws it.
 #[must_use]
 pub fn dot(parts: &[ProgramPart]) -> String {
     let mut text = String::new();
-    write(parts, &mut text).expect("a string takes everything");
+    write(&Picture::of(parts), &mut text).expect("a string takes everything");
     text
 }
 
-fn write(parts: &[ProgramPart], text: &mut String) -> fmt::Result {
-    let scenes: Vec<Scene> = parts.iter().map(Scene::of).collect();
+fn write(picture: &Picture, text: &mut String) -> fmt::Result {
     writeln!(text, "digraph program {{")?;
-    writeln!(text, "    graph [fontname=\"sans-serif\", fontsize=13, labeljust=l, color=\"#888888\"];")?;
+    writeln!(text, "    graph [rankdir=LR, fontname=\"sans-serif\", fontsize=13, labeljust=l, color=\"#888888\"];")?;
     writeln!(text, "    node [fontname=\"sans-serif\", fontsize=11, height=0.4, style=\"filled,rounded\"];")?;
-    writeln!(text, "    edge [fontname=\"sans-serif\", fontsize=9];")?;
-    for (part, scene) in scenes.iter().enumerate() {
-        writeln!(text, "    subgraph cluster_{part} {{")?;
-        writeln!(text, "        label={};", quoted(&scene.title))?;
-        self::items(part, scene, false, "        ", text)?;
-        if scene.items.iter().any(|item| item.is_in_loop) {
-            writeln!(text, "        subgraph cluster_{part}_loop {{")?;
+    for (frame, title) in picture.frames.iter().enumerate() {
+        writeln!(text, "    subgraph cluster_{frame} {{")?;
+        writeln!(text, "        label={};", quoted(title))?;
+        let own = |is_in_loop: bool| {
+            let nodes = picture.nodes.iter().enumerate();
+            nodes.filter(move |(_, node)| node.frame == frame && node.is_in_loop == is_in_loop)
+        };
+        own(false).try_for_each(|(index, node)| item(text, "        ", index, node))?;
+        if own(true).next().is_some() {
+            writeln!(text, "        subgraph cluster_{frame}_loop {{")?;
             writeln!(text, "            label=\"loop_forever\"; style=dashed;")?;
-            self::items(part, scene, true, "            ", text)?;
+            own(true).try_for_each(|(index, node)| item(text, "            ", index, node))?;
             writeln!(text, "        }}")?;
-        }
-        for line in &scene.lines {
-            let both = if line.is_both { ", dir=both" } else { "" };
-            let (from, to) = (line.from, line.to);
-            writeln!(text, "        p{part}_{from} -> p{part}_{to} [label={}{both}];", quoted(&line.name))?;
         }
         writeln!(text, "    }}")?;
     }
-    for journey in journeys(parts, &scenes) {
-        let ((from, send), (to, recv)) = (journey.from, journey.to);
-        writeln!(
-            text,
-            "    p{from}_{send} -> p{to}_{recv} [label={}, style=dashed, color=\"#2060c0\", constraint=false];",
-            quoted(&journey.channel)
-        )?;
+    for edge in &picture.edges {
+        let direction = match edge.arrow {
+            Arrow::Forward => "",
+            Arrow::Back => "dir=back",
+            Arrow::Both => "dir=both",
+        };
+        let sent = if edge.is_sent { "style=dashed, color=\"#2060c0\", constraint=false" } else { "" };
+        writeln!(text, "    n{} -> n{} [{direction}{sent}];", edge.from, edge.to)?;
     }
-    writeln!(text, "}}")
+    writeln!(text, "    subgraph cluster_legend {{\n        label=\"legend\";")?;
+    for (name, shape) in LEGEND {
+        writeln!(text, "        {name} [shape={}, fillcolor=\"{}\"];", form(shape), shape.fill())?;
+    }
+    writeln!(text, "    }}\n}}")
 }
 
-fn items(part: usize, scene: &Scene, is_in_loop: bool, indent: &str, text: &mut String) -> fmt::Result {
-    for (place, item) in scene.items.iter().enumerate().filter(|(_, item)| item.is_in_loop == is_in_loop) {
-        let label = if item.note.is_empty() { item.title.clone() } else { format!("{}\n{}", item.title, item.note) };
-        let (form, fill) = (form(item), item.shape.fill());
-        writeln!(text, "{indent}p{part}_{place} [label={}, shape={form}, fillcolor=\"{fill}\"];", quoted(&label))?;
-    }
-    Ok(())
+fn item(text: &mut String, indent: &str, index: usize, node: &PictureNode) -> fmt::Result {
+    let label: Vec<&str> = std::iter::once(&node.title).chain(&node.notes).map(String::as_str).collect();
+    let (form, fill) = (form(node.shape), node.shape.fill());
+    writeln!(text, "{indent}n{index} [label={}, shape={form}, fillcolor=\"{fill}\"];", quoted(&label.join("\n")))
 }
 
-fn form(item: &DrawnNode) -> &'static str {
-    match item.shape {
+fn form(shape: NodeShape) -> &'static str {
+    match shape {
         NodeShape::Op(_) => "box",
         NodeShape::Variable(Purpose::Data) => "ellipse",
         NodeShape::Variable(_) => "cylinder",

@@ -1,10 +1,16 @@
-//! Diagrams of parts: text for Graphviz, and SVG that needs no other program.
+//! Diagrams of parts: text for Graphviz, SVG that needs no other program, and a page that shows it.
 //!
 //! Ops are boxes, coloured by role, with the names of their outputs. Data, parameters and states have boxes of their
 //! own. A dashed line is a value that is sent to another process. Ops that run once, to fill parameters and states, are
 //! omitted.
+//!
+//! Read in this order: [`Scene`], a part as boxes and lines; `fold`, which makes one picture of all scenes; `layout`;
+//! `svg`, `html` and `dot`.
 
 mod dot;
+mod fold;
+mod html;
+mod layout;
 mod svg;
 
 use crate::graph::{Graph, Node, VariableIndex};
@@ -14,6 +20,7 @@ use crate::variable::Purpose;
 use super::part::ProgramPart;
 
 pub use dot::dot;
+pub use html::html;
 pub use svg::svg;
 
 /// The meaning of a box.
@@ -51,21 +58,29 @@ struct DrawnNode {
     is_in_loop: bool,
 }
 
-/// A line between two boxes of one part.
+/// A line between two boxes of one part, from the earlier to the later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DrawnEdge {
     from: usize,
     to: usize,
-    /// The name of the value.
-    name: String,
-    /// Whether `to` writes `from` as well as it reads it.
-    is_both: bool,
+    arrow: Arrow,
+    /// The input's number, where inputs are not alike.
+    slot: usize,
+}
+
+/// The direction of a value's way along an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Arrow {
+    Forward,
+    /// The later op writes a variable that has a box already.
+    Back,
+    /// The later op reads and writes it.
+    Both,
 }
 
 /// A part as boxes and lines.
 #[derive(Clone, Debug, Default)]
 struct Scene {
-    title: String,
     items: Vec<DrawnNode>,
     lines: Vec<DrawnEdge>,
     /// Sends: the box, the channel, and the destination; none means the senders of the round.
@@ -77,7 +92,7 @@ struct Scene {
 impl Scene {
     fn of(part: &ProgramPart) -> Self {
         let graph = &part.graph;
-        let mut scene = Self { title: title(&part.peers), ..Self::default() };
+        let mut scene = Self::default();
         let mut boxes: Vec<Option<usize>> = vec![None; graph.variables().len()];
         for (block, scope) in graph.scopes().iter().enumerate() {
             for node in scope.nodes.iter().filter(|node| is_drawn(node)) {
@@ -112,24 +127,24 @@ impl Scene {
             shape: NodeShape::Op(node.role),
             is_in_loop,
         });
-        for index in &node.inputs {
-            if let Some(from) = boxes[index.place()] {
-                let line =
-                    DrawnEdge { from, to: place, name: variable(*index).name.clone(), is_both: is_written(index) };
-                if !self.lines.contains(&line) {
-                    self.lines.push(line);
-                }
+        let first_line = self.lines.len();
+        for (number, index) in node.inputs.iter().enumerate() {
+            let Some(from) = boxes[index.place()].filter(|from| *from < place) else { continue };
+            if !self.lines[first_line..].iter().any(|line| line.from == from) {
+                let arrow = if is_written(index) { Arrow::Both } else { Arrow::Forward };
+                let slot = if matches!(node.kind, OpKind::Concat { .. } | OpKind::Sum) { 0 } else { number };
+                self.lines.push(DrawnEdge { from, to: place, arrow, slot });
             }
         }
         for index in &node.outputs {
             match variable(*index).purpose {
                 Purpose::Temporary => boxes[index.place()] = Some(place),
                 _ if node.inputs.contains(index) => {}
-                _ => self.lines.extend(boxes[index.place()].map(|to| DrawnEdge {
-                    from: place,
-                    to,
-                    name: variable(*index).name.clone(),
-                    is_both: false,
+                _ => self.lines.extend(boxes[index.place()].map(|from| DrawnEdge {
+                    from,
+                    to: place,
+                    arrow: Arrow::Back,
+                    slot: 0,
                 })),
             }
         }
@@ -179,14 +194,6 @@ fn journeys(parts: &[ProgramPart], scenes: &[Scene]) -> Vec<Journey> {
 /// A loop is drawn as a frame around its block.
 fn is_drawn(node: &Node) -> bool {
     node.role != OpRole::Initialise && !matches!(node.kind, OpKind::LoopForever { .. })
-}
-
-fn title(peers: &[ProgramPeer]) -> String {
-    match peers {
-        [one] => one.to_string(),
-        [first, .., last] => format!("{first} to {last}"),
-        [] => "the whole program".to_owned(),
-    }
 }
 
 /// An op's kind, and what of its attributes says most.

@@ -5,6 +5,7 @@ mod costs;
 mod division;
 mod equality;
 mod networks;
+mod pictures;
 mod placing;
 mod refusals;
 mod wire;
