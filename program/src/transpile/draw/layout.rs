@@ -52,7 +52,7 @@ impl Area {
 
 /// Where everything of a picture is.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Layout {
+pub(super) struct PictureLayout {
     pub(super) width: u32,
     pub(super) height: u32,
     /// For each node its box and the lines of its title and its notes.
@@ -64,9 +64,9 @@ pub(super) struct Layout {
     pub(super) routes: Vec<Vec<(u32, u32)>>,
 }
 
-/// What stands in a column.
+/// A node or a slot, which stand in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Cell {
+enum DrawnCell {
     Node(usize),
     /// The slot of the edges from a node to later columns.
     Slot(usize),
@@ -74,10 +74,10 @@ enum Cell {
 
 /// Columns side by side.
 #[derive(Clone, Debug, Default)]
-struct Row {
+struct DrawnRow {
     frame: usize,
     is_loop: bool,
-    columns: Vec<Vec<Cell>>,
+    columns: Vec<Vec<DrawnCell>>,
     /// The sources of the lines in the gap before each column and behind the last.
     lanes: Vec<BTreeSet<(usize, bool)>>,
     /// The left end of each column and its width.
@@ -88,7 +88,7 @@ struct Row {
     height: u32,
 }
 
-impl Layout {
+impl PictureLayout {
     pub(super) fn of(picture: &Picture) -> Self {
         let mut layout = Self::default();
         for node in &picture.nodes {
@@ -104,7 +104,7 @@ impl Layout {
             for (column, cells) in row.columns.iter().enumerate() {
                 for cell in cells {
                     places.insert((index, *cell), column);
-                    if let Cell::Node(node) = cell {
+                    if let DrawnCell::Node(node) = cell {
                         row_of[*node] = index;
                     }
                 }
@@ -177,7 +177,7 @@ fn stages(picture: &Picture) -> Vec<u8> {
 }
 
 /// The nodes of every row by column, without slots.
-fn rows(picture: &Picture, boxes: &[(Area, Vec<String>, Vec<String>)]) -> Vec<Row> {
+fn rows(picture: &Picture, boxes: &[(Area, Vec<String>, Vec<String>)]) -> Vec<DrawnRow> {
     let stages = stages(picture);
     let is_near =
         |from: usize, to: usize| picture.nodes[from].frame == picture.nodes[to].frame && stages[from] == stages[to];
@@ -193,17 +193,17 @@ fn rows(picture: &Picture, boxes: &[(Area, Vec<String>, Vec<String>)]) -> Vec<Ro
         let readers = near.iter().filter(|(from, _)| *from == node).map(|(_, to)| ranks[*to]);
         ranks[node] = readers.min().map_or(0, |first| first.saturating_sub(1));
     }
-    let mut columns: BTreeMap<(usize, u8, usize), Vec<Cell>> = BTreeMap::new();
+    let mut columns: BTreeMap<(usize, u8, usize), Vec<DrawnCell>> = BTreeMap::new();
     for (node, known) in picture.nodes.iter().enumerate() {
-        columns.entry((known.frame, stages[node], ranks[node])).or_default().push(Cell::Node(node));
+        columns.entry((known.frame, stages[node], ranks[node])).or_default().push(DrawnCell::Node(node));
     }
-    let (mut rows, mut before, mut width) = (Vec::<Row>::new(), None, 0);
+    let (mut rows, mut before, mut width) = (Vec::<DrawnRow>::new(), None, 0);
     for ((frame, stage, _), cells) in columns {
-        let own = cells.iter().map(|cell| if let Cell::Node(node) = cell { boxes[*node].0.width } else { 0 });
+        let own = cells.iter().map(|cell| if let DrawnCell::Node(node) = cell { boxes[*node].0.width } else { 0 });
         let own = own.max().unwrap_or(0) + 2 * GAP;
         width += own;
         if before != Some((frame, stage)) || width > ROW_WIDTH_MAX {
-            rows.push(Row { frame, is_loop: stage == 2, ..Row::default() });
+            rows.push(DrawnRow { frame, is_loop: stage == 2, ..DrawnRow::default() });
             (before, width) = (Some((frame, stage)), own);
         }
         rows.last_mut().expect("a row was added").columns.push(cells);
@@ -211,8 +211,8 @@ fn rows(picture: &Picture, boxes: &[(Area, Vec<String>, Vec<String>)]) -> Vec<Ro
     rows
 }
 
-impl Row {
-    fn column_of(&self) -> BTreeMap<Cell, usize> {
+impl DrawnRow {
+    fn column_of(&self) -> BTreeMap<DrawnCell, usize> {
         let cells = self.columns.iter().enumerate();
         cells.flat_map(|(column, cells)| cells.iter().map(move |cell| (*cell, column))).collect()
     }
@@ -222,25 +222,25 @@ impl Row {
         let columns = self.column_of();
         let mut slots = BTreeSet::new();
         for edge in picture.edges.iter().filter(|edge| !edge.is_sent) {
-            let (from, to) = (columns.get(&Cell::Node(edge.from)), columns.get(&Cell::Node(edge.to)));
+            let (from, to) = (columns.get(&DrawnCell::Node(edge.from)), columns.get(&DrawnCell::Node(edge.to)));
             if let (Some(from), Some(to)) = (from, to) {
                 slots.extend((from + 1..*to).map(|column| (column, edge.from)));
             }
         }
-        slots.into_iter().for_each(|(column, from)| self.columns[column].push(Cell::Slot(from)));
+        slots.into_iter().for_each(|(column, from)| self.columns[column].push(DrawnCell::Slot(from)));
     }
 
     /// Orders each column by the mean place of its neighbours, in a few sweeps.
     fn order(&mut self, picture: &Picture) {
         let columns = self.column_of();
-        let mut around: BTreeMap<(usize, Cell), Vec<(usize, Cell)>> = BTreeMap::new();
+        let mut around: BTreeMap<(usize, DrawnCell), Vec<(usize, DrawnCell)>> = BTreeMap::new();
         for edge in picture.edges.iter().filter(|edge| !edge.is_sent) {
-            let (from, to) = (columns.get(&Cell::Node(edge.from)), columns.get(&Cell::Node(edge.to)));
+            let (from, to) = (columns.get(&DrawnCell::Node(edge.from)), columns.get(&DrawnCell::Node(edge.to)));
             let (Some(first), Some(last)) = (from, to) else { continue };
             let cell = |column: usize| match column {
-                column if column == *first => (column, Cell::Node(edge.from)),
-                column if column == *last => (column, Cell::Node(edge.to)),
-                column => (column, Cell::Slot(edge.from)),
+                column if column == *first => (column, DrawnCell::Node(edge.from)),
+                column if column == *last => (column, DrawnCell::Node(edge.to)),
+                column => (column, DrawnCell::Slot(edge.from)),
             };
             for column in *first..*last {
                 around.entry(cell(column)).or_default().push(cell(column + 1));
@@ -252,7 +252,7 @@ impl Row {
             for step in 0..count {
                 let column = if sweep % 2 == 0 { step } else { count - 1 - step };
                 let other = if sweep % 2 == 0 { column.checked_sub(1) } else { Some(column + 1) };
-                let place = |cells: &[Cell]| -> BTreeMap<Cell, usize> {
+                let place = |cells: &[DrawnCell]| -> BTreeMap<DrawnCell, usize> {
                     cells.iter().enumerate().map(|(place, cell)| (*cell, place * 1000 / cells.len().max(1))).collect()
                 };
                 let Some(beside) = other.and_then(|other| self.columns.get(other).map(|cells| (other, place(cells))))
@@ -260,7 +260,7 @@ impl Row {
                     continue;
                 };
                 let own = place(&self.columns[column]);
-                let mean = |cell: &Cell| {
+                let mean = |cell: &DrawnCell| {
                     let near = around.get(&(column, *cell)).into_iter().flatten().filter(|(at, _)| *at == beside.0);
                     let near: Vec<usize> = near.map(|(_, cell)| beside.1[cell]).collect();
                     if near.is_empty() { own[cell] } else { near.iter().sum::<usize>() / near.len() }
@@ -274,11 +274,11 @@ impl Row {
 /// Lines between rows, and where everything goes.
 struct Router<'a> {
     picture: &'a Picture,
-    rows: Vec<Row>,
+    rows: Vec<DrawnRow>,
     /// The row of each node.
     row_of: Vec<usize>,
     /// The column of a cell in its row.
-    places: BTreeMap<(usize, Cell), usize>,
+    places: BTreeMap<(usize, DrawnCell), usize>,
     /// The sources of the lines in the corridor above each row and below the last.
     corridors: Vec<BTreeSet<usize>>,
     /// The sources of the lines left of all rows.
@@ -290,7 +290,7 @@ impl Router<'_> {
         self.row_of[node]
     }
 
-    fn column(&self, row: usize, cell: Cell) -> usize {
+    fn column(&self, row: usize, cell: DrawnCell) -> usize {
         self.places[&(row, cell)]
     }
 
@@ -313,7 +313,8 @@ impl Router<'_> {
         for edge in &self.picture.edges {
             let Some((leave, arrive)) = self.detour(edge.from, edge.to, edge.is_sent) else { continue };
             let (first, last) = (self.row(edge.from), self.row(edge.to));
-            let (out, into) = (self.column(first, Cell::Node(edge.from)) + 1, self.column(last, Cell::Node(edge.to)));
+            let (out, into) =
+                (self.column(first, DrawnCell::Node(edge.from)) + 1, self.column(last, DrawnCell::Node(edge.to)));
             self.rows[first].lanes[out].insert((edge.from, false));
             self.rows[last].lanes[into].insert((edge.to, true));
             self.corridors[leave].insert(edge.from);
@@ -324,7 +325,7 @@ impl Router<'_> {
         }
     }
 
-    fn place(&mut self, layout: &mut Layout) {
+    fn place(&mut self, layout: &mut PictureLayout) {
         let start = 2 * MARGIN + pixels(self.margin.len()) * LANE;
         let mut top = MARGIN;
         let mut corridors = Vec::new();
@@ -372,12 +373,12 @@ impl Router<'_> {
         layout.routes = self.picture.edges.iter().map(|edge| self.route(layout, &corridors, edge)).collect();
     }
 
-    fn route(&self, layout: &Layout, corridors: &[u32], edge: &super::fold::PictureEdge) -> Vec<(u32, u32)> {
+    fn route(&self, layout: &PictureLayout, corridors: &[u32], edge: &super::fold::PictureEdge) -> Vec<(u32, u32)> {
         let (from, to) = (layout.boxes[edge.from].0, layout.boxes[edge.to].0);
         let (first, last) = (self.row(edge.from), self.row(edge.to));
         let (row, target) = (&self.rows[first], &self.rows[last]);
-        let begin = self.column(first, Cell::Node(edge.from));
-        let end = self.column(last, Cell::Node(edge.to));
+        let begin = self.column(first, DrawnCell::Node(edge.from));
+        let end = self.column(last, DrawnCell::Node(edge.to));
         let mut points = vec![(from.right(), from.middle())];
         let Some((leave, arrive)) = self.detour(edge.from, edge.to, edge.is_sent) else {
             let mut y = from.middle();
@@ -410,10 +411,10 @@ impl Router<'_> {
     }
 }
 
-impl Row {
+impl DrawnRow {
     /// Places the nodes of all columns from a corner on.
-    fn spread(&mut self, layout: &mut Layout, (left, top): (u32, u32)) {
-        let tall = |cells: &[Cell], layout: &Layout| -> u32 {
+    fn spread(&mut self, layout: &mut PictureLayout, (left, top): (u32, u32)) {
+        let tall = |cells: &[DrawnCell], layout: &PictureLayout| -> u32 {
             cells.iter().map(|cell| cell.height(layout) + BETWEEN).sum::<u32>().saturating_sub(BETWEEN)
         };
         self.height = self.columns.iter().map(|cells| tall(cells, layout)).max().unwrap_or(0);
@@ -423,7 +424,7 @@ impl Row {
             let width = cells.iter().map(|cell| cell.width(layout)).max().unwrap_or(0);
             let mut y = top + (self.height - tall(cells, layout)) / 2;
             for cell in cells {
-                if let Cell::Node(node) = cell {
+                if let DrawnCell::Node(node) = cell {
                     let area = &mut layout.boxes[*node].0;
                     (area.left, area.top) = (x + (width - area.width) / 2, y);
                 }
@@ -445,24 +446,24 @@ impl Row {
     }
 
     /// The height at which the edges of a node pass a column.
-    fn slot(&self, layout: &Layout, column: usize, from: usize) -> u32 {
+    fn slot(&self, layout: &PictureLayout, column: usize, from: usize) -> u32 {
         let cells = &self.columns[column];
         let heights = || cells.iter().map(|cell| cell.height(layout) + BETWEEN);
         let all: u32 = heights().sum::<u32>().saturating_sub(BETWEEN);
-        let place = cells.iter().position(|cell| *cell == Cell::Slot(from)).unwrap_or(0);
+        let place = cells.iter().position(|cell| *cell == DrawnCell::Slot(from)).unwrap_or(0);
         self.top + (self.height - all) / 2 + heights().take(place).sum::<u32>() + SLOT / 2
     }
 }
 
-impl Cell {
-    fn height(self, layout: &Layout) -> u32 {
+impl DrawnCell {
+    fn height(self, layout: &PictureLayout) -> u32 {
         match self {
             Self::Node(node) => layout.boxes[node].0.height,
             Self::Slot(_) => SLOT,
         }
     }
 
-    fn width(self, layout: &Layout) -> u32 {
+    fn width(self, layout: &PictureLayout) -> u32 {
         match self {
             Self::Node(node) => layout.boxes[node].0.width,
             Self::Slot(_) => 0,

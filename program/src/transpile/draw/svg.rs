@@ -8,7 +8,7 @@ use crate::variable::Purpose;
 
 use super::NodeShape;
 use super::fold::{Picture, PictureNode};
-use super::layout::{Area, LINE, Layout, NOTE_LINE, tips};
+use super::layout::{Area, LINE, NOTE_LINE, PictureLayout, tips};
 
 /// Below the parts.
 const LEGEND_HEIGHT: u32 = 76;
@@ -27,13 +27,13 @@ pub(super) const LEGEND: [(&str, NodeShape); 7] = [
 #[must_use]
 pub fn svg(parts: &[ProgramPart]) -> String {
     let picture = Picture::of(parts);
-    let layout = Layout::of(&picture);
+    let layout = PictureLayout::of(&picture);
     let mut text = String::new();
     write(&picture, &layout, &mut text).expect("a string takes everything");
     text
 }
 
-fn write(picture: &Picture, layout: &Layout, text: &mut String) -> fmt::Result {
+fn write(picture: &Picture, layout: &PictureLayout, text: &mut String) -> fmt::Result {
     let (width, height) = (layout.width.max(7 * LEGEND_STEP + 40), layout.height + LEGEND_HEIGHT);
     writeln!(
         text,
