@@ -34,8 +34,8 @@ fn every_refusal_has_file_line_and_column() {
     op("forward y, z = matmul(x, w)", "net.program:7:5: block 0, op 1 matmul: found 2 outputs; expected 1");
     op(
         "forward y = add(x, b)",
-        "net.program:7:5: block 0, op 1 add: input 2 \"b\" is float32[10]; expected the last dimensions of \
-         float32[batch, 64], or 1 where it repeats",
+        "net.program:7:5: block 0, op 1 add: input 2 \"b\" is float32[10]; expected float32, and the last \
+         dimensions of float32[batch, 64], where either may be 1",
     );
     op(
         "forward y = relu(z)",
