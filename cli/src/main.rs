@@ -1,4 +1,4 @@
-//! The `pserver` program: a server, the quickstart, programs divided, and a look at what is on disk.
+//! The `pserver` program: a server, the quickstart, programs divided, trained and run, and a look at what is on disk.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
-use pserver_cli::import_paddle;
 use pserver_cli::logging::Log;
-use pserver_cli::quickstart;
-use pserver_cli::transpile;
+use pserver_cli::{import_paddle, predict, program_file, quickstart, train, transpile};
 use pserver_client::environment;
 use pserver_core::checkpoint::inspect::InspectVerdict;
 use pserver_core::checkpoint::storage::Directory;
@@ -51,6 +49,12 @@ enum Command {
     /// Print a training program of PaddlePaddle 2 (main and startup program) as a program, and to standard error what
     /// was mapped, dropped or chosen.
     ImportPaddle(import_paddle::ImportPaddleArgs),
+    /// Convert a program between the text form and protobuf (.pb).
+    Convert(program_file::ConvertArgs),
+    /// Train a program on data in files, with servers and trainers on this machine or as a trainer of a running job.
+    Train(Box<train::Args>),
+    /// Compute variables of a program from saved parameters and data.
+    Predict(Box<predict::Args>),
     /// Print the contents of a checkpoint directory or a model file, and whether a server starts with them. The last
     /// line is the verdict; the exit status is 0 for sound, 1 where a server starts with warnings, 2 where it refuses.
     Inspect {
@@ -84,6 +88,9 @@ fn main() -> ExitCode {
         Command::QuickstartWordTrainer(args) => quickstart::word_trainer::run(&args),
         Command::Transpile(args) => transpile::run(&args),
         Command::ImportPaddle(args) => import_paddle::run(&args),
+        Command::Convert(args) => program_file::convert(&args),
+        Command::Train(args) => train::run(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Inspect { path } => return ended(inspect(&path)),
     };
     ended(done.map(|()| ExitCode::SUCCESS))

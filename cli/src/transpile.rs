@@ -5,20 +5,21 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 use pserver_core::config::{Merge, Mode};
-use pserver_core::limits::PROGRAM_BYTES_MAX;
 use pserver_program::transpile::{
     Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
     estimate, html, svg,
 };
-use pserver_program::{Graph, Program, ProgramPeer};
+use pserver_program::{Graph, ProgramPeer};
+
+use crate::program_file;
 
 /// Arguments of `pserver transpile`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// The program, in the text form of docs/PROGRAMS.md, with its gradients and optimizer.
+    /// The program with its gradients and optimizer: the text form of docs/PROGRAMS.md, or protobuf (.pb).
     program: PathBuf,
     /// Trainers.
     #[arg(long, default_value_t = 1)]
@@ -116,14 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn output(args: &Args) -> Result<String> {
-    let path = args.program.display();
-    let length = std::fs::metadata(&args.program).with_context(|| path.to_string())?.len();
-    if length > PROGRAM_BYTES_MAX as u64 {
-        bail!("{path}: {length} bytes; expected at most {PROGRAM_BYTES_MAX}");
-    }
-    let text = std::fs::read_to_string(&args.program).with_context(|| path.to_string())?;
-    let (program, positions) = Program::read(&text, Some(&path.to_string()))?;
-    let graph = Graph::located(program, positions)?;
+    let graph = program_file::read(&args.program)?;
     graph.check_initialised()?;
     let costs = args.rates.model();
     costs.validate()?;

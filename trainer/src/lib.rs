@@ -12,14 +12,21 @@
 //! Not here: dividing a program ([`pserver_program::transpile`]), running one
 //! ([`pserver_program::executor`]).
 //!
-//! Read in this order: `server_parameters` with `sharing` and `initial_values`, `table_rows`, [`Trainer`].
+//! Read in this order: `server_parameters` with `sharing` and `initial_values`, `table_rows`, [`Trainer`]; then
+//! training from text: [`DataSet`], [`trainable`], [`Batches`], [`Training`], [`ForwardRun`].
 
 mod arithmetic;
+mod data;
+mod forward_run;
 mod initial_values;
 mod server_parameters;
 mod sharing;
 mod table_rows;
 mod trainer;
+mod training;
 
+pub use data::{DataSet, read_model, table, write_tensors};
+pub use forward_run::ForwardRun;
 pub use trainer::initialise_for_deltas;
 pub use trainer::{Trainer, initialise};
+pub use training::{Batches, Training, check_scalar, trainable};

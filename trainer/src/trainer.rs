@@ -190,6 +190,11 @@ impl<'c> Trainer<'c> {
         Ok(whole)
     }
 
+    /// Whether the part receives this parameter from the servers.
+    pub(super) fn receives(&self, name: &str) -> bool {
+        self.pieces(name).is_ok()
+    }
+
     /// The pieces of a parameter on the servers, in the order of its rows.
     fn pieces(&self, name: &str) -> Result<Vec<&ServerParameter>, Failure> {
         let mut nodes = nodes(&self.graph);

@@ -30,11 +30,11 @@ const STDERR_LINES_MAX: usize = 12;
 const LINES_QUEUED_MAX: usize = 1024;
 
 /// A child's index, in the order of starting.
-pub(super) type ChildId = usize;
+pub(crate) type ChildId = usize;
 
 /// An event of one child.
 #[derive(Debug, PartialEq)]
-pub(super) enum ChildEvent {
+pub(crate) enum ChildEvent {
     /// The child wrote a line to standard output.
     Line(ChildId, String),
     /// The child exited with status 0, and all its output was delivered.
@@ -42,7 +42,7 @@ pub(super) enum ChildEvent {
 }
 
 /// All children of this run.
-pub(super) struct Children {
+pub(crate) struct Children {
     processes: Vec<ChildProcess>,
     output: Receiver<ChildOutput>,
     sender: SyncSender<ChildOutput>,
@@ -68,7 +68,7 @@ enum ChildOutput {
 
 impl Children {
     /// No child yet. From here on SIGINT and SIGTERM are errors of [`next`](Self::next).
-    pub(super) fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("setting up signals")?;
@@ -78,7 +78,7 @@ impl Children {
     }
 
     /// Starts a child.
-    pub(super) fn start(&mut self, name: String, command: &mut Command) -> Result<ChildId> {
+    pub(crate) fn start(&mut self, name: String, command: &mut Command) -> Result<ChildId> {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -97,7 +97,7 @@ impl Children {
     }
 
     /// Writes a line to a child's standard input.
-    pub(super) fn tell(&mut self, child: ChildId, line: &str) -> Result<()> {
+    pub(crate) fn tell(&mut self, child: ChildId, line: &str) -> Result<()> {
         let process = &mut self.processes[child];
         let input = process.child.stdin.as_mut().expect("the pipe is open until `stop`");
         writeln!(input, "{line}").with_context(|| format!("{} does not read its standard input", process.name))
@@ -107,7 +107,7 @@ impl Children {
     ///
     /// # Errors
     /// A child failed, the parent was interrupted, or no event arrived until `deadline`.
-    pub(super) fn next(&mut self, deadline: Option<Instant>) -> Result<ChildEvent> {
+    pub(crate) fn next(&mut self, deadline: Option<Instant>) -> Result<ChildEvent> {
         loop {
             if self.interrupted.load(Ordering::Relaxed) {
                 bail!("interrupted");
@@ -134,17 +134,17 @@ impl Children {
     }
 
     /// The name a child was started with.
-    pub(super) fn name(&self, child: ChildId) -> &str {
+    pub(crate) fn name(&self, child: ChildId) -> &str {
         &self.processes[child].name
     }
 
     /// The last lines of a child's standard error, each on a line of its own.
-    pub(super) fn stderr_tail(&self, child: ChildId) -> String {
+    pub(crate) fn stderr_tail(&self, child: ChildId) -> String {
         self.processes[child].stderr_tail()
     }
 
     /// Sends SIGTERM to every child, SIGKILL after [`STOP_GRACE`], and reaps them all.
-    pub(super) fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let deadline = Instant::now() + STOP_GRACE;
         while self.processes.iter_mut().any(ChildProcess::runs) && Instant::now() < deadline {

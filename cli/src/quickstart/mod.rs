@@ -9,13 +9,13 @@
 //! Read in this order: [`digits`], [`network`], [`trainer`]; then `runner` (the parent) and `children` (child
 //! processes).
 
-mod children;
+pub(crate) mod children;
 pub mod digits;
 pub mod network;
 pub mod parent_death;
 mod plan;
 mod rule;
-mod runner;
+pub(crate) mod runner;
 mod shuffler;
 pub mod skip_gram;
 pub mod trainer;
@@ -28,5 +28,6 @@ mod tests;
 
 pub use plan::{Optimizer, Sharing, Way};
 pub use rule::RuleArgs;
+pub(crate) use runner::CHILDREN_MAX;
 pub use runner::{Args, run};
 pub use word_runner::{Args as WordArgs, run as run_words};

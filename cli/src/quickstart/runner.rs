@@ -18,8 +18,8 @@ use super::trainer::{FINISH, Report};
 
 /// Time until a server listens.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most servers, and most trainers, of a quickstart.
-pub(super) const CHILDREN_MAX: i64 = 64;
+/// Most servers, and most trainers, on one machine.
+pub(crate) const CHILDREN_MAX: i64 = 64;
 
 /// Trains a small network on handwritten digits, with servers and trainers on this machine.
 #[derive(Clone, Debug, clap::Args)]
@@ -118,9 +118,10 @@ pub(super) fn run_job(args: &Args, program: &Path) -> Result<Summary> {
         rdma_device: &args.rdma_device,
         optimizer: &optimizer,
         model_dir: Some(&args.model_dir),
+        checkpoint_dir: None,
     };
     let outcome = start_servers(&mut children, &job, program).and_then(|coordinator| {
-        let training = Training { args, epochs, optimizer: &optimizer, coordinator: &coordinator };
+        let training = TrainerSettings { args, epochs, optimizer: &optimizer, coordinator: &coordinator };
         let trainers = start_trainers(&mut children, &training, program)?;
         listen(&mut children, args, epochs, &trainers)
     });
@@ -129,21 +130,23 @@ pub(super) fn run_job(args: &Args, program: &Path) -> Result<Summary> {
 }
 
 /// The servers of a job.
-pub(super) struct Servers<'a> {
-    pub(super) servers: u16,
-    pub(super) shards: u16,
-    pub(super) trainers: u32,
-    pub(super) mode: Sharing,
-    pub(super) transport: Way,
-    pub(super) rdma_device: &'a DeviceChoice,
+pub(crate) struct Servers<'a> {
+    pub(crate) servers: u16,
+    pub(crate) shards: u16,
+    pub(crate) trainers: u32,
+    pub(crate) mode: Sharing,
+    pub(crate) transport: Way,
+    pub(crate) rdma_device: &'a DeviceChoice,
     /// Configuration of parameters that have none of their own.
-    pub(super) optimizer: &'a str,
+    pub(crate) optimizer: &'a str,
     /// Folder of saved models; absent for none.
-    pub(super) model_dir: Option<&'a Path>,
+    pub(crate) model_dir: Option<&'a Path>,
+    /// Checkpoint directory; absent for none.
+    pub(crate) checkpoint_dir: Option<&'a Path>,
 }
 
 /// Starts server 0, then the servers that join it. Returns the address of server 0.
-pub(super) fn start_servers(children: &mut Children, job: &Servers<'_>, program: &Path) -> Result<String> {
+pub(crate) fn start_servers(children: &mut Children, job: &Servers<'_>, program: &Path) -> Result<String> {
     let mut coordinator: Option<String> = None;
     for index in 0..job.servers {
         let mut command = unconfigured(program);
@@ -157,6 +160,9 @@ pub(super) fn start_servers(children: &mut Children, job: &Servers<'_>, program:
         if let Some(folder) = job.model_dir {
             command.arg("--model-dir").arg(folder);
         }
+        if let Some(folder) = job.checkpoint_dir {
+            command.arg("--checkpoint-dir").arg(folder);
+        }
         if let Some(coordinator) = &coordinator {
             command.args(["--coordinator", coordinator]);
         }
@@ -168,7 +174,7 @@ pub(super) fn start_servers(children: &mut Children, job: &Servers<'_>, program:
 }
 
 /// A child process without the `PSERVER_*` variables of this environment, which belong to another job.
-pub(super) fn unconfigured(program: &Path) -> Command {
+pub(crate) fn unconfigured(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"PSERVER_")) {
         command.env_remove(name);
@@ -194,7 +200,7 @@ fn await_ready(children: &mut Children, server: ChildId) -> Result<String> {
 }
 
 /// The settings of trainers.
-struct Training<'a> {
+struct TrainerSettings<'a> {
     args: &'a Args,
     epochs: u32,
     /// The optimizer of the program, as configuration.
@@ -203,8 +209,8 @@ struct Training<'a> {
     coordinator: &'a str,
 }
 
-fn start_trainers(children: &mut Children, training: &Training<'_>, program: &Path) -> Result<Vec<ChildId>> {
-    let Training { args, epochs, optimizer, coordinator } = *training;
+fn start_trainers(children: &mut Children, training: &TrainerSettings<'_>, program: &Path) -> Result<Vec<ChildId>> {
+    let TrainerSettings { args, epochs, optimizer, coordinator } = *training;
     let start = |trainer: u32| {
         let mut command = unconfigured(program);
         command

@@ -79,6 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
         rdma_device: &DeviceChoice::None,
         optimizer: OPTIMIZER,
         model_dir: None,
+        checkpoint_dir: None,
     };
     let mut children = Children::new()?;
     let outcome = start_servers(&mut children, &job, &program).and_then(|coordinator| {

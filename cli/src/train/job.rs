@@ -1,0 +1,171 @@
+//! Parent process of a training on this machine: starts servers and trainers, shows progress, stops all.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use pserver_transport::verbs::DeviceChoice;
+
+use super::Args;
+use super::plan::TrainingPlan;
+use super::worker::{TrainingReport, TrainingResults, batches, shown};
+use crate::quickstart::children::{ChildEvent, ChildId, Children};
+use crate::quickstart::runner::{Servers, start_servers, unconfigured};
+use crate::quickstart::{CHILDREN_MAX, Sharing, Way};
+
+/// The file of the checkpoint directory with the number of whole epochs.
+const EPOCHS_FILE: &str = "epochs";
+
+pub(super) fn run(args: &Args) -> Result<()> {
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    ensure!(
+        i64::from(args.processes.servers) <= CHILDREN_MAX,
+        "found --servers {}; expected at most {CHILDREN_MAX} on one machine",
+        args.processes.servers
+    );
+    let plan = TrainingPlan::new(args)?;
+    batches(args, &plan, 0, args.processes.trainers)?;
+    let first_epoch = first_epoch(args)?;
+    let job = Servers {
+        servers: args.processes.servers,
+        shards: 1,
+        trainers: args.processes.trainers,
+        mode: Sharing::Sync,
+        transport: Way::Tcp,
+        rdma_device: &DeviceChoice::None,
+        optimizer: "",
+        model_dir: None,
+        checkpoint_dir: args.processes.checkpoint.as_deref(),
+    };
+    let mut children = Children::new()?;
+    let outcome = start_servers(&mut children, &job, &program).and_then(|coordinator| {
+        let trainers = start_trainers(&mut children, args, first_epoch, &coordinator, &program)?;
+        follow(&mut children, args, &plan, &trainers)
+    });
+    children.stop();
+    outcome?.print(&plan.watched)
+}
+
+fn epochs_file(folder: &Path) -> PathBuf {
+    folder.join(EPOCHS_FILE)
+}
+
+/// Whole epochs of the checkpoint; zero without one.
+fn first_epoch(args: &Args) -> Result<u32> {
+    let Some(folder) = &args.processes.checkpoint else { return Ok(0) };
+    let shown = folder.display();
+    if !args.processes.resume {
+        let is_used = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+        ensure!(!is_used, "--checkpoint {shown}: found files; expected an empty folder, or --resume");
+        return Ok(0);
+    }
+    let path = epochs_file(folder);
+    let text = std::fs::read_to_string(&path);
+    let text = text.with_context(|| format!("--resume: {} cannot be read", path.display()))?;
+    let epochs = text.trim().parse::<u32>();
+    let epochs = epochs.with_context(|| format!("{}: found {text:?}; expected a number of epochs", path.display()))?;
+    ensure!(
+        epochs < args.epochs,
+        "--resume: found {epochs} epochs done in {shown}; expected --epochs above that, as it counts all"
+    );
+    Ok(epochs)
+}
+
+/// Notes that so many epochs are whole.
+fn note_epochs(args: &Args, epochs: u32) -> Result<()> {
+    let Some(folder) = &args.processes.checkpoint else { return Ok(()) };
+    let (path, written) = (epochs_file(folder), folder.join(format!("{EPOCHS_FILE}.new")));
+    std::fs::write(&written, format!("{epochs}\n"))
+        .and_then(|()| std::fs::rename(&written, &path))
+        .with_context(|| path.display().to_string())
+}
+
+fn start_trainers(
+    children: &mut Children,
+    args: &Args,
+    first_epoch: u32,
+    coordinator: &str,
+    program: &Path,
+) -> Result<Vec<ChildId>> {
+    let start = |trainer: u32| {
+        let mut command = unconfigured(program);
+        command.args(arguments(args)).args(["--reports", "--connect", coordinator]);
+        command.args(["--rank", &trainer.to_string(), "--first-epoch", &first_epoch.to_string()]);
+        children.start(format!("trainer {trainer}"), &mut command)
+    };
+    (0..args.processes.trainers).map(start).collect()
+}
+
+/// The arguments that a trainer shares with the parent.
+fn arguments(args: &Args) -> Vec<OsString> {
+    let program = std::path::absolute(&args.program).unwrap_or_else(|_| args.program.clone());
+    let mut all: Vec<OsString> = vec!["train".into(), program.into()];
+    let mut option = |name: &str, value: OsString| {
+        // One word, so that a value may begin with a dash.
+        let mut word = OsString::from(format!("--{name}="));
+        word.push(value);
+        all.push(word);
+    };
+    option("loss", args.loss.clone().into());
+    option("data", args.data.clone().into());
+    option("batch", args.batch.to_string().into());
+    option("epochs", args.epochs.to_string().into());
+    option("servers", args.processes.servers.to_string().into());
+    args.metrics.iter().for_each(|metric| option("metric", metric.into()));
+    let texts = [("optimizer", &args.optimizer), ("validation", &args.validation)];
+    texts.iter().for_each(|(name, text)| {
+        if let Some(text) = text {
+            option(name, text.into());
+        }
+    });
+    if let Some(seed) = args.shuffle {
+        option("shuffle", seed.to_string().into());
+    }
+    if let Some(path) = &args.save {
+        option("save", path.into());
+    }
+    all
+}
+
+/// Reads the trainers' reports until all have exited.
+fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &[ChildId]) -> Result<TrainingResults> {
+    let mut results = TrainingResults::default();
+    let mut epoch: Vec<(u32, Vec<Option<Vec<f64>>>)> = Vec::new();
+    let mut running = trainers.len();
+    while running > 0 {
+        match children.next(None)? {
+            ChildEvent::Line(child, line) if trainers.contains(&child) => {
+                let read = serde_json::from_str(&line);
+                match read.with_context(|| format!("{} wrote {line:?}; expected a report", children.name(child)))? {
+                    TrainingReport::Epoch { trainer, epochs, means } => {
+                        let place = epoch.iter().position(|(known, _)| *known == epochs).unwrap_or_else(|| {
+                            epoch.push((epochs, vec![None; trainers.len()]));
+                            epoch.len() - 1
+                        });
+                        let known = epoch[place].1.get_mut(trainer as usize);
+                        *known.with_context(|| format!("a report of trainer {trainer}, which was not started"))? =
+                            Some(means);
+                        if epoch[place].1.iter().all(Option::is_some) {
+                            let (_, all) = epoch.swap_remove(place);
+                            results.means = mean(&all.into_iter().flatten().collect::<Vec<_>>());
+                            eprintln!("epoch {epochs}/{}: {}", args.epochs, shown(&plan.watched, &results.means));
+                            note_epochs(args, epochs)?;
+                        }
+                    }
+                    TrainingReport::Validation { validation } => results.validation = Some(validation),
+                }
+            }
+            ChildEvent::Line(..) => {}
+            ChildEvent::Exited(child) if trainers.contains(&child) => running -= 1,
+            ChildEvent::Exited(child) => bail!("{} exited before the end of training", children.name(child)),
+        }
+    }
+    ensure!(!results.means.is_empty(), "all trainers exited with status 0 and reported no epoch");
+    Ok(results)
+}
+
+/// The mean of each number over the trainers.
+fn mean(all: &[Vec<f64>]) -> Vec<f64> {
+    let count = all.len() as f64;
+    (0..all[0].len()).map(|place| all.iter().map(|means| means[place]).sum::<f64>() / count).collect()
+}

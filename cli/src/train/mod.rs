@@ -1,0 +1,98 @@
+//! `pserver train`: a program in a file is trained on data in files, with servers and trainers on this machine or as
+//! one trainer of a running job.
+//!
+//! Not here: programs, data and steps of one trainer ([`pserver_trainer`]).
+//!
+//! Read in this order: `plan` (the program and its data), `worker` (one trainer), `job` (the parent of a job on this
+//! machine).
+
+mod job;
+mod plan;
+mod worker;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::quickstart::CHILDREN_MAX;
+
+/// Arguments of `pserver train`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// The program: text, or protobuf in a file that ends in .pb. Without gradients and optimizer both are added.
+    program: PathBuf,
+    /// The loss, a scalar.
+    #[arg(long, value_name = "NAME", default_value = "loss")]
+    loss: String,
+    /// The optimizer, such as 'const_lr { learning_rate: 0.1 }', or a file with one; none where the program has
+    /// its own.
+    #[arg(long, value_name = "TEXT|FILE")]
+    optimizer: Option<String>,
+    /// The data: .safetensors, .npz, or .csv with a header. A column has the name of a data variable; columns of CSV
+    /// are called name.0, name.1 and so on where a row of the variable has several numbers.
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Rows of a step of all trainers together; each computes an equal, contiguous part. The rows after the last whole
+    /// batch of an epoch are not used.
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Passes over the data, those before --resume included.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    /// Another order of rows in each epoch, which follows from this number; without it the order is the file's.
+    #[arg(long, value_name = "SEED")]
+    shuffle: Option<u64>,
+    /// A scalar to be reported beside the loss, such as the output of an op accuracy; may be repeated.
+    #[arg(long = "metric", value_name = "NAME")]
+    metrics: Vec<String>,
+    /// Rows on which loss and metrics are computed in the end: a file, or the share of the data's last rows, such as
+    /// 0.2, which are then not trained on.
+    #[arg(long, value_name = "FILE|SHARE")]
+    validation: Option<String>,
+    /// The file for the trained parameters by name; it ends in .safetensors. Rank 0 writes it.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    #[command(flatten)]
+    processes: ProcessArgs,
+}
+
+/// The processes of a training.
+#[derive(clap::Args, Clone, Debug)]
+struct ProcessArgs {
+    /// Trainer processes on this machine.
+    #[arg(long, default_value_t = 1, conflicts_with = "connect",
+        value_parser = clap::value_parser!(u32).range(1..=CHILDREN_MAX))]
+    trainers: u32,
+    /// Server processes on this machine, or with --connect servers of the running job.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    servers: u16,
+    /// Be one trainer of the running job whose server 0 has this address.
+    #[arg(long, value_name = "ADDRESS")]
+    connect: Option<String>,
+    /// The rank of this trainer, from zero; the lowest free one when not given.
+    #[arg(long, requires = "connect")]
+    rank: Option<u32>,
+    /// The servers' checkpoint directory.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "connect")]
+    checkpoint: Option<PathBuf>,
+    /// Go on from the checkpoint, after the last whole epoch.
+    #[arg(long, requires = "checkpoint")]
+    resume: bool,
+    /// Be a child: print reports as JSON, and end with standard input.
+    #[arg(long, hide = true, requires = "connect")]
+    reports: bool,
+    /// The epoch to begin with.
+    #[arg(long, hide = true, default_value_t = 0)]
+    first_epoch: u32,
+}
+
+/// Trains. Progress goes to standard error; the results, a name and a number in each line, to standard output.
+///
+/// # Errors
+/// When a file cannot be read, is not a program or does not fit; when a process fails. All child processes are reaped.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.processes.connect {
+        Some(address) => worker::run(args, address),
+        None => job::run(args),
+    }
+}

@@ -1,0 +1,93 @@
+//! The plan of a training: its program and its data, read and checked before any process starts.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use pserver_program::Graph;
+use pserver_trainer::{DataSet, ForwardRun, check_scalar, trainable};
+
+use super::Args;
+use crate::program_file;
+
+/// A program and its data.
+pub(super) struct TrainingPlan {
+    pub(super) graph: Graph,
+    pub(super) data: DataSet,
+    pub(super) validation: Option<Validation>,
+    /// The loss, then the metrics.
+    pub(super) watched: Vec<String>,
+}
+
+/// The forward part of the loss and the metrics, and the rows on which it is run in the end.
+pub(super) struct Validation {
+    pub(super) forward: ForwardRun,
+    pub(super) data: DataSet,
+}
+
+impl TrainingPlan {
+    pub(super) fn new(args: &Args) -> Result<Self> {
+        let shown = || args.program.display().to_string();
+        let program = program_file::read(&args.program)?;
+        program.check_initialised()?;
+        let program = program.into_program();
+        let optimizer = args.optimizer.as_deref().map(optimizer_text).transpose()?;
+        let graph = trainable(program.clone(), &args.loss, optimizer.as_deref()).with_context(shown)?;
+        for metric in &args.metrics {
+            check_scalar(&graph, metric, "the metric").with_context(shown)?;
+        }
+        let watched: Vec<String> = std::iter::once(&args.loss).chain(&args.metrics).cloned().collect();
+        let mut data = DataSet::read(&args.data, &graph)?;
+        let validation = args.validation.as_deref().map(|source| {
+            let forward = ForwardRun::new(&program, &watched).with_context(shown)?;
+            let data = match source.parse::<f64>() {
+                Ok(share) => data.split_off(held_out(share, data.rows())?),
+                Err(_) => DataSet::read(Path::new(source), forward.graph())?,
+            };
+            ensure!(data.rows() > 0, "--validation {source}: found no rows; expected one or more");
+            Ok(Validation { forward, data })
+        });
+        if let Some(path) = &args.save {
+            check_save(path)?;
+        }
+        let validation = validation.transpose()?;
+        Ok(Self { graph, data, validation, watched })
+    }
+}
+
+/// The configuration, or the content of the file that is named.
+fn optimizer_text(optimizer: &str) -> Result<String> {
+    let path = Path::new(optimizer);
+    // A configuration has a field's name, then a colon or a brace.
+    let is_text = optimizer.contains([':', '{']) && !path.is_file();
+    if is_text {
+        return Ok(optimizer.to_owned());
+    }
+    std::fs::read_to_string(path).with_context(|| {
+        format!(
+            "--optimizer {optimizer:?}: found neither a configuration such as \"const_lr {{ learning_rate: 0.1 }}\" \
+             nor a file"
+        )
+    })
+}
+
+/// How many of the last rows are held out.
+fn held_out(share: f64, rows: usize) -> Result<usize> {
+    if !(0.0 < share && share < 1.0) {
+        bail!("--validation {share}: expected a share above 0 and below 1, or a file");
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the share is below 1")]
+    let held_out = (rows as f64 * share).round() as usize;
+    Ok(held_out)
+}
+
+/// Refuses a model's path before hours of training.
+fn check_save(path: &Path) -> Result<()> {
+    let shown = path.display();
+    ensure!(
+        path.extension().is_some_and(|extension| extension == "safetensors"),
+        "--save {shown}: expected a file that ends in .safetensors"
+    );
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(folder.is_dir(), "--save {shown}: found no folder {}; expected one", folder.display());
+    Ok(())
+}

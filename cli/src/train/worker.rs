@@ -1,0 +1,163 @@
+//! One trainer: it joins a running job, trains on its part of each batch, and reports. Rank 0 validates and saves.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pserver_client::environment::{self, Environment};
+use pserver_client::{Client, ClientOptions, rule_file};
+use pserver_program::Tensor;
+use pserver_trainer::{Batches, Training, write_tensors};
+use serde::{Deserialize, Serialize};
+
+use super::Args;
+use super::plan::TrainingPlan;
+use crate::quickstart::parent_death;
+
+/// A line of JSON from a trainer to the parent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum TrainingReport {
+    /// After every epoch.
+    Epoch {
+        /// The trainer's rank.
+        trainer: u32,
+        /// Epochs done.
+        epochs: u32,
+        /// Means over the epoch's steps: loss, then metrics.
+        means: Vec<f64>,
+    },
+    /// Rank 0, in the end.
+    Validation {
+        /// Means over the rows for validation: loss, then metrics.
+        validation: Vec<f64>,
+    },
+}
+
+/// Results of a training.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct TrainingResults {
+    /// Of the last epoch.
+    pub(super) means: Vec<f64>,
+    pub(super) validation: Option<Vec<f64>>,
+}
+
+impl TrainingResults {
+    /// A line for each number: metrics, then the loss; first those of training.
+    pub(super) fn print(&self, watched: &[String]) -> Result<()> {
+        let mut out = io::stdout().lock();
+        let mut lines = |prefix: &str, means: &[f64]| {
+            let mut all = watched.iter().zip(means).rev();
+            all.try_for_each(|(name, mean)| writeln!(out, "{prefix}{name} {mean:.4}"))
+        };
+        lines("", &self.means)
+            .and_then(|()| self.validation.as_ref().map_or(Ok(()), |means| lines("validation ", means)))
+            .context("writing to standard output")
+    }
+}
+
+/// `loss 0.1234, accuracy 0.9712`.
+pub(super) fn shown(watched: &[String], means: &[f64]) -> String {
+    let all = watched.iter().zip(means).map(|(name, mean)| format!("{name} {mean:.4}"));
+    all.collect::<Vec<_>>().join(", ")
+}
+
+pub(super) fn run(args: &Args, address: &str) -> Result<()> {
+    if args.processes.reports {
+        // The parent writes nothing; its end is what matters.
+        let _ = parent_death::watch(|| std::process::exit(1)).context("watching standard input")?;
+    }
+    let plan = TrainingPlan::new(args)?;
+    let client = Client::new(options(args, address)?)?;
+    let (trainer, trainers) = (client.trainer()?, client.trainers()?);
+    let batches = batches(args, &plan, trainer, trainers)?;
+    let mut training = Training::join(&client, &plan.graph, args.processes.servers.into(), args.batch as usize)?;
+    let mut results = TrainingResults::default();
+    for epoch in args.processes.first_epoch..args.epochs {
+        results.means = epoch_means(&mut training, &plan, &batches, epoch)?;
+        report(args, &TrainingReport::Epoch { trainer, epochs: epoch + 1, means: results.means.clone() })?;
+        if !args.processes.reports {
+            eprintln!("epoch {}/{}: {}", epoch + 1, args.epochs, shown(&plan.watched, &results.means));
+        }
+    }
+    if trainer == 0 {
+        results.validation = finish(args, &plan, &training.parameters()?)?;
+        if let Some(validation) = results.validation.clone() {
+            report(args, &TrainingReport::Validation { validation })?;
+        }
+    }
+    if args.processes.reports {
+        // After the last step all gradients have arrived, and the parent stops the servers. A checkpoint without
+        // departed trainers makes the first round of a resumed training wait for all.
+        return Ok(());
+    }
+    client.leave()?;
+    results.print(&plan.watched)
+}
+
+/// The part of a trainer in each batch.
+pub(super) fn batches(args: &Args, plan: &TrainingPlan, trainer: u32, trainers: u32) -> Result<Batches> {
+    let batches = Batches::new(plan.data.rows(), args.batch as usize, trainer, trainers, args.shuffle);
+    batches.with_context(|| args.data.display().to_string())
+}
+
+fn options(args: &Args, address: &str) -> Result<ClientOptions> {
+    let rank = args.processes.rank.map_or(String::new(), |rank| format!(" trainer={rank}"));
+    let variable = |name: &str| std::env::var(name).ok();
+    let surroundings = Environment { variable: &variable, file: &rule_file::open };
+    Ok(environment::find(&format!("coordinator={address}{rank}"), &surroundings)?.options)
+}
+
+/// The means over the steps of an epoch.
+fn epoch_means(training: &mut Training<'_>, plan: &TrainingPlan, batches: &Batches, epoch: u32) -> Result<Vec<f64>> {
+    let mut sums = vec![0.0; plan.watched.len()];
+    for (step, rows) in batches.epoch(epoch).iter().enumerate() {
+        let place = || format!("epoch {}, step {}", epoch + 1, step + 1);
+        training.step(&plan.data, rows).with_context(place)?;
+        for (sum, name) in sums.iter_mut().zip(&plan.watched) {
+            *sum += training.scalar(name).with_context(place)?;
+        }
+        ensure!(
+            sums[0].is_finite(),
+            "{}: the loss {:?} is {}; expected a finite number, which a smaller learning rate gives",
+            place(),
+            plan.watched[0],
+            training.scalar(&plan.watched[0])?
+        );
+    }
+    let steps = batches.steps() as f64;
+    Ok(sums.into_iter().map(|sum| sum / steps).collect())
+}
+
+/// Validates and saves.
+fn finish(args: &Args, plan: &TrainingPlan, values: &BTreeMap<String, Tensor>) -> Result<Option<Vec<f64>>> {
+    let validation = plan.validation.as_ref();
+    let means = validation.map(|one| one.forward.means(values, &one.data, args.batch as usize));
+    let means = means.transpose().context("the rows for validation")?;
+    if let Some(path) = &args.save {
+        save(path, values)?;
+    }
+    Ok(means)
+}
+
+/// Writes a model whole or not at all.
+fn save(path: &Path, values: &BTreeMap<String, Tensor>) -> Result<()> {
+    let tensors: Vec<(String, Tensor)> = values.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    let written = path.with_extension(format!("{}.safetensors", std::process::id()));
+    let renamed = write_tensors(&written, &tensors)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| std::fs::rename(&written, path).with_context(|| path.display().to_string()));
+    renamed.inspect_err(|_| {
+        // Nothing more can be done about a file that stays.
+        let _ = std::fs::remove_file(&written);
+    })
+}
+
+fn report(args: &Args, report: &TrainingReport) -> Result<()> {
+    if !args.processes.reports {
+        return Ok(());
+    }
+    let line = serde_json::to_string(report)?;
+    writeln!(io::stdout().lock(), "{line}").context("writing a report to the parent process")
+}

@@ -1,0 +1,223 @@
+//! Training from text: a program and its loss become a trainable program, and data becomes batches.
+//!
+//! A batch is one step of all trainers together: trainer `r` of `n` computes its `r`th of `n` equal, contiguous parts.
+//! Servers merge the parts' gradients by their mean, in trainer order. Where the loss is a mean over rows, a step
+//! therefore equals the step of one process by the whole batch, up to rounding. The rows after the last whole batch of
+//! an epoch are not used.
+
+use std::collections::BTreeMap;
+
+use pserver_client::Client;
+use pserver_core::error::Failure;
+use pserver_core::prng::{Prng, mix};
+use pserver_program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+use pserver_program::{
+    Elements, Graph, OpRole, Program, Purpose, Tensor, VariableFacts, VariableValue, append_backward, append_optimizer,
+};
+
+use super::data::DataSet;
+use super::trainer::{Trainer, initialise};
+
+/// Adds gradients and optimizer to a program that has neither. A program with ops of the role `optimize` is returned as
+/// it is; then there is no `optimizer`.
+///
+/// `optimizer` is an `OptimizerConfig` in protobuf's text form, as `paddle_begin_init_params` takes it.
+///
+/// # Errors
+/// When the loss is no scalar of a float type that an op gives or has no gradient; when the configuration is invalid;
+/// when the program has an optimizer and another one is given, or has none and none is given, or has gradients only.
+pub fn trainable(mut program: Program, loss: &str, optimizer: Option<&str>) -> Result<Graph, Failure> {
+    let has = |role| program.blocks.iter().flat_map(|block| &block.ops).any(|op| op.role == role);
+    match (has(OpRole::Optimize), has(OpRole::Backward), optimizer) {
+        (true, _, None) => {}
+        (true, _, Some(_)) => {
+            return Err(Failure::call(
+                "found an optimizer beside a program that has ops of the role optimize; expected one of the two",
+            ));
+        }
+        (false, true, _) => {
+            return Err(Failure::call(
+                "found ops of the role backward and none of the role optimize; expected both, or a forward part only",
+            ));
+        }
+        (false, false, None) => {
+            return Err(Failure::call(
+                "found no optimizer and no op of the role optimize; expected a configuration such as \
+                 \"const_lr { learning_rate: 0.1 }\"",
+            ));
+        }
+        (false, false, Some(optimizer)) => {
+            let gradients = append_backward(&mut program, loss)?;
+            append_optimizer(&mut program, optimizer, &gradients)?;
+        }
+    }
+    let graph = Graph::new(program)?;
+    check_scalar(&graph, loss, "the loss")?;
+    Ok(graph)
+}
+
+/// Refuses a variable that is no scalar of a float type.
+///
+/// # Errors
+/// Names the variable, what was found and expected; `purpose` says what for.
+pub fn check_scalar(graph: &Graph, name: &str, purpose: &str) -> Result<(), Failure> {
+    let expected = "expected a scalar of float32 or float64";
+    match graph.facts(name) {
+        Some(VariableFacts::Dense { element_type, shape }) if element_type.is_float() && shape.is_empty() => Ok(()),
+        Some(facts) => Err(Failure::call(format!("{purpose} {name:?} is {facts}; {expected}"))),
+        None => Err(Failure::call(format!("found no variable {name:?} to be {purpose}; {expected}"))),
+    }
+}
+
+/// The rows of each step, of one trainer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batches {
+    rows: usize,
+    batch: usize,
+    /// Rows of each trainer's part.
+    part: usize,
+    trainer: usize,
+    seed: Option<u64>,
+}
+
+impl Batches {
+    /// The parts of trainer `trainer` of `trainers` of the batches of `batch` rows. With a seed each epoch has an order
+    /// of its own, equal on every machine; without one all epochs have the file's order.
+    ///
+    /// # Errors
+    /// When a batch does not divide into equal parts, or the data have fewer rows than a batch.
+    pub fn new(rows: usize, batch: usize, trainer: u32, trainers: u32, seed: Option<u64>) -> Result<Self, Failure> {
+        let refuse = |text: String| Err(Failure::call(text));
+        if trainer >= trainers {
+            return refuse(format!("found trainer {trainer} of {trainers}; expected a rank below {trainers}"));
+        }
+        let count = trainers as usize;
+        if batch == 0 || batch % count != 0 {
+            return refuse(format!(
+                "found a batch of {batch} rows for {trainers} trainers; expected a multiple of {trainers}, since each \
+                 trainer computes an equal part"
+            ));
+        }
+        if rows < batch {
+            return refuse(format!("found {rows} rows of data; expected at least the {batch} of a batch"));
+        }
+        Ok(Self { rows, batch, part: batch / count, trainer: trainer as usize, seed })
+    }
+
+    /// Steps of an epoch.
+    #[must_use]
+    pub const fn steps(&self) -> usize {
+        self.rows / self.batch
+    }
+
+    /// The trainer's rows in each step of an epoch.
+    #[must_use]
+    pub fn epoch(&self, epoch: u32) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..self.rows).collect();
+        if let Some(seed) = self.seed {
+            let mut prng = Prng(mix(mix(seed) ^ u64::from(epoch)));
+            (1..order.len()).rev().for_each(|last| order.swap(last, prng.index(last + 1)));
+        }
+        let parts = order.chunks_exact(self.batch);
+        parts.map(|batch| batch[self.trainer * self.part..][..self.part].to_vec()).collect()
+    }
+}
+
+/// One trainer of a job that trains a program on data.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use pserver_client::{Client, ClientOptions};
+/// use pserver_core::wire::Address;
+/// use pserver_trainer::{Batches, DataSet, Training, trainable};
+///
+/// let program = "block 0 {
+///     data x: float32[batch, 4]
+///     parameter w: float32[4, 1]
+///     initialise w = fill(value=0.5)
+///     forward y = matmul(x, w)
+///     forward loss = mean(y)
+/// }";
+/// let graph = trainable(program.parse()?, "loss", Some("const_lr { learning_rate: 0.1 }"))?;
+/// let data = DataSet::read(Path::new("x.csv"), &graph)?;
+/// let client = Client::new(ClientOptions::new(Address::parse("tcp://127.0.0.1:7164")?))?;
+/// let batches = Batches::new(data.rows(), 32, client.trainer()?, client.trainers()?, None)?;
+/// let mut training = Training::join(&client, &graph, 1, 32)?;
+/// for rows in batches.epoch(0) {
+///     training.step(&data, &rows)?;
+///     println!("{}", training.scalar("loss")?);
+/// }
+/// let parameters = training.parameters()?;
+/// # drop(parameters);
+/// # Ok::<(), pserver_core::error::Failure>(())
+/// ```
+pub struct Training<'c> {
+    trainer: Trainer<'c>,
+    /// Names of the program's parameters.
+    parameters: Vec<String>,
+}
+
+impl<'c> Training<'c> {
+    /// Divides the program over the job's trainers and `servers` servers in mode sync with merge mean, initialises the
+    /// parameters if no other trainer does, and prepares this trainer's part. `batch` is that of a step of all
+    /// trainers.
+    ///
+    /// # Errors
+    /// When the program cannot be divided, or the job cannot run it, or was initialised with another program.
+    pub fn join(client: &'c Client, graph: &Graph, servers: u32, batch: usize) -> Result<Self, Failure> {
+        let trainers = client.trainers()?;
+        let costs = CostModel { batch: (batch as u64 / u64::from(trainers.max(1))).max(1), ..CostModel::default() };
+        let parts = ParameterServer::default().transpile(graph, Cluster { trainers, servers }, &costs)?;
+        initialise(client, &parts)?;
+        let parameters = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Parameter);
+        let parameters = parameters.map(|variable| variable.name.clone()).collect();
+        Ok(Self { trainer: Trainer::new(client, &parts)?, parameters })
+    }
+
+    /// One step on these rows of the data.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`]; another call with the same rows repeats the step.
+    pub fn step(&mut self, data: &DataSet, rows: &[usize]) -> Result<(), Failure> {
+        for (name, tensor) in data.batch(rows) {
+            self.trainer.feed(name, tensor)?;
+        }
+        self.trainer.step()
+    }
+
+    /// The value of a scalar in the last step, on this trainer's part of the batch.
+    ///
+    /// # Errors
+    /// When there is no such scalar of a float type among what trainers compute.
+    pub fn scalar(&self, name: &str) -> Result<f64, Failure> {
+        self.trainer.value(name).and_then(scalar).ok_or_else(|| {
+            Failure::call(format!("found no scalar {name:?} after a step; expected one that trainers compute"))
+        })
+    }
+
+    /// The values of all parameters after the last step, by name.
+    ///
+    /// # Errors
+    /// When a server does not answer before the deadline.
+    pub fn parameters(&self) -> Result<BTreeMap<String, Tensor>, Failure> {
+        let value = |name: &String| {
+            // A parameter that no optimizer op updates is not on the servers.
+            let tensor = match self.trainer.value(name) {
+                Some(VariableValue::Dense(tensor)) if !self.trainer.receives(name) => tensor.clone(),
+                _ => self.trainer.fetch(name)?,
+            };
+            Ok((name.clone(), tensor))
+        };
+        self.parameters.iter().map(value).collect()
+    }
+}
+
+/// The number of a scalar.
+pub(super) fn scalar(value: &VariableValue) -> Option<f64> {
+    let VariableValue::Dense(tensor) = value else { return None };
+    match tensor.elements() {
+        Elements::Float32(values) => values.first().map(|value| f64::from(*value)),
+        Elements::Float64(values) => values.first().copied(),
+        _ => None,
+    }
+}
