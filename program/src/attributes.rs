@@ -75,6 +75,10 @@ pub(super) const KINDS: &[&str] = &[
     "log",
     "abs",
     "sign",
+    "reshape",
+    "transpose",
+    "softmax",
+    "log_softmax",
     "pow_gradient",
     "sum_to",
     "repeat",
@@ -123,9 +127,15 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
         }
         OpKind::PowGradient { exponent } => unless(!exponent, "exponent", Bool(true)),
         OpKind::Scale { factor } => vec![("factor", Real(*factor))],
-        OpKind::ReduceSum { axis } | OpKind::Concat { axis } | OpKind::Repeat { axis } => {
-            vec![("axis", Whole((*axis).into()))]
+        OpKind::ReduceSum { axes, keep } | OpKind::Mean { axes, keep } => {
+            let mut list = unless(axes.is_empty(), "axes", dimensions(axes));
+            list.extend(unless(!keep, "keep", Bool(true)));
+            list
         }
+        OpKind::Repeat { axes } | OpKind::MeanGradient { axes } => unless(axes.is_empty(), "axes", dimensions(axes)),
+        OpKind::Transpose { axes } => vec![("axes", dimensions(axes))],
+        OpKind::Reshape { shape } => vec![("shape", Wholes(shape.clone()))],
+        OpKind::Concat { axis } => vec![("axis", Whole((*axis).into()))],
         OpKind::Split { axis, lengths } => {
             vec![("axis", Whole((*axis).into())), ("lengths", Wholes(lengths.clone()))]
         }
@@ -210,6 +220,10 @@ fn pair(numbers: [u32; 2]) -> Attribute {
     Attribute::Wholes(numbers.map(u64::from).to_vec())
 }
 
+fn dimensions(axes: &[u32]) -> Attribute {
+    Attribute::Wholes(axes.iter().copied().map(u64::from).collect())
+}
+
 /// The kind with this name and these attributes.
 pub(super) fn kind(name: &str, attributes: Vec<(String, Attribute)>) -> Result<OpKind, AttributeError> {
     let mut reader = AttributeReader::new(attributes)?;
@@ -235,13 +249,13 @@ fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>
         "mul" => OpKind::Mul,
         "scale" => OpKind::Scale { factor: reader.real("factor")? },
         "sum" => OpKind::Sum,
-        "reduce_sum" => OpKind::ReduceSum { axis: reader.small("axis")? },
+        "reduce_sum" => OpKind::ReduceSum { axes: reader.axes()?, keep: reader.flag("keep")? },
         "relu" => OpKind::Relu,
         "sigmoid" => OpKind::Sigmoid,
         "tanh" => OpKind::Tanh,
         "softmax_with_cross_entropy" => OpKind::SoftmaxWithCrossEntropy,
         "sigmoid_cross_entropy" => OpKind::SigmoidCrossEntropy,
-        "mean" => OpKind::Mean,
+        "mean" => OpKind::Mean { axes: reader.axes()?, keep: reader.flag("keep")? },
         "lookup_table" => OpKind::LookupTable { padding: reader.padding()? },
         "concat" => OpKind::Concat { axis: reader.small("axis")? },
         "split" => OpKind::Split { axis: reader.small("axis")?, lengths: reader.wholes("lengths")? },
@@ -261,13 +275,13 @@ fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>
         },
         "accuracy" => OpKind::Accuracy,
         "sum_to" => OpKind::SumTo,
-        "repeat" => OpKind::Repeat { axis: reader.small("axis")? },
+        "repeat" => OpKind::Repeat { axes: reader.axes()? },
         "relu_gradient" => OpKind::ReluGradient,
         "sigmoid_gradient" => OpKind::SigmoidGradient,
         "tanh_gradient" => OpKind::TanhGradient,
         "softmax_with_cross_entropy_gradient" => OpKind::SoftmaxWithCrossEntropyGradient,
         "sigmoid_cross_entropy_gradient" => OpKind::SigmoidCrossEntropyGradient,
-        "mean_gradient" => OpKind::MeanGradient,
+        "mean_gradient" => OpKind::MeanGradient { axes: reader.axes()? },
         "lookup_table_gradient" => {
             OpKind::LookupTableGradient { height: reader.whole("height", None)?, padding: reader.padding()? }
         }
@@ -289,6 +303,10 @@ fn math(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, Attr
         "log" => OpKind::Log,
         "abs" => OpKind::Abs,
         "sign" => OpKind::Sign,
+        "reshape" => OpKind::Reshape { shape: reader.wholes("shape")? },
+        "transpose" => OpKind::Transpose { axes: reader.smalls("axes")? },
+        "softmax" => OpKind::Softmax,
+        "log_softmax" => OpKind::LogSoftmax,
         "pow_gradient" => OpKind::PowGradient { exponent: reader.flag("exponent")? },
         _ => return Ok(None),
     }))
@@ -483,6 +501,22 @@ impl AttributeReader {
         let usual = WindowSteps::default();
         let stride = self.pair("stride", Some(usual.stride))?;
         Ok(WindowSteps { stride, padding: self.pair("padding", Some(usual.padding))? })
+    }
+
+    fn smalls(&mut self, name: &str) -> Result<Vec<u32>, AttributeError> {
+        self.take(name, "whole numbers below 2^32 in brackets", |attribute| match attribute {
+            Attribute::Wholes(values) => values.iter().map(|value| u32::try_from(*value).ok()).collect(),
+            _ => None,
+        })
+    }
+
+    /// Dimensions: one as `axis`, several as `axes`, none for all.
+    fn axes(&mut self) -> Result<Vec<u32>, AttributeError> {
+        match (self.has("axis"), self.has("axes")) {
+            (true, _) => Ok(vec![self.small("axis")?]),
+            (false, true) => self.smalls("axes"),
+            (false, false) => Ok(Vec::new()),
+        }
     }
 
     fn text(&mut self, name: &str) -> Result<String, AttributeError> {

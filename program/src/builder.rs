@@ -230,9 +230,39 @@ impl Builder {
         self.one(OpKind::Sum, inputs)
     }
 
-    /// [`OpKind::ReduceSum`].
+    /// [`OpKind::ReduceSum`] over one dimension.
     pub fn reduce_sum(&self, x: Symbol, axis: u32) -> Symbol {
-        self.one(OpKind::ReduceSum { axis }, &[x])
+        self.reduce_sum_over(x, &[axis], false)
+    }
+
+    /// [`OpKind::ReduceSum`].
+    pub fn reduce_sum_over(&self, x: Symbol, axes: &[u32], keep: bool) -> Symbol {
+        self.one(OpKind::ReduceSum { axes: axes.to_vec(), keep }, &[x])
+    }
+
+    /// [`OpKind::Mean`] over some dimensions.
+    pub fn mean_over(&self, x: Symbol, axes: &[u32], keep: bool) -> Symbol {
+        self.one(OpKind::Mean { axes: axes.to_vec(), keep }, &[x])
+    }
+
+    /// [`OpKind::Reshape`].
+    pub fn reshape(&self, x: Symbol, shape: &[u64]) -> Symbol {
+        self.one(OpKind::Reshape { shape: shape.to_vec() }, &[x])
+    }
+
+    /// [`OpKind::Transpose`].
+    pub fn transpose(&self, x: Symbol, axes: &[u32]) -> Symbol {
+        self.one(OpKind::Transpose { axes: axes.to_vec() }, &[x])
+    }
+
+    /// [`OpKind::Softmax`].
+    pub fn softmax(&self, x: Symbol) -> Symbol {
+        self.one(OpKind::Softmax, &[x])
+    }
+
+    /// [`OpKind::LogSoftmax`].
+    pub fn log_softmax(&self, x: Symbol) -> Symbol {
+        self.one(OpKind::LogSoftmax, &[x])
     }
 
     /// [`OpKind::Relu`].
@@ -261,9 +291,9 @@ impl Builder {
         self.one(OpKind::SigmoidCrossEntropy, &[scores, label])
     }
 
-    /// [`OpKind::Mean`].
+    /// [`OpKind::Mean`] of all elements.
     pub fn mean(&self, x: Symbol) -> Symbol {
-        self.one(OpKind::Mean, &[x])
+        self.mean_over(x, &[], false)
     }
 
     /// [`OpKind::LookupTable`] without padding.

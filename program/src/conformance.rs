@@ -82,21 +82,29 @@ fn cases() -> Vec<OpCase> {
     let mut cases = vec![
         plain(OpKind::Scale { factor: 0.3 }, &[&[3, 7]]),
         plain(OpKind::Sum, &[&[3, 7], &[3, 7], &[3, 7]]),
-        plain(OpKind::ReduceSum { axis: 1 }, &[&[3, 7, 2]]),
+        plain(OpKind::ReduceSum { axes: vec![1], keep: false }, &[&[3, 7, 2]]),
+        plain(OpKind::ReduceSum { axes: vec![2, 0], keep: true }, &[&[3, 7, 2]]),
+        plain(OpKind::Mean { axes: vec![1, 0], keep: false }, &[&[3, 7, 2]]),
+        plain(OpKind::Reshape { shape: vec![2, 0] }, &[&[3, 4, 5]]),
+        plain(OpKind::Transpose { axes: vec![2, 0, 1] }, &[&[3, 4, 5]]),
+        plain(OpKind::Softmax, &[&[3, 4, 5]]),
+        plain(OpKind::LogSoftmax, &[&[3, 4, 5]]),
         plain(OpKind::Relu, &[&[65]]),
         plain(OpKind::Sigmoid, &[&[65]]),
         plain(OpKind::Tanh, &[&[65]]),
-        plain(OpKind::Mean, &[&[13, 5]]),
+        plain(OpKind::Mean { axes: Vec::new(), keep: false }, &[&[13, 5]]),
         plain(OpKind::SigmoidCrossEntropy, &[&[9], &[9]]),
         plain(OpKind::Concat { axis: 1 }, &[&[3, 2], &[3, 5]]),
         plain(OpKind::Cast { to: ElementType::Bfloat16 }, &[&[65]]),
         plain(OpKind::Cast { to: ElementType::Int32 }, &[&[65]]),
-        plain(OpKind::Repeat { axis: 0 }, &[&[7], &[3, 7]]),
+        plain(OpKind::Repeat { axes: vec![0] }, &[&[7], &[3, 7]]),
         plain(OpKind::ReluGradient, &[&[65], &[65]]),
         plain(OpKind::SigmoidGradient, &[&[65], &[65]]),
         plain(OpKind::TanhGradient, &[&[65], &[65]]),
         plain(OpKind::SigmoidCrossEntropyGradient, &[&[9], &[9], &[9]]),
-        plain(OpKind::MeanGradient, &[&[3, 7], &[]]),
+        plain(OpKind::Repeat { axes: vec![0, 2] }, &[&[1, 7, 1], &[3, 7, 2]]),
+        plain(OpKind::MeanGradient { axes: Vec::new() }, &[&[3, 7], &[]]),
+        plain(OpKind::MeanGradient { axes: vec![1] }, &[&[3, 7], &[3]]),
         OpCase { outputs: 2, ..plain(OpKind::Split { axis: 1, lengths: vec![3, 4] }, &[&[5, 7]]) },
         ids(OpKind::SoftmaxWithCrossEntropy, &[&[9, 5], &[9]], 1, 2),
         ids(OpKind::Accuracy, &[&[9, 5], &[9]], 1, 1),
@@ -105,6 +113,14 @@ fn cases() -> Vec<OpCase> {
         ids(OpKind::LookupTableGradient { height: 5, padding: None }, &[&[4, 2], &[4, 2, 3]], 0, 1),
     ];
     cases.extend(network_cases());
+    cases.extend(element_wise());
+    cases
+}
+
+/// Functions of one operand, and of two that are broadcast.
+fn element_wise() -> Vec<OpCase> {
+    let plain = |kind, inputs| OpCase { kind, inputs, ids: None, outputs: 1 };
+    let mut cases = Vec::new();
     let functions = [OpKind::Sqrt, OpKind::Exp, OpKind::Log, OpKind::Abs, OpKind::Sign];
     cases.extend(functions.map(|kind| plain(kind, &[&[65]])));
     let repeating: [&[&[u64]]; 6] = [

@@ -93,10 +93,12 @@ pub enum OpKind {
     /// `(x, y, ...) -> x's shape`: all inputs, of one shape and type, added from left to right. Selected rows alone are
     /// put one after another; beside a dense tensor they are added to it.
     Sum,
-    /// `(x) -> x's shape without one dimension`, over which it is added.
+    /// `(x) -> x's shape without some dimensions`, over which it is added.
     ReduceSum {
-        /// The dimension, from zero.
-        axis: u32,
+        /// The dimensions, from zero; none for all.
+        axes: Vec<u32>,
+        /// Whether they stay, with length 1.
+        keep: bool,
     },
     /// `(x) -> x's shape`: `max(x, 0)`.
     Relu,
@@ -110,8 +112,13 @@ pub enum OpKind {
     /// `(scores, label) -> loss`, all of one shape and type: `max(s, 0) - s l + ln(1 + exp(-|s|))`, the loss of a
     /// label `l` in [0, 1] whose probability is the sigmoid of `s`.
     SigmoidCrossEntropy,
-    /// `(x) -> scalar`: the sum of all elements over their number.
-    Mean,
+    /// `(x) -> x's shape without some dimensions`: the sum over them, over the number of elements added.
+    Mean {
+        /// As in [`ReduceSum`](Self::ReduceSum): without any the mean is a scalar.
+        axes: Vec<u32>,
+        /// As in [`ReduceSum`](Self::ReduceSum).
+        keep: bool,
+    },
     /// `(table[h, w], ids: int64[...]) -> [..., w]`: the table's rows by number.
     LookupTable {
         /// An id whose row is read as zeros, whatever the table has there, and gets no gradient.
@@ -191,6 +198,20 @@ pub enum OpKind {
     Abs,
     /// `(x) -> x's shape`: 1, 0 or -1 with the sign of `x`; NaN where `x` is. Its slope is zero.
     Sign,
+    /// `(x) -> the same elements in another shape`, of any type.
+    Reshape {
+        /// The lengths. One may be 0, for what remains: the batch if `x` has one, else a length.
+        shape: Vec<u64>,
+    },
+    /// `(x) -> x with its dimensions in another order`, of any type.
+    Transpose {
+        /// For each dimension of the result its number in `x`, from zero.
+        axes: Vec<u32>,
+    },
+    /// `(x) -> x's shape`: the exponentials over their sum along the last dimension, which is fixed.
+    Softmax,
+    /// `(x) -> x's shape`: the natural logarithm of the [`Softmax`](Self::Softmax), computed without it.
+    LogSoftmax,
     /// `(a, b, dy) -> dy's shape`: the gradient of [`Pow`](Self::Pow) by its base, `dy b a^(b - 1)`, zero where `b` is
     /// 0; or by its exponent, `dy a^b ln(a)`, zero where `a` is 0 and `b` is not below.
     PowGradient {
@@ -201,11 +222,11 @@ pub enum OpKind {
     /// `(x, like) -> like's shape`: `x` summed over the dimensions that broadcast `like`; the gradient of
     /// [`Add`](Self::Add) for `b`.
     SumTo,
-    /// `(x, like) -> like's shape`: `x`, which lacks dimension `axis`, repeated along it; the gradient of
-    /// [`ReduceSum`](Self::ReduceSum).
+    /// `(x, like) -> like's shape`: `x`, which lacks some dimensions or has 1 there, repeated along them; the gradient
+    /// of [`ReduceSum`](Self::ReduceSum).
     Repeat {
-        /// The dimension, from zero.
-        axis: u32,
+        /// The dimensions, from zero; none for all.
+        axes: Vec<u32>,
     },
     /// `(y, dy) -> dx` with `y = relu(x)`: `dy` where `y > 0`, else zero.
     ReluGradient,
@@ -217,8 +238,12 @@ pub enum OpKind {
     SoftmaxWithCrossEntropyGradient,
     /// `(scores, label, dloss) -> scores' shape`: `dloss (sigmoid(s) - label)`.
     SigmoidCrossEntropyGradient,
-    /// `(x, dmean: scalar) -> x's shape`: `dmean` over the number of elements, everywhere.
-    MeanGradient,
+    /// `(x, dmean) -> x's shape`: `dmean` over the number of elements of each mean, repeated along the dimensions that
+    /// it lacks, or has as 1.
+    MeanGradient {
+        /// As in [`Repeat`](Self::Repeat).
+        axes: Vec<u32>,
+    },
     /// `(ids: int64[...], dy[..., w]) -> rows(height, w)`: row `ids[i]` with the values `dy[i]`, for every `i` in
     /// order. A repeated id gives repeated rows.
     LookupTableGradient {
@@ -400,7 +425,7 @@ impl OpKind {
             Self::Tanh => "tanh",
             Self::SoftmaxWithCrossEntropy => "softmax_with_cross_entropy",
             Self::SigmoidCrossEntropy => "sigmoid_cross_entropy",
-            Self::Mean => "mean",
+            Self::Mean { .. } => "mean",
             Self::LookupTable { .. } => "lookup_table",
             Self::Concat { .. } => "concat",
             Self::Split { .. } => "split",
@@ -420,6 +445,10 @@ impl OpKind {
             Self::Log => "log",
             Self::Abs => "abs",
             Self::Sign => "sign",
+            Self::Reshape { .. } => "reshape",
+            Self::Transpose { .. } => "transpose",
+            Self::Softmax => "softmax",
+            Self::LogSoftmax => "log_softmax",
             Self::PowGradient { .. } => "pow_gradient",
             Self::SumTo => "sum_to",
             Self::Repeat { .. } => "repeat",
@@ -428,7 +457,7 @@ impl OpKind {
             Self::TanhGradient => "tanh_gradient",
             Self::SoftmaxWithCrossEntropyGradient => "softmax_with_cross_entropy_gradient",
             Self::SigmoidCrossEntropyGradient => "sigmoid_cross_entropy_gradient",
-            Self::MeanGradient => "mean_gradient",
+            Self::MeanGradient { .. } => "mean_gradient",
             Self::LookupTableGradient { .. } => "lookup_table_gradient",
             Self::Conv2d { .. } => "conv2d",
             Self::MaxPool2d { .. } => "max_pool2d",

@@ -35,6 +35,10 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
             flow.repeated(1, &output_gradient);
         }
         OpKind::Mul => flow.mul(),
+        OpKind::Reshape { .. } => flow.reshape(),
+        OpKind::Transpose { axes } => flow.transpose(axes),
+        OpKind::Softmax => flow.softmax(),
+        OpKind::LogSoftmax => flow.log_softmax(),
         OpKind::Sub => flow.sub(),
         OpKind::Div => flow.div(),
         OpKind::Max => flow.chosen(0, 1),
@@ -42,15 +46,8 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
         OpKind::Pow => flow.pow(),
         OpKind::Sqrt => flow.sqrt(),
         OpKind::Exp => flow.activation(OpKind::Mul),
-        OpKind::Log => {
-            let output_gradient = flow.output_gradient();
-            flow.make(0, OpKind::Div, &[&output_gradient, &flow.op.inputs[0]]);
-        }
-        OpKind::Abs => {
-            let output_gradient = flow.output_gradient();
-            let sign = flow.inner(0, OpKind::Sign, &[&flow.op.inputs[0]]);
-            flow.make(0, OpKind::Mul, &[&output_gradient, &sign]);
-        }
+        OpKind::Log => flow.log(),
+        OpKind::Abs => flow.abs(),
         OpKind::Scale { factor } => {
             let output_gradient = flow.output_gradient();
             flow.make(0, OpKind::Scale { factor: *factor }, &[&output_gradient]);
@@ -59,16 +56,16 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
             let output_gradient = flow.output_gradient();
             (0..flow.op.inputs.len()).for_each(|place| flow.share(place, &output_gradient));
         }
-        OpKind::ReduceSum { axis } => {
+        OpKind::ReduceSum { axes, .. } => {
             let output_gradient = flow.output_gradient();
-            flow.make(0, OpKind::Repeat { axis: *axis }, &[&output_gradient, &flow.op.inputs[0]]);
+            flow.make(0, OpKind::Repeat { axes: axes.clone() }, &[&output_gradient, &flow.op.inputs[0]]);
         }
         OpKind::Relu => flow.activation(OpKind::ReluGradient),
         OpKind::Sigmoid => flow.activation(OpKind::SigmoidGradient),
         OpKind::Tanh => flow.activation(OpKind::TanhGradient),
-        OpKind::Mean => {
+        OpKind::Mean { axes, .. } => {
             let output_gradient = flow.output_gradient();
-            flow.make(0, OpKind::MeanGradient, &[&flow.op.inputs[0], &output_gradient]);
+            flow.make(0, OpKind::MeanGradient { axes: axes.clone() }, &[&flow.op.inputs[0], &output_gradient]);
         }
         OpKind::SoftmaxWithCrossEntropy | OpKind::SigmoidCrossEntropy => return flow.loss(),
         OpKind::LookupTable { padding } => return flow.lookup(*padding),
@@ -215,6 +212,64 @@ impl OpGradient<'_, '_> {
         self.make_repeated(1, OpKind::Mul, &[&output_gradient, a]);
     }
 
+    fn log(&mut self) {
+        let output_gradient = self.output_gradient();
+        self.make(0, OpKind::Div, &[&output_gradient, &self.op.inputs[0]]);
+    }
+
+    fn abs(&mut self) {
+        let output_gradient = self.output_gradient();
+        let sign = self.inner(0, OpKind::Sign, &[&self.op.inputs[0]]);
+        self.make(0, OpKind::Mul, &[&output_gradient, &sign]);
+    }
+
+    /// Back to the shape of the input, in which the batch is what remains.
+    fn reshape(&mut self) {
+        let output_gradient = self.output_gradient();
+        let VariableFacts::Dense { shape, .. } = self.facts(0) else {
+            unreachable!("a checked reshape has dense facts")
+        };
+        let length = |dim: &Dim| if let Dim::Fixed(length) = dim { *length } else { 0 };
+        let shape = shape.iter().map(length).collect();
+        self.make(0, OpKind::Reshape { shape }, &[&output_gradient]);
+    }
+
+    /// By the inverse order.
+    fn transpose(&mut self, axes: &[u32]) {
+        let output_gradient = self.output_gradient();
+        let mut inverse: Vec<(u32, u32)> = axes.iter().copied().zip(0..).collect();
+        inverse.sort_unstable();
+        let axes = inverse.into_iter().map(|(_, place)| place).collect();
+        self.make(0, OpKind::Transpose { axes }, &[&output_gradient]);
+    }
+
+    /// The sum of a variable over the last dimension of the input, which stays.
+    fn row_sums(&mut self, of: &str) -> String {
+        let VariableFacts::Dense { shape, .. } = self.facts(0) else {
+            unreachable!("a checked softmax has dense facts")
+        };
+        let last = u32::try_from(shape.len() - 1).expect("a shape has a few dimensions");
+        self.inner(0, OpKind::ReduceSum { axes: vec![last], keep: true }, &[of])
+    }
+
+    /// `y = softmax(x)` has `dx = y (dy - sum(dy y))`.
+    fn softmax(&mut self) {
+        let (output_gradient, y) = (self.output_gradient(), &self.op.outputs[0]);
+        let product = self.inner(0, OpKind::Mul, &[&output_gradient, y]);
+        let sums = self.row_sums(&product);
+        let off = self.inner(0, OpKind::Sub, &[&output_gradient, &sums]);
+        self.make(0, OpKind::Mul, &[y, &off]);
+    }
+
+    /// `y = log_softmax(x)` has `dx = dy - exp(y) sum(dy)`.
+    fn log_softmax(&mut self) {
+        let (output_gradient, y) = (self.output_gradient(), &self.op.outputs[0]);
+        let sums = self.row_sums(&output_gradient);
+        let shares = self.inner(0, OpKind::Exp, &[y]);
+        let product = self.inner(0, OpKind::Mul, &[&shares, &sums]);
+        self.make(0, OpKind::Sub, &[&output_gradient, &product]);
+    }
+
     /// `c = a - b` has `da = dc` and `db = -dc`.
     fn sub(&mut self) {
         let output_gradient = self.output_gradient();
@@ -346,7 +401,7 @@ impl OpGradient<'_, '_> {
             output_gradients.push(output_gradient.unwrap_or_else(|| {
                 let name = gradient_name(output);
                 let zero = self.backward.constant(&format!("{name}@zero"), scalar.clone(), 0.0);
-                self.backward.push(OpKind::MeanGradient, &[output, &zero], vec![name.clone()]);
+                self.backward.push(OpKind::MeanGradient { axes: Vec::new() }, &[output, &zero], vec![name.clone()]);
                 name
             }));
         }

@@ -28,15 +28,6 @@ pub(super) fn outputs(operands: &Operands<'_>) -> InferredOutputs {
             same(operands)
         }
         OpKind::Sum => sum(operands),
-        OpKind::ReduceSum { axis } => {
-            inputs(1)?;
-            reduce_sum(operands, *axis)
-        }
-        OpKind::Mean => {
-            inputs(1)?;
-            let (element_type, _) = operands.floats(0)?;
-            Ok(vec![VariableFacts::fixed(element_type, &[])])
-        }
         OpKind::Concat { axis } => concat(operands, *axis),
         OpKind::Split { axis, lengths } => {
             inputs(1)?;
@@ -102,13 +93,6 @@ fn gradients(operands: &Operands<'_>) -> InferredOutputs {
             }
             Ok(vec![VariableFacts::dense(element_type, like)])
         }
-        OpKind::Repeat { axis } => {
-            inputs(2)?;
-            let (element_type, like) = operands.floats(1)?;
-            let axis = operands.axis(1, *axis)?;
-            operands.exactly_dense(0, element_type, &without(like, axis))?;
-            Ok(vec![VariableFacts::dense(element_type, like)])
-        }
         OpKind::ReluGradient | OpKind::SigmoidGradient | OpKind::TanhGradient => {
             inputs(2)?;
             let (element_type, shape) = operands.floats(0)?;
@@ -126,12 +110,6 @@ fn gradients(operands: &Operands<'_>) -> InferredOutputs {
             let (element_type, shape) = operands.floats(0)?;
             operands.exactly_dense(1, element_type, shape)?;
             operands.exactly_dense(2, element_type, shape)?;
-            Ok(vec![VariableFacts::dense(element_type, shape)])
-        }
-        OpKind::MeanGradient => {
-            inputs(2)?;
-            let (element_type, shape) = operands.floats(0)?;
-            operands.exactly_dense(1, element_type, &[])?;
             Ok(vec![VariableFacts::dense(element_type, shape)])
         }
         OpKind::LookupTableGradient { height, padding } => {
@@ -199,18 +177,6 @@ fn whole(facts: &VariableFacts) -> Option<(ElementType, Vec<Dim>)> {
         VariableFacts::Queue { .. } | VariableFacts::Strings => return None,
     };
     matches!(element_type, ElementType::Float32 | ElementType::Float64).then_some((element_type, shape))
-}
-
-fn reduce_sum(operands: &Operands<'_>, axis: u32) -> InferredOutputs {
-    let (element_type, shape) = operands.floats(0)?;
-    let axis = operands.axis(0, axis)?;
-    Ok(vec![VariableFacts::dense(element_type, without(shape, axis))])
-}
-
-fn without(shape: &[Dim], axis: usize) -> Vec<Dim> {
-    let mut shape = shape.to_vec();
-    shape.remove(axis);
-    shape
 }
 
 fn concat(operands: &Operands<'_>, axis: u32) -> InferredOutputs {

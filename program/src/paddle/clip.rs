@@ -84,7 +84,7 @@ impl Clipping<'_> {
         self.push(OpKind::Mul, &[gradient, gradient], &from);
         for place in 0..rank {
             let to = format!("{gradient}@square@{place}");
-            self.push(OpKind::ReduceSum { axis: 0 }, &[&from], &to);
+            self.push(OpKind::ReduceSum { axes: vec![0], keep: false }, &[&from], &to);
             from = to;
         }
         from

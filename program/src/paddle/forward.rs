@@ -151,7 +151,7 @@ impl<'a> ForwardPart<'a> {
                 self.unary(op, OpKind::Cast { to })
             }
             "sum" => self.sum(op),
-            "mean" => self.unary_to(op, OpKind::Mean),
+            "mean" => self.unary_to(op, OpKind::Mean { axes: Vec::new(), keep: false }),
             "reduce_sum" | "reduce_mean" => self.reduce(op),
             "softmax_with_cross_entropy" => self.softmax_with_cross_entropy(op),
             "sigmoid_cross_entropy_with_logits" => self.sigmoid_cross_entropy(op),
@@ -270,7 +270,7 @@ impl<'a> ForwardPart<'a> {
         let is_mean = op.kind() == "reduce_mean";
         let is_whole = op.boolean("reduce_all", false)? || dims.is_empty();
         if is_mean && is_whole {
-            return self.unary_to(op, OpKind::Mean);
+            return self.unary_to(op, OpKind::Mean { axes: Vec::new(), keep: false });
         }
         let mut axes = if is_whole { (0..shape.len()).collect() } else { axes(op, &dims, self.rank(x)?)? };
         if is_whole {
@@ -283,7 +283,7 @@ impl<'a> ForwardPart<'a> {
         while let Some(axis) = axes.pop() {
             let is_last = axes.is_empty() && factor.is_none();
             let to = if is_last { out.to_owned() } else { format!("{out}@sum{axis}") };
-            self.push(op, OpKind::ReduceSum { axis: axis_number(op, axis)? }, &[&from], &[&to]);
+            self.push(op, OpKind::ReduceSum { axes: vec![axis_number(op, axis)?], keep: false }, &[&from], &[&to]);
             from = to;
         }
         if let Some(factor) = factor {

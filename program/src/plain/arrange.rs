@@ -12,7 +12,7 @@ use pserver_core::narrowing;
 use pserver_core::rows::{Height, RowLayout};
 
 use super::matrix::around;
-use super::pointwise::index;
+use super::pointwise::{index, walk};
 use super::table;
 
 /// Tensors side by side along a dimension.
@@ -60,6 +60,29 @@ pub(super) fn split(input: &VariableValue, axis: usize, lengths: &[u64]) -> Resu
         pieces.push(piece.into());
     }
     Ok(pieces)
+}
+
+/// The same elements in another shape; a length of 0 is what remains.
+pub(super) fn reshape(x: &Tensor, lengths: &[u64]) -> Tensor {
+    let known: u64 = lengths.iter().filter(|length| **length > 0).product();
+    let rest = x.elements().len() as u64 / known;
+    let shape: Vec<u64> = lengths.iter().map(|length| if *length == 0 { rest } else { *length }).collect();
+    Tensor::new(shape, x.elements().clone())
+}
+
+/// Dimensions in another order.
+pub(super) fn transpose(x: &Tensor, axes: &[u32]) -> Tensor {
+    let axes: Vec<usize> = axes.iter().map(|axis| *axis as usize).collect();
+    let shape: Vec<u64> = axes.iter().map(|axis| x.shape()[*axis]).collect();
+    let strides = axes.iter().map(|axis| around(x.shape(), *axis).2).collect();
+    let element_type = x.elements().element_type();
+    let bytes = index(element_type.bytes());
+    let mut transposed = Tensor::zeros(element_type, &shape);
+    let into = transposed.bytes_mut();
+    walk(&shape, [strides], |element, [place]| {
+        into[element * bytes..][..bytes].copy_from_slice(&x.bytes()[place * bytes..][..bytes]);
+    });
+    transposed
 }
 
 /// Elements in another type.

@@ -57,14 +57,31 @@ fn softmax<R: TensorReal>(scores: &Tensor, label: &Tensor) -> OpOutputs {
     let mut losses = Vec::new();
     let mut probabilities = Vec::with_capacity(scores.elements().len());
     for (row, label) in rows::<R>(scores, label)? {
-        let largest = row.iter().fold(row[0], |largest, score| if *score > largest { *score } else { largest });
-        let powers: Vec<R> = row.iter().map(|score| (*score - largest).exp()).collect();
+        let (largest, powers) = row_powers(row);
         let sum = total(&powers);
         losses.push(sum.ln() - (row[label] - largest));
         probabilities.extend(powers.iter().map(|power| *power / sum));
     }
     let loss = Tensor::new([losses.len() as u64], R::wrap(losses));
     Ok(vec![loss.into(), Tensor::new(scores.shape(), R::wrap(probabilities)).into()])
+}
+
+/// The largest of a row that is not empty, and the exponentials of the distances to it.
+fn row_powers<R: TensorReal>(row: &[R]) -> (R, Vec<R>) {
+    let largest = row.iter().fold(row[0], |largest, score| if *score > largest { *score } else { largest });
+    (largest, row.iter().map(|score| (*score - largest).exp()).collect())
+}
+
+/// A function of each exponential, its logarithm, and the sum of the exponentials along the last dimension.
+pub(super) fn softmax_rows<R: TensorReal>(x: &Tensor, f: impl Fn(R, R, R) -> R) -> Tensor {
+    let classes = x.shape().last().map_or(1, |classes| index(*classes));
+    let mut values = Vec::with_capacity(x.elements().len());
+    for row in R::slice(x.elements()).chunks_exact(classes) {
+        let (largest, powers) = row_powers(row);
+        let sum = total(&powers);
+        values.extend(row.iter().zip(&powers).map(|(score, power)| f(*power, *score - largest, sum)));
+    }
+    Tensor::new(x.shape(), R::wrap(values))
 }
 
 fn softmax_gradient<R: TensorReal>(probabilities: &Tensor, label: &Tensor, slope: &Tensor) -> Result<Tensor, Failure> {

@@ -1,4 +1,4 @@
-//! Products of matrices, and sums along a dimension.
+//! Products of matrices.
 
 use crate::value::Tensor;
 
@@ -36,35 +36,4 @@ pub(super) fn product<R: TensorReal>(
 pub(super) fn around(shape: &[u64], axis: usize) -> (usize, usize, usize) {
     let product = |lengths: &[u64]| lengths.iter().map(|length| index(*length)).product();
     (product(&shape[..axis]), index(shape[axis]), product(&shape[axis + 1..]))
-}
-
-/// Sums along a dimension, which the result does not have.
-pub(super) fn reduce_sum<R: TensorReal>(x: &Tensor, axis: usize) -> Tensor {
-    let (outer, length, inner) = around(x.shape(), axis);
-    let values = R::slice(x.elements());
-    let mut sums = vec![R::ZERO; outer * inner];
-    for before in 0..outer {
-        for along in 0..length {
-            for after in 0..inner {
-                let sum = &mut sums[before * inner + after];
-                *sum = *sum + values[(before * length + along) * inner + after];
-            }
-        }
-    }
-    let mut shape = x.shape().to_vec();
-    shape.remove(axis);
-    Tensor::new(shape, R::wrap(sums))
-}
-
-/// Repeats along a dimension that `x` lacks and `like` has.
-pub(super) fn repeat<R: TensorReal>(x: &Tensor, like: &[u64], axis: usize) -> Tensor {
-    let (outer, length, inner) = around(like, axis);
-    let values = R::slice(x.elements());
-    let mut repeated = Vec::with_capacity(outer * length * inner);
-    for before in 0..outer {
-        for _ in 0..length {
-            repeated.extend_from_slice(&values[before * inner..][..inner]);
-        }
-    }
-    Tensor::new(like, R::wrap(repeated))
 }

@@ -10,6 +10,7 @@ mod matrix;
 mod network;
 mod pointwise;
 mod real;
+mod reduce;
 mod run;
 mod select;
 mod table;
@@ -21,7 +22,7 @@ use pserver_core::error::Failure;
 use super::arithmetic::Arithmetic;
 use super::graph::Node;
 use super::op::OpKind;
-use super::value::{Elements, Tensor, VariableValue};
+use super::value::{Elements, VariableValue};
 use super::variable::VariableFacts;
 
 use real::TensorReal;
@@ -40,6 +41,8 @@ impl Arithmetic for PlainArithmetic {
         match &node.kind {
             OpKind::Concat { axis } => Ok(vec![arrange::concat(inputs, *axis as usize)]),
             OpKind::Split { axis, lengths } => arrange::split(inputs[0], *axis as usize, lengths),
+            OpKind::Reshape { shape } => Ok(vec![arrange::reshape(inputs[0].tensor(), shape).into()]),
+            OpKind::Transpose { axes } => Ok(vec![arrange::transpose(inputs[0].tensor(), axes).into()]),
             OpKind::Cast { to } => Ok(vec![arrange::cast(inputs[0].tensor(), *to).into()]),
             OpKind::Fill { .. } | OpKind::Uniform { .. } | OpKind::Gaussian { .. } => {
                 Ok(vec![arrange::made(&node.kind, outputs[0]).into()])
@@ -89,20 +92,25 @@ fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOu
             pointwise::map::<R>(x, |x| factor * x)
         }
         OpKind::Sum => pointwise::sum::<R>(inputs),
-        OpKind::ReduceSum { axis } => matrix::reduce_sum::<R>(x, *axis as usize),
+        OpKind::ReduceSum { axes, keep } => reduce::sum::<R>(x, axes, *keep),
         OpKind::Relu => pointwise::map::<R>(x, |x| if x > R::ZERO { x } else { R::ZERO }),
         OpKind::Sigmoid => pointwise::map::<R>(x, TensorReal::sigmoid),
         OpKind::Tanh => pointwise::map::<R>(x, TensorReal::tanh),
-        OpKind::Mean => scalar(total(R::slice(x.elements())) / R::count(x.elements().len())),
+        OpKind::Mean { axes, keep } => {
+            let count = R::count(reduce::count(x.shape(), axes));
+            pointwise::map::<R>(&reduce::sum::<R>(x, axes, *keep), |sum| sum / count)
+        }
         OpKind::SumTo => pointwise::sum_to::<R>(x, second().shape()),
-        OpKind::Repeat { axis } => matrix::repeat::<R>(x, second().shape(), *axis as usize),
+        OpKind::Repeat { axes } => reduce::repeat::<R>(x, second().shape(), axes),
         OpKind::ReluGradient => pointwise::zip::<R>(x, second(), |y, slope| if y > R::ZERO { slope } else { R::ZERO }),
         OpKind::SigmoidGradient => pointwise::zip::<R>(x, second(), |y, slope| slope * y * (R::ONE - y)),
         OpKind::TanhGradient => pointwise::zip::<R>(x, second(), |y, slope| slope * (R::ONE - y * y)),
-        OpKind::MeanGradient => {
-            let slope = R::slice(second().elements())[0] / R::count(x.elements().len());
-            Tensor::new(x.shape(), R::wrap(vec![slope; x.elements().len()]))
+        OpKind::MeanGradient { axes } => {
+            let count = R::count(reduce::count(x.shape(), axes));
+            reduce::repeat::<R>(&pointwise::map::<R>(second(), |slope| slope / count), x.shape(), axes)
         }
+        OpKind::Softmax => loss::softmax_rows::<R>(x, |power, _, sum| power / sum),
+        OpKind::LogSoftmax => loss::softmax_rows::<R>(x, |_, above, sum| above - sum.ln()),
         OpKind::LookupTable { padding } => table::lookup::<R>(x, second(), *padding)?,
         OpKind::SliceGradient { axis, start, .. } => select::slice_gradient(x, second(), *axis as usize, *start),
         OpKind::GatherGradient => select::gather_gradient::<R>(x.shape(), second(), inputs[2].tensor())?,
@@ -119,10 +127,6 @@ fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOu
         },
     };
     Ok(vec![output.into()])
-}
-
-fn scalar<R: TensorReal>(value: R) -> Tensor {
-    Tensor::new([], R::wrap(vec![value]))
 }
 
 /// The sum from the first to the last.

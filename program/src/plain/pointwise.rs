@@ -95,8 +95,12 @@ pub(super) fn sum_to<R: TensorReal>(x: &Tensor, like: &[u64]) -> Tensor {
 }
 
 /// Walks a shape from its first element to its last, with the places in smaller ones that repeat.
-fn each_place<const N: usize>(shape: &[u64], small: [&[u64]; N], mut visit: impl FnMut(usize, [usize; N])) {
-    let strides = small.map(|small| repeating_strides(shape, small));
+pub(super) fn each_place<const N: usize>(shape: &[u64], small: [&[u64]; N], visit: impl FnMut(usize, [usize; N])) {
+    walk(shape, small.map(|small| repeating_strides(shape, small)), visit);
+}
+
+/// Walks a shape from its first element to its last, with the places that strides along its dimensions lead to.
+pub(super) fn walk<const N: usize>(shape: &[u64], strides: [Vec<usize>; N], mut visit: impl FnMut(usize, [usize; N])) {
     let count: usize = shape.iter().map(|length| index(*length)).product();
     let mut position = vec![0_u64; shape.len()];
     let mut places = [0; N];

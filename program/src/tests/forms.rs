@@ -52,6 +52,7 @@ type Parts = (usize, f64, f64, String, (bool, bool), (u32, u64, u64, Vec<u64>, E
 
 /// A kind by its index in the list, with arbitrary attributes.
 fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, to)): Parts) -> OpKind {
+    let few = |lengths: &[u64]| lengths.iter().map(|length| (length >> 32) as u32).collect::<Vec<_>>();
     let peer = if also { ProgramPeer::Trainer(small) } else { ProgramPeer::Server(small) };
     let size = [small, u32::try_from(whole % 5).unwrap()];
     // Usual steps, which are not written, are among them.
@@ -60,14 +61,18 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "matmul" => OpKind::Matmul { transpose_left: yes, transpose_right: also },
         "pow_gradient" => OpKind::PowGradient { exponent: yes },
         "scale" => OpKind::Scale { factor: real },
-        "reduce_sum" => OpKind::ReduceSum { axis: small },
+        "reduce_sum" => OpKind::ReduceSum { axes: few(&lengths), keep: yes },
+        "mean" => OpKind::Mean { axes: few(&lengths), keep: yes },
+        "mean_gradient" => OpKind::MeanGradient { axes: few(&lengths) },
+        "reshape" => OpKind::Reshape { shape: lengths },
+        "transpose" => OpKind::Transpose { axes: few(&lengths) },
         "concat" => OpKind::Concat { axis: small },
         "split" => OpKind::Split { axis: small, lengths },
         "cast" => OpKind::Cast { to },
         "fill" => OpKind::Fill { value: real },
         "uniform" => OpKind::Uniform { low: real, high: other, seed: whole, first },
         "gaussian" => OpKind::Gaussian { mean: real, deviation: other, seed: whole, first },
-        "repeat" => OpKind::Repeat { axis: small },
+        "repeat" => OpKind::Repeat { axes: few(&lengths) },
         "lookup_table" => OpKind::LookupTable { padding: yes.then_some(whole) },
         "lookup_table_gradient" => OpKind::LookupTableGradient { height: whole, padding: yes.then_some(first) },
         "slice" => OpKind::Slice { axis: small, start: first, end: whole },
@@ -246,6 +251,19 @@ fn the_documentations_example_is_a_program() {
     let text = example.split("```").next().unwrap();
     let graph = Graph::new(text.parse().unwrap_or_else(|failure| panic!("{failure}")));
     assert_eq!(graph.unwrap_or_else(|failure| panic!("{failure}")).program().to_string(), text);
+}
+
+#[test]
+fn one_dimension_may_be_given_alone() {
+    let read = |attributes: &str| {
+        let text = format!("block 0 {{ forward y = reduce_sum(x{attributes}) forward z = repeat(y, x{attributes}) }}");
+        text.parse::<Program>().map(|program| program.to_string()).map_err(|failure| failure.to_string())
+    };
+    assert_eq!(read(", axis=1"), read(", axes=[1]"));
+    assert!(read(", axis=1").unwrap().contains("reduce_sum(x, axes=[1])"));
+    assert!(read(", axes=[1, 0]").unwrap().contains("repeat(y, x, axes=[1, 0])"));
+    assert!(read(", axes=[4294967296]").unwrap_err().contains("expected whole numbers below 2^32 in brackets"));
+    assert!(read(", axis=1, axes=[0]").unwrap_err().contains("found attribute \"axes\"; expected none of this name"));
 }
 
 #[test]

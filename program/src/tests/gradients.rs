@@ -209,6 +209,12 @@ fn the_gradients_of_functions_agree_with_differences() {
     check("relu", |p| weighed(p, p.relu(parameter(p, "a", &[3, 5])), &[3, 5]));
     check("sigmoid", |p| weighed(p, p.sigmoid(parameter(p, "a", &[3, 5])), &[3, 5]));
     check("tanh", |p| weighed(p, p.tanh(parameter(p, "a", &[3, 5])), &[3, 5]));
+    check("softmax", |p| weighed(p, p.softmax(parameter(p, "a", &[2, 3, 4])), &[2, 3, 4]));
+    check("log_softmax", |p| weighed(p, p.log_softmax(parameter(p, "a", &[2, 3, 4])), &[2, 3, 4]));
+    check("softmax of a batch", |p| {
+        let x = p.data("x", F64, [Dim::Batch, Dim::Fixed(3)]);
+        p.mean(p.tanh(p.log_softmax(p.softmax(p.mul(x, parameter(p, "a", &[3]))))))
+    });
     check("exp", |p| weighed(p, p.exp(parameter(p, "a", &[3, 5])), &[3, 5]));
     check("log", |p| weighed(p, p.log(p.exp(parameter(p, "a", &[3, 5]))), &[3, 5]));
     check("log of a sum", |p| {
@@ -256,6 +262,32 @@ fn the_gradients_of_what_arranges_agree_with_differences() {
             weighed(p, p.mul(one, p.tanh(other)), &shape)
         });
     }
+    for (axes, shape, kept) in [
+        (&[0, 1][..], &[4][..], &[1, 1, 4][..]),
+        (&[2, 0], &[3], &[1, 3, 1]),
+        (&[1], &[2, 4], &[2, 1, 4]),
+        (&[], &[], &[1, 1, 1]),
+    ] {
+        for (keep, shape) in [(false, shape), (true, kept)] {
+            check(&format!("reduce_sum {axes:?} {keep}"), |p| {
+                weighed(p, p.reduce_sum_over(parameter(p, "a", &[2, 3, 4]), axes, keep), shape)
+            });
+            check(&format!("mean {axes:?} {keep}"), |p| {
+                weighed(p, p.mean_over(parameter(p, "a", &[2, 3, 4]), axes, keep), shape)
+            });
+        }
+    }
+    check("a mean over the batch", |p| {
+        let x = p.data("x", F64, [Dim::Batch, Dim::Fixed(3)]);
+        p.mean(p.tanh(p.mean_over(p.tanh(p.mul(x, parameter(p, "a", &[3]))), &[0], false)))
+    });
+    check("reshape", |p| weighed(p, p.reshape(parameter(p, "a", &[2, 3, 4]), &[6, 0]), &[6, 4]));
+    check("reshape of a batch", |p| {
+        let x = p.data("x", F64, [Dim::Batch, Dim::Fixed(6)]);
+        let y = p.reshape(p.mul(x, parameter(p, "a", &[6])), &[0, 2, 3]);
+        p.mean(p.tanh(p.mul(y, parameter(p, "b", &[2, 1]))))
+    });
+    check("transpose", |p| weighed(p, p.transpose(parameter(p, "a", &[2, 3, 4]), &[2, 0, 1]), &[4, 2, 3]));
     check("lookup_table", |p| {
         let ids = p.data("ids", ElementType::Int64, [Dim::Batch, Dim::Fixed(2)]);
         p.mean(p.tanh(p.lookup_table(parameter(p, "table", &[4, 3]), ids)))
@@ -361,7 +393,7 @@ fn random_program(prng: &mut Prng) -> Program {
     let row = parameter(&p, "row", &[3]);
     for _ in 0..1 + prng.below(8) {
         let (x, y) = (made[prng.index(made.len())], made[prng.index(made.len())]);
-        made.push(match prng.below(19) {
+        made.push(match prng.below(23) {
             0 => p.scale(p.matmul_transposed(x, prng.below(2) == 0, y, prng.below(2) == 0), 0.3),
             1 => p.scale(p.add(x, y), 0.5),
             2 => p.scale(p.add(x, row), 0.5),
@@ -383,6 +415,10 @@ fn random_program(prng: &mut Prng) -> Program {
             15 => p.gelu(x, prng.below(2) == 0),
             16 => p.scale(p.layer_norm(x, row, row, 0.5), 0.5),
             17 => p.concat(&[p.slice(x, 0, 1, 3), p.slice(y, 0, 0, 1)], 0),
+            18 => p.softmax(x),
+            19 => p.scale(p.log_softmax(x), 0.3),
+            20 => p.transpose(p.reshape(p.transpose(p.reshape(x, &[1, 0]), &[1, 0]), &[3, 3]), &[1, 0]),
+            21 => p.sub(x, p.mean_over(x, &[1], true)),
             _ => p.scale(x, signed(prng)),
         });
     }

@@ -63,3 +63,29 @@ fn functions_of_one_operand_have_known_values() {
         check(&format!("{op}(a)"), (&[5], &a), (&[], &[0.0]), (&[5], &expected));
     }
 }
+
+#[test]
+fn reductions_and_other_shapes_have_known_values() {
+    let a: Vec<f64> = (0..12).map(f64::from).collect();
+    let a = (&[2_u64, 3, 2][..], &a[..]);
+    let none = (&[][..], &[0.0][..]);
+    check("reduce_sum(a, axis=1)", a, none, (&[2, 2], &[6.0, 9.0, 24.0, 27.0]));
+    check("reduce_sum(a, axes=[2, 0], keep=true)", a, none, (&[1, 3, 1], &[14.0, 22.0, 30.0]));
+    check("reduce_sum(a)", a, none, (&[], &[66.0]));
+    check("mean(a, axes=[0, 1])", a, none, (&[2], &[5.0, 6.0]));
+    check("mean(a, keep=true)", a, none, (&[1, 1, 1], &[5.5]));
+    check("reshape(a, shape=[0, 4])", a, none, (&[3, 4], a.1));
+    let turned = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 1.0, 3.0, 5.0, 7.0, 9.0, 11.0];
+    check("transpose(a, axes=[2, 0, 1])", a, none, (&[2, 2, 3], &turned));
+    let swapped = [0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 6.0, 8.0, 10.0, 7.0, 9.0, 11.0];
+    check("transpose(a, axes=[0, 2, 1])", a, none, (&[2, 2, 3], &swapped));
+}
+
+#[test]
+fn a_softmax_is_of_the_last_dimension_and_does_not_overflow() {
+    let none = (&[][..], &[0.0][..]);
+    let scores = (&[3_u64, 2][..], &[0.0, 0.0, 1000.0, 0.0, -1e300, 1e300][..]);
+    check("softmax(a)", scores, none, (&[3, 2], &[0.5, 0.5, 1.0, 0.0, 0.0, 1.0]));
+    let half = -std::f64::consts::LN_2;
+    check("log_softmax(a)", scores, none, (&[3, 2], &[half, half, 0.0, -1000.0, -2e300, 0.0]));
+}

@@ -66,6 +66,54 @@ fn gives(kind: OpKind, inputs: &str, outputs: &str, expected: &str) {
 
 const MATMUL: OpKind = OpKind::Matmul { transpose_left: false, transpose_right: false };
 
+fn mean(axes: &[u32]) -> OpKind {
+    OpKind::Mean { axes: axes.to_vec(), keep: false }
+}
+
+fn reduce_sum(axes: &[u32], keep: bool) -> OpKind {
+    OpKind::ReduceSum { axes: axes.to_vec(), keep }
+}
+
+#[test]
+fn another_shape_has_as_many_elements() {
+    let reshape = |shape: &[u64]| OpKind::Reshape { shape: shape.to_vec() };
+    gives(reshape(&[0, 2, 2]), "x", "y", "float32[batch, 2, 2]");
+    gives(reshape(&[0]), "label", "y", "int64[batch]");
+    gives(reshape(&[4, 1, 0]), "x", "y", "float32[4, 1, batch]");
+    gives(reshape(&[0, 2]), "w", "y", "float32[6, 2]");
+    gives(reshape(&[12]), "w", "y", "float32[12]");
+    gives(reshape(&[]), "one", "y", "float32[]");
+    for (shape, name, facts) in [
+        (&[0, 2][..], "x", "float32[batch, 4]"),
+        (&[4], "x", "float32[batch, 4]"),
+        (&[0, 0, 4], "x", "float32[batch, 4]"),
+        (&[0, 5], "w", "float32[4, 3]"),
+        (&[13], "w", "float32[4, 3]"),
+        (&[1 << 63, 2], "w", "float32[4, 3]"),
+    ] {
+        let expected = format!(
+            "input 1 {name:?} is {facts}; expected as many elements as {shape:?} has, where one 0 is what remains, or \
+             the batch"
+        );
+        check(reshape(shape), name, "y", &expected);
+    }
+    check(reshape(&[9]), "rows", "y", "input 1 \"rows\" is rows(float32, 9, 4); expected a dense tensor");
+    let transpose = |axes: &[u32]| OpKind::Transpose { axes: axes.to_vec() };
+    gives(transpose(&[1, 0]), "x", "y", "float32[4, batch]");
+    for axes in [&[0][..], &[0, 0], &[1, 2], &[0, 1, 2]] {
+        let expected = format!(
+            "input 1 \"x\" is float32[batch, 4]; expected a dimension for each of the axes {axes:?}, each once"
+        );
+        check(transpose(axes), "x", "y", &expected);
+    }
+    for kind in [OpKind::Softmax, OpKind::LogSoftmax] {
+        gives(kind.clone(), "x", "y", "float32[batch, 4]");
+        let expected = "input 1 \"loss\" is float32[batch]; expected a last dimension that is fixed";
+        check(kind.clone(), "loss", "y", expected);
+        check(kind, "label", "y", "input 1 \"label\" is int64[batch]; expected float32 or float64");
+    }
+}
+
 #[test]
 fn products_say_what_does_not_fit() {
     gives(MATMUL, "x w", "y", "float32[batch, 3]");
@@ -136,12 +184,12 @@ fn functions_say_what_does_not_fit() {
         check(kind.clone(), "label", "y", "input 1 \"label\" is int64[batch]; expected float32 or float64");
         check(kind, "x x", "y", "found 2 inputs; expected 1");
     }
-    for kind in [OpKind::Relu, OpKind::Sigmoid, OpKind::Tanh, OpKind::Mean, OpKind::Scale { factor: 2.0 }] {
+    for kind in [OpKind::Relu, OpKind::Sigmoid, OpKind::Tanh, mean(&[]), OpKind::Scale { factor: 2.0 }] {
         check(kind.clone(), "label", "y", "input 1 \"label\" is int64[batch]; expected float32 or float64");
         check(kind, "sender", "y", "input 1 \"sender\" is strings; expected a dense tensor");
     }
     check(OpKind::Scale { factor: f64::NAN }, "x", "y", "found factor NaN; expected a finite number");
-    gives(OpKind::Mean, "x", "y", "float32[]");
+    gives(mean(&[]), "x", "y", "float32[]");
     gives(OpKind::Scale { factor: 0.5 }, "rows", "y", "rows(float32, 9, 4)");
 }
 
@@ -158,9 +206,14 @@ fn what_adds_and_arranges_says_what_does_not_fit() {
     );
     check(OpKind::Sum, "", "y", "found 0 inputs; expected at least 1");
     check(OpKind::Sum, "sender", "y", "input 1 \"sender\" is strings; expected dense or rows, of float32 or float64");
-    gives(OpKind::ReduceSum { axis: 0 }, "x", "y", "float32[4]");
+    gives(reduce_sum(&[0], false), "x", "y", "float32[4]");
+    gives(reduce_sum(&[1], true), "x", "y", "float32[batch, 1]");
+    gives(reduce_sum(&[1, 0], false), "x", "y", "float32[]");
+    gives(reduce_sum(&[], true), "x", "y", "float32[1, 1]");
+    gives(mean(&[0]), "x", "y", "float32[4]");
+    check(reduce_sum(&[1, 1], false), "x", "y", "found axes [1, 1]; expected each dimension once");
     check(
-        OpKind::ReduceSum { axis: 2 },
+        reduce_sum(&[2], false),
         "x",
         "y",
         "input 1 \"x\" is float32[batch, 4]; expected a dimension 2, counted from zero",
@@ -283,14 +336,11 @@ fn gradient_ops_say_what_does_not_fit() {
         "y",
         "input 2 \"b\" is float32[3]; expected the last dimensions of float32[batch, 4], or 1 where it repeats",
     );
-    gives(OpKind::Repeat { axis: 1 }, "loss x", "y", "float32[batch, 4]");
-    check(OpKind::Repeat { axis: 0 }, "loss x", "y", "input 1 \"loss\" is float32[batch]; expected float32[4]");
-    check(
-        OpKind::Repeat { axis: 2 },
-        "loss x",
-        "y",
-        "input 2 \"x\" is float32[batch, 4]; expected a dimension 2, counted from zero",
-    );
+    let repeat = |axis| OpKind::Repeat { axes: vec![axis] };
+    gives(repeat(1), "loss x", "y", "float32[batch, 4]");
+    gives(OpKind::Repeat { axes: Vec::new() }, "one x", "y", "float32[batch, 4]");
+    check(repeat(0), "loss x", "y", "input 1 \"loss\" is float32[batch]; expected float32[4]");
+    check(repeat(2), "loss x", "y", "input 2 \"x\" is float32[batch, 4]; expected a dimension 2, counted from zero");
     for kind in [OpKind::ReluGradient, OpKind::SigmoidGradient, OpKind::TanhGradient] {
         check(kind.clone(), "x w", "y", "input 2 \"w\" is float32[4, 3]; expected float32[batch, 4]");
         gives(kind, "x labels", "y", "float32[batch, 4]");
@@ -308,7 +358,7 @@ fn gradient_ops_say_what_does_not_fit() {
         "y",
         "input 3 \"loss\" is float32[batch]; expected float32[batch, 4]",
     );
-    check(OpKind::MeanGradient, "x b", "y", "input 2 \"b\" is float32[3]; expected float32[]");
+    check(OpKind::MeanGradient { axes: Vec::new() }, "x b", "y", "input 2 \"b\" is float32[3]; expected float32[]");
 }
 
 #[test]
@@ -343,7 +393,7 @@ fn updates_say_what_does_not_fit() {
         update("clip_norm: 1"),
         "table rows count",
         "table count",
-        "input 2 \"rows\" is rows(float32, 9, 4); expected a dense gradient, because clip_norm needs the whole one",
+        "input 2 \"rows\" is rows(float32, 9, 4); expected a dense gradient, because clip_norm, sum or norm needs the whole one",
     );
     check(
         update("mode: Async"),
