@@ -449,6 +449,29 @@ impl OpKind {
             Self::Transpose { .. } => "transpose",
             Self::Softmax => "softmax",
             Self::LogSoftmax => "log_softmax",
+            Self::Conv2d { .. } => "conv2d",
+            Self::MaxPool2d { .. } => "max_pool2d",
+            Self::AvgPool2d { .. } => "avg_pool2d",
+            Self::Gelu { .. } => "gelu",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::Slice { .. } => "slice",
+            Self::Gather => "gather",
+            Self::Dropout { .. } => "dropout",
+            Self::Update { .. } => "update",
+            Self::Send { .. } => "send",
+            Self::Recv { .. } => "recv",
+            Self::Enqueue => "enqueue",
+            Self::Dequeue { .. } => "dequeue",
+            Self::GradientAccumulator { .. } => "gradient_accumulator",
+            Self::StringAccumulator { .. } => "string_accumulator",
+            Self::LoopForever { .. } => "loop_forever",
+            _ => self.name_of_gradient().expect("every other kind is one of gradients"),
+        }
+    }
+
+    /// The name of a kind that only gradients need.
+    const fn name_of_gradient(&self) -> Option<&'static str> {
+        Some(match self {
             Self::PowGradient { .. } => "pow_gradient",
             Self::SumTo => "sum_to",
             Self::Repeat { .. } => "repeat",
@@ -459,14 +482,6 @@ impl OpKind {
             Self::SigmoidCrossEntropyGradient => "sigmoid_cross_entropy_gradient",
             Self::MeanGradient { .. } => "mean_gradient",
             Self::LookupTableGradient { .. } => "lookup_table_gradient",
-            Self::Conv2d { .. } => "conv2d",
-            Self::MaxPool2d { .. } => "max_pool2d",
-            Self::AvgPool2d { .. } => "avg_pool2d",
-            Self::Gelu { .. } => "gelu",
-            Self::LayerNorm { .. } => "layer_norm",
-            Self::Slice { .. } => "slice",
-            Self::Gather => "gather",
-            Self::Dropout { .. } => "dropout",
             Self::SliceGradient { .. } => "slice_gradient",
             Self::GatherGradient => "gather_gradient",
             Self::GeluGradient { .. } => "gelu_gradient",
@@ -475,15 +490,8 @@ impl OpKind {
             Self::Conv2dFilterGradient { .. } => "conv2d_filter_gradient",
             Self::MaxPool2dGradient { .. } => "max_pool2d_gradient",
             Self::AvgPool2dGradient { .. } => "avg_pool2d_gradient",
-            Self::Update { .. } => "update",
-            Self::Send { .. } => "send",
-            Self::Recv { .. } => "recv",
-            Self::Enqueue => "enqueue",
-            Self::Dequeue { .. } => "dequeue",
-            Self::GradientAccumulator { .. } => "gradient_accumulator",
-            Self::StringAccumulator { .. } => "string_accumulator",
-            Self::LoopForever { .. } => "loop_forever",
-        }
+            _ => return None,
+        })
     }
 
     /// The initializer of a kind that creates a tensor; none for every other kind.

@@ -393,7 +393,8 @@ fn updates_say_what_does_not_fit() {
         update("clip_norm: 1"),
         "table rows count",
         "table count",
-        "input 2 \"rows\" is rows(float32, 9, 4); expected a dense gradient, because clip_norm, sum or norm needs the whole one",
+        "input 2 \"rows\" is rows(float32, 9, 4); expected a dense gradient, because clip_norm, sum or norm needs the \
+         whole one",
     );
     check(
         update("mode: Async"),
