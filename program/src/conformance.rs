@@ -209,7 +209,9 @@ fn check_product(
 
 /// Convolutions and their gradients, which are sums of products as well.
 fn check_convolutions(arithmetic: &mut dyn Arithmetic, element_type: ElementType) {
-    let table: [([u64; 4], [u64; 4], [u32; 2], [u32; 2]); 6] = [
+    /// The lengths of input and filter, stride and padding.
+    type Convolution = ([u64; 4], [u64; 4], [u32; 2], [u32; 2]);
+    let table: [Convolution; 6] = [
         ([1, 1, 1, 1], [1, 1, 1, 1], [1, 1], [0, 0]),
         ([2, 3, 5, 7], [4, 3, 3, 2], [1, 1], [0, 0]),
         ([2, 3, 5, 7], [4, 3, 3, 2], [2, 3], [1, 2]),

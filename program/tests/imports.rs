@@ -38,8 +38,8 @@ fn tensor(value: &Value, rank: usize) -> Tensor {
     }
     let values = numbers(value);
     let elements = match value["type"].as_str() {
-        Some("int64") => Elements::Int64(values.iter().map(|value| *value as i64).collect()),
-        Some("float32") => Elements::Float32(values.iter().map(|value| *value as f32).collect()),
+        Some("int64") => Elements::Int64(values.iter().map(|value| whole(*value)).collect()),
+        Some("float32") => Elements::Float32(values.iter().map(|value| single(*value)).collect()),
         other => panic!("values of {other:?}"),
     };
     Tensor::new(shape, elements)
@@ -167,15 +167,25 @@ fn the_report_says_what_became_of_everything() {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "the kept numbers are small whole ones")]
+fn whole(value: f64) -> i64 {
+    value as i64
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the kept numbers were in binary32")]
+fn single(value: f64) -> f32 {
+    value as f32
+}
+
 /// A message of one field with bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut message = vec![number << 3 | 2];
     let mut length = bytes.len();
     while length >= 128 {
-        message.push((length % 128) as u8 | 128);
+        message.push(u8::try_from(length % 128).expect("seven bits") | 128);
         length /= 128;
     }
-    message.push(length as u8);
+    message.push(u8::try_from(length).expect("seven bits"));
     message.extend_from_slice(bytes);
     message
 }

@@ -92,7 +92,7 @@ impl Batches {
             return refuse(format!("found trainer {trainer} of {trainers}; expected a rank below {trainers}"));
         }
         let count = trainers as usize;
-        if batch == 0 || batch % count != 0 {
+        if batch == 0 || !batch.is_multiple_of(count) {
             return refuse(format!(
                 "found a batch of {batch} rows for {trainers} trainers; expected a multiple of {trainers}, since each \
                  trainer computes an equal part"

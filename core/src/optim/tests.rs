@@ -676,9 +676,9 @@ fn bytes_of(values: &[f64]) -> Vec<u8> {
 #[test]
 fn rules_with_norms_are_what_their_authors_wrote_and_have_the_same_bits_in_any_pieces() {
     type Oracle = fn(&mut [f64], &mut [Vec<f64>; 2], &[f64], i32);
-    let rules: [(&str, &[(&str, f64)], Oracle); 2] = [("lamb", &[], lamb), ("lars", &[("decay", 0.01)], lars)];
-    for (name, settings, oracle) in rules {
-        let rule = of_library(name, settings);
+    let rules: [(&str, Prepared, Oracle); 2] =
+        [("lamb", of_library("lamb", &[]), lamb), ("lars", of_library("lars", &[("decay", 0.01)]), lars)];
+    for (name, rule, oracle) in rules {
         assert!(!rule.rule().is_element_wise() && rule.reductions().len() == 2, "{name}");
         let mut expected = (varied(1), [vec![0.0; REDUCED], vec![0.0; REDUCED]]);
         let of_states = || vec![vec![0; 8 * REDUCED]; rule.states().len()];

@@ -251,6 +251,9 @@ fn made(operands: &Operands<'_>) -> InferredOutputs {
 /// Scores, or probabilities, and one label for each of their rows.
 fn scores(operands: &Operands<'_>) -> Result<(ElementType, Dim, Dim), String> {
     let (element_type, rows, classes) = operands.matrix(0)?;
+    if !matches!(classes, Dim::Fixed(_)) {
+        return Err(operands.misfit(0, "a matrix with a fixed number of classes"));
+    }
     operands.exactly_dense(1, ElementType::Int64, &[rows])?;
     Ok((element_type, rows, classes))
 }

@@ -234,7 +234,7 @@ impl<'a> ForwardPart<'a> {
         op.check_slots(&["X", "Y"])?;
         let (x, y, out) = (op.input("X")?, op.input("Y")?, op.output("Out")?);
         self.follow(op, &[x, y], out)?;
-        let (long, short) = (self.shape(x)?.len() as i64, self.shape(y)?.len() as i64);
+        let (long, short) = (signed(self.shape(x)?.len()), signed(self.shape(y)?.len()));
         let axis = op.int("axis", -1)?;
         if axis != -1 && axis != long - short {
             let expected = format!("-1 or {}, which aligns {y:?} with the last dimensions of {x:?}", long - short);
@@ -377,11 +377,16 @@ fn whole_of(program: &Program, whole: Failure) -> Failure {
     Graph::new(program.clone()).err().unwrap_or(whole)
 }
 
+/// A number of dimensions.
+fn signed(rank: usize) -> i64 {
+    i64::try_from(rank).expect("there are few dimensions")
+}
+
 /// Dimensions counted from zero, ascending, each once; Paddle counts also from the end.
 fn axes(op: &PaddleOp<'_>, dims: &[i64], rank: usize) -> Result<Vec<usize>, Failure> {
     let mut axes = BTreeSet::new();
     for dim in dims {
-        let from_start = if *dim < 0 { dim.saturating_add(rank as i64) } else { *dim };
+        let from_start = if *dim < 0 { dim.saturating_add(signed(rank)) } else { *dim };
         let axis = usize::try_from(from_start).ok().filter(|axis| *axis < rank);
         let axis = axis.ok_or_else(|| op.refuse(format!("found dimension {dim}; expected one of {rank}")))?;
         axes.insert(axis);

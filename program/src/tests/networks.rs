@@ -1,5 +1,7 @@
 //! Layers of networks: values that were computed by hand, and refusals.
 
+use std::slice::from_ref;
+
 use crate::{Block, Dim, Elements, Graph, Op, OpKind, OpRole, PlainArithmetic, PlainRun, Program, Purpose, Tensor};
 use crate::{Variable, VariableFacts, VariableValue, WindowSteps};
 use pserver_core::dtype::ElementType::{Float32, Float64, Int64};
@@ -61,12 +63,12 @@ fn windows_give_what_was_computed_by_hand() {
     gives(conv2d([1, 1], [0, 0]), &[images, filters], &[1, 2, 1, 2], &[31.0, 42.0, 62.0, 84.0]);
     let size = [2, 2];
     let at = steps([2, 2], [1, 1]);
-    gives(OpKind::MaxPool2d { size, steps: at }, &[x.clone()], &[1, 1, 2, 2], &[1.0, 3.0, 7.0, 9.0]);
+    gives(OpKind::MaxPool2d { size, steps: at }, from_ref(&x), &[1, 1, 2, 2], &[1.0, 3.0, 7.0, 9.0]);
     let below = reals(&[1, 1, 1, 1], &[-3.0]);
     let one = steps([1, 1], [1, 1]);
-    gives(OpKind::MaxPool2d { size, steps: one }, &[below.clone()], &[1, 1, 2, 2], &[-3.0; 4]);
+    gives(OpKind::MaxPool2d { size, steps: one }, from_ref(&below), &[1, 1, 2, 2], &[-3.0; 4]);
     // Padding does not count.
-    gives(OpKind::AvgPool2d { size, steps: at }, &[x.clone()], &[1, 1, 2, 2], &[1.0, 2.5, 5.5, 7.0]);
+    gives(OpKind::AvgPool2d { size, steps: at }, from_ref(&x), &[1, 1, 2, 2], &[1.0, 2.5, 5.5, 7.0]);
     gives(OpKind::AvgPool2d { size, steps: one }, &[below], &[1, 1, 2, 2], &[-3.0; 4]);
     // The first of equals gets the slope.
     let equal = reals(&[1, 1, 2, 2], &[1.0, 7.0, 7.0, 7.0]);
@@ -100,7 +102,7 @@ fn windows_say_what_does_not_fit() {
     let pool = |size, padding| OpKind::MaxPool2d { size, steps: steps([1, 1], padding) };
     refuses(
         pool([2, 2], [0, 2]),
-        &[x.clone()],
+        from_ref(&x),
         "found size [2, 2] and padding [0, 2]; expected a padding below the size",
     );
     // A window as large as numbers go ends at once: only the image's elements are visited.
@@ -124,7 +126,7 @@ fn layers_give_what_was_computed_by_hand() {
     // By 120 digits of another program.
     let x = reals(&[5], &[-10.0, -1.0, 0.0, 0.5, 3.0]);
     let exact = [-7.619853024160526e-23, -0.15865525393145705, 0.0, 0.34573123063700656, 2.99595030590511];
-    near(OpKind::Gelu { approximate: false }, &[x.clone()], &exact);
+    near(OpKind::Gelu { approximate: false }, from_ref(&x), &exact);
     let about = [-1.204092348209806e-37, -0.1588080093917233, 0.0, 0.34571400982514394, 2.996362607918227];
     near(OpKind::Gelu { approximate: true }, &[x], &about);
     // Far away, where squares and cubes are infinite, the slope is zero or one.
@@ -186,7 +188,7 @@ fn number(number: i64) -> Tensor {
 #[test]
 fn selected_elements_are_those_that_were_asked_for() {
     let x = counted(&[2, 3]);
-    gives(OpKind::Slice { axis: 1, start: 1, end: 3 }, &[x.clone()], &[2, 2], &[2.0, 3.0, 5.0, 6.0]);
+    gives(OpKind::Slice { axis: 1, start: 1, end: 3 }, from_ref(&x), &[2, 2], &[2.0, 3.0, 5.0, 6.0]);
     let ids = |ids: &[i64]| Tensor::new([ids.len() as u64], Elements::Int64(ids.to_vec()));
     gives(OpKind::Gather, &[x.clone(), ids(&[1, 1])], &[2, 3], &[4.0, 5.0, 6.0, 4.0, 5.0, 6.0]);
     gives(OpKind::GatherGradient, &[x.clone(), ids(&[1, 1]), x.clone()], &[2, 3], &[0.0, 0.0, 0.0, 5.0, 7.0, 9.0]);
@@ -197,13 +199,13 @@ fn selected_elements_are_those_that_were_asked_for() {
         refuses(OpKind::Gather, &[x.clone(), ids(&[0, bad])], &expected);
     }
     let slice = |axis, start, end| OpKind::Slice { axis, start, end };
-    refuses(slice(1, 2, 2), &[x.clone()], "found start 2 and end 2; expected the start before the end");
+    refuses(slice(1, 2, 2), from_ref(&x), "found start 2 and end 2; expected the start before the end");
     refuses(
         slice(1, 2, 4),
-        &[x.clone()],
+        from_ref(&x),
         "input 1 \"x0\" is float64[2, 3]; expected dimension 1 to be fixed, and at least 4, the end",
     );
-    refuses(slice(2, 0, 1), &[x.clone()], "input 1 \"x0\" is float64[2, 3]; expected a dimension 2, counted from zero");
+    refuses(slice(2, 0, 1), from_ref(&x), "input 1 \"x0\" is float64[2, 3]; expected a dimension 2, counted from zero");
     refuses(
         OpKind::GatherGradient,
         &[x.clone(), ids(&[0]), x.clone()],

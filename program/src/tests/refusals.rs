@@ -291,6 +291,10 @@ fn losses_and_tables_say_what_does_not_fit() {
         check(kind.clone(), "w label", "y", "input 2 \"label\" is int64[batch]; expected int64[4]");
         check(kind, "b label", "y", "input 1 \"b\" is float32[3]; expected two dimensions");
     }
+    let turned = op(OpKind::Transpose { axes: vec![1, 0] }, "x", "y");
+    let failure = Graph::new(program(vec![turned, op(OpKind::SoftmaxWithCrossEntropy, "y label", "z s")])).unwrap_err();
+    let expected = "input 1 \"y\" is float32[4, batch]; expected a matrix with a fixed number of classes";
+    assert!(failure.to_string().contains(expected), "{failure}");
     gives(OpKind::SigmoidCrossEntropy, "x labels", "y", "float32[batch, 4]");
     check(OpKind::SigmoidCrossEntropy, "x label", "y", "input 2 \"label\" is int64[batch]; expected float32[batch, 4]");
     gives(OpKind::LookupTable { padding: None }, "table label", "y", "float32[batch, 4]");
