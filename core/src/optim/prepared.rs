@@ -95,7 +95,7 @@ impl Prepared {
         self.formula_reduced(step, &[], scalars)
     }
 
-    /// The computation of this update, with the values that [`reduce`](super::reduce) gave for it.
+    /// The computation of this update, with the values that [`reduce`](super::reduce()) gave for it.
     ///
     /// # Panics
     ///
