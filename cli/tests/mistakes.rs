@@ -145,7 +145,7 @@ const COMMANDS: &[Mistake] = &[
     ("quickstart|--rule|FOLDER/text.safetensors", &["text.safetensors", "line 1", "expected"]),
     ("quickstart|words|--mode|delta", &["--mode delta", "expected sync or async"]),
     ("transpile|FOLDER/none", &["none", "No such file"]),
-    ("transpile|FOLDER/text.safetensors", &["text.safetensors", "line 1", "expected"]),
+    ("transpile|FOLDER/text.safetensors", &["text.safetensors", ":1:1: found", "expected"]),
 ];
 
 /// A client's options, and variables of its environment as `NAME=value`.
