@@ -9,7 +9,8 @@ use super::context::Context;
 use super::contribution::{Contribution, PushHeader};
 use super::frames::Admitted;
 use super::serving::Serving;
-use crate::ids::Version;
+use crate::accumulator::AccumulatorPace;
+use crate::ids::{Round, Version};
 use crate::memory::Lease;
 use crate::wire::Frame;
 
@@ -62,11 +63,18 @@ impl Serving {
         let slot_index = admitted.slot_index();
         if self.is_before_restored(cx, slot_index) {
             self.restore_contribution(cx, slot_index, contribution);
-        } else if admitted.is_new {
+        } else if admitted.is_new && !self.is_closed(slot_index, contribution.round) {
             self.run(cx, slot_index, Some(contribution));
         } else {
             self.push_again(cx, slot_index, contribution);
         }
+    }
+
+    /// Whether a round is over. An earlier entry of the same frame may have ended it: when every trainer has left, the
+    /// first gradient of one that still pushes completes a group.
+    fn is_closed(&self, slot_index: usize, round: Round) -> bool {
+        let is_past = round.0 <= self.table.chunks[slot_index].version.0;
+        is_past && self.flows.of(slot_index).pace == AccumulatorPace::Rounds
     }
 
     /// Answers a duplicate push, or redirects its pending answer to the sending connection.

@@ -442,3 +442,25 @@ proptest! {
         prop_assert_eq!(twins.several.shard.journal_position(), twins.single.shard.journal_position());
     }
 }
+
+/// Every trainer has left: the gradient of the first chunk ends the round of both.
+#[test]
+fn a_gradient_of_a_group_whose_round_its_first_chunk_has_ended_is_late_and_not_ahead() {
+    let push = |trainer, what, ahead| JobAction::Push { trainer, what, ahead, wants_value: false };
+    let leave = |trainer| JobAction::Leave { trainer };
+    let acts = [
+        push(1, 5, 2),
+        leave(0),
+        leave(2),
+        push(1, 5, 1),
+        JobAction::Rows { trainer: 0, parts: vec![0] },
+        push(0, 0, 1),
+        leave(1),
+        push(0, 3, 1),
+        push(0, 3, 1),
+    ];
+    let mut twins = Twins::new(Mode::Sync, Home::Processor);
+    acts.iter().for_each(|act| twins.act(act));
+    twins.end();
+    assert_eq!(twins.several.contents(), twins.single.contents(), "the same values and states");
+}
