@@ -25,7 +25,7 @@ impl Vectors {
 ///
 /// A core reads ahead of a bounded number of streams, and the weights and the states are streams too. Measured with
 /// `psbench kernels --gradients 4,8,16`, which `docs/reports/rules.md` has in figures: Sapphire Rapids and Zen 5 add
-/// eight and more gradients in one call at 0.88 of memory's speed or better, whatever the tensors' addresses, and tiles
+/// eight and more gradients in one call at 0.82 of memory's speed or better, whatever the tensors' addresses, and tiles
 /// fall to 0.75 at some; on Zen 4 tiles are as fast or faster.
 pub(crate) fn gradients_at_once() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
