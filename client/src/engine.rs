@@ -265,8 +265,7 @@ impl ClientEngine {
         let now = self.now();
         self.requests.drive(now, &mut self.out);
         self.flush();
-        let is_dropped = self.witnessed + WITNESS_INTERVAL <= now && self.drop_closed();
-        if !wait.is_zero() && !is_dropped {
+        if !wait.is_zero() && (now < self.witnessed + WITNESS_INTERVAL || !self.drop_closed()) {
             let until = self.requests.deadline().map_or(wait, |deadline| now.until(deadline).min(wait));
             match &mut self.transport {
                 Some(transport) => transport.wait(until.min(WAIT_LONGEST)),
