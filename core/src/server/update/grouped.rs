@@ -106,7 +106,7 @@ impl Serving {
         let grouped_update = self.table.groups[group.place()].update.take();
         let norm = match grouped_update {
             // The reserved leases are free again, for these values.
-            Some(grouped_update) => grouped_update.norm.expect("the updates have begun"),
+            Some(grouped_update) => Some(grouped_update.norm.expect("the updates have begun")),
             None => {
                 // All leases are taken before the first update, so that all rounds close or none.
                 for slot_index in slot_indices {
@@ -116,12 +116,13 @@ impl Serving {
                         return false;
                     }
                 }
-                self.norm(slot_indices)
+                let is_clipped = self.table.chunks[slot_indices[0]].rule.rule().clip_norm.is_some();
+                is_clipped.then(|| self.norm(slot_indices))
             }
         };
         let reduced = self.reduce(cx, slot_indices, norm);
         for slot_index in slot_indices {
-            let applied = self.apply(cx, *slot_index, Some(norm), &reduced);
+            let applied = self.apply(cx, *slot_index, norm, &reduced);
             assert!(applied, "there is room for every value of the group");
         }
         self.table.groups[group.place()].owner = None;
@@ -129,12 +130,12 @@ impl Serving {
     }
 
     /// The values of the rule's reductions over all chunks, which the processor has and whose rounds are folded.
-    fn reduce(&mut self, cx: &mut Context<'_>, slot_indices: &[usize], norm: f64) -> Vec<f64> {
+    fn reduce(&mut self, cx: &mut Context<'_>, slot_indices: &[usize], norm: Option<f64>) -> Vec<f64> {
         let rule = Arc::clone(&self.table.chunks[slot_indices[0]].rule);
         if rule.reductions().is_empty() {
             return Vec::new();
         }
-        let step = self.step(slot_indices[0], Some(norm));
+        let step = self.step(slot_indices[0], norm);
         let chunks = &mut self.table.chunks;
         reduce(cx.kernels, &rule, &step, |piece| {
             slot_indices.iter().for_each(|slot_index| chunks[*slot_index].reduce(piece));
