@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pserver_client::environment::{self, Environment};
@@ -136,22 +135,10 @@ fn finish(args: &Args, plan: &TrainingPlan, values: &BTreeMap<String, Tensor>) -
     let means = validation.map(|one| one.forward.means(values, &one.data, args.batch as usize));
     let means = means.transpose().context("the rows for validation")?;
     if let Some(path) = &args.save {
-        save(path, values)?;
+        let tensors: Vec<(String, Tensor)> = values.clone().into_iter().collect();
+        write_tensors(path, &tensors)?;
     }
     Ok(means)
-}
-
-/// Writes a model whole or not at all.
-fn save(path: &Path, values: &BTreeMap<String, Tensor>) -> Result<()> {
-    let tensors: Vec<(String, Tensor)> = values.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-    let written = path.with_extension(format!("{}.safetensors", std::process::id()));
-    let renamed = write_tensors(&written, &tensors)
-        .map_err(anyhow::Error::from)
-        .and_then(|()| std::fs::rename(&written, path).with_context(|| path.display().to_string()));
-    renamed.inspect_err(|_| {
-        // Nothing more can be done about a file that stays.
-        let _ = std::fs::remove_file(&written);
-    })
 }
 
 fn report(args: &Args, report: &TrainingReport) -> Result<()> {

@@ -1,12 +1,15 @@
 //! Safetensors files: columns of data, and values of parameters.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
+use std::sync::Arc;
 
-use pserver_core::dtype::ElementType;
+use pserver_core::checkpoint::storage::Directory;
+use pserver_core::checkpoint::{ModelPath, ModelWriter, OutputTensor};
 use pserver_core::error::Failure;
 use pserver_program::Tensor;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::number::{NumberType, StoredColumn};
 
@@ -45,31 +48,27 @@ const fn number_type(found: Dtype) -> Option<NumberType> {
     })
 }
 
-/// Writes a file.
+/// Writes a file whole or not at all: it gets its name when it is complete.
 pub(super) fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Failure> {
     let refuse = |error: &dyn std::fmt::Display| Failure::call(format!("{}: {error}", path.display()));
-    let view = |(name, tensor): &'_ (String, Tensor)| -> Result<(String, Vec<usize>), Failure> {
-        let shape = tensor.shape().iter().map(|length| usize::try_from(*length)).collect::<Result<_, _>>();
-        Ok((name.clone(), shape.map_err(|error| refuse(&error))?))
-    };
-    let shapes = tensors.iter().map(view).collect::<Result<Vec<_>, _>>()?;
-    let views = shapes.into_iter().zip(tensors).map(|((name, shape), (_, tensor))| {
-        let view = TensorView::new(dtype(tensor.elements().element_type()), shape, tensor.bytes());
-        view.map(|view| (name, view)).map_err(|error| refuse(&error))
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The storage would make it.
+    std::fs::metadata(folder).map_err(|error| refuse(&error))?;
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| refuse(&"expected a name in UTF-8"))?;
+    let mut tensors: Vec<&(String, Tensor)> = tensors.iter().collect();
+    // Larger elements come first, so that each is aligned in a mapped file.
+    tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.elements().element_type().bytes()));
+    let outputs = tensors.iter().map(|(name, tensor)| OutputTensor {
+        name: name.clone(),
+        element_type: tensor.elements().element_type(),
+        shape: tensor.shape().to_vec(),
+        parts: Vec::new(),
     });
-    let views = views.collect::<Result<Vec<_>, _>>()?;
-    safetensors::serialize_to_file(views, None, path).map_err(|error| refuse(&error))
-}
-
-const fn dtype(element_type: ElementType) -> Dtype {
-    match element_type {
-        ElementType::Int32 => Dtype::I32,
-        ElementType::Uint32 => Dtype::U32,
-        ElementType::Int64 => Dtype::I64,
-        ElementType::Uint64 => Dtype::U64,
-        ElementType::Float16 => Dtype::F16,
-        ElementType::Bfloat16 => Dtype::BF16,
-        ElementType::Float32 => Dtype::F32,
-        ElementType::Float64 => Dtype::F64,
-    }
+    let outputs: Vec<OutputTensor> = outputs.collect();
+    // Random, because other processes may write to the folder.
+    let number = RandomState::new().hash_one(std::process::id());
+    let storage = Arc::new(Directory::open(folder)?);
+    let mut writer = ModelWriter::create(storage, (&ModelPath::parse(name)?, number), &outputs, &BTreeMap::new())?;
+    tensors.iter().try_for_each(|(_, tensor)| writer.write(tensor.bytes()))?;
+    writer.finish().map(drop)
 }
