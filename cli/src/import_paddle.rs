@@ -2,11 +2,12 @@
 //!
 //! Not here: the mapping ([`pserver_program::import_paddle`]); training.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
-use pserver_core::limits::PROGRAM_BYTES_MAX;
+use anyhow::{Context, Result};
 use pserver_program::{PaddleImport, import_paddle};
+
+use crate::program_file::read_bytes;
 
 /// Arguments of `pserver import-paddle`.
 #[derive(clap::Args, Clone, Debug)]
@@ -25,7 +26,7 @@ pub struct ImportPaddleArgs {
 /// # Errors
 /// When a file cannot be read or written, or the program has something without a counterpart, which is named.
 pub fn run(args: &ImportPaddleArgs) -> Result<()> {
-    let (main, startup) = (read(&args.main)?, read(&args.startup)?);
+    let (main, startup) = (read_bytes(&args.main)?, read_bytes(&args.startup)?);
     let PaddleImport { program, loss, report } =
         import_paddle(&main, &startup).with_context(|| args.main.display().to_string())?;
     report.iter().for_each(|line| eprintln!("{line}"));
@@ -37,13 +38,4 @@ pub fn run(args: &ImportPaddleArgs) -> Result<()> {
             Ok(())
         }
     }
-}
-
-/// A file of at most the bytes that a program may have.
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
-    if bytes > PROGRAM_BYTES_MAX as u64 {
-        bail!("{}: {bytes} bytes; expected at most {PROGRAM_BYTES_MAX}", path.display());
-    }
-    std::fs::read(path).with_context(|| path.display().to_string())
 }

@@ -12,16 +12,22 @@ use pserver_program::{Graph, Program};
 /// When the file cannot be read, is too long, or is not a program; of text with the position.
 pub fn read(path: &Path) -> Result<Graph> {
     let shown = path.display();
-    let length = std::fs::metadata(path).with_context(|| shown.to_string())?.len();
-    if length > PROGRAM_BYTES_MAX as u64 {
-        bail!("{shown}: {length} bytes; expected at most {PROGRAM_BYTES_MAX}");
-    }
-    let bytes = std::fs::read(path).with_context(|| shown.to_string())?;
+    let bytes = read_bytes(path)?;
     if let (Ok(text), false) = (std::str::from_utf8(&bytes), is_protobuf(path)) {
         let (program, positions) = Program::read(text, Some(&shown.to_string()))?;
         return Ok(Graph::located(program, positions)?);
     }
     Program::decode(&bytes).and_then(Graph::new).with_context(|| shown.to_string())
+}
+
+/// The bytes of a file, at most as many as a program may have.
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    let shown = path.display();
+    let length = std::fs::metadata(path).with_context(|| shown.to_string())?.len();
+    if length > PROGRAM_BYTES_MAX as u64 {
+        bail!("{shown}: {length} bytes; expected at most {PROGRAM_BYTES_MAX}");
+    }
+    std::fs::read(path).with_context(|| shown.to_string())
 }
 
 /// Arguments of `pserver convert`.

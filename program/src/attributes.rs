@@ -118,7 +118,6 @@ pub(super) const KINDS: &[&str] = &[
 /// The attributes of a kind. Attributes at their default are omitted.
 pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
     use Attribute::{Bool, Real, Text, Whole, Wholes, Word};
-    let unless = |usual: bool, name, value| if usual { Vec::new() } else { vec![(name, value)] };
     match kind {
         OpKind::Matmul { transpose_left, transpose_right } => {
             let mut list = unless(!transpose_left, "transpose_left", Bool(true));
@@ -179,7 +178,7 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
     }
 }
 
-/// Those of layers of networks, and of their gradients.
+/// The attributes of layers of networks, and of their gradients.
 fn network_attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
     use Attribute::{Bool, Real, Whole};
     match kind {
@@ -188,11 +187,7 @@ fn network_attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
         }
         OpKind::Dropout { rate, seed } => vec![("rate", Real(*rate)), ("seed", Whole(*seed))],
         OpKind::Gelu { approximate } | OpKind::GeluGradient { approximate } => {
-            if *approximate {
-                vec![("approximate", Bool(true))]
-            } else {
-                Vec::new()
-            }
+            unless(!approximate, "approximate", Bool(true))
         }
         OpKind::LayerNorm { epsilon } | OpKind::LayerNormGradient { epsilon } => vec![("epsilon", Real(*epsilon))],
         OpKind::Conv2d { steps } | OpKind::Conv2dInputGradient { steps } | OpKind::Conv2dFilterGradient { steps } => {
@@ -208,6 +203,11 @@ fn network_attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
         }
         _ => Vec::new(),
     }
+}
+
+/// An attribute that is written unless it has its usual value.
+fn unless(is_usual: bool, name: &'static str, value: Attribute) -> Vec<(&'static str, Attribute)> {
+    if is_usual { Vec::new() } else { vec![(name, value)] }
 }
 
 fn steps_attributes(steps: WindowSteps) -> Vec<(&'static str, Attribute)> {

@@ -331,26 +331,26 @@ pub enum OpKind {
     },
     /// `(filter, dy, x) -> dx` with `y = conv2d(x, filter)`; of `x` only the shape counts.
     Conv2dInputGradient {
-        /// Those of the convolution.
+        /// The steps of the convolution.
         steps: WindowSteps,
     },
     /// `(x, dy, filter) -> dfilter` with `y = conv2d(x, filter)`; of `filter` only the shape counts.
     Conv2dFilterGradient {
-        /// Those of the convolution.
+        /// The steps of the convolution.
         steps: WindowSteps,
     },
     /// `(x, dy) -> dx` with `y = max_pool2d(x)`: the first of equal largest elements gets the slope.
     MaxPool2dGradient {
         /// That of the pool.
         size: [u32; 2],
-        /// Those of the pool.
+        /// The steps of the pool.
         steps: WindowSteps,
     },
     /// `(x, dy) -> dx` with `y = avg_pool2d(x)`; of `x` only the shape counts.
     AvgPool2dGradient {
         /// That of the pool.
         size: [u32; 2],
-        /// Those of the pool.
+        /// The steps of the pool.
         steps: WindowSteps,
     },
 
@@ -503,6 +503,12 @@ impl OpKind {
             Self::Gaussian { mean, deviation, .. } => Some(Initializer::Gaussian { mean, deviation }),
             _ => None,
         }
+    }
+
+    /// Whether it computes each element of its output from one element of each of two operands, which are broadcast.
+    #[must_use]
+    pub const fn is_binary_arithmetic(&self) -> bool {
+        matches!(self, Self::Add | Self::Sub | Self::Mul | Self::Div | Self::Max | Self::Min | Self::Pow)
     }
 
     /// Whether the op waits for values or moves them, so that the executor runs it; every other kind is arithmetic, a

@@ -12,14 +12,7 @@ type InferredOutputs = Result<Vec<VariableFacts>, String>;
 pub(super) fn outputs(operands: &Operands<'_>) -> InferredOutputs {
     let inputs = |count| operands.check_inputs(count, count);
     match &operands.op.kind {
-        OpKind::Add
-        | OpKind::Mul
-        | OpKind::Sub
-        | OpKind::Div
-        | OpKind::Max
-        | OpKind::Min
-        | OpKind::Pow
-        | OpKind::Greater => {
+        kind if kind.is_binary_arithmetic() || *kind == OpKind::Greater => {
             inputs(2)?;
             broadcast(operands)
         }

@@ -182,17 +182,11 @@ impl OpGroup {
                 OpKind::Scale { .. }
                 | OpKind::Cast { .. }
                 | OpKind::Sum
-                | OpKind::Add
-                | OpKind::Mul
-                | OpKind::Sub
-                | OpKind::Div
-                | OpKind::Max
-                | OpKind::Min
-                | OpKind::Pow
                 | OpKind::Sqrt
                 | OpKind::Exp
                 | OpKind::Log
                 | OpKind::Abs => touched.all(|index| whole(&graph.variable(*index).facts)),
+                kind if kind.is_binary_arithmetic() => touched.all(|index| whole(&graph.variable(*index).facts)),
                 _ => false,
             }
         };
