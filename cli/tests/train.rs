@@ -1,17 +1,16 @@
 //! `pserver train`, `predict` and `convert` as their users meet them: a program and a file of data in, a model and
 //! numbers out, to the bit what one process computes; and the text that each mistake gets.
 
-use std::collections::BTreeMap;
+mod trainings;
+
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 use pserver_cli::quickstart::digits::Digits;
-use pserver_kernels::cpu::Cpu;
-use pserver_program::cpu::CpuArithmetic;
-use pserver_program::{Elements, Graph, PlainRun, Program, Tensor, append_backward};
-use pserver_trainer::{DataSet, read_model};
+use pserver_program::{Graph, Program};
+use pserver_trainer::DataSet;
+
+use trainings::{OneProcess, Place, numbers};
 
 /// One hidden layer; forward only.
 const NETWORK: &str = "block 0 {
@@ -37,164 +36,43 @@ const BATCH: usize = 64;
 const EPOCHS: usize = 3;
 
 /// A folder with `network.program` and `digits.csv`.
-struct Place(tempfile::TempDir);
-
-/// Status and output of a command.
-#[derive(Debug)]
-struct Said {
-    is_success: bool,
-    output: String,
-    errors: String,
+fn digits() -> Place {
+    let place = Place::new();
+    place.write("network.program", NETWORK);
+    let digits = Digits::load().expect("the digits are in the program");
+    let rows = digits.part(0, 1).expect("one trainer has all");
+    let mut text: String = (0..64).map(|pixel| format!("pixels.{pixel},")).collect();
+    text.push_str("label\n");
+    for digit in rows {
+        digit.pixels.iter().for_each(|pixel| write!(text, "{pixel},").expect("a string takes everything"));
+        writeln!(text, "{}", digit.label).expect("a string takes everything");
+    }
+    place.write("digits.csv", &text);
+    place
 }
 
-impl Place {
-    fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a folder"));
-        place.write("network.program", NETWORK);
-        let digits = Digits::load().expect("the digits are in the program");
-        let rows = digits.part(0, 1).expect("one trainer has all");
-        let mut text: String = (0..64).map(|pixel| format!("pixels.{pixel},")).collect();
-        text.push_str("label\n");
-        for digit in rows {
-            digit.pixels.iter().for_each(|pixel| write!(text, "{pixel},").expect("a string takes everything"));
-            writeln!(text, "{}", digit.label).expect("a string takes everything");
-        }
-        place.write("digits.csv", &text);
-        place
+/// Trains the network on the digits.
+fn train(place: &Place, more: &[&str]) -> String {
+    let (batch, epochs) = (BATCH.to_string(), EPOCHS.to_string());
+    let mut arguments = vec!["train", "network.program", "--data", "digits.csv", "--batch", &batch];
+    if !more.contains(&"--optimizer") {
+        arguments.extend(["--optimizer", OPTIMIZER]);
     }
-
-    fn path(&self) -> &Path {
-        self.0.path()
+    if !more.contains(&"--epochs") {
+        arguments.extend(["--epochs", &epochs]);
     }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.path().join(name), text).expect("a file");
-    }
-
-    fn run(&self, arguments: &[&str]) -> Said {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
-        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("PSERVER_")) {
-            command.env_remove(variable);
-        }
-        let output = command.current_dir(self.path()).args(arguments).output().expect("the program starts");
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it prints UTF-8");
-        Said { is_success: output.status.success(), output: text(output.stdout), errors: text(output.stderr) }
-    }
-
-    /// Runs a command that succeeds; gives its output.
-    fn succeed(&self, arguments: &[&str]) -> String {
-        let said = self.run(arguments);
-        assert!(said.is_success, "{arguments:?}: {said:?}");
-        said.output
-    }
-
-    /// Trains the network on the digits.
-    fn train(&self, more: &[&str]) -> String {
-        let (batch, epochs) = (BATCH.to_string(), EPOCHS.to_string());
-        let mut arguments = vec!["train", "network.program", "--data", "digits.csv", "--batch", &batch];
-        if !more.contains(&"--optimizer") {
-            arguments.extend(["--optimizer", OPTIMIZER]);
-        }
-        if !more.contains(&"--epochs") {
-            arguments.extend(["--epochs", &epochs]);
-        }
-        arguments.extend(more);
-        self.succeed(&arguments)
-    }
-
-    fn model(&self, name: &str) -> BTreeMap<String, Tensor> {
-        read_model(&self.path().join(name)).expect("a model")
-    }
-}
-
-fn floats(tensor: &Tensor) -> &[f32] {
-    match tensor.elements() {
-        Elements::Float32(values) => values,
-        other => panic!("found {}", other.element_type()),
-    }
-}
-
-/// The parameters that one process computes: the gradients of each part of a batch by the program of one process, added
-/// in the order of trainers, and one update by their mean.
-fn oracle(place: &Place, trainers: usize) -> BTreeMap<String, Tensor> {
-    let mut program: Program = NETWORK.parse().expect("it is a program");
-    let gradients = append_backward(&mut program, "loss").expect("it has gradients");
-    let graph = Graph::new(program).expect("it is a program");
-    let data = DataSet::read(&place.path().join("digits.csv"), &graph).expect("the digits fit");
-    let updates: String = gradients
-        .iter()
-        .map(|one| {
-            let (name, facts) = (&one.parameter, graph.facts(&one.parameter).expect("it is declared"));
-            format!(
-                "data \"{name}@g\": {facts}\nparameter {name}: {facts}\nstate {name}@count: int64[]\nstate \
-                 {name}@state.velocity: {facts}\ninitialise {name}@count = fill(value=0)\ninitialise \
-                 {name}@state.velocity = fill(value=0)\noptimize {name}, {name}@count, {name}@state.velocity = \
-                 update({name}, \"{name}@g\", {name}@count, {name}@state.velocity, config=\"{OPTIMIZER}\")\n"
-            )
-        })
-        .collect();
-    let updates: Program = format!("block 0 {{ {updates} }}").parse().expect("it is a program");
-    let updates = Graph::new(updates).expect("it is a program");
-    let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
-    let mut forward = PlainRun::new(&graph, &mut arithmetic, &mut kernels).expect("it begins");
-    let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
-    let mut update = PlainRun::new(&updates, &mut arithmetic, &mut kernels).expect("it begins");
-    for one in &gradients {
-        let initial = forward.value(&one.parameter).expect("it is initialised").clone();
-        update.set(&one.parameter, initial).expect("it fits");
-    }
-    for step in (0..EPOCHS).flat_map(|_| 0..data.rows() / BATCH) {
-        let mut sums: Vec<Vec<f32>> = Vec::new();
-        for part in 0..trainers {
-            let first = step * BATCH + part * BATCH / trainers;
-            let rows: Vec<usize> = (first..first + BATCH / trainers).collect();
-            for (name, tensor) in data.batch(&rows) {
-                forward.set(name, tensor).expect("it fits");
-            }
-            forward.step().expect("a step succeeds");
-            let value = |one: &pserver_program::ParameterGradient| {
-                floats(forward.value(&one.gradient).expect("it was computed").tensor()).to_vec()
-            };
-            let found: Vec<Vec<f32>> = gradients.iter().map(value).collect();
-            if sums.is_empty() {
-                sums = found;
-            } else {
-                let all = sums.iter_mut().flatten().zip(found.iter().flatten());
-                all.for_each(|(sum, value)| *sum += value);
-            }
-        }
-        // The numbers of trainers here are powers of two, so that the mean is the sum with another exponent.
-        let share = 1.0 / u16::try_from(trainers).map(f32::from).expect("trainers are few");
-        for (one, sum) in gradients.iter().zip(sums) {
-            let mean = sum.into_iter().map(|sum| sum * share).collect();
-            let shape = forward.value(&one.parameter).expect("it is there").tensor().shape().to_vec();
-            update.set(&format!("{}@g", one.parameter), Tensor::new(shape, Elements::Float32(mean))).expect("it fits");
-        }
-        update.step().expect("a step succeeds");
-        for one in &gradients {
-            let new = update.value(&one.parameter).expect("it was updated").clone();
-            forward.set(&one.parameter, new).expect("it fits");
-        }
-    }
-    let value = |name: &String| (name.clone(), update.value(name).expect("it is there").tensor().clone());
-    gradients.iter().map(|one| value(&one.parameter)).collect()
-}
-
-/// The numbers that a training printed, by name.
-fn numbers(output: &str) -> BTreeMap<String, f64> {
-    let line = |line: &str| {
-        let (name, number) = line.rsplit_once(' ').expect("a name and a number");
-        (name.to_owned(), number.parse().expect("a number"))
-    };
-    output.lines().map(line).collect()
+    arguments.extend(more);
+    place.succeed(&arguments)
 }
 
 #[test]
 fn a_training_ends_with_the_bits_of_one_process_for_any_trainers_and_servers() {
-    let place = Place::new();
+    let place = digits();
+    let data = place.path().join("digits.csv");
+    let oracle = OneProcess { program: NETWORK, optimizer: OPTIMIZER, data: &data, batch: BATCH, epochs: EPOCHS };
     for (trainers, servers) in [("1", "1"), ("1", "3"), ("4", "1"), ("4", "3")] {
-        let output = place.train(&["--trainers", trainers, "--servers", servers, "--save", "model.safetensors"]);
-        let expected = oracle(&place, trainers.parse().expect("a number"));
+        let output = train(&place, &["--trainers", trainers, "--servers", servers, "--save", "model.safetensors"]);
+        let expected = oracle.train(trainers.parse().expect("a number"));
         assert!(place.model("model.safetensors") == expected, "{trainers} trainers, {servers} servers");
         let loss = numbers(&output)["loss"];
         assert!(output.ends_with(&format!("loss {loss:.4}\n")) && loss < 1.0, "{output:?}");
@@ -203,14 +81,14 @@ fn a_training_ends_with_the_bits_of_one_process_for_any_trainers_and_servers() {
 
 #[test]
 fn a_trained_model_is_validated_and_predicts() {
-    let place = Place::new();
+    let place = digits();
     let more = ["--metric", "accuracy", "--validation", "0.2", "--shuffle", "5", "--epochs", "6"];
-    let output = place.train(&[&more[..], &["--save", "model.safetensors", "--trainers", "2"]].concat());
+    let output = train(&place, &[&more[..], &["--save", "model.safetensors", "--trainers", "2"]].concat());
     let found = numbers(&output);
     let names: Vec<&str> = found.keys().map(String::as_str).collect();
     assert_eq!(names, ["accuracy", "loss", "validation accuracy", "validation loss"]);
     assert!(found["validation accuracy"] > 0.85 && found["accuracy"] > 0.85, "{output}");
-    let again = place.train(&[&more[..], &["--save", "again.safetensors", "--trainers", "2"]].concat());
+    let again = train(&place, &[&more[..], &["--save", "again.safetensors", "--trainers", "2"]].concat());
     assert_eq!(again, output, "the seed decides the order");
     assert!(place.model("again.safetensors") == place.model("model.safetensors"));
     let fetch = ["predict", "network.program", "--model", "model.safetensors", "--data", "digits.csv", "--fetch"];
@@ -246,10 +124,10 @@ fn a_trained_model_is_validated_and_predicts() {
 
 #[test]
 fn a_checkpoint_is_resumed_where_it_ended() {
-    let place = Place::new();
-    place.train(&["--save", "whole.safetensors", "--trainers", "2", "--shuffle", "1"]);
+    let place = digits();
+    train(&place, &["--save", "whole.safetensors", "--trainers", "2", "--shuffle", "1"]);
     let split = ["--trainers", "2", "--servers", "2", "--shuffle", "1", "--checkpoint", "kept"];
-    place.train(&[&split[..], &["--epochs", "1"]].concat());
+    train(&place, &[&split[..], &["--epochs", "1"]].concat());
     let said = place.run(&[
         "train",
         "network.program",
@@ -265,13 +143,13 @@ fn a_checkpoint_is_resumed_where_it_ended() {
         "kept",
     ]);
     assert!(said.errors.contains("found files; expected an empty folder, or --resume"), "{said:?}");
-    place.train(&[&split[..], &["--resume", "--save", "resumed.safetensors"]].concat());
+    train(&place, &[&split[..], &["--resume", "--save", "resumed.safetensors"]].concat());
     assert!(place.model("resumed.safetensors") == place.model("whole.safetensors"));
 }
 
 #[test]
 fn a_program_is_the_same_in_both_forms() {
-    let place = Place::new();
+    let place = digits();
     place.succeed(&["convert", "network.program", "network.pb"]);
     place.succeed(&["convert", "network.pb", "again.txt"]);
     let read = |name: &str| fs::read(place.path().join(name)).expect("a file");
@@ -319,7 +197,7 @@ const MISTAKES: &[(&str, &[&str])] = &[
 
 #[test]
 fn a_mistake_gets_a_text_that_names_what_was_found_and_expected() {
-    let place = Place::new();
+    let place = digits();
     let text = fs::read_to_string(place.path().join("digits.csv")).expect("the data");
     let lines: Vec<&str> = text.lines().take(3).collect();
     let pixels = |line: usize| lines[line].rsplit_once(',').expect("columns").0;
