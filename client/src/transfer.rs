@@ -88,6 +88,29 @@ impl Client {
         })
     }
 
+    /// Rounds of the job, where a trainer goes on after an earlier process of its rank has ended: the fewest that a
+    /// parameter has. In sync mode this trainer counts every parameter from there, so that its next gradients are those
+    /// of one step; servers acknowledge gradients of rounds that a parameter has already, and apply nothing. For a
+    /// client that has pushed nothing.
+    ///
+    /// # Errors
+    /// When the job is not in sync mode, or a server does not answer before the deadline.
+    pub fn resume_rounds(&self) -> Result<u64, Failure> {
+        let mut state = self.lock()?;
+        let job = state.ready()?;
+        if !job.counts_rounds() {
+            let mode = job.sharing().mode;
+            return Err(Failure::call(format!("found a job in mode {mode:?}; expected Sync, which has rounds")));
+        }
+        let all: Vec<_> = (0..).map(ParameterIndex).take(job.catalogue().len()).collect();
+        state.learn_rounds(&all)?;
+        let job = state.job.as_mut().expect("the job is ready");
+        let round = |index: &ParameterIndex| job.progress(*index).round.unwrap_or_default();
+        let fewest = all.iter().map(round).min().unwrap_or_default();
+        all.iter().for_each(|index| job.progress_mut(*index).round = Some(fewest));
+        Ok(fewest.0)
+    }
+
     /// Saves the model on server 0's machine, below its model directory; returns where, and its bytes.
     ///
     /// # Errors

@@ -155,12 +155,15 @@ pub struct Training<'c> {
     trainer: Trainer<'c>,
     /// Names of the program's parameters.
     parameters: Vec<String>,
+    /// Steps of the job before this trainer joined.
+    steps_before: u64,
 }
 
 impl<'c> Training<'c> {
     /// Divides the program over the job's trainers and `servers` servers in mode sync with merge mean, initialises the
     /// parameters if no other trainer does, and prepares this trainer's part. `batch` is that of a step of all
-    /// trainers.
+    /// trainers. Of a job that has been trained, this trainer goes on with the step after
+    /// [`steps_before`](Self::steps_before).
     ///
     /// # Errors
     /// When the program cannot be divided, or the job cannot run it, or was initialised with another program.
@@ -171,7 +174,14 @@ impl<'c> Training<'c> {
         initialise(client, &parts)?;
         let parameters = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Parameter);
         let parameters = parameters.map(|variable| variable.name.clone()).collect();
-        Ok(Self { trainer: Trainer::new(client, &parts)?, parameters })
+        Ok(Self { trainer: Trainer::new(client, &parts)?, parameters, steps_before: client.resume_rounds()? })
+    }
+
+    /// Steps that the job had when this trainer joined: 0 for a new one. After a step that a failure broke off on some
+    /// of the servers it is the number of whole steps; those servers do not apply the step again.
+    #[must_use]
+    pub const fn steps_before(&self) -> u64 {
+        self.steps_before
     }
 
     /// One step on these rows of the data.

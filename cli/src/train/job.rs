@@ -1,9 +1,12 @@
 //! Parent process of a training on this machine: starts servers and trainers, shows progress, stops all.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use pserver_core::checkpoint::owner::server_directory;
+use pserver_core::checkpoint::storage::{Directory, LockOutcome};
 use pserver_transport::verbs::DeviceChoice;
 
 use super::Args;
@@ -13,8 +16,9 @@ use crate::quickstart::children::{ChildEvent, ChildId, Children};
 use crate::quickstart::runner::{Servers, start_servers, unconfigured};
 use crate::quickstart::{CHILDREN_MAX, Sharing, Way};
 
-/// The file of the checkpoint directory with the number of whole epochs.
-const EPOCHS_FILE: &str = "epochs";
+/// How long a resumed training waits for servers of the earlier one to end: they write their last checkpoint.
+const EARLIER_SERVERS_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 pub(super) fn run(args: &Args) -> Result<()> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
@@ -25,7 +29,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     );
     let plan = TrainingPlan::new(args)?;
     batches(args, &plan, 0, args.processes.trainers)?;
-    let first_epoch = first_epoch(args)?;
+    check_checkpoint(args)?;
     let job = Servers {
         servers: args.processes.servers,
         shards: 1,
@@ -39,58 +43,41 @@ pub(super) fn run(args: &Args) -> Result<()> {
     };
     let mut children = Children::new()?;
     let outcome = start_servers(&mut children, &job, &program).and_then(|coordinator| {
-        let trainers = start_trainers(&mut children, args, first_epoch, &coordinator, &program)?;
+        let trainers = start_trainers(&mut children, args, &coordinator, &program)?;
         follow(&mut children, args, &plan, &trainers)
     });
     children.stop();
-    outcome?.print(&plan.watched)
+    outcome?.print(&plan.watched, args.epochs)
 }
 
-fn epochs_file(folder: &Path) -> PathBuf {
-    folder.join(EPOCHS_FILE)
-}
-
-/// Whole epochs of the checkpoint; zero without one.
-fn first_epoch(args: &Args) -> Result<u32> {
-    let Some(folder) = &args.processes.checkpoint else { return Ok(0) };
-    let shown = folder.display();
-    if !args.processes.resume {
-        let is_used = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
-        ensure!(!is_used, "--checkpoint {shown}: found files; expected an empty folder, or --resume");
-        return Ok(0);
-    }
-    let path = epochs_file(folder);
-    let text = std::fs::read_to_string(&path);
-    let text = text.with_context(|| format!("--resume: {} cannot be read", path.display()))?;
-    let epochs = text.trim().parse::<u32>();
-    let epochs = epochs.with_context(|| format!("{}: found {text:?}; expected a number of epochs", path.display()))?;
-    ensure!(
-        epochs < args.epochs,
-        "--resume: found {epochs} epochs done in {shown}; expected --epochs above that, as it counts all"
-    );
-    Ok(epochs)
-}
-
-/// Notes that so many epochs are whole.
-fn note_epochs(args: &Args, epochs: u32) -> Result<()> {
+/// Refuses a checkpoint directory that is used without `--resume`, or is empty with it. Waits for the servers of a
+/// training that was killed, which end after it.
+fn check_checkpoint(args: &Args) -> Result<()> {
     let Some(folder) = &args.processes.checkpoint else { return Ok(()) };
-    let (path, written) = (epochs_file(folder), folder.join(format!("{EPOCHS_FILE}.new")));
-    std::fs::write(&written, format!("{epochs}\n"))
-        .and_then(|()| std::fs::rename(&written, &path))
-        .with_context(|| path.display().to_string())
+    let shown = folder.display();
+    let is_used = std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    if !args.processes.resume {
+        ensure!(!is_used, "--checkpoint {shown}: found files; expected an empty folder, or --resume");
+        return Ok(());
+    }
+    ensure!(is_used, "--resume: found no checkpoint in {shown}; expected the folder of an earlier --checkpoint");
+    let directory = Directory::open(folder)?;
+    let deadline = Instant::now() + EARLIER_SERVERS_TIMEOUT;
+    for server in (0..args.processes.servers).map(server_directory) {
+        let is_held = || matches!(directory.lock(&server, b""), Ok(LockOutcome::ByAnother { .. }));
+        // A server that still has it at the deadline is named by the one that finds it so.
+        while is_held() && Instant::now() < deadline {
+            std::thread::sleep(POLL_PERIOD);
+        }
+    }
+    Ok(())
 }
 
-fn start_trainers(
-    children: &mut Children,
-    args: &Args,
-    first_epoch: u32,
-    coordinator: &str,
-    program: &Path,
-) -> Result<Vec<ChildId>> {
+fn start_trainers(children: &mut Children, args: &Args, coordinator: &str, program: &Path) -> Result<Vec<ChildId>> {
     let start = |trainer: u32| {
         let mut command = unconfigured(program);
         command.args(arguments(args)).args(["--reports", "--connect", coordinator]);
-        command.args(["--rank", &trainer.to_string(), "--first-epoch", &first_epoch.to_string()]);
+        command.args(["--rank", &trainer.to_string()]);
         children.start(format!("trainer {trainer}"), &mut command)
     };
     (0..args.processes.trainers).map(start).collect()
@@ -149,7 +136,6 @@ fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &
                             let (_, all) = epoch.swap_remove(place);
                             results.means = mean(&all.into_iter().flatten().collect::<Vec<_>>());
                             eprintln!("epoch {epochs}/{}: {}", args.epochs, shown(&plan.watched, &results.means));
-                            note_epochs(args, epochs)?;
                         }
                     }
                     TrainingReport::Validation { validation } => results.validation = Some(validation),
@@ -160,7 +146,10 @@ fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &
             ChildEvent::Exited(child) => bail!("{} exited before the end of training", children.name(child)),
         }
     }
-    ensure!(!results.means.is_empty(), "all trainers exited with status 0 and reported no epoch");
+    // Where a training is resumed at the last step, the trainers that had sent their gradients report no epoch.
+    if let Some((_, last)) = epoch.into_iter().find(|(epochs, _)| *epochs == args.epochs) {
+        results.means = mean(&last.into_iter().flatten().collect::<Vec<_>>());
+    }
     Ok(results)
 }
 

@@ -75,15 +75,12 @@ struct ProcessArgs {
     /// The servers' checkpoint directory.
     #[arg(long, value_name = "FOLDER", conflicts_with = "connect")]
     checkpoint: Option<PathBuf>,
-    /// Go on from the checkpoint, after the last whole epoch.
+    /// Go on from the checkpoint, after its last step; program, data, batch and shuffle are those of before.
     #[arg(long, requires = "checkpoint")]
     resume: bool,
     /// Be a child: print reports as JSON, and end with standard input.
     #[arg(long, hide = true, requires = "connect")]
     reports: bool,
-    /// The epoch to begin with.
-    #[arg(long, hide = true, default_value_t = 0)]
-    first_epoch: u32,
 }
 
 /// Trains. Progress goes to standard error; the results, a name and a number in each line, to standard output.

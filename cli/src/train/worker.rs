@@ -24,7 +24,7 @@ pub(super) enum TrainingReport {
         trainer: u32,
         /// Epochs done.
         epochs: u32,
-        /// Means over the epoch's steps: loss, then metrics.
+        /// Means over the epoch's steps, of a resumed epoch over its last ones: loss, then metrics.
         means: Vec<f64>,
     },
     /// Rank 0, in the end.
@@ -37,14 +37,17 @@ pub(super) enum TrainingReport {
 /// Results of a training.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TrainingResults {
-    /// Of the last epoch.
+    /// Of the last epoch; none where nothing was left to train.
     pub(super) means: Vec<f64>,
     pub(super) validation: Option<Vec<f64>>,
 }
 
 impl TrainingResults {
     /// A line for each number: metrics, then the loss; first those of training.
-    pub(super) fn print(&self, watched: &[String]) -> Result<()> {
+    pub(super) fn print(&self, watched: &[String], epochs: u32) -> Result<()> {
+        if self.means.is_empty() {
+            eprintln!("--epochs {epochs}: found as many epochs done; nothing is left to train");
+        }
         let mut out = io::stdout().lock();
         let mut lines = |prefix: &str, means: &[f64]| {
             let mut all = watched.iter().zip(means).rev();
@@ -73,8 +76,12 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     let batches = batches(args, &plan, trainer, trainers)?;
     let mut training = Training::join(&client, &plan.graph, args.processes.servers.into(), args.batch as usize)?;
     let mut results = TrainingResults::default();
-    for epoch in args.processes.first_epoch..args.epochs {
-        results.means = epoch_means(&mut training, &plan, &batches, epoch)?;
+    let steps = batches.steps() as u64;
+    let first_epoch = u32::try_from(training.steps_before() / steps).unwrap_or(u32::MAX);
+    // The first epoch may have begun.
+    let mut begin = usize::try_from(training.steps_before() % steps)?;
+    for epoch in first_epoch..args.epochs {
+        results.means = epoch_means(&mut training, &plan, &batches, (epoch, std::mem::take(&mut begin)))?;
         report(args, &TrainingReport::Epoch { trainer, epochs: epoch + 1, means: results.means.clone() })?;
         if !args.processes.reports {
             eprintln!("epoch {}/{}: {}", epoch + 1, args.epochs, shown(&plan.watched, &results.means));
@@ -92,7 +99,7 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
         return Ok(());
     }
     client.leave()?;
-    results.print(&plan.watched)
+    results.print(&plan.watched, args.epochs)
 }
 
 /// The part of a trainer in each batch.
@@ -108,10 +115,15 @@ fn options(args: &Args, address: &str) -> Result<ClientOptions> {
     Ok(environment::find(&format!("coordinator={address}{rank}"), &surroundings)?.options)
 }
 
-/// The means over the steps of an epoch.
-fn epoch_means(training: &mut Training<'_>, plan: &TrainingPlan, batches: &Batches, epoch: u32) -> Result<Vec<f64>> {
+/// The means over the steps of an epoch from step `begin` on.
+fn epoch_means(
+    training: &mut Training<'_>,
+    plan: &TrainingPlan,
+    batches: &Batches,
+    (epoch, begin): (u32, usize),
+) -> Result<Vec<f64>> {
     let mut sums = vec![0.0; plan.watched.len()];
-    for (step, rows) in batches.epoch(epoch).iter().enumerate() {
+    for (step, rows) in batches.epoch(epoch).iter().enumerate().skip(begin) {
         let place = || format!("epoch {}, step {}", epoch + 1, step + 1);
         training.step(&plan.data, rows).with_context(place)?;
         for (sum, name) in sums.iter_mut().zip(&plan.watched) {
@@ -125,7 +137,7 @@ fn epoch_means(training: &mut Training<'_>, plan: &TrainingPlan, batches: &Batch
             training.scalar(&plan.watched[0])?
         );
     }
-    let steps = batches.steps() as f64;
+    let steps = (batches.steps() - begin) as f64;
     Ok(sums.into_iter().map(|sum| sum / steps).collect())
 }
 
