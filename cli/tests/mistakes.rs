@@ -125,6 +125,7 @@ const OPTIMIZERS: &[Mistake] = &[
     ),
     ("base64:@@", &["after base64:", "expected base64 of the binary form"]),
     ("home: 1", &["expected no home in it, which is a setting of one parameter"]),
+    ("sender: 1", &["expected no sender in it, which is a setting of one parameter"]),
     ("merge: Sum", &["expected no merge in it, or the same as the setting merge"]),
 ];
 

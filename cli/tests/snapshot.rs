@@ -119,6 +119,7 @@ impl World {
             config: ParameterConfig { rule, sparse: None }.encode(),
             buckets: None,
             owner: None,
+            sender: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         let message = InitMessage { parameter: 0, declaration, chunk_bytes: CHUNK_BYTES };

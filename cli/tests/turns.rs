@@ -100,7 +100,7 @@ fn who_begins_again_applies_no_gradient_twice() {
 fn settings_that_are_refused_choose_nobody() {
     let servers = servers("sync", 2);
     let clients = [0, 1].map(|trainer| client_with(&servers.coordinator(), trainer, Duration::from_secs(10)));
-    for text in ["sparse { height: 3 width: 1 }", "home: 0"] {
+    for text in ["sparse { height: 3 width: 1 }", "home: 0", "sender: 0"] {
         let settings = OptimizerSettings::from_text(text).expect("it can be said of a parameter");
         words(&clients[0].begin_init(&settings).expect_err("it is not for all"), "is a setting of one parameter");
     }

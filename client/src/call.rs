@@ -8,7 +8,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use pserver_core::client::LaneId;
-use pserver_core::ids::{ChunkIndex, ParameterIndex, Round, Sequence, Ticket};
+use pserver_core::ids::{ChunkIndex, ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::{Lease, Mapping};
 use pserver_core::time::Now;
 use pserver_core::wire::Kind;
@@ -86,6 +86,8 @@ pub(super) struct CallOutcome {
     pub(super) failure: Option<String>,
     /// Rounds that its answers report for parameters without a known round.
     pub(super) seen: Vec<(ParameterIndex, Round)>,
+    /// The highest version among its answers.
+    pub(super) latest: Version,
     /// Received chunks of a view.
     pub(super) kept: Vec<ViewChunk>,
     /// The answer to a control call.

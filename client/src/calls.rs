@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
 use pserver_core::error::Failure;
-use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket};
+use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::Mapping;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -338,6 +338,7 @@ impl ClientState {
             call.outcome.answer = finished.control;
             return;
         };
+        call.outcome.latest = finished.versions.iter().copied().fold(call.outcome.latest, Version::max);
         if call.subject.kind == Kind::Pull && job.counts_rounds() {
             let seen = finished.entries.iter().zip(&finished.versions);
             let seen = seen.filter(|(entry, _)| job.progress(entry.id.parameter).round.is_none());
@@ -512,6 +513,11 @@ impl ClientGuard<'_> {
     /// Waits until a call is over, and takes the received chunks of its view.
     pub(super) fn finish_kept(&mut self, number: CallNumber) -> Result<Vec<ViewChunk>, Failure> {
         self.finish_call(number).map(|call| call.outcome.kept)
+    }
+
+    /// Waits until a call is over, and says the highest version among its answers.
+    pub(super) fn finish_latest(&mut self, number: CallNumber) -> Result<Version, Failure> {
+        self.finish_call(number).map(|call| call.outcome.latest)
     }
 
     fn finish_call(&mut self, number: CallNumber) -> Result<Call, Failure> {

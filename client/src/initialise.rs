@@ -287,8 +287,11 @@ impl ClientState {
                 "sparse is a setting of one parameter; expected it with init_param, not for all",
             ));
         }
-        if settings.owner.is_some() {
-            return Err(Failure::call("home is a setting of one parameter; expected it with init_param, not for all"));
+        let of_one = [("home", settings.owner.is_some()), ("sender", settings.sender.is_some())];
+        if let Some((setting, _)) = of_one.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(Failure::call(format!(
+                "{setting} is a setting of one parameter; expected it with init_param, not for all"
+            )));
         }
         let job = self.job.as_mut().expect("the job was joined");
         let mut message = job.settings;
@@ -339,6 +342,7 @@ impl ClientState {
             config: ParameterConfig { rule: rule.clone(), sparse: None }.encode(),
             buckets: None,
             owner: settings.owner,
+            sender: settings.sender,
         };
         let Some(sparse) = settings.sparse else { return Ok(dense) };
         let declared = sparse_declaration(dense, draft.catalogue.topology(), rule, sparse);

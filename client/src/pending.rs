@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pserver_core::error::Failure;
+use pserver_core::ids::Version;
 use pserver_core::memory::{LoanBook, lend};
 
 use super::call::CallNumber;
@@ -154,7 +155,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     /// # Errors
     /// The destination that is refused, and why; later failures are returned by [`Pending::wait`].
     pub fn pull(&self, into: Vec<DestinationSlice<'env>>) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_pull(FetchRequest::all(into), book))
+        self.start(|state, book| state.start_pull(FetchRequest::all(into), Version(0), book))
     }
 
     fn start(

@@ -7,7 +7,7 @@ use prost::Message;
 use pserver_core::client::RequestBody;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
-use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence};
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Version};
 use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping};
 use pserver_core::partition::Parameter;
 use pserver_core::port::{Incoming, Outgoing};
@@ -66,11 +66,20 @@ impl Client {
     /// # Errors
     /// The parameter that is refused, and why; or the server or trainer that was waited for until the deadline.
     pub fn pull(&self, into: &mut [DestinationSlice<'_>]) -> Result<(), Failure> {
+        self.pull_version(into, Version(0)).map(drop)
+    }
+
+    /// As [`Client::pull`], but waits until each parameter has at least this many updates in it, whoever sent the
+    /// gradients. Returns the most updates that a chunk of them has: more than `least` where a parameter has moved on.
+    ///
+    /// # Errors
+    /// As [`Client::pull`].
+    pub fn pull_version(&self, into: &mut [DestinationSlice<'_>], least: Version) -> Result<Version, Failure> {
         let mut state = self.lock()?;
         state.ready()?;
         state.lend(|state, book| {
-            let call = state.start_pull(borrowed(into), book)?;
-            state.finish(call)
+            let call = state.start_pull(borrowed(into), least, book)?;
+            state.finish_latest(call)
         })
     }
 
@@ -213,10 +222,11 @@ impl ClientState {
         }))
     }
 
-    /// Starts to fetch parameters.
+    /// Starts to fetch parameters, each with at least this many updates.
     pub(super) fn start_pull<'env>(
         &mut self,
         into: Vec<FetchRequest<'env>>,
+        least: Version,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let SelectedParameters { parameters: chosen, held: received, .. } =
@@ -228,7 +238,7 @@ impl ClientState {
         let order = |((place, half), index)| ParameterTransfer { index, given: None, place: Some(place), half };
         let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {
-            (progress.round.filter(|_| counts_rounds).unwrap_or_default(), Sequence(0))
+            (progress.round.filter(|_| counts_rounds).unwrap_or_default().max(Round(least.0)), Sequence(0))
         }))
     }
 

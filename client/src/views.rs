@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pserver_core::dtype::Half;
 use pserver_core::error::Failure;
-use pserver_core::ids::ParameterIndex;
+use pserver_core::ids::{ParameterIndex, Version};
 use pserver_core::memory::{Arena, Budget, Lease, LoanBook};
 
 use super::call::ViewChunk;
@@ -96,7 +96,7 @@ impl Client {
         state.ready()?;
         state.lend(|state, book| {
             let hold = state.hold(wanted)?;
-            let call = state.start_pull(fetched(wanted), book)?;
+            let call = state.start_pull(fetched(wanted), Version(0), book)?;
             let kept = state.finish_kept(call)?;
             state.finish_view(kept, wanted, &hold, book)
         })
@@ -174,7 +174,7 @@ impl ClientGuard<'_> {
                 return Ok(view);
             }
             drop(view);
-            let call = self.start_pull(fetched(wanted), book)?;
+            let call = self.start_pull(fetched(wanted), Version(0), book)?;
             kept = self.finish_kept(call)?;
         }
         Err(Failure::call("connections ended repeatedly while the view was fetched; the call may be repeated"))

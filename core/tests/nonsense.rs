@@ -8,7 +8,7 @@ use prost::Message;
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::dtype::Half;
-use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, ServerIndex};
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, ServerIndex, TrainerId};
 use pserver_core::partition::{Buckets, Catalogue, Declaration, Name, Topology};
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
 
@@ -52,6 +52,7 @@ fn page() -> Vec<u8> {
         config: vec![1, 2, 3],
         buckets: None,
         owner: None,
+        sender: None,
     };
     let rows =
         Declaration { buckets: Some(Buckets { rows: 90, count: 7 }), shape: vec![100, 4], ..plain("rows", 1440) };
@@ -59,6 +60,7 @@ fn page() -> Vec<u8> {
         plain("plain", 20_000),
         Declaration { whole: true, ..plain("whole", 9000) },
         Declaration { owner: Some(ServerIndex(1)), ..plain("home", 9000) },
+        Declaration { sender: Some(TrainerId(1)), ..plain("queue", 9000) },
         rows,
     ];
     for declaration in all {

@@ -164,7 +164,8 @@ fn ops(source: FlowSource<'_>, names: &ProgramNames) -> Vec<Op> {
         merged: name("merged"),
         senders: name("senders"),
     };
-    let mut ops = arrival.ops(AccumulatorSettings::of(mode, merge, trainers), element_type, None);
+    let senders = if declaration.sender.is_some() { 1 } else { trainers };
+    let mut ops = arrival.ops(AccumulatorSettings::of(mode, merge, senders), element_type, None);
     // Integer sums are exact and not divided.
     let divides = merge == Merge::Mean && element_type.is_float();
     let scaled = name("scaled");

@@ -69,6 +69,9 @@ pub(super) struct OptimizerConfig {
     /// The server that holds the whole parameter.
     #[prost(uint32, optional, tag = "1018")]
     pub(super) owner: Option<u32>,
+    /// The only trainer that sends to the parameter.
+    #[prost(uint32, optional, tag = "1019")]
+    pub(super) sender: Option<u32>,
     #[prost(message, optional, tag = "1100")]
     pub(super) sparse: Option<SparseConfig>,
 }

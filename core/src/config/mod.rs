@@ -26,6 +26,8 @@
 //! - `decay` is `l2` when no `l2` is given, and then the regularizer is decoupled (`w -= r decay w`) unless
 //!   `regularizer` says otherwise; for SGD with momentum it is coupled, because Paddle kept the decay in the velocity.
 //! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
+//! - `sender: 1` makes the rounds of a dense parameter in mode sync of gradients of trainer 1 alone. With `algorithm:
+//!   "sum"` its value is the last one sent: a queue of one item.
 //! - `sparse { height: 12500 width: 64 }` makes a parameter one of rows, each of which exists after the first push to
 //!   it; `rows` is the most rows that may exist, and is required without a `height`.
 //!
@@ -47,7 +49,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use prost::Message;
 
 use crate::error::Failure;
-use crate::ids::ServerIndex;
+use crate::ids::{ServerIndex, TrainerId};
 use crate::limits::PARAMETER_CONFIG_BYTES_MAX;
 use crate::optim::Rule;
 
@@ -104,6 +106,8 @@ pub struct OptimizerSettings {
     pub sparse: Option<SparseSettings>,
     /// The server that holds the whole parameter, if one is specified.
     pub owner: Option<ServerIndex>,
+    /// The only trainer that sends to the parameter, if one is specified.
+    pub sender: Option<TrainerId>,
 }
 
 impl OptimizerSettings {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::Failure;
-use crate::ids::ServerIndex;
-use crate::limits::SERVERS_MAX;
+use crate::ids::{ServerIndex, TrainerId};
+use crate::limits::{SERVERS_MAX, TRAINERS_MAX};
 use crate::optim::{Algorithm, Prepared, Range, Regularizer, Rule, Schedule, library};
 use crate::rule::{CheckedRule, RuleSettings};
 use crate::text::suggestion;
@@ -23,6 +23,7 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         merge: message.merge,
         sparse: message.sparse,
         owner: message.owner,
+        sender: message.sender,
         ..OptimizerConfig::default()
     };
     let rule = if *message == job_only { None } else { Some(rule(message, open)?) };
@@ -32,7 +33,8 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
     });
     let sparse = message.sparse.as_ref().map(sparse::settings).transpose()?;
     let owner = message.owner.map(owner).transpose()?;
-    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner })
+    let sender = message.sender.map(sender).transpose()?;
+    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner, sender })
 }
 
 /// A server's index. The catalogue checks whether the job has such a server.
@@ -41,6 +43,12 @@ fn owner(number: u32) -> Result<ServerIndex, Failure> {
     narrow
         .map(ServerIndex)
         .ok_or_else(|| Failure::call(format!("home is {number}; expected a server below {SERVERS_MAX}")))
+}
+
+/// A trainer's rank. Servers check whether the job has such a trainer.
+fn sender(rank: u32) -> Result<TrainerId, Failure> {
+    let known = Some(rank).filter(|rank| *rank < TRAINERS_MAX).map(TrainerId);
+    known.ok_or_else(|| Failure::call(format!("sender is {rank}; expected a trainer below {TRAINERS_MAX}")))
 }
 
 /// The message that [`settings`] reads as this rule, with every value written out.

@@ -77,6 +77,7 @@ pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
         field("rule_file", 1016, FieldKind::Text),
         repeated("rule_set", 1017, FieldKind::Message(&RULE_SETTING)),
         field("home", 1018, FieldKind::Uint32),
+        field("sender", 1019, FieldKind::Uint32),
         field("sparse", 1100, FieldKind::Message(&SPARSE)),
     ],
 };

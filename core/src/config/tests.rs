@@ -4,7 +4,7 @@ use super::schema::{Field, FieldKind, Schema};
 use super::*;
 use std::sync::Arc;
 
-use crate::ids::ServerIndex;
+use crate::ids::{ServerIndex, TrainerId};
 use crate::limits::{PARAMETER_CONFIG_BYTES_MAX, RULE_TEXT_BYTES_MAX};
 use crate::optim::{Algorithm, Regularizer, Schedule};
 use crate::rows::Initializer;
@@ -174,6 +174,7 @@ fn nothing_said_is_told_apart_from_a_rule() {
     let staleness = Some(Mode::Staleness { bound: 3 });
     check("mode: Staleness; staleness_bound: 3;", OptimizerSettings { mode: staleness, ..nothing.clone() });
     check("home: 4095", OptimizerSettings { owner: Some(ServerIndex(4095)), ..nothing.clone() });
+    check("sender: 4095", OptimizerSettings { sender: Some(TrainerId(4095)), ..nothing.clone() });
     check("optimizer: SGD", OptimizerSettings { rule: Some(Rule::default()), ..nothing });
     assert_eq!(OptimizerSettings::from_bytes(&[]).unwrap(), OptimizerSettings::default());
 }
@@ -369,6 +370,7 @@ fn a_choice_without_its_message_and_a_message_without_its_choice_are_refused() {
     );
     check_refused("mode: Staleness", &["staleness_bound is not given"]);
     check_refused("home: 4096", &["home is 4096; expected a server below 4096"]);
+    check_refused("sender: 4096", &["sender is 4096; expected a trainer below 4096"]);
     check_refused("mode: Async staleness_bound: 3", &["staleness_bound is 3; expected mode: Staleness"]);
     check_refused("staleness_bound: 0", &["staleness_bound is 0; expected mode: Staleness"]);
     check_refused("mode: Staleness staleness_bound: 0", &["staleness_bound is 0", "expected 1 or more, or mode: Sync"]);

@@ -25,6 +25,7 @@ use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 ///     config: Vec::new(),
 ///     buckets: None,
 ///     owner: None,
+///     sender: None,
 /// })?;
 /// assert_eq!(catalogue.find("embedding"), Some(index));
 /// assert_eq!(catalogue.parameter(index).map(|parameter| parameter.chunk_count()), Some(3));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::buckets::Buckets;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::ServerIndex;
+use crate::ids::{ServerIndex, TrainerId};
 use crate::limits::{BUCKETS_MAX, DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// A parameter's name: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8 without control characters. Clones share the text.
@@ -34,6 +34,9 @@ pub struct Declaration {
     pub buckets: Option<Buckets>,
     /// The server that keeps every chunk, if one was requested; below the number of servers.
     pub owner: Option<ServerIndex>,
+    /// The only trainer that sends to it, if one was specified: a round is one gradient of this trainer. Dense
+    /// parameters only.
+    pub sender: Option<TrainerId>,
 }
 
 impl Name {
@@ -110,6 +113,7 @@ impl Declaration {
             return Some(format!("configuration of {config} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
         }
         match self.buckets {
+            Some(_) if self.sender.is_some() => Some("sparse with one sender; expected a dense parameter".to_owned()),
             Some(buckets) => self.buckets_fault(buckets),
             None => self.shape_fault(),
         }

@@ -8,8 +8,8 @@ use super::declaration::{Declaration, Name};
 use super::topology::Topology;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::ServerIndex;
-use crate::limits::{SERVERS_MAX, SHARDS_MAX};
+use crate::ids::{ServerIndex, TrainerId};
+use crate::limits::{SERVERS_MAX, SHARDS_MAX, TRAINERS_MAX};
 
 /// One declaration on the wire, unchecked until [`Catalogue::from_pages`].
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -41,6 +41,9 @@ pub struct DeclarationMessage {
     /// The server that keeps every chunk, if one was requested.
     #[prost(uint32, optional, tag = "9")]
     pub home: Option<u32>,
+    /// The only trainer that sends to it, if one was specified.
+    #[prost(uint32, optional, tag = "10")]
+    pub sender: Option<u32>,
 }
 
 /// Consecutive declarations of a catalogue, with the inputs of placement. Every page repeats the facts of the whole, so
@@ -155,6 +158,7 @@ impl From<&Declaration> for DeclarationMessage {
             buckets: declaration.buckets.map_or(0, |buckets| buckets.count),
             rows: declaration.buckets.map_or(0, |buckets| buckets.rows),
             home: declaration.owner.map(|home| home.0.into()),
+            sender: declaration.sender.map(|sender| sender.0),
         }
     }
 }
@@ -181,7 +185,15 @@ impl TryFrom<DeclarationMessage> for Declaration {
         let owner = owner.transpose()?;
         let DeclarationMessage { bytes, shape, whole, config, rows, .. } = message;
         let buckets = (message.buckets > 0).then_some(Buckets { rows, count: message.buckets });
-        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, owner })
+        let sender = message.sender.map(|sender| {
+            let known = Some(sender).filter(|sender| *sender < TRAINERS_MAX).map(TrainerId);
+            known.ok_or_else(|| {
+                let quoted = name.quoted();
+                Failure::Call(format!("parameter {quoted}: its sender is {sender}; expected one below {TRAINERS_MAX}"))
+            })
+        });
+        let sender = sender.transpose()?;
+        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, owner, sender })
     }
 }
 

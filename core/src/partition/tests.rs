@@ -6,7 +6,7 @@ use prost::Message;
 use super::{Buckets, Catalogue, ChunkSpan, Declaration, DeclarationMessage, Name, Parameter, Topology};
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{ChunkIndex, ParameterIndex, ServerIndex, ShardId, ShardIndex};
+use crate::ids::{ChunkIndex, ParameterIndex, ServerIndex, ShardId, ShardIndex, TrainerId};
 use crate::limits::{FRAME_CONTROL_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// Declares parameters as a script says, and compares where their chunks are.
@@ -72,6 +72,7 @@ fn declaration(name: &str, bytes: u64) -> Declaration {
         config: Vec::new(),
         buckets: None,
         owner: None,
+        sender: None,
     }
 }
 
@@ -133,6 +134,17 @@ fn a_home_that_is_no_server_is_refused_by_name_and_changes_nothing() {
     assert_eq!(Declaration::try_from(page(Some(3))).map(|read| read.owner), Ok(Some(ServerIndex(3))));
     let refused = Declaration::try_from(page(Some(1 << 16))).map(|read| read.owner);
     assert_eq!(refused, Err(Failure::call("parameter \"w\": its home is server 65536; expected one below 4096")));
+}
+
+#[test]
+fn a_sender_that_is_no_trainer_is_refused_by_name() {
+    let page = |sender| DeclarationMessage { sender, ..DeclarationMessage::from(&declaration("w", 4)) };
+    assert_eq!(Declaration::try_from(page(Some(3))).map(|read| read.sender), Ok(Some(TrainerId(3))));
+    let refused = Declaration::try_from(page(Some(4096))).map(|read| read.sender);
+    assert_eq!(refused, Err(Failure::call("parameter \"w\": its sender is 4096; expected one below 4096")));
+    let rows = Some(Buckets { rows: 1, count: 1 });
+    let sparse = Declaration { buckets: rows, shape: vec![1, 1], sender: Some(TrainerId(0)), ..declaration("w", 4) };
+    check_refused(sparse, "parameter \"w\": sparse with one sender; expected a dense parameter");
 }
 
 #[test]
@@ -293,6 +305,7 @@ fn a_catalogue_survives_its_pages() {
         shape: vec![3, 5],
         config: vec![0, 1, 255],
         owner: Some(ServerIndex(1)),
+        sender: Some(TrainerId(0)),
         ..declaration("größe", 120)
     };
     catalogue.declare(rich).expect("it is legal");

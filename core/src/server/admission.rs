@@ -141,6 +141,7 @@ impl Serving {
             let slot_index = self.table.check_gradient(last, entry)?;
             is_rising &= last < Some(slot_index);
             last = Some(slot_index);
+            self.check_sender(slot_index, &frame.head)?;
             self.check_rows_request(slot_index, &frame.head)?;
             self.check_half(slot_index, entry)?;
             let is_new = !origin.is_before_restored(&self.table.chunks[slot_index])
@@ -155,6 +156,19 @@ impl Serving {
             look_up_repeated(admitted);
         }
         Ok(())
+    }
+
+    /// Refuses a gradient of another trainer than the parameter's only sender.
+    #[inline]
+    fn check_sender(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        match self.flows.sender(slot_index) {
+            Some(sender) if sender != head.trainer => {
+                let name = self.table.held(self.table.chunks[slot_index].id).name();
+                let found = head.trainer;
+                Err(Refusal::invalid(format!("parameter \"{name}\": trainer {found} sent to it; expected {sender}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks a learning rate against the rules of these chunks.

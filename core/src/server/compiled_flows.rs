@@ -1,8 +1,10 @@
 //! The compiled programs of a shard's parameters.
 
-use super::initialisation::ChunkTable;
+use super::initialisation::{ChunkTable, ShardParameter};
 use super::job::Job;
+use crate::config::Mode;
 use crate::error::Failure;
+use crate::ids::TrainerId;
 use crate::port::{CompileFlow, Flow, FlowSource};
 
 /// Parameters whose programs differ in names, shapes and numbers of the rule only.
@@ -10,6 +12,7 @@ use crate::port::{CompileFlow, Flow, FlowSource};
 struct ProgramKind {
     states: usize,
     is_float: bool,
+    sender: Option<TrainerId>,
 }
 
 /// The compiled programs of a shard, and which chunk runs which.
@@ -24,7 +27,8 @@ impl Flows {
         let mut new = Self { compiled: Vec::new(), by_slot_index: vec![0; table.chunks.len()] };
         for held in table.parameters.values() {
             let rule = job.rule_of(&held.rule);
-            let kind = ProgramKind { states: rule.states().len(), is_float: held.element_type().is_float() };
+            let sender = sender(job, held)?;
+            let kind = ProgramKind { states: rule.states().len(), is_float: held.element_type().is_float(), sender };
             let number = match new.compiled.iter().position(|(one, _)| *one == kind) {
                 Some(number) => number,
                 None => {
@@ -50,4 +54,23 @@ impl Flows {
     pub(super) fn of(&self, slot_index: usize) -> &Flow {
         &self.compiled[self.by_slot_index[slot_index] as usize].1
     }
+
+    /// The only trainer that sends gradients of a chunk, if the parameter has one.
+    #[inline]
+    pub(super) fn sender(&self, slot_index: usize) -> Option<TrainerId> {
+        self.compiled[self.by_slot_index[slot_index] as usize].0.sender
+    }
+}
+
+/// The checked sender of a parameter.
+fn sender(job: &Job, held: &ShardParameter) -> Result<Option<TrainerId>, Failure> {
+    let Some(sender) = held.declaration.sender else { return Ok(None) };
+    let refused = |why: String| Failure::call(format!("parameter \"{}\" has a sender: {why}", held.name()));
+    if job.mode != Mode::Sync {
+        return Err(refused(format!("found a job in {:?}; expected mode sync", job.mode)));
+    }
+    if job.trainers <= sender.0 {
+        return Err(refused(format!("found trainer {sender}; expected one below {}", job.trainers)));
+    }
+    Ok(Some(sender))
 }

@@ -145,15 +145,15 @@ impl Serving {
             // Early contributions enter first, those of departed trainers too.
             AccumulatorPace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
             AccumulatorPace::Rounds if 0 < chunk.sealed => !round.is_empty(),
-            AccumulatorPace::Rounds => round.is_complete(self.active()),
+            AccumulatorPace::Rounds => round.is_complete(self.awaited(slot_index)),
             AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !round.is_empty(),
         }
     }
 
-    /// Whether every active trainer has sent a gradient for the round after the open one.
+    /// Whether every awaited trainer has sent a gradient for the round after the open one.
     pub(super) fn is_next_complete(&self, slot_index: usize) -> bool {
         let round = &self.table.chunks[slot_index].round;
-        !round.all_ahead().is_empty() && self.active().all(|trainer| round.ahead(trainer).is_some())
+        !round.all_ahead().is_empty() && self.awaited(slot_index).all(|trainer| round.ahead(trainer).is_some())
     }
 
     /// Sums the first contributions of an incomplete round early.

@@ -75,9 +75,15 @@ impl Serving {
         })
     }
 
-    /// Active trainers: a synchronous round waits for them.
+    /// Trainers that have not departed.
     pub(super) fn active(&self) -> impl Iterator<Item = TrainerId> + '_ {
         (0..self.job.trainers).map(TrainerId).filter(|trainer| self.departed[trainer.0 as usize].is_none())
+    }
+
+    /// Active trainers of which a round of a chunk needs a gradient: its only sender, or all.
+    pub(super) fn awaited(&self, slot_index: usize) -> impl Iterator<Item = TrainerId> + '_ {
+        let sender = self.flows.sender(slot_index);
+        self.active().filter(move |trainer| sender.is_none_or(|sender| sender == *trainer))
     }
 
     pub(super) fn is_active(&self, trainer: TrainerId) -> bool {

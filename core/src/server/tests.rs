@@ -13,6 +13,7 @@ mod modes;
 mod nonfinite;
 mod one_by_one;
 mod presence;
+mod queues;
 mod receives;
 mod restart;
 mod rounds;

@@ -184,8 +184,10 @@ impl Serving {
             return None;
         }
         let pace = self.flows.of(slot_index).pace;
-        let awaits =
-            |slot_index: &usize, trainer: TrainerId| self.awaits(&self.table.chunks[*slot_index], pace, trainer);
+        let awaits = |slot_index: &usize, trainer: TrainerId| {
+            let is_sender = self.flows.sender(*slot_index).is_none_or(|sender| sender == trainer);
+            is_sender && self.awaits(&self.table.chunks[*slot_index], pace, trainer)
+        };
         lost.iter().copied().find(|trainer| group.iter().any(|slot_index| awaits(slot_index, *trainer)))
     }
 
@@ -235,7 +237,7 @@ impl Serving {
         let device = group.iter().find_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref()?.waits_for());
         let lack = device.or_else(|| self.stalls.updates.get(&group[0]).map(|lack| lack.text().to_owned()));
         lack.unwrap_or_else(|| {
-            let missing = self.missing(&self.table.chunks[slot_index], self.flows.of(slot_index).pace);
+            let missing = self.missing(slot_index);
             if missing.is_empty() {
                 return "a gradient".to_owned();
             }
@@ -250,11 +252,12 @@ impl Serving {
     }
 
     /// The trainers that the chunk's round waits for.
-    fn missing(&self, chunk: &Chunk, pace: AccumulatorPace) -> Vec<TrainerId> {
+    fn missing(&self, slot_index: usize) -> Vec<TrainerId> {
+        let chunk = &self.table.chunks[slot_index];
         let clock = |trainer: &TrainerId| chunk.heard(*trainer).clock;
-        match pace {
+        match self.flows.of(slot_index).pace {
             AccumulatorPace::Rounds => {
-                self.active().filter(|trainer| chunk.round.contribution(*trainer).is_none()).collect()
+                self.awaited(slot_index).filter(|trainer| chunk.round.contribution(*trainer).is_none()).collect()
             }
             AccumulatorPace::Bounded(_) => {
                 let slowest = self.active().map(|trainer| clock(&trainer)).min();

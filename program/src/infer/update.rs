@@ -51,6 +51,9 @@ pub(crate) fn rule(config: &str) -> Result<Prepared, String> {
     if settings.owner.is_some() {
         return Err("found a home in the config; expected none, because the transpiler places parameters".into());
     }
+    if settings.sender.is_some() {
+        return Err("found a sender in the config; expected none, because only queues have one".into());
+    }
     if settings.sparse.is_some() {
         return Err("found sparse in the config; expected the gradient's rows to make its parameter one of rows".into());
     }

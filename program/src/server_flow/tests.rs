@@ -40,6 +40,7 @@ impl ParameterOfJob {
             config: Vec::new(),
             buckets: settings.sparse.map(|_| Buckets { rows: 60, count: 1 }),
             owner: None,
+            sender: None,
         };
         Self { mode, merge, declaration, rule: Prepared::new(rule).expect("the test's rule is valid") }
     }

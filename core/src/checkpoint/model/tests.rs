@@ -105,6 +105,7 @@ fn declaration(text: &str) -> Declaration {
         config: Vec::new(),
         buckets: rows.then_some(crate::partition::Buckets { rows: 10, count: 1 }),
         owner: None,
+        sender: None,
     }
 }
 

@@ -56,6 +56,7 @@ fn pages() -> Vec<Vec<u8>> {
             config: Vec::new(),
             buckets: None,
             owner: (name == "x").then_some(ServerIndex(1)),
+            sender: (name == "x").then_some(TrainerId(0)),
         };
         catalogue.declare(declaration).expect("valid");
     }

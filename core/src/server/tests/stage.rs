@@ -115,6 +115,7 @@ impl Plan {
             config: ParameterConfig { rule, sparse: settings.sparse }.encode(),
             buckets: one.buckets,
             owner: None,
+            sender: settings.sender,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }

@@ -141,6 +141,7 @@ fn a_job_that_deals_chunks_holds_as_many_bytes_where_time_is_bytes() {
                 config: vec![],
                 buckets: None,
                 owner: None,
+                sender: None,
             };
             catalogue.declare(declared).unwrap();
         }
