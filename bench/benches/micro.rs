@@ -291,6 +291,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
         whole: false,
         buckets: None,
         owner: None,
+        sender: None,
         config: ParameterConfig { rule, sparse: None }.encode(),
     }
 }

@@ -62,6 +62,7 @@ pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
             config: Vec::new(),
             buckets: None,
             owner: None,
+            sender: None,
         })?;
     }
     Ok(catalogue)
