@@ -35,7 +35,7 @@ fn a_repeated_item_counts_once_also_from_the_next_life() {
          reborn 1
          push 1 1 q=9 -> 1 done q@1
          show q -> q@1=3,5
-         push 1 3 q=9 -> 
+         push 1 3 q=9 ->
          push 1 2 q=4 -> 1 done q@2 & 1 done q@3
          show q -> q@3=9",
     );
