@@ -3,9 +3,11 @@
 //! Not here: the mapping ([`pserver_program::import_paddle`]); training.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use pserver_program::{PaddleImport, import_paddle};
+use anyhow::{Context, Result, bail};
+use pserver_program::{Graph, PaddleImport, import_paddle_given};
+use pserver_trainer::ValueFile;
 
 use crate::program_file::read_bytes;
 
@@ -16,6 +18,10 @@ pub struct ImportPaddleArgs {
     main: PathBuf,
     /// The startup program, in the same form.
     startup: PathBuf,
+    /// The parameters' initial values, by name: .safetensors or .npz. Ops given take them in place of the startup
+    /// program's initializers; pserver train needs the same --values.
+    #[arg(long, value_name = "FILE")]
+    values: Option<PathBuf>,
     /// Write the program to this file instead of standard output.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -27,8 +33,20 @@ pub struct ImportPaddleArgs {
 /// When a file cannot be read or written, or the program has something without a counterpart, which is named.
 pub fn run(args: &ImportPaddleArgs) -> Result<()> {
     let (main, startup) = (read_bytes(&args.main)?, read_bytes(&args.startup)?);
-    let PaddleImport { program, loss, report } =
-        import_paddle(&main, &startup).with_context(|| args.main.display().to_string())?;
+    let values = args.values.as_deref().map(ValueFile::open).transpose()?;
+    let has_value = |name: &str| values.as_ref().is_some_and(|values| values.has(name));
+    let imported = import_paddle_given(&main, &startup, has_value);
+    let PaddleImport { program, loss, report } = imported.with_context(|| args.main.display().to_string())?;
+    if let (Some(values), Some(path)) = (values, &args.values) {
+        let graph = Graph::new(program.clone())?;
+        if graph.given_names().next().is_none() {
+            bail!(
+                "--values {}: found values of no parameter; expected names such as those in the report",
+                path.display()
+            );
+        }
+        graph.with_values(Arc::new(values)).with_context(|| format!("--values {}", path.display()))?;
+    }
     report.iter().for_each(|line| eprintln!("{line}"));
     eprintln!("loss: {loss}");
     match &args.output {

@@ -18,7 +18,7 @@ use pserver_kernels::cpu::Cpu;
 use pserver_program::cpu::CpuArithmetic;
 use pserver_program::transpile::{Cluster, CostModel, ParameterServer, ProcessRates, ProgramPart, Transpiler};
 use pserver_program::{
-    Builder, Dim, Elements, Graph, PlainRun, ProgramPeer, Purpose, Tensor, append_backward, append_optimizer,
+    Builder, Dim, Elements, Graph, OpKind, PlainRun, ProgramPeer, Purpose, Tensor, append_backward, append_optimizer,
 };
 use pserver_trainer::{Trainer, initialise};
 
@@ -114,6 +114,28 @@ impl Case {
         let moved_max = STEPS as u64 * LARGE * WIDTH * 4 * 2 / 5;
         let graph = Graph::new(program).expect("it is a program");
         Self { graph, data: (0..trainers).map(data).collect(), moved_max }
+    }
+
+    /// The same, with values from outside of the program for everything that it initialises: two tables, of which one
+    /// is cut, and a layer.
+    fn given(self) -> Self {
+        let mut program = self.graph.into_program();
+        let mut prng = SeededPrng::new(11);
+        let mut values = BTreeMap::new();
+        for name in ["large", "small", "weight"] {
+            let mut fillers = program.blocks[0].ops.iter_mut().filter(|op| op.outputs == [name]);
+            fillers.next().expect("it is initialised").kind = OpKind::Given { name: format!("my {name}"), first: 0 };
+            let known = program.blocks[0].variables.iter().find(|known| known.name == name).expect("it is declared");
+            let (element_type, shape) = known.facts.fixed_dense().expect("a parameter is dense");
+            let mut tensor = Tensor::zeros(element_type, &shape);
+            for bytes in tensor.bytes_mut().chunks_exact_mut(4) {
+                let value = f32::from(u16::try_from(prng.below(1000)).expect("it is small")) / 1000.0 - 0.5;
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+            values.insert(format!("my {name}"), tensor);
+        }
+        let graph = Graph::new(program).and_then(|graph| graph.with_values(Arc::new(values)));
+        Self { graph: graph.expect("the values fit"), ..self }
     }
 
     fn parameters(&self) -> impl Iterator<Item = String> {
@@ -218,6 +240,15 @@ fn tables_end_as_in_one_process() {
         assert!(pieces.count() >= 2, "the large table is in pieces, or nothing is shown of their beginnings");
         case.check(&case.local());
     }
+}
+
+#[test]
+fn tables_with_given_values_end_as_in_one_process() {
+    let case = Case::tables(1, TABLE_OPTIMIZERS[0]).given();
+    let texts: Vec<String> = case.parts(2).iter().map(|part| part.graph.program().to_string()).collect();
+    let pieces = texts.iter().filter(|text| text.contains("given(name=\"my large\", first="));
+    assert!(pieces.count() >= 1, "a piece begins in the middle of the value:\n{}", texts.join("\n"));
+    case.check(&case.local());
 }
 
 #[test]

@@ -63,6 +63,7 @@ pub(super) const KINDS: &[&str] = &[
     "fill",
     "uniform",
     "gaussian",
+    "given",
     "accuracy",
     "sub",
     "div",
@@ -147,6 +148,11 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
         }
         OpKind::Gaussian { mean, deviation, seed, first } => {
             let mut list = vec![("mean", Real(*mean)), ("deviation", Real(*deviation)), ("seed", Whole(*seed))];
+            list.extend(unless(*first == 0, "first", Whole(*first)));
+            list
+        }
+        OpKind::Given { name, first } => {
+            let mut list = vec![("name", Text(name.clone()))];
             list.extend(unless(*first == 0, "first", Whole(*first)));
             list
         }
@@ -273,6 +279,7 @@ fn arithmetic(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>
             seed: reader.whole("seed", None)?,
             first: reader.whole("first", Some(0))?,
         },
+        "given" => OpKind::Given { name: reader.text("name")?, first: reader.whole("first", Some(0))? },
         "accuracy" => OpKind::Accuracy,
         "sum_to" => OpKind::SumTo,
         "repeat" => OpKind::Repeat { axes: reader.axes()? },

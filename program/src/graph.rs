@@ -10,6 +10,7 @@ use pserver_core::limits::{
 use pserver_core::optim::Prepared;
 
 use super::block::{Block, Program};
+use super::given::{GivenValues, TakenValues};
 use super::infer::{self, Inferred};
 use super::op::{Op, OpKind, OpRole};
 use super::text::ProgramPositions;
@@ -69,6 +70,7 @@ pub struct Graph {
     variables: Vec<Variable>,
     by_name: BTreeMap<String, VariableIndex>,
     scopes: Vec<Scope>,
+    given: TakenValues,
 }
 
 /// Graphs are equal if their programs are: everything else follows from these, except positions, which do not count.
@@ -113,7 +115,61 @@ impl Graph {
         }
         let Checker { variables, by_name, scopes, positions } = checker;
         let variables = variables.into_iter().map(|known| known.variable).collect();
-        Ok(Self { variables, by_name, scopes: scopes.into_iter().flatten().collect(), program, positions })
+        let (scopes, given) = (scopes.into_iter().flatten().collect(), TakenValues::default());
+        Ok(Self { variables, by_name, scopes, program, positions, given })
+    }
+
+    /// Takes the values of ops `given`, for this graph and the parts that it is divided into. They are read when such
+    /// an op runs.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    /// use std::sync::Arc;
+    /// use pserver_program::{Elements, Graph, Program, Tensor};
+    ///
+    /// let text = "block 0 { parameter w: float32[2] initialise w = given(name=\"weights\") }";
+    /// let values = |length: u64, floats| {
+    ///     Arc::new(BTreeMap::from([("weights".to_owned(), Tensor::new([length], Elements::Float32(floats)))]))
+    /// };
+    /// let graph = || Graph::new(text.parse::<Program>()?);
+    /// assert!(graph()?.with_values(values(2, vec![0.5, 1.0])).is_ok());
+    /// let refused = graph()?.with_values(values(1, vec![0.5])).expect_err("it is too short").to_string();
+    /// assert_eq!(refused, "block 0, op 0 given: value \"weights\" is float32[1]; expected float32[2]");
+    /// # Ok::<(), pserver_core::error::Failure>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Names the op, the value, its type and shape, and those that were expected, unless each op has its value.
+    pub fn with_values(mut self, values: Arc<dyn GivenValues>) -> Result<Self, Failure> {
+        self.given = TakenValues(Some(values));
+        for (block, scope) in self.scopes.iter().enumerate() {
+            for (place, node) in scope.nodes.iter().enumerate() {
+                if let OpKind::Given { name, first } = &node.kind {
+                    let checked = self.given.check(name, *first, &self.variable(node.outputs[0]).facts);
+                    checked.map_err(|reason| Failure::call(format!("{}: {reason}", self.label(block, place))))?;
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// The names of the values that ops `given` take.
+    pub fn given_names(&self) -> impl Iterator<Item = &str> {
+        let nodes = self.scopes.iter().flat_map(|scope| &scope.nodes);
+        nodes.filter_map(|node| if let OpKind::Given { name, .. } = &node.kind { Some(name.as_str()) } else { None })
+    }
+
+    /// Checks a program that was made of this one, and gives it the same values.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn part(&self, program: Program) -> Result<Self, Failure> {
+        Ok(Self { given: self.given.clone(), ..Self::new(program)? })
+    }
+
+    /// The values of ops `given`.
+    pub(crate) const fn given(&self) -> &TakenValues {
+        &self.given
     }
 
     /// Refuses a program that trains a parameter without giving it a first value.

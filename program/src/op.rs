@@ -170,6 +170,14 @@ pub enum OpKind {
         /// As in [`Uniform`](Self::Uniform).
         first: u64,
     },
+    /// `() -> the declared facts of its output`: a value from outside of the program, which
+    /// [`GivenValues`](super::GivenValues) have.
+    Given {
+        /// The name that the value has there.
+        name: String,
+        /// The number of the first row, as in [`Uniform`](Self::Uniform): some rows of the value.
+        first: u64,
+    },
     /// `(scores[n, c], label: int64[n]) -> float32 scalar`: the share of rows whose largest score, the first of
     /// equals, is the label's.
     Accuracy,
@@ -433,6 +441,7 @@ impl OpKind {
             Self::Fill { .. } => "fill",
             Self::Uniform { .. } => "uniform",
             Self::Gaussian { .. } => "gaussian",
+            Self::Given { .. } => "given",
             Self::Accuracy => "accuracy",
             Self::Sub => "sub",
             Self::Div => "div",
@@ -494,7 +503,7 @@ impl OpKind {
         })
     }
 
-    /// The initializer of a kind that creates a tensor; none for every other kind.
+    /// The initializer of a kind that computes a tensor from nothing; none for every other kind.
     #[must_use]
     pub const fn initializer(&self) -> Option<Initializer> {
         match *self {
@@ -502,6 +511,19 @@ impl OpKind {
             Self::Uniform { low, high, .. } => Some(Initializer::Uniform { low, high }),
             Self::Gaussian { mean, deviation, .. } => Some(Initializer::Gaussian { mean, deviation }),
             _ => None,
+        }
+    }
+
+    /// Whether it fills its output without inputs, row by row: an initializer or a given value.
+    #[must_use]
+    pub const fn is_filler(&self) -> bool {
+        self.initializer().is_some() || matches!(self, Self::Given { .. })
+    }
+
+    /// Moves the first row that it fills by so many.
+    pub(crate) const fn skip_rows(&mut self, rows: u64) {
+        if let Self::Uniform { first, .. } | Self::Gaussian { first, .. } | Self::Given { first, .. } = self {
+            *first = first.saturating_add(rows);
         }
     }
 

@@ -64,6 +64,14 @@ impl VariableFacts {
     pub fn fixed(element_type: ElementType, shape: &[u64]) -> Self {
         Self::Dense { element_type, shape: shape.iter().copied().map(Dim::Fixed).collect() }
     }
+
+    /// Type and dimensions of a dense tensor whose dimensions are all known; none of anything else.
+    #[must_use]
+    pub fn fixed_dense(&self) -> Option<(ElementType, Vec<u64>)> {
+        let Self::Dense { element_type, shape } = self else { return None };
+        let lengths = shape.iter().map(|dim| if let Dim::Fixed(length) = dim { Some(*length) } else { None });
+        lengths.collect::<Option<Vec<u64>>>().map(|shape| (*element_type, shape))
+    }
 }
 
 /// As the text form writes them: `float32[batch, 64]`, `rows(float32, 12500, 64)`, `queue(float32[10], 4)`, `strings`.

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use pserver_core::error::Failure;
 use pserver_kernels::cpu::Cpu;
 use pserver_program::cpu::CpuArithmetic;
-use pserver_program::{Block, Dim, Graph, OpRole, PlainRun, Program, Purpose, Tensor, VariableFacts, VariableValue};
+use pserver_program::{
+    Block, Dim, Graph, OpKind, OpRole, PlainRun, Program, Purpose, Tensor, VariableFacts, VariableValue,
+};
 
 use super::data::DataSet;
 use super::training::scalar;
@@ -45,7 +47,9 @@ impl ForwardRun {
         let mut needed: BTreeSet<&str> = wanted.iter().map(String::as_str).collect();
         let mut is_kept = vec![false; whole.ops.len()];
         for (op, is_kept) in whole.ops.iter().zip(&mut is_kept).rev() {
-            let is_run = matches!(op.role, OpRole::Forward | OpRole::Initialise);
+            // Given values are among those that the run is called with.
+            let is_given = matches!(op.kind, OpKind::Given { .. });
+            let is_run = matches!(op.role, OpRole::Forward | OpRole::Initialise) && !is_given;
             if is_run && op.outputs.iter().any(|output| needed.contains(output.as_str())) {
                 needed.extend(op.inputs.iter().chain(&op.outputs).map(String::as_str));
                 *is_kept = true;

@@ -28,19 +28,19 @@ impl<'g> InitialValues<'g> {
         Self { graph, fillers }
     }
 
-    /// The last initialising op of a parameter. A table needs an op without inputs, as servers run it for each row.
+    /// The last initialising op of a parameter. A table needs an op that fills each row alone.
     pub(super) fn check(&self, parameter: VariableIndex, is_table: bool) -> Result<OpKind, String> {
         let fillers = self.fillers.get(&parameter).map_or(&[][..], Vec::as_slice);
         let last = fillers.last().ok_or("found no initialising op; expected one")?;
-        if is_table && last.kind.initializer().is_none() {
+        if is_table && !last.kind.is_filler() {
             let found = last.kind.name();
             return Err(format!(
-                "found {found} as the initialising op of a table; expected fill, uniform or gaussian, which servers \
-                 can run for each row"
+                "found {found} as the initialising op of a table; expected fill, uniform, gaussian or given, \
+                 whose rows do not depend on each other"
             ));
         }
         // An op without inputs overwrites the value, so earlier ops need no check.
-        if last.kind.initializer().is_none() {
+        if !last.kind.is_filler() {
             self.check_read(parameter)?;
         }
         Ok(last.kind.clone())
@@ -87,7 +87,7 @@ impl<'g> InitialValues<'g> {
         for (place, node) in self.graph.scopes()[0].nodes.iter().enumerate().rev() {
             if node.role == OpRole::Initialise && node.outputs.iter().any(|output| needed.contains(output)) {
                 // An op without inputs needs no earlier op.
-                if node.kind.initializer().is_some() {
+                if node.kind.is_filler() {
                     needed.retain(|index| !node.outputs.contains(index));
                 }
                 needed.extend(node.inputs.iter().copied());
@@ -99,20 +99,20 @@ impl<'g> InitialValues<'g> {
     }
 }
 
-/// Runs the initialising ops of these parameters, each once and in order, and returns the values.
+/// Runs the initialising ops that a parameter needs, in order, and returns its value.
 ///
 /// # Errors
 /// The failure of an op.
-pub(super) fn initial_values(graph: &Graph, names: &[&str]) -> Result<Vec<VariableValue>, Failure> {
-    let indices = || names.iter().map(|name| graph.find(name).expect("a part knows its parameters"));
-    let places = InitialValues::of(graph).op_indices(indices());
+pub(super) fn initial_value(graph: &Graph, name: &str) -> Result<VariableValue, Failure> {
+    let index = graph.find(name).expect("a part knows its parameters");
+    let places = InitialValues::of(graph).op_indices([index]);
     let whole = &graph.program().blocks[0];
     let ops: Vec<_> = places.iter().map(|place| whole.ops[*place].clone()).collect();
     let touched: BTreeSet<&String> = ops.iter().flat_map(|op| op.inputs.iter().chain(&op.outputs)).collect();
     let variables = whole.variables.iter().filter(|known| touched.contains(&known.name)).cloned().collect();
     let program = Program { blocks: vec![Block { parent: None, variables, ops }] };
-    let alone = Arc::new(Graph::new(program)?);
+    let alone = Arc::new(graph.part(program)?);
     let mut executor = Executor::new(Arc::clone(&alone), executor_parts())?;
-    let taken = names.iter().map(|name| alone.find(name).and_then(|index| executor.take(index)));
-    Ok(taken.map(|value| value.expect("the initialising ops were checked, and have run")).collect())
+    let value = alone.find(name).and_then(|index| executor.take(index));
+    Ok(value.expect("the initialising ops were checked, and have run"))
 }

@@ -25,7 +25,7 @@ mod table_rows;
 mod trainer;
 mod training;
 
-pub use data::{DataSet, read_model, table, write_tensors};
+pub use data::{DataSet, ValueFile, read_model, table, write_tensors};
 pub use forward_run::ForwardRun;
 pub use trainer::initialise_for_deltas;
 pub use trainer::{Trainer, initialise};

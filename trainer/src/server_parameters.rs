@@ -8,7 +8,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::ServerIndex;
 use pserver_core::rows::{Height, RowLayout};
 use pserver_program::transpile::ProgramPart;
-use pserver_program::{Dim, Graph, Node, OpKind, OpRole, ProgramPeer, Tensor, VariableFacts, VariableIndex};
+use pserver_program::{Graph, Node, OpKind, OpRole, ProgramPeer, Tensor, VariableFacts, VariableIndex};
 
 use super::initial_values::InitialValues;
 use super::sharing::ProgramSharing;
@@ -64,7 +64,8 @@ impl ServerParameter {
             width: Some(layout.width()),
             seed,
             first,
-            initializer: self.initialising_op.initializer().expect("initial values of tables are checked"),
+            // All rows of a given table are sent.
+            initializer: self.initialising_op.initializer().unwrap_or_default(),
             ..SparseSettings::default()
         }
     }
@@ -177,17 +178,7 @@ fn received(
 
 /// Element type and dimensions of a dense variable.
 pub(super) fn dimensions(facts: &VariableFacts) -> Result<(ElementType, Vec<u64>), String> {
-    let length = |dim: &Dim| match dim {
-        Dim::Fixed(length) => Some(*length),
-        Dim::Batch => None,
-    };
-    let known = match facts {
-        VariableFacts::Dense { element_type, shape } => {
-            shape.iter().map(length).collect::<Option<Vec<u64>>>().map(|shape| (*element_type, shape))
-        }
-        _ => None,
-    };
-    known.ok_or_else(|| format!("found {facts}; expected known dimensions"))
+    facts.fixed_dense().ok_or_else(|| format!("found {facts}; expected known dimensions"))
 }
 
 fn layout(gradient: &VariableFacts) -> Result<Option<RowLayout>, Failure> {

@@ -99,11 +99,11 @@ fn initialise_with(
 fn declare(client: &Client, parts: &[ProgramPart], parameters: &[ServerParameter]) -> Result<(), Failure> {
     for part in parts.iter().filter(|part| matches!(part.peers[0], ProgramPeer::Server(_))) {
         let own = || parameters.iter().filter(|one| part.peers.contains(&ProgramPeer::Server(one.server)));
-        // Servers initialise rows of tables when they are first used.
-        let dense: Vec<&str> = own().filter(|one| one.layout.is_none()).map(|one| one.name.as_str()).collect();
-        let mut values = initial_values::initial_values(&part.graph, &dense)?.into_iter();
+        // One value at a time is in memory.
         for one in own() {
-            let initial = if one.layout.is_some() { None } else { values.next() };
+            // Servers initialise rows of tables when they are first used, unless the rows are given.
+            let is_sent = one.layout.is_none() || one.initialising_op.initializer().is_none();
+            let initial = is_sent.then(|| initial_values::initial_value(&part.graph, &one.name)).transpose()?;
             let content = initial.as_ref().map_or(&[][..], |value| value.tensor().bytes());
             client.init_param(&one.name, one.element_type, &one.shape, content, &one.settings()?)?;
         }

@@ -108,8 +108,10 @@ fn arguments(args: &Args) -> Vec<OsString> {
     if let Some(seed) = args.shuffle {
         option("shuffle", seed.to_string().into());
     }
-    if let Some(path) = &args.save {
-        option("save", path.into());
+    for (name, path) in [("save", &args.save), ("values", &args.values)] {
+        if let Some(path) = path {
+            option(name, path.into());
+        }
     }
     all
 }

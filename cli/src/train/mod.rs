@@ -45,6 +45,9 @@ pub struct Args {
     /// A scalar to be reported beside the loss, such as the output of an op accuracy; may be repeated.
     #[arg(long = "metric", value_name = "NAME")]
     metrics: Vec<String>,
+    /// The values of ops given: .safetensors or .npz.
+    #[arg(long, value_name = "FILE")]
+    values: Option<PathBuf>,
     /// Rows on which loss and metrics are computed in the end: a file, or the share of the data's last rows, such as
     /// 0.2, which are then not trained on.
     #[arg(long, value_name = "FILE|SHARE")]

@@ -1,10 +1,11 @@
 //! The plan of a training: its program and its data, read and checked before any process starts.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use pserver_program::Graph;
-use pserver_trainer::{DataSet, ForwardRun, check_scalar, trainable};
+use pserver_trainer::{DataSet, ForwardRun, ValueFile, check_scalar, trainable};
 
 use super::Args;
 use crate::program_file;
@@ -32,6 +33,7 @@ impl TrainingPlan {
         let program = program.into_program();
         let optimizer = args.optimizer.as_deref().map(optimizer_text).transpose()?;
         let graph = trainable(program.clone(), &args.loss, optimizer.as_deref()).with_context(shown)?;
+        let graph = with_values(graph, args.values.as_deref())?;
         for metric in &args.metrics {
             check_scalar(&graph, metric, "the metric").with_context(shown)?;
         }
@@ -51,6 +53,20 @@ impl TrainingPlan {
         }
         let validation = validation.transpose()?;
         Ok(Self { graph, data, validation, watched })
+    }
+}
+
+/// The graph with the file's values for its ops `given`.
+fn with_values(graph: Graph, file: Option<&Path>) -> Result<Graph> {
+    let first = graph.given_names().next();
+    match (file, first) {
+        (None, None) => Ok(graph),
+        (None, Some(name)) => bail!("found an op given(name={name:?}) and no values; expected --values FILE with them"),
+        (Some(path), None) => bail!("--values {}: found no op given in the program; expected one", path.display()),
+        (Some(path), Some(_)) => {
+            let values = ValueFile::open(path)?;
+            graph.with_values(Arc::new(values)).with_context(|| format!("--values {}", path.display()))
+        }
     }
 }
 

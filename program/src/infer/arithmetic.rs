@@ -38,7 +38,7 @@ pub(super) fn outputs(operands: &Operands<'_>) -> InferredOutputs {
             let (_, shape) = operands.dense(0)?;
             Ok(vec![VariableFacts::dense(*to, shape)])
         }
-        OpKind::Fill { .. } | OpKind::Uniform { .. } | OpKind::Gaussian { .. } => {
+        OpKind::Fill { .. } | OpKind::Uniform { .. } | OpKind::Gaussian { .. } | OpKind::Given { .. } => {
             inputs(0)?;
             made(operands)
         }
@@ -234,7 +234,7 @@ fn made(operands: &Operands<'_>) -> InferredOutputs {
     operands.check_outputs(1)?;
     let facts = operands.declared(0)?;
     let name = &operands.op.outputs[0];
-    let is_fill = matches!(operands.op.kind, OpKind::Fill { .. });
+    let is_fill = matches!(operands.op.kind, OpKind::Fill { .. } | OpKind::Given { .. });
     let element_type = match facts {
         VariableFacts::Dense { element_type, shape } if !shape.contains(&Dim::Batch) => *element_type,
         _ => return Err(format!("output {name:?} is {facts}; expected a dense tensor of fixed dimensions")),
@@ -243,8 +243,9 @@ fn made(operands: &Operands<'_>) -> InferredOutputs {
         let expected = if is_fill { "a type that parameters have" } else { "float32 or float64" };
         return Err(format!("output {name:?} is {facts}; expected {expected}"));
     }
-    let initializer = operands.op.kind.initializer().expect("the three kinds that come here have one");
-    initializer.validate_for(element_type).map_err(|failure| failure.to_string())?;
+    if let Some(initializer) = operands.op.kind.initializer() {
+        initializer.validate_for(element_type).map_err(|failure| failure.to_string())?;
+    }
     Ok(vec![facts.clone()])
 }
 

@@ -28,7 +28,7 @@ use crate::block::Program;
 use crate::graph::Graph;
 use crate::op::{Op, OpKind, OpRole};
 use crate::optimizer::append_optimizer;
-use crate::variable::{Dim, Purpose, Variable, VariableFacts};
+use crate::variable::{Purpose, Variable};
 
 use forward::ForwardPart;
 use optimizer::{OptimizerPart, PaddleUpdate, PaddleUpdates};
@@ -53,6 +53,19 @@ pub struct PaddleImport {
 /// When the bytes are no such messages, or anything in them has no counterpart; names the program, the op by index and
 /// kind, the variable, what was found and what was expected.
 pub fn import_paddle(main: &[u8], startup: &[u8]) -> Result<PaddleImport, Failure> {
+    import_paddle_given(main, startup, |_| false)
+}
+
+/// As [`import_paddle`]; an op [`given`](OpKind::Given) fills each parameter for which there is a value of its name, in
+/// place of the startup program's op.
+///
+/// # Errors
+/// As [`import_paddle`].
+pub fn import_paddle_given(
+    main: &[u8],
+    startup: &[u8],
+    has_value: impl Fn(&str) -> bool,
+) -> Result<PaddleImport, Failure> {
     let (main, startup) = (message::decode("main", main)?, message::decode("startup", startup)?);
     let variables = PaddleVariables::new(&main.variables)?;
     let startup = StartupValues::new(&startup)?;
@@ -71,7 +84,9 @@ pub fn import_paddle(main: &[u8], startup: &[u8]) -> Result<PaddleImport, Failur
     parts.report(&mut report);
     report.extend(dropped.iter().map(|name| format!("dropped: variable {name:?}, a state that our rule keeps itself")));
     let mut program = forward.into_program();
-    initialise(&mut program, &parameters, &startup, &mut report)?;
+    let given: BTreeSet<&str> =
+        parameters.iter().map(|parameter| parameter.name.as_str()).filter(|name| has_value(name)).collect();
+    initialise(&mut program, &parameters, (&startup, &given), &mut report)?;
     let gradients = append_backward(&mut program, loss)?;
     optimize(&mut program, &updates, gradients, &mut report)?;
     Ok(PaddleImport { program, loss: loss.to_owned(), report })
@@ -142,18 +157,21 @@ fn parameters(
 fn initialise(
     program: &mut Program,
     parameters: &[Variable],
-    startup: &StartupValues<'_>,
+    (startup, given): (&StartupValues<'_>, &BTreeSet<&str>),
     report: &mut Vec<String>,
 ) -> Result<(), Failure> {
     let mut ops = Vec::new();
     for Variable { name, facts, .. } in parameters {
-        let VariableFacts::Dense { shape, .. } = facts else { unreachable!("a parameter is dense") };
-        let fixed = shape.iter().map(|dim| match dim {
-            Dim::Fixed(length) => Ok(*length),
-            Dim::Batch => Err(paddle_variables::refuse(name, "found dimension -1; expected a parameter's to be fixed")),
-        });
-        let (kind, seed) = startup.initializer(name, &fixed.collect::<Result<Vec<_>, _>>()?)?;
-        if let Some(seed) = seed {
+        let (_, shape) = facts
+            .fixed_dense()
+            .ok_or_else(|| paddle_variables::refuse(name, "found dimension -1; expected a parameter's to be fixed"))?;
+        let (kind, seed) = match given.contains(name.as_str()) {
+            true => (OpKind::Given { name: name.clone(), first: 0 }, None),
+            false => startup.initializer(name, &shape)?,
+        };
+        if let OpKind::Given { .. } = kind {
+            report.push(format!("given: the values of {name:?}"));
+        } else if let Some(seed) = seed {
             report.push(format!(
                 "chosen: seed {seed} for the random values of {name:?}, because Paddle's seed is 0, a new one every run"
             ));

@@ -51,7 +51,10 @@ impl<'a> StartupValues<'a> {
                 let (mean, deviation) = (op.float("mean", 0.0)?, op.float("std", 1.0)?);
                 Ok((OpKind::Gaussian { mean, deviation, seed, first: 0 }, chosen))
             }
-            _ => Err(op.refuse("expected fill_constant, uniform_random or gaussian_random")),
+            _ => Err(op.refuse(format!(
+                "expected fill_constant, uniform_random or gaussian_random to fill {variable:?}, or its values in a \
+                 file"
+            ))),
         }
     }
 

@@ -72,6 +72,7 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "fill" => OpKind::Fill { value: real },
         "uniform" => OpKind::Uniform { low: real, high: other, seed: whole, first },
         "gaussian" => OpKind::Gaussian { mean: real, deviation: other, seed: whole, first },
+        "given" => OpKind::Given { name: text, first },
         "repeat" => OpKind::Repeat { axes: few(&lengths) },
         "lookup_table" => OpKind::LookupTable { padding: yes.then_some(whole) },
         "lookup_table_gradient" => OpKind::LookupTableGradient { height: whole, padding: yes.then_some(first) },

@@ -2,6 +2,7 @@
 
 mod casts;
 mod forms;
+mod given;
 mod gradients;
 mod math;
 mod networks;

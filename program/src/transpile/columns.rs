@@ -54,8 +54,9 @@ impl Transpiler for Columns {
         let groups = Groups::find(&Outline::of(graph))?;
         let layer = Layer::find(graph, &groups, trainers)?;
         let shares = Shares::new(graph, &layer, trainers);
-        let first = part(vec![ProgramPeer::Trainer(0)], vec![shares.first()])?;
-        let others = (1..trainers).map(|number| part(vec![ProgramPeer::Trainer(number)], vec![shares.other(number)]));
+        let first = part(graph, vec![ProgramPeer::Trainer(0)], vec![shares.first()])?;
+        let others =
+            (1..trainers).map(|number| part(graph, vec![ProgramPeer::Trainer(number)], vec![shares.other(number)]));
         std::iter::once(Ok(first)).chain(others).collect()
     }
 }

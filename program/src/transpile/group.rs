@@ -207,7 +207,7 @@ fn is_cut_along(facts: &VariableFacts, parameter: &[Dim]) -> bool {
 /// Whether every initialising op of a variable has no inputs, so that pieces can be initialised alike.
 fn begins_from_nothing(outline: &Outline<'_>, name: &str) -> bool {
     let mut fillers = outline.writers(name).filter(|op| op.role == OpRole::Initialise);
-    fillers.all(|op| op.kind.initializer().is_some())
+    fillers.all(|op| op.kind.is_filler())
 }
 
 /// Union-find over the variables that join groups.

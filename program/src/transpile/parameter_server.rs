@@ -81,9 +81,9 @@ impl Transpiler for ParameterServer {
         let pieces = placed.flat_map(|(group, portions)| pieces(graph, group, portions, &mut names)).collect();
         let division = Division { pieces, ..empty };
         let trainers = (0..cluster.trainers).map(ProgramPeer::Trainer).collect();
-        let mut parts = vec![part(trainers, vec![trainer::block(&division)])?];
+        let mut parts = vec![part(graph, trainers, vec![trainer::block(&division)])?];
         for server in 0..cluster.servers {
-            parts.push(part(vec![ProgramPeer::Server(server)], server::blocks(&division, server))?);
+            parts.push(part(graph, vec![ProgramPeer::Server(server)], server::blocks(&division, server))?);
         }
         Ok(parts)
     }
@@ -119,7 +119,7 @@ fn load<'a>(all: &Division<'a>, group: &'a OpGroup, costs: &CostModel) -> Result
     let whole = [Portion { server: 0, rows: 0..group.rows.unwrap_or(1) }];
     let pieces = pieces(graph, group, &whole, &mut UsedNames::of(graph));
     let division = Division { pieces, ..*all };
-    let alone = part(vec![ProgramPeer::Server(0)], server::blocks(&division, 0))?;
+    let alone = part(graph, vec![ProgramPeer::Server(0)], server::blocks(&division, 0))?;
     let work = group_work(&alone.graph, cluster, costs);
     let seconds = work.seconds(&costs.server);
     let fixed = super::StepWork { messages: work.messages, ..super::StepWork::default() }.seconds(&costs.server);

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use crate::block::Block;
-use crate::op::{Op, OpKind, ProgramPeer};
+use crate::op::{Op, ProgramPeer};
 use crate::update_loop::loop_forever;
 use crate::variable::{Purpose, VariableFacts};
 use pserver_core::dtype::ElementType;
@@ -126,12 +126,12 @@ fn sent<'p>(division: &Division<'_>, piece: &'p GroupSlice<'_>) -> Vec<&'p str> 
     sent.into_iter().map(|name| piece.name(name)).collect()
 }
 
-/// An op over a piece's variables; random initialisation begins at the piece's first row.
+/// An op over a piece's variables; initialisation begins at the piece's first row.
 fn renamed(op: &Op, piece: &GroupSlice<'_>) -> Op {
     let names = |names: &[String]| names.iter().map(|name| piece.name(name).to_owned()).collect();
     let mut kind = op.kind.clone();
-    if let (OpKind::Uniform { first, .. } | OpKind::Gaussian { first, .. }, Some(rows)) = (&mut kind, &piece.rows) {
-        *first = first.saturating_add(rows.start);
+    if let Some(rows) = &piece.rows {
+        kind.skip_rows(rows.start);
     }
     Op { kind, inputs: names(&op.inputs), outputs: names(&op.outputs), role: op.role }
 }

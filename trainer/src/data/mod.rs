@@ -9,6 +9,7 @@ mod comma_separated;
 mod number;
 mod numpy;
 mod tensors;
+mod value_file;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,6 +20,8 @@ use pserver_core::error::Failure;
 use pserver_program::{Dim, Graph, Purpose, Tensor, VariableFacts};
 
 use number::StoredColumn;
+
+pub use value_file::ValueFile;
 
 /// A data variable: the shape of its examples follows the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +86,7 @@ impl DataSet {
                 return Self::of(columns.collect()).map_err(refuse);
             }
             FileFormat::Safetensors => tensors::read(path, Some(&names)),
-            FileFormat::Numpy => numpy::read(path, &names),
+            FileFormat::Numpy => numpy::read(path, Some(&names)),
         };
         let mut stored = stored.map_err(refuse)?;
         let columns = wanted.iter().map(|one| Ok((one.name.clone(), column(one, stored.remove(&one.name))?)));

@@ -37,6 +37,19 @@ pub(super) struct StoredColumn {
     pub(super) bytes: Vec<u8>,
 }
 
+/// Type and shape of a column, or why it cannot be read.
+pub(super) type ColumnFacts = Result<(NumberType, Vec<u64>), String>;
+
+/// The bytes of a column.
+///
+/// # Errors
+/// When they are too many for any memory.
+pub(super) fn column_bytes(number_type: NumberType, shape: &[u64]) -> Result<usize, String> {
+    let bytes = shape.iter().try_fold(number_type.bytes() as u64, |bytes, length| bytes.checked_mul(*length));
+    let bytes = bytes.filter(|bytes| *bytes < 1 << 47).and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| format!("shape {shape:?} is larger than memory"))
+}
+
 impl NumberType {
     pub(super) const fn bytes(self) -> usize {
         match self {

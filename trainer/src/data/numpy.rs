@@ -12,7 +12,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_program::Tensor;
 
-use super::number::{NumberType, StoredColumn};
+use super::number::{ColumnFacts, NumberType, StoredColumn, column_bytes};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// Longest header that is read; one of a plain array has 118 bytes.
@@ -20,26 +20,68 @@ const HEADER_BYTES_MAX: usize = 1 << 16;
 /// Header and numbers begin at multiples of this.
 const ALIGNMENT: usize = 64;
 
-/// Reads the arrays with these names that the file has.
-pub(super) fn read(path: &Path, wanted: &[&str]) -> Result<BTreeMap<String, StoredColumn>, String> {
-    let file = File::open(path).map_err(|error| error.to_string())?;
-    let mut archive = zip::ZipArchive::new(file).map_err(|error| format!("not an npz file: {error}"))?;
+/// Reads the arrays with these names that the file has; all of them without names.
+pub(super) fn read(path: &Path, wanted: Option<&[&str]>) -> Result<BTreeMap<String, StoredColumn>, String> {
     let mut found = BTreeMap::new();
-    for index in 0..archive.len() {
-        let mut entry = archive.by_index(index).map_err(|error| format!("not an npz file: {error}"))?;
-        let Some(name) = entry.name().map_err(|error| error.to_string())?.strip_suffix(".npy").map(str::to_owned)
-        else {
-            continue;
-        };
-        if wanted.contains(&name.as_str()) {
-            let column = array(&mut entry).map_err(|reason| format!("array {name:?}: {reason}"))?;
-            found.insert(name, column);
+    visit(path, |name, entry| {
+        if wanted.is_none_or(|wanted| wanted.contains(&name)) {
+            found.insert(name.to_owned(), array(entry)?);
         }
-    }
+        Ok(())
+    })?;
     Ok(found)
 }
 
-fn array(source: &mut impl Read) -> Result<StoredColumn, String> {
+/// Type and shape of each array, or why it cannot be read.
+pub(super) fn contents(path: &Path) -> Result<BTreeMap<String, ColumnFacts>, String> {
+    let mut found = BTreeMap::new();
+    visit(path, |name, entry| {
+        let facts = header(entry).and_then(|facts| column_bytes(facts.0, &facts.1).map(|_| facts));
+        found.insert(name.to_owned(), facts.map_err(|reason| format!("array {name:?}: {reason}")));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Reads bytes of an array's numbers from a place on; the archive is not kept in memory.
+pub(super) fn read_at(path: &Path, wanted: &str, begin: u64, bytes: &mut [u8]) -> Result<(), String> {
+    visit(path, |name, entry| {
+        if name != wanted {
+            return Ok(());
+        }
+        header(entry)?;
+        let skipped = std::io::copy(&mut entry.take(begin), &mut std::io::sink());
+        skipped.and_then(|_| entry.read_exact(bytes)).map_err(|error| error.to_string())
+    })
+}
+
+/// Opens each array of a file in turn.
+fn visit(path: &Path, mut each: impl FnMut(&str, &mut dyn Read) -> Result<(), String>) -> Result<(), String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let mut archive = zip::ZipArchive::new(file).map_err(|error| format!("not an npz file: {error}"))?;
+    for index in 0..archive.len() {
+        let mut entry = archive.by_index(index).map_err(|error| format!("not an npz file: {error}"))?;
+        let name = entry.name().map_err(|error| error.to_string())?.into_owned();
+        if let Some(name) = name.strip_suffix(".npy") {
+            each(name, &mut entry).map_err(|reason| format!("array {name:?}: {reason}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn array(source: &mut dyn Read) -> Result<StoredColumn, String> {
+    let (number_type, shape) = header(source)?;
+    let count = column_bytes(number_type, &shape)? as u64;
+    let mut bytes = Vec::new();
+    let read = source.take(count + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if read as u64 != count {
+        return Err(format!("found {read} bytes of numbers, or more; expected {count}, as its shape {shape:?} says"));
+    }
+    Ok(StoredColumn { number_type, shape, bytes })
+}
+
+/// Reads the bytes before the numbers.
+fn header(source: &mut dyn Read) -> ColumnFacts {
     let mut exact = |length: usize| {
         let mut bytes = vec![0; length];
         source.read_exact(&mut bytes).map(|()| bytes).map_err(|error| format!("the header cannot be read: {error}"))
@@ -57,20 +99,11 @@ fn array(source: &mut impl Read) -> Result<StoredColumn, String> {
         return Err(format!("found a header of {length} bytes; expected at most {HEADER_BYTES_MAX}"));
     }
     let header = String::from_utf8(exact(length)?).map_err(|_| "the header is not UTF-8".to_owned())?;
-    let (number_type, shape) = facts(&header)?;
-    let count = shape.iter().try_fold(number_type.bytes() as u64, |bytes, length| bytes.checked_mul(*length));
-    let count =
-        count.filter(|count| *count < 1 << 47).ok_or_else(|| format!("shape {shape:?} is larger than memory"))?;
-    let mut bytes = Vec::new();
-    let read = source.take(count + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if read as u64 != count {
-        return Err(format!("found {read} bytes of numbers, or more; expected {count}, as its shape {shape:?} says"));
-    }
-    Ok(StoredColumn { number_type, shape, bytes })
+    facts(&header)
 }
 
 /// Type and shape of a header.
-fn facts(header: &str) -> Result<(NumberType, Vec<u64>), String> {
+fn facts(header: &str) -> ColumnFacts {
     let after = |key: &str| {
         let place = header.find(&format!("'{key}':")).ok_or_else(|| format!("the header has no {key}"))?;
         Ok::<&str, String>(header[place + key.len() + 3..].trim_start())

@@ -1,7 +1,9 @@
 //! Safetensors files: columns of data, and values of parameters.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,28 +11,65 @@ use pserver_core::checkpoint::storage::Directory;
 use pserver_core::checkpoint::{ModelPath, ModelWriter, OutputTensor};
 use pserver_core::error::Failure;
 use pserver_program::Tensor;
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::{Dtype, Metadata};
 
-use super::number::{NumberType, StoredColumn};
+use super::number::{ColumnFacts, NumberType, StoredColumn, column_bytes};
+
+/// Longest header that is read, in bytes; the format's libraries have the same bound.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Reads the tensors with these names that the file has; all of them without names.
 pub(super) fn read(path: &Path, wanted: Option<&[&str]>) -> Result<BTreeMap<String, StoredColumn>, String> {
-    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| format!("not a safetensors file: {error}"))?;
     let mut found = BTreeMap::new();
-    for (name, view) in file.iter().filter(|(name, _)| wanted.is_none_or(|wanted| wanted.contains(name))) {
-        let number_type = number_type(view.dtype()).ok_or_else(|| {
-            let found = view.dtype();
-            format!("tensor {name:?}: found the type {found:?}; expected integers or floats of 8 to 64 bits")
-        })?;
-        let shape = view.shape().iter().map(|length| *length as u64).collect();
-        found.insert(name.to_owned(), StoredColumn { number_type, shape, bytes: view.data().to_vec() });
+    for (name, (facts, begin)) in contents(path)? {
+        if wanted.is_none_or(|wanted| wanted.contains(&name.as_str())) {
+            let (number_type, shape) = facts?;
+            let mut bytes = vec![0; column_bytes(number_type, &shape)?];
+            read_at(path, begin, &mut bytes)?;
+            found.insert(name, StoredColumn { number_type, shape, bytes });
+        }
     }
     Ok(found)
 }
 
-const fn number_type(found: Dtype) -> Option<NumberType> {
-    Some(match found {
+/// Reads bytes of the file from a place on.
+pub(super) fn read_at(path: &Path, begin: u64, bytes: &mut [u8]) -> Result<(), String> {
+    let read = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::Start(begin))?;
+        file.read_exact(bytes)
+    });
+    read.map_err(|error| error.to_string())
+}
+
+/// Type and shape of each tensor, or why it cannot be read, and the place of its first byte in the file.
+pub(super) fn contents(path: &Path) -> Result<BTreeMap<String, (ColumnFacts, u64)>, String> {
+    let refuse = |error: &dyn std::fmt::Display| format!("not a safetensors file: {error}");
+    let length = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
+    let mut prefix = [0; 8];
+    read_at(path, 0, &mut prefix).map_err(|error| refuse(&error))?;
+    let header_bytes = u64::from_le_bytes(prefix);
+    let bound = HEADER_BYTES_MAX.min(length.saturating_sub(8));
+    if header_bytes > bound {
+        return Err(refuse(&format!("found a header of {header_bytes} bytes; expected at most {bound}")));
+    }
+    let mut header = vec![0; usize::try_from(header_bytes).map_err(|error| error.to_string())?];
+    read_at(path, 8, &mut header)?;
+    let header: Metadata = serde_json::from_slice(&header).map_err(|error| refuse(&error))?;
+    let begin = 8 + header_bytes;
+    if header.data_len() as u64 != length - begin {
+        let (found, expected) = (length - begin, header.data_len());
+        return Err(refuse(&format!("found {found} bytes of tensors; expected {expected}, as its header says")));
+    }
+    let tensors = header.tensors().into_iter().map(|(name, info)| {
+        let shape: Vec<u64> = info.shape.iter().map(|length| *length as u64).collect();
+        let facts = number_type(&name, info.dtype).map(|number_type| (number_type, shape));
+        (name, (facts, begin + info.data_offsets.0 as u64))
+    });
+    Ok(tensors.collect())
+}
+
+fn number_type(name: &str, found: Dtype) -> Result<NumberType, String> {
+    Ok(match found {
         Dtype::BOOL => NumberType::Bool,
         Dtype::U8 => NumberType::Uint8,
         Dtype::I8 => NumberType::Int8,
@@ -44,7 +83,11 @@ const fn number_type(found: Dtype) -> Option<NumberType> {
         Dtype::BF16 => NumberType::Bfloat16,
         Dtype::F32 => NumberType::Float32,
         Dtype::F64 => NumberType::Float64,
-        _ => return None,
+        other => {
+            return Err(format!(
+                "tensor {name:?}: found the type {other:?}; expected integers or floats of 8 to 64 bits"
+            ));
+        }
     })
 }
 
