@@ -79,6 +79,42 @@ fn a_training_ends_with_the_bits_of_one_process_for_any_trainers_and_servers() {
     }
 }
 
+/// Nothing is learned, so that the losses of two epochs of one batch differ by the masks alone.
+#[test]
+fn dropout_gets_the_step_in_training_and_none_in_a_prediction() {
+    let place = digits();
+    let dropped = NETWORK
+        .replace("    parameter w1", "    data step: int64[]\n    data first: int64[]\n    parameter w1")
+        .replace("relu(shifted)", "relu(shifted)\n    forward kept = dropout(hidden, step, first, rate=0.5, seed=3)")
+        .replace("matmul(hidden", "matmul(kept");
+    place.write("dropped.program", &dropped);
+    let rows = fs::read_to_string(place.path().join("digits.csv")).expect("the data");
+    place.write("batch.csv", &rows.lines().take(BATCH + 1).collect::<Vec<_>>().join("\n"));
+    let losses = |program: &str, trainers: &str| {
+        let batch = BATCH.to_string();
+        let said = place.run(
+            &[
+                &["train", program, "--data", "batch.csv", "--batch", &batch, "--epochs", "2", "--trainers", trainers],
+                ["--optimizer", "const_lr { learning_rate: 0.0 }", "--save", "model.safetensors"].as_slice(),
+                &["--validation", "batch.csv"],
+            ]
+            .concat(),
+        );
+        let losses = said.errors.lines().filter_map(|line| line.split_once("loss ")).map(|(_, loss)| loss.to_owned());
+        (losses.collect::<Vec<_>>(), numbers(&said.output)["validation loss"])
+    };
+    let (dropped, validation) = losses("dropped.program", "1");
+    assert!(dropped.len() == 2 && dropped[0] != dropped[1], "{dropped:?}");
+    assert_eq!(losses("dropped.program", "4"), (dropped.clone(), validation), "a row's mask is that of one trainer");
+    let (plain, plain_validation) = losses("network.program", "1");
+    assert!(plain[0] == plain[1] && !dropped.contains(&plain[0]), "{plain:?}, {dropped:?}");
+    assert_eq!(validation.to_bits(), plain_validation.to_bits(), "nothing is dropped in a validation");
+    let predict = |program: &str| {
+        place.succeed(&["predict", program, "--model", "model.safetensors", "--data", "batch.csv", "--fetch", "scores"])
+    };
+    assert_eq!(predict("dropped.program"), predict("network.program"));
+}
+
 #[test]
 fn a_trained_model_is_validated_and_predicts() {
     let place = digits();

@@ -10,6 +10,7 @@ use pserver_program::{
 };
 
 use super::data::DataSet;
+use super::step_numbers::StepNumbers;
 use super::training::scalar;
 
 /// The forward ops that some variables need, with their data and parameters.
@@ -91,6 +92,9 @@ impl ForwardRun {
                 }
                 _ => {}
             }
+        }
+        for (name, value) in StepNumbers::of(&self.graph).values_without_dropout() {
+            run.set(name, value)?;
         }
         let rows: Vec<usize> = (0..data.rows()).collect();
         let batches = rows.chunks(batch.max(1)).map(|rows| {

@@ -21,6 +21,7 @@ mod forward_run;
 mod initial_values;
 mod server_parameters;
 mod sharing;
+mod step_numbers;
 mod table_rows;
 mod trainer;
 mod training;

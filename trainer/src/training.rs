@@ -16,6 +16,7 @@ use pserver_program::{
 };
 
 use super::data::DataSet;
+use super::step_numbers::StepNumbers;
 use super::trainer::{Trainer, initialise};
 
 /// Adds gradients and optimizer to a program that has neither. A program with ops of the role `optimize` is returned as
@@ -157,6 +158,10 @@ pub struct Training<'c> {
     parameters: Vec<String>,
     /// Steps of the job before this trainer joined.
     steps_before: u64,
+    /// Steps of the job.
+    steps: u64,
+    rank: usize,
+    numbers: StepNumbers,
 }
 
 impl<'c> Training<'c> {
@@ -174,7 +179,9 @@ impl<'c> Training<'c> {
         initialise(client, &parts)?;
         let parameters = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Parameter);
         let parameters = parameters.map(|variable| variable.name.clone()).collect();
-        Ok(Self { trainer: Trainer::new(client, &parts)?, parameters, steps_before: client.resume_rounds()? })
+        let (rank, numbers) = (client.trainer()? as usize, StepNumbers::of(graph));
+        let (trainer, steps_before) = (Trainer::new(client, &parts)?, client.resume_rounds()?);
+        Ok(Self { trainer, parameters, steps_before, steps: steps_before, rank, numbers })
     }
 
     /// Steps that the job had when this trainer joined: 0 for a new one. After a step that a failure broke off on some
@@ -184,7 +191,7 @@ impl<'c> Training<'c> {
         self.steps_before
     }
 
-    /// One step on these rows of the data.
+    /// One step on these rows of the data. Ops `dropout` whose step is data get the number of the job's step, from 0.
     ///
     /// # Errors
     /// As [`Trainer::step`]; another call with the same rows repeats the step.
@@ -192,7 +199,12 @@ impl<'c> Training<'c> {
         for (name, tensor) in data.batch(rows) {
             self.trainer.feed(name, tensor)?;
         }
-        self.trainer.step()
+        for (name, value) in self.numbers.values(self.steps, self.rank * rows.len()) {
+            self.trainer.feed(name, value)?;
+        }
+        self.trainer.step()?;
+        self.steps += 1;
+        Ok(())
     }
 
     /// The value of a scalar in the last step, on this trainer's part of the batch.

@@ -17,8 +17,9 @@ use std::path::Path;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_program::{Dim, Graph, Purpose, Tensor, VariableFacts};
+use pserver_program::{Dim, Graph, Purpose, Tensor, Variable, VariableFacts};
 
+use super::step_numbers::StepNumbers;
 use number::StoredColumn;
 
 pub use value_file::ValueFile;
@@ -149,7 +150,9 @@ impl DataSet {
 
 /// The data variables of a graph.
 fn data_variables(graph: &Graph) -> Result<Vec<DataVariable>, String> {
-    let data = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Data);
+    let numbers = StepNumbers::of(graph);
+    let is_read = |variable: &&Variable| variable.purpose == Purpose::Data && !numbers.contains(&variable.name);
+    let data = graph.variables().iter().filter(is_read);
     let found = data.map(|variable| {
         let (name, facts) = (&variable.name, &variable.facts);
         let example = match facts {
