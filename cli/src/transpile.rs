@@ -61,18 +61,21 @@ struct Rates {
     /// Examples in a trainer's batch.
     #[arg(long, default_value_t = CostModel::default().batch)]
     batch: u64,
-    /// Rows of a table for each row of its gradient.
-    #[arg(long, default_value_t = CostModel::default().rows_apart, value_name = "ROWS")]
-    rows_apart: u64,
     /// Pieces of a parameter are multiples of this number of bytes, as far as rows allow.
     #[arg(long, default_value_t = CostModel::default().chunk_bytes, value_name = "BYTES")]
     chunk_bytes: u32,
+    /// Cores that all processes share, on one machine; 0 if each has a machine of its own.
+    #[arg(long, default_value_t = CostModel::default().shared_cores, value_name = "CORES")]
+    shared_cores: u32,
     /// Bytes per second of a link, both directions together.
     #[arg(long, default_value_t = ProcessRates::default().link_bytes_per_second, value_name = "RATE")]
     link_bytes_per_second: f64,
     /// Seconds of a message, beyond those of its bytes.
     #[arg(long, default_value_t = ProcessRates::default().message_seconds, value_name = "SECONDS")]
     message_seconds: f64,
+    /// Seconds of an op, beyond those of its arithmetic.
+    #[arg(long, default_value_t = ProcessRates::default().op_seconds, value_name = "SECONDS")]
+    op_seconds: f64,
     /// Floating-point operations per second.
     #[arg(long, default_value_t = ProcessRates::default().flops_per_second, value_name = "RATE")]
     flops_per_second: f64,
@@ -84,7 +87,7 @@ struct Rates {
 /// How a program is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Strategy {
-    /// Optimizer ops and their parameters to servers, so that the slowest is as fast as possible; the rest to trainers.
+    /// Optimizer ops and their parameters to servers, so that a step is as short as possible; the rest to trainers.
     ParameterServer,
     /// The same, with whole parameters to the servers in turn.
     RoundRobin,
@@ -161,6 +164,7 @@ impl Rates {
         let machine = ProcessRates {
             link_bytes_per_second: self.link_bytes_per_second,
             message_seconds: self.message_seconds,
+            op_seconds: self.op_seconds,
             flops_per_second: self.flops_per_second,
             memory_bytes_per_second: self.memory_bytes_per_second,
         };
@@ -168,8 +172,8 @@ impl Rates {
             trainer: machine,
             server: machine,
             batch: self.batch,
-            rows_apart: self.rows_apart,
             chunk_bytes: self.chunk_bytes,
+            shared_cores: self.shared_cores,
         }
     }
 }
@@ -186,16 +190,16 @@ fn texts(parts: &[ProgramPart]) -> String {
 
 fn table(estimate: &Estimate) -> String {
     let mut text = String::new();
-    let heads = ["sent bytes", "received bytes", "messages", "flops", "memory bytes", "seconds"];
+    let heads = ["sent bytes", "received bytes", "messages", "ops", "flops", "memory bytes", "seconds"];
     write!(text, "{:<14}", "process").expect("a string takes everything");
     heads.iter().for_each(|head| write!(text, "{head:>16}").expect("a string takes everything"));
     for node in &estimate.nodes {
         let work = node.work;
-        let counts = [work.sent_bytes, work.received_bytes, work.messages, work.flops, work.memory_bytes];
+        let counts = [work.sent_bytes, work.received_bytes, work.messages, work.ops, work.flops, work.memory_bytes];
         write!(text, "\n{:<14}", node.peer.to_string()).expect("a string takes everything");
         counts.iter().for_each(|count| write!(text, "{count:>16}").expect("a string takes everything"));
         write!(text, "{:>16.6}", node.seconds).expect("a string takes everything");
     }
-    writeln!(text, "\n{:<14}{:>96.6}", "step", estimate.step_seconds()).expect("a string takes everything");
+    writeln!(text, "\n{:<14}{:>112.6}", "step", estimate.step_seconds).expect("a string takes everything");
     text
 }

@@ -1,20 +1,20 @@
 //! Cost model: an estimate of each process's time per step, by which placements are compared.
 //!
-//! The time of a process is a sum of four quotients, so nothing in it overlaps:
-//!
 //! ```text
-//! seconds = (bytes sent + bytes received) / link_bytes_per_second
-//!         + messages * message_seconds
-//!         + flops / flops_per_second
-//!         + memory bytes / memory_bytes_per_second
+//! own  = messages * message_seconds + ops * op_seconds
+//!      + flops / flops_per_second + memory bytes / memory_bytes_per_second
+//! wire = (bytes sent + bytes received) / link_bytes_per_second
 //! ```
 //!
-//! and the time of a step is that of the slowest process. Counted per step of all trainers:
+//! `step_time` makes the time of a step of them. Counted per step of all trainers:
 //!
 //! - *Bytes* are those of the elements: of a dense tensor all, of selected rows 8 for each row's number as well. A
-//!   batch has [`CostModel::batch`] examples, and selected rows are one for every [`CostModel::rows_apart`] of the
+//!   batch has [`CostModel::batch`] examples, and selected rows are as many as the ids that looked them up, at most the
 //!   height. Addresses and frames are left out.
-//! - *Messages* are counted where they are sent and where they are received.
+//! - *Messages* are frames: all dense gradients of a trainer for a server travel in one, and the parameters come back
+//!   in another; rows have as many for their gradients, and two to be read. Each counts where it is sent and where it
+//!   is received.
+//! - *Ops* are those of the program that run, a `recv` and a `send` too.
 //! - *Flops*: `2 n k m` for a matrix product, two for every product of a convolution, and one for every element of
 //!   the largest operand otherwise.
 //! - *Memory bytes*: what an op reads and writes, once each; an update or a lookup by rows touches these rows only. An
@@ -32,7 +32,8 @@ use crate::variable::{Dim, VariableFacts};
 use pserver_core::error::Failure;
 use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 
-use super::part::{Cluster, ProgramPart};
+use super::part::ProgramPart;
+use super::step_time::{ProcessGroup, ProcessSeconds, StepPace};
 
 /// The rates of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,6 +42,8 @@ pub struct ProcessRates {
     pub link_bytes_per_second: f64,
     /// Seconds that a message costs beyond its bytes.
     pub message_seconds: f64,
+    /// Seconds that an op costs beyond its arithmetic.
+    pub op_seconds: f64,
     /// Floating-point operations per second.
     pub flops_per_second: f64,
     /// Bytes per second that it reads and writes.
@@ -48,12 +51,13 @@ pub struct ProcessRates {
 }
 
 impl Default for ProcessRates {
-    /// A link of 100 Gbit/s, 10 us for a message, 100 Gflop/s and 20 GB/s: a modest host, to be replaced by measured
-    /// rates.
+    /// A link of 100 Gbit/s, 10 us for a message, 1 us for an op, 100 Gflop/s and 20 GB/s: a modest host, to be
+    /// replaced by measured rates.
     fn default() -> Self {
         Self {
             link_bytes_per_second: 12.5e9,
             message_seconds: 10e-6,
+            op_seconds: 1e-6,
             flops_per_second: 100e9,
             memory_bytes_per_second: 20e9,
         }
@@ -69,16 +73,16 @@ pub struct CostModel {
     pub server: ProcessRates,
     /// Examples in a trainer's batch.
     pub batch: u64,
-    /// A gradient of selected rows has one row for this many of the table's.
-    pub rows_apart: u64,
     /// Pieces of a parameter are multiples of this many bytes, as far as rows allow.
     pub chunk_bytes: u32,
+    /// Cores that all processes share, on one machine; zero if each has a machine of its own.
+    pub shared_cores: u32,
 }
 
 impl Default for CostModel {
     fn default() -> Self {
         let machine = ProcessRates::default();
-        Self { trainer: machine, server: machine, batch: 64, rows_apart: 256, chunk_bytes: CHUNK_BYTES_DEFAULT }
+        Self { trainer: machine, server: machine, batch: 64, chunk_bytes: CHUNK_BYTES_DEFAULT, shared_cores: 0 }
     }
 }
 
@@ -99,14 +103,13 @@ impl CostModel {
                     return Err(Failure::call(format!("{machine}.{field} is {rate}; expected a rate above zero")));
                 }
             }
-            let seconds = rates.message_seconds;
-            if !(seconds.is_finite() && seconds >= 0.0) {
-                return Err(Failure::call(format!("{machine}.message_seconds is {seconds}; expected zero or above")));
+            for (field, seconds) in [("message_seconds", rates.message_seconds), ("op_seconds", rates.op_seconds)] {
+                if !(seconds.is_finite() && seconds >= 0.0) {
+                    return Err(Failure::call(format!("{machine}.{field} is {seconds}; expected zero or above")));
+                }
             }
         }
-        for (field, value) in
-            [("batch", self.batch), ("rows_apart", self.rows_apart), ("chunk_bytes", self.chunk_bytes.into())]
-        {
+        for (field, value) in [("batch", self.batch), ("chunk_bytes", self.chunk_bytes.into())] {
             if value == 0 {
                 return Err(Failure::call(format!("{field} is 0; expected 1 or more")));
             }
@@ -124,6 +127,8 @@ pub struct StepWork {
     pub received_bytes: u64,
     /// Messages, both ways.
     pub messages: u64,
+    /// Ops that run.
+    pub ops: u64,
     /// Floating-point operations.
     pub flops: u64,
     /// Bytes read and written in memory.
@@ -134,18 +139,26 @@ impl StepWork {
     /// Its duration in seconds, at these rates.
     #[must_use]
     pub fn seconds(&self, machine: &ProcessRates) -> f64 {
-        let linked = self.sent_bytes.saturating_add(self.received_bytes);
-        real(linked) / machine.link_bytes_per_second
-            + real(self.messages) * machine.message_seconds
-            + real(self.flops) / machine.flops_per_second
-            + real(self.memory_bytes) / machine.memory_bytes_per_second
+        self.process_seconds(machine).sum()
     }
 
-    fn add(&mut self, other: &Self, times: u64) {
+    pub(super) fn process_seconds(&self, machine: &ProcessRates) -> ProcessSeconds {
+        let linked = self.sent_bytes.saturating_add(self.received_bytes);
+        ProcessSeconds {
+            own: real(self.messages) * machine.message_seconds
+                + real(self.ops) * machine.op_seconds
+                + real(self.flops) / machine.flops_per_second
+                + real(self.memory_bytes) / machine.memory_bytes_per_second,
+            wire: real(linked) / machine.link_bytes_per_second,
+        }
+    }
+
+    pub(super) fn add(&mut self, other: &Self, times: u64) {
         let sum = |total: &mut u64, more: u64| *total = total.saturating_add(more.saturating_mul(times));
         sum(&mut self.sent_bytes, other.sent_bytes);
         sum(&mut self.received_bytes, other.received_bytes);
         sum(&mut self.messages, other.messages);
+        sum(&mut self.ops, other.ops);
         sum(&mut self.flops, other.flops);
         sum(&mut self.memory_bytes, other.memory_bytes);
     }
@@ -167,15 +180,11 @@ pub struct NodeEstimate {
 pub struct Estimate {
     /// Every process, in the order of the parts.
     pub nodes: Vec<NodeEstimate>,
+    /// The duration of a step in seconds.
+    pub step_seconds: f64,
 }
 
 impl Estimate {
-    /// The time of the slowest process.
-    #[must_use]
-    pub fn step_seconds(&self) -> f64 {
-        self.nodes.iter().map(|node| node.seconds).fold(0.0, f64::max)
-    }
-
     /// The time of the slowest server; zero without servers.
     #[must_use]
     pub fn server_seconds(&self) -> f64 {
@@ -184,56 +193,136 @@ impl Estimate {
     }
 }
 
+/// How the trainers' values of a step travel to a server: dense ones in one exchange of two messages, rows in two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Exchanges {
+    pub(super) has_dense: bool,
+    pub(super) has_rows: bool,
+}
+
+impl Exchanges {
+    /// The exchanges of a value with these facts.
+    pub(super) const fn of(facts: &VariableFacts) -> Self {
+        let has_rows = matches!(facts, VariableFacts::SelectedRows { .. });
+        Self { has_dense: !has_rows, has_rows }
+    }
+
+    pub(super) fn messages(self) -> u64 {
+        2 * u64::from(self.has_dense) + 4 * u64::from(self.has_rows)
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.has_dense |= other.has_dense;
+        self.has_rows |= other.has_rows;
+    }
+}
+
+/// The pieces of a step on one channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ChannelPieces {
+    /// Pieces.
+    pub(super) count: u64,
+    /// Rows of each, if they are selected rows.
+    pub(super) rows: u64,
+}
+
+/// What trainers send in a step.
+#[derive(Default)]
+struct Traffic<'p> {
+    pieces: BTreeMap<(ProgramPeer, &'p str), ChannelPieces>,
+    messages: BTreeMap<ProgramPeer, u64>,
+}
+
+impl<'p> Traffic<'p> {
+    fn of(parts: &'p [ProgramPart], costs: &CostModel) -> Self {
+        let mut traffic = Self::default();
+        for part in parts {
+            let senders = part.peers.iter().filter(|peer| matches!(peer, ProgramPeer::Trainer(_))).count() as u64;
+            if senders > 0 {
+                traffic.add(part, senders, costs);
+            }
+        }
+        traffic
+    }
+
+    fn add(&mut self, part: &'p ProgramPart, senders: u64, costs: &CostModel) {
+        let sizes = Sizes::new(&part.graph, costs, &|_| 0);
+        let mut servers: BTreeMap<ProgramPeer, Exchanges> = BTreeMap::new();
+        let mut own = 0;
+        for node in &part.graph.scopes()[0].nodes {
+            let OpKind::Send { channel, to: Destination::Peer(to) } = &node.kind else { continue };
+            let pieces = self.pieces.entry((*to, channel)).or_default();
+            pieces.count += senders;
+            pieces.rows = pieces.rows.max(sizes.rows(node.inputs[0]));
+            if let ProgramPeer::Server(_) = to {
+                servers.entry(*to).or_default().add(Exchanges::of(&part.graph.variable(node.inputs[0]).facts));
+            } else {
+                own += 1;
+                *self.messages.entry(*to).or_default() += senders;
+            }
+        }
+        for (server, exchanges) in servers {
+            own += exchanges.messages();
+            *self.messages.entry(server).or_default() += senders * exchanges.messages();
+        }
+        part.peers.iter().for_each(|peer| *self.messages.entry(*peer).or_default() += own);
+    }
+}
+
 /// Estimates the cost of one step of sub-programs.
 #[must_use]
 pub fn estimate(parts: &[ProgramPart], costs: &CostModel) -> Estimate {
-    let mut sends: BTreeMap<(ProgramPeer, &str), u64> = BTreeMap::new();
-    for (part, op) in parts.iter().flat_map(|part| part.graph.program().blocks[0].ops.iter().map(move |op| (part, op)))
-    {
-        if let OpKind::Send { channel, to: Destination::Peer(to) } = &op.kind {
-            let senders = part.peers.iter().filter(|peer| matches!(peer, ProgramPeer::Trainer(_))).count() as u64;
-            *sends.entry((*to, channel)).or_default() += senders;
-        }
-    }
+    let traffic = Traffic::of(parts, costs);
+    let (mut trainers, mut servers) = (ProcessGroup::default(), ProcessGroup::default());
     let nodes = parts.iter().flat_map(|part| part.peers.iter().map(|peer| (*peer, &part.graph)));
     let nodes = nodes.map(|(peer, graph)| {
-        let sent = |channel: &str| sends.get(&(peer, channel)).copied().unwrap_or(0);
-        let (machine, work) = match peer {
-            ProgramPeer::Trainer(_) => (&costs.trainer, trainer_work(graph, costs)),
-            ProgramPeer::Server(_) => (&costs.server, server_work(graph, &sent, costs)),
+        let pieces = |channel: &str| traffic.pieces.get(&(peer, channel)).copied().unwrap_or_default();
+        let (machine, group, mut work) = match peer {
+            ProgramPeer::Trainer(_) => (&costs.trainer, &mut trainers, trainer_work(graph, costs)),
+            ProgramPeer::Server(_) => (&costs.server, &mut servers, server_work(graph, &pieces, costs)),
         };
+        work.messages = traffic.messages.get(&peer).copied().unwrap_or(0);
+        group.add(work.process_seconds(machine), 1);
         NodeEstimate { peer, work, seconds: work.seconds(machine) }
     });
-    Estimate { nodes: nodes.collect() }
+    let nodes = nodes.collect();
+    let merges = |node: &Node| matches!(node.kind, OpKind::GradientAccumulator { count: 2.., .. });
+    let mut all = parts.iter().flat_map(|part| part.graph.scopes()).flat_map(|scope| &scope.nodes);
+    let pace = StepPace { is_waiting: trainers.is_one() || all.any(merges), shared_cores: costs.shared_cores };
+    Estimate { nodes, step_seconds: pace.step_seconds(&trainers, &servers) }
 }
 
-/// The work of a server in a step in which each of its channels gets a piece from every trainer.
-pub(super) fn group_work(graph: &Graph, cluster: Cluster, costs: &CostModel) -> StepWork {
-    server_work(graph, &|_| cluster.trainers.into(), costs)
-}
-
-/// Everything in block 0 once.
+/// Everything in block 0 once, without messages.
 fn trainer_work(graph: &Graph, costs: &CostModel) -> StepWork {
     let mut work = StepWork::default();
-    for node in graph.scopes()[0].nodes.iter().filter(|node| node.role != OpRole::Initialise) {
-        work.add(&Sizes { graph, costs }.work(node, 1), 1);
-    }
+    trainer_works(graph, costs).for_each(|(_, op)| work.add(&op, 1));
     work
 }
 
-/// The work in loops, as often as the inputs arrive.
-fn server_work(graph: &Graph, sent: &dyn Fn(&str) -> u64, costs: &CostModel) -> StepWork {
+/// The ops of a trainer's step, each with its work.
+pub(super) fn trainer_works<'a>(
+    graph: &'a Graph,
+    costs: &'a CostModel,
+) -> impl Iterator<Item = (&'a Node, StepWork)> {
+    let sizes = Sizes::new(graph, costs, &|_| 0);
+    let nodes = graph.scopes()[0].nodes.iter().filter(|node| node.role != OpRole::Initialise);
+    nodes.map(move |node| (node, sizes.work(node, 1)))
+}
+
+/// The work in loops, as often as the inputs arrive, without messages.
+pub(super) fn server_work(graph: &Graph, arriving: &dyn Fn(&str) -> ChannelPieces, costs: &CostModel) -> StepWork {
     let mut work = StepWork::default();
+    let sizes = Sizes::new(graph, costs, &|channel| arriving(channel).rows);
     // How often a variable gets a value in a step, and how many strings it has then.
     let mut values: BTreeMap<VariableIndex, (u64, u64)> = BTreeMap::new();
     for node in graph.scopes().iter().skip(1).flat_map(|scope| &scope.nodes) {
         let known = node.inputs.iter().filter_map(|input| values.get(input));
         let runs = match &node.kind {
-            OpKind::Recv { channel } => sent(channel),
+            OpKind::Recv { channel } => arriving(channel).count,
             _ => known.map(|(runs, _)| *runs).min().unwrap_or(0),
         };
         let addresses = node.inputs.get(1).and_then(|input| values.get(input)).map_or(1, |(_, strings)| *strings);
-        work.add(&Sizes { graph, costs }.work(node, addresses), runs);
+        work.add(&sizes.work(node, addresses), runs);
         let given = match node.kind {
             OpKind::GradientAccumulator { count, .. } => (runs / u64::from(count), 1),
             OpKind::StringAccumulator { count } => (runs / u64::from(count), count.into()),
@@ -245,33 +334,77 @@ fn server_work(graph: &Graph, sent: &dyn Fn(&str) -> u64, costs: &CostModel) -> 
     work
 }
 
+/// Rows of the selected rows that a program's ops compute, by name.
+pub(super) fn row_counts<'a>(graph: &'a Graph, costs: &CostModel) -> BTreeMap<&'a str, u64> {
+    let sizes = Sizes::new(graph, costs, &|_| 0);
+    sizes.row_counts.iter().map(|(index, rows)| (graph.variable(*index).name.as_str(), *rows)).collect()
+}
+
 /// Sizes of values and the work of ops.
 struct Sizes<'a> {
     graph: &'a Graph,
     costs: &'a CostModel,
+    /// Rows of each variable of selected rows.
+    row_counts: BTreeMap<VariableIndex, u64>,
 }
 
-impl Sizes<'_> {
+impl<'a> Sizes<'a> {
+    /// `arriving` gives the rows of each piece on a channel.
+    fn new(graph: &'a Graph, costs: &'a CostModel, arriving: &dyn Fn(&str) -> u64) -> Self {
+        let mut sizes = Self { graph, costs, row_counts: BTreeMap::new() };
+        for node in graph.scopes().iter().flat_map(|scope| &scope.nodes) {
+            for output in &node.outputs {
+                if let VariableFacts::SelectedRows { height, .. } = graph.variable(*output).facts {
+                    let rows = sizes.written_rows(node, height, arriving).clamp(1, height.max(1));
+                    sizes.row_counts.insert(*output, rows);
+                }
+            }
+        }
+        sizes
+    }
+
+    /// The rows of an output of this height.
+    fn written_rows(&self, node: &Node, height: u64, arriving: &dyn Fn(&str) -> u64) -> u64 {
+        let from = |index: &VariableIndex| self.rows(*index);
+        match &node.kind {
+            OpKind::LookupTableGradient { .. } => self.elements(node.inputs[0]),
+            OpKind::Recv { channel } => arriving(channel),
+            OpKind::GradientAccumulator { count, .. } => from(&node.inputs[0]).saturating_mul((*count).into()),
+            OpKind::Split { .. } => {
+                let VariableFacts::SelectedRows { height: whole, .. } = self.graph.variable(node.inputs[0]).facts else {
+                    return height;
+                };
+                let share = u128::from(from(&node.inputs[0])) * u128::from(height);
+                u64::try_from(share.div_ceil(whole.max(1).into())).unwrap_or(u64::MAX)
+            }
+            _ => node.inputs.iter().map(from).fold(0, u64::saturating_add),
+        }
+    }
+
+    /// Rows of selected rows; zero for other values.
+    fn rows(&self, index: VariableIndex) -> u64 {
+        self.row_counts.get(&index).copied().unwrap_or(0)
+    }
+
     /// The work of one run of an op; a `send` to the senders of a round goes to this many addresses.
     fn work(&self, node: &Node, addresses: u64) -> StepWork {
-        let none = StepWork::default();
+        let op = StepWork { ops: 1, ..StepWork::default() };
         match &node.kind {
             OpKind::Send { to, .. } => {
                 let copies = if *to == Destination::Senders { addresses } else { 1 };
-                let bytes = self.bytes(node.inputs[0]);
-                StepWork { sent_bytes: bytes.saturating_mul(copies), messages: copies, ..none }
+                StepWork { sent_bytes: self.bytes(node.inputs[0]).saturating_mul(copies), ..op }
             }
-            OpKind::Recv { .. } => StepWork { received_bytes: self.bytes(node.outputs[0]), messages: 1, ..none },
+            OpKind::Recv { .. } => StepWork { received_bytes: self.bytes(node.outputs[0]), ..op },
             OpKind::GradientAccumulator { .. } => StepWork {
                 flops: self.elements(node.inputs[0]),
                 memory_bytes: self.bytes(node.inputs[0]).saturating_mul(3),
-                ..none
+                ..op
             },
             OpKind::StringAccumulator { .. }
             | OpKind::LoopForever { .. }
             | OpKind::Enqueue
-            | OpKind::Dequeue { .. } => none,
-            _ => StepWork { flops: self.flops(node), memory_bytes: self.memory_bytes(node), ..none },
+            | OpKind::Dequeue { .. } => StepWork::default(),
+            _ => StepWork { flops: self.flops(node), memory_bytes: self.memory_bytes(node), ..op },
         }
     }
 
@@ -328,19 +461,14 @@ impl Sizes<'_> {
     }
 
     fn bytes(&self, index: VariableIndex) -> u64 {
-        let numbers = match &self.graph.variable(index).facts {
-            VariableFacts::SelectedRows { height, .. } => height.div_ceil(self.costs.rows_apart).saturating_mul(8),
-            _ => 0,
-        };
+        let numbers = self.rows(index).saturating_mul(8);
         self.elements(index).saturating_mul(self.element_bytes(index)).saturating_add(numbers)
     }
 
     fn elements(&self, index: VariableIndex) -> u64 {
         match &self.graph.variable(index).facts {
             VariableFacts::Dense { .. } => self.shape(index).iter().fold(1, |all, length| all.saturating_mul(*length)),
-            VariableFacts::SelectedRows { height, width, .. } => {
-                height.div_ceil(self.costs.rows_apart).saturating_mul(*width)
-            }
+            VariableFacts::SelectedRows { width, .. } => self.rows(index).saturating_mul(*width),
             VariableFacts::Queue { .. } | VariableFacts::Strings => 0,
         }
     }

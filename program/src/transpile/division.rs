@@ -11,6 +11,8 @@ use pserver_core::accumulator::AccumulatorSettings;
 use super::group::{Groups, OpGroup};
 use super::outline::Outline;
 use super::part::Cluster;
+use super::placement::Portion;
+use super::write::UsedNames;
 
 /// A group, or some rows of it, on one server.
 #[derive(Debug)]
@@ -60,4 +62,72 @@ impl<'a> GroupSlice<'a> {
         }
         facts
     }
+}
+
+impl Division<'_> {
+    /// The same with these portions of each group.
+    pub(super) fn with(&self, portions: &[Vec<Portion>]) -> Self {
+        let mut names = UsedNames::of(self.graph);
+        let placed = self.groups.all.iter().zip(portions);
+        let pieces = placed.flat_map(|(group, portions)| pieces(self.graph, group, portions, &mut names)).collect();
+        Self { pieces, ..*self }
+    }
+
+    /// The same with one group alone, whole, on server 0.
+    pub(super) fn with_only(&self, group: usize) -> Self {
+        let group = &self.groups.all[group];
+        let whole = [Portion { server: 0, rows: 0..group.rows.unwrap_or(1) }];
+        let pieces = pieces(self.graph, group, &whole, &mut UsedNames::of(self.graph));
+        Self { pieces, ..*self }
+    }
+}
+
+/// The pieces of a group, with all their names.
+fn pieces<'a>(
+    graph: &'a Graph,
+    group: &'a OpGroup,
+    portions: &[Portion],
+    names: &mut UsedNames<'_>,
+) -> Vec<GroupSlice<'a>> {
+    let is_whole = portions.len() == 1;
+    let mut pieces = Vec::new();
+    for (number, Portion { server, rows }) in portions.iter().enumerate() {
+        let mut own: BTreeMap<&str, String> = BTreeMap::new();
+        if !is_whole {
+            for name in touched(graph, group) {
+                own.entry(name).or_insert_with(|| names.fresh(format!("{name}@piece{number}")));
+            }
+        }
+        let rows = (!is_whole).then(|| rows.clone());
+        let mut piece = GroupSlice { group, server: *server, rows, names: own, arrivals: Vec::new() };
+        for gradient in &group.arrivals {
+            let arrival = arrival(graph, &piece, gradient, names);
+            piece.names.insert(gradient, arrival.merged.clone());
+            piece.arrivals.push(arrival);
+        }
+        pieces.push(piece);
+    }
+    pieces
+}
+
+/// The names of a gradient on the server: after the group's parameter, or after itself when there are several
+/// gradients.
+fn arrival(graph: &Graph, piece: &GroupSlice<'_>, gradient: &str, names: &mut UsedNames<'_>) -> GradientNames {
+    let parameter = piece.group.name(graph);
+    let owner = if piece.group.arrivals.len() == 1 { parameter.as_str() } else { gradient };
+    let owner = piece.name(owner).to_owned();
+    GradientNames {
+        piece: piece.name(gradient).to_owned(),
+        wide: names.fresh(format!("{owner}@wide")),
+        sender: names.fresh(format!("{owner}@sender")),
+        merged: names.fresh(format!("{owner}@merged")),
+        senders: names.fresh(format!("{owner}@senders")),
+        channel: owner,
+    }
+}
+
+/// The variables that a group's ops and their initialisation touch, in the order of the ops.
+fn touched<'a>(graph: &'a Graph, group: &'a OpGroup) -> impl Iterator<Item = &'a str> {
+    let ops = group.ops.iter().map(|place| &graph.program().blocks[0].ops[*place]);
+    ops.flat_map(|op| op.inputs.iter().chain(&op.outputs)).map(String::as_str)
 }

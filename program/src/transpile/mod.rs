@@ -11,7 +11,7 @@
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
 //!
 //! Read in this order: [`ProgramPart`] and [`Transpiler`]; `outline` (an index of the program); `group` (which ops
-//! belong together, and what may be cut); [`CostModel`]; `placement`; `division`; `parameter_server`, with `server` and
+//! belong together, and what may be cut); [`CostModel`]; `step_time`; `step_loads`; `placement`; `division`; `parameter_server`, with `server` and
 //! `trainer`; `columns`; `draw`.
 
 mod columns;
@@ -24,6 +24,8 @@ mod parameter_server;
 mod part;
 mod placement;
 mod server;
+mod step_loads;
+mod step_time;
 #[cfg(test)]
 mod tests;
 mod trainer;

@@ -4,21 +4,20 @@ use std::collections::BTreeMap;
 
 use crate::graph::Graph;
 use crate::op::{OpRole, ProgramPeer};
-use crate::update_loop::GradientNames;
-use crate::variable::{Dim, VariableFacts};
 use pserver_core::accumulator::AccumulatorSettings;
 use pserver_core::config::{Merge, Mode};
 use pserver_core::error::Failure;
 use pserver_core::limits::{SERVERS_MAX, TRAINERS_MAX};
 
 use super::Transpiler;
-use super::cost::{CostModel, group_work};
-use super::division::{Division, GroupSlice};
-use super::group::{Groups, OpGroup};
+use super::cost::{CostModel, estimate};
+use super::division::Division;
+use super::group::Groups;
 use super::outline::{Outline, ops};
 use super::part::{Cluster, ProgramPart};
-use super::placement::{Load, Placement, Portion};
-use super::write::{UsedNames, part};
+use super::placement::{Placement, Portion};
+use super::step_loads::StepLoads;
+use super::write::part;
 use super::{server, trainer};
 
 /// The transpiler of the parameter server.
@@ -64,7 +63,7 @@ impl Transpiler for ParameterServer {
         let outline = Outline::of(graph);
         let groups = Groups::find(&outline)?;
         let wanted = wanted(graph, &groups);
-        let empty = Division {
+        let division = Division {
             graph,
             outline: &outline,
             wanted: &wanted,
@@ -73,19 +72,17 @@ impl Transpiler for ParameterServer {
             cluster,
             accumulators,
         };
-        let loads: Result<Vec<Load>, Failure> = groups.all.iter().map(|group| load(&empty, group, costs)).collect();
-        let portions = self.placement.place(&loads?, cluster.servers);
-
-        let mut names = UsedNames::of(graph);
-        let placed = groups.all.iter().zip(&portions);
-        let pieces = placed.flat_map(|(group, portions)| pieces(graph, group, portions, &mut names)).collect();
-        let division = Division { pieces, ..empty };
-        let trainers = (0..cluster.trainers).map(ProgramPeer::Trainer).collect();
-        let mut parts = vec![part(graph, trainers, vec![trainer::block(&division)])?];
-        for server in 0..cluster.servers {
-            parts.push(part(graph, vec![ProgramPeer::Server(server)], server::blocks(&division, server))?);
+        let loads = StepLoads::of(&division, costs)?;
+        let in_turn = Placement::RoundRobin.place(&loads, cluster.servers);
+        let chosen = self.placement.place(&loads, cluster.servers);
+        let parts = divide(&division, &chosen)?;
+        if chosen == in_turn {
+            return Ok(parts);
         }
-        Ok(parts)
+        // Loads are linear in rows; the estimate rounds, and decides.
+        let others = divide(&division, &in_turn)?;
+        let is_slower = estimate(&others, costs).step_seconds < estimate(&parts, costs).step_seconds;
+        Ok(if is_slower { others } else { parts })
     }
 }
 
@@ -112,85 +109,16 @@ fn check(cluster: Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The cost of a group for the server that has it, as the cost of a part with this group alone. `all` has no pieces
-/// yet.
-fn load<'a>(all: &Division<'a>, group: &'a OpGroup, costs: &CostModel) -> Result<Load, Failure> {
-    let Division { graph, cluster, .. } = *all;
-    let whole = [Portion { server: 0, rows: 0..group.rows.unwrap_or(1) }];
-    let pieces = pieces(graph, group, &whole, &mut UsedNames::of(graph));
-    let division = Division { pieces, ..*all };
-    let alone = part(graph, vec![ProgramPeer::Server(0)], server::blocks(&division, 0))?;
-    let work = group_work(&alone.graph, cluster, costs);
-    let seconds = work.seconds(&costs.server);
-    let fixed = super::StepWork { messages: work.messages, ..super::StepWork::default() }.seconds(&costs.server);
-    let unit = unit(graph, group, costs.chunk_bytes);
-    Ok(Load { fixed, rows_seconds: seconds - fixed, rows: group.rows.unwrap_or(1), unit })
-}
-
-/// The fewest rows that fill a chunk.
-fn unit(graph: &Graph, group: &OpGroup, chunk_bytes: u32) -> u64 {
-    let Some(rows) = group.rows else { return 1 };
-    let bytes = group.kept.iter().filter_map(|name| match graph.facts(name)? {
-        VariableFacts::Dense { element_type, shape } if !shape.is_empty() => {
-            Some(shape.iter().fold(element_type.bytes(), |bytes, dim| match dim {
-                Dim::Fixed(length) => bytes.saturating_mul(*length),
-                Dim::Batch => bytes,
-            }))
-        }
-        _ => None,
-    });
-    let row_bytes = bytes.max().unwrap_or(1) / rows;
-    u64::from(chunk_bytes).div_ceil(row_bytes.max(1)).min(rows)
-}
-
-/// The pieces of a group, with all their names.
-fn pieces<'a>(
-    graph: &'a Graph,
-    group: &'a OpGroup,
-    portions: &[Portion],
-    names: &mut UsedNames<'_>,
-) -> Vec<GroupSlice<'a>> {
-    let is_whole = portions.len() == 1;
-    let mut pieces = Vec::new();
-    for (number, Portion { server, rows }) in portions.iter().enumerate() {
-        let mut own: BTreeMap<&str, String> = BTreeMap::new();
-        if !is_whole {
-            for name in touched(graph, group) {
-                own.entry(name).or_insert_with(|| names.fresh(format!("{name}@piece{number}")));
-            }
-        }
-        let rows = (!is_whole).then(|| rows.clone());
-        let mut piece = GroupSlice { group, server: *server, rows, names: own, arrivals: Vec::new() };
-        for gradient in &group.arrivals {
-            let arrival = arrival(graph, &piece, gradient, names);
-            piece.names.insert(gradient, arrival.merged.clone());
-            piece.arrivals.push(arrival);
-        }
-        pieces.push(piece);
+/// The parts of a program whose groups are placed so. `empty` has no pieces.
+fn divide(empty: &Division<'_>, portions: &[Vec<Portion>]) -> Result<Vec<ProgramPart>, Failure> {
+    let division = empty.with(portions);
+    let Cluster { trainers, servers } = division.cluster;
+    let trainers = (0..trainers).map(ProgramPeer::Trainer).collect();
+    let mut parts = vec![part(division.graph, trainers, vec![trainer::block(&division)])?];
+    for server in 0..servers {
+        parts.push(part(division.graph, vec![ProgramPeer::Server(server)], server::blocks(&division, server))?);
     }
-    pieces
-}
-
-/// The names of a gradient on the server: after the group's parameter, or after itself when there are several
-/// gradients.
-fn arrival(graph: &Graph, piece: &GroupSlice<'_>, gradient: &str, names: &mut UsedNames<'_>) -> GradientNames {
-    let parameter = piece.group.name(graph);
-    let owner = if piece.group.arrivals.len() == 1 { parameter.as_str() } else { gradient };
-    let owner = piece.name(owner).to_owned();
-    GradientNames {
-        piece: piece.name(gradient).to_owned(),
-        wide: names.fresh(format!("{owner}@wide")),
-        sender: names.fresh(format!("{owner}@sender")),
-        merged: names.fresh(format!("{owner}@merged")),
-        senders: names.fresh(format!("{owner}@senders")),
-        channel: owner,
-    }
-}
-
-/// The variables that a group's ops and their initialisation touch, in the order of the ops.
-fn touched<'a>(graph: &'a Graph, group: &'a OpGroup) -> impl Iterator<Item = &'a str> {
-    let ops = group.ops.iter().map(|place| &graph.program().blocks[0].ops[*place]);
-    ops.flat_map(|op| op.inputs.iter().chain(&op.outputs)).map(String::as_str)
+    Ok(parts)
 }
 
 /// The parameters and states that trainers' ops read and servers keep, with their places in the order in which they are

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use crate::ProgramPeer;
-use crate::transpile::{Cluster, CostModel, ParameterServer, Placement, ProcessRates, StepWork, Transpiler, estimate};
+use crate::transpile::{Cluster, CostModel, Estimate, ParameterServer, Placement, ProcessRates, StepWork, Transpiler, estimate};
 use pserver_core::prng::Prng;
 
 use super::networks::{SGD, cutting, random, two_layers};
@@ -16,14 +16,17 @@ proptest! {
     fn what_is_sent_is_received(seed: u64, trainers in 1_u32..5, servers in 1_u32..5, bytes in 1_u32..200) {
         let graph = random(&mut Prng(seed), true);
         let costs = cutting(bytes);
+        let mut steps = Vec::new();
         for placement in [Placement::Balanced, Placement::RoundRobin] {
             let transpiler = ParameterServer { placement, ..ParameterServer::default() };
             let parts = transpiler.transpile(&graph, Cluster { trainers, servers }, &costs).expect("it can be divided");
-            let nodes = estimate(&parts, &costs).nodes;
+            let Estimate { nodes, step_seconds } = estimate(&parts, &costs);
+            steps.push(step_seconds);
             let sum = |of: fn(&StepWork) -> u64| nodes.iter().map(|node| of(&node.work)).sum::<u64>();
             prop_assert_eq!(sum(|work| work.sent_bytes), sum(|work| work.received_bytes));
             prop_assert!(sum(|work| work.sent_bytes) > 0);
         }
+        prop_assert!(steps[0] <= steps[1], "{:?}", steps);
     }
 }
 
@@ -52,8 +55,10 @@ fn a_server_pays_what_the_model_says() {
     let expected = StepWork {
         sent_bytes: 3 * TWO_LAYERS,
         received_bytes: 3 * TWO_LAYERS,
-        // Three parameters in and out, for three trainers.
-        messages: 3 * 2 * 3,
+        // All gradients in and all parameters out, for three trainers.
+        messages: 3 * 2,
+        // For each parameter: three pieces and their senders are received and added, one update, one answer.
+        ops: 3 * (3 + 3 + 1 + 1),
         // Three pieces added, one update.
         flops: (3 + 1) * elements,
         // A piece read, the sum read and written; the update reads two and writes one, and a count of 8 bytes each way.
@@ -63,11 +68,12 @@ fn a_server_pays_what_the_model_says() {
     let machine = ProcessRates {
         link_bytes_per_second: 100.0,
         message_seconds: 0.5,
+        op_seconds: 0.25,
         flops_per_second: 10.0,
         memory_bytes_per_second: 1000.0,
     };
-    let work = StepWork { sent_bytes: 300, received_bytes: 100, messages: 4, flops: 30, memory_bytes: 5000 };
-    assert!((work.seconds(&machine) - (4.0 + 2.0 + 3.0 + 5.0)).abs() < 1e-12);
+    let work = StepWork { sent_bytes: 300, received_bytes: 100, messages: 4, ops: 8, flops: 30, memory_bytes: 5000 };
+    assert!((work.seconds(&machine) - (4.0 + 2.0 + 2.0 + 3.0 + 5.0)).abs() < 1e-12);
 }
 
 #[test]

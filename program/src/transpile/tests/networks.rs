@@ -31,10 +31,11 @@ const RULES: [&str; 12] = [
 const UNIFORM: Initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
 const GAUSSIAN: Initializer = Initializer::Gaussian { mean: 0.0, deviation: 0.5 };
 
-/// A cost model in which cuts of this many bytes pay off: messages are free.
+/// A cost model in which cuts of this many bytes pay off: messages and ops are free, and so is a trainer's memory.
 pub(super) fn cutting(chunk_bytes: u32) -> CostModel {
-    let machine = ProcessRates { message_seconds: 0.0, ..ProcessRates::default() };
-    CostModel { trainer: machine, server: machine, chunk_bytes, ..CostModel::default() }
+    let server = ProcessRates { message_seconds: 0.0, op_seconds: 0.0, ..ProcessRates::default() };
+    let trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..server };
+    CostModel { trainer, server, chunk_bytes, ..CostModel::default() }
 }
 
 pub(super) fn graph(program: Program) -> Graph {
@@ -79,13 +80,14 @@ pub(super) fn convolutional(config: &str) -> Graph {
     trained(p, config)
 }
 
-/// An embedding of `rows` rows and layers of `layer_elements` each, of which only sizes matter.
+/// An embedding of `rows` rows, 96 of them for each example, and layers of `layer_rows` rows, of which only sizes
+/// matter.
 pub(super) fn unbalanced(rows: u64, layers: u64, layer_rows: u64) -> Graph {
     const WIDTH: u64 = 64;
     let p = Builder::new();
-    let ids = p.data("ids", Int64, [Dim::Batch]);
+    let ids = p.data("ids", Int64, [Dim::Batch, Dim::Fixed(96)]);
     let table = p.parameter("embedding", Float32, &[rows, WIDTH], UNIFORM, 0);
-    let mut h = p.lookup_table(table, ids);
+    let mut h = p.reduce_sum(p.lookup_table(table, ids), 1);
     for layer in 0..layers {
         let up = p.parameter(&format!("layer{layer}"), Float32, &[layer_rows, WIDTH], UNIFORM, layer + 1);
         let wide = p.matmul_transposed(h, false, up, true);

@@ -4,7 +4,7 @@ use crate::transpile::{Cluster, Columns, CostModel, ParameterServer, ProcessRate
 use crate::{Graph, Program};
 use pserver_core::config::Mode;
 
-use super::networks::{CLIPPED, SGD, graph, two_layers};
+use super::networks::{CLIPPED, SGD, cutting, graph, two_layers};
 
 const PAIR: Cluster = Cluster { trainers: 2, servers: 2 };
 
@@ -60,7 +60,7 @@ fn a_program_that_cannot_be_divided_is_refused_by_name() {
 
 #[test]
 fn a_part_is_not_divided_again() {
-    let costs = CostModel::default();
+    let costs = cutting(1);
     let parts = ParameterServer::default().transpile(&two_layers(SGD), PAIR, &costs).expect("it can be divided");
     for part in parts {
         assert!(said(&ParameterServer::default(), &part.graph, PAIR, &costs).contains("expected no flow yet"));
