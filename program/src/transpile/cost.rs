@@ -226,7 +226,7 @@ pub(super) struct ChannelPieces {
     pub(super) rows: u64,
 }
 
-/// What trainers send in a step.
+/// Values that trainers send in a step.
 #[derive(Default)]
 struct Traffic<'p> {
     pieces: BTreeMap<(ProgramPeer, &'p str), ChannelPieces>,
@@ -300,10 +300,7 @@ fn trainer_work(graph: &Graph, costs: &CostModel) -> StepWork {
 }
 
 /// The ops of a trainer's step, each with its work.
-pub(super) fn trainer_works<'a>(
-    graph: &'a Graph,
-    costs: &'a CostModel,
-) -> impl Iterator<Item = (&'a Node, StepWork)> {
+pub(super) fn trainer_works<'a>(graph: &'a Graph, costs: &'a CostModel) -> impl Iterator<Item = (&'a Node, StepWork)> {
     let sizes = Sizes::new(graph, costs, &|_| 0);
     let nodes = graph.scopes()[0].nodes.iter().filter(|node| node.role != OpRole::Initialise);
     nodes.map(move |node| (node, sizes.work(node, 1)))
@@ -371,7 +368,8 @@ impl<'a> Sizes<'a> {
             OpKind::Recv { channel } => arriving(channel),
             OpKind::GradientAccumulator { count, .. } => from(&node.inputs[0]).saturating_mul((*count).into()),
             OpKind::Split { .. } => {
-                let VariableFacts::SelectedRows { height: whole, .. } = self.graph.variable(node.inputs[0]).facts else {
+                let VariableFacts::SelectedRows { height: whole, .. } = self.graph.variable(node.inputs[0]).facts
+                else {
                     return height;
                 };
                 let share = u128::from(from(&node.inputs[0])) * u128::from(height);

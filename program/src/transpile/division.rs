@@ -11,8 +11,16 @@ use pserver_core::accumulator::AccumulatorSettings;
 use super::group::{Groups, OpGroup};
 use super::outline::Outline;
 use super::part::Cluster;
-use super::placement::Portion;
 use super::write::UsedNames;
+
+/// Some rows of a group, on a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Portion {
+    /// The server.
+    pub(super) server: u32,
+    /// The rows.
+    pub(super) rows: Range<u64>,
+}
 
 /// A group, or some rows of it, on one server.
 #[derive(Debug)]

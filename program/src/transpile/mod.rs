@@ -11,8 +11,8 @@
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
 //!
 //! Read in this order: [`ProgramPart`] and [`Transpiler`]; `outline` (an index of the program); `group` (which ops
-//! belong together, and what may be cut); [`CostModel`]; `step_time`; `step_loads`; `placement`; `division`; `parameter_server`, with `server` and
-//! `trainer`; `columns`; `draw`.
+//! belong together, and what may be cut); [`CostModel`]; `step_time`; `division`; `step_loads`; `placement`;
+//! `parameter_server`, with `server` and `trainer`; `columns`; `draw`.
 
 mod columns;
 mod cost;

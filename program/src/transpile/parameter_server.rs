@@ -11,11 +11,11 @@ use pserver_core::limits::{SERVERS_MAX, TRAINERS_MAX};
 
 use super::Transpiler;
 use super::cost::{CostModel, estimate};
-use super::division::Division;
+use super::division::{Division, Portion};
 use super::group::Groups;
 use super::outline::{Outline, ops};
 use super::part::{Cluster, ProgramPart};
-use super::placement::{Placement, Portion};
+use super::placement::Placement;
 use super::step_loads::StepLoads;
 use super::write::part;
 use super::{server, trainer};

@@ -1,8 +1,7 @@
 //! Placement: which server holds which rows of which parameter.
 
-use std::ops::Range;
-
-use super::cost::real;
+use super::cost::{Exchanges, real};
+use super::division::Portion;
 use super::step_loads::{GroupLoad, StepLoads};
 use super::step_time::{ProcessGroup, ProcessSeconds};
 
@@ -21,15 +20,6 @@ pub enum Placement {
     Balanced,
     /// Whole parameters in turn, in program order: the baseline for comparisons.
     RoundRobin,
-}
-
-/// Some rows of a group, on a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Portion {
-    /// The server.
-    pub(super) server: u32,
-    /// The rows.
-    pub(super) rows: Range<u64>,
 }
 
 /// Improvements of one start at most; a few per group are usual.
@@ -101,39 +91,39 @@ fn counts(servers: usize) -> impl Iterator<Item = usize> {
 
 /// The worth of an assignment: shorter steps first, then more equal servers.
 #[derive(Clone, Copy, Debug, Default)]
-struct Score {
+struct PlacementScore {
     /// Seconds of a step.
     step: f64,
     /// Sum of the squares of the servers' seconds.
     spread: f64,
 }
 
-impl Score {
+impl PlacementScore {
     fn is_better(self, than: Self) -> bool {
         let is_more_equal = self.step <= than.step && self.spread < than.spread * (1.0 - WORTH);
         self.step < than.step * (1.0 - WORTH) || is_more_equal
     }
 }
 
-/// What a server has.
+/// Pieces on a server.
 #[derive(Clone, Copy, Debug, Default)]
-struct ServerLoad {
+struct ServerPieces {
     /// Without messages.
     seconds: ProcessSeconds,
     /// Pieces with dense gradients, and with rows.
     pieces: [u32; 2],
 }
 
-impl ServerLoad {
+impl ServerPieces {
     fn messages(&self) -> f64 {
-        real(super::cost::Exchanges { has_dense: self.pieces[0] > 0, has_rows: self.pieces[1] > 0 }.messages())
+        real(Exchanges { has_dense: self.pieces[0] > 0, has_rows: self.pieces[1] > 0 }.messages())
     }
 }
 
 /// Loads of all processes.
 #[derive(Clone, Debug, Default)]
 struct ClusterLoad {
-    servers: Vec<ServerLoad>,
+    servers: Vec<ServerPieces>,
     /// A trainer's seconds for pieces.
     pieces_seconds: f64,
 }
@@ -145,7 +135,7 @@ struct Assignment<'a> {
     cluster: ClusterLoad,
     /// For every group the units on each server.
     units: Vec<Vec<u64>>,
-    score: Score,
+    score: PlacementScore,
 }
 
 /// Units of a group on a server as they would be.
@@ -154,8 +144,8 @@ type UnitChange = (usize, usize, u64);
 impl<'a> Assignment<'a> {
     fn new(loads: &'a StepLoads, servers: u32) -> Self {
         let servers = servers as usize;
-        let cluster = ClusterLoad { servers: vec![ServerLoad::default(); servers], pieces_seconds: 0.0 };
-        Self { loads, cluster, units: vec![vec![0; servers]; loads.groups.len()], score: Score::default() }
+        let cluster = ClusterLoad { servers: vec![ServerPieces::default(); servers], pieces_seconds: 0.0 };
+        Self { loads, cluster, units: vec![vec![0; servers]; loads.groups.len()], score: PlacementScore::default() }
     }
 
     /// Whole groups to the servers in turn.
@@ -208,7 +198,7 @@ impl<'a> Assignment<'a> {
     /// Makes the best change that can be found, as long as there is one.
     fn improved(mut self) -> Self {
         for _ in 0..IMPROVEMENTS_MAX {
-            let mut best: Option<(Score, Vec<UnitChange>)> = None;
+            let mut best: Option<(PlacementScore, Vec<UnitChange>)> = None;
             for change in self.changes() {
                 let score = self.after(&change);
                 if score.is_better(best.as_ref().map_or(self.score, |(score, _)| *score)) {
@@ -224,7 +214,7 @@ impl<'a> Assignment<'a> {
     /// Changes to the slowest servers, and pieces of a group joined.
     fn changes(&self) -> Vec<Vec<UnitChange>> {
         let servers = self.cluster.servers.len();
-        let mut slowest: Vec<usize> = [|load: &ServerLoad| load.seconds.own, |load: &ServerLoad| load.seconds.wire]
+        let mut slowest: Vec<usize> = [|load: &ServerPieces| load.seconds.own, |load: &ServerPieces| load.seconds.wire]
             .into_iter()
             .filter_map(|time| (0..servers).rev().max_by(|one, other| self.compare(time, *one, *other)))
             .collect();
@@ -252,7 +242,7 @@ impl<'a> Assignment<'a> {
         changes
     }
 
-    fn compare(&self, time: fn(&ServerLoad) -> f64, one: usize, other: usize) -> std::cmp::Ordering {
+    fn compare(&self, time: fn(&ServerPieces) -> f64, one: usize, other: usize) -> std::cmp::Ordering {
         time(&self.cluster.servers[one]).total_cmp(&time(&self.cluster.servers[other]))
     }
 
@@ -288,7 +278,7 @@ impl<'a> Assignment<'a> {
         self.score = self.loads.score(&self.cluster);
     }
 
-    fn after(&self, change: &[UnitChange]) -> Score {
+    fn after(&self, change: &[UnitChange]) -> PlacementScore {
         let mut cluster = self.cluster.clone();
         self.change(&mut cluster, change);
         self.loads.score(&cluster)
@@ -343,7 +333,7 @@ fn touched(change: &[UnitChange]) -> Vec<usize> {
 }
 
 impl StepLoads {
-    fn score(&self, cluster: &ClusterLoad) -> Score {
+    fn score(&self, cluster: &ClusterLoad) -> PlacementScore {
         let (mut servers, mut spread, mut messages) = (ProcessGroup::default(), 0.0, 0.0);
         for server in &cluster.servers {
             let own_messages = server.messages();
@@ -356,6 +346,6 @@ impl StepLoads {
         let mut trainers = ProcessGroup::default();
         let own = self.trainer.own + cluster.pieces_seconds + messages * self.trainer_message;
         trainers.add(ProcessSeconds { own, wire: self.trainer.wire }, self.trainers);
-        Score { step: self.pace.step_seconds(&trainers, &servers), spread }
+        PlacementScore { step: self.pace.step_seconds(&trainers, &servers), spread }
     }
 }

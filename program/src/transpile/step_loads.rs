@@ -8,9 +8,8 @@ use crate::variable::{Dim, VariableFacts};
 use pserver_core::error::Failure;
 
 use super::cost::{ChannelPieces, CostModel, Exchanges, StepWork, row_counts, server_work, trainer_works};
-use super::division::Division;
+use super::division::{Division, Portion};
 use super::group::OpGroup;
-use super::placement::Portion;
 use super::step_time::{ProcessSeconds, StepPace};
 use super::write::part;
 use super::{server, trainer};
@@ -86,7 +85,7 @@ impl GroupLoad {
         self.rows.div_ceil(self.unit)
     }
 
-    /// What a server has to do for the group: its part with this group alone.
+    /// Adds the work of a server for the group: of its part with this group alone.
     fn add_server(
         &mut self,
         empty: &Division<'_>,
@@ -100,9 +99,7 @@ impl GroupLoad {
             .pieces
             .iter()
             .flat_map(|piece| piece.group.arrivals.iter().zip(&piece.arrivals))
-            .map(|(gradient, names)| {
-                (names.channel.as_str(), row_counts.get(gradient.as_str()).copied().unwrap_or(0))
-            })
+            .map(|(gradient, names)| (names.channel.as_str(), row_counts.get(gradient.as_str()).copied().unwrap_or(0)))
             .collect();
         let pieces = |channel: &str| ChannelPieces {
             count: division.cluster.trainers.into(),

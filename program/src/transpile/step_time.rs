@@ -32,7 +32,7 @@ pub(super) struct StepPace {
 
 /// Slowest and total of one time of some processes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Extent {
+struct SlowestAndTotal {
     slowest: f64,
     total: f64,
 }
@@ -41,8 +41,8 @@ struct Extent {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ProcessGroup {
     count: f64,
-    own: Extent,
-    wire: Extent,
+    own: SlowestAndTotal,
+    wire: SlowestAndTotal,
     /// Slowest sum of both.
     both: f64,
 }
@@ -53,7 +53,7 @@ impl ProcessSeconds {
     }
 }
 
-impl Extent {
+impl SlowestAndTotal {
     fn add(&mut self, seconds: f64, count: f64) {
         self.slowest = self.slowest.max(seconds);
         self.total += count * seconds;
@@ -88,7 +88,7 @@ impl StepPace {
     /// The duration of a step in seconds.
     pub(super) fn step_seconds(self, trainers: &ProcessGroup, servers: &ProcessGroup) -> f64 {
         if self.is_waiting {
-            let wire = Extent {
+            let wire = SlowestAndTotal {
                 slowest: trainers.wire.slowest.max(servers.wire.slowest),
                 total: trainers.wire.total + servers.wire.total,
             };
@@ -96,10 +96,10 @@ impl StepPace {
         }
         let alone = trainers.both + servers.own.slowest / trainers.count.max(1.0);
         let total = trainers.own.total + trainers.wire.total + servers.own.total + servers.wire.total;
-        self.duration(Extent { slowest: alone.max(servers.both), total })
+        self.duration(SlowestAndTotal { slowest: alone.max(servers.both), total })
     }
 
-    fn duration(self, all: Extent) -> f64 {
+    fn duration(self, all: SlowestAndTotal) -> f64 {
         match self.shared_cores {
             0 => all.slowest,
             cores => all.slowest.max(all.total / f64::from(cores)),

@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use crate::ProgramPeer;
-use crate::transpile::{Cluster, CostModel, Estimate, ParameterServer, Placement, ProcessRates, StepWork, Transpiler, estimate};
+use crate::transpile::{
+    Cluster, CostModel, Estimate, ParameterServer, Placement, ProcessRates, StepWork, Transpiler, estimate,
+};
 use pserver_core::prng::Prng;
 
 use super::networks::{SGD, cutting, random, two_layers};

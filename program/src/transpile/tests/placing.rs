@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use crate::transpile::cost::Exchanges;
-use crate::transpile::placement::Portion;
+use crate::transpile::division::Portion;
 use crate::transpile::step_loads::{GroupLoad, StepLoads};
 use crate::transpile::step_time::{ProcessGroup, ProcessSeconds, StepPace};
 use crate::transpile::{Cluster, CostModel, ParameterServer, Placement, Transpiler, estimate};
