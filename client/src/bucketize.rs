@@ -7,7 +7,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::ChunkIndex;
 use pserver_core::memory::prefetch;
 use pserver_core::partition::Buckets;
-use pserver_core::rows::{Ids, RowLayout, RowMerge, RowsView};
+use pserver_core::rows::{Ids, Merged, RowLayout, RowMerge, RowsView};
 use pserver_core::wire::RowsPart;
 
 /// Bytes of an id.
@@ -17,13 +17,18 @@ const ROWS_AHEAD: usize = 16;
 /// Buffers that are kept from one call to the next.
 const KEPT_MAX: usize = 16;
 
-/// Buffers of calls by rows, reused because fresh pages cost as much as the work in them. They are as large as the
-/// largest calls.
+/// Memory of calls by rows, reused because fresh pages cost as much as the work in them. It is as large as the largest
+/// calls.
 #[derive(Debug, Default)]
 pub(super) struct RowBuffers {
-    pub(super) merge: RowMerge,
-    kept: Vec<Vec<u8>>,
+    /// One for each parameter of a call.
+    pub(super) merges: Vec<RowMerge>,
+    pub(super) kept: KeptBuffers,
 }
+
+/// Buffers of earlier calls.
+#[derive(Debug, Default)]
+pub(super) struct KeptBuffers(Vec<Vec<u8>>);
 
 /// Partitions the rows of one parameter by bucket.
 #[derive(Clone, Copy, Debug)]
@@ -33,14 +38,24 @@ pub(super) struct Bucketizer {
     pub(super) bytes_max: u32,
 }
 
-/// Rows to send: the parts of every bucket, each with its header.
+/// Rows to send, grouped by bucket. Their bytes are written part by part, so that a part travels while the next one is
+/// summed.
 #[derive(Debug)]
-pub(super) struct BucketedRows {
-    pub(super) element_type: ElementType,
-    /// At least as long as the parts.
-    bytes: Vec<u8>,
-    /// The bucket of each part and where the part ends; a bucket without rows has one part without bytes.
-    ends: Vec<(ChunkIndex, usize)>,
+pub(super) struct BucketedRows<'a> {
+    merged: Merged<'a>,
+    /// The layout in which they are sent.
+    layout: RowLayout,
+    /// The parts by bucket; a bucket without rows has one part without bytes.
+    parts: Vec<PlannedPart>,
+}
+
+/// A part of a bucket's rows.
+#[derive(Debug)]
+struct PlannedPart {
+    bucket: ChunkIndex,
+    header: RowsPart,
+    /// Indices of its unique rows.
+    rows: Range<usize>,
 }
 
 /// A query for rows: the unique ids of every bucket.
@@ -62,36 +77,35 @@ pub(super) struct RowQueryPiece<'a> {
 }
 
 impl Bucketizer {
-    /// Merges repeated rows and partitions them by bucket, with ascending ids, so that the parts do not depend on the
-    /// order of the rows. Rows without repetition keep their element type.
+    /// Groups rows by bucket, with ascending ids, so that the parts do not depend on the order of the rows. Repeated
+    /// rows are summed when they are written; rows without repetition keep their element type.
     ///
     /// # Errors
     /// When there are too many rows.
-    pub(super) fn bucketize(
+    pub(super) fn bucketize<'a>(
         self,
         layout: RowLayout,
-        rows: RowsView<'_>,
-        buffers: &mut RowBuffers,
-    ) -> Result<BucketedRows, Failure> {
-        let bytes = buffers.take();
-        let given = [rows];
-        let merged = buffers.merge.partition_by_bucket(layout, &given, self.buckets)?;
-        if merged.len() == rows.len() {
-            return Ok(self.write_buckets(rows.layout(), bytes, merged.ids(), |some, into| merged.copy(some, into)));
+        rows: &'a [RowsView<'a>; 1],
+        merge: &'a mut RowMerge,
+    ) -> Result<BucketedRows<'a>, Failure> {
+        let merged = merge.partition_by_bucket(layout, rows, self.buckets)?;
+        let layout = if merged.len() == rows[0].len() { rows[0].layout() } else { layout };
+        let row_bytes = ID_BYTES + layout.row_bytes();
+        let each = ((self.bytes_max as usize).saturating_sub(RowsPart::BYTES) / row_bytes).max(1);
+        let mut parts = Vec::new();
+        let mut runs = self.runs(merged.ids()).peekable();
+        for bucket in (0..u64::from(self.buckets.count)).map(ChunkIndex) {
+            let rows = runs.next_if(|(next, _)| *next == bucket).map_or(0..0, |(_, rows)| rows);
+            let count = u32::try_from(rows.len().div_ceil(each)).expect("rows are fewer than 2^32");
+            if rows.is_empty() {
+                parts.push(PlannedPart { bucket, header: RowsPart { index: 0, count }, rows: 0..0 });
+            }
+            for (index, start) in (0..count).zip(rows.clone().step_by(each)) {
+                let rows = start..rows.end.min(start + each);
+                parts.push(PlannedPart { bucket, header: RowsPart { index, count }, rows });
+            }
         }
-        Ok(self.write_buckets(layout, bytes, merged.ids(), |some, into| merged.sum(some, into)))
-    }
-
-    /// Partitions the rows of a whole matrix by bucket.
-    ///
-    /// # Errors
-    /// When there are too many rows.
-    pub(super) fn bucketize_all(self, layout: RowLayout, values: &[u8]) -> Result<BucketedRows, Failure> {
-        let ids: Vec<u64> = (0..).take(values.len() / layout.row_bytes()).collect();
-        let mut buffers = RowBuffers::default();
-        let rows = [RowsView::new(layout, &ids, values)?];
-        let merged = buffers.merge.partition_by_bucket(layout, &rows, self.buckets)?;
-        Ok(self.write_buckets(layout, Vec::new(), merged.ids(), |some, into| merged.copy(some, into)))
+        Ok(BucketedRows { merged, layout, parts })
     }
 
     /// The query for these rows.
@@ -114,38 +128,6 @@ impl Bucketizer {
         Ok(query)
     }
 
-    /// Writes the parts of rows that are ordered by bucket; `write` writes a range of rows.
-    fn write_buckets(
-        self,
-        layout: RowLayout,
-        bytes: Vec<u8>,
-        ids: impl ExactSizeIterator<Item = u64> + Clone,
-        write: impl Fn(Range<usize>, &mut [u8]),
-    ) -> BucketedRows {
-        let row_bytes = layout.row_bytes();
-        let each = ((self.bytes_max as usize).saturating_sub(RowsPart::BYTES) / (ID_BYTES + row_bytes)).max(1);
-        let parts = ids.len() / each + self.buckets.count as usize;
-        let most = ids.len() * (ID_BYTES + row_bytes) + parts * RowsPart::BYTES;
-        let mut bucketed = BucketedRows { element_type: layout.element_type(), bytes, ends: Vec::new() };
-        bucketed.bytes.resize(bucketed.bytes.len().max(most), 0);
-        let mut rest = ids.clone();
-        let mut runs = self.runs(ids).peekable();
-        for bucket in (0..u64::from(self.buckets.count)).map(ChunkIndex) {
-            let rows = runs.next_if(|(next, _)| *next == bucket).map_or(0..0, |(_, rows)| rows);
-            if rows.is_empty() {
-                bucketed.ends.push((bucket, bucketed.len()));
-            }
-            let count = u32::try_from(rows.len().div_ceil(each)).expect("rows are fewer than 2^32");
-            for (index, start) in (0..count).zip(rows.clone().step_by(each)) {
-                let some = start..rows.end.min(start + each);
-                let into =
-                    bucketed.add_part(bucket, RowsPart { index, count }, (&mut rest).take(some.len()), row_bytes);
-                write(some, into);
-            }
-        }
-        bucketed
-    }
-
     /// The buckets of ids that are ordered by bucket, each with its range of ids.
     fn runs(self, ids: impl Iterator<Item = u64>) -> impl Iterator<Item = (ChunkIndex, Range<usize>)> {
         let mut buckets = ids.map(move |id| ChunkIndex(self.buckets.of(id).into())).peekable();
@@ -164,67 +146,70 @@ impl Bucketizer {
 }
 
 impl RowBuffers {
-    /// A buffer of any length and content.
-    pub(super) fn take(&mut self) -> Vec<u8> {
-        self.kept.pop().unwrap_or_default()
+    /// Makes as many merges as a call has parameters.
+    pub(super) fn prepare(&mut self, parameters: usize) {
+        let count = parameters.max(self.merges.len());
+        self.merges.resize_with(count, RowMerge::default);
     }
+}
 
+impl KeptBuffers {
     /// A buffer of at least `bytes` bytes, with any content.
-    pub(super) fn take_of(&mut self, bytes: usize) -> Vec<u8> {
-        let mut buffer = self.take();
+    pub(super) fn take(&mut self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.0.pop().unwrap_or_default();
         buffer.resize(buffer.len().max(bytes), 0);
         buffer
     }
 
     /// Keeps buffers for later calls.
     pub(super) fn keep(&mut self, buffers: impl IntoIterator<Item = Vec<u8>>) {
-        let room = KEPT_MAX.saturating_sub(self.kept.len());
-        self.kept.extend(buffers.into_iter().take(room));
+        let room = KEPT_MAX.saturating_sub(self.0.len());
+        self.0.extend(buffers.into_iter().take(room));
     }
 }
 
-impl BucketedRows {
+impl BucketedRows<'_> {
+    /// The element type in which the rows are sent.
+    pub(super) fn element_type(&self) -> ElementType {
+        self.layout.element_type()
+    }
+
     /// Payload bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.len() as u64
+    pub(super) fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| self.part_bytes(part)).sum()
     }
 
-    /// The memory of the parts.
-    pub(super) fn into_buffer(self) -> Vec<u8> {
-        self.bytes
-    }
-
-    fn len(&self) -> usize {
-        self.ends.last().map_or(0, |(_, end)| *end)
-    }
-
-    /// Every bucket with each of its parts. A bucket without rows has one empty part.
-    pub(super) fn parts(&self) -> impl Iterator<Item = (ChunkIndex, &[u8])> {
-        let mut start = 0;
-        self.ends.iter().map(move |(bucket, end)| {
-            let part = &self.bytes[start..*end];
-            start = *end;
-            (*bucket, part)
+    /// Every bucket with each of its parts, which is written to `buffer` when the iterator comes to it. A bucket
+    /// without rows has one empty part.
+    ///
+    /// # Panics
+    /// When `buffer` is shorter than the payload.
+    pub(super) fn parts<'env>(&self, mut buffer: &'env mut [u8]) -> impl Iterator<Item = (ChunkIndex, &'env [u8])> {
+        self.parts.iter().map(move |part| {
+            let (into, rest) = std::mem::take(&mut buffer).split_at_mut(self.part_bytes(part));
+            buffer = rest;
+            self.write(part, into);
+            (part.bucket, &*into)
         })
     }
 
-    /// Adds a part with its ids, and returns the memory for its rows.
-    fn add_part(
-        &mut self,
-        bucket: ChunkIndex,
-        part: RowsPart,
-        ids: impl ExactSizeIterator<Item = u64>,
-        row_bytes: usize,
-    ) -> &mut [u8] {
-        let start = self.len();
-        let rows_at = start + RowsPart::BYTES + ids.len() * ID_BYTES;
-        let end = rows_at + ids.len() * row_bytes;
-        self.ends.push((bucket, end));
-        let (head, rows) = self.bytes[start..end].split_at_mut(rows_at - start);
-        let (header, positions) = head.split_at_mut(RowsPart::BYTES);
-        header.copy_from_slice(&part.encode());
-        positions.as_chunks_mut().0.iter_mut().zip(ids).for_each(|(place, id)| *place = id.to_le_bytes());
-        rows
+    fn part_bytes(&self, part: &PlannedPart) -> usize {
+        let header = if part.rows.is_empty() { 0 } else { RowsPart::BYTES };
+        header + part.rows.len() * (ID_BYTES + self.layout.row_bytes())
+    }
+
+    /// Writes a part: its header, its ids, its rows.
+    fn write(&self, part: &PlannedPart, into: &mut [u8]) {
+        let Some((header, rest)) = into.split_at_mut_checked(RowsPart::BYTES) else { return };
+        let (ids, rows) = rest.split_at_mut(part.rows.len() * ID_BYTES);
+        header.copy_from_slice(&part.header.encode());
+        let places = ids.as_chunks_mut().0.iter_mut();
+        places.zip(part.rows.clone()).for_each(|(place, row)| *place = self.merged.id(row).to_le_bytes());
+        if self.merged.is_without_repetition() {
+            self.merged.copy(part.rows.clone(), rows);
+        } else {
+            self.merged.sum(part.rows.clone(), rows);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use pserver_core::partition::{
     Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology,
 };
 use pserver_core::port::Outgoing;
+use pserver_core::rows::{RowMerge, RowsView};
 use pserver_core::wire::answer::{Answer, Initialised};
 use pserver_core::wire::request::{Commit, Request};
 use pserver_core::wire::{CatalogueRequest, Entry, FinishMessage, Frame, Head, InitMessage, JoinRequest, Joined, Kind};
@@ -194,13 +195,25 @@ impl ClientGuard<'_> {
         let job = self.ready_job();
         let InitPhase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
         let parameter = draft.catalogue.parameter(index).expect("it was just declared");
-        let stack = bucketize_content(parameter, content, job.chunk_bytes())?;
+        let layout = row_layout(parameter.declaration())?;
+        let ids: Vec<u64> = (0..).take(layout.map_or(0, |layout| content.len() / layout.row_bytes())).collect();
+        let given =
+            layout.map(|layout| RowsView::new(layout, &ids, content).map(|rows| (layout, [rows]))).transpose()?;
+        let (mut merge, bytes_max) = (RowMerge::default(), job.chunk_bytes());
+        let bucketed = match &given {
+            Some((layout, rows)) => {
+                let buckets = parameter.declaration().buckets.expect("a parameter of rows has buckets");
+                Some(Bucketizer { buckets, bytes_max }.bucketize(*layout, rows, &mut merge)?)
+            }
+            None => None,
+        };
+        let mut buffer = vec![0; bucketed.as_ref().map_or(0, BucketedRows::bytes)];
         let done = self.lend(|state, book| {
             let job = state.ready_job();
             let InitPhase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
             let parameter = draft.catalogue.parameter(index).expect("it was just declared");
-            let frames = match &stack {
-                Some(stack) => init_rows_frames(job, parameter, stack, book),
+            let frames = match &bucketed {
+                Some(rows) => init_rows_frames(job, parameter, (rows, &mut buffer), book),
                 None => init_frames(job, parameter, content, book),
             };
             let with_body = |(lane, frame, payload)| (lane, frame, RequestBody { payload, ..RequestBody::default() });
@@ -373,26 +386,19 @@ fn init_frames<'env>(
     frames
 }
 
-/// The rows of a sparse parameter's initial value, dealt to buckets; nothing for a parameter that is not sparse.
-fn bucketize_content(parameter: &Parameter, content: &[u8], bytes_max: u32) -> Result<Option<BucketedRows>, Failure> {
-    let Some(layout) = row_layout(parameter.declaration())? else { return Ok(None) };
-    let buckets = parameter.declaration().buckets.expect("a parameter of rows has buckets");
-    Bucketizer { buckets, bytes_max }.bucketize_all(layout, content).map(Some)
-}
-
 /// The frames that make the buckets of a parameter, with what rows there are: those of one shard share frames.
 fn init_rows_frames<'env>(
     job: &JoinedJob,
     parameter: &Parameter,
-    stack: &'env BucketedRows,
+    (rows, buffer): (&BucketedRows<'_>, &'env mut [u8]),
     book: &LoanBook<'env>,
 ) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {
     let message = init_message(parameter);
     let mut frames: Vec<(LaneId, Frame, Vec<Outgoing>)> = Vec::new();
-    for (bucket, part) in stack.parts() {
+    for (bucket, part) in rows.parts(buffer) {
         let lane = job.lane(parameter.shard_of(bucket));
         let id = ChunkId { parameter: parameter.index(), chunk: bucket };
-        let entry = Entry::with_payload(id, Round(0), stack.element_type, part);
+        let entry = Entry::with_payload(id, Round(0), rows.element_type(), part);
         let fits = |frame: &Frame| {
             let bytes = frame.payload_bytes() + u64::from(entry.bytes);
             frame.entries.len() < FRAME_ENTRIES_MAX as usize && bytes <= job.chunk_bytes().into()

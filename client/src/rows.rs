@@ -1,6 +1,6 @@
 //! Pushes and pulls of sparse parameters, by rows.
 //!
-//! A push merges rows and partitions them by bucket in memory of the call, from which they are sent. A pull receives
+//! A push groups rows by bucket, and sums and sends them part by part, from memory of the call. A pull receives
 //! each unique row once into memory of the call, and scatters it to the caller's destinations.
 
 use prost::Message;
@@ -16,6 +16,7 @@ use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
 
 use super::bucketize::{BucketedRows, Bucketizer, RowBuffers, RowQuery};
 use super::call::CallNumber;
+use super::client_lock::ClientGuard;
 use super::job::JoinedJob;
 use super::packer::{ChunkPiece, Packer};
 use super::transfer::check_rate;
@@ -39,13 +40,9 @@ impl Client {
         let mut state = self.lock()?;
         state.ready()?;
         check_rate(rate)?;
-        let (chosen, bucketed) = state.bucketize_rows(gradients)?;
-        state.learn_rounds(&chosen)?;
-        let pushed = state.lend(|state, book| {
-            let call = state.start_push_rows(&chosen, &bucketed, rate, book)?;
-            state.finish(call)
-        });
-        state.memory.rows.keep(bucketed.into_iter().map(BucketedRows::into_buffer));
+        let mut room = std::mem::take(&mut state.memory.rows);
+        let pushed = state.push_rows_in(gradients, rate, &mut room);
+        state.memory.rows = room;
         pushed
     }
 
@@ -61,7 +58,7 @@ impl Client {
         state.ready()?;
         let (chosen, queries) = state.row_queries(into)?;
         let mut answers: Vec<Vec<u8>> =
-            queries.iter().map(|one| state.memory.rows.take_of(one.answer_bytes())).collect();
+            queries.iter().map(|one| state.memory.rows.kept.take(one.answer_bytes())).collect();
         state.lend(|state, book| {
             let call = state.start_pull_rows(&chosen, &queries, &mut answers, Flags::default(), book)?;
             state.finish(call)
@@ -69,7 +66,7 @@ impl Client {
         for ((wanted, query), answer) in into.iter_mut().zip(&queries).zip(&answers) {
             query.scatter(answer, wanted.values);
         }
-        state.memory.rows.keep(answers);
+        state.memory.rows.kept.keep(answers);
         Ok(())
     }
 
@@ -102,48 +99,49 @@ impl Client {
     }
 }
 
-impl ClientState {
-    /// Checks rows of gradients, and partitions them by bucket.
-    fn bucketize_rows(
+impl ClientGuard<'_> {
+    /// Checks the rows of all gradients and groups them by bucket, then sends part after part.
+    fn push_rows_in(
         &mut self,
         gradients: &[GradientRows<'_>],
-    ) -> Result<(Vec<ParameterIndex>, Vec<BucketedRows>), Failure> {
-        let mut room = std::mem::take(&mut self.memory.rows);
-        let bucketed = self.bucketize_rows_in(gradients, &mut room);
-        self.memory.rows = room;
-        bucketed
-    }
-
-    fn bucketize_rows_in(
-        &mut self,
-        gradients: &[GradientRows<'_>],
+        rate: Option<f64>,
         room: &mut RowBuffers,
-    ) -> Result<(Vec<ParameterIndex>, Vec<BucketedRows>), Failure> {
+    ) -> Result<(), Failure> {
         let job = self.ready_job();
-        let (mut chosen, mut bucketed, mut last) = (Vec::new(), Vec::new(), None);
-        for given in gradients {
-            let index = job.parameter(given.name, &mut last)?;
-            let named = |failure: Failure| Failure::call(format!("parameter \"{}\": {failure}", given.name));
+        let (mut chosen, mut given, mut last) = (Vec::new(), Vec::new(), None);
+        for rows in gradients {
+            let index = job.parameter(rows.name, &mut last)?;
             let layout = layout_of(job, index)?;
-            if !given.element_type.is_gradient_for(layout.element_type()) {
-                let (found, expected) = (given.element_type, layout.element_type());
-                return Err(named(Failure::call(format!("rows of {found}; expected {expected}"))));
-            }
-            let sent = layout.of(given.element_type).map_err(named)?;
-            let view = RowsView::new(sent, given.ids, given.values).map_err(named)?;
-            let buckets = job.chosen(index).declaration().buckets.expect("the parameter is sparse");
-            let bucketizer = Bucketizer { buckets, bytes_max: job.chunk_bytes() };
-            bucketed.push(bucketizer.bucketize(layout, view, room).map_err(named)?);
+            given.push([checked(layout, rows).map_err(|failure| named(rows.name, &failure))?]);
             chosen.push(index);
         }
         job.check_once(&chosen)?;
-        Ok((chosen, bucketed))
+        room.prepare(given.len());
+        let mut bucketed = Vec::new();
+        for ((index, rows), merge) in chosen.iter().zip(&given).zip(&mut room.merges) {
+            let declaration = job.chosen(*index).declaration();
+            let buckets = declaration.buckets.expect("the parameter is sparse");
+            let bucketizer = Bucketizer { buckets, bytes_max: job.chunk_bytes() };
+            let rows = bucketizer.bucketize(layout_of(job, *index)?, rows, merge);
+            bucketed.push(rows.map_err(|failure| named(declaration.name.as_str(), &failure))?);
+        }
+        self.learn_rounds(&chosen)?;
+        let mut buffers: Vec<Vec<u8>> = bucketed.iter().map(|rows| room.kept.take(rows.bytes())).collect();
+        let pushed = self.lend(|state, book| {
+            let call = state.start_push_rows(&chosen, &bucketed, &mut buffers, rate, book)?;
+            state.finish(call)
+        });
+        room.kept.keep(buffers);
+        pushed
     }
+}
 
+impl ClientState {
     /// Checks destinations of rows, and makes their queries by bucket.
     fn row_queries(&mut self, into: &[DestinationRows<'_>]) -> Result<(Vec<ParameterIndex>, Vec<RowQuery>), Failure> {
         let mut room = std::mem::take(&mut self.memory.rows);
-        let asked = self.row_queries_in(into, &mut room.merge);
+        room.prepare(1);
+        let asked = self.row_queries_in(into, &mut room.merges[0]);
         self.memory.rows = room;
         asked
     }
@@ -157,7 +155,7 @@ impl ClientState {
         let (mut chosen, mut queries, mut last) = (Vec::new(), Vec::new(), None);
         for wanted in into {
             let index = job.parameter(wanted.name, &mut last)?;
-            let named = |failure: Failure| Failure::call(format!("parameter \"{}\": {failure}", wanted.name));
+            let named = |failure: Failure| named(wanted.name, &failure);
             let layout = layout_of(job, index)?;
             let ids = Ids::new(layout, wanted.ids).map_err(named)?;
             let expected = wanted.ids.len().saturating_mul(layout.row_bytes());
@@ -178,21 +176,22 @@ impl ClientState {
     fn start_push_rows<'env>(
         &mut self,
         chosen: &[ParameterIndex],
-        bucketed: &'env [BucketedRows],
+        bucketed: &[BucketedRows<'_>],
+        buffers: &'env mut [Vec<u8>],
         rate: Option<f64>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let counts_rounds = self.ready_job().counts_rounds();
-        let sent = bucketed.iter().map(BucketedRows::bytes).sum();
+        let sent = bucketed.iter().map(|rows| rows.bytes() as u64).sum();
         let fresh = self.open(Kind::Push, chosen, (sent, 0))?;
         let mut packer = self.packer(Kind::Push, chosen).with(Flags::default(), PushMessage { rate }.encode_to_vec());
-        for (index, stack) in chosen.iter().zip(bucketed) {
+        for ((index, rows), buffer) in chosen.iter().zip(bucketed).zip(buffers) {
             let progress = self.ready_job().progress(*index);
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
             let sequence = progress.push_again.unwrap_or(fresh);
-            for (bucket, part) in stack.parts() {
+            for (bucket, part) in rows.parts(buffer) {
                 let id = ChunkId { parameter: *index, chunk: bucket };
-                let entry = Entry::with_payload(id, round, stack.element_type, part);
+                let entry = Entry::with_payload(id, round, rows.element_type(), part);
                 let payload = (!part.is_empty()).then(|| Outgoing::Loan(book.read(part)));
                 self.add(&mut packer, ChunkPiece { entry, payload, into: None, sequence });
             }
@@ -242,6 +241,20 @@ impl ClientState {
             self.send_frame(lane, full);
         }
     }
+}
+
+/// Checks the rows of a gradient.
+fn checked<'a>(layout: RowLayout, rows: &GradientRows<'a>) -> Result<RowsView<'a>, Failure> {
+    if !rows.element_type.is_gradient_for(layout.element_type()) {
+        let (found, expected) = (rows.element_type, layout.element_type());
+        return Err(Failure::call(format!("rows of {found}; expected {expected}")));
+    }
+    RowsView::new(layout.of(rows.element_type)?, rows.ids, rows.values)
+}
+
+/// A failure with the parameter that it is about.
+fn named(name: &str, failure: &Failure) -> Failure {
+    Failure::call(format!("parameter \"{name}\": {failure}"))
 }
 
 /// The row layout of a parameter, which must be sparse.

@@ -132,8 +132,8 @@ impl NetworkTimes {
 struct RowTrainer {
     client: Client,
     baseline: TcpStream,
-    /// The draws of every trainer, so that each knows what all push.
-    draws: Vec<Draw>,
+    /// The ids of every batch, of every trainer, so that each knows what all push.
+    batches: Vec<Vec<Vec<u64>>>,
     /// The sum of the gradients of every row.
     lost: Vec<f32>,
 }
@@ -150,8 +150,11 @@ impl RowTrainer {
             client.finish_init()?;
         }
         let draw = |seed| Draw::new(plan.distribution, plan.exponent, plan.rows, seed);
-        let draws = (0..u64::from(plan.trainers)).map(draw).collect();
-        Ok(Self { client, baseline, draws, lost: vec![0.0; usize::try_from(plan.rows)?] })
+        let mut draws: Vec<Draw> = (0..u64::from(plan.trainers)).map(draw).collect();
+        // Drawn beforehand: a draw would take the caches from what is measured.
+        let batch = |_| draws.iter_mut().map(|draw| draw.batch(plan.batch)).collect();
+        let batches = (0..=plan.iterations).map(batch).collect();
+        Ok(Self { client, baseline, batches, lost: vec![0.0; usize::try_from(plan.rows)?] })
     }
 
     fn run(mut self, plan: &NetworkPlan, trainer: u32, barrier: &Barrier) -> Result<Vec<Turn>> {
@@ -160,9 +163,9 @@ impl RowTrainer {
         let ones: Vec<u8> = (0..plan.batch * width).flat_map(|_| 1.0_f32.to_le_bytes()).collect();
         let mut values = vec![0; ones.len()];
         let mut turns = Vec::new();
+        self.touch(plan, &mut values)?;
         // The first batch makes connections and memory, and is not counted.
-        for batch in 0..=plan.iterations {
-            let all: Vec<Vec<u64>> = self.draws.iter_mut().map(|draw| draw.batch(plan.batch)).collect();
+        for (batch, all) in std::mem::take(&mut self.batches).iter().enumerate() {
             all.iter().flatten().for_each(|id| self.lost[length(*id)] += 1.0);
             let mut turn = Turn::default();
             let before = self.client.moved();
@@ -195,6 +198,17 @@ impl RowTrainer {
         }
         self.client.leave()?;
         Ok(turns)
+    }
+
+    /// Pushes a gradient of zero to every row: its first touch costs fresh pages (`--local` measures it).
+    fn touch(&self, plan: &NetworkPlan, values: &mut [u8]) -> Result<()> {
+        values.fill(0);
+        let ids: Vec<u64> = (0..plan.rows).collect();
+        for ids in ids.chunks(plan.batch) {
+            let values = &values[..ids.len() * length(u64::from(plan.width)) * 4];
+            self.client.push_rows(&[GradientRows { name: NAME, element_type: Float32, ids, values }], None)?;
+        }
+        Ok(())
     }
 
     /// Elements that are not what all trainers' gradients make of them.

@@ -264,6 +264,12 @@ impl Merged<'_> {
         self.unique.is_empty()
     }
 
+    /// Whether these are the rows of a single contribution, none of which repeats.
+    #[must_use]
+    pub fn is_without_repetition(&self) -> bool {
+        matches!(self.contributions, [alone] if alone.len() == self.len())
+    }
+
     /// The layout of the rows; the type is the parameter's.
     #[must_use]
     pub fn layout(&self) -> RowLayout {
