@@ -2,14 +2,15 @@
 //! execution.
 //!
 //! Not here: threads, sockets, clocks; a trainer's part run against real servers (`pserver-trainer`); a server's flow,
-//! which a shard carries out in plain code ([`pserver_core::server`]) around the stage that [`server_flow`] compiles.
+//! which a shard carries out in plain code ([`pserver_core::server`]) around the stage that [`server_stage`]
+//! writes and [`server_flow`] compiles.
 //!
 //! A [`Program`] is unchecked: blocks of ops over named variables, from a file, a message or a person. A [`Graph`] is
 //! the checked form, in which the facts (type and shape) of every variable are known. Only a graph runs.
 //!
 //! Read in this order: [`VariableFacts`] and [`Variable`]; [`OpKind`], the list of all operations with their
 //! signatures; [`Block`] and [`Program`]; [`Graph`]; [`VariableValue`]; [`Arithmetic`] with [`PlainArithmetic`]
-//! (the oracle), [`cpu`] and [`conformance`]; [`executor`], which runs a graph; [`transpile`]; [`server_flow`].
+//! (the oracle), [`cpu`] and [`conformance`]; [`executor`], which runs a graph; [`transpile`]; [`server_stage`]; [`server_flow`].
 
 mod arithmetic;
 mod attributes;
@@ -28,6 +29,7 @@ mod optimizer;
 mod paddle;
 mod plain;
 pub mod server_flow;
+pub mod server_stage;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -7,6 +7,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::ServerIndex;
 use pserver_core::rows::{Height, RowLayout};
+use pserver_program::server_stage::{ServerStage, server_stages};
 use pserver_program::transpile::ProgramPart;
 use pserver_program::{Graph, Node, OpKind, OpRole, ProgramPeer, Tensor, VariableFacts, VariableIndex};
 
@@ -74,7 +75,7 @@ impl ServerParameter {
 /// The parameters of all servers, in the order of servers and of their updates.
 ///
 /// # Errors
-/// When a server's part has an op other than receive, accumulate, update and send.
+/// When a server's part has an op that servers of a job do not run.
 pub(super) fn server_parameters(parts: &[ProgramPart]) -> Result<Vec<ServerParameter>, Failure> {
     let mut all = Vec::new();
     for part in parts {
@@ -98,37 +99,37 @@ pub(super) fn common_sharing(parameters: &[ServerParameter]) -> Result<ProgramSh
 
 fn of_server(graph: &Graph, server: u32) -> Result<Vec<ServerParameter>, Failure> {
     let is_known = |node: &&Node| {
-        node.rule.is_some() || node.kind.is_flow() || node.role == OpRole::Initialise || node.kind.name() == "cast"
+        let is_flow = node.kind.is_flow() || node.kind.name() == "cast";
+        is_flow || matches!(node.role, OpRole::Initialise | OpRole::Optimize)
     };
     if let Some(other) = nodes(graph).find(|node| !is_known(node)) {
-        let name = other.kind.name();
-        let expected = "expected only recv, accumulators, update and send, which servers of a job run";
-        return Err(Failure::call(format!("server {server}: found {name} in its part; {expected}")));
+        let (name, role) = (other.kind.name(), other.role.name());
+        let expected = "expected only flow and the roles initialise and optimize";
+        return Err(Failure::call(format!("server {server}: found {name} of the role {role}; {expected}")));
     }
     let run = nodes(graph).filter(|node| node.role != OpRole::Initialise);
     let writers = run.flat_map(|node| node.outputs.iter().map(move |output| (*output, node))).collect();
     let initial_values = InitialValues::of(graph);
-    let updates = nodes(graph).filter(|node| node.rule.is_some());
-    let kept = updates.map(|update| {
-        let one = of_update(graph, server, update, &writers, &initial_values);
-        let name = &graph.variable(update.inputs[0]).name;
+    let stages = server_stages(graph).map_err(|failure| Failure::call(format!("server {server}: {failure}")))?;
+    let kept = stages.iter().map(|stage| {
+        let one = of_stage(graph, server, stage, &writers, &initial_values);
+        let name = &graph.variable(stage.update.inputs[0]).name;
         one.map_err(|reason| Failure::call(format!("server {server}, parameter {name:?}: {reason}")))
     });
     kept.collect()
 }
 
-fn of_update(
+fn of_stage(
     graph: &Graph,
     server: u32,
-    update: &Node,
+    stage: &ServerStage<'_>,
     writers: &BTreeMap<VariableIndex, &Node>,
     initial_values: &InitialValues<'_>,
 ) -> Result<ServerParameter, String> {
-    let (OpKind::Update { config }, Some(rule)) = (&update.kind, &update.rule) else {
-        unreachable!("an update has a rule")
-    };
+    let ServerStage { update, merged, config, .. } = stage;
+    let rule = update.rule.as_ref().expect("an update has a rule");
     let parameter = graph.variable(update.inputs[0]);
-    let (gradient, facts, sharing) = received(graph, update.inputs[1], writers)?;
+    let (gradient, facts, sharing) = received(graph, *merged, writers)?;
     let (element_type, shape) = dimensions(&parameter.facts)?;
     let layout = layout(&facts).map_err(|failure| failure.to_string())?;
     let initialising_op = initial_values.check(update.inputs[0], layout.is_some())?;

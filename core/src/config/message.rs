@@ -72,6 +72,9 @@ pub(super) struct OptimizerConfig {
     /// The only trainer that sends to the parameter.
     #[prost(uint32, optional, tag = "1019")]
     pub(super) sender: Option<u32>,
+    /// A stage's text.
+    #[prost(string, optional, tag = "1020")]
+    pub(super) stage: Option<String>,
     #[prost(message, optional, tag = "1100")]
     pub(super) sparse: Option<SparseConfig>,
 }

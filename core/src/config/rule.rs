@@ -59,6 +59,7 @@ pub(super) fn message(rule: &Rule) -> OptimizerConfig {
         rate_scale: Some(rule.rate_scale),
         clip_norm: rule.clip_norm,
         clip_value: rule.clip_value,
+        stage: rule.stage.as_ref().map(|stage| stage.text().to_owned()),
         ..OptimizerConfig::default()
     };
     message.set_regularizer(match rule.regularizer {
@@ -110,8 +111,13 @@ fn rule(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Rule, Failure> 
         clip_value: message.clip_value.filter(|clip| *clip != 0.0),
         schedule: schedule(message)?,
         rate_scale: message.rate_scale(),
+        stage: message.stage.as_deref().map(stage).transpose()?,
     };
     Prepared::new(rule).map(Prepared::into_rule)
+}
+
+fn stage(text: &str) -> Result<Arc<CheckedRule>, Failure> {
+    CheckedRule::stage(text).map(Arc::new).map_err(|failure| Failure::call(format!("stage: {failure}")))
 }
 
 /// The algorithm, and the `decay` within its message.

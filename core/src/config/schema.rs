@@ -78,6 +78,7 @@ pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
         repeated("rule_set", 1017, FieldKind::Message(&RULE_SETTING)),
         field("home", 1018, FieldKind::Uint32),
         field("sender", 1019, FieldKind::Uint32),
+        field("stage", 1020, FieldKind::Text),
         field("sparse", 1100, FieldKind::Message(&SPARSE)),
     ],
 };

@@ -545,6 +545,7 @@ fn rules() -> impl Strategy<Value = Rule> {
             clip_value,
             schedule,
             rate_scale,
+            stage: None,
         },
     );
     let added = schedules().prop_map(|schedule| Rule { algorithm: Algorithm::Add, schedule, ..Rule::default() });

@@ -42,7 +42,7 @@ pub use algorithm::Algorithm;
 pub use coefficients::{Coefficients, DecayCoefficients, FtrlCoefficients, RegularizationCoefficients, Step};
 pub use element::{Gradient, fill};
 pub use finite::{first_nonfinite, is_finite, real_at};
-pub use norm::{SQUARE_BLOCK_BYTES, square_sum, square_sums};
+pub use norm::{SQUARE_BLOCK_BYTES, element_sum, square_sum, square_sums};
 pub use plain::{add_scaled, assert_gradients_fit, sum, sum_scaled, update};
 pub use prepared::{Formula, Numbers, Prepared};
 pub(crate) use range::Range;

@@ -25,6 +25,19 @@ pub fn square_sum(element_type: ElementType, values: &[u8]) -> f64 {
     total
 }
 
+/// The sum of the elements, as a rule's `sum` computes it: blocks of [`SQUARE_BLOCK_BYTES`], each summed left to right in
+/// binary64, and their sums.
+///
+/// # Panics
+///
+/// When the type is not f32 or f64, or the bytes are not whole elements.
+#[must_use]
+pub fn element_sum(element_type: ElementType, values: &[u8]) -> f64 {
+    let mut total = 0.0;
+    block_sums(ReductionKind::Sum, element_type, values, &mut |block| total += block);
+    total
+}
+
 /// Passes to `out` the sum of squares of every block of [`SQUARE_BLOCK_BYTES`], counted from the slice's start, each
 /// summed left to right in binary64; the last block may be short.
 ///

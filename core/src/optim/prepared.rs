@@ -41,7 +41,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Checks and lowers a rule: clipping, coupled or decoupled regularization, the algorithm, proximal regularization.
+    /// Checks and lowers a rule: clipping, coupled or decoupled regularization, the algorithm, proximal regularization,
+    /// all of it in the place of its stage's `update`.
     ///
     /// # Errors
     /// As [`Rule::validate`], and when the whole exceeds the limits of a rule.
@@ -51,7 +52,7 @@ impl Prepared {
             return Ok(Self { rule, code: None });
         }
         let pieces = pieces(&rule)?;
-        let code = lower(&pieces.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
+        let code = lower(rule.stage.as_deref(), &pieces.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
         Ok(Self { rule, code: Some(Arc::new(code)) })
     }
 

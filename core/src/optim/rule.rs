@@ -1,7 +1,10 @@
 //! Complete update rule of a parameter, and its validation.
 
+use std::sync::Arc;
+
 use crate::dtype::ElementType;
 use crate::error::Failure;
+use crate::rule::CheckedRule;
 
 use super::algorithm::Algorithm;
 use super::range::Range;
@@ -38,6 +41,8 @@ pub struct Rule {
     pub schedule: Schedule,
     /// This parameter's own factor of the learning rate, zero or above.
     pub rate_scale: f64,
+    /// The computations before and after all of that.
+    pub stage: Option<Arc<CheckedRule>>,
 }
 
 impl Default for Rule {
@@ -52,6 +57,7 @@ impl Default for Rule {
             clip_value: None,
             schedule: Schedule::Const { rate: 1.0 },
             rate_scale: 1.0,
+            stage: None,
         }
     }
 }
@@ -65,17 +71,19 @@ impl Rule {
         self.clip_norm.is_none() && !self.has_reductions()
     }
 
-    /// Whether its text needs numbers of the whole parameter; see [`reduce`](super::reduce()).
+    /// Whether its text or its stage needs numbers of the whole parameter; see [`reduce`](super::reduce()).
     #[must_use]
     pub fn has_reductions(&self) -> bool {
-        matches!(&self.algorithm, Algorithm::Custom(written) if written.has_reductions())
+        let written = if let Algorithm::Custom(written) = &self.algorithm { Some(written) } else { None };
+        written.into_iter().chain(&self.stage).any(|text| text.has_reductions())
     }
 
     /// The names of the state tensors, in the order [`update`](super::update) takes them. Each has the parameter's
     /// type and length.
     #[must_use]
     pub fn states(&self) -> Vec<&str> {
-        self.algorithm.states()
+        let around = self.stage.iter().flat_map(|stage| stage.states()).map(|state| state.name.as_str());
+        around.chain(self.algorithm.states()).collect()
     }
 
     /// Refuses an invalid rule, naming the setting as configuration spells it, the found and the expected value.
@@ -139,6 +147,10 @@ impl Rule {
             ("clip_norm", self.clip_norm.unwrap_or(0.0)),
             ("clip_value", self.clip_value.unwrap_or(0.0)),
         ];
+        if self.stage.is_some() {
+            let name = self.algorithm.name();
+            return Err(Failure::call(format!("a stage is given with the algorithm {name}, which only adds; expected none")));
+        }
         match settings.iter().find(|(_, value)| *value != 0.0) {
             Some((name, value)) => Err(Failure::call(format!(
                 "{name} is {value} with the algorithm {}, which only adds; expected none",

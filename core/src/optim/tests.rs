@@ -1,4 +1,6 @@
 use std::collections::BTreeMap;
+mod stages;
+
 use std::sync::Arc;
 
 use half::{bf16, f16};

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Failure;
 
-use super::lower::{Lowering, RuleSettings};
+use super::lower::{Lowering, RulePiece, RuleSettings};
 use super::ssa::Lowered;
-use super::syntax::Syntax;
+use super::syntax::{StatementKind, Syntax};
 
 /// A checked rule: its text parses, its names are defined, its parameters are within their ranges, it assigns the
 /// parameter `w`, and it is within the limits.
@@ -37,7 +37,7 @@ impl CheckedRule {
     pub fn new(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
         let written = Self::piece(text, settings)?;
         let mut lowering = Lowering::new();
-        lowering.add(&written.syntax, &written.settings)?;
+        lowering.add(&written.syntax, &written.settings, None)?;
         if !lowering.assigns_weight() {
             return Err(Failure::call("the rule never assigns w; expected a statement such as w -= lr * g"));
         }
@@ -46,6 +46,37 @@ impl CheckedRule {
 
     /// As [`new`](Self::new), for a text that is lowered before or after another one and need not assign `w`.
     pub(crate) fn piece(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
+        Self::around(text, settings, None)
+    }
+
+    /// A stage: statements before and after a rule, in whose place it has `update`. It may also assign `lr`.
+    ///
+    /// ```
+    /// use pserver_core::rule::CheckedRule;
+    ///
+    /// let stage = CheckedRule::stage("state mean = 0; g = min(g, 1); update; mean = 0.9*mean + 0.1*w")?;
+    /// assert_eq!(stage.states()[0].name, "mean");
+    /// # Ok::<(), pserver_core::error::Failure>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), when `update` is not there once, and when a state is declared after it.
+    pub fn stage(text: &str) -> Result<Self, Failure> {
+        // A rule that reads everything that a stage may assign, so that nothing of the stage is left out.
+        let inner = Self::piece("w -= lr * g", &RuleSettings::new())?;
+        let stage = Self::around(text, &RuleSettings::new(), Some(&[(&inner.syntax, &inner.settings)]))?;
+        let updates = stage.syntax.statements.iter().filter(|one| one.kind == StatementKind::Update).count();
+        if updates != 1 {
+            return Err(Failure::call(format!("found update {updates} times; expected it once")));
+        }
+        let mut after = stage.syntax.statements.iter().skip_while(|one| one.kind != StatementKind::Update);
+        if let Some(late) = after.find(|one| matches!(one.kind, StatementKind::State(_))) {
+            return Err(late.position.refuse("expected every state of a stage before its update, found one after it"));
+        }
+        Ok(stage)
+    }
+
+    fn around(text: &str, settings: &RuleSettings, inner: Option<&[RulePiece<'_>]>) -> Result<Self, Failure> {
         let syntax = Syntax::parse(text)?;
         let mut written = Self {
             text: text.to_owned(),
@@ -56,7 +87,7 @@ impl CheckedRule {
             has_reductions: false,
         };
         let mut lowering = Lowering::new();
-        let names = lowering.add(&written.syntax, &written.settings)?;
+        let names = lowering.add(&written.syntax, &written.settings, inner)?;
         refuse_unused(settings, &names)?;
         written.parameters = names;
         let code = lowering.finish();
@@ -71,7 +102,7 @@ impl CheckedRule {
     /// # Errors
     /// As those of [`lower`](lower()).
     pub fn lower(&self) -> Result<Lowered, Failure> {
-        lower(&[self])
+        lower(None, &[self])
     }
 
     /// The text of the rule.
@@ -111,14 +142,17 @@ impl CheckedRule {
     }
 }
 
-/// The code of some rules, one after another, as one. Each has names of its own; `w` and `g` go from one to the next.
+/// The code of some rules, one after another, as one, within a stage if there is one. Each has names of its own; `w`,
+/// `g` and `lr` go from one to the next.
 ///
 /// # Errors
 /// When they are longer together than a rule may be, or have two states of one name.
-pub fn lower(pieces: &[&CheckedRule]) -> Result<Lowered, Failure> {
+pub fn lower(stage: Option<&CheckedRule>, pieces: &[&CheckedRule]) -> Result<Lowered, Failure> {
     let mut lowering = Lowering::new();
-    for piece in pieces {
-        lowering.add(&piece.syntax, &piece.settings)?;
+    let pieces: Vec<RulePiece<'_>> = pieces.iter().map(|piece| (&piece.syntax, &piece.settings)).collect();
+    match stage {
+        Some(stage) => drop(lowering.add(&stage.syntax, &stage.settings, Some(&pieces))?),
+        None => pieces.iter().try_for_each(|(syntax, settings)| lowering.add(syntax, settings, None).map(drop))?,
     }
     Ok(lowering.finish())
 }

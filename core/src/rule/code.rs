@@ -171,6 +171,12 @@ impl CodeBuilder {
         }
     }
 
+    /// A scalar rounded to binary32; none for an element.
+    pub(super) fn single(&mut self, operand: Operand) -> Option<Operand> {
+        let Operand::Scalar(scalar) = operand else { return None };
+        Some(Operand::Scalar(self.scalar(ScalarOp::Single(scalar))))
+    }
+
     /// The value of an element, added over the whole parameter.
     pub(super) fn reduce(&mut self, kind: ReductionKind, operand: Operand) -> Operand {
         let one = (kind, self.element(operand));
@@ -415,6 +421,7 @@ impl ScalarOp {
                 Self::Select { condition: scalar(condition), then: scalar(then), otherwise: scalar(otherwise) }
             }
             Self::Call(function, operand) => Self::Call(function, scalar(operand)),
+            Self::Single(operand) => Self::Single(scalar(operand)),
             Self::Power(base, exponent) => Self::Power(scalar(base), scalar(exponent)),
         }
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::checked::CheckedRule;
-use super::ssa::Unary;
+use super::ssa::{Unary, single};
 use super::syntax::{
     ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Logic, NamedFunction, Relation, StatementKind,
 };
@@ -48,7 +48,7 @@ impl CheckedRule {
         }
         for statement in &self.syntax().statements {
             let value = match &statement.kind {
-                StatementKind::Parameter { .. } | StatementKind::State(_) => continue,
+                StatementKind::Parameter { .. } | StatementKind::State(_) | StatementKind::Update => continue,
                 StatementKind::Let(value) | StatementKind::Assign(None, value) => evaluate(&names, value),
                 StatementKind::Assign(Some(arithmetic), value) => {
                     let before = real(names[statement.name.as_str()]);
@@ -134,6 +134,7 @@ fn call(named: NamedFunction, arguments: &[f64]) -> f64 {
         (NamedFunction::Clamp, [x, low, high]) => larger(smaller(*x, *high), *low),
         (NamedFunction::SoftThreshold, [x, threshold]) if x.abs() <= *threshold => 0.0_f64.copysign(*x),
         (NamedFunction::SoftThreshold, [x, threshold]) => x - threshold.copysign(*x),
+        (NamedFunction::Single, [x]) => single(*x),
         (NamedFunction::Sum | NamedFunction::Norm, _) => panic!("a reduction of one element"),
         _ => unreachable!("the parser counts arguments"),
     }

@@ -22,11 +22,15 @@ use super::syntax::{
 /// Values of a rule's parameters, by name, as far as they are set.
 pub type RuleSettings = BTreeMap<String, f64>;
 
+/// A text and the values of its parameters.
+pub(super) type RulePiece<'a> = (&'a Syntax, &'a RuleSettings);
+
 /// State of the lowering of all texts.
 pub(super) struct Lowering {
     code: CodeBuilder,
     weight: Operand,
     gradient: Operand,
+    rate: Operand,
     states: Vec<PendingState>,
     assigns_weight: bool,
 }
@@ -43,6 +47,8 @@ struct PendingState {
 enum Meaning {
     Weight,
     Gradient,
+    /// `lr`, which a stage may assign.
+    Rate,
     State(usize),
     /// A parameter, a predefined name, or a name that `let` defines.
     Value(Operand),
@@ -53,6 +59,8 @@ struct TextLowering<'a> {
     lowering: &'a mut Lowering,
     syntax: &'a Syntax,
     settings: &'a RuleSettings,
+    /// The rules in place of `update`, where the text is a stage.
+    inner: Option<&'a [RulePiece<'a>]>,
     names: BTreeMap<&'a str, Meaning>,
     parameters: BTreeMap<String, f64>,
     /// Whether the expression is in a branch that a constant condition excludes; there a division by zero is allowed.
@@ -64,7 +72,8 @@ impl Lowering {
         let mut code = CodeBuilder::default();
         let weight = code.weight();
         let gradient = code.gradient();
-        Self { code, weight, gradient, states: Vec::new(), assigns_weight: false }
+        let rate = code.input(ScalarInput::Rate);
+        Self { code, weight, gradient, rate, states: Vec::new(), assigns_weight: false }
     }
 
     /// Whether any text so far assigned `w`.
@@ -72,22 +81,28 @@ impl Lowering {
         self.assigns_weight
     }
 
-    /// Adds a text; gives the values of its parameters.
-    pub(super) fn add(&mut self, syntax: &Syntax, settings: &RuleSettings) -> Result<BTreeMap<String, f64>, Failure> {
+    /// Adds a text; gives the values of its parameters. A stage has `inner`, the rules in place of its `update`.
+    pub(super) fn add(
+        &mut self,
+        syntax: &Syntax,
+        settings: &RuleSettings,
+        inner: Option<&[RulePiece<'_>]>,
+    ) -> Result<BTreeMap<String, f64>, Failure> {
         let mut piece = TextLowering {
             lowering: self,
             syntax,
             settings,
+            inner,
             names: BTreeMap::new(),
             parameters: BTreeMap::new(),
             is_left_out: false,
         };
-        let code = &mut piece.lowering.code;
+        let count = piece.lowering.code.input(ScalarInput::Count);
         let names = [
             ("w", Meaning::Weight),
             ("g", Meaning::Gradient),
-            ("lr", Meaning::Value(code.input(ScalarInput::Rate))),
-            ("n", Meaning::Value(code.input(ScalarInput::Count))),
+            ("lr", Meaning::Rate),
+            ("n", Meaning::Value(count)),
         ];
         piece.names.extend(names);
         for statement in &syntax.statements {
@@ -123,6 +138,14 @@ impl<'a> TextLowering<'a> {
                 self.names.insert(name, Meaning::Value(value));
             }
             StatementKind::Assign(operator, value) => self.assign(*position, name, *operator, value)?,
+            StatementKind::Update => {
+                let inner = self.inner.ok_or_else(|| {
+                    position.refuse("expected a statement of a rule, found update, which only a stage has")
+                })?;
+                for (syntax, settings) in inner {
+                    self.lowering.add(syntax, settings, None)?;
+                }
+            }
         }
         self.lowering.code.check_limits().map_err(|reason| position.refuse(reason))
     }
@@ -175,7 +198,7 @@ impl<'a> TextLowering<'a> {
         value: &'a Expression,
     ) -> Result<(), Failure> {
         let target = self.look_up(position, name)?;
-        if let Meaning::Value(_) = target {
+        if matches!(target, Meaning::Value(_)) || (matches!(target, Meaning::Rate) && self.inner.is_none()) {
             let reason = format!("expected w, g or a state before '=', found {name:?}, which is constant");
             return Err(position.refuse(reason));
         }
@@ -189,6 +212,10 @@ impl<'a> TextLowering<'a> {
                 self.lowering.assigns_weight = true;
             }
             Meaning::Gradient => self.lowering.gradient = operand,
+            Meaning::Rate => match operand {
+                Operand::Scalar(_) => self.lowering.rate = operand,
+                _ => return Err(value.position.refuse("expected one number for all elements as lr, found an element")),
+            },
             Meaning::State(place) => self.lowering.states[place].value = operand,
             Meaning::Value(_) => unreachable!("it was just refused"),
         }
@@ -199,6 +226,7 @@ impl<'a> TextLowering<'a> {
         match meaning {
             Meaning::Weight => self.lowering.weight,
             Meaning::Gradient => self.lowering.gradient,
+            Meaning::Rate => self.lowering.rate,
             Meaning::State(place) => self.lowering.states[place].value,
             Meaning::Value(operand) => operand,
         }
@@ -209,8 +237,9 @@ impl<'a> TextLowering<'a> {
         if let Some(meaning) = self.names.get(name) {
             return Ok(*meaning);
         }
-        let is_declared =
-            |statement: &&Statement| statement.name == name && !matches!(statement.kind, StatementKind::Assign(..));
+        let is_declared = |statement: &&Statement| {
+            statement.name == name && !matches!(statement.kind, StatementKind::Assign(..) | StatementKind::Update)
+        };
         if let Some(later) = self.syntax.statements.iter().find(is_declared) {
             let line = later.position.line;
             return Err(
@@ -341,6 +370,9 @@ impl<'a> TextLowering<'a> {
                 code.binary(Binary::Maximum, kept, *low)
             }
             (NamedFunction::SoftThreshold, [x, threshold]) => soft_threshold(code, *x, *threshold),
+            (NamedFunction::Single, [x]) => code.single(*x).ok_or_else(|| {
+                position.refuse("expected single of one number for all elements, found a value of elements")
+            })?,
             (NamedFunction::Sum, [x]) => code.reduce(ReductionKind::Sum, *x),
             (NamedFunction::Norm, [x]) => {
                 let squares = code.reduce(ReductionKind::SquareSum, *x);

@@ -94,6 +94,9 @@ impl<'a> RuleParser<'a> {
             "param" => self.parameter(),
             "state" => self.definition(StatementKind::State),
             "let" => self.definition(StatementKind::Let),
+            "update" if self.at_break() || *self.peek().1 == TextToken::End => {
+                Ok(Statement { position, name: "update".to_owned(), kind: StatementKind::Update })
+            }
             name => {
                 refuse_keyword(position, name, "a statement")?;
                 let operator = self.assignment(name)?;

@@ -27,6 +27,7 @@ impl Display for Statement {
             }
             StatementKind::State(value) => write!(formatter, "state {name} = {value}"),
             StatementKind::Let(value) => write!(formatter, "let {name} = {value}"),
+            StatementKind::Update => formatter.write_str("update"),
             StatementKind::Assign(None, value) => write!(formatter, "{name} = {value}"),
             StatementKind::Assign(Some(operator), value) => write!(formatter, "{name} {}= {value}", operator.symbol()),
         }

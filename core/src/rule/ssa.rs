@@ -193,6 +193,8 @@ pub enum ScalarOp {
     },
     /// As on elements.
     Call(RuleFunction, ScalarId),
+    /// Rounded to binary32, by [`single`].
+    Single(ScalarId),
     /// As on elements.
     Power(ScalarId, ScalarId),
 }
@@ -430,7 +432,7 @@ impl ScalarOp {
     pub fn operands(self) -> impl Iterator<Item = ScalarId> {
         let operands = match self {
             Self::Constant(_) | Self::Input(_) | Self::Reduced(_) => [None; 3],
-            Self::Unary(_, operand) | Self::Call(_, operand) => [Some(operand), None, None],
+            Self::Unary(_, operand) | Self::Call(_, operand) | Self::Single(operand) => [Some(operand), None, None],
             Self::Binary(_, left, right) | Self::Compare(_, left, right) | Self::Power(left, right) => {
                 [Some(left), Some(right), None]
             }
@@ -453,6 +455,7 @@ impl ScalarOp {
             Self::Compare(comparison, left, right) => f64::from(u8::from(comparison.holds(at(left), at(right)))),
             Self::Select { condition, then, otherwise } => at(if at(condition) == 0.0 { otherwise } else { then }),
             Self::Call(function, operand) => function.of(at(operand)),
+            Self::Single(operand) => single(at(operand)),
             Self::Power(base, exponent) => power(at(base), at(exponent)),
         }
     }
@@ -520,6 +523,13 @@ impl RuleFunction {
 #[must_use]
 pub fn power(base: f64, exponent: f64) -> f64 {
     elementary::power(base, exponent)
+}
+
+/// The nearest binary32, as a binary64: what arithmetic in binary32 makes of an exact result.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest binary32 is what is asked for")]
+pub fn single(value: f64) -> f64 {
+    f64::from(value as f32)
 }
 
 /// A scalar rounded for an f32 chunk: the nearest binary32, but a nonzero scalar never becomes smaller than the

@@ -38,6 +38,8 @@ pub enum StatementKind {
     Let(Expression),
     /// `name = value`, or with an operator `name += value`
     Assign(Option<ArithmeticOperator>, Expression),
+    /// `update`, in a stage only: the place of the rule that the stage is around.
+    Update,
 }
 
 /// The numbers between two others.
@@ -175,10 +177,12 @@ pub enum NamedFunction {
     Sum,
     /// `norm(x)`: the root of the sum of the squares over all elements of the parameter
     Norm,
+    /// `single(x)`: a number without an element, rounded to binary32
+    Single,
 }
 
 /// Every function, by the name that a text has for it.
-pub(super) const FUNCTIONS: [(&str, NamedFunction); 18] = [
+pub(super) const FUNCTIONS: [(&str, NamedFunction); 19] = [
     ("abs", NamedFunction::Absolute),
     ("sqrt", NamedFunction::SquareRoot),
     ("sign", NamedFunction::Sign),
@@ -197,6 +201,7 @@ pub(super) const FUNCTIONS: [(&str, NamedFunction); 18] = [
     ("soft_threshold", NamedFunction::SoftThreshold),
     ("sum", NamedFunction::Sum),
     ("norm", NamedFunction::Norm),
+    ("single", NamedFunction::Single),
 ];
 
 /// Words that are no names.
@@ -213,7 +218,8 @@ impl NamedFunction {
             | Self::Floor
             | Self::Function(_)
             | Self::Sum
-            | Self::Norm => 1,
+            | Self::Norm
+            | Self::Single => 1,
             Self::Power | Self::Minimum | Self::Maximum | Self::CopySign | Self::SoftThreshold => 2,
             Self::Select | Self::Clamp => 3,
         }

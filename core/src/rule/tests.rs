@@ -215,7 +215,7 @@ fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
         "w = sin(g)",
         concat!(
             "line 1, column 5: expected a function (abs, sqrt, sign, floor, exp, expm1, log, log1p, tanh, pow, min, ",
-            "max, copysign, select, clamp, soft_threshold, sum, norm), found \"sin\""
+            "max, copysign, select, clamp, soft_threshold, sum, norm, single), found \"sin\""
         ),
     );
     check("w = min(g)", "line 1, column 5: expected 2 arguments of min, found 1");
@@ -333,7 +333,7 @@ fn without_places(mut syntax: Syntax) -> Syntax {
     for statement in &mut syntax.statements {
         statement.position = NOWHERE;
         match &mut statement.kind {
-            StatementKind::Parameter { .. } => {}
+            StatementKind::Parameter { .. } | StatementKind::Update => {}
             StatementKind::State(value) | StatementKind::Let(value) | StatementKind::Assign(_, value) => forget(value),
         }
     }
@@ -382,7 +382,9 @@ fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
         let chain = (any::<bool>(), inner.clone(), terms);
         // Reductions are of more than the one element that is compared here.
         let of_elements = FUNCTIONS.map(|(_, named)| named).into_iter();
-        let of_elements = of_elements.filter(|named| !matches!(named, NamedFunction::Sum | NamedFunction::Norm));
+        let of_elements = of_elements.filter(|named| {
+            !matches!(named, NamedFunction::Sum | NamedFunction::Norm | NamedFunction::Single)
+        });
         let function = prop::sample::select(of_elements.collect::<Vec<_>>());
         let call = (function, prop::collection::vec(inner.clone(), 3), conditions(inner.clone()));
         prop_oneof![
@@ -481,7 +483,7 @@ fn statements() -> impl Strategy<Value = Statement> {
 /// A text of the words that rules are made of, in no order.
 fn babble() -> impl Strategy<Value = String> {
     let words = vec![
-        "param", "state", "let", "in", "and", "or", "not", "inf", "w", "g", "lr", "n", "m", "select", "min", "sqrt",
+        "param", "state", "let", "update", "in", "and", "or", "not", "inf", "w", "g", "lr", "n", "m", "select", "min", "sqrt",
         "(", ")", "[", "]", ",", ";", "\n", "+", "-", "*", "/", "^", "=", "+=", "-=", "<", "<=", "==", "!=", "1", "0",
         "0.5", "1e-8", ".", "#", "é", "\0", " ",
     ];
@@ -501,6 +503,9 @@ proptest! {
     fn no_text_is_too_strange(text in prop_oneof![any::<String>(), babble()]) {
         if let Ok(rule) = CheckedRule::new(&text, &RuleSettings::new()) {
             rule.lower().expect("what was checked can be lowered");
+        }
+        if let Ok(stage) = CheckedRule::stage(&text) {
+            lower(Some(&stage), &[&written("w -= lr*g")]).expect("what was checked can be lowered");
         }
     }
 

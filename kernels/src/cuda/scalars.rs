@@ -7,7 +7,7 @@ use super::arguments::ScalarCode;
 /// The scalars' list, one operation after the other, as it lies in device memory; numbers are little endian.
 ///
 /// # Panics
-/// For code with reductions, which a shard keeps on the processor.
+/// For code with reductions, which a shard keeps on the processor, and with `single`, whose scalars the host computes.
 #[must_use]
 pub fn scalar_code(code: &Lowered) -> Vec<ScalarCode> {
     code.scalars().iter().map(|scalar| operation(*scalar)).collect()
@@ -23,6 +23,7 @@ fn operation(scalar: ScalarOp) -> ScalarCode {
         ScalarOp::Input(ScalarInput::Count) => (2, 0.0),
         ScalarOp::Input(ScalarInput::GradientScale) => (3, 0.0),
         ScalarOp::Reduced(_) => panic!("a rule with reductions is computed by the processor"),
+        ScalarOp::Single(_) => panic!("a rule with single has its scalars computed by the host"),
         ScalarOp::Unary(unary, _) => (unary_number(unary), 0.0),
         ScalarOp::Binary(binary, ..) => (binary_number(binary), 0.0),
         ScalarOp::Compare(Comparison::Less, ..) => (16, 0.0),

@@ -23,8 +23,9 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Result<Option<Inferred>, Strin
     let prepared = rule(config)?;
     let rule = prepared.rule();
     let states = rule.states().len();
-    operands.check_inputs(STATES + states, STATES + states).map_err(|reason| {
-        format!("{reason}: parameter, gradient, count and the states {:?} of {}", rule.states(), rule.algorithm.name())
+    operands.check_inputs(STATES + states, STATES + states + 1).map_err(|reason| {
+        let (states, name) = (rule.states(), rule.algorithm.name());
+        format!("{reason}: parameter, gradient, count, the states {states:?} of {name}, and maybe a learning rate")
     })?;
     operands.check_outputs(2 + states)?;
     let (element_type, shape) = operands.dense(0)?;
@@ -32,7 +33,8 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Result<Option<Inferred>, Strin
     check_gradient(operands, element_type, shape, rule)?;
     operands.exactly_dense(COUNT, ElementType::Int64, &[])?;
     (STATES..STATES + states).try_for_each(|place| operands.exactly_dense(place, element_type, shape))?;
-    check_in_place(operands)?;
+    check_rate(operands, STATES + states)?;
+    check_in_place(operands, STATES + states)?;
     let updated = std::iter::once(0).chain(COUNT..STATES + states);
     let facts = updated.map(|place| operands.input(place).clone()).collect();
     Ok(Some(Inferred { facts, rule: Some(Arc::new(prepared)) }))
@@ -80,10 +82,23 @@ fn check_gradient(operands: &Operands<'_>, parameter: ElementType, shape: &[Dim]
     Ok(())
 }
 
-/// An update writes the variables that it reads.
-fn check_in_place(operands: &Operands<'_>) -> Result<(), String> {
+/// A learning rate is one number, and no variable that the update writes.
+fn check_rate(operands: &Operands<'_>, rate: usize) -> Result<(), String> {
+    if operands.input_count() <= rate {
+        return Ok(());
+    }
+    let (_, shape) = operands.floats(rate)?;
+    let name = &operands.op.inputs[rate];
+    if !shape.iter().all(|dim| *dim == Dim::Fixed(1)) || operands.op.outputs.contains(name) {
+        return Err(operands.misfit(rate, "one number, the learning rate, in a variable of its own"));
+    }
+    Ok(())
+}
+
+/// An update writes the variables that it reads, except the gradient and what stands from `end` on.
+fn check_in_place(operands: &Operands<'_>, end: usize) -> Result<(), String> {
     let (inputs, outputs) = (&operands.op.inputs, &operands.op.outputs);
-    let read = inputs.iter().take(1).chain(inputs.iter().skip(COUNT));
+    let read = inputs.iter().take(1).chain(inputs[COUNT..end].iter());
     for (place, (read, written)) in read.zip(outputs).enumerate() {
         if read != written {
             return Err(format!("output {} is {written:?}; expected {read:?}, which is read", place + 1));

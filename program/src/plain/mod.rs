@@ -2,7 +2,8 @@
 //!
 //! Everything is computed in the type of the values. Every sum runs from the first element to the last, whatever its
 //! length, so equal inputs give equal bits. `exp`, `ln` and `tanh` are those of the system's library, which may differ
-//! in the last bit between machines.
+//! in the last bit between machines. Ops of the role `optimize` compute these functions, powers and sums over everything
+//! as rules of servers do, so that a server's stage has the bits of one process.
 
 mod arrange;
 mod loss;
@@ -13,6 +14,7 @@ mod real;
 mod reduce;
 mod run;
 mod select;
+mod stage;
 mod table;
 mod update;
 mod window;
@@ -21,7 +23,7 @@ use pserver_core::error::Failure;
 
 use super::arithmetic::Arithmetic;
 use super::graph::Node;
-use super::op::OpKind;
+use super::op::{OpKind, OpRole};
 use super::value::{Elements, VariableValue};
 use super::variable::VariableFacts;
 
@@ -67,8 +69,8 @@ impl Arithmetic for PlainArithmetic {
                 table::gradient(inputs, *height, *padding).map(|rows| vec![rows])
             }
             kind => match inputs[0].tensor().elements() {
-                Elements::Float32(_) => real_outputs::<f32>(kind, inputs),
-                Elements::Float64(_) => real_outputs::<f64>(kind, inputs),
+                Elements::Float32(_) => outputs_of::<f32>(node, inputs),
+                Elements::Float64(_) => outputs_of::<f64>(node, inputs),
                 other => panic!("{} of {} in a checked program", kind.name(), other.element_type()),
             },
         }
@@ -77,6 +79,13 @@ impl Arithmetic for PlainArithmetic {
     fn name(&self) -> &'static str {
         "plain"
     }
+}
+
+/// Ops whose first input is of f32 or f64; those of the role `optimize` as servers compute them.
+fn outputs_of<R: TensorReal>(node: &Node, inputs: &[&VariableValue]) -> OpOutputs {
+    let is_optimizer = node.role == OpRole::Optimize;
+    let staged = if is_optimizer { stage::output::<R>(&node.kind, inputs) } else { None };
+    staged.map_or_else(|| real_outputs::<R>(&node.kind, inputs), |output| Ok(vec![output.into()]))
 }
 
 /// Ops whose first input is of f32 or f64.

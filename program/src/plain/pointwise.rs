@@ -40,7 +40,7 @@ pub(super) fn zip<R: TensorReal>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) 
 }
 
 /// Two tensors, each repeating where the other is larger.
-fn broadcast<R: TensorReal>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) -> Tensor {
+pub(super) fn broadcast<R: TensorReal>(x: &Tensor, y: &Tensor, f: impl Fn(R, R) -> R) -> Tensor {
     let shape = broadcast_shape(x.shape(), y.shape());
     let (left, right) = (R::slice(x.elements()), R::slice(y.elements()));
     let mut values = Vec::with_capacity(left.len().max(right.len()));

@@ -28,6 +28,8 @@ pub(super) trait TensorReal:
     fn wrap(values: Vec<Self>) -> Elements;
     /// The value in this type that is nearest.
     fn nearest(value: f64) -> Self;
+    /// Exactly, in binary64.
+    fn widen(self) -> f64;
     /// The exponential.
     fn exp(self) -> Self;
     /// The natural logarithm.
@@ -84,6 +86,10 @@ macro_rules! real {
 
             fn nearest(value: f64) -> Self {
                 $nearest(value)
+            }
+
+            fn widen(self) -> f64 {
+                self.into()
             }
 
             fn exp(self) -> Self {

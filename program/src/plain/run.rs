@@ -2,8 +2,13 @@
 
 use crate::arithmetic::Arithmetic;
 use crate::graph::{Graph, Node, VariableIndex};
+<<<<<<< HEAD
 use crate::op::{OpKind, OpRole};
 use crate::value::{Tensor, VariableValue};
+=======
+use crate::op::OpRole;
+use crate::value::{Elements, Tensor, VariableValue};
+>>>>>>> cb08538 (Servers run a program's ops around an update: stages, lowered with the rule to one code)
 use crate::values::VariableValues;
 use crate::variable::VariableFacts;
 use pserver_core::error::Failure;
@@ -112,13 +117,14 @@ fn update(graph: &Graph, values: &mut VariableValues, kernels: &mut dyn Kernels,
     let rule = node.rule.as_ref().expect("an update has a rule");
     // No value is moved before all inputs are known to be present.
     let slope = node.inputs[1];
-    std::iter::once(&slope).chain(&node.outputs).try_for_each(|index| read(graph, values, *index).map(|_| ()))?;
+    node.inputs.iter().try_for_each(|index| read(graph, values, *index).map(|_| ()))?;
+    let rate = rate(values, node);
     // A parameter may be its own gradient.
     let is_own = node.outputs.contains(&slope);
     let gradient = if is_own { values.get(slope).cloned() } else { values.take(slope) };
     let gradient = gradient.expect("it is there");
     let mut own: Vec<Tensor> = node.outputs.iter().map(|index| take(values, *index)).collect();
-    let outcome = apply_update(kernels, rule, &mut own, &gradient);
+    let outcome = apply_update(kernels, rule, &mut own, &gradient, rate);
     for (index, tensor) in node.outputs.iter().zip(own) {
         values.set(*index, VariableValue::from(tensor));
     }
@@ -126,6 +132,16 @@ fn update(graph: &Graph, values: &mut VariableValues, kernels: &mut dyn Kernels,
         values.set(slope, gradient);
     }
     outcome
+}
+
+/// The learning rate that the update is given behind its states.
+fn rate(values: &VariableValues, node: &Node) -> Option<f64> {
+    let index = node.inputs.get(node.outputs.len() + 1)?;
+    match values.get(*index).expect("every input is there").tensor().elements() {
+        Elements::Float32(rates) => Some(rates[0].into()),
+        Elements::Float64(rates) => Some(rates[0]),
+        other => panic!("a rate of {} in a checked program", other.element_type()),
+    }
 }
 
 fn take(values: &mut VariableValues, index: VariableIndex) -> Tensor {

@@ -8,7 +8,8 @@ use pserver_core::port::{Kernels, Update};
 
 use super::table;
 
-/// Updates `operands`, which are a parameter, its count and its states, in place by one gradient.
+/// Updates `operands`, which are a parameter, its count and its states, in place by one gradient. A `rate` replaces that
+/// of the rule's schedule.
 ///
 /// Selected rows are first made dense, with zeros for absent rows: the reference for every other way of applying them.
 /// It costs as much as a dense gradient.
@@ -23,6 +24,7 @@ pub(super) fn apply_update(
     rule: &Prepared,
     operands: &mut [Tensor],
     gradient: &VariableValue,
+    rate: Option<f64>,
 ) -> Result<(), Failure> {
     let [parameter, count, states @ ..] = operands else { panic!("an update without a count in a checked program") };
     let version = next_version(count)?;
@@ -44,7 +46,7 @@ pub(super) fn apply_update(
         kernels.sum(element_type, &mut sum, &[gradient]);
     }
     let norm = rule.rule().clip_norm.map(|_| square_sum(element_type, &sum).sqrt());
-    let step = Step { version, rate: None, norm, scale: 1.0 };
+    let step = Step { version, rate, norm, scale: 1.0 };
     let reduced = reduce(kernels, rule, &step, |piece| {
         piece(ReducedPiece { element_type, parameter: parameter.bytes(), states: &mut states, gradient: &sum });
     });

@@ -176,16 +176,21 @@ impl OpGroup {
         let Some(Dim::Fixed(rows @ 2..)) = shape.first() else { return None };
         let is_cut = |node: &Node| {
             let mut touched = node.inputs.iter().chain(&node.outputs);
-            let whole = |facts: &VariableFacts| is_cut_along(facts, shape);
+            let whole = |facts: &VariableFacts| is_number(facts) || is_cut_along(facts, shape);
             match &node.kind {
                 OpKind::Update { .. } => node.rule.as_ref().is_some_and(|rule| rule.rule().is_element_wise()),
                 OpKind::Scale { .. }
                 | OpKind::Cast { .. }
+                | OpKind::Fill { .. }
                 | OpKind::Sum
                 | OpKind::Sqrt
                 | OpKind::Exp
                 | OpKind::Log
-                | OpKind::Abs => touched.all(|index| whole(&graph.variable(*index).facts)),
+                | OpKind::Tanh
+                | OpKind::Abs
+                | OpKind::Sign
+                | OpKind::Relu
+                | OpKind::Greater => touched.all(|index| whole(&graph.variable(*index).facts)),
                 kind if kind.is_binary_arithmetic() => touched.all(|index| whole(&graph.variable(*index).facts)),
                 _ => false,
             }
@@ -193,6 +198,11 @@ impl OpGroup {
         let begins = |name: &String| begins_from_nothing(outline, name);
         (nodes().all(is_cut) && self.kept.iter().chain(&self.read).all(begins)).then_some(*rows)
     }
+}
+
+/// Whether a variable is one number, of which every piece has its own.
+fn is_number(facts: &VariableFacts) -> bool {
+    matches!(facts, VariableFacts::Dense { shape, .. } if shape.is_empty())
 }
 
 /// Whether a variable has a row for each of the parameter's.

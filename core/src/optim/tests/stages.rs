@@ -1,0 +1,112 @@
+//! Stages: computations around a rule, in one pass over memory with it.
+
+use super::{bytes_of, update_reduced};
+use crate::config::{OptimizerSettings, ParameterConfig};
+use crate::optim::Prepared;
+use crate::rule::CheckedRule;
+
+/// The rule of a configuration, through the catalogue's bytes and through the text form.
+fn prepared(config: &str) -> Prepared {
+    let rule = OptimizerSettings::from_text(config).expect("it is a configuration").rule.expect("it has a rule");
+    let config = ParameterConfig { rule, sparse: None };
+    assert_eq!(ParameterConfig::decode(&config.encode()), Ok(config.clone()), "the bytes keep the stage");
+    let read = OptimizerSettings::from_text(&config.to_text()).expect("the text keeps the stage");
+    assert_eq!(read.rule, Some(config.rule.clone()));
+    Prepared::new(config.rule).expect("it is a rule")
+}
+
+/// Three updates of `[1, 2, 6]` by the gradient `[3, 0, 4]`; `expected` computes an update of weight, states and `n`.
+fn check(config: &str, states: usize, expected: impl Fn(&mut [f64; 3], &mut Vec<[f64; 3]>, f64)) {
+    let rule = prepared(config);
+    assert_eq!(rule.states().len(), states, "{config}");
+    assert_eq!(rule.rule().states().len(), states, "{config}");
+    let (mut weights, mut kept) = ([1.0, 2.0, 6.0], vec![[0.0; 3]; states]);
+    let mut found = (bytes_of(&weights), vec![vec![0; 24]; states]);
+    for version in 1..=3_u8 {
+        expected(&mut weights, &mut kept, version.into());
+        update_reduced(&rule, version.into(), &mut found.0, &mut found.1, &bytes_of(&[3.0, 0.0, 4.0]), 4096);
+        assert_eq!(found.0, bytes_of(&weights), "{config}, update {version}");
+        for (found, expected) in found.1.iter().zip(&kept) {
+            assert_eq!(*found, bytes_of(expected), "{config}, states of update {version}");
+        }
+    }
+}
+
+const GRADIENT: [f64; 3] = [3.0, 0.0, 4.0];
+
+fn descend(weights: &mut [f64; 3], rate: f64, gradient: impl Fn(usize, f64) -> f64) {
+    for (place, weight) in weights.iter_mut().enumerate() {
+        *weight -= rate * gradient(place, *weight);
+    }
+}
+
+#[test]
+fn a_stage_computes_before_and_after_the_rule() {
+    let rate = "const_lr { learning_rate: 0.5 }";
+    check(&format!("{rate} stage: 'g = 0.5*g; update'"), 0, |weights, _, _| {
+        descend(weights, 0.5, |place, _| 0.5 * GRADIENT[place]);
+    });
+    check(&format!("{rate} stage: 'let half = 0.5*w; g = g + half; update; w = w + half'"), 0, |weights, _, _| {
+        let half = weights.map(|weight| 0.5 * weight);
+        descend(weights, 0.5, |place, _| GRADIENT[place] + half[place]);
+        (0..3).for_each(|place| weights[place] += half[place]);
+    });
+    check(&format!("{rate} stage: 'state mean = 0; update; mean = 0.75*mean + 0.25*w'"), 1, |weights, kept, _| {
+        descend(weights, 0.5, |place, _| GRADIENT[place]);
+        (0..3).for_each(|place| kept[0][place] = 0.75 * kept[0][place] + 0.25 * weights[place]);
+    });
+}
+
+#[test]
+fn a_stage_has_the_norm_the_rate_and_the_count() {
+    check("const_lr { learning_rate: 0.5 } stage: 'g = g * (1 / norm(g)); update'", 0, |weights, _, _| {
+        descend(weights, 0.5, |place, _| GRADIENT[place] * (1.0 / 5.0));
+    });
+    check("const_lr { learning_rate: 0.5 } stage: 'lr = lr / n; update'", 0, |weights, _, version| {
+        descend(weights, 0.5 / version, |place, _| GRADIENT[place]);
+    });
+    // The rule's own pieces are within the stage: clip_value bounds what the stage makes of the gradient.
+    check("const_lr { learning_rate: 1 } clip_value: 5 stage: 'g = 2*g; update'", 0, |weights, _, _| {
+        descend(weights, 1.0, |place, _| (2.0 * GRADIENT[place]).min(5.0));
+    });
+    check("const_lr { learning_rate: 1 } stage: 'g = g * single(1 / (n + 2)); update'", 0, |weights, _, version| {
+        #[expect(clippy::cast_possible_truncation, reason = "the rounding is what is tested")]
+        let factor = f64::from((1.0 / (version + 2.0)) as f32);
+        descend(weights, 1.0, |place, _| GRADIENT[place] * factor);
+    });
+}
+
+#[test]
+fn a_rules_own_states_come_after_those_of_its_stage() {
+    let rule = prepared("optimizer: Adam adam {} stage: 'state mean = 0; update; mean = w'");
+    let names: Vec<&str> = rule.states().iter().map(|state| state.name.as_str()).collect();
+    assert_eq!(names, ["mean", "first_moment", "second_moment"]);
+    assert_eq!(rule.rule().states(), names);
+    assert!(rule.rule().is_element_wise());
+    assert!(!prepared("stage: 'g = g / norm(g); update'").rule().is_element_wise());
+}
+
+#[test]
+fn a_stage_that_is_none_is_refused() {
+    for (stage, expected) in [
+        ("g = 2*g", "found update 0 times; expected it once"),
+        ("update; update", "found update 2 times"),
+        ("update; state m = 0; m = w", "column 15: expected every state of a stage before its update"),
+        ("lr = g; update", "expected one number for all elements as lr, found an element"),
+        ("n = 2; update", "found \"n\", which is constant"),
+        ("g = single(g); update", "expected single of one number for all elements"),
+        ("g = h; update", "expected a known name"),
+    ] {
+        let text = CheckedRule::stage(stage).expect_err(stage).to_string();
+        assert!(text.contains(expected), "{stage}: {text}");
+    }
+    let refused = |config: &str| OptimizerSettings::from_text(config).expect_err(config).to_string();
+    let text = refused("stage: 'g = 2*g'");
+    assert!(text.contains("stage: found update 0 times"), "{text}");
+    let text = refused("algorithm: 'add' stage: 'g = 2*g; update'");
+    assert!(text.contains("a stage is given with the algorithm add"), "{text}");
+    let text = refused("rule: 'update; w = g'");
+    assert!(text.contains("found update, which only a stage has"), "{text}");
+    let text = refused("rule: 'state mean = 0; w -= lr*g; mean = w' stage: 'state mean = 0; update; mean = w'");
+    assert!(text.contains("the state \"mean\" is declared by two texts"), "{text}");
+}
