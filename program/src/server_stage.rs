@@ -149,7 +149,8 @@ impl<'g> PartOps<'g> {
                 break;
             }
         }
-        let is_lost = |op: &&StageOp<'_>| op.node.outputs.iter().any(|out| !owners.contains_key(out) && !constants.contains(out));
+        let is_lost =
+            |op: &&StageOp<'_>| op.node.outputs.iter().any(|out| !owners.contains_key(out) && !constants.contains(out));
         match self.ops.iter().find(is_lost) {
             Some(lost) => Err(self.refuse(*lost, "found no update that it belongs to; expected one")),
             None => Ok(owners),
@@ -202,12 +203,16 @@ impl<'g> PartOps<'g> {
         let (Some(prepared), OpKind::Update { config }) = (&update.node.rule, &update.node.kind) else {
             unreachable!("an update has a rule")
         };
-        if ops.len() == 1 && update.node.inputs[1] == merged && update.node.inputs.len() == update.node.outputs.len() + 1
+        if ops.len() == 1
+            && update.node.inputs[1] == merged
+            && update.node.inputs.len() == update.node.outputs.len() + 1
         {
             return Ok(ServerStage { update: update.node, merged, config: config.clone(), states: Vec::new() });
         }
         if prepared.rule().stage.is_some() {
-            return Err(self.refuse(update, "found ops around an update whose config has a stage; expected one of them"));
+            return Err(
+                self.refuse(update, "found ops around an update whose config has a stage; expected one of them")
+            );
         }
         let mut text = StageText::new(self, update, merged)?;
         for op in ops {

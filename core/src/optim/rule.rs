@@ -149,7 +149,9 @@ impl Rule {
         ];
         if self.stage.is_some() {
             let name = self.algorithm.name();
-            return Err(Failure::call(format!("a stage is given with the algorithm {name}, which only adds; expected none")));
+            return Err(Failure::call(format!(
+                "a stage is given with the algorithm {name}, which only adds; expected none"
+            )));
         }
         match settings.iter().find(|(_, value)| *value != 0.0) {
             Some((name, value)) => Err(Failure::call(format!(

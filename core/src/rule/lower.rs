@@ -98,12 +98,8 @@ impl Lowering {
             is_left_out: false,
         };
         let count = piece.lowering.code.input(ScalarInput::Count);
-        let names = [
-            ("w", Meaning::Weight),
-            ("g", Meaning::Gradient),
-            ("lr", Meaning::Rate),
-            ("n", Meaning::Value(count)),
-        ];
+        let names =
+            [("w", Meaning::Weight), ("g", Meaning::Gradient), ("lr", Meaning::Rate), ("n", Meaning::Value(count))];
         piece.names.extend(names);
         for statement in &syntax.statements {
             piece.statement(statement)?;

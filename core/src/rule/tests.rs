@@ -382,9 +382,8 @@ fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
         let chain = (any::<bool>(), inner.clone(), terms);
         // Reductions are of more than the one element that is compared here.
         let of_elements = FUNCTIONS.map(|(_, named)| named).into_iter();
-        let of_elements = of_elements.filter(|named| {
-            !matches!(named, NamedFunction::Sum | NamedFunction::Norm | NamedFunction::Single)
-        });
+        let of_elements = of_elements
+            .filter(|named| !matches!(named, NamedFunction::Sum | NamedFunction::Norm | NamedFunction::Single));
         let function = prop::sample::select(of_elements.collect::<Vec<_>>());
         let call = (function, prop::collection::vec(inner.clone(), 3), conditions(inner.clone()));
         prop_oneof![
@@ -483,9 +482,9 @@ fn statements() -> impl Strategy<Value = Statement> {
 /// A text of the words that rules are made of, in no order.
 fn babble() -> impl Strategy<Value = String> {
     let words = vec![
-        "param", "state", "let", "update", "in", "and", "or", "not", "inf", "w", "g", "lr", "n", "m", "select", "min", "sqrt",
-        "(", ")", "[", "]", ",", ";", "\n", "+", "-", "*", "/", "^", "=", "+=", "-=", "<", "<=", "==", "!=", "1", "0",
-        "0.5", "1e-8", ".", "#", "é", "\0", " ",
+        "param", "state", "let", "update", "in", "and", "or", "not", "inf", "w", "g", "lr", "n", "m", "select", "min",
+        "sqrt", "(", ")", "[", "]", ",", ";", "\n", "+", "-", "*", "/", "^", "=", "+=", "-=", "<", "<=", "==", "!=",
+        "1", "0", "0.5", "1e-8", ".", "#", "é", "\0", " ",
     ];
     prop::collection::vec(prop::sample::select(words), 0..60).prop_map(|words| words.join(" "))
 }

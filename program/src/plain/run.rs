@@ -2,13 +2,8 @@
 
 use crate::arithmetic::Arithmetic;
 use crate::graph::{Graph, Node, VariableIndex};
-<<<<<<< HEAD
 use crate::op::{OpKind, OpRole};
-use crate::value::{Tensor, VariableValue};
-=======
-use crate::op::OpRole;
 use crate::value::{Elements, Tensor, VariableValue};
->>>>>>> cb08538 (Servers run a program's ops around an update: stages, lowered with the rule to one code)
 use crate::values::VariableValues;
 use crate::variable::VariableFacts;
 use pserver_core::error::Failure;

@@ -101,7 +101,9 @@ impl<'p, 'g> StageText<'p, 'g> {
         let inputs = op.node.inputs.iter().map(|input| self.value(*input, op));
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
         let element_type = match &self.part.graph.variable(op.node.outputs[0]).facts {
-            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => *element_type,
+            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
+                *element_type
+            }
             other => return Err(format!("found {other}; expected a tensor")),
         };
         let output = self.computed(op, &inputs, element_type)?;
@@ -148,7 +150,8 @@ impl<'p, 'g> StageText<'p, 'g> {
         let VariableFacts::Dense { element_type, shape } = &variable.facts else {
             return Err(format!("found {name:?}, which is {}; expected a tensor", variable.facts));
         };
-        let fill = fill.ok_or_else(|| format!("found {name:?} initialised by no fill; expected one number as its first value"))?;
+        let fill = fill
+            .ok_or_else(|| format!("found {name:?} initialised by no fill; expected one number as its first value"))?;
         if !self.part.written.contains(&index) {
             return StageValue::constant(fill, *element_type);
         }
@@ -156,7 +159,10 @@ impl<'p, 'g> StageText<'p, 'g> {
             return Err(format!("found {name:?}, which its rule keeps; expected a state of its own"));
         }
         if *element_type != self.element_type || *shape != self.shape {
-            return Err(format!("found the state {name:?}, which is {}; expected the facts of its parameter", variable.facts));
+            return Err(format!(
+                "found the state {name:?}, which is {}; expected the facts of its parameter",
+                variable.facts
+            ));
         }
         let own = self.state_name(name);
         self.declarations.push((format!("state {own} = {}", StageValue::constant(fill, *element_type)?.text), reader));
@@ -237,7 +243,9 @@ impl<'p, 'g> StageText<'p, 'g> {
         };
         if !x.is_element() || !(axes.is_empty() || axes.len() == shape.len()) {
             let name = op.node.kind.name();
-            return Err(format!("found {name} over some dimensions, or of a constant; expected one over a whole tensor"));
+            return Err(format!(
+                "found {name} over some dimensions, or of a constant; expected one over a whole tensor"
+            ));
         }
         let sum = self.temporary(op, format!("sum({})", x.text), false, x.element_type);
         if matches!(op.node.kind, OpKind::ReduceSum { .. }) {

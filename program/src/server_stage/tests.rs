@@ -91,11 +91,8 @@ fn a_number_that_two_parameters_read_ties_them_nowhere() {
              optimize {name}, {name}@count = update({name}, {name}@g, {name}@count, config=\"optimizer: SGD\")"
         )
     };
-    let lines = format!(
-        "state factor: float32[]\ninitialise factor = fill(value=0.25)\n{}\n{}",
-        update("v"),
-        update("w")
-    );
+    let lines =
+        format!("state factor: float32[]\ninitialise factor = fill(value=0.25)\n{}\n{}", update("v"), update("w"));
     let text = "let value_0 = g * 0.25\ng = value_0\nupdate\n".to_owned();
     assert_eq!(stages(&lines), Ok(vec![text.clone(), text]));
 }
@@ -125,7 +122,7 @@ fn what_no_stage_can_do_is_refused_by_its_op() {
     );
     refuse(
         &before("temporary zero: float32[]\noptimize zero = fill(value=0.0)\noptimize g = div(w@gradient, zero)"),
-        "div: line 1, column 20: expected a divisor that is not zero",
+        "div: line 1, column 17: expected a divisor that is not zero",
     );
     refuse(
         &before(
