@@ -37,11 +37,11 @@ impl StageValue {
     }
 
     /// A number in an element type, as arithmetic in that type has it.
-    pub(super) fn constant(value: f64, element_type: ElementType) -> Result<Self, String> {
-        let value = nearest(value, element_type);
+    pub(super) fn constant(given: f64, element_type: ElementType) -> Result<Self, String> {
+        let value = nearest(given, element_type);
         let is_small = element_type == ElementType::Float32 && value != 0.0 && value.abs() < f32::MIN_POSITIVE.into();
         if !value.is_finite() || is_small {
-            return Err(format!("found the number {value:e} of {element_type}; expected zero or a normal number"));
+            return Err(format!("found the number {given:e} of {element_type}; expected zero or a normal number"));
         }
         let text = if value.is_sign_negative() { format!("({value:?})") } else { format!("{value:?}") };
         Ok(Self { text, kind: StageValueKind::Constant(value), element_type })
