@@ -104,11 +104,11 @@ const STAGES: [Stage; 8] = [
     },
     Stage {
         name: "clip_norm of what the ops make",
-        lines:
-            "
+        lines: "
             optimize root = abs(w@gradient)
             optimize signed = sqrt(root)
-            optimize w, w@count = update(w, signed, w@count, config=\"const_lr { learning_rate: 0.5 } clip_norm: 0.7\")",
+            optimize w, w@count = update(w, signed, w@count,
+                config=\"const_lr { learning_rate: 0.5 } clip_norm: 0.7\")",
         is_cut: false,
     },
     Stage {

@@ -10,7 +10,8 @@
 //!
 //! Read in this order: [`VariableFacts`] and [`Variable`]; [`OpKind`], the list of all operations with their
 //! signatures; [`Block`] and [`Program`]; [`Graph`]; [`VariableValue`]; [`Arithmetic`] with [`PlainArithmetic`]
-//! (the oracle), [`cpu`] and [`conformance`]; [`executor`], which runs a graph; [`transpile`]; [`server_stage`]; [`server_flow`].
+//! (the oracle), [`cpu`] and [`conformance`]; [`executor`], which runs a graph; [`transpile`]; [`server_stage`];
+//! [`server_flow`].
 
 mod arithmetic;
 mod attributes;

@@ -25,8 +25,8 @@ pub fn square_sum(element_type: ElementType, values: &[u8]) -> f64 {
     total
 }
 
-/// The sum of the elements, as a rule's `sum` computes it: blocks of [`SQUARE_BLOCK_BYTES`], each summed left to right in
-/// binary64, and their sums.
+/// The sum of the elements, as a rule's `sum` computes it: blocks of [`SQUARE_BLOCK_BYTES`], each summed left to right
+/// in binary64, and their sums.
 ///
 /// # Panics
 ///

@@ -2,8 +2,8 @@
 //!
 //! Everything is computed in the type of the values. Every sum runs from the first element to the last, whatever its
 //! length, so equal inputs give equal bits. `exp`, `ln` and `tanh` are those of the system's library, which may differ
-//! in the last bit between machines. Ops of the role `optimize` compute these functions, powers and sums over everything
-//! as rules of servers do, so that a server's stage has the bits of one process.
+//! in the last bit between machines. Ops of the role `optimize` compute these functions, powers and sums over
+//! everything as rules of servers do, so that a server's stage has the bits of one process.
 
 mod arrange;
 mod loss;

@@ -8,8 +8,8 @@ use pserver_core::port::{Kernels, Update};
 
 use super::table;
 
-/// Updates `operands`, which are a parameter, its count and its states, in place by one gradient. A `rate` replaces that
-/// of the rule's schedule.
+/// Updates `operands`, which are a parameter, its count and its states, in place by one gradient. A `rate` replaces
+/// that of the rule's schedule.
 ///
 /// Selected rows are first made dense, with zeros for absent rows: the reference for every other way of applying them.
 /// It costs as much as a dense gradient.

@@ -376,7 +376,8 @@ fn updates_say_what_does_not_fit() {
         momentum(),
         "w v count",
         "w count",
-        "found 3 inputs; expected 4 to 5: parameter, gradient, count, the states [\"momentum\"] of momentum, and maybe a learning rate",
+        "found 3 inputs; expected 4 to 5: parameter, gradient, count, the states [\"momentum\"] of momentum, and \
+         maybe a learning rate",
     );
     check(
         update("const_lr {}"),
