@@ -216,7 +216,7 @@ fn rules() -> impl Strategy<Value = Rule> {
             let exact = algorithm.is_exact();
             let of = |value: f64| if exact { 0.0 } else { value };
             let clip_value = clip_value.filter(|_| !exact);
-            Rule { algorithm, l1: of(l1), l2: of(l2), regularizer, clip_norm: None, clip_value, schedule, rate_scale }
+            Rule { algorithm, l1: of(l1), l2: of(l2), regularizer, clip_value, schedule, rate_scale, ..Rule::default() }
         },
     )
 }
