@@ -79,6 +79,11 @@ typedef struct paddle_call paddle_call;
 typedef struct paddle_pserver_client paddle_pserver_client;
 
 /**
+ * A program that is loaded; a C program only ever holds pointers to it.
+ */
+typedef struct paddle_program paddle_program;
+
+/**
  * Parameters that are read where they are; a program only ever holds pointers to it.
  */
 typedef struct paddle_view paddle_view;
@@ -272,6 +277,87 @@ int paddle_send_rows(paddle_pserver_client *client,
 int paddle_get_rows(paddle_pserver_client *client,
                     const paddle_rows *dst,
                     int len);
+
+/**
+ * @brief Loads a program (docs/PROGRAMS.md), adds its gradients and its optimizer, divides it among the trainers and
+ * the servers of the client's job in mode sync, and initialises the parameters if no other trainer does. Every trainer
+ * of the job loads the same program with the same arguments.
+ *
+ * @param program the text, or without a brace in it the path of a file with the text, or with protobuf.
+ * @param loss the name of the loss, a scalar; NULL means "loss".
+ * @param config the optimizer, in the text forms of paddle_begin_init_params; NULL for a program that has its own.
+ * @param batch rows of a step of all trainers together, at least 1: by them the placement on servers is estimated.
+ * @return the program, which paddle_program_release frees, or the release of the client; otherwise NULL.
+ */
+paddle_program *paddle_program_load(paddle_pserver_client *client,
+                                    const char *program,
+                                    const char *loss,
+                                    const char *config,
+                                    int batch);
+
+/**
+ * @brief The number of steps that the job had when the program was loaded: 0 for a new job. A trainer that takes the
+ * place of a killed one goes on with the step after them.
+ *
+ * @return the number, otherwise -1.
+ */
+int64_t paddle_program_steps_before(const paddle_program *program);
+
+/**
+ * @brief Sets data for the next step. Data that is not set again keeps its value.
+ *
+ * @param data of each its name, its type, which is the declared one, and its content in host memory: whole rows of
+ * this trainer's part of the batch. The caller's memory is not used after the call.
+ * @param len how many, at least 1.
+ * @return 0 if successful, otherwise -1, and then nothing is set: also when the last step has failed and is to be
+ * repeated.
+ */
+int paddle_program_feed(paddle_program *program,
+                        const paddle_parameter *data,
+                        int len);
+
+/**
+ * @brief One step: receives the parameters, computes the loss and the gradients of the data, and sends the gradients.
+ * It returns when the servers have them; in mode sync they wait for every trainer's.
+ *
+ * @return 0 if successful, otherwise -1. The same step may then be made again: no gradient is applied twice.
+ */
+int paddle_program_step(paddle_program *program);
+
+/**
+ * @brief Reads a scalar of the last step, such as the loss, on this trainer's part of the batch.
+ *
+ * @param value becomes the scalar.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_program_value(paddle_program *program, const char *name, double *value);
+
+/**
+ * @brief Fetches a parameter whole, as the servers have it after the last step, or another variable as this trainer
+ * has computed it.
+ *
+ * @param name its name.
+ * @param dst its place. The caller sets content and content_len, the room at content in bytes; with content NULL the
+ * library allocates, and paddle_parameter_release frees. On success name, element_type and content_len are set, and
+ * content if it was NULL; on failure nothing is.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_program_fetch(paddle_program *program,
+                         const char *name,
+                         paddle_parameter *dst);
+
+/**
+ * @brief Saves all parameters as one safetensors file of this machine, whole or not at all.
+ *
+ * @param path the file, which ends in .safetensors.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_program_save(paddle_program *program, const char *path);
+
+/**
+ * @brief Releases a program; the parameters stay on the servers. NULL is nothing to release.
+ */
+void paddle_program_release(paddle_program *program);
 
 #if PADDLE_PSERVER_EDITION != 1
 

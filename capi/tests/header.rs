@@ -9,7 +9,10 @@ use pserver_core::dtype::ElementType;
 
 /// The headers, and the Rust files whose declarations each has.
 const HEADERS: [(&str, &[&str]); 2] = [
-    ("paddle_pserver.h", &["sys", "shared", "rows", "batch", "started", "memory", "edition1", "edition2", "edition3"]),
+    (
+        "paddle_pserver.h",
+        &["sys", "shared", "rows", "program", "batch", "started", "memory", "edition1", "edition2", "edition3"],
+    ),
     ("libpaddle_pserver_cclient.h", &["go"]),
 ];
 

@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use pserver_program::{Graph, PaddleImport, import_paddle_given};
-use pserver_trainer::ValueFile;
-
-use crate::program_file::read_bytes;
+use pserver_trainer::{ValueFile, program_bytes};
 
 /// Arguments of `pserver import-paddle`.
 #[derive(clap::Args, Clone, Debug)]
@@ -32,7 +30,7 @@ pub struct ImportPaddleArgs {
 /// # Errors
 /// When a file cannot be read or written, or the program has something without a counterpart, which is named.
 pub fn run(args: &ImportPaddleArgs) -> Result<()> {
-    let (main, startup) = (read_bytes(&args.main)?, read_bytes(&args.startup)?);
+    let (main, startup) = (program_bytes(&args.main)?, program_bytes(&args.startup)?);
     let values = args.values.as_deref().map(ValueFile::open).transpose()?;
     let has_value = |name: &str| values.as_ref().is_some_and(|values| values.has(name));
     let imported = import_paddle_given(&main, &startup, has_value);

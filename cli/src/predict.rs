@@ -5,9 +5,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use pserver_trainer::{DataSet, ForwardRun, read_model, table, write_tensors};
-
-use crate::program_file;
+use pserver_trainer::{DataSet, ForwardRun, read_model, read_program, table, write_tensors};
 
 /// Arguments of `pserver predict`.
 #[derive(clap::Args, Clone, Debug)]
@@ -37,7 +35,7 @@ pub struct Args {
 /// When a file cannot be read or written; when the program, the parameters and the data do not fit together.
 pub fn run(args: &Args) -> Result<()> {
     let shown = || args.program.display().to_string();
-    let forward = ForwardRun::new(program_file::read(&args.program)?.program(), &args.fetch).with_context(shown)?;
+    let forward = ForwardRun::new(read_program(&args.program)?.program(), &args.fetch).with_context(shown)?;
     let data = DataSet::read(&args.data, forward.graph())?;
     if data.rows() == 0 {
         bail!("{}: found no rows that {} needs; expected one or more", args.data.display(), args.fetch.join(", "));

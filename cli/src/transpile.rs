@@ -13,8 +13,7 @@ use pserver_program::transpile::{
     estimate, html, svg,
 };
 use pserver_program::{Graph, ProgramPeer};
-
-use crate::program_file;
+use pserver_trainer::read_program;
 
 /// Arguments of `pserver transpile`.
 #[derive(clap::Args, Clone, Debug)]
@@ -120,7 +119,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn output(args: &Args) -> Result<String> {
-    let graph = program_file::read(&args.program)?;
+    let graph = read_program(&args.program)?;
     graph.check_initialised()?;
     let costs = args.rates.model();
     costs.validate()?;

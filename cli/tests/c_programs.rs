@@ -4,16 +4,23 @@
 //! sources, and `PSERVER_TEST_BIND` says where servers listen instead of at [`TCP`].
 
 mod cluster;
+mod trainings;
 
+use std::fmt::Write;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use pserver_cli::quickstart::digits::Digits;
 use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
+use pserver_trainer::read_model;
 use tempfile::TempDir;
+
+use trainings::OneProcess;
 
 const TCP: &str = "tcp://127.0.0.1:0";
 
@@ -327,6 +334,53 @@ fn the_example_trains() {
 }
 
 #[test]
+fn programs_are_loaded_fed_stepped_read_and_saved() {
+    let folder = TempDir::new().expect("there is room");
+    let place = folder.path().display().to_string();
+    check("tests/c/program.c", Language::C, Link::Shared, |_| Some(place.clone()));
+}
+
+#[test]
+fn the_example_trains_a_program_of_text_to_the_bits_of_one_process() {
+    let text = include_str!("../../docs/programs/mlp.program");
+    let folder = TempDir::new().expect("there is room");
+    let file = |name: &str| folder.path().join(name);
+    let digits = Digits::load().expect("the digits are in the program");
+    let mut data: String = (0..64).map(|pixel| format!("pixels.{pixel},")).collect::<String>() + "label\n";
+    for digit in digits.part(0, 1).expect("one trainer has all") {
+        digit.pixels.iter().for_each(|pixel| write!(data, "{},", pixel * 16.0).expect("a string takes everything"));
+        writeln!(data, "{}", digit.label).expect("a string takes everything");
+    }
+    fs::write(file("mlp.program"), text).expect("a file");
+    fs::write(file("digits.csv"), &data).expect("a file");
+    let program = compile(folder.path(), "examples/digits.c", Language::C, Link::Shared);
+    let bind = std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned());
+    let two = ["--servers", "2", "--trainers", "2"];
+    let first = Server::start(folder.path(), &bind, &two);
+    let second =
+        Server::start(folder.path(), &bind, &[&two[..], &["--index", "1", "--coordinator", &first.address]].concat());
+    let trainer = || {
+        let mut command = Command::new(&program);
+        command.current_dir(folder.path()).env_clear().env("PSERVER_COORDINATOR", &first.address);
+        command.args(["mlp.program", "digits.csv", "2", "3", "model.safetensors"]).stdout(Stdio::piped());
+        command.stderr(Stdio::piped()).spawn().expect("the program starts")
+    };
+    let both = [trainer(), trainer()];
+    for one in both {
+        let output = one.wait_with_output().expect("the program ends");
+        succeeded(&output, "examples/digits.c");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        let accuracy = text.lines().last().and_then(|line| line.rsplit_once(' ')).expect("a line for each epoch").1;
+        assert!(accuracy.parse::<f64>().expect("a number") > 0.85, "{text}");
+    }
+    drop((first, second));
+    let optimizer = "optimizer: SGD sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 }";
+    let oracle = OneProcess { program: text, optimizer, data: &file("digits.csv"), batch: 64, epochs: 3 };
+    let model = read_model(&file("model.safetensors")).expect("a model");
+    assert!(model == oracle.train(2), "the bits differ from those of one process");
+}
+
+#[test]
 fn the_shared_library_exports_our_names_only() {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library("libpaddle_pserver.so")).output();
     let output = output.expect("there is nm");
@@ -345,6 +399,7 @@ fn the_shared_library_exports_our_names_only() {
         "paddle_get_rows",
         "paddle_push_pull_view_as",
         "paddle_view_release",
+        "paddle_program_step",
     ] {
         assert!(names.contains(&expected), "{expected}: {names:?}");
     }

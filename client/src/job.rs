@@ -110,6 +110,10 @@ impl JoinedJob {
         })
     }
 
+    pub(super) fn servers(&self) -> u32 {
+        u32::try_from(self.lanes.len()).expect("a server's index has 16 bits")
+    }
+
     pub(super) fn lane(&self, place: ShardId) -> LaneId {
         self.lanes[usize::from(place.server.0)][usize::from(place.shard.0)]
     }

@@ -421,6 +421,14 @@ impl Client {
         Ok(self.lock()?.joined()?.sharing().trainers)
     }
 
+    /// The number of servers of the job. Joins the job if necessary.
+    ///
+    /// # Errors
+    /// As [`trainer`](Self::trainer).
+    pub fn servers(&self) -> Result<u32, Failure> {
+        Ok(self.lock()?.joined()?.servers())
+    }
+
     /// Mode, merge and number of trainers. Waits until these are initialised.
     ///
     /// # Errors

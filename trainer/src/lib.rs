@@ -18,7 +18,9 @@
 mod arithmetic;
 mod data;
 mod forward_run;
+mod held_client;
 mod initial_values;
+mod program_file;
 mod server_parameters;
 mod sharing;
 mod step_numbers;
@@ -26,8 +28,10 @@ mod table_rows;
 mod trainer;
 mod training;
 
-pub use data::{DataSet, ValueFile, read_model, table, write_tensors};
+pub use data::{DataSet, ValueFile, read_model, table, write_model, write_tensors};
 pub use forward_run::ForwardRun;
+pub use held_client::HeldClient;
+pub use program_file::{program_bytes, read_program};
 pub use trainer::initialise_for_deltas;
 pub use trainer::{Trainer, initialise};
 pub use training::{Batches, Training, check_scalar, trainable};

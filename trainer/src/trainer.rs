@@ -10,6 +10,7 @@ use pserver_program::transpile::ProgramPart;
 use pserver_program::{Elements, Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
 
 use super::arithmetic::executor_parts;
+use super::held_client::HeldClient;
 use super::initial_values;
 use super::server_parameters::{ServerParameter, common_sharing, nodes, server_parameters};
 use super::table_rows::{TablePiece, tables};
@@ -18,7 +19,7 @@ use pserver_client::{Client, DestinationRows, DestinationSlice, GradientRows, Gr
 /// A trainer that runs its part of a program. Each step needs its data ([`feed`](Self::feed)), then
 /// [`step`](Self::step).
 pub struct Trainer<'c> {
-    client: &'c Client,
+    client: HeldClient<'c>,
     executor: Executor,
     parameters: Vec<ServerParameter>,
     /// By server parameter: the variable that receives it, if the part does.
@@ -117,12 +118,13 @@ impl<'c> Trainer<'c> {
     /// # Errors
     /// When the parts are not those of a parameter server, or read a table other than by fed ids; when the sharing of
     /// the job differs from that of the parts.
-    pub fn new(client: &'c Client, parts: &[ProgramPart]) -> Result<Self, Failure> {
+    pub fn new(client: impl Into<HeldClient<'c>>, parts: &[ProgramPart]) -> Result<Self, Failure> {
+        let client = client.into();
         let own = parts.iter().find(|part| matches!(part.peers[0], ProgramPeer::Trainer(_)));
         let own = own.ok_or_else(|| Failure::call("found no part of trainers; expected one"))?;
         let graph = Arc::new(own.graph.clone());
         let parameters = server_parameters(parts)?;
-        common_sharing(&parameters)?.check(client)?;
+        common_sharing(&parameters)?.check(&client)?;
         let values = parameters.iter().map(|_| None).collect();
         let receivers = receivers(&graph);
         let received: Vec<_> = parameters.iter().map(|one| receivers.get(one.name.as_str()).copied()).collect();

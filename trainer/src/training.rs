@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use pserver_client::Client;
 use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
 use pserver_program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
@@ -16,6 +15,7 @@ use pserver_program::{
 };
 
 use super::data::DataSet;
+use super::held_client::HeldClient;
 use super::step_numbers::StepNumbers;
 use super::trainer::{Trainer, initialise};
 
@@ -143,7 +143,7 @@ impl Batches {
 /// let data = DataSet::read(Path::new("x.csv"), &graph)?;
 /// let client = Client::new(ClientOptions::new(Address::parse("tcp://127.0.0.1:7164")?))?;
 /// let batches = Batches::new(data.rows(), 32, client.trainer()?, client.trainers()?, None)?;
-/// let mut training = Training::join(&client, &graph, 1, 32)?;
+/// let mut training = Training::join(&client, &graph, 32)?;
 /// for rows in batches.epoch(0) {
 ///     training.step(&data, &rows)?;
 ///     println!("{}", training.scalar("loss")?);
@@ -165,22 +165,24 @@ pub struct Training<'c> {
 }
 
 impl<'c> Training<'c> {
-    /// Divides the program over the job's trainers and `servers` servers in mode sync with merge mean, initialises the
+    /// Divides the program over the job's trainers and servers in mode sync with merge mean, initialises the
     /// parameters if no other trainer does, and prepares this trainer's part. `batch` is that of a step of all
     /// trainers. Of a job that has been trained, this trainer goes on with the step after
     /// [`steps_before`](Self::steps_before).
     ///
     /// # Errors
     /// When the program cannot be divided, or the job cannot run it, or was initialised with another program.
-    pub fn join(client: &'c Client, graph: &Graph, servers: u32, batch: usize) -> Result<Self, Failure> {
-        let trainers = client.trainers()?;
+    pub fn join(client: impl Into<HeldClient<'c>>, graph: &Graph, batch: usize) -> Result<Self, Failure> {
+        let client = client.into();
+        let (trainers, servers) = (client.trainers()?, client.servers()?);
         let costs = CostModel { batch: (batch as u64 / u64::from(trainers.max(1))).max(1), ..CostModel::default() };
         let parts = ParameterServer::default().transpile(graph, Cluster { trainers, servers }, &costs)?;
-        initialise(client, &parts)?;
+        initialise(&client, &parts)?;
         let parameters = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Parameter);
         let parameters = parameters.map(|variable| variable.name.clone()).collect();
-        let (rank, numbers) = (client.trainer()? as usize, StepNumbers::of(graph));
-        let (trainer, steps_before) = (Trainer::new(client, &parts)?, client.resume_rounds()?);
+        let (rank, numbers, steps_before) =
+            (client.trainer()? as usize, StepNumbers::of(graph), client.resume_rounds()?);
+        let trainer = Trainer::new(client, &parts)?;
         Ok(Self { trainer, parameters, steps_before, steps: steps_before, rank, numbers })
     }
 
@@ -191,20 +193,36 @@ impl<'c> Training<'c> {
         self.steps_before
     }
 
+    /// Sets data for the next step; a step on rows of a [`DataSet`] does so itself.
+    ///
+    /// # Errors
+    /// As [`Trainer::feed`].
+    pub fn feed(&mut self, name: &str, tensor: Tensor) -> Result<(), Failure> {
+        self.trainer.feed(name, tensor)
+    }
+
+    /// One step on the data that were fed.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn step_fed(&mut self) -> Result<(), Failure> {
+        self.trainer.step()?;
+        self.steps += 1;
+        Ok(())
+    }
+
     /// One step on these rows of the data. Ops `dropout` whose step is data get the number of the job's step, from 0.
     ///
     /// # Errors
     /// As [`Trainer::step`]; another call with the same rows repeats the step.
     pub fn step(&mut self, data: &DataSet, rows: &[usize]) -> Result<(), Failure> {
         for (name, tensor) in data.batch(rows) {
-            self.trainer.feed(name, tensor)?;
+            self.feed(name, tensor)?;
         }
         for (name, value) in self.numbers.values(self.steps, self.rank * rows.len()) {
             self.trainer.feed(name, value)?;
         }
-        self.trainer.step()?;
-        self.steps += 1;
-        Ok(())
+        self.step_fed()
     }
 
     /// The value of a scalar in the last step, on this trainer's part of the batch.
@@ -217,20 +235,31 @@ impl<'c> Training<'c> {
         })
     }
 
+    /// A variable's value after the last step: of a parameter as the servers have it, with all rows of a table; of
+    /// another dense variable as this trainer computed it.
+    ///
+    /// # Errors
+    /// When there is no such value, or a server does not answer before the deadline.
+    pub fn value(&self, name: &str) -> Result<Tensor, Failure> {
+        match self.trainer.value(name) {
+            // A parameter that no optimizer op updates is not on the servers.
+            Some(VariableValue::Dense(tensor)) if !self.trainer.receives(name) => Ok(tensor.clone()),
+            None if !self.parameters.iter().any(|known| known == name) => Err(Failure::call(format!(
+                "found no value of {name:?}; expected a parameter, or a variable that trainers have computed"
+            ))),
+            Some(VariableValue::SelectedRows(_) | VariableValue::Strings(_)) if !self.trainer.receives(name) => {
+                Err(Failure::call(format!("found a value of {name:?} that is no dense tensor; expected one")))
+            }
+            _ => self.trainer.fetch(name),
+        }
+    }
+
     /// The values of all parameters after the last step, by name.
     ///
     /// # Errors
     /// When a server does not answer before the deadline.
     pub fn parameters(&self) -> Result<BTreeMap<String, Tensor>, Failure> {
-        let value = |name: &String| {
-            // A parameter that no optimizer op updates is not on the servers.
-            let tensor = match self.trainer.value(name) {
-                Some(VariableValue::Dense(tensor)) if !self.trainer.receives(name) => tensor.clone(),
-                _ => self.trainer.fetch(name)?,
-            };
-            Ok((name.clone(), tensor))
-        };
-        self.parameters.iter().map(value).collect()
+        self.parameters.iter().map(|name| Ok((name.clone(), self.value(name)?))).collect()
     }
 }
 
@@ -238,6 +267,7 @@ impl<'c> Training<'c> {
 pub(super) fn scalar(value: &VariableValue) -> Option<f64> {
     let VariableValue::Dense(tensor) = value else { return None };
     match tensor.elements() {
+        _ if !tensor.shape().is_empty() => None,
         Elements::Float32(values) => values.first().map(|value| f64::from(*value)),
         Elements::Float64(values) => values.first().copied(),
         _ => None,

@@ -11,7 +11,7 @@ use std::slice;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
+use pserver_core::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX, PROGRAM_BYTES_MAX};
 use pserver_core::partition::Name;
 
 use super::sys::Parameter;
@@ -68,6 +68,16 @@ impl Call {
     /// A path.
     pub(super) fn path(&self, pointer: *const c_char) -> Result<&str, Failure> {
         self.utf8(pointer, "path", PATH_BYTES_MAX)
+    }
+
+    /// A program's text, or the path of its file.
+    pub(super) fn program(&self, pointer: *const c_char) -> Result<&str, Failure> {
+        self.utf8(pointer, "program", PROGRAM_BYTES_MAX)
+    }
+
+    /// The text of a configuration; NULL says nothing.
+    pub(super) fn settings_text(&self, pointer: *const c_char) -> Result<Option<&str>, Failure> {
+        if pointer.is_null() { Ok(None) } else { self.utf8(pointer, "configuration", CONFIG_TEXT_BYTES_MAX).map(Some) }
     }
 
     /// The options or the addresses of a client.

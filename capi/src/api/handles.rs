@@ -10,12 +10,13 @@ use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use pserver_core::error::Failure;
 
+use super::loaded::LoadedProgram;
 use super::session::Session;
-use super::sys::{CallHandle, ClientHandle, ViewHandle};
+use super::sys::{CallHandle, ClientHandle, ProgramHandle, ViewHandle};
 use pserver_client::{CallNumber, View};
 
 const _: () = assert!(size_of::<usize>() == size_of::<u64>(), "a pointer handle is 64 bits");
@@ -30,6 +31,8 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 const CALL_BITS: u64 = 0x2545_f491_4f6c_dd1d;
 /// The same for a view.
 const VIEW_BITS: u64 = 0x1b87_3593_cc9e_2d51;
+/// The same for a program.
+const PROGRAM_BITS: u64 = 0x3c6e_f372_fe94_f82b;
 const GATHER: u64 = inverse(SPREAD);
 /// Lists under locks of their own, so that threads with different clients seldom meet.
 const LISTS: usize = 16;
@@ -45,6 +48,18 @@ pub(super) enum Handle {
 
 type List = RwLock<BTreeMap<u64, Arc<Session>>>;
 
+/// Handles of one kind of things that clients keep.
+struct KeptHandles {
+    /// The noun that errors have.
+    kind: &'static str,
+    /// Bits that tell the kind's handles from others.
+    bits: u64,
+    /// Handles given so far.
+    given: AtomicU64,
+    /// The clients of those that were not released.
+    owners: Mutex<BTreeMap<u64, Weak<Session>>>,
+}
+
 /// The clients of one process.
 struct Registry {
     process: u32,
@@ -58,9 +73,8 @@ struct Registry {
     /// Call handles given so far, and those that nobody has waited for.
     calls_given: AtomicU64,
     calls: Mutex<BTreeMap<u64, (Weak<Session>, CallNumber)>>,
-    /// View handles given so far, and the clients of those that were not released.
-    views_given: AtomicU64,
-    views: Mutex<BTreeMap<u64, Weak<Session>>>,
+    views: KeptHandles,
+    programs: KeptHandles,
     /// The parent's, if this process is a fork.
     before: Option<&'static Registry>,
 }
@@ -125,8 +139,7 @@ pub(super) fn give_pointer(session: Session) -> *mut ClientHandle {
     let registry = Registry::current();
     let bits = registry.scramble(registry.pointers.fetch_add(1, Ordering::Relaxed));
     registry.insert(Handle::Pointer(bits), session);
-    let address = usize::try_from(bits).expect("a pointer is 64 bits");
-    ptr::without_provenance_mut(address)
+    pointer(bits)
 }
 
 /// Gives a client the next number, from zero.
@@ -145,8 +158,7 @@ pub(super) fn give_call(session: &Arc<Session>, number: CallNumber) -> *mut Call
     let bits = registry.scramble(registry.calls_given.fetch_add(1, Ordering::Relaxed)) ^ CALL_BITS;
     let mut calls = registry.calls.lock().unwrap_or_else(PoisonError::into_inner);
     calls.insert(bits, (Arc::downgrade(session), number));
-    let address = usize::try_from(bits).expect("a pointer is 64 bits");
-    ptr::without_provenance_mut(address)
+    pointer(bits)
 }
 
 /// The call behind a handle, and its client.
@@ -166,11 +178,9 @@ pub(super) fn take_call(pointer: *const CallHandle) -> Result<(Arc<Session>, Cal
 /// Gives a view a handle. It does not keep the client alive.
 pub(super) fn give_view(session: &Arc<Session>, view: View) -> *mut ViewHandle {
     let registry = Registry::current();
-    let bits = registry.scramble(registry.views_given.fetch_add(1, Ordering::Relaxed)) ^ VIEW_BITS;
+    let bits = registry.give_kept(&registry.views, session);
     session.views().insert(bits, view);
-    registry.views.lock().unwrap_or_else(PoisonError::into_inner).insert(bits, Arc::downgrade(session));
-    let address = usize::try_from(bits).expect("a pointer is 64 bits");
-    ptr::without_provenance_mut(address)
+    pointer(bits)
 }
 
 /// Looks at the view behind a handle.
@@ -179,22 +189,44 @@ pub(super) fn find_view<T>(
     look: impl FnOnce(&View) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let (registry, bits) = (Registry::current(), pointer.addr() as u64);
-    let session = registry.views.lock().unwrap_or_else(PoisonError::into_inner).get(&bits).cloned();
-    let session = session.ok_or_else(|| registry.unknown_view(bits))?.upgrade().ok_or_else(view_without_client)?;
+    let session = registry.find_kept(|of| &of.views, bits)?;
     let views = session.views();
-    look(views.get(&bits).ok_or_else(|| registry.unknown_view(bits))?)
+    look(views.get(&bits).ok_or_else(|| registry.unknown_kept(|of| &of.views, bits))?)
 }
 
 /// Takes a view out: its handle is dead from now on.
 pub(super) fn take_view(pointer: *const ViewHandle) -> Result<View, Failure> {
     let (registry, bits) = (Registry::current(), pointer.addr() as u64);
-    let session = registry.views.lock().unwrap_or_else(PoisonError::into_inner).remove(&bits);
-    let session = session.ok_or_else(|| registry.unknown_view(bits))?.upgrade().ok_or_else(view_without_client)?;
-    session.views().remove(&bits).ok_or_else(|| registry.unknown_view(bits))
+    let session = registry.take_kept(|of| &of.views, bits)?;
+    session.views().remove(&bits).ok_or_else(|| registry.unknown_kept(|of| &of.views, bits))
 }
 
-fn view_without_client() -> Failure {
-    Failure::call("the view's client was released before the view")
+/// Gives a program a handle. It does not keep the client alive.
+pub(super) fn give_program(session: &Arc<Session>, program: LoadedProgram) -> *mut ProgramHandle {
+    let registry = Registry::current();
+    let bits = registry.give_kept(&registry.programs, session);
+    session.programs().insert(bits, Arc::new(Mutex::new(program)));
+    pointer(bits)
+}
+
+/// The program behind a handle, which stays alive until the call is over even if another thread releases it.
+pub(super) fn find_program(pointer: *const ProgramHandle) -> Result<Arc<Mutex<LoadedProgram>>, Failure> {
+    let (registry, bits) = (Registry::current(), pointer.addr() as u64);
+    let session = registry.find_kept(|of| &of.programs, bits)?;
+    let found = session.programs().get(&bits).cloned();
+    found.ok_or_else(|| registry.unknown_kept(|of| &of.programs, bits))
+}
+
+/// Takes a program out: its handle is dead from now on.
+pub(super) fn take_program(pointer: *const ProgramHandle) -> Result<(), Failure> {
+    let (registry, bits) = (Registry::current(), pointer.addr() as u64);
+    let session = registry.take_kept(|of| &of.programs, bits)?;
+    let found = session.programs().remove(&bits);
+    found.map(drop).ok_or_else(|| registry.unknown_kept(|of| &of.programs, bits))
+}
+
+fn pointer<T>(bits: u64) -> *mut T {
+    ptr::without_provenance_mut(usize::try_from(bits).expect("a pointer is 64 bits"))
 }
 
 fn alive((session, number): (Weak<Session>, CallNumber)) -> Result<(Arc<Session>, CallNumber), Failure> {
@@ -202,6 +234,21 @@ fn alive((session, number): (Weak<Session>, CallNumber)) -> Result<(Arc<Session>
     session
         .map(|session| (session, number))
         .ok_or_else(|| Failure::call("the call's client was released before the call ended"))
+}
+
+impl KeptHandles {
+    fn new(kind: &'static str, bits: u64) -> Self {
+        Self { kind, bits, given: AtomicU64::new(0), owners: Mutex::default() }
+    }
+
+    fn owners(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<Session>>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn without_client(&self) -> Failure {
+        let kind = self.kind;
+        Failure::call(format!("the {kind}'s client was released before the {kind}"))
+    }
 }
 
 impl Registry {
@@ -234,8 +281,8 @@ impl Registry {
             lists: std::array::from_fn(|_| List::default()),
             calls_given: AtomicU64::new(0),
             calls: Mutex::default(),
-            views_given: AtomicU64::new(0),
-            views: Mutex::default(),
+            views: KeptHandles::new("view", VIEW_BITS),
+            programs: KeptHandles::new("program", PROGRAM_BITS),
             before,
         }
     }
@@ -295,21 +342,42 @@ impl Registry {
         }
     }
 
-    fn gave_view(&self, bits: u64) -> bool {
-        let count = ((bits ^ VIEW_BITS).wrapping_mul(GATHER) ^ self.key) & !POINTER_BIT;
-        bits & POINTER_BIT != 0 && count < self.views_given.load(Ordering::Relaxed)
+    fn give_kept(&self, of: &KeptHandles, session: &Arc<Session>) -> u64 {
+        let bits = self.scramble(of.given.fetch_add(1, Ordering::Relaxed)) ^ of.bits;
+        of.owners().insert(bits, Arc::downgrade(session));
+        bits
     }
 
-    /// The error of a view that is not in the table of views.
-    fn unknown_view(&self, bits: u64) -> Failure {
-        match bits {
-            0 => Failure::call("view is NULL; expected a view from a function that makes one"),
-            bits if self.gave_view(bits) => Failure::call("view was released already; expected one that is alive"),
-            bits if self.parents().any(|parent| parent.gave_view(bits)) => {
-                Failure::call("view was made before a fork; expected the process that made it")
+    /// The client that keeps what is behind a handle.
+    fn find_kept(&self, of: fn(&Self) -> &KeptHandles, bits: u64) -> Result<Arc<Session>, Failure> {
+        let owner = of(self).owners().get(&bits).cloned();
+        owner.ok_or_else(|| self.unknown_kept(of, bits))?.upgrade().ok_or_else(|| of(self).without_client())
+    }
+
+    /// The same; the handle is dead from now on.
+    fn take_kept(&self, of: fn(&Self) -> &KeptHandles, bits: u64) -> Result<Arc<Session>, Failure> {
+        let owner = of(self).owners().remove(&bits);
+        owner.ok_or_else(|| self.unknown_kept(of, bits))?.upgrade().ok_or_else(|| of(self).without_client())
+    }
+
+    fn gave_kept(&self, of: &KeptHandles, bits: u64) -> bool {
+        let count = ((bits ^ of.bits).wrapping_mul(GATHER) ^ self.key) & !POINTER_BIT;
+        bits & POINTER_BIT != 0 && count < of.given.load(Ordering::Relaxed)
+    }
+
+    /// The error of a handle that is not among those of its kind.
+    fn unknown_kept(&self, of: fn(&Self) -> &KeptHandles, bits: u64) -> Failure {
+        let kind = of(self).kind;
+        Failure::call(match bits {
+            0 => format!("{kind} is NULL; expected a {kind} from a function that makes one"),
+            bits if self.gave_kept(of(self), bits) => {
+                format!("{kind} was released already; expected one that is alive")
             }
-            bits => Failure::call(format!("view {bits:#x} was never given by this library")),
-        }
+            bits if self.parents().any(|parent| parent.gave_kept(of(parent), bits)) => {
+                format!("{kind} was made before a fork; expected the process that made it")
+            }
+            bits => format!("{kind} {bits:#x} was never given by this library"),
+        })
     }
 
     fn parents(&self) -> impl Iterator<Item = &'static Self> {

@@ -7,9 +7,9 @@
 //! (`capi/include`, made from these files by `capi/tests/header.rs`).
 //!
 //! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients and calls that C can
-//! only name), `places` (where parameters go), `staged` (contents on a device), then the faces: [`shared`] and [`rows`]
-//! by all editions, [`batch`],
-//! [`started`] and [`memory`] by 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
+//! only name), `places` (where parameters go), `staged` (contents on a device), `loaded` (a program that a client
+//! trains), then the faces: [`shared`], [`rows`] and [`program`] by all editions, [`batch`], [`started`] and [`memory`]
+//! by 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
 
 pub mod batch;
 pub mod edition1;
@@ -17,6 +17,7 @@ pub mod edition2;
 pub mod edition3;
 pub mod go;
 pub mod memory;
+pub mod program;
 pub mod rows;
 pub mod shared;
 pub mod started;
@@ -26,6 +27,7 @@ mod allocation;
 mod checked;
 mod guard;
 mod handles;
+mod loaded;
 mod places;
 mod session;
 mod staged;

@@ -1,12 +1,13 @@
 //! Session behind a handle: one client, and the settings that an edition's calls do not carry.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::memory::Buffer;
 
+use super::loaded::LoadedProgram;
 use super::staged::Staged;
 use pserver_client::environment::unknown_variables;
 use pserver_client::environment::{Environment, find, of_process};
@@ -16,7 +17,9 @@ use pserver_client::{CallNumber, Client, View};
 pub(super) struct Session {
     // Before the client, whose connections they hold.
     views: Mutex<BTreeMap<u64, View>>,
-    pub(super) client: Client,
+    // Before the client too, which they share.
+    programs: Mutex<BTreeMap<u64, Arc<Mutex<LoadedProgram>>>>,
+    pub(super) client: Arc<Client>,
     /// Whether it offers to initialise the parameters. Only edition go can say no.
     pub(super) offers: bool,
     /// The lengths that edition 1's calls do not carry.
@@ -37,7 +40,8 @@ impl Session {
     pub(super) fn new(client: Client, offers: bool) -> Self {
         Self {
             views: Mutex::default(),
-            client,
+            programs: Mutex::default(),
+            client: Arc::new(client),
             offers,
             declared: Mutex::default(),
             buffers: Mutex::default(),
@@ -73,6 +77,11 @@ impl Session {
     /// The views that C has, by the bits of their handles.
     pub(super) fn views(&self) -> MutexGuard<'_, BTreeMap<u64, View>> {
         self.views.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The programs that C has, by the bits of their handles.
+    pub(super) fn programs(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Mutex<LoadedProgram>>>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a parameter's type and its length in bytes.

@@ -11,6 +11,9 @@ pub struct CallHandle;
 /// Parameters that are read where they are; a program only ever holds pointers to it.
 pub struct ViewHandle;
 
+/// A program that is loaded; a C program only ever holds pointers to it.
+pub struct ProgramHandle;
+
 /// The number of an element type.
 pub type ElementTypeNumber = c_int;
 

@@ -24,9 +24,9 @@ const TESTS: &[(&str, &str)] = &[
 /// Programs that guests run under the same names.
 const PROGRAMS: &[&str] = &["pserver", "psbench"];
 const LIBRARY: &str = "libpaddle_pserver.so";
-/// Where C programs are, and one that is no test.
+/// Where C programs are, and those that are no tests.
 const C_SOURCES: &str = "capi/tests/c";
-const EXAMPLE: &str = "capi/examples/trainer.c";
+const EXAMPLES: [&str; 2] = ["capi/examples/trainer.c", "capi/examples/digits.c"];
 /// Source files that tests read.
 const READ: &[&str] = &["core/rules/lion.rule"];
 
@@ -83,7 +83,7 @@ fn add_c_programs(workspace: &Workspace, furnishing: &mut Furnishing, library: &
     let sources = fs::read_dir(root.join(C_SOURCES)).with_context(|| format!("cannot list {C_SOURCES}"))?;
     let sources = sources.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?;
     let sources = sources.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "c"));
-    for source in sources.chain([root.join(EXAMPLE)]) {
+    for source in sources.chain(EXAMPLES.map(|example| root.join(example))) {
         let name = source.file_stem().context("a source has a name")?.to_string_lossy().into_owned();
         let program = folder.join(format!("c-{name}"));
         let mut compiler = Command::new("cc");

@@ -97,7 +97,6 @@ fn arguments(args: &Args) -> Vec<OsString> {
     option("data", args.data.clone().into());
     option("batch", args.batch.to_string().into());
     option("epochs", args.epochs.to_string().into());
-    option("servers", args.processes.servers.to_string().into());
     args.metrics.iter().for_each(|metric| option("metric", metric.into()));
     let texts = [("optimizer", &args.optimizer), ("validation", &args.validation)];
     texts.iter().for_each(|(name, text)| {

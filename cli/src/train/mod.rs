@@ -66,8 +66,8 @@ struct ProcessArgs {
     #[arg(long, default_value_t = 1, conflicts_with = "connect",
         value_parser = clap::value_parser!(u32).range(1..=CHILDREN_MAX))]
     trainers: u32,
-    /// Server processes on this machine, or with --connect servers of the running job.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Server processes on this machine.
+    #[arg(long, default_value_t = 1, conflicts_with = "connect", value_parser = clap::value_parser!(u16).range(1..))]
     servers: u16,
     /// Be one trainer of the running job whose server 0 has this address.
     #[arg(long, value_name = "ADDRESS")]

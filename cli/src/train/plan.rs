@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use pserver_program::Graph;
-use pserver_trainer::{DataSet, ForwardRun, ValueFile, check_scalar, trainable};
+use pserver_trainer::{DataSet, ForwardRun, ValueFile, check_scalar, read_program, trainable};
 
 use super::Args;
-use crate::program_file;
 
 /// A program and its data.
 pub(super) struct TrainingPlan {
@@ -28,7 +27,7 @@ pub(super) struct Validation {
 impl TrainingPlan {
     pub(super) fn new(args: &Args) -> Result<Self> {
         let shown = || args.program.display().to_string();
-        let program = program_file::read(&args.program)?;
+        let program = read_program(&args.program)?;
         program.check_initialised()?;
         let program = program.into_program();
         let optimizer = args.optimizer.as_deref().map(optimizer_text).transpose()?;

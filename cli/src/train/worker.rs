@@ -74,7 +74,7 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     let client = Client::new(options(args, address)?)?;
     let (trainer, trainers) = (client.trainer()?, client.trainers()?);
     let batches = batches(args, &plan, trainer, trainers)?;
-    let mut training = Training::join(&client, &plan.graph, args.processes.servers.into(), args.batch as usize)?;
+    let mut training = Training::join(&client, &plan.graph, args.batch as usize)?;
     let mut results = TrainingResults::default();
     let steps = batches.steps() as u64;
     let first_epoch = u32::try_from(training.steps_before() / steps).unwrap_or(u32::MAX);

@@ -212,6 +212,17 @@ pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Fa
     }
 }
 
+/// Writes tensors as a safetensors file, whole or not at all.
+///
+/// # Errors
+/// When the name does not end in `.safetensors`, or the disk refuses.
+pub fn write_model(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Failure> {
+    match FileFormat::of(path) {
+        Ok(FileFormat::Safetensors) => tensors::write(path, tensors),
+        _ => Err(Failure::call(format!("{}: expected a file that ends in .safetensors", path.display()))),
+    }
+}
+
 /// Tensors of equal rows as CSV with a header, of which [`DataSet::read`] reads the same numbers.
 ///
 /// # Errors
