@@ -207,17 +207,17 @@ fn graph(program: Program) -> Graph {
 }
 
 /// Forward and backward.
-fn gradients() -> Program {
-    let mut program = program(FORWARD);
+fn gradients(forward: &str) -> Program {
+    let mut program = program(forward);
     append_backward(&mut program, "loss").expect("it has gradients");
     program
 }
 
-/// The whole program with these optimizer lines.
-fn whole(lines: &str) -> Graph {
-    let text = gradients().to_string();
+/// A program with these optimizer lines.
+fn whole(forward: &str, lines: &str) -> Graph {
+    let text = gradients(forward).to_string();
     let body = text.trim_end().strip_suffix('}').expect("it ends with a brace");
-    graph(format!("{body}\n{COMMON}\n{lines}\n}}").parse().unwrap_or_else(|failure| panic!("{failure}")))
+    graph(format!("{body}\n{lines}\n}}").parse().unwrap_or_else(|failure| panic!("{failure}")))
 }
 
 fn parts(lines: &str, trainers: u32, servers: u32) -> Vec<ProgramPart> {
@@ -225,12 +225,13 @@ fn parts(lines: &str, trainers: u32, servers: u32) -> Vec<ProgramPart> {
     let server = ProcessRates { message_seconds: 1e-12, ..ProcessRates::default() };
     let costs = CostModel { chunk_bytes: CHUNK_BYTES, server, ..CostModel::default() };
     let cluster = Cluster { trainers, servers };
-    ParameterServer::default().transpile(&whole(lines), cluster, &costs).expect("the program can be divided")
+    let graph = whole(FORWARD, &format!("{COMMON}\n{lines}"));
+    ParameterServer::default().transpile(&graph, cluster, &costs).expect("the program can be divided")
 }
 
 /// In one process, op after op: the gradients of every trainer, their mean, and the optimizer on it.
 fn local(lines: &str, all: &[Vec<Data>]) -> VariableValues {
-    let (computing, optimizing) = (graph(gradients()), graph(program(&format!("{GIVEN}\n{COMMON}\n{lines}"))));
+    let (computing, optimizing) = (graph(gradients(FORWARD)), graph(program(&format!("{GIVEN}\n{COMMON}\n{lines}"))));
     let (mut fast, mut fast_kernels) = (CpuArithmetic::default(), Cpu::default());
     let (mut plain, mut kernels) = (PlainArithmetic, Cpu::default());
     let mut compute = PlainRun::new(&computing, &mut fast, &mut fast_kernels).expect("it begins");
@@ -295,6 +296,76 @@ fn distributed(lines: &str, all: &[Vec<Data>], (servers, shards): (u16, u16)) ->
     running.stop();
     assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "every trainer sees the same in the end");
     values.into_iter().next().expect("there is a trainer")
+}
+
+/// A table whose rows are read by a few ids, and the ops around its update, which move rows that no gradient came for.
+const TABLE: &str = "
+    data ids: int64[batch]
+    data y: float32[batch, 8]
+    parameter t: float32[300, 8]
+    initialise t = uniform(low=-0.5, high=0.5, seed=9)
+    forward rows = lookup_table(t, ids)
+    forward losses = sigmoid_cross_entropy(rows, y)
+    forward loss = mean(losses)
+";
+const TABLE_OPTIMIZERS: [&str; 2] = [
+    "
+    state t@count: int64[]
+    initialise t@count = fill(value=0.0)
+    optimize half = scale(t@gradient, factor=-0.5)
+    optimize t, t@count = update(t, half, t@count, config=\"const_lr { learning_rate: 0.5 }\")
+    optimize t = scale(t, factor=0.75)",
+    "
+    state t@count: int64[]
+    state t@m: float32[300, 8]
+    state t@average: float32[300, 8]
+    initialise t@count = fill(value=0.0)
+    initialise t@m = fill(value=0.0)
+    initialise t@average = fill(value=0.0)
+    optimize half = scale(t@gradient, factor=0.5)
+    optimize t, t@count, t@m = update(t, half, t@count, t@m,
+        config=\"sgd { momentum: 0.9 } const_lr { learning_rate: 0.5 }\")
+    optimize old = scale(t@average, factor=0.9)
+    optimize new = scale(t, factor=0.1)
+    optimize t@average = add(old, new)
+    optimize far = sub(t, t@average)
+    optimize back = scale(far, factor=0.01)
+    optimize t = sub(t, back)",
+];
+
+#[test]
+fn rows_without_a_gradient_run_the_stage_too() {
+    for lines in TABLE_OPTIMIZERS {
+        let graph = whole(TABLE, lines);
+        let data: Vec<[(&str, Tensor); 2]> = (0..9_u16)
+            .map(|step| {
+                let ids = [1, 7, 7, 200 + i64::from(step)].map(|id| if step % 3 == 1 { id } else { id + 3 });
+                let labels = (0..32).map(|place| f32::from(place % (step + 2) / 2 % 2)).collect();
+                let ids = Tensor::new([4], Elements::Int64(ids.to_vec()));
+                [("ids", ids), ("y", Tensor::new([4, 8], Elements::Float32(labels)))]
+            })
+            .collect();
+        let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
+        let mut local = PlainRun::new(&graph, &mut arithmetic, &mut kernels).expect("it begins");
+        for step in &data {
+            step.iter().for_each(|(name, tensor)| local.set(name, tensor.clone()).expect("it fits"));
+            local.step().expect("a step succeeds");
+        }
+        let expected = local.value("t").expect("it has a value").tensor().bytes().to_vec();
+        for servers in [1, 2] {
+            let cluster = Cluster { trainers: 1, servers: servers.into() };
+            let parts = ParameterServer::default().transpile(&graph, cluster, &CostModel::default());
+            let parts = parts.expect("the program can be divided");
+            let running = Local::start(&Job::new(servers, 1));
+            let client = client(&running.coordinator(), 0);
+            initialise(&client, &parts).unwrap_or_else(|failure| panic!("{failure}"));
+            let mut own = Trainer::new(&client, &parts).expect("the part can run");
+            data.iter().for_each(|data| step(&mut own, data));
+            let found = BTreeMap::from([("t", own.fetch("t").expect("it is there").bytes().to_vec())]);
+            assert_eq!(difference(&found, &BTreeMap::from([("t", expected.clone())])), None, "{servers} servers");
+            running.stop();
+        }
+    }
 }
 
 /// How the first element that differs does.

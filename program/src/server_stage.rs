@@ -220,7 +220,7 @@ impl<'g> PartOps<'g> {
         }
         let stage = text.checked().map_err(|(op, failure)| self.refuse(op, &failure.to_string()))?;
         let mut rule = prepared.rule().clone();
-        rule.clip_norm = rule.clip_norm.filter(|_| update.node.inputs[1] == merged);
+        rule.clip_norm = None;
         rule.stage = Some(Arc::new(stage));
         let refused = |failure: Failure| self.refuse(update, &format!("with the ops around it, {failure}"));
         let rule = Prepared::new(rule).map_err(refused)?.into_rule();

@@ -117,9 +117,10 @@ impl<'p, 'g> StageText<'p, 'g> {
         if node.inputs[1] != self.merged {
             let gradient = self.value(node.inputs[1], op)?;
             self.statements.push((format!("g = {}", gradient.text), op));
-            if let Some(clip) = rule.clip_norm {
-                self.statements.push((format!("g = g * select(norm(g) > {clip:?}, {clip:?} / norm(g), 1)"), op));
-            }
+        }
+        // A rule's own bound of the norm is of the gradient before the stage.
+        if let Some(clip) = rule.clip_norm {
+            self.statements.push((format!("g = g * select(norm(g) > {clip:?}, {clip:?} / norm(g), 1)"), op));
         }
         if let Some(rate) = node.inputs.get(node.outputs.len() + 1) {
             let rate = self.value(*rate, op)?;

@@ -79,6 +79,19 @@ fn ops_before_and_after_an_update_are_statements_around_it() {
 }
 
 #[test]
+fn a_bound_of_the_norm_is_of_the_updates_gradient_alone() {
+    check(
+        "optimize w, w@count = update(w, w@gradient, w@count, config=\"const_lr { learning_rate: 0.1 } clip_norm: 2\")
+         optimize w = sub(w, w@gradient)",
+        "let merged = g
+         g = g * select(norm(g) > 2.0, 2.0 / norm(g), 1)
+         update
+         let value_3 = w - merged
+         w = value_3",
+    );
+}
+
+#[test]
 fn an_update_alone_has_no_stage() {
     assert_eq!(stages(&UPDATE.replace(", g,", ", w@gradient,")), Ok(vec![String::new()]));
 }

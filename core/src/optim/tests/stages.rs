@@ -2,7 +2,8 @@
 
 use super::{bytes_of, update_reduced};
 use crate::config::{OptimizerSettings, ParameterConfig};
-use crate::optim::Prepared;
+use crate::ids::Version;
+use crate::optim::{Formula, Prepared, Step};
 use crate::rule::CheckedRule;
 
 /// The rule of a configuration, through the catalogue's bytes and through the text form.
@@ -84,6 +85,25 @@ fn a_rules_own_states_come_after_those_of_its_stage() {
     assert_eq!(rule.rule().states(), names);
     assert!(rule.rule().is_element_wise());
     assert!(!prepared("stage: 'g = g / norm(g); update'").rule().is_element_wise());
+}
+
+#[test]
+fn a_stage_costs_its_operations() {
+    let operations = |config: &str| {
+        let (rule, mut scalars) = (prepared(config), Vec::new());
+        let step = Step { version: Version(1), rate: None, norm: None, scale: 0.5 };
+        let Formula::Rule { code, .. } = rule.formula(&step, &mut scalars) else { panic!("it has code") };
+        code.ops().len()
+    };
+    for optimizer in ["optimizer: SGD", "optimizer: Adam adam {}"] {
+        let plain = operations(optimizer);
+        assert_eq!(operations(&format!("{optimizer} stage: 'update'")), plain);
+        assert_eq!(operations(&format!("{optimizer} stage: 'lr = 0.1 * 0.9^n; update'")), plain);
+        // The bounds are two more operations, each with its number.
+        let clipped = operations(&format!("{optimizer} clip_value: 0.5"));
+        assert_eq!(operations(&format!("{optimizer} stage: 'g = max(min(g, 0.5), -0.5); update'")), clipped);
+        assert_eq!(clipped, plain + 4);
+    }
 }
 
 #[test]

@@ -26,14 +26,15 @@ impl IdleRows {
     pub(super) fn of(rule: &Rule, element_type: ElementType) -> Self {
         let is_regularized = rule.l1 != 0.0 || rule.l2 != 0.0;
         match &rule.algorithm {
+            // The effect of a user's text is unknown.
+            _ if rule.stage.is_some() => Self::Never,
+            Algorithm::Custom(_) => Self::Never,
             // Wrapping addition of zero; a float may be a negative zero, to which zero is added.
             Algorithm::Add if !element_type.is_float() => Self::Always,
             // The sum of no gradients is zero, whatever the value was.
             Algorithm::Add | Algorithm::Sum => Self::AfterOne,
             // In its own formula the regularizers wait for the first gradient.
             Algorithm::Ftrl { .. } if rule.regularizer == Regularizer::Proximal => Self::AfterOne,
-            // The effect of a user's rule is unknown.
-            Algorithm::Custom(_) => Self::Never,
             _ if is_regularized => Self::Never,
             // A weight minus a positive zero is that weight; a sum of squares plus zero is that sum.
             Algorithm::Sgd | Algorithm::Adagrad { .. } => Self::Always,
