@@ -221,9 +221,10 @@ fn whole(forward: &str, lines: &str) -> Graph {
 }
 
 fn parts(lines: &str, trainers: u32, servers: u32) -> Vec<ProgramPart> {
-    // Where messages cost nothing, everything is cut that may be.
-    let server = ProcessRates { message_seconds: 1e-12, ..ProcessRates::default() };
-    let costs = CostModel { chunk_bytes: CHUNK_BYTES, server, ..CostModel::default() };
+    // Where messages, ops and a trainer's memory cost nothing, everything is cut that may be.
+    let server = ProcessRates { message_seconds: 0.0, op_seconds: 0.0, ..ProcessRates::default() };
+    let trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..server };
+    let costs = CostModel { chunk_bytes: CHUNK_BYTES, trainer, server, ..CostModel::default() };
     let cluster = Cluster { trainers, servers };
     let graph = whole(FORWARD, &format!("{COMMON}\n{lines}"));
     ParameterServer::default().transpile(&graph, cluster, &costs).expect("the program can be divided")
