@@ -223,6 +223,10 @@ class Forms(ExportTest):
         found = self.predict(program, {"input": x}, program.outputs)
         self.check_close("dropout", found[program.outputs[0]], model.eval()(x).detach())
         self.assertNotIn("dropout", export_program(model, (x,)).text)
+        program = export_program(model.train(), (x,), loss=F.mse_loss, targets=(torch.zeros(4, 3),))
+        self.predict(program, {"input": x, "target": torch.zeros(4, 3)}, ["loss"])
+        sizes = ("--batch", "2", "--epochs", "3", "--optimizer", "const_lr { learning_rate: 0.1 }", "--trainers", "2")
+        self.run_pserver("train", "net.program", "--data", "data.safetensors", "--values", "values.safetensors", *sizes)
 
     def test_fixed_batch(self) -> None:
         program = export_program(nn.Linear(3, 2), (torch.randn(4, 3),), dynamic_batch=False, data_names=["pixels"])
