@@ -18,7 +18,8 @@ use pserver_kernels::cpu::Cpu;
 use pserver_program::cpu::CpuArithmetic;
 use pserver_program::transpile::{Cluster, CostModel, ParameterServer, ProcessRates, ProgramPart, Transpiler};
 use pserver_program::{
-    Builder, Dim, Elements, Graph, OpKind, PlainRun, ProgramPeer, Purpose, Tensor, append_backward, append_optimizer,
+    Builder, Dim, Elements, Graph, Op, OpKind, OpRole, PlainRun, Program, ProgramPeer, Purpose, Tensor, VariableValue,
+    append_backward, append_optimizer,
 };
 use pserver_trainer::{Trainer, initialise};
 
@@ -79,6 +80,16 @@ fn check_homes(client: &Client, parts: &[ProgramPart]) {
     }
 }
 
+/// A trainer holds no more rows of a table than a step may ask for.
+fn check_rows(own: &Trainer<'_>, graph: &Graph) {
+    let of_tables = |name: &str| ["large", "small"].iter().any(|table| name.starts_with(table));
+    for variable in graph.variables().iter().filter(|known| of_tables(&known.name)) {
+        let bytes = own.value(&variable.name).map_or(0, VariableValue::byte_count);
+        let most = 5 * BATCH as u64 * (8 + WIDTH * 4);
+        assert!(bytes <= most, "{:?} has {bytes} bytes; at most {most} are expected", variable.name);
+    }
+}
+
 impl Case {
     fn digits(trainers: u32, optimizer: &str) -> Self {
         let digits = Digits::load().expect("the digits are in the program");
@@ -106,6 +117,11 @@ impl Case {
         let mut program = p.finish().expect("it fits").into_program();
         let gradients = append_backward(&mut program, "loss").expect("it has gradients");
         append_optimizer(&mut program, optimizer, &gradients).expect("it has updates");
+        Self::of_tables(program, trainers)
+    }
+
+    /// Of a program whose data are those of tables.
+    fn of_tables(program: Program, trainers: u32) -> Self {
         let data = |trainer: u32| {
             let mut prng = SeededPrng::new(trainer.into());
             (0..STEPS).map(|_| table_data(&mut prng)).collect()
@@ -136,6 +152,30 @@ impl Case {
         }
         let graph = Graph::new(program).and_then(|graph| graph.with_values(Arc::new(values)));
         Self { graph: graph.expect("the values fit"), ..self }
+    }
+
+    /// Two tables of which one is looked up by fed ids, by ids that are computed from others, and by ids that are
+    /// computed from the rows of these. The other is looked up by the same fed ids; one of its rows is padding.
+    fn computed_ids(trainers: u32) -> Self {
+        let p = Builder::new();
+        let (one, other) = (p.data("one", Int64, [Dim::Batch]), p.data("other", Int64, [Dim::Batch]));
+        let label = p.data("label", Float32, [Dim::Batch, Dim::Fixed(1)]);
+        let random = Initializer::Gaussian { mean: 0.0, deviation: 0.5 };
+        let large = p.parameter("large", Float32, &[LARGE, WIDTH], random, 3);
+        let small = p.parameter("small", Float32, &[SMALL, WIDTH], random, 5);
+        let weight = p.parameter("weight", Float32, &[WIDTH, 1], random, 4);
+        let ids_of = |x| p.cast(p.scale(p.sigmoid(x), LARGE as f64 - 0.5), Int64);
+        let first = p.lookup_table(large, one);
+        let second = p.lookup_table(large, ids_of(p.scale(p.cast(other, Float32), 0.1)));
+        let third = p.lookup_table(large, ids_of(p.reduce_sum(p.mul(first, second), 1)));
+        let [kept] = p.op(OpKind::LookupTable { padding: Some(2) }, &[small, other]);
+        let [again] = p.op(OpKind::LookupTable { padding: None }, &[small, other]);
+        let met = p.sum(&[first, second, third, kept, again]);
+        p.named("loss", p.mean(p.sigmoid_cross_entropy(p.matmul(met, weight), label)));
+        let mut program = p.finish().expect("it fits").into_program();
+        let gradients = append_backward(&mut program, "loss").expect("it has gradients");
+        append_optimizer(&mut program, TABLE_OPTIMIZERS[0], &gradients).expect("it has updates");
+        Self::of_tables(program, trainers)
     }
 
     fn parameters(&self) -> impl Iterator<Item = String> {
@@ -181,6 +221,7 @@ impl Case {
             check_homes(&client, &parts);
             let before = client.moved();
             run(&mut own, data);
+            check_rows(&own, &parts[0].graph);
             let after = client.moved();
             let moved = after.sent + after.received - before.sent - before.received;
             assert!(moved < self.moved_max, "{moved} bytes moved; at most {} are expected", self.moved_max);
@@ -256,6 +297,33 @@ fn tables_with_given_values_end_as_in_one_process() {
 fn tables_of_four_trainers_end_the_same_whatever_servers_and_shards() {
     let case = Case::tables(4, TABLE_OPTIMIZERS[0]);
     case.check(&case.distributed(1, 1));
+}
+
+#[test]
+fn ids_may_be_computed_also_from_rows() {
+    let case = Case::computed_ids(1);
+    case.check(&case.local());
+    let case = Case::computed_ids(4);
+    case.check(&case.distributed(1, 1));
+}
+
+#[test]
+fn a_table_that_is_read_whole_is_refused() {
+    let mut case = Case::tables(1, TABLE_OPTIMIZERS[0]);
+    let mut program = case.graph.clone().into_program();
+    let total = OpKind::ReduceSum { axes: Vec::new(), keep: false };
+    let (inputs, outputs) = (vec!["large".to_owned()], vec!["total".to_owned()]);
+    let place = program.blocks[0].ops.iter().position(|op| op.role == OpRole::Forward).expect("there is one");
+    program.blocks[0].ops.insert(place, Op { kind: total, inputs, outputs, role: OpRole::Forward });
+    case.graph = Graph::new(program).expect("it is a program");
+    let running = Local::start(&Job::new(1, 1));
+    let client = client(&running.coordinator(), 0);
+    let parts = case.parts(1);
+    initialise(&client, &parts).expect("it is chosen");
+    let text = Trainer::new(&client, &parts).map(|_| ()).expect_err("the table does not travel").to_string();
+    let expected = "table \"large\": found reduce_sum that reads it; expected only lookup_table, as the first input";
+    assert_eq!(text, expected);
+    running.stop();
 }
 
 #[test]

@@ -109,6 +109,7 @@ pub(super) const KINDS: &[&str] = &[
     "update",
     "send",
     "recv",
+    "pull_rows",
     "enqueue",
     "dequeue",
     "gradient_accumulator",
@@ -152,9 +153,7 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
             list
         }
         OpKind::Given { name, first } => {
-            let mut list = vec![("name", Text(name.clone()))];
-            list.extend(unless(*first == 0, "first", Whole(*first)));
-            list
+            [vec![("name", Text(name.clone()))], unless(*first == 0, "first", Whole(*first))].concat()
         }
         OpKind::LookupTable { padding } => padding.map(|id| ("padding", Whole(id))).into_iter().collect(),
         OpKind::LookupTableGradient { height, padding } => {
@@ -171,6 +170,10 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
             vec![("channel", Text(channel.clone())), ("to", Word(to))]
         }
         OpKind::Recv { channel } => vec![("channel", Text(channel.clone()))],
+        OpKind::PullRows { channel, to, first } => {
+            let list = vec![("channel", Text(channel.clone())), ("to", Word(to.to_string()))];
+            [list, unless(*first == 0, "first", Whole(*first))].concat()
+        }
         OpKind::Dequeue { min_count } => vec![("min_count", Whole((*min_count).into()))],
         OpKind::GradientAccumulator { count, merge, staleness } => {
             let mut list = vec![("count", Whole((*count).into()))];
@@ -359,6 +362,11 @@ fn moving(name: &str, reader: &mut AttributeReader) -> Result<OpKind, AttributeE
             to: reader.word("to", "trainer:N, server:N or senders", destination)?,
         },
         "recv" => OpKind::Recv { channel: reader.text("channel")? },
+        "pull_rows" => OpKind::PullRows {
+            channel: reader.text("channel")?,
+            to: reader.word("to", "trainer:N or server:N", peer)?,
+            first: reader.whole("first", Some(0))?,
+        },
         "enqueue" => OpKind::Enqueue,
         "dequeue" => OpKind::Dequeue { min_count: reader.small("min_count")? },
         "gradient_accumulator" => OpKind::GradientAccumulator {
@@ -380,15 +388,16 @@ pub(super) fn element_type(word: &str) -> Option<ElementType> {
 }
 
 fn destination(word: &str) -> Option<Destination> {
-    if word == "senders" {
-        return Some(Destination::Senders);
-    }
+    if word == "senders" { Some(Destination::Senders) } else { peer(word).map(Destination::Peer) }
+}
+
+fn peer(word: &str) -> Option<ProgramPeer> {
     let (side, number) = word.split_once(':')?;
     // The canonical form: no sign, no leading zero.
     let number = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number)?;
     match side {
-        "trainer" => Some(Destination::Peer(ProgramPeer::Trainer(number))),
-        "server" => Some(Destination::Peer(ProgramPeer::Server(number))),
+        "trainer" => Some(ProgramPeer::Trainer(number)),
+        "server" => Some(ProgramPeer::Server(number)),
         _ => None,
     }
 }

@@ -119,12 +119,14 @@ pub enum OpKind {
         /// As in [`ReduceSum`](Self::ReduceSum).
         keep: bool,
     },
-    /// `(table[h, w], ids: int64[...]) -> [..., w]`: the table's rows by number.
+    /// `(table[h, w], ids: int64[...]) -> [..., w]`: the table's rows by number. The table may be selected rows that
+    /// [`PullRows`](Self::PullRows) gives: ascending, each once, with every id that is looked up.
     LookupTable {
         /// An id whose row is read as zeros, whatever the table has there, and gets no gradient.
         padding: Option<u64>,
     },
-    /// `(x, y, ...) -> all of them side by side` along one dimension; the others are equal.
+    /// `(x, y, ...) -> all of them side by side` along one dimension; the others are equal. Selected rows are put
+    /// together along dimension 0, and their ids are counted from the first row of the first.
     Concat {
         /// The dimension, from zero.
         axis: u32,
@@ -384,6 +386,18 @@ pub enum OpKind {
         /// The channel of the matching `send`.
         channel: String,
     },
+    /// `(count: int64 scalar, ids: int64[...], ...) -> rows(height, width)`, as declared: asks a process for the rows
+    /// of a table, or of some rows of one, and gives those that it answers: one for each id, ascending, each once. The
+    /// count is that of the table's updates, whose arrival says that the rows may be asked for. It sends the ids on its
+    /// channel and gets as many rows on the same one. Ids outside of the rows are not asked for.
+    PullRows {
+        /// The channel of the matching `recv` and `send`.
+        channel: String,
+        /// The process that has the rows.
+        to: ProgramPeer,
+        /// The id of its first row: ids are sent relative to it.
+        first: u64,
+    },
     /// `(queue, x) -> ()`: it is ready when the queue has space.
     Enqueue,
     /// `(queue) -> (x, y, ...)`: as many items as outputs, oldest first. It is ready when the queue holds them.
@@ -469,6 +483,7 @@ impl OpKind {
             Self::Update { .. } => "update",
             Self::Send { .. } => "send",
             Self::Recv { .. } => "recv",
+            Self::PullRows { .. } => "pull_rows",
             Self::Enqueue => "enqueue",
             Self::Dequeue { .. } => "dequeue",
             Self::GradientAccumulator { .. } => "gradient_accumulator",
@@ -541,6 +556,7 @@ impl OpKind {
             self,
             Self::Send { .. }
                 | Self::Recv { .. }
+                | Self::PullRows { .. }
                 | Self::Enqueue
                 | Self::Dequeue { .. }
                 | Self::GradientAccumulator { .. }

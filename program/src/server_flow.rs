@@ -7,7 +7,7 @@
 //!     senders = string_accumulator(sender)
 //!     scaled = scale(merged)                             where differences are averaged
 //!     parameter, count, states = update(parameter, scaled, count, states)
-//!     send(parameter, senders)
+//!     send(parameter, senders)                   of a table of rows its count
 //! }
 //! ```
 //!
@@ -180,6 +180,8 @@ fn ops(source: FlowSource<'_>, names: &ProgramNames) -> Vec<Op> {
     let inputs: Vec<&String> = [&names.parameter, gradient].into_iter().chain(kept()).collect();
     let outputs: Vec<&String> = std::iter::once(&names.parameter).chain(kept()).collect();
     ops.push(op(OpKind::Update { config }, OpRole::Optimize, &inputs, &outputs));
-    ops.push(arrival.answer(&names.parameter));
+    // Trainers pull rows of a table, once they know that their gradients are in it.
+    let answer = if declaration.buckets.is_some() { &names.count } else { &names.parameter };
+    ops.push(arrival.answer(answer, &names.parameter));
     ops
 }

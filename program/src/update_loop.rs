@@ -7,7 +7,7 @@
 //! merged = gradient_accumulator(gradient, sender)    count, merge and staleness depend on the mode
 //! senders = string_accumulator(sender)
 //! the optimizer ops
-//! send(parameter, senders)
+//! send(parameter, senders)                           of a table of rows its count of updates
 //! ```
 
 use pserver_core::accumulator::AccumulatorSettings;
@@ -57,10 +57,10 @@ impl GradientNames {
         ops
     }
 
-    /// Sends a parameter, on the channel of its own name, to the senders of the merged gradients.
-    pub(crate) fn answer(&self, parameter: &str) -> Op {
+    /// Sends a variable, on the channel of a parameter's name, to the senders of the merged gradients.
+    pub(crate) fn answer(&self, variable: &str, parameter: &str) -> Op {
         let kind = OpKind::Send { channel: parameter.to_owned(), to: Destination::Senders };
-        communication(kind, &[parameter, &self.senders], &[])
+        communication(kind, &[variable, &self.senders], &[])
     }
 }
 

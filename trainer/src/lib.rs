@@ -7,7 +7,7 @@
 //! otherwise, is refused.
 //!
 //! A table whose gradient is selected rows is a sparse parameter on the servers. A trainer fetches only the rows that
-//! its step looks up.
+//! its step looks up, when an op `pull_rows` asks for them, and holds no table.
 //!
 //! Not here: dividing a program ([`pserver_program::transpile`]), running one
 //! ([`pserver_program::executor`]).

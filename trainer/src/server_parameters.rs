@@ -21,6 +21,8 @@ pub(super) struct ServerParameter {
     pub(super) name: String,
     /// The channel of its gradient.
     pub(super) gradient: String,
+    /// The channels on which trainers ask for its rows.
+    pub(super) row_channels: Vec<String>,
     /// Index of the server that owns it.
     pub(super) server: u32,
     /// The type of its elements.
@@ -42,6 +44,12 @@ impl ServerParameter {
     pub(super) fn zeros(&self) -> Result<Tensor, Failure> {
         let zeros = Tensor::try_zeros(self.element_type, &self.shape);
         zeros.map_err(|failure| Failure::call(format!("parameter {:?}: {failure}", self.name)))
+    }
+
+    /// Bytes of its value.
+    pub(super) fn byte_count(&self) -> Result<usize, Failure> {
+        let bytes = self.shape.iter().fold(self.element_type.bytes(), |bytes, length| bytes.saturating_mul(*length));
+        usize::try_from(bytes).map_err(|_| Failure::call(format!("parameter {:?}: found {bytes} bytes", self.name)))
     }
 
     /// The settings with which a client declares it.
@@ -99,8 +107,8 @@ pub(super) fn common_sharing(parameters: &[ServerParameter]) -> Result<ProgramSh
 
 fn of_server(graph: &Graph, server: u32) -> Result<Vec<ServerParameter>, Failure> {
     let is_known = |node: &&Node| {
-        let is_flow = node.kind.is_flow() || node.kind.name() == "cast";
-        is_flow || matches!(node.role, OpRole::Initialise | OpRole::Optimize)
+        let is_of_flow = matches!(node.kind, OpKind::Cast { .. } | OpKind::LookupTable { .. });
+        node.kind.is_flow() || is_of_flow || matches!(node.role, OpRole::Initialise | OpRole::Optimize)
     };
     if let Some(other) = nodes(graph).find(|node| !is_known(node)) {
         let (name, role) = (other.kind.name(), other.role.name());
@@ -139,6 +147,7 @@ fn of_stage(
     Ok(ServerParameter {
         name: parameter.name.clone(),
         gradient,
+        row_channels: row_channels(graph, update.inputs[0], writers),
         server,
         element_type,
         shape,
@@ -147,6 +156,17 @@ fn of_stage(
         initialising_op,
         sharing,
     })
+}
+
+/// The channels of ids that are looked up in a parameter.
+fn row_channels(graph: &Graph, parameter: VariableIndex, writers: &BTreeMap<VariableIndex, &Node>) -> Vec<String> {
+    let lookups = nodes(graph).filter(|node| matches!(node.kind, OpKind::LookupTable { .. }));
+    let ids = lookups.filter(|node| node.inputs[0] == parameter).filter_map(|node| writers.get(&node.inputs[1]));
+    let channels = ids.filter_map(|node| match &node.kind {
+        OpKind::Recv { channel } => Some(channel.clone()),
+        _ => None,
+    });
+    channels.collect()
 }
 
 /// Channel and facts of the gradients that are merged into `merged`, and their sharing.

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pserver_core::config::{Mode, OptimizerSettings};
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_program::executor::{Executor, ProgramLink, RunStatus};
 use pserver_program::transpile::ProgramPart;
-use pserver_program::{Elements, Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
+use pserver_program::{Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
 
 use super::arithmetic::executor_parts;
 use super::held_client::HeldClient;
 use super::initial_values;
 use super::server_parameters::{ServerParameter, common_sharing, nodes, server_parameters};
-use super::table_rows::{TablePiece, tables};
-use pserver_client::{Client, DestinationRows, DestinationSlice, GradientRows, GradientSlice};
+use super::table_rows::{check_tables, fetch_all, pull_asked};
+use pserver_client::{Client, DestinationSlice, GradientRows, GradientSlice};
 
 /// A trainer that runs its part of a program. Each step needs its data ([`feed`](Self::feed)), then
 /// [`step`](Self::step).
@@ -25,12 +26,9 @@ pub struct Trainer<'c> {
     /// By server parameter: the variable that receives it, if the part does.
     received: Vec<Option<VariableIndex>>,
     /// By server parameter: memory for the next value; none while the executor has it. A dense parameter has two
-    /// tensors, so that the next value arrives while the current one is read. A table has one, whose rows are updated.
+    /// tensors, so that the next value arrives while the current one is read. A table has none.
     values: Vec<Option<Tensor>>,
-    tables: Vec<TablePiece>,
     graph: Arc<Graph>,
-    /// Fed ids, by variable.
-    ids: BTreeMap<VariableIndex, Vec<i64>>,
     /// Whether all dense values were received since the last step.
     is_fresh: bool,
     /// The gradients of a computed step, until all of them are sent.
@@ -116,7 +114,7 @@ impl<'c> Trainer<'c> {
     /// Prepares the part of trainers. The job must be initialised.
     ///
     /// # Errors
-    /// When the parts are not those of a parameter server, or read a table other than by fed ids; when the sharing of
+    /// When the parts are not those of a parameter server, or read a table other than by lookups; when the sharing of
     /// the job differs from that of the parts.
     pub fn new(client: impl Into<HeldClient<'c>>, parts: &[ProgramPart]) -> Result<Self, Failure> {
         let client = client.into();
@@ -128,12 +126,9 @@ impl<'c> Trainer<'c> {
         let values = parameters.iter().map(|_| None).collect();
         let receivers = receivers(&graph);
         let received: Vec<_> = parameters.iter().map(|one| receivers.get(one.name.as_str()).copied()).collect();
-        let sparse = (0..).zip(&parameters).zip(&received).filter(|((_, one), _)| one.layout.is_some());
-        let pieces = sparse.filter_map(|((place, _), variable)| Some((place, (*variable)?)));
-        let tables = tables(&graph, &pieces.collect::<Vec<_>>())?;
+        check_tables(&graph, &parameters)?;
         let executor = Executor::new(Arc::clone(&graph), executor_parts())?;
-        let ids = BTreeMap::new();
-        Ok(Self { client, executor, parameters, received, values, tables, graph, ids, is_fresh: false, unsent: None })
+        Ok(Self { client, executor, parameters, received, values, graph, is_fresh: false, unsent: None })
     }
 
     /// Sets data for the next step.
@@ -147,13 +142,7 @@ impl<'c> Trainer<'c> {
                  which sends them, before data of the next step"
             )));
         }
-        let ids = match (self.graph.find(name), tensor.elements()) {
-            (Some(index), Elements::Int64(ids)) => Some((index, ids.clone())),
-            _ => None,
-        };
-        self.executor.set(name, tensor)?;
-        self.ids.extend(ids);
-        Ok(())
+        self.executor.set(name, tensor)
     }
 
     /// A variable's value after the last step.
@@ -162,33 +151,29 @@ impl<'c> Trainer<'c> {
         self.executor.value(name)
     }
 
-    /// The whole value of a parameter on the servers after the last step, with all rows of a table.
+    /// The whole value of a parameter on the servers after the last step, with all rows of a table, for which it
+    /// allocates memory.
     ///
     /// # Errors
-    /// When the part receives no such parameter, or a server does not answer before the deadline.
+    /// When the part receives no such parameter, when there is no memory for it, with the bytes, or when a server does
+    /// not answer before the deadline.
     pub fn fetch(&self, name: &str) -> Result<Tensor, Failure> {
-        let mut all = Vec::new();
-        let mut height = 0;
         let pieces = self.pieces(name)?;
-        for one in &pieces {
-            let mut piece = one.zeros()?;
-            if one.layout.is_some() {
-                let ids: Vec<u64> = (0..one.shape[0]).collect();
-                self.client.pull_rows(&mut [DestinationRows {
-                    name: &one.name,
-                    ids: &ids,
-                    values: piece.bytes_mut(),
-                }])?;
-            } else {
-                self.client.pull(&mut [DestinationSlice::new(&one.name, piece.bytes_mut())])?;
-            }
-            height += one.shape.first().unwrap_or(&1);
-            all.extend_from_slice(piece.bytes());
-        }
         let mut shape = pieces[0].shape.clone();
+        let height = pieces.iter().map(|one| one.shape.first().unwrap_or(&1)).sum();
         shape.iter_mut().take(1).for_each(|rows| *rows = height);
-        let mut whole = Tensor::zeros(pieces[0].element_type, &shape);
-        whole.bytes_mut().copy_from_slice(&all);
+        let whole = Tensor::try_zeros(pieces[0].element_type, &shape);
+        let mut whole = whole.map_err(|failure| Failure::call(format!("parameter {name:?}: {failure}")))?;
+        let mut rest = whole.bytes_mut();
+        for one in pieces {
+            let (piece, after) = rest.split_at_mut(one.byte_count()?);
+            if one.layout.is_some() {
+                fetch_all(&self.client, one, piece)?;
+            } else {
+                self.client.pull(&mut [DestinationSlice::new(&one.name, piece)])?;
+            }
+            rest = after;
+        }
         Ok(whole)
     }
 
@@ -207,7 +192,9 @@ impl<'c> Trainer<'c> {
         let whole = self.graph.find(name);
         let writer = nodes.find(|node| whole.is_some_and(|whole| node.outputs.contains(&whole)));
         let found: Option<Vec<&ServerParameter>> = match writer {
-            Some(Node { kind: OpKind::Recv { .. }, outputs, .. }) => outputs[..1].iter().map(own).collect(),
+            Some(Node { kind: OpKind::Recv { .. } | OpKind::PullRows { .. }, outputs, .. }) => {
+                outputs[..1].iter().map(own).collect()
+            }
             Some(Node { kind: OpKind::Concat { .. }, inputs, .. }) => inputs.iter().map(own).collect(),
             _ => None,
         };
@@ -244,16 +231,39 @@ impl<'c> Trainer<'c> {
         self.executor.begin()?;
         self.receive()?;
         let mut outbox = Outbox::default();
-        match self.executor.run(&mut outbox, u64::MAX)? {
-            RunStatus::Ended => Ok(outbox.sent),
-            other => Err(Failure::call(format!(
-                "found a part that is not finished after its step ({other:?}); expected it to end"
-            ))),
+        let mut asked = BTreeMap::new();
+        loop {
+            let status = self.executor.run(&mut outbox, u64::MAX)?;
+            let channels = self.parameters.iter().flat_map(|one| &one.row_channels);
+            asked.extend(channels.filter_map(|channel| outbox.sent.remove_entry(channel)));
+            match status {
+                RunStatus::Ended => return Ok(outbox.sent),
+                RunStatus::Awaits if !asked.is_empty() => {
+                    for (channel, server, rows) in pull_asked(&self.client, &self.parameters, &mut asked)? {
+                        self.arrive(&channel, server, rows)?;
+                    }
+                }
+                other => {
+                    return Err(Failure::call(format!(
+                        "found a part that is not finished after its step ({other:?}); expected it to end"
+                    )));
+                }
+            }
         }
     }
 
+    fn arrive(&mut self, channel: &str, server: u32, value: Tensor) -> Result<(), Failure> {
+        if self.executor.arrive(channel, ProgramPeer::Server(server), value.into())?.is_none() {
+            return Ok(());
+        }
+        Err(Failure::call(format!(
+            "channel {channel:?}: found a value that the previous step did not receive; expected one per step"
+        )))
+    }
+
     fn receive(&mut self) -> Result<(), Failure> {
-        for ((one, value), variable) in self.parameters.iter().zip(&mut self.values).zip(&self.received) {
+        let dense = self.parameters.iter().zip(&mut self.values).zip(&self.received);
+        for ((one, value), variable) in dense.filter(|((one, _), _)| one.layout.is_none()) {
             if value.is_none() {
                 *value = variable.and_then(|variable| taken(&mut self.executor, variable));
             }
@@ -262,57 +272,28 @@ impl<'c> Trainer<'c> {
             }
         }
         if !self.is_fresh {
-            let all = self.parameters.iter().zip(&mut self.values).filter(|(one, _)| one.layout.is_none());
+            let all = self.parameters.iter().zip(&mut self.values);
             let wanted = all.filter_map(|(one, value)| Some((one, value.as_mut()?)));
             let mut wanted: Vec<DestinationSlice<'_>> =
                 wanted.map(|(one, value)| DestinationSlice::new(&one.name, value.bytes_mut())).collect();
             if !wanted.is_empty() {
                 self.client.pull(&mut wanted)?;
             }
-            self.is_fresh = true;
         }
-        self.receive_rows()?;
         // The executor owns the values from here on, also after a failure.
         self.is_fresh = false;
-        for ((one, value), variable) in self.parameters.iter().zip(&mut self.values).zip(&self.received) {
-            let Some(variable) = *variable else { continue };
-            let arrived = value.take().expect("the value was received above");
-            if one.layout.is_none() {
-                *value = taken(&mut self.executor, variable);
-            }
-            if self.executor.arrive(&one.name, ProgramPeer::Server(one.server), arrived.into())?.is_some() {
-                let name = &one.name;
-                return Err(Failure::call(format!(
-                    "channel {name:?}: found a value that the previous step did not receive; expected one recv per step"
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Pulls the rows that the step looks up.
-    fn receive_rows(&mut self) -> Result<(), Failure> {
-        let mut fetched = Vec::new();
-        for table in &self.tables {
-            let layout = self.parameters[table.parameter].layout.expect("a table has rows");
-            let ids = table.ids.iter().filter_map(|index| self.ids.get(index)).flatten();
-            let ids = table.rows_of(ids);
-            let values = vec![0_u8; ids.len() * layout.row_bytes()];
-            fetched.push((table.parameter, layout.row_bytes(), ids, values));
-        }
-        let mut wanted: Vec<DestinationRows<'_>> = fetched
-            .iter_mut()
-            .map(|(place, _, ids, values)| DestinationRows { name: &self.parameters[*place].name, ids, values })
-            .collect();
-        if !wanted.is_empty() {
-            self.client.pull_rows(&mut wanted)?;
-        }
-        for (place, row_bytes, ids, values) in &fetched {
-            let whole = self.values[*place].as_mut().expect("each table has memory").bytes_mut();
-            for (id, row) in ids.iter().zip(values.chunks_exact(*row_bytes)) {
-                let start = usize::try_from(*id).expect("the table is in memory") * row_bytes;
-                whole[start..start + row_bytes].copy_from_slice(row);
-            }
+        for place in 0..self.parameters.len() {
+            let Some(variable) = self.received[place] else { continue };
+            let arrived = match self.values[place].take() {
+                Some(arrived) => {
+                    self.values[place] = taken(&mut self.executor, variable);
+                    arrived
+                }
+                // The count of a table's updates: the client itself waits for the rows of this trainer's last push.
+                None => Tensor::zeros(ElementType::Int64, &[]),
+            };
+            let (name, server) = (self.parameters[place].name.clone(), self.parameters[place].server);
+            self.arrive(&name, server, arrived)?;
         }
         Ok(())
     }

@@ -69,7 +69,7 @@ pub(super) fn apply(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
         }
         OpKind::SoftmaxWithCrossEntropy | OpKind::SigmoidCrossEntropy => return flow.loss(),
         OpKind::LookupTable { padding } => return flow.lookup(*padding),
-        OpKind::Concat { axis } => flow.concat(*axis),
+        OpKind::Concat { axis } => return flow.concat(*axis),
         OpKind::Split { axis, .. } => flow.split(*axis),
         OpKind::Cast { .. } => {
             let output_gradient = flow.output_gradient();
@@ -374,16 +374,16 @@ impl OpGradient<'_, '_> {
         }
     }
 
-    fn concat(&mut self, axis: u32) {
+    fn concat(&mut self, axis: u32) -> Result<(), String> {
         let output_gradient = self.output_gradient();
         let lengths = (0..self.op.inputs.len()).map(|place| match self.facts(place) {
             VariableFacts::Dense { shape, .. } => match shape[axis as usize] {
-                Dim::Fixed(length) => length,
+                Dim::Fixed(length) => Ok(length),
                 Dim::Batch => unreachable!("a checked concat has fixed lengths"),
             },
-            other => unreachable!("a checked concat has dense inputs, not {other}"),
+            other => Err(format!("found {:?} of {other}; expected dense tensors", self.op.inputs[place])),
         });
-        let lengths = lengths.collect();
+        let lengths = lengths.collect::<Result<_, _>>()?;
         let pieces: Vec<String> = self.op.inputs.iter().map(|of| self.backward.part_name(of)).collect();
         self.backward.push(OpKind::Split { axis, lengths }, &[&output_gradient], pieces.clone());
         for ((of, piece), is_needed) in self.op.inputs.iter().zip(pieces).zip(&self.is_needed) {
@@ -391,6 +391,7 @@ impl OpGradient<'_, '_> {
                 self.backward.record(of, piece);
             }
         }
+        Ok(())
     }
 
     /// A piece that the loss does not depend on has a gradient of zero.

@@ -10,11 +10,15 @@ use super::queue::Queue;
 use super::wait::Wait;
 use crate::plain::{read, run_node};
 use crate::values::VariableValues;
-use crate::{Arithmetic, Destination, Graph, Node, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue};
+use crate::{
+    Arithmetic, Destination, Elements, Graph, Node, OpKind, ProgramPeer, Tensor, VariableFacts, VariableIndex,
+    VariableValue, infer,
+};
 use pserver_core::accumulator::{AccumulatorPace, PieceList, Sent};
 use pserver_core::error::Failure;
 use pserver_core::limits::{PROGRAM_QUEUE_MAX, PROGRAM_STRING_BYTES_MAX};
 use pserver_core::port::Kernels;
+use pserver_core::rows::{RowLayout, SelectedRows};
 
 /// Transport of values between programs.
 pub trait ProgramLink {
@@ -89,6 +93,8 @@ enum OpState {
     Nothing,
     /// Received values of a `recv`, in order of arrival.
     Arrivals(Vec<ReceivedValue>),
+    /// The ids that a `pull_rows` has asked for, and received rows in order of arrival.
+    Rows(Vec<u64>, Vec<ReceivedValue>),
     /// A gradient accumulator's pieces, and how many pieces of each sender it has given.
     Gradients(PieceList<GradientPiece>, Vec<(ProgramPeer, u64)>),
     Strings(PieceList<StringPiece>),
@@ -131,6 +137,7 @@ impl ProgramState {
         let queues = graph.variables().iter().map(|variable| queue(&variable.facts)).collect();
         let kept = plan.nodes().iter().map(|node| match node.kind {
             OpKind::Recv { .. } => OpState::Arrivals(Vec::new()),
+            OpKind::PullRows { .. } => OpState::Rows(Vec::new(), Vec::new()),
             OpKind::GradientAccumulator { .. } => OpState::Gradients(PieceList::default(), Vec::new()),
             OpKind::StringAccumulator { .. } => OpState::Strings(PieceList::default()),
             _ => OpState::Nothing,
@@ -169,19 +176,23 @@ impl ProgramState {
         run_node(&self.graph, &mut self.values, arithmetic, kernels, node)
     }
 
-    /// Queues a value for the `recv` at this index; returns it when the sender's share of the queue is full.
+    /// Queues a value for the op at this index; returns it when the sender's share of the queue is full.
     pub(super) fn arrive(&mut self, node: usize, from: ProgramPeer, value: VariableValue) -> Option<VariableValue> {
-        let OpState::Arrivals(arrivals) = &mut self.kept[node] else { unreachable!("the node is a recv") };
-        if arrivals.iter().filter(|one| one.from == from).count() >= self.parts.arrivals_max {
+        if !self.has_room(node, from) {
             return Some(value);
         }
-        arrivals.push(ReceivedValue { from, value });
+        match &mut self.kept[node] {
+            OpState::Arrivals(arrivals) | OpState::Rows(_, arrivals) => arrivals.push(ReceivedValue { from, value }),
+            _ => unreachable!("the node receives"),
+        }
         None
     }
 
     /// Whether a value of this sender would be queued.
     pub(super) fn has_room(&self, node: usize, from: ProgramPeer) -> bool {
-        let OpState::Arrivals(arrivals) = &self.kept[node] else { unreachable!("the node is a recv") };
+        let (OpState::Arrivals(arrivals) | OpState::Rows(_, arrivals)) = &self.kept[node] else {
+            unreachable!("the node receives")
+        };
         arrivals.iter().filter(|one| one.from == from).count() < self.parts.arrivals_max
     }
 
@@ -237,7 +248,7 @@ impl ProgramState {
         let held = match &self.kept[node_of(plan, unit)] {
             OpState::Gradients(pieces, _) => pieces.as_slice().len(),
             OpState::Strings(lines) => lines.as_slice().len(),
-            OpState::Nothing | OpState::Arrivals(_) => unreachable!("the node is an accumulator"),
+            OpState::Nothing | OpState::Arrivals(_) | OpState::Rows(..) => unreachable!("the node is an accumulator"),
         };
         self.waits_to_take(plan, unit).is_none().then_some(Wait::Room { held })
     }
@@ -262,6 +273,34 @@ impl ProgramState {
         if node.outputs.len() == 2 {
             self.write(node, 1, VariableValue::Strings(vec![from.to_string()]));
         }
+    }
+
+    /// The ids of the inputs of a `pull_rows` that its rows have, relative to the first row: ascending, each once.
+    fn ids(&self, node: &Node) -> Result<Vec<u64>, Failure> {
+        let OpKind::PullRows { first, .. } = node.kind else { unreachable!("the node is a pull_rows") };
+        let height = rows_layout(&self.graph.variable(node.outputs[0]).facts)?.height().bound();
+        let mut ids = Vec::new();
+        for input in 1..node.inputs.len() {
+            let Elements::Int64(all) = self.read(node, input)?.tensor().elements() else {
+                unreachable!("a checked program has int64")
+            };
+            let rows = all.iter().filter_map(|id| u64::try_from(*id).ok()?.checked_sub(first));
+            ids.extend(rows.filter(|row| *row < height));
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// The rows stay until they are taken: a failure changes nothing.
+    fn take_rows(&mut self, place: usize, node: &Node) -> Result<(), Failure> {
+        let OpState::Rows(ids, arrivals) = &mut self.kept[place] else { unreachable!("it is a pull_rows") };
+        let layout = rows_layout(&self.graph.variable(node.outputs[0]).facts)?;
+        let values = arrivals.first().expect("the unit is ready").value.tensor();
+        let rows = SelectedRows::new(layout, ids, values.bytes())?;
+        arrivals.remove(0);
+        self.write(node, 0, VariableValue::SelectedRows(rows));
+        Ok(())
     }
 
     fn put_gradient(&mut self, place: usize, node: &Node) -> Result<(), Failure> {
@@ -361,6 +400,21 @@ impl LinkedState<'_> {
         Ok(())
     }
 
+    fn ask_rows(&mut self, place: usize, node: &Node) -> Result<(), Failure> {
+        let OpKind::PullRows { channel, to, .. } = &node.kind else { unreachable!("the node is a pull_rows") };
+        let ids = self.machine.ids(node)?;
+        let sent = ids.iter().map(|id| i64::try_from(*id).expect("it was one")).collect();
+        self.link.send(*to, channel, &Tensor::new([ids.len() as u64], Elements::Int64(sent)).into());
+        let OpState::Rows(asked, _) = &mut self.machine.kept[place] else { unreachable!("it is a pull_rows") };
+        *asked = ids;
+        Ok(())
+    }
+
+    fn waits_to_ask(&mut self, node: &Node) -> Option<Wait> {
+        let OpKind::PullRows { channel, to, .. } = &node.kind else { unreachable!("the node is a pull_rows") };
+        (!self.link.has_room(*to, channel)).then_some(Wait::Destination)
+    }
+
     fn waits_to_send(&mut self, node: &Node) -> Option<Wait> {
         let OpKind::Send { channel, .. } = &node.kind else { unreachable!("the node is a send") };
         // A string that is no address fails when the op runs.
@@ -380,6 +434,11 @@ impl UnitRunner for LinkedState<'_> {
             UnitKind::Compute | UnitKind::Loop => None,
             UnitKind::Recv => self.machine.next_arrival(plan, index).is_none().then_some(Wait::Arrival),
             UnitKind::Send => self.waits_to_send(node),
+            UnitKind::AskRows => self.waits_to_ask(node),
+            UnitKind::TakeRows => match &self.machine.kept[unit.node as usize] {
+                OpState::Rows(_, arrivals) => arrivals.is_empty().then_some(Wait::Arrival),
+                _ => unreachable!("the node is a pull_rows"),
+            },
             UnitKind::Enqueue => {
                 let queue = self.machine.queue(node);
                 queue.is_full().then_some(Wait::Space { held: queue.len() })
@@ -401,6 +460,8 @@ impl UnitRunner for LinkedState<'_> {
             UnitKind::Loop => {}
             UnitKind::Recv => self.machine.recv(plan, index, node),
             UnitKind::Send => self.send(node)?,
+            UnitKind::AskRows => self.ask_rows(place, node)?,
+            UnitKind::TakeRows => self.machine.take_rows(place, node)?,
             UnitKind::Enqueue => {
                 let item = self.machine.read(node, 1)?.clone();
                 self.machine.queue(node).put(item);
@@ -420,6 +481,14 @@ impl UnitRunner for LinkedState<'_> {
 
 fn node_of(plan: &ExecutionPlan, unit: UnitIndex) -> usize {
     plan.units()[unit.place()].node as usize
+}
+
+/// The layout of selected rows.
+fn rows_layout(facts: &VariableFacts) -> Result<RowLayout, Failure> {
+    let VariableFacts::SelectedRows { element_type, height, width } = *facts else {
+        unreachable!("a checked program has rows")
+    };
+    infer::layout(element_type, height, width).map_err(Failure::call)
 }
 
 /// The only address in a value.

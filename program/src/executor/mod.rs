@@ -5,16 +5,17 @@
 //! step runs one.
 //!
 //! **Units and stages.** An [`ExecutionPlan`] is made once from a checked program. Its *units* are the ops; an
-//! accumulator has two, one that takes a piece and one that gives the merged value. Two units that touch one variable,
+//! accumulator has two, one that takes a piece and one that gives the merged value, and so has `pull_rows`, one that
+//! asks and, later in the same turn, one that takes the answer. Two units that touch one variable,
 //! of which at least one writes it, run in program order and belong to one *stage*. In a turn of its stage each unit
 //! runs once; the stages of a [`LoopForever`](super::OpKind::LoopForever) have turn after turn, all others one turn in
 //! every run. The two sides of a queue or an accumulator are not ordered, so they are in different stages unless a
 //! variable joins them: N pieces are put while one merged gradient is taken.
 //!
 //! **Ready.** A unit is ready when its predecessors have run in this turn and its own condition holds: a received value
-//! for `recv`, space for `enqueue`, as many items as outputs for `dequeue`, room for the putting side of an
-//! accumulator, all pieces for its giving side, room at the destination for `send`. No queue grows beyond its bound and
-//! nothing is dropped: a full destination blocks the ops before it.
+//! for `recv` and for the taking side of `pull_rows`, space for `enqueue`, as many items as outputs for `dequeue`, room
+//! for the putting side of an accumulator, all pieces for its giving side, room at the destination for `send` and for
+//! asking. No queue grows beyond its bound and nothing is dropped: a full destination blocks the ops before it.
 //!
 //! **Order.** A step runs the ready unit of the lowest index, counted from the end of the stage whose turn ended last,
 //! cyclically. Nothing else decides, so the same received values give the same run.

@@ -33,6 +33,10 @@ pub enum UnitKind {
     Recv,
     /// Gives a value to another program.
     Send,
+    /// Asks another program for rows.
+    AskRows,
+    /// Takes the rows that were asked for.
+    TakeRows,
     /// Puts an item in a queue, once that has space.
     Enqueue,
     /// Takes items out of a queue.
@@ -241,6 +245,9 @@ impl PlanBuilder {
     fn join(&mut self, graph: &Graph) -> Result<(), Failure> {
         let mut touched: BTreeMap<(Option<usize>, VariableIndex), Touched> = BTreeMap::new();
         for half in 0..self.drafts.len() {
+            if self.drafts[half].act == UnitKind::TakeRows {
+                self.order(half - 1, half);
+            }
             let (reads, writes) = self.touches(graph, half);
             let loop_draft = self.drafts[half].loop_draft;
             for variable in reads {
@@ -277,10 +284,14 @@ impl PlanBuilder {
             }
             (false, _) => {}
         }
+        self.order(earlier, later);
+        Ok(())
+    }
+
+    fn order(&mut self, earlier: usize, later: usize) {
         self.drafts[later].before.push(earlier);
         let (one, other) = (self.root(earlier), self.root(later));
         self.drafts[one.max(other)].root = one.min(other);
-        Ok(())
     }
 
     /// The root of a draft, with path halving.
@@ -304,8 +315,8 @@ impl PlanBuilder {
         }
         let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
         match act {
-            UnitKind::PutGradient | UnitKind::PutString => (inputs, Vec::new()),
-            UnitKind::TakeGradient | UnitKind::TakeString => (Vec::new(), outputs),
+            UnitKind::PutGradient | UnitKind::PutString | UnitKind::AskRows => (inputs, Vec::new()),
+            UnitKind::TakeGradient | UnitKind::TakeString | UnitKind::TakeRows => (Vec::new(), outputs),
             // The two sides of a queue are not ordered.
             UnitKind::Enqueue => (inputs[1..].to_vec(), outputs),
             UnitKind::Dequeue => (Vec::new(), outputs),
@@ -382,6 +393,7 @@ fn acts(kind: &OpKind) -> &'static [UnitKind] {
     match kind {
         OpKind::Send { .. } => &[UnitKind::Send],
         OpKind::Recv { .. } => &[UnitKind::Recv],
+        OpKind::PullRows { .. } => &[UnitKind::AskRows, UnitKind::TakeRows],
         OpKind::Enqueue => &[UnitKind::Enqueue],
         OpKind::Dequeue { .. } => &[UnitKind::Dequeue],
         OpKind::GradientAccumulator { .. } => &[UnitKind::PutGradient, UnitKind::TakeGradient],

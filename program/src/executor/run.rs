@@ -7,7 +7,7 @@ use super::machine::{ExecutorParts, LinkedState, ProgramLink, ProgramState, Stat
 use super::marking::Marking;
 use super::plan::{ExecutionPlan, Unit, UnitIndex, UnitKind};
 use super::status::{RunStatus, run_status};
-use crate::{Graph, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue};
+use crate::{Dim, Graph, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue};
 use pserver_core::error::Failure;
 
 /// A checked program with its values, run one unit at a time.
@@ -38,7 +38,7 @@ impl Executor {
         }
         let mut receivers = BTreeMap::new();
         for (place, node) in plan.nodes().iter().enumerate() {
-            if let OpKind::Recv { channel } = &node.kind {
+            if let OpKind::Recv { channel } | OpKind::PullRows { channel, .. } = &node.kind {
                 receivers.entry(channel.clone()).or_insert(place);
             }
         }
@@ -122,11 +122,11 @@ impl Executor {
         Ok(RunStatus::Runs)
     }
 
-    /// Passes a received value to the `recv` of its channel, which may then be ready. Returns the value when the
-    /// sender's share of the receive queue is full: the sender keeps it.
+    /// Passes a received value to the `recv` or `pull_rows` of its channel, which may then be ready. Returns the value
+    /// when the sender's share of the receive queue is full: the sender keeps it.
     ///
     /// # Errors
-    /// When no `recv` has this channel, or the value does not have the declared facts.
+    /// When no such op has this channel, or the value does not have the declared facts.
     pub fn arrive(
         &mut self,
         channel: &str,
@@ -135,7 +135,7 @@ impl Executor {
     ) -> Result<Option<VariableValue>, Failure> {
         let node = self.receiver(channel)?;
         let facts = self.receives(node);
-        value.check(facts, &mut None).map_err(|failure| Failure::call(format!("channel {channel:?}: {failure}")))?;
+        value.check(&facts, &mut None).map_err(|failure| Failure::call(format!("channel {channel:?}: {failure}")))?;
         Ok(self.machine.arrive(node, from, value))
     }
 
@@ -169,8 +169,16 @@ impl Executor {
         place.ok_or_else(|| Failure::call(format!("found no recv of channel {channel:?} in this program")))
     }
 
-    fn receives(&self, node: usize) -> &VariableFacts {
-        &self.machine.graph().variable(self.plan.nodes()[node].outputs[0]).facts
+    /// The facts of what arrives for an op: of pulled rows a matrix of their values.
+    fn receives(&self, node: usize) -> VariableFacts {
+        let node = &self.plan.nodes()[node];
+        let facts = &self.machine.graph().variable(node.outputs[0]).facts;
+        match (&node.kind, facts) {
+            (OpKind::PullRows { .. }, VariableFacts::SelectedRows { element_type, width, .. }) => {
+                VariableFacts::dense(*element_type, [Dim::Batch, Dim::Fixed(*width)])
+            }
+            _ => facts.clone(),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod failures;
 mod flow;
 mod joined;
 mod plans;
+mod rows;
 mod schedules;
 mod stage;
 mod words;

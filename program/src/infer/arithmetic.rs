@@ -63,7 +63,7 @@ fn losses(operands: &Operands<'_>) -> InferredOutputs {
         }
         OpKind::LookupTable { padding } => {
             inputs(2)?;
-            let (element_type, height, width) = operands.matrix(0)?;
+            let (element_type, height, width) = table(operands)?;
             if let (Some(padding), Dim::Fixed(height)) = (padding, height) {
                 check_padding(*padding, height)?;
             }
@@ -179,8 +179,46 @@ fn whole(facts: &VariableFacts) -> Option<(ElementType, Vec<Dim>)> {
     matches!(element_type, ElementType::Float32 | ElementType::Float64).then_some((element_type, shape))
 }
 
+/// A table to look up: a matrix, or selected rows of one.
+fn table(operands: &Operands<'_>) -> Result<(ElementType, Dim, Dim), String> {
+    match *operands.input(0) {
+        VariableFacts::SelectedRows {
+            element_type: element_type @ (ElementType::Float32 | ElementType::Float64),
+            height,
+            width,
+        } => Ok((element_type, Dim::Fixed(height), Dim::Fixed(width))),
+        VariableFacts::SelectedRows { .. } => Err(operands.misfit(0, "float32 or float64")),
+        _ => operands.matrix(0),
+    }
+}
+
+/// Selected rows of one width, along dimension 0.
+fn concat_rows(operands: &Operands<'_>, axis: u32) -> InferredOutputs {
+    let VariableFacts::SelectedRows { element_type, width, .. } = *operands.input(0) else {
+        unreachable!("the first input is selected rows")
+    };
+    if axis != 0 {
+        return Err(operands.misfit(0, &format!("a dense tensor with a dimension {axis}, or dimension 0")));
+    }
+    let mut total = 0_u64;
+    for place in 0..operands.input_count() {
+        total = match *operands.input(place) {
+            VariableFacts::SelectedRows { element_type: found, height, width: wide }
+                if found == element_type && wide == width =>
+            {
+                total.checked_add(height).ok_or_else(|| operands.misfit(place, "heights whose sum is below 2^64"))?
+            }
+            _ => return Err(operands.misfit(place, &format!("rows of {width} elements of {element_type}"))),
+        };
+    }
+    Ok(vec![VariableFacts::SelectedRows { element_type, height: total, width }])
+}
+
 fn concat(operands: &Operands<'_>, axis: u32) -> InferredOutputs {
     operands.check_inputs(1, usize::MAX)?;
+    if let VariableFacts::SelectedRows { .. } = operands.input(0) {
+        return concat_rows(operands, axis);
+    }
     let (element_type, first) = operands.dense(0)?;
     let axis = operands.axis(0, axis)?;
     let mut total = 0_u64;

@@ -3,6 +3,7 @@
 use crate::op::{Destination, OpKind};
 use crate::variable::VariableFacts;
 use pserver_core::config::Merge;
+use pserver_core::dtype::ElementType;
 use pserver_core::limits::{NAME_BYTES_MAX, PROGRAM_OPERANDS_MAX, PROGRAM_QUEUE_MAX};
 
 use super::operands::Operands;
@@ -25,6 +26,11 @@ pub(super) fn outputs(operands: &Operands<'_>) -> InferredOutputs {
             check_channel(channel)?;
             operands.check_inputs(0, 0)?;
             recv(operands)
+        }
+        OpKind::PullRows { channel, .. } => {
+            check_channel(channel)?;
+            operands.check_inputs(2, usize::MAX)?;
+            pull_rows(operands)
         }
         OpKind::Enqueue => {
             operands.check_inputs(2, 2)?;
@@ -66,6 +72,20 @@ fn recv(operands: &Operands<'_>) -> InferredOutputs {
         outputs.push(VariableFacts::Strings);
     }
     Ok(outputs)
+}
+
+/// The rows are those of a table that another program has.
+fn pull_rows(operands: &Operands<'_>) -> InferredOutputs {
+    operands.exactly_dense(0, ElementType::Int64, &[])?;
+    (1..operands.input_count()).try_for_each(|place| operands.integers(place).map(|_| ()))?;
+    operands.check_outputs(1)?;
+    let facts = operands.declared(0)?;
+    match facts {
+        VariableFacts::SelectedRows { element_type: ElementType::Float32 | ElementType::Float64, .. } => {
+            Ok(vec![facts.clone()])
+        }
+        _ => Err(format!("output {:?} is {facts}; expected rows of float32 or float64", operands.op.outputs[0])),
+    }
 }
 
 /// Merging pieces keeps their facts. The mean of several integers is not an integer; the mean of one piece is the

@@ -41,6 +41,9 @@ pub struct PlainArithmetic;
 impl Arithmetic for PlainArithmetic {
     fn run(&mut self, node: &Node, inputs: &[&VariableValue], outputs: &[&VariableFacts]) -> OpOutputs {
         match &node.kind {
+            OpKind::Concat { .. } if matches!(inputs[0], VariableValue::SelectedRows(_)) => {
+                table::concat(inputs).map(|rows| vec![rows])
+            }
             OpKind::Concat { axis } => Ok(vec![arrange::concat(inputs, *axis as usize)]),
             OpKind::Split { axis, lengths } => arrange::split(inputs[0], *axis as usize, lengths),
             OpKind::Reshape { shape } => Ok(vec![arrange::reshape(inputs[0].tensor(), shape).into()]),
@@ -64,6 +67,9 @@ impl Arithmetic for PlainArithmetic {
                 Ok(vec![select::slice(inputs[0].tensor(), *axis as usize, *start..*end).into()])
             }
             OpKind::Gather => select::gather(inputs[0].tensor(), inputs[1].tensor()).map(|y| vec![y.into()]),
+            OpKind::LookupTable { padding } if matches!(inputs[0], VariableValue::SelectedRows(_)) => {
+                table::lookup_rows(inputs[0].rows(), inputs[1].tensor(), *padding).map(|y| vec![y.into()])
+            }
             // The element type of the result decides; the first input holds ids.
             OpKind::LookupTableGradient { height, padding } => {
                 table::gradient(inputs, *height, *padding).map(|rows| vec![rows])

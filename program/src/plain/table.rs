@@ -16,8 +16,7 @@ pub(super) fn lookup<R: TensorReal>(table: &Tensor, ids: &Tensor, padding: Optio
     let mut found = Vec::with_capacity(ids.elements().len() * width);
     for (place, id) in integers(ids).iter().enumerate() {
         let row = usize::try_from(*id).ok().filter(|row| *row < height);
-        let row =
-            row.ok_or_else(|| Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1)))?;
+        let row = row.ok_or_else(|| missing(*id, place, height as u64))?;
         match padding {
             Some(padding) if padding == row as u64 => found.resize(found.len() + width, R::ZERO),
             _ => found.extend_from_slice(&values[row * width..][..width]),
@@ -28,15 +27,46 @@ pub(super) fn lookup<R: TensorReal>(table: &Tensor, ids: &Tensor, padding: Optio
     Ok(Tensor::new(shape, R::wrap(found)))
 }
 
+/// Rows by id among selected ones, which ascend.
+pub(super) fn lookup_rows(rows: &SelectedRows, ids: &Tensor, padding: Option<u64>) -> Result<Tensor, Failure> {
+    let (view, layout) = (rows.view(), rows.view().layout());
+    let held: Vec<u64> = view.ids().iter().collect();
+    if let Some(place) = held.windows(2).position(|pair| pair[1] <= pair[0]) {
+        let [before, after] = [held[place], held[place + 1]];
+        return Err(Failure::call(format!("row {after} follows row {before}; expected ascending rows, each once")));
+    }
+    let mut found = Vec::with_capacity(ids.elements().len() * layout.row_bytes());
+    for (place, id) in integers(ids).iter().enumerate() {
+        let row = u64::try_from(*id).ok().filter(|row| *row < layout.height().bound());
+        let row = row.ok_or_else(|| missing(*id, place, layout.height().bound()))?;
+        if padding == Some(row) {
+            found.resize(found.len() + layout.row_bytes(), 0);
+            continue;
+        }
+        let at = held.binary_search(&row).map_err(|_| {
+            Failure::call(format!("id {id} at place {place}; expected one of the {} rows that are there", held.len()))
+        })?;
+        found.extend_from_slice(view.row(at));
+    }
+    let mut shape = ids.shape().to_vec();
+    shape.push(layout.width().into());
+    let mut tensor = Tensor::zeros(view.element_type(), &shape);
+    tensor.bytes_mut().copy_from_slice(&found);
+    Ok(tensor)
+}
+
+fn missing(id: i64, place: usize, height: u64) -> Failure {
+    Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1))
+}
+
 /// The gradient of a table: each id with the gradient of its output row, without those of the padding.
 pub(super) fn gradient(inputs: &[&VariableValue], height: u64, padding: Option<u64>) -> Result<VariableValue, Failure> {
     let (ids, slope) = (inputs[0].tensor(), inputs[1].tensor());
     let width = *slope.shape().last().expect("a checked gradient has a last dimension");
     let element_type = slope.elements().element_type();
     let layout = infer::layout(element_type, height, width).map_err(Failure::call)?;
-    let ids = integers(ids).iter().enumerate().map(|(place, id)| {
-        u64::try_from(*id).map_err(|_| Failure::call(format!("id {id} at place {place}; expected 0 to {}", height - 1)))
-    });
+    let ids = integers(ids).iter().enumerate();
+    let ids = ids.map(|(place, id)| u64::try_from(*id).map_err(|_| missing(*id, place, height)));
     let ids = ids.collect::<Result<Vec<_>, _>>()?;
     if padding.is_none_or(|padding| !ids.contains(&padding)) {
         return SelectedRows::new(layout, &ids, slope.bytes()).map(VariableValue::SelectedRows);
@@ -90,6 +120,20 @@ pub(super) fn split(rows: &SelectedRows, heights: &[u64]) -> Result<Vec<Variable
         first += height;
     }
     Ok(pieces)
+}
+
+/// Rows of several along dimension 0, the inverse of [`split`].
+pub(super) fn concat(inputs: &[&VariableValue]) -> Result<VariableValue, Failure> {
+    let (mut ids, mut values, mut height) = (Vec::new(), Vec::new(), 0);
+    for input in inputs {
+        let rows = input.rows().view();
+        ids.extend(rows.ids().iter().map(|id| height + id));
+        values.extend_from_slice(rows.values());
+        height += rows.layout().height().bound();
+    }
+    let first = inputs[0].rows().view().layout();
+    let layout = infer::layout(first.element_type(), height, first.width().into()).map_err(Failure::call)?;
+    SelectedRows::new(layout, &ids, &values).map(VariableValue::SelectedRows)
 }
 
 /// The same value without selected rows.

@@ -93,6 +93,7 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "update" => OpKind::Update { config: text },
         "send" => OpKind::Send { channel: text, to: if yes { Destination::Senders } else { Destination::Peer(peer) } },
         "recv" => OpKind::Recv { channel: text },
+        "pull_rows" => OpKind::PullRows { channel: text, to: peer, first: if yes { 0 } else { first } },
         "dequeue" => OpKind::Dequeue { min_count: small },
         "gradient_accumulator" => {
             let merge = if yes { Merge::Mean } else { Merge::Sum };

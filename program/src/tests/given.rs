@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::executor::{Executor, ExecutorParts};
-use crate::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+use crate::transpile::{Cluster, CostModel, ParameterServer, ProcessRates, Transpiler};
 use crate::{Elements, GivenValues, Graph, PlainArithmetic, PlainRun, Tensor, append_backward, append_optimizer};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -129,7 +129,9 @@ fn pieces_cut_by_rows_begin_as_the_whole() {
     append_optimizer(&mut program, "const_lr { learning_rate: 0.1 }", &gradients).expect("it has updates");
     let graph = Graph::new(program).and_then(|graph| graph.with_values(Arc::new(values()))).expect("the values fit");
     let mut costs = CostModel { chunk_bytes: 8, ..CostModel::default() };
-    costs.server.message_seconds = 1e-15;
+    // Where messages, ops and a trainer's work cost nothing, everything is cut that may be.
+    (costs.server.message_seconds, costs.server.op_seconds) = (0.0, 0.0);
+    costs.trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..costs.server };
     let cluster = Cluster { trainers: 2, servers: 2 };
     let parts = ParameterServer::default().transpile(&graph, cluster, &costs).expect("it can be divided");
     let mut rows = Vec::new();

@@ -36,6 +36,7 @@ fn variables() -> Vec<Variable> {
         ("half", fixed(ElementType::Float16, &[4, 3]), Purpose::State),
         ("later", fixed(Float32, &[4, 3]), Purpose::Temporary),
         ("made", batch(Float32, &[3]), Purpose::Temporary),
+        ("pulled", rows, Purpose::Temporary),
     ];
     table.into_iter().map(|(name, facts, purpose)| Variable { name: name.into(), facts, purpose }).collect()
 }
@@ -422,6 +423,27 @@ fn updates_say_what_does_not_fit() {
     );
     let failure = Graph::new(program(vec![op(update("optimizer: Sdg"), "w v count", "w count")])).unwrap_err();
     assert!(failure.to_string().starts_with("block 0, op 0 update: in its config, line 1, column 12"), "{failure}");
+}
+
+#[test]
+fn pulls_of_rows_say_what_does_not_fit() {
+    let pull = |channel: &str| OpKind::PullRows { channel: channel.to_owned(), to: ProgramPeer::Server(0), first: 0 };
+    gives(pull("x"), "count label", "pulled", "rows(float32, 9, 4)");
+    check(pull(""), "count label", "pulled", "found a channel of 0 bytes; expected 1 to 1024");
+    check(pull("x"), "count", "pulled", "found 1 inputs; expected at least 2");
+    check(pull("x"), "label label", "pulled", "input 1 \"label\" is int64[batch]; expected int64[]");
+    check(pull("x"), "count label x", "pulled", "input 3 \"x\" is float32[batch, 4]; expected int64");
+    check(pull("x"), "count label", "later", "output \"later\" is float32[4, 3]; expected rows of float32 or float64");
+    check(pull("x"), "count label", "pulled later", "found 2 outputs; expected 1");
+    gives(OpKind::LookupTable { padding: None }, "rows label", "y", "float32[batch, 4]");
+    let padding = OpKind::LookupTable { padding: Some(9) };
+    check(padding, "rows label", "y", "found padding 9; expected the number of a row, below 9");
+    gives(OpKind::Concat { axis: 0 }, "rows rows", "y", "rows(float32, 18, 4)");
+    let expected =
+        "input 1 \"rows\" is rows(float32, 9, 4); expected a dense tensor with a dimension 1, or dimension 0";
+    check(OpKind::Concat { axis: 1 }, "rows rows", "y", expected);
+    let expected = "input 2 \"table\" is float32[9, 4]; expected rows of 4 elements of float32";
+    check(OpKind::Concat { axis: 0 }, "rows table", "y", expected);
 }
 
 #[test]

@@ -10,7 +10,7 @@
 //!
 //! - *Bytes* are those of the elements: of a dense tensor all, of selected rows 8 for each row's number as well. A
 //!   batch has [`CostModel::batch`] examples, and selected rows are as many as the ids that looked them up, at most the
-//!   height. Addresses and frames are left out.
+//!   height; of a table that is only looked up these rows travel. Addresses and frames are left out.
 //! - *Messages* are frames: all dense gradients of a trainer for a server travel in one, and the parameters come back
 //!   in another; rows have as many for their gradients, and two to be read. Each counts where it is sent and where it
 //!   is received.
@@ -222,7 +222,7 @@ impl Exchanges {
 pub(super) struct ChannelPieces {
     /// Pieces.
     pub(super) count: u64,
-    /// Rows of each, if they are selected rows.
+    /// Rows of each, if they are selected rows, or the ids of such rows.
     pub(super) rows: u64,
 }
 
@@ -250,6 +250,11 @@ impl<'p> Traffic<'p> {
         let mut servers: BTreeMap<ProgramPeer, Exchanges> = BTreeMap::new();
         let mut own = 0;
         for node in &part.graph.scopes()[0].nodes {
+            if let OpKind::PullRows { channel, to, .. } = &node.kind {
+                // Its messages are those of the rows of the gradient.
+                let pieces = ChannelPieces { count: senders, rows: sizes.rows(node.outputs[0]) };
+                self.pieces.insert((*to, channel), pieces);
+            }
             let OpKind::Send { channel, to: Destination::Peer(to) } = &node.kind else { continue };
             let pieces = self.pieces.entry((*to, channel)).or_default();
             pieces.count += senders;
@@ -337,19 +342,36 @@ pub(super) fn row_counts<'a>(graph: &'a Graph, costs: &CostModel) -> BTreeMap<&'
     sizes.row_counts.iter().map(|(index, rows)| (graph.variable(*index).name.as_str(), *rows)).collect()
 }
 
+/// The ids in some variables.
+pub(super) fn id_count(graph: &Graph, variables: &[&str], costs: &CostModel) -> u64 {
+    let sizes = Sizes { graph, costs, row_counts: BTreeMap::new(), joined: BTreeMap::new() };
+    let ids = variables.iter().filter_map(|name| graph.find(name));
+    ids.map(|index| sizes.elements(index)).fold(0, u64::saturating_add)
+}
+
 /// Sizes of values and the work of ops.
 struct Sizes<'a> {
     graph: &'a Graph,
     costs: &'a CostModel,
-    /// Rows of each variable of selected rows.
+    /// Rows of each variable of selected rows, and the batch of ids that are asked for and of the rows that answer.
     row_counts: BTreeMap<VariableIndex, u64>,
+    /// The height of the table of which a variable is rows of a piece.
+    joined: BTreeMap<VariableIndex, u64>,
 }
 
 impl<'a> Sizes<'a> {
     /// `arriving` gives the rows of each piece on a channel.
     fn new(graph: &'a Graph, costs: &'a CostModel, arriving: &dyn Fn(&str) -> u64) -> Self {
-        let mut sizes = Self { graph, costs, row_counts: BTreeMap::new() };
+        let mut sizes = Self { graph, costs, row_counts: BTreeMap::new(), joined: BTreeMap::new() };
+        for node in &graph.scopes()[0].nodes {
+            if let (OpKind::Concat { .. }, [output]) = (&node.kind, &node.outputs[..])
+                && let VariableFacts::SelectedRows { height, .. } = graph.variable(*output).facts
+            {
+                sizes.joined.extend(node.inputs.iter().map(|piece| (*piece, height)));
+            }
+        }
         for node in graph.scopes().iter().flat_map(|scope| &scope.nodes) {
+            sizes.count_asked(node, arriving);
             for output in &node.outputs {
                 if let VariableFacts::SelectedRows { height, .. } = graph.variable(*output).facts {
                     let rows = sizes.written_rows(node, height, arriving).clamp(1, height.max(1));
@@ -358,6 +380,29 @@ impl<'a> Sizes<'a> {
             }
         }
         sizes
+    }
+
+    /// Counts the ids that a server receives, and the rows that it looks up for them.
+    fn count_asked(&mut self, node: &Node, arriving: &dyn Fn(&str) -> u64) {
+        let rows = match &node.kind {
+            OpKind::Recv { channel } => arriving(channel),
+            OpKind::LookupTable { .. } => self.rows(node.inputs[1]),
+            _ => 0,
+        };
+        if rows == 0 {
+            return;
+        }
+        if let VariableFacts::Dense { shape, .. } = &self.graph.variable(node.outputs[0]).facts
+            && shape.contains(&Dim::Batch)
+        {
+            self.row_counts.insert(node.outputs[0], rows);
+        }
+    }
+
+    /// The share of some rows that a piece of this height of a table has.
+    fn share(rows: u64, height: u64, whole: u64) -> u64 {
+        let share = u128::from(rows) * u128::from(height);
+        u64::try_from(share.div_ceil(whole.max(1).into())).unwrap_or(u64::MAX)
     }
 
     /// The rows of an output of this height.
@@ -372,8 +417,11 @@ impl<'a> Sizes<'a> {
                 else {
                     return height;
                 };
-                let share = u128::from(from(&node.inputs[0])) * u128::from(height);
-                u64::try_from(share.div_ceil(whole.max(1).into())).unwrap_or(u64::MAX)
+                Self::share(from(&node.inputs[0]), height, whole)
+            }
+            OpKind::PullRows { .. } => {
+                let ids = node.inputs[1..].iter().map(|ids| self.elements(*ids)).fold(0, u64::saturating_add);
+                Self::share(ids, height, self.joined.get(&node.outputs[0]).copied().unwrap_or(height))
             }
             _ => node.inputs.iter().map(from).fold(0, u64::saturating_add),
         }
@@ -393,6 +441,10 @@ impl<'a> Sizes<'a> {
                 StepWork { sent_bytes: self.bytes(node.inputs[0]).saturating_mul(copies), ..op }
             }
             OpKind::Recv { .. } => StepWork { received_bytes: self.bytes(node.outputs[0]), ..op },
+            OpKind::PullRows { .. } => {
+                let (all, ids) = (self.bytes(node.outputs[0]), self.rows(node.outputs[0]).saturating_mul(8));
+                StepWork { sent_bytes: ids, received_bytes: all.saturating_sub(ids), memory_bytes: all, ..op }
+            }
             OpKind::GradientAccumulator { .. } => StepWork {
                 flops: self.elements(node.inputs[0]),
                 memory_bytes: self.bytes(node.inputs[0]).saturating_mul(3),
@@ -459,7 +511,10 @@ impl<'a> Sizes<'a> {
     }
 
     fn bytes(&self, index: VariableIndex) -> u64 {
-        let numbers = self.rows(index).saturating_mul(8);
+        let numbers = match &self.graph.variable(index).facts {
+            VariableFacts::SelectedRows { .. } => self.rows(index).saturating_mul(8),
+            _ => 0,
+        };
         self.elements(index).saturating_mul(self.element_bytes(index)).saturating_add(numbers)
     }
 
@@ -475,7 +530,7 @@ impl<'a> Sizes<'a> {
         let VariableFacts::Dense { shape, .. } = &self.graph.variable(index).facts else { return Vec::new() };
         let length = |dim: &Dim| match dim {
             Dim::Fixed(length) => *length,
-            Dim::Batch => self.costs.batch,
+            Dim::Batch => self.row_counts.get(&index).copied().unwrap_or(self.costs.batch),
         };
         shape.iter().map(length).collect()
     }

@@ -11,6 +11,7 @@ use pserver_core::accumulator::AccumulatorSettings;
 use super::group::{Groups, OpGroup};
 use super::outline::Outline;
 use super::part::Cluster;
+use super::pulls::PulledTable;
 use super::write::UsedNames;
 
 /// Some rows of a group, on a server.
@@ -33,6 +34,27 @@ pub(super) struct GroupSlice<'a> {
     pub(super) names: BTreeMap<&'a str, String>,
     /// For each gradient of the group, in order, its names on the server.
     pub(super) arrivals: Vec<GradientNames>,
+    /// By table of the group of which trainers pull rows: the names of each pull, in order.
+    pub(super) pulls: BTreeMap<&'a str, Vec<PullNames>>,
+}
+
+/// Names of the variables of one pull of rows of a table's piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PullNames {
+    /// The channel of the ids, and of the rows.
+    pub(super) channel: String,
+    /// On the trainer, the count of the piece's updates.
+    pub(super) count: String,
+    /// On the trainer, the rows.
+    pub(super) rows: String,
+    /// On the trainer, the rows of all pieces; as `rows` where the table is not cut.
+    pub(super) joined: String,
+    /// On the server, the ids.
+    pub(super) ids: String,
+    /// On the server, the trainer that asks.
+    pub(super) sender: String,
+    /// On the server, the rows' values.
+    pub(super) values: String,
 }
 
 /// Input of the generators of parts.
@@ -42,6 +64,8 @@ pub(super) struct Division<'a> {
     pub(super) groups: &'a Groups,
     /// The variables on servers that trainers read, in order of first use, each with its index in that order.
     pub(super) wanted: &'a BTreeMap<&'a str, usize>,
+    /// The tables of which trainers pull rows.
+    pub(super) tables: &'a BTreeMap<&'a str, PulledTable<'a>>,
     /// In the order of groups, and of rows.
     pub(super) pieces: Vec<GroupSlice<'a>>,
     pub(super) cluster: Cluster,
@@ -72,12 +96,12 @@ impl<'a> GroupSlice<'a> {
     }
 }
 
-impl Division<'_> {
+impl<'a> Division<'a> {
     /// The same with these portions of each group.
     pub(super) fn with(&self, portions: &[Vec<Portion>]) -> Self {
         let mut names = UsedNames::of(self.graph);
         let placed = self.groups.all.iter().zip(portions);
-        let pieces = placed.flat_map(|(group, portions)| pieces(self.graph, group, portions, &mut names)).collect();
+        let pieces = placed.flat_map(|(group, portions)| pieces(self, group, portions, &mut names)).collect();
         Self { pieces, ..*self }
     }
 
@@ -85,18 +109,19 @@ impl Division<'_> {
     pub(super) fn with_only(&self, group: usize) -> Self {
         let group = &self.groups.all[group];
         let whole = [Portion { server: 0, rows: 0..group.rows.unwrap_or(1) }];
-        let pieces = pieces(self.graph, group, &whole, &mut UsedNames::of(self.graph));
+        let pieces = pieces(self, group, &whole, &mut UsedNames::of(self.graph));
         Self { pieces, ..*self }
     }
 }
 
 /// The pieces of a group, with all their names.
 fn pieces<'a>(
-    graph: &'a Graph,
+    all: &Division<'a>,
     group: &'a OpGroup,
     portions: &[Portion],
     names: &mut UsedNames<'_>,
 ) -> Vec<GroupSlice<'a>> {
+    let graph = all.graph;
     let is_whole = portions.len() == 1;
     let mut pieces = Vec::new();
     for (number, Portion { server, rows }) in portions.iter().enumerate() {
@@ -107,11 +132,15 @@ fn pieces<'a>(
             }
         }
         let rows = (!is_whole).then(|| rows.clone());
-        let mut piece = GroupSlice { group, server: *server, rows, names: own, arrivals: Vec::new() };
+        let mut piece =
+            GroupSlice { group, server: *server, rows, names: own, arrivals: Vec::new(), pulls: BTreeMap::new() };
         for gradient in &group.arrivals {
             let arrival = arrival(graph, &piece, gradient, names);
             piece.names.insert(gradient, arrival.merged.clone());
             piece.arrivals.push(arrival);
+        }
+        for (name, table) in group.kept.iter().filter_map(|name| all.tables.get_key_value(name.as_str())) {
+            piece.pulls.insert(name, pull_names(name, table, &piece, names));
         }
         pieces.push(piece);
     }
@@ -132,6 +161,33 @@ fn arrival(graph: &Graph, piece: &GroupSlice<'_>, gradient: &str, names: &mut Us
         senders: names.fresh(format!("{owner}@senders")),
         channel: owner,
     }
+}
+
+/// The names of each pull of rows of a piece of a table. The rows of the first pull have the piece's name.
+fn pull_names(
+    name: &str,
+    table: &PulledTable<'_>,
+    piece: &GroupSlice<'_>,
+    names: &mut UsedNames<'_>,
+) -> Vec<PullNames> {
+    let own = piece.name(name);
+    let count = names.fresh(format!("{own}@updates"));
+    let mut all: Vec<PullNames> = Vec::with_capacity(table.pulls.len());
+    for number in 0..table.pulls.len() {
+        let mut more = |name: &str| if number == 0 { name.to_owned() } else { names.fresh(format!("{name}@more")) };
+        let rows = more(own);
+        let joined = if own == name { rows.clone() } else { more(name) };
+        all.push(PullNames {
+            channel: names.fresh(format!("{own}@rows")),
+            count: count.clone(),
+            rows,
+            joined,
+            ids: names.fresh(format!("{own}@ids")),
+            sender: names.fresh(format!("{own}@asker")),
+            values: names.fresh(format!("{own}@values")),
+        });
+    }
+    all
 }
 
 /// The variables that a group's ops and their initialisation touch, in the order of the ops.

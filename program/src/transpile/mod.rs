@@ -23,6 +23,7 @@ mod outline;
 mod parameter_server;
 mod part;
 mod placement;
+mod pulls;
 mod server;
 mod step_loads;
 mod step_time;

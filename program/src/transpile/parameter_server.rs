@@ -16,6 +16,7 @@ use super::group::Groups;
 use super::outline::{Outline, ops};
 use super::part::{Cluster, ProgramPart};
 use super::placement::Placement;
+use super::pulls::tables;
 use super::step_loads::StepLoads;
 use super::write::part;
 use super::{server, trainer};
@@ -63,10 +64,12 @@ impl Transpiler for ParameterServer {
         let outline = Outline::of(graph);
         let groups = Groups::find(&outline)?;
         let wanted = wanted(graph, &groups);
+        let tables = tables(graph, &groups, &wanted);
         let division = Division {
             graph,
             outline: &outline,
             wanted: &wanted,
+            tables: &tables,
             groups: &groups,
             pieces: Vec::new(),
             cluster,

@@ -6,17 +6,22 @@
 //! loop_forever {
 //!     for each group or piece of one: its update loop, see `program::update_loop`
 //! }
+//! loop_forever {
+//!     for each table of which trainers pull rows: the rows of received ids, sent to their sender
+//! }
 //! ```
+//!
+//! Of such a table trainers are not sent the value but the count of its updates.
 
 use std::collections::BTreeSet;
 
 use crate::block::Block;
-use crate::op::{Op, ProgramPeer};
+use crate::op::{Destination, Op, OpKind, OpRole, ProgramPeer};
 use crate::update_loop::loop_forever;
-use crate::variable::{Purpose, VariableFacts};
+use crate::variable::{Dim, Purpose, VariableFacts};
 use pserver_core::dtype::ElementType;
 
-use super::division::{Division, GroupSlice};
+use super::division::{Division, GroupSlice, PullNames};
 use super::outline::variable;
 use super::write::BlockWriter;
 
@@ -32,9 +37,9 @@ pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
         begin(division, piece, &mut declared, &mut outer);
     }
     for piece in &pieces {
-        for name in sent(division, piece) {
+        for (name, channel) in sent(division, piece) {
             let to = (0..division.cluster.trainers).map(ProgramPeer::Trainer);
-            to.for_each(|trainer| outer.send(name, name, trainer));
+            to.for_each(|trainer| outer.send(name, channel, trainer));
         }
     }
     outer.block.ops.push(loop_forever(1));
@@ -43,7 +48,29 @@ pub(super) fn blocks(division: &Division<'_>, server: u32) -> Vec<Block> {
     for piece in &pieces {
         turn(division, piece, &mut inner);
     }
-    vec![outer.block, inner.block]
+    let mut answers = BlockWriter::default();
+    answers.block.parent = Some(0);
+    for piece in &pieces {
+        piece
+            .pulls
+            .iter()
+            .for_each(|(table, pulls)| pulls.iter().for_each(|pull| answer(piece, table, pull, &mut answers)));
+    }
+    if answers.block.ops.is_empty() {
+        return vec![outer.block, inner.block];
+    }
+    outer.block.ops.push(loop_forever(2));
+    vec![outer.block, inner.block, answers.block]
+}
+
+/// Answers a pull of rows of a table. The batch of this block is the number of ids.
+fn answer(piece: &GroupSlice<'_>, table: &str, pull: &PullNames, answers: &mut BlockWriter) {
+    let PullNames { channel, ids, sender, values, .. } = pull;
+    answers.declare(ids, VariableFacts::dense(ElementType::Int64, [Dim::Batch]), Purpose::Temporary);
+    answers.op(OpKind::Recv { channel: channel.clone() }, &[], &[ids, sender], OpRole::Communication);
+    answers.op(OpKind::LookupTable { padding: None }, &[piece.name(table), ids], &[values], OpRole::Communication);
+    let kind = OpKind::Send { channel: channel.clone(), to: Destination::Senders };
+    answers.op(kind, &[values, sender], &[], OpRole::Communication);
 }
 
 /// Declares the variables of a piece, and fills them as the whole would have been filled.
@@ -94,7 +121,8 @@ fn turn(division: &Division<'_>, piece: &GroupSlice<'_>, inner: &mut BlockWriter
         }
         inner.block.ops.push(renamed(op, piece));
     }
-    inner.block.ops.extend(sent(division, piece).into_iter().map(|name| piece.arrivals[0].answer(name)));
+    let answers = sent(division, piece).into_iter();
+    inner.block.ops.extend(answers.map(|(name, channel)| piece.arrivals[0].answer(name, channel)));
 }
 
 /// The type of a gradient's elements.
@@ -118,12 +146,13 @@ fn widened(division: &Division<'_>, piece: &GroupSlice<'_>, facts: &VariableFact
     types.take(1).find(|_| is_half)
 }
 
-/// The variables that a piece sends to trainers, in order of first use.
-fn sent<'p>(division: &Division<'_>, piece: &'p GroupSlice<'_>) -> Vec<&'p str> {
+/// The variables that a piece sends to trainers, in order of first use, each with its channel.
+fn sent<'p>(division: &Division<'p>, piece: &'p GroupSlice<'_>) -> Vec<(&'p str, &'p str)> {
     let place = |name: &&String| division.wanted.get(name.as_str());
     let mut sent: Vec<&String> = piece.group.kept.iter().filter(|name| place(name).is_some()).collect();
     sent.sort_by_key(place);
-    sent.into_iter().map(|name| piece.name(name)).collect()
+    let value = |name| division.tables.get(name).map_or(name, |table| table.count);
+    sent.into_iter().map(|name| (piece.name(value(name.as_str())), piece.name(name))).collect()
 }
 
 /// An op over a piece's variables; initialisation begins at the piece's first row.

@@ -7,7 +7,7 @@ use crate::op::{OpRole, ProgramPeer};
 use crate::variable::{Dim, VariableFacts};
 use pserver_core::error::Failure;
 
-use super::cost::{ChannelPieces, CostModel, Exchanges, StepWork, row_counts, server_work, trainer_works};
+use super::cost::{ChannelPieces, CostModel, Exchanges, StepWork, id_count, row_counts, server_work, trainer_works};
 use super::division::{Division, Portion};
 use super::group::OpGroup;
 use super::step_time::{ProcessSeconds, StepPace};
@@ -95,12 +95,21 @@ impl GroupLoad {
     ) -> Result<(), Failure> {
         let division = empty.with_only(group);
         let alone = part(empty.graph, vec![ProgramPeer::Server(0)], server::blocks(&division, 0))?;
-        let channels: BTreeMap<&str, u64> = division
+        let mut channels: BTreeMap<&str, u64> = division
             .pieces
             .iter()
             .flat_map(|piece| piece.group.arrivals.iter().zip(&piece.arrivals))
             .map(|(gradient, names)| (names.channel.as_str(), row_counts.get(gradient.as_str()).copied().unwrap_or(0)))
             .collect();
+        for (table, pulls) in division.pieces.iter().flat_map(|piece| &piece.pulls) {
+            let height = match empty.graph.facts(table) {
+                Some(VariableFacts::Dense { shape, .. }) if let Some(Dim::Fixed(height)) = shape.first() => *height,
+                _ => u64::MAX,
+            };
+            for (names, pull) in pulls.iter().zip(&empty.tables[table].pulls) {
+                channels.insert(&names.channel, id_count(empty.graph, &pull.ids, costs).min(height));
+            }
+        }
         let pieces = |channel: &str| ChannelPieces {
             count: division.cluster.trainers.into(),
             rows: channels.get(channel).copied().unwrap_or(0),
@@ -134,7 +143,10 @@ fn trainer_loads(
     let numbers = (0..).zip(&portions).flat_map(|(number, portions)| std::iter::repeat_n(number, portions.len()));
     for (number, piece) in numbers.zip(&division.pieces) {
         let own = piece.group.kept.iter().map(|name| piece.name(name));
-        owners.extend(own.chain(piece.arrivals.iter().map(|names| names.piece.as_str())).map(|name| (name, number)));
+        let pulled =
+            piece.pulls.values().flatten().flat_map(|names| [names.count.as_str(), &names.rows, &names.joined]);
+        let arrived = piece.arrivals.iter().map(|names| names.piece.as_str());
+        owners.extend(own.chain(arrived).chain(pulled).map(|name| (name, number)));
     }
     let own = part(empty.graph, vec![ProgramPeer::Trainer(0)], vec![trainer::block(&division)])?;
     let mut all = StepWork::default();

@@ -3,17 +3,20 @@
 //! ```text
 //! initialise the trainers' variables
 //! parameter = recv, and concat where it is in pieces
-//! forward and backward; after the op that computes a gradient, split where it is in pieces, and send
+//! forward and backward; after the op that computes ids, rows = pull_rows, and concat where the table is in pieces;
+//!     after the op that computes a gradient, split where it is in pieces, and send
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::Block;
 use crate::op::{OpKind, OpRole, ProgramPeer};
-use crate::variable::{Purpose, Variable};
+use crate::variable::{Dim, Purpose, Variable, VariableFacts};
+use pserver_core::dtype::ElementType;
 
-use super::division::{Division, GroupSlice};
+use super::division::{Division, GroupSlice, PullNames};
 use super::outline::{ops, variable};
+use super::pulls::Pull;
 use super::write::BlockWriter;
 
 /// The one block.
@@ -35,8 +38,20 @@ pub(super) fn block(division: &Division<'_>) -> Block {
     for pieces in fed.filter_map(|variable| gradients.remove(variable.name.as_str())) {
         send(&pieces, division, &mut writer);
     }
-    for (_, op) in ops(graph).filter(|(_, op)| matches!(op.role, OpRole::Forward | OpRole::Backward)) {
-        writer.block.ops.push(op.clone());
+    let pulls = pulls(division, &keepers);
+    let pull_after = |place, writer: &mut BlockWriter| {
+        pulls.iter().filter(|one| one.pull.after == place).for_each(|one| one.write(writer));
+    };
+    pull_after(None, &mut writer);
+    let lookups = pulls.iter().flat_map(|one| one.pull.lookups.iter().map(|lookup| (*lookup, one.joined())));
+    let tables: BTreeMap<usize, &str> = lookups.collect();
+    for (place, op) in ops(graph).filter(|(_, op)| matches!(op.role, OpRole::Forward | OpRole::Backward)) {
+        let mut own = op.clone();
+        if let Some(rows) = tables.get(&place) {
+            own.inputs[0] = (*rows).to_owned();
+        }
+        writer.block.ops.push(own);
+        pull_after(Some(place), &mut writer);
         for pieces in op.outputs.iter().filter_map(|output| gradients.remove(output.as_str())) {
             send(&pieces, division, &mut writer);
         }
@@ -74,6 +89,13 @@ fn keepers<'d>(division: &'d Division<'d>) -> BTreeMap<&'d str, Vec<&'d GroupSli
 }
 
 fn receive(division: &Division<'_>, name: &str, pieces: &[&GroupSlice<'_>], writer: &mut BlockWriter) {
+    if division.tables.contains_key(name) {
+        for piece in pieces {
+            let count = VariableFacts::fixed(ElementType::Int64, &[]);
+            writer.recv(piece.name(name), &piece.pulls[name][0].count, count);
+        }
+        return;
+    }
     let facts = variable(division.graph, name).0;
     for piece in pieces {
         writer.recv(piece.name(name), piece.name(name), piece.facts(facts));
@@ -81,6 +103,58 @@ fn receive(division: &Division<'_>, name: &str, pieces: &[&GroupSlice<'_>], writ
     if pieces.len() > 1 {
         let names: Vec<&str> = pieces.iter().map(|piece| piece.name(name)).collect();
         writer.op(OpKind::Concat { axis: 0 }, &names, &[name], OpRole::Communication);
+    }
+}
+
+/// A pull of rows of all pieces of a table.
+struct TablePull<'d> {
+    pull: &'d Pull<'d>,
+    /// In the order of rows.
+    pieces: Vec<(&'d GroupSlice<'d>, &'d PullNames)>,
+    /// Of the table.
+    facts: &'d VariableFacts,
+}
+
+fn pulls<'d>(division: &'d Division<'d>, keepers: &BTreeMap<&str, Vec<&'d GroupSlice<'d>>>) -> Vec<TablePull<'d>> {
+    let mut all = Vec::new();
+    for (name, table) in division.tables {
+        for (number, pull) in table.pulls.iter().enumerate() {
+            let pieces = keepers[name].iter().map(|piece| (*piece, &piece.pulls[name][number])).collect();
+            all.push(TablePull { pull, pieces, facts: variable(division.graph, name).0 });
+        }
+    }
+    all
+}
+
+impl TablePull<'_> {
+    /// The variable that lookups read in place of the table.
+    fn joined(&self) -> &str {
+        &self.pieces[0].1.joined
+    }
+
+    fn write(&self, writer: &mut BlockWriter) {
+        for (piece, names) in &self.pieces {
+            let VariableFacts::Dense { element_type, shape } = piece.facts(self.facts) else {
+                unreachable!("a table is dense")
+            };
+            let [Dim::Fixed(height), Dim::Fixed(width)] = shape[..] else { unreachable!("a table is a matrix") };
+            writer.declare(
+                &names.rows,
+                VariableFacts::SelectedRows { element_type, height, width },
+                Purpose::Temporary,
+            );
+            let kind = OpKind::PullRows {
+                channel: names.channel.clone(),
+                to: ProgramPeer::Server(piece.server),
+                first: piece.rows.as_ref().map_or(0, |rows| rows.start),
+            };
+            let inputs: Vec<&str> = [names.count.as_str()].into_iter().chain(self.pull.ids.iter().copied()).collect();
+            writer.op(kind, &inputs, &[&names.rows], OpRole::Communication);
+        }
+        if self.pieces.len() > 1 {
+            let rows: Vec<&str> = self.pieces.iter().map(|(_, names)| names.rows.as_str()).collect();
+            writer.op(OpKind::Concat { axis: 0 }, &rows, &[self.joined()], OpRole::Communication);
+        }
     }
 }
 

@@ -154,6 +154,10 @@ impl Scene {
             }
             OpKind::Send { channel, to: Destination::Senders } => self.sends.push((place, channel.clone(), None)),
             OpKind::Recv { channel } => self.receives.push((place, channel.clone())),
+            OpKind::PullRows { channel, to, .. } => {
+                self.sends.push((place, channel.clone(), Some(*to)));
+                self.receives.push((place, channel.clone()));
+            }
             _ => {}
         }
     }
@@ -202,6 +206,7 @@ fn heading(kind: &OpKind) -> String {
     match kind {
         OpKind::Send { to: Destination::Peer(peer), .. } => format!("{name} to {peer}"),
         OpKind::Send { to: Destination::Senders, .. } => format!("{name} to senders"),
+        OpKind::PullRows { to, .. } => format!("{name} from {to}"),
         OpKind::GradientAccumulator { count, .. } | OpKind::StringAccumulator { count } => format!("{name}({count})"),
         _ => name.to_owned(),
     }

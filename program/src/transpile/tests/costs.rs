@@ -8,7 +8,7 @@ use crate::transpile::{
 };
 use pserver_core::prng::Prng;
 
-use super::networks::{SGD, cutting, random, two_layers};
+use super::networks::{SGD, cutting, random, two_layers, unbalanced};
 
 /// Bytes of `a`, `b` and `c`.
 const TWO_LAYERS: u64 = 4 * (6 * 8 + 8 + 8 * 4);
@@ -87,4 +87,29 @@ fn without_waiting_every_piece_costs_an_update_and_an_answer() {
     let server = estimate(&parts, &costs).nodes[3];
     assert_eq!(server.work.sent_bytes, 3 * TWO_LAYERS);
     assert_eq!(server.work.flops, (3 + 3) * (TWO_LAYERS / 4));
+}
+
+#[test]
+fn rows_of_a_table_are_charged_and_not_the_table() {
+    // Rows of 64 numbers, 4,096 of them for each example; the layers above have one parameter of 8 rows.
+    let (rows, layer) = (1 << 20, 8 * 64 * 4);
+    let costs = CostModel::default();
+    let pulled = costs.batch * 4096;
+    for servers in [1, 2] {
+        let cluster = Cluster { trainers: 3, servers };
+        let transpiler = ParameterServer::default();
+        let parts = transpiler.transpile(&unbalanced(rows, 1, 8), cluster, &costs).expect("it can be divided");
+        let nodes = estimate(&parts, &costs).nodes;
+        let pieces = parts[0].graph.program().blocks[0].ops.iter().filter(|op| op.kind.name() == "pull_rows").count();
+        assert_eq!(pieces, servers as usize);
+        // The count of updates of each piece, the rows' values and the layer.
+        let received = pieces as u64 * 8 + pulled * 64 * 4 + layer;
+        // Ids, the gradient's ids and values, and the layer's gradient.
+        let sent = pulled * 8 + pulled * (8 + 64 * 4) + layer;
+        assert_eq!((nodes[0].work.sent_bytes, nodes[0].work.received_bytes), (sent, received));
+        let servers = nodes.iter().filter(|node| matches!(node.peer, ProgramPeer::Server(_)));
+        let all = servers
+            .fold((0, 0), |(sent, received), node| (sent + node.work.sent_bytes, received + node.work.received_bytes));
+        assert_eq!(all, (3 * received, 3 * sent));
+    }
 }

@@ -80,12 +80,12 @@ pub(super) fn convolutional(config: &str) -> Graph {
     trained(p, config)
 }
 
-/// An embedding of `rows` rows, 96 of them for each example, and layers of `layer_rows` rows, of which only sizes
+/// An embedding of `rows` rows, 4,096 of them for each example, and layers of `layer_rows` rows, of which only sizes
 /// matter.
 pub(super) fn unbalanced(rows: u64, layers: u64, layer_rows: u64) -> Graph {
     const WIDTH: u64 = 64;
     let p = Builder::new();
-    let ids = p.data("ids", Int64, [Dim::Batch, Dim::Fixed(96)]);
+    let ids = p.data("ids", Int64, [Dim::Batch, Dim::Fixed(4096)]);
     let table = p.parameter("embedding", Float32, &[rows, WIDTH], UNIFORM, 0);
     let mut h = p.reduce_sum(p.lookup_table(table, ids), 1);
     for layer in 0..layers {
@@ -106,8 +106,15 @@ pub(super) fn random(prng: &mut Prng, may_embed: bool) -> Graph {
         p.data("x", Float32, [Dim::Batch, Dim::Fixed(width)])
     } else {
         let ids = p.data("ids", Int64, [Dim::Batch]);
-        let table = p.parameter("table", Float32, &[3 + prng.below(9), width], UNIFORM, prng.next());
-        p.lookup_table(table, ids)
+        let height = 3 + prng.below(9);
+        let table = p.parameter("table", Float32, &[height, width], UNIFORM, prng.next());
+        let h = p.lookup_table(table, ids);
+        match prng.below(3) {
+            0 => h,
+            1 => p.add(h, p.lookup_table(table, derived(&p, p.cast(ids, Float32), height))),
+            // Ids that are known only when the first rows are there.
+            _ => p.add(h, p.lookup_table(table, derived(&p, p.scale(p.reduce_sum(h, 1), 40.0), height))),
+        }
     };
     for layer in 0..1 + prng.below(3) {
         let next = 1 + prng.below(7);
@@ -132,6 +139,12 @@ pub(super) fn random(prng: &mut Prng, may_embed: bool) -> Graph {
         append_optimizer(&mut program, rule, &[gradient]).expect("the rule fits");
     }
     graph(program)
+}
+
+/// Ids of a table that are computed from one number for each example.
+fn derived(p: &Builder, x: Symbol, height: u64) -> Symbol {
+    let fraction = p.sigmoid(p.scale(x, 0.3));
+    p.cast(p.scale(fraction, height as f64 - 0.01), Int64)
 }
 
 fn dense(p: &Builder, prng: &mut Prng, h: Symbol, layer: u64, [width, next]: [u64; 2]) -> Symbol {
