@@ -15,9 +15,12 @@ const FLOW: &str =
     communication n = string_accumulator(s, count=4) communication send(w, n, channel=\"w\", to=senders) }";
 
 /// Programs that Paddle wrote, as `reading::paddle_program` takes them.
-const PADDLE: [(&[u8], &[u8]); 3] = [
+const PADDLE: [(&[u8], &[u8]); 6] = [
     (include_bytes!("paddle/fc_sgd.main.pb"), include_bytes!("paddle/fc_sgd.startup.pb")),
     (include_bytes!("paddle/fc_adam_l2.main.pb"), include_bytes!("paddle/fc_adam_l2.startup.pb")),
+    (include_bytes!("paddle/shapes.main.pb"), include_bytes!("paddle/shapes.startup.pb")),
+    (include_bytes!("paddle/lenet.main.pb"), include_bytes!("paddle/lenet.startup.pb")),
+    (include_bytes!("paddle/parts.main.pb"), include_bytes!("paddle/parts.startup.pb")),
     (include_bytes!("paddle/wide_deep.main.pb"), include_bytes!("paddle/wide_deep.startup.pb")),
 ];
 

@@ -1,7 +1,11 @@
 //! The forward part: each op of Paddle's as ops of ours.
 
+mod layers;
+mod shapes;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
 use crate::block::{Block, Program};
@@ -22,6 +26,8 @@ pub(super) struct ForwardPart<'a> {
     origins: Vec<PaddleOp<'a>>,
     /// Variables without the last dimension of 1 that they have in Paddle: labels, losses and what is made of them.
     columns: BTreeSet<&'a str>,
+    /// The scores of which a variable has the places of the largest.
+    largest: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> ForwardPart<'a> {
@@ -30,9 +36,9 @@ impl<'a> ForwardPart<'a> {
     /// # Errors
     /// Names the op that has no counterpart, or the attribute or the variable that prevents it.
     pub(super) fn new(variables: &'a PaddleVariables<'a>, ops: &[PaddleOp<'a>]) -> Result<Self, Failure> {
-        let mut part =
-            Self { variables, declared: Vec::new(), ops: Vec::new(), origins: Vec::new(), columns: BTreeSet::new() };
-        let labels = ops.iter().filter(|op| op.kind() == "softmax_with_cross_entropy");
+        let (columns, largest) = (BTreeSet::new(), BTreeMap::new());
+        let mut part = Self { variables, declared: Vec::new(), ops: Vec::new(), origins: Vec::new(), columns, largest };
+        let labels = ops.iter().filter(|op| matches!(op.kind(), "softmax_with_cross_entropy" | "accuracy"));
         part.columns.extend(labels.flat_map(|op| op.inputs("Label")).map(String::as_str));
         for op in ops {
             part.map(op)?;
@@ -47,6 +53,10 @@ impl<'a> ForwardPart<'a> {
         {
             let facts = self.facts(&variable.name)?;
             self.declared.push(Variable { name: variable.name.clone(), facts, purpose: Purpose::Data });
+        }
+        for name in [layers::DROPOUT_STEP, layers::DROPOUT_FIRST].into_iter().filter(|name| read.contains(name)) {
+            let facts = VariableFacts::fixed(ElementType::Int64, &[]);
+            self.declared.push(Variable { name: name.to_owned(), facts, purpose: Purpose::Data });
         }
         self.declared.extend(parameters.iter().cloned());
         let graph = Graph::new(self.prefix(self.ops.len())).map_err(|failure| self.first_refused(failure))?;
@@ -159,6 +169,7 @@ impl<'a> ForwardPart<'a> {
             "concat" => self.concat(op),
             "split" => self.split(op),
             "fill_constant" => self.fill(op),
+            _ if self.arrange(op)? || self.layer(op)? => Ok(()),
             _ => Err(op.refuse("found an op that is not mapped; docs/PROGRAMS.md has the list")),
         }
     }
@@ -220,6 +231,9 @@ impl<'a> ForwardPart<'a> {
         op.check_slots(&["X", "Y"])?;
         self.check_whole(op)?;
         op.check_ints(&[("x_num_col_dims", 1), ("y_num_col_dims", 1)])?;
+        if op.kind() == "mul" && self.shape(op.input("X")?)?.len() > 2 {
+            return self.flat_product(op);
+        }
         op.check_float("alpha", 1.0)?;
         let either = |new, old| Ok::<bool, Failure>(op.boolean(new, false)? || op.boolean(old, false)?);
         let transpose_left = either("trans_x", "transpose_X")?;
@@ -229,25 +243,61 @@ impl<'a> ForwardPart<'a> {
         Ok(())
     }
 
+    /// The op `mul` takes the dimensions after the first as one.
+    fn flat_product(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
+        let (x, out) = (op.input("X")?, op.output("Out")?);
+        let shape = self.shape(x)?;
+        let width = self.joined(op, x, &shape[1..])?;
+        let flat = format!("{out}@flat");
+        self.reshape_to(op, x, &flat, &[shape[0], width])?;
+        let kind = OpKind::Matmul { transpose_left: false, transpose_right: false };
+        self.push(op, kind, &[&flat, op.input("Y")?], &[out]);
+        Ok(())
+    }
+
     /// An element-wise op of two, whose shapes are aligned at the last dimension.
     fn pair(&mut self, op: &PaddleOp<'a>, kind: OpKind) -> Result<(), Failure> {
         op.check_slots(&["X", "Y"])?;
         let (x, y, out) = (op.input("X")?, op.input("Y")?, op.output("Out")?);
         self.follow(op, &[x, y], out)?;
-        let (long, short) = (signed(self.shape(x)?.len()), signed(self.shape(y)?.len()));
+        let mut shape = self.shape(y)?;
+        let (long, short) = (signed(self.shape(x)?.len()), signed(shape.len()));
         let axis = op.int("axis", -1)?;
-        if axis != -1 && axis != long - short {
-            let expected = format!("-1 or {}, which aligns {y:?} with the last dimensions of {x:?}", long - short);
-            return Err(op.refuse(format!("found axis {axis}; expected {expected}")));
+        if axis == -1 || axis == long - short {
+            self.push(op, kind, &[x, y], &[out]);
+            return Ok(());
         }
-        self.push(op, kind, &[x, y], &[out]);
+        // Dimensions of 1 behind `y` align it with dimensions of `x` from the axis on.
+        let missing = usize::try_from(long - short - axis).ok().filter(|_| axis >= 0).ok_or_else(|| {
+            let most = long - short;
+            op.refuse(format!("found axis {axis}; expected -1 or at most {most}, as {y:?} has {short} dimensions"))
+        })?;
+        shape.extend(std::iter::repeat_n(Dim::Fixed(1), missing));
+        let aligned = format!("{out}@aligned");
+        self.reshape_to(op, y, &aligned, &shape)?;
+        self.push(op, kind, &[x, &aligned], &[out]);
         Ok(())
     }
 
     fn scale(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
-        op.check_float("bias", 0.0)?;
-        let factor = op.float("scale", 1.0)?;
-        self.unary(op, OpKind::Scale { factor })
+        let (factor, bias) = (op.float("scale", 1.0)?, op.float("bias", 0.0)?);
+        let is_last = op.boolean("bias_after_scale", true)?;
+        let (x, out) = self.one_to_one(op)?;
+        let kind = OpKind::Scale { factor };
+        if bias == 0.0 {
+            self.push(op, kind, &[x], &[out]);
+            return Ok(());
+        }
+        let bias = self.constant(op, format!("{out}@bias"), bias, x)?;
+        let middle = format!("{out}@{}", if is_last { "scaled" } else { "shifted" });
+        if is_last {
+            self.push(op, kind, &[x], &[&middle]);
+            self.push(op, OpKind::Add, &[&middle, &bias], &[out]);
+        } else {
+            self.push(op, OpKind::Add, &[x, &bias], &[&middle]);
+            self.push(op, kind, &[&middle], &[out]);
+        }
+        Ok(())
     }
 
     fn sum(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
@@ -259,36 +309,23 @@ impl<'a> ForwardPart<'a> {
         Ok(())
     }
 
-    /// Over all dimensions to a scalar, or over some, the last first.
+    /// Over all dimensions or over some.
     fn reduce(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
         op.check_slots(&["X"])?;
-        op.check_booleans(&[("keep_dim", false)])?;
         op.check_ints(&[("out_dtype", -1)])?;
         let (x, out) = (op.input("X")?, op.output("Out")?);
-        let shape = self.shape(x)?;
-        let dims = op.ints("dim");
-        let is_mean = op.kind() == "reduce_mean";
+        let (dims, keep) = (op.ints("dim"), op.boolean("keep_dim", false)?);
         let is_whole = op.boolean("reduce_all", false)? || dims.is_empty();
-        if is_mean && is_whole {
-            return self.unary_to(op, OpKind::Mean { axes: Vec::new(), keep: false });
-        }
-        let mut axes = if is_whole { (0..shape.len()).collect() } else { axes(op, &dims, self.rank(x)?)? };
-        if is_whole {
+        let numbers = if is_whole { Vec::new() } else { axes(op, &dims, self.rank(x)?)? };
+        if is_whole && !keep {
             self.scalar(out)?;
         } else {
             self.check_whole(op)?;
         }
-        let factor = if is_mean { Some(1.0 / length_of(op, &shape, &axes)? as f64) } else { None };
-        let mut from = x.to_owned();
-        while let Some(axis) = axes.pop() {
-            let is_last = axes.is_empty() && factor.is_none();
-            let to = if is_last { out.to_owned() } else { format!("{out}@sum{axis}") };
-            self.push(op, OpKind::ReduceSum { axes: vec![axis_number(op, axis)?], keep: false }, &[&from], &[&to]);
-            from = to;
-        }
-        if let Some(factor) = factor {
-            self.push(op, OpKind::Scale { factor }, &[&from], &[out]);
-        }
+        let axes = numbers.into_iter().map(|axis| axis_number(op, axis)).collect::<Result<Vec<_>, _>>()?;
+        let is_mean = op.kind() == "reduce_mean";
+        let kind = if is_mean { OpKind::Mean { axes, keep } } else { OpKind::ReduceSum { axes, keep } };
+        self.push(op, kind, &[x], &[out]);
         Ok(())
     }
 
@@ -333,9 +370,14 @@ impl<'a> ForwardPart<'a> {
     fn lookup(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
         op.check_slots(&["W", "Ids"])?;
         self.check_whole(op)?;
-        op.check_ints(&[("padding_idx", -1)])?;
+        let padding = match op.int("padding_idx", -1)? {
+            -1 => None,
+            id => Some(u64::try_from(id).map_err(|_| {
+                op.refuse(format!("found padding_idx {id}; expected -1 for none, or the number of a row"))
+            })?),
+        };
         op.check_booleans(&[("is_distributed", false)])?;
-        self.push(op, OpKind::LookupTable { padding: None }, &[op.input("W")?, op.input("Ids")?], &[op.output("Out")?]);
+        self.push(op, OpKind::LookupTable { padding }, &[op.input("W")?, op.input("Ids")?], &[op.output("Out")?]);
         Ok(())
     }
 
@@ -396,20 +438,4 @@ fn axes(op: &PaddleOp<'_>, dims: &[i64], rank: usize) -> Result<Vec<usize>, Fail
 
 fn axis_number(op: &PaddleOp<'_>, axis: usize) -> Result<u32, Failure> {
     u32::try_from(axis).map_err(|_| op.refuse(format!("found dimension {axis}; expected one below 2^32")))
-}
-
-/// The number of elements that are added over these dimensions.
-fn length_of(op: &PaddleOp<'_>, shape: &[Dim], axes: &[usize]) -> Result<u64, Failure> {
-    let mut product = 1_u64;
-    for axis in axes {
-        let length = match shape.get(*axis) {
-            Some(Dim::Fixed(length)) if *length > 0 => *length,
-            _ => {
-                return Err(op.refuse("found a mean over the batch and not over everything; expected fixed dimensions"));
-            }
-        };
-        product =
-            product.checked_mul(length).ok_or_else(|| op.refuse("found 2^64 elements or more; expected fewer"))?;
-    }
-    Ok(product)
 }

@@ -81,7 +81,7 @@ pub fn import_paddle_given(
     forward.check(&parameters)?;
 
     report.extend(forward.counts().into_iter().map(|(kind, count)| format!("mapped: {count} {kind}")));
-    parts.report(&mut report);
+    parts.report(&mut report)?;
     report.extend(dropped.iter().map(|name| format!("dropped: variable {name:?}, a state that our rule keeps itself")));
     let mut program = forward.into_program();
     let given: BTreeSet<&str> =
@@ -119,11 +119,26 @@ impl<'a> PaddleParts<'a> {
         Ok(parts)
     }
 
-    fn report(&self, report: &mut Vec<String>) {
+    fn report(&self, report: &mut Vec<String>) -> Result<(), Failure> {
         let count = self.backward.len();
         report.push(format!("dropped: {count} ops of the backward part; append_backward writes ours"));
         let unread = self.unread.iter();
         report.extend(unread.map(|op| format!("dropped: op {} {}, whose value no op reads", op.place, op.kind())));
+        for op in self.forward.iter().filter(|op| op.kind() == "lookup_table_v2") {
+            let (table, padding) = (op.input("W")?, op.int("padding_idx", -1)?);
+            if padding >= 0 && op.boolean("is_sparse", false)? {
+                report.push(format!(
+                    "differs: row {padding} of {table:?}, the padding's, which no lookup reads: Paddle trains it"
+                ));
+            }
+        }
+        let dropouts = self.forward.iter().filter(|op| op.kind() == "dropout");
+        report.extend(
+            dropouts.map(|op| {
+                format!("differs: the elements that op {} drops; the share of them does not differ", op.place)
+            }),
+        );
+        Ok(())
     }
 }
 

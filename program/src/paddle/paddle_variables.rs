@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
+use pserver_core::limits::DIMENSIONS_MAX;
 
 use crate::variable::{Dim, VariableFacts};
 
@@ -42,7 +43,7 @@ impl<'a> PaddleVariables<'a> {
             .is_some_and(|facts| facts.kind == SELECTED_ROWS)
     }
 
-    /// The type and the dimensions of a dense variable: a first dimension of -1 is the batch.
+    /// The type and the dimensions of a dense variable: -1 is the batch, of data only first.
     pub(super) fn dense(&self, name: &str) -> Result<(ElementType, Vec<Dim>), Failure> {
         let found = self.by_name.get(name).ok_or_else(|| refuse(name, "found no declaration; expected one"))?;
         let facts = found.facts.as_ref().ok_or_else(|| refuse(name, "found no type; expected a dense tensor"))?;
@@ -55,9 +56,15 @@ impl<'a> PaddleVariables<'a> {
             return Err(refuse(name, format!("found LoD level {level}; expected 0, values without sequences")));
         }
         let tensor = tensor.tensor.as_ref().ok_or_else(|| refuse(name, "found no tensor; expected one"))?;
+        // Every op that touches the variable reads them.
+        if tensor.dims.len() > DIMENSIONS_MAX {
+            let found = tensor.dims.len();
+            return Err(refuse(name, format!("found {found} dimensions; expected at most {DIMENSIONS_MAX}")));
+        }
         let dims = tensor.dims.iter().enumerate().map(|(place, dim)| match (place, u64::try_from(*dim)) {
             (_, Ok(length)) => Ok(Dim::Fixed(length)),
-            (0, Err(_)) if *dim == -1 => Ok(Dim::Batch),
+            // Only an op puts the batch elsewhere.
+            (place, Err(_)) if *dim == -1 && (place == 0 || !found.is_fed) => Ok(Dim::Batch),
             _ => Err(refuse(name, format!("found dimensions {:?}; expected -1 as the first only", tensor.dims))),
         });
         Ok((element_type(name, tensor.element_type)?, dims.collect::<Result<_, _>>()?))
