@@ -23,9 +23,9 @@ pub struct Args {
     /// Trainers.
     #[arg(long, default_value_t = 1)]
     trainers: u32,
-    /// Servers; one where the strategy has any.
-    #[arg(long)]
-    servers: Option<u32>,
+    /// Servers.
+    #[arg(long, default_value_t = 1)]
+    servers: u32,
     /// How the program is divided.
     #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
     strategy: Strategy,
@@ -90,7 +90,7 @@ enum Strategy {
     ParameterServer,
     /// The same, with whole parameters to the servers in turn.
     RoundRobin,
-    /// The largest weight by columns to the trainers; no servers.
+    /// The largest weight by columns to the trainers; servers hold queues between them.
     Columns,
     /// Undivided: the program as it is.
     Whole,
@@ -138,7 +138,7 @@ impl Args {
         let placement = match self.strategy {
             Strategy::Whole => return Ok(vec![ProgramPart { peers: Vec::new(), graph }]),
             Strategy::Columns => {
-                let cluster = Cluster { trainers: self.trainers, servers: self.servers.unwrap_or(0) };
+                let cluster = Cluster { trainers: self.trainers, servers: self.servers };
                 return Ok(Columns.transpile(&graph, cluster, costs)?);
             }
             Strategy::ParameterServer => Placement::Balanced,
@@ -153,7 +153,7 @@ impl Args {
             Merging::Mean => Merge::Mean,
             Merging::Sum => Merge::Sum,
         };
-        let cluster = Cluster { trainers: self.trainers, servers: self.servers.unwrap_or(1) };
+        let cluster = Cluster { trainers: self.trainers, servers: self.servers };
         Ok(ParameterServer { placement, mode, merge }.transpile(&graph, cluster, costs)?)
     }
 }

@@ -92,7 +92,7 @@ fn refusals_name_the_file_and_the_place() {
     let is_read_late = example.trim_end().trim_end_matches('}').to_owned() + is_read_late;
     check(&is_read_late, &[], "bad.program:19:1: block 0, op 10 scale: found \"w\" read after its update");
     check(&example, &["--batch", "0"], "batch is 0; expected 1 or more");
-    check(&example, &["--strategy", "columns", "--trainers", "2", "--servers", "1"], "1 servers; expected none");
+    check(&example, &["--strategy", "columns", "--trainers", "2", "--servers", "0"], "0 servers for queues");
     check(&example, &["--async", "--staleness", "2"], "cannot be used with");
     check(&example, &["--staleness", "0"], "'0' for '--staleness <STEPS>': 0 is not in 1..");
 }

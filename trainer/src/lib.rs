@@ -12,8 +12,8 @@
 //! Not here: dividing a program ([`pserver_program::transpile`]), running one
 //! ([`pserver_program::executor`]).
 //!
-//! Read in this order: `server_parameters` with `sharing` and `initial_values`, `table_rows`, [`Trainer`]; then
-//! training from text: [`DataSet`], [`trainable`], [`Batches`], [`Training`], [`ForwardRun`].
+//! Read in this order: `server_parameters` with `sharing` and `initial_values`, `queues`, `table_rows`, [`Trainer`];
+//! then training from text: [`DataSet`], [`trainable`], [`Batches`], [`Training`], [`ForwardRun`].
 
 mod arithmetic;
 mod data;
@@ -21,6 +21,7 @@ mod forward_run;
 mod held_client;
 mod initial_values;
 mod program_file;
+mod queues;
 mod server_parameters;
 mod sharing;
 mod step_numbers;
@@ -32,6 +33,5 @@ pub use data::{DataSet, ValueFile, read_model, table, write_model, write_tensors
 pub use forward_run::ForwardRun;
 pub use held_client::HeldClient;
 pub use program_file::{program_bytes, read_program};
-pub use trainer::initialise_for_deltas;
-pub use trainer::{Trainer, initialise};
+pub use trainer::{Trainer, initialise, initialise_for_batch, initialise_for_deltas};
 pub use training::{Batches, Training, check_scalar, trainable};

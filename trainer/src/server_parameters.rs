@@ -96,15 +96,6 @@ pub(super) fn server_parameters(parts: &[ProgramPart]) -> Result<Vec<ServerParam
     Ok(all)
 }
 
-/// The sharing of all parameters.
-///
-/// # Errors
-/// When two of them differ.
-pub(super) fn common_sharing(parameters: &[ServerParameter]) -> Result<ProgramSharing, Failure> {
-    let all: Vec<_> = parameters.iter().map(|one| (one.name.as_str(), one.sharing)).collect();
-    ProgramSharing::common(&all)
-}
-
 fn of_server(graph: &Graph, server: u32) -> Result<Vec<ServerParameter>, Failure> {
     let is_known = |node: &&Node| {
         let is_of_flow = matches!(node.kind, OpKind::Cast { .. } | OpKind::LookupTable { .. });

@@ -45,6 +45,11 @@ impl ProgramSharing {
         }
     }
 
+    /// The settings of a job with queues, which have one sender each.
+    pub(super) fn of_queue(trainers: u32) -> Self {
+        Self { mode: Mode::Sync, merge: None, trainers: Some(trainers) }
+    }
+
     /// The sharing of all parameters; `all` has the name and the sharing of each.
     ///
     /// # Errors

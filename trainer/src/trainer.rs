@@ -6,14 +6,16 @@ use std::sync::Arc;
 use pserver_core::config::{Mode, OptimizerSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_program::executor::{Executor, ProgramLink, RunStatus};
+use pserver_program::executor::{Executor, ExecutorSnapshot, ProgramLink, RunStatus};
 use pserver_program::transpile::ProgramPart;
 use pserver_program::{Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
 
 use super::arithmetic::executor_parts;
 use super::held_client::HeldClient;
 use super::initial_values;
-use super::server_parameters::{ServerParameter, common_sharing, nodes, server_parameters};
+use super::queues::{QueueEnds, ServerQueue, server_queues};
+use super::server_parameters::{ServerParameter, nodes, server_parameters};
+use super::sharing::ProgramSharing;
 use super::table_rows::{check_tables, fetch_all, pull_asked};
 use pserver_client::{Client, DestinationSlice, GradientRows, GradientSlice};
 
@@ -31,8 +33,21 @@ pub struct Trainer<'c> {
     graph: Arc<Graph>,
     /// Whether all dense values were received since the last step.
     is_fresh: bool,
-    /// The gradients of a computed step, until all of them are sent.
-    unsent: Option<UnsentGradients>,
+    /// The trainer's ends of queues to other trainers.
+    queues: QueueEnds,
+    phase: StepPhase,
+}
+
+/// Position in a step.
+enum StepPhase {
+    /// Between two steps.
+    Idle,
+    /// The step has begun and is not computed.
+    UnderWay(StepUnderWay),
+    /// The step is computed, and not all of its gradients are sent.
+    Unsent(UnsentGradients),
+    /// No step can follow, for this reason.
+    Broken(String),
 }
 
 /// Collects the values that a step sends, by channel.
@@ -51,6 +66,13 @@ impl ProgramLink for Outbox {
     }
 }
 
+/// A step that has begun.
+struct StepUnderWay {
+    /// The state before; none where other trainers take part in the step.
+    before: Option<ExecutorSnapshot>,
+    outbox: Outbox,
+}
+
 /// Gradients of a computed step that are not all sent.
 struct UnsentGradients {
     /// By channel.
@@ -63,31 +85,64 @@ struct UnsentGradients {
 ///
 /// # Errors
 /// When a part has ops or initial values that servers do not support; when the job has another number of trainers, or
-/// was initialised with another mode or merge; when no trainer initialises before the deadline.
+/// was initialised with another mode or merge; when a queue's items have a batch, which only [`initialise_for_batch`]
+/// knows; when no trainer initialises before the deadline.
 pub fn initialise(client: &Client, parts: &[ProgramPart]) -> Result<(), Failure> {
-    let parameters = server_parameters(parts)?;
-    let sharing = common_sharing(&parameters)?;
+    initialise_shared(client, parts, None)
+}
+
+/// [`initialise`] for programs whose trainers send each other values of a batch in the middle of a step: every step has
+/// this batch.
+pub fn initialise_for_batch(client: &Client, parts: &[ProgramPart], batch: u64) -> Result<(), Failure> {
+    initialise_shared(client, parts, Some(batch))
+}
+
+fn initialise_shared(client: &Client, parts: &[ProgramPart], batch: Option<u64>) -> Result<(), Failure> {
+    let contents = ServerContents::of(parts, batch)?;
+    let sharing = contents.sharing(parts)?;
     sharing.check_trainers(client)?;
-    initialise_with(client, parts, &parameters, &sharing.settings())?;
+    initialise_with(client, parts, &contents, &sharing.settings())?;
     sharing.check(client)
 }
 
 /// [`initialise`] for a job in mode delta: its trainers run the optimizer, and its servers add differences.
 pub fn initialise_for_deltas(client: &Client, parts: &[ProgramPart]) -> Result<(), Failure> {
     let settings = OptimizerSettings { mode: Some(Mode::Delta), ..OptimizerSettings::default() };
-    initialise_with(client, parts, &server_parameters(parts)?, &settings)
+    initialise_with(client, parts, &ServerContents::of(parts, None)?, &settings)
+}
+
+/// What servers hold for a program.
+struct ServerContents {
+    parameters: Vec<ServerParameter>,
+    queues: Vec<ServerQueue>,
+    /// The batch of the queues' items.
+    batch: Option<u64>,
+}
+
+impl ServerContents {
+    fn of(parts: &[ProgramPart], batch: Option<u64>) -> Result<Self, Failure> {
+        Ok(Self { parameters: server_parameters(parts)?, queues: server_queues(parts)?, batch })
+    }
+
+    fn sharing(&self, parts: &[ProgramPart]) -> Result<ProgramSharing, Failure> {
+        let trainers = parts.iter().flat_map(|part| &part.peers).filter(|peer| matches!(peer, ProgramPeer::Trainer(_)));
+        let trainers = u32::try_from(trainers.count()).unwrap_or(u32::MAX);
+        let parameters: Vec<_> = self.parameters.iter().map(|one| (one.name.as_str(), one.sharing)).collect();
+        let queues = self.queues.iter().map(|one| (one.channel.as_str(), ProgramSharing::of_queue(trainers)));
+        ProgramSharing::common(&parameters.into_iter().chain(queues).collect::<Vec<_>>())
+    }
 }
 
 fn initialise_with(
     client: &Client,
     parts: &[ProgramPart],
-    parameters: &[ServerParameter],
+    contents: &ServerContents,
     settings: &OptimizerSettings,
 ) -> Result<(), Failure> {
     if !client.begin_init(settings)? {
         return Ok(());
     }
-    declare(client, parts, parameters).and_then(|()| client.finish_init()).inspect_err(|_| {
+    declare(client, parts, contents).and_then(|()| client.finish_init()).inspect_err(|_| {
         // Another trainer may have the memory that this one lacks. If the coordinator is unreachable, the lease
         // expires.
         let _ = client.give_up_init();
@@ -95,7 +150,8 @@ fn initialise_with(
 }
 
 /// Declares the parameters of all servers, with the initial values that their parts compute.
-fn declare(client: &Client, parts: &[ProgramPart], parameters: &[ServerParameter]) -> Result<(), Failure> {
+fn declare(client: &Client, parts: &[ProgramPart], contents: &ServerContents) -> Result<(), Failure> {
+    let ServerContents { parameters, queues, batch } = contents;
     for part in parts.iter().filter(|part| matches!(part.peers[0], ProgramPeer::Server(_))) {
         let own = || parameters.iter().filter(|one| part.peers.contains(&ProgramPeer::Server(one.server)));
         // One value at a time is in memory.
@@ -107,7 +163,7 @@ fn declare(client: &Client, parts: &[ProgramPart], parameters: &[ServerParameter
             client.init_param(&one.name, one.element_type, &one.shape, content, &one.settings()?)?;
         }
     }
-    Ok(())
+    queues.iter().try_for_each(|queue| queue.declare(client, *batch))
 }
 
 impl<'c> Trainer<'c> {
@@ -118,17 +174,21 @@ impl<'c> Trainer<'c> {
     /// the job differs from that of the parts.
     pub fn new(client: impl Into<HeldClient<'c>>, parts: &[ProgramPart]) -> Result<Self, Failure> {
         let client = client.into();
-        let own = parts.iter().find(|part| matches!(part.peers[0], ProgramPeer::Trainer(_)));
-        let own = own.ok_or_else(|| Failure::call("found no part of trainers; expected one"))?;
+        let rank = ProgramPeer::Trainer(client.trainer()?);
+        let own = parts.iter().find(|part| part.peers.contains(&rank));
+        let own = own.ok_or_else(|| Failure::call(format!("found no part of {rank}; expected one")))?;
         let graph = Arc::new(own.graph.clone());
-        let parameters = server_parameters(parts)?;
-        common_sharing(&parameters)?.check(&client)?;
+        let contents = ServerContents::of(parts, None)?;
+        contents.sharing(parts)?.check(&client)?;
+        let ServerContents { parameters, queues, .. } = contents;
+        let queues = QueueEnds::of(&client, &graph, &queues)?;
         let values = parameters.iter().map(|_| None).collect();
         let receivers = receivers(&graph);
         let received: Vec<_> = parameters.iter().map(|one| receivers.get(one.name.as_str()).copied()).collect();
         check_tables(&graph, &parameters)?;
         let executor = Executor::new(Arc::clone(&graph), executor_parts())?;
-        Ok(Self { client, executor, parameters, received, values, graph, is_fresh: false, unsent: None })
+        let (is_fresh, phase) = (false, StepPhase::Idle);
+        Ok(Self { client, executor, parameters, received, values, graph, is_fresh, queues, phase })
     }
 
     /// Sets data for the next step.
@@ -136,11 +196,25 @@ impl<'c> Trainer<'c> {
     /// # Errors
     /// When the variable does not exist or cannot hold the value; when gradients of the last step are not all sent.
     pub fn feed(&mut self, name: &str, tensor: Tensor) -> Result<(), Failure> {
-        if self.unsent.is_some() {
-            return Err(Failure::call(format!(
-                "variable {name:?}: found a step whose gradients are not all sent; expected another call of step, \
-                 which sends them, before data of the next step"
-            )));
+        let refused = |why: &str| Err(Failure::call(format!("variable {name:?}: {why}")));
+        match &self.phase {
+            StepPhase::Idle => {}
+            StepPhase::UnderWay(_) => {
+                return refused(
+                    "found a step that has not ended; expected another call of step before data of the next step",
+                );
+            }
+            StepPhase::Unsent(_) => {
+                return refused(
+                    "found a step whose gradients are not all sent; expected another call of step, which sends them, \
+                     before data of the next step",
+                );
+            }
+            StepPhase::Broken(reason) => return refused(reason),
+        }
+        if let Some(index) = self.graph.find(name) {
+            let fits = self.queues.check_batch(&self.graph.variable(index).facts, &tensor);
+            fits.or_else(|failure| refused(&failure.to_string()))?;
         }
         self.executor.set(name, tensor)
     }
@@ -208,48 +282,108 @@ impl<'c> Trainer<'c> {
     /// - when its gradients were computed, only those that the servers do not have are sent, so that each counts once.
     ///   [`feed`](Self::feed) fails until they are sent.
     ///
+    /// Where the part has queues to other trainers, the step goes on at the item that could not be sent or received;
+    /// after the failure of an op no step can follow, because the others have begun this one.
+    ///
     /// # Errors
-    /// The failure of an op, or the server that did not answer before the deadline.
+    /// The failure of an op, or the server or trainer that did not answer before the deadline.
     pub fn step(&mut self) -> Result<(), Failure> {
-        if self.unsent.is_none() {
-            let before = self.executor.save();
-            match self.compute() {
-                Ok(gradients) => self.unsent = Some(UnsentGradients { gradients, has_pushed_rows: false }),
-                Err(failure) => {
-                    self.executor.restore(before);
-                    return Err(failure);
-                }
-            }
+        if let StepPhase::Broken(reason) = &self.phase {
+            return Err(Failure::call(reason.as_str()));
+        }
+        if matches!(self.phase, StepPhase::Idle) {
+            self.begin()?;
+        }
+        if matches!(self.phase, StepPhase::UnderWay(_)) {
+            let gradients = self.compute()?;
+            self.phase = StepPhase::Unsent(UnsentGradients { gradients, has_pushed_rows: false });
         }
         self.send()?;
-        self.unsent = None;
+        self.phase = StepPhase::Idle;
         Ok(())
     }
 
-    /// Receives parameters and computes the gradients, by channel.
-    fn compute(&mut self) -> Result<BTreeMap<String, VariableValue>, Failure> {
+    /// Begins a step, and receives parameters.
+    fn begin(&mut self) -> Result<(), Failure> {
+        // With queues a failed op is final, so that large parameters of this trainer's own are not copied.
+        let before = self.queues.is_empty().then(|| self.executor.save());
         self.executor.begin()?;
-        self.receive()?;
-        let mut outbox = Outbox::default();
-        let mut asked = BTreeMap::new();
+        self.phase = StepPhase::UnderWay(StepUnderWay { before, outbox: Outbox::default() });
+        self.receive().map_err(|failure| self.abandon(&failure))
+    }
+
+    /// Computes the gradients, by channel. Items of queues are sent as soon as they are computed.
+    fn compute(&mut self) -> Result<BTreeMap<String, VariableValue>, Failure> {
+        let units_max = if self.queues.is_empty() { u64::MAX } else { 1 };
         loop {
-            let status = self.executor.run(&mut outbox, u64::MAX)?;
-            let channels = self.parameters.iter().flat_map(|one| &one.row_channels);
-            asked.extend(channels.filter_map(|channel| outbox.sent.remove_entry(channel)));
-            match status {
-                RunStatus::Ended => return Ok(outbox.sent),
-                RunStatus::Awaits if !asked.is_empty() => {
-                    for (channel, server, rows) in pull_asked(&self.client, &self.parameters, &mut asked)? {
-                        self.arrive(&channel, server, rows)?;
-                    }
-                }
-                other => {
-                    return Err(Failure::call(format!(
-                        "found a part that is not finished after its step ({other:?}); expected it to end"
-                    )));
-                }
+            self.send_items()?;
+            let StepPhase::UnderWay(StepUnderWay { outbox, .. }) = &mut self.phase else {
+                unreachable!("the step has begun")
+            };
+            match self.executor.run(outbox, units_max) {
+                Ok(RunStatus::Runs) => {}
+                Ok(RunStatus::Ended) => return Ok(std::mem::take(&mut outbox.sent)),
+                Ok(RunStatus::Awaits) => self.receive_awaited()?,
+                Err(failure) => return Err(self.abandon(&failure)),
             }
         }
+    }
+
+    /// Ends a step that has failed, in the state before it where that is possible.
+    fn abandon(&mut self, failure: &Failure) -> Failure {
+        match std::mem::replace(&mut self.phase, StepPhase::Idle) {
+            StepPhase::UnderWay(StepUnderWay { before: Some(before), .. }) => {
+                self.executor.restore(before);
+                failure.clone()
+            }
+            _ => {
+                let reason = format!("{failure}; found a step that other trainers have begun; expected a new job");
+                self.phase = StepPhase::Broken(reason.clone());
+                Failure::call(reason)
+            }
+        }
+    }
+
+    /// Sends the computed items of queues.
+    fn send_items(&mut self) -> Result<(), Failure> {
+        let Self { queues, phase: StepPhase::UnderWay(StepUnderWay { outbox, .. }), client, .. } = self else {
+            unreachable!("the step has begun")
+        };
+        while let Some(channel) = outbox.sent.keys().find(|channel| queues.is_sent(channel)).cloned() {
+            let VariableValue::Dense(item) = &outbox.sent[&channel] else {
+                unreachable!("the part's queues have dense items")
+            };
+            queues.send(client, &channel, item)?;
+            outbox.sent.remove(&channel);
+        }
+        Ok(())
+    }
+
+    /// Receives the rows that the step has asked for, or else the next item of the first queue that it waits for.
+    fn receive_awaited(&mut self) -> Result<(), Failure> {
+        let StepPhase::UnderWay(StepUnderWay { outbox, .. }) = &mut self.phase else {
+            unreachable!("the step has begun")
+        };
+        let channels = self.parameters.iter().flat_map(|one| &one.row_channels);
+        let asked: BTreeMap<_, _> = channels.filter_map(|channel| outbox.sent.remove_entry(channel)).collect();
+        if !asked.is_empty() {
+            return self.receive_rows(asked).map_err(|failure| self.abandon(&failure));
+        }
+        if let Some((channel, variable)) = self.executor.awaited(outbox) {
+            let room = taken(&mut self.executor, variable);
+            if let Some((server, item)) = self.queues.receive(&self.client, &channel, room)? {
+                return self.executor.arrive(&channel, server, item.into()).map(drop);
+            }
+        }
+        let unfinished = "found a part that is not finished after its step; expected it to end";
+        Err(self.abandon(&Failure::call(unfinished)))
+    }
+
+    fn receive_rows(&mut self, mut asked: BTreeMap<String, VariableValue>) -> Result<(), Failure> {
+        for (channel, server, rows) in pull_asked(&self.client, &self.parameters, &mut asked)? {
+            self.arrive(&channel, server, rows)?;
+        }
+        Ok(())
     }
 
     fn arrive(&mut self, channel: &str, server: u32, value: Tensor) -> Result<(), Failure> {
@@ -301,8 +435,8 @@ impl<'c> Trainer<'c> {
     /// Sends the gradients that the servers do not have: first all rows, then all dense gradients. Servers recognise
     /// the repetition of a failed push, and a push that succeeded is not repeated.
     fn send(&mut self) -> Result<(), Failure> {
-        let Self { client, parameters, values, unsent, .. } = self;
-        let Some(UnsentGradients { gradients, has_pushed_rows }) = unsent else { return Ok(()) };
+        let Self { client, parameters, values, phase, .. } = self;
+        let StepPhase::Unsent(UnsentGradients { gradients, has_pushed_rows }) = phase else { return Ok(()) };
         if !*has_pushed_rows {
             push_rows(client, parameters, gradients)?;
             *has_pushed_rows = true;

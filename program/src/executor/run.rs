@@ -7,7 +7,8 @@ use super::machine::{ExecutorParts, LinkedState, ProgramLink, ProgramState, Stat
 use super::marking::Marking;
 use super::plan::{ExecutionPlan, Unit, UnitIndex, UnitKind};
 use super::status::{RunStatus, run_status};
-use crate::{Dim, Graph, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue};
+use super::wait::Wait;
+use crate::{Dim, Graph, Node, OpKind, ProgramPeer, VariableFacts, VariableIndex, VariableValue};
 use pserver_core::error::Failure;
 
 /// A checked program with its values, run one unit at a time.
@@ -137,6 +138,18 @@ impl Executor {
         let facts = self.receives(node);
         value.check(&facts, &mut None).map_err(|failure| Failure::call(format!("channel {channel:?}: {failure}")))?;
         Ok(self.machine.arrive(node, from, value))
+    }
+
+    /// The first `recv` in the program's order that waits for a value: its channel, and the variable that it writes.
+    pub fn awaited(&mut self, link: &mut dyn ProgramLink) -> Option<(String, VariableIndex)> {
+        let mut linked = LinkedState { machine: &mut self.machine, link };
+        let waiting = self.marking.waiting(&self.plan, &mut linked).into_iter();
+        let arrivals = waiting.filter(|(_, wait)| *wait == Wait::Arrival);
+        let first = arrivals.map(|(unit, _)| self.plan.units()[unit.place()].node).min()?;
+        match &self.plan.nodes()[first as usize] {
+            Node { kind: OpKind::Recv { channel }, outputs, .. } => Some((channel.clone(), outputs[0])),
+            _ => None,
+        }
     }
 
     /// Whether a value of this sender on this channel would be accepted.

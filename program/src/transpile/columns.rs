@@ -14,6 +14,12 @@
 //! update(w0, dw0)                            update(wi, dwi)
 //! ```
 //!
+//! What trainers send each other goes through queues of one item on servers. No item is sent before all readers have
+//! the previous one: a trainer begins a step when it has received everything of the step before; trainer 0 sends an `x`
+//! when it has every `yi` of the step before, so every trainer has the `x` before; the others send a `yi` or `dxi` when
+//! they have the step's `x`, so trainer 0 has ended the step before; and trainer 0 sends a `dyi` when it has the step's
+//! `yi`, so trainer `i` has.
+//!
 //! The gradients of the shares are not sent. Every column of `y` and `dw` has the bits of the undivided program; `dx`
 //! is a sum of sums over some columns each, and is rounded differently.
 
@@ -23,17 +29,18 @@ use crate::graph::Graph;
 use crate::op::{Op, OpKind, OpRole, ProgramPeer};
 use crate::variable::{Dim, Purpose, Variable, VariableFacts};
 use pserver_core::error::Failure;
-use pserver_core::limits::TRAINERS_MAX;
+use pserver_core::limits::{SERVERS_MAX, TRAINERS_MAX};
 
 use super::Transpiler;
 use super::cost::CostModel;
 use super::group::{Groups, OpGroup};
 use super::outline::{Outline, ops, variable};
 use super::part::{Cluster, ProgramPart};
+use super::queues::{self, QueueRoute};
 use super::write::{BlockWriter, UsedNames, part};
 
 /// Cuts the weight of one layer, the largest that can be cut, by columns over the trainers. Its rule must be
-/// element-wise. One `matmul` must read it as its right operand, and no other op but that op's gradients.
+/// element-wise, and servers only hold queues. One `matmul` must read it as its right operand, and no other op but that op's gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Columns;
 
@@ -46,18 +53,20 @@ impl Transpiler for Columns {
                 "{trainers} trainers to cut columns over; expected 2 to {TRAINERS_MAX}"
             )));
         }
-        if servers != 0 {
+        if !(1..=u32::from(SERVERS_MAX)).contains(&servers) {
             return Err(Failure::call(format!(
-                "{servers} servers; expected none, because trainers keep the parameters"
+                "{servers} servers for queues between trainers; expected 1 to {SERVERS_MAX}"
             )));
         }
         let groups = Groups::find(&Outline::of(graph))?;
         let layer = Layer::find(graph, &groups, trainers)?;
-        let shares = Shares::new(graph, &layer, trainers);
+        let shares = Shares::new(graph, &layer, cluster);
         let first = part(graph, vec![ProgramPeer::Trainer(0)], vec![shares.first()])?;
         let others =
             (1..trainers).map(|number| part(graph, vec![ProgramPeer::Trainer(number)], vec![shares.other(number)]));
-        std::iter::once(Ok(first)).chain(others).collect()
+        let blocks = |number| queues::blocks(&shares.queues, number);
+        let queues = (0..servers).map(|number| part(graph, vec![ProgramPeer::Server(number)], blocks(number)));
+        std::iter::once(Ok(first)).chain(others).chain(queues).collect()
     }
 }
 
@@ -146,14 +155,17 @@ struct Shares<'a> {
     names: Vec<BTreeMap<&'a str, String>>,
     /// The name of the uncut variable that a share's columns are filled from.
     wholes: BTreeMap<&'a str, String>,
+    /// The queues between trainers.
+    queues: Vec<QueueRoute>,
 }
 
 impl<'a> Shares<'a> {
-    fn new(graph: &'a Graph, layer: &'a Layer<'a>, trainers: u32) -> Self {
+    fn new(graph: &'a Graph, layer: &'a Layer<'a>, cluster: Cluster) -> Self {
+        let Cluster { trainers, servers } = cluster;
         let (least, more) = (layer.columns / u64::from(trainers), layer.columns % u64::from(trainers));
         let lengths = (0..u64::from(trainers)).map(|share| least + u64::from(share < more)).collect();
         let mut names = UsedNames::of(graph);
-        let mut shares = Self { graph, layer, lengths, names: Vec::new(), wholes: BTreeMap::new() };
+        let mut shares = Self { graph, layer, lengths, names: Vec::new(), wholes: BTreeMap::new(), queues: Vec::new() };
         let cut = shares.cut();
         for number in 0..trainers {
             let of_share = cut.iter().map(|name| (*name, names.fresh(format!("{name}@columns{number}"))));
@@ -161,7 +173,34 @@ impl<'a> Shares<'a> {
         }
         let kept = layer.group.kept.iter().map(String::as_str);
         shares.wholes = kept.map(|name| (name, names.fresh(format!("{name}@whole")))).collect();
+        shares.queues = queues::routes(shares.sent(), servers, &mut names);
         shares
+    }
+
+    /// What trainers send each other, with its readers: `x`, and for every other share `y`, `dy` and `dx`.
+    fn sent(&self) -> Vec<(String, VariableFacts, Vec<ProgramPeer>)> {
+        let forward = self.op(self.layer.forward);
+        let (x, y) = (&forward.inputs[0], &forward.outputs[0]);
+        let slope = &self.op(self.layer.gradient).inputs[1];
+        let back = self.layer.back.map(|back| &self.op(back).outputs[0]);
+        let mut sent =
+            vec![(x.clone(), variable(self.graph, x).0.clone(), self.others().map(|(_, peer)| peer).collect())];
+        for (share, peer) in self.others() {
+            let first = ProgramPeer::Trainer(0);
+            let of_share = [(Some(y), first), (Some(slope), peer), (back, first)];
+            let known = of_share.into_iter().filter_map(|(name, reader)| Some((name?, reader)));
+            sent.extend(
+                known.map(|(name, reader)| (self.name(name, share).to_owned(), self.facts(name, share), vec![reader])),
+            );
+        }
+        sent
+    }
+
+    /// Sends a variable to its queue.
+    fn send(&self, name: &str, writer: &mut BlockWriter) {
+        let queue = self.queues.iter().find(|queue| queue.channel == name);
+        let server = queue.expect("what is sent has a queue").server;
+        writer.send(name, name, ProgramPeer::Server(server));
     }
 
     /// The variables that are cut by columns.
@@ -277,7 +316,7 @@ impl<'a> Shares<'a> {
     fn forward(&self, writer: &mut BlockWriter) {
         let op = self.op(self.layer.forward);
         let (x, y) = (op.inputs[0].as_str(), op.outputs[0].as_str());
-        self.others().for_each(|(_, peer)| writer.send(x, x, peer));
+        self.send(x, writer);
         writer.block.ops.push(self.renamed(self.layer.forward, 0));
         self.gather(y, OpKind::Concat { axis: 1 }, op.role, writer);
     }
@@ -303,7 +342,7 @@ impl<'a> Shares<'a> {
         let all: Vec<&str> = (0..self.lengths.len()).map(|share| self.name(slope, share)).collect();
         let kind = OpKind::Split { axis: 1, lengths: self.lengths.clone() };
         writer.op(kind, &[slope], &all, OpRole::Communication);
-        self.others().for_each(|(share, peer)| writer.send(all[share], all[share], peer));
+        self.others().for_each(|(share, _)| self.send(all[share], writer));
     }
 
     fn others(&self) -> impl Iterator<Item = (usize, ProgramPeer)> {
@@ -315,18 +354,17 @@ impl<'a> Shares<'a> {
         let share = number as usize;
         let mut writer = BlockWriter::default();
         self.begin(share, &mut writer);
-        let first = ProgramPeer::Trainer(0);
         let forward = self.op(self.layer.forward);
         let (x, y) = (forward.inputs[0].as_str(), self.name(&forward.outputs[0], share));
         writer.recv(x, x, variable(self.graph, x).0.clone());
         writer.block.ops.push(self.renamed(self.layer.forward, share));
-        writer.send(y, y, first);
+        self.send(y, &mut writer);
         let slope = self.op(self.layer.gradient).inputs[1].as_str();
         writer.recv(self.name(slope, share), self.name(slope, share), self.facts(slope, share));
         if let Some(back) = self.layer.back {
             let dx = self.name(&self.op(back).outputs[0], share);
             writer.block.ops.push(self.renamed(back, share));
-            writer.send(dx, dx, first);
+            self.send(dx, &mut writer);
         }
         writer.block.ops.push(self.renamed(self.layer.gradient, share));
         let group = self.layer.group.ops.iter();

@@ -328,8 +328,12 @@ pub(super) fn server_work(graph: &Graph, arriving: &dyn Fn(&str) -> ChannelPiece
         let given = match node.kind {
             OpKind::GradientAccumulator { count, .. } => (runs / u64::from(count), 1),
             OpKind::StringAccumulator { count } => (runs / u64::from(count), count.into()),
+            OpKind::Dequeue { min_count } => (runs / u64::from(min_count), 1),
             _ => (runs, 1),
         };
+        if let OpKind::Enqueue = node.kind {
+            values.insert(node.inputs[0], (runs, 1));
+        }
         let temporary = node.outputs.iter().filter(|output| !node.inputs.contains(output));
         values.extend(temporary.map(|output| (*output, given)));
     }

@@ -8,11 +8,11 @@
 //!
 //! - [`ParameterServer`]: the variables that ops of the role [`Optimize`](super::OpRole::Optimize) write are on
 //!   servers, with these ops; everything else stays on trainers. [`Placement`] distributes them over servers.
-//! - [`Columns`]: one layer's weight is cut by columns over the trainers; there are no servers.
+//! - [`Columns`]: one layer's weight is cut by columns over the trainers; servers hold queues between them.
 //!
 //! Read in this order: [`ProgramPart`] and [`Transpiler`]; `outline` (an index of the program); `group` (which ops
 //! belong together, and what may be cut); [`CostModel`]; `step_time`; `division`; `step_loads`; `placement`;
-//! `parameter_server`, with `server` and `trainer`; `columns`; `draw`.
+//! `parameter_server`, with `server` and `trainer`; `columns`, with `queues`; `draw`.
 
 mod columns;
 mod cost;
@@ -24,6 +24,7 @@ mod parameter_server;
 mod part;
 mod placement;
 mod pulls;
+mod queues;
 mod server;
 mod step_loads;
 mod step_time;

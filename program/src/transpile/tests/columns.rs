@@ -7,8 +7,8 @@ use pserver_core::prng::Prng;
 use super::networks::{ADAM, SGD, batch, two_layers};
 use super::wire::{Feeds, Job, plainly};
 
-fn divide(graph: &Graph, trainers: u32) -> Vec<ProgramPart> {
-    let cluster = Cluster { trainers, servers: 0 };
+fn divide(graph: &Graph, trainers: u32, servers: u32) -> Vec<ProgramPart> {
+    let cluster = Cluster { trainers, servers };
     Columns.transpile(graph, cluster, &CostModel::default()).expect("a weight can be cut")
 }
 
@@ -32,14 +32,14 @@ fn joined(job: &Job, trainers: u32) -> Vec<u8> {
 // The first layer needs no `dx`, so nothing is rounded otherwise.
 #[test]
 fn the_columns_of_all_trainers_are_the_whole_weight_bit_for_bit() {
-    for (config, trainers) in [(SGD, 2), (ADAM, 2), (SGD, 3), (ADAM, 8)] {
+    for (config, trainers, servers) in [(SGD, 2, 1), (ADAM, 2, 1), (SGD, 3, 2), (ADAM, 8, 3), (SGD, 2, 9)] {
         let prng = &mut Prng(3);
         let graph = two_layers(config);
         let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, prng)).collect()];
         let alone = plainly(&graph, &feeds[0]);
         // The others are fed nothing, as often.
         feeds.resize(trainers as usize, vec![Vec::new(); 4]);
-        let job = Job::run(&divide(&graph, trainers), &feeds, prng);
+        let job = Job::run(&divide(&graph, trainers, servers), &feeds, prng);
         assert_eq!(joined(&job, trainers), alone["a"], "{trainers} trainers, {config}");
         let rest = job.value(ProgramPeer::Trainer(0), "c").expect("trainer 0 has the rest").tensor().bytes();
         assert_eq!(rest, alone["c"], "{trainers} trainers, {config}");
@@ -53,7 +53,7 @@ fn a_layer_within_sends_back_what_its_columns_make_of_the_slope() {
     let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, prng)).collect()];
     let alone = plainly(&graph, &feeds[0]);
     feeds.resize(2, vec![Vec::new(); 4]);
-    let parts = divide(&graph, 2);
+    let parts = divide(&graph, 2, 1);
     let job = Job::run(&parts, &feeds, prng);
     assert!(job.value(ProgramPeer::Trainer(1), "wide@columns1").is_some(), "the largest weight is cut");
     let found = job.value(ProgramPeer::Trainer(0), "first").expect("trainer 0 has the rest").tensor().bytes();
@@ -61,8 +61,11 @@ fn a_layer_within_sends_back_what_its_columns_make_of_the_slope() {
         assert!((found - expected).abs() < 1e-5, "{found}; expected {expected}");
     }
     let nodes = estimate(&parts, &CostModel::default()).nodes;
-    assert_eq!(nodes[0].work.sent_bytes, nodes[1].work.received_bytes);
-    assert_eq!(nodes[1].work.sent_bytes, nodes[0].work.received_bytes);
+    let [first, other, server] = [0, 1, 2].map(|node| &nodes[node].work);
+    assert_eq!((first.sent_bytes, other.sent_bytes), (other.received_bytes, first.received_bytes));
+    // With one reader each, every item passes through once.
+    assert_eq!(server.received_bytes, first.sent_bytes + other.sent_bytes);
+    assert_eq!(server.sent_bytes, server.received_bytes);
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {

@@ -149,7 +149,7 @@ fn no_edge_meets_a_node_and_no_name_leaves_its_box() {
             check("cut", &divided(&graph, trainers, servers, &cutting(64)));
         }
     }
-    let columns = Columns.transpile(&networks::two_layers(SGD), Cluster { trainers: 3, servers: 0 }, &costs);
+    let columns = Columns.transpile(&networks::two_layers(SGD), Cluster { trainers: 3, servers: 2 }, &costs);
     check("columns", &columns.expect("it can be divided"));
     let mut prng = Prng(11);
     for _ in 0..20 {

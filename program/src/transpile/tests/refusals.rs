@@ -75,10 +75,10 @@ fn a_cluster_that_cannot_be_is_refused() {
     assert_eq!(servers(1, 0), "0 servers; expected 1 to 4096");
     assert_eq!(servers(1, 5000), "5000 servers; expected 1 to 4096");
     let columns = |trainers, servers| said(&Columns, &graph, Cluster { trainers, servers }, &costs);
-    assert_eq!(columns(1, 0), "1 trainers to cut columns over; expected 2 to 4096");
-    assert_eq!(columns(2, 1), "1 servers; expected none, because trainers keep the parameters");
-    assert!(columns(9, 0).starts_with("found no weight that can be cut into 9 shares of columns"));
-    let clipped = said(&Columns, &two_layers(CLIPPED), Cluster { trainers: 2, servers: 0 }, &costs);
+    assert_eq!(columns(1, 1), "1 trainers to cut columns over; expected 2 to 4096");
+    assert_eq!(columns(2, 0), "0 servers for queues between trainers; expected 1 to 4096");
+    assert!(columns(9, 1).starts_with("found no weight that can be cut into 9 shares of columns"));
+    let clipped = said(&Columns, &two_layers(CLIPPED), PAIR, &costs);
     assert!(clipped.contains("element-wise"), "{clipped}");
 }
 
