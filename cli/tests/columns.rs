@@ -63,7 +63,7 @@ fn batches() -> Vec<[(&'static str, Tensor); 2]> {
     (0..STEPS).map(|_| batch(&mut prng)).collect()
 }
 
-/// What the steps leave: parameters, and of each step product and loss.
+/// The parameters that steps leave, and of each step product and loss.
 #[derive(Default)]
 struct Outcome {
     parameters: BTreeMap<&'static str, Vec<u8>>,
@@ -184,7 +184,8 @@ fn a_killed_server_changes_no_bit() {
         for number in steps {
             if number % 2 == 0 {
                 servers.kill(0);
-                // Calls fail meanwhile, and their steps are continued.
+                // Steps are continued after their calls have failed.
+                // tidy: allow sleep: calls fail meanwhile, by their deadline, which nothing tells
                 std::thread::sleep(SHORT * 3 / 2);
                 servers.start_again(0);
             }

@@ -111,7 +111,7 @@ pub fn initialise_for_deltas(client: &Client, parts: &[ProgramPart]) -> Result<(
     initialise_with(client, parts, &ServerContents::of(parts, None)?, &settings)
 }
 
-/// What servers hold for a program.
+/// The parameters and queues that servers hold for a program.
 struct ServerContents {
     parameters: Vec<ServerParameter>,
     queues: Vec<ServerQueue>,

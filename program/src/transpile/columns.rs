@@ -14,7 +14,7 @@
 //! update(w0, dw0)                            update(wi, dwi)
 //! ```
 //!
-//! What trainers send each other goes through queues of one item on servers. No item is sent before all readers have
+//! Trainers send each other everything through queues of one item on servers. No item is sent before all readers have
 //! the previous one: a trainer begins a step when it has received everything of the step before; trainer 0 sends an `x`
 //! when it has every `yi` of the step before, so every trainer has the `x` before; the others send a `yi` or `dxi` when
 //! they have the step's `x`, so trainer 0 has ended the step before; and trainer 0 sends a `dyi` when it has the step's
@@ -40,7 +40,8 @@ use super::queues::{self, QueueRoute};
 use super::write::{BlockWriter, UsedNames, part};
 
 /// Cuts the weight of one layer, the largest that can be cut, by columns over the trainers. Its rule must be
-/// element-wise, and servers only hold queues. One `matmul` must read it as its right operand, and no other op but that op's gradients.
+/// element-wise, and servers only hold queues. One `matmul` must read it as its right operand, and no other op but that
+/// op's gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Columns;
 
@@ -177,7 +178,7 @@ impl<'a> Shares<'a> {
         shares
     }
 
-    /// What trainers send each other, with its readers: `x`, and for every other share `y`, `dy` and `dx`.
+    /// The variables that trainers send, with their readers: `x`, and for every other share `y`, `dy` and `dx`.
     fn sent(&self) -> Vec<(String, VariableFacts, Vec<ProgramPeer>)> {
         let forward = self.op(self.layer.forward);
         let (x, y) = (&forward.inputs[0], &forward.outputs[0]);
