@@ -4,8 +4,8 @@
     /tmp/numpy/bin/python cli/tests/numpy/make.py
 
 writes the data, docs/programs/*.npz, and beside itself for each program NAME.npz: the losses of 50 steps and the
-parameters after them, in float64. Of a large table the rows that were looked up are written, and their numbers as
-`TABLE@rows`. The forward pass and the optimizer of each program are written here by hand; names, shapes and initial
+parameters after them, in float64 (of one program also by other optimizers). Of a large table the rows that were
+looked up are written, and their numbers as `TABLE@rows`. The forward pass and the optimizer of each program are written here by hand; names, shapes and initial
 values are read from the program. Gradients are checked by central differences first.
 """
 
@@ -223,6 +223,27 @@ def poly_sgd_l2(rate, a, b, l2):
     return update
 
 
+def lamb(rate, beta_1=0.9, beta_2=0.999, epsilon=1e-6, decay=0.01):
+    def update(w, g, n, state):
+        m = state["m"] = beta_1 * state.get("m", 0.0) + (1 - beta_1) * g
+        v = state["v"] = beta_2 * state.get("v", 0.0) + (1 - beta_2) * g * g
+        s = (m / (1 - beta_1**n)) / (np.sqrt(v / (1 - beta_2**n)) + epsilon) + decay * w
+        length, of_step = np.linalg.norm(w.ravel()), np.linalg.norm(s.ravel())
+        return w - rate * (length / of_step if length > 0 and of_step > 0 else 1.0) * s
+
+    return update
+
+
+def lars(rate, share, mu=0.9, decay=0.0):
+    def update(w, g, n, state):
+        length, of_gradient = np.linalg.norm(w.ravel()), np.linalg.norm(g.ravel())
+        trust = share * length / (of_gradient + decay * length) if length > 0 and of_gradient > 0 else 1.0
+        v = state["v"] = mu * state.get("v", 0.0) + rate * trust * (g + decay * w)
+        return w - v
+
+    return update
+
+
 # Forward passes: parameters and a batch to the loss.
 
 
@@ -287,6 +308,8 @@ TRAININGS = [
     (text_classifier, "texts", rmsprop(0.02)),
     (matrix_factorisation, "ratings", adam(0.02)),
     (wide_and_deep, "clicks", momentum(0.05, 0.9, nesterov=True)),
+    (mlp, "digits", lamb(0.02), "mlp_lamb"),
+    (mlp, "digits", lars(0.1, 0.05), "mlp_lars"),
 ]
 
 
@@ -354,7 +377,7 @@ def check_gradients(network, values, batch):
         assert abs(found - slope[place]) < 1e-6 * max(1, abs(found)), (network.__name__, name, found, slope[place])
 
 
-def train(network, data, update):
+def train(network, data, update, results_name=None):
     values = parameters(network.__name__)
     states = {name: {} for name in values}
     touched = {name: np.zeros(len(array), dtype=bool) for name, array in values.items()}
@@ -375,8 +398,9 @@ def train(network, data, update):
             results[name + "@rows"] = np.flatnonzero(touched[name])
             array = array[touched[name]]
         results[name] = array
-    np.savez_compressed(os.path.join(HERE, network.__name__ + ".npz"), **results)
-    print(f"{network.__name__}: loss {losses[0]:.4f} to {losses[-1]:.4f}")
+    name = results_name or network.__name__
+    np.savez_compressed(os.path.join(HERE, name + ".npz"), **results)
+    print(f"{name}: loss {losses[0]:.4f} to {losses[-1]:.4f}")
 
 
 # Data.
@@ -432,11 +456,11 @@ def main():
         data[make.__name__] = make(random)
     for name, columns in data.items():
         np.savez_compressed(os.path.join(PROGRAMS, name + ".npz"), **columns)
-    for network, name, update in TRAININGS:
+    for network, name, update, *results_name in TRAININGS:
         # As the program converts them: a bool to 0 or 1, float16 exactly.
         columns = {key: column if column.dtype.kind in "iu" else column.astype(np.float64)
                    for key, column in data[name].items()}
-        train(network, columns, update)
+        train(network, columns, update, *results_name)
 
 
 if __name__ == "__main__":
