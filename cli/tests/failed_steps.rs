@@ -294,8 +294,8 @@ fn a_beginning_that_servers_cannot_make_is_refused() {
         ),
         (
             only_scaled("table"),
-            "server 0, parameter \"table\": found scale as the initialising op of a table; expected fill, uniform or \
-             gaussian, which servers can run for each row",
+            "server 0, parameter \"table\": found scale as the initialising op of a table; expected fill, uniform, \
+             gaussian or given, whose rows do not depend on each other",
         ),
         (
             fill("weight@state.momentum", 0.5),
