@@ -380,7 +380,12 @@ impl<'c> Trainer<'c> {
     }
 
     fn receive_rows(&mut self, mut asked: BTreeMap<String, VariableValue>) -> Result<(), Failure> {
-        for (channel, server, rows) in pull_asked(&self.client, &self.parameters, &mut asked)? {
+        let pulled = pull_asked(&self.client, &self.parameters, &mut asked)?;
+        if let StepPhase::UnderWay(StepUnderWay { outbox, .. }) = &mut self.phase {
+            // A call has one request for each table; the others are for the next one.
+            outbox.sent.append(&mut asked);
+        }
+        for (channel, server, rows) in pulled {
             self.arrive(&channel, server, rows)?;
         }
         Ok(())

@@ -186,8 +186,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a round closes with its first gradient",
         SERVER_FLOW,
-        "AccumulatorPace::Rounds => round.is_complete(self.active()),",
-        "AccumulatorPace::Rounds => (MUTANT && !round.is_empty()) || round.is_complete(self.active()),",
+        "AccumulatorPace::Rounds => round.is_complete(self.awaited(slot_index)),",
+        "AccumulatorPace::Rounds => (MUTANT && !round.is_empty()) || round.is_complete(self.awaited(slot_index)),",
         &["server::tests::rounds::a_round_closes"],
     ),
     mutant(
