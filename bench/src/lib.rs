@@ -19,6 +19,7 @@ mod job;
 mod pattern;
 mod peers;
 pub mod program;
+mod programs;
 mod report;
 mod route;
 mod rows;

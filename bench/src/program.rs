@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use pserver_node::settings::ServeArgs;
 
-use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, pushpull, rows, scale};
+use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, programs, pushpull, rows, scale};
 use crate::job::BenchJob;
 use crate::report::Report;
 use crate::{baseline, shipped, threads};
@@ -56,6 +56,8 @@ enum BenchCommand {
     /// Rows pushed and pulled, beside the baseline server; with --local a table on one core, beside an array that is
     /// walked in the same order.
     Rows(rows::Args),
+    /// Steps of programs, beside the transpiler's estimates.
+    Programs(programs::Args),
     /// Resident memory of servers beside the bytes that they must keep.
     Memory(memory::Args),
     /// Time per byte as bytes, parameters and trainers grow.
@@ -132,6 +134,7 @@ fn run(cli: BenchCli) -> Result<bool> {
         BenchCommand::Latency(args) => latency::run(&args)?,
         BenchCommand::Kernels(args) => kernels::run(&args)?,
         BenchCommand::Rows(args) => rows::run(&args)?,
+        BenchCommand::Programs(args) => programs::run(&args)?,
         BenchCommand::Memory(args) => memory::run(&args)?,
         BenchCommand::Scale(args) => scale::run(&args)?,
         BenchCommand::Ceiling(args) => ceiling::run(&args)?,

@@ -356,6 +356,25 @@ fn rows_are_measured_over_the_network() {
 }
 
 #[test]
+fn steps_of_programs_are_measured_beside_their_estimates() {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/programs");
+    let [mlp, pooled] = ["mlp", "pooled_embedding"].map(|name| programs.join(format!("{name}.program")));
+    let small = ["programs", mlp.to_str().expect("UTF-8"), pooled.to_str().expect("UTF-8"), "--random", "1"];
+    let report = report(&[&small[..], &["--servers", "2", "--batch", "4", "-D", "0.01", "--blocks", "1"]].concat());
+    let results = report["end"]["results"].as_array().expect("the schema says so");
+    assert_eq!(results.len(), 2 * 2 + 1);
+    for result in results {
+        let ratio = |of: &str, to: &str| Some(result[of].as_f64()? / result[to].as_f64()?);
+        assert_eq!(ratio("latency_us_p50", "estimated_us"), result["estimated_ratio"].as_f64(), "{result}");
+    }
+    let random = &results[4];
+    assert!(random["in_turn_estimated_us"].as_f64() > random["estimated_us"].as_f64(), "{random}");
+    assert!(random["is_order_estimated"].is_boolean(), "{random}");
+    refused(&["programs"], "found no program; expected files, or --random above zero");
+    refused(&["programs", "nowhere.program"], "nowhere.program");
+}
+
+#[test]
 fn the_ceiling_is_measured_on_every_path() {
     let ceiling = ["ceiling", "-s", "4k,300k", "-D", "0.01", "--poll", "block,adaptive", "--arrays", "64k"];
     let ceiling = [&ceiling[..], &["--link-bytes", "1MiB"]].concat();

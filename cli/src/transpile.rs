@@ -75,6 +75,9 @@ struct Rates {
     /// Seconds of an op, beyond those of its arithmetic.
     #[arg(long, default_value_t = ProcessRates::default().op_seconds, value_name = "SECONDS")]
     op_seconds: f64,
+    /// Seconds of a selected row, beyond those of its bytes.
+    #[arg(long, default_value_t = ProcessRates::default().row_seconds, value_name = "SECONDS")]
+    row_seconds: f64,
     /// Floating-point operations per second.
     #[arg(long, default_value_t = ProcessRates::default().flops_per_second, value_name = "RATE")]
     flops_per_second: f64,
@@ -164,6 +167,7 @@ impl Rates {
             link_bytes_per_second: self.link_bytes_per_second,
             message_seconds: self.message_seconds,
             op_seconds: self.op_seconds,
+            row_seconds: self.row_seconds,
             flops_per_second: self.flops_per_second,
             memory_bytes_per_second: self.memory_bytes_per_second,
         };
@@ -189,16 +193,17 @@ fn texts(parts: &[ProgramPart]) -> String {
 
 fn table(estimate: &Estimate) -> String {
     let mut text = String::new();
-    let heads = ["sent bytes", "received bytes", "messages", "ops", "flops", "memory bytes", "seconds"];
+    let heads = ["sent bytes", "received bytes", "messages", "ops", "rows", "flops", "memory bytes", "seconds"];
     write!(text, "{:<14}", "process").expect("a string takes everything");
     heads.iter().for_each(|head| write!(text, "{head:>16}").expect("a string takes everything"));
     for node in &estimate.nodes {
         let work = node.work;
-        let counts = [work.sent_bytes, work.received_bytes, work.messages, work.ops, work.flops, work.memory_bytes];
+        let counts =
+            [work.sent_bytes, work.received_bytes, work.messages, work.ops, work.rows, work.flops, work.memory_bytes];
         write!(text, "\n{:<14}", node.peer.to_string()).expect("a string takes everything");
         counts.iter().for_each(|count| write!(text, "{count:>16}").expect("a string takes everything"));
         write!(text, "{:>16.6}", node.seconds).expect("a string takes everything");
     }
-    writeln!(text, "\n{:<14}{:>112.6}", "step", estimate.step_seconds).expect("a string takes everything");
+    writeln!(text, "\n{:<14}{:>128.6}", "step", estimate.step_seconds).expect("a string takes everything");
     text
 }

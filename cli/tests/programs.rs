@@ -200,7 +200,8 @@ impl Case {
     fn parts(&self, servers: u16) -> Vec<ProgramPart> {
         let trainers = u32::try_from(self.data.len()).expect("they are few");
         // Where messages, ops and a trainer's memory cost nothing, everything is cut that may be.
-        let server = ProcessRates { message_seconds: 0.0, op_seconds: 0.0, ..ProcessRates::default() };
+        let server =
+            ProcessRates { message_seconds: 0.0, op_seconds: 0.0, row_seconds: 0.0, ..ProcessRates::default() };
         let trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..server };
         let costs = CostModel { chunk_bytes: CHUNK_BYTES, trainer, server, ..CostModel::default() };
         let cluster = Cluster { trainers, servers: servers.into() };

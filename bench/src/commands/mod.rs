@@ -7,6 +7,7 @@ pub(crate) mod kernels;
 pub(crate) mod latency;
 pub(crate) mod memory;
 pub(crate) mod peers;
+pub(crate) mod programs;
 pub(crate) mod pushpull;
 pub(crate) mod rows;
 pub(crate) mod scale;

@@ -64,7 +64,7 @@ struct Turn {
 
 impl NetworkTimes {
     pub(crate) fn measure(plan: &NetworkPlan) -> Result<Self> {
-        let servers = serve(plan)?;
+        let servers = serve(plan.transport, plan.trainers, plan.servers, plan.shards)?;
         let baseline = TcpListener::bind("127.0.0.1:0").context("the baseline server")?;
         let address = baseline.local_addr()?;
         let trainers = usize::try_from(plan.trainers)?;
@@ -229,14 +229,14 @@ impl Turn {
     }
 }
 
-/// The servers, in this process; each shard is a thread.
-fn serve(plan: &NetworkPlan) -> Result<Vec<Server>> {
+/// Servers in this process; each shard is a thread.
+pub(crate) fn serve(transport: TransportName, trainers: u32, count: u16, shards: u16) -> Result<Vec<Server>> {
     let command = ServeArgs::augment_args(clap::Command::new("serve"));
     let mut servers: Vec<Server> = Vec::new();
-    for index in 0..plan.servers {
-        let bind = format!("{}://127.0.0.1:0", word(plan.transport));
-        let numbers = [index, plan.servers, plan.shards].map(|number| number.to_string());
-        let trainers = plan.trainers.to_string();
+    for index in 0..count {
+        let bind = format!("{}://127.0.0.1:0", word(transport));
+        let numbers = [index, count, shards].map(|number| number.to_string());
+        let trainers = trainers.to_string();
         let mut line = vec!["serve", "--bind", &bind, "--log-level", "off", "--merge", "sum", "--trainers", &trainers];
         line.extend(["--index", &numbers[0], "--servers", &numbers[1], "--shards", &numbers[2]]);
         let coordinator = servers.first().map(|first| first.address().to_string());

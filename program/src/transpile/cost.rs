@@ -1,7 +1,7 @@
 //! Cost model: an estimate of each process's time per step, by which placements are compared.
 //!
 //! ```text
-//! own  = messages * message_seconds + ops * op_seconds
+//! own  = messages * message_seconds + ops * op_seconds + rows * row_seconds
 //!      + flops / flops_per_second + memory bytes / memory_bytes_per_second
 //! wire = (bytes sent + bytes received) / link_bytes_per_second
 //! ```
@@ -15,10 +15,11 @@
 //!   in another; rows have as many for their gradients, and two to be read. Each counts where it is sent and where it
 //!   is received.
 //! - *Ops* are those of the program that run, a `recv` and a `send` too.
-//! - *Flops*: `2 n k m` for a matrix product, two for every product of a convolution, and one for every element of
-//!   the largest operand otherwise.
-//! - *Memory bytes*: what an op reads and writes, once each; an update or a lookup by rows touches these rows only. An
-//!   accumulator reads a piece, and reads and writes the sum.
+//! - *Rows* are selected rows that a trainer sends, and that a server adds and updates: each is found by its number.
+//! - *Flops*: `2 n k m` for a matrix product, two for every product of a convolution, 200 for every element of an
+//!   exponential or the like, whose loops are scalar, and one for every element of the largest operand otherwise.
+//! - *Memory bytes*: what an op reads and writes, once each; an update or a lookup by rows touches these rows only. A
+//!   trainer copies what it sends. An accumulator reads a piece: servers add while they update.
 //! - What runs once, before the steps, is left out: a server's ops outside of its loop, and every `initialise`.
 //!
 //! An op of a server runs as often as its inputs come: a `recv` once for every `send` to it, what follows an
@@ -35,6 +36,9 @@ use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 use super::part::ProgramPart;
 use super::step_time::{ProcessGroup, ProcessSeconds, StepPace};
 
+/// Vector operations in the time of one scalar exponential: 4 ns at 50 Gflop/s.
+const SCALAR_FUNCTION_FLOPS: u64 = 200;
+
 /// The rates of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProcessRates {
@@ -44,6 +48,8 @@ pub struct ProcessRates {
     pub message_seconds: f64,
     /// Seconds that an op costs beyond its arithmetic.
     pub op_seconds: f64,
+    /// Seconds that a selected row costs beyond its bytes.
+    pub row_seconds: f64,
     /// Floating-point operations per second.
     pub flops_per_second: f64,
     /// Bytes per second that it reads and writes.
@@ -51,13 +57,14 @@ pub struct ProcessRates {
 }
 
 impl Default for ProcessRates {
-    /// A link of 100 Gbit/s, 10 us for a message, 1 us for an op, 100 Gflop/s and 20 GB/s: a modest host, to be
-    /// replaced by measured rates.
+    /// A link of 100 Gbit/s, 10 us for a message, 1 us for an op, 0.1 us for a row, 100 Gflop/s and 20 GB/s: a modest
+    /// host, to be replaced by measured rates.
     fn default() -> Self {
         Self {
             link_bytes_per_second: 12.5e9,
             message_seconds: 10e-6,
             op_seconds: 1e-6,
+            row_seconds: 0.1e-6,
             flops_per_second: 100e9,
             memory_bytes_per_second: 20e9,
         }
@@ -103,7 +110,12 @@ impl CostModel {
                     return Err(Failure::call(format!("{machine}.{field} is {rate}; expected a rate above zero")));
                 }
             }
-            for (field, seconds) in [("message_seconds", rates.message_seconds), ("op_seconds", rates.op_seconds)] {
+            let not_below_zero = [
+                ("message_seconds", rates.message_seconds),
+                ("op_seconds", rates.op_seconds),
+                ("row_seconds", rates.row_seconds),
+            ];
+            for (field, seconds) in not_below_zero {
                 if !(seconds.is_finite() && seconds >= 0.0) {
                     return Err(Failure::call(format!("{machine}.{field} is {seconds}; expected zero or above")));
                 }
@@ -129,6 +141,8 @@ pub struct StepWork {
     pub messages: u64,
     /// Ops that run.
     pub ops: u64,
+    /// Selected rows.
+    pub rows: u64,
     /// Floating-point operations.
     pub flops: u64,
     /// Bytes read and written in memory.
@@ -147,6 +161,7 @@ impl StepWork {
         ProcessSeconds {
             own: real(self.messages) * machine.message_seconds
                 + real(self.ops) * machine.op_seconds
+                + real(self.rows) * machine.row_seconds
                 + real(self.flops) / machine.flops_per_second
                 + real(self.memory_bytes) / machine.memory_bytes_per_second,
             wire: real(linked) / machine.link_bytes_per_second,
@@ -159,6 +174,7 @@ impl StepWork {
         sum(&mut self.received_bytes, other.received_bytes);
         sum(&mut self.messages, other.messages);
         sum(&mut self.ops, other.ops);
+        sum(&mut self.rows, other.rows);
         sum(&mut self.flops, other.flops);
         sum(&mut self.memory_bytes, other.memory_bytes);
     }
@@ -441,8 +457,14 @@ impl<'a> Sizes<'a> {
         let op = StepWork { ops: 1, ..StepWork::default() };
         match &node.kind {
             OpKind::Send { to, .. } => {
-                let copies = if *to == Destination::Senders { addresses } else { 1 };
-                StepWork { sent_bytes: self.bytes(node.inputs[0]).saturating_mul(copies), ..op }
+                let bytes = self.bytes(node.inputs[0]);
+                match to {
+                    Destination::Senders => StepWork { sent_bytes: bytes.saturating_mul(addresses), ..op },
+                    Destination::Peer(_) => {
+                        let (rows, memory_bytes) = (self.rows(node.inputs[0]), bytes.saturating_mul(2));
+                        StepWork { sent_bytes: bytes, rows, memory_bytes, ..op }
+                    }
+                }
             }
             OpKind::Recv { .. } => StepWork { received_bytes: self.bytes(node.outputs[0]), ..op },
             OpKind::PullRows { .. } => {
@@ -450,15 +472,19 @@ impl<'a> Sizes<'a> {
                 StepWork { sent_bytes: ids, received_bytes: all.saturating_sub(ids), memory_bytes: all, ..op }
             }
             OpKind::GradientAccumulator { .. } => StepWork {
+                rows: self.rows(node.inputs[0]),
                 flops: self.elements(node.inputs[0]),
-                memory_bytes: self.bytes(node.inputs[0]).saturating_mul(3),
+                memory_bytes: self.bytes(node.inputs[0]),
                 ..op
             },
             OpKind::StringAccumulator { .. }
             | OpKind::LoopForever { .. }
             | OpKind::Enqueue
             | OpKind::Dequeue { .. } => StepWork::default(),
-            _ => StepWork { flops: self.flops(node), memory_bytes: self.memory_bytes(node), ..op },
+            kind => {
+                let rows = if let OpKind::Update { .. } = kind { self.rows(node.inputs[1]) } else { 0 };
+                StepWork { rows, flops: self.flops(node), memory_bytes: self.memory_bytes(node), ..op }
+            }
         }
     }
 
@@ -475,6 +501,16 @@ impl<'a> Sizes<'a> {
             OpKind::Conv2dFilterGradient { .. } => self.convolution_flops(node.inputs[1], node.outputs[0]),
             OpKind::Update { .. } => self.elements(node.inputs[1]),
             OpKind::LookupTable { .. } => self.elements(node.outputs[0]),
+            OpKind::Exp
+            | OpKind::Log
+            | OpKind::Pow
+            | OpKind::Tanh
+            | OpKind::Sigmoid
+            | OpKind::Softmax
+            | OpKind::LogSoftmax
+            | OpKind::SoftmaxWithCrossEntropy
+            | OpKind::SigmoidCrossEntropy
+            | OpKind::Gelu { .. } => self.elements(node.inputs[0]).saturating_mul(SCALAR_FUNCTION_FLOPS),
             _ => all.map(|index| self.elements(*index)).max().unwrap_or(0),
         }
     }

@@ -63,19 +63,22 @@ fn a_server_pays_what_the_model_says() {
         ops: 3 * (3 + 3 + 1 + 1),
         // Three pieces added, one update.
         flops: (3 + 1) * elements,
-        // A piece read, the sum read and written; the update reads two and writes one, and a count of 8 bytes each way.
-        memory_bytes: 3 * 3 * TWO_LAYERS + 3 * TWO_LAYERS + 3 * 2 * 8,
+        rows: 0,
+        // Three pieces read; the update reads two and writes one, and a count of 8 bytes each way.
+        memory_bytes: 3 * TWO_LAYERS + 3 * TWO_LAYERS + 3 * 2 * 8,
     };
     assert_eq!(server.work, expected);
     let machine = ProcessRates {
         link_bytes_per_second: 100.0,
         message_seconds: 0.5,
         op_seconds: 0.25,
+        row_seconds: 0.125,
         flops_per_second: 10.0,
         memory_bytes_per_second: 1000.0,
     };
-    let work = StepWork { sent_bytes: 300, received_bytes: 100, messages: 4, ops: 8, flops: 30, memory_bytes: 5000 };
-    assert!((work.seconds(&machine) - (4.0 + 2.0 + 2.0 + 3.0 + 5.0)).abs() < 1e-12);
+    let work =
+        StepWork { sent_bytes: 300, received_bytes: 100, messages: 4, ops: 8, rows: 8, flops: 30, memory_bytes: 5000 };
+    assert!((work.seconds(&machine) - (4.0 + 2.0 + 2.0 + 1.0 + 3.0 + 5.0)).abs() < 1e-12);
 }
 
 #[test]

@@ -33,7 +33,7 @@ const GAUSSIAN: Initializer = Initializer::Gaussian { mean: 0.0, deviation: 0.5 
 
 /// A cost model in which cuts of this many bytes pay off: messages and ops are free, and so is a trainer's memory.
 pub(super) fn cutting(chunk_bytes: u32) -> CostModel {
-    let server = ProcessRates { message_seconds: 0.0, op_seconds: 0.0, ..ProcessRates::default() };
+    let server = ProcessRates { message_seconds: 0.0, op_seconds: 0.0, row_seconds: 0.0, ..ProcessRates::default() };
     let trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..server };
     CostModel { trainer, server, chunk_bytes, ..CostModel::default() }
 }
