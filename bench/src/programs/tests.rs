@@ -25,5 +25,5 @@ fn no_step_of_300_random_programs_is_longer_than_with_round_robin() {
     }
     let ratio = (logarithms / PROGRAMS as f64).exp();
     println!("{shorter} of {PROGRAMS} steps are shorter, by a factor of {ratio:.2} in the geometric mean of all");
-    assert!(shorter > PROGRAMS / 2 && ratio > 1.1, "{shorter}, {ratio}");
+    assert!(shorter > PROGRAMS / 2 && ratio > 1.03, "{shorter}, {ratio}");
 }

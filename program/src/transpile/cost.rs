@@ -12,8 +12,9 @@
 //!   batch has [`CostModel::batch`] examples, and selected rows are as many as the ids that looked them up, at most the
 //!   height; of a table that is only looked up these rows travel. Addresses and frames are left out.
 //! - *Messages* are frames: all dense gradients of a trainer for a server travel in one, and the parameters come back
-//!   in another; rows have as many for their gradients, and two to be read. Each counts where it is sent and where it
-//!   is received.
+//!   in another; so do the gradients of rows, and rows that are read. A further table has frames of its own, which
+//!   follow the first ones closely: two messages. Each counts where it is sent and where it is received, and takes
+//!   longer where processes that exchange some are more than the cores they share.
 //! - *Ops* are those of the program that run, a `recv` and a `send` too.
 //! - *Rows* are selected rows that a trainer sends, and that a server adds and updates: each is found by its number.
 //! - *Flops*: `2 n k m` for a matrix product, two for every product of a convolution, 200 for every element of an
@@ -153,13 +154,14 @@ impl StepWork {
     /// Its duration in seconds, at these rates.
     #[must_use]
     pub fn seconds(&self, machine: &ProcessRates) -> f64 {
-        self.process_seconds(machine).sum()
+        self.process_seconds(machine, 1.0).sum()
     }
 
-    pub(super) fn process_seconds(&self, machine: &ProcessRates) -> ProcessSeconds {
+    /// The same by parts, with messages that take so many times as long.
+    pub(super) fn process_seconds(&self, machine: &ProcessRates, crowding: f64) -> ProcessSeconds {
         let linked = self.sent_bytes.saturating_add(self.received_bytes);
         ProcessSeconds {
-            own: real(self.messages) * machine.message_seconds
+            own: real(self.messages) * machine.message_seconds * crowding
                 + real(self.ops) * machine.op_seconds
                 + real(self.rows) * machine.row_seconds
                 + real(self.flops) / machine.flops_per_second
@@ -213,23 +215,25 @@ impl Estimate {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Exchanges {
     pub(super) has_dense: bool,
-    pub(super) has_rows: bool,
+    /// Gradients of selected rows.
+    pub(super) tables: u32,
 }
 
 impl Exchanges {
     /// The exchanges of a value with these facts.
-    pub(super) const fn of(facts: &VariableFacts) -> Self {
+    pub(super) fn of(facts: &VariableFacts) -> Self {
         let has_rows = matches!(facts, VariableFacts::SelectedRows { .. });
-        Self { has_dense: !has_rows, has_rows }
+        Self { has_dense: !has_rows, tables: has_rows.into() }
     }
 
     pub(super) fn messages(self) -> u64 {
-        2 * u64::from(self.has_dense) + 4 * u64::from(self.has_rows)
+        let rows = if self.tables == 0 { 0 } else { 2 + 2 * u64::from(self.tables) };
+        2 * u64::from(self.has_dense) + rows
     }
 
     pub(super) fn add(&mut self, other: Self) {
         self.has_dense |= other.has_dense;
-        self.has_rows |= other.has_rows;
+        self.tables = self.tables.saturating_add(other.tables);
     }
 }
 
@@ -294,6 +298,13 @@ impl<'p> Traffic<'p> {
 #[must_use]
 pub fn estimate(parts: &[ProgramPart], costs: &CostModel) -> Estimate {
     let traffic = Traffic::of(parts, costs);
+    let merges = |node: &Node| matches!(node.kind, OpKind::GradientAccumulator { count: 2.., .. });
+    let mut all = parts.iter().flat_map(|part| part.graph.scopes()).flat_map(|scope| &scope.nodes);
+    let trainer_count =
+        parts.iter().flat_map(|part| &part.peers).filter(|peer| matches!(peer, ProgramPeer::Trainer(_)));
+    let is_waiting = trainer_count.count() < 2 || all.any(merges);
+    let pace = StepPace { is_waiting, shared_cores: costs.shared_cores };
+    let crowding = pace.crowding(traffic.messages.values().filter(|messages| **messages > 0).count());
     let (mut trainers, mut servers) = (ProcessGroup::default(), ProcessGroup::default());
     let nodes = parts.iter().flat_map(|part| part.peers.iter().map(|peer| (*peer, &part.graph)));
     let nodes = nodes.map(|(peer, graph)| {
@@ -303,13 +314,11 @@ pub fn estimate(parts: &[ProgramPart], costs: &CostModel) -> Estimate {
             ProgramPeer::Server(_) => (&costs.server, &mut servers, server_work(graph, &pieces, costs)),
         };
         work.messages = traffic.messages.get(&peer).copied().unwrap_or(0);
-        group.add(work.process_seconds(machine), 1);
-        NodeEstimate { peer, work, seconds: work.seconds(machine) }
+        let seconds = work.process_seconds(machine, crowding);
+        group.add(seconds, 1);
+        NodeEstimate { peer, work, seconds: seconds.sum() }
     });
     let nodes = nodes.collect();
-    let merges = |node: &Node| matches!(node.kind, OpKind::GradientAccumulator { count: 2.., .. });
-    let mut all = parts.iter().flat_map(|part| part.graph.scopes()).flat_map(|scope| &scope.nodes);
-    let pace = StepPace { is_waiting: trainers.is_one() || all.any(merges), shared_cores: costs.shared_cores };
     Estimate { nodes, step_seconds: pace.step_seconds(&trainers, &servers) }
 }
 

@@ -110,13 +110,15 @@ impl PlacementScore {
 struct ServerPieces {
     /// Without messages.
     seconds: ProcessSeconds,
-    /// Pieces with dense gradients, and with rows.
-    pieces: [u32; 2],
+    /// Pieces with dense gradients.
+    dense: u32,
+    /// Gradients of rows.
+    tables: u32,
 }
 
 impl ServerPieces {
     fn messages(&self) -> f64 {
-        real(Exchanges { has_dense: self.pieces[0] > 0, has_rows: self.pieces[1] > 0 }.messages())
+        real(Exchanges { has_dense: self.dense > 0, tables: self.tables }.messages())
     }
 }
 
@@ -293,10 +295,9 @@ impl<'a> Assignment<'a> {
             let (less, more) = (load.seconds(before), load.seconds(after));
             own.seconds.own += more.own - less.own;
             own.seconds.wire += more.wire - less.wire;
-            let kinds = [load.exchanges.has_dense, load.exchanges.has_rows];
-            for (pieces, _) in own.pieces.iter_mut().zip(kinds).filter(|(_, travels)| *travels) {
-                *pieces = *pieces + u32::from(after > 0) - u32::from(before > 0);
-            }
+            let count = |pieces: u32, each: u32| pieces + each * u32::from(after > 0) - each * u32::from(before > 0);
+            own.dense = count(own.dense, load.exchanges.has_dense.into());
+            own.tables = count(own.tables, load.exchanges.tables);
         }
         for group in touched(change) {
             let held = &self.units[group];
@@ -334,17 +335,19 @@ fn touched(change: &[UnitChange]) -> Vec<usize> {
 
 impl StepLoads {
     fn score(&self, cluster: &ClusterLoad) -> PlacementScore {
+        let used = cluster.servers.iter().filter(|server| server.messages() > 0.0).count();
+        let crowding = self.pace.crowding(used + self.trainers as usize);
         let (mut servers, mut spread, mut messages) = (ProcessGroup::default(), 0.0, 0.0);
         for server in &cluster.servers {
             let own_messages = server.messages();
-            let own = server.seconds.own + own_messages * f64::from(self.trainers) * self.server_message;
+            let own = server.seconds.own + own_messages * crowding * f64::from(self.trainers) * self.server_message;
             let seconds = ProcessSeconds { own, wire: server.seconds.wire };
             spread += seconds.sum() * seconds.sum();
             messages += own_messages;
             servers.add(seconds, 1);
         }
         let mut trainers = ProcessGroup::default();
-        let own = self.trainer.own + cluster.pieces_seconds + messages * self.trainer_message;
+        let own = self.trainer.own + cluster.pieces_seconds + messages * crowding * self.trainer_message;
         trainers.add(ProcessSeconds { own, wire: self.trainer.wire }, self.trainers);
         PlacementScore { step: self.pace.step_seconds(&trainers, &servers), spread }
     }

@@ -69,11 +69,6 @@ impl ProcessGroup {
         self.wire.add(process.wire, count);
         self.both = self.both.max(process.sum());
     }
-
-    /// Whether there is one process, with which nothing overlaps.
-    pub(super) fn is_one(&self) -> bool {
-        self.count < 2.0
-    }
 }
 
 impl FromIterator<ProcessSeconds> for ProcessGroup {
@@ -85,6 +80,11 @@ impl FromIterator<ProcessSeconds> for ProcessGroup {
 }
 
 impl StepPace {
+    /// How many times as long a message takes where so many processes exchange some.
+    pub(super) fn crowding(self, processes: usize) -> f64 {
+        if self.shared_cores == 0 { 1.0 } else { (processes as f64 / f64::from(self.shared_cores)).max(1.0) }
+    }
+
     /// The duration of a step in seconds.
     pub(super) fn step_seconds(self, trainers: &ProcessGroup, servers: &ProcessGroup) -> f64 {
         if self.is_waiting {

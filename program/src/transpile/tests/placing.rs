@@ -21,7 +21,7 @@ fn load(seconds: f64, rows: u64, unit: u64) -> GroupLoad {
     GroupLoad { rows_seconds, rows, unit, exchanges: DENSE, ..GroupLoad::default() }
 }
 
-const DENSE: Exchanges = Exchanges { has_dense: true, has_rows: false };
+const DENSE: Exchanges = Exchanges { has_dense: true, tables: 0 };
 
 /// Of one trainer, which does nothing itself.
 fn loads(groups: &[GroupLoad]) -> StepLoads {
@@ -104,6 +104,11 @@ fn the_terms_of_a_step_follow_one_another() {
     // Without waiting: a trainer's own 4, and half of the updates of 5.
     assert!((step(false, 0) - 6.5).abs() < 1e-12);
     assert!((step(false, 1) - 18.5).abs() < 1e-12);
+    // Five processes that exchange messages on two cores; on cores of their own they do not hinder each other.
+    let crowding = |shared_cores| StepPace { is_waiting: true, shared_cores }.crowding(5);
+    assert!(
+        (crowding(2) - 2.5).abs() < 1e-12 && (crowding(0) - 1.0).abs() < 1e-12 && (crowding(8) - 1.0).abs() < 1e-12
+    );
 }
 
 proptest! {
