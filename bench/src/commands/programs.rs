@@ -77,9 +77,10 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let rates = machine_rates()?;
     let shared_cores = std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
     let costs = CostModel { trainer: rates, server: rates, shared_cores, ..CostModel::default() };
-    eprintln!("psbench: rates for pserver transpile --costs: {}", options(&rates, shared_cores));
+    let rates_text = options(&rates, shared_cores);
+    eprintln!("psbench: rates for pserver transpile --costs: {rates_text}");
     let parameters = json!({ "programs": args.programs, "optimizer": args.optimizer, "random": args.random,
-        "seed": args.seed, "blocks": args.blocks, "duration_seconds": args.duration, "rates": options(&rates, shared_cores) });
+        "seed": args.seed, "blocks": args.blocks, "duration_seconds": args.duration, "rates": rates_text });
     let mut report = Report::new("programs", parameters, COLUMNS);
     counters::listen();
     for program in args.files()? {
@@ -105,8 +106,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 /// The rates as options of `pserver transpile`.
 fn options(rates: &ProcessRates, shared_cores: u32) -> String {
     format!(
-        "--link-bytes-per-second {:.3e} --message-seconds {:.3e} --op-seconds {:.3e} --row-seconds {:.3e} --flops-per-second {:.3e} \
-         --memory-bytes-per-second {:.3e} --shared-cores {shared_cores}",
+        "--link-bytes-per-second {:.3e} --message-seconds {:.3e} --op-seconds {:.3e} --row-seconds {:.3e} \
+         --flops-per-second {:.3e} --memory-bytes-per-second {:.3e} --shared-cores {shared_cores}",
         rates.link_bytes_per_second,
         rates.message_seconds,
         rates.op_seconds,

@@ -18,10 +18,10 @@ use crate::rows::serve;
 /// A running job.
 pub(super) struct ProgramJob {
     servers: Vec<Server>,
-    trainers: Vec<TrainerThread>,
+    trainers: Vec<ProgramTrainer>,
 }
 
-struct TrainerThread {
+struct ProgramTrainer {
     orders: Sender<TrainerOrder>,
     answers: Receiver<Result<TrainerAnswer>>,
     thread: JoinHandle<()>,
@@ -56,7 +56,7 @@ impl ProgramJob {
                     let _ = answered.send(Err(error.context(format!("trainer {trainer}"))));
                 }
             });
-            TrainerThread { orders, answers, thread }
+            ProgramTrainer { orders, answers, thread }
         };
         Ok(Self { servers, trainers: (0..).zip(data).map(trainer).collect() })
     }
@@ -85,7 +85,7 @@ impl ProgramJob {
             let _ = trainer.orders.send(order());
         }
         let answer =
-            |trainer: &TrainerThread| trainer.answers.recv().unwrap_or_else(|_| Err(anyhow!("a trainer ended")));
+            |trainer: &ProgramTrainer| trainer.answers.recv().unwrap_or_else(|_| Err(anyhow!("a trainer ended")));
         self.trainers.iter().map(answer).collect()
     }
 
