@@ -1,15 +1,33 @@
-//! `pserver convert`: programs between text and protobuf.
+//! Programs and optimizers that a command line names; `pserver convert`: programs between text and protobuf.
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use pserver_trainer::read_program;
+
+/// An optimizer's configuration, or the content of the file that is named.
+pub(crate) fn optimizer_text(optimizer: &str) -> Result<String> {
+    let path = Path::new(optimizer);
+    // A configuration has a field's name, then a colon or a brace.
+    let is_text = optimizer.contains([':', '{']) && !path.is_file();
+    if is_text {
+        return Ok(optimizer.to_owned());
+    }
+    std::fs::read_to_string(path).with_context(|| {
+        format!(
+            "--optimizer {optimizer:?}: found neither a configuration such as \"const_lr {{ learning_rate: 0.1 }}\" \
+             nor a file"
+        )
+    })
+}
 
 /// Arguments of `pserver convert`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ConvertArgs {
     /// The program: text, or protobuf in a file that ends in .pb.
-    input: std::path::PathBuf,
+    input: PathBuf,
     /// The converted program: protobuf where it ends in .pb, text where it ends in .program or .txt.
-    output: std::path::PathBuf,
+    output: PathBuf,
 }
 
 /// Converts a program between text and protobuf.

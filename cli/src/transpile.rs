@@ -12,14 +12,24 @@ use pserver_program::transpile::{
     Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
     estimate, html, svg,
 };
-use pserver_program::{Graph, ProgramPeer};
-use pserver_trainer::read_program;
+use pserver_program::{Graph, OpRole, ProgramPeer};
+use pserver_trainer::{read_program, trainable};
+
+use crate::program_file::optimizer_text;
 
 /// Arguments of `pserver transpile`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// The program with its gradients and optimizer: the text form of docs/PROGRAMS.md, or protobuf (.pb).
+    /// The program: the text form of docs/PROGRAMS.md, or protobuf (.pb). With --optimizer both it and gradients are
+    /// added.
     program: PathBuf,
+    /// The loss, a scalar.
+    #[arg(long, value_name = "NAME", default_value = "loss")]
+    loss: String,
+    /// The optimizer, such as 'const_lr { learning_rate: 0.1 }', or a file with one; none where the program has
+    /// optimizer ops.
+    #[arg(long, value_name = "TEXT|FILE")]
+    optimizer: Option<String>,
     /// Trainers.
     #[arg(long, default_value_t = 1)]
     trainers: u32,
@@ -126,7 +136,7 @@ fn output(args: &Args) -> Result<String> {
     graph.check_initialised()?;
     let costs = args.rates.model();
     costs.validate()?;
-    let parts = args.divide(graph, &costs)?;
+    let parts = args.divide(args.with_optimizer(graph)?, &costs)?;
     Ok(match args {
         Args { dot: true, .. } => dot(&parts),
         Args { svg: true, .. } => svg(&parts),
@@ -137,6 +147,18 @@ fn output(args: &Args) -> Result<String> {
 }
 
 impl Args {
+    /// The program with gradients and optimizer, which servers cannot do without.
+    fn with_optimizer(&self, graph: Graph) -> Result<Graph> {
+        let has_servers = matches!(self.strategy, Strategy::ParameterServer | Strategy::RoundRobin);
+        let mut ops = graph.program().blocks.iter().flat_map(|block| &block.ops);
+        if self.optimizer.is_none() && (!has_servers || ops.any(|op| op.role == OpRole::Optimize)) {
+            return Ok(graph);
+        }
+        let optimizer = self.optimizer.as_deref().map(optimizer_text).transpose()?;
+        trainable(graph.into_program(), &self.loss, optimizer.as_deref())
+            .with_context(|| self.program.display().to_string())
+    }
+
     fn divide(&self, graph: Graph, costs: &CostModel) -> Result<Vec<ProgramPart>> {
         let placement = match self.strategy {
             Strategy::Whole => return Ok(vec![ProgramPart { peers: Vec::new(), graph }]),

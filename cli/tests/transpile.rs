@@ -38,6 +38,21 @@ fn the_documents_show_what_is_printed() {
 }
 
 #[test]
+fn a_forward_part_is_divided_with_the_optimizer_that_is_given() {
+    let optimizer = "const_lr { learning_rate: 0.2 }";
+    let printed = transpile(&documents(), &["mlp.program", "--optimizer", optimizer]).expect("it can be divided");
+    assert!(printed.contains("# server:0\n"), "{printed}");
+    assert!(printed.contains("= update(") && printed.contains("learning_rate: 0.2"), "{printed}");
+    let refused = transpile(&documents(), &["mlp.program"]).expect_err("servers would have nothing to do");
+    assert!(refused.contains("mlp.program: found no optimizer and no op of the role optimize"), "{refused}");
+    let twice = transpile(&documents(), &["example.program", "--optimizer", optimizer]).expect_err("it has one");
+    assert!(twice.contains("found an optimizer beside a program that has ops of the role optimize"), "{twice}");
+    let unknown = ["mlp.program", "--optimizer", optimizer, "--loss", "losss"];
+    let refused = transpile(&documents(), &unknown).expect_err("there is no such variable");
+    assert!(refused.contains("\"losss\""), "{refused}");
+}
+
+#[test]
 fn what_is_printed_reads_back() {
     let folder = tempfile::tempdir().expect("a folder");
     let printed = transpile(&documents(), &["example.program", "--strategy", "whole"]).expect("it is printed");

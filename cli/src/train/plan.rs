@@ -8,6 +8,7 @@ use pserver_program::Graph;
 use pserver_trainer::{DataSet, ForwardRun, ValueFile, check_scalar, read_program, trainable};
 
 use super::Args;
+use crate::program_file::optimizer_text;
 
 /// A program and its data.
 pub(super) struct TrainingPlan {
@@ -67,22 +68,6 @@ fn with_values(graph: Graph, file: Option<&Path>) -> Result<Graph> {
             graph.with_values(Arc::new(values)).with_context(|| format!("--values {}", path.display()))
         }
     }
-}
-
-/// The configuration, or the content of the file that is named.
-fn optimizer_text(optimizer: &str) -> Result<String> {
-    let path = Path::new(optimizer);
-    // A configuration has a field's name, then a colon or a brace.
-    let is_text = optimizer.contains([':', '{']) && !path.is_file();
-    if is_text {
-        return Ok(optimizer.to_owned());
-    }
-    std::fs::read_to_string(path).with_context(|| {
-        format!(
-            "--optimizer {optimizer:?}: found neither a configuration such as \"const_lr {{ learning_rate: 0.1 }}\" \
-             nor a file"
-        )
-    })
 }
 
 /// How many of the last rows are held out.
