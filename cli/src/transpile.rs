@@ -39,15 +39,8 @@ pub struct Args {
     /// How the program is divided.
     #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
     strategy: Strategy,
-    /// Every gradient is an update; no trainer waits for another.
-    #[arg(long = "async")]
-    is_async: bool,
-    /// As --async, with the fastest trainer at most so many steps in front of the slowest, 1 or more.
-    #[arg(long, conflicts_with = "is_async", value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
-    staleness: Option<u32>,
-    /// How the gradients of one update become one.
-    #[arg(long, value_enum, default_value_t = Merging::Mean)]
-    merge: Merging,
+    #[command(flatten)]
+    updates: Updates,
     /// Print a directed graph for Graphviz.
     #[arg(long)]
     dot: bool,
@@ -62,6 +55,20 @@ pub struct Args {
     costs: bool,
     #[command(flatten)]
     rates: Rates,
+}
+
+/// Which gradients are an update.
+#[derive(clap::Args, Clone, Debug)]
+struct Updates {
+    /// Every gradient is an update; no trainer waits for another.
+    #[arg(long = "async")]
+    is_async: bool,
+    /// As --async, with the fastest trainer at most so many steps in front of the slowest, 1 or more.
+    #[arg(long, conflicts_with = "is_async", value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
+    staleness: Option<u32>,
+    /// How the gradients of one update become one.
+    #[arg(long, value_enum, default_value_t = Merging::Mean)]
+    merge: Merging,
 }
 
 /// The estimate's assumptions about every process.
@@ -169,12 +176,12 @@ impl Args {
             Strategy::ParameterServer => Placement::Balanced,
             Strategy::RoundRobin => Placement::RoundRobin,
         };
-        let mode = match (self.is_async, self.staleness) {
+        let mode = match (self.updates.is_async, self.updates.staleness) {
             (true, _) => Mode::Async,
             (false, Some(bound)) => Mode::Staleness { bound },
             (false, None) => Mode::Sync,
         };
-        let merge = match self.merge {
+        let merge = match self.updates.merge {
             Merging::Mean => Merge::Mean,
             Merging::Sum => Merge::Sum,
         };

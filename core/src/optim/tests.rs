@@ -642,16 +642,15 @@ fn of_library(name: &str, settings: &[(&str, f64)]) -> Prepared {
     Prepared::new(rule(Algorithm::Custom(Arc::new(written)), 0.1)).expect("a rule")
 }
 
-/// One update of a parameter in pieces of so many bytes; `weights` and `states` are in binary64.
+/// One update of a parameter of this type in pieces of so many bytes.
 fn update_reduced(
     rule: &Prepared,
-    version: u64,
+    (element_type, version): (ElementType, u64),
     weights: &mut [u8],
     states: &mut [Vec<u8>],
     gradient: &[u8],
     piece: usize,
 ) {
-    let element_type = ElementType::Float64;
     let step = Step { version: Version(version), rate: None, norm: None, scale: 1.0 };
     let reduced = reduce(&mut Plain, rule, &step, |each| {
         for begin in (0..weights.len()).step_by(piece) {
@@ -671,8 +670,19 @@ fn update_reduced(
     });
 }
 
-fn bytes_of(values: &[f64]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+fn bytes_of(element_type: ElementType, values: &[f64]) -> Vec<u8> {
+    match element_type {
+        #[expect(clippy::cast_possible_truncation, reason = "rounded once to nearest")]
+        ElementType::Float32 => values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    }
+}
+
+fn values_of(element_type: ElementType, bytes: &[u8]) -> Vec<f64> {
+    match element_type {
+        ElementType::Float32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect(),
+    }
 }
 
 #[test]
@@ -680,22 +690,28 @@ fn rules_with_norms_are_what_their_authors_wrote_and_have_the_same_bits_in_any_p
     type Oracle = fn(&mut [f64], &mut [Vec<f64>; 2], &[f64], i32);
     let rules: [(&str, Prepared, Oracle); 2] =
         [("lamb", of_library("lamb", &[]), lamb), ("lars", of_library("lars", &[("decay", 0.01)]), lars)];
-    for (name, rule, oracle) in rules {
+    // The oracle computes in binary64, from weights and gradients that binary32 has; about 1, they differ by its steps.
+    let types = [(ElementType::Float64, 1e-12, 1e-3), (ElementType::Float32, 1e-6, 1.0)];
+    for ((name, rule, oracle), (element_type, tolerance, least)) in
+        rules.iter().flat_map(|rule| types.iter().map(move |one| (rule, *one)))
+    {
         assert!(!rule.rule().is_element_wise() && rule.reductions().len() == 2, "{name}");
-        let mut expected = (varied(1), [vec![0.0; REDUCED], vec![0.0; REDUCED]]);
-        let of_states = || vec![vec![0; 8 * REDUCED]; rule.states().len()];
-        let mut found = (bytes_of(&expected.0), of_states());
-        let mut in_pieces = (found.0.clone(), of_states());
+        let rounded = |seed| values_of(element_type, &bytes_of(element_type, &varied(seed)));
+        let mut expected = (rounded(1), [vec![0.0; REDUCED], vec![0.0; REDUCED]]);
+        let mut found = (bytes_of(element_type, &expected.0), Vec::new());
+        found.1.resize(rule.states().len(), vec![0; found.0.len()]);
+        let mut in_pieces = found.clone();
         for version in 1..=5_u8 {
-            let gradient = varied(usize::from(version) + 1);
+            let gradient = rounded(usize::from(version) + 1);
             oracle(&mut expected.0, &mut expected.1, &gradient, version.into());
-            let gradient = bytes_of(&gradient);
-            update_reduced(&rule, version.into(), &mut found.0, &mut found.1, &gradient, usize::MAX / 2);
-            update_reduced(&rule, version.into(), &mut in_pieces.0, &mut in_pieces.1, &gradient, 4096);
+            let gradient = bytes_of(element_type, &gradient);
+            let at = (element_type, version.into());
+            update_reduced(rule, at, &mut found.0, &mut found.1, &gradient, usize::MAX / 2);
+            update_reduced(rule, at, &mut in_pieces.0, &mut in_pieces.1, &gradient, 4096);
             assert!(found == in_pieces, "{name}: pieces of 4 KiB have the bits of the whole");
-            for (bytes, expected) in found.0.as_chunks().0.iter().zip(&expected.0) {
-                let found = f64::from_le_bytes(*bytes);
-                assert!((found - expected).abs() <= 1e-12 * expected.abs().max(1e-3), "{name}: {found} {expected}");
+            for (found, expected) in values_of(element_type, &found.0).into_iter().zip(&expected.0) {
+                let bound = tolerance * expected.abs().max(least);
+                assert!((found - expected).abs() <= bound, "{name}, {element_type}: {found} {expected}");
             }
         }
     }
@@ -707,10 +723,12 @@ fn a_reduction_may_need_another_and_one_that_nothing_needs_is_left_out() {
     let written = CheckedRule::new(text, &BTreeMap::new()).expect("a rule");
     let rule = Prepared::new(rule(Algorithm::Custom(Arc::new(written)), 0.5)).expect("a rule");
     assert_eq!(rule.reductions().len(), 4, "two sums, the norm that needs them, and the gradient's sum");
-    let (mut weights, gradient) = (bytes_of(&[1.0, 2.0, 6.0]), bytes_of(&[0.5, 0.25, 0.25]));
-    update_reduced(&rule, 1, &mut weights, &mut [], &gradient, 4096);
+    let element_type = ElementType::Float64;
+    let bytes = |values: &[f64]| bytes_of(element_type, values);
+    let (mut weights, gradient) = (bytes(&[1.0, 2.0, 6.0]), bytes(&[0.5, 0.25, 0.25]));
+    update_reduced(&rule, (element_type, 1), &mut weights, &mut [], &gradient, 4096);
     let step = 0.5 * 14.0_f64.sqrt();
-    let found: Vec<f64> = weights.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+    let found = values_of(element_type, &weights);
     assert!(
         found.iter().zip([1.0, 2.0, 6.0]).all(|(found, weight)| (found - (weight - step)).abs() < 1e-12),
         "{found:?}"

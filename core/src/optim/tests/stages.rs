@@ -2,6 +2,7 @@
 
 use super::{bytes_of, update_reduced};
 use crate::config::{OptimizerSettings, ParameterConfig};
+use crate::dtype::ElementType;
 use crate::ids::Version;
 use crate::optim::{Formula, Prepared, Step};
 use crate::rule::CheckedRule;
@@ -22,13 +23,20 @@ fn check(config: &str, states: usize, expected: impl Fn(&mut [f64; 3], &mut Vec<
     assert_eq!(rule.states().len(), states, "{config}");
     assert_eq!(rule.rule().states().len(), states, "{config}");
     let (mut weights, mut kept) = ([1.0, 2.0, 6.0], vec![[0.0; 3]; states]);
-    let mut found = (bytes_of(&weights), vec![vec![0; 24]; states]);
+    let mut found = (bytes_of(ElementType::Float64, &weights), vec![vec![0; 24]; states]);
     for version in 1..=3_u8 {
         expected(&mut weights, &mut kept, version.into());
-        update_reduced(&rule, version.into(), &mut found.0, &mut found.1, &bytes_of(&[3.0, 0.0, 4.0]), 4096);
-        assert_eq!(found.0, bytes_of(&weights), "{config}, update {version}");
+        update_reduced(
+            &rule,
+            (ElementType::Float64, version.into()),
+            &mut found.0,
+            &mut found.1,
+            &bytes_of(ElementType::Float64, &[3.0, 0.0, 4.0]),
+            4096,
+        );
+        assert_eq!(found.0, bytes_of(ElementType::Float64, &weights), "{config}, update {version}");
         for (found, expected) in found.1.iter().zip(&kept) {
-            assert_eq!(*found, bytes_of(expected), "{config}, states of update {version}");
+            assert_eq!(*found, bytes_of(ElementType::Float64, expected), "{config}, states of update {version}");
         }
     }
 }
