@@ -12,16 +12,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use clap::{Args, FromArgMatches};
-use pserver_bench::is_measured;
+use pserver_bench::{is_measured, serve};
 use pserver_client::{Client, ClientOptions};
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::prng::Prng;
 use pserver_core::rows::Initializer;
 use pserver_core::wire::Address;
 use pserver_kernels::cpu::Cpu;
-use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
 use pserver_program::cpu::CpuArithmetic;
 use pserver_program::transpile::{Cluster, Columns, CostModel, ProgramPart, Transpiler};
 use pserver_program::{Builder, Dim, Elements, Graph, PlainRun, Tensor, append_backward, append_optimizer};
@@ -108,7 +105,7 @@ impl LayerCase {
 
     /// Runs both sides by turns; the first turn of each makes memory and connections, and is not counted.
     fn compare(&self) -> Outcome<()> {
-        let server = serve()?;
+        let server = serve("tcp", TRAINERS, 1, 1)?.remove(0);
         let mut trainers: Vec<ColumnsTrainer> =
             (0..TRAINERS).map(|rank| ColumnsTrainer::start(server.address(), rank, *self)).collect::<Outcome<_>>()?;
         let graph = self.graph(false)?;
@@ -309,13 +306,4 @@ impl Drop for ColumnsTrainer {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// The server of a job, in this process.
-fn serve() -> Outcome<Server> {
-    let command = ServeArgs::augment_args(clap::Command::new("serve"));
-    let trainers = TRAINERS.to_string();
-    let line = ["serve", "--bind", "tcp://127.0.0.1:0", "--log-level", "off", "--trainers", &trainers, "--shards", "1"];
-    let args = ServeArgs::from_arg_matches(&command.try_get_matches_from(line)?)?;
-    Ok(Server::start(Settings::load(&args, &[])?)?)
 }

@@ -7,15 +7,12 @@
 
 use std::time::Instant;
 
-use clap::{Args, FromArgMatches};
-use pserver_bench::is_measured;
+use pserver_bench::{is_measured, serve};
 use pserver_client::{Client, ClientOptions};
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::error::Failure;
 use pserver_core::prng::Prng;
 use pserver_core::rows::Initializer;
-use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
 use pserver_program::transpile::{Cluster, CostModel, ParameterServer, ProcessRates, ProgramPart, Transpiler};
 use pserver_program::{Builder, Dim, Elements, Graph, Tensor, append_backward, append_optimizer};
 use pserver_trainer::{Trainer, initialise};
@@ -33,7 +30,7 @@ fn main() {
     let mut coordinators = Vec::new();
     for _ in heights {
         for count in [1, 2] {
-            let own = serve(count).expect("servers start");
+            let own = serve("tcp", 1, count, 1).expect("servers start");
             coordinators.push(own[0].address().clone());
             servers.extend(own);
         }
@@ -124,20 +121,4 @@ fn parts(height: u64, servers: u32) -> Result<Vec<ProgramPart>, Failure> {
     let pulls = ops.iter().filter(|op| op.kind.name() == "pull_rows").count();
     assert_eq!(pulls, servers as usize, "the table is on every server");
     Ok(parts)
-}
-
-/// The servers of a job, in this process; each has one shard.
-fn serve(count: u16) -> Result<Vec<Server>, Box<dyn std::error::Error>> {
-    let command = ServeArgs::augment_args(clap::Command::new("serve"));
-    let mut servers: Vec<Server> = Vec::new();
-    for index in 0..count {
-        let numbers = [index, count].map(|number| number.to_string());
-        let mut line = vec!["serve", "--bind", "tcp://127.0.0.1:0", "--log-level", "off", "--trainers", "1"];
-        line.extend(["--index", &numbers[0], "--servers", &numbers[1], "--shards", "1"]);
-        let coordinator = servers.first().map(|first| first.address().to_string());
-        line.extend(coordinator.iter().flat_map(|address| ["--coordinator", address.as_str()]));
-        let args = ServeArgs::from_arg_matches(&command.clone().try_get_matches_from(line)?)?;
-        servers.push(Server::start(Settings::load(&args, &[])?)?);
-    }
-    Ok(servers)
 }

@@ -23,6 +23,7 @@ mod programs;
 mod report;
 mod route;
 mod rows;
+mod servers;
 mod shipped;
 mod sizes;
 mod statistics;
@@ -32,6 +33,7 @@ mod trainer;
 mod within;
 
 pub use fused::Fused;
+pub use servers::serve;
 pub use within::{LocalJob, Ping};
 
 use pserver_core::dtype::ElementType;

@@ -89,7 +89,7 @@ impl Bucketizer {
         merge: &'a mut RowMerge,
     ) -> Result<BucketedRows<'a>, Failure> {
         let merged = merge.partition_by_bucket(layout, rows, self.buckets)?;
-        let layout = if merged.len() == rows[0].len() { rows[0].layout() } else { layout };
+        let layout = if merged.is_without_repetition() { rows[0].layout() } else { layout };
         let row_bytes = ID_BYTES + layout.row_bytes();
         let each = ((self.bytes_max as usize).saturating_sub(RowsPart::BYTES) / row_bytes).max(1);
         let mut parts = Vec::new();

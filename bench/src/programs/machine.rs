@@ -15,8 +15,7 @@ use pserver_program::executor::{Executor, ExecutorParts, ProgramLink};
 use pserver_program::transpile::ProcessRates;
 use pserver_program::{Elements, Graph, Program, ProgramPeer, Tensor, VariableValue};
 
-use crate::job::TransportName;
-use crate::rows::serve;
+use crate::servers::serve;
 use crate::statistics::median;
 
 /// Repetitions of each measurement; the median counts.
@@ -109,7 +108,7 @@ struct NetworkRates {
 
 /// Rates of a job of one trainer and one server.
 fn network() -> Result<NetworkRates> {
-    let servers = serve(TransportName::Tcp, 1, 1, 1)?;
+    let servers = serve("tcp", 1, 1, 1)?;
     let client = Client::new(ClientOptions::new(servers[0].address().clone()))?;
     client.begin_init(&OptimizerSettings::default())?;
     let rule = "const_lr { learning_rate: 0.1 }";

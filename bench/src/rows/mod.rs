@@ -8,4 +8,4 @@ mod network;
 
 pub(crate) use draw::Distribution;
 pub(crate) use local::{BatchTimes, Local, TablePlan};
-pub(crate) use network::{NetworkPlan, NetworkTimes, serve};
+pub(crate) use network::{NetworkPlan, NetworkTimes};

@@ -7,17 +7,15 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use clap::{Args, FromArgMatches};
+use anyhow::{Context, Result, anyhow};
 use pserver_client::{Client, ClientOptions, DestinationRows, GradientRows, TransferredBytes};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
-use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
 
 use super::BatchTimes;
 use super::draw::{Distribution, Draw};
 use crate::job::{TransportName, word};
+use crate::servers::serve;
 use crate::sizes::length;
 
 const NAME: &str = "rows";
@@ -64,7 +62,7 @@ struct Turn {
 
 impl NetworkTimes {
     pub(crate) fn measure(plan: &NetworkPlan) -> Result<Self> {
-        let servers = serve(plan.transport, plan.trainers, plan.servers, plan.shards)?;
+        let servers = serve(&word(plan.transport), plan.trainers, plan.servers, plan.shards)?;
         let baseline = TcpListener::bind("127.0.0.1:0").context("the baseline server")?;
         let address = baseline.local_addr()?;
         let trainers = usize::try_from(plan.trainers)?;
@@ -227,25 +225,6 @@ impl Turn {
         self.push_bytes = pushed.sent - before.sent;
         self.pull_bytes = (after.sent - pushed.sent) + (after.received - pushed.received);
     }
-}
-
-/// Servers in this process; each shard is a thread.
-pub(crate) fn serve(transport: TransportName, trainers: u32, count: u16, shards: u16) -> Result<Vec<Server>> {
-    let command = ServeArgs::augment_args(clap::Command::new("serve"));
-    let mut servers: Vec<Server> = Vec::new();
-    for index in 0..count {
-        let bind = format!("{}://127.0.0.1:0", word(transport));
-        let numbers = [index, count, shards].map(|number| number.to_string());
-        let trainers = trainers.to_string();
-        let mut line = vec!["serve", "--bind", &bind, "--log-level", "off", "--merge", "sum", "--trainers", &trainers];
-        line.extend(["--index", &numbers[0], "--servers", &numbers[1], "--shards", &numbers[2]]);
-        let coordinator = servers.first().map(|first| first.address().to_string());
-        line.extend(coordinator.iter().flat_map(|address| ["--coordinator", address.as_str()]));
-        let args = ServeArgs::from_arg_matches(&command.clone().try_get_matches_from(line)?)?;
-        servers.push(Server::start(Settings::load(&args, &[])?)?);
-    }
-    ensure!(!servers.is_empty(), "--servers 0: expected 1 or more");
-    Ok(servers)
 }
 
 /// Takes what is announced and gives what is asked for, until nobody is there.

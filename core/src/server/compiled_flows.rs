@@ -60,6 +60,12 @@ impl Flows {
     pub(super) fn sender(&self, slot_index: usize) -> Option<TrainerId> {
         self.compiled[self.by_slot_index[slot_index] as usize].0.sender
     }
+
+    /// Whether a trainer sends gradients of a chunk: the parameter's only sender, or any.
+    #[inline]
+    pub(super) fn is_sender(&self, slot_index: usize, trainer: TrainerId) -> bool {
+        self.sender(slot_index).is_none_or(|sender| sender == trainer)
+    }
 }
 
 /// The checked sender of a parameter.

@@ -82,8 +82,7 @@ impl Serving {
 
     /// Active trainers of which a round of a chunk needs a gradient: its only sender, or all.
     pub(super) fn awaited(&self, slot_index: usize) -> impl Iterator<Item = TrainerId> + '_ {
-        let sender = self.flows.sender(slot_index);
-        self.active().filter(move |trainer| sender.is_none_or(|sender| sender == *trainer))
+        self.active().filter(move |trainer| self.flows.is_sender(slot_index, *trainer))
     }
 
     pub(super) fn is_active(&self, trainer: TrainerId) -> bool {

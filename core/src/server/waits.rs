@@ -185,8 +185,7 @@ impl Serving {
         }
         let pace = self.flows.of(slot_index).pace;
         let awaits = |slot_index: &usize, trainer: TrainerId| {
-            let is_sender = self.flows.sender(*slot_index).is_none_or(|sender| sender == trainer);
-            is_sender && self.awaits(&self.table.chunks[*slot_index], pace, trainer)
+            self.flows.is_sender(*slot_index, trainer) && self.awaits(&self.table.chunks[*slot_index], pace, trainer)
         };
         lost.iter().copied().find(|trainer| group.iter().any(|slot_index| awaits(slot_index, *trainer)))
     }

@@ -22,7 +22,7 @@ from .text import TYPE_NAMES, ProgramOp, ProgramWriter, Shape, Variable, Word, f
 # The longest constant, in runs of equal elements, that is written into the text.
 CONSTANT_RUNS_MAX = 1024
 
-# What a node of the graph has become: a variable, a constant, a number or several of these.
+# The counterpart of a node of the graph: a variable, a constant, a number or several of these.
 Value = Any
 Handler = Callable[..., Value]
 # The functions that write ATen ops, by op.
@@ -298,7 +298,7 @@ class Translator:
                 return BatchMultiple(int(factor))
         return self.error(f"found the number {expression}; expected one that is fixed, or a multiple of the batch")
 
-    # What handlers use.
+    # The methods for handlers.
 
     def refuse(self, reason: str) -> NoReturn:
         raise self.error(reason)
