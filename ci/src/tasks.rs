@@ -201,9 +201,10 @@ pub(crate) fn single() -> impl Iterator<Item = &'static Task> {
 }
 
 /// Runs `tasks` one after the other, also when one fails; a task beside others is begun before them and judged in its
-/// own place. Then prints and counts the skips of the tests.
+/// own place. Then prints and counts the skips of the tests, and repeats what failed.
 pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
     let mut total = Tally::default();
+    let mut failed = Vec::new();
     let mut begun: BTreeMap<usize, Result<Ending>> = BTreeMap::new();
     for (index, task) in tasks.iter().enumerate() {
         for (later, other) in tasks.iter().enumerate().skip(index + 1) {
@@ -222,15 +223,25 @@ pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
                 begun.remove(&index).unwrap_or_else(|| begin(workspace)).and_then(|end| end(workspace))
             }
         };
-        total += ended.unwrap_or_else(|error| {
+        let tally = ended.unwrap_or_else(|error| {
             println!("{}: {error:#}", task.name);
             Tally::of_step(false)
         });
+        if tally.failed > 0 {
+            failed.push(task.name);
+        }
+        total += tally;
         println!("== {} took {} s", task.name, began.elapsed().as_secs());
     }
     for skip in workspace.take_skips() {
         println!("{skip}");
         total.skipped += 1;
+    }
+    for line in workspace.take_failures() {
+        println!("{line}");
+    }
+    for name in failed {
+        println!("FAILED: cargo ci {name}");
     }
     total
 }

@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 
@@ -34,6 +35,7 @@ const QUICK_PACKAGES: &[(&str, &str)] =
 pub(crate) struct Workspace {
     root: PathBuf,
     skip_report: PathBuf,
+    failures: Arc<Mutex<Vec<String>>>,
 }
 
 impl Workspace {
@@ -42,7 +44,7 @@ impl Workspace {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = package.parent().expect("the package is a folder of the workspace").to_path_buf();
         let skip_report = std::env::temp_dir().join(format!("pserver-skips-{}", std::process::id()));
-        Self { root, skip_report }
+        Self { root, skip_report, failures: Arc::default() }
     }
 
     /// The folder of the root `Cargo.toml`.
@@ -111,12 +113,15 @@ impl Workspace {
             command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {}", program.display()))?;
         let output = child.stdout.take().expect("stdout was piped above");
         let mut tally = Tally::default();
+        let mut told = Told::default();
         for line in BufReader::new(output).split(b'\n') {
             let line = line.context("cannot read the output of the tests")?;
             let line = String::from_utf8_lossy(&line);
             println!("{line}");
             tally += Tally::of_result_line(&line);
+            told.read(&line);
         }
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).append(&mut told.lines);
         let status = child.wait().context("cannot learn how the tests ended")?;
         Ok(tally.judged(status).without(self.skips().len() - skips_before))
     }
@@ -144,9 +149,39 @@ impl Workspace {
         skips
     }
 
+    /// The tests that failed, with the first lines of what each said.
+    pub(crate) fn take_failures(&self) -> Vec<String> {
+        std::mem::take(&mut self.failures.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn skips(&self) -> Vec<String> {
         // No file means that nothing was skipped.
         skip_lines(&fs::read_to_string(&self.skip_report).unwrap_or_default())
+    }
+}
+
+/// Finds in the output of `cargo test` what the failed tests said: `---- NAME stdout ----` and the lines below it. The
+/// end of a long run repeats them, because the middle of its output is where nobody looks.
+#[derive(Default)]
+struct Told {
+    lines: Vec<String>,
+    left: usize,
+}
+
+impl Told {
+    /// Lines that are kept of one test.
+    const LINES: usize = 24;
+
+    fn read(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            self.lines.push(format!("FAILED: {name}"));
+            self.left = Self::LINES;
+        } else if line == "failures:" {
+            self.left = 0;
+        } else if self.left > 0 && !line.is_empty() {
+            self.lines.push(format!("    {line}"));
+            self.left -= 1;
+        }
     }
 }
 
@@ -244,6 +279,16 @@ mod tests {
     fn a_run_that_dies_without_a_failed_test_is_a_failure() {
         check("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n", 101, "3 passed, 1 failed, 0 skipped");
         check("error: could not compile\n", 101, "0 passed, 1 failed, 0 skipped");
+    }
+
+    #[test]
+    fn what_failed_tests_said_is_found() {
+        let output = "running 2 tests\ntest a ... FAILED\ntest b ... ok\n\nfailures:\n\n---- a stdout ----\n\n\
+                      thread 'a' panicked at src/a.rs:3:5:\nno\n\n\nfailures:\n    a\n\n\
+                      test result: FAILED. 1 passed; 1 failed; 0 ignored\n";
+        let mut told = Told::default();
+        output.lines().for_each(|line| told.read(line));
+        assert_eq!(told.lines, ["FAILED: a", "    thread 'a' panicked at src/a.rs:3:5:", "    no"]);
     }
 
     #[test]

@@ -150,7 +150,8 @@ fn numbers(list: &Value) -> impl Iterator<Item = f64> {
 /// Tensors one after another; a last dimension of 1 is dropped where there is one more than `rank`.
 #[expect(clippy::cast_possible_truncation, reason = "the kept numbers are whole or were in binary32")]
 fn tensor(parts: &[&Value], rank: Option<usize>) -> Tensor {
-    let mut shape: Vec<u64> = numbers(&parts[0]["shape"]).map(|length| length as i64 as u64).collect();
+    let mut shape: Vec<u64> =
+        parts[0]["shape"].as_array().expect("a list").iter().map(|length| length.as_u64().expect("a length")).collect();
     if rank.is_some_and(|rank| shape.len() == rank + 1) {
         assert_eq!(shape.pop(), Some(1));
     }
