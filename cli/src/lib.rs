@@ -1,13 +1,14 @@
-//! The `pserver` program: `serve`, `quickstart`, `transpile`, `import-paddle`, `convert`, `train`, `predict`,
+//! The `pserver` program: `serve`, `env`, `quickstart`, `transpile`, `import-paddle`, `convert`, `train`, `predict`,
 //! `inspect`.
 //!
 //! Not here: a server process (`pserver_node`), a trainer's calls (`pserver_client`), the C library
 //! (`paddle_pserver`).
 //!
 //! Read in this order: `main.rs` (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
-//! example job), [`transpile`] (the division of a program), [`import_paddle`], [`program_file`], [`train`],
-//! [`predict`].
+//! example job), [`mod@env`] (what a process finds of its job), [`transpile`] (the division of a program),
+//! [`import_paddle`], [`program_file`], [`train`], [`predict`].
 
+pub mod env;
 pub mod import_paddle;
 pub mod logging;
 pub mod predict;

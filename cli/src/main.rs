@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use pserver_cli::logging::Log;
-use pserver_cli::{import_paddle, predict, program_file, quickstart, train, transpile};
+use pserver_cli::{env, import_paddle, predict, program_file, quickstart, train, transpile};
 use pserver_client::environment;
 use pserver_core::checkpoint::inspect::InspectVerdict;
 use pserver_core::checkpoint::storage::Directory;
@@ -36,6 +36,9 @@ struct Cli {
 enum Command {
     /// Run a server until SIGTERM or SIGINT; then drain, take a last checkpoint and stop.
     Serve(Box<ServeArgs>),
+    /// Print the rank, the number of trainers and the address of server 0 that a trainer finds here, and from where:
+    /// options, variables of launchers, file or default.
+    Env(env::EnvArgs),
     /// Train a small network on handwritten digits through real servers, all on this machine.
     Quickstart(Quickstart),
     /// One trainer of the quickstart.
@@ -82,6 +85,7 @@ enum Example {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(args) => serve(&args),
+        Command::Env(args) => env::run(&args),
         Command::Quickstart(Quickstart { example: Some(Example::Words(args)), .. }) => quickstart::run_words(&args),
         Command::Quickstart(Quickstart { example: None, digits }) => quickstart::run(&digits),
         Command::QuickstartTrainer(args) => quickstart::trainer::run(&args),

@@ -131,7 +131,7 @@ const OPTIMIZERS: &[Mistake] = &[
 
 /// Other commands, words separated by `|`.
 const COMMANDS: &[Mistake] = &[
-    ("serv", &["unrecognized subcommand 'serv'", "a similar subcommand exists: 'serve'"]),
+    ("serv", &["unrecognized subcommand 'serv'", "similar subcommands exist", "'serve'"]),
     ("inspect|FOLDER/none", &["none", "No such file"]),
     (
         "inspect|FOLDER/text.safetensors",

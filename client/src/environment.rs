@@ -2,8 +2,8 @@
 //!
 //! | setting | environment, the first that is set and not empty | default |
 //! | --- | --- | --- |
-//! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, `PADDLE_PSERVER_IPS`, `DMLC_PS_ROOT_URI` | port 7164 here |
-//! | `trainer`, the rank | `PSERVER_TRAINER`, `PADDLE_TRAINER_ID`, a launcher's | the lowest free one |
+//! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, a [launcher's](crate::launchers) | port 7164 here |
+//! | `trainer`, the rank | `PSERVER_TRAINER`, a launcher's | the lowest free one |
 //! | `deadline` of a call | `PSERVER_DEADLINE` | `120s` |
 //! | `server_absence`, how long a call waits for a server that refuses connections | `PSERVER_SERVER_ABSENCE` | `10s` |
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
@@ -11,7 +11,8 @@
 //! | `token_file`, where the job's token is | `PSERVER_TOKEN_FILE` | none; on loopback, what the server has left |
 //!
 //! A call's options win over the environment, that over the file which `PSERVER_CONFIG` names (TOML), and that over
-//! the defaults. A rank comes from a launcher's variable only where nobody said that the client is a reader.
+//! the defaults. A rank comes from a launcher's variable only where nobody said that the client is a reader. An address
+//! that is only assumed, of the first node of a job, comes after the file.
 //!
 //! Not here: the server's settings (`settings`), what a client does with its options ([`crate`]).
 
@@ -30,9 +31,8 @@ use pserver_transport::network::{CHECKS_EXPECTED, JobToken, POLL_EXPECTED};
 use pserver_transport::verbs::DEVICE_EXPECTED;
 
 use crate::ClientOptions;
+use crate::launchers::{LauncherValue, Launchers, PORT_DEFAULT, shown};
 
-/// The port of server 0 where nobody says another: the first that Paddle's servers took.
-const PORT_DEFAULT: &str = "7164";
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Source of a setting that is not configured.
@@ -135,17 +135,21 @@ pub struct Environment<'a> {
 pub struct ResolvedOptions {
     /// The checked options.
     pub options: ClientOptions,
-    /// One line per setting for a person: its name, its value and where that is from.
-    pub choices: Vec<String>,
+    /// Each setting with its value and where that is from, for a person. Its display is a line.
+    pub choices: Vec<SettingChoice>,
     /// Whether somebody wants to read them: `PSERVER_VERBOSE` is set, and not to `0`.
     pub is_verbose: bool,
 }
 
 /// A setting's text and where it is from.
-struct SettingText {
-    setting: &'static str,
-    text: String,
-    origin: String,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingChoice {
+    /// The setting's name.
+    pub setting: &'static str,
+    /// Its value.
+    pub text: String,
+    /// The variable, file or `the options` that it is from, or `default`.
+    pub origin: String,
 }
 
 /// The sources of settings: options, environment and file.
@@ -168,19 +172,19 @@ struct SettingSources<'a> {
 /// let surroundings = Environment { variable: &variable, file: &|_| unreachable!("no file is named") };
 /// let found = find("deadline=30s", &surroundings)?;
 /// assert_eq!(found.options.trainer, Some(3));
-/// assert_eq!(found.choices[1], "trainer = 3 (from SLURM_PROCID)");
+/// assert_eq!(found.choices[1].to_string(), "trainer = 3 (from SLURM_PROCID)");
 /// # Ok::<(), pserver_core::error::Failure>(())
 /// ```
 pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOptions, Failure> {
     let places = SettingSources::open(options, surroundings)?;
     let reader = places.plain("reader", &["PSERVER_READER"], "no");
     let is_reader = reader.read(truth, "yes or no")?;
-    let coordinator = places.coordinator();
+    let coordinator = places.coordinator()?;
     let address = Address::parse(&coordinator.text).map_err(|failure| coordinator.refused(&failure.to_string()))?;
     if address.port == 0 {
         return Err(coordinator.refused("port 0; expected the port of server 0"));
     }
-    let trainer = places.trainer(is_reader);
+    let (trainer, trainers) = places.trainer(is_reader)?;
     let deadline = places.plain("deadline", &["PSERVER_DEADLINE"], "120s");
     let absence = places.plain("server_absence", &["PSERVER_SERVER_ABSENCE"], "10s");
     let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
@@ -199,9 +203,13 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
         rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
         token: token(&token_file, surroundings)?,
     };
-    let rank = trainer.map_or_else(|| "trainer = the lowest free rank (default)".to_owned(), |claim| claim.to_string());
-    let plain = [&deadline, &absence, &reader, &poll, &checks, &rdma_device, &token_file].map(ToString::to_string);
-    let choices = [coordinator.to_string(), rank].into_iter().chain(plain).collect();
+    if let (Some(rank), Some(size)) = (&trainer, &trainers) {
+        check_below(rank, size)?;
+    }
+    let lowest = || SettingChoice::new("trainer", "the lowest free rank", DEFAULT);
+    let rank = trainer.unwrap_or_else(lowest);
+    let plain = [deadline, absence, reader, poll, checks, rdma_device, token_file];
+    let choices = [coordinator, rank].into_iter().chain(trainers).chain(plain).collect();
     Ok(ResolvedOptions {
         options,
         choices,
@@ -210,7 +218,7 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
 }
 
 /// The token in the file that is named, if one is.
-fn token(claim: &SettingText, surroundings: &Environment<'_>) -> Result<Option<JobToken>, Failure> {
+fn token(claim: &SettingChoice, surroundings: &Environment<'_>) -> Result<Option<JobToken>, Failure> {
     if claim.origin == DEFAULT {
         return Ok(None);
     }
@@ -240,71 +248,71 @@ impl<'a> SettingSources<'a> {
         (self.variable)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    fn option(&self, setting: &'static str) -> Option<SettingText> {
+    fn option(&self, setting: &'static str) -> Option<SettingChoice> {
         let text = self.options.get(setting)?.clone();
-        Some(SettingText { setting, text, origin: "the options".to_owned() })
+        Some(SettingChoice { setting, text, origin: "the options".to_owned() })
     }
 
-    fn first_variable(&self, setting: &'static str, names: &[&str]) -> Option<SettingText> {
-        let named = |name: &&str| Some(SettingText { setting, text: self.variable(name)?, origin: (*name).to_owned() });
+    fn first_variable(&self, setting: &'static str, names: &[&str]) -> Option<SettingChoice> {
+        let named =
+            |name: &&str| Some(SettingChoice { setting, text: self.variable(name)?, origin: (*name).to_owned() });
         names.iter().find_map(named)
     }
 
-    fn in_file(&self, setting: &'static str) -> Option<SettingText> {
+    fn in_file(&self, setting: &'static str) -> Option<SettingChoice> {
         let text = self.file.get(setting)?.clone();
-        Some(SettingText { setting, text, origin: self.path.clone() })
+        Some(SettingChoice { setting, text, origin: self.path.clone() })
     }
 
-    fn plain(&self, setting: &'static str, variables: &[&str], default: &str) -> SettingText {
+    fn plain(&self, setting: &'static str, variables: &[&str], default: &str) -> SettingChoice {
         let said = self.option(setting).or_else(|| self.first_variable(setting, variables));
-        said.or_else(|| self.in_file(setting)).unwrap_or_else(|| SettingText {
+        said.or_else(|| self.in_file(setting)).unwrap_or_else(|| SettingChoice {
             setting,
             text: default.to_owned(),
             origin: DEFAULT.to_owned(),
         })
     }
 
-    fn coordinator(&self) -> SettingText {
-        let setting = "coordinator";
-        let ours = self.option(setting).or_else(|| self.first_variable(setting, &["PSERVER_COORDINATOR"]));
-        ours.or_else(|| self.host_and_port("PADDLE_PSERVER_IPS", "PADDLE_PSERVER_PORT"))
-            .or_else(|| self.host_and_port("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
-            .unwrap_or_else(|| self.plain(setting, &[], &format!("127.0.0.1:{PORT_DEFAULT}")))
-    }
-
-    /// The first host of a list, which is server 0, with the port from another variable unless it has its own.
-    fn host_and_port(&self, hosts: &str, port: &str) -> Option<SettingText> {
-        let list = self.variable(hosts)?;
-        let host = list.split(',').next().unwrap_or_default().trim();
-        let setting = "coordinator";
-        if host.contains(':') && !host.ends_with(']') {
-            return Some(SettingText { setting, text: host.to_owned(), origin: hosts.to_owned() });
+    /// The address of server 0: said, in the file, or assumed.
+    fn coordinator(&self) -> Result<SettingChoice, Failure> {
+        let (setting, launchers) = ("coordinator", Launchers::new(self.variable));
+        let of_launcher = |found: LauncherValue| SettingChoice { setting, text: found.text, origin: found.origin };
+        let said = self.option(setting).or_else(|| launchers.address().map(of_launcher));
+        if let Some(said) = said.or_else(|| self.in_file(setting)) {
+            return Ok(said);
         }
-        let (number, origin) = match self.variable(port) {
-            Some(number) => (number, format!("{hosts} and {port}")),
-            None => (PORT_DEFAULT.to_owned(), hosts.to_owned()),
-        };
-        Some(SettingText { setting, text: format!("{host}:{number}"), origin })
+        let default = || SettingChoice::new(setting, &format!("127.0.0.1:{PORT_DEFAULT}"), DEFAULT);
+        Ok(launchers.assumed_address()?.map_or_else(default, of_launcher))
     }
 
-    fn trainer(&self, is_reader: bool) -> Option<SettingText> {
-        const LAUNCHERS: [&str; 9] = [
-            "PSERVER_TRAINER",
-            "PADDLE_TRAINER_ID",
-            "RANK",
-            "SLURM_PROCID",
-            "OMPI_COMM_WORLD_RANK",
-            "PMIX_RANK",
-            "PMI_RANK",
-            "JOB_COMPLETION_INDEX",
-            "DMLC_RANK",
-        ];
-        let launched = || self.first_variable("trainer", &LAUNCHERS).filter(|_| !is_reader);
-        self.option("trainer").or_else(launched).or_else(|| self.in_file("trainer").filter(|_| !is_reader))
+    /// The rank, and the number of trainers that it is one of.
+    fn trainer(&self, is_reader: bool) -> Result<(Option<SettingChoice>, Option<SettingChoice>), Failure> {
+        let launchers = Launchers::new(self.variable);
+        let option = self.option("trainer");
+        let launched = if option.is_some() || is_reader { None } else { launchers.rank()? };
+        let trainers = launchers.size(launched.as_ref()).filter(|_| !is_reader);
+        let choice = |setting, found: LauncherValue| SettingChoice { setting, text: found.text, origin: found.origin };
+        let rank = option.or_else(|| launched.map(|found| choice("trainer", found)));
+        let rank = rank.or_else(|| self.in_file("trainer").filter(|_| !is_reader));
+        Ok((rank, trainers.map(|found| choice("trainers", found))))
     }
 }
 
-impl SettingText {
+/// Refuses a rank beyond the number of trainers that comes with it.
+fn check_below(rank: &SettingChoice, size: &SettingChoice) -> Result<(), Failure> {
+    let numbers = rank.text.parse::<u32>().ok().zip(size.text.parse::<u32>().ok());
+    if numbers.is_some_and(|(rank, size)| size <= rank) {
+        let (text, origin) = (shown(&size.text), &size.origin);
+        return Err(rank.refused(&format!("expected a rank below trainers, which (from {origin}) is \"{text}\"")));
+    }
+    Ok(())
+}
+
+impl SettingChoice {
+    fn new(setting: &'static str, text: &str, origin: &str) -> Self {
+        Self { setting, text: text.to_owned(), origin: origin.to_owned() }
+    }
+
     fn read<T>(&self, parse: impl Fn(&str) -> Option<T>, expected: &str) -> Result<T, Failure> {
         parse(&self.text).ok_or_else(|| self.refused(&format!("expected {expected}")))
     }
@@ -314,7 +322,7 @@ impl SettingText {
     }
 }
 
-impl fmt::Display for SettingText {
+impl fmt::Display for SettingChoice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { setting, text, origin } = self;
         if origin == DEFAULT {
@@ -392,11 +400,6 @@ fn time(text: &str) -> Option<Duration> {
     Some(Duration::from_millis(millis)).filter(|time| *time <= DEADLINE_LONGEST)
 }
 
-/// The beginning of somebody's text, fit for a line.
-fn shown(text: &str) -> String {
-    text.chars().take(100).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -410,7 +413,7 @@ mod tests {
         let found = find(options, &Environment { variable: &variable, file: &read });
         match (found, expected) {
             (Ok(found), Ok(expected)) => {
-                let all = found.choices.join("; ");
+                let all = found.choices.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
                 assert!(all.contains(expected), "{options} {variables:?}: {all}; expected {expected}");
             }
             (Err(failure), Err(expected)) => {
@@ -460,13 +463,14 @@ mod tests {
         let all = [
             "PSERVER_TRAINER=1",
             "PADDLE_TRAINER_ID=2",
-            "RANK=3",
-            "SLURM_PROCID=4",
-            "OMPI_COMM_WORLD_RANK=5",
-            "PMIX_RANK=6",
+            "DMLC_WORKER_ID=3",
+            "DMLC_RANK=4",
+            "RANK=5",
+            "OMPI_COMM_WORLD_RANK=6",
             "PMI_RANK=7",
-            "JOB_COMPLETION_INDEX=8",
-            "DMLC_RANK=9",
+            "PMIX_RANK=8",
+            "SLURM_PROCID=9",
+            "JOB_COMPLETION_INDEX=10",
         ];
         for (first, variable) in all.iter().enumerate() {
             let (name, rank) = variable.split_once('=').expect("it has a value");
@@ -477,6 +481,31 @@ mod tests {
     }
 
     #[test]
+    fn ranks_that_cannot_be_true_are_refused_by_both_names() {
+        let slurm = ["SLURM_PROCID=2", "SLURM_NTASKS=4", "SLURM_STEP_ID=0"];
+        check("", &slurm, "", Ok("trainer = 2 (from SLURM_PROCID); trainers = 4 (from SLURM_NTASKS)"));
+        // mpirun numbers what it starts, within a batch script or within the step of its own daemons.
+        let inner = ["OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4"];
+        let both = [&inner[..], &slurm].concat();
+        let text =
+            "trainer (from OMPI_COMM_WORLD_RANK) is \"3\" and (from SLURM_PROCID) \"2\", each of 4: expected one";
+        check("", &both, "", Err(text));
+        let ours = "trainer = 3 (from OMPI_COMM_WORLD_RANK); trainers = 4";
+        check("", &both[..4], "", Ok(ours));
+        check("", &[&inner[..], &["SLURM_PROCID=2", "SLURM_NTASKS=3", "SLURM_STEP_ID=0"]].concat(), "", Ok(ours));
+        check("", &[&both[..], &["PSERVER_TRAINER=1"]].concat(), "", Ok("trainer = 1 (from PSERVER_TRAINER)"));
+        check("trainer=1", &both, "", Ok("trainer = 1 (from the options)"));
+        let beyond = ["SLURM_PROCID=4", "SLURM_NTASKS=4"];
+        let text =
+            "trainer (from SLURM_PROCID) is \"4\": expected a rank below trainers, which (from SLURM_NTASKS) is \"4\"";
+        check("", &beyond, "", Err(text));
+        check("", &["RANK=2", "PSERVER_TRAINERS=2"], "", Err("which (from PSERVER_TRAINERS) is \"2\""));
+        check("trainer=2", &["PSERVER_TRAINERS=2"], "", Err("trainer (from the options) is \"2\""));
+        check("", &["DMLC_RANK=0", "DMLC_ROLE=server"], "", Err("DMLC_ROLE is \"server\"; expected worker"));
+        check("", &["DMLC_RANK=0", "DMLC_ROLE=worker", "DMLC_NUM_WORKER=2"], "", Ok("trainers = 2"));
+    }
+
+    #[test]
     fn server_0_is_found_the_way_other_launchers_name_it() {
         let paddle = ["PADDLE_PSERVER_IPS=a,b", "PADDLE_PSERVER_PORT=6", "DMLC_PS_ROOT_URI=d"];
         check("", &paddle, "", Ok("coordinator = a:6 (from PADDLE_PSERVER_IPS and PADDLE_PSERVER_PORT)"));
@@ -484,7 +513,15 @@ mod tests {
         check("", &["PADDLE_PSERVER_IPS=[::1],b"], "", Ok("coordinator = [::1]:7164 (from PADDLE_PSERVER_IPS)"));
         let dmlc = ["DMLC_PS_ROOT_URI=d", "DMLC_PS_ROOT_PORT=9"];
         check("", &dmlc, "", Ok("coordinator = d:9 (from DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"));
-        check("", &["MASTER_ADDR=m", "MASTER_PORT=1"], "", Ok("coordinator = 127.0.0.1:7164 (default)"));
+        let torchrun = ["MASTER_ADDR=m", "MASTER_PORT=1", "SLURM_JOB_NODELIST=n[01-03,7],gpu-1"];
+        check("", &torchrun, "", Ok("coordinator = m:7164 (from MASTER_ADDR)"));
+        check("", &["MASTER_ADDR=::1"], "", Ok("coordinator = [::1]:7164 (from MASTER_ADDR)"));
+        check("", &torchrun[2..], "", Ok("coordinator = n01:7164 (from SLURM_JOB_NODELIST)"));
+        let one = "coordinator = 127.0.0.1:7164 (from SLURM_JOB_NODELIST, of one node)";
+        check("", &["SLURM_JOB_NODELIST=n7"], "", Ok(one));
+        let file = ["PSERVER_CONFIG=job.toml", "SLURM_JOB_NODELIST=n["];
+        check("", &file, "coordinator = \"f:1\"", Ok("coordinator = f:1 (from job.toml)"));
+        check("", &["SLURM_JOB_NODELIST=n["], "", Err("SLURM_JOB_NODELIST is \"n[\": the end within brackets"));
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod engine;
 pub mod environment;
 mod initialise;
 mod job;
+pub mod launchers;
 mod packer;
 mod pending;
 mod rows;

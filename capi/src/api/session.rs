@@ -59,7 +59,8 @@ impl Session {
         let found = find(options, &Environment { variable: &variable, file: &file })?;
         if found.is_verbose {
             let warnings = unknown_variables(&of_process());
-            found.choices.iter().chain(&warnings).for_each(|line| eprintln!("libpaddle_pserver: {line}"));
+            let choices = found.choices.iter().map(ToString::to_string);
+            choices.chain(warnings).for_each(|line| eprintln!("libpaddle_pserver: {line}"));
         }
         Ok(Self::new(Client::new(found.options)?, offers))
     }

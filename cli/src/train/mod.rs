@@ -69,7 +69,8 @@ struct ProcessArgs {
     /// Server processes on this machine.
     #[arg(long, default_value_t = 1, conflicts_with = "connect", value_parser = clap::value_parser!(u16).range(1..))]
     servers: u16,
-    /// Be one trainer of the running job whose server 0 has this address.
+    /// Be one trainer of the running job whose server 0 has this address; env for the address that variables or a file
+    /// name, as `pserver env` prints it.
     #[arg(long, value_name = "ADDRESS")]
     connect: Option<String>,
     /// The rank of this trainer, from zero; the lowest free one when not given.

@@ -14,6 +14,9 @@ use super::Args;
 use super::plan::TrainingPlan;
 use crate::quickstart::parent_death;
 
+/// The address of server 0 that the environment names.
+const FOUND: &str = "env";
+
 /// A line of JSON from a trainer to the parent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -109,10 +112,11 @@ pub(super) fn batches(args: &Args, plan: &TrainingPlan, trainer: u32, trainers: 
 }
 
 fn options(args: &Args, address: &str) -> Result<ClientOptions> {
-    let rank = args.processes.rank.map_or(String::new(), |rank| format!(" trainer={rank}"));
+    let rank = args.processes.rank.map_or(String::new(), |rank| format!("trainer={rank}"));
+    let coordinator = if address == FOUND { String::new() } else { format!("coordinator={address}") };
     let variable = |name: &str| std::env::var(name).ok();
     let surroundings = Environment { variable: &variable, file: &rule_file::open };
-    Ok(environment::find(&format!("coordinator={address}{rank}"), &surroundings)?.options)
+    Ok(environment::find(&format!("{coordinator} {rank}"), &surroundings)?.options)
 }
 
 /// The means over the steps of an epoch from step `begin` on.

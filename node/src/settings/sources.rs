@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use config::{File, FileFormat, Source, Value, ValueKind};
 
 use pserver_client::environment::variable_of;
+use pserver_client::launchers::Launchers;
 use pserver_core::text::suggestion;
 
 use super::args::{DEPENDENT_DEFAULTS, ServeArgs, SettingKey};
@@ -25,6 +26,8 @@ enum SettingOrigin {
     Flag,
     Environment,
     File(PathBuf),
+    /// Variables of a launcher.
+    Launcher(String),
     Default,
 }
 
@@ -72,7 +75,33 @@ impl SettingTexts {
         };
         let mut sources = Self(keys.into_iter().map(found).collect());
         sources.settle_defaults(environment);
+        sources.settle_launchers(environment)?;
         Ok(sources)
+    }
+
+    /// Takes what nobody configured from the launcher of this process: counts and the index, then, for all but server
+    /// 0, the address of server 0.
+    fn settle_launchers(&mut self, environment: &[(String, String)]) -> Result<()> {
+        let variable = |name: &str| environment.iter().find(|(other, _)| other == name).map(|(_, text)| text.clone());
+        let launchers = Launchers::new(&variable);
+        for key in ["servers", "trainers", "index", "coordinator"] {
+            if self.unmade(key).is_none() {
+                continue;
+            }
+            let is_first = self.get("index").text.trim() == "0";
+            let found = match key {
+                "coordinator" if is_first => None,
+                "coordinator" => match launchers.address() {
+                    Some(said) => Some(said),
+                    None => launchers.assumed_address()?,
+                },
+                _ => launchers.of_server(key, Some(self.get("servers").text.as_str()))?,
+            };
+            if let (Some(found), Some(setting)) = (found, self.unmade(key)) {
+                (setting.text, setting.origin) = (found.text, SettingOrigin::Launcher(found.origin));
+            }
+        }
+        Ok(())
     }
 
     /// Sets defaults that depend on other settings or on the user's folders.
@@ -181,6 +210,7 @@ impl fmt::Display for OriginName<'_> {
             SettingOrigin::File(path) => {
                 formatter.write_str(&path.display().to_string().replace(char::is_control, "?"))
             }
+            SettingOrigin::Launcher(variables) => formatter.write_str(variables),
             SettingOrigin::Default => formatter.write_str("default"),
         }
     }

@@ -469,3 +469,29 @@ fn trainers_know_the_names_of_all_settings_of_servers() {
     let names: Vec<&str> = settings.keys().iter().map(|key| key.name).collect();
     assert_eq!(SERVER_SETTINGS, names);
 }
+
+#[test]
+fn a_server_without_settings_of_its_own_is_placed_by_its_launcher() {
+    let check = |flags, environment, expected: (u16, u16, u32, Option<&str>)| {
+        let found = load(flags, environment, "").unwrap();
+        let coordinator = found.addresses.coordinator.map(|address| address.to_string());
+        let found = (found.index, found.job.servers, found.job.trainers, coordinator.as_deref());
+        assert_eq!(found, expected, "{flags} {environment}");
+    };
+    let slurm = "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=n[01-03,7],gpu-1";
+    check("--trainers 4", slurm, (0, 1, 4, None));
+    check("--servers 2 --trainers 4", slurm, (1, 2, 4, Some("n01:7164")));
+    check("--servers 2 --index 0", slurm, (0, 2, 1, None));
+    let lite = "DMLC_ROLE=server DMLC_SERVER_ID=1 DMLC_NUM_SERVER=2 DMLC_NUM_WORKER=4 DMLC_PS_ROOT_URI=d";
+    check("", lite, (1, 2, 4, Some("d:7164")));
+    check("--coordinator c:1", lite, (1, 2, 4, Some("c:1")));
+    let beyond = "the configuration is wrong:\n  index (from SLURM_PROCID) is \"2\"; expected an index below servers, \
+                  which is 2";
+    check_refused("--servers 2 --coordinator c:1", "SLURM_PROCID=2", "", beyond);
+    check_refused(
+        "",
+        "DMLC_ROLE=scheduler DMLC_NUM_SERVER=2",
+        "",
+        "DMLC_ROLE is \"scheduler\"; expected server in this process",
+    );
+}
