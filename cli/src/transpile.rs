@@ -83,6 +83,9 @@ struct Rates {
     /// Cores that all processes share, on one machine; 0 if each has a machine of its own.
     #[arg(long, default_value_t = CostModel::default().shared_cores, value_name = "CORES")]
     shared_cores: u32,
+    /// Seconds by which a round trip takes longer for each process that exchanges messages beyond those cores.
+    #[arg(long, default_value_t = CostModel::default().crowding_seconds, value_name = "SECONDS")]
+    crowding_seconds: f64,
     /// Bytes per second of a link, both directions together.
     #[arg(long, default_value_t = ProcessRates::default().link_bytes_per_second, value_name = "RATE")]
     link_bytes_per_second: f64,
@@ -206,6 +209,7 @@ impl Rates {
             batch: self.batch,
             chunk_bytes: self.chunk_bytes,
             shared_cores: self.shared_cores,
+            crowding_seconds: self.crowding_seconds,
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use pserver_program::transpile::{Cluster, CostModel, ProcessRates};
+use pserver_program::transpile::{Cluster, CostModel};
 use pserver_program::{Graph, Program};
 use pserver_trainer::trainable;
 use serde_json::json;
@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::alternation::BLOCKS_MIN;
 use crate::counters::{self, Carried};
 use crate::job::TransportName;
-use crate::programs::{RandomProgram, StepComparison, StepPlan, machine_rates};
+use crate::programs::{RandomProgram, StepComparison, StepPlan, machine_costs};
 use crate::report::{Column, Outcome, Report, plain, scaled};
 use crate::route::Route;
 
@@ -74,10 +74,8 @@ struct MeasuredProgram {
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(!args.programs.is_empty() || args.random > 0, "found no program; expected files, or --random above zero");
     ensure!(args.blocks > 0 && args.duration > 0.0, "expected blocks, and a duration above zero");
-    let rates = machine_rates()?;
-    let shared_cores = std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
-    let costs = CostModel { trainer: rates, server: rates, shared_cores, ..CostModel::default() };
-    let rates_text = options(&rates, shared_cores);
+    let costs = machine_costs()?;
+    let rates_text = options(&costs);
     eprintln!("psbench: rates for pserver transpile --costs: {rates_text}");
     let parameters = json!({ "programs": args.programs, "optimizer": args.optimizer, "random": args.random,
         "seed": args.seed, "blocks": args.blocks, "duration_seconds": args.duration, "rates": rates_text });
@@ -104,16 +102,20 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 }
 
 /// The rates as options of `pserver transpile`.
-fn options(rates: &ProcessRates, shared_cores: u32) -> String {
+fn options(costs: &CostModel) -> String {
+    let rates = &costs.trainer;
     format!(
         "--link-bytes-per-second {:.3e} --message-seconds {:.3e} --op-seconds {:.3e} --row-seconds {:.3e} \
-         --flops-per-second {:.3e} --memory-bytes-per-second {:.3e} --shared-cores {shared_cores}",
+         --flops-per-second {:.3e} --memory-bytes-per-second {:.3e} --shared-cores {} \
+         --crowding-seconds {:.3e}",
         rates.link_bytes_per_second,
         rates.message_seconds,
         rates.op_seconds,
         rates.row_seconds,
         rates.flops_per_second,
-        rates.memory_bytes_per_second
+        rates.memory_bytes_per_second,
+        costs.shared_cores,
+        costs.crowding_seconds,
     )
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use pserver_client::{Client, ClientOptions, DestinationRows, DestinationSlice, GradientRows, GradientSlice};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
@@ -12,7 +12,7 @@ use pserver_kernels::cpu::Cpu;
 use pserver_node::Server;
 use pserver_program::cpu::CpuArithmetic;
 use pserver_program::executor::{Executor, ExecutorParts, ProgramLink};
-use pserver_program::transpile::ProcessRates;
+use pserver_program::transpile::{CostModel, ProcessRates};
 use pserver_program::{Elements, Graph, Program, ProgramPeer, Tensor, VariableValue};
 
 use crate::servers::serve;
@@ -20,10 +20,12 @@ use crate::statistics::median;
 
 /// Repetitions of each measurement; the median counts.
 const SAMPLES: usize = 15;
+/// Exchanges in a repetition: a step's processes are awake, and one exchange alone would measure how they wake up.
+const EXCHANGES: u32 = 64;
 /// Rows and columns of the multiplied matrices.
 const SIDE: u64 = 256;
-/// Elements of the added tensors.
-const ELEMENTS: u64 = 1 << 20;
+/// Elements of the added tensors: as the values of a step they stay in the cache of a core.
+const ELEMENTS: u64 = 1 << 15;
 /// Ops of a program of small ops.
 const OPS: u32 = 64;
 /// Elements of the large parameter.
@@ -44,8 +46,16 @@ impl ProgramLink for NoLink {
     fn send(&mut self, _: ProgramPeer, _: &str, _: &VariableValue) {}
 }
 
-/// The rates of trainers and servers on this machine.
-pub(crate) fn machine_rates() -> Result<ProcessRates> {
+/// The cost model of a job on this machine alone.
+pub(crate) fn machine_costs() -> Result<CostModel> {
+    let shared_cores = std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
+    let rates = rates()?;
+    let crowding_seconds = crowding_seconds(shared_cores, rates.message_seconds)?;
+    Ok(CostModel { trainer: rates, server: rates, shared_cores, crowding_seconds, ..CostModel::default() })
+}
+
+/// The rates of one process.
+fn rates() -> Result<ProcessRates> {
     let square = ["a", "b"].map(|name| (name, vec![SIDE, SIDE]));
     let product = program_seconds("forward c = matmul(a, b)", &square)?;
     let long = ["a", "b"].map(|name| (name, vec![ELEMENTS]));
@@ -106,6 +116,45 @@ struct NetworkRates {
     row_seconds: f64,
 }
 
+/// An exchange of one element, in a row of them.
+fn exchange_seconds(client: &Client) -> Result<f64> {
+    let mut small = [0; 4];
+    let all = samples(|| {
+        for _ in 0..EXCHANGES {
+            let gradient = GradientSlice { name: "small", element_type: Float32, content: &[0; 4] };
+            client.push_pull(&[gradient], None, &mut [DestinationSlice::new("small", &mut small)])?;
+        }
+        Ok(())
+    })?;
+    Ok(all / f64::from(EXCHANGES))
+}
+
+/// Seconds by which an exchange takes longer than its messages where processes are one more than the cores: a server and
+/// as many trainers as there are cores, whose gradients the server adds.
+fn crowding_seconds(cores: u32, message_seconds: f64) -> Result<f64> {
+    let servers = serve("tcp", cores, 1, 1)?;
+    let coordinator = servers[0].address();
+    let trainer = |trainer| {
+        let client = Client::new(ClientOptions { trainer: Some(trainer), ..ClientOptions::new(coordinator.clone()) })?;
+        if client.begin_init(&OptimizerSettings::default())? {
+            let rule = OptimizerSettings::from_text("const_lr { learning_rate: 0.1 }")?;
+            client.init_param("small", Float32, &[1], &[0; 4], &rule)?;
+            client.finish_init()?;
+        }
+        let seconds = exchange_seconds(&client)?;
+        client.leave()?;
+        Ok(seconds)
+    };
+    let seconds: Result<Vec<f64>> = std::thread::scope(|scope| {
+        let trainers: Vec<_> = (0..cores).map(|number| scope.spawn(move || trainer(number))).collect();
+        trainers.into_iter().map(|thread| thread.join().unwrap_or_else(|_| bail!("a trainer panicked"))).collect()
+    });
+    servers.into_iter().try_for_each(Server::stop)?;
+    // All trainers' two messages at the same time on their cores, then the server's, one after the other.
+    let messages = 2.0 + 2.0 * f64::from(cores);
+    Ok((median(&seconds?) - messages * message_seconds).max(0.0))
+}
+
 /// Rates of a job of one trainer and one server.
 fn network() -> Result<NetworkRates> {
     let servers = serve("tcp", 1, 1, 1)?;
@@ -119,11 +168,7 @@ fn network() -> Result<NetworkRates> {
     let sparse = OptimizerSettings::from_text(&format!("{rule} sparse {{ height: {ROWS} width: {WIDTH} }}"))?;
     client.init_param("table", Float32, &[], &[], &sparse)?;
     client.finish_init()?;
-    let mut small = [0; 4];
-    let exchange = samples(|| {
-        let gradient = GradientSlice { name: "small", element_type: Float32, content: &[0; 4] };
-        Ok(client.push_pull(&[gradient], None, &mut [DestinationSlice::new("small", &mut small)])?)
-    })?;
+    let exchange = exchange_seconds(&client)?;
     // An exchange is two messages on either side, one after the other.
     let message_seconds = exchange / 4.0;
     let pull = samples(|| Ok(client.pull(&mut [DestinationSlice::new("large", &mut large)])?))?;

@@ -12,11 +12,13 @@
 //!   batch has [`CostModel::batch`] examples, and selected rows are as many as the ids that looked them up, at most the
 //!   height; of a table that is only looked up these rows travel. Addresses and frames are left out.
 //! - *Messages* are frames: all dense gradients of a trainer for a server travel in one, and the parameters come back
-//!   in another; so do the gradients of rows, and rows that are read. A further table has frames of its own, which
-//!   follow the first ones closely: two messages. Each counts where it is sent and where it is received, and takes
-//!   longer where processes that exchange some are more than the cores they share.
+//!   in another. A table has two for the gradients of its rows and two for the rows that are read. Each counts where it
+//!   is sent and where it is received.
+//! - *Round trips* of a trainer: one for dense values, one for all rows that are read and one for all their gradients.
+//!   Each takes longer where processes that exchange messages are more than the cores they share.
 //! - *Ops* are those of the program that run, a `recv` and a `send` too.
-//! - *Rows* are selected rows that a trainer sends, and that a server adds and updates: each is found by its number.
+//! - *Rows* are selected rows that a trainer sends, asks for and looks up among those that came, and that a server adds,
+//!   updates and looks up: each is found by its number.
 //! - *Flops*: `2 n k m` for a matrix product, two for every product of a convolution, 200 for every element of an
 //!   exponential or the like, whose loops are scalar, and one for every element of the largest operand otherwise.
 //! - *Memory bytes*: what an op reads and writes, once each; an update or a lookup by rows touches these rows only. A
@@ -85,12 +87,21 @@ pub struct CostModel {
     pub chunk_bytes: u32,
     /// Cores that all processes share, on one machine; zero if each has a machine of its own.
     pub shared_cores: u32,
+    /// Seconds by which a round trip takes longer for each process that exchanges messages beyond those cores.
+    pub crowding_seconds: f64,
 }
 
 impl Default for CostModel {
     fn default() -> Self {
         let machine = ProcessRates::default();
-        Self { trainer: machine, server: machine, batch: 64, chunk_bytes: CHUNK_BYTES_DEFAULT, shared_cores: 0 }
+        Self {
+            trainer: machine,
+            server: machine,
+            batch: 64,
+            chunk_bytes: CHUNK_BYTES_DEFAULT,
+            shared_cores: 0,
+            crowding_seconds: 50e-6,
+        }
     }
 }
 
@@ -121,6 +132,10 @@ impl CostModel {
                     return Err(Failure::call(format!("{machine}.{field} is {seconds}; expected zero or above")));
                 }
             }
+        }
+        let seconds = self.crowding_seconds;
+        if !(seconds.is_finite() && seconds >= 0.0) {
+            return Err(Failure::call(format!("crowding_seconds is {seconds}; expected zero or above")));
         }
         for (field, value) in [("batch", self.batch), ("chunk_bytes", self.chunk_bytes.into())] {
             if value == 0 {
@@ -154,14 +169,14 @@ impl StepWork {
     /// Its duration in seconds, at these rates.
     #[must_use]
     pub fn seconds(&self, machine: &ProcessRates) -> f64 {
-        self.process_seconds(machine, 1.0).sum()
+        self.process_seconds(machine).sum()
     }
 
-    /// The same by parts, with messages that take so many times as long.
-    pub(super) fn process_seconds(&self, machine: &ProcessRates, crowding: f64) -> ProcessSeconds {
+    /// The same by parts.
+    pub(super) fn process_seconds(&self, machine: &ProcessRates) -> ProcessSeconds {
         let linked = self.sent_bytes.saturating_add(self.received_bytes);
         ProcessSeconds {
-            own: real(self.messages) * machine.message_seconds * crowding
+            own: real(self.messages) * machine.message_seconds
                 + real(self.ops) * machine.op_seconds
                 + real(self.rows) * machine.row_seconds
                 + real(self.flops) / machine.flops_per_second
@@ -211,7 +226,8 @@ impl Estimate {
     }
 }
 
-/// How the trainers' values of a step travel to a server: dense ones in one exchange of two messages, rows in two.
+/// How the trainers' values of a step travel to a server: dense ones in one exchange of two messages, rows of a table in
+/// two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Exchanges {
     pub(super) has_dense: bool,
@@ -227,8 +243,11 @@ impl Exchanges {
     }
 
     pub(super) fn messages(self) -> u64 {
-        let rows = if self.tables == 0 { 0 } else { 2 + 2 * u64::from(self.tables) };
-        2 * u64::from(self.has_dense) + rows
+        2 * u64::from(self.has_dense) + 4 * u64::from(self.tables)
+    }
+
+    pub(super) fn round_trips(self) -> u64 {
+        u64::from(self.has_dense) + 2 * u64::from(self.tables > 0)
     }
 
     pub(super) fn add(&mut self, other: Self) {
@@ -251,6 +270,8 @@ pub(super) struct ChannelPieces {
 struct Traffic<'p> {
     pieces: BTreeMap<(ProgramPeer, &'p str), ChannelPieces>,
     messages: BTreeMap<ProgramPeer, u64>,
+    /// Round trips of the trainer that has most.
+    round_trips: u64,
 }
 
 impl<'p> Traffic<'p> {
@@ -286,10 +307,13 @@ impl<'p> Traffic<'p> {
                 *self.messages.entry(*to).or_default() += senders;
             }
         }
+        let mut all = Exchanges::default();
         for (server, exchanges) in servers {
+            all.add(exchanges);
             own += exchanges.messages();
             *self.messages.entry(server).or_default() += senders * exchanges.messages();
         }
+        self.round_trips = self.round_trips.max(all.round_trips());
         part.peers.iter().for_each(|peer| *self.messages.entry(*peer).or_default() += own);
     }
 }
@@ -303,8 +327,8 @@ pub fn estimate(parts: &[ProgramPart], costs: &CostModel) -> Estimate {
     let trainer_count =
         parts.iter().flat_map(|part| &part.peers).filter(|peer| matches!(peer, ProgramPeer::Trainer(_)));
     let is_waiting = trainer_count.count() < 2 || all.any(merges);
-    let pace = StepPace { is_waiting, shared_cores: costs.shared_cores };
-    let crowding = pace.crowding(traffic.messages.values().filter(|messages| **messages > 0).count());
+    let pace = StepPace { is_waiting, shared_cores: costs.shared_cores, crowding_seconds: costs.crowding_seconds };
+    let linked = traffic.messages.values().filter(|messages| **messages > 0).count();
     let (mut trainers, mut servers) = (ProcessGroup::default(), ProcessGroup::default());
     let nodes = parts.iter().flat_map(|part| part.peers.iter().map(|peer| (*peer, &part.graph)));
     let nodes = nodes.map(|(peer, graph)| {
@@ -314,12 +338,13 @@ pub fn estimate(parts: &[ProgramPart], costs: &CostModel) -> Estimate {
             ProgramPeer::Server(_) => (&costs.server, &mut servers, server_work(graph, &pieces, costs)),
         };
         work.messages = traffic.messages.get(&peer).copied().unwrap_or(0);
-        let seconds = work.process_seconds(machine, crowding);
+        let seconds = work.process_seconds(machine);
         group.add(seconds, 1);
         NodeEstimate { peer, work, seconds: seconds.sum() }
     });
     let nodes = nodes.collect();
-    Estimate { nodes, step_seconds: pace.step_seconds(&trainers, &servers) }
+    let crowding = pace.crowding(linked, traffic.round_trips);
+    Estimate { nodes, step_seconds: pace.step_seconds(&trainers, &servers) + crowding }
 }
 
 /// Everything in block 0 once, without messages.
@@ -478,7 +503,8 @@ impl<'a> Sizes<'a> {
             OpKind::Recv { .. } => StepWork { received_bytes: self.bytes(node.outputs[0]), ..op },
             OpKind::PullRows { .. } => {
                 let (all, ids) = (self.bytes(node.outputs[0]), self.rows(node.outputs[0]).saturating_mul(8));
-                StepWork { sent_bytes: ids, received_bytes: all.saturating_sub(ids), memory_bytes: all, ..op }
+                let rows = self.rows(node.outputs[0]);
+                StepWork { sent_bytes: ids, received_bytes: all.saturating_sub(ids), rows, memory_bytes: all, ..op }
             }
             OpKind::GradientAccumulator { .. } => StepWork {
                 rows: self.rows(node.inputs[0]),
@@ -491,10 +517,20 @@ impl<'a> Sizes<'a> {
             | OpKind::Enqueue
             | OpKind::Dequeue { .. } => StepWork::default(),
             kind => {
-                let rows = if let OpKind::Update { .. } = kind { self.rows(node.inputs[1]) } else { 0 };
+                let rows = match kind {
+                    OpKind::Update { .. } => self.rows(node.inputs[1]),
+                    OpKind::LookupTable { .. } if self.is_by_number(node) => self.elements(node.inputs[1]),
+                    _ => 0,
+                };
                 StepWork { rows, flops: self.flops(node), memory_bytes: self.memory_bytes(node), ..op }
             }
         }
+    }
+
+    /// Whether a lookup finds each row by its number: on a server, and among rows that were pulled.
+    fn is_by_number(&self, node: &Node) -> bool {
+        let table = &self.graph.variable(node.inputs[0]).facts;
+        node.role == OpRole::Communication || matches!(table, VariableFacts::SelectedRows { .. })
     }
 
     fn flops(&self, node: &Node) -> u64 {

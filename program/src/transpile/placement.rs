@@ -117,8 +117,8 @@ struct ServerPieces {
 }
 
 impl ServerPieces {
-    fn messages(&self) -> f64 {
-        real(Exchanges { has_dense: self.dense > 0, tables: self.tables }.messages())
+    fn exchanges(&self) -> Exchanges {
+        Exchanges { has_dense: self.dense > 0, tables: self.tables }
     }
 }
 
@@ -335,20 +335,23 @@ fn touched(change: &[UnitChange]) -> Vec<usize> {
 
 impl StepLoads {
     fn score(&self, cluster: &ClusterLoad) -> PlacementScore {
-        let used = cluster.servers.iter().filter(|server| server.messages() > 0.0).count();
-        let crowding = self.pace.crowding(used + self.trainers as usize);
-        let (mut servers, mut spread, mut messages) = (ProcessGroup::default(), 0.0, 0.0);
+        let (mut servers, mut spread) = (ProcessGroup::default(), 0.0);
+        let (mut linked, mut messages, mut all) = (self.trainers as usize, 0.0, Exchanges::default());
         for server in &cluster.servers {
-            let own_messages = server.messages();
-            let own = server.seconds.own + own_messages * crowding * f64::from(self.trainers) * self.server_message;
+            let exchanges = server.exchanges();
+            let own_messages = real(exchanges.messages());
+            let own = server.seconds.own + own_messages * f64::from(self.trainers) * self.server_message;
             let seconds = ProcessSeconds { own, wire: server.seconds.wire };
             spread += seconds.sum() * seconds.sum();
             messages += own_messages;
+            linked += usize::from(exchanges.messages() > 0);
+            all.add(exchanges);
             servers.add(seconds, 1);
         }
         let mut trainers = ProcessGroup::default();
-        let own = self.trainer.own + cluster.pieces_seconds + messages * crowding * self.trainer_message;
+        let own = self.trainer.own + cluster.pieces_seconds + messages * self.trainer_message;
         trainers.add(ProcessSeconds { own, wire: self.trainer.wire }, self.trainers);
-        PlacementScore { step: self.pace.step_seconds(&trainers, &servers), spread }
+        let crowding = self.pace.crowding(linked, all.round_trips());
+        PlacementScore { step: self.pace.step_seconds(&trainers, &servers) + crowding, spread }
     }
 }

@@ -75,6 +75,7 @@ impl StepLoads {
             pace: StepPace {
                 is_waiting: empty.cluster.trainers == 1 || empty.accumulators.count > 1,
                 shared_cores: costs.shared_cores,
+                crowding_seconds: costs.crowding_seconds,
             },
         })
     }
@@ -116,7 +117,7 @@ impl GroupLoad {
         };
         let work = server_work(&alone.graph, &pieces, costs);
         self.fixed = StepWork { ops: work.ops, ..StepWork::default() }.seconds(&costs.server);
-        self.rows_seconds = StepWork { ops: 0, ..work }.process_seconds(&costs.server, 1.0);
+        self.rows_seconds = StepWork { ops: 0, ..work }.process_seconds(&costs.server);
         Ok(())
     }
 
@@ -156,10 +157,10 @@ fn trainer_loads(
         let mut names = node.inputs.iter().chain(&node.outputs).map(|index| own.graph.variable(*index).name.as_str());
         let owner = names.find_map(|name| owners.get(name)).filter(|_| node.role == OpRole::Communication);
         if let Some(group) = owner {
-            seconds[*group] += work.process_seconds(&costs.trainer, 1.0).own;
+            seconds[*group] += work.process_seconds(&costs.trainer).own;
         }
     }
-    Ok((all.process_seconds(&costs.trainer, 1.0), seconds))
+    Ok((all.process_seconds(&costs.trainer), seconds))
 }
 
 fn exchanges(graph: &Graph, group: &OpGroup) -> Exchanges {

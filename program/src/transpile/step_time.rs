@@ -11,6 +11,9 @@
 //! wait, a trainer's step has an `n`th of a server's updates, unless a server cannot keep up with all trainers.
 //!
 //! Processes that share a machine's cores take at least their total divided by the cores, in each of the three terms.
+//! Where those that exchange messages are more than the cores, they wait for a core in each round trip as well.
+
+use super::cost::real;
 
 /// Seconds of a process in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,12 +25,14 @@ pub(super) struct ProcessSeconds {
 }
 
 /// How processes wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepPace {
     /// Whether an update waits for the gradients of all trainers; that of one trainer does.
     pub(super) is_waiting: bool,
     /// Cores that all processes share; zero if each has its own.
     pub(super) shared_cores: u32,
+    /// As [`CostModel::crowding_seconds`](super::CostModel::crowding_seconds).
+    pub(super) crowding_seconds: f64,
 }
 
 /// Slowest and total of one time of some processes.
@@ -80,9 +85,10 @@ impl FromIterator<ProcessSeconds> for ProcessGroup {
 }
 
 impl StepPace {
-    /// How many times as long a message takes where so many processes exchange some.
-    pub(super) fn crowding(self, processes: usize) -> f64 {
-        if self.shared_cores == 0 { 1.0 } else { (processes as f64 / f64::from(self.shared_cores)).max(1.0) }
+    /// Seconds by which so many round trips of a trainer take longer where so many processes make some.
+    pub(super) fn crowding(self, processes: usize, round_trips: u64) -> f64 {
+        let cores = if self.shared_cores == 0 { usize::MAX } else { self.shared_cores as usize };
+        self.crowding_seconds * real(processes.saturating_sub(cores) as u64) * real(round_trips)
     }
 
     /// The duration of a step in seconds.
