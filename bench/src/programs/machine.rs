@@ -129,8 +129,8 @@ fn exchange_seconds(client: &Client) -> Result<f64> {
     Ok(all / f64::from(EXCHANGES))
 }
 
-/// Seconds by which an exchange takes longer than its messages where processes are one more than the cores: a server and
-/// as many trainers as there are cores, whose gradients the server adds.
+/// Seconds by which an exchange takes longer than its messages where processes are one more than the cores: a server
+/// and as many trainers as there are cores, whose gradients the server adds.
 fn crowding_seconds(cores: u32, message_seconds: f64) -> Result<f64> {
     let servers = serve("tcp", cores, 1, 1)?;
     let coordinator = servers[0].address();

@@ -17,8 +17,8 @@
 //! - *Round trips* of a trainer: one for dense values, one for all rows that are read and one for all their gradients.
 //!   Each takes longer where processes that exchange messages are more than the cores they share.
 //! - *Ops* are those of the program that run, a `recv` and a `send` too.
-//! - *Rows* are selected rows that a trainer sends, asks for and looks up among those that came, and that a server adds,
-//!   updates and looks up: each is found by its number.
+//! - *Rows* are selected rows that a trainer sends, asks for and looks up among those that came, and that a server
+//!   adds, updates and looks up: each is found by its number.
 //! - *Flops*: `2 n k m` for a matrix product, two for every product of a convolution, 200 for every element of an
 //!   exponential or the like, whose loops are scalar, and one for every element of the largest operand otherwise.
 //! - *Memory bytes*: what an op reads and writes, once each; an update or a lookup by rows touches these rows only. A
@@ -226,8 +226,8 @@ impl Estimate {
     }
 }
 
-/// How the trainers' values of a step travel to a server: dense ones in one exchange of two messages, rows of a table in
-/// two.
+/// How the trainers' values of a step travel to a server: dense ones in one exchange of two messages, rows of a table
+/// in two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Exchanges {
     pub(super) has_dense: bool,
@@ -246,8 +246,8 @@ impl Exchanges {
         2 * u64::from(self.has_dense) + 4 * u64::from(self.tables)
     }
 
-    pub(super) fn round_trips(self) -> u64 {
-        u64::from(self.has_dense) + 2 * u64::from(self.tables > 0)
+    pub(super) fn round_trips(self) -> u32 {
+        u32::from(self.has_dense) + 2 * u32::from(self.tables > 0)
     }
 
     pub(super) fn add(&mut self, other: Self) {
@@ -271,7 +271,7 @@ struct Traffic<'p> {
     pieces: BTreeMap<(ProgramPeer, &'p str), ChannelPieces>,
     messages: BTreeMap<ProgramPeer, u64>,
     /// Round trips of the trainer that has most.
-    round_trips: u64,
+    round_trips: u32,
 }
 
 impl<'p> Traffic<'p> {

@@ -13,8 +13,6 @@
 //! Processes that share a machine's cores take at least their total divided by the cores, in each of the three terms.
 //! Where those that exchange messages are more than the cores, they wait for a core in each round trip as well.
 
-use super::cost::real;
-
 /// Seconds of a process in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ProcessSeconds {
@@ -86,9 +84,9 @@ impl FromIterator<ProcessSeconds> for ProcessGroup {
 
 impl StepPace {
     /// Seconds by which so many round trips of a trainer take longer where so many processes make some.
-    pub(super) fn crowding(self, processes: usize, round_trips: u64) -> f64 {
+    pub(super) fn crowding(self, processes: usize, round_trips: u32) -> f64 {
         let cores = if self.shared_cores == 0 { usize::MAX } else { self.shared_cores as usize };
-        self.crowding_seconds * real(processes.saturating_sub(cores) as u64) * real(round_trips)
+        self.crowding_seconds * processes.saturating_sub(cores) as f64 * f64::from(round_trips)
     }
 
     /// The duration of a step in seconds.
