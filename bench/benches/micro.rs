@@ -230,7 +230,7 @@ impl Alone {
             |index| Entry { bytes: Self::CHUNK_BYTES, ..Entry::bare(id(index), Round(0), ElementType::Float32) };
         let frame = Frame { entries: (0..chunks).map(entry).collect(), ..Frame::bare(head) };
         let mut alone = Self { shard: Shard::new(options, Box::new(Cpu::new())), frame, out: Vec::new() };
-        alone.event(Event::Accepted { peer: Self::PEER, origin: "the bench".into() });
+        alone.event(Event::Accepted { peer: Self::PEER, origin: "the bench".into(), transport: String::new() });
         alone.send(Frame::with_control(Head { kind: Kind::Hello, ..head }, &HelloMessage::default()));
         for index in 0..chunks {
             let message = InitMessage {

@@ -16,6 +16,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Context, Filter, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use pserver_node::events;
 use pserver_node::settings::{LogFormat, Settings};
 
 /// Lines of one kind in [`WINDOW`]: a job of a hundred trainers joins without a gap, and a hundred lines are a page.
@@ -123,12 +124,14 @@ impl<S: Subscriber> Filter<S> for Log {
         let about = event.metadata();
         let place = about.file().zip(about.line());
         let Some(place) = place.filter(|_| *about.level() <= Level::INFO) else { return true };
-        let sample = || {
-            let mut sample = Sample(String::new());
-            event.record(&mut sample);
-            sample.0.chars().take(SAMPLE_CHARACTERS).collect()
-        };
-        self.may_write(place, *about.level(), Instant::now(), sample)
+        let mut sample = Sample(String::new());
+        event.record(&mut sample);
+        let shortened = || sample.0.chars().take(SAMPLE_CHARACTERS).collect();
+        let may_write = self.may_write(place, *about.level(), Instant::now(), shortened);
+        if may_write {
+            events::note(about.level().as_str(), &sample.0);
+        }
+        may_write
     }
 }
 

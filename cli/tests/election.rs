@@ -61,7 +61,15 @@ impl Simulation {
     fn new() -> Self {
         let job = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: TRAINERS, chunk_bytes: 4096 };
         let (lease, grace) = (LEASE, Duration::from_secs(2));
-        let options = CoordinatorOptions { epoch: Epoch(1), servers: 1, job, default_config: Vec::new(), lease, grace };
+        let options = CoordinatorOptions {
+            epoch: Epoch(1),
+            servers: 1,
+            job,
+            default_config: Vec::new(),
+            lease,
+            grace,
+            watches: false,
+        };
         let mut coordinator = Coordinator::new(options, None).expect("nothing was kept");
         let server = ServerEntry { address: "tcp://127.0.0.1:1".to_owned(), shards: 1 };
         coordinator.register(0, server).expect("there is a server 0");
@@ -75,7 +83,7 @@ impl Simulation {
     /// Connects a trainer, lets it join, and asks to begin.
     fn enter(&mut self, rank: usize) {
         let (peer, trainer) = (peer(rank), u32::try_from(rank).expect("few"));
-        self.event(Event::Accepted { peer, origin: "a test".to_owned() });
+        self.event(Event::Accepted { peer, origin: "a test".to_owned(), transport: String::new() });
         let head = Head { epoch: Epoch(1), trainer: NO_TRAINER, ..Head::new(Kind::Hello) };
         let hello =
             HelloMessage { role: Role::Trainer.into(), host: String::new(), process: trainer, absence_millis: None };

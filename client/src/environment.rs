@@ -68,6 +68,8 @@ pub const SERVER_SETTINGS: &[&str] = &[
     "rank_grace_seconds",
     "insecure",
     "token_file",
+    "http",
+    "http_token_file",
     "poll",
     "checks",
     "device",

@@ -18,6 +18,7 @@ pub mod error;
 pub mod ids;
 pub mod limits;
 pub mod memory;
+pub mod metrics;
 pub mod narrowing;
 pub mod optim;
 pub mod partition;

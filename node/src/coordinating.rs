@@ -15,6 +15,7 @@ use pserver_core::wire::answer::Saved;
 
 use super::saving::{self, ModelSave};
 use super::session::{NodeSession, SessionControl};
+use super::telemetry::SessionReport;
 use super::{ServedJob, ServerStart, new_epoch};
 
 pub(super) struct CoordinatorNode {
@@ -42,6 +43,7 @@ impl CoordinatorNode {
             default_config: start.default_config()?,
             lease: start.settings.times.lease,
             grace: start.settings.times.rank_grace,
+            watches: start.settings.addresses.http.is_some(),
         };
         let found =
             start.storage.as_ref().map(|owned| CoordinatorState::recall(&*owned.storage)).transpose()?.flatten();
@@ -121,6 +123,10 @@ impl CoordinatorNode {
 }
 
 impl NodeSession for CoordinatorNode {
+    fn report(&self, now: Now) -> SessionReport {
+        SessionReport::Coordinator(self.coordinator.report(now))
+    }
+
     fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
         self.coordinator.handle(now, event, &mut self.outputs);
         self.carry_out(out)

@@ -9,12 +9,16 @@
 
 mod coordinating;
 mod device;
+pub mod events;
 mod registration;
 mod saving;
 mod session;
 pub mod settings;
 mod sharding;
+pub mod telemetry;
+mod watch;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -38,9 +42,12 @@ use coordinating::CoordinatorNode;
 use registration::Registration;
 use session::{SessionControl, SessionThread};
 use sharding::ShardNode;
+use watch::{HttpServer, Watch, WatchedSession};
 
 use crate::settings::Settings;
+
 use pserver_client::{Client, ClientOptions, MakeTransport, SharedVerbsCounters, networks, within};
+pub use watch::{JobStatus, SERIES, Series, SeriesKind, ServerStatus};
 
 /// A running server.
 pub struct Server {
@@ -48,6 +55,8 @@ pub struct Server {
     stop: Stop,
     listener: Option<JoinHandle<Result<(), Failure>>>,
     sessions: SessionThreads,
+    watch: Arc<Watch>,
+    http: Option<HttpServer>,
 }
 
 /// The sessions of a server, each with its thread.
@@ -80,6 +89,7 @@ struct ServerStart {
     /// Whether trainers of this machine read values in shared memory.
     shares_memory: bool,
     reach: ServerNetwork,
+    watch: Arc<Watch>,
 }
 
 /// The storage of a server's checkpoints, journals and coordinator state, and the proof of its ownership.
@@ -117,6 +127,8 @@ impl Server {
             token,
             ..ServerStart::new(settings, address, listener.shares_memory(), ServerNetwork::Network)?
         };
+        // The listener for HTTP answers while the sessions restore their state.
+        let http = start.serve_http()?;
         let mut lanes: Vec<_> = (0..=start.settings.shards).map(|_| None).collect();
         let sessions = SessionThreads::start(&start, |lane, options| {
             let transport = Network::new(options)?;
@@ -129,7 +141,7 @@ impl Server {
             .name("pserver-accept".to_owned())
             .spawn(move || listener.run(lanes, stop_listener))
             .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-        Ok(Self { address: start.address, stop, listener: Some(listener), sessions })
+        Ok(Self { address: start.address, stop, listener: Some(listener), sessions, watch: start.watch, http })
     }
 
     /// Starts a server for clients of this process ([`Client::within`]): `hub` has a place for each of its lanes, under
@@ -153,13 +165,20 @@ impl Server {
             let transport = hub.listen(&start.address.of_lane(lane.into()))?;
             Ok(transport.with(options.checks, options.poll))
         })?;
-        Ok(Self { address: start.address, stop: Stop::new(), listener: None, sessions })
+        let (watch, http) = (start.watch, None);
+        Ok(Self { address: start.address, stop: Stop::new(), listener: None, sessions, watch, http })
     }
 
     /// The advertised address.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// The address of metrics, status and page, if they are served.
+    #[must_use]
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().map(HttpServer::address)
     }
 
     /// Whether one of its threads has ended by itself, after a failure or because another server took its index.
@@ -178,6 +197,7 @@ impl Server {
     }
 
     fn end(&mut self) -> Result<(), Failure> {
+        self.watch.stops();
         self.stop.stop();
         let mut ended = Ok(());
         if let Some(listener) = self.listener.take() {
@@ -191,6 +211,7 @@ impl Server {
             sessions.iter().for_each(SessionThread::stop);
             ended = sessions.into_iter().map(SessionThread::join).fold(ended, Result::and);
         }
+        self.http.take().into_iter().for_each(HttpServer::end);
         ended
     }
 }
@@ -215,7 +236,7 @@ impl SessionThreads {
             devices: VerbsDevices::from(&settings.addresses.rdma_device),
             ..NetworkOptions::default()
         };
-        let mut all = Vec::new();
+        let (mut all, mut watched) = (Vec::new(), Vec::new());
         let (job, registered) = if settings.index == 0 {
             if let Some(named) = &settings.addresses.coordinator {
                 let own = &start.address;
@@ -224,6 +245,7 @@ impl SessionThreads {
             let transport = transport(0, options())?;
             let control = SessionControl::new(transport.doorbell());
             let node = CoordinatorNode::new(start, control.clone())?;
+            watched.push(WatchedSession { control: control.clone(), shard: None });
             let job = node.serves();
             all.push(SessionThread::spawn("pserver-coordinator", node, transport, control, start.clock)?);
             (job, None)
@@ -237,8 +259,11 @@ impl SessionThreads {
             let transport = transport(shard + 1, options)?;
             let control = SessionControl::new(transport.doorbell());
             let node = ShardNode::new(start, shard, job, transport.capabilities(), accelerator)?;
+            watched
+                .push(WatchedSession { control: control.clone(), shard: Some((shard, Arc::clone(node.counters()))) });
             all.push(SessionThread::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
         }
+        start.watch.serves(start.address.to_string(), watched);
         let lock = start.storage.as_ref().and_then(|storage| storage.lock.clone());
         Ok(Self { all, first_shard, registered, _lock: lock })
     }
@@ -265,7 +290,17 @@ impl ServerNetwork {
 impl ServerStart {
     fn new(settings: Settings, address: Address, shares_memory: bool, reach: ServerNetwork) -> Result<Self, Failure> {
         let storage = OwnedStorage::open(&settings)?;
-        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, shares_memory, reach })
+        let watch = Arc::new(Watch::new(&settings));
+        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, shares_memory, reach, watch })
+    }
+
+    /// Starts the listener for HTTP, where there is one.
+    fn serve_http(&self) -> Result<Option<HttpServer>, Failure> {
+        let Some(at) = self.settings.addresses.http else { return Ok(None) };
+        let named = |setting, failure| Failure::Node(format!("{}: {failure}", self.settings.named(setting)));
+        let token = self.settings.admission.http_token_file.as_deref().map(JobToken::read).transpose();
+        let token = token.map_err(|failure| named("http_token_file", failure))?;
+        HttpServer::start(at, token, Arc::clone(&self.watch)).map(Some).map_err(|failure| named("http", failure))
     }
 
     fn job(&self) -> JobMessage {

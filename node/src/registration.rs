@@ -5,6 +5,7 @@
 //! as alive. A server whose index another server has does not start; a server whose index was taken while its
 //! connection was lost stops.
 
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use pserver_core::wire::{ErrorCode, Joined, RegisterRequest, Role};
 use pserver_transport::network::{NetworkOptions, PollPolicy};
 use pserver_transport::verbs::VerbsDevices;
 
+use super::watch::Watch;
 use super::{ServedJob, ServerStart};
 use pserver_client::{COORDINATOR, ClientEngine};
 
@@ -49,6 +51,12 @@ impl Registration {
     }
 }
 
+/// Adds this server's status to its renewals while server 0 shows it.
+struct StatusReporter {
+    watch: Arc<Watch>,
+    is_asked: bool,
+}
+
 pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration), Failure> {
     let coordinator = start.settings.addresses.coordinator.as_ref().ok_or_else(|| {
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
@@ -58,17 +66,18 @@ pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration),
     let options = NetworkOptions { poll: PollPolicy::Block, devices, token, ..NetworkOptions::default() };
     let mut engine = ClientEngine::new(coordinator, COORDINATOR, Role::Server, start.reach.transports(options))?;
     let server = start.settings.index.into();
-    let register = RegisterRequest { server, entry: Some(start.entry()), renews: false };
+    let register = RegisterRequest { server, entry: Some(start.entry()), renews: false, status: Vec::new() };
     let joined = report_first(&mut engine, &register)?;
     if let Some(job) = &joined.job {
         start.settings.overruled(job, &joined.default_config).iter().for_each(|warning| tracing::warn!("{warning}"));
     }
     let job = ServedJob { epoch: Epoch(joined.epoch), committed: Generation(joined.generation) };
     let register = RegisterRequest { renews: true, ..register };
+    let reporter = StatusReporter { watch: Arc::clone(&start.watch), is_asked: joined.watches };
     let (until, stopped) = bounded(0);
     let thread = std::thread::Builder::new()
         .name("pserver-register".to_owned())
-        .spawn(move || renew(engine, &register, job.epoch, &stopped))
+        .spawn(move || renew(engine, register, reporter, (job.epoch, &stopped)))
         .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
     Ok((job, Registration { until, thread }))
 }
@@ -76,12 +85,17 @@ pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration),
 /// Renews the registration until the server stops, or another server takes its index.
 fn renew(
     mut engine: ClientEngine,
-    register: &RegisterRequest,
-    epoch: Epoch,
-    stopped: &Receiver<()>,
+    mut register: RegisterRequest,
+    mut reporter: StatusReporter,
+    (epoch, stopped): (Epoch, &Receiver<()>),
 ) -> Result<(), Failure> {
     while stopped.recv_timeout(RENEW_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        match report(&mut engine, register, RENEW_INTERVAL).map(|joined| Epoch(joined.epoch)) {
+        register.status = if reporter.is_asked { reporter.watch.encoded() } else { Vec::new() };
+        let renewed = report(&mut engine, &register, RENEW_INTERVAL);
+        if let Ok(joined) = &renewed {
+            reporter.is_asked = joined.watches;
+        }
+        match renewed.map(|joined| Epoch(joined.epoch)) {
             Ok(found) if found == epoch => {}
             Ok(found) => tracing::error!("server 0 serves the job of epoch {found}, and this server that of {epoch}"),
             Err(refused) if refused.code == ErrorCode::Fenced => return Err(Failure::Node(refused.text)),

@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crossbeam::channel::Receiver;
 use pserver_core::error::Failure;
 use pserver_core::port::{Doorbell, Event, Submit, Transport};
 use pserver_core::server::ServerOutput;
 use pserver_core::time::Now;
+
+use super::telemetry::{ReportRequests, SessionCounters, SessionReport};
 
 /// Longest wait, which bounds the cost of a missed wake-up.
 const WAIT_LONGEST: Duration = Duration::from_millis(500);
@@ -22,6 +25,12 @@ const DRAIN_LONGEST: Duration = Duration::from_secs(2);
 
 /// A session as the loop sees it.
 pub(super) trait NodeSession: Send + 'static {
+    /// Begins a turn, `nanos` after the start of the clock.
+    fn begin_turn(&mut self, _nanos: u64) {}
+
+    /// A report for monitoring.
+    fn report(&self, now: Now) -> SessionReport;
+
     /// Handles an event.
     fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) -> Result<(), Failure>;
 
@@ -45,15 +54,29 @@ pub(super) trait NodeSession: Send + 'static {
 pub(super) struct SessionControl {
     stop: Arc<AtomicBool>,
     doorbell: Doorbell,
+    requests: ReportRequests,
+    counters: Arc<SessionCounters>,
 }
 
 impl SessionControl {
     pub(super) fn new(doorbell: Doorbell) -> Self {
-        Self { stop: Arc::default(), doorbell }
+        Self { stop: Arc::default(), doorbell, requests: ReportRequests::default(), counters: Arc::default() }
     }
 
     pub(super) fn ring(&self) {
         self.doorbell.ring();
+    }
+
+    /// Asks the session for a report.
+    pub(super) fn ask(&self) -> Receiver<SessionReport> {
+        let answered = self.requests.ask();
+        self.ring();
+        answered
+    }
+
+    /// The counters of the session's thread.
+    pub(super) fn counters(&self) -> &Arc<SessionCounters> {
+        &self.counters
     }
 
     fn stop(&self) {
@@ -76,8 +99,7 @@ impl SessionThread {
         control: SessionControl,
         clock: Instant,
     ) -> Result<Self, Failure> {
-        let stop = Arc::clone(&control.stop);
-        let drive = SessionLoop { session, transport, stop, clock, queue: VecDeque::new() };
+        let drive = SessionLoop { session, transport, control: control.clone(), clock, queue: VecDeque::new() };
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || drive.run())
@@ -108,7 +130,7 @@ pub(super) fn join(thread: JoinHandle<Result<(), Failure>>) -> Result<(), Failur
 struct SessionLoop<S, T> {
     session: S,
     transport: T,
-    stop: Arc<AtomicBool>,
+    control: SessionControl,
     clock: Instant,
     queue: VecDeque<Submit>,
 }
@@ -126,12 +148,20 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
     fn serve(&mut self) -> Result<(), Failure> {
         let (mut events, mut out) = (Vec::new(), Vec::new());
         let mut asked_to_stop: Option<Now> = None;
-        let mut last_event = self.now();
+        let (mut busy, mut nanos) = (false, self.nanos());
+        let mut last_event = now_of(nanos);
         loop {
             self.transport.poll(&mut events)?;
-            let now = self.now();
-            let mut busy = !events.is_empty();
+            let before = std::mem::replace(&mut nanos, self.nanos());
+            if busy {
+                self.control.counters.turns.observe(nanos - before);
+            }
+            let now = now_of(nanos);
+            self.session.begin_turn(nanos);
+            self.control.requests.answer(|| self.session.report(now));
+            busy = !events.is_empty();
             for event in events.drain(..) {
+                self.control.counters.received(&event);
                 self.session.handle(now, event, &mut out)?;
             }
             if busy {
@@ -139,7 +169,7 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
             }
             busy |= self.session.work(now, &mut out)?;
             self.carry_out(&mut out)?;
-            if self.stop.load(Ordering::Acquire) {
+            if self.control.stop.load(Ordering::Acquire) {
                 let since = *asked_to_stop.get_or_insert(now);
                 let quiet = self.queue.is_empty() && !self.session.is_under_way() && now >= last_event + QUIET;
                 if quiet || now >= since + DRAIN_LONGEST {
@@ -164,7 +194,10 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
     fn carry_out(&mut self, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
         for output in out.drain(..) {
             match output {
-                ServerOutput::Submit(submit) => self.queue.push_back(submit),
+                ServerOutput::Submit(submit) => {
+                    self.control.counters.sent(&submit);
+                    self.queue.push_back(submit);
+                }
                 ServerOutput::Close(peer) => {
                     // Frames queued before the close are sent first.
                     self.transport.submit(&mut self.queue)?;
@@ -175,7 +208,13 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         self.transport.submit(&mut self.queue)
     }
 
-    fn now(&self) -> Now {
-        Now(u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX))
+    /// The time since the start of the clock, in nanoseconds.
+    fn nanos(&self) -> u64 {
+        let elapsed = self.clock.elapsed();
+        elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos())
     }
+}
+
+fn now_of(nanos: u64) -> Now {
+    Now(nanos / 1_000_000)
 }

@@ -1,19 +1,21 @@
 //! A shard with its disk. Checkpoints are written in steps between turns of the loop, and synced by another thread.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
 use pserver_core::checkpoint::{Folder, ShardCheckpoint, ShardIdentity};
 use pserver_core::error::Failure;
 use pserver_core::ids::Generation;
 use pserver_core::port::{Capabilities, Event, Kernels};
-use pserver_core::server::{JournalOptions, LOST, ServerOutput, Shard, ShardOptions};
+use pserver_core::server::{JournalOptions, LOST, ServerOutput, Shard, ShardCounters, ShardOptions};
 use pserver_core::time::Now;
 use pserver_kernels::cpu::Cpu;
 
 use super::device::{self, ShardDevice};
+use super::events::unix_seconds;
 use super::session::NodeSession;
+use super::telemetry::{DiskReport, SessionReport};
 use super::{ServedJob, ServerStart};
 use crate::settings::{JournalSetting, Settings, StorageSettings};
 
@@ -48,9 +50,17 @@ struct Disk {
     /// The journal's position at which a checkpoint is due whatever the time.
     due_at: u64,
     finishing: Option<Receiver<Result<u64, Failure>>>,
+    /// When the current checkpoint began.
+    begun: Instant,
+    done: DiskReport,
 }
 
 impl ShardNode {
+    /// The shard's counters.
+    pub(super) fn counters(&self) -> &Arc<ShardCounters> {
+        self.shard.counters()
+    }
+
     /// A shard, restored from its checkpoint and journal.
     pub(super) fn new(
         start: &ServerStart,
@@ -106,12 +116,26 @@ impl ShardNode {
             due: checkpoint.map(|_| start.now() + interval),
             due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
             finishing: None,
+            begun: Instant::now(),
+            done: DiskReport::default(),
         };
         Ok(Self { shard, now: start.now(), disk: Some(disk) })
     }
 }
 
 impl NodeSession for ShardNode {
+    fn begin_turn(&mut self, nanos: u64) {
+        self.shard.begin_turn(nanos);
+    }
+
+    fn report(&self, now: Now) -> SessionReport {
+        let disk = self.disk.as_ref().map(|disk| {
+            let is_writing = self.shard.is_checkpointing() || disk.finishing.is_some();
+            DiskReport { is_writing, ..disk.done.clone() }
+        });
+        SessionReport::Shard(self.shard.report(now), disk)
+    }
+
     fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
         self.shard.handle(now, event, out);
         Ok(())
@@ -170,6 +194,7 @@ impl Disk {
         self.due = Some(now + self.interval);
         self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(shard.status().bytes * 4);
         self.number += 1;
+        self.begun = Instant::now();
         let begun = shard.begin_checkpoint(&self.folder, self.number);
         self.report(begun).unwrap_or(false)
     }
@@ -186,6 +211,10 @@ impl Disk {
         };
         self.finishing = None;
         if let Some(bytes) = self.report(finished) {
+            self.done.checkpoints += 1;
+            self.done.last_bytes = bytes;
+            self.done.last_duration_seconds = self.begun.elapsed().as_secs_f64();
+            self.done.last_unix_seconds = unix_seconds(SystemTime::now());
             tracing::debug!("{}: checkpoint {} of {bytes} bytes", self.folder.directory(), self.number);
             let retained = shard.retain_journal(&self.folder);
             self.report(retained);
@@ -221,10 +250,11 @@ impl Disk {
         shard.retain_journal(&self.folder)
     }
 
-    fn report<T>(&self, outcome: Result<T, Failure>) -> Option<T> {
+    fn report<T>(&mut self, outcome: Result<T, Failure>) -> Option<T> {
         match outcome {
             Ok(value) => Some(value),
             Err(failure) => {
+                self.done.failures += 1;
                 tracing::error!("{}: checkpoint {}: {failure}", self.folder.directory(), self.number);
                 None
             }

@@ -123,7 +123,7 @@ impl Trace {
                 self.counters.connections.fetch_add(1, Relaxed);
                 tracing::trace!(peer = peer.0, "connected");
             }
-            Event::Accepted { peer, origin } => {
+            Event::Accepted { peer, origin, .. } => {
                 self.counters.connections.fetch_add(1, Relaxed);
                 tracing::trace!(peer = peer.0, origin, "accepted");
             }

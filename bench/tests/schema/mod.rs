@@ -1,4 +1,4 @@
-//! The part of JSON Schema that `psbench.schema.json` is written in.
+//! The part of JSON Schema that `psbench.schema.json` and `node/status.schema.json` are written in.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ pub(crate) fn refusals(schema: &Value, value: &Value, place: &str) -> Vec<String
             "minimum" if value.as_f64() < rule.as_f64() && value.is_number() => {
                 found.push(format!("{place}: {value} is below {rule}"));
             }
-            "required" => {
+            "required" if value.is_object() => {
                 let names = rule.as_array().into_iter().flatten().filter_map(Value::as_str);
                 found.extend(names.filter(|name| value.get(name).is_none()).map(|name| format!("{place}: no {name}")));
             }
@@ -37,7 +37,7 @@ pub(crate) fn refusals(schema: &Value, value: &Value, place: &str) -> Vec<String
                     rule => refusals(rule, member, &format!("{place}.{name}")),
                 }));
             }
-            "type" | "const" | "enum" | "minimum" => {}
+            "type" | "const" | "enum" | "minimum" | "required" => {}
             other => panic!("{place}: the schema's \"{other}\" is not understood here"),
         }
     }

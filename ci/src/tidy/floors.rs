@@ -13,6 +13,7 @@ const CORE: &[(&str, u8)] = &[
     ("checksum", 0),
     ("narrowing", 0),
     ("error", 0),
+    ("metrics", 0),
     ("text", 0),
     ("partition", 0),
     ("wire", 0),

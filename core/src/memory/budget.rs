@@ -21,6 +21,14 @@ pub struct BudgetLine {
     pub count: u64,
 }
 
+impl BudgetLine {
+    /// The bytes that its slots take, each at the size of its class.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        u64::from(slot_bytes(class_of(self.bytes))).saturating_mul(self.count)
+    }
+}
+
 /// A sum of reasons. Each use of slots adds a line, and the arena maps the sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
@@ -48,8 +56,7 @@ impl Budget {
     /// The bytes an arena of this budget maps: every slot at the size of its class.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let line_bytes = |line: &BudgetLine| u64::from(slot_bytes(class_of(line.bytes))).saturating_mul(line.count);
-        self.lines.iter().map(line_bytes).fold(0, u64::saturating_add)
+        self.lines.iter().map(BudgetLine::mapped_bytes).fold(0, u64::saturating_add)
     }
 }
 

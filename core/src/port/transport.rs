@@ -205,6 +205,8 @@ pub enum Event {
         peer: PeerId,
         /// The peer's address, for error texts.
         origin: String,
+        /// The transport of the connection and the reason for it, for people: `shm: ...`.
+        transport: String,
     },
     /// A frame with a payload has begun to arrive; nothing more of this peer is read before [`Submit::PostReceive`].
     Head {

@@ -55,7 +55,9 @@ impl Shard {
         let Phase::Serving(serving) = &mut self.phase else { return None };
         let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
         let (device, replay_left) = (self.device.as_mut(), self.replays);
-        let cx = Context { now, kernels, pool, device, replies, trainers, peer, position, replay_left };
+        let (nanos, counters) = (self.nanos, self.counters.as_ref());
+        let cx =
+            Context { now, nanos, counters, kernels, pool, device, replies, trainers, peer, position, replay_left };
         Some((serving, cx))
     }
 

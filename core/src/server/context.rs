@@ -1,6 +1,7 @@
 //! The surroundings of a frame: where it comes from, and the resources that it is handled with.
 
 use super::contribution::{Contribution, PushHeader};
+use super::counters::ShardCounters;
 use super::device::Device;
 use super::pool::Pool;
 use super::presence::Presence;
@@ -22,6 +23,9 @@ pub(super) enum Origin {
 /// Resources for handling one frame.
 pub(super) struct Context<'a> {
     pub(super) now: Now,
+    /// Time of the turn in nanoseconds since the start of the loop; zero in replay.
+    pub(super) nanos: u64,
+    pub(super) counters: &'a ShardCounters,
     pub(super) kernels: &'a mut dyn Kernels,
     pub(super) pool: &'a mut Pool,
     pub(super) device: Option<&'a mut Device>,

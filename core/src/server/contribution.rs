@@ -25,6 +25,8 @@ pub(super) struct PushHeader {
     pub(super) rate: Option<f64>,
     /// Position of its journal record.
     pub(super) position: u64,
+    /// Time of its arrival, as in `Context::nanos`.
+    pub(super) nanos: u64,
     /// Count of earlier pushes.
     pub(super) arrival: u64,
     /// The connection to answer on admission or application; none for a replayed frame.

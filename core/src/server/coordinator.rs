@@ -15,6 +15,7 @@ use prost::Message;
 use super::membership::{PeerOrigin, PlaceClaim, Ranks, ServerSlots, TrainerMember};
 use super::output::ServerOutput;
 use super::reply::{Refusal, Replies};
+use super::report::CoordinatorReport;
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::partition::{Catalogue, CataloguePage};
@@ -45,6 +46,8 @@ pub struct CoordinatorOptions {
     pub lease: Duration,
     /// Time for which a disconnected trainer or server keeps its rank or slot.
     pub grace: Duration,
+    /// Whether servers report their status.
+    pub watches: bool,
 }
 
 /// An action that the coordinator asks of its caller.
@@ -147,6 +150,17 @@ impl Coordinator {
         self.ranks.members()
     }
 
+    /// A report of the job.
+    #[must_use]
+    pub fn report(&self, now: Now) -> CoordinatorReport {
+        CoordinatorReport {
+            epoch: self.epoch.0,
+            generation: self.generation().0,
+            trainers: self.ranks.reports(now),
+            servers: self.servers.reports(),
+        }
+    }
+
     /// The committed generation; zero before the commit.
     #[must_use]
     pub fn generation(&self) -> Generation {
@@ -178,7 +192,7 @@ impl Coordinator {
             self.servers.begin_grace(now);
         }
         match event {
-            Event::Accepted { peer, origin } => {
+            Event::Accepted { peer, origin, .. } => {
                 let origin = PeerOrigin { address: origin, ..PeerOrigin::default() };
                 let stranger = CoordinatorPeer {
                     origin,
@@ -530,6 +544,7 @@ impl Coordinator {
             topology: Some(TopologyMessage { servers: self.servers.entries().cloned().collect() }),
             job: Some(job),
             default_config: self.options.default_config.clone(),
+            watches: self.options.watches,
         }
     }
 

@@ -185,6 +185,8 @@ impl Serving {
         let halves = self.halves_of_round(cx, slot_index);
         let chunk = &mut self.table.chunks[slot_index];
         let (entry, version) = (chunk.value_entry(None), chunk.version);
+        let arrivals = chunk.round.contributions().iter().map(|one| (one.trainer, one.sending.nanos));
+        cx.counters.updated(version, cx.nanos, arrivals);
         let mut starved = Vec::new();
         chunk.close_round(&halves, |one, since, value| match value {
             Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),

@@ -7,6 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::reply::Refusal;
+use super::report::{ServerReport, TrainerReport, TrainerState};
 use crate::error::Failure;
 use crate::ids::{Incarnation, PeerId, TrainerId};
 use crate::time::Now;
@@ -223,6 +224,24 @@ impl Ranks {
         )))
     }
 
+    /// Every rank, for monitoring.
+    pub(super) fn reports(&self, now: Now) -> Vec<TrainerReport> {
+        let report = |(rank, member): (usize, &TrainerMember)| TrainerReport {
+            rank: u32::try_from(rank).unwrap_or(u32::MAX),
+            state: match member {
+                _ if !member.has_joined() => TrainerState::Absent,
+                _ if member.departed => TrainerState::Departed,
+                _ if member.free_from.is_some() => TrainerState::Lost,
+                _ => TrainerState::Connected,
+            },
+            host: member.origin.host.clone(),
+            process: member.origin.process,
+            incarnation: member.incarnation.0,
+            silent_milliseconds: u64::try_from(member.heard.until(now).as_millis()).unwrap_or(u64::MAX),
+        };
+        self.members.iter().enumerate().map(report).collect()
+    }
+
     pub(super) fn incarnations(&self) -> Vec<u32> {
         self.members.iter().map(|member| member.incarnation.0).collect()
     }
@@ -250,6 +269,8 @@ struct ServerSlot {
     connection: Option<ServerConnection>,
     /// Time from which a server at another address may take the slot, after a disconnect.
     free_from: Option<Now>,
+    /// The status that it reported last.
+    status: Vec<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -290,6 +311,16 @@ impl ServerSlots {
     /// The registered servers.
     pub(super) fn entries(&self) -> impl Iterator<Item = &ServerEntry> {
         self.slots.iter().filter_map(|slot| slot.entry.as_ref())
+    }
+
+    /// Every slot, for monitoring.
+    pub(super) fn reports(&self) -> Vec<ServerReport> {
+        let report = |slot: &ServerSlot| ServerReport {
+            address: slot.address.clone(),
+            is_connected: slot.connection.is_some(),
+            status: slot.status.clone(),
+        };
+        self.slots.iter().map(report).collect()
     }
 
     /// Describes the servers that have not registered; empty when all have.
@@ -375,6 +406,7 @@ impl ServerSlots {
             origin: origin.clone(),
             connection: Some(ServerConnection::Peer(peer)),
             free_from: None,
+            status: register.status.clone(),
         };
         PlaceClaim::Taken(!is_same)
     }

@@ -15,7 +15,7 @@
 //! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
 //! `options` and `job` (settings), `pool` and `half_values` (memory), `device` (the placement of chunks on an
 //! accelerator), `presence` (connected trainers), `reply` and `output` (answers and actions), `context` (resources for
-//! one frame), `status` (a summary for the log).
+//! one frame), `counters` (for readers on other threads), `report` and `status` (what a shard holds and waits for).
 //!
 //! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
 //! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets` and `departures`,
@@ -34,6 +34,7 @@ mod compiled_flows;
 mod context;
 mod contribution;
 mod coordinator;
+mod counters;
 mod departures;
 mod device;
 mod device_chunk;
@@ -57,6 +58,7 @@ mod pushes;
 mod record;
 mod replay;
 mod reply;
+mod report;
 mod retry;
 mod round;
 mod rows;
@@ -78,9 +80,14 @@ mod tests;
 
 pub use checkpointing::Checkpointing;
 pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput};
+pub use counters::ShardCounters;
 pub use membership::{PeerOrigin, TrainerMember};
 pub use options::{NoRoom, NonFinite, ShardOptions};
 pub use output::ServerOutput;
+pub use report::{
+    CoordinatorReport, MemoryReport, ServerReport, ShardPhase, ShardReport, TrainerConnection, TrainerReport,
+    TrainerState, WaitReport,
+};
 pub use shard::Shard;
 pub use snapshot::{JournalOptions, Restored, Visit};
 pub use status::ShardStatus;

@@ -49,6 +49,7 @@ impl Shard {
             clear(payload, values, |bytes| self.pool.take(bytes))
                 .map_err(|failure| Refusal::new(ErrorCode::Busy, failure.to_string()))?;
             self.skipped += 1;
+            self.counters.zeroed.set(self.skipped);
             tracing::warn!("{found}; the gradient counts as zeros ({} such gradients on this shard)", self.skipped);
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! Source of a shard's leases: arenas added during initialisation, and none afterwards.
 
+use std::collections::BTreeMap;
+
 use super::half_values::HalfValues;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
@@ -24,6 +26,8 @@ pub(super) struct Pool {
     rows: Vec<Arena>,
     rows_bytes: u64,
     rows_bytes_max: u64,
+    /// Mapped bytes by reason.
+    pub(super) mapped: BTreeMap<&'static str, u64>,
 }
 
 impl Pool {
@@ -36,6 +40,7 @@ impl Pool {
             rows: Vec::new(),
             rows_bytes: 0,
             rows_bytes_max: 0,
+            mapped: BTreeMap::new(),
         }
     }
 
@@ -125,7 +130,11 @@ impl Pool {
         Ok(())
     }
 
-    fn arena(&self, budget: &Budget) -> Result<Arena, Failure> {
-        if self.is_shared { Arena::shared(budget) } else { Arena::new(budget) }
+    fn arena(&mut self, budget: &Budget) -> Result<Arena, Failure> {
+        let arena = if self.is_shared { Arena::shared(budget) } else { Arena::new(budget) }?;
+        for line in budget.lines() {
+            *self.mapped.entry(line.reason).or_default() += line.mapped_bytes();
+        }
+        Ok(arena)
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::membership::PeerOrigin;
 use super::reply::Refusal;
+use super::report::TrainerConnection;
 use crate::ids::{Incarnation, TrainerId};
 use crate::limits::TRAINERS_MAX;
 use crate::time::Now;
@@ -31,6 +32,8 @@ pub(super) struct TrainerLife {
 /// The last connected incarnation of a trainer.
 struct KnownTrainer {
     origin: PeerOrigin,
+    /// The transport of its last connection and the reason for it.
+    transport: String,
     /// Close time of its last connection.
     closed: Option<Now>,
 }
@@ -62,8 +65,8 @@ impl Presence {
         Ok(())
     }
 
-    pub(super) fn connected(&mut self, trainer: TrainerId, origin: PeerOrigin) {
-        self.trainers.insert(trainer, KnownTrainer { origin, closed: None });
+    pub(super) fn connected(&mut self, trainer: TrainerId, origin: PeerOrigin, transport: String) {
+        self.trainers.insert(trainer, KnownTrainer { origin, transport, closed: None });
     }
 
     /// Records that the last connection of a trainer closed.
@@ -78,12 +81,21 @@ impl Presence {
         self.trainers.iter().filter_map(|(trainer, seen)| Some((*trainer, seen.closed? + self.grace)))
     }
 
+    /// The trainers that have connected, by rank.
+    pub(super) fn connections(&self) -> impl Iterator<Item = TrainerConnection> + '_ {
+        self.trainers.iter().map(|(trainer, seen)| TrainerConnection {
+            rank: trainer.0,
+            transport: seen.transport.clone(),
+            is_connected: seen.closed.is_none(),
+        })
+    }
+
     /// Describes a trainer: rank, process, and connection state.
     pub(super) fn describe(&self, now: Now, trainer: TrainerId) -> String {
         match self.trainers.get(&trainer) {
             None => format!("{trainer} (not connected since this server started)"),
-            Some(KnownTrainer { origin, closed: None }) => format!("{trainer} ({origin})"),
-            Some(KnownTrainer { origin, closed: Some(closed) }) => {
+            Some(KnownTrainer { origin, closed: None, .. }) => format!("{trainer} ({origin})"),
+            Some(KnownTrainer { origin, closed: Some(closed), .. }) => {
                 format!("{trainer} ({origin}; connection closed {:.1} s ago)", closed.until(now).as_secs_f64())
             }
         }

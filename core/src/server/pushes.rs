@@ -28,7 +28,9 @@ impl Serving {
         let (trainer, call) = (frame.head.trainer, CallId::of(&frame.head));
         let (position, arrival) = (cx.position, self.arrivals);
         self.arrivals += 1;
-        let sending = Arc::new(PushHeader { call, rate, position, arrival, peer: cx.peer, head: frame.head });
+        cx.counters.gradients.add(frame.entries.len() as u64);
+        let sending =
+            Arc::new(PushHeader { call, rate, position, arrival, nanos: cx.nanos, peer: cx.peer, head: frame.head });
         self.rejoin(cx.position, &frame.head);
         let mut body = body.into_iter();
         for (entry, admitted) in frame.entries.iter().zip(admitted) {
@@ -79,6 +81,7 @@ impl Serving {
 
     /// Answers a duplicate push, or redirects its pending answer to the sending connection.
     fn push_again(&mut self, cx: &mut Context<'_>, slot_index: usize, again: Contribution) {
+        cx.counters.duplicates.add(1);
         let PushHeader { head, peer, .. } = *again.sending;
         let known = self.verdict(slot_index, &head, again.round).expect("the entry was checked");
         let chunk = &mut self.table.chunks[slot_index];

@@ -8,6 +8,7 @@ use super::bucket::RowsWorkspace;
 use super::checkpointing::Checkpointing;
 use super::compiled_flows::Flows;
 use super::context::Context;
+use super::counters::ShardCounters;
 use super::device::Device;
 use super::frames::{DeferredHeads, FrameCheck, ReceivedFrame, ReceivingFrame, decode};
 use super::initialisation::ChunkTable;
@@ -47,6 +48,9 @@ pub struct Shard {
     /// Bytes of missed row updates that one turn replays, see [`ROWS_REPLAYED_BYTES`].
     pub(super) replays: u64,
     pub(super) kernels: Box<dyn Kernels>,
+    pub(super) counters: Arc<ShardCounters>,
+    /// Time of the turn in nanoseconds since the start of the loop; zero before the first one.
+    pub(super) nanos: u64,
     /// Gradients replaced by zeros since start.
     pub(super) skipped: u64,
     pub(super) device: Option<Device>,
@@ -71,6 +75,8 @@ pub(super) enum Phase {
 /// An accepted connection.
 pub(super) struct ShardPeer {
     origin: String,
+    /// The transport and the reason for it.
+    transport: String,
     pub(super) who: Option<TrainerLife>,
     /// Frames whose payloads are being received, in the order of their heads.
     receiving: VecDeque<ReceivingFrame>,
@@ -90,6 +96,8 @@ impl Shard {
             journal: ShardJournal::default(),
             replays: ROWS_REPLAYED_BYTES,
             kernels,
+            counters: Arc::default(),
+            nanos: 0,
             skipped: 0,
             device: None,
             peers: BTreeMap::new(),
@@ -106,12 +114,25 @@ impl Shard {
         self
     }
 
+    /// Its counters, for readers on other threads.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<ShardCounters> {
+        &self.counters
+    }
+
+    /// Sets the time that rounds are measured with: nanoseconds since the start of the loop, above zero. Call it once
+    /// a turn, before its events.
+    #[inline]
+    pub fn begin_turn(&mut self, nanos: u64) {
+        self.nanos = nanos;
+    }
+
     /// Handles one event and appends the resulting actions to `out`.
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Vec<ServerOutput>) {
         self.forget_refused(now);
         match event {
-            Event::Accepted { peer, origin } => {
-                self.peers.insert(peer, ShardPeer::new(origin));
+            Event::Accepted { peer, origin, transport } => {
+                self.peers.insert(peer, ShardPeer::new(origin, transport));
             }
             Event::Head { peer, frame } => self.post_receive(peer, frame, |_| false, out),
             Event::Received { peer, frame, body } => {
@@ -385,6 +406,7 @@ impl Shard {
         replies: &mut Replies,
         out: &mut Vec<ServerOutput>,
     ) {
+        self.counters.refused.add(1);
         let ends = head.kind == Kind::Hello || self.peers.get(&peer).is_none_or(|peer| peer.who.is_none());
         if refusal.behind.is_some() {
             // The client retries by itself within milliseconds, so this is no warning.
@@ -422,7 +444,8 @@ impl Shard {
             tracing::debug!(origin = peer.origin, trainer = %who.trainer, "welcome");
             peer.who = Some(who);
             if who.trainer != NO_TRAINER {
-                self.trainers.connected(who.trainer, PeerOrigin { address: peer.origin.clone(), host, process });
+                let origin = PeerOrigin { address: peer.origin.clone(), host, process };
+                self.trainers.connected(who.trainer, origin, peer.transport.clone());
             }
         }
         let message = WelcomeMessage { generation: self.generation().0 };
@@ -499,6 +522,7 @@ impl Shard {
 
     fn begin(&mut self, generation: Generation) -> &mut ChunkTable {
         self.pool = Pool::new(self.options.shares_memory);
+        self.counters.rounds.set(0);
         self.device.iter_mut().for_each(Device::forget);
         self.phase = Phase::Filling(ChunkTable::new(generation));
         match &mut self.phase {
@@ -541,6 +565,7 @@ impl Shard {
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
         let rows = plans.map(|plan| plan.bytes_in_flight(trainers, receives)).fold(0, u64::saturating_add);
         let budget = budget(table, &job, receives);
+        self.counters.expect_trainers(job.trainers);
         self.pool.seal(&budget, rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
@@ -553,8 +578,8 @@ impl Shard {
 }
 
 impl ShardPeer {
-    fn new(origin: String) -> Self {
-        Self { origin, who: None, receiving: VecDeque::new(), spare: Vec::new() }
+    fn new(origin: String, transport: String) -> Self {
+        Self { origin, transport, who: None, receiving: VecDeque::new(), spare: Vec::new() }
     }
 }
 

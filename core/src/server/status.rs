@@ -1,10 +1,13 @@
-//! Summary of a shard's contents, for logs.
+//! Summary of a shard's contents, for logs, and its report, for people and monitoring.
 
 use std::fmt;
 
 use super::bucket::Bucket;
+use super::report::{MemoryReport, ShardPhase, ShardReport, WaitReport};
+use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::ids::{Generation, Version};
+use crate::time::Now;
 
 /// Summary of a shard's contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +35,44 @@ impl Shard {
     #[must_use]
     pub fn status(&self) -> ShardStatus {
         ShardStatus::of(self)
+    }
+}
+
+impl Shard {
+    /// A report of the shard.
+    #[must_use]
+    pub fn report(&self, now: Now) -> ShardReport {
+        let ShardStatus { generation, chunks, bytes, slowest, fastest } = self.status();
+        let memory = self.pool.mapped.iter();
+        let (phase, serving) = match &self.phase {
+            Phase::Empty => (ShardPhase::Empty, None),
+            Phase::Filling(_) => (ShardPhase::Initialising, None),
+            Phase::Serving(serving) => (ShardPhase::Serving, Some(serving)),
+        };
+        ShardReport {
+            phase,
+            generation: generation.0,
+            chunks,
+            value_bytes: bytes,
+            slowest_version: slowest.0,
+            fastest_version: fastest.0,
+            memory: memory
+                .map(|(reason, bytes)| MemoryReport { reason: (*reason).to_owned(), bytes: *bytes })
+                .collect(),
+            trainers: self.trainers.connections().collect(),
+            waiting_requests: serving.map_or(0, |serving| serving.waits.per_peer.values().sum::<usize>() as u64),
+            wait: serving.and_then(|serving| self.wait(serving, now)),
+            journal_position: self.journal_position(),
+        }
+    }
+
+    fn wait(&self, serving: &Serving, now: Now) -> Option<WaitReport> {
+        let (since, slot_index) = serving.waits.by_time.first().copied()?;
+        Some(WaitReport {
+            milliseconds: u64::try_from(since.until(now).as_millis()).unwrap_or(u64::MAX),
+            text: serving.wait_text(now, &self.trainers, slot_index),
+            trainers: serving.missing(slot_index).into_iter().map(|trainer| trainer.0).collect(),
+        })
     }
 }
 

@@ -170,7 +170,7 @@ impl Serving {
                 || sent.any(|one| one.since.is_some() && one.sending.peer == Some(peer))
         };
         let slot_index = self.waits.by_time.iter().map(|(_, slot_index)| *slot_index).find(is_its)?;
-        Some(self.round_text(&self.table.chunks[slot_index], &self.awaited_text(now, trainers, slot_index)))
+        Some(self.wait_text(now, trainers, slot_index))
     }
 
     /// The first of these trainers that a chunk's round waits for.
@@ -250,8 +250,13 @@ impl Serving {
         format!("parameter \"{name}\" chunk {number}: round {round} waits for {awaited}")
     }
 
+    /// Names the chunk's round and what it waits for.
+    pub(super) fn wait_text(&self, now: Now, trainers: &Presence, slot_index: usize) -> String {
+        self.round_text(&self.table.chunks[slot_index], &self.awaited_text(now, trainers, slot_index))
+    }
+
     /// The trainers that the chunk's round waits for.
-    fn missing(&self, slot_index: usize) -> Vec<TrainerId> {
+    pub(super) fn missing(&self, slot_index: usize) -> Vec<TrainerId> {
         let chunk = &self.table.chunks[slot_index];
         let clock = |trainer: &TrainerId| chunk.heard(*trainer).clock;
         match self.flows.of(slot_index).pace {

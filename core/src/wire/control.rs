@@ -182,6 +182,9 @@ pub struct RegisterRequest {
     /// Whether the server has served this job since it started, and registers again.
     #[prost(bool, tag = "3")]
     pub renews: bool,
+    /// Its status for the page of the job, in JSON; empty unless server 0 watches.
+    #[prost(bytes = "vec", tag = "4")]
+    pub status: Vec<u8>,
 }
 
 /// Join of a trainer.
@@ -219,6 +222,9 @@ pub struct Joined {
     /// The default configuration of a parameter: an encoded optimizer message.
     #[prost(bytes = "vec", tag = "7")]
     pub default_config: Vec<u8>,
+    /// Whether server 0 shows the status of servers, which then report it with each registration.
+    #[prost(bool, tag = "8")]
+    pub watches: bool,
 }
 
 /// Request for a page of the catalogue.

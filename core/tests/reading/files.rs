@@ -255,6 +255,7 @@ fn options() -> CoordinatorOptions {
         job: JobMessage { trainers: 2, ..JobMessage::default() },
         default_config: Vec::new(),
         lease: Duration::from_secs(1),
+        watches: false,
         grace: Duration::from_secs(1),
     }
 }

@@ -136,6 +136,14 @@ pub struct ServeArgs {
     /// mlx5_0:1 or mlx5_0:1:3 [default: auto].
     #[arg(long, help_heading = ADDRESSES, value_name = "DEVICE")]
     pub rdma_device: Option<String>,
+    /// The address at which metrics, status and the page of the job are served over HTTP (docs/WATCH.md); without it
+    /// there is no such listener.
+    #[arg(long, help_heading = ADDRESSES, value_name = "ADDRESS")]
+    pub http: Option<String>,
+    /// The file with the token, 16 bytes or more, that readers of metrics and status send in a bearer header; needed
+    /// for an http address beyond loopback.
+    #[arg(long, help_heading = ADMISSION, value_name = "FILE")]
+    pub http_token_file: Option<String>,
     /// Memory of the device that parameters and their states may take, of all shards together, in bytes or with KiB,
     /// MiB or GiB [default: all free memory].
     #[arg(long, help_heading = DEVICE, value_name = "SIZE")]
@@ -215,6 +223,8 @@ impl ServeArgs {
             ("rank_grace_seconds", "2", &self.rank_grace_seconds),
             ("insecure", "false", &self.insecure),
             ("token_file", "", &self.token_file),
+            ("http", "", &self.http),
+            ("http_token_file", "", &self.http_token_file),
             ("poll", "adaptive", &self.poll),
             ("checks", "between-hosts", &self.checks),
             ("device", "auto", &self.device),

@@ -33,7 +33,7 @@ impl Settings {
     }
 
     /// Settings without effect, each with its condition and reason.
-    fn idle(&self) -> [(bool, &'static [&'static str], &'static str); 6] {
+    fn idle(&self) -> [(bool, &'static [&'static str], &'static str); 7] {
         let never_verbs = matches!(self.addresses.bind.scheme, Scheme::Tcp | Scheme::Shm | Scheme::Loopback);
         [
             (
@@ -47,6 +47,7 @@ impl Settings {
                 &["optimizer"],
                 "in mode delta trainers optimize, and servers add what they send",
             ),
+            (self.addresses.http.is_none(), &["http_token_file"], "there is no http"),
             (self.job.mode != Mode::Sync, &["merge"], "merging is for rounds, which only mode sync has"),
             (
                 never_verbs && matches!(self.addresses.rdma_device, DeviceChoice::Named(_)),
@@ -112,7 +113,7 @@ fn unknown() -> String {
     "unknown to this version".to_owned()
 }
 
-fn shown_mode(mode: Mode) -> String {
+pub(crate) fn shown_mode(mode: Mode) -> String {
     match mode {
         Mode::Sync => "sync".to_owned(),
         Mode::Async => "async".to_owned(),

@@ -14,7 +14,7 @@ mod sources;
 mod tests;
 mod values;
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -30,6 +30,7 @@ use pserver_transport::verbs::{self, DeviceChoice};
 
 pub use args::ServeArgs;
 use idle::ExplicitSetting;
+pub(crate) use idle::shown_mode;
 use sources::SettingTexts;
 
 /// How much of each update survives a crash between two checkpoints.
@@ -59,6 +60,8 @@ pub enum DeviceSetting {
     Simulated,
 }
 
+/// Expected text of the address for metrics.
+const HTTP_EXPECTED: &str = "the number of an address and a port, such as 127.0.0.1:9464";
 /// Expected texts of a device.
 const DEVICE_EXPECTED: &str = "auto, cpu or cuda:N with the number of a device";
 
@@ -163,6 +166,8 @@ pub struct AddressSettings {
     pub checks: ChecksumPolicy,
     /// Which RDMA device connections use.
     pub rdma_device: DeviceChoice,
+    /// Where metrics, status and page are served; without it nowhere.
+    pub http: Option<SocketAddr>,
 }
 
 /// Checkpoints, the journal and saved models.
@@ -200,6 +205,8 @@ pub struct AdmissionSettings {
     pub insecure: bool,
     /// The file with the token that clients and servers must prove to have.
     pub token_file: Option<PathBuf>,
+    /// The file with the token that readers of metrics and status must send.
+    pub http_token_file: Option<PathBuf>,
 }
 
 /// The device that updates parameters, and its memory.
@@ -277,6 +284,7 @@ impl Settings {
                 coordinator: reader.take("coordinator", values::optional(values::reachable)),
                 checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
                 rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
+                http: reader.take("http", values::optional(values::plain(HTTP_EXPECTED))),
             },
             storage: StorageSettings {
                 checkpoint_dir: reader.take("checkpoint_dir", values::optional(values::path)),
@@ -294,6 +302,7 @@ impl Settings {
             admission: AdmissionSettings {
                 insecure: reader.take("insecure", values::plain("true or false")),
                 token_file: reader.take("token_file", values::optional(values::path)),
+                http_token_file: reader.take("http_token_file", values::optional(values::path)),
             },
             device: DeviceSettings {
                 processor: reader.take("device", values::plain(DEVICE_EXPECTED)),
@@ -359,6 +368,12 @@ impl Settings {
                 self.device.gradients.is_some_and(|bytes| bytes < gradients_least),
                 "device_gradients",
                 format!("{gradients_least} bytes or more: room for four chunks of each shard"),
+            ),
+            (
+                self.addresses.http.is_some_and(|http| !http.ip().is_loopback())
+                    && self.admission.http_token_file.is_none(),
+                "http",
+                "a loopback address, or an http_token_file with it".to_owned(),
             ),
             (contradictory, "optimizer", "no mode in it, or the same as the setting mode".to_owned()),
         ]

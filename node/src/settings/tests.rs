@@ -160,6 +160,8 @@ fn every_setting_arrives() {
         rank_grace_seconds = 3
         insecure = true
         token_file = "/run/token"
+        http = "10.0.0.1:9464"
+        http_token_file = "/run/http"
         log_level = "debug"
         log_format = "json"
         ready_fd = 3
@@ -182,6 +184,8 @@ fn every_setting_arrives() {
     assert_eq!((found.storage.checkpoint_dir, found.storage.model_dir), (Some("/ckpt".into()), "/models".into()));
     assert_eq!((found.storage.journal, found.admission.insecure), (JournalSetting::Sync, true));
     assert_eq!(found.admission.token_file, Some("/run/token".into()));
+    assert_eq!(found.addresses.http, "10.0.0.1:9464".parse().ok());
+    assert_eq!(found.admission.http_token_file, Some("/run/http".into()));
     let times =
         [found.storage.checkpoint_interval, found.times.round_timeout, found.times.lease, found.times.rank_grace];
     assert_eq!(times, [30, 5, 2, 3].map(Duration::from_secs));
@@ -312,6 +316,10 @@ fn values_that_contradict_each_other_are_refused() {
             "--bind 10.0.0.1:7",
             "bind (from --bind) is \"10.0.0.1:7\"; expected a loopback address, a token_file, or \
              insecure = true, with which any client may join",
+        ),
+        (
+            "--http 0.0.0.0:9464",
+            "http (from --http) is \"0.0.0.0:9464\"; expected a loopback address, or an http_token_file with it",
         ),
         (
             "--bind [::]:7 --insecure",

@@ -237,8 +237,9 @@ impl RigSide {
     fn note(&mut self, event: Event) {
         let seen = match event {
             Event::Connected { peer } => SeenEvent::Connected(peer),
-            Event::Accepted { peer, origin } => {
+            Event::Accepted { peer, origin, transport } => {
                 assert!(!origin.is_empty(), "an origin is named");
+                assert!(transport.contains(": "), "a transport and its reason are named");
                 SeenEvent::Accepted(peer)
             }
             Event::Head { peer, frame } => {

@@ -146,7 +146,8 @@ impl LoopbackTransport {
     fn adopt(&mut self) {
         let arrivals = std::mem::take(&mut *lock(&self.listener.arrivals));
         for LoopbackArrival { end, origin } in arrivals {
-            self.add(end, |peer| Event::Accepted { peer, origin });
+            let transport = "loopback: both ends are in this process".to_owned();
+            self.add(end, |peer| Event::Accepted { peer, origin, transport });
         }
     }
 

@@ -38,6 +38,19 @@ pub(super) enum AcceptedStream {
     Shm(UnixStream, Board),
 }
 
+impl AcceptedStream {
+    /// The transport that carries the connection at a listener of `scheme`, and the reason for it.
+    pub(super) fn transport(&self, scheme: Scheme) -> String {
+        match self {
+            Self::Shm(..) => "shm: the peer is on this machine".to_owned(),
+            Self::Tcp(_, Some(Ok(_))) => "verbs: the peer offers them".to_owned(),
+            Self::Tcp(_, Some(Err(reason))) => format!("tcp: no verbs: {reason}"),
+            Self::Tcp(_, None) if scheme == Scheme::Tcp => "tcp: the server listens on tcp:// alone".to_owned(),
+            Self::Tcp(_, None) => "tcp: the peer offers nothing else".to_owned(),
+        }
+    }
+}
+
 impl ConnectionSender {
     pub(super) fn new(wakeups: &Arc<Wakeups>, device_context: DeviceContext) -> (Self, Receiver<AcceptedConnection>) {
         let (sender, receiver) = bounded(ACCEPTED_MAX);

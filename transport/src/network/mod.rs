@@ -252,7 +252,8 @@ impl Network {
     fn accept(&mut self) {
         while let Ok(AcceptedConnection { stream, hello, origin, scheme }) = self.incoming.accepted.try_recv() {
             let peer = self.next_peer();
-            self.events.push(Event::Accepted { peer, origin });
+            let transport = stream.transport(scheme);
+            self.events.push(Event::Accepted { peer, origin, transport });
             let accepted = {
                 let _inside = self.io.runtime.tokio().enter();
                 setup::accepted(stream, scheme, self.options.checks)

@@ -85,6 +85,17 @@ impl JobToken {
         Self::new(&secret).map_err(|failure| wrong(&failure))
     }
 
+    /// Whether `shown` is this token, compared in constant time; for readers that send the token itself.
+    #[must_use]
+    pub fn is(&self, shown: &[u8]) -> bool {
+        let mac_of = |secret: &[u8]| {
+            let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
+            mac.update(&MAGIC);
+            mac
+        };
+        mac_of(&self.0).verify_slice(&mac_of(shown).finalize().into_bytes()).is_ok()
+    }
+
     /// Authenticates to a server, and verifies that the server has the token.
     ///
     /// # Errors
@@ -397,6 +408,10 @@ mod tests {
         check(b"", Err("a token of 0 bytes; expected 16 to 1024 that cannot be guessed"));
         check(b"  0123456789abcde \n", Err("a token of 15 bytes; expected 16 to 1024 that cannot be guessed"));
         check(&[b'x'; BYTES_MAX + 1], Err("a token of 1025 bytes; expected 16 to 1024 that cannot be guessed"));
+        let token = token("0123456789abcdef");
+        assert!(token.is(b"0123456789abcdef"));
+        let others: [&[u8]; 4] = [b"", b"0123456789abcdeF", b"0123456789abcde", b"0123456789abcdef0"];
+        assert!(others.iter().all(|other| !token.is(other)));
         let absent = JobToken::read(Path::new("/nowhere/token")).expect_err("there is none").to_string();
         assert!(absent.starts_with("token_file /nowhere/token: No such file"), "{absent}");
     }

@@ -39,7 +39,15 @@ struct Desk {
 
 fn options() -> CoordinatorOptions {
     let (lease, grace) = (Duration::from_secs(20), Duration::from_secs(2));
-    CoordinatorOptions { epoch: Epoch(7), servers: 2, job: JOB, default_config: Vec::new(), lease, grace }
+    CoordinatorOptions {
+        epoch: Epoch(7),
+        servers: 2,
+        job: JOB,
+        default_config: Vec::new(),
+        lease,
+        grace,
+        watches: true,
+    }
 }
 
 /// The pages of a catalogue of two parameters, each a page of its own.
@@ -128,7 +136,7 @@ impl Desk {
         let peer = PeerId(self.peers);
         let stranger = Caller { peer, trainer: NO_TRAINER, incarnation: Incarnation(0) };
         let caller = *self.callers.entry(name.to_owned()).and_modify(|one| one.peer = peer).or_insert(stranger);
-        self.event(Event::Accepted { peer, origin: name.to_owned() });
+        self.event(Event::Accepted { peer, origin: name.to_owned(), transport: String::new() });
         let head = Head { trainer: caller.trainer, incarnation: caller.incarnation, ..Head::new(Kind::Hello) };
         let process = u32::try_from(self.peers).expect("a test has few connections");
         let frame = Frame::with_control(
@@ -166,6 +174,7 @@ impl Desk {
             server: index,
             entry: Some(ServerEntry { address: format!("tcp://s{index}:1"), shards }),
             renews: words.contains(&"again"),
+            status: Vec::new(),
         };
         match words[0] {
             "servers" => {

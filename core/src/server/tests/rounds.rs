@@ -299,7 +299,7 @@ fn a_frame_on_somebody_elses_connection_is_refused() {
     stage.deliver_from(other, &parcel);
     assert!(stage.errors()[0].contains("a frame of trainer 0 incarnation 1 on the connection of trainer 1"));
     stage.answers.clear();
-    stage.event(crate::port::Event::Accepted { peer: PeerId(99), origin: "somebody".into() });
+    stage.event(crate::port::Event::Accepted { peer: PeerId(99), origin: "somebody".into(), transport: String::new() });
     stage.deliver_from(PeerId(99), &parcel);
     assert!(stage.errors()[0].contains("the first frame of a connection is a hello"));
     assert_eq!(stage.closed, [PeerId(99)]);

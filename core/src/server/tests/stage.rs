@@ -332,7 +332,7 @@ impl Stage {
         let sequence = self.actors.get(&trainer).filter(|actor| actor.incarnation == incarnation);
         let sequence = sequence.map_or(0, |actor| actor.sequence);
         self.actors.insert(trainer, Actor { peer, incarnation, sequence });
-        self.event(Event::Accepted { peer, origin: format!("trainer {trainer}") });
+        self.event(Event::Accepted { peer, origin: format!("trainer {trainer}"), transport: "tcp: a test".to_owned() });
         let head = Head { epoch: EPOCH, ..self.head(Kind::Hello, trainer) };
         let frame =
             Frame::with_control(head, &HelloMessage { host: "h".into(), process: trainer, ..HelloMessage::default() });
