@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that one thread changes and others read.
 #[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
+pub struct MetricCounter(AtomicU64);
 
-impl Counter {
+impl MetricCounter {
     /// Adds `more`; for the owning thread alone.
     #[inline]
     pub fn add(&self, more: u64) {
@@ -37,8 +37,8 @@ pub const BUCKETS: usize = 14;
 /// us to 16.8 s; the last bucket has the rest.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    buckets: [Counter; BUCKETS],
-    sum_nanos: Counter,
+    buckets: [MetricCounter; BUCKETS],
+    sum_nanos: MetricCounter,
 }
 
 impl Histogram {

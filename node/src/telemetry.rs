@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
-use pserver_core::metrics::{Counter, Histogram};
+use pserver_core::metrics::{Histogram, MetricCounter};
 use pserver_core::port::{Event, Submit};
 use pserver_core::server::{CoordinatorReport, ShardReport};
 use pserver_core::wire::Kind;
@@ -29,13 +29,13 @@ pub const KINDS: [(&str, Option<Kind>); 6] = [
 #[derive(Debug, Default)]
 pub struct SessionCounters {
     /// Received frames, as [`KINDS`].
-    pub received_frames: [Counter; KINDS.len()],
+    pub received_frames: [MetricCounter; KINDS.len()],
     /// Payload bytes received.
-    pub received_bytes: Counter,
+    pub received_bytes: MetricCounter,
     /// Frames sent.
-    pub sent_frames: Counter,
+    pub sent_frames: MetricCounter,
     /// Payload bytes sent.
-    pub sent_bytes: Counter,
+    pub sent_bytes: MetricCounter,
     /// Durations of the turns that had work, with the poll after each.
     pub turns: Histogram,
 }
@@ -67,11 +67,11 @@ impl SessionCounters {
     }
 }
 
-/// What a session reports.
+/// Report of a session.
 pub enum SessionReport {
     /// The members of the job.
     Coordinator(CoordinatorReport),
-    /// What a shard holds, and its checkpoints if it takes any.
+    /// Contents of a shard, and its checkpoints if it takes any.
     Shard(ShardReport, Option<DiskReport>),
 }
 
@@ -138,7 +138,7 @@ mod tests {
             let frame = Frame::bare(Head::new(kind));
             counters.received(&Event::Received { peer: PeerId(1), frame, body: Vec::new() });
             let place = KINDS.iter().position(|(_, known)| *known == Some(kind)).unwrap_or(KINDS.len() - 1);
-            let counted: Vec<u64> = counters.received_frames.iter().map(Counter::get).collect();
+            let counted: Vec<u64> = counters.received_frames.iter().map(MetricCounter::get).collect();
             assert!(counted[place] == 1 && counted.iter().sum::<u64>() == 1, "{kind:?}: {counted:?}");
         }
     }

@@ -59,7 +59,7 @@ fn rounds(times: u32) {
     watching::round_of_one(servers[0].address(), times);
 }
 
-/// What the server's thread counts in such a round: a head and a frame come, a place and an answer go, in three turns.
+/// Counts of the server's thread in such a round: a head and a frame come, a place and an answer go, in three turns.
 fn counts(times: u32) {
     let (session, shard, requests) = (SessionCounters::default(), ShardCounters::default(), ReportRequests::default());
     shard.expect_trainers(1);

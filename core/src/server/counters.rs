@@ -5,33 +5,33 @@
 use std::sync::OnceLock;
 
 use crate::ids::{TrainerId, Version};
-use crate::metrics::{Counter, Histogram};
+use crate::metrics::{Histogram, MetricCounter};
 
-/// What a shard has counted since its start.
+/// Counts of a shard since its start.
 #[derive(Debug, Default)]
 pub struct ShardCounters {
     /// The greatest version of any chunk of the generation: completed rounds, or updates in modes without rounds.
-    pub rounds: Counter,
+    pub rounds: MetricCounter,
     /// Updates of chunks.
-    pub updates: Counter,
+    pub updates: MetricCounter,
     /// Gradients of chunks that were taken in, duplicates among them.
-    pub gradients: Counter,
+    pub gradients: MetricCounter,
     /// Gradients of chunks that came again and were answered only.
-    pub duplicates: Counter,
+    pub duplicates: MetricCounter,
     /// Frames that were refused.
-    pub refused: Counter,
+    pub refused: MetricCounter,
     /// Gradients with NaN or infinity that were replaced by zeros.
-    pub zeroed: Counter,
+    pub zeroed: MetricCounter,
     /// Time from the first gradient of a round to the update, of the first chunk that ends each round.
     pub round_time: Histogram,
     /// By rank: time from the first gradient of a round to that of this trainer, in nanoseconds, of the same chunks.
-    late: OnceLock<Box<[Counter]>>,
+    late: OnceLock<Box<[MetricCounter]>>,
 }
 
 impl ShardCounters {
     /// Makes room for trainers; the first call counts, as a job's trainers are fixed.
     pub fn expect_trainers(&self, trainers: u32) {
-        self.late.get_or_init(|| (0..trainers).map(|_| Counter::default()).collect());
+        self.late.get_or_init(|| (0..trainers).map(|_| MetricCounter::default()).collect());
     }
 
     /// Counts an update to `version`. When it is the first of its round, `arrivals` are the times at which the

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a shard is doing.
+/// Phase of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardPhase {
@@ -21,7 +21,7 @@ pub enum ShardPhase {
 /// Report of a shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardReport {
-    /// What it is doing.
+    /// Its phase.
     pub phase: ShardPhase,
     /// The generation that is served; zero before initialisation.
     pub generation: u32,

@@ -51,7 +51,7 @@ pub(crate) struct HttpServer {
     thread: JoinHandle<()>,
 }
 
-/// What handlers share.
+/// State that handlers share.
 struct HttpState {
     watch: Arc<Watch>,
     token: Option<JobToken>,

@@ -26,7 +26,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// Answers as old as this are given again, so that readers cannot keep a shard at work.
 const FRESH: Duration = Duration::from_millis(200);
 
-/// What is known of a server that is being watched.
+/// A server that is watched.
 pub(super) struct Watch {
     settings: Settings,
     begun: SystemTime,

@@ -88,7 +88,7 @@ pub(super) struct ShardStatusEntry {
     pub(super) turn_time: Durations,
     /// By rank, seconds after the first gradient of each round.
     pub(super) late_seconds_total: Vec<f64>,
-    /// What it holds and waits for; none when it has not answered in time.
+    /// Its contents and waits; none when it has not answered in time.
     pub(super) report: Option<ShardReport>,
     /// Its checkpoints; none without a checkpoint directory.
     pub(super) disk: Option<DiskReport>,
