@@ -1,7 +1,9 @@
-//! The C headers: made from the Rust declarations, checked in, compared.
+//! The C headers: made from the Rust declarations, checked in, compared. The list of exported symbols, the C++ header
+//! and the Fortran module have the functions of the C headers.
 //!
 //! `PSERVER_HEADERS=write cargo test --package pserver-capi --test header` writes them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use cbindgen::{Builder, Config};
@@ -69,5 +71,50 @@ fn the_headers_are_those_of_the_code() {
         let text = header(name, sources);
         assert!(!text.contains('@') || !text.lines().any(|line| line.starts_with('@')), "{name}: a place is left over");
         check(&package().join("include").join(name), &text);
+    }
+}
+
+/// The functions that a C text declares or calls.
+fn functions(text: &str) -> BTreeSet<&str> {
+    let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let before = text.match_indices('(').map(|(at, _)| &text[..at]);
+    let names = before.map(|text| &text[text.trim_end_matches(is_word).len()..]);
+    names.filter(|name| name.starts_with("paddle_")).collect()
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(package().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[test]
+fn the_exported_symbols_are_the_functions_of_the_headers() {
+    let texts = HEADERS.map(|(name, _)| read(&format!("include/{name}")));
+    let declared: BTreeSet<&str> = texts.iter().flat_map(|text| functions(text)).collect();
+    let list = read("symbols.txt");
+    let listed: Vec<&str> = list.lines().collect();
+    assert_eq!(listed, declared.into_iter().collect::<Vec<_>>(), "symbols.txt, sorted, and the headers");
+}
+
+/// Functions of edition 3 that C++ does without: its types free memory, and its texts know their lengths.
+const NOT_IN_CPP: [&str; 6] = [
+    "paddle_begin_init_params_n",
+    "paddle_free",
+    "paddle_get_params_view_as",
+    "paddle_init_param_n",
+    "paddle_push_pull_view_as",
+    "paddle_strerror",
+];
+
+#[test]
+fn cpp_and_fortran_have_every_function_of_edition_3() {
+    let sources = ["shared", "rows", "program", "batch", "started", "memory", "edition3"];
+    let texts = sources.map(declarations);
+    let (cpp, fortran) = (read("include/paddle_pserver.hpp"), read("include/paddle_pserver.f90"));
+    let has = |text: &str, name: &str| {
+        text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').any(|word| word == name)
+    };
+    for name in texts.iter().flat_map(|text| functions(text)) {
+        assert_eq!(has(&cpp, name), !NOT_IN_CPP.contains(&name), "{name} in paddle_pserver.hpp");
+        assert!(has(&fortran, name), "{name} is not in paddle_pserver.f90");
     }
 }

@@ -3,7 +3,8 @@
 //! Not here: the tests themselves. Each package holds its own; this program runs them, counts them and checks what a
 //! compiler cannot. Read [`tasks`] (the table of everything), then [`tidy`] (the rules of `STYLE.md`), then
 //! [`workspace`] (how a task runs a program). [`verbs_bindings`] writes a source that is committed, and is for
-//! maintainers; [`rdma_sys`] compares it; [`debian`] has the packages that they read.
+//! maintainers; [`rdma_sys`] compares it; [`debian`] has the packages that they read. [`install`] and
+//! [`installed`] are about what users get.
 
 mod aarch64;
 mod built;
@@ -11,6 +12,8 @@ mod coverage;
 mod debian;
 mod deny;
 mod gpu;
+mod install;
+mod installed;
 mod kernels;
 mod mutants;
 mod rdma_sys;

@@ -1,13 +1,16 @@
 //! Every task, in the order in which `cargo ci test` runs them.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Result;
-use clap::{Arg, ArgAction, ArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
 
 use crate::workspace::{Ending, Tally, Workspace};
-use crate::{aarch64, coverage, deny, gpu, kernels, mutants, rdma_sys, soft_roce, tidy, verbs_bindings};
+use crate::{
+    aarch64, coverage, deny, gpu, install, installed, kernels, mutants, rdma_sys, soft_roce, tidy, verbs_bindings,
+};
 
 /// One line of `cargo ci`.
 pub(crate) struct Task {
@@ -87,6 +90,11 @@ pub(crate) const TASKS: &[Task] = &[
     },
     Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: Run::Alone(rust_tests) },
     Task {
+        name: "installed",
+        about: "Examples in C, C++, Fortran and with MPI from an installed prefix; the Debian package",
+        run: Run::Alone(installed::run),
+    },
+    Task {
         name: "soft-roce",
         about: "RDMA, in a virtual machine with a device made of software",
         run: Run::Beside { before: "gpu", begin: soft_roce::begin },
@@ -144,6 +152,12 @@ pub(crate) const TOOLS: &[Tool] = &[
         run: |workspace, _| coverage::run(workspace),
     },
     Tool {
+        name: "deb",
+        about: "Builds a Debian package of what `install` installs, in target",
+        arguments: |command| command.arg(profile_argument()),
+        run: |workspace, given| install::deb::run(workspace, profile_of(given)),
+    },
+    Tool {
         name: "gpu-kit",
         about: "Builds what kernels/cu/check-on-gpu.sh runs, for a machine that has a device and no Rust",
         arguments: |command| command,
@@ -155,6 +169,19 @@ pub(crate) const TOOLS: &[Tool] = &[
         arguments: |command| command.arg(Arg::new("line").required(true)),
         run: |workspace, given| {
             soft_roce::by_hand(workspace, given.get_one::<String>("line").map_or("", String::as_str))
+        },
+    },
+    Tool {
+        name: "install",
+        about: "Installs the C library, its headers, the pserver program and their documents; DESTDIR is honoured",
+        arguments: |command| {
+            let prefix = Arg::new("prefix").long("prefix").value_name("DIR").value_parser(value_parser!(PathBuf));
+            let prefix = prefix.default_value("/usr/local").help("The folder of bin, include, lib and share");
+            command.arg(prefix).arg(profile_argument())
+        },
+        run: |workspace, given| {
+            let prefix = given.get_one::<PathBuf>("prefix").map_or(Path::new("/usr/local"), PathBuf::as_path);
+            install::run(workspace, prefix, profile_of(given))
         },
     },
     Tool {
@@ -185,6 +212,15 @@ pub(crate) const TOOLS: &[Tool] = &[
         run: |workspace, given| verbs_bindings::run(workspace, given.get_flag("check")),
     },
 ];
+
+fn profile_argument() -> Arg {
+    let help = "The cargo profile of what is built: dist is small, dev is quick to build";
+    Arg::new("profile").long("profile").value_name("NAME").default_value(install::PROFILE).help(help)
+}
+
+fn profile_of(given: &ArgMatches) -> &str {
+    given.get_one::<String>("profile").map_or(install::PROFILE, String::as_str)
+}
 
 /// The task of this name, or the tasks of the suite of this name.
 pub(crate) fn named(name: &str) -> Vec<&'static Task> {

@@ -6,11 +6,13 @@
 //!
 //! Read in this order: `main.rs` (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
 //! example job), [`mod@env`] (what a process finds of its job), [`transpile`] (the division of a program),
-//! [`import_paddle`], [`program_file`], [`train`], [`predict`].
+//! [`import_paddle`], [`program_file`], [`train`], [`predict`], [`pages`] (the
+//! manual).
 
 pub mod env;
 pub mod import_paddle;
 pub mod logging;
+pub mod pages;
 pub mod predict;
 pub mod program_file;
 pub mod quickstart;

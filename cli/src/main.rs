@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use pserver_cli::logging::Log;
-use pserver_cli::{env, import_paddle, predict, program_file, quickstart, train, transpile};
+use pserver_cli::{env, import_paddle, pages, predict, program_file, quickstart, train, transpile};
 use pserver_client::environment;
 use pserver_core::checkpoint::inspect::InspectVerdict;
 use pserver_core::checkpoint::storage::Directory;
@@ -64,6 +64,9 @@ enum Command {
         /// A checkpoint directory or a model file.
         path: PathBuf,
     },
+    /// Write manual pages and completions for shells to a folder.
+    #[command(hide = true)]
+    Pages(pages::PagesArgs),
 }
 
 /// The digits, or another example.
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => program_file::convert(&args),
         Command::Train(args) => train::run(&args),
         Command::Predict(args) => predict::run(&args),
+        Command::Pages(args) => pages::run(&args, Cli::command()),
         Command::Inspect { path } => return ended(inspect(&path)),
     };
     ended(done.map(|()| ExitCode::SUCCESS))

@@ -26,7 +26,7 @@ const PROGRAMS: &[&str] = &["pserver", "psbench"];
 const LIBRARY: &str = "libpaddle_pserver.so";
 /// Where C programs are, and those that are no tests.
 const C_SOURCES: &str = "capi/tests/c";
-const EXAMPLES: [&str; 2] = ["capi/examples/trainer.c", "capi/examples/digits.c"];
+const EXAMPLES: [&str; 2] = ["examples/trainer.c", "examples/digits.c"];
 /// Source files that tests read.
 const READ: &[&str] = &["core/rules/lion.rule"];
 
@@ -82,12 +82,15 @@ fn add_c_programs(workspace: &Workspace, furnishing: &mut Furnishing, library: &
     succeed(Command::new("strip").arg("-o").arg(folder.join(LIBRARY)).arg(library))?;
     let sources = fs::read_dir(root.join(C_SOURCES)).with_context(|| format!("cannot list {C_SOURCES}"))?;
     let sources = sources.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?;
-    let sources = sources.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "c"));
+    let is_source = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "c" || extension == "cpp");
+    let sources = sources.into_iter().filter(is_source);
     for source in sources.chain(EXAMPLES.map(|example| root.join(example))) {
         let name = source.file_stem().context("a source has a name")?.to_string_lossy().into_owned();
         let program = folder.join(format!("c-{name}"));
-        let mut compiler = Command::new("cc");
-        compiler.args(["-std=c99", "-g", "-I"]).arg(root.join("capi/include")).arg(&source).arg("-o").arg(&program);
+        let is_cpp = source.extension().is_some_and(|extension| extension == "cpp");
+        let mut compiler = Command::new(if is_cpp { "c++" } else { "cc" });
+        compiler.args(if is_cpp { ["-std=c++17", "-static-libstdc++"] } else { ["-std=c99", "-g"] }).arg("-I");
+        compiler.arg(root.join("capi/include")).arg(&source).arg("-o").arg(&program);
         succeed(compiler.arg("-L").arg(&folder).arg("-lpaddle_pserver"))?;
         furnishing.program(&format!("c/{name}"), &program, &folder)?;
     }

@@ -274,11 +274,13 @@ pub(super) fn load_shipped(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>
         Failure::call(format!("CUDA device {ordinal}: {room}{error}"))
     };
     if context.properties().capability.0 == 9 {
-        match CudaModule::load(context, shipped::CUBIN) {
+        let cubin = shipped::cubin();
+        match CudaModule::load(context, &cubin) {
             Ok(module) => return Ok(module),
-            Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => return Err(refused(shipped::CUBIN, &error)),
+            Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => return Err(refused(&cubin, &error)),
             Err(error) => tracing::warn!(%error, "the driver does not take the cubin, and compiles the PTX"),
         }
     }
-    CudaModule::load(context, shipped::PTX).map_err(|error| refused(shipped::PTX, &error))
+    let ptx = shipped::ptx();
+    CudaModule::load(context, &ptx).map_err(|error| refused(&ptx, &error))
 }

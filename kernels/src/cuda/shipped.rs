@@ -3,8 +3,10 @@
 //! `cargo ci kernels` makes the binaries. A rule that is not in it is compiled at run time where there is a compiler,
 //! and otherwise does not run on the device.
 
+use std::io::Read;
 use std::sync::Arc;
 
+use flate2::read::ZlibDecoder;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Formula, Prepared, Regularizer, Rule, Step};
@@ -13,15 +15,33 @@ use pserver_core::rule::{CheckedRule, RuleSettings};
 
 use super::{Emitted, ModuleSource};
 
-/// For devices of compute capability 9.
-pub const CUBIN: &[u8] = include_bytes!("../../gen/pserver.sm_90.cubin");
-/// For every device from compute capability 8 on; the driver compiles it. It ends with a zero, as the driver requires.
-pub const PTX: &[u8] = include_bytes!("../../gen/pserver.compute_80.ptx");
+/// The binaries as `build.rs` packs them.
+const PACKED_CUBIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pserver.sm_90.cubin.z"));
+const PACKED_PTX: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pserver.compute_80.ptx.z"));
 /// The inputs of the binaries: a word and its values a line.
 pub const MANIFEST: &str = include_str!("../../gen/manifest.txt");
 
 /// The parameter types of shipped rules.
 pub const ELEMENT_TYPES: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
+
+/// The binary for devices of compute capability 9.
+#[must_use]
+pub fn cubin() -> Vec<u8> {
+    unpacked(PACKED_CUBIN)
+}
+
+/// The text for every device from compute capability 8 on; the driver compiles it. It ends with a zero, as the driver
+/// requires.
+#[must_use]
+pub fn ptx() -> Vec<u8> {
+    unpacked(PACKED_PTX)
+}
+
+fn unpacked(packed: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    ZlibDecoder::new(packed).read_to_end(&mut bytes).expect("the build packed it");
+    bytes
+}
 
 /// Whether the binaries have a kernel of this name.
 #[must_use]
@@ -120,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_artifacts_are_those_of_the_text_that_the_code_makes_now() {
-        let made = manifest(CUBIN, PTX);
+        let made = manifest(&cubin(), &ptx());
         assert!(made == MANIFEST, "kernels or rules changed: run `cargo ci kernels`; the manifest would be\n{made}");
     }
 

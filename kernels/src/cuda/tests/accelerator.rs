@@ -345,7 +345,7 @@ fn what_a_device_that_is_full_lacks_first_is_said_with_its_bytes() {
             assert!(words.iter().all(|word| text.contains(word)), "{text}");
         });
     };
-    let kernels = format!("{} bytes of kernels were to be loaded, ", crate::cuda::shipped::CUBIN.len());
+    let kernels = format!("{} bytes of kernels were to be loaded, ", crate::cuda::shipped::cubin().len());
     match std::env::var("PSERVER_STANDIN_FAIL").as_deref() {
         Ok(failing) if failing.contains("Module") => check(failing, &[&kernels, " of 268435456 are free"]),
         Ok(failing) => check(failing, &["bytes of the host's memory were to be pinned for its copies: cuMemHostAlloc"]),

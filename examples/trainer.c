@@ -3,7 +3,7 @@
  * Start a server and two trainers, each in a terminal of its own (one trainer is fine, too, with --trainers 1):
  *
  *     pserver serve --trainers 2
- *     cc -Icapi/include capi/examples/trainer.c -Ltarget/release -lpaddle_pserver -o trainer
+ *     cc -Icapi/include examples/trainer.c -Ltarget/release -lpaddle_pserver -o trainer
  *     LD_LIBRARY_PATH=target/release ./trainer
  *     LD_LIBRARY_PATH=target/release ./trainer
  *
@@ -83,7 +83,7 @@ int main(void) {
   }
   printf("trainer %d: y = %.3f x + %.3f\n", trainer, (double)numbers[0], (double)numbers[1]);
 
-  /* Who leaves is not waited for any more. */
+  /* The servers do not wait for a trainer that has left. */
   must(paddle_leave(client));
   paddle_pserver_client_release(client);
   return 0;

@@ -5,7 +5,7 @@
  *     zcat cli/data/digits.csv.gz > digits.csv
  *     pserver serve --trainers 2 --servers 2
  *     pserver serve --trainers 2 --servers 2 --index 1 --coordinator tcp://127.0.0.1:7164 --bind tcp://127.0.0.1:0
- *     cc -Icapi/include capi/examples/digits.c -Ltarget/release -lpaddle_pserver -o digits
+ *     cc -Icapi/include examples/digits.c -Ltarget/release -lpaddle_pserver -o digits
  *     LD_LIBRARY_PATH=target/release ./digits docs/programs/mlp.program digits.csv 2 3 model.safetensors
  *     LD_LIBRARY_PATH=target/release ./digits docs/programs/mlp.program digits.csv 2 3 model.safetensors
  *
@@ -121,7 +121,7 @@ int main(int count, char **arguments) {
   }
   paddle_program_release(program);
 
-  /* Who leaves is not waited for any more. */
+  /* The servers do not wait for a trainer that has left. */
   must(paddle_leave(client));
   paddle_pserver_client_release(client);
   return 0;

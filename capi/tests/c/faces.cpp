@@ -1,0 +1,113 @@
+// Every class of paddle_pserver.hpp against real servers: initialisation, exchanges, started calls, views, rows,
+// buffers, programs, and errors as exceptions.
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <paddle_pserver.hpp>
+
+#define CHECK(condition)                                                       \
+  do {                                                                         \
+    if (!(condition)) {                                                        \
+      std::cerr << __FILE__ << ":" << __LINE__ << ": " #condition << std::endl; \
+      std::exit(1);                                                            \
+    }                                                                          \
+  } while (0)
+
+namespace {
+
+// The text of the exception that a call throws.
+template <class Call>
+std::string refusal(Call &&call) {
+  try {
+    call();
+  } catch (const pserver::error &failure) {
+    return failure.what();
+  }
+  return "";
+}
+
+bool has(const std::string &text, const char *words) { return text.find(words) != std::string::npos; }
+
+void initialise(pserver::client &client) {
+  const std::vector<float> weight(6, 1.0F);
+  const double bias[2] = {1.0, 2.0};
+  CHECK(client.begin_init_params("optimizer: SGD const_lr { learning_rate: 0.5 }"));
+  client.init_param({"weight", weight}, {2, 3});
+  client.init_param({std::string("bias"), bias}, "algorithm: 'add'");
+  client.init_rows<float>("rows", "optimizer: SGD const_lr { learning_rate: 1 } sparse { height: 9 width: 2 }");
+  CHECK(has(refusal([&] { client.init_param({"weight", weight}); }), "weight"));
+  client.finish_init_params();
+}
+
+void exchange(pserver::client &client) {
+  std::array<float, 6> weight{}, gradient{2, 2, 2, 2, 2, 2};
+  std::vector<double> bias(2), difference{0.25, 0.25};
+  client.push_pull({{"weight", gradient, weight}, {std::string("bias"), difference, bias}});
+  CHECK(weight[0] == 0.0F && weight[5] == 0.0F && bias[1] == 2.25);
+  client.send_grads({{"weight", gradient}, {"bias", difference}});
+  std::vector<pserver::float16> half(6);
+  client.get_params({{"weight", half}, {"bias", bias}});
+  CHECK(half[5].bits == 0xbc00 && bias[0] == 1.5);
+
+  pserver::call started = client.push_pull_start({{"weight", gradient, weight}});
+  pserver::call moved = std::move(started);
+  moved.wait();
+  CHECK(weight[3] == -2.0F);
+  CHECK(has(refusal([&] { moved.wait(); }), "NULL") || !refusal([&] { moved.wait(); }).empty());
+}
+
+void read_in_place(pserver::client &client) {
+  pserver::buffer<float> gradient = client.buffer_alloc<float>(6);
+  CHECK(gradient.size() == 6 && gradient[0] == 0.0F);
+  for (float &each : gradient) each = 2.0F;
+  pserver::view view = client.push_pull_view({{"weight", gradient}});
+  float sum = 0.0F;
+  for (int piece = 0; piece < view.pieces(0); piece++) {
+    for (float each : view.piece<float>(0, piece)) sum += each;
+  }
+  CHECK(sum == -18.0F);
+  CHECK(!refusal([&] { (void)client.get_params_view({"weight"}); }).empty());
+  view.release();
+  (void)client.get_params_view({"weight", "bias"});
+  (void)client.buffer_path(gradient.data());
+  std::vector<float> own(4096);
+  pserver::registration registered = client.register_buffer(own.data(), own.size() * sizeof(float));
+  registered.release();
+}
+
+void use_rows(pserver::client &client) {
+  const std::vector<std::uint64_t> ids{7, 2};
+  const std::vector<float> gradient{1, 2, 3, 4};
+  std::vector<float> fetched(4);
+  client.send_rows({{"rows", ids, gradient}});
+  client.get_rows({{"rows", ids, fetched}});
+  CHECK(fetched[0] == -1.0F && fetched[3] == -4.0F);
+}
+
+void refuse() {
+  CHECK(has(refusal([] { pserver::client wrong("deadline=never"); }), "never"));
+  pserver::client client("deadline=1s coordinator=tcp://127.0.0.1:1 server_absence=100ms");
+  CHECK(!refusal([&] { (void)client.trainer_id(); }).empty());
+  client.cancel();
+}
+
+}  // namespace
+
+int main() {
+  static_assert(!std::is_copy_constructible_v<pserver::client> && std::is_nothrow_move_constructible_v<pserver::client>);
+  static_assert(pserver::element_type_of<const std::int64_t>() == PADDLE_ELEMENT_TYPE_INT64);
+  CHECK(pserver::version() == paddle_version());
+  pserver::client made;
+  pserver::client client = std::move(made);
+  initialise(client);
+  exchange(client);
+  read_in_place(client);
+  use_rows(client);
+  client.save_model("faces.safetensors");
+  CHECK(client.trainer_id() == 0);
+  CHECK(has(refusal([&] { pserver::program(client, "no program {", "", "", 1); }), "line"));
+  client.leave();
+  refuse();
+  std::cout << "ok\n";
+}

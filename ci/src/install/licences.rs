@@ -1,0 +1,76 @@
+//! Licences of the packages that are linked into the installed files, in one text: each licence text once, below the
+//! packages that carry it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::debian::succeed;
+use crate::workspace::Workspace;
+
+/// Beginnings of the names of files that have a licence.
+const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"];
+/// The standard library is linked too; cargo does not list it.
+const STANDARD_LIBRARY: &str = "The Rust standard library, MIT OR Apache-2.0, https://github.com/rust-lang/rust";
+
+/// The text. A package without a file of a licence is named with its licence and authors.
+pub(super) fn text(workspace: &Workspace) -> Result<String> {
+    let linked = linked(workspace)?;
+    let metadata = succeed(workspace.cargo().args(["metadata", "--format-version", "1", "--locked"]))?;
+    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in packages {
+        let string = |key: &str| package[key].as_str().unwrap_or_default();
+        let is_ours = package["source"].is_null();
+        if is_ours || !linked.contains(&format!("{} v{}", string("name"), string("version"))) {
+            continue;
+        }
+        let line = format!("{} {}, {}, {}", string("name"), string("version"), string("license"), string("repository"));
+        let folder = Path::new(string("manifest_path")).parent().context("a manifest is in a folder")?;
+        let mut texts = texts(folder)?;
+        if texts.is_empty() {
+            texts.push(format!("No file with a licence. Authors: {}\n", package["authors"]));
+        }
+        for text in texts {
+            by_text.entry(text).or_default().insert(line.clone());
+        }
+    }
+    let mut all =
+        format!("pserver is linked with these packages, under the licences that follow.\n\n{STANDARD_LIBRARY}\n");
+    for (text, packages) in by_text {
+        let names: Vec<String> = packages.into_iter().collect();
+        write!(all, "\n{}\n{}\n\n{}\n", "=".repeat(80), names.join("\n"), text.trim_end())?;
+    }
+    Ok(all)
+}
+
+/// Name and version of each package that is linked, as cargo prints them. Procedural macros are not linked.
+fn linked(workspace: &Workspace) -> Result<BTreeSet<String>> {
+    let mut tree: Command = workspace.cargo();
+    tree.args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]);
+    let lines = succeed(tree.args(["--package", "pserver-capi", "--package", "pserver"]))?;
+    let name = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    Ok(lines.lines().filter(|line| !line.is_empty()).map(name).collect())
+}
+
+/// The texts of the licences in a package's folder, ordered by name.
+fn texts(folder: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    let is_licence = |path: &&std::path::PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().to_uppercase()).unwrap_or_default();
+        path.is_file() && NAMES.iter().any(|begin| name.starts_with(begin))
+    };
+    let read = |path: &std::path::PathBuf| {
+        let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).replace("\r\n", "\n"))
+    };
+    paths.iter().filter(is_licence).map(read).collect()
+}
