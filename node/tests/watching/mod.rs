@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test program uses the part that it needs")]
 
+pub(crate) mod browser;
+pub(crate) mod program;
 #[path = "../../../bench/tests/schema/mod.rs"]
 pub(crate) mod schema;
 
@@ -65,6 +67,11 @@ impl WatchedJob {
     pub(crate) fn train(&self, rounds: u32) {
         self.each(move |client| (0..rounds).for_each(|_| step(&client)));
         std::thread::sleep(Duration::from_millis(250)); // tidy: allow sleep: answers are kept for 200 ms
+    }
+
+    /// Lets trainer 0 step.
+    pub(crate) fn step(&self) {
+        step(&self.trainers[0]);
     }
 
     /// Lets trainer 0 step, which waits for trainer 1.
@@ -166,7 +173,7 @@ pub(crate) fn wait_for(at: SocketAddr, is_as_expected: impl Fn(&Value) -> bool) 
 
 /// The whole answer to a GET.
 pub(crate) fn get(at: SocketAddr, path: &str) -> String {
-    request(at, format!("GET {path} HTTP/1.1\r\nHost: {at}\r\n\r\n").as_bytes())
+    request(at, format!("GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").as_bytes())
 }
 
 /// The whole answer to a request.
