@@ -1,16 +1,17 @@
-//! The `pserver` program: `serve`, `env`, `quickstart`, `transpile`, `import-paddle`, `convert`, `train`, `predict`,
-//! `inspect`.
+//! The `pserver` program: `serve`, `launch`, `env`, `quickstart`, `transpile`, `import-paddle`, `convert`, `train`,
+//! `predict`, `inspect`.
 //!
 //! Not here: a server process (`pserver_node`), a trainer's calls (`pserver_client`), the C library
 //! (`paddle_pserver`).
 //!
 //! Read in this order: `main.rs` (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
-//! example job), [`mod@env`] (what a process finds of its job), [`transpile`] (the division of a program),
-//! [`import_paddle`], [`program_file`], [`train`], [`predict`], [`pages`] (the
-//! manual).
+//! example job), [`launch`] (the processes of a job), [`mod@env`] (what a process finds of its job), [`transpile`] (the
+//! division of a program), [`import_paddle`], [`program_file`], [`train`], [`predict`],
+//! [`pages`] (the manual).
 
 pub mod env;
 pub mod import_paddle;
+pub mod launch;
 pub mod logging;
 pub mod pages;
 pub mod predict;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
 use pserver_cli::logging::Log;
-use pserver_cli::{env, import_paddle, pages, predict, program_file, quickstart, train, transpile};
+use pserver_cli::{env, import_paddle, launch, pages, predict, program_file, quickstart, train, transpile};
 use pserver_client::environment;
 use pserver_core::checkpoint::inspect::InspectVerdict;
 use pserver_core::checkpoint::storage::Directory;
@@ -36,6 +36,15 @@ struct Cli {
 enum Command {
     /// Run a server until SIGTERM or SIGINT; then drain, take a last checkpoint and stop.
     Serve(Box<ServeArgs>),
+    /// Start a whole job: servers, and trainers that run a command, on this machine, on hosts, or within an allocation.
+    /// When one fails all end, and the exit status is that of the first that failed.
+    Launch(Box<launch::LaunchArgs>),
+    /// Run parts of a job for a launcher.
+    #[command(hide = true)]
+    LaunchAgent,
+    /// Become a trainer's program.
+    #[command(hide = true)]
+    LaunchExec(launch::LaunchExecArgs),
     /// Print the rank, the number of trainers and the address of server 0 that a trainer finds here, and from where:
     /// options, variables of launchers, file or default.
     Env(env::EnvArgs),
@@ -88,6 +97,9 @@ enum Example {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(args) => serve(&args),
+        Command::Launch(args) => return ended(launch::run(&args)),
+        Command::LaunchAgent => launch::run_agent(),
+        Command::LaunchExec(args) => return ended(launch::run_part(&args)),
         Command::Env(args) => env::run(&args),
         Command::Quickstart(Quickstart { example: Some(Example::Words(args)), .. }) => quickstart::run_words(&args),
         Command::Quickstart(Quickstart { example: None, digits }) => quickstart::run(&digits),

@@ -1,0 +1,343 @@
+//! Agent: the process on a host that runs parts of a job for the launcher and ends them, however the launcher ends.
+//!
+//! It talks over standard input and output, or, where a scheduler started it, over a connection to the launcher. When
+//! that closes, the agent ends its parts: SIGTERM to their process groups, after the grace SIGKILL to every process
+//! below it. The token is a file in memory, open in the agent alone, which parts find as `PSERVER_TOKEN_FILE`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::WaitStatus;
+use nix::unistd::Pid;
+use pserver_client::environment::of_process;
+use pserver_client::launchers::Launchers;
+use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::descendants::{self, Descendants};
+use super::message::{self, AgentHello, AgentMessage, AgentOrder, AgentParts, PartEnd, PartKind, PartOrder};
+
+/// How an agent finds the launcher: `CARRIER SECRET ADDRESS...`, where it is not standard input and output.
+pub(super) const VARIABLE: &str = "PSERVER_LAUNCHER";
+/// Time to connect to one address of the launcher.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to drain the output of an ended part: a process that it started may hold the pipe open.
+const OUTPUT_DRAIN: Duration = Duration::from_secs(1);
+/// Longest piece of a line that is delivered as a line.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+const NEVER: Duration = Duration::from_secs(3600);
+
+type Output = Arc<Mutex<Box<dyn Write + Send>>>;
+
+enum AgentEvent {
+    Order(AgentOrder),
+    /// The launcher is gone, or this process was asked to end.
+    Closed,
+    /// A child ended, or an output was closed.
+    Look,
+}
+
+/// An agent at work.
+struct Agent {
+    output: Output,
+    events: Receiver<AgentEvent>,
+    sender: Sender<AgentEvent>,
+    descendants: Descendants,
+    parts: AgentParts,
+    token: File,
+    running: Vec<RunningPart>,
+}
+
+struct RunningPart {
+    part: usize,
+    kind: PartKind,
+    /// Its standard input closes with this process.
+    child: Child,
+    /// Open pipes, of standard output and standard error.
+    open: Arc<AtomicU8>,
+    ended: Option<(PartEnd, Instant)>,
+    is_reported: bool,
+}
+
+/// The program `pserver launch-agent`.
+///
+/// # Errors
+/// No launcher, or one that says something else than orders.
+pub fn run() -> Result<()> {
+    let descendants = Descendants::adopt().context("cannot become a subreaper")?;
+    let hello = hello();
+    let (sender, events) = channel();
+    let output: Output = match std::env::var(VARIABLE) {
+        Ok(launcher) => {
+            let stream = connect(&launcher)?;
+            let input = stream.try_clone().context("a connection to the launcher")?;
+            listen(Box::new(BufReader::new(input)), sender.clone())?;
+            Arc::new(Mutex::new(Box::new(stream)))
+        }
+        Err(_) => {
+            listen(Box::new(BufReader::new(std::io::stdin())), sender.clone())?;
+            Arc::new(Mutex::new(Box::new(std::io::stdout())))
+        }
+    };
+    await_signals(sender.clone())?;
+    send(&output, &AgentMessage::Hello(hello));
+    let Ok(AgentEvent::Order(AgentOrder::Parts(parts))) = next_order(&events) else { return Ok(()) };
+    let token = token_file(&parts.token)?;
+    let mut agent = Agent { output, events, sender, descendants, parts, token, running: Vec::new() };
+    if let Err(error) = agent.serve() {
+        send(&agent.output, &AgentMessage::Failed { text: format!("{error:#}") });
+    }
+    agent.stop(false);
+    Ok(())
+}
+
+fn next_order(events: &Receiver<AgentEvent>) -> Result<AgentEvent> {
+    loop {
+        match events.recv()? {
+            AgentEvent::Look => {}
+            event => return Ok(event),
+        }
+    }
+}
+
+fn send(output: &Output, message: &AgentMessage) {
+    let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+    // The reader of orders notices that the launcher is gone.
+    let _ = message::write(&mut **output, message);
+}
+
+fn hello() -> AgentHello {
+    let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let host = read("/proc/sys/kernel/hostname");
+    let mut words = std::env::var(VARIABLE).unwrap_or_default();
+    words.truncate(4096);
+    let mut words = words.split(' ').map(str::to_owned);
+    let carrier = words.next().and_then(|carrier| carrier.parse().ok()).unwrap_or_default();
+    let secret = words.next().unwrap_or_default();
+    let process = of_process();
+    let ours = |name: &str| name.starts_with("PSERVER_") || name.starts_with("PADDLE_") || name.starts_with("DMLC_");
+    let variable = |name: &str| {
+        let found = process.iter().find(|(key, _)| key == name && !ours(name) && name != "RANK");
+        found.map(|(_, text)| text.clone())
+    };
+    let rank = Launchers::new(&variable).rank().ok().flatten().and_then(|rank| rank.text.parse().ok());
+    // `client-address client-port server-address server-port`: this host as the launcher reached it.
+    let of_ssh = variable("SSH_CONNECTION").and_then(|words| words.split(' ').nth(2).map(str::to_owned));
+    AgentHello {
+        secret,
+        carrier,
+        rank,
+        boot: read("/proc/sys/kernel/random/boot_id"),
+        address: of_ssh.or_else(|| {
+            let found = addresses(&host).into_iter().find(|address| !address.is_loopback());
+            found.map(|address| address.to_string())
+        }),
+        host,
+    }
+}
+
+/// The addresses of a host's name.
+pub(super) fn addresses(host: &str) -> Vec<IpAddr> {
+    (host, 0).to_socket_addrs().into_iter().flatten().map(|address| address.ip()).collect()
+}
+
+fn connect(launcher: &str) -> Result<TcpStream> {
+    let mut failed = String::from("found no address");
+    for address in launcher.split(' ').skip(2).filter_map(|address| address.parse().ok()) {
+        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = format!("{address}: {error}"),
+        }
+    }
+    bail!("the launcher cannot be reached: {failed}")
+}
+
+/// Reads orders on a thread of its own.
+fn listen(mut from: Box<dyn BufRead + Send>, sender: Sender<AgentEvent>) -> Result<()> {
+    let orders = move || {
+        while let Ok(Some(Ok(order))) = message::read(&mut *from) {
+            if sender.send(AgentEvent::Order(order)).is_err() {
+                return;
+            }
+        }
+        let _ = sender.send(AgentEvent::Closed);
+    };
+    thread::Builder::new().name("agent-orders".to_owned()).spawn(orders).context("cannot start a thread")?;
+    Ok(())
+}
+
+fn await_signals(sender: Sender<AgentEvent>) -> Result<()> {
+    let mut signals = Signals::new([SIGCHLD, SIGTERM, SIGINT, SIGHUP]).context("setting up signals")?;
+    let wait = move || {
+        for signal in signals.forever() {
+            let event = if signal == SIGCHLD { AgentEvent::Look } else { AgentEvent::Closed };
+            if sender.send(event).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("agent-signals".to_owned()).spawn(wait).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// A file in memory with the token.
+fn token_file(token: &str) -> Result<File> {
+    let file = memfd_create("pserver-token", MemfdFlags::CLOEXEC).context("a file in memory for the token")?;
+    fchmod(&file, Mode::RUSR | Mode::WUSR).context("the mode of the token's file")?;
+    let mut file = File::from(file);
+    file.write_all(token.as_bytes()).context("writing the token")?;
+    Ok(file)
+}
+
+impl Agent {
+    /// Runs the parts until the launcher says that they are to end, or is gone.
+    fn serve(&mut self) -> Result<()> {
+        let folder = &self.parts.folder;
+        ensure!(folder.is_dir(), "found no folder {} here; expected the one of the launcher", folder.display());
+        for order in self.parts.parts.clone().iter().filter(|order| order.part == 0) {
+            self.start(order, None)?;
+        }
+        loop {
+            let drains = self.running.iter().any(|part| part.ended.is_some() && !part.is_reported);
+            match self.events.recv_timeout(if drains { descendants::POLL_PERIOD } else { NEVER }) {
+                Ok(AgentEvent::Order(AgentOrder::Start { coordinator })) => {
+                    for order in self.parts.parts.clone().iter().filter(|order| order.part != 0) {
+                        self.start(order, Some(&coordinator))?;
+                    }
+                }
+                Ok(AgentEvent::Order(AgentOrder::Signal { kind, signal })) => self.signal(Some(kind), signal),
+                Ok(AgentEvent::Order(AgentOrder::Stop { is_urgent })) => {
+                    self.stop(is_urgent);
+                    return Ok(());
+                }
+                Ok(AgentEvent::Order(AgentOrder::Parts(_))) => bail!("found a second list of parts; expected one"),
+                Ok(AgentEvent::Closed) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(AgentEvent::Look) | Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.note_ended();
+        }
+    }
+
+    fn start(&mut self, order: &PartOrder, coordinator: Option<&str>) -> Result<()> {
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
+        let own = std::process::id();
+        let mut command = Command::new(program);
+        match order.kind {
+            PartKind::Server => command.args(["serve", "--until-stdin-closes"]).stdin(Stdio::piped()),
+            PartKind::Trainer => command.args(["launch-exec", &own.to_string(), "--"]).stdin(Stdio::null()),
+        };
+        command.args(&order.arguments).current_dir(&self.parts.folder).process_group(0);
+        command.env_remove(VARIABLE).envs(order.variables.iter().map(|(name, text)| (name, text)));
+        command.env("PSERVER_TOKEN_FILE", format!("/proc/{own}/fd/{}", self.token.as_raw_fd()));
+        if let Some(coordinator) = coordinator {
+            command.env("PSERVER_COORDINATOR", coordinator);
+        }
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("part {} cannot be started", order.part))?;
+        let open = Arc::new(AtomicU8::new(2));
+        let output = child.stdout.take().expect("it is a pipe");
+        let errors = child.stderr.take().expect("it is a pipe");
+        self.deliver(output, order.part, false, &open)?;
+        self.deliver(errors, order.part, true, &open)?;
+        let (part, kind) = (order.part, order.kind);
+        self.running.push(RunningPart { part, kind, child, open, ended: None, is_reported: false });
+        Ok(())
+    }
+
+    /// Sends the lines of one output on a thread of its own.
+    fn deliver<R>(&self, source: R, part: usize, is_error: bool, open: &Arc<AtomicU8>) -> Result<()>
+    where
+        R: Read + Send + 'static,
+    {
+        let (output, open, sender) = (Arc::clone(&self.output), Arc::clone(open), self.sender.clone());
+        let deliver = move || {
+            let (mut source, mut line) = (BufReader::new(source), Vec::new());
+            while (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|bytes| 0 < bytes) {
+                let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line)).into_owned();
+                send(&output, &AgentMessage::Line { part, is_error, text });
+                line.clear();
+            }
+            open.fetch_sub(1, Ordering::AcqRel);
+            // The receiver is gone only at the end.
+            let _ = sender.send(AgentEvent::Look);
+        };
+        thread::Builder::new().name(format!("output-{part}")).spawn(deliver).context("cannot start a thread")?;
+        Ok(())
+    }
+
+    /// Signals the process groups of the parts of a kind, or of all, that have not ended.
+    fn signal(&self, kind: Option<PartKind>, signal: i32) {
+        let Ok(signal) = Signal::try_from(signal) else { return };
+        for part in self.running.iter().filter(|part| part.ended.is_none() && kind.is_none_or(|kind| kind == part.kind))
+        {
+            let group = i32::try_from(part.child.id()).expect("process numbers are positive");
+            let _ = killpg(Pid::from_raw(group), signal);
+        }
+    }
+
+    /// Notes parts that have ended, and reports those whose output was delivered.
+    fn note_ended(&mut self) {
+        for (process, status) in descendants::ended() {
+            let end = match status {
+                WaitStatus::Exited(_, code) => PartEnd::Exited(code),
+                WaitStatus::Signaled(_, signal, _) => PartEnd::Killed(signal as i32),
+                _ => continue,
+            };
+            let of = |part: &&mut RunningPart| i32::try_from(part.child.id()) == Ok(process.as_raw());
+            // Others are what parts have started and left.
+            if let Some(part) = self.running.iter_mut().filter(|part| part.ended.is_none()).find(of) {
+                part.ended = Some((end, Instant::now()));
+            }
+        }
+        for running in self.running.iter_mut().filter(|part| !part.is_reported) {
+            let Some((end, since)) = running.ended else { continue };
+            if running.open.load(Ordering::Acquire) == 0 || OUTPUT_DRAIN < since.elapsed() {
+                running.is_reported = true;
+                send(&self.output, &AgentMessage::Ended { part: running.part, end });
+            }
+        }
+    }
+
+    /// Ends everything below this process.
+    fn stop(&mut self, is_urgent: bool) {
+        let mut deadline = Instant::now() + Duration::from_millis(if is_urgent { 0 } else { self.parts.grace_millis });
+        self.signal(None, Signal::SIGTERM as i32);
+        self.signal(None, Signal::SIGCONT as i32);
+        while !self.descendants.present().is_empty() && Instant::now() < deadline {
+            let is_part = self.running.iter().any(|part| part.ended.is_none());
+            if !is_part {
+                // Processes that the parts have left behind are not waited for.
+                self.descendants.signal(Signal::SIGTERM);
+            }
+            if let Ok(AgentEvent::Order(AgentOrder::Stop { is_urgent: true })) =
+                self.events.recv_timeout(descendants::POLL_PERIOD)
+            {
+                deadline = Instant::now();
+            }
+            self.note_ended();
+        }
+        while !self.descendants.present().is_empty() {
+            self.signal(None, Signal::SIGKILL as i32);
+            self.descendants.signal(Signal::SIGKILL);
+            self.note_ended();
+            thread::sleep(descendants::POLL_PERIOD);
+        }
+        let deadline = Instant::now() + OUTPUT_DRAIN;
+        while self.running.iter().any(|part| !part.is_reported) && Instant::now() < deadline {
+            self.note_ended();
+            thread::sleep(descendants::POLL_PERIOD);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Carriers: commands that start agents, on this machine, on a host by `ssh`, or on an allocation's nodes by `srun` or
+//! `mpirun`.
+//!
+//! `srun` and `mpirun` start the agents of servers and those of trainers by a command each, so that trainers have an
+//! MPI world of their own.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use pserver_client::launchers;
+
+use super::agent::{VARIABLE, addresses};
+use super::message::PartKind;
+use super::{LaunchArgs, LaunchEvent, LaunchSender};
+
+/// The means by which the parts of a job are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LaunchMethod {
+    /// On this machine.
+    Local,
+    /// On the hosts of --hosts or --hostfile.
+    Ssh,
+    /// On the nodes of a Slurm allocation, as two steps: servers and trainers.
+    Srun,
+    /// By MPICH's or Open MPI's mpirun: servers and trainers.
+    Mpirun,
+}
+
+/// A command that starts agents.
+pub(super) struct Carrier {
+    /// The name in errors and before its own output.
+    pub(super) name: String,
+    pub(super) child: Child,
+    /// The parts of its agent; with `by_rank` each of its agents has the one of its rank.
+    pub(super) parts: Vec<usize>,
+    pub(super) by_rank: bool,
+    /// The last line of its standard error.
+    pub(super) last_error: String,
+}
+
+/// Carriers before they are started: what each runs, and with which parts.
+pub(super) struct CarrierPlan {
+    name: String,
+    command: Vec<String>,
+    pub(super) parts: Vec<usize>,
+    by_rank: bool,
+}
+
+/// Plans the carriers of all parts, servers before trainers.
+pub(super) fn plan(args: &LaunchArgs, kinds: &[PartKind]) -> Result<Vec<CarrierPlan>> {
+    let agent = agent_command()?;
+    let all: Vec<usize> = (0..kinds.len()).collect();
+    match method(args)? {
+        LaunchMethod::Local => {
+            let name = "this machine".to_owned();
+            Ok(vec![CarrierPlan { name, command: agent, parts: all, by_rank: false }])
+        }
+        LaunchMethod::Ssh => on_hosts(args, kinds, &agent),
+        method => {
+            let of = |kind: PartKind| -> Result<CarrierPlan> {
+                let parts: Vec<usize> = all.iter().copied().filter(|part| kinds[*part] == kind).collect();
+                let command = scheduled(args, method, parts.len(), &agent)?;
+                let whose = if kind == PartKind::Server { "servers" } else { "trainers" };
+                let name = format!("{} of {whose}", command[0].rsplit('/').next().unwrap_or_default());
+                Ok(CarrierPlan { name, command, parts, by_rank: true })
+            };
+            Ok(vec![of(PartKind::Server)?, of(PartKind::Trainer)?])
+        }
+    }
+}
+
+/// The method, from the arguments or from the allocation around this process.
+fn method(args: &LaunchArgs) -> Result<LaunchMethod> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let step = |(size, task): &(&'static str, &str)| {
+        variable(size).filter(|_| variable(task).is_some()).filter(|text| text != "1").map(|text| (*size, text))
+    };
+    let steps = [
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("PMI_SIZE", "PMI_RANK"),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"),
+    ];
+    if let Some((size, text)) = steps.iter().find_map(step) {
+        bail!("found {size}={text}: this is one of several tasks; expected pserver launch once, before srun or mpirun");
+    }
+    let by_hosts = !args.hosts.is_empty() || args.hostfile.is_some();
+    let in_slurm = variable("SLURM_JOB_ID").is_some();
+    let by_allocation =
+        ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"].iter().any(|name| variable(name).is_some());
+    let found = match args.with {
+        Some(method) => method,
+        None if by_hosts => LaunchMethod::Ssh,
+        None if in_slurm => LaunchMethod::Srun,
+        None if by_allocation => LaunchMethod::Mpirun,
+        None => LaunchMethod::Local,
+    };
+    ensure!(found == LaunchMethod::Ssh || !by_hosts, "--with {found:?}: found hosts; expected --with ssh for them");
+    ensure!(found != LaunchMethod::Ssh || by_hosts, "--with ssh: found no hosts; expected --hosts or --hostfile");
+    ensure!(
+        found != LaunchMethod::Srun || in_slurm,
+        "--with srun: found no allocation (SLURM_JOB_ID is not set); expected salloc or sbatch around this command"
+    );
+    ensure!(
+        found != LaunchMethod::Local || args.launcher.is_none(),
+        "--launcher: expected ssh, srun or mpirun with it"
+    );
+    Ok(found)
+}
+
+fn agent_command() -> Result<Vec<String>> {
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = program.into_os_string().into_string();
+    let program = program.map_err(|path| anyhow::anyhow!("{}: expected a path in UTF-8", path.display()))?;
+    Ok(vec![program, "launch-agent".to_owned()])
+}
+
+/// The words of --launcher, or its default.
+fn launcher_words(args: &LaunchArgs, default: &str) -> Result<Vec<String>> {
+    let text = args.launcher.as_deref().unwrap_or(default);
+    let words = shlex::split(text).filter(|words| !words.is_empty());
+    words.with_context(|| format!("--launcher {text:?}: expected a command, with quotes in pairs"))
+}
+
+fn scheduled(args: &LaunchArgs, method: LaunchMethod, count: usize, agent: &[String]) -> Result<Vec<String>> {
+    let is_srun = method == LaunchMethod::Srun;
+    let mut words = launcher_words(args, if is_srun { "srun" } else { "mpirun" })?;
+    let mut more = if is_srun {
+        let nodes = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+        let (tasks, nodes) = (format!("--ntasks={count}"), format!("--nodes={}", count.min(nodes)));
+        vec!["--overlap".to_owned(), "--input=none".to_owned(), tasks, nodes]
+    } else {
+        let mut more = vec!["-n".to_owned(), count.to_string()];
+        if is_open_mpi(&words[0])? {
+            more.extend(["-x".to_owned(), VARIABLE.to_owned()]);
+        }
+        more
+    };
+    words.append(&mut more);
+    words.extend_from_slice(agent);
+    Ok(words)
+}
+
+fn is_open_mpi(program: &str) -> Result<bool> {
+    let version = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let version = version.with_context(|| format!("{program} cannot be started; expected the mpirun of an MPI"))?;
+    Ok(String::from_utf8_lossy(&version.stdout).contains("Open MPI"))
+}
+
+/// The hosts of --hosts and --hostfile, with the bracket forms of node lists.
+fn hosts(args: &LaunchArgs) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    if !args.hosts.is_empty() {
+        all = launchers::nodes(&args.hosts).map_err(|why| anyhow::anyhow!("--hosts {:?}: {why}", args.hosts))?;
+    }
+    if let Some(path) = &args.hostfile {
+        let text = std::fs::read_to_string(path).with_context(|| format!("--hostfile {}", path.display()))?;
+        let words = text.lines().filter_map(|line| line.split('#').next()?.split_whitespace().next());
+        all.extend(words.map(str::to_owned));
+        ensure!(!all.is_empty(), "--hostfile {}: found no host; expected one in each line", path.display());
+    }
+    for (place, host) in all.iter().enumerate() {
+        ensure!(!all[..place].contains(host), "host {host} is given twice; expected once");
+        ensure!(!host.starts_with('-'), "host {host:?}: expected a name without a dash before it");
+    }
+    Ok(all)
+}
+
+/// Servers in turn over the hosts, trainers in equal blocks.
+fn on_hosts(args: &LaunchArgs, kinds: &[PartKind], agent: &[String]) -> Result<Vec<CarrierPlan>> {
+    let hosts = hosts(args)?;
+    let servers = kinds.iter().filter(|kind| **kind == PartKind::Server).count();
+    let trainers = kinds.len() - servers;
+    let mut words = launcher_words(args, "ssh")?;
+    words.extend(["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o"].map(str::to_owned));
+    words.push(format!("ConnectTimeout={}", args.connect_timeout));
+    let remote = shlex::try_join(agent.iter().map(String::as_str)).context("the path of this program")?;
+    let host_of = |part: usize| {
+        if part < servers { part % hosts.len() } else { (part - servers) * hosts.len() / trainers }
+    };
+    let of = |(place, host): (usize, &String)| CarrierPlan {
+        name: format!("host {host}"),
+        command: [&words[..], &["--".to_owned(), host.clone(), format!("exec {remote}")]].concat(),
+        parts: (0..kinds.len()).filter(|part| host_of(*part) == place).collect(),
+        by_rank: false,
+    };
+    Ok(hosts.iter().enumerate().map(of).filter(|plan| !plan.parts.is_empty()).collect())
+}
+
+/// Where agents that a scheduler started connect to.
+pub(super) struct AgentDoor {
+    listener: TcpListener,
+    addresses: String,
+}
+
+impl AgentDoor {
+    /// Listens where the nodes of the allocation reach this process.
+    pub(super) fn open(args: &LaunchArgs) -> Result<Self> {
+        let several = |name: &str| std::env::var(name).is_ok_and(|text| text != "1");
+        let named = ["host", "machinefile", "-f"];
+        let words = args.launcher.as_deref().unwrap_or_default();
+        let is_wide = several("SLURM_JOB_NUM_NODES")
+            || ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"].iter().any(|name| several(name))
+            || named.iter().any(|word| words.contains(word));
+        let address = if is_wide { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
+        let listener = TcpListener::bind((address, 0)).context("listening for agents")?;
+        let port = listener.local_addr().context("listening for agents")?.port();
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let mut all: Vec<IpAddr> = if is_wide { addresses(host.trim()) } else { Vec::new() };
+        all.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let all: Vec<String> = all.iter().map(|address| SocketAddr::new(*address, port).to_string()).collect();
+        Ok(Self { listener, addresses: all.join(" ") })
+    }
+
+    /// Passes on each connection.
+    pub(super) fn listen(&self, sender: LaunchSender) -> Result<()> {
+        let listener = self.listener.try_clone().context("listening for agents")?;
+        let accept = move || {
+            for stream in listener.incoming().flatten() {
+                if sender.send(LaunchEvent::Connected(stream)).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().name("launch-door".to_owned()).spawn(accept).context("cannot start a thread")?;
+        Ok(())
+    }
+}
+
+impl CarrierPlan {
+    /// Starts the command, and passes on the lines of its standard error, with a door of its standard output too.
+    pub(super) fn start(
+        self,
+        carrier: usize,
+        door: Option<(&AgentDoor, &str)>,
+        sender: &LaunchSender,
+    ) -> Result<Carrier> {
+        let Self { name, command, parts, by_rank } = self;
+        let mut process = Command::new(&command[0]);
+        process.args(&command[1..]).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+        match door {
+            Some((door, secret)) => {
+                process.stdin(Stdio::null()).env(VARIABLE, format!("{carrier} {secret} {}", door.addresses))
+            }
+            None => process.stdin(Stdio::piped()).env_remove(VARIABLE),
+        };
+        let child = process.spawn();
+        let mut child = child.with_context(|| format!("{name}: {} cannot be started", command[0]))?;
+        if door.is_some() {
+            pass_on(child.stdout.take().expect("it is a pipe"), carrier, sender)?;
+        }
+        pass_on(child.stderr.take().expect("it is a pipe"), carrier, sender)?;
+        Ok(Carrier { name, child, parts, by_rank, last_error: String::new() })
+    }
+
+    /// Whether its agents connect by themselves.
+    pub(super) fn needs_door(&self) -> bool {
+        self.by_rank
+    }
+}
+
+/// Passes on the lines of a carrier's own output.
+fn pass_on<R: Read + Send + 'static>(source: R, carrier: usize, sender: &LaunchSender) -> Result<()> {
+    let sender = sender.clone();
+    let pass = move || {
+        for line in BufReader::new(source).split(b'\n').map_while(Result::ok) {
+            let text = String::from_utf8_lossy(&line).into_owned();
+            if sender.send(LaunchEvent::CarrierLine { carrier, text }).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name(format!("carrier-{carrier}")).spawn(pass).context("cannot start a thread")?;
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Output of a job: whole lines, each with the name of its part, in colour on a terminal.
+
+use std::io::{self, IsTerminal, Write};
+
+/// Colours of names, in the order of parts: those that are legible on light and dark.
+const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
+
+/// Where the lines of parts go.
+pub(super) struct LaunchOutput {
+    /// Whether standard output and standard error show colours.
+    has_colours: [bool; 2],
+}
+
+impl LaunchOutput {
+    /// Colours where a stream is a terminal, unless `NO_COLOR` is set and not empty.
+    pub(super) fn new() -> Self {
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty());
+        let terminals = [io::stdout().is_terminal(), io::stderr().is_terminal()];
+        Self { has_colours: terminals.map(|terminal| terminal && !refused) }
+    }
+
+    /// Writes a line of a part.
+    ///
+    /// # Errors
+    /// The reader of the stream is gone.
+    pub(super) fn line(&self, name: &str, colour: usize, is_error: bool, text: &str) -> io::Result<()> {
+        let line = named_line(name, self.has_colours[usize::from(is_error)].then_some(colour), text);
+        if is_error {
+            io::stderr().lock().write_all(line.as_bytes())
+        } else {
+            let mut output = io::stdout().lock();
+            output.write_all(line.as_bytes()).and_then(|()| output.flush())
+        }
+    }
+}
+
+fn named_line(name: &str, colour: Option<usize>, text: &str) -> String {
+    let text = text.trim_end_matches('\r');
+    match colour {
+        Some(colour) => format!("\x1b[{}m[{name}]\x1b[0m {text}\n", COLOURS[colour % COLOURS.len()]),
+        None => format!("[{name}] {text}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named_line;
+
+    #[test]
+    fn a_line_has_its_name_and_on_a_terminal_a_colour() {
+        assert_eq!(named_line("trainer 0", None, "loss 0.1\r"), "[trainer 0] loss 0.1\n");
+        assert_eq!(named_line("trainer 7", Some(7), "loss"), "\x1b[33m[trainer 7]\x1b[0m loss\n");
+    }
+}

@@ -1,0 +1,37 @@
+//! The moment before a trainer's program: it is to end with the agent, also where that is killed.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Result, ensure};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+/// Exit status where the program cannot be run, as of shells.
+const NOT_EXECUTABLE: u8 = 126;
+/// Exit status where there is no such program, as of shells.
+const NOT_FOUND: u8 = 127;
+
+/// Arguments of `pserver launch-exec`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct LaunchExecArgs {
+    /// The agent's process.
+    parent: i32,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program. Returns only where that fails.
+///
+/// # Errors
+/// The agent is gone.
+pub fn run(args: &LaunchExecArgs) -> Result<ExitCode> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    ensure!(getppid() == Pid::from_raw(args.parent), "found no agent {}; expected it as parent", args.parent);
+    let error = Command::new(&args.command[0]).args(&args.command[1..]).exec();
+    eprintln!("pserver: {} cannot be started: {error}", Path::new(&args.command[0]).display());
+    Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }))
+}

@@ -1,0 +1,237 @@
+//! `pserver launch` on this machine: training, output, signals, the token, and 40 mistakes that leave nothing behind.
+
+mod launching;
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+
+use launching::{ACCURACY_MIN, DIGITS, MarkedRun, digits_folder, launch, script};
+use nix::sys::signal::{Signal, kill};
+use tempfile::TempDir;
+
+/// The fewest mistakes that the table holds.
+const MISTAKES_MIN: usize = 40;
+
+#[test]
+fn two_servers_and_four_trainers_learn_the_digits() {
+    let folder = digits_folder();
+    let end = MarkedRun::start(launch(folder.path(), &[&["--servers", "2", "--trainers", "4"], &DIGITS[..]].concat()));
+    let end = end.end();
+    assert!(end.accuracy(4) > ACCURACY_MIN, "{}", end.output);
+    assert!(end.output.contains("[server 0] ready ") && end.output.contains("[server 1] ready "), "{}", end.output);
+}
+
+#[test]
+fn lines_of_several_trainers_are_whole_named_and_in_order() {
+    let folder = TempDir::new().expect("there is room");
+    let text = "i=0; while [ $i -lt 500 ]; do printf '%s ' a b c; echo $PSERVER_TRAINER of $PSERVER_TRAINERS $i; \
+                i=$((i+1)); done; printf end; echo fault >&2";
+    let end = MarkedRun::start(launch(folder.path(), &["--trainers", "4", "--", "sh", "-c", text])).end();
+    assert!(end.status.success(), "{end:?}");
+    for trainer in 0..4 {
+        let prefix = format!("[trainer {trainer}] ");
+        let found: Vec<&str> = end.output.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        let expected: Vec<String> = (0..500).map(|line| format!("a b c {trainer} of 4 {line}")).collect();
+        assert!(found[..500] == expected[..] && found[500..] == ["end"], "{found:?}");
+        assert!(end.errors.contains(&format!("{prefix}fault\n")), "{}", end.errors);
+    }
+    assert_eq!(end.output.lines().filter(|line| !line.contains("] ready ")).count(), 4 * 501);
+}
+
+#[test]
+fn the_token_is_in_no_command_line_and_no_environment() {
+    let folder = TempDir::new().expect("there is room");
+    let text = "wc -c < $PSERVER_TOKEN_FILE; grep -laF -f $PSERVER_TOKEN_FILE /proc/[0-9]*/cmdline \
+                /proc/[0-9]*/environ 2>/dev/null; echo found $?";
+    let end = MarkedRun::start(launch(folder.path(), &["--", "sh", "-c", text])).end();
+    assert!(
+        end.output.ends_with("[trainer 0] 64\n[trainer 0] found 1\n") || end.output.ends_with("found 2\n"),
+        "{end:?}"
+    );
+    assert!(!end.output.contains("/proc/"), "{end:?}");
+}
+
+/// A trainer that says when it is ready for a signal, and then the first one that it gets.
+const TRAPPED: &str = "for s in INT TERM HUP; do trap \"echo got $s; exit 0\" $s; done; touch at$PSERVER_TRAINER; \
+                       while :; do sleep 0.05; done";
+
+/// Waits until both trainers are ready.
+fn await_both(run: &MarkedRun, folder: &Path) {
+    let is_ready = || ["at0", "at1"].iter().all(|name| folder.join(name).exists());
+    while !is_ready() {
+        assert!(!run.processes().is_empty(), "the run ended");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn signals_are_passed_on_and_are_the_status() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let folder = TempDir::new().expect("there is room");
+        let run = MarkedRun::start(launch(folder.path(), &["--trainers", "2", "--", "sh", "-c", TRAPPED]));
+        await_both(&run, folder.path());
+        kill(run.id(), signal).expect("it runs");
+        let end = run.end();
+        assert_eq!(end.status.code(), Some(128 + signal as i32), "{end:?}");
+        let name = signal.as_str().trim_start_matches("SIG");
+        (0..2).for_each(|one| assert!(end.output.contains(&format!("[trainer {one}] got {name}\n")), "{end:?}"));
+        assert!(end.errors.contains(&format!("pserver: interrupted by {signal}")), "{end:?}");
+    }
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_process() {
+    let folder = TempDir::new().expect("there is room");
+    let text = "trap '' TERM INT HUP; (setsid sleep 1000 &); touch at$PSERVER_TRAINER; while :; do sleep 0.05; done";
+    let run = MarkedRun::start(launch(folder.path(), &["--grace", "0", "--trainers", "2", "--", "sh", "-c", text]));
+    await_both(&run, folder.path());
+    kill(run.id(), Signal::SIGKILL).expect("it runs");
+    assert_eq!(run.end().status.signal(), Some(9));
+}
+
+/// Arguments, words separated by `|`; the exit status; and parts of the text, in their order. `FOLDER` is a folder with
+/// the files of [`prepare`], `TAKEN` a port with a listener that says nothing, `FREE` one without.
+type LaunchMistake = (&'static str, i32, &'static [&'static str]);
+
+const MISTAKES: &[LaunchMistake] = &[
+    ("", 2, &["required arguments were not provided", "COMMAND"]),
+    ("--trainers|2|true", 2, &["unexpected argument 'true'", "[OPTIONS] -- <COMMAND>"]),
+    ("--servers|0|--|true", 2, &["invalid value '0' for '--servers", "1..=1024"]),
+    ("--trainers|0|--|true", 2, &["invalid value '0' for '--trainers", "1..=4096"]),
+    ("--trainers|5000|--|true", 2, &["invalid value '5000' for '--trainers"]),
+    ("--servers|many|--|true", 2, &["invalid value 'many' for '--servers"]),
+    ("--trainer|2|--|true", 2, &["unexpected argument '--trainer'", "a similar argument exists: '--trainers'"]),
+    ("--with|docker|--|true", 2, &["invalid value 'docker'", "possible values: local, ssh, srun, mpirun"]),
+    ("--|./none", 1, &["./none: expected the trainer's program: No such file"]),
+    ("--|no-such-program", 1, &["no-such-program: found no such program in PATH", "such as ./no-such-program"]),
+    ("--|FOLDER/text", 1, &["text: found a file that is not executable", "(chmod +x)"]),
+    ("--|FOLDER", 1, &["found a folder; expected the trainer's program"]),
+    ("--|FOLDER/garbage", 127, &["[trainer 0]", "garbage", "not found", "trainer 0 ended with exit status 127"]),
+    ("--|FOLDER/interpreter", 127, &["interpreter cannot be started: No such file", "exit status 127"]),
+    ("--trainers|2|--|FOLDER/one-fails", 3, &["trainer 1 ended with exit status 3; expected 0"]),
+    ("--trainers|2|--|FOLDER/one-is-killed", 137, &["trainer 1 was ended by SIGKILL; expected 0"]),
+    ("--trainers|2|--|FOLDER/one-aborts", 134, &["trainer 1 was ended by SIGABRT"]),
+    ("--trainers|2|--grace|0|--|FOLDER/stubborn", 3, &["trainer 1 ended with exit status 3"]),
+    ("--trainers|2|--|FOLDER/leaves-a-daemon", 3, &["trainer 1 ended with exit status 3"]),
+    ("--|sh|-c|kill -9 $PPID; sleep 1000", 1, &["this machine: the connection ended while server 0 ran"]),
+    ("--|PROGRAM|env|trainer=9", 1, &["[trainer 0] pserver: trainer (from the options) is \"9\"", "below trainers"]),
+    ("--server-args|--shards 0|--|true", 1, &["[server 0]", "shards (from --shards) is \"0\"", "server 0 ended with"]),
+    ("--server-args|--shard 2|--|true", 2, &["[server 0] error: unexpected argument '--shard'", "similar"]),
+    ("--server-args|--optimizer 'Adam|--|true", 1, &["--server-args", "expected options with quotes in pairs"]),
+    ("--server-args|--optimizer Adma|--|true", 1, &["[server 0]", "optimizer (from --optimizer)"]),
+    ("--server-args|--bind 127.0.0.1:TAKEN|--|true", 1, &["[server 0]", "127.0.0.1:TAKEN", "in use", "server 0 ended"]),
+    ("--server-args|--config FOLDER/none|--|true", 1, &["[server 0]", "none cannot be read"]),
+    ("--servers|2|--server-args|--index 1|--|true", 1, &["coordinator (from default) is \"\"", "server 0 ended"]),
+    ("--with|srun|--|true", 1, &["found no allocation (SLURM_JOB_ID is not set)", "expected salloc or sbatch"]),
+    ("--with|ssh|--|true", 1, &["--with ssh: found no hosts; expected --hosts or --hostfile"]),
+    ("--with|local|--hosts|a|--|true", 1, &["found hosts; expected --with ssh"]),
+    ("--hosts|a,b,a|--|true", 1, &["host a is given twice; expected once"]),
+    ("--hosts|n[1-|--|true", 1, &["--hosts \"n[1-\": the end within brackets; expected ']'"]),
+    ("--hosts=-oProxyCommand=x|--|true", 1, &["host \"-oProxyCommand=x\": expected a name without a dash"]),
+    ("--hostfile|FOLDER/none|--|true", 1, &["--hostfile", "none: No such file"]),
+    ("--hostfile|FOLDER/empty|--|true", 1, &["--hostfile", "empty: found no host; expected one in each line"]),
+    ("--hosts|a|--launcher|/no/ssh|--|true", 1, &["host a: /no/ssh cannot be started: No such file"]),
+    (
+        "--hosts|a|--launcher|echo hello|--|true",
+        1,
+        &["[host a] hello", "host a ended (exit status: 0) before its parts"],
+    ),
+    ("--hosts|a|--launcher|FOLDER/silent|--connect-timeout|1|--|true", 1, &["host a: no answer within 1 s"]),
+    ("--launcher|ssh|--|true", 1, &["--launcher: expected ssh, srun or mpirun with it"]),
+    (
+        "--with|mpirun|--launcher|/no/mpirun|--|true",
+        1,
+        &["/no/mpirun cannot be started; expected the mpirun of an MPI"],
+    ),
+    ("--with|mpirun|--launcher|mpirun 'x|--|true", 1, &["--launcher", "expected a command, with quotes in pairs"]),
+    ("--with|mpirun|--launcher|FOLDER/refuses|--|true", 1, &["not enough slots", "before its parts were started"]),
+    ("--with|mpirun|--trainers|2|--launcher|FOLDER/twice|--|true", 1, &["twice of trainers started rank 0 twice"]),
+    (
+        "--with|mpirun|--trainers|2|--connect-timeout|1|--launcher|FOLDER/few|--|true",
+        1,
+        &["few of trainers: no answer from rank 1 within 1 s; expected all"],
+    ),
+    ("--with|mpirun|--launcher|FOLDER/beyond|--|true", 1, &["started rank 7; expected ranks below 1"]),
+    ("--with|mpirun|--launcher|FOLDER/unnumbered|--|true", 1, &["gave an agent no rank; expected 0 to 0"]),
+    ("--env|NO_SUCH_VARIABLE|--|true", 1, &["--env NO_SUCH_VARIABLE: it is not set; expected a value"]),
+];
+
+/// Writes the files that the table names.
+fn prepare(folder: &Path) {
+    let of_one = |what: &str| format!("#!/bin/sh\n[ $PSERVER_TRAINER = 1 ] && {what}\nexec sleep 1000\n");
+    let agents = |what: &str| format!("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\n{what}\nwait\n");
+    fs::write(folder.join("text"), "no program\n").expect("a file");
+    fs::write(folder.join("empty"), "# no host\n\n").expect("a file");
+    let scripts = [
+        ("garbage", "\u{1}\u{2}garbage".to_owned()),
+        ("interpreter", "#!/no/such/interpreter\n".to_owned()),
+        ("one-fails", of_one("exit 3")),
+        ("one-is-killed", of_one("kill -KILL $$")),
+        ("one-aborts", of_one("kill -ABRT $$")),
+        (
+            "stubborn",
+            "#!/bin/sh\n[ $PSERVER_TRAINER = 1 ] && exit 3\ntrap '' TERM\nwhile :; do sleep 0.1; done\n".to_owned(),
+        ),
+        ("leaves-a-daemon", of_one("{ (setsid sh -c 'trap \"\" HUP; exec sleep 1000' >/dev/null 2>&1 &); exit 3; }")),
+        ("silent", "#!/bin/sh\nexec sleep 1000\n".to_owned()),
+        ("refuses", "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'not enough slots' >&2\nexit 1\n".to_owned()),
+        ("twice", agents("n=$2\nwhile [ $n -gt 0 ]; do PMI_RANK=0 PMI_SIZE=$2 \"$3\" \"$4\" & n=$((n-1)); done")),
+        ("few", agents("PMI_RANK=0 PMI_SIZE=$2 \"$3\" \"$4\" &")),
+        ("beyond", agents("PMI_RANK=7 \"$3\" \"$4\" &")),
+        ("unnumbered", agents("\"$3\" \"$4\" &")),
+    ];
+    scripts.iter().for_each(|(name, text)| script(folder, name, text));
+}
+
+#[test]
+fn a_mistake_is_named_everything_ends_and_nothing_is_left() {
+    const { assert!(MISTAKES_MIN <= MISTAKES.len()) };
+    let (folder, work) = (TempDir::new().expect("there is room"), TempDir::new().expect("there is room"));
+    prepare(folder.path());
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let taken = taken.local_addr().expect("it is bound").port().to_string();
+    let mut wrong = Vec::new();
+    for (mistake, status, parts) in MISTAKES {
+        let place = folder.path().to_str().expect("it is UTF-8");
+        let told = |text: &str| {
+            let told = text.replace("FOLDER", place).replace("TAKEN", &taken);
+            told.replace("PROGRAM", env!("CARGO_BIN_EXE_pserver"))
+        };
+        let line = told(mistake);
+        let words: Vec<&str> = line.split('|').filter(|word| !word.is_empty()).collect();
+        let mut command = launch(work.path(), &words);
+        command.env("TMPDIR", work.path());
+        let end = MarkedRun::start(command).end();
+        let text = format!("{}{}", end.output, end.errors);
+        let mut rest = Some(&text[..]);
+        for part in parts.iter().map(|part| told(part)) {
+            rest = rest.and_then(|rest| rest.split_once(&part)).map(|(_, rest)| rest);
+        }
+        let left: Vec<_> = fs::read_dir(work.path()).expect("it is there").flatten().collect();
+        if end.status.code() != Some(*status) || rest.is_none() || text.contains("panicked") || !left.is_empty() {
+            wrong.push(format!("{mistake}: {}, left {left:?}, expected {status}, {parts:?} in\n{text}", end.status));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let shared = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let ours: Vec<_> = shared.filter(|entry| entry.file_name().to_string_lossy().contains("pserver")).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+}
+
+#[test]
+fn a_launcher_within_the_tasks_of_another_is_refused() {
+    for (size, rank) in [
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("PMI_SIZE", "PMI_RANK"),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"),
+    ] {
+        let folder = TempDir::new().expect("there is room");
+        let mut command = launch(folder.path(), &["--", "true"]);
+        command.env(size, "4").env(rank, "1");
+        let end = MarkedRun::start(command).end();
+        let expected = format!("pserver: found {size}=4: this is one of several tasks; expected pserver launch once");
+        assert!(end.status.code() == Some(1) && end.errors.starts_with(&expected), "{end:?}");
+    }
+}
