@@ -102,7 +102,7 @@ fn libraries(workspace: &Workspace, binaries: &Binaries, root: &Path) -> Result<
     binaries::link_shared(workspace, &fixed, &soname(), &shared)?;
     binaries::strip_to_debug(&shared, "--strip-unneeded")?;
     set_mode(&shared, FILE_MODE)?;
-    succeed(Command::new("strip").arg("--strip-debug").arg(&fixed))?;
+    succeed(Command::new("strip").arg("--strip-unneeded").arg(&fixed))?;
     for (link, target) in [(soname(), format!("{LIBRARY}.{VERSION}")), (LIBRARY.to_owned(), soname())] {
         symlink(&target, folder.join(&link)).with_context(|| format!("cannot link {link}"))?;
     }
