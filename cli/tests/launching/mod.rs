@@ -139,7 +139,7 @@ pub(crate) fn digits_folder() -> TempDir {
     let folder = TempDir::new().expect("there is room");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut command = Command::new("cc");
-    command.arg("-I").arg(source.join("capi/include")).arg(source.join("capi/examples/digits.c"));
+    command.arg("-I").arg(source.join("capi/include")).arg(source.join("examples/digits.c"));
     command.arg(library()).args(["-lpthread", "-ldl", "-lm", "-o"]).arg(folder.path().join("digits"));
     assert!(command.status().expect("there is a compiler").success(), "digits.c");
     fs::copy(source.join("docs/programs/mlp.program"), folder.path().join("mlp.program")).expect("a file");
