@@ -20,6 +20,7 @@ use pserver_core::checkpoint::{inspect as look, owner};
 use pserver_core::server::survey;
 use pserver_node::Server;
 use pserver_node::settings::{ServeArgs, Settings};
+use sd_notify::NotifyState;
 
 /// How often a server is asked whether it has failed. Signals wake it up at once.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -139,6 +140,8 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let server = Server::start(settings)?;
     asked.starting.store(false, Ordering::Release);
     announce(&server, ready_fd)?;
+    let status = format!("serving at {}", server.address());
+    tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
     while !asked.wait(LOOK_AGAIN)? {
         log.report(false);
         if server.has_failed() {
@@ -146,9 +149,17 @@ fn serve(args: &ServeArgs) -> Result<()> {
             bail!("the server has failed");
         }
     }
+    tell_manager(&[NotifyState::Stopping]);
     let stopped = server.stop();
     log.report(true);
     Ok(stopped?)
+}
+
+/// Tells the service manager, where one started this process (`NOTIFY_SOCKET`).
+fn tell_manager(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!("the service manager cannot be told (NOTIFY_SOCKET): {error}");
+    }
 }
 
 /// Stop requests: SIGTERM, SIGINT, and with `--until-stdin-closes` the parent's death.

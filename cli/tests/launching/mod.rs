@@ -138,16 +138,22 @@ pub(crate) fn launch(folder: &Path, arguments: &[&str]) -> Command {
 pub(crate) fn digits_folder() -> TempDir {
     let folder = TempDir::new().expect("there is room");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut command = Command::new("cc");
-    command.arg("-I").arg(source.join("capi/include")).arg(source.join("examples/digits.c"));
-    command.arg(library()).args(["-lpthread", "-ldl", "-lm", "-o"]).arg(folder.path().join("digits"));
-    assert!(command.status().expect("there is a compiler").success(), "digits.c");
+    compile("cc", "digits", folder.path());
     fs::copy(source.join("docs/programs/mlp.program"), folder.path().join("mlp.program")).expect("a file");
     let packed = fs::File::open(source.join("cli/data/digits.csv.gz")).expect("the digits");
     let mut text = String::new();
     flate2::read::GzDecoder::new(packed).read_to_string(&mut text).expect("the digits are packed");
     fs::write(folder.path().join("digits.csv"), text).expect("a file");
     folder
+}
+
+/// Compiles an example in a folder.
+pub(crate) fn compile(compiler: &str, example: &str, folder: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut command = Command::new(compiler);
+    command.arg("-I").arg(source.join("capi/include")).arg(source.join(format!("examples/{example}.c")));
+    command.arg(library()).args(["-lpthread", "-ldl", "-lm", "-o"]).arg(folder.join(example));
+    assert!(command.status().expect("there is a compiler").success(), "{example}.c");
 }
 
 /// The trainer's command in that folder, long enough for [`ACCURACY_MIN`].
