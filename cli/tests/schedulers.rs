@@ -292,6 +292,19 @@ impl LoopbackSlurm {
     }
 }
 
+impl LoopbackSlurm {
+    /// Runs a script by `sbatch`; its output is that of the job.
+    fn run(&self, folder: &Path, text: &str) -> RunEnd {
+        script(folder, "job.sh", text);
+        let mut command = Command::new("sbatch");
+        command.args(["--wait", "--output=job.out", "job.sh"]).current_dir(folder);
+        command.env("PATH", path()).env("SLURM_CONF", &self.config);
+        let end = MarkedRun::start(command).end();
+        let output = fs::read_to_string(folder.join("job.out")).unwrap_or_default();
+        RunEnd { output, ..end }
+    }
+}
+
 #[test]
 fn a_slurm_script_of_the_docs_starts_a_job() {
     let daemons = ["/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged"];
@@ -300,12 +313,17 @@ fn a_slurm_script_of_the_docs_starts_a_job() {
     }
     let (folder, place) = (digits_folder(), tempfile::TempDir::new().expect("there is room"));
     let slurm = LoopbackSlurm::start(place.path());
-    script(folder.path(), "job.sh", &documented("#!/bin/sh", &DIGITS[1..].join(" ")));
-    let mut command = Command::new("sbatch");
-    command.args(["--wait", "--output=job.out", "job.sh"]).current_dir(folder.path());
-    command.env("PATH", path()).env("SLURM_CONF", &slurm.config);
-    let end = MarkedRun::start(command).end();
-    let output = fs::read_to_string(folder.path().join("job.out")).unwrap_or_default();
-    let end = RunEnd { output, ..end };
+    let documented = documented("#!/bin/sh", &DIGITS[1..].join(" "));
+    let end = slurm.run(folder.path(), &documented);
     assert!(end.accuracy(4) > ACCURACY_MIN, "{}", end.output);
+
+    // More trainers than the allocation has tasks, and a failure within it.
+    let end = slurm.run(folder.path(), &documented.replace("--trainers 4", "--trainers 9"));
+    assert!(!end.status.success(), "{end:?}");
+    assert!(end.output.contains("pserver: srun of trainers ended (exit status: 1) before its parts"), "{end:?}");
+    let fails = "#!/bin/sh\n#SBATCH --ntasks=2\npserver launch --trainers 2 -- \
+                 sh -c '[ $PSERVER_TRAINER = 1 ] && exit 3; exec sleep 1000'\n";
+    let end = slurm.run(folder.path(), fails);
+    assert_eq!(end.status.code(), Some(3), "{end:?}");
+    assert!(end.output.contains("pserver: trainer 1 ended with exit status 3; expected 0"), "{end:?}");
 }

@@ -1,6 +1,6 @@
 //! Launchers: programs that start the processes of a job and number them in variables of the environment.
 //!
-//! [`LAUNCHERS`] is the table of these variables. It begins with the innermost launcher: `mpirun` within a Slurm step
+//! `LAUNCHERS` is the table of these variables. It begins with the innermost launcher: `mpirun` within a Slurm step
 //! numbers the processes that it starts, and Slurm's number there is that of the step's task. The first launcher with a
 //! value gives it. Values that cannot both be true are an error that names both.
 //!
