@@ -1,5 +1,5 @@
 //! The `pserver` program: `serve`, `launch`, `env`, `quickstart`, `transpile`, `import-paddle`, `convert`, `train`,
-//! `predict`, `inspect`.
+//! `predict`, `top`, `inspect`.
 //!
 //! Not here: a server process (`pserver_node`), a trainer's calls (`pserver_client`), the C library
 //! (`paddle_pserver`).
@@ -7,7 +7,7 @@
 //! Read in this order: `main.rs` (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
 //! example job), [`launch`] (the processes of a job), [`mod@env`] (what a process finds of its job), [`transpile`] (the
 //! division of a program), [`import_paddle`], [`program_file`], [`train`], [`predict`],
-//! [`pages`] (the manual).
+//! [`top`] (a job in a terminal), [`pages`] (the manual).
 
 pub mod env;
 pub mod import_paddle;
@@ -17,5 +17,6 @@ pub mod pages;
 pub mod predict;
 pub mod program_file;
 pub mod quickstart;
+pub mod top;
 pub mod train;
 pub mod transpile;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Write};
+use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,7 @@ impl Log {
     pub fn start(settings: &Settings) -> Self {
         let log = Self::default();
         let level = format!("{:?}", settings.output.log_level).to_lowercase();
-        let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+        let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(has_colours());
         let registry = tracing_subscriber::registry().with(EnvFilter::new(level));
         match settings.output.log_format {
             LogFormat::Text => registry.with(lines.with_filter(log.clone())).init(),
@@ -113,6 +114,11 @@ impl Log {
         })
         .collect()
     }
+}
+
+/// Whether lines have colours: in a terminal, unless the variable `NO_COLOR` says otherwise.
+fn has_colours() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|said| said.is_empty())
 }
 
 impl<S: Subscriber> Filter<S> for Log {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
 use pserver_cli::logging::Log;
-use pserver_cli::{env, import_paddle, launch, pages, predict, program_file, quickstart, train, transpile};
+use pserver_cli::{env, import_paddle, launch, pages, predict, program_file, quickstart, top, train, transpile};
 use pserver_client::environment;
 use pserver_core::checkpoint::inspect::InspectVerdict;
 use pserver_core::checkpoint::storage::Directory;
@@ -66,6 +66,8 @@ enum Command {
     Convert(program_file::ConvertArgs),
     /// Train a program on data in files, with servers and trainers on this machine or as a trainer of a running job.
     Train(Box<train::Args>),
+    /// Show what a running job does: its trainers, servers, shards and their events.
+    Top(top::TopArgs),
     /// Compute variables of a program from saved parameters and data.
     Predict(Box<predict::Args>),
     /// Print the contents of a checkpoint directory or a model file, and whether a server starts with them. The last
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::ImportPaddle(args) => import_paddle::run(&args),
         Command::Convert(args) => program_file::convert(&args),
         Command::Train(args) => train::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Pages(args) => pages::run(&args, Cli::command()),
         Command::Inspect { path } => return ended(inspect(&path)),

@@ -47,7 +47,10 @@ use watch::{HttpServer, Watch, WatchedSession};
 use crate::settings::Settings;
 
 use pserver_client::{Client, ClientOptions, MakeTransport, SharedVerbsCounters, networks, within};
-pub use watch::{JobStatus, SERIES, Series, SeriesKind, ServerStatus};
+pub use watch::{
+    Durations, JobServer, JobStatus, JobTrainer, SERIES, Series, SeriesKind, ServerStatus, ShardCounts,
+    ShardStatusEntry,
+};
 
 /// A running server.
 pub struct Server {

@@ -86,6 +86,29 @@ fn check_series(metrics: &str) {
     assert!(SERIES.iter().any(|series| series.kind == SeriesKind::Histogram));
 }
 
+#[test]
+fn the_dashboard_asks_for_series_that_are_there() {
+    let dashboard: Value = serde_json::from_str(include_str!("../../docs/grafana.json")).expect("it is JSON");
+    let panels = dashboard["panels"].as_array().expect("it has panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("a panel has targets"));
+    let mut queries: Vec<&str> = targets.map(|target| target["expr"].as_str().expect("it has a query")).collect();
+    let variables = dashboard["templating"]["list"].as_array().expect("it has variables");
+    queries.extend(variables.iter().map(|variable| variable["query"].as_str().expect("it has a query")));
+    let is_part = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    let words = queries.iter().flat_map(|query| query.split(|character| !is_part(character)));
+    let asked: Vec<&str> = words.filter(|word| word.starts_with("pserver_")).collect();
+    assert!(asked.len() >= 15, "{asked:?}");
+    for name in asked {
+        let is_there = |series: &&pserver_node::Series| match series.kind {
+            SeriesKind::Histogram => {
+                ["_bucket", "_sum", "_count"].iter().any(|end| name == format!("{}{end}", series.name))
+            }
+            SeriesKind::Counter | SeriesKind::Gauge => series.name == name,
+        };
+        assert!(SERIES.iter().find(is_there).is_some(), "the dashboard asks for {name}");
+    }
+}
+
 fn check_with_promtool(metrics: &str) {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

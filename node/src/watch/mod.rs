@@ -19,7 +19,7 @@ use crate::settings::Settings;
 
 pub(super) use http::HttpServer;
 pub use metrics::{SERIES, Series, SeriesKind};
-pub use status::{JobStatus, ServerStatus};
+pub use status::{Durations, JobServer, JobStatus, JobTrainer, ServerStatus, ShardCounts, ShardStatusEntry};
 
 /// How long a session may take to answer: a turn that is longer is shown as one without an answer.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);

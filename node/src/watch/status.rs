@@ -18,106 +18,126 @@ const STATUS_BYTES_MAX: usize = 512 * 1024;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     /// The server that answers.
-    pub(super) server: u16,
+    pub server: u16,
     /// The time of the answer, since 1970.
-    pub(super) unix_seconds: f64,
+    pub unix_seconds: f64,
     /// The job's epoch in hexadecimal; empty where the server does not know it.
-    pub(super) epoch: String,
+    pub epoch: String,
     /// The committed generation; zero before initialisation.
-    pub(super) generation: u32,
+    pub generation: u32,
     /// How trainers share a parameter.
-    pub(super) mode: String,
+    pub mode: String,
     /// Servers in the job.
-    pub(super) servers_expected: u16,
+    pub servers_expected: u16,
     /// Trainers in the job.
-    pub(super) trainers_expected: u32,
-    pub(super) servers: Vec<JobServer>,
-    pub(super) trainers: Vec<JobTrainer>,
+    pub trainers_expected: u32,
+    /// Its servers, by index.
+    pub servers: Vec<JobServer>,
+    /// Its trainers, by rank; none on servers other than 0.
+    pub trainers: Vec<JobTrainer>,
 }
 
 /// A server of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct JobServer {
-    pub(super) index: u16,
+pub struct JobServer {
+    /// Its index.
+    pub index: u16,
     /// Its address; empty before it has registered.
-    pub(super) address: String,
-    pub(super) is_connected: bool,
+    pub address: String,
+    /// Whether it is connected with server 0.
+    pub is_connected: bool,
     /// Its last status, if it has reported one.
-    pub(super) status: Option<ServerStatus>,
+    pub status: Option<ServerStatus>,
 }
 
 /// A trainer of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct JobTrainer {
+pub struct JobTrainer {
+    /// Its rank and process.
     #[serde(flatten)]
-    pub(super) member: TrainerReport,
+    pub member: TrainerReport,
     /// For how long a round has waited for this trainer; zero when none does.
-    pub(super) late_seconds: f64,
+    pub late_seconds: f64,
     /// The round that waits; empty when none does.
-    pub(super) late_text: String,
+    pub late_text: String,
     /// Seconds that its gradients came after the first of their round, over all rounds.
-    pub(super) late_seconds_total: f64,
+    pub late_seconds_total: f64,
     /// The transports of its connections, each with its reason.
-    pub(super) transports: Vec<String>,
+    pub transports: Vec<String>,
 }
 
 /// Status of one server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServerStatus {
-    pub(super) version: String,
-    pub(super) process: u32,
+    /// Version of its program.
+    pub version: String,
+    /// Number of its process.
+    pub process: u32,
     /// `recovering`, `ready` or `stopping`.
-    pub(super) state: String,
+    pub state: String,
     /// Its start, since 1970.
-    pub(super) start_unix_seconds: f64,
+    pub start_unix_seconds: f64,
     /// Memory that is resident.
-    pub(super) resident_bytes: u64,
-    pub(super) shards: Vec<ShardStatusEntry>,
+    pub resident_bytes: u64,
+    /// Its shards.
+    pub shards: Vec<ShardStatusEntry>,
     /// The last lines of its log, the newest last.
-    pub(super) events: Vec<LogEvent>,
+    pub events: Vec<LogEvent>,
 }
 
 /// Status of a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ShardStatusEntry {
-    pub(super) index: u16,
-    pub(super) counts: ShardCounts,
+pub struct ShardStatusEntry {
+    /// Its index.
+    pub index: u16,
+    /// Its counters.
+    pub counts: ShardCounts,
     /// Times from the first gradient of a round to its update.
-    pub(super) round_time: Durations,
+    pub round_time: Durations,
     /// Durations of the turns of its thread.
-    pub(super) turn_time: Durations,
+    pub turn_time: Durations,
     /// By rank, seconds after the first gradient of each round.
-    pub(super) late_seconds_total: Vec<f64>,
+    pub late_seconds_total: Vec<f64>,
     /// Its contents and waits; none when it has not answered in time.
-    pub(super) report: Option<ShardReport>,
+    pub report: Option<ShardReport>,
     /// Its checkpoints; none without a checkpoint directory.
-    pub(super) disk: Option<DiskReport>,
+    pub disk: Option<DiskReport>,
 }
 
 /// Counters of a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ShardCounts {
-    pub(super) rounds: u64,
-    pub(super) updates: u64,
-    pub(super) gradients: u64,
-    pub(super) duplicate_gradients: u64,
-    pub(super) zeroed_gradients: u64,
-    pub(super) refused_frames: u64,
+pub struct ShardCounts {
+    /// Completed rounds.
+    pub rounds: u64,
+    /// Updates of chunks.
+    pub updates: u64,
+    /// Received gradients of chunks.
+    pub gradients: u64,
+    /// Gradients that came again.
+    pub duplicate_gradients: u64,
+    /// Gradients that were replaced by zeros.
+    pub zeroed_gradients: u64,
+    /// Refused frames.
+    pub refused_frames: u64,
     /// By kind of frame.
-    pub(super) received_frames: BTreeMap<String, u64>,
-    pub(super) received_bytes: u64,
-    pub(super) sent_frames: u64,
-    pub(super) sent_bytes: u64,
+    pub received_frames: BTreeMap<String, u64>,
+    /// Received payload bytes.
+    pub received_bytes: u64,
+    /// Sent frames.
+    pub sent_frames: u64,
+    /// Sent payload bytes.
+    pub sent_bytes: u64,
 }
 
 /// A histogram.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Durations {
+pub struct Durations {
     /// Upper bounds of all buckets but the last, which has none.
-    pub(super) bounds_seconds: Vec<f64>,
+    pub bounds_seconds: Vec<f64>,
     /// Counts by bucket, not cumulated.
-    pub(super) counts: Vec<u64>,
-    pub(super) sum_seconds: f64,
+    pub counts: Vec<u64>,
+    /// Sum of all durations.
+    pub sum_seconds: f64,
 }
 
 impl Watch {
