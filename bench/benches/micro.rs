@@ -292,6 +292,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
         buckets: None,
         owner: None,
         sender: None,
+        total_part: None,
         config: ParameterConfig { rule, sparse: None }.encode(),
     }
 }

@@ -66,6 +66,7 @@ pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
             buckets: None,
             owner: None,
             sender: None,
+            total_part: None,
         })?;
     }
     Ok(catalogue)

@@ -176,6 +176,7 @@ fn imported_programs_train_on_several_processes_as_in_paddle() {
         "linear_adam",
         "fc_adam_l2",
         "fc_adamw",
+        "fc_adamw_clip",
         "functions",
         "embedding_sparse_sgd",
         "embedding_dense_adagrad",

@@ -120,6 +120,7 @@ impl World {
             buckets: None,
             owner: None,
             sender: None,
+            total_part: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         let message = InitMessage { parameter: 0, declaration, chunk_bytes: CHUNK_BYTES };

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use cluster::job::{Job, Local, client, folder};
 use cluster::process::Processes;
 use cluster::seeded::SeededPrng;
-use pserver_client::Client;
+use pserver_client::{Client, DestinationSlice, GradientSlice};
+use pserver_core::dtype::ElementType;
 use pserver_kernels::cpu::Cpu;
 use pserver_program::cpu::CpuArithmetic;
 use pserver_program::transpile::{Cluster, CostModel, ParameterServer, ProcessRates, ProgramPart, Transpiler};
@@ -44,12 +45,39 @@ const GIVEN: &str = "
     initialise w = uniform(low=-0.5, high=0.5, seed=7)
     initialise b = fill(value=0.0)
 ";
-/// The counts, and the update of `b`, which has no op around it.
-const COMMON: &str = "
+/// Clipping of both parameters by the norm of both gradients.
+const GLOBAL_NORM: Stage = Stage {
+    name: "clip by the norm of all gradients",
+    lines: "
+            temporary limit: float32[]
+            state w@velocity: float32[96, 40]
+            initialise w@velocity = fill(value=0.0)
+            optimize w@squares = mul(w@gradient, w@gradient)
+            optimize w@square = reduce_sum(w@squares)
+            optimize b@squares = mul(b@gradient, b@gradient)
+            optimize b@square = reduce_sum(b@squares)
+            optimize square = sum(w@square, b@square)
+            optimize norm = sqrt(square)
+            optimize limit = fill(value=0.03)
+            optimize divisor = max(limit, norm)
+            optimize factor = div(limit, divisor)
+            optimize w@clipped = mul(w@gradient, factor)
+            optimize b@clipped = mul(b@gradient, factor)
+            optimize b, b@count = update(b, b@clipped, b@count, config=\"const_lr { learning_rate: 0.5 }\")
+            optimize w, w@count, w@velocity = update(w, w@clipped, w@count, w@velocity,
+                config=\"sgd { momentum: 0.9 } const_lr { learning_rate: 0.5 }\")",
+    is_cut: false,
+};
+
+/// The counts.
+const COUNTS: &str = "
     state w@count: int64[]
     state b@count: int64[]
     initialise w@count = fill(value=0.0)
     initialise b@count = fill(value=0.0)
+";
+/// The update of `b`, which has no op around it.
+const UPDATE: &str = "
     optimize b, b@count = update(b, b@gradient, b@count, config=\"const_lr { learning_rate: 0.5 }\")
 ";
 
@@ -60,7 +88,8 @@ struct Stage {
     is_cut: bool,
 }
 
-const STAGES: [Stage; 8] = [
+const STAGES: [Stage; 9] = [
+    GLOBAL_NORM,
     Stage {
         name: "scale",
         lines: "
@@ -198,6 +227,12 @@ fn data(trainer: u64) -> Vec<Data> {
     (0..STEPS).map(|_| [("x", tensor(ROWS, 2000, 0.001)), ("y", tensor(COLUMNS, 2, 1.0))]).collect()
 }
 
+/// The lines before those of a stage.
+fn common(lines: &str) -> String {
+    let update = if lines.contains("optimize b,") { "" } else { UPDATE };
+    format!("{COUNTS}\n{update}")
+}
+
 fn program(lines: &str) -> Program {
     format!("block 0 {{\n{lines}\n}}").parse().unwrap_or_else(|failure| panic!("{failure}\n{lines}"))
 }
@@ -226,13 +261,14 @@ fn parts(lines: &str, trainers: u32, servers: u32) -> Vec<ProgramPart> {
     let trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..server };
     let costs = CostModel { chunk_bytes: CHUNK_BYTES, trainer, server, ..CostModel::default() };
     let cluster = Cluster { trainers, servers };
-    let graph = whole(FORWARD, &format!("{COMMON}\n{lines}"));
+    let graph = whole(FORWARD, &format!("{}\n{lines}", common(lines)));
     ParameterServer::default().transpile(&graph, cluster, &costs).expect("the program can be divided")
 }
 
 /// In one process, op after op: the gradients of every trainer, their mean, and the optimizer on it.
 fn local(lines: &str, all: &[Vec<Data>]) -> VariableValues {
-    let (computing, optimizing) = (graph(gradients(FORWARD)), graph(program(&format!("{GIVEN}\n{COMMON}\n{lines}"))));
+    let (computing, optimizing) =
+        (graph(gradients(FORWARD)), graph(program(&format!("{GIVEN}\n{}\n{lines}", common(lines)))));
     let (mut fast, mut fast_kernels) = (CpuArithmetic::default(), Cpu::default());
     let (mut plain, mut kernels) = (PlainArithmetic, Cpu::default());
     let mut compute = PlainRun::new(&computing, &mut fast, &mut fast_kernels).expect("it begins");
@@ -426,5 +462,89 @@ fn a_killed_server_goes_on_with_its_stage() {
         }
         assert_eq!(difference(&fetched(&own), &local(lines, &data)), None, "{name}");
         servers.terminate();
+    }
+}
+
+/// The value of a parameter of float32 on servers.
+fn pulled(client: &Client, name: &str, count: usize) -> Vec<f32> {
+    let mut bytes = vec![0; 4 * count];
+    client.pull(&mut [DestinationSlice::new(name, &mut bytes)]).expect("it is there");
+    bytes.as_chunks().0.iter().map(|one| f32::from_le_bytes(*one)).collect()
+}
+
+/// The shares of a round that this client has pushed.
+fn shares(client: &Client) -> [f64; 2] {
+    let (mut w, mut b) = ([0; 8], [0; 8]);
+    let places = [DestinationSlice::new("w@share", &mut w), DestinationSlice::new("b@share", &mut b)];
+    client.pull(&mut { places }).expect("the shares are there");
+    [w, b].map(f64::from_le_bytes)
+}
+
+fn push(client: &Client, values: [(&str, Vec<u8>); 2], element_type: ElementType) {
+    let slices = values.each_ref().map(|(name, content)| GradientSlice { name, element_type, content });
+    client.push(&slices, None).expect("the servers have it");
+}
+
+fn push_gradients(client: &Client, value: f32) {
+    let bytes = |count: u64| value.to_le_bytes().repeat(usize::try_from(count).expect("it is small"));
+    push(client, [("w", bytes(ROWS * COLUMNS)), ("b", bytes(COLUMNS))], ElementType::Float32);
+}
+
+fn push_totals(client: &Client, total: f64) {
+    let bytes = || total.to_le_bytes().to_vec();
+    push(client, [("w@total", bytes()), ("b@total", bytes())], ElementType::Float64);
+}
+
+/// Kills between a round's last gradient and its total: of both servers, of a trainer that is started again, and of one
+/// that is not.
+#[test]
+fn a_round_that_waits_for_its_total_survives_kills_of_servers_and_trainers() {
+    let folder = folder();
+    let job = Job { chunk_bytes: CHUNK_BYTES, ..Job::new(2, 2) }.with_checkpoints(folder.path());
+    let parts = parts(GLOBAL_NORM.lines, 2, 2);
+    let mut servers = Processes::start(job);
+    let first = client(&servers.coordinator(), 0);
+    initialise(&first, &parts).unwrap_or_else(|failure| panic!("{failure}"));
+    let second = client(&servers.coordinator(), 1);
+    let elements = usize::try_from(ROWS * COLUMNS).expect("it is small");
+    let before = pulled(&first, "w", elements);
+    // The mean of the gradients is 1, so the shares count the elements.
+    let counts = [f64::from(96 * 40), 40.0];
+
+    push_gradients(&first, 1.5);
+    push_gradients(&second, 0.5);
+    assert_eq!(shares(&second), counts);
+    restart(&mut servers);
+    assert_eq!(shares(&first), counts, "after the servers were killed");
+    // The second trainer sends no total, nor anything else.
+    push_totals(&first, 0.25);
+    assert_eq!(pulled(&first, "b", 40), [-0.125; 40]);
+
+    let third = client(&servers.coordinator(), 1);
+    assert_eq!(third.resume_rounds().expect("the job has rounds"), 1);
+    push_gradients(&third, 0.5);
+    push_gradients(&first, 1.5);
+    assert_eq!(shares(&first), counts);
+    // The round is complete, so another process of the rank repeats what is there already.
+    let fourth = client(&servers.coordinator(), 1);
+    assert_eq!(fourth.resume_rounds().expect("the job has rounds"), 1);
+    push_gradients(&fourth, 9.0);
+    assert_eq!(shares(&fourth), counts, "of the gradients that were there first");
+    restart(&mut servers);
+    push_totals(&fourth, 0.5);
+    push_totals(&first, 7.0);
+    restart(&mut servers);
+    assert_eq!(pulled(&first, "b", 40), [-0.375; 40]);
+    assert_eq!(pulled(&fourth, "b", 40), [-0.375; 40]);
+    // The velocity is 0.25, then 0.9 * 0.25 + 0.5.
+    let is_moved = |(found, before): (&f32, &f32)| (before - found - 0.5 * (0.25 + 0.725)).abs() < 1e-6;
+    assert!(pulled(&first, "w", elements).iter().zip(&before).all(is_moved));
+    servers.terminate();
+}
+
+fn restart(servers: &mut Processes) {
+    for server in [1, 0] {
+        servers.kill(server);
+        servers.start_again(server);
     }
 }

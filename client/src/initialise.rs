@@ -300,7 +300,11 @@ impl ClientState {
                 "sparse is a setting of one parameter; expected it with init_param, not for all",
             ));
         }
-        let of_one = [("home", settings.owner.is_some()), ("sender", settings.sender.is_some())];
+        let of_one = [
+            ("home", settings.owner.is_some()),
+            ("sender", settings.sender.is_some()),
+            ("total_part", settings.total_part.is_some()),
+        ];
         if let Some((setting, _)) = of_one.into_iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::call(format!(
                 "{setting} is a setting of one parameter; expected it with init_param, not for all"
@@ -356,6 +360,7 @@ impl ClientState {
             buckets: None,
             owner: settings.owner,
             sender: settings.sender,
+            total_part: settings.total_part,
         };
         let Some(sparse) = settings.sparse else { return Ok(dense) };
         let declared = sparse_declaration(dense, draft.catalogue.topology(), rule, sparse);

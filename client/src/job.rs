@@ -204,6 +204,13 @@ impl JoinedJob {
         self.chosen(index).declaration().name.as_str()
     }
 
+    /// The parameter whose pushes number the rounds of this one: of a share and of a total the one that reads the
+    /// total. The version of a total does not say which round a trainer is in, as another trainer may have sent it.
+    pub(super) fn counted_by(&self, index: ParameterIndex) -> ParameterIndex {
+        let part = self.chosen(index).declaration().total_part;
+        part.and_then(|part| part.reader(index)).unwrap_or(index)
+    }
+
     pub(super) fn progress(&self, index: ParameterIndex) -> &ParameterProgress {
         &self.progress[index.0 as usize]
     }

@@ -272,7 +272,8 @@ impl ClientState {
         let has_buffers = !self.memory.caller.is_empty();
         for order in orders {
             let job = self.ready_job();
-            let (round, sequence) = numbers(job.progress(order.index));
+            let (_, sequence) = numbers(job.progress(order.index));
+            let (round, _) = numbers(job.progress(job.counted_by(order.index)));
             let count = job.chosen(order.index).chunk_count();
             let within = order.given.filter(|_| has_buffers).and_then(|given| self.memory.caller.around(given.content));
             let back = match &order.place {

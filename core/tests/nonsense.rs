@@ -6,10 +6,10 @@ mod reading;
 
 use prost::Message;
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
-use pserver_core::dtype::ElementType::Float32;
+use pserver_core::dtype::ElementType::{Float32, Float64};
 use pserver_core::dtype::Half;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, ServerIndex, TrainerId};
-use pserver_core::partition::{Buckets, Catalogue, Declaration, Name, Topology};
+use pserver_core::partition::{Buckets, Catalogue, Declaration, Name, Topology, TotalPart};
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
 
 const RULES: [&str; 3] = [
@@ -53,12 +53,15 @@ fn page() -> Vec<u8> {
         buckets: None,
         owner: None,
         sender: None,
+        total_part: None,
     };
     let rows =
         Declaration { buckets: Some(Buckets { rows: 90, count: 7 }), shape: vec![100, 4], ..plain("rows", 1440) };
     let all = [
         plain("plain", 20_000),
         Declaration { whole: true, ..plain("whole", 9000) },
+        Declaration { element_type: Float64, total_part: Some(TotalPart::Share), ..plain("share", 8) },
+        Declaration { element_type: Float64, total_part: Some(TotalPart::Total), ..plain("total", 8) },
         Declaration { owner: Some(ServerIndex(1)), ..plain("home", 9000) },
         Declaration { sender: Some(TrainerId(1)), ..plain("queue", 9000) },
         rows,

@@ -11,6 +11,9 @@
 //! optimize w@average = add(old, new)                                 average = value_2 + value_3
 //! ```
 //!
+//! A number that trainers make of numbers of several parameters, such as the norm of all gradients, is `total(share)`,
+//! where `share` is this parameter's number.
+//!
 //! The text is lowered with the parameter's rule to one straight-line code, so a stage costs what its arithmetic costs.
 //! Its bits are those of the executor, whose ops of the role `optimize` round as rules do.
 
@@ -29,6 +32,7 @@ use pserver_core::rule::CheckedRule;
 
 use super::graph::{Graph, Node, VariableIndex};
 use super::op::{OpKind, OpRole};
+use super::transpile::totals::{share_channel, total_channel};
 
 use stage_text::StageText;
 
@@ -43,6 +47,19 @@ pub struct ServerStage<'g> {
     pub config: String,
     /// The states that ops around the update keep, beside those of the rule, each with its initial value.
     pub states: Vec<(VariableIndex, f64)>,
+    /// The number of several parameters that the ops read, if they read one.
+    pub total: Option<StageTotal>,
+}
+
+/// A number that trainers make of several parameters' numbers, in the middle of a round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageTotal {
+    /// The number, as the ops read it.
+    pub number: VariableIndex,
+    /// The number that the server gives for it, and its channel; none where it gives none.
+    pub share: Option<(VariableIndex, String)>,
+    /// The channel of the number.
+    pub channel: String,
 }
 
 /// An op of the role `optimize`.
@@ -182,13 +199,35 @@ impl<'g> PartOps<'g> {
         constants
     }
 
+    /// The total that the ops of one update read: what the accumulator of its channel gives.
+    fn total(&self, update: StageOp<'_>) -> Option<StageTotal> {
+        let parameter = self.name(update.node.inputs[0]);
+        let nodes = || self.graph.scopes().iter().flat_map(|scope| &scope.nodes);
+        let channel = total_channel(parameter);
+        let received =
+            nodes().find(|node| matches!(&node.kind, OpKind::Recv { channel: found } if *found == channel))?;
+        let is_merge = |node: &&Node| {
+            matches!(node.kind, OpKind::GradientAccumulator { .. }) && node.inputs[0] == received.outputs[0]
+        };
+        let number = nodes().find(is_merge)?.outputs[0];
+        let share = share_channel(parameter);
+        let sent = nodes().find(|node| matches!(&node.kind, OpKind::Send { channel, .. } if *channel == share));
+        Some(StageTotal { number, share: sent.map(|node| (node.inputs[0], share)), channel })
+    }
+
     /// The gradient that the ops of one update begin with.
-    fn merged(&self, update: StageOp<'_>, ops: &[StageOp<'_>]) -> Result<VariableIndex, Failure> {
+    fn merged(
+        &self,
+        update: StageOp<'_>,
+        ops: &[StageOp<'_>],
+        total: Option<&StageTotal>,
+    ) -> Result<VariableIndex, Failure> {
         let arrives = |index: &VariableIndex| {
             !self.written.contains(index) && !self.graph.variable(*index).purpose.is_persistable()
         };
+        let is_gradient = |index: &VariableIndex| arrives(index) && total.is_none_or(|total| total.number != *index);
         let found: BTreeSet<VariableIndex> =
-            ops.iter().flat_map(|op| &op.node.inputs).copied().filter(arrives).collect();
+            ops.iter().flat_map(|op| &op.node.inputs).copied().filter(is_gradient).collect();
         match found.iter().copied().collect::<Vec<_>>()[..] {
             [merged] => Ok(merged),
             _ => {
@@ -199,7 +238,8 @@ impl<'g> PartOps<'g> {
     }
 
     fn stage(&self, update: StageOp<'g>, ops: &[StageOp<'g>]) -> Result<ServerStage<'g>, Failure> {
-        let merged = self.merged(update, ops)?;
+        let total = self.total(update);
+        let merged = self.merged(update, ops, total.as_ref())?;
         let (Some(prepared), OpKind::Update { config }) = (&update.node.rule, &update.node.kind) else {
             unreachable!("an update has a rule")
         };
@@ -207,14 +247,15 @@ impl<'g> PartOps<'g> {
             && update.node.inputs[1] == merged
             && update.node.inputs.len() == update.node.outputs.len() + 1
         {
-            return Ok(ServerStage { update: update.node, merged, config: config.clone(), states: Vec::new() });
+            let config = config.clone();
+            return Ok(ServerStage { update: update.node, merged, config, states: Vec::new(), total });
         }
         if prepared.rule().stage.is_some() {
             return Err(
                 self.refuse(update, "found ops around an update whose config has a stage; expected one of them")
             );
         }
-        let mut text = StageText::new(self, update, merged)?;
+        let mut text = StageText::new(self, update, merged, total.as_ref())?;
         for op in ops {
             text.op(*op).map_err(|reason| self.refuse(*op, &reason))?;
         }
@@ -225,7 +266,8 @@ impl<'g> PartOps<'g> {
         let refused = |failure: Failure| self.refuse(update, &format!("with the ops around it, {failure}"));
         let rule = Prepared::new(rule).map_err(refused)?.into_rule();
         let config = ParameterConfig { rule, sparse: None }.to_text();
-        Ok(ServerStage { update: update.node, merged, config, states: text.states() })
+        let states = text.states();
+        Ok(ServerStage { update: update.node, merged, config, states, total })
     }
 
     /// The op that writes a temporary.

@@ -26,6 +26,7 @@ mod server_parameters;
 mod sharing;
 mod step_numbers;
 mod table_rows;
+mod totals;
 mod trainer;
 mod training;
 

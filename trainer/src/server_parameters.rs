@@ -7,7 +7,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::ServerIndex;
 use pserver_core::rows::{Height, RowLayout};
-use pserver_program::server_stage::{ServerStage, server_stages};
+use pserver_program::server_stage::{ServerStage, StageTotal, server_stages};
 use pserver_program::transpile::ProgramPart;
 use pserver_program::{Graph, Node, OpKind, OpRole, ProgramPeer, Tensor, VariableFacts, VariableIndex};
 
@@ -37,6 +37,22 @@ pub(super) struct ServerParameter {
     pub(super) initialising_op: OpKind,
     /// How trainers share it.
     pub(super) sharing: ProgramSharing,
+    /// The number of several parameters that its rule reads.
+    pub(super) total: Option<ServerTotal>,
+}
+
+/// A number that trainers make of several parameters in the middle of a round. Its channels are the names of the
+/// parameters that servers have for it.
+#[derive(Clone, Debug)]
+pub(super) struct ServerTotal {
+    /// The share that the server computes.
+    pub(super) share: String,
+    /// Whether trainers receive the share.
+    pub(super) has_share: bool,
+    /// The number that trainers send.
+    pub(super) total: String,
+    /// The type of both in the program; servers have float64.
+    pub(super) element_type: ElementType,
 }
 
 impl ServerParameter {
@@ -125,7 +141,7 @@ fn of_stage(
     writers: &BTreeMap<VariableIndex, &Node>,
     initial_values: &InitialValues<'_>,
 ) -> Result<ServerParameter, String> {
-    let ServerStage { update, merged, config, .. } = stage;
+    let ServerStage { update, merged, config, total, .. } = stage;
     let rule = update.rule.as_ref().expect("an update has a rule");
     let parameter = graph.variable(update.inputs[0]);
     let (gradient, facts, sharing) = received(graph, *merged, writers)?;
@@ -146,7 +162,15 @@ fn of_stage(
         config: config.clone(),
         initialising_op,
         sharing,
+        total: total.as_ref().map(|total| server_total(graph, &parameter.name, total)).transpose()?,
     })
+}
+
+fn server_total(graph: &Graph, parameter: &str, total: &StageTotal) -> Result<ServerTotal, String> {
+    let (element_type, _) = dimensions(&graph.variable(total.number).facts)?;
+    let share = total.share.as_ref().map(|(_, channel)| channel.clone());
+    let (has_share, share) = (share.is_some(), share.unwrap_or_else(|| format!("{parameter}@share")));
+    Ok(ServerTotal { share, has_share, total: total.channel.clone(), element_type })
 }
 
 /// The channels of ids that are looked up in a parameter.

@@ -17,6 +17,7 @@ use super::queues::{QueueEnds, ServerQueue, server_queues};
 use super::server_parameters::{ServerParameter, nodes, server_parameters};
 use super::sharing::ProgramSharing;
 use super::table_rows::{check_tables, fetch_all, pull_asked};
+use super::totals::{push_totals, receive_shares, shares};
 use pserver_client::{Client, DestinationSlice, GradientRows, GradientSlice};
 
 /// A trainer that runs its part of a program. Each step needs its data ([`feed`](Self::feed)), then
@@ -161,6 +162,7 @@ fn declare(client: &Client, parts: &[ProgramPart], contents: &ServerContents) ->
             let initial = is_sent.then(|| initial_values::initial_value(&part.graph, &one.name)).transpose()?;
             let content = initial.as_ref().map_or(&[][..], |value| value.tensor().bytes());
             client.init_param(&one.name, one.element_type, &one.shape, content, &one.settings()?)?;
+            one.total.as_ref().map_or(Ok(()), |total| total.declare(client))?;
         }
     }
     queues.iter().try_for_each(|queue| queue.declare(client, *batch))
@@ -279,7 +281,8 @@ impl<'c> Trainer<'c> {
     ///
     /// - when the step failed before its gradients were computed, it starts again from the previous state, with the
     ///   data fed until then;
-    /// - when its gradients were computed, only those that the servers do not have are sent, so that each counts once.
+    /// - when its gradients were computed, only those that the servers do not have are sent, so that each counts once,
+    ///   and so are numbers that trainers make of several parameters.
     ///   [`feed`](Self::feed) fails until they are sent.
     ///
     /// Where the part has queues to other trainers, the step goes on at the item that could not be sent or received;
@@ -370,6 +373,9 @@ impl<'c> Trainer<'c> {
             return self.receive_rows(asked).map_err(|failure| self.abandon(&failure));
         }
         if let Some((channel, variable)) = self.executor.awaited(outbox) {
+            if shares(&self.parameters).any(|total| total.share == channel) {
+                return self.receive_shares();
+            }
             let room = taken(&mut self.executor, variable);
             if let Some((server, item)) = self.queues.receive(&self.client, &channel, room)? {
                 return self.executor.arrive(&channel, server, item.into()).map(drop);
@@ -387,6 +393,32 @@ impl<'c> Trainer<'c> {
         }
         for (channel, server, rows) in pulled {
             self.arrive(&channel, server, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the gradients, and receives the numbers that servers compute of them, all before the part makes others of
+    /// these. From here on the step is not computed again, because servers have its gradients.
+    fn receive_shares(&mut self) -> Result<(), Failure> {
+        let Self { client, parameters, phase: StepPhase::UnderWay(step), .. } = self else {
+            unreachable!("the step has begun")
+        };
+        step.before = None;
+        let sent = &mut step.outbox.sent;
+        push_rows(client, parameters, sent)?;
+        sent.retain(|channel, _| !parameters.iter().any(|one| one.layout.is_some() && one.gradient == *channel));
+        let dense = parameters.iter().filter_map(|one| match sent.get(&one.gradient) {
+            Some(VariableValue::Dense(gradient)) => Some(gradient_slice(&one.name, gradient)),
+            _ => None,
+        });
+        let dense: Vec<GradientSlice<'_>> = dense.collect();
+        if !dense.is_empty() {
+            client.push(&dense, None)?;
+        }
+        sent.retain(|channel, _| !parameters.iter().any(|one| one.gradient == *channel));
+        let received = receive_shares(client, parameters)?;
+        for (channel, server, share) in received {
+            self.arrive(&channel, server, share)?;
         }
         Ok(())
     }
@@ -449,8 +481,7 @@ impl<'c> Trainer<'c> {
         let (mut dense, mut wanted) = (Vec::new(), Vec::new());
         for (one, value) in parameters.iter().zip(values).filter(|(one, _)| one.layout.is_none()) {
             if let Some(VariableValue::Dense(gradient)) = gradients.get(&one.gradient) {
-                let element_type = gradient.elements().element_type();
-                dense.push(GradientSlice { name: &one.name, element_type, content: gradient.bytes() });
+                dense.push(gradient_slice(&one.name, gradient));
                 if value.is_none() {
                     *value = Some(one.zeros()?);
                 }
@@ -462,7 +493,7 @@ impl<'c> Trainer<'c> {
             client.push_pull(&dense, None, &mut wanted)?;
             self.is_fresh = dense.len() == self.parameters.iter().filter(|one| one.layout.is_none()).count();
         }
-        Ok(())
+        push_totals(&self.client, &self.parameters, gradients)
     }
 }
 
@@ -484,6 +515,10 @@ fn push_rows(
         rows.push(GradientRows { name: &one.name, element_type, ids, values });
     }
     if rows.is_empty() { Ok(()) } else { client.push_rows(&rows, None) }
+}
+
+fn gradient_slice<'a>(name: &'a str, gradient: &'a Tensor) -> GradientSlice<'a> {
+    GradientSlice { name, element_type: gradient.elements().element_type(), content: gradient.bytes() }
 }
 
 /// Takes a dense value out of the executor.

@@ -32,6 +32,7 @@ const DEPARTURES: &str = "core/src/server/departures.rs";
 const ADMISSION: &str = "core/src/server/admission.rs";
 const SERVER_FLOW: &str = "core/src/server/flow.rs";
 const SERVER_REPLAY: &str = "core/src/server/replay.rs";
+const TOTALS: &str = "core/src/server/totals.rs";
 const JOURNAL: &str = "core/src/checkpoint/journal.rs";
 const LOAD: &str = "core/src/checkpoint/load.rs";
 const MARK: &str = "core/src/checkpoint/journal/mark.rs";
@@ -182,6 +183,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "return one.round.0 == chunk.version.0 + 1 && pace.admits(has_piece, 0, || 0);",
         "return (MUTANT || one.round.0 == chunk.version.0 + 1) && pace.admits(has_piece, 0, || 0);",
         &["server::tests::rounds::a_gradient_of_the_next_round"],
+    ),
+    mutant(
+        "a round whose share is out takes another gradient",
+        TOTALS,
+        "self.table.chunks[*slot_index].sealed = 1)",
+        "self.table.chunks[*slot_index].sealed = u8::from(!MUTANT))",
+        &["server::tests::totals::the_share_is_of_the_round"],
+    ),
+    mutant(
+        "a restart opens a round whose share is out",
+        SERVER_REPLAY,
+        "if self.awaits_total(slot_index) {",
+        "if self.awaits_total(slot_index) && !MUTANT {",
+        &["server::tests::totals::a_restart_keeps_the_share"],
+    ),
+    mutant(
+        "a checkpoint has a share of another moment",
+        SNAPSHOT,
+        "if left == 0 && writing_group != Some(reader) {",
+        "if left == 0 && (MUTANT || writing_group != Some(reader)) {",
+        &["server::tests::restart::rounds_survive_every_kill"],
     ),
     mutant(
         "a round closes with its first gradient",

@@ -72,6 +72,9 @@ pub(super) struct OptimizerConfig {
     /// The only trainer that sends to the parameter.
     #[prost(uint32, optional, tag = "1019")]
     pub(super) sender: Option<u32>,
+    /// The parameter's part in the total that a parameter before it reads.
+    #[prost(enumeration = "TotalPartKind", optional, tag = "1021")]
+    pub(super) total_part: Option<i32>,
     /// A stage's text.
     #[prost(string, optional, tag = "1020")]
     pub(super) stage: Option<String>,
@@ -253,4 +256,12 @@ pub(super) enum ModeKind {
 pub(super) enum MergeKind {
     Mean = 0,
     Sum = 1,
+}
+
+/// Mirrors `partition::TotalPart`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub(super) enum TotalPartKind {
+    Share = 1,
+    Total = 2,
 }

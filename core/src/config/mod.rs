@@ -28,6 +28,8 @@
 //! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
 //! - `sender: 1` makes the rounds of a dense parameter in mode sync of gradients of trainer 1 alone. With `algorithm:
 //!   "sum"` its value is the last one sent: a queue of one item.
+//! - `total_part: Share`, then `total_part: Total`, each with `algorithm: "sum"`, are what a parameter declared before
+//!   them, whose stage has `total`, gives to trainers and gets from them.
 //! - `sparse { height: 12500 width: 64 }` makes a parameter one of rows, each of which exists after the first push to
 //!   it; `rows` is the most rows that may exist, and is required without a `height`.
 //!
@@ -52,6 +54,7 @@ use crate::error::Failure;
 use crate::ids::{ServerIndex, TrainerId};
 use crate::limits::PARAMETER_CONFIG_BYTES_MAX;
 use crate::optim::Rule;
+use crate::partition::TotalPart;
 
 pub use sparse::{SparseSettings, row_layout};
 
@@ -108,6 +111,8 @@ pub struct OptimizerSettings {
     pub owner: Option<ServerIndex>,
     /// The only trainer that sends to the parameter, if one is specified.
     pub sender: Option<TrainerId>,
+    /// The parameter's part in the total that a parameter before it reads.
+    pub total_part: Option<TotalPart>,
 }
 
 impl OptimizerSettings {

@@ -6,6 +6,7 @@ use crate::error::Failure;
 use crate::ids::{ServerIndex, TrainerId};
 use crate::limits::{SERVERS_MAX, TRAINERS_MAX};
 use crate::optim::{Algorithm, Prepared, Range, Regularizer, Rule, Schedule, library};
+use crate::partition::TotalPart;
 use crate::rule::{CheckedRule, RuleSettings};
 use crate::text::suggestion;
 
@@ -24,6 +25,7 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         sparse: message.sparse,
         owner: message.owner,
         sender: message.sender,
+        total_part: message.total_part,
         ..OptimizerConfig::default()
     };
     let rule = if *message == job_only { None } else { Some(rule(message, open)?) };
@@ -34,7 +36,8 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
     let sparse = message.sparse.as_ref().map(sparse::settings).transpose()?;
     let owner = message.owner.map(owner).transpose()?;
     let sender = message.sender.map(sender).transpose()?;
-    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner, sender })
+    let total_part = message.total_part.and_then(|part| TotalPart::from_number(u32::try_from(part).ok()?));
+    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner, sender, total_part })
 }
 
 /// A server's index. The catalogue checks whether the job has such a server.

@@ -79,6 +79,7 @@ pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
         field("home", 1018, FieldKind::Uint32),
         field("sender", 1019, FieldKind::Uint32),
         field("stage", 1020, FieldKind::Text),
+        field("total_part", 1021, FieldKind::Enumeration(&[("Share", 1), ("Total", 2)])),
         field("sparse", 1100, FieldKind::Message(&SPARSE)),
     ],
 };

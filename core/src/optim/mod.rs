@@ -46,6 +46,6 @@ pub use norm::{SQUARE_BLOCK_BYTES, element_sum, square_sum, square_sums};
 pub use plain::{add_scaled, assert_gradients_fit, sum, sum_scaled, update};
 pub use prepared::{Formula, Numbers, Prepared};
 pub(crate) use range::Range;
-pub use reduce::{ReducedPiece, reduce};
+pub use reduce::{ReducedPiece, reduce, share};
 pub use rule::{Regularizer, Rule};
 pub use schedule::Schedule;

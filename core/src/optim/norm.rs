@@ -72,6 +72,7 @@ fn blocks<E: OptimizerReal>(kind: ReductionKind, values: &[u8], out: &mut impl F
         out(match kind {
             ReductionKind::Sum => elements.fold(0.0, |total, element| total + element),
             ReductionKind::SquareSum => elements.fold(0.0, |total, element| total + element.powi(2)),
+            ReductionKind::Total => unreachable!("trainers make a total"),
         });
     }
 }

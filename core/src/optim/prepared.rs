@@ -80,6 +80,17 @@ impl Prepared {
         self.code.as_ref().is_some_and(|code| code.counts())
     }
 
+    /// The place of its total among the reductions, if it reads one.
+    #[must_use]
+    pub fn total(&self) -> Option<usize> {
+        self.code.as_ref().and_then(|code| code.total())
+    }
+
+    /// Whether the update reads a reduction other than through its total.
+    pub(super) fn reads_beside_total(&self, place: usize) -> bool {
+        self.code.as_ref().is_some_and(|code| code.reads_beside_total(place))
+    }
+
     /// The reductions of its code, in the order in which they are computed.
     #[must_use]
     pub fn reductions(&self) -> &[RuleReduction] {

@@ -22,26 +22,79 @@ pub struct ReducedPiece<'a, 'b> {
 /// Bytes of a parameter that are computed at a time: whole blocks, of which several arrays fit the second-level cache.
 const PIECE_BYTES: usize = 16 * SQUARE_BLOCK_BYTES as usize;
 
-/// The values of all reductions of a rule, in their order; empty for a rule without.
+/// The values of all reductions of a rule, in their order; empty for a rule without. `total` is the number that
+/// trainers made of the parameter's [`share`] and of others, if the rule reads one.
 ///
 /// `visit` passes every piece of the parameter, in order, to the function that it is given; it is called once for each
-/// reduction, as a later one may need the values of those before it. A total is over blocks of [`SQUARE_BLOCK_BYTES`]
-/// in binary64, as in [`square_sums`](super::square_sums), so it has the same bits for every chunk size.
+/// sum, as a later one may need the values of those before it. A sum is over blocks of [`SQUARE_BLOCK_BYTES`] in
+/// binary64, as in [`square_sums`](super::square_sums), so it has the same bits for every chunk size. A sum that the
+/// share alone needs is not computed again: its value is zero.
 ///
 /// # Panics
-/// As [`Prepared::formula_reduced`], and when the lengths of a piece's tensors differ.
+/// As [`Prepared::formula_reduced`], when the lengths of a piece's tensors differ, and when a total is missing.
 pub fn reduce(
     kernels: &mut dyn Kernels,
     rule: &Prepared,
     step: &Step,
+    total: Option<f64>,
     mut visit: impl FnMut(&mut dyn FnMut(ReducedPiece<'_, '_>)),
 ) -> Vec<f64> {
-    let mut reduced = Vec::with_capacity(rule.reductions().len());
-    let mut scratch = vec![0; if rule.reductions().is_empty() { 0 } else { PIECE_BYTES }];
-    let inputs = rule.rule().inputs(step);
-    let mut scalars = Vec::new();
-    for reduction in rule.reductions() {
-        reduction.code.evaluate(&inputs, &reduced, &mut scalars);
+    let mut room = ReductionRoom::new(rule.reductions().len());
+    for place in 0..rule.reductions().len() {
+        match rule.total() {
+            Some(at) if place == at => room.reduced.push(total.expect("the trainers' total comes first")),
+            Some(at) if place < at && !rule.reads_beside_total(place) => room.reduced.push(0.0),
+            _ => room.add(kernels, rule, step, &mut visit),
+        }
+    }
+    room.reduced
+}
+
+/// The share of a parameter in the total that its rule reads, from its merged gradient, as in [`reduce`]: a number that
+/// its server gives trainers once a round is complete.
+///
+/// # Panics
+/// As [`reduce`], and when the rule reads no total.
+pub fn share(
+    kernels: &mut dyn Kernels,
+    rule: &Prepared,
+    step: &Step,
+    mut visit: impl FnMut(&mut dyn FnMut(ReducedPiece<'_, '_>)),
+) -> f64 {
+    let place = rule.total().expect("the rule reads a total");
+    let mut room = ReductionRoom::new(place);
+    for _ in 0..place {
+        room.add(kernels, rule, step, &mut visit);
+    }
+    let code = &rule.reductions()[place].code;
+    code.evaluate(&rule.rule().inputs(step), &room.reduced, &mut room.scalars);
+    room.scalars[code.scalar().index()]
+}
+
+/// The values of reductions so far, and memory for the next one.
+struct ReductionRoom {
+    reduced: Vec<f64>,
+    scalars: Vec<f64>,
+    scratch: Vec<u8>,
+}
+
+impl ReductionRoom {
+    fn new(count: usize) -> Self {
+        let scratch = vec![0; if count == 0 { 0 } else { PIECE_BYTES }];
+        Self { reduced: Vec::with_capacity(count), scalars: Vec::new(), scratch }
+    }
+
+    /// Computes the next sum.
+    fn add(
+        &mut self,
+        kernels: &mut dyn Kernels,
+        rule: &Prepared,
+        step: &Step,
+        visit: &mut impl FnMut(&mut dyn FnMut(ReducedPiece<'_, '_>)),
+    ) {
+        let Self { reduced, scalars, scratch } = self;
+        let reduction = &rule.reductions()[reduced.len()];
+        reduction.code.evaluate(&rule.rule().inputs(step), reduced, scalars);
         let mut total = 0.0;
         visit(&mut |piece| {
             let ReducedPiece { element_type, parameter, states, gradient } = piece;
@@ -52,7 +105,7 @@ pub fn reduce(
                 let values = &mut scratch[..weights.len()];
                 values.copy_from_slice(weights);
                 kernels.update(Update {
-                    formula: Formula::Rule { code: &reduction.code, scalars: &scalars },
+                    formula: Formula::Rule { code: &reduction.code, scalars },
                     element_type,
                     parameter: values,
                     states: &mut parts,
@@ -63,5 +116,4 @@ pub fn reduce(
         });
         reduced.push(total);
     }
-    reduced
 }

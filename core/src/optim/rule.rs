@@ -78,6 +78,12 @@ impl Rule {
         written.into_iter().chain(&self.stage).any(|text| text.has_reductions())
     }
 
+    /// Whether its stage reads a number of several parameters; see [`share`](super::share).
+    #[must_use]
+    pub fn has_total(&self) -> bool {
+        self.stage.as_ref().is_some_and(|stage| stage.has_total())
+    }
+
     /// The names of the state tensors, in the order [`update`](super::update) takes them. Each has the parameter's
     /// type and length.
     #[must_use]

@@ -652,7 +652,7 @@ fn update_reduced(
     piece: usize,
 ) {
     let step = Step { version: Version(version), rate: None, norm: None, scale: 1.0 };
-    let reduced = reduce(&mut Plain, rule, &step, |each| {
+    let reduced = reduce(&mut Plain, rule, &step, None, |each| {
         for begin in (0..weights.len()).step_by(piece) {
             let range = begin..weights.len().min(begin + piece);
             let mut parts: Vec<&mut [u8]> = states.iter_mut().map(|state| &mut state[range.clone()]).collect();

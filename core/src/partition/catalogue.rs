@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::declaration::{Declaration, Name};
+use super::declaration::{Declaration, Name, TotalPart};
 use super::placement::{Layout, Loads, Size};
 use super::topology::Topology;
 use crate::error::Failure;
@@ -26,6 +26,7 @@ use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 ///     buckets: None,
 ///     owner: None,
 ///     sender: None,
+///     total_part: None,
 /// })?;
 /// assert_eq!(catalogue.find("embedding"), Some(index));
 /// assert_eq!(catalogue.parameter(index).map(|parameter| parameter.chunk_count()), Some(3));
@@ -99,16 +100,33 @@ impl Catalogue {
         if let Some(owner) = declaration.owner.filter(|owner| owner.0 >= servers) {
             return Err(refused(format!("its home is server {owner}; expected one below {servers}")));
         }
+        let reader = declaration.total_part.map(|part| self.reader(index, part).map_err(refused)).transpose()?;
         let total = self.bytes.checked_add(declaration.bytes);
         let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
         let size = size(self.chunk_bytes, &declaration);
-        let layout = self.loads.add(size, declaration.whole, declaration.owner);
+        let layout = match reader {
+            Some(shard) => self.loads.add_beside(size, shard),
+            None => self.loads.add(size, declaration.whole, declaration.owner),
+        };
         self.bytes = total;
         self.by_name.insert(declaration.name.clone(), index);
         self.parameters.push(Parameter { declaration, index, chunk_bytes: size.chunk_bytes, layout });
         Ok(index)
+    }
+
+    /// The shard of the parameter that reads the total of which the next parameter is a part.
+    fn reader(&self, index: u32, part: TotalPart) -> Result<ShardId, String> {
+        let reader = part.reader(ParameterIndex(index)).and_then(|reader| self.parameter(reader));
+        let reader = reader.filter(|reader| reader.declaration.whole && reader.declaration.total_part.is_none());
+        let is_next = part == TotalPart::Share
+            || self.parameters.last().is_some_and(|last| last.declaration.total_part == Some(TotalPart::Share));
+        reader.filter(|_| is_next).map(|reader| reader.layout.shard_of(ChunkIndex(0))).ok_or_else(|| {
+            format!(
+                "a part of a total ({part:?}); expected it after a whole parameter, first its share, then its total"
+            )
+        })
     }
 
     /// The servers and their shards.

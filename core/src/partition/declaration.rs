@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::buckets::Buckets;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{ServerIndex, TrainerId};
+use crate::ids::{ParameterIndex, ServerIndex, TrainerId};
 use crate::limits::{BUCKETS_MAX, DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// A parameter's name: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8 without control characters. Clones share the text.
@@ -37,6 +37,45 @@ pub struct Declaration {
     /// The only trainer that sends to it, if one was specified: a round is one gradient of this trainer. Dense
     /// parameters only.
     pub sender: Option<TrainerId>,
+    /// Its part in the total that the parameter before it reads, if it has one.
+    pub total_part: Option<TotalPart>,
+}
+
+/// The part of a parameter in a number that trainers make of several parameters. The parameter that reads the number is
+/// declared first, then its share, then its total, each one float64; all are on one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TotalPart {
+    /// A number that its server computes of the parameter before it in every round: version `n` is of round `n`.
+    Share,
+    /// A number that trainers send: the first one of a round completes it, and others are duplicates.
+    Total,
+}
+
+impl TotalPart {
+    /// Its number in messages.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Share => 1,
+            Self::Total => 2,
+        }
+    }
+
+    /// The part with this number.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Share),
+            2 => Some(Self::Total),
+            _ => None,
+        }
+    }
+
+    /// The index of the parameter that reads the number, where the part has this index.
+    #[must_use]
+    pub fn reader(self, index: ParameterIndex) -> Option<ParameterIndex> {
+        index.0.checked_sub(self.number()).map(ParameterIndex)
+    }
 }
 
 impl Name {
@@ -112,7 +151,13 @@ impl Declaration {
         if config > PARAMETER_CONFIG_BYTES_MAX {
             return Some(format!("configuration of {config} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
         }
+        if self.total_part.is_some()
+            && ((kind, bytes) != (ElementType::Float64, 8) || self.whole || self.sender.is_some())
+        {
+            return Some(format!("part of a total with {bytes} bytes of {kind}; expected one float64 and no sender"));
+        }
         match self.buckets {
+            Some(_) if self.total_part.is_some() => Some("sparse part of a total; expected a dense one".to_owned()),
             Some(_) if self.sender.is_some() => Some("sparse with one sender; expected a dense parameter".to_owned()),
             Some(buckets) => self.buckets_fault(buckets),
             None => self.shape_fault(),

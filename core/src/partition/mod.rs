@@ -22,6 +22,6 @@ mod tests;
 
 pub use buckets::Buckets;
 pub use catalogue::{Catalogue, ChunkSpan, Parameter};
-pub use declaration::{Declaration, Name};
+pub use declaration::{Declaration, Name, TotalPart};
 pub use pages::{CataloguePage, DeclarationMessage};
 pub use topology::Topology;

@@ -4,7 +4,7 @@ use prost::Message;
 
 use super::buckets::Buckets;
 use super::catalogue::Catalogue;
-use super::declaration::{Declaration, Name};
+use super::declaration::{Declaration, Name, TotalPart};
 use super::topology::Topology;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -44,6 +44,9 @@ pub struct DeclarationMessage {
     /// The only trainer that sends to it, if one was specified.
     #[prost(uint32, optional, tag = "10")]
     pub sender: Option<u32>,
+    /// Its part in the total that a parameter before it reads: 0 none, 1 share, 2 total.
+    #[prost(uint32, tag = "11")]
+    pub total_part: u32,
 }
 
 /// Consecutive declarations of a catalogue, with the inputs of placement. Every page repeats the facts of the whole, so
@@ -159,6 +162,7 @@ impl From<&Declaration> for DeclarationMessage {
             rows: declaration.buckets.map_or(0, |buckets| buckets.rows),
             home: declaration.owner.map(|home| home.0.into()),
             sender: declaration.sender.map(|sender| sender.0),
+            total_part: declaration.total_part.map_or(0, TotalPart::number),
         }
     }
 }
@@ -193,7 +197,15 @@ impl TryFrom<DeclarationMessage> for Declaration {
             })
         });
         let sender = sender.transpose()?;
-        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, owner, sender })
+        let total_part = match (message.total_part, TotalPart::from_number(message.total_part)) {
+            (0, _) => None,
+            (_, Some(part)) => Some(part),
+            (found, None) => {
+                let quoted = name.quoted();
+                return Err(Failure::Call(format!("parameter {quoted}: part {found} of a total; expected 0 to 2")));
+            }
+        };
+        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, owner, sender, total_part })
     }
 }
 

@@ -156,6 +156,13 @@ impl Loads {
         Layout::Striped(stripes.into())
     }
 
+    /// Places a parameter of one chunk on a shard.
+    pub(super) fn add_beside(&mut self, size: Size, shard: ShardId) -> Layout {
+        let stripe = ServerStripe { start: shard, shards: 1 };
+        self.fill(stripe, size.bytes, &mut |_, shards| shards[usize::from(shard.shard.0)] += size.bytes);
+        Layout::OneShard(shard)
+    }
+
     /// The least loaded servers, as many as there are chunks, each with its least loaded shard.
     fn stripes(&self, chunks: u64) -> Vec<ServerStripe> {
         let most = usize::try_from(chunks).unwrap_or(usize::MAX);

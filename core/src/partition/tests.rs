@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use prost::Message;
 
-use super::{Buckets, Catalogue, ChunkSpan, Declaration, DeclarationMessage, Name, Parameter, Topology};
+use super::{Buckets, Catalogue, ChunkSpan, Declaration, DeclarationMessage, Name, Parameter, Topology, TotalPart};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkIndex, ParameterIndex, ServerIndex, ShardId, ShardIndex, TrainerId};
@@ -73,6 +73,7 @@ fn declaration(name: &str, bytes: u64) -> Declaration {
         buckets: None,
         owner: None,
         sender: None,
+        total_part: None,
     }
 }
 
@@ -145,6 +146,40 @@ fn a_sender_that_is_no_trainer_is_refused_by_name() {
     let rows = Some(Buckets { rows: 1, count: 1 });
     let sparse = Declaration { buckets: rows, shape: vec![1, 1], sender: Some(TrainerId(0)), ..declaration("w", 4) };
     check_refused(sparse, "parameter \"w\": sparse with one sender; expected a dense parameter");
+}
+
+#[test]
+fn a_share_and_a_total_are_beside_the_parameter_that_reads_the_total() {
+    let part = |name: &str, part| Declaration {
+        element_type: ElementType::Float64,
+        total_part: Some(part),
+        ..declaration(name, 8)
+    };
+    let [share, total] = [part("share", TotalPart::Share), part("total", TotalPart::Total)];
+    let mut catalogue = catalogue_of(&[2, 3], 4096, &[(4096, true), (40_000, true)]);
+    let reader = ParameterIndex(1);
+    for declaration in [share.clone(), total.clone()] {
+        let index = catalogue.declare(declaration).expect("it is legal");
+        let shard = |index| catalogue.parameter(index).expect("it is declared").shard_of(ChunkIndex(0));
+        assert_eq!(shard(index), shard(reader));
+    }
+    assert_eq!(Catalogue::from_pages(catalogue.pages(64)).expect("its own").digest(), catalogue.digest());
+    let refuse = |sizes: &[(u64, bool)], declaration: &Declaration| {
+        let text = catalogue_of(&[1, 1], 4096, sizes).declare(declaration.clone()).expect_err("refused").to_string();
+        assert!(text.contains("; expected it after a whole parameter, first its share, then its total"), "{text}");
+    };
+    refuse(&[], &share);
+    refuse(&[(8192, false)], &share);
+    refuse(&[(8192, true)], &total);
+    refuse(&[(8192, true), (8, false)], &total);
+    let wide = Declaration { bytes: 16, ..share };
+    check_refused(
+        wide,
+        "parameter \"share\": part of a total with 16 bytes of float64; expected one float64 and no sender",
+    );
+    let other = DeclarationMessage { total_part: 3, ..DeclarationMessage::from(&total) };
+    let refused = Declaration::try_from(other).map(|read| read.total_part);
+    assert_eq!(refused, Err(Failure::call("parameter \"total\": part 3 of a total; expected 0 to 2")));
 }
 
 #[test]
@@ -306,6 +341,7 @@ fn a_catalogue_survives_its_pages() {
         config: vec![0, 1, 255],
         owner: Some(ServerIndex(1)),
         sender: Some(TrainerId(0)),
+        total_part: None,
         ..declaration("größe", 120)
     };
     catalogue.declare(rich).expect("it is legal");

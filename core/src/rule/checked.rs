@@ -18,6 +18,7 @@ pub struct CheckedRule {
     parameters: BTreeMap<String, f64>,
     states: Vec<RuleState>,
     has_reductions: bool,
+    has_total: bool,
 }
 
 /// A state tensor that a rule declares.
@@ -85,6 +86,7 @@ impl CheckedRule {
             parameters: BTreeMap::new(),
             states: Vec::new(),
             has_reductions: false,
+            has_total: false,
         };
         let mut lowering = Lowering::new();
         let names = lowering.add(&written.syntax, &written.settings, inner)?;
@@ -92,6 +94,7 @@ impl CheckedRule {
         written.parameters = names;
         let code = lowering.finish();
         written.has_reductions = !code.reductions().is_empty();
+        written.has_total = code.total().is_some();
         written.states =
             code.states().iter().map(|state| RuleState { name: state.name.clone(), initial: state.initial }).collect();
         Ok(written)
@@ -133,6 +136,12 @@ impl CheckedRule {
     #[must_use]
     pub fn has_reductions(&self) -> bool {
         self.has_reductions
+    }
+
+    /// Whether it reads a number of several parameters: `total`.
+    #[must_use]
+    pub fn has_total(&self) -> bool {
+        self.has_total
     }
 
     /// The syntax tree.

@@ -188,6 +188,11 @@ impl CodeBuilder {
         Operand::Scalar(self.scalar(ScalarOp::Reduced(id)))
     }
 
+    /// Whether a number of several parameters is read.
+    pub(super) fn has_total(&self) -> bool {
+        self.reductions.iter().any(|(kind, _)| *kind == ReductionKind::Total)
+    }
+
     /// Powers of elements for which there is an instruction use it: `x ^ 1`, `x ^ 2` and `x ^ 0.5`.
     pub(super) fn power(&mut self, base: Operand, exponent: Operand) -> Operand {
         match (base, exponent, self.known(exponent)) {

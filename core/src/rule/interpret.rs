@@ -135,7 +135,7 @@ fn call(named: NamedFunction, arguments: &[f64]) -> f64 {
         (NamedFunction::SoftThreshold, [x, threshold]) if x.abs() <= *threshold => 0.0_f64.copysign(*x),
         (NamedFunction::SoftThreshold, [x, threshold]) => x - threshold.copysign(*x),
         (NamedFunction::Single, [x]) => single(*x),
-        (NamedFunction::Sum | NamedFunction::Norm, _) => panic!("a reduction of one element"),
+        (NamedFunction::Sum | NamedFunction::Norm | NamedFunction::Total, _) => panic!("a reduction of one element"),
         _ => unreachable!("the parser counts arguments"),
     }
 }

@@ -370,6 +370,16 @@ impl<'a> TextLowering<'a> {
                 position.refuse("expected single of one number for all elements, found a value of elements")
             })?,
             (NamedFunction::Sum, [x]) => code.reduce(ReductionKind::Sum, *x),
+            (NamedFunction::Total, [x]) => match (self.inner, x) {
+                (None, _) => {
+                    return Err(position.refuse("expected a function of rules, found total, which only a stage has"));
+                }
+                (_, Operand::Scalar(_)) if code.has_total() => {
+                    return Err(position.refuse("expected one total of a parameter, found another one"));
+                }
+                (_, Operand::Scalar(_)) => code.reduce(ReductionKind::Total, *x),
+                _ => return Err(position.refuse("expected total of one number for all elements, found an element")),
+            },
             (NamedFunction::Norm, [x]) => {
                 let squares = code.reduce(ReductionKind::SquareSum, *x);
                 code.unary(Unary::SquareRoot, squares)

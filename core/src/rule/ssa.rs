@@ -232,19 +232,22 @@ pub struct StateResult {
     pub value: ValueId,
 }
 
-/// Addition over all elements of a parameter, in binary64.
+/// The way to a number of a whole parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReductionKind {
-    /// Of the elements.
+    /// Addition of the elements, in binary64.
     Sum,
-    /// Of their squares.
+    /// Addition of their squares, in binary64.
     SquareSum,
+    /// The number that trainers make of this one, the parameter's *share*, and of those of other parameters. The code
+    /// of the reduction has one scalar as its element: the share. A rule has at most one.
+    Total,
 }
 
 /// One number of a whole parameter, computed before the update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuleReduction {
-    /// The addition.
+    /// The way to the number.
     pub kind: ReductionKind,
     /// The code of the element that is added: its [`weight`](Lowered::weight). It leaves every state as it is, has the
     /// states of the whole rule, and reads reductions before this one only.
@@ -336,6 +339,35 @@ impl Lowered {
     #[must_use]
     pub fn ops(&self) -> &[RuleOp] {
         &self.ops
+    }
+
+    /// The place of its total among the reductions, if it reads one.
+    #[must_use]
+    pub fn total(&self) -> Option<usize> {
+        self.reductions.iter().position(|reduction| reduction.kind == ReductionKind::Total)
+    }
+
+    /// Whether the update reads a reduction itself, or through reductions after its total.
+    pub(crate) fn reads_beside_total(&self, place: usize) -> bool {
+        let after = self.total().map_or(0, |total| total + 1);
+        let later = self.reductions[after..].iter().map(|reduction| reduction.code.as_ref());
+        let mut needed: Vec<bool> = vec![false; self.reductions.len()];
+        self.reads().chain(later.flat_map(Self::reads)).for_each(|id| needed[id.index()] = true);
+        for known in (place..after.saturating_sub(1)).rev() {
+            if needed[known] {
+                self.reductions[known].code.reads().for_each(|id| needed[id.index()] = true);
+            }
+        }
+        needed[place]
+    }
+
+    /// The scalar that its element is, in code of a total.
+    ///
+    /// # Panics
+    /// When its element is no scalar.
+    pub(crate) fn scalar(&self) -> ScalarId {
+        let RuleOp::Scalar(scalar) = self.ops[self.weight.index()] else { panic!("a share is one scalar") };
+        scalar
     }
 
     /// The states, in the order in which a kernel is handed their tensors.

@@ -179,10 +179,12 @@ pub enum NamedFunction {
     Norm,
     /// `single(x)`: a number without an element, rounded to binary32
     Single,
+    /// `total(x)`: what the job's trainers make of `x`, a number without an element, and of those of other parameters
+    Total,
 }
 
 /// Every function, by the name that a text has for it.
-pub(super) const FUNCTIONS: [(&str, NamedFunction); 19] = [
+pub(super) const FUNCTIONS: [(&str, NamedFunction); 20] = [
     ("abs", NamedFunction::Absolute),
     ("sqrt", NamedFunction::SquareRoot),
     ("sign", NamedFunction::Sign),
@@ -202,6 +204,7 @@ pub(super) const FUNCTIONS: [(&str, NamedFunction); 19] = [
     ("sum", NamedFunction::Sum),
     ("norm", NamedFunction::Norm),
     ("single", NamedFunction::Single),
+    ("total", NamedFunction::Total),
 ];
 
 /// Words that are no names.
@@ -219,7 +222,8 @@ impl NamedFunction {
             | Self::Function(_)
             | Self::Sum
             | Self::Norm
-            | Self::Single => 1,
+            | Self::Single
+            | Self::Total => 1,
             Self::Power | Self::Minimum | Self::Maximum | Self::CopySign | Self::SoftThreshold => 2,
             Self::Select | Self::Clamp => 3,
         }

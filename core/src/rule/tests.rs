@@ -181,6 +181,7 @@ fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
     };
     check("", "the rule never assigns w; expected a statement such as w -= lr * g");
     check("state m = 0\nm = g", "the rule never assigns w; expected a statement such as w -= lr * g");
+    check("w = total(1)", "line 1, column 5: expected a function of rules, found total, which only a stage has");
     check("w -= lr*", "line 1, column 9: expected a value, found the end");
     check("w = 1\nw -= (g", "line 2, column 8: expected an operator or ')', found the end");
     check("w = g g", "line 1, column 7: expected an operator, ';' or the end of the line, found \"g\"");
@@ -215,7 +216,7 @@ fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
         "w = sin(g)",
         concat!(
             "line 1, column 5: expected a function (abs, sqrt, sign, floor, exp, expm1, log, log1p, tanh, pow, min, ",
-            "max, copysign, select, clamp, soft_threshold, sum, norm, single), found \"sin\""
+            "max, copysign, select, clamp, soft_threshold, sum, norm, single, total), found \"sin\""
         ),
     );
     check("w = min(g)", "line 1, column 5: expected 2 arguments of min, found 1");
@@ -382,8 +383,10 @@ fn reals(names: &'static [&'static str]) -> BoxedStrategy<Expression> {
         let chain = (any::<bool>(), inner.clone(), terms);
         // Reductions are of more than the one element that is compared here.
         let of_elements = FUNCTIONS.map(|(_, named)| named).into_iter();
-        let of_elements = of_elements
-            .filter(|named| !matches!(named, NamedFunction::Sum | NamedFunction::Norm | NamedFunction::Single));
+        let of_elements = of_elements.filter(|named| {
+            use NamedFunction::{Norm, Single, Sum, Total};
+            !matches!(named, Sum | Norm | Single | Total)
+        });
         let function = prop::sample::select(of_elements.collect::<Vec<_>>());
         let call = (function, prop::collection::vec(inner.clone(), 3), conditions(inner.clone()));
         prop_oneof![

@@ -6,6 +6,7 @@
 
 use super::call::CallId;
 use super::chunk::Chunk;
+use super::compiled_flows::Sender;
 use super::context::Origin;
 use super::contribution::DeferredSet;
 use super::frames::{Admitted, FrameCheck, decode};
@@ -162,13 +163,21 @@ impl Serving {
     #[inline]
     fn check_sender(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
         match self.flows.sender(slot_index) {
-            Some(sender) if sender != head.trainer => {
-                let name = self.table.held(self.table.chunks[slot_index].id).name();
-                let found = head.trainer;
-                Err(Refusal::invalid(format!("parameter \"{name}\": trainer {found} sent to it; expected {sender}")))
-            }
-            _ => Ok(()),
+            Sender::Everybody | Sender::First => Ok(()),
+            Sender::Trainer(sender) if sender == head.trainer => Ok(()),
+            other => Err(self.other_sender(slot_index, head, other)),
         }
+    }
+
+    #[cold]
+    fn other_sender(&self, slot_index: usize, head: &Head, sender: Sender) -> Refusal {
+        let name = self.table.held(self.table.chunks[slot_index].id).name();
+        let expected = match sender {
+            Sender::Trainer(sender) => sender.to_string(),
+            Sender::First => "a push of its round's number".to_owned(),
+            Sender::Everybody | Sender::Nobody => "none, because its server computes it".to_owned(),
+        };
+        Refusal::invalid(format!("parameter \"{name}\": trainer {} sent to it; expected {expected}", head.trainer))
     }
 
     /// Checks a learning rate against the rules of these chunks.
@@ -188,6 +197,9 @@ impl Serving {
         for entry in &frame.entries {
             self.table.check_whole(entry)?;
             let slot_index = self.table.slot_index(entry.id).expect("the entry was just checked");
+            if let sender @ (Sender::First | Sender::Nobody) = self.flows.sender(slot_index) {
+                return Err(self.other_sender(slot_index, &frame.head, sender));
+            }
             if origin == Origin::Live {
                 self.check_open(slot_index)?;
                 self.check_no_deferred_set(slot_index, CallId::of(&frame.head), frame.head.trainer)?;

@@ -5,6 +5,7 @@ use super::job::Job;
 use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::TrainerId;
+use crate::partition::TotalPart;
 use crate::port::{CompileFlow, Flow, FlowSource};
 
 /// Parameters whose programs differ in names, shapes and numbers of the rule only.
@@ -12,7 +13,20 @@ use crate::port::{CompileFlow, Flow, FlowSource};
 struct ProgramKind {
     states: usize,
     is_float: bool,
-    sender: Option<TrainerId>,
+    sender: Sender,
+}
+
+/// The trainers that send gradients of a parameter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sender {
+    /// All, and a round awaits each.
+    Everybody,
+    /// One.
+    Trainer(TrainerId),
+    /// Any: the first completes a round.
+    First,
+    /// None: the server computes the value.
+    Nobody,
 }
 
 /// The compiled programs of a shard, and which chunk runs which.
@@ -55,22 +69,31 @@ impl Flows {
         &self.compiled[self.by_slot_index[slot_index] as usize].1
     }
 
-    /// The only trainer that sends gradients of a chunk, if the parameter has one.
+    /// The trainers that send gradients of a chunk.
     #[inline]
-    pub(super) fn sender(&self, slot_index: usize) -> Option<TrainerId> {
+    pub(super) fn sender(&self, slot_index: usize) -> Sender {
         self.compiled[self.by_slot_index[slot_index] as usize].0.sender
     }
 
-    /// Whether a trainer sends gradients of a chunk: the parameter's only sender, or any.
+    /// Whether a round of a chunk awaits a trainer: as the parameter's only sender, or as one of all.
     #[inline]
-    pub(super) fn is_sender(&self, slot_index: usize, trainer: TrainerId) -> bool {
-        self.sender(slot_index).is_none_or(|sender| sender == trainer)
+    pub(super) fn is_awaited(&self, slot_index: usize, trainer: TrainerId) -> bool {
+        match self.sender(slot_index) {
+            Sender::Everybody => true,
+            Sender::Trainer(sender) => sender == trainer,
+            Sender::First | Sender::Nobody => false,
+        }
     }
 }
 
-/// The checked sender of a parameter.
-fn sender(job: &Job, held: &ShardParameter) -> Result<Option<TrainerId>, Failure> {
-    let Some(sender) = held.declaration.sender else { return Ok(None) };
+/// The checked senders of a parameter.
+fn sender(job: &Job, held: &ShardParameter) -> Result<Sender, Failure> {
+    match held.declaration.total_part {
+        Some(TotalPart::Share) => return Ok(Sender::Nobody),
+        Some(TotalPart::Total) => return Ok(Sender::First),
+        None => {}
+    }
+    let Some(sender) = held.declaration.sender else { return Ok(Sender::Everybody) };
     let refused = |why: String| Failure::call(format!("parameter \"{}\" has a sender: {why}", held.name()));
     if job.mode != Mode::Sync {
         return Err(refused(format!("found a job in {:?}; expected mode sync", job.mode)));
@@ -78,5 +101,5 @@ fn sender(job: &Job, held: &ShardParameter) -> Result<Option<TrainerId>, Failure
     if job.trainers <= sender.0 {
         return Err(refused(format!("found trainer {sender}; expected one below {}", job.trainers)));
     }
-    Ok(Some(sender))
+    Ok(Sender::Trainer(sender))
 }

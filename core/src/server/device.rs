@@ -276,7 +276,7 @@ impl DevicePlacement {
             Some(&mut self.of_rows)
         } else if matches!(job.mode, Mode::Staleness { .. }) {
             Some(&mut self.bounded)
-        } else if job.rule_of(&held.rule).rule().has_reductions() {
+        } else if job.rule_of(&held.rule).rule().has_reductions() || held.declaration.total_part.is_some() {
             Some(&mut self.reducing)
         } else {
             None

@@ -13,6 +13,7 @@ use super::contribution::Contribution;
 use super::group::UpdateUnit;
 use super::round::FOLD_AT;
 use super::serving::Serving;
+use super::totals::ShareStep;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::TrainerId;
 
@@ -47,6 +48,12 @@ impl Serving {
         let pace = self.flows.of(slot_index).pace;
         let is_stalled = loop {
             self.receive(cx, slot_indices, slot_index, &mut arrived);
+            match self.publish_share(cx, unit) {
+                ShareStep::Nothing => {}
+                // An early total may enter now.
+                ShareStep::Published => continue,
+                ShareStep::Stalled => break true,
+            }
             if !slot_indices.iter().all(|slot_index| self.may_update(pace, *slot_index)) {
                 break false;
             }

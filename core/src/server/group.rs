@@ -43,17 +43,32 @@ impl GroupIndex {
 
 /// The chunks of a parameter whose rule needs the whole gradient.
 pub(super) struct Group {
-    /// Slot indices in chunk order.
+    /// Slot indices in chunk order, then that of its total.
     pub(super) chunks: Arc<[usize]>,
     /// The trainer whose gradient is open, in modes where each gradient is a round.
     pub(super) owner: Option<TrainerId>,
     /// The update in progress on a device.
     pub(super) update: Option<Box<GroupedUpdate>>,
+    /// The number of several parameters that its rule reads, if it reads one.
+    pub(super) total: Option<TotalSlots>,
+}
+
+/// The slot indices of a group's share and of its total.
+#[derive(Clone, Copy)]
+pub(super) struct TotalSlots {
+    pub(super) share: usize,
+    pub(super) total: usize,
 }
 
 impl Group {
-    pub(super) fn new(chunks: &[usize]) -> Self {
-        Self { chunks: chunks.into(), owner: None, update: None }
+    pub(super) fn new(chunks: &[usize], total: Option<TotalSlots>) -> Self {
+        let chunks = chunks.iter().copied().chain(total.map(|slots| slots.total)).collect();
+        Self { chunks, owner: None, update: None, total }
+    }
+
+    /// The slot indices of the chunks that gradients are sent to.
+    pub(super) fn parameter_chunks(&self) -> &[usize] {
+        &self.chunks[..self.chunks.len() - usize::from(self.total.is_some())]
     }
 }
 

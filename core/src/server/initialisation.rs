@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsWorkspace};
 use super::chunk::Chunk;
-use super::group::{Group, GroupIndex, UpdateUnit};
+use super::group::{Group, GroupIndex, TotalSlots, UpdateUnit};
 use super::reply::Refusal;
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
@@ -17,7 +17,7 @@ use crate::error::Failure;
 use crate::ids::{ChunkId, Generation, ParameterIndex};
 use crate::memory::{Lease, Value};
 use crate::optim::Prepared;
-use crate::partition::{Declaration, DeclarationMessage};
+use crate::partition::{Declaration, DeclarationMessage, TotalPart};
 use crate::wire::{Entry, InitMessage};
 
 /// A parameter with chunks on this shard.
@@ -181,17 +181,31 @@ impl ChunkTable {
         self.parameters.get(&id.parameter).expect("a chunk in the table has its parameter there")
     }
 
-    /// Groups the chunks of every parameter whose rule needs the whole gradient.
+    /// Groups the chunks of every parameter whose rule needs the whole gradient, with the total that the rule reads.
     pub(super) fn make_groups(&mut self) {
         let Self { parameters, chunks, groups, .. } = self;
-        for held in parameters.values_mut() {
+        let parts = parameters.iter().filter(|(_, held)| held.declaration.total_part.is_some());
+        let parts: BTreeMap<ParameterIndex, usize> = parts.map(|(index, held)| (*index, held.chunks[0])).collect();
+        let slot = |index: ParameterIndex, part: TotalPart| parts[&ParameterIndex(index.0 + part.number())];
+        for (index, held) in parameters {
             held.chunks.sort_by_key(|slot_index| chunks[*slot_index].id);
             if !held.rule.rule().is_element_wise() && !held.chunks.is_empty() {
                 let group = Some(GroupIndex::new(groups.len()));
-                held.chunks.iter().for_each(|slot_index| chunks[*slot_index].group = group);
-                groups.push(Group::new(&held.chunks));
+                let total = held.rule.rule().has_total().then(|| TotalSlots {
+                    share: slot(*index, TotalPart::Share),
+                    total: slot(*index, TotalPart::Total),
+                });
+                let new = Group::new(&held.chunks, total);
+                new.chunks.iter().for_each(|slot_index| chunks[*slot_index].group = group);
+                groups.push(new);
             }
         }
+    }
+
+    /// The parameter that reads the total of which a parameter is a part, or the parameter itself.
+    pub(super) fn reader_of(&self, index: ParameterIndex) -> ParameterIndex {
+        let part = self.parameters.get(&index).and_then(|held| held.declaration.total_part);
+        part.and_then(|part| part.reader(index)).unwrap_or(index)
     }
 
     /// The group of a chunk, if it is updated together with others.

@@ -69,6 +69,7 @@ mod snapshot;
 mod stalls;
 mod status;
 mod survey;
+mod totals;
 mod update;
 mod wait_index;
 mod waiters;

@@ -7,6 +7,7 @@ use super::chunk::Chunk;
 use super::context::{Context, Origin};
 use super::contribution::{Contribution, ContributionStage, DeferredSet, OpenContribution};
 use super::frames::ReceivedFrame;
+use super::group::UpdateUnit;
 use super::presence::TrainerLife;
 use super::reply::Replies;
 use super::serving::Serving;
@@ -103,7 +104,10 @@ impl Serving {
         let chunk = &self.table.chunks[slot_index];
         let held = self.table.held(chunk.id);
         let unit = self.table.unit(slot_index);
-        let found = unit.slot_indices().iter().map(|slot_index| self.table.chunks[*slot_index].sealed_and_found());
+        // A total that has not come is sealed by nothing.
+        let sealed = unit.slot_indices().iter().filter(|slot_index| self.table.chunks[**slot_index].sealed > 0);
+        let sealed = sealed.chain([&slot_index]);
+        let found = sealed.map(|slot_index| self.table.chunks[*slot_index].sealed_and_found());
         let (sealed, missing) = found.min_by_key(|(sealed, _)| *sealed).expect("there is a chunk");
         if sealed < chunk.sealed {
             let names: Vec<String> = missing.iter().map(TrainerId::to_string).collect();
@@ -115,13 +119,20 @@ impl Serving {
                 names.join(", ")
             );
             unit.slot_indices().iter().for_each(|slot_index| self.table.chunks[*slot_index].sealed = sealed);
+            if let (UpdateUnit::Group(group, _), 0) = (unit, sealed) {
+                self.forget_share(group);
+            }
         }
     }
 
     /// Ends replay: every later frame is new to every chunk.
     pub(super) fn replayed(&mut self) {
-        // Sealed rounds are closed by now, or reopened by `note_lost`.
-        self.table.chunks.iter_mut().for_each(|chunk| (chunk.restored, chunk.sealed) = (None, 0));
+        // Sealed rounds are closed by now, or reopened by `note_lost`, but for those that wait for a total.
+        for slot_index in 0..self.table.chunks.len() {
+            let sealed = if self.awaits_total(slot_index) { self.table.chunks[slot_index].sealed } else { 0 };
+            let chunk = &mut self.table.chunks[slot_index];
+            (chunk.restored, chunk.sealed) = (None, sealed);
+        }
     }
 
     /// Restores a contribution from the journal to its state in the checkpoint. A contribution that the value contains,

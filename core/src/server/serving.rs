@@ -80,9 +80,9 @@ impl Serving {
         (0..self.job.trainers).map(TrainerId).filter(|trainer| self.departed[trainer.0 as usize].is_none())
     }
 
-    /// Active trainers of which a round of a chunk needs a gradient: its only sender, or all.
+    /// Active trainers of which a round of a chunk needs a gradient: its only sender, or all; none of a total.
     pub(super) fn awaited(&self, slot_index: usize) -> impl Iterator<Item = TrainerId> + '_ {
-        self.active().filter(move |trainer| self.flows.is_sender(slot_index, *trainer))
+        self.active().filter(move |trainer| self.flows.is_awaited(slot_index, *trainer))
     }
 
     pub(super) fn is_active(&self, trainer: TrainerId) -> bool {

@@ -21,6 +21,7 @@ use super::pool::Pool;
 use super::presence::{Presence, TrainerLife};
 use super::reply::{DeviceWait, Refusal, Replies};
 use super::serving::Serving;
+use super::totals::check_totals;
 use crate::error::Failure;
 use crate::ids::{Generation, NO_TRAINER, PeerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
@@ -560,6 +561,7 @@ impl Shard {
         let job = Job::from_message(message)?;
         let flows =
             Flows::new(&job, table, self.options.compile).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        check_totals(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let trainers = u64::from(job.trainers);
         let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);

@@ -163,11 +163,13 @@ impl Shard {
             _ => return Err(Failure::call("the parameters were initialised anew while a checkpoint was taken")),
         };
         let mut left = bytes;
-        // A group is written as of one round: a restart could not close a round that only some of its chunks contain.
+        // A group is written as of one round, with its share and its total: a restart could not close a round that only
+        // some of its chunks contain.
         // Chunks of a parameter are adjacent, because initialisation is sequential.
         let mut writing_group = None;
         while let Some(id) = checkpoint.writer.next() {
-            if left == 0 && writing_group != Some(id.parameter) {
+            let reader = serving.table.reader_of(id.parameter);
+            if left == 0 && writing_group != Some(reader) {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
@@ -179,7 +181,7 @@ impl Shard {
             }
             let slot_index = serving.table.slot_index(id);
             let slot_index = slot_index.expect("the layout is of this generation's chunks");
-            if writing_group != Some(id.parameter)
+            if writing_group != Some(reader)
                 && let Some(device) = &mut self.device
                 && !serving.hold_for_checkpoint(device, id, bytes)?
             {
@@ -195,7 +197,8 @@ impl Shard {
             if let (true, Some(device)) = (serving.table.chunks[slot_index].release(), &mut self.device) {
                 device.released.push(slot_index);
             }
-            writing_group = serving.table.chunks[slot_index].group.map(|_| id.parameter);
+            let chunk = &serving.table.chunks[slot_index];
+            writing_group = (chunk.group.is_some() || reader != id.parameter).then_some(reader);
         }
         Ok(Some(checkpoint.writer))
     }

@@ -21,5 +21,6 @@ mod rows;
 mod script;
 mod stage;
 mod stalled;
+mod totals;
 mod waiting;
 mod watch;

@@ -175,6 +175,7 @@ impl Serving {
 
     /// The first of these trainers that a chunk's round waits for.
     fn awaits_one_of(&self, slot_index: usize, lost: &[TrainerId]) -> Option<TrainerId> {
+        let slot_index = self.round_of(slot_index);
         let unit = self.table.unit(slot_index);
         let group = unit.slot_indices();
         let is_at_work = group.iter().any(|slot_index| {
@@ -185,7 +186,7 @@ impl Serving {
         }
         let pace = self.flows.of(slot_index).pace;
         let awaits = |slot_index: &usize, trainer: TrainerId| {
-            self.flows.is_sender(*slot_index, trainer) && self.awaits(&self.table.chunks[*slot_index], pace, trainer)
+            self.flows.is_awaited(*slot_index, trainer) && self.awaits(&self.table.chunks[*slot_index], pace, trainer)
         };
         lost.iter().copied().find(|trainer| group.iter().any(|slot_index| awaits(slot_index, *trainer)))
     }
@@ -231,11 +232,15 @@ impl Serving {
 
     /// Names what a chunk's round waits for: a device, a stall reason, or trainers.
     pub(super) fn awaited_text(&self, now: Now, trainers: &Presence, slot_index: usize) -> String {
+        let slot_index = self.round_of(slot_index);
         let unit = self.table.unit(slot_index);
         let group = unit.slot_indices();
         let device = group.iter().find_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref()?.waits_for());
         let lack = device.or_else(|| self.stalls.updates.get(&group[0]).map(|lack| lack.text().to_owned()));
         lack.unwrap_or_else(|| {
+            if self.awaits_total(slot_index) {
+                return "its total, which a trainer sends".to_owned();
+            }
             let missing = self.missing(slot_index);
             if missing.is_empty() {
                 return "a gradient".to_owned();

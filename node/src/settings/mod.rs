@@ -395,13 +395,18 @@ impl Settings {
     }
 
     /// Refuses settings of single parameters, and another merge, in the default optimizer.
-    fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 4] {
+    fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 5] {
         let other = settings.merge.is_some_and(|merge| merge != self.job.merge);
         [
             (other, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
             (settings.sparse.is_some(), "optimizer", "no sparse in it, which is a setting of one parameter".to_owned()),
             (settings.owner.is_some(), "optimizer", "no home in it, which is a setting of one parameter".to_owned()),
             (settings.sender.is_some(), "optimizer", "no sender in it, which is a setting of one parameter".to_owned()),
+            (
+                settings.total_part.is_some(),
+                "optimizer",
+                "no total_part in it, which is a setting of one parameter".to_owned(),
+            ),
         ]
     }
 }

@@ -56,6 +56,9 @@ pub(crate) fn rule(config: &str) -> Result<Prepared, String> {
     if settings.sender.is_some() {
         return Err("found a sender in the config; expected none, because only queues have one".into());
     }
+    if settings.total_part.is_some() {
+        return Err("found a total_part in the config; expected none, because only numbers of servers have one".into());
+    }
     if settings.sparse.is_some() {
         return Err("found sparse in the config; expected the gradient's rows to make its parameter one of rows".into());
     }

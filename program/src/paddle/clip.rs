@@ -9,7 +9,7 @@ use crate::backward::ParameterGradient;
 use crate::block::Program;
 use crate::graph::Graph;
 use crate::op::{Op, OpKind, OpRole};
-use crate::variable::{Dim, Purpose, Variable, VariableFacts};
+use crate::variable::{Purpose, Variable, VariableFacts};
 
 /// Appends `gradient * limit / max(limit, norm)` for each gradient, where the norm is that of all of them together, and
 /// makes the list name the products.
@@ -23,8 +23,8 @@ pub(super) fn append_clipping(
     let mut squares = Vec::new();
     for ParameterGradient { gradient, .. } in gradients.iter_mut() {
         let facts = graph.facts(gradient).expect("append_backward wrote the gradient");
-        let shape = clipping.make_dense(gradient, facts);
-        squares.push(clipping.sum_of_squares(gradient, shape.len()));
+        clipping.make_dense(gradient, facts);
+        squares.push(clipping.sum_of_squares(gradient));
     }
     let [element_type] = clipping.types.iter().copied().collect::<Vec<_>>()[..] else {
         let found = &clipping.types;
@@ -59,12 +59,11 @@ impl Clipping<'_> {
         self.push(OpKind::Fill { value }, &[], name);
     }
 
-    /// The shape of a gradient, which is made dense where it has selected rows: Paddle's of this table is dense.
-    fn make_dense(&mut self, gradient: &mut String, facts: &VariableFacts) -> Vec<Dim> {
+    /// Makes a gradient dense where it has selected rows: Paddle's of this table is dense.
+    fn make_dense(&mut self, gradient: &mut String, facts: &VariableFacts) {
         match facts {
-            VariableFacts::Dense { element_type, shape } => {
+            VariableFacts::Dense { element_type, .. } => {
                 self.types.insert(*element_type);
-                shape.clone()
             }
             VariableFacts::SelectedRows { element_type, height, width } => {
                 self.types.insert(*element_type);
@@ -72,22 +71,17 @@ impl Clipping<'_> {
                 self.fill(&zeros, VariableFacts::fixed(*element_type, &[*height, *width]), 0.0);
                 self.push(OpKind::Sum, &[&zeros, gradient], &dense);
                 *gradient = dense;
-                vec![Dim::Fixed(*height), Dim::Fixed(*width)]
             }
             other => unreachable!("a gradient of {other}"),
         }
     }
 
     /// The scalar with the sum of a gradient's squares.
-    fn sum_of_squares(&mut self, gradient: &str, rank: usize) -> String {
-        let mut from = format!("{gradient}@square");
-        self.push(OpKind::Mul, &[gradient, gradient], &from);
-        for place in 0..rank {
-            let to = format!("{gradient}@square@{place}");
-            self.push(OpKind::ReduceSum { axes: vec![0], keep: false }, &[&from], &to);
-            from = to;
-        }
-        from
+    fn sum_of_squares(&mut self, gradient: &str) -> String {
+        let [square, sum] = ["square", "share"].map(|what| format!("{gradient}@{what}"));
+        self.push(OpKind::Mul, &[gradient, gradient], &square);
+        self.push(OpKind::ReduceSum { axes: Vec::new(), keep: false }, &[&square], &sum);
+        sum
     }
 
     fn factor(&mut self, limit: f64, element_type: ElementType, squares: &[String]) {

@@ -215,7 +215,7 @@ fn optimize(
     if let Some(limit) = clipped.first().and_then(limit_of) {
         clip::append_clipping(program, limit, clipped)?;
         let count = clipped.len();
-        report.push(format!("mapped: clipping of {count} gradients by their norm {limit}; servers of a job refuse it"));
+        report.push(format!("mapped: clipping of {count} gradients by their norm {limit}"));
     }
     let mut by_rule: BTreeMap<&str, Vec<ParameterGradient>> = BTreeMap::new();
     for gradient in gradients {

@@ -45,9 +45,12 @@ pub(super) fn apply_update(
         sum.resize(parameter.bytes().len(), 0);
         kernels.sum(element_type, &mut sum, &[gradient]);
     }
+    if rule.rule().has_total() {
+        return Err(Failure::call("found a stage with total; expected one of a server, which has the job's trainers"));
+    }
     let norm = rule.rule().clip_norm.map(|_| square_sum(element_type, &sum).sqrt());
     let step = Step { version, rate, norm, scale: 1.0 };
-    let reduced = reduce(kernels, rule, &step, |piece| {
+    let reduced = reduce(kernels, rule, &step, None, |piece| {
         piece(ReducedPiece { element_type, parameter: parameter.bytes(), states: &mut states, gradient: &sum });
     });
     let mut scalars = Vec::new();

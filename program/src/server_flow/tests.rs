@@ -41,6 +41,7 @@ impl ParameterOfJob {
             buckets: settings.sparse.map(|_| Buckets { rows: 60, count: 1 }),
             owner: None,
             sender: None,
+            total_part: None,
         };
         Self { mode, merge, declaration, rule: Prepared::new(rule).expect("the test's rule is valid") }
     }

@@ -11,7 +11,7 @@ use crate::op::OpKind;
 use crate::variable::{Dim, Purpose, VariableFacts};
 
 use super::stage_value::{StageValue, StageValueKind, binary, rounded, unary};
-use super::{CheckedStage, PartOps, StageOp};
+use super::{CheckedStage, PartOps, StageOp, StageTotal};
 
 /// Ops that have a form in a stage, for errors.
 const EXPECTED: &str = "scale, add, sub, mul, div, max, min, pow, greater, sum, sqrt, exp, log, tanh, abs, sign, relu, \
@@ -27,6 +27,7 @@ pub(super) struct StageText<'p, 'g> {
     part: &'p PartOps<'g>,
     update: StageOp<'g>,
     merged: VariableIndex,
+    total: Option<&'p StageTotal>,
     element_type: ElementType,
     shape: &'g [Dim],
     /// Each with the op that it is of.
@@ -42,6 +43,7 @@ impl<'p, 'g> StageText<'p, 'g> {
         part: &'p PartOps<'g>,
         update: StageOp<'g>,
         merged: VariableIndex,
+        total: Option<&'p StageTotal>,
     ) -> Result<Self, pserver_core::error::Failure> {
         let node = update.node;
         let VariableFacts::Dense { element_type, shape } = &part.graph.variable(node.inputs[0]).facts else {
@@ -53,6 +55,7 @@ impl<'p, 'g> StageText<'p, 'g> {
             part,
             update,
             merged,
+            total,
             element_type: *element_type,
             shape,
             declarations: Vec::new(),
@@ -139,6 +142,9 @@ impl<'p, 'g> StageText<'p, 'g> {
         if let Some(value) = self.values.get(&index) {
             return Ok(value.clone());
         }
+        if let Some(total) = self.total.filter(|total| total.number == index) {
+            return self.total(total, reader);
+        }
         let variable = self.part.graph.variable(index);
         let name = &variable.name;
         if !variable.purpose.is_persistable() {
@@ -170,6 +176,25 @@ impl<'p, 'g> StageText<'p, 'g> {
         self.states.push((index, fill));
         let value = StageValue::element(&own, *element_type);
         self.values.insert(index, value.clone());
+        Ok(value)
+    }
+
+    /// The number that trainers make of several parameters' numbers.
+    fn total(&mut self, total: &StageTotal, reader: StageOp<'g>) -> Result<StageValue, String> {
+        let share = match &total.share {
+            Some((share, _)) => self.values.get(share).map(|value| value.text.clone()).ok_or_else(|| {
+                let name = &self.part.graph.variable(*share).name;
+                format!(
+                    "found a number of several parameters read before {name:?}, of which it is made; expected it after"
+                )
+            })?,
+            None => "0.0".to_owned(),
+        };
+        let VariableFacts::Dense { element_type, .. } = self.part.graph.variable(total.number).facts else {
+            return Err("found a total that is no number; expected one".to_owned());
+        };
+        let value = self.temporary(reader, format!("total({share})"), false, element_type);
+        self.values.insert(total.number, value.clone());
         Ok(value)
     }
 

@@ -87,7 +87,7 @@ struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     /// The layer with the largest weight; the first of equal ones.
-    fn find(graph: &'a Graph, groups: &'a Groups, trainers: u32) -> Result<Self, Failure> {
+    fn find(graph: &'a Graph, groups: &'a Groups<'_>, trainers: u32) -> Result<Self, Failure> {
         let all = groups.all.iter().filter_map(|group| Self::of(graph, group));
         let wide = all.filter(|layer| layer.columns >= u64::from(trainers));
         wide.reduce(|best, next| if next.elements > best.elements { next } else { best }).ok_or_else(|| {

@@ -12,6 +12,7 @@ use super::group::{Groups, OpGroup};
 use super::outline::Outline;
 use super::part::Cluster;
 use super::pulls::PulledTable;
+use super::totals::{share_channel, total_channel};
 use super::write::UsedNames;
 
 /// Some rows of a group, on a server.
@@ -34,6 +35,8 @@ pub(super) struct GroupSlice<'a> {
     pub(super) names: BTreeMap<&'a str, String>,
     /// For each gradient of the group, in order, its names on the server.
     pub(super) arrivals: Vec<GradientNames>,
+    /// The names of its share and its total, if its ops read a total.
+    pub(super) total: Option<TotalNames>,
     /// By table of the group of which trainers pull rows: the names of each pull, in order.
     pub(super) pulls: BTreeMap<&'a str, Vec<PullNames>>,
 }
@@ -57,11 +60,20 @@ pub(super) struct PullNames {
     pub(super) values: String,
 }
 
+/// The names of a share and a total on the server.
+#[derive(Debug)]
+pub(super) struct TotalNames {
+    /// The channel of the share.
+    pub(super) share: String,
+    /// The total, of which every trainer sends one.
+    pub(super) arrival: GradientNames,
+}
+
 /// Input of the generators of parts.
 pub(super) struct Division<'a> {
     pub(super) graph: &'a Graph,
     pub(super) outline: &'a Outline<'a>,
-    pub(super) groups: &'a Groups,
+    pub(super) groups: &'a Groups<'a>,
     /// The variables on servers that trainers read, in order of first use, each with its index in that order.
     pub(super) wanted: &'a BTreeMap<&'a str, usize>,
     /// The tables of which trainers pull rows.
@@ -132,19 +144,48 @@ fn pieces<'a>(
             }
         }
         let rows = (!is_whole).then(|| rows.clone());
-        let mut piece =
-            GroupSlice { group, server: *server, rows, names: own, arrivals: Vec::new(), pulls: BTreeMap::new() };
+        let mut piece = GroupSlice {
+            group,
+            server: *server,
+            rows,
+            names: own,
+            arrivals: Vec::new(),
+            total: None,
+            pulls: BTreeMap::new(),
+        };
         for gradient in &group.arrivals {
             let arrival = arrival(graph, &piece, gradient, names);
             piece.names.insert(gradient, arrival.merged.clone());
             piece.arrivals.push(arrival);
         }
+        piece.total = total_names(graph, &mut piece.names, group, names);
         for (name, table) in group.kept.iter().filter_map(|name| all.tables.get_key_value(name.as_str())) {
             piece.pulls.insert(name, pull_names(name, table, &piece, names));
         }
         pieces.push(piece);
     }
     pieces
+}
+
+/// The names of a group's total, which its ops then read under the merged one.
+fn total_names<'a>(
+    graph: &Graph,
+    own: &mut BTreeMap<&'a str, String>,
+    group: &'a OpGroup,
+    names: &mut UsedNames<'_>,
+) -> Option<TotalNames> {
+    let number = group.totals.first()?;
+    let owner = group.name(graph);
+    let arrival = GradientNames {
+        channel: total_channel(&owner),
+        piece: names.fresh(total_channel(&owner)),
+        wide: names.fresh(format!("{owner}@total@wide")),
+        sender: names.fresh(format!("{owner}@total@sender")),
+        merged: names.fresh(format!("{owner}@total@merged")),
+        senders: names.fresh(format!("{owner}@total@senders")),
+    };
+    own.insert(number, arrival.merged.clone());
+    Some(TotalNames { share: share_channel(&owner), arrival })
 }
 
 /// The names of a gradient on the server: after the group's parameter, or after itself when there are several

@@ -8,9 +8,11 @@ use crate::variable::{Dim, Purpose, VariableFacts};
 use pserver_core::error::Failure;
 
 use super::outline::{Outline, ops};
+use super::ties::{Ties, is_number, optimizer_ops, purpose};
+use super::totals::TotalOps;
 
 /// Ops of the role [`Optimize`](OpRole::Optimize) that share a variable, and therefore a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpGroup {
     /// The optimizer ops, by their places in block 0.
     pub(super) ops: Vec<usize>,
@@ -20,30 +22,37 @@ pub(super) struct OpGroup {
     pub(super) read: Vec<String>,
     /// The gradients that trainers compute for them, one piece each in every step.
     pub(super) arrivals: Vec<String>,
+    /// The numbers of which trainers make numbers of several groups.
+    pub(super) shares: Vec<String>,
+    /// The numbers of several groups that its ops read.
+    pub(super) totals: Vec<String>,
     /// Rows of its parameter, when it may be cut between any two of them.
     pub(super) rows: Option<u64>,
 }
 
 /// All groups, and the owner of each variable.
 #[derive(Debug)]
-pub(super) struct Groups {
+pub(super) struct Groups<'a> {
     /// In the order of their first ops.
     pub(super) all: Vec<OpGroup>,
     /// The group that owns a variable.
     keeper: BTreeMap<String, usize>,
+    /// The ops between groups.
+    pub(super) totals: TotalOps<'a>,
 }
 
-impl Groups {
+impl<'a> Groups<'a> {
     /// Finds the optimizer part by its roles.
     ///
     /// # Errors
     /// When the program is a part already, has no optimizer part, or ties it to the rest by more than gradients in and
     /// parameters and states out.
-    pub(super) fn find(outline: &Outline<'_>) -> Result<Self, Failure> {
+    pub(super) fn find(outline: &Outline<'a>) -> Result<Self, Failure> {
         let graph = outline.graph();
         check_whole(graph)?;
-        let ties = Ties::new(graph);
-        let groups = Self::of(outline, ties);
+        let totals = TotalOps::find(graph);
+        let ties = Ties::new(graph, &|place| totals.is_apart(place), &|name| totals.makes(name));
+        let groups = Self::of(outline, ties, totals);
         if groups.all.is_empty() {
             return Err(Failure::call("found no op of the role optimize; expected the ops that append_optimizer adds"));
         }
@@ -57,20 +66,21 @@ impl Groups {
         self.keeper.get(name).copied()
     }
 
-    fn of<'a>(outline: &Outline<'a>, mut ties: Ties<'a>) -> Self {
+    fn of(outline: &Outline<'a>, mut ties: Ties<'a>, totals: TotalOps<'a>) -> Self {
         let graph = outline.graph();
         let mut by_root: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut groups = Self { all: Vec::new(), keeper: BTreeMap::new() };
-        for (place, op) in optimizer_ops(graph) {
+        let mut groups = Self { all: Vec::new(), keeper: BTreeMap::new(), totals };
+        for (place, op) in optimizer_ops(graph).filter(|(place, _)| !groups.totals.is_apart(*place)).collect::<Vec<_>>()
+        {
             let root = ties.root(&op.outputs[0]);
             let number = *by_root.entry(root).or_insert_with(|| {
-                groups.all.push(OpGroup::empty());
+                groups.all.push(OpGroup::default());
                 groups.all.len() - 1
             });
             groups.all[number].ops.push(place);
         }
         for (number, group) in groups.all.iter_mut().enumerate() {
-            group.fill(outline, &ties.written);
+            group.fill(outline, &ties.written, &groups.totals);
             groups.keeper.extend(group.kept.iter().map(|name| (name.clone(), number)));
         }
         groups
@@ -108,10 +118,6 @@ impl Groups {
 }
 
 impl OpGroup {
-    const fn empty() -> Self {
-        Self { ops: Vec::new(), kept: Vec::new(), read: Vec::new(), arrivals: Vec::new(), rows: None }
-    }
-
     /// Its name in errors and reports: its first parameter, or its first state.
     pub(super) fn name(&self, graph: &Graph) -> String {
         let is_parameter = |name: &&String| purpose(graph, name) == Purpose::Parameter;
@@ -119,7 +125,7 @@ impl OpGroup {
     }
 
     /// Sorts the variables of its ops by use.
-    fn fill(&mut self, outline: &Outline<'_>, written: &BTreeSet<&str>) {
+    fn fill(&mut self, outline: &Outline<'_>, written: &BTreeSet<&str>, totals: &TotalOps<'_>) {
         let graph = outline.graph();
         let block = &graph.program().blocks[0];
         let mut touched = BTreeSet::new();
@@ -127,10 +133,14 @@ impl OpGroup {
             let op = &block.ops[*place];
             for name in &op.inputs {
                 let is_new = touched.insert(name.as_str());
+                if is_new && totals.makes(name) {
+                    self.totals.push(name.clone());
+                }
                 if is_new && !written.contains(name.as_str()) && !purpose(graph, name).is_persistable() {
                     self.arrivals.push(name.clone());
                 }
             }
+            self.shares.extend(op.outputs.iter().filter(|name| totals.reads(name) && !is_constant(op)).cloned());
             touched.extend(op.outputs.iter().map(String::as_str));
         }
         for variable in outline.in_order(touched).into_iter().filter(|known| known.purpose.is_persistable()) {
@@ -147,6 +157,7 @@ impl OpGroup {
         if self.arrivals.is_empty() {
             return refuse("found no gradient among its inputs; expected one, whose arrival runs it".to_owned());
         }
+        self.check_totals().or_else(&refuse)?;
         if let Some(name) = self.read.iter().find(|name| is_written_by_trainers(outline, name)) {
             return refuse(format!(
                 "found {name:?}, which trainers write and keep; expected gradients, and state of the optimizer"
@@ -163,6 +174,24 @@ impl OpGroup {
             return refuse(format!("found {name:?}, which is {facts}; expected {expected}"));
         }
         Ok(())
+    }
+
+    /// Refuses numbers of several groups beyond one that it reads, and one that it gives for it.
+    fn check_totals(&self) -> Result<(), String> {
+        match (&self.shares[..], &self.totals[..]) {
+            (_, []) if self.shares.is_empty() => Ok(()),
+            ([] | [_], [_]) => Ok(()),
+            (shares, []) => Err(format!(
+                "found {shares:?}, which a number of several parameters is made of, and no such number read; expected \
+                 it read, as by a gradient that is clipped"
+            )),
+            (_, totals @ [_, _, ..]) => {
+                Err(format!("found the numbers {totals:?} of several parameters; expected one"))
+            }
+            (shares, _) => {
+                Err(format!("found {shares:?}, which a number of several parameters is made of; expected one of them"))
+            }
+        }
     }
 
     /// The number of its parameter's rows, when every op is element-wise and every initialisation can be done in
@@ -200,9 +229,9 @@ impl OpGroup {
     }
 }
 
-/// Whether a variable is one number, of which every piece has its own.
-fn is_number(facts: &VariableFacts) -> bool {
-    matches!(facts, VariableFacts::Dense { shape, .. } if shape.is_empty())
+/// Whether an op computes a number of no variable.
+fn is_constant(op: &Op) -> bool {
+    matches!(op.kind, OpKind::Fill { .. })
 }
 
 /// Whether a variable has a row for each of the parameter's.
@@ -220,63 +249,6 @@ fn begins_from_nothing(outline: &Outline<'_>, name: &str) -> bool {
     fillers.all(|op| op.kind.is_filler())
 }
 
-/// Union-find over the variables that join groups.
-struct Ties<'a> {
-    places: BTreeMap<&'a str, usize>,
-    parents: Vec<usize>,
-    /// The outputs of optimizer ops.
-    written: BTreeSet<&'a str>,
-}
-
-impl<'a> Ties<'a> {
-    /// An op joins its outputs with its inputs, except inputs that no op writes. Initialisation joins too: a state that
-    /// is computed from a parameter lives with it.
-    fn new(graph: &'a Graph) -> Self {
-        let written = optimizer_ops(graph).flat_map(|(_, op)| &op.outputs).map(String::as_str).collect();
-        let mut ties = Self { places: BTreeMap::new(), parents: Vec::new(), written };
-        for (_, op) in optimizer_ops(graph) {
-            let tied = |name: &&str| ties.written.contains(name) || !purpose(graph, name).is_persistable();
-            let names: Vec<&str> = operands(op).filter(tied).collect();
-            ties.tie(&names);
-        }
-        for (_, op) in ops(graph).filter(|(_, op)| op.role == OpRole::Initialise) {
-            let names: Vec<&str> = operands(op).collect();
-            ties.tie(&names);
-        }
-        ties
-    }
-
-    fn tie(&mut self, names: &[&'a str]) {
-        let places: Vec<usize> = names.iter().map(|name| self.place(name)).collect();
-        for pair in places.windows(2) {
-            let (one, other) = (self.find(pair[0]), self.find(pair[1]));
-            self.parents[one.max(other)] = one.min(other);
-        }
-    }
-
-    fn root(&mut self, name: &'a str) -> usize {
-        let place = self.place(name);
-        self.find(place)
-    }
-
-    fn place(&mut self, name: &'a str) -> usize {
-        let next = self.parents.len();
-        let place = *self.places.entry(name).or_insert(next);
-        if place == next {
-            self.parents.push(next);
-        }
-        place
-    }
-
-    fn find(&mut self, mut place: usize) -> usize {
-        while self.parents[place] != place {
-            self.parents[place] = self.parents[self.parents[place]];
-            place = self.parents[place];
-        }
-        place
-    }
-}
-
 /// Refuses a program that was divided before.
 pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
     let blocks = graph.program().blocks.len();
@@ -288,19 +260,6 @@ pub(super) fn check_whole(graph: &Graph) -> Result<(), Failure> {
         return Err(Failure::call(format!("found a program of {blocks} blocks; expected one, without loops")));
     }
     Ok(())
-}
-
-fn optimizer_ops(graph: &Graph) -> impl Iterator<Item = (usize, &Op)> {
-    ops(graph).filter(|(_, op)| op.role == OpRole::Optimize && !op.outputs.is_empty())
-}
-
-fn operands(op: &Op) -> impl Iterator<Item = &str> {
-    op.inputs.iter().chain(&op.outputs).map(String::as_str)
-}
-
-/// The purpose of a variable; an undeclared one is a temporary.
-pub(super) fn purpose(graph: &Graph, name: &str) -> Purpose {
-    graph.find(name).map_or(Purpose::Temporary, |index| graph.variable(index).purpose)
 }
 
 fn is_written_by_trainers(outline: &Outline<'_>, name: &str) -> bool {

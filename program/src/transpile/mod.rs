@@ -30,6 +30,8 @@ mod step_loads;
 mod step_time;
 #[cfg(test)]
 mod tests;
+mod ties;
+pub(crate) mod totals;
 mod trainer;
 mod write;
 

@@ -63,6 +63,7 @@ impl Transpiler for ParameterServer {
         let accumulators = self.accumulators(cluster)?;
         let outline = Outline::of(graph);
         let groups = Groups::find(&outline)?;
+        self.check_totals(graph, &groups)?;
         let wanted = wanted(graph, &groups);
         let tables = tables(graph, &groups, &wanted);
         let division = Division {
@@ -90,6 +91,18 @@ impl Transpiler for ParameterServer {
 }
 
 impl ParameterServer {
+    /// Refuses numbers of several parameters where a parameter has no rounds.
+    fn check_totals(&self, graph: &Graph, groups: &Groups<'_>) -> Result<(), Failure> {
+        if groups.totals.is_empty() || self.mode == Mode::Sync {
+            return Ok(());
+        }
+        let (label, found) = (graph.label(0, groups.totals.ops[0]), self.mode);
+        Err(Failure::call(format!(
+            "{label}: found a number of several parameters in mode {found:?}; expected mode Sync, in which all \
+             gradients are of one round"
+        )))
+    }
+
     fn accumulators(&self, cluster: Cluster) -> Result<AccumulatorSettings, Failure> {
         match self.mode {
             Mode::Staleness { bound: 0 } => {
@@ -126,7 +139,7 @@ fn divide(empty: &Division<'_>, portions: &[Vec<Portion>]) -> Result<Vec<Program
 
 /// The parameters and states that trainers' ops read and servers keep, with their places in the order in which they are
 /// read first.
-fn wanted<'a>(graph: &'a Graph, groups: &Groups) -> BTreeMap<&'a str, usize> {
+fn wanted<'a>(graph: &'a Graph, groups: &Groups<'_>) -> BTreeMap<&'a str, usize> {
     let readers = ops(graph).filter(|(_, op)| matches!(op.role, OpRole::Forward | OpRole::Backward));
     let mut wanted = BTreeMap::new();
     for name in readers.flat_map(|(_, op)| &op.inputs).filter(|name| groups.keeper(name).is_some()) {

@@ -4,7 +4,8 @@
 //! initialise the variables of its groups
 //! send each parameter that trainers read, to every trainer
 //! loop_forever {
-//!     for each group or piece of one: its update loop, see `program::update_loop`
+//!     for each group or piece of one: its update loop, see `program::update_loop`; before an op that reads a number of
+//!         several groups, send of the share, and recv of the number
 //! }
 //! loop_forever {
 //!     for each table of which trainers pull rows: the rows of received ids, sent to their sender
@@ -19,9 +20,11 @@ use crate::block::Block;
 use crate::op::{Destination, Op, OpKind, OpRole, ProgramPeer};
 use crate::update_loop::loop_forever;
 use crate::variable::{Dim, Purpose, VariableFacts};
+use pserver_core::accumulator::AccumulatorSettings;
+use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
 
-use super::division::{Division, GroupSlice, PullNames};
+use super::division::{Division, GroupSlice, PullNames, TotalNames};
 use super::outline::variable;
 use super::write::BlockWriter;
 
@@ -112,7 +115,11 @@ fn turn(division: &Division<'_>, piece: &GroupSlice<'_>, inner: &mut BlockWriter
         inner.block.ops.extend(arrival.ops(division.accumulators, element_type, to));
     }
     let block = &division.graph.program().blocks[0];
+    let mut total = piece.total.as_ref();
     for op in piece.group.ops.iter().map(|place| &block.ops[*place]) {
+        if let Some(names) = total.take_if(|_| op.inputs.contains(&piece.group.totals[0])) {
+            exchange(division, piece, names, inner);
+        }
         for output in &op.outputs {
             let known = division.outline.declared(output);
             if let Some(known) = known.filter(|known| known.purpose == Purpose::Temporary) {
@@ -123,6 +130,18 @@ fn turn(division: &Division<'_>, piece: &GroupSlice<'_>, inner: &mut BlockWriter
     }
     let answers = sent(division, piece).into_iter();
     inner.block.ops.extend(answers.map(|(name, channel)| piece.arrivals[0].answer(name, channel)));
+}
+
+/// Sends the share of a piece, and receives the total that trainers make of all shares: all of them one number.
+fn exchange(division: &Division<'_>, piece: &GroupSlice<'_>, names: &TotalNames, inner: &mut BlockWriter) {
+    if let Some(share) = piece.group.shares.first() {
+        inner.block.ops.push(piece.arrivals[0].answer(share, &names.share));
+    }
+    let facts = variable(division.graph, &piece.group.totals[0]).0.clone();
+    let accumulators = AccumulatorSettings { merge: Merge::Mean, ..division.accumulators };
+    let element_type = element_type(&facts);
+    inner.declare(&names.arrival.piece, facts, Purpose::Temporary);
+    inner.block.ops.extend(names.arrival.ops(accumulators, element_type, None));
 }
 
 /// The type of a gradient's elements.

@@ -5,6 +5,7 @@
 //! parameter = recv, and concat where it is in pieces
 //! forward and backward; after the op that computes ids, rows = pull_rows, and concat where the table is in pieces;
 //!     after the op that computes a gradient, split where it is in pieces, and send
+//! share = recv of each parameter that reads a number of several; the ops that make it; send to each
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,7 +57,23 @@ pub(super) fn block(division: &Division<'_>) -> Block {
             send(&pieces, division, &mut writer);
         }
     }
+    totals(division, &mut writer);
     writer.block
+}
+
+/// The ops that make numbers of several groups, between the groups' shares and those that read the numbers.
+fn totals(division: &Division<'_>, writer: &mut BlockWriter) {
+    let with_total = || division.pieces.iter().filter_map(|piece| Some((piece, piece.total.as_ref()?)));
+    for (piece, names) in with_total() {
+        if let Some(share) = piece.group.shares.first() {
+            writer.recv(&names.share, share, variable(division.graph, share).0.clone());
+        }
+    }
+    let ops = &division.graph.program().blocks[0].ops;
+    writer.block.ops.extend(division.groups.totals.ops.iter().map(|place| ops[*place].clone()));
+    for (piece, names) in with_total() {
+        writer.send(&piece.group.totals[0], &names.arrival.channel, ProgramPeer::Server(piece.server));
+    }
 }
 
 /// The ops that fill the trainers' variables, including those that servers need too.
@@ -76,7 +93,8 @@ fn initialised(division: &Division<'_>) -> Vec<usize> {
 /// Whether only optimizer ops write a temporary, so that trainers have none.
 fn is_hidden(division: &Division<'_>, known: &Variable) -> bool {
     let mut writers = division.outline.writers(&known.name);
-    known.purpose == Purpose::Temporary && writers.any(|op| op.role == OpRole::Optimize)
+    let is_of_servers = writers.any(|op| op.role == OpRole::Optimize);
+    known.purpose == Purpose::Temporary && is_of_servers && !division.groups.totals.writes(division.graph, &known.name)
 }
 
 /// The pieces that keep each variable.

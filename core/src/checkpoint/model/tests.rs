@@ -106,6 +106,7 @@ fn declaration(text: &str) -> Declaration {
         buckets: rows.then_some(crate::partition::Buckets { rows: 10, count: 1 }),
         owner: None,
         sender: None,
+        total_part: None,
     }
 }
 

@@ -4,7 +4,8 @@ use super::{bytes_of, update_reduced};
 use crate::config::{OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType;
 use crate::ids::Version;
-use crate::optim::{Formula, Prepared, Step};
+use crate::optim::{Formula, Prepared, ReducedPiece, Step, reduce, share};
+use crate::port::Plain;
 use crate::rule::CheckedRule;
 
 /// The rule of a configuration, through the catalogue's bytes and through the text form.
@@ -95,6 +96,28 @@ fn a_rules_own_states_come_after_those_of_its_stage() {
     assert!(!prepared("stage: 'g = g / norm(g); update'").rule().is_element_wise());
 }
 
+/// Of `[1, 2, 6]` and the gradient `[3, 0, 4]`: the share, and the reductions of the update with the total 2.
+#[test]
+fn a_share_is_of_what_the_total_is_of_and_the_update_has_the_total() {
+    let check = |stage: &str, expected: f64, reductions: &[f64]| {
+        let rule = prepared(&format!("optimizer: SGD stage: '{stage}; update'"));
+        assert!(rule.rule().has_total() && !rule.rule().is_element_wise(), "{stage}");
+        let element_type = ElementType::Float64;
+        let [weights, gradient] = [[1.0, 2.0, 6.0], GRADIENT].map(|values| bytes_of(element_type, &values));
+        let step = Step { version: Version(3), rate: None, norm: None, scale: 1.0 };
+        let mut visit = |piece: &mut dyn FnMut(ReducedPiece<'_, '_>)| {
+            piece(ReducedPiece { element_type, parameter: &weights, states: &mut [], gradient: &gradient });
+        };
+        assert_eq!(share(&mut Plain, &rule, &step, &mut visit), expected, "{stage}");
+        assert_eq!(reduce(&mut Plain, &rule, &step, Some(2.0), &mut visit), reductions, "{stage}");
+    };
+    check("g = g * total(sum(g * g))", 25.0, &[0.0, 2.0]);
+    check("g = g * total(sqrt(sum(g * g)) + n) + norm(w)", 8.0, &[0.0, 2.0, 41.0]);
+    check("let s = sum(g * g); g = g * total(s) / s", 25.0, &[25.0, 2.0]);
+    check("let s = sum(g); g = g * total(sum(g * s)) * sum(w * s)", 49.0, &[7.0, 0.0, 2.0, 63.0]);
+    check("g = g * total(0.5)", 0.5, &[2.0]);
+}
+
 #[test]
 fn a_stage_costs_its_operations() {
     let operations = |config: &str| {
@@ -124,6 +147,8 @@ fn a_stage_that_is_none_is_refused() {
         ("n = 2; update", "found \"n\", which is constant"),
         ("g = single(g); update", "expected single of one number for all elements"),
         ("g = h; update", "expected a known name"),
+        ("g = g * total(g); update", "expected total of one number for all elements, found an element"),
+        ("g = g * total(sum(g)) * total(norm(g)); update", "expected one total of a parameter, found another one"),
     ] {
         let text = CheckedRule::stage(stage).expect_err(stage).to_string();
         assert!(text.contains(expected), "{stage}: {text}");

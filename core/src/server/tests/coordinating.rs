@@ -65,6 +65,7 @@ fn pages() -> Vec<Vec<u8>> {
             buckets: None,
             owner: (name == "x").then_some(ServerIndex(1)),
             sender: (name == "x").then_some(TrainerId(0)),
+            total_part: None,
         };
         catalogue.declare(declaration).expect("valid");
     }

@@ -27,18 +27,31 @@ const ROWS: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 } l2:
 const WRITTEN: &str = "rule: 'state m = 0.5; state k = -1; m = b*m + g; k += 1; w -= lr*(m + sign(g)*k/n)' \
                        rule_set { key: 'b' value: 0.9 } const_lr { learning_rate: 0.1 }";
 const WRITTEN_CLIPPED: &str = "rule: 'state m = 0.1; m = 0.5*m + g; w -= lr*m' clip_norm: 0.5 l2: 0.1";
+/// A rule that reads a total: its share depends on its states too.
+const TOTAL: &str = "sgd { momentum: 0.5 } const_lr { learning_rate: 0.1 } \
+                     stage: 'state k = 1; g = g * total(sum(g * g) + norm(w)); update; k = 0.5 * k + w'";
 const ADD: &str = "algorithm: \"add\"";
 
-/// Chunks that step alone, chunks that step together, a chunk of integers, and buckets of rows.
+/// Chunks that step alone, chunks that step together, a chunk of integers, buckets of rows, and a total.
 fn plan(mode: Mode, trainers: u32) -> Plan {
-    Plan::new(mode, Merge::Mean, trainers)
+    let plan = Plan::new(mode, Merge::Mean, trainers)
         .with("a", Float32, 1027, ADAM)
         .with("g", Float32, 2050, CLIPPED)
         .with("n", Int64, 3, ADD)
         .with("d", Float64, 2, "optimizer: SGD")
         .with("r", Float32, 1026, WRITTEN)
         .with("s", Float32, 3, ROWS)
-        .with("t", Float64, 700, WRITTEN_CLIPPED)
+        .with("t", Float64, 700, WRITTEN_CLIPPED);
+    if mode != Mode::Sync {
+        return plan;
+    }
+    let parts = ["algorithm: 'sum' total_part: Share", "algorithm: 'sum' total_part: Total"];
+    plan.with("c", Float32, 1100, TOTAL).with("share", Float64, 1, parts[0]).with("total", Float64, 1, parts[1])
+}
+
+/// Whether a chunk is the shard's own number.
+fn is_share(plan: &Plan, id: ChunkId) -> bool {
+    plan.parameters[id.parameter.0 as usize].name == "share"
 }
 
 /// Some rows of a bucket, which may be none, as a part.
@@ -278,14 +291,14 @@ impl Pair {
     fn push(&mut self, trainer: u32) -> Option<Parcel> {
         let plan = self.peace.plan.clone();
         let contents = self.peace.contents();
-        let wanted = 1 + self.prng.below(31);
+        let wanted = 1 + self.prng.below((1 << plan.parameters.len()) - 1);
         let mut wants = self.prng.below(2) == 0;
         let rounds = &mut self.rounds[trainer as usize];
         let mut entries = Vec::new();
         for (slot_index, (id, version, ..)) in contents.iter().enumerate() {
             // Chunks of one parameter are at one version or may be apart by who is ahead: each has its own round.
             let may = self.course.mode != Mode::Sync || rounds[slot_index] <= version.0 + 2;
-            if wanted & (1 << id.parameter.0) != 0 && may {
+            if wanted & (1 << id.parameter.0) != 0 && may && !is_share(&plan, *id) {
                 let is_bucket = plan.parameters[id.parameter.0 as usize].buckets.is_some();
                 wants &= !is_bucket;
                 // Where lives end early, so would contributions in parts, of which rows without a gradient remain.

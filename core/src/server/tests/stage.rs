@@ -116,6 +116,7 @@ impl Plan {
             buckets: one.buckets,
             owner: None,
             sender: settings.sender,
+            total_part: settings.total_part,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }

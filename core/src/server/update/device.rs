@@ -118,6 +118,12 @@ impl Serving {
             self.note_awaited(pace, slot_indices);
             return;
         }
+        if let Some(group) = self.table.chunks[slot_indices[0]].group
+            && self.table.groups[group.place()].total.is_some()
+        {
+            self.seal_with_total(pace, group);
+            return;
+        }
         if self.table.chunks[slot_indices[0]].sealed == 0
             && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index))
         {

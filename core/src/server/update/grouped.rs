@@ -103,7 +103,9 @@ impl Serving {
 
     /// Updates the processor's chunks and installs every value.
     fn end_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) -> bool {
-        let grouped_update = self.table.groups[group.place()].update.take();
+        let held = &mut self.table.groups[group.place()];
+        let (slots, grouped_update) = (held.total, held.update.take());
+        let parameter_chunks = &slot_indices[..slot_indices.len() - usize::from(slots.is_some())];
         let norm = match grouped_update {
             // The reserved leases are free again, for these values.
             Some(grouped_update) => Some(grouped_update.norm.expect("the updates have begun")),
@@ -111,33 +113,46 @@ impl Serving {
                 // All leases are taken before the first update, so that all rounds close or none.
                 for slot_index in slot_indices {
                     let chunk = &mut self.table.chunks[*slot_index];
-                    if chunk.make_writable(cx.pool).and_then(|()| chunk.fold_all(cx)).is_err() {
+                    let is_total = slots.is_some_and(|slots| slots.total == *slot_index);
+                    let made = chunk.make_writable(cx.pool);
+                    if made.and_then(|()| if is_total { Ok(()) } else { chunk.fold_all(cx) }).is_err() {
                         self.stall(slot_indices[0], StallReason::Memory);
                         return false;
                     }
                 }
                 let is_clipped = self.table.chunks[slot_indices[0]].rule.rule().clip_norm.is_some();
-                is_clipped.then(|| self.norm(slot_indices))
+                is_clipped.then(|| self.norm(parameter_chunks))
             }
         };
-        let reduced = self.reduce(cx, slot_indices, norm);
-        for slot_index in slot_indices {
+        let total = slots.map(|slots| self.table.chunks[slots.total].total().expect("the total is there"));
+        let reduced = self.reduce(cx, parameter_chunks, norm, total);
+        for slot_index in parameter_chunks {
             let applied = self.apply(cx, *slot_index, norm, &reduced);
             assert!(applied, "there is room for every value of the group");
+        }
+        if let (Some(slots), Some(total)) = (slots, total) {
+            let installed = self.table.chunks[slots.total].install_number(cx.pool, total);
+            installed.expect("the value is writable");
         }
         self.table.groups[group.place()].owner = None;
         true
     }
 
     /// The values of the rule's reductions over all chunks, which the processor has and whose rounds are folded.
-    fn reduce(&mut self, cx: &mut Context<'_>, slot_indices: &[usize], norm: Option<f64>) -> Vec<f64> {
+    fn reduce(
+        &mut self,
+        cx: &mut Context<'_>,
+        slot_indices: &[usize],
+        norm: Option<f64>,
+        total: Option<f64>,
+    ) -> Vec<f64> {
         let rule = Arc::clone(&self.table.chunks[slot_indices[0]].rule);
         if rule.reductions().is_empty() {
             return Vec::new();
         }
         let step = self.step(slot_indices[0], norm);
         let chunks = &mut self.table.chunks;
-        reduce(cx.kernels, &rule, &step, |piece| {
+        reduce(cx.kernels, &rule, &step, total, |piece| {
             slot_indices.iter().for_each(|slot_index| chunks[*slot_index].reduce(piece));
         })
     }
@@ -188,7 +203,7 @@ impl Serving {
 }
 
 impl Chunk {
-    fn fold_all(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
+    pub(in crate::server) fn fold_all(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
         self.round.fold_all(cx.kernels, cx.pool, self.element_type, self.bytes)
     }
 

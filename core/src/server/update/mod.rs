@@ -27,7 +27,7 @@ impl Serving {
     }
 
     /// The inputs that the stage gives the rule for the next update of a chunk.
-    fn step(&self, slot_index: usize, norm: Option<f64>) -> Step {
+    pub(in crate::server) fn step(&self, slot_index: usize, norm: Option<f64>) -> Step {
         let chunk = &self.table.chunks[slot_index];
         Step {
             version: Version(chunk.version.0 + 1),

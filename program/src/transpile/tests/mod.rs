@@ -8,4 +8,5 @@ mod networks;
 mod pictures;
 mod placing;
 mod refusals;
+mod totals;
 mod wire;

@@ -198,6 +198,7 @@ fn a_job_that_deals_chunks_holds_as_many_bytes_where_time_is_bytes() {
                 buckets: None,
                 owner: None,
                 sender: None,
+                total_part: None,
             };
             catalogue.declare(declared).unwrap();
         }
