@@ -16,6 +16,7 @@ mod install;
 mod installed;
 mod kernels;
 mod mutants;
+mod python;
 mod rdma_sys;
 mod soft_roce;
 mod tasks;

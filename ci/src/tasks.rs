@@ -9,7 +9,8 @@ use clap::{Arg, ArgAction, ArgMatches, value_parser};
 
 use crate::workspace::{Ending, Tally, Workspace};
 use crate::{
-    aarch64, coverage, deny, gpu, install, installed, kernels, mutants, rdma_sys, soft_roce, tidy, verbs_bindings,
+    aarch64, coverage, deny, gpu, install, installed, kernels, mutants, python, rdma_sys, soft_roce, tidy,
+    verbs_bindings,
 };
 
 /// One line of `cargo ci`.
@@ -195,6 +196,12 @@ pub(crate) const TOOLS: &[Tool] = &[
         about: "Plants faults in what keeps data, one after the other; each must be found by a test",
         arguments: |command| command.arg(Arg::new("wanted").help("Only those that have this in their names")),
         run: |workspace, given| mutants::run(workspace, given.get_one::<String>("wanted").map_or("", String::as_str)),
+    },
+    Tool {
+        name: "python",
+        about: "Builds the wheel of the Python package, installs it into an empty environment, and tests it there",
+        arguments: python::arguments,
+        run: python::run,
     },
     Tool {
         name: "wire",

@@ -4,15 +4,17 @@
 //! Not here: a server process (`pserver_node`), a trainer's calls (`pserver_client`), the C library
 //! (`paddle_pserver`).
 //!
-//! Read in this order: `main.rs` (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
+//! Read in this order: [`commands`] (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
 //! example job), [`launch`] (the processes of a job), [`mod@env`] (what a process finds of its job), [`transpile`] (the
 //! division of a program), [`import_paddle`], [`program_file`], [`train`], [`predict`],
 //! [`top`] (a job in a terminal), [`pages`] (the manual).
 
+pub mod commands;
 pub mod env;
 pub mod import_paddle;
 pub mod launch;
 pub mod logging;
+mod own_program;
 pub mod pages;
 pub mod predict;
 pub mod program_file;

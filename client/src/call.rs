@@ -8,6 +8,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use pserver_core::client::LaneId;
+use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkIndex, ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::{Lease, Mapping};
 use pserver_core::time::Now;
@@ -83,7 +84,7 @@ pub(super) struct CallDeadline {
 /// The answers to a call, or its failure.
 #[derive(Default)]
 pub(super) struct CallOutcome {
-    pub(super) failure: Option<String>,
+    pub(super) failure: Option<Failure>,
     /// Rounds that its answers report for parameters without a known round.
     pub(super) seen: Vec<(ParameterIndex, Round)>,
     /// The highest version among its answers.

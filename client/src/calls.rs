@@ -14,7 +14,7 @@ use std::thread::{Thread, ThreadId};
 use std::time::Duration;
 
 use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
-use pserver_core::error::Failure;
+use pserver_core::error::{CallEnd, Failure};
 use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::Mapping;
 use pserver_core::time::Now;
@@ -24,7 +24,7 @@ use pserver_core::wire::{Entry, Frame, Kind};
 
 use super::buffers::HeldBuffers;
 use super::call::{Call, CallDeadline, CallNumber, CallSubject, ViewChunk};
-use super::cancels::CANCELLED;
+use super::cancels::cancelled;
 use super::client_lock::{ClientGuard, reason};
 use super::control::answer;
 use super::engine::CLOSED;
@@ -203,7 +203,7 @@ impl ClientState {
             return None;
         }
         let mut call = self.calls.remove(at);
-        Some(call.outcome.failure.take().map_or(Ok(call), |text| Err(Failure::Call(text))))
+        Some(call.outcome.failure.take().map_or(Ok(call), Err))
     }
 
     /// Drives all calls once and waits for at most `longest`. A panic fails every call.
@@ -247,7 +247,7 @@ impl ClientState {
                     "{absent}, in the job whose server 0 is at {coordinator}; a call waits {seconds:.1} s for a server \
                      that is started again (server_absence, PSERVER_SERVER_ABSENCE)"
                 );
-                self.give_up(at, text);
+                self.give_up(at, &Failure::ended(CallEnd::ServerLost, text));
             }
         }
     }
@@ -259,7 +259,7 @@ impl ClientState {
         } else {
             format!("a bug in libpaddle_pserver, please report it: {}", reason(panic))
         };
-        let failure = Failure::Call(text.clone());
+        let failure = Failure::Call(text);
         self.engine.break_off(&failure);
         self.engine.take_finished().for_each(drop);
         self.over.clear();
@@ -269,7 +269,7 @@ impl ClientState {
         for call in self.calls.iter_mut().filter(|call| !call.is_over()) {
             call.requests.drop_held();
             (call.requests.open, call.requests.is_whole) = (0, true);
-            call.outcome.failure.get_or_insert_with(|| text.clone());
+            call.outcome.failure.get_or_insert_with(|| failure.clone());
             ended.push(call.number);
         }
         for number in ended {
@@ -284,7 +284,7 @@ impl ClientState {
         for number in numbers {
             let Some(at) = self.position(*number).filter(|at| !self.calls[*at].is_over()) else { continue };
             self.calls[at].requests.is_whole = true;
-            self.give_up(at, why.to_owned());
+            self.give_up(at, &Failure::ended(CallEnd::Cancelled, why));
         }
         self.settle();
     }
@@ -311,7 +311,7 @@ impl ClientState {
             self.calls[at].requests.open -= 1;
             match result {
                 Ok(finished) => self.note(at, finished),
-                Err(Refused { text, .. }) => self.fail(at, text),
+                Err(refused) => self.fail(at, &refused.into()),
             }
             if self.calls[at].is_over() {
                 let number = self.calls[at].number;
@@ -350,12 +350,12 @@ impl ClientState {
     }
 
     /// Records the first failure of a call and drops its held frames.
-    fn fail(&mut self, at: usize, text: String) {
+    fn fail(&mut self, at: usize, failure: &Failure) {
         let call = &mut self.calls[at];
         call.requests.drop_held();
         if call.outcome.failure.is_none() {
             let about = describe(&call.subject, self.job.as_ref());
-            call.outcome.failure = Some(format!("{about}: {text}"));
+            call.outcome.failure = Some(Failure::ended(failure.end(), format!("{about}: {failure}")));
         }
     }
 
@@ -367,7 +367,7 @@ impl ClientState {
     /// Ends a call that is not over.
     pub(super) fn cancel_call(&mut self, number: CallNumber) {
         if let Some(at) = self.position(number).filter(|at| self.calls[*at].outcome.failure.is_none()) {
-            self.give_up(at, CANCELLED.to_owned());
+            self.give_up(at, &cancelled());
             self.settle();
         }
     }
@@ -377,8 +377,8 @@ impl ClientState {
         let ends = |call: &Call| call.is_pending() && self.cancels.reach(call.began);
         let ending: Vec<usize> = (0..self.calls.len()).filter(|at| ends(&self.calls[*at])).collect();
         // All are marked first, so that each reports the cancellation and not the failure of an earlier call.
-        ending.iter().for_each(|at| self.fail(*at, CANCELLED.to_owned()));
-        ending.iter().for_each(|at| self.give_up(*at, CANCELLED.to_owned()));
+        ending.iter().for_each(|at| self.fail(*at, &cancelled()));
+        ending.iter().for_each(|at| self.give_up(*at, &cancelled()));
     }
 
     /// Asks servers about calls that are close to their deadline, and ends calls that have passed it.
@@ -404,18 +404,18 @@ impl ClientState {
                 }
                 tickets => self.engine.late(tickets, limit),
             };
-            self.give_up(at, text);
+            self.give_up(at, &Failure::ended(CallEnd::Timeout, text));
         }
     }
 
     /// Fails a call and reclaims its buffers from the transport.
-    fn give_up(&mut self, at: usize, text: String) {
+    fn give_up(&mut self, at: usize, failure: &Failure) {
         let (number, tickets) = (self.calls[at].number, self.calls[at].requests.tickets());
-        self.fail(at, text.clone());
+        self.fail(at, failure);
         if self.calls[at].is_over() {
             self.end(number);
         } else {
-            self.engine.abandon(&tickets, text);
+            self.engine.abandon(&tickets, failure.to_string());
         }
     }
 
@@ -423,13 +423,14 @@ impl ClientState {
     fn end(&mut self, number: CallNumber) {
         let mut over = vec![number];
         while let Some(number) = over.pop() {
-            let has_failed = self.conclude(number);
+            let ended = self.conclude(number);
             for at in 0..self.calls.len() {
                 if !self.calls[at].requests.behind.contains(&number) {
                     continue;
                 }
-                if has_failed {
-                    self.fail(at, "an earlier call about one of its parameters failed".to_owned());
+                if let Some(end) = &ended {
+                    let text = "an earlier call about one of its parameters failed";
+                    self.fail(at, &Failure::ended(end.clone(), text));
                     over.push(self.calls[at].number);
                 } else {
                     self.calls[at].requests.behind.retain(|one| *one != number);
@@ -441,22 +442,24 @@ impl ClientState {
         }
     }
 
-    /// Consumes the sequence numbers of a successful call, or returns those of a failed one; true for a failed call.
-    fn conclude(&mut self, number: CallNumber) -> bool {
+    /// Consumes the sequence numbers of a successful call; returns those of a failed one to be used again. The result
+    /// is why it failed.
+    fn conclude(&mut self, number: CallNumber) -> Option<CallEnd> {
         let at = self.position(number).expect("the call is known");
         let call = &mut self.calls[at];
         call.waiters.drain(..).for_each(|thread| thread.unpark());
-        let has_failed = call.outcome.failure.is_some();
+        let ended = call.outcome.failure.as_ref().map(Failure::end);
+        let has_failed = ended.is_some();
         let buffers = std::mem::take(&mut call.buffers);
-        if let Some(text) = call.outcome.failure.as_mut() {
+        if let Some(failure) = call.outcome.failure.as_mut() {
             // The caller may write to these buffers again.
-            for failure in buffers.iter().filter_map(|buffer| buffer.withdraw().err()) {
-                text.push_str(&format!("; {failure}"));
+            for other in buffers.iter().filter_map(|buffer| buffer.withdraw().err()) {
+                *failure = Failure::ended(failure.end(), format!("{failure}; {other}"));
             }
             call.outcome.kept.clear();
         }
         drop(buffers);
-        let Some(job) = &mut self.job else { return has_failed };
+        let Some(job) = &mut self.job else { return ended };
         for index in &call.subject.parameters {
             let progress = job.progress_mut(*index);
             progress.busy = progress.busy.filter(|busy| *busy != number);
@@ -481,7 +484,7 @@ impl ClientState {
                 job.progress_mut(index).round.get_or_insert(round);
             }
         }
-        has_failed
+        ended
     }
 
     fn position(&self, number: CallNumber) -> Option<usize> {

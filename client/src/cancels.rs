@@ -14,10 +14,15 @@ use std::ptr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use pserver_core::error::Failure;
+use pserver_core::error::{CallEnd, Failure};
 
 /// Error of a cancelled call.
-pub(super) const CANCELLED: &str = "cancelled by the program (paddle_cancel)";
+const CANCELLED: &str = "cancelled by the program (paddle_cancel)";
+
+/// The failure of a cancelled call.
+pub(super) fn cancelled() -> Failure {
+    Failure::ended(CallEnd::Cancelled, CANCELLED)
+}
 
 /// Cancellations so far, and one.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
@@ -83,7 +88,7 @@ impl Cancellations {
 
     /// The failure of what began then, if it was cancelled since.
     pub(super) fn check(&self, began: CallStart) -> Result<(), Failure> {
-        if self.reach(began) { Err(Failure::call(CANCELLED)) } else { Ok(()) }
+        if self.reach(began) { Err(cancelled()) } else { Ok(()) }
     }
 }
 

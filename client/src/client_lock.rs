@@ -24,6 +24,7 @@ use pserver_core::time::Now;
 use super::ClientState;
 use super::call::CallNumber;
 use super::cancels::{CallStart, Cancellations};
+use super::interrupts::{INTERRUPTS_ASKED, asked};
 
 /// Longest park of a waiting thread, in case no other thread drives its call.
 const PARK_LONGEST: Duration = Duration::from_millis(500);
@@ -61,6 +62,8 @@ pub(super) struct ClientGuard<'a> {
     state: Option<MutexGuard<'a, ClientState>>,
     /// Deadline of control requests that this call makes.
     pub(super) until: Now,
+    /// When the program is next asked whether the call is to end.
+    ask_at: Now,
     was_panicking: bool,
     began: CallStart,
 }
@@ -98,8 +101,9 @@ impl ClientLock {
             state.memory.caller.hide_closed();
             state.engine.drop_closed();
         }
-        let until = state.engine.now() + state.options.deadline;
-        ClientGuard { lock: self, state: Some(state), until, was_panicking: std::thread::panicking(), began }
+        let now = state.engine.now();
+        let (until, ask_at) = (now + state.options.deadline, now + INTERRUPTS_ASKED);
+        ClientGuard { lock: self, state: Some(state), until, ask_at, was_panicking: std::thread::panicking(), began }
     }
 
     pub(super) fn cancels(&self) -> &Cancellations {
@@ -215,12 +219,29 @@ impl ClientGuard<'_> {
                 // The call may have been started by this API call after its cancellation.
                 self.cancel_call(call);
             }
+            if self.is_interrupted() {
+                self.cancel_call(call);
+            }
             if self.lock.is_contended() {
                 self.park(call);
             } else {
                 self.advance(Duration::MAX);
             }
         }
+    }
+
+    /// Asks the program, without the lock and at intervals, whether this call is to end.
+    fn is_interrupted(&mut self) -> bool {
+        let Some(ask) = asked() else { return false };
+        let now = self.engine.now();
+        if now < self.ask_at {
+            return false;
+        }
+        self.lock.release(self.state.take().expect("the lock is held"));
+        let is_interrupted = ask();
+        self.state = Some(self.lock.contend());
+        self.ask_at = self.engine.now() + INTERRUPTS_ASKED;
+        is_interrupted
     }
 
     /// Fails when this API call was cancelled.
@@ -262,7 +283,7 @@ impl ClientGuard<'_> {
         let id = thread.id();
         self.add_waiter(call, thread);
         self.lock.release(self.state.take().expect("the lock is held"));
-        std::thread::park_timeout(PARK_LONGEST);
+        std::thread::park_timeout(if asked().is_some() { INTERRUPTS_ASKED } else { PARK_LONGEST });
         self.state = Some(self.lock.contend());
         self.remove_waiter(call, id);
     }

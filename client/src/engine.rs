@@ -203,7 +203,7 @@ impl ClientEngine {
 
     /// Cancels requests. Each is finished once the transport has returned all its buffers.
     pub(super) fn abandon(&mut self, tickets: &[Ticket], text: String) {
-        let refused = Refused { code: ErrorCode::Deadline, text };
+        let refused = Refused::new(ErrorCode::Deadline, text);
         self.requests.cancel(tickets, &refused, &mut self.out);
     }
 
@@ -239,7 +239,7 @@ impl ClientEngine {
             self.turn(if is_late { WAIT_LONGEST } else { left });
         }
         match refused {
-            Some(one) => Err(Refused { code: one.code, text: format!("{what}: {}", one.text) }),
+            Some(one) => Err(Refused { text: format!("{what}: {}", one.text), ..one }),
             None => Ok(finished),
         }
     }
@@ -318,7 +318,7 @@ impl ClientEngine {
         let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
         self.out = ClientOutput::default();
         self.events.clear();
-        let refused = Refused { code: ErrorCode::Invalid, text: failure.to_string() };
+        let refused = Refused::new(ErrorCode::Invalid, failure.to_string());
         self.requests.break_off(self.now(), &refused);
     }
 

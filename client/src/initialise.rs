@@ -7,7 +7,7 @@ use pserver_core::checkpoint::check_savable;
 use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::config::{OptimizerSettings, ParameterConfig, SparseSettings, row_layout};
 use pserver_core::dtype::ElementType;
-use pserver_core::error::Failure;
+use pserver_core::error::{CallEnd, Failure};
 use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, Round, ShardId, TrainerId};
 use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
 use pserver_core::memory::LoanBook;
@@ -148,7 +148,8 @@ impl ClientGuard<'_> {
         match &self.joined()?.phase {
             InitPhase::Ready(_) => {}
             InitPhase::Initialising(_) | InitPhase::Finishing => {
-                return Err(Failure::call(
+                return Err(Failure::ended(
+                    CallEnd::NotInitialised,
                     "the parameters are not initialised yet: this trainer was elected and has not finished",
                 ));
             }

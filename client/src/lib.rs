@@ -6,7 +6,8 @@
 //!
 //! Read in this order: `transfer` (pushes, pulls, sets), `rows` and `bucketize` (the same by rows), `packer` (frames),
 //! `call` and `calls` (order, failure and end of calls), `engine` (transport), `client_lock` (threads), `pending`
-//! (calls that are started and waited for later), `cancels` (cancellation), `control` (answers of the coordinator).
+//! (calls that are started and waited for later), `cancels` and `interrupts` (cancellation), `control` (answers of the
+//! coordinator).
 //!
 //! Not here: C types (`capi`), frames (`pserver_core::wire`), resends (`pserver_core::client`).
 
@@ -20,8 +21,10 @@ mod control;
 mod engine;
 pub mod environment;
 mod initialise;
+mod interrupts;
 mod job;
 pub mod launchers;
+mod listing;
 mod packer;
 mod pending;
 mod rows;
@@ -63,6 +66,8 @@ pub use cancels::{CallScope, cancel};
 pub use client_lock::reason;
 pub use control::{answer, unexpected};
 pub use engine::{COORDINATOR, ClientEngine, MakeTransport};
+pub use interrupts::ask_while_waiting;
+pub use listing::ListedParameter;
 pub use transfer::check_half;
 
 /// How a client finds its job.

@@ -76,6 +76,7 @@ impl Client {
     pub fn start_push_pull(
         &self,
         gradients: &[GradientSlice<'static>],
+        rate: Option<f64>,
         into: Vec<DestinationSlice<'static>>,
     ) -> Result<CallNumber, Failure> {
         let sent = gradients.iter().map(|given| Extent::of(given.content));
@@ -83,7 +84,24 @@ impl Client {
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let into = FetchRequest::all(into);
             let chosen = state.select(gradients, Some(&into))?;
-            state.start_push(chosen, gradients, None, Some(into), book)
+            state.start_push(chosen, gradients, rate, Some(into), book)
+        })
+    }
+
+    /// [`Client::push`], started as [`Client::start_push_pull`] is.
+    pub fn start_push(&self, gradients: &[GradientSlice<'static>], rate: Option<f64>) -> Result<CallNumber, Failure> {
+        let memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
+        self.start_with(&LoanBook::open(), memory, |state, book| {
+            let chosen = state.select(gradients, None)?;
+            state.start_push(chosen, gradients, rate, None, book)
+        })
+    }
+
+    /// [`Client::pull`], started as [`Client::start_push_pull`] is.
+    pub fn start_pull(&self, into: Vec<DestinationSlice<'static>>) -> Result<CallNumber, Failure> {
+        let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.content)));
+        self.start_with(&LoanBook::open(), memory, |state, book| {
+            state.start_pull(FetchRequest::all(into), Version(0), book)
         })
     }
 

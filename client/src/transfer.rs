@@ -298,6 +298,18 @@ impl ClientState {
         self.send_rest(packer)
     }
 
+    /// [`pack`](Self::pack) for a parameter without contents.
+    pub(super) fn pack_bare<'env>(
+        &mut self,
+        packer: Packer,
+        index: ParameterIndex,
+        book: &LoanBook<'env>,
+        numbers: (Round, Sequence),
+    ) -> CallNumber {
+        let order = ParameterTransfer { index, given: None, place: None, half: None };
+        self.pack(packer, std::iter::once(order), book, |_| numbers)
+    }
+
     /// Sends the last frames of the open call.
     pub(super) fn send_rest(&mut self, packer: Packer) -> CallNumber {
         for (lane, packed) in packer.rest() {

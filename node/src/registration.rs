@@ -112,11 +112,11 @@ fn report_first(engine: &mut ClientEngine, register: &RegisterRequest) -> Result
     let (mut waited, mut pause) = (Duration::ZERO, LOG_FIRST);
     loop {
         let reported = report(engine, register, pause);
-        let Err(Refused { code: ErrorCode::Deadline, text }) = reported else { return reported };
+        let Err(Refused { code: ErrorCode::Deadline, text, .. }) = reported else { return reported };
         waited += pause;
         let text = format!("server {} has waited {:.1} s for server 0: {text}", register.server, waited.as_secs_f64());
         if waited >= DEADLINE {
-            return Err(Refused { code: ErrorCode::Deadline, text });
+            return Err(Refused::new(ErrorCode::Deadline, text));
         }
         tracing::info!("{text}");
         pause = (pause * 2).min(LOG_LONGEST).min(DEADLINE.saturating_sub(waited));
@@ -124,7 +124,7 @@ fn report_first(engine: &mut ClientEngine, register: &RegisterRequest) -> Result
 }
 
 fn report(engine: &mut ClientEngine, register: &RegisterRequest, deadline: Duration) -> Result<Joined, Refused> {
-    let wrong = |failure: Failure| Refused { code: ErrorCode::Invalid, text: failure.to_string() };
+    let wrong = |failure: Failure| Refused::new(ErrorCode::Invalid, failure.to_string());
     let finished = engine.control(Request::Register(register.clone()), deadline, "registering with server 0")?;
     match pserver_client::answer(&finished.control).map_err(wrong)? {
         Answer::Joined(joined) => Ok(joined),

@@ -39,7 +39,7 @@ pub extern "C" fn paddle_push_pull_start(
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
         let places = Places::measure(&session.client, &asked(&wanted, &names)?, &given)?;
-        let number = session.client.start_push_pull(&given, places.lent()?)?;
+        let number = session.client.start_push_pull(&given, None, places.lent()?)?;
         let pointers = call.array(grads, len, "grads")?;
         fill(call, dst, pointers.iter().map(|gradient| gradient.name), places, &staged);
         if !staged.is_empty() {

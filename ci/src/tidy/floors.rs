@@ -41,6 +41,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("node", "pserver_node", 5),
     ("capi", "paddle_pserver", 5),
     ("cli", "pserver_cli", 6),
+    ("python", "_pserver", 6),
     ("bench", "pserver_bench", 6),
 ];
 const OUTSIDE: (&str, &str) = ("ci", "pserver_ci");

@@ -50,8 +50,10 @@ const UNSAFE_DOORS: &[&str] = &[
     "kernels/src/native/x86/raw",
     "client/src/cancels",
     "capi/src",
-    "cli/src/main",
+    "cli/src/commands",
     "cli/tests/fork",
+    "python/src/arrays",
+    "python/src/buffers",
     "bench/src/baseline/shared",
     // Compares the types of C functions.
     "ci/rdma-sys-check/src",

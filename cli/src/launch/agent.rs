@@ -28,6 +28,7 @@ use signal_hook::iterator::Signals;
 
 use super::descendants::{self, Descendants};
 use super::message::{self, AgentHello, AgentMessage, AgentOrder, AgentParts, PartEnd, PartKind, PartOrder};
+use crate::own_program;
 
 /// How an agent finds the launcher: `CARRIER SECRET ADDRESS...`, where it is not standard input and output.
 pub(super) const VARIABLE: &str = "PSERVER_LAUNCHER";
@@ -231,7 +232,7 @@ impl Agent {
     }
 
     fn start(&mut self, order: &PartOrder, coordinator: Option<&str>) -> Result<()> {
-        let program = std::env::current_exe().context("cannot find the path of this program")?;
+        let program = own_program::path()?;
         let own = std::process::id();
         let mut command = Command::new(program);
         match order.kind {

@@ -17,6 +17,7 @@ use pserver_client::launchers;
 use super::agent::{VARIABLE, addresses};
 use super::message::PartKind;
 use super::{LaunchArgs, LaunchEvent, LaunchSender};
+use crate::own_program;
 
 /// The means by which the parts of a job are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -113,7 +114,7 @@ fn method(args: &LaunchArgs) -> Result<LaunchMethod> {
 }
 
 fn agent_command() -> Result<Vec<String>> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = own_program::path()?;
     let program = program.into_os_string().into_string();
     let program = program.map_err(|path| anyhow::anyhow!("{}: expected a path in UTF-8", path.display()))?;
     Ok(vec![program, "launch-agent".to_owned()])

@@ -16,7 +16,6 @@ mod supervisor;
 
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::mpsc::SyncSender;
 
 use anyhow::Result;
@@ -88,6 +87,6 @@ enum LaunchEvent {
 ///
 /// # Errors
 /// The job cannot be started. The exit status is that of the first part that failed, 128 more than a signal's number.
-pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
+pub fn run(args: &LaunchArgs) -> Result<u8> {
     supervisor::run(args)
 }

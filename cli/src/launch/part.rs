@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -28,10 +28,10 @@ pub struct LaunchExecArgs {
 ///
 /// # Errors
 /// The agent is gone.
-pub fn run(args: &LaunchExecArgs) -> Result<ExitCode> {
+pub fn run(args: &LaunchExecArgs) -> Result<u8> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     ensure!(getppid() == Pid::from_raw(args.parent), "found no agent {}; expected it as parent", args.parent);
     let error = Command::new(&args.command[0]).args(&args.command[1..]).exec();
     eprintln!("pserver: {} cannot be started: {error}", Path::new(&args.command[0]).display());
-    Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }))
+    Ok(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
 }

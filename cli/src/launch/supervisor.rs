@@ -5,7 +5,6 @@ use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -70,7 +69,7 @@ struct JobAgent {
     is_open: bool,
 }
 
-pub(super) fn run(args: &LaunchArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
     let kinds = [PartKind::Server].repeat(usize::from(args.servers));
     let trainers = usize::try_from(args.trainers).expect("trainers are few");
     let kinds = [kinds, [PartKind::Trainer].repeat(trainers)].concat();
@@ -103,10 +102,10 @@ pub(super) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     job.end();
     descendants.kill_all();
     Ok(match job.failed.take() {
-        None => ExitCode::SUCCESS,
+        None => 0,
         Some((status, why)) => {
             eprintln!("pserver: {why}");
-            ExitCode::from(status)
+            status
         }
     })
 }

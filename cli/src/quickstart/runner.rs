@@ -15,6 +15,7 @@ use super::children::{ChildEvent, ChildId, Children};
 use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text, rdma_device};
 use super::rule::RuleArgs;
 use super::trainer::{FINISH, Report};
+use crate::own_program;
 
 /// Time until a server listens.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -82,7 +83,7 @@ pub(super) struct Summary {
 /// # Errors
 /// The failed child with its status and the end of its standard error, or the interrupt. All children are reaped.
 pub fn run(args: &Args) -> Result<()> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = own_program::path()?;
     let summary = run_job(args, &program)?;
     if args.json {
         println!("{}", serde_json::to_string(&summary)?);

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use indicatif::DecimalBytes;
 use pserver_transport::verbs::DeviceChoice;
 use serde::Serialize;
@@ -18,6 +18,7 @@ use super::runner::{CHILDREN_MAX, Servers, follow, of_trainer, start_servers, un
 use super::skip_gram::WIDTH;
 use super::word_trainer::{BATCH, OPTIMIZER, WordReport};
 use super::words::{EPOCH_PAIRS, VOCABULARY};
+use crate::own_program;
 
 /// Learns which words of the King James Bible are alike, with servers and trainers on this machine.
 #[derive(Clone, Debug, clap::Args)]
@@ -68,7 +69,7 @@ struct WordSummary {
 /// The failed child with its status and the end of its standard error, or the interrupt. All children are reaped.
 pub fn run(args: &Args) -> Result<()> {
     ensure!(args.mode != Sharing::Delta, "found --mode delta, in which servers only add; expected sync or async");
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = own_program::path()?;
     let steps = args.steps.unwrap_or_else(|| EPOCH_PAIRS.div_ceil(u32::try_from(BATCH).unwrap_or(1) * args.trainers));
     let job = Servers {
         servers: args.servers,

@@ -12,6 +12,7 @@ use pserver_transport::verbs::DeviceChoice;
 use super::Args;
 use super::plan::TrainingPlan;
 use super::worker::{TrainingReport, TrainingResults, batches, shown};
+use crate::own_program;
 use crate::quickstart::children::{ChildEvent, ChildId, Children};
 use crate::quickstart::runner::{Servers, start_servers, unconfigured};
 use crate::quickstart::{CHILDREN_MAX, Sharing, Way};
@@ -21,7 +22,7 @@ const EARLIER_SERVERS_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 pub(super) fn run(args: &Args) -> Result<()> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = own_program::path()?;
     ensure!(
         i64::from(args.processes.servers) <= CHILDREN_MAX,
         "found --servers {}; expected at most {CHILDREN_MAX} on one machine",

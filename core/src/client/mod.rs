@@ -413,6 +413,6 @@ impl Client {
 impl Refused {
     fn of(frame: &Frame) -> Self {
         let message = ErrorMessage::decode(frame.control.as_slice()).unwrap_or_default();
-        Self { code: message.code(), text: message.text }
+        Self { code: message.code(), text: message.text, trainers: message.trainers }
     }
 }

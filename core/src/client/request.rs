@@ -1,6 +1,6 @@
 //! A request: its frame, its receive buffers and its progress.
 
-use crate::error::Failure;
+use crate::error::{CallEnd, Failure};
 use crate::ids::{Ticket, Version};
 use crate::memory::Lease;
 use crate::port::{Incoming, Outgoing};
@@ -38,11 +38,28 @@ pub struct Refused {
     pub code: ErrorCode,
     /// Error text, for people.
     pub text: String,
+    /// Ranks that the request waited for.
+    pub trainers: Vec<u32>,
+}
+
+impl Refused {
+    /// A refusal that names no trainers.
+    pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
+        Self { code, text: text.into(), trainers: Vec::new() }
+    }
 }
 
 impl From<Refused> for Failure {
-    fn from(refused: Refused) -> Self {
-        Self::Call(refused.text)
+    fn from(Refused { code, text, trainers }: Refused) -> Self {
+        let end = match code {
+            ErrorCode::Deadline if trainers.is_empty() => CallEnd::Timeout,
+            ErrorCode::Deadline => CallEnd::MissingTrainers(trainers),
+            ErrorCode::NotInitialised | ErrorCode::InitialisationLost => CallEnd::NotInitialised,
+            ErrorCode::Invalid | ErrorCode::Fenced | ErrorCode::Busy | ErrorCode::Unauthenticated => {
+                return Self::Call(text);
+            }
+        };
+        Self::Ended { end, text }
     }
 }
 

@@ -155,7 +155,7 @@ impl Line {
 
     fn cancel(&mut self, ticket: Ticket) {
         let mut out = ClientOutput::default();
-        let refused = Refused { code: ErrorCode::Deadline, text: "too late".into() };
+        let refused = Refused::new(ErrorCode::Deadline, "too late");
         self.client.cancel(&[ticket], &refused, &mut out);
         self.outputs(out);
     }
@@ -168,7 +168,7 @@ impl Line {
     }
 
     fn error(&mut self, ticket: Ticket, kind: Kind, code: ErrorCode) {
-        let message = ErrorMessage { code: code.into(), text: format!("{code:?}") };
+        let message = ErrorMessage { code: code.into(), text: format!("{code:?}"), ..ErrorMessage::default() };
         let frame = Frame::with_control(Head { request: ticket, ..Head::new(kind) }, &message);
         self.event(Event::Received { peer: self.peer(), frame, body: Vec::new() });
     }
@@ -388,7 +388,8 @@ fn a_refusal_with_a_payload_gives_the_place_back() {
             line.welcome();
             line.sent();
             let (frame, body) = line.begin_values(ticket, &[(1, 4)]);
-            let message = ErrorMessage { code: ErrorCode::Invalid.into(), text: "no".into() };
+            let message =
+                ErrorMessage { code: ErrorCode::Invalid.into(), text: "no".into(), ..ErrorMessage::default() };
             let head = Head { kind, ..frame.head };
             let frame = Frame { head, control: message.encode_to_vec(), ..frame };
             line.event(Event::Received { peer: line.peer(), frame, body });
@@ -608,7 +609,7 @@ fn an_answer_without_entries_brings_its_message() {
     let ticket = line.ask(Kind::Control, &[], RequestBody::default());
     line.welcome();
     line.sent();
-    let message = ErrorMessage { code: 0, text: "hello".into() };
+    let message = ErrorMessage { code: 0, text: "hello".into(), trainers: vec![3] };
     let frame = Frame::with_control(Head { request: ticket, ..Head::new(Kind::Answer) }, &message);
     line.event(Event::Received { peer: line.peer(), frame, body: Vec::new() });
     let finished = line.client.take(ticket).expect("it is over").expect("it was answered");

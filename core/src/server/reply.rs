@@ -106,6 +106,8 @@ impl Replies {
 pub(super) struct Refusal {
     pub(super) code: ErrorCode,
     pub(super) text: String,
+    /// Trainers that the request waited for.
+    pub(super) trainers: Vec<TrainerId>,
     /// Whether work in flight on an accelerator may remove the reason.
     pub(super) may_pass: bool,
     /// Set where the request waits for a grouped update on a device and succeeds when retried.
@@ -123,7 +125,12 @@ pub(super) enum DeviceWait {
 
 impl Refusal {
     pub(super) fn new(code: ErrorCode, text: impl Into<String>) -> Self {
-        Self { code, text: text.into(), may_pass: false, behind: None }
+        Self { code, text: text.into(), trainers: Vec::new(), may_pass: false, behind: None }
+    }
+
+    /// The end of a wait for these trainers.
+    pub(super) fn awaiting(trainers: Vec<TrainerId>, text: impl Into<String>) -> Self {
+        Self { trainers, ..Self::new(ErrorCode::Deadline, text) }
     }
 
     /// Marks the refusal of a chunk with work in flight.
@@ -157,6 +164,8 @@ impl Refusal {
     }
 
     fn frame(&self, head: Head) -> Frame {
-        Frame::with_control(head, &ErrorMessage { code: self.code.into(), text: self.text.clone() })
+        let trainers = self.trainers.iter().map(|trainer| trainer.0).collect();
+        let message = ErrorMessage { code: self.code.into(), text: self.text.clone(), trainers };
+        Frame::with_control(head, &message)
     }
 }

@@ -123,7 +123,11 @@ impl Serving {
             self.note_waits(slot_index);
             for waiter in expired {
                 let text = self.missing_text(cx, slot_index, &waiter, limit);
-                cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text));
+                cx.replies.error(
+                    waiter.peer,
+                    &waiter.head,
+                    &Refusal::awaiting(self.awaited_trainers(slot_index), text),
+                );
             }
         }
     }
@@ -155,7 +159,7 @@ impl Serving {
             ended.extend(self.take_overdue(cx, slot_index, |_| true));
             self.note_waits(slot_index);
             for waiter in ended {
-                cx.replies.error(waiter.peer, &waiter.head, &Refusal::new(ErrorCode::Deadline, text.as_str()));
+                cx.replies.error(waiter.peer, &waiter.head, &Refusal::awaiting(vec![trainer], text.as_str()));
             }
         }
         self.waits.lost_checked_at = cx.now;
@@ -248,6 +252,17 @@ impl Serving {
             let missing: Vec<String> = missing.iter().map(|trainer| trainers.describe(now, *trainer)).collect();
             format!("trainer {}", missing.join(", "))
         })
+    }
+
+    /// The trainers that [`awaited_text`](Self::awaited_text) names.
+    fn awaited_trainers(&self, slot_index: usize) -> Vec<TrainerId> {
+        let unit = self.table.unit(slot_index);
+        let group = unit.slot_indices();
+        let is_device = |slot_index: &usize| {
+            self.table.chunks[*slot_index].on_device.as_ref().is_some_and(|on_device| on_device.waits_for().is_some())
+        };
+        let is_stalled = group.iter().any(is_device) || self.stalls.updates.contains_key(&group[0]);
+        if is_stalled { Vec::new() } else { self.missing(slot_index) }
     }
 
     fn round_text(&self, chunk: &Chunk, awaited: &str) -> String {

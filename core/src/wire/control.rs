@@ -96,6 +96,9 @@ pub struct ErrorMessage {
     /// Error text, for people.
     #[prost(string, tag = "2")]
     pub text: String,
+    /// Ranks of the trainers that were awaited, for programs.
+    #[prost(uint32, repeated, tag = "3")]
+    pub trainers: Vec<u32>,
 }
 
 /// Control message of a push.

@@ -1,18 +1,16 @@
 //! The `pserver` program: a server, the quickstart, programs divided, trained and run, and a look at what is on disk.
 
+use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
-use pserver_cli::logging::Log;
-use pserver_cli::{env, import_paddle, launch, pages, predict, program_file, quickstart, top, train, transpile};
 use pserver_client::environment;
 use pserver_core::checkpoint::inspect::InspectVerdict;
 use pserver_core::checkpoint::storage::Directory;
@@ -21,6 +19,9 @@ use pserver_core::server::survey;
 use pserver_node::Server;
 use pserver_node::settings::{ServeArgs, Settings};
 use sd_notify::NotifyState;
+
+use crate::logging::Log;
+use crate::{env, import_paddle, launch, own_program, pages, predict, program_file, quickstart, top, train, transpile};
 
 /// How often a server is asked whether it has failed. Signals wake it up at once.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -97,8 +98,21 @@ enum Example {
     Words(quickstart::WordArgs),
 }
 
-fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+/// Runs the program with the arguments of a command line, its own name first. `program` is what it starts as processes
+/// of its own, where that is not the executable of this process. Returns the exit status.
+pub fn run(args: impl IntoIterator<Item = OsString>, program: Option<PathBuf>) -> u8 {
+    if let Some(program) = program {
+        own_program::set(program);
+    }
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Standard output may be closed: then nobody reads the text.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    let done = match cli.command {
         Command::Serve(args) => serve(&args),
         Command::Launch(args) => return ended(launch::run(&args)),
         Command::LaunchAgent => launch::run_agent(),
@@ -117,13 +131,13 @@ fn main() -> ExitCode {
         Command::Pages(args) => pages::run(&args, Cli::command()),
         Command::Inspect { path } => return ended(inspect(&path)),
     };
-    ended(done.map(|()| ExitCode::SUCCESS))
+    ended(done.map(|()| 0))
 }
 
-fn ended(done: Result<ExitCode>) -> ExitCode {
+fn ended(done: Result<u8>) -> u8 {
     done.unwrap_or_else(|error| {
         eprintln!("pserver: {error:#}");
-        ExitCode::FAILURE
+        1
     })
 }
 
@@ -226,7 +240,7 @@ fn announce(server: &Server, ready_fd: Option<i32>) -> Result<()> {
 
 /// Prints what is there and what a server would do with it. The exit status is 0 when everything is as it was written,
 /// 1 when a server starts and warns, and 2 when it refuses to start.
-fn inspect(path: &Path) -> Result<ExitCode> {
+fn inspect(path: &Path) -> Result<u8> {
     let absolute = path.canonicalize().with_context(|| path.display().to_string())?;
     let server = server_of(&absolute).filter(|_| holds(&absolute, owner::SHARD));
     let report = if let Some((root, server)) = server {
@@ -243,9 +257,9 @@ fn inspect(path: &Path) -> Result<ExitCode> {
     let report = report.with_context(|| format!("{}: cannot be inspected", path.display()))?;
     print!("{report}");
     Ok(match report.verdict() {
-        InspectVerdict::Sound => ExitCode::SUCCESS,
-        InspectVerdict::Warned => ExitCode::from(1),
-        InspectVerdict::Refused => ExitCode::from(2),
+        InspectVerdict::Sound => 0,
+        InspectVerdict::Warned => 1,
+        InspectVerdict::Refused => 2,
     })
 }
 

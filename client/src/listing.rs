@@ -1,0 +1,60 @@
+//! The list of a job's parameters.
+
+use pserver_core::error::Failure;
+use pserver_core::ids::{ParameterIndex, Round, Sequence, Version};
+use pserver_core::memory::LoanBook;
+use pserver_core::wire::Kind;
+
+use super::{Client, ParameterFacts};
+
+/// Calls in progress while versions are asked for.
+const AT_ONCE: usize = 256;
+
+/// A parameter of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedParameter {
+    /// Its name.
+    pub name: String,
+    /// Its type, length and shape.
+    pub facts: ParameterFacts,
+    /// The most updates that a chunk of it has.
+    pub version: Version,
+}
+
+impl Client {
+    /// All parameters in the order of declaration, each with its version. Waits until they are initialised. Versions
+    /// are asked for one parameter after the other, so they need not be of one moment.
+    ///
+    /// # Errors
+    /// When initialisation does not finish, or a server does not answer, before the deadline.
+    pub fn parameters(&self) -> Result<Vec<ListedParameter>, Failure> {
+        let mut state = self.lock()?;
+        let catalogue = state.ready()?.catalogue();
+        let names: Vec<String> = catalogue.iter().map(|one| one.declaration().name.as_str().to_owned()).collect();
+        let all: Vec<ParameterIndex> = (0..).map(ParameterIndex).take(names.len()).collect();
+        let mut versions = Vec::with_capacity(all.len());
+        for some in all.chunks(AT_ONCE) {
+            let mut calls = Vec::with_capacity(some.len());
+            for index in some {
+                calls.push(state.start_version(*index)?);
+            }
+            for call in calls {
+                versions.push(state.finish_latest(call)?);
+            }
+        }
+        let listed = names.into_iter().zip(versions).map(|(name, version)| {
+            let facts = state.facts(&name)?;
+            Ok(ListedParameter { name, facts, version })
+        });
+        listed.collect()
+    }
+}
+
+impl super::ClientState {
+    /// Starts a pull of a parameter without its value.
+    fn start_version(&mut self, index: ParameterIndex) -> Result<super::CallNumber, Failure> {
+        self.open(Kind::Pull, &[index], (0, 0))?;
+        let packer = self.packer(Kind::Pull, &[index]).without_values();
+        Ok(self.pack_bare(packer, index, &LoanBook::open(), (Round(0), Sequence(0))))
+    }
+}

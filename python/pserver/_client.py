@@ -1,0 +1,325 @@
+"""Clients: a trainer's calls with numpy arrays, torch tensors, and other arrays of the host."""
+
+import asyncio
+import weakref
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy
+from numpy.typing import NDArray
+
+from . import _pserver
+from ._errors import Refused
+from ._servers import Servers
+
+Array: TypeAlias = Any
+"""An object with the buffer protocol (numpy arrays, memoryview) or with DLPack (torch tensors), on the host."""
+
+_last: "weakref.ref[Client] | None" = None
+
+
+class Parameter(NamedTuple):
+    """A parameter of a job."""
+
+    name: str
+    dtype: str
+    """The type of its elements, such as ``float32``."""
+    shape: tuple[int, ...]
+    """The slowest dimension first. Of a parameter by rows: height (0 without one) and width."""
+    is_rows: bool
+    """Whether it is sent and fetched by rows."""
+    version: int
+    """The updates that it has had."""
+
+
+class Call:
+    """A call that was started. Its arrays are the library's until it is over: gradients stay as they are, and
+    destinations are not touched. ``await call`` is :meth:`wait` without blocking the event loop."""
+
+    def __init__(self, raw: _pserver.RawCall) -> None:
+        self._raw = raw
+
+    def wait(self) -> None:
+        """Waits until the call is over, and raises what the blocking call would."""
+        self._raw.wait()
+
+    def done(self) -> bool:
+        """Whether the call is over, well or not."""
+        return self._raw.done()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.get_running_loop().run_in_executor(None, self._raw.wait).__await__()
+
+
+class Client:
+    """A trainer's or reader's end of a job. It connects with its first call.
+
+    Several threads may call it at once; calls about one parameter take turns. A process that was forked makes a client
+    of its own. Every call raises an :class:`Error` within its deadline.
+    """
+
+    def __init__(
+        self,
+        coordinator: str | None = None,
+        *,
+        trainer: int | None = None,
+        reader: bool | None = None,
+        deadline: float | str | None = None,
+        server_absence: float | str | None = None,
+        token_file: str | None = None,
+        poll: str | None = None,
+    ) -> None:
+        options = {
+            "coordinator": coordinator,
+            "trainer": trainer,
+            "reader": None if reader is None else ("yes" if reader else "no"),
+            "deadline": _seconds(deadline),
+            "server_absence": _seconds(server_absence),
+            "token_file": token_file,
+            "poll": poll,
+        }
+        words = [f"{name}={value}" for name, value in options.items() if value is not None]
+        self._raw = _pserver.RawClient(" ".join(words))
+        self._known: dict[str, tuple[numpy.dtype[Any], tuple[int, ...], bool]] = {}
+        self._servers: Servers | None = None
+
+    # Initialisation
+
+    def begin_init(self, config: str | None = None) -> bool:
+        """Offers to initialise the parameters. True: this trainer was chosen, and calls :meth:`init` for each and then
+        :meth:`finish_init`. False: another trainer has initialised them. ``config`` is the optimizer of all."""
+        return self._raw.begin_init(config)
+
+    def init(self, name: str, value: Array, config: str | None = None) -> None:
+        """Declares a parameter with the type and the shape of its first value."""
+        self._raw.init(name, value, config)
+
+    def init_rows(self, name: str, config: str, dtype: str = "float32") -> None:
+        """Declares a parameter that is sent and fetched by rows; ``config`` has ``sparse { ... }``."""
+        self._raw.init_rows(name, dtype, config)
+
+    def finish_init(self) -> None:
+        """Everything is declared: the other trainers go on."""
+        self._raw.finish_init()
+
+    def init_all(
+        self, values: Mapping[str, Array], config: str | None = None, configs: Mapping[str, str] | None = None
+    ) -> bool:
+        """Initialises a job with these parameters, unless another trainer does; true if this one did. ``configs`` has
+        those of single parameters."""
+        if not self.begin_init(config):
+            return False
+        try:
+            for name, value in values.items():
+                self.init(name, value, (configs or {}).get(name))
+            self.finish_init()
+        except BaseException:
+            self._raw.give_up_init()
+            raise
+        return True
+
+    # Steps
+
+    def push(self, gradients: Mapping[str, Array], *, rate: float | None = None) -> None:
+        """Sends gradients, or deltas in mode delta; ``rate`` replaces the learning rate of the configuration."""
+        self._raw.push(list(gradients), list(gradients.values()), rate)
+
+    def pull(
+        self, what: Iterable[str] | Mapping[str, Array] | None = None, *, version: int = 0
+    ) -> dict[str, Array]:
+        """Fetches parameters: into the arrays of a mapping, or those of these names (all without any) into new numpy
+        arrays. It waits until each has had ``version`` updates."""
+        if isinstance(what, str):
+            raise TypeError(f'a text; expected a list of names, ["{what}"]')
+        if not isinstance(what, Mapping):
+            names = what if what is not None else (one.name for one in self.parameters() if not one.is_rows)
+            what = self._empty(names)
+        self._raw.pull(list(what), list(what.values()), version)
+        return dict(what)
+
+    def push_pull(
+        self, gradients: Mapping[str, Array], out: Mapping[str, Array] | None = None, *, rate: float | None = None
+    ) -> dict[str, Array]:
+        """Sends gradients and fetches the same parameters with these gradients in them, into ``out`` or new arrays."""
+        out = self._empty(gradients) if out is None else _ordered(gradients, out)
+        self._raw.push_pull(list(gradients), list(gradients.values()), list(out.values()), rate)
+        return dict(out)
+
+    def set(self, values: Mapping[str, Array]) -> None:
+        """Replaces values. Updates are counted on, and the optimizer's state stays."""
+        self._raw.set(list(values), list(values.values()))
+
+    def start_push(self, gradients: Mapping[str, Array], *, rate: float | None = None) -> Call:
+        """:meth:`push`, started."""
+        return Call(self._raw.start(list(gradients), list(gradients.values()), None, rate))
+
+    def start_pull(self, out: Mapping[str, Array]) -> Call:
+        """:meth:`pull`, started."""
+        return Call(self._raw.start(list(out), None, list(out.values()), None))
+
+    def start_push_pull(
+        self, gradients: Mapping[str, Array], out: Mapping[str, Array], *, rate: float | None = None
+    ) -> Call:
+        """:meth:`push_pull`, started."""
+        out = _ordered(gradients, out)
+        return Call(self._raw.start(list(gradients), list(gradients.values()), list(out.values()), rate))
+
+    # Rows
+
+    def push_rows(self, name: str, ids: Array, gradients: Array, *, rate: float | None = None) -> None:
+        """Sends rows of a gradient, row after row in the order of the ids, which may repeat: rows are summed."""
+        self._raw.push_rows([name], [ids], [gradients], rate)
+
+    def pull_rows(self, name: str, ids: Array, out: Array | None = None) -> Array:
+        """Fetches rows in the order of the ids, which may repeat, into ``out`` or a new array."""
+        if out is None:
+            dtype, shape, is_rows = self._facts(name)
+            if not is_rows:
+                raise Refused(f'parameter "{name}" is not sparse: it is sent and fetched as a whole, not by rows')
+            count = len(ids)
+            out = numpy.empty((count, *shape[1:]), dtype)
+        self._raw.pull_rows([name], [ids], [out])
+        return out
+
+    def rows(self, name: str) -> NDArray[numpy.uint64]:
+        """The ids of all rows that somebody has pushed to, ascending."""
+        return numpy.array(self._raw.list_rows(name), numpy.uint64)
+
+    # The job
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters in the order of declaration. Waits until they are initialised."""
+        listed = self._raw.parameters()
+        return [Parameter(name, dtype, tuple(shape), rows, version) for name, dtype, shape, rows, version in listed]
+
+    def save(self, path: str) -> tuple[str, int]:
+        """Saves the model below server 0's ``model_dir``; returns where, and its bytes."""
+        return self._raw.save(path)
+
+    @property
+    def trainer(self) -> int:
+        """The rank. Joins the job if necessary."""
+        return self._raw.trainer()
+
+    @property
+    def trainers(self) -> int:
+        """The number of trainers of the job."""
+        return self._raw.trainers()
+
+    @property
+    def servers(self) -> int:
+        """The number of servers of the job."""
+        return self._raw.servers()
+
+    @property
+    def coordinator(self) -> str:
+        """The address of server 0."""
+        return self._raw.coordinator()
+
+    @property
+    def transferred(self) -> tuple[int, int]:
+        """Payload bytes sent and received."""
+        return self._raw.moved()
+
+    def resume_rounds(self) -> int:
+        """Rounds of the job, where this trainer goes on after an earlier process of its rank (mode sync)."""
+        return self._raw.resume_rounds()
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = numpy.float32) -> NDArray[Any]:
+        """An array in memory of the library, its contents unspecified. Over shared memory servers read gradients in it
+        without a copy."""
+        kind = numpy.dtype(dtype)
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = int(numpy.prod(sizes, dtype=numpy.int64))
+        buffer = self._raw.buffer(max(1, count * kind.itemsize))
+        made: NDArray[Any] = numpy.frombuffer(cast(Any, buffer), kind, count).reshape(sizes)
+        return made
+
+    # The end
+
+    def cancel(self) -> None:
+        """Ends the calls of all threads that are in progress: each raises :class:`Cancelled`."""
+        self._raw.cancel()
+
+    def leave(self) -> None:
+        """This trainer is finished: the others do not wait for it any more."""
+        self._raw.leave()
+
+    def close(self) -> None:
+        """Gives up calls that were started and the rank, and ends servers that :func:`connect` has started. A second
+        time has no effect."""
+        self._raw.close()
+        if self._servers is not None:
+            self._servers.stop()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _facts(self, name: str) -> tuple[numpy.dtype[Any], tuple[int, ...], bool]:
+        facts = self._known.get(name)
+        if facts is None:
+            dtype, shape, is_rows = self._raw.describe(name)
+            facts = self._known[name] = (numpy.dtype(dtype), tuple(shape), is_rows)
+        return facts
+
+    def _empty(self, names: Iterable[str]) -> dict[str, Array]:
+        """A new array for each parameter's value."""
+        made: dict[str, Array] = {}
+        for name in names:
+            dtype, shape, _ = self._facts(name)
+            made[name] = numpy.empty(shape, dtype)
+        return made
+
+
+def connect(coordinator: str | None = None, *, servers: int | None = None, **settings: Any) -> Client:
+    """A client of a running job, found as the arguments, the environment and the file of ``PSERVER_CONFIG`` say; or, with
+    ``servers``, of servers that are started here for ``trainers`` trainers (1) in ``mode`` (sync) and end with the
+    client or the program. The other settings are those of :class:`Client`."""
+    global _last
+    started = None
+    if servers is not None:
+        if coordinator is not None:
+            raise ValueError("servers and coordinator; expected one: servers are started, or found at an address")
+        chosen = {name: settings.pop(name) for name in ("trainers", "mode", "arguments") if name in settings}
+        started = Servers(servers, **chosen)
+        coordinator = started.address
+    try:
+        client = Client(coordinator, **settings)
+    except BaseException:
+        if started is not None:
+            started.stop()
+        raise
+    client._servers = started
+    _last = weakref.ref(client)
+    return client
+
+
+def last_client() -> Client:
+    """The client that :func:`connect` made last.
+
+    Raises:
+        Refused: there is none.
+    """
+    client = None if _last is None else _last()
+    if client is None:
+        raise Refused("there is no client; expected one of pserver.connect(...), which is kept")
+    return client
+
+
+def _ordered(gradients: Mapping[str, Array], out: Mapping[str, Array]) -> dict[str, Array]:
+    """The destinations in the order of the gradients."""
+    if len(gradients) == len(out) and all(name in out for name in gradients):
+        return {name: out[name] for name in gradients}
+    only = sorted(gradients.keys() ^ out.keys())
+    raise Refused(f"gradients and destinations of the same parameters are expected; {only} are on one side only")
+
+
+def _seconds(time: float | str | None) -> str | None:
+    """A time as the library reads it."""
+    return time if time is None or isinstance(time, str) else f"{round(time * 1000)}ms"

@@ -1,0 +1,322 @@
+//! The client: calls with lists of names and arrays.
+//!
+//! A call takes its arrays with the interpreter attached, and runs detached. A list of names and a list of arrays have
+//! one entry for each parameter.
+
+use std::sync::{Arc, Mutex};
+
+use pserver_client::{DestinationRows, GradientRows, rule_file};
+use pserver_core::config::OptimizerSettings;
+use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_core::ids::Version;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+use crate::arrays::{Access, HeldArray};
+use crate::buffers::RawBuffer;
+use crate::errors::{outcome, refused};
+use crate::session::{PythonSession, locked};
+use crate::started::RawCall;
+
+/// A client of a job, until it is closed.
+#[pyclass(frozen, name = "RawClient", module = "pserver._pserver")]
+pub(crate) struct RawClient {
+    session: Mutex<Option<Arc<PythonSession>>>,
+    process: u32,
+}
+
+/// Name, type, shape, whether it is sent by rows, and version.
+type Listed = (String, String, Vec<u64>, bool, u64);
+
+#[pymethods]
+impl RawClient {
+    #[new]
+    fn new(py: Python<'_>, options: &str) -> PyResult<Self> {
+        let session = outcome(py, py.detach(|| PythonSession::open(options)))?;
+        Ok(Self { session: Mutex::new(Some(Arc::new(session))), process: std::process::id() })
+    }
+
+    fn begin_init(&self, py: Python<'_>, config: Option<&str>) -> PyResult<bool> {
+        let settings = settings(py, config)?;
+        self.call(py, |session| session.client().begin_init(&settings))
+    }
+
+    #[pyo3(signature = (name, value, config))]
+    fn init(&self, py: Python<'_>, name: &str, value: &Bound<'_, PyAny>, config: Option<&str>) -> PyResult<()> {
+        let settings = settings(py, config)?;
+        let array = HeldArray::of(value, &parameter(name), Access::Read)?;
+        self.call(py, |session| {
+            let (element_type, shape) = (array.element_type(), array.shape());
+            session.client().init_param(name, element_type, shape, array.contents(), &settings)
+        })
+    }
+
+    fn init_rows(&self, py: Python<'_>, name: &str, element_type: &str, config: &str) -> PyResult<()> {
+        let settings = settings(py, Some(config))?;
+        let element_type = type_of_name(element_type).ok_or_else(|| {
+            refused(py, format!("{}: element type {element_type:?}; expected one such as \"float32\"", parameter(name)))
+        })?;
+        if settings.sparse.is_none() {
+            let text = "its configuration describes no rows; expected sparse { ... } in it";
+            return Err(refused(py, format!("{}: {text}", parameter(name))));
+        }
+        self.call(py, |session| session.client().init_param(name, element_type, &[], &[], &settings))
+    }
+
+    fn finish_init(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |session| session.client().finish_init())
+    }
+
+    fn give_up_init(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |session| session.client().give_up_init())
+    }
+
+    fn push(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        gradients: Vec<Bound<'_, PyAny>>,
+        rate: Option<f64>,
+    ) -> PyResult<()> {
+        let gradients = arrays(py, &names, &gradients, Access::Read)?;
+        self.call(py, |session| session.client().push(&session.gradients(&names, &gradients)?, rate))
+    }
+
+    fn set(&self, py: Python<'_>, names: Vec<PyBackedStr>, values: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let values = arrays(py, &names, &values, Access::Read)?;
+        self.call(py, |session| session.client().set(&session.gradients(&names, &values)?))
+    }
+
+    /// Returns the most updates that a chunk of them has.
+    fn pull(&self, py: Python<'_>, names: Vec<PyBackedStr>, out: Vec<Bound<'_, PyAny>>, version: u64) -> PyResult<u64> {
+        let mut out = arrays(py, &names, &out, Access::Write)?;
+        self.call(py, |session| {
+            let mut into = session.destinations(&names, &mut out)?;
+            session.client().pull_version(&mut into, Version(version)).map(|version| version.0)
+        })
+    }
+
+    fn push_pull(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        gradients: Vec<Bound<'_, PyAny>>,
+        out: Vec<Bound<'_, PyAny>>,
+        rate: Option<f64>,
+    ) -> PyResult<()> {
+        let gradients = arrays(py, &names, &gradients, Access::Read)?;
+        let mut out = arrays(py, &names, &out, Access::Write)?;
+        self.call(py, |session| {
+            let given = session.gradients(&names, &gradients)?;
+            session.client().push_pull(&given, rate, &mut session.destinations(&names, &mut out)?)
+        })
+    }
+
+    /// Starts a push with `gradients`, a pull with `out`, or both.
+    fn start(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        gradients: Option<Vec<Bound<'_, PyAny>>>,
+        out: Option<Vec<Bound<'_, PyAny>>>,
+        rate: Option<f64>,
+    ) -> PyResult<RawCall> {
+        let gradients = gradients.map(|all| arrays(py, &names, &all, Access::Read)).transpose()?;
+        let out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
+        let session = self.session(py)?;
+        let number = outcome(py, py.detach(|| session.start(&names, (gradients, out), rate)))?;
+        Ok(RawCall::new(session, number))
+    }
+
+    fn push_rows(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        ids: Vec<Bound<'_, PyAny>>,
+        gradients: Vec<Bound<'_, PyAny>>,
+        rate: Option<f64>,
+    ) -> PyResult<()> {
+        let ids = arrays(py, &names, &ids, Access::Read)?;
+        let gradients = arrays(py, &names, &gradients, Access::Read)?;
+        self.call(py, |session| {
+            let rows = names.iter().zip(&ids).zip(&gradients).map(|((name, ids), values)| {
+                let (ids, element_type) = (row_ids(name, ids)?, values.element_type());
+                Ok(GradientRows { name, element_type, ids, values: values.contents() })
+            });
+            session.client().push_rows(&rows.collect::<Result<Vec<_>, Failure>>()?, rate)
+        })
+    }
+
+    fn pull_rows(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        ids: Vec<Bound<'_, PyAny>>,
+        out: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let ids = arrays(py, &names, &ids, Access::Read)?;
+        let mut out = arrays(py, &names, &out, Access::Write)?;
+        self.call(py, |session| {
+            let mut rows = Vec::with_capacity(names.len());
+            for ((name, ids), values) in names.iter().zip(&ids).zip(&mut out) {
+                let declared = session.facts(name)?.element_type;
+                if values.element_type() != declared {
+                    let found = values.element_type();
+                    let text = format!("{}: an array of {found} for rows; expected {declared}", parameter(name));
+                    return Err(Failure::call(text));
+                }
+                rows.push(DestinationRows { name, ids: row_ids(name, ids)?, values: values.contents_mut() });
+            }
+            session.client().pull_rows(&mut rows)
+        })
+    }
+
+    fn list_rows(&self, py: Python<'_>, name: &str) -> PyResult<Vec<u64>> {
+        self.call(py, |session| session.client().list_rows(name))
+    }
+
+    /// Type, shape, and whether the parameter is sent by rows.
+    fn describe(&self, py: Python<'_>, name: &str) -> PyResult<(String, Vec<u64>, bool)> {
+        let facts = self.call(py, |session| session.facts(name))?;
+        Ok((facts.element_type.to_string(), facts.shape.clone(), facts.is_sparse))
+    }
+
+    fn parameters(&self, py: Python<'_>) -> PyResult<Vec<Listed>> {
+        let listed = self.call(py, |session| session.client().parameters())?;
+        let row = |one: pserver_client::ListedParameter| {
+            let facts = one.facts;
+            (one.name, facts.element_type.to_string(), facts.shape, facts.is_sparse, one.version.0)
+        };
+        Ok(listed.into_iter().map(row).collect())
+    }
+
+    fn save(&self, py: Python<'_>, path: &str) -> PyResult<(String, u64)> {
+        self.call(py, |session| session.client().save_model(path))
+    }
+
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |session| session.client().leave())
+    }
+
+    fn resume_rounds(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |session| session.client().resume_rounds())
+    }
+
+    fn trainer(&self, py: Python<'_>) -> PyResult<u32> {
+        self.call(py, |session| session.client().trainer())
+    }
+
+    fn trainers(&self, py: Python<'_>) -> PyResult<u32> {
+        self.call(py, |session| session.client().trainers())
+    }
+
+    fn servers(&self, py: Python<'_>) -> PyResult<u32> {
+        self.call(py, |session| session.client().servers())
+    }
+
+    /// The address of server 0.
+    fn coordinator(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.session(py)?.client().options().coordinator.to_string())
+    }
+
+    /// Payload bytes sent and received.
+    fn moved(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let moved = self.session(py)?.client().moved();
+        Ok((moved.sent, moved.received))
+    }
+
+    fn buffer(&self, py: Python<'_>, bytes: usize) -> PyResult<RawBuffer> {
+        let session = self.session(py)?;
+        outcome(py, py.detach(|| RawBuffer::new(&session, bytes)))
+    }
+
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.session(py)?.client().cancel();
+        Ok(())
+    }
+
+    /// Closes the client. A second time has no effect, and neither has it in a forked process.
+    fn close(&self, py: Python<'_>) {
+        if std::process::id() != self.process {
+            return;
+        }
+        py.detach(|| {
+            let session = locked(&self.session).take();
+            if let Some(session) = session {
+                session.close();
+            }
+        });
+    }
+}
+
+impl RawClient {
+    fn session(&self, py: Python<'_>) -> PyResult<Arc<PythonSession>> {
+        if std::process::id() != self.process {
+            let text = "this client was made before a fork; the process that was forked makes a client of its own";
+            return Err(refused(py, text));
+        }
+        let session = locked(&self.session).clone();
+        session.ok_or_else(|| refused(py, "this client is closed; expected an open one, from pserver.connect()"))
+    }
+
+    /// Runs a call without the interpreter.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&PythonSession) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        let session = self.session(py)?;
+        let result = py.detach(|| {
+            let result = call(&session);
+            drop(session);
+            result
+        });
+        outcome(py, result)
+    }
+}
+
+impl Drop for RawClient {
+    fn drop(&mut self) {
+        Python::try_attach(|py| self.close(py));
+    }
+}
+
+/// The name of a parameter in errors.
+fn parameter(name: &str) -> String {
+    format!("parameter \"{name}\"")
+}
+
+fn settings(py: Python<'_>, config: Option<&str>) -> PyResult<OptimizerSettings> {
+    let read = config.map(|text| OptimizerSettings::from_text_with(text, &rule_file::open)).transpose();
+    outcome(py, read.map(Option::unwrap_or_default))
+}
+
+fn type_of_name(name: &str) -> Option<ElementType> {
+    ElementType::ALL.into_iter().find(|one| one.to_string() == name)
+}
+
+/// The arrays of a call, one for each name.
+fn arrays(
+    py: Python<'_>,
+    names: &[PyBackedStr],
+    objects: &[Bound<'_, PyAny>],
+    access: Access,
+) -> PyResult<Vec<HeldArray>> {
+    if names.len() != objects.len() {
+        let (found, expected) = (objects.len(), names.len());
+        return Err(refused(py, format!("{found} arrays for {expected} parameters; expected one for each")));
+    }
+    names.iter().zip(objects).map(|(name, object)| HeldArray::of(object, &parameter(name), access)).collect()
+}
+
+/// The ids of rows.
+fn row_ids<'a>(name: &str, ids: &'a HeldArray) -> Result<&'a [u64], Failure> {
+    let refuse = |found: &str| Failure::call(format!("{}: ids {found}; expected int64 or uint64", parameter(name)));
+    if !matches!(ids.element_type(), ElementType::Int64 | ElementType::Uint64) {
+        return Err(refuse(&format!("of {}", ids.element_type())));
+    }
+    let all: &[u64] = bytemuck::try_cast_slice(ids.contents()).map_err(|_| refuse("at an odd address"))?;
+    let negative = all.iter().find(|id| ids.element_type() == ElementType::Int64 && i64::MAX.cast_unsigned() < **id);
+    negative.map_or(Ok(all), |id| Err(refuse(&format!("with {}", id.cast_signed()))))
+}

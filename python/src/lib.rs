@@ -1,0 +1,35 @@
+//! The extension module of the Python package: the Rust client and the `pserver` program as Python objects.
+//!
+//! Read in this order: `client` (calls), `started` (calls that are waited for later), `arrays` (memory of Python
+//! objects), `buffers` (memory of the library), `errors` (failures as exceptions, interrupts).
+//!
+//! Not here: names, dictionaries and defaults of calls (`python/pserver/_client.py`), what a call does
+//! ([`pserver_client`]).
+
+mod arrays;
+mod buffers;
+mod client;
+mod errors;
+mod session;
+mod started;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+
+/// Runs the `pserver` program with these arguments, its own name first, and returns its exit status. `path` is the file
+/// that it starts as processes of its own.
+#[pyfunction]
+fn program(py: Python<'_>, arguments: Vec<OsString>, path: Option<PathBuf>) -> u8 {
+    py.detach(|| pserver_cli::commands::run(arguments, path))
+}
+
+#[pymodule]
+fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    pserver_client::ask_while_waiting(errors::is_interrupted);
+    module.add_class::<client::RawClient>()?;
+    module.add_class::<buffers::RawBuffer>()?;
+    module.add_class::<started::RawCall>()?;
+    module.add_function(wrap_pyfunction!(program, module)?)
+}

@@ -1,0 +1,201 @@
+//! A client of the library with what calls from Python need: the facts of parameters, and the arrays of started calls.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pserver_client::environment::{Environment, find};
+use pserver_client::{CallNumber, Client, DestinationSlice, GradientSlice, ParameterFacts};
+use pserver_core::dtype::{ElementType, Half};
+use pserver_core::error::Failure;
+
+use crate::arrays::HeldArray;
+
+/// A client that is open.
+pub(crate) struct PythonSession {
+    // Before the arrays: its end returns the memory of all calls.
+    client: Client,
+    process: u32,
+    facts: Mutex<HashMap<String, Arc<ParameterFacts>>>,
+    started: Mutex<StartedCalls>,
+}
+
+/// Calls whose result nobody has taken.
+#[derive(Default)]
+struct StartedCalls {
+    /// The arrays of each.
+    arrays: BTreeMap<CallNumber, Vec<HeldArray>>,
+    /// Those that the program has dropped without waiting.
+    dropped: VecDeque<CallNumber>,
+}
+
+impl PythonSession {
+    /// A client with these options, and for the rest what the process's environment says.
+    pub(crate) fn open(options: &str) -> Result<Self, Failure> {
+        let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let file = |path: &str| {
+            let read = std::fs::read_to_string(path);
+            read.map_err(|error| Failure::call(format!("the file {path} cannot be read: {error}")))
+        };
+        let found = find(options, &Environment { variable: &variable, file: &file })?;
+        let client = Client::new(found.options)?;
+        Ok(Self { client, process: std::process::id(), facts: Mutex::default(), started: Mutex::default() })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Whether this process was forked from the one that made the client.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    /// Type, length and shape of a parameter, asked for once.
+    pub(crate) fn facts(&self, name: &str) -> Result<Arc<ParameterFacts>, Failure> {
+        if let Some(known) = locked(&self.facts).get(name) {
+            return Ok(Arc::clone(known));
+        }
+        let facts = Arc::new(self.client.describe(name)?);
+        locked(&self.facts).insert(name.to_owned(), Arc::clone(&facts));
+        Ok(facts)
+    }
+
+    /// Gradients or values to send, each with the shape of its parameter.
+    pub(crate) fn gradients<'a>(
+        &self,
+        names: &'a [impl AsRef<str>],
+        arrays: &'a [HeldArray],
+    ) -> Result<Vec<GradientSlice<'a>>, Failure> {
+        let given = names.iter().zip(arrays).map(|(name, array)| {
+            let name = name.as_ref();
+            self.check_shape(name, array)?;
+            Ok(GradientSlice { name, element_type: array.element_type(), content: array.contents() })
+        });
+        given.collect()
+    }
+
+    /// Destinations, each with the shape and the type of its parameter; float32 may come as half precision.
+    pub(crate) fn destinations<'a>(
+        &self,
+        names: &'a [impl AsRef<str>],
+        arrays: &'a mut [HeldArray],
+    ) -> Result<Vec<DestinationSlice<'a>>, Failure> {
+        let wanted = names.iter().zip(arrays).map(|(name, array)| {
+            let name = name.as_ref();
+            let half = self.check_destination(name, array)?;
+            Ok(DestinationSlice { name, content: array.contents_mut(), half })
+        });
+        wanted.collect()
+    }
+
+    /// Checks the array for a parameter's value; says whether the value comes in half precision.
+    pub(crate) fn check_destination(&self, name: &str, array: &HeldArray) -> Result<Option<Half>, Failure> {
+        let declared = self.check_shape(name, array)?;
+        let found = array.element_type();
+        if found == declared {
+            return Ok(None);
+        }
+        match (declared, Half::of(found)) {
+            (ElementType::Float32, Some(half)) => Ok(Some(half)),
+            _ => Err(Failure::call(format!(
+                "parameter \"{name}\": an array of {found} for its value; expected {declared}"
+            ))),
+        }
+    }
+
+    /// Checks the shape of an array, which may also be flat; says the type of the parameter.
+    pub(crate) fn check_shape(&self, name: &str, array: &HeldArray) -> Result<ElementType, Failure> {
+        let facts = self.facts(name)?;
+        let elements = facts.bytes / facts.element_type.bytes();
+        let is_alike = array.shape() == facts.shape || array.shape() == [elements] || facts.is_sparse;
+        if is_alike {
+            return Ok(facts.element_type);
+        }
+        Err(Failure::call(format!(
+            "parameter \"{name}\": an array of shape {:?}; expected the shape {:?}, or {elements} elements \
+             in one dimension",
+            array.shape(),
+            facts.shape
+        )))
+    }
+
+    /// Starts a push with gradients, a pull with destinations, or both, and holds the arrays until the call is over.
+    pub(crate) fn start(
+        &self,
+        names: &[impl AsRef<str>],
+        (gradients, out): (Option<Vec<HeldArray>>, Option<Vec<HeldArray>>),
+        rate: Option<f64>,
+    ) -> Result<CallNumber, Failure> {
+        let (mut given, mut into, has_out) = (Vec::new(), Vec::new(), out.is_some());
+        let gradients = gradients.unwrap_or_default();
+        let mut out = out.unwrap_or_default();
+        for (name, array) in names.iter().zip(&gradients) {
+            self.check_shape(name.as_ref(), array)?;
+            let name = name_for_good(name.as_ref());
+            given.push(GradientSlice { name, element_type: array.element_type(), content: array.lasting() });
+        }
+        for (name, array) in names.iter().zip(&mut out) {
+            let half = self.check_destination(name.as_ref(), array)?;
+            let name = name_for_good(name.as_ref());
+            into.push(DestinationSlice { name, content: array.lasting_mut(), half });
+        }
+        let number = match (given.is_empty(), has_out) {
+            (false, true) => self.client.start_push_pull(&given, rate, into),
+            (false, false) => self.client.start_push(&given, rate),
+            (true, _) => self.client.start_pull(into),
+        }?;
+        let held = gradients.into_iter().chain(out).collect();
+        locked(&self.started).arrays.insert(number, held);
+        self.sweep();
+        Ok(number)
+    }
+
+    /// Lets go of the arrays of a call whose result was taken.
+    pub(crate) fn release(&self, call: CallNumber) {
+        let released = locked(&self.started).arrays.remove(&call);
+        drop(released);
+    }
+
+    /// The program has dropped a call that it did not wait for: its arrays stay until it is over.
+    pub(crate) fn drop_call(&self, call: CallNumber) {
+        locked(&self.started).dropped.push_back(call);
+        self.sweep();
+    }
+
+    /// Ends every call and gives the rank up. All memory of the program is its own when this returns.
+    pub(crate) fn close(&self) {
+        self.client.give_up("the client was closed");
+        let released = std::mem::take(&mut locked(&self.started).arrays);
+        drop(released);
+    }
+
+    fn sweep(&self) {
+        // Calls end mostly in the order of their starts, so the oldest is asked about, and not every one each time.
+        while let Some(call) = { locked(&self.started).dropped.pop_front() } {
+            if !self.client.is_over(call).unwrap_or(false) {
+                locked(&self.started).dropped.push_front(call);
+                return;
+            }
+            // Nobody waits for the result.
+            let _ = self.client.wait(call);
+            self.release(call);
+        }
+    }
+}
+
+/// A parameter's name for a call that outlives its start. A job has few names, so they are kept.
+fn name_for_good(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = locked(&NAMES);
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(name.into());
+    names.insert(kept);
+    kept
+}
+
+/// Takes a lock; a thread that panicked has left the value whole.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,55 @@
+//! Calls that were started and are waited for later.
+
+use std::sync::{Arc, Mutex};
+
+use pserver_client::CallNumber;
+use pserver_core::error::Failure;
+use pyo3::prelude::*;
+
+use crate::errors::outcome;
+use crate::session::{PythonSession, locked};
+
+/// A call that was started. Its arrays are the library's until it is over.
+#[pyclass(frozen, name = "RawCall", module = "pserver._pserver")]
+pub(crate) struct RawCall {
+    session: Arc<PythonSession>,
+    number: CallNumber,
+    /// The result, once a thread has waited for it.
+    result: Mutex<Option<Result<(), Failure>>>,
+}
+
+impl RawCall {
+    pub(crate) fn new(session: Arc<PythonSession>, number: CallNumber) -> Self {
+        Self { session, number, result: Mutex::default() }
+    }
+}
+
+#[pymethods]
+impl RawCall {
+    /// Waits until the call is over. A second wait has the same result.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let result = py.detach(|| {
+            let mut result = locked(&self.result);
+            if result.is_none() {
+                *result = Some(self.session.client().wait(self.number));
+            }
+            result.clone()
+        });
+        self.session.release(self.number);
+        outcome(py, result.unwrap_or(Ok(())))
+    }
+
+    /// Whether a wait would return at once.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let is_over = py.detach(|| self.session.client().is_over(self.number));
+        outcome(py, is_over)
+    }
+}
+
+impl Drop for RawCall {
+    fn drop(&mut self) {
+        if locked(&self.result).is_none() && !self.session.is_of_parent() {
+            self.session.drop_call(self.number);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+"""What the tests of the client share: servers, clients, and reports of skips."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import pserver
+
+Connect = Callable[..., pserver.Client]
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """A skip is a line of the report that `cargo ci` counts."""
+    path = os.environ.get("PSERVER_SKIP_REPORT")
+    if report.skipped and path is not None:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        with open(path, "a") as file:
+            file.write(f"SKIPPED: python {report.nodeid}: {reason}\n")
+
+
+@pytest.fixture
+def job() -> Iterator[Connect]:
+    """Makes clients of a job of its own: the arguments of the first call describe the servers."""
+    clients: list[pserver.Client] = []
+    servers: list[pserver.Servers] = []
+
+    def connect(count: int = 1, *, trainers: int = 1, mode: str = "sync", arguments: Any = (), **settings: Any) -> Any:
+        if not servers:
+            servers.append(pserver.Servers(count, trainers=trainers, mode=mode, arguments=arguments))
+        settings.setdefault("deadline", 30)
+        clients.append(pserver.connect(servers[0].address, **settings))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+    for one in servers:
+        one.stop()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The line of results that `cargo ci` reads."""
+    counts = {kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")}
+    failed = counts["failed"] + counts["error"]
+    verdict = "FAILED" if failed else "ok"
+    line = f"test result: {verdict}. {counts['passed']} passed; {failed} failed; {counts['skipped']} ignored"
+    terminalreporter.write_line(line)
