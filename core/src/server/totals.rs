@@ -12,7 +12,7 @@
 //! the group is complete when the gradients and the total are there, and all of it is published, recorded and restored
 //! together. The share goes one version ahead of its group between the two.
 //!
-//! Not here: what is computed ([`share`](crate::optim::share)), and the trainers' part (`trainer`).
+//! Not here: what is computed ([`share`]), and the trainers' part (`trainer`).
 
 use std::sync::Arc;
 
