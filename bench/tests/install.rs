@@ -1,7 +1,7 @@
 //! `bench/peers/install.sh` on a machine whose `mpicc` is not Open MPI's.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -18,15 +18,28 @@ fn program(folder: &Path, name: &str, library: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
 }
 
+/// The programs of this machine without those of MPI.
+fn link_others(folder: &Path) {
+    for from in ["/usr/bin", "/bin"] {
+        for entry in fs::read_dir(from).expect("every machine has it").flatten() {
+            if !entry.file_name().to_string_lossy().starts_with("mpi") {
+                // What is in both folders is linked once.
+                let _ = symlink(entry.path(), folder.join(entry.file_name()));
+            }
+        }
+    }
+}
+
 #[test]
 fn the_kit_of_open_mpi_takes_its_own_compiler_and_launcher() {
     for (mpi, other) in [("mpicc.openmpi mpirun.openmpi", "mpicc mpirun"), ("mpicc mpirun", "")] {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
-        let [programs, kits] = ["programs", "kits"].map(|name| folder.path().join(name));
-        fs::create_dir_all(&programs).expect("there is room");
+        let [programs, others, kits] = ["programs", "others", "kits"].map(|name| folder.path().join(name));
+        [&programs, &others].iter().for_each(|folder| fs::create_dir_all(folder).expect("there is room"));
+        link_others(&others);
         mpi.split_whitespace().for_each(|name| program(&programs, name, "Open MPI"));
         other.split_whitespace().for_each(|name| program(&programs, name, "MPICH"));
-        let path = format!("{}:/usr/bin:/bin", programs.display());
+        let path = format!("{}:{}", programs.display(), others.display());
         let mut script = Command::new("sh");
         script.args([SCRIPT, "openmpi"]).arg(&kits).env("PATH", path);
         let ended = script.output().expect("there is a shell");

@@ -7,8 +7,9 @@
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
@@ -42,6 +43,22 @@ pub(super) struct Carrier {
     pub(super) by_rank: bool,
     /// The last line of its standard error.
     pub(super) last_error: String,
+    /// Its outputs that are read here and have not ended.
+    pub(super) outputs: usize,
+    /// The time at which its end was noticed.
+    pub(super) ended_at: Option<Instant>,
+}
+
+/// Time after a carrier's end in which its outputs may still end. Processes that it left may keep them.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+impl Carrier {
+    /// Its status, once it has ended and what it said is here.
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.try_wait().ok().flatten()?;
+        let ended_at = *self.ended_at.get_or_insert_with(Instant::now);
+        (self.outputs == 0 || LAST_WORDS <= ended_at.elapsed()).then_some(status)
+    }
 }
 
 /// Carriers before they are started: what each runs, and with which parts.
@@ -251,11 +268,13 @@ impl CarrierPlan {
         };
         let child = process.spawn();
         let mut child = child.with_context(|| format!("{name}: {} cannot be started", command[0]))?;
+        let mut outputs = 1;
         if door.is_some() {
             pass_on(child.stdout.take().expect("it is a pipe"), carrier, sender)?;
+            outputs += 1;
         }
         pass_on(child.stderr.take().expect("it is a pipe"), carrier, sender)?;
-        Ok(Carrier { name, child, parts, by_rank, last_error: String::new() })
+        Ok(Carrier { name, child, parts, by_rank, last_error: String::new(), outputs, ended_at: None })
     }
 
     /// Whether its agents connect by themselves.
@@ -264,7 +283,7 @@ impl CarrierPlan {
     }
 }
 
-/// Passes on the lines of a carrier's own output.
+/// Passes on the lines of a carrier's own output, and its end.
 fn pass_on<R: Read + Send + 'static>(source: R, carrier: usize, sender: &LaunchSender) -> Result<()> {
     let sender = sender.clone();
     let pass = move || {
@@ -274,6 +293,8 @@ fn pass_on<R: Read + Send + 'static>(source: R, carrier: usize, sender: &LaunchS
                 return;
             }
         }
+        // The launcher may have ended before.
+        let _ = sender.send(LaunchEvent::CarrierSilent { carrier });
     };
     thread::Builder::new().name(format!("carrier-{carrier}")).spawn(pass).context("cannot start a thread")?;
     Ok(())

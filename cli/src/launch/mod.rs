@@ -81,6 +81,8 @@ enum LaunchEvent {
     Closed(usize),
     /// A carrier wrote a line of its own.
     CarrierLine { carrier: usize, text: String },
+    /// An output of a carrier ended.
+    CarrierSilent { carrier: usize },
 }
 
 /// Runs a job.

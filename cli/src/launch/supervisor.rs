@@ -356,6 +356,11 @@ impl LaunchedJob<'_> {
                     }
                 }
             }
+            LaunchEvent::CarrierSilent { carrier } => {
+                if let Some(carrier) = self.carriers.get_mut(carrier) {
+                    carrier.outputs -= 1;
+                }
+            }
         }
         self.note_carriers();
         Ok(true)
@@ -453,8 +458,8 @@ impl LaunchedJob<'_> {
             let hellos = self.agents.iter().filter_map(|agent| agent.hello.as_ref());
             let answered = hellos.filter(|hello| hello.carrier == index).count();
             let awaited = if carrier.by_rank { carrier.parts.len() } else { 1 };
-            if let Ok(Some(status)) = carrier.child.try_wait()
-                && answered < awaited
+            if answered < awaited
+                && let Some(status) = carrier.ended()
             {
                 early.get_or_insert((carrier.name.clone(), status, carrier.last_error.clone()));
             }
