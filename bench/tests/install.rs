@@ -23,7 +23,7 @@ fn link_others(folder: &Path) {
     for from in ["/usr/bin", "/bin"] {
         for entry in fs::read_dir(from).expect("every machine has it").flatten() {
             if !entry.file_name().to_string_lossy().starts_with("mpi") {
-                // What is in both folders is linked once.
+                // A name that is in both folders is linked once.
                 let _ = symlink(entry.path(), folder.join(entry.file_name()));
             }
         }

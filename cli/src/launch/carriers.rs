@@ -53,11 +53,11 @@ pub(super) struct Carrier {
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl Carrier {
-    /// Its status, once it has ended and what it said is here.
-    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+    /// Its status, once it has ended and what it said is here; `is_open` says whether its agent's connection is open.
+    pub(super) fn ended(&mut self, is_open: bool) -> Option<ExitStatus> {
         let status = self.child.try_wait().ok().flatten()?;
         let ended_at = *self.ended_at.get_or_insert_with(Instant::now);
-        (self.outputs == 0 || LAST_WORDS <= ended_at.elapsed()).then_some(status)
+        (self.outputs == 0 && !is_open || LAST_WORDS <= ended_at.elapsed()).then_some(status)
     }
 }
 

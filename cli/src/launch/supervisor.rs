@@ -458,8 +458,9 @@ impl LaunchedJob<'_> {
             let hellos = self.agents.iter().filter_map(|agent| agent.hello.as_ref());
             let answered = hellos.filter(|hello| hello.carrier == index).count();
             let awaited = if carrier.by_rank { carrier.parts.len() } else { 1 };
+            let is_open = !carrier.by_rank && self.agents.get(index).is_some_and(|agent| agent.is_open);
             if answered < awaited
-                && let Some(status) = carrier.ended()
+                && let Some(status) = carrier.ended(is_open)
             {
                 early.get_or_insert((carrier.name.clone(), status, carrier.last_error.clone()));
             }
