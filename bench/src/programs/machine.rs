@@ -28,6 +28,8 @@ const SIDE: u64 = 256;
 const ELEMENTS: u64 = 1 << 15;
 /// Ops of a program of small ops.
 const OPS: u32 = 64;
+/// Rounds of work between exchanges: some 50 us.
+const WORK: u32 = 7_000;
 /// Elements of the large parameter.
 const LARGE: u64 = 1 << 22;
 /// Rows of a table, of which an exchange has every eighth.
@@ -116,11 +118,12 @@ struct NetworkRates {
     row_seconds: f64,
 }
 
-/// An exchange of one element, in a row of them.
-fn exchange_seconds(client: &Client) -> Result<f64> {
+/// An exchange of one element after so much work, in a row of them.
+fn exchange_seconds(client: &Client, rounds: u32) -> Result<f64> {
     let mut small = [0; 4];
     let all = samples(|| {
         for _ in 0..EXCHANGES {
+            work(rounds);
             let gradient = GradientSlice { name: "small", element_type: Float32, content: &[0; 4] };
             client.push_pull(&[gradient], None, &mut [DestinationSlice::new("small", &mut small)])?;
         }
@@ -129,11 +132,24 @@ fn exchange_seconds(client: &Client) -> Result<f64> {
     Ok(all / f64::from(EXCHANGES))
 }
 
+/// Keeps a core busy, for a time in proportion to the rounds.
+fn work(rounds: u32) {
+    let mut value = 1.0_f64;
+    for _ in 0..rounds {
+        value = std::hint::black_box(value.sqrt() + 1.0);
+    }
+}
+
 /// Seconds by which an exchange takes longer than its messages where processes are one more than the cores: a server
-/// and as many trainers as there are cores, whose gradients the server adds.
+/// and as many trainers as there are cores, whose gradients the server adds. Trainers compute between exchanges, as in
+/// a step: a server that waits takes a core from them, and is awake or not when they are done.
 fn crowding_seconds(cores: u32, message_seconds: f64) -> Result<f64> {
     let servers = serve("tcp", cores, 1, 1)?;
     let coordinator = servers[0].address();
+    let work_seconds = samples(|| {
+        work(WORK);
+        Ok(())
+    })?;
     let trainer = |trainer| {
         let client = Client::new(ClientOptions { trainer: Some(trainer), ..ClientOptions::new(coordinator.clone()) })?;
         if client.begin_init(&OptimizerSettings::default())? {
@@ -141,7 +157,7 @@ fn crowding_seconds(cores: u32, message_seconds: f64) -> Result<f64> {
             client.init_param("small", Float32, &[1], &[0; 4], &rule)?;
             client.finish_init()?;
         }
-        let seconds = exchange_seconds(&client)?;
+        let seconds = exchange_seconds(&client, WORK)?;
         client.leave()?;
         Ok(seconds)
     };
@@ -152,7 +168,7 @@ fn crowding_seconds(cores: u32, message_seconds: f64) -> Result<f64> {
     servers.into_iter().try_for_each(Server::stop)?;
     // All trainers' two messages at the same time on their cores, then the server's, one after the other.
     let messages = 2.0 + 2.0 * f64::from(cores);
-    Ok((median(&seconds?) - messages * message_seconds).max(0.0))
+    Ok((median(&seconds?) - work_seconds - messages * message_seconds).max(0.0))
 }
 
 /// Rates of a job of one trainer and one server.
@@ -168,7 +184,7 @@ fn network() -> Result<NetworkRates> {
     let sparse = OptimizerSettings::from_text(&format!("{rule} sparse {{ height: {ROWS} width: {WIDTH} }}"))?;
     client.init_param("table", Float32, &[], &[], &sparse)?;
     client.finish_init()?;
-    let exchange = exchange_seconds(&client)?;
+    let exchange = exchange_seconds(&client, 0)?;
     // An exchange is two messages on either side, one after the other.
     let message_seconds = exchange / 4.0;
     let pull = samples(|| Ok(client.pull(&mut [DestinationSlice::new("large", &mut large)])?))?;
