@@ -320,7 +320,7 @@ fn first_node(name: &str, list: &str) -> Result<(String, String), Failure> {
 /// The hosts of a node list of Slurm, such as `n[01-03,7],gpu-1`, in its order.
 ///
 /// # Errors
-/// What was found, and what was expected.
+/// Names the found text and the expected form.
 ///
 /// ```
 /// let nodes = pserver_client::launchers::nodes("n[01-03,7],gpu-1")?;

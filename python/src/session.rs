@@ -24,7 +24,7 @@ pub(crate) struct PythonSession {
 struct StartedCalls {
     /// The arrays of each.
     arrays: BTreeMap<CallNumber, Vec<HeldArray>>,
-    /// Those that the program has dropped without waiting.
+    /// Calls that the program has dropped without waiting.
     dropped: VecDeque<CallNumber>,
 }
 
@@ -176,7 +176,7 @@ impl PythonSession {
                 locked(&self.started).dropped.push_front(call);
                 return;
             }
-            // Nobody waits for the result.
+            // The program has dropped the result.
             let _ = self.client.wait(call);
             self.release(call);
         }

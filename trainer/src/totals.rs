@@ -37,9 +37,9 @@ impl ServerTotal {
     }
 }
 
-/// The totals of which trainers receive a share.
-pub(super) fn shares(parameters: &[ServerParameter]) -> impl Iterator<Item = &ServerTotal> {
-    parameters.iter().filter_map(|one| one.total.as_ref()).filter(|total| total.has_share)
+/// The parameters and their totals of which trainers receive a share.
+pub(super) fn shares(parameters: &[ServerParameter]) -> impl Iterator<Item = (&ServerParameter, &ServerTotal)> {
+    parameters.iter().filter_map(|one| Some((one, one.total.as_ref().filter(|total| total.has_share)?)))
 }
 
 /// Waits for the shares of the round that was pushed last, in one call: their channels, servers and values.
@@ -49,13 +49,11 @@ pub(super) fn receive_shares(
 ) -> Result<Vec<(String, u32, Tensor)>, Failure> {
     let mut numbers = vec![[0; NUMBER_BYTES]; shares(parameters).count()];
     let wanted = shares(parameters).zip(&mut numbers);
-    let mut wanted: Vec<_> = wanted.map(|(total, number)| DestinationSlice::new(&total.share, number)).collect();
+    let mut wanted: Vec<_> = wanted.map(|((_, total), number)| DestinationSlice::new(&total.share, number)).collect();
     client.pull(&mut wanted)?;
-    let with_share = parameters.iter().filter(|one| one.total.as_ref().is_some_and(|total| total.has_share));
-    let received = with_share.zip(&numbers).filter_map(|(one, number)| {
-        let total = one.total.as_ref()?;
-        Some((total.share.clone(), one.server, total.received(f64::from_le_bytes(*number))))
-    });
+    let received = shares(parameters)
+        .zip(&numbers)
+        .map(|((one, total), number)| (total.share.clone(), one.server, total.received(f64::from_le_bytes(*number))));
     Ok(received.collect())
 }
 

@@ -373,7 +373,7 @@ impl<'c> Trainer<'c> {
             return self.receive_rows(asked).map_err(|failure| self.abandon(&failure));
         }
         if let Some((channel, variable)) = self.executor.awaited(outbox) {
-            if shares(&self.parameters).any(|total| total.share == channel) {
+            if shares(&self.parameters).any(|(_, total)| total.share == channel) {
                 return self.receive_shares();
             }
             let room = taken(&mut self.executor, variable);

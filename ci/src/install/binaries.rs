@@ -36,7 +36,7 @@ impl Binaries {
         })
     }
 
-    /// Those that `rust-tests` builds, so that nothing is built twice.
+    /// The binaries that `rust-tests` builds, so that nothing is built twice.
     pub(crate) fn of_tests(workspace: &Workspace) -> Result<Self> {
         let built = Built::tests(workspace)?;
         let static_library = built.file("libpaddle_pserver.a")?.into();

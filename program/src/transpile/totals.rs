@@ -32,11 +32,11 @@ pub(super) struct TotalOps<'a> {
 /// The variables that a number is computed from.
 #[derive(Clone, Copy, PartialEq)]
 enum NumberSource {
-    /// None that ops write.
+    /// No variable that an op writes.
     Constants,
-    /// Those of one group.
+    /// Variables of one group.
     Group(usize),
-    /// Those of several groups.
+    /// Variables of several groups.
     Groups,
 }
 
