@@ -5,7 +5,7 @@ use std::ops::Range;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::ChunkIndex;
-use pserver_core::memory::prefetch;
+use pserver_core::memory::{LendingMemory, LoanOut, prefetch};
 use pserver_core::partition::Buckets;
 use pserver_core::rows::{Ids, Merged, RowLayout, RowMerge, RowsView};
 use pserver_core::wire::RowsPart;
@@ -145,14 +145,6 @@ impl Bucketizer {
     }
 }
 
-impl RowBuffers {
-    /// Makes as many merges as a call has parameters.
-    pub(super) fn prepare(&mut self, parameters: usize) {
-        let count = parameters.max(self.merges.len());
-        self.merges.resize_with(count, RowMerge::default);
-    }
-}
-
 impl KeptBuffers {
     /// A buffer of at least `bytes` bytes, with any content.
     pub(super) fn take(&mut self, bytes: usize) -> Vec<u8> {
@@ -179,17 +171,15 @@ impl BucketedRows<'_> {
         self.parts.iter().map(|part| self.part_bytes(part)).sum()
     }
 
-    /// Every bucket with each of its parts, which is written to `buffer` when the iterator comes to it. A bucket
-    /// without rows has one empty part.
+    /// Every bucket with each of its parts, which is written when the iterator comes to it. A bucket without rows has
+    /// one part, of no bytes.
     ///
     /// # Panics
-    /// When `buffer` is shorter than the payload.
-    pub(super) fn parts<'env>(&self, mut buffer: &'env mut [u8]) -> impl Iterator<Item = (ChunkIndex, &'env [u8])> {
-        self.parts.iter().map(move |part| {
-            let (into, rest) = std::mem::take(&mut buffer).split_at_mut(self.part_bytes(part));
-            buffer = rest;
-            self.write(part, into);
-            (part.bucket, &*into)
+    /// When the memory is shorter than the payload.
+    pub(super) fn parts(&self, memory: &mut LendingMemory) -> impl Iterator<Item = (ChunkIndex, LoanOut)> {
+        self.parts.iter().map(|part| {
+            let bytes = u32::try_from(self.part_bytes(part)).expect("a part fits a frame");
+            (part.bucket, memory.read(bytes, |into| self.write(part, into)))
         })
     }
 
@@ -222,12 +212,17 @@ impl RowQuery {
             ids.extend_from_slice(&(most as u64).to_le_bytes());
             ends.push((*bucket, ids.len(), most * ID_BYTES));
         }
-        Self { ids, ends, row_bytes: ID_BYTES, positions: Vec::new() }
+        Self { ids, ends, row_bytes: ID_BYTES, positions: (0..).take(open.len() * most).collect() }
+    }
+
+    /// Bytes of a row of the answer.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     /// Payload bytes of the query.
-    pub(super) fn bytes(&self) -> u64 {
-        self.ids.len() as u64
+    pub(super) fn bytes(&self) -> usize {
+        self.ids.len()
     }
 
     /// Payload bytes of the answer.
@@ -245,32 +240,36 @@ impl RowQuery {
         })
     }
 
-    /// Copies every row to the positions of its id.
-    pub(super) fn scatter(&self, answer: &[u8], into: &mut [u8]) {
+    /// Copies every row to the positions of its id, in parts of whole rows.
+    pub(super) fn scatter<'a>(&self, answer: &[u8], into: impl Iterator<Item = &'a mut [u8]>) {
         let bytes = self.row_bytes;
-        for (at, (place, row)) in self.positions.iter().zip(into.chunks_exact_mut(bytes)).enumerate() {
+        let places = into.flat_map(|part| part.chunks_exact_mut(bytes));
+        for (at, (place, row)) in self.positions.iter().zip(places).enumerate() {
             if let Some(ahead) = self.positions.get(at + ROWS_AHEAD) {
                 prefetch(&answer[*ahead as usize * bytes..][..bytes]);
             }
             row.copy_from_slice(&answer[*place as usize * bytes..][..bytes]);
         }
     }
+}
 
-    /// Appends the ids of an answer to `found`. Returns the buckets that have more ids, each with the next id.
-    pub(super) fn take_ids(&self, answer: &[u8], found: &mut Vec<u64>) -> Vec<(ChunkIndex, u64)> {
-        let mut open = Vec::new();
-        let mut rest = answer;
-        for (bucket, _, bytes) in &self.ends {
-            let (own, after) = rest.split_at(*bytes);
-            rest = after;
-            let ids = own.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id));
-            let before = found.len();
-            found.extend(ids.take_while(|id| *id != u64::MAX));
-            if (found.len() - before) * ID_BYTES == *bytes {
-                let last = found.last().copied().expect("a query is after one id or more");
-                open.push((*bucket, last + 1));
-            }
+/// Appends the ids in the answer to [`RowQuery::after_ids`] to `found`. Returns the buckets that have more ids, each
+/// with the next id.
+pub(super) fn take_ids(
+    open: &[(ChunkIndex, u64)],
+    most: usize,
+    answer: &[u8],
+    found: &mut Vec<u64>,
+) -> Vec<(ChunkIndex, u64)> {
+    let mut more = Vec::new();
+    for ((bucket, _), own) in open.iter().zip(answer.chunks(most * ID_BYTES)) {
+        let ids = own.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id));
+        let before = found.len();
+        found.extend(ids.take_while(|id| *id != u64::MAX));
+        if found.len() - before == most {
+            let last = found.last().copied().expect("a query is after one id or more");
+            more.push((*bucket, last + 1));
         }
-        open
     }
+    more
 }

@@ -18,6 +18,7 @@ use super::TransferredBytes;
 use super::buffers::HeldBuffers;
 use super::cancels::CallStart;
 use super::packer::PackedFrame;
+use super::row_memory::RowMemory;
 
 /// Longest time before a call's deadline at which servers are asked what it waits for.
 const ASK_BEFORE: Duration = Duration::from_secs(1);
@@ -40,6 +41,8 @@ pub(super) struct Call {
     pub(super) buffers: Vec<Arc<Mapping>>,
     /// All buffers that it reads or writes, until its result is taken.
     pub(super) memory: HeldBuffers,
+    /// The memory of its rows, until it is over.
+    pub(super) rows: Option<RowMemory>,
     /// Whether the driver thread drives it after the starting thread released the lock.
     pub(super) is_detached: bool,
     /// Parked threads that wait for its end.
@@ -63,7 +66,9 @@ pub(super) struct CallRequests {
     pub(super) behind: Vec<CallNumber>,
     /// Frames held until those calls are answered. Without such calls no frame is held.
     pub(super) held: Vec<(LaneId, PackedFrame)>,
-    /// Tickets of its requests, which are consecutive.
+    /// Frames of the second phase, which leave when those before are answered.
+    pub(super) after: Vec<(LaneId, PackedFrame)>,
+    /// Tickets of its requests of one phase, which are consecutive.
     pub(super) tickets: Range<u64>,
     /// Requests that are not answered.
     pub(super) open: usize,
@@ -114,13 +119,14 @@ impl Call {
             moved: TransferredBytes::default(),
             buffers: Vec::new(),
             memory: HeldBuffers::default(),
+            rows: None,
             is_detached: false,
             waiters: Vec::new(),
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.requests.is_whole && self.requests.open == 0 && self.requests.held.is_empty()
+        self.requests.is_whole && self.requests.is_answered() && self.requests.after.is_empty()
     }
 
     /// Whether it is neither over nor about to end with a failure.
@@ -140,9 +146,15 @@ impl CallRequests {
         self.open += 1;
     }
 
+    /// Whether every frame of the current phase is answered.
+    pub(super) fn is_answered(&self) -> bool {
+        self.open == 0 && self.held.is_empty()
+    }
+
     /// Drops the frames that were not sent.
     pub(super) fn drop_held(&mut self) {
         self.held.clear();
+        self.after.clear();
         self.behind.clear();
     }
 

@@ -105,6 +105,11 @@ impl ClientState {
         self.engine.flush();
     }
 
+    /// Adds a packed frame to the second phase of the call that was opened last.
+    pub(super) fn send_frame_after(&mut self, lane: LaneId, packed: PackedFrame) {
+        self.calls.last_mut().expect("a call is open").requests.after.push((lane, packed));
+    }
+
     /// Marks the call that was opened last as packed.
     pub(super) fn close(&mut self) -> CallNumber {
         let call = self.calls.last_mut().expect("a call is open");
@@ -291,8 +296,23 @@ impl ClientState {
 
     /// Sends the held frames of a call.
     fn release(&mut self, at: usize) {
+        let held = std::mem::take(&mut self.calls[at].requests.held);
+        self.ask_frames(at, held);
+    }
+
+    /// Sends the frames of a call's second phase, once its first one is answered.
+    fn begin_second_phase(&mut self, at: usize) {
         let requests = &mut self.calls[at].requests;
-        for (lane, packed) in std::mem::take(&mut requests.held) {
+        if requests.is_whole && requests.is_answered() && !requests.after.is_empty() {
+            requests.tickets = 0..0;
+            let after = std::mem::take(&mut requests.after);
+            self.ask_frames(at, after);
+        }
+    }
+
+    fn ask_frames(&mut self, at: usize, frames: Vec<(LaneId, PackedFrame)>) {
+        let requests = &mut self.calls[at].requests;
+        for (lane, packed) in frames {
             requests.note_asked(self.engine.ask(lane, packed.frame, packed.body));
         }
         self.engine.flush();
@@ -313,6 +333,7 @@ impl ClientState {
                 Ok(finished) => self.note(at, finished),
                 Err(refused) => self.fail(at, &refused.into()),
             }
+            self.begin_second_phase(at);
             if self.calls[at].is_over() {
                 let number = self.calls[at].number;
                 self.end(number);
@@ -459,6 +480,9 @@ impl ClientState {
             call.outcome.kept.clear();
         }
         drop(buffers);
+        if let Some(rows) = call.rows.take() {
+            rows.finish(!has_failed, &mut self.memory.rows.kept);
+        }
         let Some(job) = &mut self.job else { return ended };
         for index in &call.subject.parameters {
             let progress = job.progress_mut(*index);

@@ -10,7 +10,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::{CallEnd, Failure};
 use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, Round, ShardId, TrainerId};
 use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
-use pserver_core::memory::LoanBook;
+use pserver_core::memory::{LendingMemory, LoanBook};
 use pserver_core::optim::Rule;
 use pserver_core::partition::{
     Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology,
@@ -208,13 +208,13 @@ impl ClientGuard<'_> {
             }
             None => None,
         };
-        let mut buffer = vec![0; bucketed.as_ref().map_or(0, BucketedRows::bytes)];
+        let mut memory = LendingMemory::new(vec![0; bucketed.as_ref().map_or(0, BucketedRows::bytes)]);
         let done = self.lend(|state, book| {
             let job = state.ready_job();
             let InitPhase::Initialising(draft) = &job.phase else { unreachable!("the draft was just used") };
             let parameter = draft.catalogue.parameter(index).expect("it was just declared");
             let frames = match &bucketed {
-                Some(rows) => init_rows_frames(job, parameter, (rows, &mut buffer), book),
+                Some(rows) => init_rows_frames(job, parameter, rows, &mut memory),
                 None => init_frames(job, parameter, content, book),
             };
             let with_body = |(lane, frame, payload)| (lane, frame, RequestBody { payload, ..RequestBody::default() });
@@ -393,18 +393,18 @@ fn init_frames<'env>(
 }
 
 /// The frames that make the buckets of a parameter, with what rows there are: those of one shard share frames.
-fn init_rows_frames<'env>(
+fn init_rows_frames(
     job: &JoinedJob,
     parameter: &Parameter,
-    (rows, buffer): (&BucketedRows<'_>, &'env mut [u8]),
-    book: &LoanBook<'env>,
+    rows: &BucketedRows<'_>,
+    memory: &mut LendingMemory,
 ) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {
     let message = init_message(parameter);
     let mut frames: Vec<(LaneId, Frame, Vec<Outgoing>)> = Vec::new();
-    for (bucket, part) in rows.parts(buffer) {
+    for (bucket, part) in rows.parts(memory) {
         let lane = job.lane(parameter.shard_of(bucket));
         let id = ChunkId { parameter: parameter.index(), chunk: bucket };
-        let entry = Entry::with_payload(id, Round(0), rows.element_type(), part);
+        let entry = Entry::with_payload(id, Round(0), rows.element_type(), part.bytes());
         let fits = |frame: &Frame| {
             let bytes = frame.payload_bytes() + u64::from(entry.bytes);
             frame.entries.len() < FRAME_ENTRIES_MAX as usize && bytes <= job.chunk_bytes().into()
@@ -415,7 +415,7 @@ fn init_rows_frames<'env>(
             frames.len() - 1
         });
         frames[at].1.entries.push(entry);
-        frames[at].2.extend((!part.is_empty()).then(|| Outgoing::Loan(book.read(part))));
+        frames[at].2.extend((!part.is_empty()).then_some(Outgoing::Loan(part)));
     }
     frames
 }

@@ -27,6 +27,7 @@ pub mod launchers;
 mod listing;
 mod packer;
 mod pending;
+mod row_memory;
 mod rows;
 pub mod rule_file;
 mod transfer;

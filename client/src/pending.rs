@@ -8,8 +8,9 @@ use pserver_core::memory::{LoanBook, lend};
 
 use super::call::CallNumber;
 use super::client_lock::ClientGuard;
+use super::rows::sent_extents;
 use super::transfer::FetchRequest;
-use super::{Client, DestinationSlice, Extent, GradientSlice, HeldBuffers};
+use super::{Client, DestinationRows, DestinationSlice, Extent, GradientRows, GradientSlice, HeldBuffers};
 
 /// Starts calls within [`Client::scope`].
 pub struct Calls<'scope, 'env> {
@@ -105,6 +106,43 @@ impl Client {
         })
     }
 
+    /// [`Client::push_rows`], started. The rows are copied: their memory is the caller's when this returns.
+    ///
+    /// # Errors
+    /// As [`Calls::push_rows`].
+    pub fn start_push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<CallNumber, Failure> {
+        let _memory = self.hold(sent_extents(gradients));
+        self.start_with(&LoanBook::open(), HeldBuffers::default(), |state, book| {
+            state.start_push_rows(gradients, rate, None, book)
+        })
+    }
+
+    /// [`Client::pull_rows`], started as [`Client::start_push_pull`] is. Names and ids are not used after the start.
+    ///
+    /// # Errors
+    /// As [`Calls::pull_rows`].
+    pub fn start_pull_rows(&self, into: Vec<DestinationRows<'static>>) -> Result<CallNumber, Failure> {
+        let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.values)));
+        self.start_with(&LoanBook::open(), memory, |state, book| state.start_pull_rows(into, book))
+    }
+
+    /// [`Client::push_pull_rows`], started as [`Client::start_push_rows`] and [`Client::start_pull_rows`] are.
+    ///
+    /// # Errors
+    /// As [`Calls::push_pull_rows`].
+    pub fn start_push_pull_rows(
+        &self,
+        gradients: &[GradientRows<'_>],
+        rate: Option<f64>,
+        into: Vec<DestinationRows<'static>>,
+    ) -> Result<CallNumber, Failure> {
+        let _memory = self.hold(sent_extents(gradients));
+        let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.values)));
+        self.start_with(&LoanBook::open(), memory, |state, book| {
+            state.start_push_rows(gradients, rate, Some(into), book)
+        })
+    }
+
     /// Waits until a call is over and takes its result, once.
     pub fn wait(&self, call: CallNumber) -> Result<(), Failure> {
         self.lock()?.wait(call).expect("only one can wait for it")
@@ -174,6 +212,35 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     /// The destination that is refused, and why; later failures are returned by [`Pending::wait`].
     pub fn pull(&self, into: Vec<DestinationSlice<'env>>) -> Result<Pending<'scope>, Failure> {
         self.start(|state, book| state.start_pull(FetchRequest::all(into), Version(0), book))
+    }
+
+    /// [`Client::push_rows`], started. The rows are copied: their memory is the caller's when this returns.
+    ///
+    /// # Errors
+    /// The rows that are refused, and why; later failures are returned by [`Pending::wait`].
+    pub fn push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<Pending<'scope>, Failure> {
+        self.start(|state, book| state.start_push_rows(gradients, rate, None, book))
+    }
+
+    /// [`Client::pull_rows`], started: the rows of a later step travel while this one is computed.
+    ///
+    /// # Errors
+    /// The rows that are refused, and why; later failures are returned by [`Pending::wait`].
+    pub fn pull_rows(&self, into: Vec<DestinationRows<'env>>) -> Result<Pending<'scope>, Failure> {
+        self.start(|state, book| state.start_pull_rows(into, book))
+    }
+
+    /// [`Client::push_pull_rows`], started.
+    ///
+    /// # Errors
+    /// As [`Calls::push_rows`] and [`Calls::pull_rows`].
+    pub fn push_pull_rows(
+        &self,
+        gradients: &[GradientRows<'_>],
+        rate: Option<f64>,
+        into: Vec<DestinationRows<'env>>,
+    ) -> Result<Pending<'scope>, Failure> {
+        self.start(|state, book| state.start_push_rows(gradients, rate, Some(into), book))
     }
 
     fn start(

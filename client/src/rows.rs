@@ -1,7 +1,8 @@
 //! Pushes and pulls of sparse parameters, by rows.
 //!
-//! A push groups rows by bucket, and sums and sends them part by part, from memory of the call. A pull receives
-//! each unique row once into memory of the call, and scatters it to the caller's destinations.
+//! Rows travel in memory of the call (`row_memory`). A push groups rows by bucket, and sums and sends them part by
+//! part. A pull receives each unique row once; at the end of the call the rows are copied to the caller's destinations.
+//! A push that fetches is one call in two phases: its queries leave once every part of the push is answered.
 
 use prost::Message;
 use pserver_core::client::LaneId;
@@ -9,16 +10,17 @@ use pserver_core::config::row_layout;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Sequence};
 use pserver_core::limits::LISTED_IDS_MAX;
-use pserver_core::memory::LoanBook;
+use pserver_core::memory::{LendingMemory, LoanBook};
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::rows::{Ids, RowLayout, RowMerge, RowsView};
 use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
 
-use super::bucketize::{BucketedRows, Bucketizer, RowBuffers, RowQuery};
+use super::bucketize::{BucketedRows, Bucketizer, RowQuery, take_ids};
 use super::call::CallNumber;
 use super::client_lock::ClientGuard;
 use super::job::JoinedJob;
-use super::packer::{ChunkPiece, Packer};
+use super::packer::{ChunkPiece, PackedFrame, Packer};
+use super::row_memory::{FetchedRows, RowMemory};
 use super::transfer::check_rate;
 use super::{Client, ClientState, DestinationRows, Extent, GradientRows};
 
@@ -36,14 +38,13 @@ impl Client {
     /// The rows that are refused, and why, also that a table would outgrow its declaration; or the server that did not
     /// answer before the deadline.
     pub fn push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<(), Failure> {
-        let _memory = self.hold(gradients.iter().flat_map(|given| [Extent::of(given.ids), Extent::of(given.values)]));
+        let _memory = self.hold(sent_extents(gradients));
         let mut state = self.lock()?;
         state.ready()?;
-        check_rate(rate)?;
-        let mut room = std::mem::take(&mut state.memory.rows);
-        let pushed = state.push_rows_in(gradients, rate, &mut room);
-        state.memory.rows = room;
-        pushed
+        state.contain(|state| {
+            let call = state.start_push_rows(gradients, rate, None, &LoanBook::open())?;
+            state.finish(call)
+        })
     }
 
     /// Fetches rows by their ids, which may repeat, each where its id stands. A row that nobody has pushed to is as it
@@ -56,18 +57,33 @@ impl Client {
         let _memory = self.hold(into.iter().flat_map(|wanted| [Extent::of(wanted.ids), Extent::of(wanted.values)]));
         let mut state = self.lock()?;
         state.ready()?;
-        let (chosen, queries) = state.row_queries(into)?;
-        let mut answers: Vec<Vec<u8>> =
-            queries.iter().map(|one| state.memory.rows.kept.take(one.answer_bytes())).collect();
         state.lend(|state, book| {
-            let call = state.start_pull_rows(&chosen, &queries, &mut answers, Flags::default(), book)?;
+            let call = state.start_pull_rows(borrowed(into), book)?;
             state.finish(call)
-        })?;
-        for ((wanted, query), answer) in into.iter_mut().zip(&queries).zip(&answers) {
-            query.scatter(answer, wanted.values);
-        }
-        state.memory.rows.kept.keep(answers);
-        Ok(())
+        })
+    }
+
+    /// Sends rows of gradients, then fetches rows of the same parameters, mostly those of the next step, with these
+    /// gradients in them. A call that failed may be repeated: no gradient is applied twice. After a failure the places
+    /// are as they were.
+    ///
+    /// # Errors
+    /// As [`Client::push_rows`] and [`Client::pull_rows`]; and when both sides are not of the same parameters, in the
+    /// same order.
+    pub fn push_pull_rows(
+        &self,
+        gradients: &[GradientRows<'_>],
+        rate: Option<f64>,
+        into: &mut [DestinationRows<'_>],
+    ) -> Result<(), Failure> {
+        let wanted = into.iter().flat_map(|wanted| [Extent::of(wanted.ids), Extent::of(wanted.values)]);
+        let _memory = self.hold(sent_extents(gradients).chain(wanted));
+        let mut state = self.lock()?;
+        state.ready()?;
+        state.lend(|state, book| {
+            let call = state.start_push_rows(gradients, rate, Some(borrowed(into)), book)?;
+            state.finish(call)
+        })
     }
 
     /// The ids of a sparse parameter's rows that somebody has pushed to, ascending: all that were there when the call
@@ -86,13 +102,13 @@ impl Client {
         while !open.is_empty() {
             let each = (LISTED_IDS_MAX as usize).min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
             let query = RowQuery::after_ids(&open, each);
-            let mut answers = vec![vec![0; query.answer_bytes()]];
+            let mut answer = vec![0; query.answer_bytes()];
             state.lend(|state, book| {
-                let queries = std::slice::from_ref(&query);
-                let call = state.start_pull_rows(&[index], queries, &mut answers, Flags::LIST, book)?;
+                let fetched = vec![FetchedRows::of(query, &mut answer, book)];
+                let call = state.start_queries(&[index], fetched, Flags::LIST)?;
                 state.finish(call)
             })?;
-            open = query.take_ids(&answers[0], &mut found);
+            open = take_ids(&open, each, &answer, &mut found);
         }
         found.sort_unstable();
         Ok(found)
@@ -100,13 +116,30 @@ impl Client {
 }
 
 impl ClientGuard<'_> {
-    /// Checks the rows of all gradients and groups them by bucket, then sends part after part.
-    fn push_rows_in(
+    /// Checks the rows of all gradients and groups them by bucket, then sends part after part. With destinations the
+    /// same call then fetches these.
+    pub(super) fn start_push_rows<'env>(
         &mut self,
         gradients: &[GradientRows<'_>],
         rate: Option<f64>,
-        room: &mut RowBuffers,
-    ) -> Result<(), Failure> {
+        into: Option<Vec<DestinationRows<'env>>>,
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        check_rate(rate)?;
+        let mut merges = std::mem::take(&mut self.memory.rows.merges);
+        let started = self.start_push_rows_with(gradients, rate, into, book, &mut merges);
+        self.memory.rows.merges = merges;
+        started
+    }
+
+    fn start_push_rows_with<'env>(
+        &mut self,
+        gradients: &[GradientRows<'_>],
+        rate: Option<f64>,
+        into: Option<Vec<DestinationRows<'env>>>,
+        book: &LoanBook<'env>,
+        merges: &mut Vec<RowMerge>,
+    ) -> Result<CallNumber, Failure> {
         let job = self.ready_job();
         let (mut chosen, mut given, mut last) = (Vec::new(), Vec::new(), None);
         for rows in gradients {
@@ -116,9 +149,15 @@ impl ClientGuard<'_> {
             chosen.push(index);
         }
         job.check_once(&chosen)?;
-        room.prepare(given.len());
+        let count = given.len().max(merges.len());
+        merges.resize_with(count.max(1), RowMerge::default);
+        let (wanted, fetched) = self.queries(into.unwrap_or_default(), &mut merges[0], book)?;
+        if !wanted.is_empty() && wanted != chosen {
+            return Err(Failure::call("push_pull_rows takes the same parameters, in the same order, on both sides"));
+        }
+        let job = self.ready_job();
         let mut bucketed = Vec::new();
-        for ((index, rows), merge) in chosen.iter().zip(&given).zip(&mut room.merges) {
+        for ((index, rows), merge) in chosen.iter().zip(&given).zip(merges) {
             let declaration = job.chosen(*index).declaration();
             let buckets = declaration.buckets.expect("the parameter is sparse");
             let bucketizer = Bucketizer { buckets, bytes_max: job.chunk_bytes() };
@@ -126,33 +165,34 @@ impl ClientGuard<'_> {
             bucketed.push(rows.map_err(|failure| named(declaration.name.as_str(), &failure))?);
         }
         self.learn_rounds(&chosen)?;
-        let mut buffers: Vec<Vec<u8>> = bucketed.iter().map(|rows| room.kept.take(rows.bytes())).collect();
-        let pushed = self.lend(|state, book| {
-            let call = state.start_push_rows(&chosen, &bucketed, &mut buffers, rate, book)?;
-            state.finish(call)
-        });
-        room.kept.keep(buffers);
-        pushed
+        self.send_push_rows(&chosen, &bucketed, rate, fetched)
     }
 }
 
 impl ClientState {
-    /// Checks destinations of rows, and makes their queries by bucket.
-    fn row_queries(&mut self, into: &[DestinationRows<'_>]) -> Result<(Vec<ParameterIndex>, Vec<RowQuery>), Failure> {
-        let mut room = std::mem::take(&mut self.memory.rows);
-        room.prepare(1);
-        let asked = self.row_queries_in(into, &mut room.merges[0]);
-        self.memory.rows = room;
-        asked
+    /// Starts to fetch rows.
+    pub(super) fn start_pull_rows<'env>(
+        &mut self,
+        into: Vec<DestinationRows<'env>>,
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        let mut merges = std::mem::take(&mut self.memory.rows.merges);
+        merges.resize_with(merges.len().max(1), RowMerge::default);
+        let asked = self.queries(into, &mut merges[0], book);
+        self.memory.rows.merges = merges;
+        let (chosen, fetched) = asked?;
+        self.start_queries(&chosen, fetched, Flags::default())
     }
 
-    fn row_queries_in(
+    /// Checks destinations of rows, and makes their queries by bucket.
+    fn queries<'env>(
         &mut self,
-        into: &[DestinationRows<'_>],
+        into: Vec<DestinationRows<'env>>,
         merge: &mut RowMerge,
-    ) -> Result<(Vec<ParameterIndex>, Vec<RowQuery>), Failure> {
+        book: &LoanBook<'env>,
+    ) -> Result<(Vec<ParameterIndex>, Vec<FetchedRows>), Failure> {
         let job = self.ready_job();
-        let (mut chosen, mut queries, mut last) = (Vec::new(), Vec::new(), None);
+        let (mut chosen, mut fetched, mut last) = (Vec::new(), Vec::new(), None);
         for wanted in into {
             let index = job.parameter(wanted.name, &mut last)?;
             let named = |failure: Failure| named(wanted.name, &failure);
@@ -166,81 +206,117 @@ impl ClientState {
             }
             let buckets = job.chosen(index).declaration().buckets.expect("the parameter is sparse");
             let bucketizer = Bucketizer { buckets, bytes_max: Packer::shared_bytes_max(job.chunk_bytes()) };
-            queries.push(bucketizer.query(layout, ids, merge).map_err(named)?);
+            let query = bucketizer.query(layout, ids, merge).map_err(named)?;
+            fetched.push(FetchedRows::of(query, wanted.values, book));
             chosen.push(index);
         }
         job.check_once(&chosen)?;
-        Ok((chosen, queries))
+        Ok((chosen, fetched))
     }
 
-    fn start_push_rows<'env>(
+    /// Opens a push, sends its parts, and packs the queries that leave after their answers.
+    fn send_push_rows(
         &mut self,
         chosen: &[ParameterIndex],
         bucketed: &[BucketedRows<'_>],
-        buffers: &'env mut [Vec<u8>],
         rate: Option<f64>,
-        book: &LoanBook<'env>,
+        fetched: Vec<FetchedRows>,
     ) -> Result<CallNumber, Failure> {
         let counts_rounds = self.ready_job().counts_rounds();
-        let sent = bucketed.iter().map(|rows| rows.bytes() as u64).sum();
-        let fresh = self.open(Kind::Push, chosen, (sent, 0))?;
+        let sent: usize = bucketed.iter().map(BucketedRows::bytes).sum();
+        let (asked, received) = FetchedRows::bytes(&fetched);
+        let fresh = self.open(Kind::Push, chosen, (as_u64(sent + asked), as_u64(received)))?;
+        let mut memory = LendingMemory::new(self.memory.rows.kept.take(sent + asked + received));
         let mut packer = self.packer(Kind::Push, chosen).with(Flags::default(), PushMessage { rate }.encode_to_vec());
-        for ((index, rows), buffer) in chosen.iter().zip(bucketed).zip(buffers) {
+        for (index, rows) in chosen.iter().zip(bucketed) {
             let progress = self.ready_job().progress(*index);
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
             let sequence = progress.push_again.unwrap_or(fresh);
-            for (bucket, part) in rows.parts(buffer) {
+            for (bucket, part) in rows.parts(&mut memory) {
                 let id = ChunkId { parameter: *index, chunk: bucket };
-                let entry = Entry::with_payload(id, round, rows.element_type(), part);
-                let payload = (!part.is_empty()).then(|| Outgoing::Loan(book.read(part)));
-                self.add(&mut packer, ChunkPiece { entry, payload, into: None, sequence });
+                let entry = Entry::with_payload(id, round, rows.element_type(), part.bytes());
+                let payload = (!part.is_empty()).then_some(Outgoing::Loan(part));
+                let piece = ChunkPiece { entry, payload, into: None, sequence };
+                self.add(&mut packer, piece, ClientState::send_frame);
             }
         }
-        Ok(self.send_rest(packer))
+        packer.rest().for_each(|(lane, packed)| self.send_frame(lane, packed));
+        self.pack_queries(chosen, &fetched, Flags::default(), &mut memory, ClientState::send_frame_after);
+        Ok(self.close_rows(RowMemory { memory, sent, fetched }))
     }
 
-    fn start_pull_rows<'env>(
+    /// Starts to send queries.
+    fn start_queries(
         &mut self,
         chosen: &[ParameterIndex],
-        queries: &'env [RowQuery],
-        answers: &'env mut [Vec<u8>],
+        fetched: Vec<FetchedRows>,
         flags: Flags,
-        book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
+        let (asked, received) = FetchedRows::bytes(&fetched);
+        self.open(Kind::Pull, chosen, (as_u64(asked), as_u64(received)))?;
+        let mut memory = LendingMemory::new(self.memory.rows.kept.take(asked + received));
+        self.pack_queries(chosen, &fetched, flags, &mut memory, ClientState::send_frame);
+        Ok(self.close_rows(RowMemory { memory, sent: 0, fetched }))
+    }
+
+    /// Packs queries of the open call, and passes each full frame on.
+    fn pack_queries(
+        &mut self,
+        chosen: &[ParameterIndex],
+        fetched: &[FetchedRows],
+        flags: Flags,
+        memory: &mut LendingMemory,
+        pass_on: fn(&mut Self, LaneId, PackedFrame),
+    ) {
         let counts_rounds = self.ready_job().counts_rounds();
-        let received = queries.iter().map(|query| query.answer_bytes() as u64).sum();
-        let sent = queries.iter().map(RowQuery::bytes).sum();
-        self.open(Kind::Pull, chosen, (sent, received))?;
         let mut packer = self.packer(Kind::Pull, chosen).with(flags, Vec::new());
-        for ((index, query), answer) in chosen.iter().zip(queries).zip(answers) {
+        for (index, fetched) in chosen.iter().zip(fetched) {
             let job = self.ready_job();
             let round = job.progress(*index).round.filter(|_| counts_rounds).unwrap_or_default();
             let element_type = job.chosen(*index).declaration().element_type;
-            let mut rest = answer.as_mut_slice();
-            for piece in query.pieces() {
-                let (place, after) = rest.split_at_mut(piece.answer_bytes);
-                rest = after;
+            for (piece, asked, into) in fetched.pieces(memory) {
                 let id = ChunkId { parameter: *index, chunk: piece.bucket };
-                let entry = Entry::with_payload(id, round, element_type, piece.payload);
-                let payload = Some(Outgoing::Loan(book.read(piece.payload)));
-                let into = Some(book.write(place));
-                self.add(
-                    &mut packer,
-                    ChunkPiece { entry, payload, into: into.map(Incoming::Loan), sequence: Sequence(0) },
-                );
+                let entry = Entry::with_payload(id, round, element_type, asked.bytes());
+                let (payload, into) = (Some(Outgoing::Loan(asked)), Some(Incoming::Loan(into)));
+                self.add(&mut packer, ChunkPiece { entry, payload, into, sequence: Sequence(0) }, pass_on);
             }
         }
-        Ok(self.send_rest(packer))
+        packer.rest().for_each(|(lane, packed)| pass_on(self, lane, packed));
     }
 
-    /// Adds a piece of the open call to its frame, and sends a full frame.
-    fn add(&mut self, packer: &mut Packer, piece: ChunkPiece) {
+    /// Marks the open call as packed, and gives it the memory that its rows travel in.
+    fn close_rows(&mut self, rows: RowMemory) -> CallNumber {
+        self.calls.last_mut().expect("a call is open").rows = Some(rows);
+        self.close()
+    }
+
+    /// Adds a piece of the open call to its frame, and passes a full frame on.
+    fn add(&mut self, packer: &mut Packer, piece: ChunkPiece, pass_on: fn(&mut Self, LaneId, PackedFrame)) {
         let job = self.ready_job();
         let lane: LaneId = job.lane(job.chosen(piece.entry.id.parameter).shard_of(piece.entry.id.chunk));
         if let Some(full) = packer.add(lane, piece) {
-            self.send_frame(lane, full);
+            pass_on(self, lane, full);
         }
     }
+}
+
+/// The memory of rows to send.
+pub(super) fn sent_extents(gradients: &[GradientRows<'_>]) -> impl Iterator<Item = Extent> {
+    gradients.iter().flat_map(|given| [Extent::of(given.ids), Extent::of(given.values)])
+}
+
+/// The destinations, borrowed for a blocking call.
+fn borrowed<'a>(into: &'a mut [DestinationRows<'_>]) -> Vec<DestinationRows<'a>> {
+    let borrow = |one: &'a mut DestinationRows<'_>| DestinationRows {
+        name: one.name,
+        ids: one.ids,
+        values: &mut *one.values,
+    };
+    into.iter_mut().map(borrow).collect()
+}
+
+fn as_u64(bytes: usize) -> u64 {
+    bytes as u64
 }
 
 /// Checks the rows of a gradient.

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -85,6 +86,27 @@ pub struct LoanOut {
     _line: Arc<()>,
 }
 
+/// Memory that lends its own parts, in order and each once, to a call that outlives the function which starts it.
+/// Memory that is dropped while a loan of it exists is leaked.
+///
+/// ```
+/// use pserver_core::memory::LendingMemory;
+///
+/// let mut memory = LendingMemory::new(vec![0; 6]);
+/// let sent = memory.read(4, |part| part.copy_from_slice(&[1, 2, 3, 4]));
+/// let mut received = memory.write(2);
+/// received.bytes_mut().copy_from_slice(&sent.bytes()[..2]);
+/// drop((sent, received));
+/// assert_eq!(memory.take_back(), Some(vec![1, 2, 3, 4, 1, 2]));
+/// ```
+pub struct LendingMemory {
+    bytes: ManuallyDrop<Vec<u8>>,
+    /// Bytes from the start that were lent.
+    lent: usize,
+    /// Every loan holds a clone.
+    line: Arc<()>,
+}
+
 /// Memory lent for writing, to a receiver: a loan for reading whose memory is borrowed exclusively.
 pub struct LoanIn(LoanOut);
 
@@ -119,6 +141,55 @@ impl<'env> LoanBook<'env> {
     pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
         let start = slice.as_mut_ptr().cast_const();
         LoanIn(LoanOut { bytes: length(slice), start, within: None, _line: Arc::clone(&self.line) })
+    }
+}
+
+impl LendingMemory {
+    /// Memory of which nothing is lent.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes: ManuallyDrop::new(bytes), lent: 0, line: Arc::new(()) }
+    }
+
+    /// Lends the next bytes to be read, once `fill` has written them.
+    ///
+    /// # Panics
+    /// When fewer bytes are left.
+    pub fn read(&mut self, bytes: u32, fill: impl FnOnce(&mut [u8])) -> LoanOut {
+        let mut loan = self.write(bytes);
+        fill(loan.bytes_mut());
+        loan.0
+    }
+
+    /// Lends the next bytes to be written.
+    ///
+    /// # Panics
+    /// When fewer bytes are left.
+    pub fn write(&mut self, bytes: u32) -> LoanIn {
+        let end = self.lent.checked_add(bytes as usize).filter(|end| *end <= self.bytes.len());
+        let end = end.expect("as many bytes are lent as the memory has");
+        // Derived from the vector's pointer and not from a slice, which would cover parts that are lent.
+        let start = self.bytes.as_mut_ptr().wrapping_add(std::mem::replace(&mut self.lent, end)).cast_const();
+        LoanIn(LoanOut { bytes, start, within: None, _line: Arc::clone(&self.line) })
+    }
+
+    /// The memory, when every loan was dropped.
+    #[must_use]
+    pub fn take_back(mut self) -> Option<Vec<u8>> {
+        self.is_back().then(|| std::mem::take(&mut *self.bytes))
+    }
+
+    /// Whether every loan was dropped. That acquires what the borrowers did to the memory.
+    fn is_back(&mut self) -> bool {
+        Arc::get_mut(&mut self.line).is_some()
+    }
+}
+
+impl Drop for LendingMemory {
+    fn drop(&mut self) {
+        if self.is_back() {
+            drop(std::mem::take(&mut *self.bytes));
+        }
     }
 }
 
@@ -167,7 +238,8 @@ impl LoanOut {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the pointer and the length came from one `&'env [u8]`, or from one `&'env mut [u8]` that only a
         // `LoanIn` writes, which `&self` keeps away. `'env` lasts until `lend` returns, and `lend` does not return
-        // while this loan is in the book.
+        // while this loan is in the book. Or they are a part of a `LendingMemory`, which neither touches nor frees a
+        // part that it has lent, and lends it once.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes as usize) }
     }
 }
@@ -184,6 +256,7 @@ impl LoanIn {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
         // and `lend` does not return while this loan is in the book. That borrow was exclusive and `&mut self` is too.
+        // A part of a `LendingMemory` is lent once, and neither touched nor freed while this loan exists.
         unsafe { std::slice::from_raw_parts_mut(self.0.start.cast_mut(), self.0.bytes as usize) }
     }
 }

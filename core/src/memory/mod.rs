@@ -52,7 +52,7 @@ pub use arena::{Arena, ArenaUsage, Lease, Stretch, StretchMut};
 pub use budget::{Budget, BudgetLine};
 pub use buffer::{Buffer, Mapping};
 pub use callers::LetGo;
-pub use loan::{LoanBook, LoanIn, LoanOut, lend};
+pub use loan::{LendingMemory, LoanBook, LoanIn, LoanOut, lend};
 pub use mapped::Mapped;
 pub use prefetch::prefetch;
 pub use shared::SharedRange;
