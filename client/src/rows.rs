@@ -307,11 +307,8 @@ pub(super) fn sent_extents(gradients: &[GradientRows<'_>]) -> impl Iterator<Item
 
 /// The destinations, borrowed for a blocking call.
 fn borrowed<'a>(into: &'a mut [DestinationRows<'_>]) -> Vec<DestinationRows<'a>> {
-    let borrow = |one: &'a mut DestinationRows<'_>| DestinationRows {
-        name: one.name,
-        ids: one.ids,
-        values: &mut *one.values,
-    };
+    let borrow =
+        |one: &'a mut DestinationRows<'_>| DestinationRows { name: one.name, ids: one.ids, values: &mut *one.values };
     into.iter_mut().map(borrow).collect()
 }
 
