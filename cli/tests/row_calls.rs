@@ -2,6 +2,7 @@
 
 mod cluster;
 
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cluster::job::{DEADLINE, Job, Local, TCP, client, client_with, folder, reader};
@@ -216,9 +217,9 @@ fn wrong_rows_are_refused_before_any_are_sent() {
     servers.stop();
 }
 
-/// Steps until `until`, each with a row pushed and the next step's fetched; calls that fail are repeated. Says how
-/// many steps there were.
-fn count_up(client: &Client, table: &Matrix, until: Instant) -> u64 {
+/// Steps until `until`, each with rows pushed and others fetched, and reports each; calls that fail are repeated. Says
+/// how many steps there were.
+fn count_up(client: &Client, table: &Matrix, until: Instant, reports: &mpsc::Sender<()>) -> u64 {
     let (ids, ones) = ([1, 2, 7], bytes(&vec![-1.0; 3 * table.width]));
     let mut steps = 0;
     while Instant::now() < until {
@@ -236,6 +237,7 @@ fn count_up(client: &Client, table: &Matrix, until: Instant) -> u64 {
         });
         repeated.expect("a server that is started again answers");
         steps += 1;
+        let _ = reports.send(());
         let expected = vec![f32::from(u16::try_from(steps).expect("few steps")); table.width];
         assert_eq!(floats(&values)[..table.width], expected, "the fetched row has this trainer's pushes");
     }
@@ -256,11 +258,15 @@ fn rows_are_pushed_and_fetched_once_while_servers_are_killed() {
         begin(&patient, std::slice::from_ref(&table), true);
         drop(patient);
         let (mut prng, client, table) = (SeededPrng::new(7), &client, &table);
+        let (report, reports) = mpsc::channel();
         let steps = std::thread::scope(|scope| {
             let until = Instant::now() + Duration::from_secs(2);
-            let counting = scope.spawn(move || count_up(client, table, until));
+            let counting = scope.spawn(move || count_up(client, table, until, &report));
             for _ in 0..4 {
-                std::thread::sleep(Duration::from_micros(prng.next() % 400_000));
+                // Not only between two calls: somewhere in the time that a call takes.
+                for _ in 0..1 + prng.below(30) {
+                    let _ = reports.recv_timeout(DEADLINE);
+                }
                 let server = prng.below(2);
                 processes.kill(server);
                 processes.start_again(server);
