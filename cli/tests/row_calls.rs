@@ -125,7 +125,7 @@ fn started_and_combined(client: &Client, tables: &[Matrix], trainer: u32, round:
     rows
 }
 
-/// What every trainer sees in every round, with servers of its own.
+/// The rows that every trainer sees in every round, with servers of its own.
 fn train(bind: &'static str, step: Step) -> Vec<Vec<Given>> {
     let job = Job { bind, shards: 2, chunk_bytes: 4096, ..Job::new(2, TRAINERS) };
     let (servers, tables) = (Local::start(&job), tables(MOMENTUM));
