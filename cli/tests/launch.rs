@@ -5,7 +5,8 @@ mod launching;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use launching::{ACCURACY_MIN, DIGITS, MarkedRun, digits_folder, launch, script};
 use nix::sys::signal::{Signal, kill};
@@ -21,6 +22,7 @@ fn two_servers_and_four_trainers_learn_the_digits() {
     let end = end.end();
     assert!(end.accuracy(4) > ACCURACY_MIN, "{}", end.output);
     assert!(end.output.contains("[server 0] ready ") && end.output.contains("[server 1] ready "), "{}", end.output);
+    assert_eq!(end.errors, "", "servers leave the job in order");
 }
 
 #[test]
@@ -89,6 +91,104 @@ fn a_killed_launcher_leaves_no_process() {
     await_both(&run, folder.path());
     kill(run.id(), Signal::SIGKILL).expect("it runs");
     assert_eq!(run.end().status.signal(), Some(9));
+}
+
+#[test]
+fn a_killed_server_ends_the_job_and_nothing_is_left() {
+    let (folder, work) = (TempDir::new().expect("there is room"), TempDir::new().expect("there is room"));
+    let text = "touch FOLDER/at$PSERVER_TRAINER; exec sleep 1000".replace("FOLDER", &folder.path().display().to_string());
+    let mut command = launch(work.path(), &["--servers", "2", "--trainers", "2", "--", "sh", "-c", &text]);
+    command.env("TMPDIR", work.path());
+    let run = MarkedRun::start(command);
+    await_both(&run, folder.path());
+    let server = run.process_with("PSERVER_INDEX=1").expect("it runs");
+    kill(server, Signal::SIGKILL).expect("it runs");
+    let end = run.end();
+    assert_eq!(end.status.code(), Some(137), "{end:?}");
+    assert!(end.errors.contains("pserver: server 1 was ended by SIGKILL; expected 0"), "{end:?}");
+    assert_eq!(files_left(work.path(), ""), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_server_by_hand_that_is_killed_leaves_no_file_and_no_name() {
+    let work = TempDir::new().expect("there is room");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
+    command.args(["serve", "--bind", "127.0.0.1:0", "--ready-fd", "3"]).current_dir(work.path());
+    let ready = work.path().join("ready");
+    let shell = format!("exec \"$@\" 3>'{}'", ready.display());
+    let mut server = Command::new("sh");
+    server.args(["-c", &shell, "sh"]).arg(command.get_program()).args(command.get_args());
+    server.current_dir(work.path()).env("TMPDIR", work.path());
+    let run = MarkedRun::start(server);
+    let address = loop {
+        let said = fs::read_to_string(&ready).unwrap_or_default();
+        if let Some(line) = said.strip_suffix('\n') {
+            break line.to_owned();
+        }
+        assert!(!run.processes().is_empty(), "the server ended");
+        std::thread::yield_now();
+    };
+    let port = address.rsplit_once(':').expect("an address").1.to_owned();
+    let names = || fs::read_to_string("/proc/net/unix").expect("there is /proc");
+    let is_named = || names().lines().any(|line| line.ends_with(&format!("@pserver-token-127.0.0.1-{port}")));
+    assert!(is_named(), "{address}: clients of this user get the token");
+    kill(run.id(), Signal::SIGKILL).expect("it runs");
+    assert_eq!(run.end().status.signal(), Some(9));
+    assert!(!is_named(), "{}", names());
+    fs::remove_file(&ready).expect("it is ours");
+    assert_eq!(files_left(work.path(), &port), Vec::<PathBuf>::new());
+}
+
+/// Files in a run's folder, and files and shared memory of a server at a port in the folders of all.
+fn files_left(folder: &Path, port: &str) -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let files = |folder: &Path| -> Vec<PathBuf> {
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let common = [format!("/tmp/pserver-{user}"), format!("/run/user/{user}/pserver"), "/dev/shm".to_owned()];
+    let of_server = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.contains("pserver") || !port.is_empty() && name.contains(port)
+    };
+    let common = common.iter().flat_map(|folder| files(Path::new(folder))).filter(of_server);
+    files(folder).into_iter().chain(common).collect()
+}
+
+#[test]
+fn a_job_by_the_variables_of_ps_lite_learns_the_digits() {
+    let folder = digits_folder();
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).expect("a port is free").port();
+    let process = |program: &str, arguments: &[&str], variables: &[String]| {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(folder.path()).env("DMLC_PS_ROOT_URI", "127.0.0.1");
+        command.env("DMLC_PS_ROOT_PORT", port.to_string()).env("DMLC_NUM_SERVER", "2").env("DMLC_NUM_WORKER", "2");
+        command.envs(variables.iter().filter_map(|one| one.split_once('=')));
+        MarkedRun::start(command)
+    };
+    let server = |index: u32| {
+        let variables = ["DMLC_ROLE=server".to_owned(), format!("DMLC_SERVER_ID={index}")];
+        process(env!("CARGO_BIN_EXE_pserver"), &["serve", "--log-level", "warn"], &variables)
+    };
+    let worker = |rank: u32| {
+        let variables = ["DMLC_ROLE=worker".to_owned(), format!("DMLC_WORKER_ID={rank}")];
+        process("./digits", &DIGITS[2..], &variables)
+    };
+    let (servers, workers) = ([server(0), server(1)], [worker(0), worker(1)]);
+    for (rank, worker) in workers.into_iter().enumerate() {
+        let end = worker.end();
+        assert!(end.status.success(), "{end:?}");
+        let prefix = format!("trainer {rank}, epoch");
+        let line = end.output.lines().rfind(|line| line.starts_with(&prefix)).unwrap_or_else(|| panic!("{end:?}"));
+        let accuracy: f64 = line.rsplit_once(' ').expect("an accuracy").1.parse().expect("a number");
+        assert!(accuracy > ACCURACY_MIN, "{end:?}");
+    }
+    for (index, server) in servers.into_iter().enumerate().rev() {
+        kill(server.id(), Signal::SIGTERM).expect("it runs");
+        let end = server.end();
+        assert!(end.status.success() && end.errors.is_empty(), "{end:?}");
+        let root = format!("ready 127.0.0.1:{port}\n");
+        assert_eq!(end.output == root, index == 0, "server 0 is where all look for it: {}", end.output);
+    }
 }
 
 /// Arguments, words separated by `|`; the exit status; and parts of the text, in their order. `FOLDER` is a folder with

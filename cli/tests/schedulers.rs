@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use launching::{
-    ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, RunEnd, compile, digits_folder, has_programs, launch, script,
+    ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, RunEnd, compile, digits_folder, has_programs, launch, processes_with,
+    script,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -229,13 +230,8 @@ fn run_mark() -> String {
 
 /// Command lines of the processes with a variable.
 fn remote_processes(mark: &str) -> Vec<String> {
-    let all = fs::read_dir("/proc").expect("there is /proc").flatten().map(|entry| entry.path());
-    let is_marked = |process: &PathBuf| {
-        let environment = fs::read(process.join("environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|one| one == mark.as_bytes())
-    };
     let words = |process: PathBuf| fs::read(process.join("cmdline")).unwrap_or_default();
-    all.filter(is_marked).map(|process| String::from_utf8_lossy(&words(process)).replace('\0', " ")).collect()
+    processes_with(&[mark]).map(|process| String::from_utf8_lossy(&words(process)).replace('\0', " ")).collect()
 }
 
 /// A Slurm of one node in a folder.

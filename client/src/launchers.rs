@@ -6,6 +6,8 @@
 //!
 //! Not here: options, files and defaults, which stand beside these variables ([`crate::environment`]).
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
 use pserver_core::error::Failure;
 
 /// The port of server 0 where only its host is known: the first that Paddle's servers took.
@@ -97,6 +99,8 @@ const LAUNCHERS: [Launcher; 9] = [
 
 /// The part of a process in a job of ps-lite.
 const ROLE: &str = "DMLC_ROLE";
+/// The host of a process in a job of ps-lite, as the others reach it.
+const NODE_HOST: &str = "DMLC_NODE_HOST";
 
 /// A variable of a launcher that is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,6 +218,31 @@ impl<'a> Launchers<'a> {
         })
     }
 
+    /// Where a server of ps-lite listens, as its users expect. Server 0 is the scheduler too, and listens at the address
+    /// that all processes are given; another server at a port of the system's choice, of `DMLC_NODE_HOST` or of the
+    /// interface on the way to server 0. Nothing where another launcher gives server 0's address.
+    ///
+    /// # Errors
+    /// The process is no server of ps-lite, or finds no way to server 0.
+    pub fn bind_address(&self, is_first: bool) -> Result<Option<LauncherValue>, Failure> {
+        let of_ps_lite = |found: &LauncherValue| LAUNCHERS[found.launcher].name == "ps-lite";
+        let Some(root) = self.address().filter(of_ps_lite) else { return Ok(None) };
+        self.check_role("server")?;
+        if is_first {
+            return Ok(Some(root));
+        }
+        if let Some(host) = self.text(NODE_HOST) {
+            let (text, origin) = (format!("{}:0", in_brackets(&host)), NODE_HOST.to_owned());
+            return Ok(Some(LauncherValue { text, origin, ..root }));
+        }
+        let near = near_end(&root.text).map_err(|error| {
+            let LauncherValue { text, origin, .. } = &root;
+            let text = shown(text);
+            Failure::call(format!("{origin} is \"{text}\": {error}; expected an address that this host reaches"))
+        })?;
+        Ok(Some(LauncherValue { text: SocketAddr::new(near.ip(), 0).to_string(), ..root }))
+    }
+
     /// The address of server 0 by the assumption that it runs on the first host: for jobs without any other.
     ///
     /// # Errors
@@ -229,8 +258,8 @@ impl<'a> Launchers<'a> {
                 _ => None,
             };
             if let Some((host, origin)) = found {
-                let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
-                return Ok(Some(LauncherValue { text: format!("{host}:{PORT_DEFAULT}"), origin, launcher }));
+                let text = format!("{}:{PORT_DEFAULT}", in_brackets(&host));
+                return Ok(Some(LauncherValue { text, origin, launcher }));
             }
         }
         Ok(None)
@@ -254,20 +283,22 @@ impl<'a> Launchers<'a> {
     fn host_and_port(&self, hosts: &str, port: &str, launcher: usize) -> Option<LauncherValue> {
         let list = self.text(hosts)?;
         let host = list.split(',').next().unwrap_or_default().trim();
-        if host.contains(':') && !host.ends_with(']') {
+        if host.contains(':') && !host.ends_with(']') && host.parse::<Ipv6Addr>().is_err() {
             return Some(LauncherValue { text: host.to_owned(), origin: hosts.to_owned(), launcher });
         }
         let (number, origin) = match self.text(port) {
             Some(number) => (number, format!("{hosts} and {port}")),
             None => (PORT_DEFAULT.to_owned(), hosts.to_owned()),
         };
-        Some(LauncherValue { text: format!("{host}:{number}"), origin, launcher })
+        Some(LauncherValue { text: format!("{}:{number}", in_brackets(host)), origin, launcher })
     }
 
     fn check_role(&self, expected: &str) -> Result<(), Failure> {
         match self.text(ROLE) {
             Some(role) if role != expected => {
-                Err(Failure::call(format!("{ROLE} is \"{}\"; expected {expected} in this process", shown(&role))))
+                let role = shown(&role);
+                let more = if role == "scheduler" { "; server 0 is the scheduler too, so none is started" } else { "" };
+                Err(Failure::call(format!("{ROLE} is \"{role}\"; expected {expected} in this process{more}")))
             }
             _ => Ok(()),
         }
@@ -305,6 +336,28 @@ impl AddressVariables {
             Self::Nodes(names) => names.to_vec(),
         }
     }
+}
+
+/// A host before a port: an IPv6 address has brackets there.
+fn in_brackets(host: &str) -> String {
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() }
+}
+
+/// This host's address on the way to another. Nothing is sent.
+fn near_end(address: &str) -> std::io::Result<SocketAddr> {
+    let mut failed = std::io::Error::other("the name has no address");
+    for far in address.to_socket_addrs()? {
+        let any = if far.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let near = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(|socket| {
+            socket.connect(far)?;
+            socket.local_addr()
+        });
+        match near {
+            Ok(near) => return Ok(near),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 /// The host of server 0 by a node list. Where the list has one node, that is this machine, and a server there that
@@ -460,13 +513,34 @@ mod tests {
         assert_eq!(found, expected.map(|text| text.map(str::to_owned)), "{variables:?}, {servers:?}");
     }
 
+    fn check_bind(variables: &[&str], is_first: bool, expected: Result<Option<&str>, &str>) {
+        let variable = |name: &str| {
+            variables.iter().find_map(|one| one.split_once('=').filter(|(key, _)| *key == name)).map(|one| one.1.into())
+        };
+        let found = Launchers::new(&variable).bind_address(is_first);
+        match (found.map(|found| found.map(|found| found.text)), expected) {
+            (Ok(found), Ok(expected)) => assert_eq!(found.as_deref(), expected, "{variables:?}"),
+            (Err(found), Err(expected)) => assert!(found.to_string().contains(expected), "{variables:?}: {found}"),
+            (found, expected) => panic!("{variables:?}: {found:?}; expected {expected:?}"),
+        }
+    }
+
     #[test]
-    fn a_server_takes_its_index_from_ps_lite_or_as_one_of_several_from_a_rank() {
+    fn a_server_takes_index_and_address_from_ps_lite_or_the_index_as_one_of_several_from_a_rank() {
         check_server(&["SLURM_PROCID=1"], None, [None; 3]);
         check_server(&["SLURM_PROCID=1"], Some("1"), [None; 3]);
         check_server(&["SLURM_PROCID=1", "SLURM_NTASKS=2"], Some("2"), [Some("1"), None, None]);
         let all = ["DMLC_ROLE=server", "DMLC_SERVER_ID=2", "DMLC_NUM_SERVER=3", "DMLC_NUM_WORKER=4"];
         check_server(&all, None, [Some("2"), Some("3"), Some("4")]);
+        check_bind(&all, true, Ok(None));
+        let root = ["DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT=9"];
+        check_bind(&root, true, Ok(Some("127.0.0.1:9")));
+        check_bind(&root, false, Ok(Some("127.0.0.1:0")));
+        check_bind(&["DMLC_PS_ROOT_URI=::1", "DMLC_PS_ROOT_PORT=9"], true, Ok(Some("[::1]:9")));
+        check_bind(&[&root[..], &["DMLC_NODE_HOST=fe80::1"]].concat(), false, Ok(Some("[fe80::1]:0")));
+        check_bind(&[&root[..], &["PADDLE_PSERVER_IPS=a"]].concat(), true, Ok(None));
+        check_bind(&[&root[..], &["DMLC_ROLE=scheduler"]].concat(), true, Err("; server 0 is the scheduler too"));
+        check_bind(&["DMLC_PS_ROOT_URI=host.invalid"], false, Err("DMLC_PS_ROOT_URI is \"host.invalid:7164\": "));
         let variable = |name: &str| match name {
             "DMLC_ROLE" => Some("worker".to_owned()),
             "DMLC_NUM_SERVER" => Some("3".to_owned()),

@@ -206,14 +206,15 @@ impl Server {
         if let Some(listener) = self.listener.take() {
             ended = session::join(listener);
         }
-        // Shards first, all at once: while they finish, the coordinator still answers.
+        // Shards first, all at once: while they finish, the coordinator still answers. With its last checkpoint written
+        // a server leaves the job, so that a successor finds it.
         let SessionThreads { all, first_shard, registered, .. } = &mut self.sessions;
-        ended = registered.take().map_or(Ok(()), Registration::end).and(ended);
         let shards = all.split_off(all.len().min(*first_shard));
         for sessions in [shards, std::mem::take(all)] {
             sessions.iter().for_each(SessionThread::stop);
             ended = sessions.into_iter().map(SessionThread::join).fold(ended, Result::and);
         }
+        ended = registered.take().map_or(Ok(()), Registration::end).and(ended);
         self.http.take().into_iter().for_each(HttpServer::end);
         ended
     }

@@ -2,8 +2,8 @@
 //!
 //! The answer names the job. The server renews its registration every second, because a restarted server 0 knows no
 //! servers and admits trainers only when all servers are registered. Server 0 regards a server with an open connection
-//! as alive. A server whose index another server has does not start; a server whose index was taken while its
-//! connection was lost stops.
+//! as alive, until the server says that it leaves. A server whose index another server has does not start; a server
+//! whose index was taken while its connection was lost stops.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,10 +30,14 @@ const LOG_FIRST: Duration = Duration::from_millis(800);
 const LOG_LONGEST: Duration = Duration::from_secs(30);
 /// Interval and deadline of renewals: as long as a restarted server 0 delays joining trainers.
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait of an ending server for server 0, which may have ended before.
+const LEAVE_LIMIT: Duration = Duration::from_millis(250);
 
 /// A registration, renewed until this value is dropped.
 pub(super) struct Registration {
     until: Sender<()>,
+    /// Disconnected when the thread is at its end.
+    left: Receiver<()>,
     thread: JoinHandle<Result<(), Failure>>,
 }
 
@@ -43,11 +47,14 @@ impl Registration {
         self.thread.is_finished()
     }
 
-    /// Ends the renewals; the failure names the server that took the index. A renewal in progress is not waited for, as
-    /// it owns only a connection.
+    /// Ends the renewals, and tells server 0 that this server leaves; the failure names the server that took the index.
+    /// A server 0 that is silent is not waited for, as the thread owns only a connection.
     pub(super) fn end(self) -> Result<(), Failure> {
         drop(self.until);
-        if self.thread.is_finished() { super::session::join(self.thread) } else { Ok(()) }
+        match self.left.recv_timeout(LEAVE_LIMIT) {
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            _ => super::session::join(self.thread),
+        }
     }
 }
 
@@ -75,23 +82,32 @@ pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration),
     let register = RegisterRequest { renews: true, ..register };
     let reporter = StatusReporter { watch: Arc::clone(&start.watch), is_asked: joined.watches };
     let (until, stopped) = bounded(0);
+    let (leaves, left) = bounded::<()>(0);
+    let renewals = move || {
+        let _leaves = leaves;
+        renew(&mut engine, register, reporter, (job.epoch, &stopped))?;
+        if let Err(refused) = engine.control(Request::Leave(true), LEAVE_LIMIT, "leaving the job") {
+            tracing::debug!("{}", refused.text);
+        }
+        Ok(())
+    };
     let thread = std::thread::Builder::new()
         .name("pserver-register".to_owned())
-        .spawn(move || renew(engine, register, reporter, (job.epoch, &stopped)))
+        .spawn(renewals)
         .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-    Ok((job, Registration { until, thread }))
+    Ok((job, Registration { until, left, thread }))
 }
 
 /// Renews the registration until the server stops, or another server takes its index.
 fn renew(
-    mut engine: ClientEngine,
+    engine: &mut ClientEngine,
     mut register: RegisterRequest,
     mut reporter: StatusReporter,
     (epoch, stopped): (Epoch, &Receiver<()>),
 ) -> Result<(), Failure> {
     while stopped.recv_timeout(RENEW_INTERVAL) == Err(RecvTimeoutError::Timeout) {
         register.status = if reporter.is_asked { reporter.watch.encoded() } else { Vec::new() };
-        let renewed = report(&mut engine, &register, RENEW_INTERVAL);
+        let renewed = report(engine, &register, RENEW_INTERVAL);
         if let Ok(joined) = &renewed {
             reporter.is_asked = joined.watches;
         }

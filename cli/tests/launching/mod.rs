@@ -59,16 +59,18 @@ impl MarkedRun {
     /// Processes of the run, this one's child included.
     pub(crate) fn processes(&self) -> Vec<String> {
         let marked = format!("{MARK}={}", self.mark);
-        let is_marked = |process: &PathBuf| {
-            let environment = fs::read(process.join("environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|one| one == marked.as_bytes())
-        };
-        let all = fs::read_dir("/proc").expect("there is /proc").flatten().map(|entry| entry.path());
         let shown = |process: PathBuf| {
             let words = fs::read(process.join("cmdline")).unwrap_or_default();
             format!("{}: {}", process.display(), String::from_utf8_lossy(&words).replace('\0', " "))
         };
-        all.filter(is_marked).map(shown).collect()
+        processes_with(&[&marked]).map(shown).collect()
+    }
+
+    /// A process of the run with a variable.
+    pub(crate) fn process_with(&self, variable: &str) -> Option<nix::unistd::Pid> {
+        let marked = format!("{MARK}={}", self.mark);
+        let process = processes_with(&[&marked, variable]).next()?;
+        process.file_name()?.to_str()?.parse().ok().map(nix::unistd::Pid::from_raw)
     }
 
     /// Waits for the end, within [`PATIENCE`].
@@ -117,6 +119,16 @@ impl RunEnd {
         };
         (0..trainers).map(last).fold(1.0, f64::min)
     }
+}
+
+/// Folders in `/proc` of the processes with all of these variables.
+pub(crate) fn processes_with(variables: &[&str]) -> impl Iterator<Item = PathBuf> {
+    let has_all = move |process: &PathBuf| {
+        let environment = fs::read(process.join("environ")).unwrap_or_default();
+        let set: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
+        variables.iter().all(|variable| set.contains(&variable.as_bytes()))
+    };
+    fs::read_dir("/proc").expect("there is /proc").flatten().map(|entry| entry.path()).filter(has_all)
 }
 
 fn read(mut source: impl Read + Send + 'static) -> JoinHandle<String> {

@@ -390,8 +390,11 @@ impl Coordinator {
             }
             Request::Heartbeat(_) => answer(replies, peer, head, Answer::Done(true)),
             Request::Leave(_) => {
-                self.ranks.note_departed(who.ok_or_else(|| Refusal::invalid("only a trainer can leave"))?);
-                out.push(self.keep());
+                if !self.servers.leave(peer) {
+                    let trainer = who.ok_or_else(|| Refusal::invalid("only a trainer or server can leave"))?;
+                    self.ranks.note_departed(trainer);
+                    out.push(self.keep());
+                }
                 answer(replies, peer, head, Answer::Done(true));
                 self.admit(now, replies, out);
             }

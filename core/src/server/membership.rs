@@ -411,7 +411,15 @@ impl ServerSlots {
         PlaceClaim::Taken(!is_same)
     }
 
-    /// Records the close of a connection.
+    /// Releases the slot of a server that ends in order: a successor gets it at once, at any address. False where the
+    /// connection is no server's.
+    pub(super) fn leave(&mut self, peer: PeerId) -> bool {
+        let leaves = |slot: &&mut ServerSlot| slot.connection == Some(ServerConnection::Peer(peer));
+        let left = self.slots.iter_mut().find(leaves);
+        left.map(|slot| (slot.connection, slot.free_from) = (None, None)).is_some()
+    }
+
+    /// Records the close of a connection whose server has not left.
     pub(super) fn lost(&mut self, now: Now, peer: PeerId) {
         let grace = self.grace;
         let lost = self.slots.iter_mut().enumerate();

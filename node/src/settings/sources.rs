@@ -80,16 +80,18 @@ impl SettingTexts {
     }
 
     /// Takes what nobody configured from the launcher of this process: counts and the index, then, for all but server
-    /// 0, the address of server 0.
+    /// 0, the address of server 0, and where to listen.
     fn settle_launchers(&mut self, environment: &[(String, String)]) -> Result<()> {
         let variable = |name: &str| environment.iter().find(|(other, _)| other == name).map(|(_, text)| text.clone());
         let launchers = Launchers::new(&variable);
-        for key in ["servers", "trainers", "index", "coordinator"] {
+        for key in ["servers", "trainers", "index", "coordinator", "bind"] {
             if self.unmade(key).is_none() {
                 continue;
             }
             let is_first = self.get("index").text.trim() == "0";
             let found = match key {
+                "bind" if !is_first && !self.get("coordinator").is_launchers() => None,
+                "bind" => launchers.bind_address(is_first)?,
                 "coordinator" if is_first => None,
                 "coordinator" => match launchers.address() {
                     Some(said) => Some(said),
@@ -173,6 +175,11 @@ impl SettingValue {
     /// Whether the command line says it.
     pub(super) fn is_flag(&self) -> bool {
         self.origin == SettingOrigin::Flag
+    }
+
+    /// Whether a launcher says it.
+    fn is_launchers(&self) -> bool {
+        matches!(self.origin, SettingOrigin::Launcher(_))
     }
 
     /// Error text for a wrong value: setting, source, value and expected text.

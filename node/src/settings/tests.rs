@@ -480,6 +480,10 @@ fn trainers_know_the_names_of_all_settings_of_servers() {
 
 #[test]
 fn a_server_without_settings_of_its_own_is_placed_by_its_launcher() {
+    let check_bind = |flags, environment, bind: &str| {
+        let found = load(flags, environment, "").unwrap();
+        assert_eq!(found.addresses.bind.to_string(), bind, "{flags} {environment}");
+    };
     let check = |flags, environment, expected: (u16, u16, u32, Option<&str>)| {
         let found = load(flags, environment, "").unwrap();
         let coordinator = found.addresses.coordinator.map(|address| address.to_string());
@@ -490,9 +494,15 @@ fn a_server_without_settings_of_its_own_is_placed_by_its_launcher() {
     check("--trainers 4", slurm, (0, 1, 4, None));
     check("--servers 2 --trainers 4", slurm, (1, 2, 4, Some("n01:7164")));
     check("--servers 2 --index 0", slurm, (0, 2, 1, None));
-    let lite = "DMLC_ROLE=server DMLC_SERVER_ID=1 DMLC_NUM_SERVER=2 DMLC_NUM_WORKER=4 DMLC_PS_ROOT_URI=d";
-    check("", lite, (1, 2, 4, Some("d:7164")));
+    let lite = "DMLC_ROLE=server DMLC_SERVER_ID=1 DMLC_NUM_SERVER=2 DMLC_NUM_WORKER=4 \
+                DMLC_PS_ROOT_URI=127.0.0.1 DMLC_PS_ROOT_PORT=9";
+    check("", lite, (1, 2, 4, Some("127.0.0.1:9")));
     check("--coordinator c:1", lite, (1, 2, 4, Some("c:1")));
+    check_bind("", lite, "127.0.0.1:0");
+    check_bind("--index 0", lite, "127.0.0.1:9");
+    check_bind("--bind [::1]:8", lite, "[::1]:8");
+    check_bind("--coordinator c:1", lite, "127.0.0.1:7164");
+    check_bind("--servers 2", slurm, "127.0.0.1:7164");
     let beyond = "the configuration is wrong:\n  index (from SLURM_PROCID) is \"2\"; expected an index below servers, \
                   which is 2";
     check_refused("--servers 2 --coordinator c:1", "SLURM_PROCID=2", "", beyond);
@@ -500,6 +510,7 @@ fn a_server_without_settings_of_its_own_is_placed_by_its_launcher() {
         "",
         "DMLC_ROLE=scheduler DMLC_NUM_SERVER=2",
         "",
-        "DMLC_ROLE is \"scheduler\"; expected server in this process",
+        "DMLC_ROLE is \"scheduler\"; expected server in this process; server 0 is the scheduler too, so none is \
+         started",
     );
 }

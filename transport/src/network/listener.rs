@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 use super::blocking_pool::BlockingPool;
 use super::failures::HelloRefusal;
 use super::handoff::{AcceptedConnection, AcceptedStream};
-use super::local_token::{self, LocalToken};
+use super::local_token::LocalToken;
 use super::socket::{self, SocketOptions};
 use super::token::{self, JobToken};
 use super::{ConnectionSender, IoRuntime, NetworkOptions};
@@ -34,8 +34,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections for every lane of a server.
 pub struct Listener {
-    /// The token file for clients of this user. Declared first: the file must go before the address is free.
-    local_token_file: Option<LocalToken>,
+    /// The token for clients of this user. Declared first: its name must be free before the address is.
+    local_token: Option<LocalToken>,
     /// The TCP socket, unless the scheme excludes TCP.
     tcp_listener: Option<std::net::TcpListener>,
     /// The socket for processes of this machine, unless the scheme excludes them.
@@ -68,10 +68,10 @@ impl Stop {
     }
 }
 
-/// The held token file for clients of this user, where the server has no other token and listens on loopback.
-fn local_token_at(at: SocketAddr, options: &NetworkOptions) -> Result<Option<(JobToken, LocalToken)>, Failure> {
+/// The token for clients of this user, where the server has no other token and listens on loopback.
+fn local_token_at(at: SocketAddr, options: &NetworkOptions) -> Result<Option<LocalToken>, Failure> {
     let is_wanted = options.local_token && options.token.is_none() && at.ip().to_canonical().is_loopback();
-    if is_wanted { local_token::keep(at).map(Some) } else { Ok(None) }
+    if is_wanted { LocalToken::bind(at).map(Some) } else { Ok(None) }
 }
 
 impl Default for Stop {
@@ -97,8 +97,8 @@ impl Listener {
         let listen = async {
             let mut failed = io::Error::other("the name has no address");
             for number in socket::resolve(address).await? {
-                // A client of a restarted server may connect as soon as the socket listens, and then finds the token
-                // only if the file is already held. A port that the system chooses is known to no client yet.
+                // A client of a restarted server may connect as soon as the socket listens, and then asks for the token.
+                // A port that the system chooses is known to no client yet.
                 let kept = (number.port() > 0).then(|| local_token_at(number, &options));
                 match Self::take(address.scheme, number, &options) {
                     Ok(listener) => return Ok((listener, kept)),
@@ -111,11 +111,8 @@ impl Listener {
         let (mut listener, kept) = listening.map_err(|error| refused(&explained(&error, address)))?;
         let Ok(ip) = listener.local.host.parse::<IpAddr>() else { return Ok(listener) };
         let at = SocketAddr::new(ip, listener.local.port);
-        match kept.unwrap_or_else(|| local_token_at(at, &listener.options))? {
-            Some((token, file)) => {
-                (listener.options.token, listener.local_token_file) = (Some(token), Some(file));
-            }
-            None => local_token::forget(at),
+        if let Some(local_token) = kept.unwrap_or_else(|| local_token_at(at, &listener.options))? {
+            (listener.options.token, listener.local_token) = (Some(local_token.token()), Some(local_token));
         }
         Ok(listener)
     }
@@ -136,7 +133,7 @@ impl Listener {
         }
         let local = Address { scheme, host: found.ip().to_string(), port: found.port() };
         Ok(Self {
-            local_token_file: None,
+            local_token: None,
             tcp_listener,
             shm_listener,
             _reserved: reserved,
@@ -164,7 +161,7 @@ impl Listener {
     /// [`Failure::Node`] when the system has no descriptors for it.
     pub fn run(self, lanes: Vec<Option<ConnectionSender>>, stop: Stop) -> Result<(), Failure> {
         let runtime = IoRuntime::new()?;
-        let Self { local_token_file, tcp_listener, shm_listener, local, options, _reserved } = self;
+        let Self { local_token, tcp_listener, shm_listener, local, options, _reserved } = self;
         let failed = |error: io::Error| Failure::Node(format!("listening on {local}: {error}"));
         runtime.tokio().block_on(async {
             let tcp_listener = tcp_listener.map(TcpListener::from_std).transpose().map_err(failed)?;
@@ -173,11 +170,10 @@ impl Listener {
             let context =
                 Arc::new(HelloContext { lanes, options, scheme: local.scheme, blocking_pool: BlockingPool::new() });
             tokio::select! {
-                () = stop.stopped() => {}
-                () = accept(&sockets, &context) => {}
+                () = stop.stopped() => Ok(()),
+                () = accept(&sockets, &context) => Ok(()),
+                Some(ended) = maybe(local_token.map(LocalToken::serve)) => ended.map_err(failed),
             }
-            drop(local_token_file);
-            Ok(())
         })
     }
 }

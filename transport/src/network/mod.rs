@@ -94,10 +94,9 @@ pub struct NetworkOptions {
     pub poll: PollPolicy,
     /// The device for connections over verbs.
     pub devices: VerbsDevices,
-    /// The job's token, by which both ends authenticate. Without one a client uses the token file of a loopback server
-    /// of its user, if there is one.
+    /// The job's token, by which both ends authenticate. Without one a client asks a loopback server of its user.
     pub token: Option<JobToken>,
-    /// Whether a loopback listener without a token writes one for clients of its user. A listener without any token
+    /// Whether a loopback listener without a token makes one for clients of its user. A listener without any token
     /// accepts every client.
     pub local_token: bool,
 }

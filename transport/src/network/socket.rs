@@ -107,14 +107,18 @@ async fn connect_tcp(address_number: SocketAddr, options: &NetworkOptions) -> Re
     Ok(stream)
 }
 
-/// Authenticates with the job's token, or with the token file of a loopback server. The file is read each time, because
-/// a restarted server may have another token.
+/// Authenticates with the job's token, or with the one that a loopback server of this user gives. It is asked for each
+/// time, because a restarted server has another.
 async fn authenticate(
     address_number: SocketAddr,
     options: &NetworkOptions,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
 ) -> Result<(), ConnectFailure> {
-    match options.token.clone().or_else(|| local_token::find(address_number)) {
+    let token = match &options.token {
+        Some(token) => Some(token.clone()),
+        None => local_token::find(address_number).await?,
+    };
+    match token {
         Some(token) => token.authenticate_to_server(stream).await,
         None => Ok(()),
     }

@@ -85,6 +85,11 @@ impl JobToken {
         Self::new(&secret).map_err(|failure| wrong(&failure))
     }
 
+    /// The secret itself.
+    pub(super) fn secret(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Whether `shown` is this token, compared in constant time; for readers that send the token itself.
     #[must_use]
     pub fn is(&self, shown: &[u8]) -> bool {
