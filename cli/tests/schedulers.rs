@@ -4,34 +4,17 @@
 mod launching;
 
 use std::fs;
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use launching::{
-    ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, RunEnd, compile, digits_folder, has_programs, launch, processes_with,
-    script,
-};
+use launching::daemons::{Daemon, TestSsh, await_success, daemon, free_port, has, remote_processes, run_mark};
+use launching::{ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, RunEnd, compile, digits_folder, launch, script};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use pserver_kernels::conformance::skips::skip;
-
-/// Whether the programs are installed; a skip is reported where they are not.
-fn has(what: &str, programs: &[&str]) -> bool {
-    let has = has_programs(programs);
-    if !has {
-        skip(what, &format!("found no {}", programs.join(", ")));
-    }
-    has
-}
-
-fn port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("it is bound").port()
-}
 
 /// Runs a command of the docs in the folder of the digits, with `pserver` in PATH.
 fn run_line(folder: &Path, line: &str, variables: &[(&str, &str)]) -> RunEnd {
@@ -99,95 +82,13 @@ fn a_failure_under_mpirun_ends_everything_with_its_status() {
     }
 }
 
-/// A daemon of a test; it is killed with its descendants' session.
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let process = i32::try_from(self.0.id()).expect("process numbers are positive");
-        let _ = kill(Pid::from_raw(process), Signal::SIGTERM);
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
-            // tidy: allow sleep: a child's end has no event with a bound in time
-            thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a daemon that stays in the foreground; its words go to a file of its own.
-fn daemon(folder: &Path, program: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Daemon {
-    let log =
-        fs::File::create(folder.join(format!("{}.log", program.rsplit('/').next().expect("a name")))).expect("a file");
-    let mut command = Command::new(program);
-    command.args(arguments).current_dir(folder).envs(variables.iter().copied()).stdin(Stdio::null());
-    command.stdout(log.try_clone().expect("a file can be shared")).stderr(log);
-    Daemon(command.spawn().unwrap_or_else(|error| panic!("{program}: {error}")))
-}
-
-/// Repeats a command until it succeeds.
-fn await_success(mut command: Command, folder: &Path) {
-    let deadline = Instant::now() + PATIENCE;
-    while !command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-        let logs = || {
-            let all = fs::read_dir(folder).expect("it is there").flatten().map(|entry| entry.path());
-            let logs = all.filter(|path| path.extension().is_some_and(|one| one == "log"));
-            logs.map(|path| fs::read_to_string(path).unwrap_or_default()).collect::<String>()
-        };
-        assert!(Instant::now() < deadline, "{command:?} does not succeed: {}", logs());
-        // tidy: allow sleep: a daemon's start has no event
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// An sshd on loopback with keys of its own.
-struct LoopbackSsh {
-    _daemon: Daemon,
-    /// The words of `ssh` for it.
-    command: String,
-}
-
-impl LoopbackSsh {
-    fn start(folder: &Path) -> Self {
-        let place = folder.display();
-        for key in ["host", "user"] {
-            let mut command = Command::new("ssh-keygen");
-            command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(folder.join(key));
-            assert!(command.status().expect("there is ssh-keygen").success(), "ssh-keygen");
-        }
-        let port = port();
-        let server = format!(
-            "ListenAddress 127.0.0.1:{port}\nHostKey {place}/host\nAuthorizedKeysFile {place}/user.pub\nPidFile none\n\
-             StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n"
-        );
-        fs::write(folder.join("sshd_config"), server).expect("a file");
-        let hosts = format!(
-            "Host *\nHostName 127.0.0.1\nPort {port}\nIdentityFile {place}/user\nIdentitiesOnly yes\n\
-             StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n\
-             Host down\nPort 1\n"
-        );
-        // The first value counts, so the exception stands first.
-        let (all, down) = hosts.split_once("Host down\n").expect("it has both");
-        fs::write(folder.join("ssh_config"), format!("Host down\n{down}{all}")).expect("a file");
-        let _ = fs::create_dir_all("/run/sshd");
-        let config = folder.join("sshd_config").display().to_string();
-        let daemon = daemon(folder, "/usr/sbin/sshd", &["-D", "-e", "-f", &config], &[]);
-        let command = format!("ssh -F {place}/ssh_config");
-        let mut probe = Command::new("ssh");
-        probe.args(["-F", &folder.join("ssh_config").display().to_string(), "-o", "BatchMode=yes", "near", "true"]);
-        await_success(probe, folder);
-        Self { _daemon: daemon, command }
-    }
-}
-
 #[test]
 fn hosts_are_reached_by_ssh_and_the_one_that_is_down_is_named() {
     if !has("openssh-server", &["ssh", "ssh-keygen", "/usr/sbin/sshd"]) {
         return;
     }
     let folder = digits_folder();
-    let ssh = LoopbackSsh::start(folder.path());
+    let ssh = TestSsh::on_loopback(folder.path());
     let hosts = ["--servers", "2", "--trainers", "4", "--hosts", "node[1-2]", "--launcher", &ssh.command];
     let end = MarkedRun::start(launch(folder.path(), &[&hosts, &DIGITS[..]].concat()));
     let end = end.end();
@@ -223,17 +124,6 @@ fn hosts_are_reached_by_ssh_and_the_one_that_is_down_is_named() {
     }
 }
 
-/// A variable that this test's remote processes have.
-fn run_mark() -> String {
-    format!("PSERVER_TEST_HOST=of-{}", std::process::id())
-}
-
-/// Command lines of the processes with a variable.
-fn remote_processes(mark: &str) -> Vec<String> {
-    let words = |process: PathBuf| fs::read(process.join("cmdline")).unwrap_or_default();
-    processes_with(&[mark]).map(|process| String::from_utf8_lossy(&words(process)).replace('\0', " ")).collect()
-}
-
 /// A Slurm of one node in a folder.
 struct LoopbackSlurm {
     _daemons: Vec<Daemon>,
@@ -247,7 +137,7 @@ impl LoopbackSlurm {
         for name in ["spool", "state"] {
             fs::create_dir(folder.join(name)).expect("there is room");
         }
-        let (control, node) = (port(), port());
+        let (control, node) = (free_port(), free_port());
         let config = format!(
             "ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\nSlurmctldPort={control}\n\
              SlurmdPort={node}\nAuthType=auth/munge\nAuthInfo=socket={place}/munge.socket\nCryptoType=crypto/munge\n\

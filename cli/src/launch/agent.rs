@@ -1,7 +1,7 @@
 //! Agent: the process on a host that runs parts of a job for the launcher and ends them, however the launcher ends.
 //!
 //! It talks over standard input and output, or, where a scheduler started it, over a connection to the launcher. When
-//! that closes, the agent ends its parts: SIGTERM to their process groups, after the grace SIGKILL to every process
+//! that closes, or a launcher elsewhere is silent, the agent ends its parts: SIGTERM to their process groups, after the grace SIGKILL to every process
 //! below it. The token is a file in memory, open in the agent alone, which parts find as `PSERVER_TOKEN_FILE`.
 
 use std::fs::File;
@@ -27,7 +27,9 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::descendants::{self, Descendants};
-use super::message::{self, AgentHello, AgentMessage, AgentOrder, AgentParts, PartEnd, PartKind, PartOrder};
+use super::message::{
+    self, AgentHello, AgentMessage, AgentOrder, AgentParts, HEARTBEATS, PartEnd, PartKind, PartOrder,
+};
 use crate::own_program;
 
 /// How an agent finds the launcher: `CARRIER SECRET ADDRESS...`, where it is not standard input and output.
@@ -59,6 +61,10 @@ struct Agent {
     parts: AgentParts,
     token: File,
     running: Vec<RunningPart>,
+    /// Time of the launcher's last order.
+    heard_at: Instant,
+    /// Whether the launcher was silent for too long; a message to it could wait for ever.
+    is_alone: bool,
 }
 
 struct RunningPart {
@@ -78,11 +84,12 @@ struct RunningPart {
 /// No launcher, or one that says something else than orders.
 pub fn run() -> Result<()> {
     let descendants = Descendants::adopt().context("cannot become a subreaper")?;
-    let hello = hello();
     let (sender, events) = channel();
+    let mut way = None;
     let output: Output = match std::env::var(VARIABLE) {
         Ok(launcher) => {
             let stream = connect(&launcher)?;
+            way = stream.local_addr().ok().map(|address| address.ip()).filter(|address| !address.is_loopback());
             let input = stream.try_clone().context("a connection to the launcher")?;
             listen(Box::new(BufReader::new(input)), sender.clone())?;
             Arc::new(Mutex::new(Box::new(stream)))
@@ -93,10 +100,14 @@ pub fn run() -> Result<()> {
         }
     };
     await_signals(sender.clone())?;
-    send(&output, &AgentMessage::Hello(hello));
+    send(&output, &AgentMessage::Hello(hello(way)));
     let Ok(AgentEvent::Order(AgentOrder::Parts(parts))) = next_order(&events) else { return Ok(()) };
     let token = token_file(&parts.token)?;
-    let mut agent = Agent { output, events, sender, descendants, parts, token, running: Vec::new() };
+    if let Some(silence) = parts.silence_millis {
+        keep_alive(Arc::clone(&output), Duration::from_millis(silence) / HEARTBEATS)?;
+    }
+    let (running, heard_at) = (Vec::new(), Instant::now());
+    let mut agent = Agent { output, events, sender, descendants, parts, token, running, heard_at, is_alone: false };
     if let Err(error) = agent.serve() {
         send(&agent.output, &AgentMessage::Failed { text: format!("{error:#}") });
     }
@@ -104,9 +115,21 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// Tells the launcher at a period that this agent is there, on a thread of its own.
+fn keep_alive(output: Output, period: Duration) -> Result<()> {
+    let beat = move || {
+        loop {
+            thread::sleep(period);
+            send(&output, &AgentMessage::Heartbeat);
+        }
+    };
+    thread::Builder::new().name("agent-heartbeat".to_owned()).spawn(beat).context("cannot start a thread")?;
+    Ok(())
+}
+
 fn next_order(events: &Receiver<AgentEvent>) -> Result<AgentEvent> {
     loop {
-        match events.recv()? {
+        match events.recv_timeout(NEVER)? {
             AgentEvent::Look => {}
             event => return Ok(event),
         }
@@ -119,7 +142,8 @@ fn send(output: &Output, message: &AgentMessage) {
     let _ = message::write(&mut **output, message);
 }
 
-fn hello() -> AgentHello {
+/// The first message; `way` is this host's address on the way to the launcher.
+fn hello(way: Option<IpAddr>) -> AgentHello {
     let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let host = read("/proc/sys/kernel/hostname");
     let mut words = std::env::var(VARIABLE).unwrap_or_default();
@@ -136,12 +160,14 @@ fn hello() -> AgentHello {
     let rank = Launchers::new(&variable).rank().ok().flatten().and_then(|rank| rank.text.parse().ok());
     // `client-address client-port server-address server-port`: this host as the launcher reached it.
     let of_ssh = variable("SSH_CONNECTION").and_then(|words| words.split(' ').nth(2).map(str::to_owned));
+    let of_ssh = of_ssh.filter(|_| std::env::var_os(VARIABLE).is_none());
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     AgentHello {
         secret,
         carrier,
         rank,
-        boot: read("/proc/sys/kernel/random/boot_id"),
-        address: of_ssh.or_else(|| {
+        boot: format!("{} {}", read("/proc/sys/kernel/random/boot_id"), network.display()),
+        address: of_ssh.or_else(|| way.map(|address| address.to_string())).or_else(|| {
             let found = addresses(&host).into_iter().find(|address| !address.is_loopback());
             found.map(|address| address.to_string())
         }),
@@ -211,24 +237,52 @@ impl Agent {
             self.start(order, None)?;
         }
         loop {
-            let drains = self.running.iter().any(|part| part.ended.is_some() && !part.is_reported);
-            match self.events.recv_timeout(if drains { descendants::POLL_PERIOD } else { NEVER }) {
-                Ok(AgentEvent::Order(AgentOrder::Start { coordinator })) => {
-                    for order in self.parts.parts.clone().iter().filter(|order| order.part != 0) {
-                        self.start(order, Some(&coordinator))?;
-                    }
-                }
-                Ok(AgentEvent::Order(AgentOrder::Signal { kind, signal })) => self.signal(Some(kind), signal),
+            match self.events.recv_timeout(self.patience()) {
                 Ok(AgentEvent::Order(AgentOrder::Stop { is_urgent })) => {
                     self.stop(is_urgent);
                     return Ok(());
                 }
-                Ok(AgentEvent::Order(AgentOrder::Parts(_))) => bail!("found a second list of parts; expected one"),
+                Ok(AgentEvent::Order(order)) => {
+                    self.heard_at = Instant::now();
+                    self.obey(order)?;
+                }
                 Ok(AgentEvent::Closed) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if self.silence_left().is_zero() => {
+                    self.is_alone = true;
+                    return Ok(());
+                }
                 Ok(AgentEvent::Look) | Err(RecvTimeoutError::Timeout) => {}
             }
             self.note_ended();
         }
+    }
+
+    /// Carries out an order that is not the last one.
+    fn obey(&mut self, order: AgentOrder) -> Result<()> {
+        match order {
+            AgentOrder::Start { coordinator } => {
+                for order in self.parts.parts.clone().iter().filter(|order| order.part != 0) {
+                    self.start(order, Some(&coordinator))?;
+                }
+            }
+            AgentOrder::Signal { kind, signal } => self.signal(Some(kind), signal),
+            AgentOrder::Parts(_) => bail!("found a second list of parts; expected one"),
+            AgentOrder::Stop { .. } | AgentOrder::Heartbeat => {}
+        }
+        Ok(())
+    }
+
+    /// Time until there is something to look for without an event.
+    fn patience(&self) -> Duration {
+        let drains = self.running.iter().any(|part| part.ended.is_some() && !part.is_reported);
+        let limit = if drains { descendants::POLL_PERIOD } else { NEVER };
+        self.silence_left().min(limit)
+    }
+
+    /// Time until a silent launcher is given up.
+    fn silence_left(&self) -> Duration {
+        let limit = self.parts.silence_millis.map(Duration::from_millis);
+        limit.map_or(NEVER, |limit| limit.saturating_sub(self.heard_at.elapsed()))
     }
 
     fn start(&mut self, order: &PartOrder, coordinator: Option<&str>) -> Result<()> {
@@ -306,7 +360,9 @@ impl Agent {
             let Some((end, since)) = running.ended else { continue };
             if running.open.load(Ordering::Acquire) == 0 || OUTPUT_DRAIN < since.elapsed() {
                 running.is_reported = true;
-                send(&self.output, &AgentMessage::Ended { part: running.part, end });
+                if !self.is_alone {
+                    send(&self.output, &AgentMessage::Ended { part: running.part, end });
+                }
             }
         }
     }

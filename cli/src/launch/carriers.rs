@@ -41,6 +41,8 @@ pub(super) struct Carrier {
     /// The parts of its agent; with `by_rank` each of its agents has the one of its rank.
     pub(super) parts: Vec<usize>,
     pub(super) by_rank: bool,
+    /// Whether its agents may be on other machines, so that silence is the only sign of their loss.
+    pub(super) is_remote: bool,
     /// The last line of its standard error.
     pub(super) last_error: String,
     /// Its outputs that are read here and have not ended.
@@ -67,6 +69,7 @@ pub(super) struct CarrierPlan {
     command: Vec<String>,
     pub(super) parts: Vec<usize>,
     by_rank: bool,
+    is_remote: bool,
 }
 
 /// Plans the carriers of all parts, servers before trainers.
@@ -76,7 +79,7 @@ pub(super) fn plan(args: &LaunchArgs, kinds: &[PartKind]) -> Result<Vec<CarrierP
     match method(args)? {
         LaunchMethod::Local => {
             let name = "this machine".to_owned();
-            Ok(vec![CarrierPlan { name, command: agent, parts: all, by_rank: false }])
+            Ok(vec![CarrierPlan { name, command: agent, parts: all, by_rank: false, is_remote: false }])
         }
         LaunchMethod::Ssh => on_hosts(args, kinds, &agent),
         method => {
@@ -85,7 +88,7 @@ pub(super) fn plan(args: &LaunchArgs, kinds: &[PartKind]) -> Result<Vec<CarrierP
                 let command = scheduled(args, method, parts.len(), &agent)?;
                 let whose = if kind == PartKind::Server { "servers" } else { "trainers" };
                 let name = format!("{} of {whose}", command[0].rsplit('/').next().unwrap_or_default());
-                Ok(CarrierPlan { name, command, parts, by_rank: true })
+                Ok(CarrierPlan { name, command, parts, by_rank: true, is_remote: true })
             };
             Ok(vec![of(PartKind::Server)?, of(PartKind::Trainer)?])
         }
@@ -184,6 +187,13 @@ fn hosts(args: &LaunchArgs) -> Result<Vec<String>> {
     for (place, host) in all.iter().enumerate() {
         ensure!(!all[..place].contains(host), "host {host} is given twice; expected once");
         ensure!(!host.starts_with('-'), "host {host:?}: expected a name without a dash before it");
+        ensure!(!host.contains(char::is_whitespace), "host {host:?}: found a blank; expected commas between hosts");
+        let port = host.split_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+        if let Some((name, port)) = port {
+            bail!(
+                "host {host:?}: found a port; expected {name}, with --launcher 'ssh -p {port}' or a line of ~/.ssh/config"
+            );
+        }
     }
     Ok(all)
 }
@@ -194,7 +204,7 @@ fn on_hosts(args: &LaunchArgs, kinds: &[PartKind], agent: &[String]) -> Result<V
     let servers = kinds.iter().filter(|kind| **kind == PartKind::Server).count();
     let trainers = kinds.len() - servers;
     let mut words = launcher_words(args, "ssh")?;
-    words.extend(["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o"].map(str::to_owned));
+    words.extend(["-o", "BatchMode=yes", "-o"].map(str::to_owned));
     words.push(format!("ConnectTimeout={}", args.connect_timeout));
     let remote = shlex::try_join(agent.iter().map(String::as_str)).context("the path of this program")?;
     let host_of = |part: usize| {
@@ -205,8 +215,15 @@ fn on_hosts(args: &LaunchArgs, kinds: &[PartKind], agent: &[String]) -> Result<V
         command: [&words[..], &["--".to_owned(), host.clone(), format!("exec {remote}")]].concat(),
         parts: (0..kinds.len()).filter(|part| host_of(*part) == place).collect(),
         by_rank: false,
+        is_remote: true,
     };
     Ok(hosts.iter().enumerate().map(of).filter(|plan| !plan.parts.is_empty()).collect())
+}
+
+/// The IPv4 addresses of this machine's interfaces.
+fn interfaces() -> impl Iterator<Item = IpAddr> {
+    let all = nix::ifaddrs::getifaddrs().into_iter().flatten().filter_map(|interface| interface.address);
+    all.filter_map(|address| address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip())))
 }
 
 /// Where agents that a scheduler started connect to.
@@ -228,7 +245,16 @@ impl AgentDoor {
         let listener = TcpListener::bind((address, 0)).context("listening for agents")?;
         let port = listener.local_addr().context("listening for agents")?.port();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let mut all: Vec<IpAddr> = if is_wide { addresses(host.trim()) } else { Vec::new() };
+        let mut all: Vec<IpAddr> = Vec::new();
+        if is_wide {
+            // A host's name may stand for loopback alone.
+            let named = addresses(host.trim()).into_iter().chain(interfaces());
+            named.filter(|address| !address.is_loopback()).for_each(|one| {
+                if !all.contains(&one) {
+                    all.push(one)
+                }
+            });
+        }
         all.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let all: Vec<String> = all.iter().map(|address| SocketAddr::new(*address, port).to_string()).collect();
         Ok(Self { listener, addresses: all.join(" ") })
@@ -257,7 +283,7 @@ impl CarrierPlan {
         door: Option<(&AgentDoor, &str)>,
         sender: &LaunchSender,
     ) -> Result<Carrier> {
-        let Self { name, command, parts, by_rank } = self;
+        let Self { name, command, parts, by_rank, is_remote } = self;
         let mut process = Command::new(&command[0]);
         process.args(&command[1..]).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         match door {
@@ -274,7 +300,7 @@ impl CarrierPlan {
             outputs += 1;
         }
         pass_on(child.stderr.take().expect("it is a pipe"), carrier, sender)?;
-        Ok(Carrier { name, child, parts, by_rank, last_error: String::new(), outputs, ended_at: None })
+        Ok(Carrier { name, child, parts, by_rank, is_remote, last_error: String::new(), outputs, ended_at: None })
     }
 
     /// Whether its agents connect by themselves.

@@ -9,6 +9,8 @@ use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// Heartbeats within the silence after which the other side is given up.
+pub(super) const HEARTBEATS: u32 = 4;
 /// Longest message: a job's order has an argument list, of which the kernel allows 2 MiB.
 const MESSAGE_BYTES_MAX: u64 = 8 << 20;
 
@@ -39,6 +41,9 @@ pub(super) struct AgentParts {
     pub(super) parts: Vec<PartOrder>,
     /// Time from SIGTERM to SIGKILL.
     pub(super) grace_millis: u64,
+    /// Silence after which either side gives the other up; none on the launcher's machine, where a connection ends with
+    /// either process.
+    pub(super) silence_millis: Option<u64>,
 }
 
 /// From the launcher to an agent.
@@ -52,6 +57,8 @@ pub(super) enum AgentOrder {
     Signal { kind: PartKind, signal: i32 },
     /// End everything: SIGTERM, then SIGKILL after the grace, or at once.
     Stop { is_urgent: bool },
+    /// The launcher is there.
+    Heartbeat,
 }
 
 /// From an agent to the launcher.
@@ -65,6 +72,8 @@ pub(super) enum AgentMessage {
     Ended { part: usize, end: PartEnd },
     /// The agent cannot do what it was told.
     Failed { text: String },
+    /// The agent is there.
+    Heartbeat,
 }
 
 /// An agent's place.
@@ -77,7 +86,7 @@ pub(super) struct AgentHello {
     /// Its rank among the agents of the same command, where that starts several.
     pub(super) rank: Option<u32>,
     pub(super) host: String,
-    /// Equal for agents on the same machine.
+    /// Equal for agents that share loopback: on the same machine, in the same network namespace.
     pub(super) boot: String,
     /// The address at which other hosts reach this one.
     pub(super) address: Option<String>,

@@ -56,6 +56,10 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u32).range(1..=3600))]
     connect_timeout: u32,
+    /// Seconds of silence after which a host is given up, and after which a host without its launcher ends its parts.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+        value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    heartbeat_timeout: u32,
     /// Seconds from SIGTERM to SIGKILL at an early end.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600))]
     grace: u32,

@@ -5,9 +5,9 @@ use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,9 @@ use signal_hook::iterator::Signals;
 
 use super::carriers::{self, AgentDoor, Carrier};
 use super::descendants::{Descendants, POLL_PERIOD};
-use super::message::{self, AgentHello, AgentMessage, AgentOrder, AgentParts, PartEnd, PartKind, PartOrder};
+use super::message::{
+    self, AgentHello, AgentMessage, AgentOrder, AgentParts, HEARTBEATS, PartEnd, PartKind, PartOrder,
+};
 use super::output::LaunchOutput;
 use super::{LaunchArgs, LaunchEvent, LaunchSender};
 
@@ -64,9 +66,19 @@ struct LaunchInbox {
 
 /// An agent's connection.
 struct JobAgent {
-    to: Box<dyn Write + Send>,
+    to: AgentWriter,
     hello: Option<AgentHello>,
     is_open: bool,
+    /// Time of its last message, once it has its parts.
+    heard_at: Option<Instant>,
+}
+
+/// The sending side of an agent's connection: orders and heartbeats.
+type AgentWriter = Arc<Mutex<Box<dyn Write + Send>>>;
+
+fn write(to: &AgentWriter, order: &AgentOrder) {
+    // A closed connection is an event of its own.
+    let _ = message::write(&mut **to.lock().unwrap_or_else(PoisonError::into_inner), order);
 }
 
 pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
@@ -104,7 +116,8 @@ pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
     Ok(match job.failed.take() {
         None => 0,
         Some((status, why)) => {
-            eprintln!("pserver: {why}");
+            // The reader of the output may be gone, which is one of the reasons.
+            let _ = writeln!(std::io::stderr(), "pserver: {why}");
             status
         }
     })
@@ -201,6 +214,7 @@ impl LaunchedJob<'_> {
             }
         }
         self.order_parts()?;
+        self.keep_alive()?;
         let deadline = Instant::now() + READY_TIMEOUT;
         while self.failed.is_none() && !self.is_started {
             ensure!(self.turn(Some(deadline))?, "server 0 did not get ready within {} s", READY_TIMEOUT.as_secs());
@@ -211,7 +225,8 @@ impl LaunchedJob<'_> {
     /// Adds an agent's connection, and reads it on a thread of its own.
     fn meet(&mut self, to: Box<dyn Write + Send>, from: Box<dyn Read + Send>) -> Result<()> {
         let agent = self.agents.len();
-        self.agents.push(JobAgent { to, hello: None, is_open: true });
+        let to = Arc::new(Mutex::new(to));
+        self.agents.push(JobAgent { to, hello: None, is_open: true, heard_at: None });
         let sender = self.inbox.sender.clone();
         let listen = move || {
             let mut from = BufReader::new(from);
@@ -269,9 +284,49 @@ impl LaunchedJob<'_> {
             let parts = parts.into_iter().map(|part| self.part_order(part, &host)).collect::<Result<_>>()?;
             let (token, folder) = (self.token.clone(), folder.clone());
             let grace_millis = u64::from(self.args.grace) * 1000;
-            self.tell(agent, &AgentOrder::Parts(AgentParts { token, folder, parts, grace_millis }));
+            let silence_millis = self.silence_limit().map(|limit| u64::from(limit) * 1000);
+            let parts = AgentParts { token, folder, parts, grace_millis, silence_millis };
+            self.tell(agent, &AgentOrder::Parts(parts));
+            self.agents[agent].heard_at = Some(Instant::now());
         }
         Ok(())
+    }
+
+    /// Seconds of silence after which an agent is given up, where agents may be on other machines.
+    fn silence_limit(&self) -> Option<u32> {
+        self.carriers.iter().any(|carrier| carrier.is_remote).then_some(self.args.heartbeat_timeout)
+    }
+
+    /// Tells agents at a period that the launcher is there, on a thread of its own: this one may wait for the reader of
+    /// the output.
+    fn keep_alive(&self) -> Result<()> {
+        let Some(limit) = self.silence_limit() else { return Ok(()) };
+        let period = Duration::from_secs(limit.into()) / HEARTBEATS;
+        let agents: Vec<Weak<_>> = self.agents.iter().map(|agent| Arc::downgrade(&agent.to)).collect();
+        let beat = move || {
+            while 0 < agents.iter().filter_map(Weak::upgrade).map(|to| write(&to, &AgentOrder::Heartbeat)).count() {
+                thread::sleep(period);
+            }
+        };
+        thread::Builder::new().name("launch-heartbeat".to_owned()).spawn(beat).context("cannot start a thread")?;
+        Ok(())
+    }
+
+    /// Fails where an agent was silent for too long, with no message of it left to handle.
+    fn note_silent(&mut self) {
+        let Some(limit) = self.silence_limit() else { return };
+        for agent in 0..self.agents.len() {
+            let JobAgent { is_open, heard_at, .. } = self.agents[agent];
+            let is_silent =
+                heard_at.is_some_and(|heard_at| limit <= u32::try_from(heard_at.elapsed().as_secs()).unwrap_or(limit));
+            if is_open && is_silent {
+                self.agents[agent].is_open = false;
+                if let Some((name, part)) = self.running_part(agent) {
+                    let text = "the host or the network is down; expected a heartbeat";
+                    self.fail(1, format!("{name}: silent for {limit} s while {part} ran: {text}"));
+                }
+            }
+        }
     }
 
     fn part_order(&self, part: usize, host: &str) -> Result<PartOrder> {
@@ -331,6 +386,7 @@ impl LaunchedJob<'_> {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.note_carriers();
+                    self.note_silent();
                     if signal != 0 || self.failed.is_some() {
                         return Ok(true);
                     }
@@ -376,12 +432,13 @@ impl LaunchedJob<'_> {
     }
 
     fn received(&mut self, agent: usize, message: AgentMessage) -> Result<()> {
+        self.agents[agent].heard_at.iter_mut().for_each(|heard_at| *heard_at = Instant::now());
         if self.agents[agent].hello.is_none() {
             let AgentMessage::Hello(hello) = message else { return Ok(()) };
             return self.greeted(agent, hello);
         }
         match message {
-            AgentMessage::Hello(_) => {}
+            AgentMessage::Hello(_) | AgentMessage::Heartbeat => {}
             AgentMessage::Line { part, is_error, text } => {
                 if part == 0 && !is_error && !self.is_started && text.starts_with("ready ") {
                     let coordinator = text["ready ".len()..].trim().to_owned();
@@ -439,16 +496,21 @@ impl LaunchedJob<'_> {
 
     fn closed(&mut self, agent: usize) {
         self.agents[agent].is_open = false;
-        let Some(hello) = &self.agents[agent].hello else { return };
+        if let Some((name, part)) = self.running_part(agent) {
+            self.fail(1, format!("{name}: the connection ended while {part} ran"));
+        }
+    }
+
+    /// The names of an agent's carrier and of the first of its parts that runs.
+    fn running_part(&self, agent: usize) -> Option<(String, String)> {
+        let hello = self.agents[agent].hello.as_ref()?;
         let carrier = &self.carriers[hello.carrier];
         let parts = match hello.rank.filter(|_| carrier.by_rank) {
             Some(rank) => carrier.parts.get(usize::try_from(rank).unwrap_or(usize::MAX)).into_iter().collect(),
             None => carrier.parts.iter().collect::<Vec<_>>(),
         };
-        if let Some(lost) = parts.into_iter().find(|part| !self.ended.contains_key(part)) {
-            let text = format!("{}: the connection ended while {} ran", carrier.name, self.part_name(*lost));
-            self.fail(1, text);
-        }
+        let part = parts.into_iter().find(|part| !self.ended.contains_key(part))?;
+        Some((carrier.name.clone(), self.part_name(*part)))
     }
 
     /// Fails where a carrier ended before its agents had answered.
@@ -520,8 +582,7 @@ impl LaunchedJob<'_> {
     }
 
     fn tell(&mut self, agent: usize, order: &AgentOrder) {
-        // A closed connection is an event of its own.
-        let _ = message::write(&mut *self.agents[agent].to, order);
+        write(&self.agents[agent].to, order);
     }
 
     fn tell_all(&mut self, order: &AgentOrder) {

@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "every test program uses the part that it needs")]
 
+pub(crate) mod daemons;
+
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;

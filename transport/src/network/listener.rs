@@ -132,14 +132,7 @@ impl Listener {
             shm_listener = listen_shm(scheme, found)?;
         }
         let local = Address { scheme, host: found.ip().to_string(), port: found.port() };
-        Ok(Self {
-            local_token: None,
-            tcp_listener,
-            shm_listener,
-            _reserved: reserved,
-            local,
-            options: options.clone(),
-        })
+        Ok(Self { local_token: None, tcp_listener, shm_listener, _reserved: reserved, local, options: options.clone() })
     }
 
     /// Whether processes of this machine can connect through shared memory.
