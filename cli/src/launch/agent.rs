@@ -1,8 +1,9 @@
 //! Agent: the process on a host that runs parts of a job for the launcher and ends them, however the launcher ends.
 //!
 //! It talks over standard input and output, or, where a scheduler started it, over a connection to the launcher. When
-//! that closes, or a launcher elsewhere is silent, the agent ends its parts: SIGTERM to their process groups, after the grace SIGKILL to every process
-//! below it. The token is a file in memory, open in the agent alone, which parts find as `PSERVER_TOKEN_FILE`.
+//! that closes, or a launcher elsewhere is silent, the agent ends its parts: SIGTERM to their process groups, after the
+//! grace SIGKILL to every process below it. The token is a file in memory, open in the agent alone, which parts find as
+//! `PSERVER_TOKEN_FILE`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -190,9 +190,7 @@ fn hosts(args: &LaunchArgs) -> Result<Vec<String>> {
         ensure!(!host.contains(char::is_whitespace), "host {host:?}: found a blank; expected commas between hosts");
         let port = host.split_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
         if let Some((name, port)) = port {
-            bail!(
-                "host {host:?}: found a port; expected {name}, with --launcher 'ssh -p {port}' or a line of ~/.ssh/config"
-            );
+            bail!("host {host:?}: found a port; expected {name}, with --launcher 'ssh -p {port}' or in ~/.ssh/config");
         }
     }
     Ok(all)

@@ -97,8 +97,8 @@ impl Listener {
         let listen = async {
             let mut failed = io::Error::other("the name has no address");
             for number in socket::resolve(address).await? {
-                // A client of a restarted server may connect as soon as the socket listens, and then asks for the token.
-                // A port that the system chooses is known to no client yet.
+                // A client of a restarted server may connect as soon as the socket listens, and asks for the token. A
+                // port that the system chooses is known to no client yet.
                 let kept = (number.port() > 0).then(|| local_token_at(number, &options));
                 match Self::take(address.scheme, number, &options) {
                     Ok(listener) => return Ok((listener, kept)),
