@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use launching::{ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, digits_folder, launch, script};
 use nix::sys::signal::{Signal, kill};
@@ -41,6 +41,30 @@ fn lines_of_several_trainers_are_whole_named_and_in_order() {
         assert!(end.errors.contains(&format!("{prefix}fault\n")), "{}", end.errors);
     }
     assert_eq!(end.output.lines().filter(|line| !line.contains("] ready ")).count(), 4 * 501);
+}
+
+#[test]
+fn only_server_0_shows_the_job() {
+    let folder = TempDir::new().expect("there is room");
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).expect("a port is free").port();
+    // A server that wanted the same port would not register.
+    let text = "count() { exec 3<>/dev/tcp/127.0.0.1/$1; printf 'GET /status HTTP/1.0\\r\\n\\r\\n' >&3; \
+                grep -Eo '\"is_connected\": ?true' <&3 | wc -l; }; \
+                until [ $(count $1) = 3 ]; do sleep 0.05; done; echo shown";
+    let (at, port) = (format!("127.0.0.1:{port}"), port.to_string());
+    let command = ["--servers", "3", "--http", &at, "--", "bash", "-c", text, "bash", &port];
+    let end = MarkedRun::start(launch(folder.path(), &command)).end();
+    assert!(end.status.success() && end.output.contains("[trainer 0] shown\n"), "{end:?}");
+}
+
+#[test]
+fn a_long_line_is_cut_between_characters_and_bytes_that_are_no_text_are_shown() {
+    let folder = TempDir::new().expect("there is room");
+    let text = "printf x; head -c 99999 /dev/zero | sed 's/\\x0/\u{e9}/g'; echo; printf 'a\\377b'";
+    let end = MarkedRun::start(launch(folder.path(), &["--", "sh", "-c", text])).end();
+    let pieces: Vec<&str> = end.output.lines().filter_map(|line| line.strip_prefix("[trainer 0] ")).collect();
+    assert_eq!(pieces.iter().map(|piece| piece.matches('\u{e9}').count()).sum::<usize>(), 99_999, "{}", end.errors);
+    assert_eq!((pieces.len(), pieces.last()), (5, Some(&"a\u{fffd}b")));
 }
 
 #[test]
@@ -96,6 +120,7 @@ fn a_killed_launcher_leaves_no_process() {
 
 #[test]
 fn a_killed_server_ends_the_job_and_nothing_is_left() {
+    let since = SystemTime::now();
     let (folder, work) = (TempDir::new().expect("there is room"), TempDir::new().expect("there is room"));
     let text =
         "touch FOLDER/at$PSERVER_TRAINER; exec sleep 1000".replace("FOLDER", &folder.path().display().to_string());
@@ -108,12 +133,12 @@ fn a_killed_server_ends_the_job_and_nothing_is_left() {
     let end = run.end();
     assert_eq!(end.status.code(), Some(137), "{end:?}");
     assert!(end.errors.contains("pserver: server 1 was ended by SIGKILL; expected 0"), "{end:?}");
-    assert_eq!(files_left(work.path(), ""), Vec::<PathBuf>::new());
+    assert_eq!(files_left(work.path(), "", since), Vec::<PathBuf>::new());
 }
 
 #[test]
 fn a_server_by_hand_that_is_killed_leaves_no_file_and_no_name() {
-    let work = TempDir::new().expect("there is room");
+    let (work, since) = (TempDir::new().expect("there is room"), SystemTime::now());
     let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
     command.args(["serve", "--bind", "127.0.0.1:0", "--ready-fd", "3"]).current_dir(work.path());
     let ready = work.path().join("ready");
@@ -139,11 +164,11 @@ fn a_server_by_hand_that_is_killed_leaves_no_file_and_no_name() {
     assert_eq!(run.end().status.signal(), Some(9));
     assert!(!is_named(), "{}", names());
     fs::remove_file(&ready).expect("it is ours");
-    assert_eq!(files_left(work.path(), &port), Vec::<PathBuf>::new());
+    assert_eq!(files_left(work.path(), &port, since), Vec::<PathBuf>::new());
 }
 
-/// Files in a run's folder, and files and shared memory of a server at a port in the folders of all.
-fn files_left(folder: &Path, port: &str) -> Vec<PathBuf> {
+/// Files in a run's folder, and files and shared memory that a server at a port has made since in the folders of all.
+fn files_left(folder: &Path, port: &str, since: SystemTime) -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let files = |folder: &Path| -> Vec<PathBuf> {
         fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
@@ -151,7 +176,8 @@ fn files_left(folder: &Path, port: &str) -> Vec<PathBuf> {
     let common = [format!("/tmp/pserver-{user}"), format!("/run/user/{user}/pserver"), "/dev/shm".to_owned()];
     let of_server = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.contains("pserver") || !port.is_empty() && name.contains(port)
+        let is_new = path.metadata().and_then(|facts| facts.modified()).is_ok_and(|modified| since <= modified);
+        is_new && (name.contains("pserver") || !port.is_empty() && name.contains(port))
     };
     let common = common.iter().flat_map(|folder| files(Path::new(folder))).filter(of_server);
     files(folder).into_iter().chain(common).collect()
@@ -207,6 +233,13 @@ const MISTAKES: &[LaunchMistake] = &[
     ("--servers|many|--|true", 2, &["invalid value 'many' for '--servers"]),
     ("--trainer|2|--|true", 2, &["unexpected argument '--trainer'", "a similar argument exists: '--trainers'"]),
     ("--with|docker|--|true", 2, &["invalid value 'docker'", "possible values: local, ssh, srun, mpirun"]),
+    ("--|", 1, &["the command is an empty word; expected the trainer's program"]),
+    (
+        "--http|9464|--|true",
+        1,
+        &["[server 0]", "http (from PSERVER_HTTP) is \"9464\"; expected the number of an address"],
+    ),
+    ("--hostfile|FOLDER/marked|--launcher|FOLDER/refused|--|true", 1, &["host m ended (exit status: 255)"]),
     ("--|./none", 1, &["./none: expected the trainer's program: No such file"]),
     ("--|no-such-program", 1, &["no-such-program: found no such program in PATH", "such as ./no-such-program"]),
     ("--|FOLDER/text", 1, &["text: found a file that is not executable", "(chmod +x)"]),
@@ -280,6 +313,7 @@ fn prepare(folder: &Path) {
     let agents = |what: &str| format!("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\n{what}\nwait\n");
     fs::write(folder.join("text"), "no program\n").expect("a file");
     fs::write(folder.join("empty"), "# no host\n\n").expect("a file");
+    fs::write(folder.join("marked"), "\u{feff}m slots=2\r\n\t# none\r\n").expect("a file");
     fs::write(folder.join("bytes"), b"a\xff\n").expect("a file");
     let scripts = [
         ("refused", "#!/bin/sh\necho 'me@a: Permission denied (publickey).' >&2\nexit 255\n".to_owned()),
@@ -318,7 +352,7 @@ fn a_mistake_is_named_everything_ends_and_nothing_is_left() {
             told.replace("PROGRAM", env!("CARGO_BIN_EXE_pserver"))
         };
         let line = told(mistake);
-        let words: Vec<&str> = line.split('|').filter(|word| !word.is_empty()).collect();
+        let words: Vec<&str> = if line.is_empty() { Vec::new() } else { line.split('|').collect() };
         let mut command = launch(work.path(), &words);
         command.env("TMPDIR", work.path());
         let end = MarkedRun::start(command).end();

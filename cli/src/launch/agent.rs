@@ -229,6 +229,15 @@ fn token_file(token: &str) -> Result<File> {
     Ok(file)
 }
 
+/// Bytes before the character that a piece of a line cuts at its end.
+fn whole_characters(piece: &[u8]) -> usize {
+    let is_within = |byte: &u8| byte & 0xc0 == 0x80;
+    let behind = piece.iter().rev().take(3).take_while(|byte| is_within(byte)).count();
+    let begin = piece.len().saturating_sub(behind + 1);
+    let is_incomplete = std::str::from_utf8(&piece[begin..]).is_err_and(|error| error.error_len().is_none());
+    if is_incomplete { begin } else { piece.len() }
+}
+
 impl Agent {
     /// Runs the parts until the launcher says that they are to end, or is gone.
     fn serve(&mut self) -> Result<()> {
@@ -301,7 +310,7 @@ impl Agent {
             command.env("PSERVER_COORDINATOR", coordinator);
         }
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut child = child.with_context(|| format!("part {} cannot be started", order.part))?;
+        let mut child = child.with_context(|| format!("{} cannot be started", order.name))?;
         let open = Arc::new(AtomicU8::new(2));
         let output = child.stdout.take().expect("it is a pipe");
         let errors = child.stderr.take().expect("it is a pipe");
@@ -320,10 +329,12 @@ impl Agent {
         let (output, open, sender) = (Arc::clone(&self.output), Arc::clone(open), self.sender.clone());
         let deliver = move || {
             let (mut source, mut line) = (BufReader::new(source), Vec::new());
-            while (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|bytes| 0 < bytes) {
+            while let Ok(bytes @ 1..) = (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+                let is_cut = bytes as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n");
+                let rest = line.split_off(if is_cut { whole_characters(&line) } else { line.len() });
                 let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line)).into_owned();
                 send(&output, &AgentMessage::Line { part, is_error, text });
-                line.clear();
+                line = rest;
             }
             open.fetch_sub(1, Ordering::AcqRel);
             // The receiver is gone only at the end.
@@ -397,5 +408,25 @@ impl Agent {
             self.note_ended();
             thread::sleep(descendants::POLL_PERIOD);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_characters;
+
+    #[test]
+    fn a_piece_of_a_line_ends_with_a_whole_character() {
+        let check = |piece: &[u8], expected| assert_eq!(whole_characters(piece), expected, "{piece:x?}");
+        check(b"", 0);
+        check(b"ab", 2);
+        check("a\u{e9}".as_bytes(), 3);
+        check(&"a\u{e9}".as_bytes()[..2], 1);
+        let smile = "a\u{1f600}".as_bytes();
+        check(smile, 5);
+        (2..5).for_each(|cut| check(&smile[..cut], 1));
+        // What is no text is not held back.
+        check(b"a\xff", 2);
+        check(&[0x80; 9], 9);
     }
 }

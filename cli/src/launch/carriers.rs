@@ -180,7 +180,10 @@ fn hosts(args: &LaunchArgs) -> Result<Vec<String>> {
     }
     if let Some(path) = &args.hostfile {
         let text = std::fs::read_to_string(path).with_context(|| format!("--hostfile {}", path.display()))?;
-        let words = text.lines().filter_map(|line| line.split('#').next()?.split_whitespace().next());
+        let words = text
+            .trim_start_matches('\u{feff}')
+            .lines()
+            .filter_map(|line| line.split('#').next()?.split_whitespace().next());
         all.extend(words.map(str::to_owned));
         ensure!(!all.is_empty(), "--hostfile {}: found no host; expected one in each line", path.display());
     }

@@ -26,6 +26,8 @@ pub(super) enum PartKind {
 pub(super) struct PartOrder {
     /// Position among the job's parts: servers, then trainers.
     pub(super) part: usize,
+    /// Its name in errors, such as `trainer 3`.
+    pub(super) name: String,
     pub(super) kind: PartKind,
     pub(super) arguments: Vec<String>,
     /// Variables besides those of the agent.

@@ -38,6 +38,9 @@ pub struct LaunchArgs {
     /// `pserver serve --help`.
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, default_value = "", hide_default_value = true)]
     server_args: String,
+    /// Where server 0 serves metrics, status and a page of the whole job, such as 127.0.0.1:9464.
+    #[arg(long, value_name = "ADDRESS")]
+    http: Option<String>,
     /// How the parts are started [default: ssh with hosts, srun within a Slurm allocation, mpirun within one of PBS,
     /// LSF or Grid Engine, else local].
     #[arg(long, value_enum, value_name = "METHOD")]

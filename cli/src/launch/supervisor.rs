@@ -127,6 +127,7 @@ pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
 fn check_program(program: &str) -> Result<()> {
     let is_executable =
         |path: &Path| path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0);
+    ensure!(!program.is_empty(), "the command is an empty word; expected the trainer's program");
     if program.contains('/') {
         let path = Path::new(program);
         let facts = path.metadata().with_context(|| format!("{program}: expected the trainer's program"))?;
@@ -341,6 +342,9 @@ impl LaunchedJob<'_> {
                     set("PSERVER_LOG_LEVEL", "warn".to_owned());
                 }
                 set("PSERVER_INDEX", part.to_string());
+                // Server 0 shows the whole job. An empty variable is none.
+                let http = self.args.http.clone().or_else(|| std::env::var("PSERVER_HTTP").ok());
+                set("PSERVER_HTTP", http.filter(|_| part == 0).unwrap_or_default());
                 set("PSERVER_BIND", format!("{host}:0"));
                 server_words(self.args)?
             }
@@ -349,7 +353,7 @@ impl LaunchedJob<'_> {
                 self.args.command.clone()
             }
         };
-        Ok(PartOrder { part, kind, arguments, variables })
+        Ok(PartOrder { part, name: self.part_name(part), kind, arguments, variables })
     }
 
     /// Shows output until all parts have ended, or one has failed.

@@ -25,10 +25,21 @@ pub(crate) const ACCURACY_MIN: f64 = 0.95;
 
 /// A command whose processes are known by a mark in their environment.
 pub(crate) struct MarkedRun {
-    child: Child,
+    child: KilledChild,
     mark: String,
     output: JoinHandle<String>,
     errors: JoinHandle<String>,
+}
+
+/// A process that does not outlive its test.
+struct KilledChild(Child);
+
+impl Drop for KilledChild {
+    fn drop(&mut self) {
+        // A process that has ended needs neither.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// The end of a run.
@@ -51,11 +62,11 @@ impl MarkedRun {
         let mut child = command.spawn().expect("the program can be run");
         let output = read(child.stdout.take().expect("it is a pipe"));
         let errors = read(child.stderr.take().expect("it is a pipe"));
-        Self { child, mark, output, errors }
+        Self { child: KilledChild(child), mark, output, errors }
     }
 
     pub(crate) fn id(&self) -> nix::unistd::Pid {
-        nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("process numbers are positive"))
+        nix::unistd::Pid::from_raw(i32::try_from(self.child.0.id()).expect("process numbers are positive"))
     }
 
     /// Processes of the run, this one's child included.
@@ -79,10 +90,9 @@ impl MarkedRun {
     pub(crate) fn end(mut self) -> RunEnd {
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
-            match self.child.try_wait().expect("it is a child") {
+            match self.child.0.try_wait().expect("it is a child") {
                 Some(status) => break status,
                 None if deadline < Instant::now() => {
-                    self.child.kill().expect("it runs");
                     panic!("no end within {PATIENCE:?}: {:?}", self.processes());
                 }
                 // tidy: allow sleep: a child's end has no event with a bound in time
