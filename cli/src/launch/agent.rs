@@ -425,7 +425,7 @@ mod tests {
         let smile = "a\u{1f600}".as_bytes();
         check(smile, 5);
         (2..5).for_each(|cut| check(&smile[..cut], 1));
-        // What is no text is not held back.
+        // Bytes that are no text are not held back.
         check(b"a\xff", 2);
         check(&[0x80; 9], 9);
     }

@@ -206,7 +206,7 @@ fn on_hosts(args: &LaunchArgs, kinds: &[PartKind], agent: &[String]) -> Result<V
     let trainers = kinds.len() - servers;
     let mut words = launcher_words(args, "ssh")?;
     words.extend(["-o", "BatchMode=yes", "-o"].map(str::to_owned));
-    words.push(format!("ConnectTimeout={}", args.connect_timeout));
+    words.push(format!("ConnectTimeout={}", args.limits.connect_timeout));
     let remote = shlex::try_join(agent.iter().map(String::as_str)).context("the path of this program")?;
     let host_of = |part: usize| {
         if part < servers { part % hosts.len() } else { (part - servers) * hosts.len() / trainers }

@@ -55,6 +55,20 @@ pub struct LaunchArgs {
     /// core'.
     #[arg(long, value_name = "COMMAND")]
     launcher: Option<String>,
+    #[command(flatten)]
+    limits: LaunchLimits,
+    /// A variable for all parts, beside PSERVER_...; without a value that of this environment. May be repeated. On this
+    /// machine and by srun or mpirun parts have the environment of the launcher or its agents anyway.
+    #[arg(long = "env", value_name = "NAME[=VALUE]")]
+    variables: Vec<String>,
+    /// The trainer's program and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Time limits of a launch, in seconds.
+#[derive(clap::Args, Clone, Debug)]
+struct LaunchLimits {
     /// Seconds until a host or rank must have answered.
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u32).range(1..=3600))]
@@ -66,13 +80,6 @@ pub struct LaunchArgs {
     /// Seconds from SIGTERM to SIGKILL at an early end.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600))]
     grace: u32,
-    /// A variable for all parts, beside PSERVER_...; without a value that of this environment. May be repeated. On this
-    /// machine and by srun or mpirun parts have the environment of the launcher or its agents anyway.
-    #[arg(long = "env", value_name = "NAME[=VALUE]")]
-    variables: Vec<String>,
-    /// The trainer's program and its arguments.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<String>,
 }
 
 /// A sender of the launcher's events.

@@ -204,7 +204,7 @@ impl LaunchedJob<'_> {
             }
             self.carriers.push(started);
         }
-        let limit = u64::from(self.args.connect_timeout);
+        let limit = u64::from(self.args.limits.connect_timeout);
         let deadline = Instant::now() + Duration::from_secs(limit);
         while self.agents.iter().filter(|agent| agent.hello.is_some()).count() < awaited {
             if !self.turn(Some(deadline))? {
@@ -284,7 +284,7 @@ impl LaunchedJob<'_> {
             };
             let parts = parts.into_iter().map(|part| self.part_order(part, &host)).collect::<Result<_>>()?;
             let (token, folder) = (self.token.clone(), folder.clone());
-            let grace_millis = u64::from(self.args.grace) * 1000;
+            let grace_millis = u64::from(self.args.limits.grace) * 1000;
             let silence_millis = self.silence_limit().map(|limit| u64::from(limit) * 1000);
             let parts = AgentParts { token, folder, parts, grace_millis, silence_millis };
             self.tell(agent, &AgentOrder::Parts(parts));
@@ -295,7 +295,7 @@ impl LaunchedJob<'_> {
 
     /// Seconds of silence after which an agent is given up, where agents may be on other machines.
     fn silence_limit(&self) -> Option<u32> {
-        self.carriers.iter().any(|carrier| carrier.is_remote).then_some(self.args.heartbeat_timeout)
+        self.carriers.iter().any(|carrier| carrier.is_remote).then_some(self.args.limits.heartbeat_timeout)
     }
 
     /// Tells agents at a period that the launcher is there, on a thread of its own: this one may wait for the reader of
@@ -558,12 +558,12 @@ impl LaunchedJob<'_> {
     /// Ends agents and carriers, and shows what they still say. After a signal the trainers end first, if they do so
     /// within the grace.
     fn end(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(self.args.grace.into());
+        let deadline = Instant::now() + Duration::from_secs(self.args.limits.grace.into());
         while self.is_interrupted && 0 < self.running(PartKind::Trainer) && Instant::now() < deadline {
             let _ = self.turn(Some(deadline));
         }
         self.tell_all(&AgentOrder::Stop { is_urgent: false });
-        let deadline = Instant::now() + Duration::from_secs(self.args.grace.into()) + END_TIMEOUT;
+        let deadline = Instant::now() + Duration::from_secs(self.args.limits.grace.into()) + END_TIMEOUT;
         while self.agents.iter().any(|agent| agent.is_open && agent.hello.is_some()) && Instant::now() < deadline {
             // An error here comes after the one that ends the job.
             let _ = self.turn(Some(deadline));
