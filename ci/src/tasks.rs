@@ -96,6 +96,11 @@ pub(crate) const TASKS: &[Task] = &[
         run: Run::Alone(installed::run),
     },
     Task {
+        name: "python",
+        about: "The Python package: its wheel in an empty environment, tests, examples, types",
+        run: Run::Alone(python::check),
+    },
+    Task {
         name: "soft-roce",
         about: "RDMA, in a virtual machine with a device made of software",
         run: Run::Beside { before: "gpu", begin: soft_roce::begin },
@@ -198,10 +203,10 @@ pub(crate) const TOOLS: &[Tool] = &[
         run: |workspace, given| mutants::run(workspace, given.get_one::<String>("wanted").map_or("", String::as_str)),
     },
     Tool {
-        name: "python",
-        about: "Builds the wheel of the Python package, installs it into an empty environment, and tests it there",
-        arguments: python::arguments,
-        run: python::run,
+        name: "wheel",
+        about: "Builds the wheel that is published, as maturin builds it, and tests it as python does",
+        arguments: |command| command,
+        run: |workspace, _| python::check_published(workspace),
     },
     Tool {
         name: "wire",

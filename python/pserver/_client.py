@@ -1,15 +1,17 @@
 """Clients: a trainer's calls with numpy arrays, torch tensors, and other arrays of the host."""
 
 import asyncio
+import os
+import tempfile
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy
 from numpy.typing import NDArray
 
-from . import _pserver
+from . import _pserver, _torchrun
 from ._errors import Refused
 from ._servers import Servers
 
@@ -231,6 +233,8 @@ class Client:
         without a copy."""
         kind = numpy.dtype(dtype)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"shape {sizes}; expected sizes of 0 or more")
         count = int(numpy.prod(sizes, dtype=numpy.int64))
         buffer = self._raw.buffer(max(1, count * kind.itemsize))
         made: NDArray[Any] = numpy.frombuffer(cast(Any, buffer), kind, count).reshape(sizes)
@@ -252,6 +256,9 @@ class Client:
         self._raw.close()
         if self._servers is not None:
             self._servers.stop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client stays in its process; expected another there: pserver.connect(client.coordinator)")
 
     def __enter__(self) -> "Client":
         return self
@@ -277,26 +284,57 @@ class Client:
         return made
 
 
-def connect(coordinator: str | None = None, *, servers: int | None = None, **settings: Any) -> Client:
-    """A client of a running job, found as the arguments, the environment and the file of ``PSERVER_CONFIG`` say; or, with
-    ``servers``, of servers that are started here for ``trainers`` trainers (1) in ``mode`` (sync) and end with the
-    client or the program. The other settings are those of :class:`Client`."""
+def connect(
+    coordinator: str | None = None,
+    *,
+    servers: int | None = None,
+    trainers: int | None = None,
+    mode: str = "sync",
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    arguments: Sequence[str] = (),
+    **settings: Any,
+) -> Client:
+    """A client of a running job, found as the arguments, the environment and the file of ``PSERVER_CONFIG`` say.
+
+    With ``servers``, and where the environment names no job, so many servers are started, for ``trainers`` trainers (1)
+    in ``mode``, with ``arguments`` of ``pserver serve``. They end with the client or the program. Under torchrun rank 0
+    starts them for all ranks, and they end with torchrun. With ``checkpoint_dir`` a server that was killed is started
+    again. The other settings are those of :class:`Client`.
+    """
     global _last
-    started = None
-    if servers is not None:
-        if coordinator is not None:
-            raise ValueError("servers and coordinator; expected one: servers are started, or found at an address")
-        chosen = {name: settings.pop(name) for name in ("trainers", "mode", "arguments") if name in settings}
-        started = Servers(servers, **chosen)
-        coordinator = started.address
-    try:
+    if servers is None:
         client = Client(coordinator, **settings)
+    elif coordinator is not None:
+        raise ValueError("servers and coordinator; expected one: servers are started, or found at an address")
+    else:
+        given = {"count": servers, "mode": mode, "arguments": list(arguments)}
+        given["checkpoint_dir"] = None if checkpoint_dir is None else os.path.abspath(checkpoint_dir)
+        client = _client_of_own_servers(given, trainers, settings)
+    _last = weakref.ref(client)
+    return client
+
+
+def _client_of_own_servers(given: dict[str, Any], trainers: int | None, settings: dict[str, Any]) -> Client:
+    """A client of servers that this job's trainers start, unless the environment names some."""
+    is_named, rank, size = _pserver.launched()
+    if is_named:
+        return Client(**settings)
+    if _torchrun.is_worker():
+        found = _torchrun.servers({**given, "trainers": trainers if trainers is not None else int(size or 1)})
+        with tempfile.NamedTemporaryFile("w", prefix="pserver-") as file:
+            file.write(found["token"])
+            file.flush()
+            return Client(found["address"], token_file=file.name, **settings)
+    if trainers is None and (int(size or 1) > 1 or int(rank or 0) > 0):
+        text = f"servers={given['count']} in trainer {rank} of {size or 'several'}; expected servers for all of them"
+        raise Refused(f"{text}: pserver launch --servers {given['count']} ... (docs/LAUNCH.md), or torchrun")
+    started = Servers(**given, trainers=trainers if trainers is not None else 1)
+    try:
+        client = Client(started.address, **settings)
     except BaseException:
-        if started is not None:
-            started.stop()
+        started.stop()
         raise
     client._servers = started
-    _last = weakref.ref(client)
     return client
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any, final
 
-__all__ = ["Buffer", "RawCall", "RawClient", "program"]
+__all__ = ["Buffer", "RawCall", "RawClient", "launched", "program"]
 
+def launched() -> tuple[bool, str | None, str | None]: ...
 def program(arguments: Sequence[str], path: str | PathLike[str] | None) -> int: ...
 @final
 class Buffer:

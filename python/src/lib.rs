@@ -25,11 +25,19 @@ fn program(py: Python<'_>, arguments: Vec<OsString>, path: Option<PathBuf>) -> u
     py.detach(|| pserver_cli::commands::run(arguments, path))
 }
 
+/// The launcher's part of the environment: whether it names server 0, rather than have it assumed; this trainer's rank;
+/// the number of trainers.
+#[pyfunction]
+fn launched(py: Python<'_>) -> PyResult<(bool, Option<String>, Option<String>)> {
+    errors::outcome(py, session::launched())
+}
+
 #[pymodule]
 fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pserver_client::ask_while_waiting(errors::is_interrupted);
     module.add_class::<client::RawClient>()?;
     module.add_class::<buffers::RawBuffer>()?;
     module.add_class::<started::RawCall>()?;
+    module.add_function(wrap_pyfunction!(launched, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

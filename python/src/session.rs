@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pserver_client::environment::{Environment, find};
+use pserver_client::environment::{Environment, ResolvedOptions, find};
+use pserver_client::launchers::Launchers;
 use pserver_client::{CallNumber, Client, DestinationSlice, GradientSlice, ParameterFacts};
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
@@ -31,13 +32,7 @@ struct StartedCalls {
 impl PythonSession {
     /// A client with these options, and for the rest what the process's environment says.
     pub(crate) fn open(options: &str) -> Result<Self, Failure> {
-        let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        let file = |path: &str| {
-            let read = std::fs::read_to_string(path);
-            read.map_err(|error| Failure::call(format!("the file {path} cannot be read: {error}")))
-        };
-        let found = find(options, &Environment { variable: &variable, file: &file })?;
-        let client = Client::new(found.options)?;
+        let client = Client::new(resolved(options)?.options)?;
         Ok(Self { client, process: std::process::id(), facts: Mutex::default(), started: Mutex::default() })
     }
 
@@ -181,6 +176,30 @@ impl PythonSession {
             self.release(call);
         }
     }
+}
+
+/// The settings of a client with these options: for the rest, what the process's environment says.
+fn resolved(options: &str) -> Result<ResolvedOptions, Failure> {
+    let file = |path: &str| {
+        let read = std::fs::read_to_string(path);
+        read.map_err(|error| Failure::call(format!("the file {path} cannot be read: {error}")))
+    };
+    find(options, &Environment { variable: &variable, file: &file })
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// Whether the environment names server 0; the rank and the number of trainers that it says.
+pub(crate) fn launched() -> Result<(bool, Option<String>, Option<String>), Failure> {
+    let found = resolved("")?;
+    let choice = |setting| found.choices.iter().find(|choice| choice.setting == setting);
+    let rank = found.options.trainer.map(|rank| rank.to_string());
+    let size = choice("trainers").map(|choice| choice.text.clone());
+    let assumed = Launchers::new(&variable).assumed_address()?.map(|assumed| assumed.origin);
+    let is_assumed = choice("coordinator").is_some_and(|choice| Some(&choice.origin) == assumed.as_ref());
+    Ok((!found.options.is_coordinator_default && !is_assumed, rank, size))
 }
 
 /// A parameter's name for a call that outlives its start. A job has few names, so they are kept.

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
@@ -219,97 +218,6 @@ def test_a_server_that_is_gone_is_named() -> None:
             client.pull(["w"])
 
 
-def mistakes() -> dict[str, tuple[Callable[[pserver.Client], Any], type[Exception], str]]:
-    """A call of an initialised client with w (2, 3), n of int64 and table by rows; its exception and part of its text."""
-    ones = np.ones((2, 3), np.float32)
-    ids = np.arange(2)
-    read_only = ones.copy()
-    read_only.setflags(write=False)
-    refused = pserver.Refused
-    return {
-        "no array": (lambda c: c.push({"w": [1.0]}), TypeError, 'parameter "w": found list; expected an array of numpy'),
-        "None": (lambda c: c.push({"w": None}), TypeError, "found NoneType"),
-        "a text": (lambda c: c.push({"w": "abc"}), TypeError, "found str"),
-        "bytes": (lambda c: c.push({"w": b"1234"}), refused, 'elements of format "B"'),
-        "float64": (lambda c: c.push({"w": ones.astype(float)}), refused, "element type float64; expected float32"),
-        "complex": (lambda c: c.push({"w": ones.astype(np.complex64)}), refused, "expected int32, uint32"),
-        "objects": (lambda c: c.push({"w": ones.astype(object)}), refused, 'parameter "w"'),
-        "bool": (lambda c: c.push({"w": ones.astype(bool)}), refused, 'format "?"'),
-        "big endian": (lambda c: c.push({"w": ones.astype(">f4")}), refused, 'format ">f"'),
-        "transposed": (lambda c: c.push({"w": np.ones((3, 2), np.float32).T}), refused, "numpy.ascontiguousarray"),
-        "a slice": (lambda c: c.push({"w": np.ones((2, 6), np.float32)[:, ::2]}), refused, "do not follow one another"),
-        "a slice by DLPack": (
-            lambda c: c.push({"w": OnlyDlpack(np.ones((2, 6), np.float32)[:, ::2])}),
-            refused,
-            "do not follow one another",
-        ),
-        "another shape": (lambda c: c.push({"w": np.ones((3, 2), np.float32)}), refused, "shape [3, 2]; expected the shape [2, 3]"),
-        "too long": (lambda c: c.push({"w": np.ones(7, np.float32)}), refused, "shape [7]"),
-        "empty": (lambda c: c.push({"w": np.ones((0, 3), np.float32)}), refused, "shape [0, 3]"),
-        "a scalar": (lambda c: c.push({"w": np.float32(1)}), refused, "shape []"),
-        "unknown": (lambda c: c.push({"v": ones}), refused, '"v"'),
-        "pull of an unknown": (lambda c: c.pull(["v"]), refused, '"v"'),
-        "name of another type": (lambda c: c.push({1: ones}), TypeError, "str"),
-        "a text for names": (lambda c: c.pull("w"), TypeError, '["w"]'),
-        "read-only destination": (lambda c: c.pull({"w": read_only}), refused, "may only be read"),
-        "bytes as destination": (lambda c: c.pull({"w": memoryview(bytes(24)).cast("f")}), refused, "may only be read"),
-        "destination of another type": (lambda c: c.pull({"w": ones.astype(np.int32)}), refused, "array of int32 for its value"),
-        "destination of another shape": (lambda c: c.pull({"w": np.ones((3, 2), np.float32)}), refused, "shape [3, 2]"),
-        "half of an integer": (lambda c: c.pull({"n": np.ones(4, np.float16)}), refused, "float16"),
-        "float for an integer": (lambda c: c.push({"n": np.ones(4, np.float32)}), refused, "expected int64"),
-        "other destinations": (lambda c: c.push_pull({"w": ones}, {"n": ones}), refused, "['n', 'w'] are on one side only"),
-        "a negative rate": (lambda c: c.push({"w": ones}, rate=-1.0), refused, "learning rate -1"),
-        "a rate that is no number": (lambda c: c.push({"w": ones}, rate=float("nan")), refused, "learning rate NaN"),
-        "a rate of another type": (lambda c: c.push({"w": ones}, rate="fast"), TypeError, "must be real number, not str"),
-        "rows as a whole": (lambda c: c.push({"table": ones}), refused, "rows"),
-        "a whole as rows": (lambda c: c.pull_rows("w", ids), refused, "is not sparse"),
-        "a push of a whole as rows": (lambda c: c.push_rows("w", ids, ones), refused, "is not sparse"),
-        "ids of int32": (lambda c: c.pull_rows("table", ids.astype(np.int32)), refused, "expected int64 or uint64"),
-        "negative ids": (lambda c: c.pull_rows("table", ids - 1), refused, "ids with -1"),
-        "ids beyond the height": (lambda c: c.pull_rows("table", ids + 10), refused, "10"),
-        "ids without length": (lambda c: c.pull_rows("table", 3), TypeError, "len"),
-        "too few rows": (lambda c: c.push_rows("table", ids, np.ones((1, 3), np.float32)), refused, '"table"'),
-        "rows of another type": (lambda c: c.pull_rows("table", ids, ones.astype(np.float16)), refused, "for rows"),
-        "initialised again": (lambda c: c.init("x", ones), refused, ""),
-        "init with nothing": (lambda c: c.finish_init(), refused, ""),
-        "unknown optimizer": (lambda c: c.begin_init("optimizer: Best"), refused, "Best"),
-        "unknown field": (lambda c: c.begin_init("learning: 1"), refused, "learning"),
-        "a missing rule file": (lambda c: c.begin_init("rule_file: '/nowhere.rule'"), refused, "/nowhere.rule"),
-        "rows without sparse": (lambda c: c.init_rows("t", SGD), refused, "expected sparse"),
-        "rows of an unknown type": (lambda c: c.init_rows("t", SGD, "float31"), refused, '"float31"'),
-        "a path out of the directory": (lambda c: c.save("../x"), refused, ""),
-        "an option": (lambda c: pserver.Client("nowhere"), refused, "nowhere"),
-        "a negative deadline": (lambda c: pserver.Client(deadline=-1), refused, "deadline"),
-        "a rank that is no number": (lambda c: pserver.Client(trainer="x"), refused, "trainer"),
-        "servers and an address": (lambda c: pserver.connect("localhost:1", servers=1), ValueError, "expected one"),
-        "no servers": (lambda c: pserver.connect(servers=0), ValueError, "expected 1 or more"),
-        "an argument of servers": (lambda c: pserver.Servers(arguments=["--colour"]), pserver.Error, "status 2"),
-        "a mode": (lambda c: pserver.Servers(mode="fast"), pserver.Error, "status"),
-        "a negative size": (lambda c: c.empty(-1), (refused, OverflowError, ValueError), ""),
-        "too large": (lambda c: c.empty(2**50), refused, ""),
-    }
-
-
-def test_mistakes_are_exceptions_that_say_what_to_do(job: Any, capfd: Any) -> None:
-    client = job()
-    assert client.begin_init("algorithm: 'add'")
-    client.init("w", np.zeros((2, 3), np.float32))
-    client.init("n", np.arange(4, dtype=np.int64))
-    client.init_rows("table", "sparse { height: 10 width: 3 }")
-    with pytest.raises(pserver.Refused, match="w"):
-        client.init("w", np.zeros((2, 3), np.float32))
-    client.finish_init()
-    for name, (call, kind, text) in mistakes().items():
-        with pytest.raises(kind) as caught:
-            call(client)
-        assert text in str(caught.value), f"{name}: {caught.value}"
-        np.testing.assert_array_equal(client.pull(["w"])["w"], np.zeros((2, 3)), name)
-    client.close()
-    client.close()
-    with pytest.raises(pserver.Refused, match="this client is closed"):
-        client.pull(["w"])
-
-
 def test_a_forked_process_is_refused_and_the_parent_goes_on(job: Any) -> None:
     client = job()
     client.init_all({"w": np.zeros(4, np.float32)}, SGD)
@@ -351,34 +259,10 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_clients_steps_and_buffers_leave_nothing_behind(job: Any) -> None:
-    first = job(mode="async", trainers=4)
-    first.init_all({"w": np.zeros(50_000, np.float32)}, SGD)
-    gradient = np.ones(50_000, np.float32)
-
-    def use() -> None:
-        client = pserver.connect(first.coordinator)
-        out = client.empty(50_000)
-        client.start_push_pull({"w": gradient}, {"w": out})
-        client.push_pull({"w": gradient}, {"w": out})
-        client.close()
-
-    for _ in range(20):
-        use()
-    gc.collect()
-    before, memory, threads = descriptors(), resident(), threading.active_count()
-    for _ in range(200):
-        use()
-    gc.collect()
-    assert descriptors() <= before + 4 and threading.active_count() <= threads
-    # 200 gradients would be 40 MB.
-    assert resident() < memory + 15_000_000
-
-
 SERVERS_OF_A_KILLED_PROGRAM = """
 import pserver, time
 client = pserver.connect(servers=2)
-print(*[child.pid for child in client._servers._children], flush=True)
+print(*client._servers.processes, flush=True)
 time.sleep(600)
 """
 

@@ -25,7 +25,7 @@ def examples() -> list[Any]:
 @pytest.mark.parametrize("text", examples())
 def test_an_example_of_a_page_runs(text: str) -> None:
     if "torch" in text and not HAS_TORCH:
-        pytest.skip("torch is not installed; `cargo ci python --torch ENVIRONMENT` has one")
+        pytest.skip("torch is not installed; `sh bench/peers/install.sh torch target/kits` has one")
     exec(compile(text, "example", "exec"), {})
 
 

@@ -6,7 +6,8 @@ import pytest
 
 import pserver
 
-torch = pytest.importorskip("torch", reason="torch is not installed; `cargo ci python --torch ENVIRONMENT` has one")
+NO_TORCH = "torch is not installed; `sh bench/peers/install.sh torch target/kits` has one"
+torch = pytest.importorskip("torch", reason=NO_TORCH)
 
 
 def model(seed: int = 3) -> Any:
@@ -89,7 +90,7 @@ def test_names_and_halves_and_other_layouts(job: Any) -> None:
     network = torch.nn.Module()
     network.narrow = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
     network.turned = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).T)
-    optimizer = pserver_torch().Optimizer(network.named_parameters(), "rule: 'w = w - 2*r*g'", lr=0.5, client=client)
+    optimizer = pserver_torch().Optimizer(network.named_parameters(), "rule: 'w = w - 2*lr*g'", lr=0.5, client=client)
     network.narrow.grad = torch.full((8,), 0.5, dtype=torch.bfloat16)
     network.turned.grad = torch.ones(3, 2)
     optimizer.step()
