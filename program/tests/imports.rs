@@ -112,6 +112,8 @@ fn imported_programs_train_as_paddle_trains_them() {
         "embedding_sparse_adagrad",
         "embedding_dense_adagrad",
         "embedding_dense_adam",
+        "embedding_dense_clip",
+        "embedding_sparse_clip",
         "matrix_factorisation",
         "wide_deep",
         "shapes",
@@ -221,7 +223,7 @@ fn what_has_no_counterpart_is_refused_by_op_and_variable() {
         (
             "refused_rmsprop",
             "main program, block 0, op 15 rmsprop: found an op of the optimizer part that is not mapped; expected sgd, \
-             momentum, adagrad, adam, adamw, an L2 regularizer or clipping of dense gradients by their global norm",
+             momentum, adagrad, adam, adamw, an L2 regularizer or clipping of gradients by their global norm",
         ),
     ] {
         assert_eq!(import(name).map(|import| import.program.to_string()), Err(expected.to_owned()), "{name}");

@@ -123,6 +123,11 @@ impl<'a> OptimizerPart<'a> {
         let quantity = match op.kind() {
             "scale" => self.penalty(op)?,
             "fill_constant" => Some(Quantity::Constant(constant(op)?)),
+            // Of a sparse lookup's gradient: its rows, each once, and these as a tensor.
+            "merge_selected_rows" | "get_tensor_from_selected_rows" => match self.known(op, op.input("X")?)? {
+                gradient @ Quantity::Gradient { .. } => Some(gradient),
+                _ => None,
+            },
             "squared_l2_norm" => match self.known(op, op.input("X")?)? {
                 Quantity::Gradient { parameter, clip: None, l2: None } if !self.variables.is_rows(op.input("X")?) => {
                     Some(Quantity::SquaredNorm(BTreeSet::from([parameter])))
@@ -143,7 +148,7 @@ impl<'a> OptimizerPart<'a> {
         let quantity = quantity.ok_or_else(|| {
             op.refuse(
                 "found an op of the optimizer part that is not mapped; expected sgd, momentum, adagrad, adam, adamw, \
-                 an L2 regularizer or clipping of dense gradients by their global norm",
+                 an L2 regularizer or clipping of gradients by their global norm",
             )
         })?;
         self.quantities.insert(op.output("Out")?, quantity);

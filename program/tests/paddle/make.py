@@ -240,6 +240,14 @@ PROGRAMS = {
     "fc_adamw": (fc, lambda: O.AdamW(0.05, weight_decay=0.1)),
     "fc_adam_l2": (fc, lambda: O.Adam(0.05, weight_decay=paddle.regularizer.L2Decay(0.1))),
     "fc_sgd_l2": (fc, lambda: O.SGD(0.1, weight_decay=paddle.regularizer.L2Decay(0.1))),
+    "embedding_dense_clip": (
+        embedding(False),
+        lambda: O.Adam(0.05, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.3)),
+    ),
+    "embedding_sparse_clip": (
+        embedding(True),
+        lambda: O.SGD(0.5, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.3)),
+    ),
     "fc_adamw_clip": (fc, lambda: O.AdamW(0.05, weight_decay=0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.2))),
     "embedding_sparse_sgd": (embedding(True), lambda: O.SGD(0.1)),
     "embedding_dense_sgd": (embedding(False), lambda: O.SGD(0.1)),
