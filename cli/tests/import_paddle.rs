@@ -195,6 +195,8 @@ fn imported_programs_train_on_several_processes_as_in_paddle() {
         "ranking",
         "experts",
         "factorisation_machine",
+        "bounded",
+        "own_rates",
     ] {
         Imported::new(name).check(name);
     }

@@ -83,7 +83,7 @@ fn start_trainers(children: &mut Children, args: &Args, coordinator: &str, progr
     let start = |trainer: u32| {
         let mut command = unconfigured(program);
         command.args(arguments(args)).args(["--reports", "--connect", coordinator]);
-        command.args(["--rank", &trainer.to_string()]);
+        command.args(["--rank", &trainer.to_string(), "--of", &args.processes.trainers.to_string()]);
         children.start(format!("trainer {trainer}"), &mut command)
     };
     (0..args.processes.trainers).map(start).collect()

@@ -109,12 +109,16 @@ struct ProcessArgs {
     /// The servers' checkpoint directory.
     #[arg(long, value_name = "FOLDER", conflicts_with = "connect")]
     checkpoint: Option<PathBuf>,
-    /// Go on from the checkpoint, after its last step; program, data, batch and shuffle are those of before.
+    /// Go on from the checkpoint, after its last step; program, data, batch, shuffle, trainers and servers are those
+    /// of before.
     #[arg(long, requires = "checkpoint")]
     resume: bool,
     /// Be a child: print reports as JSON, and end with standard input.
     #[arg(long, hide = true, requires = "connect")]
     reports: bool,
+    /// Trainers that the parent starts.
+    #[arg(long, hide = true, requires = "reports")]
+    of: Option<u32>,
 }
 
 /// Trains. Progress goes to standard error; the results, a name and a number in each line, to standard output.
