@@ -31,7 +31,7 @@ pub fn program_bytes(path: &Path) -> Result<Vec<u8>, Failure> {
     let shown = path.display();
     let refuse = |error: std::io::Error| Failure::call(format!("{shown}: {error}"));
     let mut bytes = Vec::new();
-    // What is no regular file may have no length, or no end.
+    // A device has no length, and some have no end.
     let bounded = File::open(path).map_err(refuse)?.take(PROGRAM_BYTES_MAX as u64 + 1);
     { bounded }.read_to_end(&mut bytes).map_err(refuse)?;
     if bytes.len() > PROGRAM_BYTES_MAX {

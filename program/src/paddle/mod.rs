@@ -139,8 +139,8 @@ impl<'a> PaddleParts<'a> {
             let table = op.input("W")?;
             if updates.iter().any(|update| update.parameter == table && update.clip.is_some()) {
                 return Err(op.refuse(format!(
-                    "found padding_idx {padding} with is_sparse true and {table:?} clipped by a norm, to which Paddle adds \
-                     the padding's gradient; expected is_sparse false"
+                    "found padding_idx {padding} with is_sparse true and {table:?} clipped by a norm, to which Paddle \
+                     adds the padding's gradient; expected is_sparse false"
                 )));
             }
         }
