@@ -57,6 +57,8 @@ pub(super) struct CallSubject {
     pub(super) parameters: Vec<ParameterIndex>,
     /// The number by which servers recognise a repetition; zero for pulls.
     pub(super) sequence: Sequence,
+    /// Whether a repetition after a failure has the same number.
+    pub(super) is_repeated_alike: bool,
 }
 
 /// The requests of a call, and the calls before it.
@@ -94,6 +96,8 @@ pub(super) struct CallOutcome {
     pub(super) seen: Vec<(ParameterIndex, Round)>,
     /// The highest version among its answers.
     pub(super) latest: Version,
+    /// The lowest version among its answers.
+    pub(super) earliest: Option<Version>,
     /// Received chunks of a view.
     pub(super) kept: Vec<ViewChunk>,
     /// The answer to a control call.

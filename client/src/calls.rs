@@ -66,7 +66,13 @@ impl ClientState {
         }
         let sequence = if kind == Kind::Pull { Sequence(0) } else { job.next_sequence() };
         let (opened, limit) = (self.engine.now(), self.options.deadline);
-        let subject = CallSubject { kind, what: String::new(), parameters: parameters.to_vec(), sequence };
+        let subject = CallSubject {
+            kind,
+            what: String::new(),
+            parameters: parameters.to_vec(),
+            sequence,
+            is_repeated_alike: true,
+        };
         let mut call = Call::new(number, subject, CallDeadline::new(opened, (opened + limit, limit)));
         call.requests.behind = behind;
         let (sent, received) = bytes;
@@ -86,12 +92,17 @@ impl ClientState {
         self.last_call += 1;
         let number = CallNumber(self.last_call);
         let (kind, what, sequence) = (Kind::Control, what.to_owned(), Sequence(0));
-        let subject = CallSubject { kind, what, parameters: Vec::new(), sequence };
+        let subject = CallSubject { kind, what, parameters: Vec::new(), sequence, is_repeated_alike: true };
         self.calls.push(Call::new(number, subject, CallDeadline::new(self.engine.now(), times)));
         for (lane, frame, body) in frames {
             self.send_frame(lane, PackedFrame::new(frame, body));
         }
         self.close()
+    }
+
+    /// Gives a repetition of the call that was opened last a number of its own.
+    pub(super) fn forget_repetition(&mut self) {
+        self.calls.last_mut().expect("a call is open").subject.is_repeated_alike = false;
     }
 
     /// Sends a packed frame of the call that was opened last, or holds it behind earlier calls.
@@ -359,6 +370,7 @@ impl ClientState {
             call.outcome.answer = finished.control;
             return;
         };
+        call.outcome.earliest = finished.versions.iter().copied().chain(call.outcome.earliest).min();
         call.outcome.latest = finished.versions.iter().copied().fold(call.outcome.latest, Version::max);
         if call.subject.kind == Kind::Pull && job.counts_rounds() {
             let seen = finished.entries.iter().zip(&finished.versions);
@@ -497,7 +509,7 @@ impl ClientState {
             };
             if !has_failed {
                 *again = None;
-            } else if !call.requests.tickets.is_empty() {
+            } else if call.subject.is_repeated_alike && !call.requests.tickets.is_empty() {
                 again.get_or_insert(call.subject.sequence);
             }
         }
@@ -545,6 +557,17 @@ impl ClientGuard<'_> {
     /// Waits until a call is over, and says the highest version among its answers.
     pub(super) fn finish_latest(&mut self, number: CallNumber) -> Result<Version, Failure> {
         self.finish_call(number).map(|call| call.outcome.latest)
+    }
+
+    /// Waits until a call is over, and says the version of all its answers; none when they differ.
+    pub(super) fn finish_versions(&mut self, number: CallNumber) -> Result<Option<Version>, Failure> {
+        let outcome = self.finish_call(number)?.outcome;
+        Ok(outcome.earliest.filter(|earliest| *earliest == outcome.latest))
+    }
+
+    /// Waits until a control call is over, and takes its answer.
+    pub(super) fn finish_answer(&mut self, number: CallNumber) -> Result<Vec<u8>, Failure> {
+        self.finish_call(number).map(|call| call.outcome.answer)
     }
 
     fn finish_call(&mut self, number: CallNumber) -> Result<Call, Failure> {

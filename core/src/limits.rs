@@ -122,3 +122,8 @@ pub const RULE_SCALARS_MAX: usize = 256;
 /// Most reductions of a rule, such as `norm(w)`; each is a pass over the parameter.
 pub const RULE_REDUCTIONS_MAX: usize = 16;
 const _: () = assert!(RULE_OPS_MAX <= 1 << 16 && RULE_SCALARS_MAX <= 1 << 16, "they are numbered in 16 bits");
+/// Requests for a checkpoint that one shard holds until the next one begins: each trainer waits for its one.
+pub const CHECKPOINT_REQUESTS_MAX: usize = TRAINERS_MAX as usize;
+/// Updates that an optimizer's state may have seen when a trainer sets it: their number stays exact in binary64, and
+/// no count of further updates overflows.
+pub const STATE_UPDATES_MAX: u64 = 1 << 53;

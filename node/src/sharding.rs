@@ -1,5 +1,6 @@
 //! A shard with its disk. Checkpoints are written in steps between turns of the loop, and synced by another thread.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,8 +9,9 @@ use pserver_core::checkpoint::{Folder, ShardCheckpoint, ShardIdentity};
 use pserver_core::error::Failure;
 use pserver_core::ids::Generation;
 use pserver_core::port::{Capabilities, Event, Kernels};
-use pserver_core::server::{JournalOptions, LOST, ServerOutput, Shard, ShardCounters, ShardOptions};
+use pserver_core::server::{CheckpointRequest, JournalOptions, LOST, ServerOutput, Shard, ShardCounters, ShardOptions};
 use pserver_core::time::Now;
+use pserver_core::wire::answer::Checkpointed;
 use pserver_kernels::cpu::Cpu;
 
 use super::device::{self, ShardDevice};
@@ -24,6 +26,9 @@ const CHECKPOINT_STEP_BYTES: u64 = 2 * 1024 * 1024;
 
 /// Longest wait for an accelerator when the server stops.
 const SETTLE_LONGEST: Duration = Duration::from_secs(30);
+
+/// Interval at which a shard looks whether the checkpoint that a trainer waits for is on disk.
+const ANSWER_PAUSE: Duration = Duration::from_millis(5);
 
 /// Waits of a checkpoint for an accelerator; one wait should suffice.
 const SETTLES_MAX: u32 = 3;
@@ -42,6 +47,8 @@ const JOURNAL_BYTES_MIN: u64 = 256 * 1024 * 1024;
 /// Where a shard's checkpoints go, and how far the current one is.
 struct Disk {
     folder: Folder,
+    /// The checkpoint directory of the server.
+    root: PathBuf,
     interval: Duration,
     number: u64,
     /// The generation that has a checkpoint: the first one is taken as soon as parameters are initialised.
@@ -53,6 +60,27 @@ struct Disk {
     /// When the current checkpoint began.
     begun: Instant,
     done: DiskReport,
+    requests: CheckpointRequests,
+}
+
+/// Trainers' requests for a checkpoint.
+#[derive(Default)]
+struct CheckpointRequests {
+    /// For the next checkpoint.
+    next: Vec<CheckpointRequest>,
+    /// For the current one.
+    current: Vec<CheckpointRequest>,
+    /// The fewest updates that a chunk had when the current one began.
+    version: Option<u64>,
+    /// Requests that are over, each with its answer.
+    over: Vec<(CheckpointRequest, Result<Checkpointed, Failure>)>,
+}
+
+impl CheckpointRequests {
+    /// Ends the requests for the current checkpoint.
+    fn end(&mut self, outcome: &Result<Checkpointed, Failure>) {
+        self.over.extend(self.current.drain(..).map(|request| (request, outcome.clone())));
+    }
 }
 
 impl ShardNode {
@@ -109,6 +137,7 @@ impl ShardNode {
         let interval = start.settings.storage.checkpoint_interval;
         let disk = Disk {
             folder,
+            root: start.settings.storage.checkpoint_dir.clone().unwrap_or_default(),
             interval,
             number: checkpoint.unwrap_or(0),
             saved: if checkpoint.is_some() { shard.generation() } else { Generation(0) },
@@ -118,6 +147,7 @@ impl ShardNode {
             finishing: None,
             begun: Instant::now(),
             done: DiskReport::default(),
+            requests: CheckpointRequests::default(),
         };
         Ok(Self { shard, now: start.now(), disk: Some(disk) })
     }
@@ -147,13 +177,28 @@ impl NodeSession for ShardNode {
         }
         self.now = now;
         let is_busy = self.shard.attend(now, out)?;
-        let Some(disk) = &mut self.disk else { return Ok(is_busy) };
-        Ok(disk.work(now, &mut self.shard) || is_busy)
+        let asked = self.shard.take_checkpoint_requests();
+        let Some(disk) = &mut self.disk else {
+            for request in asked {
+                let failure = Failure::call("this server takes no checkpoints; expected one with checkpoint_dir");
+                self.shard.answer_checkpoint(&request, Err(failure), out);
+            }
+            return Ok(is_busy);
+        };
+        disk.requests.next.extend(asked);
+        let is_busy = disk.work(now, &mut self.shard) || is_busy;
+        for (request, outcome) in disk.requests.over.drain(..) {
+            self.shard.answer_checkpoint(&request, outcome, out);
+        }
+        Ok(is_busy)
     }
 
     fn deadline(&self) -> Option<Now> {
-        // While a checkpoint is finished by its thread, no other is due.
-        let disk = self.disk.as_ref().filter(|disk| disk.finishing.is_none()).and_then(|disk| disk.due);
+        let disk = self.disk.as_ref().and_then(|disk| match disk.finishing {
+            // While a checkpoint is finished by its thread, no other is due.
+            Some(_) => (!disk.requests.current.is_empty()).then_some(self.now + ANSWER_PAUSE),
+            None => disk.due,
+        });
         self.shard.deadline().into_iter().chain(disk).min()
     }
 
@@ -187,9 +232,12 @@ impl Disk {
         }
         let first = generation != self.saved;
         let due = self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at;
-        if !(first || due) {
+        if !(first || due || !self.requests.next.is_empty()) {
             return false;
         }
+        self.requests.current = std::mem::take(&mut self.requests.next);
+        let status = shard.status();
+        self.requests.version = (status.chunks > 0).then_some(status.slowest.0);
         self.saved = generation;
         self.due = Some(now + self.interval);
         self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(shard.status().bytes * 4);
@@ -216,6 +264,9 @@ impl Disk {
             self.done.last_duration_seconds = self.begun.elapsed().as_secs_f64();
             self.done.last_unix_seconds = unix_seconds(SystemTime::now());
             tracing::debug!("{}: checkpoint {} of {bytes} bytes", self.folder.directory(), self.number);
+            let directory = self.root.join(self.folder.directory()).display().to_string();
+            let (number, version) = (self.number, self.requests.version);
+            self.requests.end(&Ok(Checkpointed { directory, number, bytes, version }));
             let retained = shard.retain_journal(&self.folder);
             self.report(retained);
         }
@@ -256,6 +307,7 @@ impl Disk {
             Err(failure) => {
                 self.done.failures += 1;
                 tracing::error!("{}: checkpoint {}: {failure}", self.folder.directory(), self.number);
+                self.requests.end(&Err(Failure::call(format!("checkpoint {}: {failure}", self.number))));
                 None
             }
         }

@@ -9,7 +9,7 @@ use super::rule::{Regularizer, Rule};
 /// Inputs of one update besides its rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// The number of this update, from one: the version it produces.
+    /// The number of this update, from one: the version it produces, unless the states were set.
     pub version: Version,
     /// Replaces the schedule's learning rate for this update; the parameter's own `rate_scale` still applies.
     pub rate: Option<f64>,

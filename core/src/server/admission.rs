@@ -15,6 +15,7 @@ use super::reply::{DeviceWait, Refusal};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use super::stalls::StallReason;
+use super::states::state_of;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{Epoch, Generation, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
@@ -194,8 +195,12 @@ impl Serving {
     /// Checks a set.
     fn check_set(&self, frame: &Frame, origin: Origin) -> Result<(), Refusal> {
         self.check_trainer(&frame.head)?;
+        let about = state_of(frame)?;
         for entry in &frame.entries {
-            self.table.check_whole(entry)?;
+            match about {
+                None => self.table.check_whole(entry)?,
+                Some(about) => self.check_state_entry(entry, about, true)?,
+            }
             let slot_index = self.table.slot_index(entry.id).expect("the entry was just checked");
             if let sender @ (Sender::First | Sender::Nobody) = self.flows.sender(slot_index) {
                 return Err(self.other_sender(slot_index, &frame.head, sender));

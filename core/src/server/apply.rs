@@ -75,7 +75,7 @@ impl Shard {
                 Some((serving, mut cx)) => serving.pull(&mut cx, peer, frame, leases),
                 None => Err(not_initialised()),
             },
-            Kind::Control => self.answer_wait_question(now, peer, frame, replies),
+            Kind::Control => self.answer_question(now, peer, frame, replies),
             kind => Err(no_answer_to(kind)),
         }
     }

@@ -49,6 +49,8 @@ pub(super) struct Chunk {
     /// The chunks that are updated together with this one, where the rule needs the whole gradient.
     pub(super) group: Option<GroupIndex>,
     pub(super) version: Version,
+    /// Updates that the optimizer's state has seen beyond the version; negative where it has seen fewer.
+    pub(super) updates_beyond: i64,
     /// Per trainer; a single entry is stored inline.
     pub(super) heard: SmallVec<[TrainerMarks; 1]>,
     pub(super) round: OpenRound,
@@ -87,6 +89,7 @@ impl Chunk {
             rule,
             group: None,
             version: Version(0),
+            updates_beyond: 0,
             heard: SmallVec::new(),
             round: OpenRound::default(),
             waiters: Waiters::default(),
@@ -139,6 +142,11 @@ impl Chunk {
     /// Sets a value that no reader can have seen before.
     pub(super) fn put_value(&mut self, value: Lease) {
         self.content = Content::Dense(Arc::new(Value::new(value, self.bytes)));
+    }
+
+    /// Updates that the optimizer's state has seen.
+    pub(super) fn updates(&self) -> u64 {
+        self.version.0.wrapping_add_signed(self.updates_beyond)
     }
 
     /// Entry of an answer without a value.

@@ -67,9 +67,19 @@ pub(super) struct RowsLease {
     pub(super) position: u64,
 }
 
+/// The part of a chunk that a set replaces.
+pub(super) enum Replacement {
+    /// The value.
+    Value(Lease),
+    /// The optimizer's state tensor of this index.
+    State(usize, Lease),
+    /// The updates that the optimizer's state has seen.
+    Updates(u64),
+}
+
 /// A set that waits for updates which arrived before it.
 pub(super) struct DeferredSet {
-    pub(super) lease: Lease,
+    pub(super) replacement: Replacement,
     pub(super) call: CallId,
     pub(super) peer: Option<PeerId>,
     pub(super) head: Head,

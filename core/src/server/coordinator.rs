@@ -404,6 +404,9 @@ impl Coordinator {
                 self.admit(now, replies, out);
             }
             Request::Waiting(_) => answer(replies, peer, head, Answer::Waiting(self.describe_wait(peer))),
+            Request::Checkpoint(_) => {
+                return Err(Refusal::invalid("the coordinator has no parameters; expected a request to a shard"));
+            }
             Request::Save(path) => out.push(CoordinatorOutput::Save { peer, head: *head, path }),
         }
         Ok(())

@@ -45,6 +45,9 @@ pub(super) struct MarksMessage {
     /// How many rounds were complete and not closed.
     #[prost(uint32, tag = "5")]
     pub(super) sealed: u32,
+    /// Updates that the optimizer's state has seen beyond the version.
+    #[prost(sint64, tag = "6")]
+    pub(super) updates_beyond: i64,
 }
 
 impl MarksMessage {
@@ -53,7 +56,7 @@ impl MarksMessage {
         let heard = chunk.heard.iter().map(HeardMessage::of).collect();
         let open = chunk.open().map(OpenMessage::of).collect();
         let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-        Self { heard, position, open, rates, sealed: chunk.sealed.into() }
+        Self { heard, position, open, rates, sealed: chunk.sealed.into(), updates_beyond: chunk.updates_beyond }
     }
 
     /// The learning rates of a bucket.

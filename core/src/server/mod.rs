@@ -28,6 +28,7 @@ mod admission;
 mod apply;
 mod bucket;
 mod call;
+mod checkpoint_requests;
 mod checkpointing;
 mod chunk;
 mod compiled_flows;
@@ -67,6 +68,7 @@ mod sets;
 mod shard;
 mod snapshot;
 mod stalls;
+mod states;
 mod status;
 mod survey;
 mod totals;
@@ -84,7 +86,7 @@ pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput};
 pub use counters::ShardCounters;
 pub use membership::{PeerOrigin, TrainerMember};
 pub use options::{NoRoom, NonFinite, ShardOptions};
-pub use output::ServerOutput;
+pub use output::{CheckpointRequest, ServerOutput};
 pub use report::{
     CoordinatorReport, MemoryReport, ServerReport, ShardPhase, ShardReport, TrainerConnection, TrainerReport,
     TrainerState, WaitReport,

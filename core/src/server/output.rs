@@ -2,6 +2,7 @@
 
 use crate::ids::PeerId;
 use crate::port::Submit;
+use crate::wire::Head;
 
 /// An action that a server session asks of its caller.
 pub enum ServerOutput {
@@ -9,4 +10,11 @@ pub enum ServerOutput {
     Submit(Submit),
     /// End this connection.
     Close(PeerId),
+}
+
+/// A trainer's request for a checkpoint, which the caller takes and answers when the checkpoint is on disk.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckpointRequest {
+    pub(super) peer: PeerId,
+    pub(super) head: Head,
 }

@@ -4,6 +4,7 @@ use super::context::Context;
 use super::initialisation::unknown;
 use super::reply::Refusal;
 use super::serving::Serving;
+use super::states::state_of;
 use super::waiters::{RowsRequest, Waiter};
 use crate::ids::{PeerId, Version};
 use crate::memory::Lease;
@@ -21,6 +22,9 @@ impl Serving {
         let slot_indices =
             frame.entries.iter().map(|entry| self.table.slot_index(entry.id).ok_or_else(|| unknown(entry.id)));
         let slot_indices = slot_indices.collect::<Result<Vec<_>, _>>()?;
+        if let Some(about) = state_of(frame)? {
+            return self.pull_state(cx, peer, frame, about);
+        }
         self.check_requests(frame, &slot_indices)?;
         self.check_waiters(peer, frame.entries.len())?;
         let mut body = body.into_iter();

@@ -5,7 +5,7 @@
 use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::{Context, Origin};
-use super::contribution::{Contribution, ContributionStage, DeferredSet, OpenContribution};
+use super::contribution::{Contribution, ContributionStage, DeferredSet, OpenContribution, Replacement};
 use super::frames::ReceivedFrame;
 use super::group::UpdateUnit;
 use super::presence::TrainerLife;
@@ -155,13 +155,14 @@ impl Serving {
     }
 
     /// Restores a set from the journal to its state in the checkpoint: deferred, or dropped.
-    pub(super) fn restore_set(&mut self, cx: &Context<'_>, slot_index: usize, frame: &Frame, lease: Lease) {
+    pub(super) fn restore_set(&mut self, cx: &Context<'_>, slot_index: usize, frame: &Frame, replacement: Replacement) {
         let chunk = &mut self.table.chunks[slot_index];
         if let Some(OpenContribution { stage: ContributionStage::Set(after), call, .. }) =
             chunk.open_in_checkpoint(&frame.head)
         {
             let (peer, head, position) = (cx.peer, frame.head, cx.position);
-            chunk.deferred_set = Some(Box::new(DeferredSet { lease, call, peer, head, after, position, since: None }));
+            let set = DeferredSet { replacement, call, peer, head, after, position, since: None };
+            chunk.deferred_set = Some(Box::new(set));
         }
     }
 }

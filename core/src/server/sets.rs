@@ -1,28 +1,30 @@
-//! Sets: a trainer replaces values. A set that arrives behind updates in progress is deferred, and applied after the
-//! updates that arrived before it.
+//! Sets: a trainer replaces values, or the optimizer's state. A set that arrives behind updates in progress is
+//! deferred, and applied after the updates that arrived before it.
+
+use prost::Message;
 
 use super::call::CallId;
 use super::context::Context;
-use super::contribution::DeferredSet;
+use super::contribution::{DeferredSet, Replacement};
 use super::device_chunk::DeviceActivity;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, Version};
 use crate::memory::Lease;
 use crate::port::Work;
-use crate::wire::{Frame, Head};
+use crate::wire::{Flags, Frame, Head, StateMessage};
 
 impl Serving {
     /// Applies a set; a duplicate changes nothing.
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
         let call = CallId::of(&frame.head);
         self.note_admitted(frame.head.trainer);
-        for (entry, lease) in frame.entries.iter().zip(body) {
+        for (entry, replacement) in frame.entries.iter().zip(replacements(frame, body)) {
             let slot_index = self.table.slot_index(entry.id).expect("the entry was checked");
             if self.is_before_restored(cx, slot_index) {
-                self.restore_set(cx, slot_index, frame, lease);
-            } else if let Some(lease) = self.defer_set(cx, slot_index, frame, lease) {
-                self.apply_set(cx, slot_index, call, (cx.peer, &frame.head), lease);
+                self.restore_set(cx, slot_index, frame, replacement);
+            } else if let Some(replacement) = self.defer_set(cx, slot_index, frame, replacement) {
+                self.apply_set(cx, slot_index, call, (cx.peer, &frame.head), replacement);
             }
         }
     }
@@ -40,21 +42,21 @@ impl Serving {
         }
     }
 
-    /// Defers a set while the chunk's device slot is busy or earlier updates are pending; returns the lease otherwise.
+    /// Defers a set while the chunk's device slot is busy or earlier updates are pending; returns it otherwise.
     pub(super) fn defer_set(
         &mut self,
         cx: &Context<'_>,
         slot_index: usize,
         frame: &Frame,
-        lease: Lease,
-    ) -> Option<Lease> {
+        replacement: Replacement,
+    ) -> Option<Replacement> {
         let call = CallId::of(&frame.head);
         let pending = self.pending(slot_index);
         let chunk = &mut self.table.chunks[slot_index];
         let is_busy = chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy());
         let waits = 0 < pending || is_busy || chunk.deferred_set.is_some();
         if !waits || chunk.heard(frame.head.trainer).set.covers(call) {
-            return Some(lease);
+            return Some(replacement);
         }
         let since = cx.peer.map(|_| cx.now);
         match &mut chunk.deferred_set {
@@ -65,7 +67,7 @@ impl Serving {
             none => {
                 let after = Version(chunk.version.0 + pending);
                 let (peer, head, position) = (cx.peer, frame.head, cx.position);
-                *none = Some(Box::new(DeferredSet { lease, call, peer, head, after, position, since }));
+                *none = Some(Box::new(DeferredSet { replacement, call, peer, head, after, position, since }));
             }
         }
         self.note_waits(slot_index);
@@ -81,7 +83,8 @@ impl Serving {
             return;
         }
         let deferred_set = self.table.chunks[slot_index].deferred_set.take().expect("it was just looked at");
-        self.apply_set(cx, slot_index, deferred_set.call, (deferred_set.peer, &deferred_set.head), deferred_set.lease);
+        let DeferredSet { replacement, call, peer, head, .. } = *deferred_set;
+        self.apply_set(cx, slot_index, call, (peer, &head), replacement);
         self.note_waits(slot_index);
     }
 
@@ -92,17 +95,25 @@ impl Serving {
         slot_index: usize,
         call: CallId,
         (peer, head): (Option<PeerId>, &Head),
-        lease: Lease,
+        replacement: Replacement,
     ) {
         let chunk = &mut self.table.chunks[slot_index];
         let heard = chunk.heard_mut(head.trainer);
         let is_new = !heard.set.covers(call);
+        let replaces_value = is_new && matches!(replacement, Replacement::Value(_));
         if is_new {
             heard.set = call;
-            chunk.set_value(cx.pool, lease);
+            match replacement {
+                Replacement::Value(lease) => chunk.set_value(cx.pool, lease),
+                Replacement::State(state, lease) => chunk.states[state] = lease,
+                // The check keeps both below 2^62.
+                Replacement::Updates(updates) => {
+                    chunk.updates_beyond = updates.wrapping_sub(chunk.version.0).cast_signed();
+                }
+            }
         }
         cx.replies.done(peer, head, chunk.version_entry());
-        if is_new {
+        if replaces_value {
             self.load_value(cx, slot_index);
         }
     }
@@ -114,6 +125,20 @@ impl Serving {
         if let (Some(on_device), Some(parameter)) = (&mut chunk.on_device, parameter) {
             on_device.doing = DeviceActivity::Loading;
             cx.device().push(Work::Load { slot: on_device.slot, parameter, states: Vec::new() });
+        }
+    }
+}
+
+/// The replacements of a set, one for each entry.
+fn replacements(frame: &Frame, body: Vec<Lease>) -> Vec<Replacement> {
+    let about = frame.head.flags.contains(Flags::STATE).then(|| StateMessage::decode(frame.control.as_slice()));
+    match about.map(|about| about.expect("the message was checked")) {
+        None => body.into_iter().map(Replacement::Value).collect(),
+        Some(StateMessage { state: Some(state), .. }) => {
+            body.into_iter().map(|lease| Replacement::State(state as usize, lease)).collect()
+        }
+        Some(StateMessage { state: None, updates }) => {
+            frame.entries.iter().map(|_| Replacement::Updates(updates)).collect()
         }
     }
 }

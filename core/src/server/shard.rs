@@ -16,7 +16,7 @@ use super::job::Job;
 use super::journal::ShardJournal;
 use super::membership::PeerOrigin;
 use super::options::{NoRoom, ShardOptions};
-use super::output::ServerOutput;
+use super::output::{CheckpointRequest, ServerOutput};
 use super::pool::Pool;
 use super::presence::{Presence, TrainerLife};
 use super::reply::{DeviceWait, Refusal, Replies};
@@ -61,6 +61,8 @@ pub struct Shard {
     /// Count of changes to state that checks read.
     pub(super) changes: u64,
     pub(super) checkpointing: Option<Checkpointing>,
+    /// Requests for a checkpoint that the caller has not taken.
+    pub(super) asked: Vec<CheckpointRequest>,
 }
 
 /// Progress of initialisation.
@@ -105,6 +107,7 @@ impl Shard {
             deferred: DeferredHeads::default(),
             changes: 0,
             checkpointing: None,
+            asked: Vec::new(),
         }
     }
 
@@ -473,17 +476,19 @@ impl Shard {
         Ok(())
     }
 
-    /// Answers a trainer's question about what its calls wait for.
-    pub(super) fn answer_wait_question(
-        &self,
+    /// Answers a trainer's question about what its calls wait for, or notes its request for a checkpoint.
+    pub(super) fn answer_question(
+        &mut self,
         now: Now,
         peer: PeerId,
         frame: &Frame,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        let Some(Request::Waiting(_)) = decode::<ControlRequest>(&frame.control)?.request else {
-            return Err(Refusal::invalid("a shard has no answer to a question for the coordinator"));
-        };
+        match decode::<ControlRequest>(&frame.control)?.request {
+            Some(Request::Waiting(_)) => {}
+            Some(Request::Checkpoint(_)) => return self.note_checkpoint_request(peer, frame),
+            _ => return Err(Refusal::invalid("a shard has no answer to a question for the coordinator")),
+        }
         let waits_for = match &self.phase {
             Phase::Serving(serving) => serving.describe_wait(now, &self.trainers, peer).unwrap_or_default(),
             Phase::Empty | Phase::Filling(_) => String::new(),

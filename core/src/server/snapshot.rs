@@ -297,6 +297,7 @@ impl Shard {
 
 fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.version = version;
+    chunk.updates_beyond = marks.updates_beyond;
     chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);
     chunk.heard = marks.heard.iter().map(TrainerMarks::from).collect();
     let open = marks.open.into_iter().map(OpenMessage::open).collect();

@@ -109,6 +109,18 @@ pub struct PushMessage {
     pub rate: Option<f64>,
 }
 
+/// Control message of a pull or set with [`Flags::STATE`](super::Flags::STATE): the part of the optimizer's state that
+/// the frame is about.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct StateMessage {
+    /// The index of a state tensor in the rule's order; absent for the number of updates.
+    #[prost(uint32, optional, tag = "1")]
+    pub state: Option<u32>,
+    /// In a set without a state tensor: the updates that the state has seen.
+    #[prost(uint64, tag = "2")]
+    pub updates: u64,
+}
+
 /// Control message of an init frame: the parameter of its chunks.
 #[derive(Clone, PartialEq, Message)]
 pub struct InitMessage {
@@ -242,7 +254,7 @@ pub struct CatalogueRequest {
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlRequest {
     /// Exactly one form.
-    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub request: Option<request::Request>,
 }
 
@@ -307,6 +319,9 @@ pub mod request {
         /// Request to a shard: the trainers and rounds for which calls of this connection wait.
         #[prost(bool, tag = "12")]
         Waiting(bool),
+        /// Request to a shard: a checkpoint is to be taken now, and is answered when it is on disk.
+        #[prost(bool, tag = "13")]
+        Checkpoint(bool),
     }
 }
 
@@ -314,7 +329,7 @@ pub mod request {
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlAnswer {
     /// Exactly one form.
-    #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub answer: Option<answer::Answer>,
 }
 
@@ -347,6 +362,23 @@ pub mod answer {
         pub bytes: u64,
     }
 
+    /// A checkpoint of a shard is on disk.
+    #[derive(Clone, PartialEq, Eq, Message)]
+    pub struct Checkpointed {
+        /// The directory of the shard's checkpoints, on the server's machine.
+        #[prost(string, tag = "1")]
+        pub directory: String,
+        /// Its number.
+        #[prost(uint64, tag = "2")]
+        pub number: u64,
+        /// Its bytes.
+        #[prost(uint64, tag = "3")]
+        pub bytes: u64,
+        /// The fewest updates that a chunk had when it was begun; absent for a shard without chunks.
+        #[prost(uint64, optional, tag = "4")]
+        pub version: Option<u64>,
+    }
+
     /// The answer.
     #[derive(Clone, PartialEq, Oneof)]
     pub enum Answer {
@@ -371,5 +403,8 @@ pub mod answer {
         /// Describes what the oldest call of the sender waits for; empty when none waits.
         #[prost(string, tag = "7")]
         Waiting(String),
+        /// The checkpoint is on disk.
+        #[prost(message, tag = "8")]
+        Checkpointed(Checkpointed),
     }
 }

@@ -100,10 +100,12 @@ impl Flags {
     pub const UNCHECKED: Self = Self(2);
     /// On a pull of buckets: answer with the ids of existing rows instead of values.
     pub const LIST: Self = Self(4);
+    /// On a pull and a set: of the optimizer's states, as the [`StateMessage`](super::StateMessage) says.
+    pub const STATE: Self = Self(8);
     /// On a push: no element of its payloads is NaN or infinite, if they are floats. The receiving transport sets the
     /// flag when it has read the payloads anyway. [`Frame::encode`](super::Frame::encode) never sends it.
     pub const FINITE: Self = Self(1 << 15);
-    const KNOWN: u16 = 7;
+    const KNOWN: u16 = 15;
 
     /// Whether every bit of `other` is set.
     #[must_use]

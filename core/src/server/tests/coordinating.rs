@@ -121,6 +121,7 @@ impl Desk {
                 Answer::Page(page) => format!("page of {} bytes", page.len()),
                 Answer::Waiting(text) => text,
                 Answer::Saved(saved) => format!("saved {}", saved.path),
+                Answer::Checkpointed(taken) => format!("checkpoint {}", taken.number),
                 Answer::Joined(joined) => {
                     let caller = self.callers.get_mut(&name).expect("known");
                     caller.trainer = TrainerId(joined.trainer);

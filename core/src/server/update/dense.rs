@@ -62,7 +62,7 @@ impl Chunk {
             states: &mut states[..count],
             gradients: &self.round.gradients(self.element_type, self.bytes),
         });
-        self.version = step.version;
+        self.version.0 += 1;
         Ok(())
     }
 

@@ -30,7 +30,7 @@ impl Serving {
     pub(in crate::server) fn step(&self, slot_index: usize, norm: Option<f64>) -> Step {
         let chunk = &self.table.chunks[slot_index];
         Step {
-            version: Version(chunk.version.0 + 1),
+            version: Version(chunk.updates() + 1),
             rate: chunk.round.rate(),
             norm,
             scale: self.flows.of(slot_index).stage.scale(chunk.round.contributors()),
