@@ -18,12 +18,13 @@ except ModuleNotFoundError as missing:
     if missing.name != "pserver._pserver":
         raise
 else:
-    from ._client import Call, Client, Parameter, connect, last_client
+    from ._client import Call, Checkpoint, Client, Parameter, State, connect, last_client
     from ._servers import Servers
 
 __all__ = [
     "Call",
     "Cancelled",
+    "Checkpoint",
     "Client",
     "Error",
     "MissingTrainer",
@@ -32,6 +33,7 @@ __all__ = [
     "Refused",
     "ServerLost",
     "Servers",
+    "State",
     "Timeout",
     "connect",
     "last_client",

@@ -5,6 +5,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 
@@ -33,6 +34,25 @@ class Parameter(NamedTuple):
     """Whether it is sent and fetched by rows."""
     version: int
     """The updates that it has had."""
+
+
+class State(NamedTuple):
+    """The optimizer's state of a parameter, as servers hold it."""
+
+    updates: int
+    """The updates that it has seen."""
+    tensors: dict[str, NDArray[Any]]
+    """Each tensor by its name in the rule, such as ``first_moment`` of Adam, in the type and shape of the parameter."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of a job."""
+
+    version: int
+    """The fewest updates that a part of a parameter had when it began."""
+    bytes: int
+    directories: list[str]
+    """The directory of each shard's checkpoints, on the machine of its server."""
 
 
 class Call:
@@ -175,14 +195,39 @@ class Client:
 
     def pull_rows(self, name: str, ids: Array, out: Array | None = None) -> Array:
         """Fetches rows in the order of the ids, which may repeat, into ``out`` or a new array."""
-        if out is None:
-            dtype, shape, is_rows = self._facts(name)
-            if not is_rows:
-                raise Refused(f'parameter "{name}" is not sparse: it is sent and fetched as a whole, not by rows')
-            count = len(ids)
-            out = numpy.empty((count, *shape[1:]), dtype)
+        out = self._empty_rows(name, ids) if out is None else out
         self._raw.pull_rows([name], [ids], [out])
         return out
+
+    def push_pull_rows(
+        self,
+        name: str,
+        ids: Array,
+        gradients: Array,
+        wanted: Array,
+        out: Array | None = None,
+        *,
+        rate: float | None = None,
+    ) -> Array:
+        """Sends rows of a gradient, and fetches the rows ``wanted`` with these gradients in them, such as those of the
+        next step, into ``out`` or a new array. Repeated after an error, it applies no gradient twice."""
+        out = self._empty_rows(name, wanted) if out is None else out
+        self._raw.push_pull_rows([name], ([ids], [gradients]), ([wanted], [out]), rate)
+        return out
+
+    def start_push_rows(self, name: str, ids: Array, gradients: Array, *, rate: float | None = None) -> Call:
+        """:meth:`push_rows`, started. Both arrays are the program's again when this returns."""
+        return Call(self._raw.start_push_rows([name], [ids], [gradients], rate))
+
+    def start_pull_rows(self, name: str, ids: Array, out: Array) -> Call:
+        """:meth:`pull_rows`, started: the rows of a later step travel while this one is computed."""
+        return Call(self._raw.start_pull_rows([name], ([ids], [out]), None, None))
+
+    def start_push_pull_rows(
+        self, name: str, ids: Array, gradients: Array, wanted: Array, out: Array, *, rate: float | None = None
+    ) -> Call:
+        """:meth:`push_pull_rows`, started. ``ids`` and ``gradients`` are the program's again when this returns."""
+        return Call(self._raw.start_pull_rows([name], ([wanted], [out]), ([ids], [gradients]), rate))
 
     def rows(self, name: str) -> NDArray[numpy.uint64]:
         """The ids of all rows that somebody has pushed to, ascending."""
@@ -194,6 +239,31 @@ class Client:
         """All parameters in the order of declaration. Waits until they are initialised."""
         listed = self._raw.parameters()
         return [Parameter(name, dtype, tuple(shape), rows, version) for name, dtype, shape, rows, version in listed]
+
+    def state(self, name: str) -> State:
+        """The optimizer's state of a parameter that is not by rows, all of it after the same updates. In mode sync it
+        has every round in it that this trainer has pushed."""
+        dtype, shape, updates, tensors = self._raw.state(name)
+        kind = numpy.dtype(dtype)
+        return State(updates, {of: numpy.frombuffer(content, kind).reshape(shape) for of, content in tensors})
+
+    def set_state(self, name: str, tensors: Mapping[str, Array], updates: int) -> None:
+        """Replaces the optimizer's state of a parameter: every tensor of it, and the updates that they have seen. The
+        value stays. One trainer calls it while the others wait."""
+        self._raw.set_state(name, list(tensors), list(tensors.values()), updates)
+
+    def checkpoint(self) -> Checkpoint:
+        """Takes a checkpoint now, and returns when it is on the disks of all servers. Training may go on meanwhile."""
+        return Checkpoint(*self._raw.checkpoint())
+
+    def load(self, values: Mapping[str, Array] | str | PathLike[str]) -> list[str]:
+        """Replaces values of parameters that are not by rows by those of a mapping or a safetensors file; returns their
+        names. Every name, type and shape is checked before anything is replaced. One trainer calls it while the others
+        wait."""
+        if isinstance(values, (str, PathLike)):
+            return self._raw.load_file(values)
+        self._raw.load(list(values), list(values.values()))
+        return list(values)
 
     def save(self, path: str) -> tuple[str, int]:
         """Saves the model below server 0's ``model_dir``; returns where, and its bytes."""
@@ -274,6 +344,13 @@ class Client:
             dtype, shape, is_rows = self._raw.describe(name)
             facts = self._known[name] = (numpy.dtype(dtype), tuple(shape), is_rows)
         return facts
+
+    def _empty_rows(self, name: str, ids: Array) -> Array:
+        """A new array for the rows of these ids."""
+        dtype, shape, is_rows = self._facts(name)
+        if not is_rows:
+            raise Refused(f'parameter "{name}" is not sparse: it is sent and fetched as a whole, not by rows')
+        return numpy.empty((len(ids), *shape[1:]), dtype)
 
     def _empty(self, names: Iterable[str]) -> dict[str, Array]:
         """A new array for each parameter's value."""

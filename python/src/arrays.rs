@@ -10,6 +10,7 @@ use pserver_core::dtype::ElementType;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{IntoPyDict, PyTuple};
 
 use crate::errors::refused;
@@ -36,6 +37,25 @@ pub(crate) struct HeldArray {
 unsafe impl Send for HeldArray {}
 // SAFETY: as above; shared references only read the fields.
 unsafe impl Sync for HeldArray {}
+
+/// The name of a parameter in errors.
+pub(crate) fn parameter(name: &str) -> String {
+    format!("parameter \"{name}\"")
+}
+
+/// The arrays of a call, one for each name.
+pub(crate) fn arrays(
+    py: Python<'_>,
+    names: &[PyBackedStr],
+    objects: &[Bound<'_, PyAny>],
+    access: Access,
+) -> PyResult<Vec<HeldArray>> {
+    if names.len() != objects.len() {
+        let (found, expected) = (objects.len(), names.len());
+        return Err(refused(py, format!("{found} arrays for {expected} parameters; expected one for each")));
+    }
+    names.iter().zip(objects).map(|(name, object)| HeldArray::of(object, &parameter(name), access)).collect()
+}
 
 /// Keeps the memory of an array alive.
 enum Keeper {

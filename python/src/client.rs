@@ -3,19 +3,22 @@
 //! A call takes its arrays with the interpreter attached, and runs detached. A list of names and a list of arrays have
 //! one entry for each parameter.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use pserver_client::{DestinationRows, GradientRows, rule_file};
+use pserver_client::{GivenValue, StateSlice, rule_file};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
+use pyo3::types::PyByteArray;
 
-use crate::arrays::{Access, HeldArray};
+use crate::arrays::{Access, HeldArray, arrays, parameter};
 use crate::buffers::RawBuffer;
 use crate::errors::{outcome, refused};
+use crate::rows::{RowArrays, start_rows};
 use crate::session::{PythonSession, locked};
 use crate::started::RawCall;
 
@@ -25,6 +28,12 @@ pub(crate) struct RawClient {
     session: Mutex<Option<Arc<PythonSession>>>,
     process: u32,
 }
+
+/// Ids and values of rows, one array of each for each parameter.
+type IdsAndValues<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
+
+/// Type, shape, updates, and tensors with their names.
+type RawState<'py> = (String, Vec<u64>, u64, Vec<(String, Bound<'py, PyByteArray>)>);
 
 /// Name, type, shape, whether it is sent by rows, and version.
 type Listed = (String, String, Vec<u64>, bool, u64);
@@ -137,15 +146,8 @@ impl RawClient {
         gradients: Vec<Bound<'_, PyAny>>,
         rate: Option<f64>,
     ) -> PyResult<()> {
-        let ids = arrays(py, &names, &ids, Access::Read)?;
-        let gradients = arrays(py, &names, &gradients, Access::Read)?;
-        self.call(py, |session| {
-            let rows = names.iter().zip(&ids).zip(&gradients).map(|((name, ids), values)| {
-                let (ids, element_type) = (row_ids(name, ids)?, values.element_type());
-                Ok(GradientRows { name, element_type, ids, values: values.contents() })
-            });
-            session.client().push_rows(&rows.collect::<Result<Vec<_>, Failure>>()?, rate)
-        })
+        let given = RowArrays::of(py, &names, &ids, &gradients, Access::Read)?;
+        self.call(py, |session| session.client().push_rows(&given.gradients(&names)?, rate))
     }
 
     fn pull_rows(
@@ -155,21 +157,112 @@ impl RawClient {
         ids: Vec<Bound<'_, PyAny>>,
         out: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let ids = arrays(py, &names, &ids, Access::Read)?;
-        let mut out = arrays(py, &names, &out, Access::Write)?;
+        let mut out = RowArrays::of(py, &names, &ids, &out, Access::Write)?;
+        self.call(py, |session| session.client().pull_rows(&mut out.destinations(session, &names)?))
+    }
+
+    /// Sends rows, and fetches those of `wanted`.
+    fn push_pull_rows(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        given: IdsAndValues<'_>,
+        wanted: IdsAndValues<'_>,
+        rate: Option<f64>,
+    ) -> PyResult<()> {
+        let given = RowArrays::of(py, &names, &given.0, &given.1, Access::Read)?;
+        let mut out = RowArrays::of(py, &names, &wanted.0, &wanted.1, Access::Write)?;
         self.call(py, |session| {
-            let mut rows = Vec::with_capacity(names.len());
-            for ((name, ids), values) in names.iter().zip(&ids).zip(&mut out) {
-                let declared = session.facts(name)?.element_type;
-                if values.element_type() != declared {
-                    let found = values.element_type();
-                    let text = format!("{}: an array of {found} for rows; expected {declared}", parameter(name));
+            let given = given.gradients(&names)?;
+            session.client().push_pull_rows(&given, rate, &mut out.destinations(session, &names)?)
+        })
+    }
+
+    /// Starts a push of rows. Its arrays are the program's when this returns.
+    fn start_push_rows(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        ids: Vec<Bound<'_, PyAny>>,
+        gradients: Vec<Bound<'_, PyAny>>,
+        rate: Option<f64>,
+    ) -> PyResult<RawCall> {
+        let given = RowArrays::of(py, &names, &ids, &gradients, Access::Read)?;
+        let session = self.session(py)?;
+        let number = outcome(py, py.detach(|| session.client().start_push_rows(&given.gradients(&names)?, rate)))?;
+        Ok(RawCall::new(session, number))
+    }
+
+    /// Starts a pull of rows, behind a push of the rows `given` of the same parameters.
+    fn start_pull_rows(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        wanted: IdsAndValues<'_>,
+        given: Option<IdsAndValues<'_>>,
+        rate: Option<f64>,
+    ) -> PyResult<RawCall> {
+        let given = given.map(|(ids, values)| RowArrays::of(py, &names, &ids, &values, Access::Read)).transpose()?;
+        let out = RowArrays::of(py, &names, &wanted.0, &wanted.1, Access::Write)?;
+        let session = self.session(py)?;
+        let number = outcome(py, py.detach(|| start_rows(&session, &names, given, out, rate)))?;
+        Ok(RawCall::new(session, number))
+    }
+
+    /// Type, shape, updates, and each tensor with its name.
+    fn state<'py>(&self, py: Python<'py>, name: &str) -> PyResult<RawState<'py>> {
+        let state = self.call(py, |session| session.client().optimizer_state(name))?;
+        let tensors = state.tensors.into_iter().map(|one| (one.name, PyByteArray::new(py, &one.content)));
+        Ok((state.element_type.to_string(), state.shape, state.updates, tensors.collect()))
+    }
+
+    fn set_state(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        names: Vec<PyBackedStr>,
+        tensors: Vec<Bound<'_, PyAny>>,
+        updates: u64,
+    ) -> PyResult<()> {
+        let tensors = arrays(py, &names, &tensors, Access::Read)?;
+        self.call(py, |session| {
+            let mut slices = Vec::with_capacity(names.len());
+            for (of, array) in names.iter().zip(&tensors) {
+                let declared = session.check_shape(name, array)?;
+                if array.element_type() != declared {
+                    let found = array.element_type();
+                    let text =
+                        format!("{}: an array of {found} for state \"{of}\"; expected {declared}", parameter(name));
                     return Err(Failure::call(text));
                 }
-                rows.push(DestinationRows { name, ids: row_ids(name, ids)?, values: values.contents_mut() });
+                slices.push(StateSlice { name: of, content: array.contents() });
             }
-            session.client().pull_rows(&mut rows)
+            session.client().set_optimizer_state(name, &slices, updates)
         })
+    }
+
+    /// The least version, the bytes, and the directory of each shard.
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
+        let taken = self.call(py, |session| session.client().checkpoint())?;
+        Ok((taken.version.0, taken.bytes, taken.shards.into_iter().map(|one| one.directory).collect()))
+    }
+
+    fn load(&self, py: Python<'_>, names: Vec<PyBackedStr>, values: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let values = arrays(py, &names, &values, Access::Read)?;
+        self.call(py, |session| {
+            let given = names.iter().zip(&values).map(|(name, array)| GivenValue {
+                name,
+                element_type: array.element_type(),
+                shape: array.shape(),
+                content: array.contents(),
+            });
+            session.client().load(&given.collect::<Vec<_>>())
+        })
+    }
+
+    /// Returns the names of the parameters in the file.
+    fn load_file(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<String>> {
+        self.call(py, |session| session.client().load_file(&path))
     }
 
     fn list_rows(&self, py: Python<'_>, name: &str) -> PyResult<Vec<u64>> {
@@ -282,11 +375,6 @@ impl Drop for RawClient {
     }
 }
 
-/// The name of a parameter in errors.
-fn parameter(name: &str) -> String {
-    format!("parameter \"{name}\"")
-}
-
 fn settings(py: Python<'_>, config: Option<&str>) -> PyResult<OptimizerSettings> {
     let read = config.map(|text| OptimizerSettings::from_text_with(text, &rule_file::open)).transpose();
     outcome(py, read.map(Option::unwrap_or_default))
@@ -294,29 +382,4 @@ fn settings(py: Python<'_>, config: Option<&str>) -> PyResult<OptimizerSettings>
 
 fn type_of_name(name: &str) -> Option<ElementType> {
     ElementType::ALL.into_iter().find(|one| one.to_string() == name)
-}
-
-/// The arrays of a call, one for each name.
-fn arrays(
-    py: Python<'_>,
-    names: &[PyBackedStr],
-    objects: &[Bound<'_, PyAny>],
-    access: Access,
-) -> PyResult<Vec<HeldArray>> {
-    if names.len() != objects.len() {
-        let (found, expected) = (objects.len(), names.len());
-        return Err(refused(py, format!("{found} arrays for {expected} parameters; expected one for each")));
-    }
-    names.iter().zip(objects).map(|(name, object)| HeldArray::of(object, &parameter(name), access)).collect()
-}
-
-/// The ids of rows.
-fn row_ids<'a>(name: &str, ids: &'a HeldArray) -> Result<&'a [u64], Failure> {
-    let refuse = |found: &str| Failure::call(format!("{}: ids {found}; expected int64 or uint64", parameter(name)));
-    if !matches!(ids.element_type(), ElementType::Int64 | ElementType::Uint64) {
-        return Err(refuse(&format!("of {}", ids.element_type())));
-    }
-    let all: &[u64] = bytemuck::try_cast_slice(ids.contents()).map_err(|_| refuse("at an odd address"))?;
-    let negative = all.iter().find(|id| ids.element_type() == ElementType::Int64 && i64::MAX.cast_unsigned() < **id);
-    negative.map_or(Ok(all), |id| Err(refuse(&format!("with {}", id.cast_signed()))))
 }

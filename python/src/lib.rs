@@ -1,7 +1,8 @@
 //! The extension module of the Python package: the Rust client and the `pserver` program as Python objects.
 //!
-//! Read in this order: `client` (calls), `started` (calls that are waited for later), `arrays` (memory of Python
-//! objects), `buffers` (memory of the library), `errors` (failures as exceptions, interrupts).
+//! Read in this order: `client` (calls), `started` (calls that are waited for later), `rows` (arrays of calls by rows),
+//! `arrays` (memory of Python objects), `buffers` (memory of the library), `errors` (failures as exceptions,
+//! interrupts).
 //!
 //! Not here: names, dictionaries and defaults of calls (`python/pserver/_client.py`), what a call does
 //! ([`pserver_client`]).
@@ -10,6 +11,7 @@ mod arrays;
 mod buffers;
 mod client;
 mod errors;
+mod rows;
 mod session;
 mod started;
 

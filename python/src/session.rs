@@ -140,9 +140,14 @@ impl PythonSession {
             (true, _) => self.client.start_pull(into),
         }?;
         let held = gradients.into_iter().chain(out).collect();
-        locked(&self.started).arrays.insert(number, held);
-        self.sweep();
+        self.keep(number, held);
         Ok(number)
+    }
+
+    /// Holds the arrays of a call until it is over.
+    pub(crate) fn keep(&self, call: CallNumber, held: Vec<HeldArray>) {
+        locked(&self.started).arrays.insert(call, held);
+        self.sweep();
     }
 
     /// Lets go of the arrays of a call whose result was taken.
@@ -203,7 +208,7 @@ pub(crate) fn launched() -> Result<(bool, Option<String>, Option<String>), Failu
 }
 
 /// A parameter's name for a call that outlives its start. A job has few names, so they are kept.
-fn name_for_good(name: &str) -> &'static str {
+pub(crate) fn name_for_good(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = locked(&NAMES);
     if let Some(known) = names.get(name) {

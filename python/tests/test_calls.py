@@ -1,0 +1,140 @@
+"""Calls by rows that are started, optimizer state out and in, checkpoints, and values that are loaded."""
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pserver
+
+ADAM = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }"
+TABLE = "optimizer: SGD const_lr { learning_rate: 0.5 } sparse { height: 1000 width: 3 constant { value: 1 } }"
+SEED = 20261
+
+
+def table(client: pserver.Client) -> None:
+    assert client.begin_init()
+    client.init_rows("table", TABLE)
+    client.init("dense", np.zeros(4, np.float32))
+    client.finish_init()
+
+
+def test_rows_of_started_calls_are_those_of_a_table_in_numpy(job: Any) -> None:
+    client = job(2)
+    table(client)
+    expected, random = np.ones((1000, 3)), np.random.default_rng(SEED)
+    ids = random.integers(0, 1000, 64)
+    for step in range(6):
+        gradients = random.standard_normal((ids.size, 3)).astype(np.float32)
+        np.add.at(expected, ids, -0.5 * gradients)
+        following = random.integers(0, 1000, 50)
+        out = np.empty((50, 3), np.float32)
+        if step % 3 == 0:
+            out = client.push_pull_rows("table", ids, gradients, following)
+        elif step % 3 == 1:
+            call = client.start_push_pull_rows("table", ids, gradients, following, out)
+            gradients[:] = np.nan
+            call.wait()
+        else:
+            pushed = client.start_push_rows("table", ids, gradients)
+            gradients[:] = np.nan
+            pulled = client.start_pull_rows("table", following, out)
+            pulled.wait()
+            pushed.wait()
+            assert pulled.done()
+        np.testing.assert_allclose(out, expected[following], rtol=1e-5, atol=1e-6)
+        ids = following
+
+
+def test_wrong_rows_of_started_calls_are_refused(job: Any) -> None:
+    client = job()
+    table(client)
+    ids, ones, out = np.arange(2), np.ones((2, 3), np.float32), np.empty((2, 3), np.float32)
+    mistakes: list[tuple[Any, str]] = [
+        (lambda: client.start_pull_rows("table", ids, out[:1]), "a destination of 12 bytes for 2 rows; expected 24"),
+        (lambda: client.start_pull_rows("table", ids, out.astype(np.float64)), "float64 for rows; expected float32"),
+        (lambda: client.start_pull_rows("dense", ids, out), '"dense" is not sparse'),
+        (lambda: client.start_push_rows("table", np.array([1000, 1]), ones), "1000"),
+        (lambda: client.start_push_rows("table", np.array([-1, 1]), ones), "ids with -1"),
+        (lambda: client.push_pull_rows("dense", ids, ones, ids), '"dense" is not sparse'),
+        (lambda: client.push_pull_rows("table", ids, ones, np.array([0.5])), "ids of float64; expected int64"),
+        (lambda: client.push_pull_rows("table", ids, ones, ids, rate=-1.0), "learning rate -1"),
+    ]
+    for mistake, text in mistakes:
+        with pytest.raises(pserver.Refused, match=text):
+            mistake()
+    assert client.rows("table").size == 0
+
+
+def test_a_job_goes_on_from_the_state_of_another(job: Any) -> None:
+    client = job(2)
+    random = np.random.default_rng(SEED)
+    weights = {"w": random.standard_normal((300, 17)).astype(np.float32)}
+    gradients = [{"w": random.standard_normal((300, 17)).astype(np.float32)} for _ in range(6)]
+    client.init_all(weights, ADAM)
+    for gradient in gradients[:3]:
+        middle = client.push_pull(gradient)
+    state = client.state("w")
+    assert (state.updates, list(state.tensors)) == (3, ["first_moment", "second_moment"])
+    assert state.tensors["first_moment"].shape == (300, 17)
+    for gradient in gradients[3:]:
+        expected = client.push_pull(gradient)
+    with pserver.connect(servers=1) as other:
+        other.init_all(middle, ADAM)
+        with pytest.raises(pserver.Refused, match="expected .*second_moment.*each once"):
+            other.set_state("w", {"first_moment": state.tensors["first_moment"]}, 3)
+        with pytest.raises(pserver.Refused, match="float64 for state"):
+            other.set_state("w", {of: one.astype(np.float64) for of, one in state.tensors.items()}, 3)
+        other.set_state("w", state.tensors, state.updates)
+        for gradient in gradients[3:]:
+            found = other.push_pull(gradient)
+        assert other.state("w").updates == 6
+    np.testing.assert_array_equal(found["w"], expected["w"])
+
+
+def test_a_checkpoint_is_on_disk_when_the_call_returns(job: Any, tmp_path: Path) -> None:
+    client = job(2, arguments=["--checkpoint-dir", str(tmp_path / "checkpoints")])
+    client.init_all({"w": np.zeros(5, np.float32)}, ADAM)
+    client.push_pull({"w": np.ones(5, np.float32)})
+    taken = client.checkpoint()
+    assert taken.version == 1 and taken.bytes > 0
+    assert taken.directories and all(any(Path(one).glob("checkpoint-*.json")) for one in taken.directories)
+    with pserver.connect(servers=1) as other:
+        other.init_all({"w": np.zeros(5, np.float32)})
+        with pytest.raises(pserver.Refused, match="expected one with checkpoint_dir"):
+            other.checkpoint()
+
+
+def safetensors(path: Path, arrays: dict[str, Any]) -> None:
+    header, data = {}, b""
+    for name, array in arrays.items():
+        offsets = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": offsets}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_values_are_loaded_whole_or_not_at_all(job: Any, tmp_path: Path) -> None:
+    client = job(2)
+    client.init_all({"w": np.zeros((2, 3), np.float32), "b": np.zeros(3, np.float32)}, ADAM)
+    right = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.full(3, 7, np.float32)}
+    mistakes: list[tuple[Any, str]] = [
+        ({"w": right["w"], "c": right["b"]}, 'unknown parameter "c"'),
+        ({"b": right["b"], "w": right["w"].T.copy()}, r"shape \[3, 2\]; expected \[2, 3\]"),
+        ({"b": right["b"], "w": right["w"].astype(np.float64)}, "float64; expected float32"),
+        (tmp_path / "none", "none"),
+    ]
+    for wrong, text in mistakes:
+        with pytest.raises(pserver.Refused, match=text):
+            client.load(wrong)
+    assert all((value == 0).all() for value in client.pull().values())
+    assert client.load({"b": right["b"]}) == ["b"]
+    safetensors(tmp_path / "model.safetensors", right)
+    assert sorted(client.load(os.fspath(tmp_path / "model.safetensors"))) == ["b", "w"]
+    for name, value in client.pull().items():
+        np.testing.assert_array_equal(value, right[name])
