@@ -105,6 +105,7 @@ class Client:
         self._raw = _pserver.RawClient(" ".join(words))
         self._known: dict[str, tuple[numpy.dtype[Any], tuple[int, ...], bool]] = {}
         self._servers: Servers | None = None
+        self._is_closed = False
 
     # Initialisation
 
@@ -320,9 +321,15 @@ class Client:
         """This trainer is finished: the others do not wait for it any more."""
         self._raw.leave()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
     def close(self) -> None:
         """Gives up calls that were started and the rank, and ends servers that :func:`connect` has started. A second
         time has no effect."""
+        self._is_closed = True
         self._raw.close()
         if self._servers is not None:
             self._servers.stop()

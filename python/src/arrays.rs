@@ -204,8 +204,8 @@ impl HeldArray {
     }
 
     fn new(start: *mut u8, bytes: usize, element_type: ElementType, shape: Vec<u64>, keeper: Keeper) -> Self {
-        // A slice has an address even where it has no bytes.
-        let start = if bytes == 0 { std::ptr::NonNull::dangling().as_ptr() } else { start };
+        // A slice has an address, aligned for every type, even where it has no bytes.
+        let start = if bytes == 0 { std::ptr::NonNull::<u64>::dangling().as_ptr().cast() } else { start };
         Self { start, bytes, element_type, shape, keeper }
     }
 }

@@ -166,4 +166,21 @@ def write_safetensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
     Path(path).write_bytes(struct.pack("<Q", len(head)) + head + b"".join(contents))
 
 
+def read_safetensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file in the format safetensors, by name."""
+    content = bytearray(Path(path).read_bytes())
+    types = {name: dtype for dtype, name in STORED_TYPE_NAMES.items()}
+    (length,) = struct.unpack("<Q", content[:8])
+    heads = json.loads(content[8 : 8 + length])
+    heads.pop("__metadata__", None)
+    found = {}
+    for name, head in heads.items():
+        begin, end = head["data_offsets"]
+        part = content[8 + length + begin : 8 + length + end]
+        dtype = types[head["dtype"]]
+        flat = torch.frombuffer(part, dtype=dtype) if part else torch.empty(0, dtype=dtype)
+        found[name] = flat.reshape(head["shape"])
+    return found
+
+
 # The text.

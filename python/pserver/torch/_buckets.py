@@ -1,0 +1,105 @@
+"""Gradients that travel in one call: of a group, or, with overlap, of some parameters that are last in a model."""
+
+from collections.abc import Iterable
+
+import torch
+
+from .._client import Array, Call, Client
+from .._errors import Error, Refused
+from ._weights import Places, Weight
+
+
+class Bucket:
+    """Parameters of one group whose gradients travel in one call. It is sent once in a step."""
+
+    def __init__(self, group: int, weights: list[Weight]) -> None:
+        self.group = group
+        self.weights = weights
+        self.is_sent = False
+        """Whether servers have the gradients of this step."""
+        self.sent: list[Weight] = []
+        self.rate = 0.0
+        self._complete: set[int] = set()
+        self._call: Call | None = None
+        self._places: Places | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the gradients of this step are sent, or on their way."""
+        return self.is_sent or self._call is not None
+
+    def completed(self, at: int) -> bool:
+        """Notes that the backward pass has the gradient of the weight ``at``; true when all are there."""
+        self._complete.add(at)
+        return len(self._complete) == len(self.weights)
+
+    def gradients(self, needs_all: bool, wire: torch.dtype | None) -> dict[str, Array]:
+        """The gradients to send. ``needs_all``: servers wait for one of each parameter, so zeros stand for none."""
+        found: dict[str, Array] = {}
+        self.sent = []
+        for weight in self.weights:
+            gradient = weight.gradient(wire)
+            if gradient is None:
+                if not needs_all:
+                    continue
+                gradient = weight.zeros()
+            found[weight.name] = gradient
+            self.sent.append(weight)
+        return found
+
+    def start(self, client: Client, gradients: dict[str, Array], rate: float, fetches: bool) -> None:
+        """Starts to send the gradients, and to fetch the values with them where ``fetches``."""
+        self.rate = rate
+        if not gradients:
+            self.is_sent = True
+        elif fetches:
+            self._places = Places(self.sent)
+            self._call = client.start_push_pull(gradients, self._places.arrays, rate=rate)
+        else:
+            self._call = client.start_push(gradients, rate=rate)
+
+    def wait(self) -> None:
+        """Waits until servers have the gradients. After a failure they can be started again."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.wait()
+        if self._places is not None:
+            self._places.finish()
+            self._places = None
+        self.is_sent = True
+
+    def reset(self) -> None:
+        """The next step begins."""
+        self.is_sent = False
+        self.sent = []
+        self._complete.clear()
+
+
+def wait_all(buckets: Iterable[Bucket]) -> None:
+    """Waits for every bucket, and raises the first failure afterwards: no call is left behind."""
+    failure: Error | None = None
+    for bucket in buckets:
+        try:
+            bucket.wait()
+        except Error as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def in_buckets(group: int, weights: list[Weight], bucket_bytes: int) -> list[Bucket]:
+    """Buckets of at least so many bytes, the last parameters first, in the order of the backward pass."""
+    if bucket_bytes < 1:
+        raise Refused(f"buckets of {bucket_bytes} bytes; expected 1 or more")
+    buckets: list[Bucket] = []
+    some: list[Weight] = []
+    bytes_of_some = 0
+    for weight in reversed(weights):
+        some.append(weight)
+        bytes_of_some += weight.tensor.numel() * weight.tensor.element_size()
+        if bytes_of_some >= bucket_bytes:
+            buckets.append(Bucket(group, some))
+            some, bytes_of_some = [], 0
+    if some:
+        buckets.append(Bucket(group, some))
+    return buckets

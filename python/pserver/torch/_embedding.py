@@ -1,0 +1,307 @@
+"""Embeddings over tables of rows: the table is on servers, and a batch has the rows of its ids here.
+
+A table's calls run on a thread of its own, one after the other: what is fetched after a push has the push in it. Rows
+that were fetched before a push and are used after it are fetched anew where the push had them.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .._client import Client
+from .._errors import Refused
+
+PREFETCHED_MAX = 16
+"""Batches that may be prefetched and not used."""
+NORMAL = "gaussian { mean: 0 deviation: 1 }"
+
+
+class RowBatch:
+    """The rows of a batch of ids: on their way, then here."""
+
+    rows: torch.Tensor
+    """The row of each of ``wanted``, and one of zeros behind them where the batch has padding."""
+    wanted: torch.Tensor
+    """The ids without repetitions and padding, ascending."""
+    inverse: torch.Tensor
+    """For each id of the batch the place of its row."""
+    padding: int | None = None
+    """The place of the row of zeros."""
+
+    def __init__(self, table: "Table", ids: torch.Tensor) -> None:
+        self.ids = ids
+        self._table = table
+        self._last = table.run(self._pull)
+
+    def _pull(self) -> None:
+        table = self._table
+        self.wanted, self.inverse = torch.unique(self.ids, return_inverse=True)
+        count = len(self.wanted)
+        if table.padding_idx is not None:
+            at = int(torch.searchsorted(self.wanted, table.padding_idx))
+            if at < count and int(self.wanted[at]) == table.padding_idx:
+                self.padding = count = count - 1
+                self.wanted = torch.cat([self.wanted[:at], self.wanted[at + 1 :]])
+                inverse = self.inverse
+                moved = torch.where(inverse > at, inverse - 1, inverse)
+                self.inverse = torch.where(inverse == at, count, moved)
+        # The row of the padding, where there is one, stays as it is.
+        self.rows = torch.zeros(count + (self.padding is not None), table.width, dtype=table.dtype)
+        table.pull(self.wanted, self.rows[:count])
+
+    def refresh(self, pushed: torch.Tensor) -> None:
+        """Fetches rows anew that a push has changed."""
+        self._last = self._table.run(partial(self._pull_again, self._last, pushed))
+
+    def _pull_again(self, first: "Future[None]", pushed: torch.Tensor) -> None:
+        first.result()
+        table = self._table
+        # Without `lazy` an update may change every row.
+        found = torch.isin(self.wanted, pushed).nonzero().flatten() if table.is_lazy else torch.arange(len(self.wanted))
+        if len(found) > 0:
+            again = torch.empty(len(found), table.width, dtype=table.dtype)
+            table.pull(self.wanted[found], again)
+            self.rows[found] = again
+
+    def wait(self) -> None:
+        """Waits until the rows are here."""
+        self._last.result()
+
+
+class Table:
+    """A table of rows on servers, as a module uses it."""
+
+    def __init__(
+        self, height: int, width: int, dtype: torch.dtype, padding_idx: int | None, initial: str, is_lazy: bool
+    ) -> None:
+        if padding_idx is not None and not -height <= padding_idx < height:
+            raise Refused(f"padding_idx is {padding_idx}; expected one of {height} ids")
+        self.name = ""
+        self.height, self.width, self.dtype, self.is_lazy = height, width, dtype, is_lazy
+        self.padding_idx = None if padding_idx is None else padding_idx % height
+        self._initial = initial
+        self._client: Client | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._prefetched: deque[RowBatch] = deque()
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._push: "Future[None] | None" = None
+
+    @staticmethod
+    def is_of(tensor: torch.Tensor) -> bool:
+        """Whether a parameter stands for a table."""
+        return isinstance(getattr(tensor, "pserver_table", None), Table)
+
+    @staticmethod
+    def of(tensor: torch.Tensor, name: str) -> "Table":
+        """The table that a parameter stands for, by this name at the servers."""
+        table: Table = getattr(tensor, "pserver_table")
+        table.name = name
+        return table
+
+    def declare(self, client: Client, config: str) -> None:
+        """Declares the table in a job that this trainer initialises."""
+        lazy = str(self.is_lazy).lower()
+        sparse = f"sparse {{ height: {self.height} width: {self.width} lazy: {lazy} {self._initial} }}"
+        client.init_rows(self.name, f"{config} {sparse}", str(self.dtype).removeprefix("torch."))
+
+    def bind(self, client: Client) -> None:
+        """The table's rows are those of this job."""
+        self._client = client
+
+    def run(self, call: Callable[[], None]) -> "Future[None]":
+        """Starts a call on the table's thread."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "pserver-rows")
+        return self._thread.submit(call)
+
+    # Rows
+
+    @property
+    def client(self) -> Client:
+        """The client that an optimizer, or :func:`follow`, has given the table."""
+        if self._client is None:
+            text = "expected pserver.torch.Optimizer(model.named_parameters(), ...) or follow(model) before its use"
+            raise Refused(f"an embedding without servers; {text}")
+        return self._client
+
+    def pull(self, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Fetches rows."""
+        self.client.pull_rows(self.name, ids.numpy(), out.numpy())
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Starts to fetch the rows of a batch that :meth:`batch` asks for later."""
+        if len(self._prefetched) >= PREFETCHED_MAX:
+            raise Refused(f"{PREFETCHED_MAX} prefetched batches were not used; expected a forward pass with their ids")
+        self.client
+        self._prefetched.append(RowBatch(self, _flat(ids).clone()))
+
+    def batch(self, ids: torch.Tensor) -> RowBatch:
+        """The rows of these ids, from servers unless they were prefetched."""
+        self.client
+        flat = _flat(ids)
+        for batch in self._prefetched:
+            if torch.equal(batch.ids, flat):
+                self._prefetched.remove(batch)
+                break
+        else:
+            batch = RowBatch(self, flat)
+        batch.wait()
+        return batch
+
+    # Gradients
+
+    def keep(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Takes the gradients of rows, when the backward pass has them."""
+        assert rows.grad is not None
+        self._gradients.append((ids, rows.grad[: len(ids)]))
+        rows.grad = None
+
+    def forget_gradients(self) -> None:
+        """Drops gradients that were not sent."""
+        self._gradients.clear()
+
+    def start_push(self, rate: float, needs_all: bool) -> None:
+        """Starts to send the gradients of a step, unless servers have them from a step that failed."""
+        if self._push is not None or not (self._gradients or needs_all):
+            return
+        ids = [ids for ids, _ in self._gradients] or [torch.empty(0, dtype=torch.int64)]
+        values = [values for _, values in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
+        pushed = ids[0] if len(ids) == 1 else torch.cat(ids)
+        gradient = (values[0] if len(values) == 1 else torch.cat(values)).cpu().contiguous()
+        self._push = self.run(lambda: self.client.push_rows(self.name, pushed.numpy(), gradient.numpy(), rate=rate))
+        for batch in self._prefetched:
+            batch.refresh(pushed)
+
+    def wait_push(self) -> None:
+        """Waits until servers have the gradients of a step. After a failure they can be sent again."""
+        if self._push is None:
+            return
+        try:
+            self._push.result()
+        except BaseException:
+            self._push = None
+            raise
+
+    def end_step(self) -> None:
+        """The next step begins."""
+        self._push = None
+        self._gradients.clear()
+
+
+class _Rows(torch.nn.Module):
+    """What :class:`Embedding` and :class:`EmbeddingBag` have in common."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        dtype: torch.dtype,
+        initial: str,
+        lazy: bool,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self._table = Table(num_embeddings, embedding_dim, dtype, padding_idx, initial, lazy)
+        self.weight = torch.nn.Parameter(torch.empty(0, embedding_dim, dtype=dtype))
+        """Stands for the table among the model's parameters. It has no rows here."""
+        setattr(self.weight, "pserver_table", self._table)
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Starts to fetch the rows of a batch; the forward pass with these ids waits for them. Where other trainers
+        send gradients meanwhile, rows may lack those of the step that is in progress."""
+        self._table.prefetch(ids)
+
+    def _batch(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+        """Where the row of each id is among rows, the rows, and the place of the padding."""
+        batch = self._table.batch(ids)
+        rows = batch.rows.to(ids.device)
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            rows.requires_grad_()
+            keep = partial(self._table.keep, batch.wanted)
+            rows.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
+        return batch.inverse.to(ids.device).view(ids.shape), rows, batch.padding
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        """The rows are in the servers' checkpoints, and in what :func:`save_model` saves."""
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        """A file of :func:`save_model` may have the rows."""
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self._table.padding_idx}"
+
+
+class Embedding(_Rows):
+    """:class:`torch.nn.Embedding` whose table is on servers, in memory for the rows that were trained.
+
+    Its ``weight`` goes to :class:`Optimizer` with the model's other parameters; the optimizer's rule runs for the rows
+    that a step has gradients for (``lazy=False``: for all, as for a dense parameter). ``initial`` is what rows begin
+    with: ``gaussian { mean: 0 deviation: 1 }``, ``uniform { low: -1 high: 1 }`` or ``constant { value: 0 }``.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        initial: str = NORMAL,
+        lazy: bool = True,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype, initial, lazy)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places, rows, padding = self._batch(ids)
+        return functional.embedding(places, rows, padding)
+
+
+class EmbeddingBag(_Rows):
+    """:class:`torch.nn.EmbeddingBag` whose table is on servers: the sum or the mean of the rows of each bag. Table,
+    rule and ``initial`` are as of :class:`Embedding`."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        mode: str = "mean",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        dtype: torch.dtype = torch.float32,
+        initial: str = NORMAL,
+        lazy: bool = True,
+    ) -> None:
+        if mode not in {"sum", "mean"}:
+            raise Refused(f'mode "{mode}"; expected "sum" or "mean"')
+        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype, initial, lazy)
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        places, rows, padding = self._batch(ids)
+        return functional.embedding_bag(
+            places,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
+
+
+def _flat(ids: torch.Tensor) -> torch.Tensor:
+    if ids.dtype not in {torch.int64, torch.int32}:
+        raise Refused(f"ids of {ids.dtype}; expected torch.int64 or torch.int32")
+    return ids.detach().to("cpu", torch.int64).reshape(-1)

@@ -1,0 +1,172 @@
+"""Models that have a job's weights: a reader that follows them, and files of them."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .._client import Client, last_client
+from .._errors import Error, Refused, Timeout
+from ._embedding import Table
+from ._weights import Places, Weight
+
+ATTEMPTS = 50
+"""Fetches of one update, each of which may have met servers between two versions."""
+
+
+class Follower:
+    """A model with the newest weights of a job: a reader, which is no trainer and which no trainer waits for.
+
+    :meth:`update` between two batches installs the weights that were fetched meanwhile, if there are newer ones, and
+    starts to fetch the next. A version is whole: every parameter has had as many updates as the others; parameters that
+    had none may stay behind. With ``together=False`` each parameter is whole by itself: for jobs that do not update all
+    of them in each step, such as those of :class:`DiLoCo` with fragments.
+    """
+
+    def __init__(self, model: torch.nn.Module, client: Client, is_own: bool, together: bool) -> None:
+        self.client = client
+        self.versions: dict[str, int] = {}
+        """The updates that each parameter of the model has had."""
+        self._is_own, self._together = is_own, together
+        self._weights: list[Weight] = []
+        self._thread = ThreadPoolExecutor(1, "pserver-follow")
+        self._fetched: "Future[tuple[dict[str, int], Places] | None] | None" = None
+        names = {one.name for one in client.parameters()}
+        for name, tensor in server_names(model.named_parameters(), names).items():
+            if Table.is_of(tensor):
+                Table.of(tensor, name).bind(client)
+            else:
+                self._weights.append(Weight(name, tensor))
+        self.update(wait=True)
+
+    def update(self, wait: bool = False) -> bool:
+        """Installs newer weights that are here; true if there were some. ``wait``: asks servers now, and waits."""
+        if self._fetched is None or (self._fetched.done() and wait):
+            self._fetched = self._thread.submit(self._fetch)
+        if not wait and not self._fetched.done():
+            return False
+        fetched, self._fetched = self._fetched, None
+        found = fetched.result()
+        if not wait:
+            self._fetched = self._thread.submit(self._fetch)
+        if found is None:
+            return False
+        self.versions, places = found
+        places.finish()
+        return True
+
+    def _fetch(self) -> tuple[dict[str, int], Places] | None:
+        """A whole version, into memory of its own, unless the model has it."""
+        versions = {one.name: one.version for one in self.client.parameters()}
+        versions = {weight.name: versions[weight.name] for weight in self._weights}
+        if versions == self.versions:
+            return None
+        places = Places(self._weights, is_staged=True)
+        moving = [name for name, version in versions.items() if version > 0 or not self._together]
+        resting = [name for name in versions if name not in set(moving)]
+        for group in [moving, resting] if self._together else [[name] for name in moving]:
+            if group:
+                version = self._fetch_whole(places, group, {name: versions[name] for name in group})
+                versions.update(dict.fromkeys(group, version))
+        return versions, places
+
+    def _fetch_whole(self, places: Places, names: list[str], versions: dict[str, int]) -> int:
+        """Fetches parameters at one version, which each of them has sooner or later."""
+        first, last = min(versions, key=lambda name: versions[name]), max(versions, key=lambda name: versions[name])
+        version = versions[last]
+        if version - versions[first] > 1 and self._together:
+            text = f'{version} updates of "{last}" and {versions[first]} of "{first}"'
+            raise Refused(f"{text}; expected parameters that are updated together, or follow(..., together=False)")
+        arrays = [places.arrays[name] for name in names]
+        for _ in range(ATTEMPTS):
+            found = self.client._raw.pull(names, arrays, version)
+            if found == version:
+                return version
+            version = found
+        text = f"servers had another version in each of {ATTEMPTS} fetches"
+        raise Timeout(f"{text}; the job updates faster than it is read")
+
+    def close(self) -> None:
+        """Ends the reader. The model keeps its weights."""
+        self._thread.shutdown(cancel_futures=True, wait=False)
+        if self._is_own:
+            self.client.close()
+        self._thread.shutdown()
+
+    def __enter__(self) -> "Follower":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def follow(
+    model: torch.nn.Module,
+    coordinator: str | None = None,
+    *,
+    together: bool = True,
+    client: Client | None = None,
+    **settings: Any,
+) -> Follower:
+    """Gives a model the newest weights of a job, and keeps it at them: :meth:`Follower.update`. The job is that at
+    ``coordinator``, else that of the last :func:`pserver.connect`, else as the environment says; ``settings`` are those
+    of a :class:`pserver.Client`. The model has the names that the trainers' model has."""
+    if client is not None:
+        return Follower(model, client, False, together)
+    if coordinator is None:
+        try:
+            coordinator = last_client().coordinator
+        except Error:
+            coordinator = None
+    own = Client(coordinator, reader=True, **settings)
+    try:
+        return Follower(model, own, True, together)
+    except BaseException:
+        own.close()
+        raise
+
+
+def save_model(path: str, *, client: Client | None = None) -> str:
+    """Saves the job's weights as safetensors, below server 0's ``model_dir`` on its machine; returns where. Each tensor
+    has the name and the shape of the parameter; a table of rows is a matrix, up to 1 GiB."""
+    return (client if client is not None else last_client()).save(path)[0]
+
+
+def load_model(path: str | Path, model: torch.nn.Module) -> None:
+    """Gives a model the weights of a file that :func:`save_model` saved; buffers stay as they are. A trainer makes them
+    the job's by :meth:`Optimizer.set_weights`.
+
+    Raises:
+        Refused: the file lacks a parameter of the model.
+        RuntimeError: a tensor has another shape.
+    """
+    # Here, because torch.export takes a second to load.
+    from ..export.text import read_safetensors
+
+    found = read_safetensors(path)
+    names = {id(tensor): name for name, tensor in model.named_parameters()}
+    state = model.state_dict()
+    for at, tensor in server_names(model.named_parameters(), found).items():
+        if not Table.is_of(tensor):
+            state[names[id(tensor)]] = found[at]
+    model.load_state_dict(state)
+
+
+def server_names(
+    parameters: Iterable[tuple[str, torch.Tensor]], known: Iterable[str]
+) -> Mapping[str, torch.Tensor]:
+    """The parameters of a model by their names at the servers: their own, or, where an optimizer had no names, by their
+    places."""
+    every, names = list(parameters), set(known)
+    if not any(name in names for name, _ in every):
+        every = [(f"parameter.{at}", tensor) for at, (_, tensor) in enumerate(every)]
+    found = {name: tensor for name, tensor in every if name in names}
+    lacking = [name for name, tensor in every if name not in found and not Table.is_of(tensor)]
+    if lacking:
+        raise Refused(f"servers have no {lacking[:5]}; expected the names of model.named_parameters() at the optimizer")
+    return found

@@ -1,0 +1,182 @@
+"""Embeddings over tables of rows, beside PyTorch's own."""
+
+import threading
+from typing import Any
+
+import pytest
+
+import pserver
+
+torch = pytest.importorskip("torch", reason="torch is not installed; `cargo ci python --torch ENVIRONMENT` has one")
+
+HEIGHT, WIDTH = 500, 8
+
+
+def module() -> Any:
+    import pserver.torch
+
+    return pserver.torch
+
+
+class Ours(torch.nn.Module):  # type: ignore[misc]
+    """A table of servers, begun with zeros, before a dense layer."""
+
+    def __init__(self, kind: str, **settings: Any) -> None:
+        super().__init__()
+        made = getattr(module(), kind)
+        self.table = made(HEIGHT, WIDTH, initial="constant { value: 0.25 }", **settings)
+        torch.manual_seed(1)
+        self.head = torch.nn.Linear(WIDTH, 1)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.head(self.table(*given, **named))
+
+
+class Theirs(torch.nn.Module):  # type: ignore[misc]
+    """The same of PyTorch."""
+
+    def __init__(self, kind: str, **settings: Any) -> None:
+        super().__init__()
+        self.table = getattr(torch.nn, kind)(HEIGHT, WIDTH, sparse=True, **settings)
+        with torch.no_grad():
+            self.table.weight.fill_(0.25)
+            if settings.get("padding_idx") is not None:
+                self.table.weight[settings["padding_idx"]] = 0
+        torch.manual_seed(1)
+        self.head = torch.nn.Linear(WIDTH, 1)
+
+    forward = Ours.forward
+
+
+def ids_of(step: int, *shape: int) -> Any:
+    random = torch.Generator().manual_seed(step)
+    return (torch.rand(*shape, generator=random) ** 3 * HEIGHT).long()
+
+
+def given_of(kind: str, settings: dict[str, Any], step: int) -> tuple[list[Any], dict[str, Any]]:
+    if kind == "Embedding":
+        return [ids_of(step, 20, 3)], {}
+    offsets = torch.tensor([0, 4, 4, 20])
+    if settings["mode"] == "sum":
+        weights = torch.linspace(0.5, 2, 30)
+        return [ids_of(step, 30), offsets], {"per_sample_weights": weights}
+    return [ids_of(step, 10, 3)], {}
+
+
+CASES = [
+    ("Embedding", {}),
+    ("Embedding", {"padding_idx": 3}),
+    ("EmbeddingBag", {"mode": "sum"}),
+    ("EmbeddingBag", {"mode": "mean"}),
+    ("EmbeddingBag", {"mode": "mean", "padding_idx": 0}),
+]
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("kind, settings", CASES)
+def test_rows_are_those_of_torchs_embedding(job: Any, kind: str, settings: Any, is_ahead: bool) -> None:
+    client = job(2)
+    ours, theirs = Ours(kind, **settings), Theirs(kind, **settings)
+    optimizer = module().Optimizer(ours.named_parameters(), "sgd", 0.01, client=client)
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    for step in range(40):
+        given, named = given_of(kind, settings, step)
+        losses = [(network(*given, **named) - 1).square().mean() for network in (ours, theirs)]
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+        if is_ahead:
+            ours.table.prefetch(given_of(kind, settings, step + 1)[0][0])
+        for one in losses:
+            one.backward()
+        for one in (optimizer, reference):
+            one.step()
+            one.zero_grad()
+    every = torch.arange(HEIGHT)
+    with torch.no_grad():
+        seen = torch.from_numpy(client.pull_rows("table.weight", every.numpy()))
+    seen[settings.get("padding_idx", 0)] = theirs.table.weight[settings.get("padding_idx", 0)].detach()
+    torch.testing.assert_close(seen, theirs.table.weight.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_that_is_not_lazy_is_a_dense_parameter(job: Any) -> None:
+    ours, theirs = Ours("Embedding", lazy=False), Theirs("Embedding")
+    theirs.table.sparse = False
+    optimizer = module().Optimizer(ours.named_parameters(), "adam", 0.05, client=job())
+    reference = torch.optim.Adam(theirs.parameters(), lr=0.05)
+    for step in range(30):
+        given = ids_of(step, 16)
+        losses = [(network(given) - 1).square().mean() for network in (ours, theirs)]
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+        ours.table.prefetch(ids_of(step + 1, 16))
+        for one in losses:
+            one.backward()
+        for one in (optimizer, reference):
+            one.step()
+            one.zero_grad()
+
+
+def test_two_trainers_share_a_table_and_one_may_have_no_rows(job: Any) -> None:
+    clients = [job(trainers=2, trainer=0), job(trainer=1)]
+    networks = [Ours("Embedding"), Ours("Embedding")]
+    theirs = Theirs("Embedding")
+
+    def run(rank: int) -> None:
+        optimizer = module().Optimizer(networks[rank].named_parameters(), "sgd", 0.1, client=clients[rank])
+        for step in range(20):
+            if rank == 0 or step % 3:
+                (networks[rank](ids_of(2 * step + rank, 12)) - 1).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for step in range(20):
+        for rank in range(2):
+            if rank == 0 or step % 3:
+                ((theirs(ids_of(2 * step + rank, 12)) - 1).square().mean() / 2).backward()
+        reference.step()
+        reference.zero_grad()
+    with torch.no_grad():
+        every = torch.arange(HEIGHT)
+        torch.testing.assert_close(networks[0].table(every), theirs.table(every), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(networks[0].head.weight, networks[1].head.weight, rtol=0, atol=0)
+
+
+def test_gradients_of_several_passes_are_summed_or_dropped(job: Any) -> None:
+    client = job()
+    ours, theirs = Ours("Embedding"), Theirs("Embedding")
+    optimizer = module().Optimizer(ours.named_parameters(), "sgd", 0.1, client=client)
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for network, one in ((ours, optimizer), (theirs, reference)):
+        network(ids_of(0, 9)).sum().backward()
+        one.zero_grad()
+        for step in (1, 2):
+            (network(ids_of(step, 9)).sum() * network(ids_of(step + 5, 4)).mean()).backward()
+        one.step()
+        one.zero_grad()
+    every = torch.arange(HEIGHT)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.table(every), theirs.table(every), rtol=1e-5, atol=1e-5)
+    assert client.rows("table.weight").tolist() == sorted(
+        set(torch.cat([ids_of(1, 9), ids_of(2, 9), ids_of(6, 4), ids_of(7, 4)]).tolist())
+    )
+
+
+def test_mistakes_with_embeddings_say_what_to_do(job: Any) -> None:
+    ours = Ours("Embedding")
+    with pytest.raises(pserver.Refused, match="without servers"):
+        ours(torch.tensor([1]))
+    module().Optimizer(ours.named_parameters(), "sgd", 0.1, client=job())
+    for ids, text in [([1.0], "ids of torch.float32"), ([HEIGHT], "500"), ([-1], "-1")]:
+        with pytest.raises(pserver.Refused, match=text):
+            ours(torch.tensor(ids))
+    with pytest.raises(pserver.Refused, match="were not used"):
+        for step in range(20):
+            ours.table.prefetch(ids_of(step, 3))
+    with pytest.raises(pserver.Refused, match='expected "sum" or "mean"'):
+        module().EmbeddingBag(10, 2, mode="max")
+    with pytest.raises(pserver.Refused, match="padding_idx"):
+        module().Embedding(10, 2, 10)

@@ -1,0 +1,115 @@
+"""Readers that follow a job, files of models, and DiLoCo in fragments."""
+
+import threading
+from typing import Any
+
+import pytest
+
+import pserver
+
+torch = pytest.importorskip("torch", reason="torch is not installed; `cargo ci python --torch ENVIRONMENT` has one")
+
+
+def module() -> Any:
+    import pserver.torch
+
+    return pserver.torch
+
+
+def test_a_follower_has_whole_versions_only(job: Any) -> None:
+    client = job(2)
+    trained = torch.nn.ParameterDict({"a": torch.zeros(300_000), "b": torch.zeros(7), "rest": torch.zeros(3)})
+    optimizer = module().Optimizer(trained.named_parameters(), "sgd", 1.0, client=client)
+    followed = torch.nn.ParameterDict({name: torch.ones_like(one) for name, one in trained.items()})
+    ended = threading.Event()
+
+    def train() -> None:
+        for _ in range(60):
+            for name in ("a", "b"):
+                trained[name].grad = torch.full_like(trained[name], -1.0)
+            optimizer.step()
+        ended.set()
+
+    with module().follow(followed, client.coordinator, deadline=30) as follower:
+        thread = threading.Thread(target=train)
+        thread.start()
+        seen = {0}
+        while not ended.is_set():
+            try:
+                follower.update()
+            except pserver.Timeout:
+                continue
+            found = {float(value) for name in ("a", "b") for value in followed[name].detach().unique()}
+            assert len(found) == 1 and (followed["rest"] == 0).all()
+            seen |= found
+        thread.join()
+        follower.update(wait=True)
+        follower.update(wait=True)
+        assert (followed["a"] == 60).all() and follower.versions == {"a": 60, "b": 60, "rest": 0}
+        assert not follower.update(wait=True)
+        assert len(seen) > 1
+
+
+def test_a_saved_model_is_loaded_by_names_or_places(job: Any, tmp_path: Any) -> None:
+    client = job(arguments=["--model-dir", str(tmp_path)])
+    network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1, bias=False))
+    module().Optimizer(network.parameters(), "sgd", 0.1, client=client)
+    where = module().save_model("model.safetensors", client=client)
+    other = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1, bias=False))
+    module().load_model(where, other)
+    for one, same in zip(network.parameters(), other.parameters()):
+        assert torch.equal(one, same) and one.shape == same.shape
+    with pytest.raises(pserver.Refused, match="servers have no"):
+        module().load_model(where, torch.nn.Sequential(*network, torch.nn.Linear(1, 1)))
+
+
+@pytest.mark.parametrize("fragments, delay", [(1, 0), (2, 0), (2, None), (1, 2)])
+def test_diloco_in_fragments_is_the_same_in_plain_torch(job: Any, fragments: int, delay: int | None) -> None:
+    every, steps = 4, 24
+    torch.manual_seed(2)
+    ours = torch.nn.ParameterList([torch.randn(6, 6), torch.randn(6, 6)])
+    theirs = torch.nn.ParameterList([one.detach().clone() for one in ours])
+    how = {"fragments": fragments, "delay": delay, "client": job()}
+    diloco = module().DiLoCo(ours.parameters(), torch.optim.SGD(ours.parameters(), lr=0.1), every, **how)
+    inner = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    outer = [one.detach().clone().requires_grad_() for one in theirs]
+    rules = [torch.optim.SGD([one], lr=0.7, momentum=0.9, nesterov=True) for one in outer]
+    due = [0, 0] if fragments == 1 else [2, 0]
+    wait = (every // fragments if fragments > 1 else 0) if delay is None else delay
+    flying: dict[int, Any] = {}
+
+    def loss(weights: Any, step: int) -> Any:
+        return sum((one @ torch.full((6,), 0.1 * step) - 1).square().mean() for one in weights)
+
+    def land(at: int) -> None:
+        with torch.no_grad():
+            theirs[at].add_(outer[at].detach() - flying.pop(at))
+
+    for step in range(1, steps + 1):
+        loss(ours, step % 5).backward()
+        diloco.step()
+        loss(theirs, step % 5).backward()
+        inner.step()
+        inner.zero_grad()
+        for at in [at for at in flying if step % every == (due[at] + wait) % every]:
+            land(at)
+        for at in (0, 1):
+            if step % every == due[at]:
+                outer[at].grad = outer[at].detach() - theirs[at].detach()
+                rules[at].step()
+                flying[at] = theirs[at].detach().clone()
+                if wait == 0:
+                    land(at)
+    diloco.finish()
+    for at in list(flying):
+        land(at)
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_mistakes_of_diloco_say_what_to_do() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2))]
+    inner = torch.optim.SGD(weights, lr=0.1)
+    for settings, text in [({"fragments": 5}, "1 to 4"), ({"delay": 4}, "0 to 3"), ({"delay": -1}, "0 to 3")]:
+        with pytest.raises(pserver.Refused, match=text):
+            module().DiLoCo(weights, inner, 4, **settings)
