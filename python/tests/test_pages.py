@@ -32,5 +32,5 @@ def test_an_example_of_a_page_runs(text: str) -> None:
 def test_examples_of_docstrings_run() -> None:
     assert doctest.testmod(pserver).failed == 0 and doctest.testmod(pserver).attempted > 0
     if HAS_TORCH:
-        module = importlib.import_module("pserver.torch")
+        module = importlib.import_module("pserver.torch._rules")
         assert doctest.testmod(module).failed == 0
