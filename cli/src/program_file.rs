@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use pserver_trainer::read_program;
+use pserver_trainer::{program_bytes, read_program};
 
 /// An optimizer's configuration, or the content of the file that is named.
 pub(crate) fn optimizer_text(optimizer: &str) -> Result<String> {
@@ -13,7 +13,8 @@ pub(crate) fn optimizer_text(optimizer: &str) -> Result<String> {
     if is_text {
         return Ok(optimizer.to_owned());
     }
-    std::fs::read_to_string(path).with_context(|| {
+    let text = program_bytes(path).map_err(anyhow::Error::new).and_then(|bytes| Ok(String::from_utf8(bytes)?));
+    text.with_context(|| {
         format!(
             "--optimizer {optimizer:?}: found neither a configuration such as \"const_lr {{ learning_rate: 0.1 }}\" \
              nor a file"

@@ -181,6 +181,8 @@ fn imported_programs_train_on_several_processes_as_in_paddle() {
         "embedding_sparse_sgd",
         "embedding_dense_adagrad",
         "embedding_sparse_adagrad",
+        "embedding_dense_clip",
+        "embedding_sparse_clip",
         "matrix_factorisation",
         "wide_deep",
         "shapes",
@@ -193,6 +195,8 @@ fn imported_programs_train_on_several_processes_as_in_paddle() {
         "ranking",
         "experts",
         "factorisation_machine",
+        "bounded",
+        "own_rates",
     ] {
         Imported::new(name).check(name);
     }

@@ -313,6 +313,8 @@ fn train(client: &Client, parts: &[ProgramPart], data: &[Data]) -> VariableValue
     initialise(client, parts).unwrap_or_else(|failure| panic!("{failure}"));
     let mut own = Trainer::new(client, parts).expect("the part can run");
     data.iter().for_each(|data| step(&mut own, data));
+    let said = own.fetch("w@count").expect_err("it is a state").to_string();
+    assert!(said.ends_with("; states of the optimizer are with the servers alone"), "{said}");
     fetched(&own)
 }
 

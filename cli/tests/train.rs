@@ -7,10 +7,11 @@ use std::fmt::Write;
 use std::fs;
 
 use pserver_cli::quickstart::digits::Digits;
-use pserver_program::{Graph, Program};
+use pserver_kernels::cpu::Cpu;
+use pserver_program::{Graph, PlainArithmetic, PlainRun, Program, append_backward};
 use pserver_trainer::DataSet;
 
-use trainings::{OneProcess, Place, numbers};
+use trainings::{OneProcess, Place, floats, numbers};
 
 /// One hidden layer; forward only.
 const NETWORK: &str = "block 0 {
@@ -115,6 +116,52 @@ fn dropout_gets_the_step_in_training_and_none_in_a_prediction() {
     assert_eq!(predict("dropped.program"), predict("network.program"));
 }
 
+/// An average of the last layer's weights that is a parameter: its gradient is the weights before each step.
+#[test]
+fn an_average_of_a_parameter_is_saved() {
+    let place = digits();
+    let mut program: Program = NETWORK.parse().expect("a program");
+    append_backward(&mut program, "loss").expect("it has gradients");
+    let text = program.to_string();
+    let body = text.trim_end().strip_suffix('}').expect("it ends with a brace");
+    let update = |name: &str, config: &str| {
+        format!(
+            "state {name}@count: int64[]\ninitialise {name}@count = fill(value=0.0)\n\
+             optimize {name}, {name}@count = update({name}, {name}@gradient, {name}@count, config=\"{config}\")\n"
+        )
+    };
+    let sgd = ["w1", "b1", "w2"].map(|name| update(name, "const_lr { learning_rate: 0.05 }")).concat();
+    let average = update("mean", "rule: 'w = 0.9*w + 0.1*g' const_lr { learning_rate: 1.0 }");
+    let whole = format!(
+        "{body}
+        parameter mean: float32[16, 10]
+        initialise mean = fill(value=0.0)
+        backward mean@gradient = scale(w2, factor=1.0)
+        {sgd}{average}}}"
+    );
+    place.write("whole.program", &whole);
+    let graph = Graph::new(whole.parse().expect("a program")).expect("a program");
+    let (mut arithmetic, mut kernels) = (PlainArithmetic, Cpu::default());
+    let beginning = PlainRun::new(&graph, &mut arithmetic, &mut kernels).expect("it begins");
+    let mut weights = floats(beginning.value("w2").expect("it is initialised").tensor()).to_vec();
+    let mut expected = vec![0.0_f32; 160];
+    for epochs in ["1", "2", "3"] {
+        // One step for each epoch.
+        place.succeed(
+            &[
+                &["train", "whole.program", "--data", "digits.csv", "--batch", "1436", "--epochs", epochs][..],
+                &["--trainers", "2", "--servers", "2", "--save", "model.safetensors"],
+            ]
+            .concat(),
+        );
+        expected.iter_mut().zip(&weights).for_each(|(mean, weight)| *mean = 0.9 * *mean + 0.1 * weight);
+        let model = place.model("model.safetensors");
+        assert_eq!(floats(&model["mean"]), expected, "after {epochs} steps");
+        let new = floats(&model["w2"]).to_vec();
+        assert_ne!(std::mem::replace(&mut weights, new), floats(&model["w2"]), "the weights move");
+    }
+}
+
 #[test]
 fn a_trained_model_is_validated_and_predicts() {
     let place = digits();
@@ -179,6 +226,14 @@ fn a_checkpoint_is_resumed_where_it_ended() {
         "kept",
     ]);
     assert!(said.errors.contains("found files; expected an empty folder, or --resume"), "{said:?}");
+    for other in ["1", "4"] {
+        let mut arguments = split.to_vec();
+        arguments[1] = other;
+        arguments.extend(["--resume", "--batch", "64", "--epochs", "2", "--optimizer", OPTIMIZER]);
+        let said = place.run(&[&["train", "network.program", "--data", "digits.csv"][..], &arguments].concat());
+        let expected = format!("--trainers {other}: found a job that was begun with 2; expected as many");
+        assert!(!said.is_success && said.errors.contains(&expected), "{said:?}");
+    }
     train(&place, &[&split[..], &["--resume", "--save", "resumed.safetensors"]].concat());
     assert!(place.model("resumed.safetensors") == place.model("whole.safetensors"));
 }
@@ -215,6 +270,7 @@ const MISTAKES: &[(&str, &[&str])] = &[
     ("--data|ragged.csv", &["ragged.csv", "3", "65"]),
     ("--data|broken.npz", &["broken.npz", "not an npz file"]),
     ("--data|broken.safetensors", &["broken.safetensors", "not a safetensors file"]),
+    ("--optimizer|/dev/zero", &["--optimizer \"/dev/zero\"", "/dev/zero: found more than 16777216 bytes"]),
     ("--loss|los", &["network.program", "found no variable \"los\" to be the loss", "expected a scalar"]),
     ("--loss|losses", &["the loss \"losses\" is float32[batch]", "expected a scalar"]),
     ("--metric|scores", &["the metric \"scores\" is float32[batch, 10]", "expected a scalar"]),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pserver_program::{Elements, Graph, Tensor};
+use pserver_program::{Elements, Graph, Program, Tensor, append_backward};
 use pserver_trainer::DataSet;
 
 use trainings::{OneProcess, Place, floats, numbers};
@@ -127,6 +127,87 @@ fn lamb_and_lars_train_the_digits() {
     check_with("mlp", Some(("mlp_lamb", "algorithm: \"lamb\" const_lr { learning_rate: 0.02 }")));
     let lars = "algorithm: \"lars\" rule_set { key: \"share\" value: 0.05 } const_lr { learning_rate: 0.1 }";
     check_with("mlp", Some(("mlp_lars", lars)));
+}
+
+/// Optimizer ops of the text classifier: gradients are clipped by the norm of all of them together, for which trainers
+/// make the table's rows a dense gradient.
+const CLIPPED: &str = "
+    temporary zeros: float32[500, 8]
+    temporary limit: float32[]
+    state word@velocity: float32[500, 8]
+    state weight@velocity: float32[8, 4]
+    state bias@velocity: float32[4]
+    state word@count: int64[]
+    state weight@count: int64[]
+    state bias@count: int64[]
+    initialise word@velocity = fill(value=0.0)
+    initialise weight@velocity = fill(value=0.0)
+    initialise bias@velocity = fill(value=0.0)
+    initialise word@count = fill(value=0.0)
+    initialise weight@count = fill(value=0.0)
+    initialise bias@count = fill(value=0.0)
+    backward zeros = fill(value=0.0)
+    backward words@gradient = sum(zeros, word@gradient)
+    optimize word@squares = mul(words@gradient, words@gradient)
+    optimize weight@squares = mul(weight@gradient, weight@gradient)
+    optimize bias@squares = mul(bias@gradient, bias@gradient)
+    optimize word@square = reduce_sum(word@squares)
+    optimize weight@square = reduce_sum(weight@squares)
+    optimize bias@square = reduce_sum(bias@squares)
+    optimize square = sum(word@square, weight@square, bias@square)
+    optimize norm = sqrt(square)
+    optimize limit = fill(value=0.15)
+    optimize divisor = max(limit, norm)
+    optimize factor = div(limit, divisor)
+    optimize word@clipped = mul(words@gradient, factor)
+    optimize weight@clipped = mul(weight@gradient, factor)
+    optimize bias@clipped = mul(bias@gradient, factor)
+    optimize word, word@count, word@velocity = update(word, word@clipped, word@count, word@velocity, config=MOMENTUM)
+    optimize weight, weight@count, weight@velocity =
+        update(weight, weight@clipped, weight@count, weight@velocity, config=MOMENTUM)
+    optimize bias, bias@count, bias@velocity = update(bias, bias@clipped, bias@count, bias@velocity, config=MOMENTUM)
+}";
+const MOMENTUM: &str = "\"sgd { momentum: 0.9 } const_lr { learning_rate: 0.5 }\"";
+
+#[test]
+fn a_text_classifier_with_clipped_gradients_trains() {
+    let forward = fs::read_to_string(documents().join("text_classifier.program")).expect("the program");
+    let mut program: Program = forward.parse().expect("a program");
+    append_backward(&mut program, "loss").expect("it has gradients");
+    let text = program.to_string();
+    let body = text.trim_end().strip_suffix('}').expect("it ends with a brace");
+    let lines = CLIPPED.replace("MOMENTUM", MOMENTUM);
+    let place = Place::new();
+    place.write("clipped.program", &format!("{body}{lines}"));
+    place.write("rows.program", &format!("{body}{}", lines.replace("mul(words@gradient", "mul(word@gradient")));
+    let on_servers = lines.replace("backward zeros", "optimize zeros").replace("backward words", "optimize words");
+    place.write("on-servers.program", &format!("{body}{on_servers}"));
+    fs::copy(documents().join("texts.npz"), place.path().join("texts.npz")).expect("a file");
+    let train = |name, more: &[&str]| {
+        let all = ["train", name, "--data", "texts.npz", "--batch", "32", "--epochs", "5", "--save", "m.safetensors"];
+        place.run(&[&all[..], more].concat())
+    };
+    let losses = expected("text_classifier_clipped", "losses", &[]).expect("NumPy's losses");
+    let last_epoch = losses[40..].iter().sum::<f64>() / 10.0;
+    for trainers in ["1", "2", "4"] {
+        let mut bits = None;
+        for servers in ["1", "2", "3"] {
+            let said = train("clipped.program", &["--trainers", trainers, "--servers", servers]);
+            assert!(said.is_success, "{said:?}");
+            let model = place.model("m.safetensors");
+            check_close("text_classifier_clipped", &model);
+            assert!((numbers(&said.output)["loss"] - last_epoch).abs() < 1e-4, "{said:?}: NumPy has {last_epoch}");
+            assert!(*bits.get_or_insert(model.clone()) == model, "{trainers} trainers, {servers} servers: other bits");
+        }
+    }
+    let refused = |name, expected: &str| {
+        let said = train(name, &["--trainers", "2", "--servers", "2"]);
+        assert!(!said.is_success && said.errors.contains(expected), "{name}: {said:?}");
+    };
+    let expected =
+        "mul: input 1 \"word@gradient\" is rows(float32, 500, 8); expected a dense tensor, which the sum of a";
+    refused("rows.program", expected);
+    refused("on-servers.program", "parameter \"word\": found a number of several parameters of a gradient of rows");
 }
 
 macro_rules! examples {

@@ -112,6 +112,8 @@ fn imported_programs_train_as_paddle_trains_them() {
         "embedding_sparse_adagrad",
         "embedding_dense_adagrad",
         "embedding_dense_adam",
+        "embedding_dense_clip",
+        "embedding_sparse_clip",
         "matrix_factorisation",
         "wide_deep",
         "shapes",
@@ -125,6 +127,8 @@ fn imported_programs_train_as_paddle_trains_them() {
         "experts",
         "autoencoder",
         "factorisation_machine",
+        "bounded",
+        "own_rates",
         "dropout",
     ] {
         check_training(name, name);
@@ -219,13 +223,69 @@ fn what_has_no_counterpart_is_refused_by_op_and_variable() {
         ("refused_scale", "main program, block 0, op 2 layer_norm: found 0 variables in input \"Scale\"; expected 1"),
         ("refused_axis", "main program, block 0, op 2 softmax: found axis 0; expected -1 or 1, the last"),
         (
+            "refused_padding",
+            "main program, block 0, op 0 lookup_table_v2: found padding_idx 2 with is_sparse true and \
+             \"embedding_0.w_0\" clipped by a norm, to which Paddle adds the padding's gradient; expected is_sparse \
+             false",
+        ),
+        (
             "refused_rmsprop",
             "main program, block 0, op 15 rmsprop: found an op of the optimizer part that is not mapped; expected sgd, \
-             momentum, adagrad, adam, adamw, an L2 regularizer or clipping of dense gradients by their global norm",
+             momentum, adagrad, adam, adamw, an L2 regularizer or clipping of gradients by their global norm",
         ),
     ] {
         assert_eq!(import(name).map(|import| import.program.to_string()), Err(expected.to_owned()), "{name}");
     }
+}
+
+/// The main program "fc_sgd" with another op at its end: its kind, the variables of its input "X" and its output "Out",
+/// and its role.
+fn with_op(kind: &str, x: &str, out: &str, role: u8) -> Vec<u8> {
+    let slot = |name: &[u8], variable: &str| [field(1, name), field(2, variable.as_bytes())].concat();
+    // An attribute has its type in field 2, which is 0 for an integer, and the integer in field 3.
+    let role = [field(1, b"op_role"), vec![2 << 3, 0, 3 << 3, role]].concat();
+    let op = [field(1, &slot(b"X", x)), field(2, &slot(b"Out", out)), field(3, kind.as_bytes()), field(4, &role)];
+    let main = file("fc_sgd.main.pb");
+    // The block is the first field; its length takes two bytes.
+    let length = usize::from(main[1] & 127) + (usize::from(main[2]) << 7);
+    assert!(main[0] == 0x0A && main[1] >= 128 && main[2] < 128);
+    field(1, &[&main[3..3 + length], &field(4, &op.concat())].concat())
+}
+
+/// Ops that Paddle's own functions do not write in this place, and whose effect would be lost.
+#[test]
+fn changes_of_gradients_and_of_parameters_are_refused() {
+    let startup = file("fc_sgd.startup.pb");
+    for ((kind, x, out, role), expected) in [
+        (
+            ("scale", "fc_0.b_0@GRAD", "fc_0.b_0@GRAD", 1),
+            "found a change of gradient \"fc_0.b_0@GRAD\"; expected one op that computes it",
+        ),
+        (
+            ("scale", "fc_1.b_0@GRAD", "fc_0.b_0@GRAD", 1),
+            "found a change of gradient \"fc_0.b_0@GRAD\"; expected one op that computes it",
+        ),
+        (
+            ("tanh_grad", "fc_1.tmp_1@GRAD", "other@GRAD", 1),
+            "found it in the backward part; expected the gradient of an op of the forward part",
+        ),
+        (
+            ("check_finite_and_unscale", "fc_0.b_0@GRAD", "other@GRAD", 1),
+            "found it in the backward part; expected the gradient of an op of the forward part",
+        ),
+        (("relu", "fc_0.w_0", "late", 0), "found parameter \"fc_0.w_0\" read after its update; expected it before"),
+        (
+            ("scale", "fc_0.b_0@GRAD", "other@GRAD", 2),
+            "found an op of the optimizer part that is not mapped; expected sgd, momentum, adagrad, adam, adamw, an L2 \
+             regularizer or clipping of gradients by their global norm",
+        ),
+    ] {
+        let refusal = import_paddle(&with_op(kind, x, out, role), &startup).expect_err(kind).to_string();
+        assert_eq!(refusal, format!("main program, block 0, op 19 {kind}: {expected}"));
+    }
+    // An op that changes nothing of these is no reason.
+    let same = import_paddle(&with_op("assign", "fc_0.b_0@GRAD", "unread@GRAD", 1), &startup).expect("it is read");
+    assert_eq!(same.program, import("fc_sgd").expect("it is read").program);
 }
 
 #[test]

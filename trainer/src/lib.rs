@@ -20,6 +20,7 @@ mod data;
 mod forward_run;
 mod held_client;
 mod initial_values;
+mod kept_columns;
 mod program_file;
 mod queues;
 mod server_parameters;

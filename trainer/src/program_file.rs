@@ -1,5 +1,7 @@
 //! Programs in files: the text form, or protobuf in files that end in `.pb`.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use pserver_core::error::Failure;
@@ -28,9 +30,13 @@ pub fn read_program(path: &Path) -> Result<Graph, Failure> {
 pub fn program_bytes(path: &Path) -> Result<Vec<u8>, Failure> {
     let shown = path.display();
     let refuse = |error: std::io::Error| Failure::call(format!("{shown}: {error}"));
-    let length = std::fs::metadata(path).map_err(refuse)?.len();
-    if length > PROGRAM_BYTES_MAX as u64 {
-        return Err(Failure::call(format!("{shown}: {length} bytes; expected at most {PROGRAM_BYTES_MAX}")));
+    let mut bytes = Vec::new();
+    // A device has no length, and some have no end.
+    let bounded = File::open(path).map_err(refuse)?.take(PROGRAM_BYTES_MAX as u64 + 1);
+    { bounded }.read_to_end(&mut bytes).map_err(refuse)?;
+    if bytes.len() > PROGRAM_BYTES_MAX {
+        let found = format!("found more than {PROGRAM_BYTES_MAX} bytes; expected at most these");
+        return Err(Failure::call(format!("{shown}: {found}")));
     }
-    std::fs::read(path).map_err(refuse)
+    Ok(bytes)
 }

@@ -33,6 +33,18 @@ pub(super) struct ServerQueue {
 }
 
 impl ServerQueue {
+    /// Room for a value of one trainer, which is sent under its name.
+    pub(super) fn of_trainer(
+        channel: String,
+        server: u32,
+        sender: u32,
+        element_type: ElementType,
+        shape: &[u64],
+    ) -> Self {
+        let shape = shape.iter().copied().map(Dim::Fixed).collect();
+        Self { channel, server, sender, element_type, shape }
+    }
+
     /// The settings with which a client declares it.
     fn settings(&self) -> Result<OptimizerSettings, Failure> {
         // The value after a round of one gradient is this gradient.

@@ -147,6 +147,11 @@ fn of_stage(
     let (gradient, facts, sharing) = received(graph, *merged, writers)?;
     let (element_type, shape) = dimensions(&parameter.facts)?;
     let layout = layout(&facts).map_err(|failure| failure.to_string())?;
+    if layout.is_some() && total.is_some() {
+        return Err("found a number of several parameters of a gradient of rows; expected one of a dense gradient, \
+                    which an op sum of the role backward makes of zeros and the rows"
+            .to_owned());
+    }
     let initialising_op = initial_values.check(update.inputs[0], layout.is_some())?;
     // The count of updates, then the rule's states, each with its initial value.
     let initial = std::iter::once(0.0).chain(rule.states().iter().map(|state| state.initial));

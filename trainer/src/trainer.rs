@@ -89,17 +89,24 @@ struct UnsentGradients {
 /// was initialised with another mode or merge; when a queue's items have a batch, which only [`initialise_for_batch`]
 /// knows; when no trainer initialises before the deadline.
 pub fn initialise(client: &Client, parts: &[ProgramPart]) -> Result<(), Failure> {
-    initialise_shared(client, parts, None)
+    initialise_shared(client, parts, None, &[])
 }
 
 /// [`initialise`] for programs whose trainers send each other values of a batch in the middle of a step: every step has
 /// this batch.
 pub fn initialise_for_batch(client: &Client, parts: &[ProgramPart], batch: u64) -> Result<(), Failure> {
-    initialise_shared(client, parts, Some(batch))
+    initialise_shared(client, parts, Some(batch), &[])
 }
 
-fn initialise_shared(client: &Client, parts: &[ProgramPart], batch: Option<u64>) -> Result<(), Failure> {
-    let contents = ServerContents::of(parts, batch)?;
+/// [`initialise`], with the batch of queues if it is known, and `more` queues than the parts have.
+pub(super) fn initialise_shared(
+    client: &Client,
+    parts: &[ProgramPart],
+    batch: Option<u64>,
+    more: &[ServerQueue],
+) -> Result<(), Failure> {
+    let mut contents = ServerContents::of(parts, batch)?;
+    contents.queues.extend_from_slice(more);
     let sharing = contents.sharing(parts)?;
     sharing.check_trainers(client)?;
     initialise_with(client, parts, &contents, &sharing.settings())?;
@@ -221,6 +228,11 @@ impl<'c> Trainer<'c> {
         self.executor.set(name, tensor)
     }
 
+    /// The client of the job.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// A variable's value after the last step.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&VariableValue> {
@@ -231,7 +243,7 @@ impl<'c> Trainer<'c> {
     /// allocates memory.
     ///
     /// # Errors
-    /// When the part receives no such parameter, when there is no memory for it, with the bytes, or when a server does
+    /// When the servers have no such parameter, when there is no memory for it, with the bytes, or when a server does
     /// not answer before the deadline.
     pub fn fetch(&self, name: &str) -> Result<Tensor, Failure> {
         let pieces = self.pieces(name)?;
@@ -253,8 +265,8 @@ impl<'c> Trainer<'c> {
         Ok(whole)
     }
 
-    /// Whether the part receives this parameter from the servers.
-    pub(super) fn receives(&self, name: &str) -> bool {
+    /// Whether the servers have this parameter.
+    pub(super) fn is_on_servers(&self, name: &str) -> bool {
         self.pieces(name).is_ok()
     }
 
@@ -272,9 +284,26 @@ impl<'c> Trainer<'c> {
                 outputs[..1].iter().map(own).collect()
             }
             Some(Node { kind: OpKind::Concat { .. }, inputs, .. }) => inputs.iter().map(own).collect(),
+            None => Some(self.unread_pieces(name)).filter(|pieces| !pieces.is_empty()),
             _ => None,
         };
-        found.ok_or_else(|| Failure::call(format!("found no parameter {name:?} among what the part receives")))
+        found.ok_or_else(|| {
+            Failure::call(format!(
+                "found no parameter {name:?} on the servers; expected one; states of the optimizer are \
+                 with the servers alone"
+            ))
+        })
+    }
+
+    /// The pieces of a parameter that the part does not read, such as an average.
+    fn unread_pieces(&self, name: &str) -> Vec<&ServerParameter> {
+        let number = |one: &ServerParameter| match one.name.strip_prefix(name)? {
+            "" => Some(0),
+            rest => rest.strip_prefix("@piece")?.trim_end_matches('_').parse::<u64>().ok(),
+        };
+        let found = self.parameters.iter().filter_map(|one| Some((number(one)?, one)));
+        let found: BTreeMap<u64, &ServerParameter> = found.collect();
+        found.into_values().collect()
     }
 
     /// One step: receives parameters, runs the part, sends gradients. After a failure, another call repeats the step:

@@ -9,15 +9,16 @@ use std::collections::BTreeMap;
 
 use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
-use pserver_program::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
+use pserver_program::transpile::{Cluster, Columns, CostModel, ParameterServer, Transpiler};
 use pserver_program::{
     Elements, Graph, OpRole, Program, Purpose, Tensor, VariableFacts, VariableValue, append_backward, append_optimizer,
 };
 
 use super::data::DataSet;
 use super::held_client::HeldClient;
+use super::kept_columns::KeptColumns;
 use super::step_numbers::StepNumbers;
-use super::trainer::{Trainer, initialise};
+use super::trainer::{Trainer, initialise, initialise_shared};
 
 /// Adds gradients and optimizer to a program that has neither. A program with ops of the role `optimize` is returned as
 /// it is; then there is no `optimizer`.
@@ -162,6 +163,8 @@ pub struct Training<'c> {
     steps: u64,
     rank: usize,
     numbers: StepNumbers,
+    /// The weight whose columns trainers keep, if they do.
+    columns: Option<KeptColumns>,
 }
 
 impl<'c> Training<'c> {
@@ -178,12 +181,49 @@ impl<'c> Training<'c> {
         let costs = CostModel { batch: (batch as u64 / u64::from(trainers.max(1))).max(1), ..CostModel::default() };
         let parts = ParameterServer::default().transpile(graph, Cluster { trainers, servers }, &costs)?;
         initialise(&client, &parts)?;
+        let steps_before = client.resume_rounds()?;
+        Self::new(Trainer::new(client, &parts)?, graph, steps_before)
+    }
+
+    /// As [`join`](Self::join), but with the columns of one layer, the largest, on all trainers
+    /// ([`Columns`](pserver_program::transpile::Columns)). Trainer 0 computes on whole batches of `batch` rows, and the
+    /// other trainers on their columns: they get no data, take as many steps ([`step_fed`](Self::step_fed)) and in the
+    /// end [`publish`](Self::publish). Parameters end with the trainers' processes, so that no job is gone on with.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join); when the job has had steps.
+    pub fn join_columns(client: impl Into<HeldClient<'c>>, graph: &Graph, batch: usize) -> Result<Self, Failure> {
+        let client = client.into();
+        let cluster = Cluster { trainers: client.trainers()?, servers: client.servers()? };
+        let parts = Columns.transpile(graph, cluster, &CostModel::default())?;
+        let columns = KeptColumns::of(graph, cluster, &parts)?;
+        initialise_shared(&client, &parts, Some(batch as u64), &columns.queues(cluster.servers))?;
+        Ok(Self { columns: Some(columns), ..Self::new(Trainer::new(client, &parts)?, graph, 0)? })
+    }
+
+    fn new(trainer: Trainer<'c>, graph: &Graph, steps_before: u64) -> Result<Self, Failure> {
         let parameters = graph.variables().iter().filter(|variable| variable.purpose == Purpose::Parameter);
         let parameters = parameters.map(|variable| variable.name.clone()).collect();
-        let (rank, numbers, steps_before) =
-            (client.trainer()? as usize, StepNumbers::of(graph), client.resume_rounds()?);
-        let trainer = Trainer::new(client, &parts)?;
-        Ok(Self { trainer, parameters, steps_before, steps: steps_before, rank, numbers })
+        let (rank, numbers) = (trainer.client().trainer()? as usize, StepNumbers::of(graph));
+        Ok(Self { trainer, parameters, steps_before, steps: steps_before, rank, numbers, columns: None })
+    }
+
+    /// Whether this trainer computes on data; all do, but for those that only have columns of a layer.
+    #[must_use]
+    pub const fn takes_data(&self) -> bool {
+        self.columns.is_none() || self.rank == 0
+    }
+
+    /// Sends what only this trainer has of the parameters to servers, so that trainer 0 has all
+    /// [`parameters`](Self::parameters): the columns of a trainer after its last step. Others have nothing to send.
+    ///
+    /// # Errors
+    /// When a server does not answer before the deadline; another call repeats it.
+    pub fn publish(&self) -> Result<(), Failure> {
+        match &self.columns {
+            Some(columns) if self.rank > 0 => columns.publish(&self.trainer, self.rank),
+            _ => Ok(()),
+        }
     }
 
     /// Steps that the job had when this trainer joined: 0 for a new one. After a step that a failure broke off on some
@@ -236,18 +276,23 @@ impl<'c> Training<'c> {
     }
 
     /// A variable's value after the last step: of a parameter as the servers have it, with all rows of a table; of
-    /// another dense variable as this trainer computed it.
+    /// another dense variable as this trainer computed it. A weight whose columns trainers keep is known to trainer 0
+    /// alone, which waits until the others have called [`publish`](Self::publish).
     ///
     /// # Errors
     /// When there is no such value, or a server does not answer before the deadline.
     pub fn value(&self, name: &str) -> Result<Tensor, Failure> {
+        if let Some(columns) = self.columns.as_ref().filter(|columns| columns.parameter == name) {
+            return columns.whole(&self.trainer);
+        }
         match self.trainer.value(name) {
             // A parameter that no optimizer op updates is not on the servers.
-            Some(VariableValue::Dense(tensor)) if !self.trainer.receives(name) => Ok(tensor.clone()),
+            Some(VariableValue::Dense(tensor)) if !self.trainer.is_on_servers(name) => Ok(tensor.clone()),
             None if !self.parameters.iter().any(|known| known == name) => Err(Failure::call(format!(
-                "found no value of {name:?}; expected a parameter, or a variable that trainers have computed"
+                "found no value of {name:?}; expected a parameter, or a variable that trainers have computed; states \
+                 of the optimizer are with the servers alone"
             ))),
-            Some(VariableValue::SelectedRows(_) | VariableValue::Strings(_)) if !self.trainer.receives(name) => {
+            Some(VariableValue::SelectedRows(_) | VariableValue::Strings(_)) if !self.trainer.is_on_servers(name) => {
                 Err(Failure::call(format!("found a value of {name:?} that is no dense tensor; expected one")))
             }
             _ => self.trainer.fetch(name),

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use pserver_core::checkpoint::owner::server_directory;
 use pserver_core::checkpoint::storage::{Directory, LockOutcome};
+use pserver_program::transpile::{Cluster, Columns};
 use pserver_transport::verbs::DeviceChoice;
 
-use super::Args;
 use super::plan::TrainingPlan;
 use super::worker::{TrainingReport, TrainingResults, batches, shown};
+use super::{Args, TrainingStrategy};
 use crate::own_program;
 use crate::quickstart::children::{ChildEvent, ChildId, Children};
 use crate::quickstart::runner::{Servers, start_servers, unconfigured};
@@ -31,6 +32,10 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let plan = TrainingPlan::new(args)?;
     batches(args, &plan, 0, args.processes.trainers)?;
     check_checkpoint(args)?;
+    if args.processes.strategy == TrainingStrategy::Columns {
+        let cluster = Cluster { trainers: args.processes.trainers, servers: args.processes.servers.into() };
+        Columns::shares(&plan.graph, cluster).with_context(|| args.program.display().to_string())?;
+    }
     let job = Servers {
         servers: args.processes.servers,
         shards: 1,
@@ -78,7 +83,7 @@ fn start_trainers(children: &mut Children, args: &Args, coordinator: &str, progr
     let start = |trainer: u32| {
         let mut command = unconfigured(program);
         command.args(arguments(args)).args(["--reports", "--connect", coordinator]);
-        command.args(["--rank", &trainer.to_string()]);
+        command.args(["--rank", &trainer.to_string(), "--of", &args.processes.trainers.to_string()]);
         children.start(format!("trainer {trainer}"), &mut command)
     };
     (0..args.processes.trainers).map(start).collect()
@@ -98,6 +103,7 @@ fn arguments(args: &Args) -> Vec<OsString> {
     option("data", args.data.clone().into());
     option("batch", args.batch.to_string().into());
     option("epochs", args.epochs.to_string().into());
+    option("strategy", args.processes.strategy.name().into());
     args.metrics.iter().for_each(|metric| option("metric", metric.into()));
     let texts = [("optimizer", &args.optimizer), ("validation", &args.validation)];
     texts.iter().for_each(|(name, text)| {
@@ -119,6 +125,7 @@ fn arguments(args: &Args) -> Vec<OsString> {
 /// Reads the trainers' reports until all have exited.
 fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &[ChildId]) -> Result<TrainingResults> {
     let mut results = TrainingResults::default();
+    let readers = args.processes.strategy.readers(args.processes.trainers) as usize;
     let mut epoch: Vec<(u32, Vec<Option<Vec<f64>>>)> = Vec::new();
     let mut running = trainers.len();
     while running > 0 {
@@ -128,7 +135,7 @@ fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &
                 match read.with_context(|| format!("{} wrote {line:?}; expected a report", children.name(child)))? {
                     TrainingReport::Epoch { trainer, epochs, means } => {
                         let place = epoch.iter().position(|(known, _)| *known == epochs).unwrap_or_else(|| {
-                            epoch.push((epochs, vec![None; trainers.len()]));
+                            epoch.push((epochs, vec![None; readers]));
                             epoch.len() - 1
                         });
                         let known = epoch[place].1.get_mut(trainer as usize);

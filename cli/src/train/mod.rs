@@ -12,7 +12,8 @@ mod worker;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
 
 use crate::quickstart::CHILDREN_MAX;
 
@@ -59,6 +60,32 @@ pub struct Args {
     processes: ProcessArgs,
 }
 
+/// How a program is divided over the processes of a training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TrainingStrategy {
+    /// Each trainer computes on a part of the batch; servers have the parameters and run the optimizer.
+    ParameterServer,
+    /// Trainer 0 computes on the batch; the columns of the largest weight, and their updates, are on all trainers.
+    Columns,
+}
+
+impl TrainingStrategy {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::ParameterServer => "parameter-server",
+            Self::Columns => "columns",
+        }
+    }
+
+    /// The trainers that compute on data, of all.
+    const fn readers(self, trainers: u32) -> u32 {
+        match self {
+            Self::ParameterServer => trainers,
+            Self::Columns => 1,
+        }
+    }
+}
+
 /// The processes of a training.
 #[derive(clap::Args, Clone, Debug)]
 struct ProcessArgs {
@@ -66,6 +93,9 @@ struct ProcessArgs {
     #[arg(long, default_value_t = 1, conflicts_with = "connect",
         value_parser = clap::value_parser!(u32).range(1..=CHILDREN_MAX))]
     trainers: u32,
+    /// How the program is divided.
+    #[arg(long, value_enum, default_value_t = TrainingStrategy::ParameterServer)]
+    strategy: TrainingStrategy,
     /// Server processes on this machine.
     #[arg(long, default_value_t = 1, conflicts_with = "connect", value_parser = clap::value_parser!(u16).range(1..))]
     servers: u16,
@@ -79,12 +109,16 @@ struct ProcessArgs {
     /// The servers' checkpoint directory.
     #[arg(long, value_name = "FOLDER", conflicts_with = "connect")]
     checkpoint: Option<PathBuf>,
-    /// Go on from the checkpoint, after its last step; program, data, batch and shuffle are those of before.
+    /// Go on from the checkpoint, after its last step; program, data, batch, shuffle, trainers and servers are those
+    /// of before.
     #[arg(long, requires = "checkpoint")]
     resume: bool,
     /// Be a child: print reports as JSON, and end with standard input.
     #[arg(long, hide = true, requires = "connect")]
     reports: bool,
+    /// Trainers that the parent starts.
+    #[arg(long, hide = true, requires = "reports")]
+    of: Option<u32>,
 }
 
 /// Trains. Progress goes to standard error; the results, a name and a number in each line, to standard output.
@@ -92,6 +126,11 @@ struct ProcessArgs {
 /// # Errors
 /// When a file cannot be read, is not a program or does not fit; when a process fails. All child processes are reaped.
 pub fn run(args: &Args) -> Result<()> {
+    ensure!(
+        args.processes.strategy == TrainingStrategy::ParameterServer || args.processes.checkpoint.is_none(),
+        "--checkpoint: found --strategy columns, whose trainers keep parameters, which no checkpoint has; expected \
+         --strategy parameter-server"
+    );
     match &args.processes.connect {
         Some(address) => worker::run(args, address),
         None => job::run(args),

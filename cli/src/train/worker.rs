@@ -10,8 +10,8 @@ use pserver_program::Tensor;
 use pserver_trainer::{Batches, Training, write_tensors};
 use serde::{Deserialize, Serialize};
 
-use super::Args;
 use super::plan::TrainingPlan;
+use super::{Args, TrainingStrategy};
 use crate::quickstart::parent_death;
 
 /// The address of server 0 that the environment names.
@@ -76,8 +76,17 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     let plan = TrainingPlan::new(args)?;
     let client = Client::new(options(args, address)?)?;
     let (trainer, trainers) = (client.trainer()?, client.trainers()?);
+    let started = args.processes.of.unwrap_or(trainers);
+    ensure!(started == trainers, "--trainers {started}: found a job that was begun with {trainers}; expected as many");
     let batches = batches(args, &plan, trainer, trainers)?;
-    let mut training = Training::join(&client, &plan.graph, args.batch as usize)?;
+    let mut training = match args.processes.strategy {
+        TrainingStrategy::ParameterServer => Training::join(&client, &plan.graph, args.batch as usize)?,
+        TrainingStrategy::Columns => Training::join_columns(&client, &plan.graph, args.batch as usize)?,
+    };
+    if !training.takes_data() {
+        help(args, &mut training, &batches)?;
+        return if args.processes.reports { Ok(()) } else { Ok(client.leave()?) };
+    }
     let mut results = TrainingResults::default();
     let steps = batches.steps() as u64;
     let first_epoch = u32::try_from(training.steps_before() / steps).unwrap_or(u32::MAX);
@@ -105,8 +114,20 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     results.print(&plan.watched, args.epochs)
 }
 
+/// A trainer without data: as many steps as the others, and what only it has of the parameters.
+fn help(args: &Args, training: &mut Training<'_>, batches: &Batches) -> Result<()> {
+    for epoch in 0..args.epochs {
+        for step in 0..batches.steps() {
+            training.step_fed().with_context(|| format!("epoch {}, step {}", epoch + 1, step + 1))?;
+        }
+    }
+    Ok(training.publish()?)
+}
+
 /// The part of a trainer in each batch.
 pub(super) fn batches(args: &Args, plan: &TrainingPlan, trainer: u32, trainers: u32) -> Result<Batches> {
+    let trainers = args.processes.strategy.readers(trainers);
+    let trainer = trainer.min(trainers - 1);
     let batches = Batches::new(plan.data.rows(), args.batch as usize, trainer, trainers, args.shuffle);
     batches.with_context(|| args.data.display().to_string())
 }

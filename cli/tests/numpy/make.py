@@ -4,9 +4,9 @@
     /tmp/numpy/bin/python cli/tests/numpy/make.py
 
 writes the data, docs/programs/*.npz, and beside itself for each program NAME.npz: the losses of 50 steps and the
-parameters after them, in float64 (of one program also by other optimizers). Of a large table the rows that were
-looked up are written, and their numbers as `TABLE@rows`. The forward pass and the optimizer of each program are written here by hand; names, shapes and initial
-values are read from the program. Gradients are checked by central differences first.
+parameters after them, in float64 (of some programs also by other optimizers). Of a large table the rows that were
+looked up are written, and their numbers as `TABLE@rows`. The forward pass and the optimizer of each program are written
+here by hand; names, shapes and initial values are read from the program. Gradients are checked by central differences first.
 """
 
 import gzip
@@ -244,6 +244,12 @@ def lars(rate, share, mu=0.9, decay=0.0):
     return update
 
 
+def clipped(slopes, limit):
+    """Gradients that are scaled to this norm of all of them together where it is larger."""
+    norm = np.sqrt(sum((slope**2).sum() for slope in slopes.values()))
+    return {name: slope * (limit / max(limit, norm)) for name, slope in slopes.items()}
+
+
 # Forward passes: parameters and a batch to the loss.
 
 
@@ -310,6 +316,7 @@ TRAININGS = [
     (wide_and_deep, "clicks", momentum(0.05, 0.9, nesterov=True)),
     (mlp, "digits", lamb(0.02), "mlp_lamb"),
     (mlp, "digits", lars(0.1, 0.05), "mlp_lars"),
+    (text_classifier, "texts", momentum(0.5, 0.9), "text_classifier_clipped", 0.15),
 ]
 
 
@@ -377,7 +384,7 @@ def check_gradients(network, values, batch):
         assert abs(found - slope[place]) < 1e-6 * max(1, abs(found)), (network.__name__, name, found, slope[place])
 
 
-def train(network, data, update, results_name=None):
+def train(network, data, update, results_name=None, limit=None):
     values = parameters(network.__name__)
     states = {name: {} for name in values}
     touched = {name: np.zeros(len(array), dtype=bool) for name, array in values.items()}
@@ -389,6 +396,8 @@ def train(network, data, update, results_name=None):
             check_gradients(network, values, batch)
         loss, slopes = gradients(network, values, batch)
         losses.append(loss)
+        if limit is not None:
+            slopes = clipped(slopes, limit)
         for name, slope in slopes.items():
             touched[name] |= slope.reshape(len(slope), -1).any(axis=1)
             values[name] = update(values[name], slope, step + 1, states[name])
@@ -456,11 +465,11 @@ def main():
         data[make.__name__] = make(random)
     for name, columns in data.items():
         np.savez_compressed(os.path.join(PROGRAMS, name + ".npz"), **columns)
-    for network, name, update, *results_name in TRAININGS:
+    for network, name, update, *more in TRAININGS:
         # As the program converts them: a bool to 0 or 1, float16 exactly.
         columns = {key: column if column.dtype.kind in "iu" else column.astype(np.float64)
                    for key, column in data[name].items()}
-        train(network, columns, update, *results_name)
+        train(network, columns, update, *more)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ impl<'a> Operands<'a> {
     pub(super) fn dense(&self, place: usize) -> Result<(ElementType, &'a [Dim]), String> {
         match self.input(place) {
             VariableFacts::Dense { element_type, shape } => Ok((*element_type, shape)),
+            VariableFacts::SelectedRows { .. } => {
+                Err(self.misfit(place, "a dense tensor, which the sum of a dense one and these rows is"))
+            }
             _ => Err(self.misfit(place, "a dense tensor")),
         }
     }

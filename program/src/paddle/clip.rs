@@ -49,17 +49,21 @@ struct Clipping<'a> {
 
 impl Clipping<'_> {
     fn push(&mut self, kind: OpKind, inputs: &[&str], output: &str) {
-        let inputs = inputs.iter().map(|name| (*name).to_owned()).collect();
-        self.program.blocks[0].ops.push(Op { kind, inputs, outputs: vec![output.to_owned()], role: OpRole::Optimize });
+        self.push_as(OpRole::Optimize, kind, inputs, output);
     }
 
-    fn fill(&mut self, name: &str, facts: VariableFacts, value: f64) {
+    fn push_as(&mut self, role: OpRole, kind: OpKind, inputs: &[&str], output: &str) {
+        let inputs = inputs.iter().map(|name| (*name).to_owned()).collect();
+        self.program.blocks[0].ops.push(Op { kind, inputs, outputs: vec![output.to_owned()], role });
+    }
+
+    fn fill(&mut self, role: OpRole, name: &str, facts: VariableFacts, value: f64) {
         let variable = Variable { name: name.to_owned(), facts, purpose: Purpose::Temporary };
         self.program.blocks[0].variables.push(variable);
-        self.push(OpKind::Fill { value }, &[], name);
+        self.push_as(role, OpKind::Fill { value }, &[], name);
     }
 
-    /// Makes a gradient dense where it has selected rows: Paddle's of this table is dense.
+    /// Makes a gradient dense where it has selected rows, in the backward part: servers have norms of dense ones only.
     fn make_dense(&mut self, gradient: &mut String, facts: &VariableFacts) {
         match facts {
             VariableFacts::Dense { element_type, .. } => {
@@ -68,8 +72,8 @@ impl Clipping<'_> {
             VariableFacts::SelectedRows { element_type, height, width } => {
                 self.types.insert(*element_type);
                 let (zeros, dense) = (format!("{gradient}@zeros"), format!("{gradient}@dense"));
-                self.fill(&zeros, VariableFacts::fixed(*element_type, &[*height, *width]), 0.0);
-                self.push(OpKind::Sum, &[&zeros, gradient], &dense);
+                self.fill(OpRole::Backward, &zeros, VariableFacts::fixed(*element_type, &[*height, *width]), 0.0);
+                self.push_as(OpRole::Backward, OpKind::Sum, &[&zeros, gradient], &dense);
                 *gradient = dense;
             }
             other => unreachable!("a gradient of {other}"),
@@ -88,7 +92,7 @@ impl Clipping<'_> {
         let squares: Vec<&str> = squares.iter().map(String::as_str).collect();
         self.push(OpKind::Sum, &squares, "clip@square");
         self.push(OpKind::Sqrt, &["clip@square"], "clip@norm");
-        self.fill("clip@limit", VariableFacts::fixed(element_type, &[]), limit);
+        self.fill(OpRole::Optimize, "clip@limit", VariableFacts::fixed(element_type, &[]), limit);
         self.push(OpKind::Max, &["clip@limit", "clip@norm"], "clip@divisor");
         self.push(OpKind::Div, &["clip@limit", "clip@divisor"], "clip@factor");
     }

@@ -314,7 +314,8 @@ impl<'a> ForwardPart<'a> {
         op.check_slots(&["X"])?;
         op.check_ints(&[("out_dtype", -1)])?;
         let (x, out) = (op.input("X")?, op.output("Out")?);
-        let (dims, keep) = (op.ints("dim"), op.boolean("keep_dim", false)?);
+        let dims = if op.has("dim") { op.ints("dim") } else { vec![0] };
+        let keep = op.boolean("keep_dim", false)?;
         let is_whole = op.boolean("reduce_all", false)? || dims.is_empty();
         let numbers = if is_whole { Vec::new() } else { axes(op, &dims, self.rank(x)?)? };
         if is_whole && !keep {

@@ -33,6 +33,28 @@ pub(super) fn loss<'a>(ops: &[PaddleOp<'a>]) -> Result<&'a str, Failure> {
     }
 }
 
+/// Kinds of ops of a backward part that are not called after an op of the forward part.
+const PLAIN_KINDS: [&str; 8] =
+    ["assign", "cast", "concat", "fill_any_like", "fill_constant", "fill_zeros_like", "scale", "sum"];
+
+/// Checks that the backward part only computes gradients: an op that changes one, such as the scaling of a loss in
+/// half precision, would be lost.
+pub(super) fn check_ops(forward: &[PaddleOp<'_>], backward: &[PaddleOp<'_>]) -> Result<(), Failure> {
+    let kinds: BTreeSet<&str> = forward.iter().map(PaddleOp::kind).collect();
+    let mut written = BTreeSet::new();
+    for op in backward {
+        let kind = op.kind();
+        if !PLAIN_KINDS.contains(&kind) && !kind.strip_suffix("_grad").is_some_and(|of| kinds.contains(of)) {
+            return Err(op.refuse("found it in the backward part; expected the gradient of an op of the forward part"));
+        }
+        let mut outputs = op.all_outputs().filter(|name| *name != EMPTY);
+        if let Some(name) = outputs.find(|name| !written.insert(*name) || op.all_inputs().any(|input| input == *name)) {
+            return Err(op.refuse(format!("found a change of gradient {name:?}; expected one op that computes it")));
+        }
+    }
+    Ok(())
+}
+
 /// Checks that Paddle computes a gradient for each variable between the parameters and the loss: where it stops, which
 /// no description of a variable says, `append_backward` would not.
 pub(super) fn check_ways(

@@ -74,10 +74,13 @@ pub fn import_paddle_given(
 
     let loss = gradients::loss(&parts.backward)?;
     let mut forward = ForwardPart::new(&variables, &parts.forward)?;
+    gradients::check_ops(&parts.forward, &parts.backward)?;
     gradients::check_ways(&parts.forward, &parts.backward, &variables, loss)?;
     let gradients = gradients::parameters(&parts.backward, &variables)?;
     let PaddleUpdates { updates, dropped } = OptimizerPart::read(&parts.optimize, &gradients, &variables, &startup)?;
     let parameters = parameters(&variables, &parts.forward, &updates)?;
+    parts.check_order(&variables)?;
+    parts.check_paddings(&updates)?;
     forward.check(&parameters)?;
 
     report.extend(forward.counts().into_iter().map(|(kind, count)| format!("mapped: {count} {kind}")));
@@ -119,18 +122,53 @@ impl<'a> PaddleParts<'a> {
         Ok(parts)
     }
 
+    /// Refuses an op after the optimizer that reads a parameter as it is updated: ours compute before.
+    fn check_order(&self, variables: &PaddleVariables<'_>) -> Result<(), Failure> {
+        let Some(first) = self.optimize.first() else { return Ok(()) };
+        for op in self.forward.iter().filter(|op| op.place > first.place) {
+            if let Some(name) = op.all_inputs().find(|name| variables.is_parameter(name)) {
+                return Err(op.refuse(format!("found parameter {name:?} read after its update; expected it before")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a norm that counts the gradient of a padding, which ours does not have.
+    fn check_paddings(&self, updates: &[PaddleUpdate]) -> Result<(), Failure> {
+        for (op, padding) in self.trained_paddings()? {
+            let table = op.input("W")?;
+            if updates.iter().any(|update| update.parameter == table && update.clip.is_some()) {
+                return Err(op.refuse(format!(
+                    "found padding_idx {padding} with is_sparse true and {table:?} clipped by a norm, to which Paddle \
+                     adds the padding's gradient; expected is_sparse false"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The lookups whose row for the padding Paddle trains, and its number.
+    fn trained_paddings(&self) -> Result<Vec<(&PaddleOp<'a>, i64)>, Failure> {
+        let mut found = Vec::new();
+        for op in self.forward.iter().filter(|op| op.kind() == "lookup_table_v2") {
+            let padding = op.int("padding_idx", -1)?;
+            if padding >= 0 && op.boolean("is_sparse", false)? {
+                found.push((op, padding));
+            }
+        }
+        Ok(found)
+    }
+
     fn report(&self, report: &mut Vec<String>) -> Result<(), Failure> {
         let count = self.backward.len();
         report.push(format!("dropped: {count} ops of the backward part; append_backward writes ours"));
         let unread = self.unread.iter();
         report.extend(unread.map(|op| format!("dropped: op {} {}, whose value no op reads", op.place, op.kind())));
-        for op in self.forward.iter().filter(|op| op.kind() == "lookup_table_v2") {
-            let (table, padding) = (op.input("W")?, op.int("padding_idx", -1)?);
-            if padding >= 0 && op.boolean("is_sparse", false)? {
-                report.push(format!(
-                    "differs: row {padding} of {table:?}, the padding's, which no lookup reads: Paddle trains it"
-                ));
-            }
+        for (op, padding) in self.trained_paddings()? {
+            let table = op.input("W")?;
+            report.push(format!(
+                "differs: row {padding} of {table:?}, the padding's, which no lookup reads: Paddle trains it"
+            ));
         }
         let dropouts = self.forward.iter().filter(|op| op.kind() == "dropout");
         report.extend(

@@ -32,6 +32,8 @@ enum Quantity<'a> {
         factor: f64,
     },
     Constant(f64),
+    /// A learning rate times a parameter's own factor.
+    Rate(f64),
     /// The sum of the squares of these parameters' gradients.
     SquaredNorm(BTreeSet<&'a str>),
     Norm(BTreeSet<&'a str>),
@@ -121,8 +123,13 @@ impl<'a> OptimizerPart<'a> {
     /// An op between gradients and updates: a regularizer's or clipping's.
     fn quantity(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
         let quantity = match op.kind() {
-            "scale" => self.penalty(op)?,
+            "scale" => self.scaled(op)?,
             "fill_constant" => Some(Quantity::Constant(constant(op)?)),
+            // Of a sparse lookup's gradient: its rows, each once, and these as a tensor.
+            "merge_selected_rows" | "get_tensor_from_selected_rows" => match self.known(op, op.input("X")?)? {
+                gradient @ Quantity::Gradient { .. } => Some(gradient),
+                _ => None,
+            },
             "squared_l2_norm" => match self.known(op, op.input("X")?)? {
                 Quantity::Gradient { parameter, clip: None, l2: None } if !self.variables.is_rows(op.input("X")?) => {
                     Some(Quantity::SquaredNorm(BTreeSet::from([parameter])))
@@ -143,19 +150,28 @@ impl<'a> OptimizerPart<'a> {
         let quantity = quantity.ok_or_else(|| {
             op.refuse(
                 "found an op of the optimizer part that is not mapped; expected sgd, momentum, adagrad, adam, adamw, \
-                 an L2 regularizer or clipping of dense gradients by their global norm",
+                 an L2 regularizer or clipping of gradients by their global norm",
             )
         })?;
         self.quantities.insert(op.output("Out")?, quantity);
         Ok(())
     }
 
-    fn penalty(&self, op: &PaddleOp<'a>) -> Result<Option<Quantity<'a>>, Failure> {
+    /// The gradient of a penalty, or a learning rate of some parameters.
+    fn scaled(&self, op: &PaddleOp<'a>) -> Result<Option<Quantity<'a>>, Failure> {
         op.check_slots(&["X"])?;
         op.check_float("bias", 0.0)?;
-        let parameter = op.input("X")?;
+        let x = op.input("X")?;
         let factor = op.float("scale", 1.0)?;
-        Ok(self.variables.is_parameter(parameter).then_some(Quantity::Penalty { parameter, factor }))
+        if self.variables.is_parameter(x) {
+            return Ok(Some(Quantity::Penalty { parameter: x, factor }));
+        }
+        if self.quantities.contains_key(x) {
+            return Ok(None);
+        }
+        // As in Paddle, the product is one of binary32.
+        let product = |rate: f64| super::paddle_op::shortest(narrow(rate) * narrow(factor));
+        self.startup.constant(x).map(|rate| Some(Quantity::Rate(product(rate))))
     }
 
     /// Of a gradient and its penalty, or of squared norms.
@@ -210,7 +226,10 @@ impl<'a> OptimizerPart<'a> {
         }
         op.check_booleans(&[("multi_precision", false)])?;
         let rate = op.input("LearningRate")?;
-        let rate = self.startup.constant(rate)?;
+        let rate = match self.quantities.get(rate) {
+            Some(Quantity::Rate(rate)) => *rate,
+            _ => self.startup.constant(rate)?,
+        };
         let (algorithm, own) = self.algorithm(op)?;
         let penalty = match (own, l2) {
             (Some(_), Some(_)) => return Err(op.refuse("found two penalties of one parameter; expected one")),
@@ -291,4 +310,9 @@ impl<'a> OptimizerPart<'a> {
         self.dropped.push(variable);
         Ok(())
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "Paddle's learning rates are in binary32")]
+fn narrow(value: f64) -> f32 {
+    value as f32
 }

@@ -43,9 +43,10 @@ impl<'a> PaddleOp<'a> {
             0 | 256 => Ok(PaddleRole::Forward),
             1 => Ok(PaddleRole::Backward),
             257 => Ok(PaddleRole::LossGradient),
-            2 => Ok(PaddleRole::Optimize),
+            // 16: of the learning rate.
+            2 | 18 => Ok(PaddleRole::Optimize),
             role => Err(self.refuse(format!(
-                "found op_role {role}; expected 0 or 256 (forward), 1 or 257 (backward) or 2 (optimize)"
+                "found op_role {role}; expected 0 or 256 (forward), 1 or 257 (backward), 2 or 18 (optimize)"
             ))),
         }
     }
@@ -143,6 +144,10 @@ impl<'a> PaddleOp<'a> {
         self.find(name).map_or(&[], |attribute| &attribute.texts)
     }
 
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
     /// A list of integers of either width; empty when absent.
     pub(super) fn ints(&self, name: &str) -> Vec<i64> {
         let Some(attribute) = self.find(name) else { return Vec::new() };
@@ -150,7 +155,8 @@ impl<'a> PaddleOp<'a> {
     }
 
     fn find(&self, name: &str) -> Option<&'a AttributeDesc> {
-        self.op.attributes.iter().find(|attribute| attribute.name == name)
+        // As in Paddle, the last of equal names counts.
+        self.op.attributes.iter().rev().find(|attribute| attribute.name == name)
     }
 
     fn attribute<T>(
@@ -174,9 +180,9 @@ impl<'a> PaddleOp<'a> {
 }
 
 fn variables<'a>(slots: &'a [SlotDesc], name: &str) -> &'a [String] {
-    slots.iter().find(|slot| slot.name == name).map_or(&[], |slot| &slot.variables)
+    slots.iter().rev().find(|slot| slot.name == name).map_or(&[], |slot| &slot.variables)
 }
 
-fn shortest(value: f32) -> f64 {
+pub(super) fn shortest(value: f32) -> f64 {
     format!("{value:?}").parse().unwrap_or(f64::from(value))
 }

@@ -45,10 +45,30 @@ use super::write::{BlockWriter, UsedNames, part};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Columns;
 
-impl Transpiler for Columns {
-    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<ProgramPart>, Failure> {
-        costs.validate()?;
-        let Cluster { trainers, servers } = cluster;
+/// The weight that [`Columns`] cuts, and what trainers have of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ColumnShares {
+    /// The parameter's name in the whole program.
+    pub parameter: String,
+    /// By trainer: the name of its columns, `[rows, its columns]`, in the order of columns.
+    pub names: Vec<String>,
+}
+
+impl Columns {
+    /// The shares that [`transpile`](Transpiler::transpile) gives the trainers of this cluster.
+    ///
+    /// # Errors
+    /// As [`transpile`](Transpiler::transpile).
+    pub fn shares(graph: &Graph, cluster: Cluster) -> Result<ColumnShares, Failure> {
+        Self::check(cluster)?;
+        let groups = Groups::find(&Outline::of(graph))?;
+        let layer = Layer::find(graph, &groups, cluster.trainers)?;
+        let shares = Shares::new(graph, &layer, cluster);
+        let names = shares.names.iter().map(|names| names[layer.weight].clone()).collect();
+        Ok(ColumnShares { parameter: layer.weight.to_owned(), names })
+    }
+
+    fn check(Cluster { trainers, servers }: Cluster) -> Result<(), Failure> {
         if !(2..=TRAINERS_MAX).contains(&trainers) {
             return Err(Failure::call(format!(
                 "{trainers} trainers to cut columns over; expected 2 to {TRAINERS_MAX}"
@@ -59,6 +79,15 @@ impl Transpiler for Columns {
                 "{servers} servers for queues between trainers; expected 1 to {SERVERS_MAX}"
             )));
         }
+        Ok(())
+    }
+}
+
+impl Transpiler for Columns {
+    fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<ProgramPart>, Failure> {
+        costs.validate()?;
+        Self::check(cluster)?;
+        let Cluster { trainers, servers } = cluster;
         let groups = Groups::find(&Outline::of(graph))?;
         let layer = Layer::find(graph, &groups, trainers)?;
         let shares = Shares::new(graph, &layer, cluster);

@@ -39,7 +39,7 @@ use pserver_core::error::Failure;
 
 use super::graph::Graph;
 
-pub use columns::Columns;
+pub use columns::{ColumnShares, Columns};
 pub use cost::{CostModel, Estimate, NodeEstimate, ProcessRates, StepWork, estimate};
 pub use draw::{dot, html, svg};
 pub use parameter_server::ParameterServer;

@@ -222,6 +222,25 @@ def factorisation_machine():
     return F.binary_cross_entropy_with_logits(score, click)
 
 
+def bounded():
+    """Functions with one bound or two, and others of few ops."""
+    numbers = paddle.static.data("numbers", [None, 6], "float32")
+    target = paddle.static.data("target", [None, 1], "float32")
+    x = paddle.static.nn.fc(numbers, HIDDEN)
+    y = paddle.clip(x, min=-0.5) + paddle.clip(x, max=0.25) + F.hardtanh(x)
+    y = y + paddle.assign(x) * paddle.sign(x) + F.swish(x) + F.tanhshrink(x)
+    y = paddle.rsqrt(paddle.square(y) + 1.0) + paddle.reciprocal(F.relu(y) + 2.0)
+    return F.mse_loss(paddle.static.nn.fc(y, 1), target)
+
+
+def own_rates():
+    """A layer whose weight has half of the learning rate."""
+    numbers = paddle.static.data("numbers", [None, 6], "float32")
+    target = paddle.static.data("target", [None, 1], "float32")
+    hidden = paddle.static.nn.fc(numbers, HIDDEN, weight_attr=paddle.ParamAttr(learning_rate=0.3), activation="tanh")
+    return F.mse_loss(paddle.static.nn.fc(hidden, 1), target)
+
+
 def dropout():
     """Layers with elements dropped, in both forms; the losses are those without."""
     numbers = paddle.static.data("numbers", [None, 6], "float32")
@@ -240,6 +259,14 @@ PROGRAMS = {
     "fc_adamw": (fc, lambda: O.AdamW(0.05, weight_decay=0.1)),
     "fc_adam_l2": (fc, lambda: O.Adam(0.05, weight_decay=paddle.regularizer.L2Decay(0.1))),
     "fc_sgd_l2": (fc, lambda: O.SGD(0.1, weight_decay=paddle.regularizer.L2Decay(0.1))),
+    "embedding_dense_clip": (
+        embedding(False),
+        lambda: O.Adam(0.05, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.3)),
+    ),
+    "embedding_sparse_clip": (
+        embedding(True),
+        lambda: O.SGD(0.5, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.3)),
+    ),
     "fc_adamw_clip": (fc, lambda: O.AdamW(0.05, weight_decay=0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.2))),
     "embedding_sparse_sgd": (embedding(True), lambda: O.SGD(0.1)),
     "embedding_dense_sgd": (embedding(False), lambda: O.SGD(0.1)),
@@ -261,6 +288,8 @@ PROGRAMS = {
     "padded_dense": (padded(False), lambda: O.Adam(0.05)),
     "ranking": (ranking, lambda: O.Adagrad(0.05)),
     "experts": (experts, lambda: O.AdamW(0.02, weight_decay=0.1)),
+    "bounded": (bounded, lambda: O.SGD(0.05)),
+    "own_rates": (own_rates, lambda: O.Adam(0.05)),
     "dropout": (dropout, lambda: O.SGD(0.0)),
     "autoencoder": (autoencoder, lambda: O.SGD(0.01)),
     "factorisation_machine": (factorisation_machine, lambda: O.Adagrad(0.1)),
@@ -308,6 +337,10 @@ REFUSED = {
     "refused_stop_gradient": (refused(stopped), lambda: O.SGD(0.1)),
     "refused_frozen": (refused(frozen), lambda: O.SGD(0.1)),
     "refused_branch": (refused(looped), lambda: O.SGD(0.1)),
+    "refused_padding": (
+        padded(True),
+        lambda: O.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.2)),
+    ),
     "refused_rmsprop": (fc, lambda: O.RMSProp(0.1)),
 }
 

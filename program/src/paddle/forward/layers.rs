@@ -23,16 +23,21 @@ impl<'a> ForwardPart<'a> {
                 let approximate = op.boolean("approximate", false)?;
                 self.unary(op, OpKind::Gelu { approximate })?;
             }
-            "silu" => {
-                let (x, out) = self.one_to_one(op)?;
-                let slope = format!("{out}@sigmoid");
-                self.push(op, OpKind::Sigmoid, &[x], &[&slope]);
-                self.push(op, OpKind::Mul, &[x, &slope], &[out]);
-            }
+            "silu" => self.silu(op)?,
             "relu6" => self.between(op, 0.0, op.float("threshold", 6.0)?)?,
+            "brelu" => self.between(op, op.float("t_min", 0.0)?, op.float("t_max", 24.0)?)?,
             "clip" => self.between(op, op.float("min", 0.0)?, op.float("max", 0.0)?)?,
+            "assign" => self.unary(op, OpKind::Scale { factor: 1.0 })?,
+            "sign" => self.unary(op, OpKind::Sign)?,
+            "rsqrt" => self.power_of(op, -0.5)?,
+            "reciprocal" => self.power_of(op, -1.0)?,
+            "swish" => {
+                op.check_float("beta", 1.0)?;
+                self.silu(op)?;
+            }
+            "tanh_shrink" => self.tanh_shrink(op)?,
             "leaky_relu" => self.leaky_relu(op)?,
-            "pow" => self.power(op)?,
+            "pow" => self.power_of(op, op.float("factor", 1.0)?)?,
             "dropout" => self.dropout(op)?,
             "layer_norm" => self.layer_norm(op)?,
             "conv2d" => self.convolution(op)?,
@@ -71,14 +76,37 @@ impl<'a> ForwardPart<'a> {
         Ok(())
     }
 
-    /// As in Paddle, an element at a bound has the slope zero.
+    fn silu(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
+        let (x, out) = self.one_to_one(op)?;
+        let slope = format!("{out}@sigmoid");
+        self.push(op, OpKind::Sigmoid, &[x], &[&slope]);
+        self.push(op, OpKind::Mul, &[x, &slope], &[out]);
+        Ok(())
+    }
+
+    fn tanh_shrink(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
+        let (x, out) = self.one_to_one(op)?;
+        let tanh = format!("{out}@tanh");
+        self.push(op, OpKind::Tanh, &[x], &[&tanh]);
+        self.push(op, OpKind::Sub, &[x, &tanh], &[out]);
+        Ok(())
+    }
+
+    /// As in Paddle, an element at a bound has the slope zero. The largest number of binary32 is no bound.
     fn between(&mut self, op: &PaddleOp<'a>, low: f64, high: f64) -> Result<(), Failure> {
         let (x, out) = self.one_to_one(op)?;
-        let low = self.constant(op, format!("{out}@low"), low, x)?;
-        let high = self.constant(op, format!("{out}@high"), high, x)?;
-        let above = format!("{out}@above");
-        self.push(op, OpKind::Max, &[x, &low], &[&above]);
-        self.push(op, OpKind::Min, &[&above, &high], &[out]);
+        let (above, is_bound) = (format!("{out}@above"), |bound: f64| bound.abs() < f64::from(f32::MAX));
+        let lower = is_bound(low).then(|| self.constant(op, format!("{out}@low"), low, x)).transpose()?;
+        let upper = is_bound(high).then(|| self.constant(op, format!("{out}@high"), high, x)).transpose()?;
+        match (lower, upper) {
+            (Some(lower), Some(upper)) => {
+                self.push(op, OpKind::Max, &[x, &lower], &[&above]);
+                self.push(op, OpKind::Min, &[&above, &upper], &[out]);
+            }
+            (Some(lower), None) => self.push(op, OpKind::Max, &[x, &lower], &[out]),
+            (None, Some(upper)) => self.push(op, OpKind::Min, &[x, &upper], &[out]),
+            (None, None) => self.push(op, OpKind::Scale { factor: 1.0 }, &[x], &[out]),
+        }
         Ok(())
     }
 
@@ -95,9 +123,9 @@ impl<'a> ForwardPart<'a> {
         Ok(())
     }
 
-    fn power(&mut self, op: &PaddleOp<'a>) -> Result<(), Failure> {
+    fn power_of(&mut self, op: &PaddleOp<'a>, exponent: f64) -> Result<(), Failure> {
         let (x, out) = self.one_to_one(op)?;
-        let exponent = self.constant(op, format!("{out}@exponent"), op.float("factor", 1.0)?, x)?;
+        let exponent = self.constant(op, format!("{out}@exponent"), exponent, x)?;
         self.push(op, OpKind::Pow, &[x, &exponent], &[out]);
         Ok(())
     }
