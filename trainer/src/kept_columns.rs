@@ -1,5 +1,4 @@
-//! The columns of a weight that trainers keep ([`Columns`](pserver_program::transpile::Columns)), collected by trainer
-//! 0 after a training.
+//! The columns of a weight that trainers keep ([`Columns`]), collected by trainer 0 after a training.
 //!
 //! Servers have no part of the weight during the training. In the end each other trainer sends its columns once, to a
 //! parameter of their name that the job has for it, as an item of a queue; trainer 0 waits for them.

@@ -186,7 +186,7 @@ impl<'c> Training<'c> {
     }
 
     /// As [`join`](Self::join), but with the columns of one layer, the largest, on all trainers
-    /// ([`Columns`](pserver_program::transpile::Columns)). Trainer 0 computes on whole batches of `batch` rows, and the
+    /// ([`Columns`]). Trainer 0 computes on whole batches of `batch` rows, and the
     /// other trainers on their columns: they get no data, take as many steps ([`step_fed`](Self::step_fed)) and in the
     /// end [`publish`](Self::publish). Parameters end with the trainers' processes, so that no job is gone on with.
     ///
