@@ -73,8 +73,8 @@ INTERRUPTED = f"""
 import numpy as np, pserver
 with pserver.connect(servers=1) as client:
     client.init_all({{"w": np.zeros(2, np.float32)}}, {SGD!r})
-    print("waits", flush=True)
     try:
+        print("waits", flush=True)
         client.pull(["w"], version=10**6)
     except KeyboardInterrupt:
         print(client.pull(["w"])["w"].tolist())
