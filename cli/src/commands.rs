@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,16 +12,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
 use pserver_client::environment;
-use pserver_core::checkpoint::inspect::InspectVerdict;
-use pserver_core::checkpoint::storage::Directory;
-use pserver_core::checkpoint::{inspect as look, owner};
-use pserver_core::server::survey;
 use pserver_node::Server;
+use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_node::settings::{ServeArgs, Settings};
 use sd_notify::NotifyState;
 
 use crate::logging::Log;
-use crate::{env, import_paddle, launch, own_program, pages, predict, program_file, quickstart, top, train, transpile};
+use crate::{
+    env, import_paddle, inspect, launch, own_program, pages, predict, program_file, quickstart, top, train, transpile,
+};
 
 /// How often a server is asked whether it has failed. Signals wake it up at once.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -71,12 +70,10 @@ enum Command {
     Top(top::TopArgs),
     /// Compute variables of a program from saved parameters and data.
     Predict(Box<predict::Args>),
-    /// Print the contents of a checkpoint directory or a model file, and whether a server starts with them. The last
-    /// line is the verdict; the exit status is 0 for sound, 1 where a server starts with warnings, 2 where it refuses.
-    Inspect {
-        /// A checkpoint directory or a model file.
-        path: PathBuf,
-    },
+    /// Print whether a checkpoint directory or a model file is sound, and its contents. The first line is the verdict,
+    /// with the reaction of a server, the reason and the remedy; the exit status is 0 for sound, 1 where a server
+    /// starts with warnings, 2 where it refuses, 3 where nothing can be inspected.
+    Inspect(inspect::InspectArgs),
     /// Write manual pages and completions for shells to a folder.
     #[command(hide = true)]
     Pages(pages::PagesArgs),
@@ -129,7 +126,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>, program: Option<PathBuf>) -
         Command::Top(args) => top::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Pages(args) => pages::run(&args, Cli::command()),
-        Command::Inspect { path } => return ended(inspect(&path)),
+        Command::Inspect(args) => return inspect::run(&args),
     };
     ended(done.map(|()| 0))
 }
@@ -154,7 +151,11 @@ fn serve(args: &ServeArgs) -> Result<()> {
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let mut asked = StopRequests::listen(args.until_stdin_closes)?;
     let ready_fd = settings.output.ready_fd;
-    let server = Server::start(settings)?;
+    let meter = Arc::default();
+    let restoring = TerminalProgress::start("restoring", ProgressUnit::Bytes, &meter);
+    let server = Server::start_metered(settings, &meter);
+    drop(restoring);
+    let server = server?;
     asked.starting.store(false, Ordering::Release);
     announce(&server, ready_fd)?;
     let status = format!("serving at {}", server.address());
@@ -167,7 +168,9 @@ fn serve(args: &ServeArgs) -> Result<()> {
         }
     }
     tell_manager(&[NotifyState::Stopping]);
+    let saving = TerminalProgress::start("saving", ProgressUnit::Bytes, &meter);
     let stopped = server.stop();
+    drop(saving);
     log.report(true);
     Ok(stopped?)
 }
@@ -236,42 +239,4 @@ fn announce(server: &Server, ready_fd: Option<i32>) -> Result<()> {
             .with_context(|| format!("writing to descriptor {number} of --ready-fd"))?;
     }
     Ok(())
-}
-
-/// Prints what is there and what a server would do with it. The exit status is 0 when everything is as it was written,
-/// 1 when a server starts and warns, and 2 when it refuses to start.
-fn inspect(path: &Path) -> Result<u8> {
-    let absolute = path.canonicalize().with_context(|| path.display().to_string())?;
-    let server = server_of(&absolute).filter(|_| holds(&absolute, owner::SHARD));
-    let report = if let Some((root, server)) = server {
-        survey(&Directory::open(root)?, Some(server))
-    } else if holds(&absolute, owner::SERVER) {
-        survey(&Directory::open(&absolute)?, None)
-    } else if absolute.is_dir() {
-        look(&Directory::open(&absolute)?, ".")
-    } else {
-        let parent = absolute.parent().context("a file lies in a folder")?;
-        let name = absolute.file_name().and_then(|name| name.to_str());
-        look(&Directory::open(parent)?, name.with_context(|| format!("{}: not a name in UTF-8", path.display()))?)
-    };
-    let report = report.with_context(|| format!("{}: cannot be inspected", path.display()))?;
-    print!("{report}");
-    Ok(match report.verdict() {
-        InspectVerdict::Sound => 0,
-        InspectVerdict::Warned => 1,
-        InspectVerdict::Refused => 2,
-    })
-}
-
-/// Whether a path is a directory with names that begin so.
-fn holds(path: &Path, prefix: &str) -> bool {
-    let entries = std::fs::read_dir(path).into_iter().flatten();
-    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.any(|name| name.starts_with(prefix))
-}
-
-/// The job's directory and the server's index, where a path is called as the directory of a server.
-fn server_of(path: &Path) -> Option<(&Path, u16)> {
-    let index = path.file_name()?.to_str()?.strip_prefix(owner::SERVER)?.parse().ok()?;
-    Some((path.parent()?, index))
 }

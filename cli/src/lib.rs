@@ -7,11 +7,12 @@
 //! Read in this order: [`commands`] (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
 //! example job), [`launch`] (the processes of a job), [`mod@env`] (what a process finds of its job), [`transpile`] (the
 //! division of a program), [`import_paddle`], [`program_file`], [`train`], [`predict`],
-//! [`top`] (a job in a terminal), [`pages`] (the manual).
+//! [`top`] (a job in a terminal), `inspect`, [`pages`] (the manual).
 
 pub mod commands;
 pub mod env;
 pub mod import_paddle;
+mod inspect;
 pub mod launch;
 pub mod logging;
 mod own_program;

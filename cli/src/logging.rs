@@ -17,8 +17,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Context, Filter, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use pserver_node::events;
 use pserver_node::settings::{LogFormat, Settings};
+use pserver_node::{events, progress};
 
 /// Lines of one kind in [`WINDOW`]: a job of a hundred trainers joins without a gap, and a hundred lines are a page.
 const LINES_MAX: u32 = 100;
@@ -60,7 +60,7 @@ impl Log {
     pub fn start(settings: &Settings) -> Self {
         let log = Self::default();
         let level = format!("{:?}", settings.output.log_level).to_lowercase();
-        let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(has_colours());
+        let lines = tracing_subscriber::fmt::layer().with_writer(progress::stderr).with_ansi(has_colours());
         let registry = tracing_subscriber::registry().with(EnvFilter::new(level));
         match settings.output.log_format {
             LogFormat::Text => registry.with(lines.with_filter(log.clone())).init(),

@@ -387,7 +387,10 @@ fn inspect_tells_a_sound_checkpoint_from_a_damaged_one() {
     let shard = folder.path().join("server-0/shard-0");
     for path in [folder.path(), &folder.path().join("server-0"), &shard] {
         let ended = run(pserver("inspect").arg(path));
-        assert!(ended.status.success() && ended.output.ends_with("\nverdict: sound\n"), "{ended:?}");
+        assert!(ended.status.success() && ended.output.starts_with("sound: 1 shard"), "{ended:?}");
+        let short = run(pserver("inspect").arg("--short").arg(path));
+        assert!(short.status.success(), "{short:?}");
+        assert_eq!(short.output.lines().collect::<Vec<_>>(), [ended.output.lines().next().unwrap()]);
     }
     let ended = run(pserver("inspect").arg(&shard));
     assert!(ended.output.contains(": whole\n") && ended.output.contains("version 1"), "{ended:?}");
@@ -406,8 +409,9 @@ fn inspect_tells_a_sound_checkpoint_from_a_damaged_one() {
     for path in [folder.path(), &folder.path().join("server-0"), &shard] {
         let ended = run(pserver("inspect").arg(path));
         assert_eq!(ended.status.code(), Some(2), "{ended:?}");
-        let last = ended.output.lines().last().unwrap_or_default();
-        assert!(last.starts_with("verdict: refused") && last.contains("can be loaded"), "{ended:?}");
+        let first = ended.output.lines().next().unwrap_or_default();
+        assert!(first.starts_with("damaged: 1 shard") && first.contains("can be loaded"), "{ended:?}");
+        assert!(first.contains("a server refuses it") && first.contains("To do: bring"), "{ended:?}");
     }
 }
 
@@ -420,9 +424,9 @@ fn inspect_refuses_what_is_neither_and_names_it() {
         let named = ended.errors.contains(path.to_str().unwrap()) && ended.errors.contains(expected);
         assert!(named || ended.output.contains(expected), "expected {expected}: {ended:?}");
     };
-    check(&folder.path().join("nothing"), 1, "No such file");
-    check(folder.path(), 1, "cannot be inspected");
+    check(&folder.path().join("nothing"), 3, "No such file");
+    check(folder.path(), 3, "cannot be inspected");
     let file = folder.path().join("model.safetensors");
     fs::write(&file, [1, 2, 3]).unwrap();
-    check(&file, 2, "verdict: refused");
+    check(&file, 2, "damaged: a file of 3 bytes; a server refuses it (1 fault)");
 }

@@ -30,6 +30,32 @@ impl MetricCounter {
     }
 }
 
+/// Amount of work that takes long, such as bytes to be read, and what is done of it; any thread counts.
+#[derive(Debug, Default)]
+pub struct WorkMeter {
+    expected: AtomicU64,
+    done: AtomicU64,
+}
+
+impl WorkMeter {
+    /// Announces more work.
+    pub fn expect(&self, more: u64) {
+        self.expected.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// Counts work that was done.
+    pub fn add(&self, more: u64) {
+        self.done.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// The announced work and what is done of it, in this order. Work that was not announced is counted too, so the
+    /// second may exceed the first.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.expected.load(Ordering::Relaxed), self.done.load(Ordering::Relaxed))
+    }
+}
+
 /// How many buckets a histogram has, with the one for all that is longer.
 pub const BUCKETS: usize = 14;
 

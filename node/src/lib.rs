@@ -10,6 +10,7 @@
 mod coordinating;
 mod device;
 pub mod events;
+pub mod progress;
 mod registration;
 mod saving;
 mod session;
@@ -26,11 +27,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::bounded;
 use pserver_core::checkpoint::owner::server_directory;
-use pserver_core::checkpoint::storage::{Directory, Lock, LockOutcome};
+use pserver_core::checkpoint::storage::{Directory, Lock, LockOutcome, Metered};
 use pserver_core::checkpoint::{DirectoryOwner, OwnerRecord, Storage};
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation};
+use pserver_core::metrics::WorkMeter;
 use pserver_core::port::Transport;
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
@@ -117,6 +119,14 @@ impl Server {
     /// # Errors
     /// When the token cannot be read, the address cannot be had, the disk cannot be read, or server 0 does not answer.
     pub fn start(settings: Settings) -> Result<Self, Failure> {
+        Self::start_metered(settings, &Arc::default())
+    }
+
+    /// As [`Server::start`]; `meter` counts the bytes that a restart reads and those that checkpoints write.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_metered(settings: Settings, meter: &Arc<WorkMeter>) -> Result<Self, Failure> {
         let token = settings.admission.token_file.as_deref().map(JobToken::read).transpose();
         let token = token.map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("token_file"))))?;
         let is_reached_near = settings.addresses.advertise.as_ref().is_none_or(Address::is_loopback);
@@ -128,7 +138,7 @@ impl Server {
         let address = advertised(&settings, &listener.local_address());
         let start = ServerStart {
             token,
-            ..ServerStart::new(settings, address, listener.shares_memory(), ServerNetwork::Network)?
+            ..ServerStart::new(settings, address, listener.shares_memory(), ServerNetwork::Network, meter)?
         };
         // The listener for HTTP answers while the sessions restore their state.
         let http = start.serve_http()?;
@@ -163,7 +173,7 @@ impl Server {
             let text = format!("listening on {address} within this process: a token has no use there; expected none");
             return Err(Failure::Node(text));
         }
-        let start = ServerStart::new(settings, address, false, ServerNetwork::Within(hub.clone()))?;
+        let start = ServerStart::new(settings, address, false, ServerNetwork::Within(hub.clone()), &Arc::default())?;
         let sessions = SessionThreads::start(&start, |lane, options| {
             let transport = hub.listen(&start.address.of_lane(lane.into()))?;
             Ok(transport.with(options.checks, options.poll))
@@ -292,8 +302,14 @@ impl ServerNetwork {
 }
 
 impl ServerStart {
-    fn new(settings: Settings, address: Address, shares_memory: bool, reach: ServerNetwork) -> Result<Self, Failure> {
-        let storage = OwnedStorage::open(&settings)?;
+    fn new(
+        settings: Settings,
+        address: Address,
+        shares_memory: bool,
+        reach: ServerNetwork,
+        meter: &Arc<WorkMeter>,
+    ) -> Result<Self, Failure> {
+        let storage = OwnedStorage::open(&settings, meter)?;
         let watch = Arc::new(Watch::new(&settings));
         Ok(Self { settings, address, storage, clock: Instant::now(), token: None, shares_memory, reach, watch })
     }
@@ -391,7 +407,7 @@ impl OwnedStorage {
     ///
     /// # Errors
     /// When another process that lives owns it, naming that process; or the storage refuses.
-    fn open(settings: &Settings) -> Result<Option<Self>, Failure> {
+    fn open(settings: &Settings, meter: &Arc<WorkMeter>) -> Result<Option<Self>, Failure> {
         let Some(path) = &settings.storage.checkpoint_dir else { return Ok(None) };
         let directory = Directory::open(path).map_err(|failure| {
             let setting = settings.named("checkpoint_dir");
@@ -404,7 +420,7 @@ impl OwnedStorage {
             since: utc(SystemTime::now()),
         };
         let lock = if settings.storage.directory_lock { take_lock(&directory, path, &record)? } else { None };
-        let storage: Arc<dyn Storage> = Arc::new(directory);
+        let storage: Arc<dyn Storage> = Arc::new(Metered::new(Arc::new(directory), Arc::clone(meter)));
         let owner = DirectoryOwner::claim(Arc::clone(&storage), &record)?;
         Ok(Some(Self { storage, owner, lock: lock.map(Arc::new) }))
     }

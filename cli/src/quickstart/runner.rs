@@ -3,10 +3,13 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use indicatif::{DecimalBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::DecimalBytes;
+use pserver_core::metrics::WorkMeter;
+use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_transport::verbs::DeviceChoice;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -274,9 +277,11 @@ pub(super) fn of_trainer<T>(all: &mut [T], trainer: u32) -> Result<&mut T> {
     known.with_context(|| format!("a report of trainer {trainer}, which was not started"))
 }
 
-/// Progress bar and totals of the reports so far.
+/// Display of progress and totals of the reports so far.
 struct Progress {
-    bar: ProgressBar,
+    meter: Arc<WorkMeter>,
+    /// None where no progress is wanted.
+    display: Option<TerminalProgress>,
     /// Bytes and seconds of each trainer, from its last report.
     moved: Vec<(u64, f64)>,
     found: Option<(f64, String)>,
@@ -284,18 +289,19 @@ struct Progress {
 
 impl Progress {
     fn new(epochs: u64, quiet: bool, trainers: usize) -> Self {
-        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} epochs, {msg}");
-        let bar = ProgressBar::with_draw_target(Some(epochs), target).with_style(style.expect("the template is ours"));
-        Self { bar, moved: vec![(0, 0.0); trainers], found: None }
+        let meter = Arc::default();
+        let start = || TerminalProgress::start("training", ProgressUnit::Things("epochs"), &meter);
+        let display = (!quiet).then(start);
+        meter.expect(epochs);
+        Self { meter, display, moved: vec![(0, 0.0); trainers], found: None }
     }
 
     fn take(&mut self, report: Report) -> Result<()> {
         match report {
             Report::Epoch { trainer, loss, bytes, seconds, .. } => {
                 *of_trainer(&mut self.moved, trainer)? = (bytes, seconds);
-                self.bar.set_message(format!("loss {loss:.4}"));
-                self.bar.inc(1);
+                self.display.iter().for_each(|display| display.note(format!("loss {loss:.4}")));
+                self.meter.add(1);
             }
             Report::Final { accuracy, path, .. } => self.found = Some((accuracy, path)),
         }
@@ -303,7 +309,7 @@ impl Progress {
     }
 
     fn summary(self) -> Result<Summary> {
-        self.bar.finish_and_clear();
+        drop(self.display);
         let Some((accuracy, model)) = self.found else {
             bail!("trainer 0 exited with status 0 and did not report the model's accuracy");
         };

@@ -2,16 +2,19 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pserver_core::checkpoint::owner::server_directory;
 use pserver_core::checkpoint::storage::{Directory, LockOutcome};
+use pserver_core::metrics::WorkMeter;
+use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_program::transpile::{Cluster, Columns};
 use pserver_transport::verbs::DeviceChoice;
 
 use super::plan::TrainingPlan;
-use super::worker::{TrainingReport, TrainingResults, batches, shown};
+use super::worker::{TrainingReport, TrainingResults, batches, show_epoch};
 use super::{Args, TrainingStrategy};
 use crate::own_program;
 use crate::quickstart::children::{ChildEvent, ChildId, Children};
@@ -126,6 +129,8 @@ fn arguments(args: &Args) -> Vec<OsString> {
 fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &[ChildId]) -> Result<TrainingResults> {
     let mut results = TrainingResults::default();
     let readers = args.processes.strategy.readers(args.processes.trainers) as usize;
+    let meter = Arc::new(WorkMeter::default());
+    let _progress = TerminalProgress::start("training", ProgressUnit::Things("steps"), &meter);
     let mut epoch: Vec<(u32, Vec<Option<Vec<f64>>>)> = Vec::new();
     let mut running = trainers.len();
     while running > 0 {
@@ -144,8 +149,13 @@ fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &
                         if epoch[place].1.iter().all(Option::is_some) {
                             let (_, all) = epoch.swap_remove(place);
                             results.means = mean(&all.into_iter().flatten().collect::<Vec<_>>());
-                            eprintln!("epoch {epochs}/{}: {}", args.epochs, shown(&plan.watched, &results.means));
+                            show_epoch(epochs, args.epochs, &plan.watched, &results.means);
                         }
+                    }
+                    TrainingReport::Steps { steps, done } => {
+                        let (known, counted) = meter.counts();
+                        meter.expect(steps.saturating_sub(known));
+                        meter.add(done.saturating_sub(counted));
                     }
                     TrainingReport::Validation { validation } => results.validation = Some(validation),
                 }

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pserver_client::environment::{self, Environment};
 use pserver_client::{Client, ClientOptions, rule_file};
+use pserver_node::progress::{self, ProgressUnit, TerminalProgress};
 use pserver_program::Tensor;
 use pserver_trainer::{Batches, Training, write_tensors};
 use serde::{Deserialize, Serialize};
@@ -16,6 +19,9 @@ use crate::quickstart::parent_death;
 
 /// The address of server 0 that the environment names.
 const FOUND: &str = "env";
+
+/// How often rank 0 reports its steps: often enough for a display of progress.
+const STEPS_PERIOD: Duration = Duration::from_millis(500);
 
 /// A line of JSON from a trainer to the parent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +35,13 @@ pub(super) enum TrainingReport {
         epochs: u32,
         /// Means over the epoch's steps, of a resumed epoch over its last ones: loss, then metrics.
         means: Vec<f64>,
+    },
+    /// Rank 0, from time to time.
+    Steps {
+        /// Steps from the begin of this process to the end of the training.
+        steps: u64,
+        /// Those that are done.
+        done: u64,
     },
     /// Rank 0, in the end.
     Validation {
@@ -62,8 +75,14 @@ impl TrainingResults {
     }
 }
 
+/// Prints the means of an epoch, above a display of progress.
+pub(super) fn show_epoch(epoch: u32, epochs: u32, watched: &[String], means: &[f64]) {
+    // A training goes on when nobody reads of it.
+    let _ = writeln!(progress::stderr(), "epoch {epoch}/{epochs}: {}", shown(watched, means));
+}
+
 /// `loss 0.1234, accuracy 0.9712`.
-pub(super) fn shown(watched: &[String], means: &[f64]) -> String {
+fn shown(watched: &[String], means: &[f64]) -> String {
     let all = watched.iter().zip(means).map(|(name, mean)| format!("{name} {mean:.4}"));
     all.collect::<Vec<_>>().join(", ")
 }
@@ -89,16 +108,31 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     }
     let mut results = TrainingResults::default();
     let steps = batches.steps() as u64;
+    let meter = Arc::default();
+    let progress = TerminalProgress::start("training", ProgressUnit::Things("steps"), &meter);
+    meter.expect((u64::from(args.epochs) * steps).saturating_sub(training.steps_before()));
+    let mut reported = Instant::now();
+    let mut stepped = || {
+        meter.add(1);
+        if trainer != 0 || reported.elapsed() < STEPS_PERIOD {
+            return Ok(());
+        }
+        reported = Instant::now();
+        let (steps, done) = meter.counts();
+        report(args, &TrainingReport::Steps { steps, done })
+    };
     let first_epoch = u32::try_from(training.steps_before() / steps).unwrap_or(u32::MAX);
     // The first epoch may have begun.
     let mut begin = usize::try_from(training.steps_before() % steps)?;
     for epoch in first_epoch..args.epochs {
-        results.means = epoch_means(&mut training, &plan, &batches, (epoch, std::mem::take(&mut begin)))?;
+        let from = (epoch, std::mem::take(&mut begin));
+        results.means = epoch_means(&mut training, &plan, &batches, from, &mut stepped)?;
         report(args, &TrainingReport::Epoch { trainer, epochs: epoch + 1, means: results.means.clone() })?;
         if !args.processes.reports {
-            eprintln!("epoch {}/{}: {}", epoch + 1, args.epochs, shown(&plan.watched, &results.means));
+            show_epoch(epoch + 1, args.epochs, &plan.watched, &results.means);
         }
     }
+    drop(progress);
     if trainer == 0 {
         results.validation = finish(args, &plan, &training.parameters()?)?;
         if let Some(validation) = results.validation.clone() {
@@ -146,6 +180,7 @@ fn epoch_means(
     plan: &TrainingPlan,
     batches: &Batches,
     (epoch, begin): (u32, usize),
+    stepped: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Vec<f64>> {
     let mut sums = vec![0.0; plan.watched.len()];
     for (step, rows) in batches.epoch(epoch).iter().enumerate().skip(begin) {
@@ -161,6 +196,7 @@ fn epoch_means(
             plan.watched[0],
             training.scalar(&plan.watched[0])?
         );
+        stepped()?;
     }
     let steps = (batches.steps() - begin) as f64;
     Ok(sums.into_iter().map(|sum| sum / steps).collect())

@@ -6,9 +6,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::cursor::newer_format;
 use super::owner::{DirectoryOwner, OwnerNumber, of_format_1, server_directory};
 use super::partial::Partial;
-use super::storage::{Storage, join};
+use super::storage::{Storage, StorageReader, join};
 use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::limits::COORDINATOR_STATE_BYTES_MAX;
@@ -75,19 +76,35 @@ impl CoordinatorState {
         }
         let Some(name) = names.iter().filter_map(|name| Revision::parse(name)).max() else { return Ok(None) };
         let path = join(&directory, &name.to_string());
-        let mut reader = storage.open(&path)?;
-        let length = usize::try_from(reader.len()).unwrap_or(usize::MAX);
-        if !(HEADER_BYTES + CHECKSUM_BYTES..=COORDINATOR_STATE_BYTES_MAX).contains(&length) {
-            return Err(damaged(&path, &format!("it has {length} bytes")));
-        }
-        let mut file = vec![0; length];
-        reader.read_at(0, &mut file)?;
-        let bytes = file[HEADER_BYTES..length - CHECKSUM_BYTES].to_vec();
+        let file = read_state(&mut *storage.open(&path)?, &path)?;
+        let bytes = file[HEADER_BYTES..file.len() - CHECKSUM_BYTES].to_vec();
         if name.encode(&bytes) != file {
             return Err(damaged(&path, "it does not agree with its checksum or its name"));
         }
         Ok(Some(Self { name, bytes }))
     }
+}
+
+/// The newest state in a server's directory if it has the format of a newer program, in words. A damaged number is
+/// none: with the number of this program the checksum is right.
+pub(super) fn newer_file(storage: &dyn Storage, directory: &str) -> Option<String> {
+    let name = storage.list(directory).ok()?.iter().filter_map(|name| Revision::parse(name)).max()?;
+    let path = join(directory, &name.to_string());
+    let mut file = read_state(&mut *storage.open(&path).ok()?, &path).ok()?;
+    let newer = newer_format(&path, &file, MAGIC)?;
+    file[..8].copy_from_slice(&MAGIC);
+    (name.encode(&file[HEADER_BYTES..file.len() - CHECKSUM_BYTES]) != file).then_some(newer)
+}
+
+/// The bytes of a state's file, which has the length of one.
+fn read_state(reader: &mut dyn StorageReader, path: &str) -> Result<Vec<u8>, Failure> {
+    let length = usize::try_from(reader.len()).unwrap_or(usize::MAX);
+    if !(HEADER_BYTES + CHECKSUM_BYTES..=COORDINATOR_STATE_BYTES_MAX).contains(&length) {
+        return Err(damaged(path, &format!("it has {length} bytes")));
+    }
+    let mut file = vec![0; length];
+    reader.read_at(0, &mut file)?;
+    Ok(file)
 }
 
 fn damaged(path: &str, what: &str) -> Failure {

@@ -90,3 +90,11 @@ pub(super) fn digest(reader: Box<dyn StorageReader>) -> Result<blake3::Hash, Fai
     }
     Ok(hasher.finalize())
 }
+
+/// In words that a file begins like one of ours with a higher digit at the end of its first eight bytes; else none.
+pub(super) fn newer_format(path: &str, file: &[u8], ours: [u8; 8]) -> Option<String> {
+    let found = *file.get(7)?;
+    let is_newer = file.starts_with(&ours[..7]) && (ours[7] + 1..=b'9').contains(&found);
+    let (found, ours) = (char::from(found), char::from(ours[7]));
+    is_newer.then(|| format!("{path:?} is of format {found}; this program reads format {ours}"))
+}

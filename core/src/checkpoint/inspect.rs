@@ -4,9 +4,10 @@
 
 use std::fmt;
 
+use super::coordinator;
 use super::cursor::digest;
 use super::journal::{self, ReplayOptions, replay};
-use super::load::{load_latest, verify, verify_file, walk};
+use super::load::{load_latest, verify_file, walk};
 use super::manifest::{self, CheckpointName, Manifest};
 use super::owner::ShardIdentity;
 use super::storage::Storage;
@@ -25,13 +26,32 @@ pub enum InspectVerdict {
     Refused,
 }
 
-/// The result of an inspection. It prints a line for every checkpoint, file, tensor and journal, and the verdict in its
-/// last line.
+/// The kind of a fault; of several the last in this order names the verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InspectCause {
+    /// Bytes are not as they were written, or acknowledged bytes are missing.
+    #[default]
+    Damaged,
+    /// All files of a shard are gone.
+    Missing,
+    /// The files of another shard or server are in the directory.
+    Misplaced,
+    /// A newer program wrote the files.
+    NewerFormat,
+}
+
+/// The result of an inspection. It prints its [`summary`](Self::summary), then a line for every checkpoint, file,
+/// tensor and journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InspectReport {
+    /// The inspected thing, such as `4 shards of 2 servers`.
+    subject: String,
     lines: Vec<String>,
     faults: Vec<String>,
     verdict: InspectVerdict,
+    cause: InspectCause,
+    /// A file of a newer program.
+    newer: Option<String>,
 }
 
 /// Reads a shard's directory, or a model file, to its last byte.
@@ -80,25 +100,63 @@ impl InspectReport {
         self.lines.push(line);
     }
 
-    /// Adds a line about a fault, and its severity.
-    pub fn fault(&mut self, verdict: InspectVerdict, line: String) {
+    /// Names the inspected thing.
+    pub fn is_about(&mut self, subject: String) {
+        self.subject = subject;
+    }
+
+    /// Adds a line about a fault, its severity and its kind.
+    pub fn fault(&mut self, verdict: InspectVerdict, cause: InspectCause, line: String) {
         self.verdict = self.verdict.max(verdict);
+        self.cause = self.cause.max(cause);
         self.faults.push(line.clone());
         self.lines.push(line);
+    }
+
+    /// The verdict in one line: a word for the state, the reaction of a server, the first fault, the remedy.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let count = match self.faults.len() {
+            1 => "1 fault".to_owned(),
+            count => format!("{count} faults"),
+        };
+        let first = self.newer.as_ref().or(self.faults.first()).map_or("", String::as_str);
+        let subject = &self.subject;
+        let reaction = match self.verdict {
+            InspectVerdict::Sound => return format!("sound: {subject}, as written; a server starts with all of it"),
+            InspectVerdict::Warned => format!("a server starts, and warns ({count})"),
+            InspectVerdict::Refused => format!("a server refuses it ({count})"),
+        };
+        let (word, remedy) = match (self.cause, self.verdict) {
+            (InspectCause::NewerFormat, _) => {
+                ("newer format", ". To do: use the program that wrote it, or a newer one")
+            }
+            (InspectCause::Misplaced, _) => ("misplaced", ". To do: bring each directory back to its own place"),
+            // The fault's text says it.
+            (InspectCause::Missing, _) => ("missing", ""),
+            (InspectCause::Damaged, InspectVerdict::Refused) => {
+                ("damaged", ". To do: bring the file back from a copy, or begin anew in another directory")
+            }
+            (InspectCause::Damaged, _) => {
+                ("damaged", ". To do: start the servers; keep a copy first if the loss is to be examined")
+            }
+        };
+        format!("{word}: {subject}; {reaction}: {first}{remedy}")
     }
 
     /// Restores the shard as a restart does, without serving it; returns whether there was nothing to restore. With
     /// `identity`, files of another shard are refused as a server does.
     pub fn shard(&mut self, storage: &dyn Storage, directory: &str, identity: Option<&ShardIdentity>) -> bool {
+        let cause = self.cause_in(storage, directory, identity);
         let loaded = match load_latest(storage, directory, identity, &mut |_| Ok(())) {
             Ok(loaded) => loaded,
             Err(failure) => {
-                self.fault(InspectVerdict::Refused, format!("{directory}: {failure}"));
+                self.fault(InspectVerdict::Refused, cause, format!("{directory}: {failure}"));
                 return false;
             }
         };
         for reason in loaded.iter().flat_map(|loaded| &loaded.fell_back) {
-            self.fault(InspectVerdict::Warned, format!("{directory}: an older checkpoint is used: {reason}"));
+            self.fault(InspectVerdict::Warned, cause, format!("{directory}: an older checkpoint is used: {reason}"));
         }
         let from = loaded.as_ref().map_or(0, |loaded| loaded.journal_from);
         let reading = ReplayOptions { storage, directory, identity, from, accepts_torn_tail: false };
@@ -110,14 +168,29 @@ impl InspectReport {
                 replayed
                     .warnings()
                     .into_iter()
-                    .for_each(|line| self.fault(InspectVerdict::Warned, format!("{directory}: {line}")));
+                    .for_each(|line| self.fault(InspectVerdict::Warned, cause, format!("{directory}: {line}")));
                 loaded.is_none() && replayed.records == 0
             }
             Err(failure) => {
-                self.fault(InspectVerdict::Refused, format!("{directory}: {failure}"));
+                self.fault(InspectVerdict::Refused, cause, format!("{directory}: {failure}"));
                 false
             }
         }
+    }
+
+    /// The kind of a fault that is found in a directory. With `identity` files of another shard are misplaced.
+    pub fn cause_in(
+        &mut self,
+        storage: &dyn Storage,
+        directory: &str,
+        identity: Option<&ShardIdentity>,
+    ) -> InspectCause {
+        if let Some(newer) = newer_file(storage, directory) {
+            self.newer.get_or_insert(newer);
+            return InspectCause::NewerFormat;
+        }
+        let found = identity.and_then(|own| Some((own, identity_of(storage, directory)?)));
+        if found.is_some_and(|(own, found)| found != *own) { InspectCause::Misplaced } else { InspectCause::Damaged }
     }
 
     fn directory(&mut self, storage: &dyn Storage, directory: &str) -> Result<bool, Failure> {
@@ -125,8 +198,9 @@ impl InspectReport {
             Ok(names) => {
                 names.into_iter().rev().for_each(|name| self.checkpoint(storage, directory, name));
             }
-            Err(failure) => self.fault(InspectVerdict::Refused, failure.to_string()),
+            Err(failure) => self.fault(InspectVerdict::Refused, InspectCause::Damaged, failure.to_string()),
         }
+        self.is_about("1 shard".to_owned());
         let is_none = self.shard(storage, directory, None);
         Ok(is_none
             && self.lines.len() == 1
@@ -140,23 +214,24 @@ impl InspectReport {
                 return self.lines.push(format!("checkpoint {name}: not whole: {failure}"));
             }
         };
-        match verify(storage, directory, name) {
-            Ok(_) => self.lines.push(format!("checkpoint {name}: whole")),
-            // The verdict on a missing shard follows below, where the shard is restored.
-            Err(failure) => self.lines.push(format!("checkpoint {name}: not whole: {failure}")),
-        }
         let Manifest { of, journal_from, chunks, files, .. } = &manifest;
-        self.lines.push(format!("  {of}, journal from {journal_from}, {chunks} chunks"));
-        for file in files {
-            let verdict = if verify_file(storage, directory, file).is_ok() { "good" } else { "BAD" };
-            self.lines.push(format!("  {} {} bytes, digest {} {verdict}", file.name, file.bytes, file.blake3));
-        }
+        let verified: Vec<_> = files.iter().map(|file| verify_file(storage, directory, file)).collect();
+        let mut tensors = Vec::new();
         let walked = walk(storage, directory, &manifest, &mut |chunk| {
-            for tensor in chunk.tensors {
-                self.lines.push(format!("  {} version {}", describe(tensor), chunk.version));
-            }
+            let described = |tensor| format!("  {} version {}", describe(tensor), chunk.version);
+            tensors.extend(chunk.tensors.iter().map(described));
             Ok(())
         });
+        // The verdict on a missing shard follows below, where the shard is restored.
+        let fault = verified.iter().chain([&walked]).find_map(|checked| checked.as_ref().err());
+        let state = fault.map_or("whole".to_owned(), |failure| format!("not whole: {failure}"));
+        self.lines.push(format!("checkpoint {name}: {state}"));
+        self.lines.push(format!("  {of}, journal from {journal_from}, {chunks} chunks"));
+        for (file, verified) in files.iter().zip(&verified) {
+            let state = if verified.is_ok() { "good" } else { "BAD" };
+            self.lines.push(format!("  {} {} bytes, digest {} {state}", file.name, file.bytes, file.blake3));
+        }
+        self.lines.append(&mut tensors);
         if let Err(failure) = walked {
             self.lines.push(format!("  the list of its chunks ends here: {failure}"));
         }
@@ -165,10 +240,13 @@ impl InspectReport {
     fn model(&mut self, storage: &dyn Storage, path: &str) -> Result<(), Failure> {
         let mut reader = storage.open(path)?;
         let bytes = reader.len();
+        self.is_about(format!("a file of {bytes} bytes"));
+        storage.expect(bytes);
         match read_header(&mut *reader, path) {
-            Err(failure) => self.fault(InspectVerdict::Refused, failure.to_string()),
+            Err(failure) => self.fault(InspectVerdict::Refused, InspectCause::Damaged, failure.to_string()),
             Ok(header) => {
                 let (count, digest) = (header.tensors.len(), digest(reader)?.to_hex());
+                self.is_about(format!("a model of {count} tensors in {bytes} bytes"));
                 self.lines.push(format!("{path}: {count} tensors in {bytes} bytes, digest {digest}"));
                 self.lines.extend(header.metadata.iter().map(|(name, value)| format!("  {name} = {value}")));
                 self.lines.extend(header.tensors.iter().map(|tensor| format!("  {}", describe(tensor))));
@@ -178,16 +256,17 @@ impl InspectReport {
     }
 }
 
+/// A file in the directory of a server or shard whose format only newer programs read, in words.
+#[must_use]
+pub fn newer_file(storage: &dyn Storage, directory: &str) -> Option<String> {
+    let checks = [manifest::newer_file, journal::newer_file, coordinator::newer_file];
+    checks.iter().find_map(|check| check(storage, directory))
+}
+
 impl fmt::Display for InspectReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lines.iter().try_for_each(|line| writeln!(formatter, "{line}"))?;
-        let first = self.faults.first().map_or("", String::as_str);
-        let count = self.faults.len();
-        match self.verdict {
-            InspectVerdict::Sound => writeln!(formatter, "verdict: sound"),
-            InspectVerdict::Warned => writeln!(formatter, "verdict: a server starts with warnings ({count}): {first}"),
-            InspectVerdict::Refused => writeln!(formatter, "verdict: refused ({count} faults): {first}"),
-        }
+        writeln!(formatter, "{}", self.summary())?;
+        self.lines.iter().try_for_each(|line| writeln!(formatter, "{line}"))
     }
 }
 

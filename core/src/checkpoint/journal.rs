@@ -16,6 +16,7 @@ mod replay;
 use std::fmt;
 
 use self::mark::{JournalMark, MarkWriter};
+use super::cursor::newer_format;
 use super::owner::{Folder, IDENTITY_BYTES, OwnerNumber, ShardIdentity, is_numbered_as_format_1, of_format_1};
 use super::storage::{Storage, StorageWriter, join};
 use crate::checksum::{append, checksum};
@@ -189,6 +190,18 @@ pub(super) fn identity_of(storage: &dyn Storage, directory: &str) -> Option<Shar
         Some(SegmentHeader::decode(&bytes, *name)?.identity)
     };
     segments(storage, directory).ok()?.iter().rev().find_map(of)
+}
+
+/// A segment with the format of a newer program, in words. A damaged number is none: with the number of this program
+/// its header is right.
+pub(super) fn newer_file(storage: &dyn Storage, directory: &str) -> Option<String> {
+    segments(storage, directory).unwrap_or_default().into_iter().find_map(|name| {
+        let (path, mut bytes) = (join(directory, &name.to_string()), [0; SEGMENT_HEADER]);
+        storage.open(&path).ok()?.read_at(0, &mut bytes).ok()?;
+        let newer = newer_format(&path, &bytes, MAGIC)?;
+        bytes[..8].copy_from_slice(&MAGIC);
+        SegmentHeader::decode(&bytes, name).is_none().then_some(newer)
+    })
 }
 
 /// The name of a segment: ordered by owner, then by position.

@@ -40,6 +40,7 @@ pub fn load_latest(
                 if let Some(identity) = identity {
                     manifest.of.check(identity, &join(directory, &manifest_name(name)))?;
                 }
+                storage.expect(manifest.bytes());
                 let bytes = load(storage, directory, &manifest, visit)?;
                 return Ok(Some(Loaded { name, journal_from: manifest.journal_from, bytes, fell_back }));
             }
@@ -79,6 +80,7 @@ pub(super) fn verify(storage: &dyn Storage, directory: &str, name: CheckpointNam
 /// Compares a file with its entry in the manifest.
 pub(super) fn verify_file(storage: &dyn Storage, directory: &str, file: &FileEntry) -> Result<(), Failure> {
     let path = join(directory, &file.name);
+    storage.expect(file.bytes);
     let reader = storage.open(&path)?;
     let (found, expected) = (reader.len(), file.bytes);
     if found != expected {

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::owner::{OwnerNumber, ShardIdentity, is_numbered_as_format_1, of_format_1};
-use super::storage::{Storage, join};
+use super::storage::{CHECKPOINT_PREFIX as PREFIX, Storage, join};
 use crate::error::Failure;
 
 /// Format version of checkpoints. A change that an older program would misread increments it.
@@ -13,7 +13,6 @@ pub(super) const FORMAT: u32 = 2;
 
 /// Bound of a manifest's length, far above any: a part of a checkpoint takes about 150 bytes.
 const MANIFEST_BYTES_MAX: u64 = 16 * 1024 * 1024;
-const PREFIX: &str = "checkpoint-";
 const SUFFIX: &str = ".json";
 
 /// The name of a checkpoint: ordered by owner, then by number.
@@ -73,6 +72,11 @@ struct Format {
 }
 
 impl Manifest {
+    /// The bytes of all its files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let compact = serde_json::to_vec(self).expect("a manifest is plain data");
         let sealed = SealedManifest { manifest: self.clone(), blake3: blake3::hash(&compact).to_hex().to_string() };
@@ -83,6 +87,12 @@ impl Manifest {
 
     /// Reads and checks the manifest of a checkpoint.
     pub(super) fn read(storage: &dyn Storage, directory: &str, name: CheckpointName) -> Result<Self, Failure> {
+        let text = Self::text(storage, directory, name)?;
+        let path = join(directory, &manifest_name(name));
+        Self::decode(&text, name).map_err(|what| Failure::Call(format!("{path:?} {what}")))
+    }
+
+    fn text(storage: &dyn Storage, directory: &str, name: CheckpointName) -> Result<Vec<u8>, Failure> {
         let path = join(directory, &manifest_name(name));
         let mut reader = storage.open(&path)?;
         if reader.len() > MANIFEST_BYTES_MAX {
@@ -90,7 +100,7 @@ impl Manifest {
         }
         let mut text = vec![0; usize::try_from(reader.len()).expect("bounded above")];
         reader.read_at(0, &mut text)?;
-        Self::decode(&text, name).map_err(|what| Failure::Call(format!("{path:?} {what}")))
+        Ok(text)
     }
 
     fn decode(text: &[u8], name: CheckpointName) -> Result<Self, String> {
@@ -99,7 +109,7 @@ impl Manifest {
             .manifest
             .format;
         if format != FORMAT {
-            return Err(format!("is of format {format}; this program reads format {FORMAT}"));
+            return Err(of_format(format));
         }
         let sealed: SealedManifest =
             serde_json::from_slice(text).map_err(|error| format!("is not a manifest: {error}"))?;
@@ -141,6 +151,27 @@ pub(super) fn names(storage: &dyn Storage, directory: &str) -> Result<Vec<Checkp
         listed.iter().filter_map(|file| name_of(file).filter(|name| *file == manifest_name(*name))).collect();
     names.sort_unstable();
     Ok(names)
+}
+
+/// A manifest with the format of a newer program, in words. A damaged number is none: with the number of this program
+/// its digest is right.
+pub(super) fn newer_file(storage: &dyn Storage, directory: &str) -> Option<String> {
+    let is_damaged = |text: &[u8]| {
+        serde_json::from_slice(text).is_ok_and(|SealedManifest { manifest, blake3 }| {
+            let own = Manifest { format: FORMAT, ..manifest };
+            serde_json::to_vec(&own).is_ok_and(|compact| blake3::hash(&compact).to_hex().as_str() == blake3)
+        })
+    };
+    names(storage, directory).unwrap_or_default().into_iter().find_map(|name| {
+        let text = Manifest::text(storage, directory, name).ok()?;
+        let Format { format } = serde_json::from_slice::<Versioned>(&text).ok()?.manifest;
+        let path = join(directory, &manifest_name(name));
+        (FORMAT < format && !is_damaged(&text)).then(|| format!("{path:?} {}", of_format(format)))
+    })
+}
+
+fn of_format(format: u32) -> String {
+    format!("is of format {format}; this program reads format {FORMAT}")
 }
 
 /// The checkpoint that a file of this name belongs to, whole or not.

@@ -3,10 +3,13 @@
 mod directory;
 mod failing;
 mod in_memory;
+mod metered;
 
 pub use directory::{Directory, Lock, LockOutcome};
 pub use failing::{Failing, StorageFault};
 pub use in_memory::InMemory;
+pub(super) use metered::CHECKPOINT_PREFIX;
+pub use metered::Metered;
 
 use crate::error::Failure;
 
@@ -44,6 +47,9 @@ pub trait Storage: Send + Sync {
 
     /// Syncs the names in a directory, the directory's own name and those above it.
     fn sync_directory(&self, directory: &str) -> Result<(), Failure>;
+
+    /// Takes note that so many bytes of a restoration will be read, or of a checkpoint written.
+    fn expect(&self, _bytes: u64) {}
 }
 
 impl dyn Storage + '_ {

@@ -1,7 +1,7 @@
 //! Survey of a job's checkpoint directory: its contents, and what a start of its servers would do.
 
 use super::coordinator::RecalledJob;
-use crate::checkpoint::inspect::{InspectReport, InspectVerdict};
+use crate::checkpoint::inspect::{InspectCause, InspectReport, InspectVerdict};
 use crate::checkpoint::owner::{self, check_directory, server_directory, shard_directory};
 use crate::checkpoint::{CoordinatorState, ShardIdentity, Storage, identity_of};
 use crate::error::Failure;
@@ -22,14 +22,18 @@ pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport,
     for (server, shards) in (0..).zip(placed).filter(|(server, _)| only.is_none_or(|only| only == *server)) {
         let found = numbers(storage, &server_directory(server), owner::SHARD)?;
         for shard in (0..*shards).filter(|shard| !found.contains(shard)) {
-            report.fault(InspectVerdict::Refused, format!("{}: {LOST}", shard_directory(server, shard)));
+            let lost = format!("{}: {LOST}", shard_directory(server, shard));
+            report.fault(InspectVerdict::Refused, InspectCause::Missing, lost);
         }
     }
-    for server in servers {
+    let mut shards = 0;
+    for server in &servers {
+        let server = *server;
         if let Err(failure) = check_directory(storage, server) {
-            report.fault(InspectVerdict::Refused, failure.to_string());
+            report.fault(InspectVerdict::Refused, InspectCause::Misplaced, failure.to_string());
         }
         for shard in numbers(storage, &server_directory(server), owner::SHARD)? {
+            shards += 1;
             let directory = shard_directory(server, shard);
             let identity = identity_of(storage, &directory).map(|found| ShardIdentity {
                 job: job.as_ref().map_or(found.job, |job| job.epoch.0),
@@ -39,10 +43,11 @@ pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport,
                 shards: placed.get(usize::from(server)).copied().unwrap_or(found.shards),
             });
             if report.shard(storage, &directory, identity.as_ref()) && !placed.is_empty() {
-                report.fault(InspectVerdict::Refused, format!("{directory}: {LOST}"));
+                report.fault(InspectVerdict::Refused, InspectCause::Missing, format!("{directory}: {LOST}"));
             }
         }
     }
+    report.is_about(format!("{} of {}", counted(shards, "shard"), counted(servers.len(), "server")));
     Ok(report)
 }
 
@@ -64,7 +69,16 @@ fn coordinator(storage: &dyn Storage, report: &mut InspectReport) -> Option<Reca
             Ok(RecalledJob::default())
         }
     });
-    recalled.map_err(|failure| report.fault(InspectVerdict::Refused, failure.to_string())).ok()
+    let refused = |failure: Failure| {
+        let cause = report.cause_in(storage, &server_directory(0), None);
+        report.fault(InspectVerdict::Refused, cause, failure.to_string());
+    };
+    recalled.map_err(refused).ok()
+}
+
+/// `1 shard`, `2 shards`.
+fn counted(count: usize, one: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
 }
 
 /// The numbers behind `prefix` in the names of a directory, rising.

@@ -114,6 +114,7 @@ pub fn replay(reading: &ReplayOptions<'_>, visit: &mut RecordVisitor<'_>) -> Res
         let (path, from) = (&begin.path, reading.from);
         return Err(Failure::Node(format!("the journal begins with {path:?}, and records from {from} on are needed")));
     }
+    reading.storage.expect(live.iter().skip(first).map(|segment| segment.source.length()).sum());
     let mut segments = live.into_iter().skip(first).peekable();
     while let Some(mut segment) = segments.next() {
         match segment.read(reading.from, &mut replayed, visit)? {

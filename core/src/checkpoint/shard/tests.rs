@@ -7,11 +7,12 @@ use crate::checkpoint::owner::tests::put_first;
 use crate::checkpoint::owner::{DirectoryOwner, OwnerNumber, ShardIdentity};
 use crate::checkpoint::storage::join;
 use crate::checkpoint::storage::tests::{get, put};
-use crate::checkpoint::storage::{Directory, Failing, InMemory, StorageFault};
+use crate::checkpoint::storage::{Directory, Failing, InMemory, Metered, StorageFault};
 use crate::checkpoint::{
     Journal, Loaded, ReplayOptions, Replayed, StateLayout, Storage, inspect, journal_needed_from, load_latest, replay,
 };
 use crate::ids::{ChunkIndex, Epoch, ParameterIndex, Version};
+use crate::metrics::WorkMeter;
 
 const SHARD: &str = "server-0/shard-1";
 const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, servers: 1, shard: 1, shards: 2 };
@@ -505,4 +506,64 @@ fn a_report_names_chunks_digests_and_journal() {
     for line in ["checkpoint 2 of owner 1: not whole: ", " BAD\n", "checkpoint 1 of owner 1: whole\n"] {
         assert!(report.to_string().contains(line), "expected {line:?} in\n{report}");
     }
+}
+
+#[test]
+fn files_of_a_newer_program_are_named_and_damaged_numbers_are_not_taken_for_them() {
+    let manifest = path(&manifest_name(named(2)));
+    let segment = format!("{SHARD}/journal-0000000001-00000000000000000000");
+    for (file, ours, newer, field) in [
+        (&manifest, "\"format\": 2", "\"format\": 3", "\"journal_from\": "),
+        (&segment, "PSJOURN2", "PSJOURN3", "PSJOURN"),
+    ] {
+        let storage = written(&[1, 2]);
+        journal(&storage).append(&[b"one"]).unwrap();
+        let sound = get(&storage, file);
+        let with = |replace: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = sound.clone();
+            replace(&mut bytes);
+            put(&storage, file, &bytes);
+            inspect(&storage, SHARD).unwrap().summary()
+        };
+        let number = |bytes: &mut Vec<u8>| {
+            let at = find(bytes, ours);
+            bytes[at..at + newer.len()].copy_from_slice(newer.as_bytes());
+        };
+        let damaged = with(&number);
+        assert!(damaged.starts_with("damaged: "), "the digest is that of our own format: {damaged}");
+        let newer = with(&|bytes| {
+            number(bytes);
+            // The digest of a newer program is not that of our format.
+            let at = find(bytes, field) + field.len() + 2;
+            bytes[at] ^= 1;
+        });
+        let named = newer.contains(file.rsplit('/').next().unwrap()) && newer.contains("is of format 3; this program");
+        assert!(newer.starts_with("newer format: ") && named, "{newer}");
+    }
+}
+
+#[test]
+fn a_meter_counts_what_was_announced_and_the_bytes_of_headers_besides() {
+    let (storage, meter) = (InMemory::new(), Arc::new(WorkMeter::default()));
+    let metered: Arc<dyn Storage> = Arc::new(Metered::new(Arc::new(storage.clone()), Arc::clone(&meter)));
+    write_parts(Arc::clone(&metered), 1, PART_HEADER_BYTES).unwrap();
+    let on_disk: u64 = storage.list(SHARD).unwrap().iter().map(|name| get(&storage, &path(name)).len() as u64).sum();
+    let values: u64 =
+        chunks(1).iter().map(|chunk| 12 + chunk.states.iter().map(|one| one.len() as u64).sum::<u64>()).sum();
+    let (expected, written) = meter.counts();
+    // The owner's file is no part of the checkpoint, and its manifest is.
+    assert_eq!(expected, values);
+    assert!(values < written && written <= on_disk, "{written} of {on_disk}");
+    let mut journal = Journal::begin(&folder(Arc::clone(&metered)), false, &Replayed::default(), 0).unwrap();
+    journal.append(&[&[1; 100_000]]).unwrap();
+    assert_eq!(meter.counts().1, written, "the data path is not counted");
+    let reading = Arc::new(WorkMeter::default());
+    let metered = Metered::new(Arc::new(storage.clone()), Arc::clone(&reading));
+    assert!(inspect(&metered, SHARD).unwrap().is_sound());
+    let (expected, read) = reading.counts();
+    assert!(expected <= read && read < expected + 20_000, "{read} of {expected}");
+}
+
+fn find(bytes: &[u8], text: &str) -> usize {
+    bytes.windows(text.len()).position(|window| window == text.as_bytes()).expect("it is there")
 }
