@@ -234,17 +234,19 @@ fn scale(rounds: u32, factor: f64) -> u32 {
     (f64::from(rounds) * factor).clamp(1.0, 1e6) as u32
 }
 
-/// The blocks of every team, in turns.
+/// The blocks of every team, in turns. `each` is called after every block.
 pub(crate) fn alternate(
     teams: &mut [&mut Team],
     pace: RoundPace,
     rounds: u32,
     blocks: u32,
+    each: &mut dyn FnMut(),
 ) -> Result<Vec<Vec<RoundBlock>>> {
     let mut results = vec![Vec::new(); teams.len()];
     for _ in 0..blocks {
         for (team, result) in teams.iter_mut().zip(&mut results) {
             result.push(team.block(rounds, pace)?);
+            each();
         }
     }
     Ok(results)

@@ -31,6 +31,16 @@ pub(crate) struct Terms<'a> {
 }
 
 impl Terms<'_> {
+    /// Sides that alternate, as far as is known before the servers are asked where they are.
+    fn sides(&self) -> usize {
+        if self.alone { 1 } else { 2 }
+    }
+
+    /// Announces the blocks of so many jobs.
+    pub(crate) fn expect(&self, jobs: usize, report: &mut Report) {
+        report.expect(jobs * self.sides() * BLOCKS_MIN as usize, "blocks");
+    }
+
     /// The job as others of ours do it in the baseline server's place, if they do.
     fn other(&self, job: &BenchJob) -> Option<BenchJob> {
         let serve = [&job.serve[..], self.beside].concat();
@@ -75,17 +85,18 @@ pub(crate) fn measure(job: &BenchJob, terms: &Terms<'_>, report: &mut Report) ->
     let mut teams: Vec<&mut Team> = std::iter::once(&mut ours).chain(&mut baseline).collect();
     let rounds = match (terms.iterations, terms.pace.rate) {
         (Some(iterations), _) => {
-            alternate(&mut teams, terms.pace, 1, 1)?;
+            alternate(&mut teams, terms.pace, 1, 1, &mut || ())?;
             iterations.div_ceil(BLOCKS_MIN).max(1)
         }
         // How long a block takes is the rate's choice.
         (None, Some(rate)) => {
-            alternate(&mut teams, RoundPace { rate: None, ..terms.pace }, 10, 1)?;
+            alternate(&mut teams, RoundPace { rate: None, ..terms.pace }, 10, 1, &mut || ())?;
             whole(terms.duration * rate / f64::from(2 * BLOCKS_MIN))
         }
         (None, None) => rounds_for(&mut teams, terms.pace, terms.duration)?,
     };
-    let results = alternate(&mut teams, terms.pace, rounds, BLOCKS_MIN)?;
+    report.measured(terms.sides() * BLOCKS_MIN as usize - teams.len() * BLOCKS_MIN as usize);
+    let results = alternate(&mut teams, terms.pace, rounds, BLOCKS_MIN, &mut || report.measured(1))?;
     let mine = Score::new(&ours, job, &results[0], terms.pace)?;
     let theirs = baseline.as_ref().map(|team| Score::new(team, job, &results[1], terms.pace)).transpose()?;
     note_intervals(report, job, &mine, theirs.as_ref());

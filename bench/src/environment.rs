@@ -17,6 +17,7 @@ pub(crate) fn facts() -> Map<String, Value> {
     let nodes = read("/sys/devices/system/node/online").unwrap_or_else(|| "0".to_owned());
     let facts = json!({
         "program": "psbench",
+        "command": command(),
         "version": env!("CARGO_PKG_VERSION"),
         "git_revision": env!("PSERVER_GIT_REVISION"),
         "build": if cfg!(debug_assertions) { "debug" } else { "release" },
@@ -32,6 +33,17 @@ pub(crate) fn facts() -> Map<String, Value> {
         Value::Object(map) => map,
         _ => unreachable!("it was written as an object"),
     }
+}
+
+/// The command line of this process, quoted for a shell.
+fn command() -> String {
+    // A list with commas needs no quotes, which the library adds.
+    let is_plain = |word: &str| word.chars().all(|one| one.is_ascii_alphanumeric() || ",./:=@%+-_".contains(one));
+    let quoted = |word: String| match shlex::try_quote(&word) {
+        Ok(quoted) if word.is_empty() || !is_plain(&word) => quoted.into_owned(),
+        _ => word,
+    };
+    std::iter::once("psbench".to_owned()).chain(std::env::args().skip(1).map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
 /// Memory of this machine.

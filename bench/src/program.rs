@@ -34,7 +34,7 @@ struct OutputArgs {
     /// Show thousand million bits instead of bytes in tables; JSON and CSV keep bytes.
     #[arg(long, global = true, alias = "report_gbits")]
     report_gbits: bool,
-    /// Write a page with tables and plots to this file too.
+    /// Write a page with curves, bars and the table to this file too; it needs nothing but a browser.
     #[arg(long, global = true, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write a page of Markdown with the environment and the table to this file too.
@@ -159,6 +159,7 @@ fn run(cli: BenchCli) -> Result<bool> {
             return baseline::train(&plan, &job, trainer.trainer, barrier).map(|()| true);
         }
     };
+    report.complete();
     report.in_gigabits = cli.output.report_gbits;
     deliver(&report, &cli.output)?;
     Ok(report.wrong() == 0)
@@ -169,7 +170,7 @@ fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
         std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
     };
     if let Some(path) = &output.html {
-        write(path, &report.html()?)?;
+        write(path, &report.html())?;
     }
     if let Some(path) = &output.markdown {
         write(path, &report.markdown())?;

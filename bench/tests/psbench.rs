@@ -4,7 +4,7 @@ mod schema;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use clap::Parser;
 use pserver_kernels::conformance::skips::skip;
@@ -270,8 +270,28 @@ fn latency_measures_in_a_closed_and_in_an_open_loop() {
     assert_eq!(report["start"]["parameters"]["loop"], json!("open"));
     let page = std::fs::read_to_string(page).expect("the page was written");
     assert!(page.contains("<svg") && !page.contains("http-equiv") && !page.contains("src="), "{page}");
+    assert!(page.contains("psbench latency -s 4k,8k -n 45 --rate 500"), "the command repeats it: {page}");
     let distribution = std::fs::read_to_string(distribution).expect("the distributions were written");
     assert_eq!(distribution.matches("#[Max").count(), 4, "{distribution}");
+}
+
+#[test]
+fn a_terminal_shows_progress_with_rate_and_time_left_and_a_file_gets_none() {
+    let measured = ["pushpull", "--bytes", "4KiB", "--duration", "4"];
+    // `script` gives the program a terminal, whose width is set first.
+    let line = format!("stty cols 120; exec {} {}", env!("CARGO_BIN_EXE_psbench"), measured.join(" "));
+    let mut script = Command::new("script");
+    let output = script.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output().expect("util-linux is there");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{shown}");
+    let parts = ["measuring ", " of 18 blocks, ", "/s, ", " left"];
+    let is_whole = |line: &str| parts.iter().all(|part| line.contains(part));
+    assert!(shown.split(['\r', '\n']).any(is_whole), "{parts:?} in a line of {shown:?}");
+    assert!(!shown.contains(" of 0 "), "{shown:?}");
+    let output = psbench(&measured);
+    assert!(output.status.success(), "{output:?}");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.lines().all(|line| line.starts_with("psbench: ")) && words.lines().count() == 1, "{words}");
 }
 
 #[test]
@@ -468,7 +488,7 @@ fn a_peer_takes_turns_with_this_server() {
     let page = folder.path().join("peers.html");
     with_fake_peer(&fake_peer(0), &["-s", "8k", "--html", page.to_str().expect("UTF-8")]);
     let page = std::fs::read_to_string(page).expect("the page was written");
-    assert_eq!(page.matches("<svg").count(), 2, "rounds of one trainer by their bytes, and shares");
+    assert_eq!(page.matches("<svg").count(), 2, "rounds of one trainer by their bytes, wide and narrow");
     // Nine blocks of ours, nine of the baseline server and nine of theirs, for each result.
     assert_eq!(report["intervals"].as_array().map(Vec::len), Some(2 * 27));
 }

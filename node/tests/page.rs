@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use pserver_core::wire::Address;
 use pserver_kernels::conformance::skips::skip;
-use serde_json::{Value, json};
+use serde_json::Value;
 use watching::LIMIT;
 use watching::browser::Browser;
 use watching::program::TestProgram;
@@ -95,50 +95,13 @@ fn names_a_stopped_trainer(browser: &Browser, trainer: &TestProgram) {
 fn is_whole_at_every_width_and_in_both_colours(browser: &Browser) {
     let mut grounds = Vec::new();
     for (width, colours) in [(390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")] {
-        let metrics = json!({ "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500 });
-        browser.own("Emulation.setDeviceMetricsOverride", &metrics);
-        let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": colours }] });
-        browser.own("Emulation.setEmulatedMedia", &scheme);
-        let widths = "const { scrollWidth, clientWidth } = document.documentElement; return [scrollWidth - clientWidth";
-        let widths = browser.run(&format!("{widths}, innerWidth]"));
-        assert_eq!(widths, json!([0, width]), "{colours}: nothing is beside the window");
-        let contrast = browser.run(CONTRAST);
-        assert!(
-            contrast.as_f64().is_some_and(|least| least >= 4.5),
-            "{width} {colours}: the least contrast is {contrast}"
-        );
-        grounds.push(browser.run("return getComputedStyle(document.body).backgroundColor"));
+        grounds.push(browser.check_view(width, colours));
         if let Ok(folder) = std::env::var("PSERVER_TEST_PICTURES") {
-            let picture = browser.picture();
-            std::fs::write(format!("{folder}/page-{width}-{colours}.base64"), picture).expect("there is room");
+            browser.picture(&format!("{folder}/watch-{width}-{colours}.png"));
         }
     }
     assert_ne!(grounds[0], grounds[1], "dark is another ground than light");
 }
-
-/// The least contrast of any text with the ground behind it, by the formula of WCAG 2.
-const CONTRAST: &str = "
-    const part = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-    const light = (colour) => {
-        const [r, g, b] = colour.match(/[\\d.]+/g).map((value) => part(value / 255));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const ground = (element) => {
-        for (let one = element; one; one = one.parentElement) {
-            const colour = getComputedStyle(one).backgroundColor;
-            if (!/, 0\\)$/.test(colour)) return colour;
-        }
-        return 'rgb(255, 255, 255)';
-    };
-    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    let least = 21;
-    while (walker.nextNode()) {
-        const element = walker.currentNode.parentElement;
-        if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.tagName === 'SCRIPT') continue;
-        const two = [light(getComputedStyle(element).color), light(ground(element))].sort((a, b) => b - a);
-        least = Math.min(least, (two[0] + 0.05) / (two[1] + 0.05));
-    }
-    return least;";
 
 /// The tabulator reaches every summary, with a visible mark, and the space bar opens it.
 fn keyboard_alone_opens_what_is_closed(browser: &Browser) {

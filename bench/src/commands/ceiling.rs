@@ -12,7 +12,7 @@ use crate::baseline::Shape;
 use crate::baseline::link::WarmStreams;
 use crate::comparison::Score;
 use crate::job::{BenchJob, Buffers, Checks, Dtype, ModeName, Poll, RuleName, TransportName, word};
-use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::route::Route;
 use crate::sizes::{self, length};
 use crate::statistics::median;
@@ -85,9 +85,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(!streams.contains(&0), "--streams 0: expected 1 or more");
     let mut report = Report::new("ceiling", parameters, COLUMNS);
     report.travelled(&Route::within_machine(&[TransportName::Tcp, TransportName::Shm]));
+    let (paths, polls) = (3 * args.trainers.len() * args.bytes.len(), args.poll.len());
+    report.expect(args.arrays.len() + 2 * streams.len() + (2 + paths) * polls, "ceilings");
     let mut raw = Raw { args, memcpy: None, links: BTreeMap::new() };
     for bytes in &args.arrays {
         let rate = memory::measure(*bytes, &mut report);
+        report.measured(1);
         // Payloads of rounds come from everywhere, so the longest array's copy counts.
         if Some(bytes) == args.arrays.iter().max() {
             raw.memcpy = Some(rate);
@@ -96,12 +99,14 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for streams in streams {
         for both_ways in [false, true] {
             raw.link(*streams, both_ways, &mut report)?;
+            report.measured(1);
         }
     }
     for (shape, name) in [(Shape::Tcp, "tcp ping, 4 bytes"), (Shape::ShmInPlace, "shared memory ping, 4 bytes")] {
         for poll in &args.poll {
             let (_, result) = baseline(shape, &job(4, 1, *poll), args)?;
             report.results.push(result.with("name", name));
+            report.measured(1);
         }
     }
     raw.paths(&mut report)?;
@@ -117,7 +122,8 @@ impl Raw<'_> {
             for (trainers, poll) in self.args.trainers.iter().flat_map(ways).collect::<Vec<_>>() {
                 let spinners = length(u64::from(trainers)) + 1;
                 if poll == Poll::Busy && cores < spinners {
-                    eprintln!("psbench: {}: {spinners} processes cannot spin on {cores} cores", shape.name());
+                    announce(&format!("{}: {spinners} processes cannot spin on {cores} cores", shape.name()));
+                    report.measured(self.args.bytes.len());
                     continue;
                 }
                 for bytes in &self.args.bytes {
@@ -126,6 +132,7 @@ impl Raw<'_> {
                     let rate = result.field("bytes_per_second").as_f64();
                     let ratio = rate.zip(raw).map(|(rate, raw)| rate / raw);
                     report.results.push(result.with("ratio_to_raw", json!(ratio)));
+                    report.measured(1);
                 }
             }
         }
@@ -147,7 +154,7 @@ impl Raw<'_> {
 
     /// The throughput of a raw TCP link, for each direction.
     fn link(&mut self, streams: u32, both_ways: bool, report: &mut Report) -> Result<()> {
-        eprintln!("psbench: raw tcp, {streams} streams");
+        announce(&format!("raw tcp, {streams} streams"));
         let mut best: Option<(f64, u64)> = None;
         for chunk in self.args.chunk.map_or(CHUNKS.to_vec(), |chunk| vec![chunk]) {
             let rate = self.carry(streams, chunk, both_ways)?;
@@ -210,14 +217,14 @@ fn job(bytes: u64, trainers: u32, poll: Poll) -> BenchJob {
 /// A baseline server by itself, and the chunk that it worked with.
 fn baseline(shape: Shape, job: &BenchJob, args: &Args) -> Result<(u64, Outcome)> {
     job.check()?;
-    eprintln!("psbench: {} of {}", shape.name(), job.title());
+    announce(&format!("{} of {}", shape.name(), job.title()));
     let pace = RoundPace { rate: None, spoil: false };
     let mut team = match args.chunk {
         Some(chunk) => Team::baseline(shape, job, chunk)?,
         None => Team::best_baseline(shape, job)?,
     };
     let rounds = rounds_for(&mut [&mut team], pace, args.duration)?;
-    let blocks = alternate(&mut [&mut team], pace, rounds, BLOCKS_MIN)?.remove(0);
+    let blocks = alternate(&mut [&mut team], pace, rounds, BLOCKS_MIN, &mut || ())?.remove(0);
     let score = Score::new(&team, job, &blocks, pace)?;
     let result = score.figures(Outcome::new(&format!("{}, {}", shape.name(), job.title())));
     let result = result

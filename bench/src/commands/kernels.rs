@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::alternation::BLOCKS_MIN;
 use crate::environment::memory_bytes;
 use crate::fused::Fused;
-use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval};
 use crate::tensors::Tensors;
@@ -157,13 +157,15 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         ensure!(needed < there, "these tensors take {needed} bytes; this machine has {there}");
     }
     let mut report = Report::new("kernels", parameters, COLUMNS);
+    report.expect(args.rule.len() * counts.len(), "kernels");
     for kernel in &args.rule {
         for gradients in &counts {
             let name = crate::job::word(*kernel);
-            eprintln!("psbench: {name} of {gradients}");
+            announce(&format!("{name} of {gradients}"));
             let tensors = Tensors::new(length(args.elements), length(u64::from(*gradients)), kernel.rule()?);
             let fused = kernel.fused().filter(|_| *gradients == 1);
             report.results.push(measure(&name, tensors, fused, args)?);
+            report.measured(1);
         }
     }
     Ok(report)

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::pushpull::RunArgs;
 use crate::alternation::RoundPace;
 use crate::comparison::{Terms, measure};
-use crate::report::{Column, Report, plain, scaled};
+use crate::report::{Column, Report, announce, plain, scaled};
 use crate::sizes;
 
 /// The options of `psbench latency`.
@@ -60,8 +60,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         "loop": if args.rate.is_some() { "open" } else { "closed" }, "duration_seconds": args.work.duration,
         "iterations": args.work.iterations, "job": jobs.first() });
     let mut report = Report::new("latency", parameters, COLUMNS);
+    args.work.terms().expect(jobs.len(), &mut report);
     for job in &jobs {
-        eprintln!("psbench: latency of {}", job.title());
+        announce(&format!("latency of {}", job.title()));
         let terms = args.work.terms();
         measure(job, &Terms { pace: RoundPace { rate: args.rate, ..terms.pace }, ..terms }, &mut report)?;
     }

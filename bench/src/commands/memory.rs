@@ -6,7 +6,7 @@ use serde_json::json;
 use super::pushpull::RunArgs;
 use crate::alternation::{RoundPace, Team};
 use crate::job::{BenchJob, TransportName, word};
-use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::sizes;
 
 /// The options of `psbench memory`.
@@ -44,10 +44,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let jobs = args.work.jobs(&args.bytes)?;
     let parameters = json!({ "bytes": args.bytes, "rounds": ROUNDS, "job": jobs.first() });
     let mut report = Report::new("memory", parameters, COLUMNS);
+    report.expect(jobs.len(), "jobs");
     for job in &jobs {
-        eprintln!("psbench: memory {} of {}", word(job.transport), job.title());
+        announce(&format!("memory {} of {}", word(job.transport), job.title()));
         let result = measure(job, args.work.spoil, &mut report)?;
         report.results.push(result);
+        report.measured(1);
     }
     Ok(report)
 }

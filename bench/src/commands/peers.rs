@@ -14,7 +14,7 @@ use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team};
 use crate::baseline::Shape;
 use crate::job::{BenchJob, Buffers, Checks, Dtype, ModeName, Poll, TransportName, word};
 use crate::peers::{InstallFolders, Kit, PEERS, Partner, Peer, install, optimizers};
-use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::route::Route;
 use crate::sizes::{self, length};
 use crate::statistics::{median, median_interval};
@@ -147,6 +147,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     if args.program.is_none() {
         course.install();
     }
+    let cells = args.trainers.len() * args.bytes.len();
+    let peers = PEERS.iter().filter(|peer| args.only.contains(&peer.kit)).count();
+    report.expect(if args.program.is_some() { cells } else { peers * cells }, "comparisons");
     for peer in PEERS.iter().filter(|peer| args.only.contains(&peer.kit)) {
         course.rounds(peer, &mut report)?;
         if args.program.is_some() {
@@ -162,9 +165,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 impl PeerComparison<'_> {
     fn install(&mut self) {
         for kit in &self.args.only {
-            eprintln!("psbench: installing {} unless it is there", word(*kit));
+            announce(&format!("installing {} unless it is there", word(*kit)));
             if let Err(error) = install(*kit, &self.places, Duration::from_secs(self.args.install_limit)) {
-                eprintln!("psbench: {error:#}");
+                announce(&format!("{error:#}"));
                 self.missing.push((*kit, format!("not installed: {error:#}")));
             }
         }
@@ -174,16 +177,19 @@ impl PeerComparison<'_> {
     fn rounds(&self, peer: &Peer, report: &mut Report) -> Result<()> {
         if let Some(reason) = self.lacks(peer.kit) {
             report.results.push(skipped(&about(peer), reason));
+            report.measured(self.args.trainers.len() * self.args.bytes.len());
             return Ok(());
         }
         for trainers in &self.args.trainers {
             if !peer.serves(*trainers) {
                 let about = about(peer).with("work", many(*trainers)).with("trainers", *trainers);
                 report.results.push(skipped(&about, &format!("skipped: {}", peer.bounds)));
+                report.measured(self.args.bytes.len());
                 continue;
             }
             for bytes in &self.args.bytes {
                 self.cell(peer, *bytes, *trainers, report)?;
+                report.measured(1);
             }
         }
         Ok(())
@@ -220,7 +226,7 @@ impl PeerComparison<'_> {
         mut ours: Vec<Side<'_>>,
         report: &mut Report,
     ) -> Result<()> {
-        eprintln!("psbench: {}", about.name());
+        announce(about.name());
         let log = self.places.log(about.name());
         let mut partner = match Partner::start(command, amount, trainers.unwrap_or(1), &log, self.limit) {
             Ok(partner) => partner,
@@ -418,7 +424,7 @@ fn skipped(about: &Outcome, reason: &str) -> Outcome {
 }
 
 fn failed(about: &Outcome, error: &Error) -> Outcome {
-    eprintln!("psbench: {}: {error:#}", about.name());
+    announce(&format!("{}: {error:#}", about.name()));
     skipped(about, &format!("failed: {error:#}"))
 }
 

@@ -13,7 +13,7 @@ use crate::alternation::BLOCKS_MIN;
 use crate::counters::{self, Carried};
 use crate::job::TransportName;
 use crate::programs::{RandomProgram, StepComparison, StepPlan, machine_costs};
-use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::route::Route;
 
 /// The options of `psbench programs`.
@@ -76,13 +76,16 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(args.blocks > 0 && args.duration > 0.0, "expected blocks, and a duration above zero");
     let costs = machine_costs()?;
     let rates_text = options(&costs);
-    eprintln!("psbench: rates for pserver transpile --costs: {rates_text}");
+    announce(&format!("rates for pserver transpile --costs: {rates_text}"));
     let parameters = json!({ "programs": args.programs, "optimizer": args.optimizer, "random": args.random,
         "seed": args.seed, "blocks": args.blocks, "duration_seconds": args.duration, "rates": rates_text });
     let mut report = Report::new("programs", parameters, COLUMNS);
     counters::listen();
-    for program in args.files()? {
+    let files = args.files()?;
+    report.expect(files.len() + args.random as usize, "programs");
+    for program in files {
         measure(&program, args, costs, &mut report)?;
+        report.measured(1);
     }
     let (mut seed, mut measured) = (args.seed, 0);
     while measured < args.random {
@@ -90,13 +93,14 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         let program = MeasuredProgram { name: format!("random {seed}"), graph, cluster, batch };
         if StepComparison::is_divided_differently(&program.graph, &program.plan(args, costs), 1.1)? {
             measure(&program, args, costs, &mut report)?;
+            report.measured(1);
             measured += 1;
         }
         seed += 1;
     }
     let order: Vec<bool> = report.results.iter().filter_map(|one| one.field("is_order_estimated").as_bool()).collect();
     let held = order.iter().filter(|held| **held).count();
-    eprintln!("psbench: {held} of {} placements are ordered as estimated", order.len());
+    announce(&format!("{held} of {} placements are ordered as estimated", order.len()));
     report.travelled(&Route::of(Carried::of(TransportName::Tcp, &counters::heard()), "127.0.0.1", "auto"));
     Ok(report)
 }
@@ -155,7 +159,7 @@ impl MeasuredProgram {
 
 fn measure(program: &MeasuredProgram, args: &Args, costs: CostModel, report: &mut Report) -> Result<()> {
     let MeasuredProgram { name, graph, cluster, batch } = program;
-    eprintln!("psbench: {name}, {} trainers, {} servers", cluster.trainers, cluster.servers);
+    announce(&format!("{name}, {} trainers, {} servers", cluster.trainers, cluster.servers));
     let found = StepComparison::measure(graph, &program.plan(args, costs)).with_context(|| name.clone())?;
     let balanced = &found.balanced;
     let (low, high) = balanced.interval();

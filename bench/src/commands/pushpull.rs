@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::alternation::RoundPace;
 use crate::comparison::{Terms, measure};
 use crate::job::{BenchJob, Buffers, Checks, Dtype, ModeName, Poll, RuleName, TransportName, word};
-use crate::report::{Column, Report, plain, scaled};
+use crate::report::{Column, Report, announce, plain, scaled};
 use crate::sizes;
 
 /// The work of a run: payloads, transport, trainers and servers.
@@ -197,8 +197,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let parameters = json!({ "bytes": bytes, "duration_seconds": work.duration, "iterations": work.iterations,
         "connect": work.connect, "job": jobs.first() });
     let mut report = Report::new("pushpull", parameters, COLUMNS);
+    work.terms().expect(jobs.len(), &mut report);
     for job in &jobs {
-        eprintln!("psbench: pushpull {} of {}", word(job.transport), job.title());
+        announce(&format!("pushpull {} of {}", word(job.transport), job.title()));
         measure(job, &work.terms(), &mut report)?;
     }
     Ok(report)

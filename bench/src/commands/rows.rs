@@ -11,7 +11,7 @@ use crate::commands::kernels::Kernel;
 use crate::counters::{self, Carried};
 use crate::environment::memory_bytes;
 use crate::job::{TransportName, word};
-use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::route::Route;
 use crate::rows::{BatchTimes, Distribution, Local, NetworkPlan, NetworkTimes, TablePlan};
 use crate::sizes::{self, length};
@@ -105,11 +105,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         ensure!(needed < there, "these tables take {needed} bytes; this machine has {there}");
     }
     let mut report = Report::new("rows", parameters, COLUMNS);
+    report.expect(args.rule.len() * args.distribution.len(), "tables");
     for kernel in &args.rule {
         let name = crate::job::word(*kernel);
         let Some(rule) = kernel.rule()? else { anyhow::bail!("--rule {name}: expected one that updates") };
         for distribution in &args.distribution {
-            eprintln!("psbench: {name}, {}", crate::job::word(*distribution));
+            announce(&format!("{name}, {}", crate::job::word(*distribution)));
             let plan = TablePlan {
                 rows: args.rows,
                 width: args.width,
@@ -121,6 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
                 iterations: args.iterations,
             };
             outcomes(&name, &plan, &Local::measure(&plan)?, &mut report);
+            report.measured(1);
         }
     }
     Ok(report)
@@ -165,8 +167,9 @@ fn over_network(args: &Args) -> Result<Report> {
     ensure!(args.transport != TransportName::Loopback, "--transport loopback: expected tcp, shm or verbs");
     let mut report = Report::new("rows", parameters, NETWORK_COLUMNS);
     counters::listen();
+    report.expect(args.distribution.len(), "tables");
     for distribution in &args.distribution {
-        eprintln!("psbench: rows over {}, {}", word(args.transport), word(*distribution));
+        announce(&format!("rows over {}, {}", word(args.transport), word(*distribution)));
         let plan = NetworkPlan {
             transport: args.transport,
             trainers: args.trainers,
@@ -184,6 +187,7 @@ fn over_network(args: &Args) -> Result<Report> {
         let chosen = Carried::of(args.transport, &counters::heard());
         report.travelled(&Route::of(chosen, &network.coordinator, "auto"));
         network_outcomes(&plan, &network, &mut report);
+        report.measured(1);
     }
     Ok(report)
 }

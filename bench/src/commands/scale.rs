@@ -8,7 +8,7 @@ use super::pushpull::RunArgs;
 use crate::comparison::measure;
 use crate::environment::memory_bytes;
 use crate::job::{BenchJob, word};
-use crate::report::{Column, Report, plain, scaled};
+use crate::report::{Column, Report, announce, plain, scaled};
 use crate::sizes;
 
 /// The quantity that grows.
@@ -76,10 +76,11 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         "duration_seconds": args.work.duration, "iterations": args.work.iterations,
         "job": args.work.job(args.fixed)? });
     let mut report = Report::new("scale", parameters, COLUMNS);
+    args.work.terms().expect(axes.iter().map(|(_, jobs)| jobs.len()).sum(), &mut report);
     for (axis, jobs) in &axes {
         let first = report.results.len();
         for job in jobs {
-            eprintln!("psbench: scale of {}", job.title());
+            announce(&format!("scale of {}", job.title()));
             measure(job, &args.work.terms(), &mut report)?;
             per_byte(&mut report, *axis, job, first);
         }

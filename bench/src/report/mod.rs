@@ -3,15 +3,21 @@
 //! A result is a flat list of fields with units in their names, so that every form is made of the same thing. Three
 //! are always there: `name`, `ratio_to_ceiling` and `wrong`. Where there is no ratio, `no_ratio_because` says why.
 
+mod bars;
 mod csv;
+mod curves;
 mod hgrm;
 mod html;
 mod markdown;
-mod plot;
 mod table;
+
+use std::io::Write;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
+use pserver_core::metrics::WorkMeter;
+use pserver_node::progress::{self, ProgressUnit, TerminalProgress};
 use serde_json::{Map, Value, json};
 
 use crate::environment;
@@ -21,8 +27,9 @@ use crate::route::Route;
 pub(crate) const SCHEMA_VERSION: u32 = 2;
 
 /// The first lines above a table.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 16] = [
     "program",
+    "command",
     "version",
     "git_revision",
     "build",
@@ -38,6 +45,12 @@ const ORDER: [&str; 15] = [
     "gpu_direct",
     "gpu_direct_reason",
 ];
+
+/// A line for people on standard error, above the display of progress.
+pub(crate) fn announce(text: &str) {
+    // Nothing depends on its being read.
+    let _ = writeln!(progress::stderr(), "psbench: {text}");
+}
 
 /// One line of a table.
 #[derive(Clone, Debug)]
@@ -56,6 +69,14 @@ pub(crate) struct Report {
     pub(crate) columns: &'static [Column],
     /// Whether people see thousand million bits instead of bytes.
     pub(crate) in_gigabits: bool,
+    progress: ReportProgress,
+}
+
+/// Progress of a run on a terminal.
+#[derive(Default)]
+struct ReportProgress {
+    meter: Arc<WorkMeter>,
+    display: Option<TerminalProgress>,
 }
 
 /// A column of the table: a field, how it is headed, and what it is divided by to be read.
@@ -120,7 +141,25 @@ impl Report {
         start.insert("subcommand".to_owned(), json!(subcommand));
         start.insert("parameters".to_owned(), parameters);
         let (results, histograms) = (Vec::new(), Vec::new());
-        Self { start, intervals: Vec::new(), results, histograms, columns, in_gigabits: false }
+        let progress = ReportProgress::default();
+        Self { start, intervals: Vec::new(), results, histograms, columns, in_gigabits: false, progress }
+    }
+
+    /// Announces measurements, for a display of progress; `things` is their name in the plural.
+    pub(crate) fn expect(&mut self, count: usize, things: &'static str) {
+        let ReportProgress { meter, display } = &mut self.progress;
+        display.get_or_insert_with(|| TerminalProgress::start("measuring", ProgressUnit::Things(things), meter));
+        meter.expect(count as u64);
+    }
+
+    /// Counts measurements that are over, or left out.
+    pub(crate) fn measured(&self, count: usize) {
+        self.progress.meter.add(count as u64);
+    }
+
+    /// Takes the display of progress away.
+    pub(crate) fn complete(&mut self) {
+        self.progress.display = None;
     }
 
     /// Notes how bytes travelled, why, and over what; of several routes the first.
@@ -185,7 +224,7 @@ impl Report {
     }
 
     /// A page that needs nothing but a browser.
-    pub(crate) fn html(&self) -> Result<String> {
+    pub(crate) fn html(&self) -> String {
         html::write(self)
     }
 

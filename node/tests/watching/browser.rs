@@ -1,12 +1,38 @@
 //! A headless Chromium, driven through the WebDriver protocol of `chromedriver`.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
 use super::LIMIT;
 use super::program::TestProgram;
+
+/// The least contrast of any text with the ground behind it, by the formula of WCAG 2.
+const CONTRAST: &str = "
+    const part = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).map((value) => part(value / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = (element) => {
+        for (let one = element; one; one = one.parentElement) {
+            const colour = getComputedStyle(one).backgroundColor;
+            if (!/, 0\\)$/.test(colour)) return colour;
+        }
+        return 'rgb(255, 255, 255)';
+    };
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    let least = 21;
+    while (walker.nextNode()) {
+        const element = walker.currentNode.parentElement;
+        if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.tagName === 'SCRIPT') continue;
+        const two = [light(getComputedStyle(element).color), light(ground(element))].sort((a, b) => b - a);
+        least = Math.min(least, (two[0] + 0.05) / (two[1] + 0.05));
+    }
+    return least;";
 
 /// A browser with one page.
 pub(crate) struct Browser {
@@ -67,10 +93,33 @@ impl Browser {
         lines.into_iter().filter(|line| line["level"] != "INFO" && line["level"] != "DEBUG").collect()
     }
 
-    /// A picture of the page, encoded in base64.
-    pub(crate) fn picture(&self) -> String {
-        let picture = ask(self.driver, "GET", &format!("/session/{}/screenshot", self.session), &Value::Null);
-        picture.as_str().unwrap_or_else(|| panic!("{picture}")).to_owned()
+    /// Shows the page at a width, in light or dark, and checks that no content is wider than the window and that text
+    /// stands out from its ground. Returns the colour of the ground.
+    pub(crate) fn check_view(&self, width: u32, colours: &str) -> Value {
+        let metrics = json!({ "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500 });
+        self.own("Emulation.setDeviceMetricsOverride", &metrics);
+        let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": colours }] });
+        self.own("Emulation.setEmulatedMedia", &scheme);
+        let widths = "const { scrollWidth, clientWidth } = document.documentElement; return [scrollWidth - clientWidth";
+        let widths = self.run(&format!("{widths}, innerWidth]"));
+        assert_eq!(widths, json!([0, width]), "{colours}: nothing is beside the window");
+        let contrast = self.run(CONTRAST);
+        assert!(
+            contrast.as_f64().is_some_and(|least| least >= 4.5),
+            "{width} {colours}: the least contrast is {contrast}"
+        );
+        self.run("return getComputedStyle(document.body).backgroundColor")
+    }
+
+    /// Writes a picture of the whole page to a file.
+    pub(crate) fn picture(&self, path: &str) {
+        let taken = self.own("Page.captureScreenshot", &json!({ "captureBeyondViewport": true }));
+        let text = taken["data"].as_str().unwrap_or_else(|| panic!("{taken}"));
+        let mut command = Command::new("base64");
+        command.arg("-d").stdin(Stdio::piped()).stdout(File::create(path).expect("there is room"));
+        let mut decoder = command.spawn().expect("coreutils are there");
+        decoder.stdin.take().expect("it is piped").write_all(text.as_bytes()).expect("it reads");
+        assert!(decoder.wait().expect("it ends").success(), "{path}");
     }
 
     fn command(&self, path: &str, body: &Value) -> Value {

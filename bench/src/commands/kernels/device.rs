@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::{Args, Kernel};
 use crate::environment::memory_bytes;
-use crate::report::{Column, Outcome, Report, plain, scaled};
+use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::statistics::{median, median_interval};
 use server::DeviceServer;
 
@@ -150,18 +150,21 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     report.results.push(moved("copy to the device", ceilings.into));
     report.results.push(moved("copy from the device", ceilings.out));
     report.results.push(moved("copy both ways at once", 2.0 * ceilings.both));
+    report.expect(args.rule.len() * gradients.len() * TYPES.len(), "kernels");
     for kernel in &args.rule {
         let program = DeviceRule::new(*kernel)?;
         for (gradients, gradient_type) in gradients.iter().flat_map(|count| TYPES.map(|each| (*count, each))) {
             let case = Case { kernel: *kernel, program: &program, gradients, gradient_type };
-            eprintln!("psbench: {}", case.name());
+            announce(&case.name());
             if let Err(why) = times(&mut probe, &case, 1, 0) {
                 let why = format!("left out: {why:#}");
                 report.results.push(case.outcome(KERNEL).with("verdict", why.as_str()).without_ratio(&why));
+                report.measured(1);
                 continue;
             }
             report.results.push(alone(&mut probe, &case, &ceilings, args)?);
             report.results.push(whole(&probe, &case, &ceilings, args)?);
+            report.measured(1);
         }
     }
     if let Some(python) = &args.torch {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::KERNEL;
 use crate::commands::kernels::{Args, Kernel};
-use crate::report::Outcome;
+use crate::report::{Outcome, announce};
 
 const SCRIPT: &str = include_str!("../../../../peers/torch_cuda.py");
 
@@ -31,7 +31,7 @@ fn run(python: &Path, args: &Args, gradients: &[u32]) -> Result<String> {
         bail!("it has none of these rules; expected adam or adamw among them");
     }
     let counts: Vec<String> = gradients.iter().map(u32::to_string).collect();
-    eprintln!("psbench: torch");
+    announce("torch");
     let output = Command::new(python)
         .args(["-c", SCRIPT, "--rule", &rules.join(","), "--gradients", &counts.join(",")])
         .args(["--elements", &args.elements.to_string(), "--iterations", &args.iterations.to_string()])
