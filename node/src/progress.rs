@@ -7,9 +7,9 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pserver_core::metrics::WorkMeter;
 
 /// Work that takes less has no line.
@@ -44,6 +44,7 @@ impl TerminalProgress {
         }
         let (notes, received) = channel();
         let (meter, label, before) = (Arc::clone(meter), label.to_owned(), meter.counts());
+        let begun = Instant::now();
         let show = move || {
             let mut patience = PATIENCE;
             let mut bar: Option<ProgressBar> = None;
@@ -57,10 +58,11 @@ impl TerminalProgress {
                 let (expected, done) = since(before, meter.counts());
                 if patience == PERIOD && 0 < expected {
                     let bar = bar.get_or_insert_with(|| shown(&label));
-                    bar.set_style(style(unit, 0 < done));
-                    bar.set_message(note.clone());
-                    bar.set_length(expected);
-                    bar.set_position(done);
+                    bar.update(|state| {
+                        state.set_len(expected);
+                        state.set_pos(done);
+                    });
+                    bar.set_message(format!("{} {note}", figures(unit, (expected, done), begun.elapsed())));
                 }
             }
             if let Some(bar) = bar {
@@ -98,19 +100,32 @@ fn since((expected_before, done_before): (u64, u64), (expected, done): (u64, u64
     (expected, done.saturating_sub(done_before).min(expected))
 }
 
-/// The form of the line. Before anything is done neither rate nor time left is known.
-fn style(unit: ProgressUnit, has_rate: bool) -> ProgressStyle {
-    let (amount, rate) = match unit {
-        ProgressUnit::Bytes => ("{binary_bytes} of {binary_total_bytes}".to_owned(), "{binary_bytes_per_sec}"),
-        ProgressUnit::Things(name) => (format!("{{pos}} of {{len}} {name}"), "{per_sec}"),
+/// `6 of 18 blocks, 3.0/s, 4s left`: the mean rate so far, and the time that the rest takes at it.
+fn figures(unit: ProgressUnit, (expected, done): (u64, u64), elapsed: Duration) -> String {
+    let amount = match unit {
+        ProgressUnit::Bytes => format!("{} of {}", BinaryBytes(done), BinaryBytes(expected)),
+        ProgressUnit::Things(name) => format!("{done} of {expected} {name}"),
     };
-    let rate = if has_rate { format!(", {rate}, {{eta}} left") } else { String::new() };
-    let template = format!("{{prefix}} {{bar:24}} {amount}{rate} {{msg}}");
-    ProgressStyle::with_template(&template).expect("the template is ours")
+    if done == 0 {
+        return amount;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a rate is an estimate")]
+    let (expected, done) = (expected as f64, done as f64);
+    let rate = done / elapsed.as_secs_f64().max(1e-9);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is positive and finite")]
+    let rate_text = match unit {
+        ProgressUnit::Bytes => format!("{}/s", BinaryBytes(rate as u64)),
+        ProgressUnit::Things(_) if rate < 10.0 => format!("{rate:.2}/s"),
+        ProgressUnit::Things(_) => format!("{rate:.0}/s"),
+    };
+    let left = Duration::try_from_secs_f64((expected - done) / rate).unwrap_or(Duration::MAX);
+    format!("{amount}, {rate_text}, {:#} left", HumanDuration(left))
 }
 
 fn shown(label: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()).with_prefix(label.to_owned());
+    let style = ProgressStyle::with_template("{prefix} {bar:24} {msg}").expect("the template is ours");
+    let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
+    let bar = bar.with_style(style).with_prefix(label.to_owned());
     *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
     bar
 }
@@ -148,5 +163,22 @@ mod tests {
         assert_eq!(since((100, 90), (100, 90)), (0, 0), "nothing was announced");
         assert_eq!(since((100, 90), (300, 120)), (200, 30));
         assert_eq!(since((0, 0), (100, 105)), (100, 100), "headers are not announced");
+    }
+
+    #[test]
+    fn the_rate_is_the_mean_and_the_rest_takes_as_long_at_it() {
+        let check = |unit, counts, seconds, expected: &str| {
+            assert_eq!(figures(unit, counts, Duration::from_secs(seconds)), expected);
+        };
+        check(ProgressUnit::Things("blocks"), (18, 0), 2, "0 of 18 blocks");
+        check(ProgressUnit::Things("blocks"), (18, 6), 3, "6 of 18 blocks, 2.00/s, 6s left");
+        check(ProgressUnit::Things("steps"), (90_000, 30_000), 60, "30000 of 90000 steps, 500/s, 2m left");
+        let mebibyte = 1 << 20;
+        check(
+            ProgressUnit::Bytes,
+            (4096 * mebibyte, 1024 * mebibyte),
+            4,
+            "1.00 GiB of 4.00 GiB, 256.00 MiB/s, 12s left",
+        );
     }
 }
