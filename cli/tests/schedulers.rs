@@ -216,4 +216,15 @@ fn a_slurm_script_of_the_docs_starts_a_job() {
     let end = slurm.run(folder.path(), fails);
     assert_eq!(end.status.code(), Some(3), "{end:?}");
     assert!(end.output.contains("pserver: trainer 1 ended with exit status 3; expected 0"), "{end:?}");
+
+    // The launcher as a task of a step of its own, and as several.
+    let nested = |tasks: u32| {
+        let step = format!("srun --ntasks={tasks} pserver launch --trainers 2 -- sh -c 'echo of $PSERVER_TRAINERS'");
+        slurm.run(folder.path(), &format!("#!/bin/sh\n#SBATCH --ntasks=4\n{step}\n"))
+    };
+    let end = nested(1);
+    assert!(end.status.success() && end.output.contains("[trainer 1] of 2\n"), "{end:?}");
+    let end = nested(2);
+    let expected = "=2: this is one of several tasks; expected pserver launch once, before srun or mpirun";
+    assert!(end.status.code() == Some(1) && end.output.contains(expected), "{end:?}");
 }
