@@ -23,6 +23,15 @@ module paddle_pserver
   integer(c_int), parameter, public :: PADDLE_ELEMENT_TYPE_FLOAT16 = 6
   integer(c_int), parameter, public :: PADDLE_ELEMENT_TYPE_BFLOAT16 = 7
 
+  !> Why a call failed, as paddle_last_error_code says.
+  integer(c_int), parameter, public :: PADDLE_ERROR_REFUSED = 1
+  integer(c_int), parameter, public :: PADDLE_ERROR_NOT_INITIALISED = 2
+  integer(c_int), parameter, public :: PADDLE_ERROR_TIMEOUT = 3
+  integer(c_int), parameter, public :: PADDLE_ERROR_MISSING_TRAINERS = 4
+  integer(c_int), parameter, public :: PADDLE_ERROR_SERVER_LOST = 5
+  integer(c_int), parameter, public :: PADDLE_ERROR_CANCELLED = 6
+  integer(c_int), parameter, public :: PADDLE_ERROR_INTERNAL = 7
+
   !> A named tensor, or the gradient of one.
   type, bind(C), public :: paddle_parameter
     type(c_ptr) :: name = c_null_ptr
@@ -56,7 +65,8 @@ module paddle_pserver
   public :: paddle_tensor, paddle_name
   public :: paddle_new_pserver_client, paddle_new_pserver_client_with, paddle_pserver_client_release
   public :: paddle_cancel, paddle_save_model, paddle_leave, paddle_trainer_id, paddle_free
-  public :: paddle_last_error, paddle_strerror, paddle_version
+  public :: paddle_last_error, paddle_last_error_code, paddle_strerror, paddle_version
+  public :: paddle_load_model, paddle_checkpoint
   public :: paddle_init_rows, paddle_send_rows, paddle_get_rows
   public :: paddle_program_load, paddle_program_steps_before, paddle_program_feed, paddle_program_step
   public :: paddle_program_value, paddle_program_fetch, paddle_program_save, paddle_program_release
@@ -90,6 +100,18 @@ module paddle_pserver
     integer(c_int) function c_save_model(client, path) bind(C, name="paddle_save_model")
       import :: c_ptr, c_int
       type(c_ptr), value :: client, path
+    end function
+    integer(c_int) function c_load_model(client, path) bind(C, name="paddle_load_model")
+      import :: c_ptr, c_int
+      type(c_ptr), value :: client, path
+    end function
+    integer(c_int) function paddle_checkpoint(client, version) bind(C)
+      import :: c_ptr, c_int, c_int64_t
+      type(c_ptr), value :: client
+      integer(c_int64_t), intent(out) :: version
+    end function
+    integer(c_int) function paddle_last_error_code() bind(C)
+      import :: c_int
     end function
     integer(c_int) function paddle_leave(client) bind(C)
       import :: c_ptr, c_int
@@ -467,6 +489,14 @@ contains
     text = c_text(path)
     status = c_save_model(client, c_loc(text))
   end function paddle_save_model
+
+  integer(c_int) function paddle_load_model(client, path) result(status)
+    type(c_ptr), intent(in) :: client
+    character(*), intent(in) :: path
+    character(kind=c_char), target :: text(len(path) + 1)
+    text = c_text(path)
+    status = c_load_model(client, c_loc(text))
+  end function paddle_load_model
 
   integer(c_int) function paddle_init_rows(client, name, element_type, config) result(status)
     type(c_ptr), intent(in) :: client

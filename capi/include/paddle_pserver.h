@@ -146,6 +146,41 @@ typedef struct paddle_rows {
 } paddle_rows;
 
 /**
+ * @brief The call has a fault: made again, it fails again.
+ */
+#define PADDLE_ERROR_REFUSED 1
+
+/**
+ * @brief The parameters are not initialised.
+ */
+#define PADDLE_ERROR_NOT_INITIALISED 2
+
+/**
+ * @brief The call reached its deadline.
+ */
+#define PADDLE_ERROR_TIMEOUT 3
+
+/**
+ * @brief The servers gave up waiting for trainers, which paddle_last_error names.
+ */
+#define PADDLE_ERROR_MISSING_TRAINERS 4
+
+/**
+ * @brief A server is gone.
+ */
+#define PADDLE_ERROR_SERVER_LOST 5
+
+/**
+ * @brief The program cancelled the call.
+ */
+#define PADDLE_ERROR_CANCELLED 6
+
+/**
+ * @brief A bug in this library, to be reported.
+ */
+#define PADDLE_ERROR_INTERNAL 7
+
+/**
  * @brief Makes a client of the parameter servers. It finds server 0 and its own rank by the environment
  * (docs/CAPI.md says in which order), and connects with its first call.
  *
@@ -192,6 +227,27 @@ int paddle_cancel(paddle_pserver_client *client);
 int paddle_save_model(paddle_pserver_client *client, const char *path);
 
 /**
+ * @brief Replaces the values of parameters by those of a safetensors file, such as a saved model, in a job that runs.
+ * Other parameters stay, and so do the optimizers' states. The other trainers should wait meanwhile.
+ *
+ * @param path a file on this machine. Every tensor has the name, type and shape of a parameter that is not sparse.
+ * @return 0 if successful, otherwise -1. Everything is checked before any value is replaced; a call that failed for
+ * another reason than PADDLE_ERROR_REFUSED may be made again.
+ */
+int paddle_load_model(paddle_pserver_client *client,
+                      const char *path);
+
+/**
+ * @brief Takes a checkpoint of all parameters now, and returns when it is on the disks of all servers. Training may go
+ * on meanwhile.
+ *
+ * @param version becomes the fewest updates that a part of a parameter had when the checkpoint began; or NULL.
+ * @return 0 if successful, otherwise -1: also when a server has no checkpoint directory.
+ */
+int paddle_checkpoint(paddle_pserver_client *client,
+                      uint64_t *version);
+
+/**
  * @brief Tells the servers that this trainer is finished, so that the others do not wait for it any more.
  *
  * @return 0 if successful, otherwise -1.
@@ -219,6 +275,13 @@ void paddle_free(void *memory);
  * stays as it is until the thread's next failing call, or its end.
  */
 const char *paddle_last_error(void);
+
+/**
+ * @brief Why this thread's last failing call failed, for programs: what paddle_last_error says, as a number.
+ *
+ * @return one of PADDLE_ERROR_...; 0 if no call of this thread has failed.
+ */
+int paddle_last_error_code(void);
 
 /**
  * @brief What a returned status means in general. paddle_last_error says what happened.

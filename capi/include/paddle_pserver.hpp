@@ -34,20 +34,31 @@ namespace pserver {
 class error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  /** @brief The error of this thread's last failing call. */
+  static error last() {
+    error made(paddle_last_error());
+    made.code_ = paddle_last_error_code();
+    return made;
+  }
+  /** @brief Why the call failed: one of PADDLE_ERROR_... */
+  int code() const noexcept { return code_; }
+
+ private:
+  int code_ = PADDLE_ERROR_REFUSED;
 };
 
 namespace detail {
 
 /** @brief The status of a call, unless it is that of a failure. */
 inline int checked(int status) {
-  if (status < 0) throw error(paddle_last_error());
+  if (status < 0) throw error::last();
   return status;
 }
 
 /** @brief What a call made, unless it made nothing. */
 template <class T>
 T *checked(T *made) {
-  if (made == nullptr) throw error(paddle_last_error());
+  if (made == nullptr) throw error::last();
   return made;
 }
 
@@ -424,6 +435,14 @@ class client {
   bool buffer_path(const void *memory) const { return detail::checked(paddle_buffer_path(get(), memory)) == 1; }
 
   void save_model(const std::string &path) { detail::checked(paddle_save_model(get(), path.c_str())); }
+  /** @brief Replaces the values of parameters by those of a safetensors file of this machine. */
+  void load_model(const std::string &path) { detail::checked(paddle_load_model(get(), path.c_str())); }
+  /** @brief Takes a checkpoint now; the fewest updates that a part of a parameter had when it began. */
+  std::uint64_t checkpoint() {
+    std::uint64_t version = 0;
+    detail::checked(paddle_checkpoint(get(), &version));
+    return version;
+  }
   /** @brief This trainer's rank. */
   int trainer_id() const { return detail::checked(paddle_trainer_id(get())); }
   /** @brief Ends every call of this client that is under way; also from a signal handler. */
@@ -449,7 +468,7 @@ class program {
   /** @brief The steps that the job had when the program was loaded. */
   std::int64_t steps_before() const {
     const std::int64_t steps = paddle_program_steps_before(handle_.get());
-    if (steps < 0) throw error(paddle_last_error());
+    if (steps < 0) throw error::last();
     return steps;
   }
   /** @brief Sets data for the next step: this trainer's rows. */

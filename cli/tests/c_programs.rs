@@ -246,6 +246,20 @@ fn calls_are_started_and_waited_for() {
 }
 
 #[test]
+fn a_job_that_runs_is_checkpointed_and_loaded_and_errors_have_codes() {
+    check("tests/c/running.c", Language::C, Link::Shared, nothing);
+    for bind in [TCP, "shm://127.0.0.1:0"] {
+        let folder = TempDir::new().expect("there is room");
+        let program = compile(folder.path(), "tests/c/running.c", Language::C, Link::Shared);
+        let checkpoints = folder.path().join("checkpoints").display().to_string();
+        let server = Server::start(folder.path(), bind, &["--checkpoint-dir", &checkpoints]);
+        let mut command = Command::new(program);
+        command.env_clear().env("PSERVER_COORDINATOR", &server.address).arg(folder.path().join("saved.safetensors"));
+        succeeded(&command.output().expect("the program starts"), bind);
+    }
+}
+
+#[test]
 fn a_server_that_is_killed_ends_the_call_and_not_the_program() {
     let bind = std::env::var("PSERVER_TEST_BIND");
     let binds = bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]);

@@ -1,13 +1,29 @@
 //! Functions that all editions of `paddle_pserver.h` share.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::path::Path;
 use std::ptr;
 
 use super::allocation;
-use super::guard::{guard, last, meaning};
+use super::guard::{guard, last, last_code, meaning};
 use super::handles::{Handle, give_pointer};
 use super::session::Session;
 use super::sys::ClientHandle;
+
+/// @brief The call has a fault: made again, it fails again.
+pub const PADDLE_ERROR_REFUSED: c_int = 1;
+/// @brief The parameters are not initialised.
+pub const PADDLE_ERROR_NOT_INITIALISED: c_int = 2;
+/// @brief The call reached its deadline.
+pub const PADDLE_ERROR_TIMEOUT: c_int = 3;
+/// @brief The servers gave up waiting for trainers, which paddle_last_error names.
+pub const PADDLE_ERROR_MISSING_TRAINERS: c_int = 4;
+/// @brief A server is gone.
+pub const PADDLE_ERROR_SERVER_LOST: c_int = 5;
+/// @brief The program cancelled the call.
+pub const PADDLE_ERROR_CANCELLED: c_int = 6;
+/// @brief A bug in this library, to be reported.
+pub const PADDLE_ERROR_INTERNAL: c_int = 7;
 
 /// @brief Makes a client of the parameter servers. It finds server 0 and its own rank by the environment
 /// (docs/CAPI.md says in which order), and connects with its first call.
@@ -69,6 +85,39 @@ pub extern "C" fn paddle_save_model(client: *mut ClientHandle, path: *const c_ch
     })
 }
 
+/// @brief Replaces the values of parameters by those of a safetensors file, such as a saved model, in a job that runs.
+/// Other parameters stay, and so do the optimizers' states. The other trainers should wait meanwhile.
+///
+/// @param path a file on this machine. Every tensor has the name, type and shape of a parameter that is not sparse.
+/// @return 0 if successful, otherwise -1. Everything is checked before any value is replaced; a call that failed for
+/// another reason than PADDLE_ERROR_REFUSED may be made again.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_load_model(client: *mut ClientHandle, path: *const c_char) -> c_int {
+    guard("paddle_load_model", -1, |call| {
+        Handle::of_pointer(client).find()?.client.load_file(Path::new(call.path(path)?)).map(|_| 0)
+    })
+}
+
+/// @brief Takes a checkpoint of all parameters now, and returns when it is on the disks of all servers. Training may go
+/// on meanwhile.
+///
+/// @param version becomes the fewest updates that a part of a parameter had when the checkpoint began; or NULL.
+/// @return 0 if successful, otherwise -1: also when a server has no checkpoint directory.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_checkpoint(client: *mut ClientHandle, version: *mut u64) -> c_int {
+    guard("paddle_checkpoint", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        if !version.is_null() {
+            call.aligned(version.cast_const(), "version")?;
+        }
+        let taken = session.client.checkpoint()?;
+        if !version.is_null() {
+            call.write(version, taken.version.0);
+        }
+        Ok(0)
+    })
+}
+
 /// @brief Tells the servers that this trainer is finished, so that the others do not wait for it any more.
 ///
 /// @return 0 if successful, otherwise -1.
@@ -104,6 +153,14 @@ pub extern "C" fn paddle_free(memory: *mut c_void) {
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_last_error() -> *const c_char {
     last()
+}
+
+/// @brief Why this thread's last failing call failed, for programs: what paddle_last_error says, as a number.
+///
+/// @return one of PADDLE_ERROR_...; 0 if no call of this thread has failed.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_last_error_code() -> c_int {
+    last_code()
 }
 
 /// @brief What a returned status means in general. paddle_last_error says what happened.

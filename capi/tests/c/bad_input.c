@@ -122,6 +122,7 @@ static void silent_server(const char *address) {
   client = paddle_new_pserver_client_with(options);
   CHECK(client != NULL);
   REFUSED(paddle_trainer_id(client), "no answer within 0.3 s from");
+  CHECK(paddle_last_error_code() == PADDLE_ERROR_TIMEOUT);
   REFUSED(paddle_begin_init_params(client, NULL), "server 0");
   paddle_pserver_client_release(client);
 }

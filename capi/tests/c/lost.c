@@ -44,6 +44,7 @@ int main(int argc, char **argv) {
     CHECK(paddle_push_pull_start(client, &all, &dst, 1, &call) == 0);
     CHECK(kill((pid_t)atol(argv[1]), SIGKILL) == 0);
     REFUSED(paddle_wait(call), "server");
+    CHECK(paddle_last_error_code() == PADDLE_ERROR_TIMEOUT || paddle_last_error_code() == PADDLE_ERROR_SERVER_LOST);
   } else {
     CHECK(kill((pid_t)atol(argv[1]), SIGKILL) == 0);
     while (!is_dead(argv[1])) sched_yield();
