@@ -67,6 +67,36 @@ fn the_page_shows_a_job_and_names_a_stopped_trainer() {
     }
 }
 
+#[test]
+fn the_page_asks_for_the_token_and_shows_the_job_to_who_has_it() {
+    const ENTER: &str = "\u{e007}";
+    let folder = tempfile::tempdir().expect("there is room");
+    let browser = match Browser::start(folder.path().join("profile").to_str().expect("it is text")) {
+        Ok(browser) => browser,
+        Err(error) => return skip("chromium", &format!("Debian's package chromium-driver has chromedriver: {error}")),
+    };
+    let token = folder.path().join("token");
+    std::fs::write(&token, "correct horse battery staple\n").expect("there is room");
+    let servers = watching::start_servers(1, 1, &[("--http-token-file", token.to_str().expect("it is text"))]);
+    browser.open(&format!("http://{}/", servers[0].http_address().expect("it serves HTTP")));
+    let is_asked = "return !document.querySelector('#login').hidden && document.querySelector('#main').hidden \
+                    && document.activeElement.id === 'token'";
+    until(&browser, "the page asks", is_asked);
+    let enter = |text: &str| {
+        text.chars().for_each(|letter| browser.press(&letter.to_string()));
+        browser.press(ENTER);
+    };
+    enter("wrong horse battery staple");
+    until(&browser, "it refuses", "return document.querySelector('#wrong').innerText === 'This token is wrong.'");
+    until(&browser, "the page asks again", is_asked);
+    enter("correct horse battery staple");
+    until(&browser, "the job is shown", "return document.querySelector('#servers').innerText.includes('server 0')");
+    assert_eq!(browser.run("return document.querySelector('#login').hidden"), Value::Bool(true));
+    // The browser itself writes that two requests were refused.
+    let others = |line: &Value| !line["message"].as_str().is_some_and(|text| text.contains("401 (Unauthorized)"));
+    assert_eq!(browser.complaints().into_iter().filter(others).collect::<Vec<_>>(), Vec::<Value>::new());
+}
+
 /// Stops a trainer and waits until the page names it. A machine with much else to do has three attempts.
 fn names_a_stopped_trainer(browser: &Browser, trainer: &TestProgram) {
     let mut fastest = Duration::MAX;

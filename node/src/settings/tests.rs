@@ -21,14 +21,14 @@ struct Line {
 }
 
 /// A command line, an environment and a file, each as words separated by spaces or lines.
-struct GradientSlice {
+struct GivenSettings {
     args: ServeArgs,
     environment: Vec<(String, String)>,
     file: PathBuf,
     _folder: TempDir,
 }
 
-fn given(flags: &str, environment: &str, file: &str) -> GradientSlice {
+fn given(flags: &str, environment: &str, file: &str) -> GivenSettings {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("pserver.toml");
     fs::write(&path, file).unwrap();
@@ -36,7 +36,7 @@ fn given(flags: &str, environment: &str, file: &str) -> GradientSlice {
     args.config = Some(path.clone());
     let pairs = environment.split_whitespace().map(|pair| pair.split_once('=').unwrap());
     let environment = pairs.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
-    GradientSlice { args, environment, file: path, _folder: folder }
+    GivenSettings { args, environment, file: path, _folder: folder }
 }
 
 fn load(flags: &str, environment: &str, file: &str) -> Result<Settings, String> {

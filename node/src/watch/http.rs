@@ -205,7 +205,35 @@ fn answer(text: Option<String>, kind: &'static str) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use clap::{Args, FromArgMatches};
+
     use super::*;
+    use crate::settings::{ServeArgs, Settings};
+
+    #[test]
+    fn a_server_is_ready_from_the_end_of_its_recovery_to_its_stop() {
+        let line = ServeArgs::augment_args(clap::Command::new("serve")).get_matches_from(["serve"]);
+        let args = ServeArgs::from_arg_matches(&line).expect("every option has a default");
+        let watch = Arc::new(Watch::new(&Settings::load(&args, &[]).expect("the settings are right")));
+        let server = HttpServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), None, Arc::clone(&watch));
+        let server = server.expect("a port is free");
+        let ask = |path: &str| {
+            let mut stream = TcpStream::connect(server.address()).expect("it listens");
+            stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).expect("it reads");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("it answers");
+            answer.split(' ').nth(1).expect("a status").to_owned()
+        };
+        assert_eq!([ask("/readyz"), ask("/healthz"), ask("/status")], ["503", "200", "200"], "it recovers");
+        watch.serves("127.0.0.1:7164".to_owned(), Vec::new());
+        assert_eq!(ask("/readyz"), "200", "it serves");
+        watch.stops();
+        assert_eq!([ask("/readyz"), ask("/healthz")], ["503", "200"], "it stops");
+        server.end();
+    }
 
     #[test]
     fn names_of_elsewhere_are_refused() {
