@@ -5,6 +5,10 @@ use crate::{
 };
 use pserver_core::dtype::ElementType::{self, Float32, Int64};
 
+/// The refusal of rows by an op of dense tensors.
+const ROWS_ARE_NOT_DENSE: &str = "input 1 \"rows\" is rows(float32, 9, 4); expected a dense tensor, which the sum of a \
+                                  dense one and these rows is";
+
 /// Data, parameters and states of many facts, for ops to be tried on.
 fn variables() -> Vec<Variable> {
     let fixed = |element_type, shape: &[u64]| VariableFacts::fixed(element_type, shape);
@@ -98,7 +102,7 @@ fn another_shape_has_as_many_elements() {
         );
         check(reshape(shape), name, "y", &expected);
     }
-    check(reshape(&[9]), "rows", "y", "input 1 \"rows\" is rows(float32, 9, 4); expected a dense tensor");
+    check(reshape(&[9]), "rows", "y", ROWS_ARE_NOT_DENSE);
     let transpose = |axes: &[u32]| OpKind::Transpose { axes: axes.to_vec() };
     gives(transpose(&[1, 0]), "x", "y", "float32[4, batch]");
     for axes in [&[0][..], &[0, 0], &[1, 2], &[0, 1, 2]] {
@@ -174,7 +178,7 @@ fn functions_say_what_does_not_fit() {
             either may be 1",
         );
         check(kind.clone(), "whole whole", "y", "input 1 \"whole\" is int64[4, 3]; expected float32 or float64");
-        check(kind, "rows b", "y", "input 1 \"rows\" is rows(float32, 9, 4); expected a dense tensor");
+        check(kind, "rows b", "y", ROWS_ARE_NOT_DENSE);
     }
     let gradient = OpKind::PowGradient { exponent: true };
     gives(gradient.clone(), "b w v", "y", "float32[4, 3]");
@@ -245,7 +249,7 @@ fn what_adds_and_arranges_says_what_does_not_fit() {
         "input 1 \"rows\" is rows(float32, 9, 4); expected a height of 9 and dimension 0, but found dimension 1",
     );
     gives(OpKind::Cast { to: Int64 }, "x", "y", "int64[batch, 4]");
-    check(OpKind::Cast { to: Int64 }, "rows", "y", "input 1 \"rows\" is rows(float32, 9, 4); expected a dense tensor");
+    check(OpKind::Cast { to: Int64 }, "rows", "y", ROWS_ARE_NOT_DENSE);
 }
 
 #[test]

@@ -545,6 +545,7 @@ fn files_of_a_newer_program_are_named_and_damaged_numbers_are_not_taken_for_them
 #[test]
 fn a_meter_counts_what_was_announced_and_the_bytes_of_headers_besides() {
     let (storage, meter) = (InMemory::new(), Arc::new(WorkMeter::default()));
+    put_first(&storage);
     let metered: Arc<dyn Storage> = Arc::new(Metered::new(Arc::new(storage.clone()), Arc::clone(&meter)));
     write_parts(Arc::clone(&metered), 1, PART_HEADER_BYTES).unwrap();
     let on_disk: u64 = storage.list(SHARD).unwrap().iter().map(|name| get(&storage, &path(name)).len() as u64).sum();
@@ -554,12 +555,13 @@ fn a_meter_counts_what_was_announced_and_the_bytes_of_headers_besides() {
     // The owner's file is no part of the checkpoint, and its manifest is.
     assert_eq!(expected, values);
     assert!(values < written && written <= on_disk, "{written} of {on_disk}");
-    let mut journal = Journal::begin(&folder(Arc::clone(&metered)), false, &Replayed::default(), 0).unwrap();
+    let mut journal = Journal::begin(&folder(Arc::clone(&metered)), false, &Replayed::default(), 100).unwrap();
     journal.append(&[&[1; 100_000]]).unwrap();
     assert_eq!(meter.counts().1, written, "the data path is not counted");
     let reading = Arc::new(WorkMeter::default());
     let metered = Metered::new(Arc::new(storage.clone()), Arc::clone(&reading));
-    assert!(inspect(&metered, SHARD).unwrap().is_sound());
+    let report = inspect(&metered, SHARD).unwrap();
+    assert!(report.is_sound(), "{report}");
     let (expected, read) = reading.counts();
     assert!(expected <= read && read < expected + 20_000, "{read} of {expected}");
 }
