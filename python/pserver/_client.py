@@ -4,7 +4,7 @@ import asyncio
 import os
 import tempfile
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
@@ -131,11 +131,19 @@ class Client:
     ) -> bool:
         """Initialises a job with these parameters, unless another trainer does; true if this one did. ``configs`` has
         those of single parameters."""
+
+        def declare() -> None:
+            for name, value in values.items():
+                self.init(name, value, (configs or {}).get(name))
+
+        return self._initialise(declare, config)
+
+    def _initialise(self, declare: Callable[[], None], config: str | None = None) -> bool:
+        """Initialises a job with what ``declare`` declares, unless another trainer does; true if this one did."""
         if not self.begin_init(config):
             return False
         try:
-            for name, value in values.items():
-                self.init(name, value, (configs or {}).get(name))
+            declare()
             self.finish_init()
         except BaseException:
             self._raw.give_up_init()

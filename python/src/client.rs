@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use pserver_client::{GivenValue, StateSlice, rule_file};
+use pserver_client::{CallNumber, GivenValue, StateSlice, rule_file};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -133,9 +133,7 @@ impl RawClient {
     ) -> PyResult<RawCall> {
         let gradients = gradients.map(|all| arrays(py, &names, &all, Access::Read)).transpose()?;
         let out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
-        let session = self.session(py)?;
-        let number = outcome(py, py.detach(|| session.start(&names, (gradients, out), rate)))?;
-        Ok(RawCall::new(session, number))
+        self.started(py, |session| session.start(&names, (gradients, out), rate))
     }
 
     fn push_rows(
@@ -188,9 +186,7 @@ impl RawClient {
         rate: Option<f64>,
     ) -> PyResult<RawCall> {
         let given = RowArrays::of(py, &names, &ids, &gradients, Access::Read)?;
-        let session = self.session(py)?;
-        let number = outcome(py, py.detach(|| session.client().start_push_rows(&given.gradients(&names)?, rate)))?;
-        Ok(RawCall::new(session, number))
+        self.started(py, |session| session.client().start_push_rows(&given.gradients(&names)?, rate))
     }
 
     /// Starts a pull of rows, behind a push of the rows `given` of the same parameters.
@@ -204,9 +200,7 @@ impl RawClient {
     ) -> PyResult<RawCall> {
         let given = given.map(|(ids, values)| RowArrays::of(py, &names, &ids, &values, Access::Read)).transpose()?;
         let out = RowArrays::of(py, &names, &wanted.0, &wanted.1, Access::Write)?;
-        let session = self.session(py)?;
-        let number = outcome(py, py.detach(|| start_rows(&session, &names, given, out, rate)))?;
-        Ok(RawCall::new(session, number))
+        self.started(py, |session| start_rows(session, &names, given, out, rate))
     }
 
     /// Type, shape, updates, and each tensor with its name.
@@ -366,6 +360,17 @@ impl RawClient {
             result
         });
         outcome(py, result)
+    }
+
+    /// Starts a call without the interpreter.
+    fn started(
+        &self,
+        py: Python<'_>,
+        start: impl FnOnce(&PythonSession) -> Result<CallNumber, Failure> + Send,
+    ) -> PyResult<RawCall> {
+        let session = self.session(py)?;
+        let number = outcome(py, py.detach(|| start(&session)))?;
+        Ok(RawCall::new(session, number))
     }
 }
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -42,6 +43,17 @@ def job() -> Iterator[Connect]:
         client.close()
     for one in servers:
         one.stop()
+
+
+@pytest.fixture
+def in_ranks() -> Callable[[Callable[[int], None]], None]:
+    """Runs a function as two trainers, each in a thread, and raises the first failure."""
+
+    def run(trainer: Callable[[int], None]) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(trainer, range(2)))
+
+    return run
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,6 +1,5 @@
 """Embeddings over tables of rows, beside PyTorch's own."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -114,7 +113,7 @@ def test_a_table_that_is_not_lazy_is_a_dense_parameter(job: Any) -> None:
             one.zero_grad()
 
 
-def test_two_trainers_share_a_table_and_one_may_have_no_rows(job: Any) -> None:
+def test_two_trainers_share_a_table_and_one_may_have_no_rows(job: Any, in_ranks: Any) -> None:
     clients = [job(trainers=2, trainer=0), job(trainer=1)]
     networks = [Ours("Embedding"), Ours("Embedding")]
     theirs = Theirs("Embedding")
@@ -127,11 +126,7 @@ def test_two_trainers_share_a_table_and_one_may_have_no_rows(job: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_ranks(run)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
     for step in range(20):
         for rank in range(2):

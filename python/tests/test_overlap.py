@@ -1,6 +1,5 @@
 """The optimizer's overlap, buckets, clipping and half precision, beside PyTorch's own."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -70,7 +69,7 @@ def test_overlap_and_clipping_give_torchs_weights(job: Any, bucket_bytes: int, m
     assert_alike(ours, theirs, 1e-4)
 
 
-def test_clipping_is_of_the_gradients_of_all_trainers(job: Any) -> None:
+def test_clipping_is_of_the_gradients_of_all_trainers(job: Any, in_ranks: Any) -> None:
     clients = [job(2, trainers=2, trainer=0), job(trainer=1)]
     models, theirs = [model(), model()], model()
 
@@ -81,11 +80,7 @@ def test_clipping_is_of_the_gradients_of_all_trainers(job: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_ranks(run)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.5)
     for step in range(20):
         ((loss(theirs, 2 * step) + loss(theirs, 2 * step + 1)) / 2).backward()

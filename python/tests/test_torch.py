@@ -99,9 +99,7 @@ def test_names_and_halves_and_other_layouts(job: Any) -> None:
     torch.testing.assert_close(network.turned.detach(), torch.arange(6.0).reshape(2, 3).T - 1)
 
 
-def test_two_trainers_have_the_mean_of_their_gradients(job: Any) -> None:
-    import threading
-
+def test_two_trainers_have_the_mean_of_their_gradients(job: Any, in_ranks: Any) -> None:
     clients = [job(trainers=2, trainer=0), job(trainer=1)]
     models = [model(0), model(1)]
     ended: list[Any] = [None, None]
@@ -115,11 +113,7 @@ def test_two_trainers_have_the_mean_of_their_gradients(job: Any) -> None:
             optimizer.zero_grad()
         ended[rank] = [parameter.detach().clone() for parameter in models[rank].parameters()]
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_ranks(run)
     for one, other in zip(*ended):
         assert torch.equal(one, other)
 

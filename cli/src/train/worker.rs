@@ -40,7 +40,7 @@ pub(super) enum TrainingReport {
     Steps {
         /// Steps from the begin of this process to the end of the training.
         steps: u64,
-        /// Those that are done.
+        /// Steps that are done.
         done: u64,
     },
     /// Rank 0, in the end.

@@ -70,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         if len(configs) < sum(len(group["params"]) for group in self.param_groups):
             raise Refused("two parameters have one name; expected a name of its own for each")
         self._own()
-        if not self._declare(configs):
+        if not self.client._initialise(lambda: self._declare(configs)):
             self.fetch_weights()
         for _, table in self._tables:
             table.bind(self.client)
@@ -99,24 +99,16 @@ class Optimizer(torch.optim.Optimizer):
     def _tensors(self) -> Iterator[torch.Tensor]:
         return (tensor for group in self.param_groups for tensor in group["params"])
 
-    def _declare(self, configs: Mapping[str, str]) -> bool:
-        """Initialises the job, unless another trainer does."""
+    def _declare(self, configs: Mapping[str, str]) -> None:
+        """Declares parameters and tables in a job that this trainer initialises."""
         client = self.client
-        if not client.begin_init():
-            return False
-        try:
-            for weight in self.weights:
-                stage = "" if self._clipping is None else f" {STAGE}"
-                client.init(weight.name, weight.value(), configs[weight.name] + stage)
-                if self._clipping is not None:
-                    self._clipping.declare(client, weight.name)
-            for _, table in self._tables:
-                table.declare(client, configs[table.name])
-            client.finish_init()
-        except BaseException:
-            client._raw.give_up_init()
-            raise
-        return True
+        for weight in self.weights:
+            stage = "" if self._clipping is None else f" {STAGE}"
+            client.init(weight.name, weight.value(), configs[weight.name] + stage)
+            if self._clipping is not None:
+                self._clipping.declare(client, weight.name)
+        for _, table in self._tables:
+            table.declare(client, configs[table.name])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, before the job is initialised: by the constructor."""
