@@ -64,7 +64,8 @@ fn check_wheel(workspace: &Workspace, is_release: bool) -> Result<Tally> {
     let environment = folder.join("environment");
     total += install(workspace, &environment, &wheel, torch.as_deref())?;
     name_folders(&environment, torch.as_deref().into_iter().chain([tools.as_path()]))?;
-    total += test(workspace, &environment, &folder)?;
+    total += test(workspace, &environment)?;
+    total += check_types(workspace, &environment, &folder, torch.is_some())?;
     Ok(total)
 }
 
@@ -126,15 +127,23 @@ fn install(workspace: &Workspace, environment: &Path, wheel: &Path, torch: Optio
     Ok(total)
 }
 
-/// Runs the tests, and checks the types.
-fn test(workspace: &Workspace, environment: &Path, folder: &Path) -> Result<Tally> {
+/// Runs the tests, which report what is skipped without torch.
+fn test(workspace: &Workspace, environment: &Path) -> Result<Tally> {
     // The tests begin in their own folder: beside the sources, Python would take the package from there.
     let mut pytest = python(workspace, environment);
     pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--ignore", "test_export.py"]);
-    let mut total = workspace.tests(pytest.current_dir(workspace.root().join("python/tests")))?;
-    let strict = ["mypy", "--strict", "-p", "pserver._client", "-p", "pserver._supervisor", "-p", "pserver.__main__"];
-    let stubs = ["mypy.stubtest", "pserver._pserver"];
-    for module in [strict.as_slice(), &stubs] {
+    workspace.tests(pytest.current_dir(workspace.root().join("python/tests")))
+}
+
+/// Checks the types, those of the parts for torch where it is there.
+fn check_types(workspace: &Workspace, environment: &Path, folder: &Path, has_torch: bool) -> Result<Tally> {
+    let mut strict =
+        vec!["mypy", "--strict", "-p", "pserver._client", "-p", "pserver._supervisor", "-p", "pserver.__main__"];
+    if has_torch {
+        strict.extend(["-p", "pserver.torch"]);
+    }
+    let mut total = Tally::default();
+    for module in [strict, vec!["mypy.stubtest", "pserver._pserver"]] {
         let mut check = python(workspace, environment);
         total += workspace.step(check.arg("-P").arg("-m").args(module).current_dir(folder))?;
     }

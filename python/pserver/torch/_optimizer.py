@@ -12,10 +12,13 @@ from .._errors import Refused
 from ._buckets import Bucket, in_buckets, wait_all
 from ._clipping import STAGE, Clipping
 from ._embedding import Table
-from ._rules import config
-from ._weights import Places, Weight
+from ._rules import Rule, rule_of
+from ._state import check_settings, checked, groups_of, load, state_of
+from ._weights import HALVES, Places, Weight
 
 BUCKET_BYTES = 8 << 20
+OF_GROUPS = {"params", "param_names", "lr", "initial_lr"}
+"""What a group has that is no setting of its rule."""
 
 _owners: "weakref.WeakValueDictionary[int, Optimizer]" = weakref.WeakValueDictionary()
 """The optimizers of parameters, by the tensors' identities."""
@@ -25,8 +28,8 @@ class Optimizer(torch.optim.Optimizer):
     """An optimizer whose rule runs on servers.
 
     ``params`` are parameters, named parameters, or groups with settings of their own, as for PyTorch's optimizers;
-    those of :class:`Embedding` are tables of rows. ``rule`` is a name of :data:`RULES`, or a configuration in text such as
-    ``rule: '...'`` or ``rule_file: 'mine.rule'``. The learning rate of each group goes with each step, so PyTorch's
+    those of :class:`Embedding` are tables of rows. ``rule`` is a name of :data:`RULES`, or a configuration in text such
+    as ``rule: '...'`` or ``rule_file: 'mine.rule'``. The learning rate of each group goes with each step, so PyTorch's
     schedulers work. ``client`` is the last one of :func:`pserver.connect` unless it is given.
 
     ``max_norm`` scales the gradients of a step, merged over all trainers, so that their norm is at most that.
@@ -49,8 +52,8 @@ class Optimizer(torch.optim.Optimizer):
         **settings: Any,
     ) -> None:
         self._is_declared = False
-        config(rule, {"lr": lr, **settings})
-        super().__init__(params, {"lr": lr, **settings})
+        self.rule = rule
+        super().__init__(params, {"lr": lr, **rule_of(rule, settings).settings})
         self.client = client if client is not None else last_client()
         self._clipping = None if max_norm is None else Clipping(max_norm)
         self._wire = wire
@@ -58,17 +61,9 @@ class Optimizer(torch.optim.Optimizer):
         self._tables: list[tuple[int, Table]] = []
         self._buckets: list[Bucket] = []
         self._is_syncing = True
-        configs: dict[str, str] = {}
-        for number, (group, members) in enumerate(zip(self.param_groups, list(self._named()))):
-            keys = {"lr", *settings} | {key for key in group if key not in {"params", "param_names", "initial_lr"}}
-            text = config(rule, {key: group[key] for key in keys if key in group})
-            configs.update({name: text for name, _ in members})
-            weights = [Weight(name, tensor) for name, tensor in members if not Table.is_of(tensor)]
-            self._tables += [(number, Table.of(tensor, name)) for name, tensor in members if Table.is_of(tensor)]
-            self.weights += weights
-            self._buckets += in_buckets(number, weights, bucket_bytes) if overlap else [Bucket(number, weights)]
-        if len(configs) < sum(len(group["params"]) for group in self.param_groups):
-            raise Refused("two parameters have one name; expected a name of its own for each")
+        self._rules: list[Rule] = []
+        """The rules of the groups."""
+        configs = self._read_groups(bucket_bytes if overlap else None)
         self._own()
         if not self.client._initialise(lambda: self._declare(configs)):
             self.fetch_weights()
@@ -79,6 +74,22 @@ class Optimizer(torch.optim.Optimizer):
         self._fetches_at_once = not overlap and self._clipping is None
         if overlap:
             self._hook()
+
+    def _read_groups(self, bucket_bytes: int | None) -> dict[str, str]:
+        """Finds the weights and tables of the groups; returns the configuration of each by its name."""
+        configs: dict[str, str] = {}
+        for number, (group, members) in enumerate(zip(self.param_groups, list(self._named()))):
+            rule = rule_of(self.rule, {key: value for key, value in group.items() if key not in OF_GROUPS})
+            self._rules.append(rule)
+            configs.update({name: rule.at_rate(group["lr"]) for name, _ in members})
+            weights = [Weight(name, tensor) for name, tensor in members if not Table.is_of(tensor)]
+            self._tables += [(number, Table.of(tensor, name)) for name, tensor in members if Table.is_of(tensor)]
+            self.weights += weights
+            whole = [Bucket(number, weights)]
+            self._buckets += whole if bucket_bytes is None else in_buckets(number, weights, bucket_bytes)
+        if len(configs) < sum(len(group["params"]) for group in self.param_groups):
+            raise Refused("two parameters have one name; expected a name of its own for each")
+        return configs
 
     def _named(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
         count = 0
@@ -201,6 +212,8 @@ class Optimizer(torch.optim.Optimizer):
             self._fetch(sent)
 
     def _check_rates(self) -> None:
+        for rule, group in zip(self._rules, self.param_groups):
+            check_settings(rule.settings, group, "at a step")
         for bucket in self._buckets:
             if bucket.is_started and bucket.rate != self._rate(bucket):
                 text = f"a learning rate of {self._rate(bucket)} after gradients were sent with {bucket.rate}"
@@ -219,6 +232,44 @@ class Optimizer(torch.optim.Optimizer):
         for _, table in self._tables:
             table.forget_gradients()
 
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups, and the state of each parameter as servers have it, in PyTorch's layout: PyTorch's optimizer of
+        the same name loads it. Any trainer may call it, alone or with others. In mode sync all of it is after the same
+        step; in others each parameter is whole by itself. The rows of tables are not in it."""
+        self._check_rest()
+        try:
+            for rule, tensor, weight in self._placed():
+                if state := state_of(self.client, weight, rule):
+                    self.state[tensor] = state
+            return {**super().state_dict(), "rule": self.rule}
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Makes a state the job's: one of :meth:`state_dict`, also of a job with other servers and trainers, or one of
+        PyTorch's optimizer of the same name. All of it is checked before any is replaced. One trainer calls it while
+        the others wait; in mode sync all may, each before its next step. Settings other than the learning rate are
+        those of the optimizer's construction. The weights stay: :meth:`set_weights`."""
+        self._check_rest()
+        groups = groups_of(state_dict, self.rule, self._rules, self.param_groups)
+        keys = (key for group in groups for key in group["params"])
+        states = dict(zip(self._tensors(), (state_dict["state"].get(key, {}) for key in keys)))
+        load(self.client, [checked(self.client, weight, rule, states[of]) for rule, of, weight in self._placed()])
+        super().load_state_dict({"state": {}, "param_groups": groups})
+        self._fetch(weight for weight in self.weights if weight.tensor.dtype in HALVES)
+
+    def _placed(self) -> Iterator[tuple[Rule, torch.Tensor, Weight]]:
+        """The weights with their rules, in the order of the groups."""
+        weights = {weight.tensor: weight for weight in self.weights}
+        for rule, group in zip(self._rules, self.param_groups):
+            yield from ((rule, tensor, weights[tensor]) for tensor in group["params"] if tensor in weights)
+
+    def _check_rest(self) -> None:
+        if any(bucket.is_started for bucket in self._buckets):
+            raise Refused("the state of an optimizer in a step; expected step() before, which sends and fetches all")
+
     # Values
 
     def fetch_weights(self) -> None:
@@ -226,7 +277,8 @@ class Optimizer(torch.optim.Optimizer):
         self._fetch(self.weights)
 
     def set_weights(self) -> None:
-        """Makes this trainer's weights the job's, as after ``model.load_state_dict``. One trainer calls it."""
+        """Makes this trainer's weights the job's, as after ``model.load_state_dict``. One trainer calls it, or all with
+        the same weights, each before its next step."""
         self.client.set({weight.name: weight.value() for weight in self.weights})
 
     def _fetch(self, weights: Iterable[Weight]) -> None:

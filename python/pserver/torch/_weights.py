@@ -25,10 +25,14 @@ class Weight:
         self._address = 0
         self._array: Array = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type at the servers, which update half precision in float32."""
+        return torch.float32 if self.tensor.dtype in HALVES else self.tensor.dtype
+
     def value(self) -> Array:
-        """The present value as servers have it: half precision is updated in float32 there."""
-        value = self.tensor.detach()
-        return array((value.float() if value.dtype in HALVES else value).cpu().contiguous())
+        """The present value as servers have it."""
+        return array(self.tensor.detach().to("cpu", self.dtype).contiguous())
 
     def gradient(self, wire: torch.dtype | None = None) -> Array | None:
         """The gradient, if there is one, in the type ``wire`` or its own."""
