@@ -3,12 +3,14 @@
 //! The package holds an object while a call uses its memory. Another thread of the program may change the contents
 //! meanwhile, as with every library that lets other threads run; the lengths cannot change while the memory is held.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::NonNull;
 use std::slice;
 
 use pserver_core::dtype::ElementType;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{IntoPyDict, PyTuple};
@@ -61,6 +63,7 @@ pub(crate) fn arrays(
 enum Keeper {
     Buffer(#[expect(dead_code, reason = "it is held, and dropped with the array")] HeldBuffer),
     Capsule(#[expect(dead_code, reason = "it is held, and dropped with the array")] Py<PyAny>),
+    Tensor(#[expect(dead_code, reason = "it is held, and dropped with the array")] HeldTensor),
 }
 
 /// A buffer that an object has exported. Its address stays, because exporters may point into it.
@@ -77,6 +80,24 @@ impl Drop for HeldBuffer {
     }
 }
 
+/// A tensor that a library of arrays has exported.
+struct HeldTensor(NonNull<DlVersioned>);
+
+impl Drop for HeldTensor {
+    fn drop(&mut self) {
+        let release = |_: Python<'_>| {
+            // SAFETY: the exporter gave the tensor to this owner, which has not released it.
+            let deleter = unsafe { self.0.as_ref() }.deleter;
+            if let Some(deleter) = deleter {
+                // SAFETY: as above; it is released once, here.
+                unsafe { deleter(self.0.as_ptr()) }
+            }
+        };
+        // Without an interpreter the process ends, and the memory with it.
+        let _ = Python::try_attach(release);
+    }
+}
+
 impl HeldArray {
     /// The memory of an object, for the parameter or argument `what`.
     pub(crate) fn of(object: &Bound<'_, PyAny>, what: &str, access: Access) -> PyResult<Self> {
@@ -84,7 +105,7 @@ impl HeldArray {
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
             return Self::of_buffer(object, what, access);
         }
-        if object.hasattr("__dlpack__")? {
+        if object.hasattr(intern!(object.py(), "__dlpack__"))? {
             return Self::of_dlpack(object, what, access);
         }
         let found = object.get_type().name()?;
@@ -161,13 +182,30 @@ impl HeldArray {
 
     fn of_dlpack(object: &Bound<'_, PyAny>, what: &str, access: Access) -> PyResult<Self> {
         let py = object.py();
+        if let Some(exported) = exported(object, what)? {
+            // SAFETY: the exporter has filled the tensor, which is held.
+            let found = unsafe { exported.0.as_ref() };
+            let (tensor, flags) = (found.tensor, found.flags);
+            return Self::of_tensor(py, what, access, (tensor, flags), Keeper::Tensor(exported));
+        }
         let versions = [("max_version", PyTuple::new(py, [1, 0])?)].into_py_dict(py)?;
         let capsule = match object.call_method("__dlpack__", (), Some(&versions)) {
             Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__"),
             other => other,
         };
         let capsule = capsule.map_err(|error| refused(py, format!("{what}: {}", error.value(py))))?;
-        let (tensor, is_read_only) = tensor_of(&capsule)?;
+        let tensor = tensor_of(&capsule)?;
+        Self::of_tensor(py, what, access, tensor, Keeper::Capsule(capsule.unbind()))
+    }
+
+    /// The memory of a tensor with these flags.
+    fn of_tensor(
+        py: Python<'_>,
+        what: &str,
+        access: Access,
+        (tensor, flags): (DlTensor, u64),
+        keeper: Keeper,
+    ) -> PyResult<Self> {
         if tensor.device.kind != DEVICE_HOST && tensor.device.kind != DEVICE_PINNED {
             let kind = tensor.device.kind;
             return Err(refused(
@@ -193,19 +231,22 @@ impl HeldArray {
             let strides = unsafe { slice::from_raw_parts(tensor.strides, dimensions) };
             are_contiguous(&shape, strides)
         };
-        check_layout(py, what, is_contiguous, access == Access::Write && is_read_only)?;
+        check_layout(py, what, is_contiguous, access == Access::Write && flags & FLAG_READ_ONLY != 0)?;
         let elements = shape.iter().try_fold(1u64, |all, one| all.checked_mul(*one));
         let bytes = elements.and_then(|elements| elements.checked_mul(element_type.bytes()));
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
         let bytes = bytes.ok_or_else(|| refused(py, format!("{what}: a shape beyond memory")))?;
         let offset = usize::try_from(tensor.offset).unwrap_or(0);
+        if tensor.data.is_null() && bytes > 0 {
+            return Err(refused(py, format!("{what}: a tensor without memory; expected one that has values")));
+        }
         let start = tensor.data.cast::<u8>().wrapping_add(offset);
-        Ok(Self::new(start, bytes, element_type, shape, Keeper::Capsule(capsule.unbind())))
+        Ok(Self::new(start, bytes, element_type, shape, keeper))
     }
 
     fn new(start: *mut u8, bytes: usize, element_type: ElementType, shape: Vec<u64>, keeper: Keeper) -> Self {
         // A slice has an address, aligned for every type, even where it has no bytes.
-        let start = if bytes == 0 { std::ptr::NonNull::<u64>::dangling().as_ptr().cast() } else { start };
+        let start = if bytes == 0 { NonNull::<u64>::dangling().as_ptr().cast() } else { start };
         Self { start, bytes, element_type, shape, keeper }
     }
 }
@@ -311,13 +352,60 @@ struct DlTensor {
 struct DlVersioned {
     version: [u32; 2],
     context: *mut c_void,
-    deleter: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DlVersioned)>,
     flags: u64,
     tensor: DlTensor,
 }
 
-/// The tensor of a capsule, and whether it may only be read.
-fn tensor_of(capsule: &Bound<'_, PyAny>) -> PyResult<(DlTensor, bool)> {
+/// The beginning of `DLPackExchangeAPI` of DLPack 1.3: a library's functions, which cost less than `__dlpack__`.
+#[repr(C)]
+struct DlExchange {
+    version: [u32; 2],
+    previous: *const c_void,
+    allocate: *const c_void,
+    export: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut *mut DlVersioned) -> c_int>,
+}
+
+/// The tensor of an object whose library has functions for this; `None` where `__dlpack__` is the way.
+fn exported(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<HeldTensor>> {
+    let py = object.py();
+    let Some(table) = object.get_type().getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))? else {
+        return Ok(None);
+    };
+    if let Some(follows) = object.getattr_opt(intern!(py, "requires_grad"))? {
+        // `__dlpack__` refuses what autograd follows, and these functions do not.
+        if follows.is_truthy()? {
+            return Ok(None);
+        }
+        if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            let text = "a tensor whose memory has the negated values; expected the values: tensor.resolve_neg()";
+            return Err(refused(py, format!("{what}: {text}")));
+        }
+    }
+    let name = c"dlpack_exchange_api";
+    // SAFETY: the object is alive; another kind of object is no valid capsule.
+    if unsafe { ffi::PyCapsule_IsValid(table.as_ptr(), name.as_ptr()) } != 1 {
+        return Ok(None);
+    }
+    // SAFETY: the capsule has this name.
+    let functions = unsafe { ffi::PyCapsule_GetPointer(table.as_ptr(), name.as_ptr()) };
+    // SAFETY: DLPack gives a capsule of this name this content, which lives as long as the process.
+    let functions = unsafe { &*functions.cast::<DlExchange>() };
+    let Some(export) = functions.export.filter(|_| functions.version[0] == 1) else {
+        return Ok(None);
+    };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the object has the type that the functions are for, and `found` takes a pointer.
+    if unsafe { export(object.as_ptr(), &raw mut found) } != 0 {
+        // `__dlpack__` says more about what cannot be exported.
+        drop(PyErr::take(py));
+        return Ok(None);
+    }
+    Ok(NonNull::new(found).map(HeldTensor))
+}
+
+/// The tensor of a capsule, and its flags.
+fn tensor_of(capsule: &Bound<'_, PyAny>) -> PyResult<(DlTensor, u64)> {
     let py = capsule.py();
     let (versioned, plain) = (c"dltensor_versioned", c"dltensor");
     // SAFETY: the object is alive; another kind of object is no valid capsule.
@@ -329,7 +417,7 @@ fn tensor_of(capsule: &Bound<'_, PyAny>) -> PyResult<(DlTensor, bool)> {
         if found.version[0] != 1 {
             return Err(refused(py, format!("DLPack of version {}; expected version 1", found.version[0])));
         }
-        return Ok((found.tensor, found.flags & FLAG_READ_ONLY != 0));
+        return Ok((found.tensor, found.flags));
     }
     // SAFETY: as above.
     let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), plain.as_ptr()) };
@@ -337,5 +425,5 @@ fn tensor_of(capsule: &Bound<'_, PyAny>) -> PyResult<(DlTensor, bool)> {
         return Err(PyErr::fetch(py));
     }
     // SAFETY: as above, of the older form.
-    Ok((unsafe { *pointer.cast::<DlTensor>() }, false))
+    Ok((unsafe { *pointer.cast::<DlTensor>() }, 0))
 }

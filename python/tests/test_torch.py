@@ -167,3 +167,22 @@ def test_mistakes_of_optimizers_say_what_to_do(job: Any) -> None:
     with pytest.raises(pserver.Refused, match="sparse gradient"):
         optimizer.step()
     assert table is not None
+
+
+def test_tensors_whose_memory_is_not_their_value_are_refused(job: Any) -> None:
+    client = job()
+    client.init_all({"w": torch.zeros(1)}, "optimizer: SGD const_lr { learning_rate: 1 }")
+    negated = torch.tensor([1 + 2j], dtype=torch.complex64).conj().imag
+    assert negated.is_neg() and negated.is_contiguous()
+    refused = {
+        "resolve_neg": negated,
+        "detach": torch.ones(1, requires_grad=True),
+        "strided": torch.ones(1).to_sparse(),
+        "meta": torch.ones(1, device="meta"),
+        "contiguous": torch.ones(4)[::2],
+    }
+    for text, tensor in refused.items():
+        with pytest.raises(pserver.Refused, match=text):
+            client.push({"w": tensor})
+    client.push({"w": negated.resolve_neg()})
+    assert client.pull(["w"])["w"].tolist() == [2]
