@@ -183,6 +183,18 @@ impl BucketedRows<'_> {
         })
     }
 
+    /// The rows in sets of at most one part of each bucket, each part whole by itself.
+    pub(super) fn into_sets(mut self) -> Vec<Self> {
+        self.parts.retain(|part| !part.rows.is_empty());
+        let mut sets: Vec<Vec<PlannedPart>> = Vec::new();
+        for part in self.parts {
+            let at = part.header.index as usize;
+            sets.resize_with(sets.len().max(at + 1), Vec::new);
+            sets[at].push(PlannedPart { header: RowsPart::ONLY, ..part });
+        }
+        sets.into_iter().map(|parts| Self { merged: self.merged, layout: self.layout, parts }).collect()
+    }
+
     fn part_bytes(&self, part: &PlannedPart) -> usize {
         let header = if part.rows.is_empty() { 0 } else { RowsPart::BYTES };
         header + part.rows.len() * (ID_BYTES + self.layout.row_bytes())
@@ -204,15 +216,15 @@ impl BucketedRows<'_> {
 }
 
 impl RowQuery {
-    /// A query for existing ids: from each bucket at most `most`, beginning with the given id.
-    pub(super) fn after_ids(open: &[(ChunkIndex, u64)], most: usize) -> Self {
+    /// A query for a list: from each bucket at most `most` records of so many bytes, beginning with the given one.
+    pub(super) fn listing(open: &[(ChunkIndex, u64)], most: usize, record_bytes: usize) -> Self {
         let (mut ids, mut ends) = (Vec::new(), Vec::new());
         for (bucket, from) in open {
             ids.extend_from_slice(&from.to_le_bytes());
             ids.extend_from_slice(&(most as u64).to_le_bytes());
-            ends.push((*bucket, ids.len(), most * ID_BYTES));
+            ends.push((*bucket, ids.len(), most * record_bytes));
         }
-        Self { ids, ends, row_bytes: ID_BYTES, positions: (0..).take(open.len() * most).collect() }
+        Self { ids, ends, row_bytes: record_bytes, positions: (0..).take(open.len() * most).collect() }
     }
 
     /// Bytes of a row of the answer.
@@ -253,7 +265,7 @@ impl RowQuery {
     }
 }
 
-/// Appends the ids in the answer to [`RowQuery::after_ids`] to `found`. Returns the buckets that have more ids, each
+/// Appends the ids in the answer to [`RowQuery::listing`] to `found`. Returns the buckets that have more ids, each
 /// with the next id.
 pub(super) fn take_ids(
     open: &[(ChunkIndex, u64)],

@@ -31,6 +31,7 @@ mod optimizer_state;
 mod packer;
 mod pending;
 mod row_memory;
+mod row_states;
 mod rows;
 pub mod rule_file;
 mod transfer;
@@ -75,6 +76,7 @@ pub use interrupts::ask_while_waiting;
 pub use listing::ListedParameter;
 pub use loading::GivenValue;
 pub use optimizer_state::{OptimizerState, StateSlice, StateTensor};
+pub use row_states::{RowStates, TableProgress};
 pub use transfer::check_half;
 
 /// How a client finds its job.

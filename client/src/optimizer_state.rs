@@ -1,4 +1,4 @@
-//! The optimizer's state of a parameter, out of its servers and into them.
+//! The optimizer's state of a dense parameter, out of its servers and into them. That of rows is in `row_states`.
 
 use prost::Message;
 use pserver_core::config::{Mode, ParameterConfig};
@@ -16,7 +16,7 @@ use super::packer::ChunkPiece;
 use super::{Client, ClientState, Extent};
 
 /// Attempts to fetch a state when it is updated meanwhile.
-const FETCHES_MAX: u32 = 20;
+pub(super) const FETCHES_MAX: u32 = 20;
 
 /// The optimizer's state of a parameter after a number of updates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Client {
     /// it that this trainer has pushed.
     ///
     /// # Errors
-    /// When there is no such parameter, it is sparse or on a device; when other trainers' gradients changed the state
+    /// When there is no such parameter, it is sparse ([`Client::row_states`]) or on a device; when other trainers' gradients changed the state
     /// each time while it was fetched; or when a server does not answer before the deadline.
     pub fn optimizer_state(&self, name: &str) -> Result<OptimizerState, Failure> {
         let mut state = self.lock()?;
@@ -95,7 +95,8 @@ impl Client {
         let mut state = self.lock()?;
         state.ready()?;
         let index = state.dense_parameter(name)?;
-        let ordered = state.ordered_tensors(index, tensors)?;
+        let bytes = state.ready_job().chosen(index).declaration().bytes;
+        let ordered = state.ordered_tensors(index, tensors, bytes)?;
         state.wait_for_own_round(index)?;
         state.lend(|state, book| {
             let mut calls = Vec::with_capacity(ordered.len() + 1);
@@ -116,7 +117,7 @@ impl Client {
 
 impl ClientGuard<'_> {
     /// Waits until the round of this trainer's last push is closed.
-    fn wait_for_own_round(&mut self, index: ParameterIndex) -> Result<(), Failure> {
+    pub(super) fn wait_for_own_round(&mut self, index: ParameterIndex) -> Result<(), Failure> {
         self.learn_rounds(&[index])?;
         let round = self.ready_job().progress(index).round.unwrap_or_default();
         self.open(Kind::Pull, &[index], (0, 0))?;
@@ -134,7 +135,7 @@ impl ClientState {
     }
 
     /// The names of a parameter's states, in the rule's order.
-    fn state_names(&mut self, index: ParameterIndex) -> Result<Vec<String>, Failure> {
+    pub(super) fn state_names(&mut self, index: ParameterIndex) -> Result<Vec<String>, Failure> {
         let job = self.ready_job();
         if job.sharing().mode == Mode::Delta {
             return Ok(Vec::new());
@@ -143,11 +144,12 @@ impl ClientState {
         Ok(config.rule.states().into_iter().map(str::to_owned).collect())
     }
 
-    /// The contents of all tensors of a parameter's state, in the rule's order.
-    fn ordered_tensors<'a>(
+    /// The contents of all tensors of a parameter's state, each of so many bytes, in the rule's order.
+    pub(super) fn ordered_tensors<'a>(
         &mut self,
         index: ParameterIndex,
         tensors: &[StateSlice<'a>],
+        bytes: u64,
     ) -> Result<Vec<&'a [u8]>, Failure> {
         let expected = self.state_names(index)?;
         let declaration = self.ready_job().chosen(index).declaration();
@@ -161,9 +163,9 @@ impl ClientState {
             return Err(Failure::call(text));
         }
         for StateSlice { name: of, content } in tensors {
-            if u64::try_from(content.len()).ok() != Some(declaration.bytes) {
-                let (found, expected) = (content.len(), declaration.bytes);
-                let text = format!("parameter \"{name}\": {found} bytes of state \"{of}\"; expected {expected}");
+            if u64::try_from(content.len()).ok() != Some(bytes) {
+                let found = content.len();
+                let text = format!("parameter \"{name}\": {found} bytes of state \"{of}\"; expected {bytes}");
                 return Err(Failure::call(text));
             }
         }
@@ -241,7 +243,7 @@ impl ClientState {
     }
 
     /// Sends pieces of the open call that are about one part of the state.
-    fn pack_state(&mut self, kind: Kind, about: StateMessage, pieces: Vec<ChunkPiece>) {
+    pub(super) fn pack_state(&mut self, kind: Kind, about: StateMessage, pieces: Vec<ChunkPiece>) {
         let mut packer = self.packer(kind, &[]).with(Flags::STATE, about.encode_to_vec());
         if pieces.iter().all(|piece| piece.into.is_none()) {
             packer = packer.without_values();

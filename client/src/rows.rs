@@ -101,11 +101,11 @@ impl Client {
         let mut found = Vec::new();
         while !open.is_empty() {
             let each = (LISTED_IDS_MAX as usize).min(LISTED_TOGETHER / open.len()).max(LISTED_LEAST);
-            let query = RowQuery::after_ids(&open, each);
+            let query = RowQuery::listing(&open, each, size_of::<u64>());
             let mut answer = vec![0; query.answer_bytes()];
             state.lend(|state, book| {
                 let fetched = vec![FetchedRows::of(query, &mut answer, book)];
-                let call = state.start_queries(&[index], fetched, Flags::LIST)?;
+                let call = state.start_queries(&[index], fetched, (Flags::LIST, Vec::new()))?;
                 state.finish(call)
             })?;
             open = take_ids(&open, each, &answer, &mut found);
@@ -176,12 +176,22 @@ impl ClientState {
         into: Vec<DestinationRows<'env>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
+        self.start_pull_rows_with(into, (Flags::default(), Vec::new()), book)
+    }
+
+    /// [`start_pull_rows`](Self::start_pull_rows), in frames with these flags and this control message.
+    pub(super) fn start_pull_rows_with<'env>(
+        &mut self,
+        into: Vec<DestinationRows<'env>>,
+        about: (Flags, Vec<u8>),
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
         let mut merges = std::mem::take(&mut self.memory.rows.merges);
         merges.resize_with(merges.len().max(1), RowMerge::default);
         let asked = self.queries(into, &mut merges[0], book);
         self.memory.rows.merges = merges;
         let (chosen, fetched) = asked?;
-        self.start_queries(&chosen, fetched, Flags::default())
+        self.start_queries(&chosen, fetched, about)
     }
 
     /// Checks destinations of rows, and makes their queries by bucket.
@@ -241,21 +251,22 @@ impl ClientState {
             }
         }
         packer.rest().for_each(|(lane, packed)| self.send_frame(lane, packed));
-        self.pack_queries(chosen, &fetched, Flags::default(), &mut memory, ClientState::send_frame_after);
+        let about = (Flags::default(), Vec::new());
+        self.pack_queries(chosen, &fetched, about, &mut memory, ClientState::send_frame_after);
         Ok(self.close_rows(RowMemory { memory, sent, fetched }))
     }
 
-    /// Starts to send queries.
-    fn start_queries(
+    /// Starts to send queries, in frames with these flags and this control message.
+    pub(super) fn start_queries(
         &mut self,
         chosen: &[ParameterIndex],
         fetched: Vec<FetchedRows>,
-        flags: Flags,
+        about: (Flags, Vec<u8>),
     ) -> Result<CallNumber, Failure> {
         let (asked, received) = FetchedRows::bytes(&fetched);
         self.open(Kind::Pull, chosen, (as_u64(asked), as_u64(received)))?;
         let mut memory = LendingMemory::new(self.memory.rows.kept.take(asked + received));
-        self.pack_queries(chosen, &fetched, flags, &mut memory, ClientState::send_frame);
+        self.pack_queries(chosen, &fetched, about, &mut memory, ClientState::send_frame);
         Ok(self.close_rows(RowMemory { memory, sent: 0, fetched }))
     }
 
@@ -264,12 +275,12 @@ impl ClientState {
         &mut self,
         chosen: &[ParameterIndex],
         fetched: &[FetchedRows],
-        flags: Flags,
+        (flags, control): (Flags, Vec<u8>),
         memory: &mut LendingMemory,
         pass_on: fn(&mut Self, LaneId, PackedFrame),
     ) {
         let counts_rounds = self.ready_job().counts_rounds();
-        let mut packer = self.packer(Kind::Pull, chosen).with(flags, Vec::new());
+        let mut packer = self.packer(Kind::Pull, chosen).with(flags, control);
         for (index, fetched) in chosen.iter().zip(fetched) {
             let job = self.ready_job();
             let round = job.progress(*index).round.filter(|_| counts_rounds).unwrap_or_default();
@@ -285,13 +296,13 @@ impl ClientState {
     }
 
     /// Marks the open call as packed, and gives it the memory that its rows travel in.
-    fn close_rows(&mut self, rows: RowMemory) -> CallNumber {
+    pub(super) fn close_rows(&mut self, rows: RowMemory) -> CallNumber {
         self.calls.last_mut().expect("a call is open").rows = Some(rows);
         self.close()
     }
 
     /// Adds a piece of the open call to its frame, and passes a full frame on.
-    fn add(&mut self, packer: &mut Packer, piece: ChunkPiece, pass_on: fn(&mut Self, LaneId, PackedFrame)) {
+    pub(super) fn add(&mut self, packer: &mut Packer, piece: ChunkPiece, pass_on: fn(&mut Self, LaneId, PackedFrame)) {
         let job = self.ready_job();
         let lane: LaneId = job.lane(job.chosen(piece.entry.id.parameter).shard_of(piece.entry.id.chunk));
         if let Some(full) = packer.add(lane, piece) {
@@ -312,12 +323,12 @@ fn borrowed<'a>(into: &'a mut [DestinationRows<'_>]) -> Vec<DestinationRows<'a>>
     into.iter_mut().map(borrow).collect()
 }
 
-fn as_u64(bytes: usize) -> u64 {
+pub(super) fn as_u64(bytes: usize) -> u64 {
     bytes as u64
 }
 
 /// Checks the rows of a gradient.
-fn checked<'a>(layout: RowLayout, rows: &GradientRows<'a>) -> Result<RowsView<'a>, Failure> {
+pub(super) fn checked<'a>(layout: RowLayout, rows: &GradientRows<'a>) -> Result<RowsView<'a>, Failure> {
     if !rows.element_type.is_gradient_for(layout.element_type()) {
         let (found, expected) = (rows.element_type, layout.element_type());
         return Err(Failure::call(format!("rows of {found}; expected {expected}")));
@@ -326,7 +337,7 @@ fn checked<'a>(layout: RowLayout, rows: &GradientRows<'a>) -> Result<RowsView<'a
 }
 
 /// A failure with the parameter that it is about.
-fn named(name: &str, failure: &Failure) -> Failure {
+pub(super) fn named(name: &str, failure: &Failure) -> Failure {
     Failure::call(format!("parameter \"{name}\": {failure}"))
 }
 

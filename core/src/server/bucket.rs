@@ -29,6 +29,8 @@ const IDS: &str = "rows:ids";
 const LASTS: &str = "rows:last";
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<u64>();
+/// Bytes of a change of the learning rate in a payload: the version, whether a rate was sent, and the rate.
+const RATE_BYTES: usize = 3 * size_of::<u64>();
 /// Parts of one contribution.
 const PARTS_MAX: u64 = 64 * 1024;
 /// Size of one memory piece of a table: large enough to keep their number small.
@@ -54,8 +56,9 @@ pub(super) struct RowsAnswer {
 }
 
 impl RowsAnswer {
-    pub(super) fn new(value: Value) -> Self {
-        Self { value, read: PartialRead::default() }
+    /// An answer with the weights, or with a state of the rule's.
+    pub(super) fn new(value: Value, state: Option<u32>) -> Self {
+        Self { value, read: state.map(|state| PartialRead::of_state(state as usize)).unwrap_or_default() }
     }
 }
 
@@ -105,6 +108,8 @@ pub(super) struct Bucket {
     table: RowTable,
     /// Progress of the replay of missed updates before an update: contribution and row.
     caught_up: Option<(usize, usize)>,
+    /// Progress of the replay of all rows' missed updates before a set of their count: a page of the table's index.
+    settled: u32,
     gathering: Vec<PartialContribution>,
     /// The last dropped call of each trainer; later parts of it are refused until it starts anew.
     given_up: Vec<(TrainerId, CallId)>,
@@ -147,6 +152,16 @@ impl RowsPlan {
         }
         sparse.initializer.validate_for(declaration.element_type)?;
         Ok(Some(Self { layout, buckets, sparse }))
+    }
+
+    /// Checks an entry that replaces rows, which are of the parameter's own type.
+    pub(super) fn check_set(&self, name: &str, entry: &Entry) -> Result<(), Refusal> {
+        let (found, expected) = (entry.element_type, self.layout.element_type());
+        if found == expected && entry.bytes > 0 {
+            return self.check_entry(name, entry);
+        }
+        let text = format!("{} bytes of rows of {found} to set; expected rows of {expected}", entry.bytes);
+        Err(Refusal::invalid(format!("parameter \"{name}\": {text}")))
     }
 
     /// Checks length and element type of an entry.
@@ -202,7 +217,8 @@ impl Bucket {
         let rows_max = if is_all { u64::MAX } else { plan.buckets.rows_in_each() };
         let table = RowTable::new(settings, pieces)?;
         let (gathering, given_up) = (Vec::new(), Vec::new());
-        Ok(Self { buckets: plan.buckets, index, rows_max, table, caught_up: None, gathering, given_up })
+        let (caught_up, settled) = (None, 0);
+        Ok(Self { buckets: plan.buckets, index, rows_max, table, caught_up, settled, gathering, given_up })
     }
 
     pub(super) fn element_type(&self) -> ElementType {
@@ -222,7 +238,7 @@ impl Bucket {
             let Record { id, content, .. } = self.table.record(&sorted, index);
             let rows = [id];
             let rows = RowsView::new(self.table.layout(), &rows, &content[..row_bytes])?;
-            fresh.table.set(&mut work, &mut Plain, &rows)?;
+            fresh.table.set(&mut work, &mut Plain, &rows, 0)?;
         }
         *self = fresh;
         Ok(())
@@ -282,6 +298,89 @@ impl Bucket {
         }
     }
 
+    /// Checks that a payload is changes of the learning rate in so many updates.
+    pub(super) fn check_rates(payload: &[u8], updates: u64) -> Result<(), Failure> {
+        let refuse = |text: String| Err(Failure::call(format!("the learning rates of earlier updates: {text}")));
+        let (numbers, rest) = payload.as_chunks::<RATE_BYTES>();
+        if !rest.is_empty() {
+            return refuse(format!("{} bytes; expected a multiple of {RATE_BYTES}", payload.len()));
+        }
+        let changes: Vec<_> = numbers.iter().map(rate_change).collect();
+        if let Some((version, Some(rate))) = changes.iter().find(|(_, rate)| !rate.is_none_or(is_rate)) {
+            return refuse(format!("{rate} since update {version}; expected a finite number that is not negative"));
+        }
+        if changes.is_sorted_by(|one, next| one.0 < next.0) && changes.last().is_none_or(|last| last.0.0 <= updates) {
+            return Ok(());
+        }
+        refuse(format!("expected ascending updates, at most {updates}"))
+    }
+
+    /// Replays missed updates of the rows of a set before it; false when the allowance ends first.
+    pub(super) fn settle_set(
+        &mut self,
+        room: &mut RowsWorkspace,
+        kernels: &mut dyn Kernels,
+        payload: &[u8],
+        left: &mut u64,
+    ) -> Result<bool, Failure> {
+        let (_, rows) = RowsPart::decode(payload)?;
+        let ids = RowsView::parse(self.table.layout(), rows)?.ids();
+        Ok(self.table.catch_up(&mut room.work, kernels, ids, &mut 0, left))
+    }
+
+    /// Replays missed updates of all rows before a set of their count; false when the allowance ends first, and a later
+    /// call continues.
+    pub(super) fn settle_all(&mut self, room: &mut RowsWorkspace, kernels: &mut dyn Kernels, left: &mut u64) -> bool {
+        let is_over = self.table.catch_up_all(&mut room.work, kernels, &mut self.settled, left);
+        if is_over {
+            self.settled = 0;
+        }
+        is_over
+    }
+
+    /// Replaces rows of a tensor: 0 is the weights, then each state.
+    pub(super) fn replace(
+        &mut self,
+        room: &mut RowsWorkspace,
+        kernels: &mut dyn Kernels,
+        rows: &RowsLease,
+        tensor: usize,
+    ) -> Result<(), Failure> {
+        let rows = rows.view(self.table.layout())?;
+        self.table.set(&mut room.work, kernels, &rows, tensor)
+    }
+
+    /// Replaces the count of updates, and the rates of those before it.
+    pub(super) fn renumber(
+        &mut self,
+        room: &mut RowsWorkspace,
+        kernels: &mut dyn Kernels,
+        updates: u64,
+        rates: RateChanges,
+    ) {
+        self.table.renumber(&mut room.work, kernels, Version(updates), rates);
+    }
+
+    /// Changes of the learning rate, from an index on; the rest is all ones.
+    pub(super) fn list_rates(&self, pool: &mut Pool, wish: &RowsRequest) -> Result<Option<Value>, Failure> {
+        let Some((from, count)) = list_question(wish.bytes()) else { return Ok(None) };
+        let bytes = u32::try_from(count.saturating_mul(RATE_BYTES as u64));
+        let bytes = bytes.map_err(|_| Failure::call(format!("a list request for {count} rates")))?;
+        let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
+        let from = usize::try_from(from).unwrap_or(usize::MAX);
+        let changes = self
+            .table
+            .rates_of_absent()
+            .iter()
+            .skip(from)
+            .map(|(version, rate)| [version.0, u64::from(rate.is_some()), rate.unwrap_or(0.0).to_bits()]);
+        let places = value.bytes_mut().chunks_exact_mut(RATE_BYTES);
+        for (place, numbers) in places.zip(changes.chain(std::iter::repeat([u64::MAX; 3]))) {
+            place.copy_from_slice(bytemuck::bytes_of(&numbers.map(u64::to_le)));
+        }
+        Ok(Some(value))
+    }
+
     /// Sets initial rows.
     pub(super) fn set(&mut self, room: &mut RowsWorkspace, entry: &Entry, payload: &[u8]) -> Result<(), Failure> {
         if entry.element_type != self.element_type() {
@@ -290,7 +389,7 @@ impl Bucket {
         }
         let rows = self.view(entry.element_type, payload)?;
         // Before the first update no row has missed one, so no kernel is used.
-        self.table.set(&mut room.work, &mut Plain, &rows)
+        self.table.set(&mut room.work, &mut Plain, &rows, 0)
     }
 
     /// Makes the next version: merges the contributions' rows in order and applies the rule. False when the replay of
@@ -565,6 +664,25 @@ impl PartialContribution {
     fn new(one: &Contribution, count: u32, since: Now) -> Self {
         Self { trainer: one.trainer, call: one.sending.call, count, parts: Vec::new(), closing: None, since }
     }
+}
+
+/// The changes of the learning rate in a payload that was checked.
+pub(super) fn rates_of(payload: &[u8]) -> RateChanges {
+    let mut rates = RateChanges::default();
+    for (version, rate) in payload.as_chunks::<RATE_BYTES>().0.iter().map(rate_change) {
+        rates.note(version, rate);
+    }
+    rates
+}
+
+/// A change of the learning rate: the version, and the rate if one was sent.
+fn rate_change(bytes: &[u8; RATE_BYTES]) -> (Version, Option<f64>) {
+    let number = |at: usize| u64::from_le_bytes(bytes.as_chunks().0[at]);
+    (Version(number(0)), (number(1) != 0).then_some(f64::from_bits(number(2))))
+}
+
+fn is_rate(rate: f64) -> bool {
+    rate.is_finite() && rate >= 0.0
 }
 
 /// The fields of a request to list ids: zero, or one above the last known id; and the count.

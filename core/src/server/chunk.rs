@@ -149,6 +149,11 @@ impl Chunk {
         self.version.0.wrapping_add_signed(self.updates_beyond)
     }
 
+    /// Replaces the count of updates that the optimizer's state has seen, which the check keeps below 2^62.
+    pub(super) fn set_updates(&mut self, updates: u64) {
+        self.updates_beyond = updates.wrapping_sub(self.version.0).cast_signed();
+    }
+
     /// Entry of an answer without a value.
     pub(super) fn version_entry(&self) -> Entry {
         Entry::bare(self.id, Round(self.version.0), self.element_type)

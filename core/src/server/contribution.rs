@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::ids::{PeerId, Round, TrainerId, Version};
 use crate::memory::Lease;
 use crate::optim::Gradient;
-use crate::rows::{RowLayout, RowsView};
+use crate::rows::{RateChanges, RowLayout, RowsView};
 use crate::time::Now;
 use crate::wire::{Head, RowsPart};
 
@@ -75,6 +75,10 @@ pub(super) enum Replacement {
     State(usize, Lease),
     /// The updates that the optimizer's state has seen.
     Updates(u64),
+    /// Rows of a tensor of a bucket: 0 is the weights, then each state.
+    Rows(usize, RowsLease),
+    /// The updates that a bucket has seen, and their rates.
+    Progress(u64, RateChanges),
 }
 
 /// A set that waits for updates which arrived before it.

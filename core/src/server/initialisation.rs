@@ -255,7 +255,8 @@ impl ChunkTable {
     pub(super) fn check_whole(&self, entry: &Entry) -> Result<(), Refusal> {
         // Other chunks of the parameter may live on another shard.
         self.slot_index(entry.id).ok_or_else(|| unknown(entry.id))?;
-        self.held(entry.id).check_whole(entry)
+        let held = self.held(entry.id);
+        held.rows.as_ref().map_or_else(|| held.check_whole(entry), |plan| plan.check_set(held.name(), entry))
     }
 
     /// Checks a gradient entry and returns its chunk's slot index, tried first after `last`; half precision shortens

@@ -23,7 +23,7 @@ impl Serving {
             frame.entries.iter().map(|entry| self.table.slot_index(entry.id).ok_or_else(|| unknown(entry.id)));
         let slot_indices = slot_indices.collect::<Result<Vec<_>, _>>()?;
         if let Some(about) = state_of(frame)? {
-            return self.pull_state(cx, peer, frame, about);
+            return self.pull_state(cx, peer, frame, (about, body));
         }
         self.check_requests(frame, &slot_indices)?;
         self.check_waiters(peer, frame.entries.len())?;
@@ -64,7 +64,7 @@ impl Serving {
     pub(super) fn answer(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
         let wants_value = waiter.head.kind != Kind::Push || waiter.head.flags.contains(Flags::WANT_VALUE);
         match &waiter.wish {
-            Some(_) => self.answer_rows(cx, slot_index, waiter),
+            Some(_) => self.answer_rows(cx, slot_index, waiter, None),
             None if wants_value => self.send_value(cx, slot_index, waiter),
             None => cx.replies.done(waiter.peer, &waiter.head, self.table.chunks[slot_index].version_entry()),
         }

@@ -22,6 +22,7 @@ impl Shard {
         self.screen(frame, admitted, &mut body)?;
         if let Phase::Serving(serving) = &mut self.phase {
             serving.check_rows(frame, body.iter().map(Incoming::bytes), Origin::Live)?;
+            serving.settle_set(frame, body.iter().map(Incoming::bytes), self.kernels.as_mut(), self.replays)?;
         }
         if frame.head.kind == Kind::Finish {
             self.check_room(frame)?;

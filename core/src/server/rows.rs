@@ -16,9 +16,11 @@ use super::contribution::{Contribution, RowsLease};
 use super::frames::Admitted;
 use super::reply::Refusal;
 use super::serving::{RowsPull, Serving};
+use super::states::state_of;
 use super::waiters::Waiter;
-use crate::ids::{Incarnation, PeerId, TrainerId};
-use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
+use crate::ids::{Incarnation, PeerId, Round, TrainerId};
+use crate::port::Kernels;
+use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart, StateMessage};
 
 impl Serving {
     /// Whether the shard holds buckets.
@@ -45,6 +47,7 @@ impl Serving {
         if !self.has_rows() {
             return Ok(());
         }
+        let progress = state_of(frame)?.filter(|about| about.state.is_none()).map(|about| about.updates);
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (entry, payload) in entries.zip(payloads) {
             let Some(slot_index) = self.table.slot_index(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };
@@ -62,9 +65,43 @@ impl Serving {
                 Kind::Push => bucket.reserve(room, entry, payload),
                 Kind::Pull if frame.head.flags.contains(Flags::LIST) => Bucket::check_list(payload),
                 Kind::Pull => bucket.check_ids(payload),
+                Kind::Set if let Some(updates) = progress => Bucket::check_rates(payload, updates),
+                Kind::Set if is_known => bucket.check(entry, payload),
+                Kind::Set => bucket.reserve(room, entry, payload),
                 _ => Ok(()),
             };
             checked.map_err(|failure| Refusal::invalid(format!("parameter \"{name}\": {failure}")))?;
+        }
+        Ok(())
+    }
+
+    /// Replays the updates that rows of a set missed, before it is journalled; refuses it as busy when that takes
+    /// several turns. No value depends on it.
+    pub(super) fn settle_set<'a>(
+        &mut self,
+        frame: &Frame,
+        payloads: impl Iterator<Item = &'a [u8]>,
+        kernels: &mut dyn Kernels,
+        mut left: u64,
+    ) -> Result<(), Refusal> {
+        if frame.head.kind != Kind::Set || !self.has_rows() {
+            return Ok(());
+        }
+        let is_progress = state_of(frame)?.is_some_and(|about| about.state.is_none());
+        let mut payloads = payloads;
+        for entry in &frame.entries {
+            let payload = (entry.bytes > 0).then(|| payloads.next().expect("there is one for every entry with bytes"));
+            let Some(slot_index) = self.table.slot_index(entry.id) else { continue };
+            let Some(bucket) = self.table.chunks[slot_index].bucket_mut() else { continue };
+            let settled = match payload {
+                _ if is_progress => Ok(bucket.settle_all(&mut self.rows_room, kernels, &mut left)),
+                Some(payload) => bucket.settle_set(&mut self.rows_room, kernels, payload, &mut left),
+                None => Ok(true),
+            };
+            if !settled.map_err(|failure| Refusal::invalid(failure.to_string()))? {
+                let text = "the rows that are set are getting the updates that they missed";
+                return Err(Refusal::new(ErrorCode::Busy, format!("{}: {text}", self.bucket_text(slot_index))));
+            }
         }
         Ok(())
     }
@@ -156,18 +193,31 @@ impl Serving {
         format!("parameter \"{}\" bucket {}", self.table.held(id).name(), id.chunk)
     }
 
-    /// Answers with rows, or with ids of existing rows.
-    pub(super) fn answer_rows(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
+    /// Answers with rows of weights or of a state, with ids of existing rows, or with learning rates.
+    pub(super) fn answer_rows(
+        &mut self,
+        cx: &mut Context<'_>,
+        slot_index: usize,
+        waiter: Waiter,
+        about: Option<StateMessage>,
+    ) {
         let chunk = &self.table.chunks[slot_index];
-        let entry = chunk.version_entry();
+        let entry = match about {
+            None => chunk.version_entry(),
+            Some(_) => Entry { round: Round(chunk.updates()), ..chunk.version_entry() },
+        };
         let bucket = chunk.bucket().expect("a wish for rows is one to a bucket");
         let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
         let is_list = waiter.head.flags.contains(Flags::LIST);
-        let first = if is_list { bucket.list(cx.pool, wish) } else { bucket.begin_read(cx.pool, wish) };
+        let first = match about {
+            Some(_) if is_list => bucket.list_rates(cx.pool, wish),
+            None if is_list => bucket.list(cx.pool, wish),
+            _ => bucket.begin_read(cx.pool, wish),
+        };
         match first {
             Ok(Some(value)) => {
-                let entry = Entry { bytes: value.len(), ..entry };
-                let pull = RowsPull { slot_index, waiter, entry, answer: RowsAnswer::new(value) };
+                let (entry, state) = (Entry { bytes: value.len(), ..entry }, about.and_then(|about| about.state));
+                let pull = RowsPull { slot_index, waiter, entry, answer: RowsAnswer::new(value, state) };
                 if is_list { pull.answer(cx) } else { self.read_on(cx, pull) }
             }
             Ok(None) => cx.replies.nothing(waiter.peer, &waiter.head, entry),
@@ -184,6 +234,13 @@ impl Serving {
         let bucket = self.table.chunks[*slot_index].bucket_mut().expect("a wish for rows is one to a bucket");
         let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
         if bucket.read(&mut self.rows_room, cx.kernels, wish, answer, &mut cx.replay_left) {
+            let updates = Round(self.table.chunks[pull.slot_index].updates());
+            if pull.waiter.head.flags.contains(Flags::STATE) && pull.entry.round != updates {
+                let text =
+                    format!("{}: rows were updated while their state was read", self.bucket_text(pull.slot_index));
+                cx.replies.error(pull.waiter.peer, &pull.waiter.head, &Refusal::new(ErrorCode::Busy, text));
+                return;
+            }
             pull.answer(cx);
         } else {
             self.slow_pulls.push_back(pull);

@@ -1,25 +1,26 @@
-//! Sets: a trainer replaces values, or the optimizer's state. A set that arrives behind updates in progress is
+//! Sets: a trainer replaces values, or the optimizer's state, of rows too. A set that arrives behind updates in progress is
 //! deferred, and applied after the updates that arrived before it.
 
 use prost::Message;
 
+use super::bucket::rates_of;
 use super::call::CallId;
 use super::context::Context;
-use super::contribution::{DeferredSet, Replacement};
+use super::contribution::{DeferredSet, Replacement, RowsLease};
 use super::device_chunk::DeviceActivity;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, Version};
 use crate::memory::Lease;
 use crate::port::Work;
-use crate::wire::{Flags, Frame, Head, StateMessage};
+use crate::wire::{Entry, Flags, Frame, Head, StateMessage};
 
 impl Serving {
     /// Applies a set; a duplicate changes nothing.
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
         let call = CallId::of(&frame.head);
         self.note_admitted(frame.head.trainer);
-        for (entry, replacement) in frame.entries.iter().zip(replacements(frame, body)) {
+        for (entry, replacement) in frame.entries.iter().zip(self.replacements(cx, frame, body)) {
             let slot_index = self.table.slot_index(entry.id).expect("the entry was checked");
             if self.is_before_restored(cx, slot_index) {
                 self.restore_set(cx, slot_index, frame, replacement);
@@ -107,8 +108,18 @@ impl Serving {
                 Replacement::Value(lease) => chunk.set_value(cx.pool, lease),
                 Replacement::State(state, lease) => chunk.states[state] = lease,
                 // The check keeps both below 2^62.
-                Replacement::Updates(updates) => {
-                    chunk.updates_beyond = updates.wrapping_sub(chunk.version.0).cast_signed();
+                Replacement::Updates(updates) => chunk.set_updates(updates),
+                Replacement::Rows(tensor, rows) => {
+                    let bucket = chunk.bucket_mut().expect("rows are of a bucket");
+                    if let Err(failure) = bucket.replace(&mut self.rows_room, cx.kernels, &rows, tensor) {
+                        // Room is reserved before a set is journalled.
+                        tracing::error!("rows that were set are lost: {failure}");
+                    }
+                }
+                Replacement::Progress(updates, rates) => {
+                    chunk.set_updates(updates);
+                    let bucket = chunk.bucket_mut().expect("it is a bucket's");
+                    bucket.renumber(&mut self.rows_room, cx.kernels, updates, rates);
                 }
             }
         }
@@ -127,18 +138,32 @@ impl Serving {
             cx.device().push(Work::Load { slot: on_device.slot, parameter, states: Vec::new() });
         }
     }
-}
 
-/// The replacements of a set, one for each entry.
-fn replacements(frame: &Frame, body: Vec<Lease>) -> Vec<Replacement> {
-    let about = frame.head.flags.contains(Flags::STATE).then(|| StateMessage::decode(frame.control.as_slice()));
-    match about.map(|about| about.expect("the message was checked")) {
-        None => body.into_iter().map(Replacement::Value).collect(),
-        Some(StateMessage { state: Some(state), .. }) => {
-            body.into_iter().map(|lease| Replacement::State(state as usize, lease)).collect()
-        }
-        Some(StateMessage { state: None, updates }) => {
-            frame.entries.iter().map(|_| Replacement::Updates(updates)).collect()
-        }
+    /// The replacements of a set, one for each entry.
+    fn replacements(&self, cx: &Context<'_>, frame: &Frame, body: Vec<Lease>) -> Vec<Replacement> {
+        let about = frame.head.flags.contains(Flags::STATE).then(|| StateMessage::decode(frame.control.as_slice()));
+        let about = about.map(|about| about.expect("the message was checked"));
+        let mut body = body.into_iter();
+        let replacement = |entry: &Entry| {
+            let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
+            let (bytes, element_type) = (entry.bytes, entry.element_type);
+            match (about, lease) {
+                (Some(StateMessage { state: None, updates }), lease) if self.is_of_rows(entry) => {
+                    let rates = lease.map(|lease| rates_of(&lease.bytes()[..bytes as usize]));
+                    Replacement::Progress(updates, rates.unwrap_or_default())
+                }
+                (Some(StateMessage { state: None, updates }), _) => Replacement::Updates(updates),
+                (about, Some(lease)) if self.is_of_rows(entry) => {
+                    let tensor = about.and_then(|about| about.state).map_or(0, |state| state as usize + 1);
+                    Replacement::Rows(tensor, RowsLease { lease, bytes, element_type, position: cx.position })
+                }
+                (Some(StateMessage { state: Some(state), .. }), Some(lease)) => {
+                    Replacement::State(state as usize, lease)
+                }
+                (None, Some(lease)) => Replacement::Value(lease),
+                (_, None) => unreachable!("a set of a value or of a state was checked for its payload"),
+            }
+        };
+        frame.entries.iter().map(replacement).collect()
     }
 }

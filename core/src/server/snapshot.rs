@@ -260,7 +260,8 @@ impl Shard {
         if held.rows.is_some() {
             let chunk = table.bucket(record.id)?;
             let bucket = chunk.bucket_mut().expect("it was made as one");
-            let restored = bucket.restore(record.version, marks.rates(), record.value, record.states);
+            let updates = Version(record.version.0.wrapping_add_signed(marks.updates_beyond));
+            let restored = bucket.restore(updates, marks.rates(), record.value, record.states);
             restored.map_err(|failure| damaged(&failure.to_string()))?;
             restore_marks(chunk, record.version, marks);
             return Ok(());

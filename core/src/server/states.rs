@@ -1,5 +1,5 @@
-//! Optimizer state of dense parameters, fetched and replaced part by part: each state tensor, and the number of updates
-//! that the state has seen.
+//! Optimizer state, fetched and replaced part by part: each state tensor, or rows of it, and the number of updates that
+//! the state has seen.
 
 use std::sync::Arc;
 
@@ -8,9 +8,10 @@ use super::frames::decode;
 use super::initialisation::unknown;
 use super::reply::Refusal;
 use super::serving::Serving;
+use super::waiters::{RowsRequest, Waiter};
 use crate::ids::{PeerId, Round};
 use crate::limits::STATE_UPDATES_MAX;
-use crate::memory::Value;
+use crate::memory::{Lease, Value};
 use crate::wire::{Entry, ErrorCode, Flags, Frame, StateMessage};
 
 /// The part of the optimizer's state that a frame is about; none for a frame about values.
@@ -24,18 +25,22 @@ impl Serving {
         let slot_index = self.table.slot_index(entry.id).ok_or_else(|| unknown(entry.id))?;
         let (chunk, held) = (&self.table.chunks[slot_index], self.table.held(entry.id));
         let refuse = |text: String| Err(Refusal::invalid(format!("parameter \"{}\": {text}", held.name())));
-        if chunk.bucket().is_some() {
-            return refuse("it is sparse; expected a dense one, as states of rows are in checkpoints alone".to_owned());
-        }
         if chunk.on_device.is_some() {
             return refuse("its optimizer state is on a device; expected a parameter on a processor".to_owned());
         }
-        let states = chunk.states.len();
+        let states = if chunk.bucket().is_some() { chunk.rule.states().len() } else { chunk.states.len() };
         if let Some(state) = about.state.filter(|state| states <= *state as usize) {
             return refuse(format!("optimizer state {state}; expected one of {states}, from 0"));
         }
         if about.updates > STATE_UPDATES_MAX {
             return refuse(format!("a state after {} updates; expected at most {STATE_UPDATES_MAX}", about.updates));
+        }
+        if let Some(plan) = &held.rows {
+            return match (is_set, about.state) {
+                (true, Some(_)) => plan.check_set(held.name(), entry),
+                // The payload is checked when it is there.
+                _ => Ok(()),
+            };
         }
         let expected = if is_set && about.state.is_some() { chunk.bytes } else { 0 };
         if entry.bytes != expected || entry.element_type != chunk.element_type {
@@ -46,21 +51,30 @@ impl Serving {
     }
 
     /// Answers a pull of the optimizer's state as it is now: with copies of a state tensor, or without payload. The
-    /// entries have the number of updates that the state has seen.
+    /// entries have the number of updates that the state has seen. Of a bucket it asks for rows by their ids, or for
+    /// learning rates as a list.
     pub(super) fn pull_state(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         peer: PeerId,
         frame: &Frame,
-        about: StateMessage,
+        (about, body): (StateMessage, impl IntoIterator<Item = Lease>),
     ) -> Result<(), Refusal> {
         let mut answers = Vec::with_capacity(frame.entries.len());
+        let (mut rows, mut body) = (Vec::new(), body.into_iter());
         for entry in &frame.entries {
             self.check_state_entry(entry, about, false)?;
+            let payload = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
             let slot_index = self.table.slot_index(entry.id).expect("the entry was just checked");
             let chunk = &self.table.chunks[slot_index];
             let bare = Entry { round: Round(chunk.updates()), ..chunk.version_entry() };
-            let Some(state) = about.state else {
+            if let Some(ids) = payload {
+                let wish = Some(RowsRequest { ids: Some(ids), bytes: entry.bytes });
+                let version = chunk.version;
+                rows.push((slot_index, Waiter { wish, ..Waiter::new(peer, frame.head, version, cx.now) }));
+                continue;
+            }
+            let Some(state) = about.state.filter(|_| chunk.bucket().is_none()) else {
                 answers.push((bare, None));
                 continue;
             };
@@ -75,6 +89,9 @@ impl Serving {
                 Some(value) => cx.replies.value(peer, &frame.head, entry, value),
                 None => cx.replies.done(peer, &frame.head, entry),
             }
+        }
+        for (slot_index, waiter) in rows {
+            self.answer_rows(cx, slot_index, waiter, Some(about));
         }
         Ok(())
     }

@@ -14,13 +14,15 @@
 //! [`RowTable::catch_up`] stop when an allowance is used up, and resume there.
 //!
 //! `pieces` (memory), `index` (id to slot), `records` (slot to bytes), `tile` (the rows of one kernel call), `rest`
-//! (missed updates), `reading` (progress of a read), `copy` (a snapshot of the table, for a checkpoint).
+//! (missed updates), `reading` (progress of a read), `copy` (a snapshot of the table, for a checkpoint), `replacing`
+//! (rows and counts that are set).
 
 mod copy;
 mod index;
 mod pieces;
 mod reading;
 mod records;
+mod replacing;
 mod rest;
 mod settings;
 mod tile;
@@ -270,7 +272,7 @@ impl RowTable {
         self.catch_up_tile(work, kernels, from, left)
     }
 
-    /// Writes the values of rows, row after row in the ids' order; ids may repeat.
+    /// Writes the weights of rows, row after row in the ids' order; ids may repeat.
     ///
     /// # Panics
     /// When `into` does not hold a row for each id.
@@ -280,9 +282,10 @@ impl RowTable {
         assert!(is_over, "no table is so long");
     }
 
-    /// As [`pull`](Self::pull), within the allowance `left` of [`catch_up`](Self::catch_up). True when every row is
-    /// written; else the next call continues at `reading` with the same `ids` and `into`. Each row then has its values
-    /// of some version since the read began; if the table was updated meanwhile, versions of rows may differ.
+    /// As [`pull`](Self::pull), of the tensor that `reading` begins with, within the allowance `left` of
+    /// [`catch_up`](Self::catch_up). True when every row is written; else the next call continues at `reading` with the
+    /// same `ids` and `into`. Each row then has its values of some version since the read began; if the table was
+    /// updated meanwhile, versions of rows may differ.
     ///
     /// # Panics
     /// When `into` does not hold a row for each id.
@@ -307,7 +310,7 @@ impl RowTable {
             self.ask_for(ids, places.end..places.end + GROUP);
             for (place, slot) in places.zip(slots) {
                 let (id, row) = (ids.get(place), &mut into[place * row_bytes..][..row_bytes]);
-                if let Some(last) = self.read_row(id, slot, row) {
+                if let Some(last) = self.read_row(id, slot, reading.tensor, row) {
                     let last = if slot.is_none() { reading.seen(id).unwrap_or(last) } else { last };
                     work.tile.rows.push(TileRow { id, slot, last, place });
                 }
@@ -319,38 +322,6 @@ impl RowTable {
             }
         }
         self.read_tile(&mut work.tile, kernels, reading, left, into)
-    }
-
-    /// Replaces the weights of rows, without changing optimizer states. Of a repeated row the last value counts.
-    ///
-    /// # Errors
-    /// When memory runs out; then no value has changed.
-    ///
-    /// # Panics
-    /// When the rows are not of the table's layout.
-    pub fn set(
-        &mut self,
-        work: &mut RowWorkspace,
-        kernels: &mut dyn Kernels,
-        rows: &RowsView<'_>,
-    ) -> Result<(), Failure> {
-        assert_eq!(rows.layout(), self.settings.layout, "rows of this table");
-        self.claim(&mut work.slots, rows.ids().iter())?;
-        work.tile.begin(self.shape);
-        for place in 0..rows.len() {
-            let slot = work.slots[place];
-            let last = self.last(slot);
-            if last < self.version {
-                work.tile.rows.push(TileRow { id: rows.ids().get(place), slot: Some(slot), last, place });
-                self.settle_whole(&mut work.tile, kernels);
-                self.store(&mut work.tile);
-                work.tile.rows.clear();
-            }
-            self.keep(rows.ids().get(place), slot);
-            let head = self.head_bytes();
-            self.records.get_mut(slot)[head..][..self.shape.row_bytes].copy_from_slice(rows.row(place));
-        }
-        Ok(())
     }
 }
 
@@ -534,8 +505,8 @@ impl RowTable {
         let is_over = tile.has_seen(self.version);
         if is_over {
             for index in 0..tile.rows.len() {
-                let place = tile.rows[index].place;
-                into[place * self.shape.row_bytes..][..self.shape.row_bytes].copy_from_slice(tile.weight(index));
+                let (place, row) = (tile.rows[index].place, tile.row(reading.tensor, index));
+                into[place * self.shape.row_bytes..][..self.shape.row_bytes].copy_from_slice(row);
             }
         } else {
             reading.stop_at(tile);
@@ -644,14 +615,21 @@ impl RowTable {
     }
 
     /// Reads a row that has missed no update; for any other row returns the last version it has seen.
-    fn read_row(&self, id: u64, slot: Option<u32>, row: &mut [u8]) -> Option<Version> {
+    fn read_row(&self, id: u64, slot: Option<u32>, tensor: usize, row: &mut [u8]) -> Option<Version> {
         let last = slot.map_or(Version(0), |slot| self.last(slot));
         if self.rest != IdleRows::Always && last < self.version {
             return Some(last);
         }
-        match slot {
-            Some(slot) => row.copy_from_slice(&self.records.get(slot)[self.head_bytes()..][..self.shape.row_bytes]),
-            None => self.settings.begin(id, row),
+        match (slot, tensor.checked_sub(1)) {
+            (Some(slot), _) => {
+                let start = self.head_bytes() + tensor * self.shape.row_bytes;
+                row.copy_from_slice(&self.records.get(slot)[start..][..self.shape.row_bytes]);
+            }
+            (None, None) => self.settings.begin(id, row),
+            (None, Some(state)) => {
+                let TableSettings { layout, rule, .. } = &self.settings;
+                optim::fill(layout.element_type(), row, rule.states()[state].initial);
+            }
         }
         None
     }

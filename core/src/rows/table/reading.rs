@@ -4,12 +4,14 @@ use crate::ids::Version;
 
 use super::tile::Tile;
 
-/// Progress of a read. The default is the beginning.
+/// Progress of a read. The default is the beginning of one of weights.
 ///
 /// Replayed updates of existing rows are stored in the table. For absent rows this holds the weights and states so far:
 /// of as many rows as are replayed together.
 #[derive(Clone, Debug, Default)]
 pub struct PartialRead {
+    /// The tensor that is read: 0 for the weights, then each state.
+    pub(super) tensor: usize,
     /// The first of the caller's rows that is not known to be written.
     pub(super) next: usize,
     /// Absent rows, by id, and the last update that each has seen.
@@ -20,6 +22,12 @@ pub struct PartialRead {
 }
 
 impl PartialRead {
+    /// The beginning of a read of a state, by its index in the rule's order.
+    #[must_use]
+    pub fn of_state(state: usize) -> Self {
+        Self { tensor: state + 1, ..Self::default() }
+    }
+
     /// The last update that an absent row has seen, if the row is in the middle of its replay.
     pub(super) fn seen(&self, id: u64) -> Option<Version> {
         self.find(id).map(|index| self.rows[index].1)

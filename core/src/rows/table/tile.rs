@@ -115,7 +115,7 @@ impl Tile {
 
     /// A place's part of one of the tensors.
     #[inline]
-    fn row(&mut self, tensor: usize, place: usize) -> &mut [u8] {
+    pub(super) fn row(&mut self, tensor: usize, place: usize) -> &mut [u8] {
         let row_bytes = self.shape.row_bytes;
         let start = self.start + tensor * self.tensor_bytes + place * row_bytes;
         &mut self.memory[start..start + row_bytes]

@@ -82,7 +82,7 @@ impl Player {
     fn set(&mut self, ids: &[u64], values: &[f32]) {
         let values = bytes(values);
         let rows = RowsView::new(self.table.layout(), ids, &values).expect("a row for each id");
-        self.table.set(&mut self.work, &mut Plain, &rows).expect("there is room");
+        self.table.set(&mut self.work, &mut Plain, &rows, 0).expect("there is room");
     }
 
     fn initial(&self, id: u64) -> Vec<f32> {

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use prost::Message;
+
 use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
@@ -10,7 +12,7 @@ use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
 use crate::ids::{ChunkId, PeerId};
 use crate::port::Event;
-use crate::wire::{Kind, RowsPart};
+use crate::wire::{Flags, Kind, RowsPart, StateMessage};
 
 /// Rows that shrink in every update, whether they are in it or not, and carry on what moved them.
 const RESTLESS: &str = "sgd { momentum: 0.9 } l2: 0.01 const_lr { learning_rate: 0.5 } \
@@ -195,4 +197,35 @@ fn a_checkpoint_that_is_given_up_leaves_nothing_behind() {
     let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
     writer.expect("all of it was written").finish().expect("the disk is well");
     assert_eq!(again(&stage, &disk).contents(), stage.contents());
+}
+
+/// Replaces a state of rows, or with none the count of updates.
+fn set_state(stage: &mut Stage, state: Option<u32>, payload: Vec<u8>) -> Vec<Answer> {
+    let mut head = stage.call(Kind::Set, 0);
+    head.flags = Flags::STATE;
+    let mut parcel = Parcel::new(head, vec![(bucket(), 0, Float32, payload)]);
+    parcel.frame.control = StateMessage { state, updates: 7 }.encode_to_vec();
+    deliver(stage, &parcel)
+}
+
+#[test]
+fn a_set_of_rows_that_have_missed_much_is_busy_for_some_turns() {
+    let [mut short, mut long] = stages(Mode::Async);
+    for stage in [&mut short, &mut long] {
+        push(stage, &[1, 2, 3]);
+        (0..100).for_each(|_| assert_eq!(push(stage, &[]).len(), 1, "a step"));
+    }
+    for (state, payload) in [(Some(0), rows(&[3, 1])), (None, Vec::new())] {
+        let is_done = |answers: &[Answer]| answers.iter().map(|one| one.frame.head.kind).eq([Kind::Done]);
+        assert!(is_done(&set_state(&mut long, state, payload.clone())), "{state:?}");
+        let mut count = 0;
+        while !is_done(&set_state(&mut short, state, payload.clone())) {
+            count += 1;
+            assert!(short.errors().iter().all(|error| error.contains("the updates that they missed")), "{state:?}");
+            assert!(is_answered_at_once(&mut short), "{state:?}: others are not kept waiting");
+        }
+        assert!((3..=30).contains(&count), "{state:?}: {count} turns");
+    }
+    let expected = pull(&mut long, 101, &[1, 2, 3]);
+    assert_eq!(pull(&mut short, 101, &[1, 2, 3])[0].body, expected[0].body);
 }

@@ -1,13 +1,14 @@
 //! Buckets: rows that come in parts, twice, or not at all, tables that are full, and bytes that are no rows.
 
 use proptest::prelude::*;
+use prost::Message;
 
 use super::stage::{Answer, Parcel, Plan, Stage, TIMEOUT, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
 use crate::server::shard::Phase;
-use crate::wire::{Flags, Kind, RowsPart};
+use crate::wire::{Flags, Kind, RowsPart, StateMessage};
 
 const SGD: &str = "const_lr { learning_rate: 1 } sparse { height: 100 width: 2 buckets: 1 constant { value: 10 } }";
 
@@ -361,7 +362,13 @@ fn what_is_no_push_of_rows_is_refused_by_name() {
     let parcel = stage.push(0, vec![(bucket(), 1, part(0, 1, &[(1, 1.0)]))], true);
     check_refused(&mut stage, &parcel, "cannot ask for the value");
     let head = stage.call(Kind::Set, 0);
-    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0; 8])]), "is sparse");
+    check_refused(
+        &mut stage,
+        &Parcel::new(head, vec![(bucket(), 0, Float32, vec![0; 7])]),
+        "expected 8 and a multiple",
+    );
+    let head = stage.call(Kind::Set, 0);
+    check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 0, Float32, Vec::new())]), "0 bytes of rows");
     let head = stage.call(Kind::Push, 0);
     check_refused(&mut stage, &Parcel::new(head, vec![(bucket(), 1, Float64, vec![0; 32])]), "rows of float64");
     let head = stage.head(Kind::Pull, 0);
@@ -391,7 +398,7 @@ proptest! {
     #[test]
     fn garbage_is_taken_or_refused(
         frames in prop::collection::vec(
-            (0_u8..4, 0_u64..3, prop::collection::vec(any::<u8>(), 0..80), any::<[bool; 3]>(), 0_u64..120), 1..20)
+            (0_u8..7, 0_u64..3, prop::collection::vec(any::<u8>(), 0..80), any::<[bool; 3]>(), 0_u64..120), 1..20)
     ) {
         let mut stage = stage(Mode::Sync, 2, SGD);
         for (kind, round, mut payload, [is_headed, is_small, wants], row) in frames {
@@ -404,11 +411,20 @@ proptest! {
             }
             let mut head = match kind {
                 0 => stage.call(Kind::Push, 0),
-                1 => stage.call(Kind::Set, 0),
+                1 | 4 => stage.call(Kind::Set, 0),
                 _ => stage.head(Kind::Pull, 0),
             };
-            head.flags = if kind == 3 { Flags::LIST } else { Flags::default() };
-            let parcel = Parcel::new(head, vec![(bucket(), round, Float32, payload)]);
+            head.flags = match kind {
+                3 => Flags::LIST,
+                4 | 5 => Flags::STATE,
+                6 => Flags::STATE.with(Flags::LIST),
+                _ => Flags::default(),
+            };
+            let mut parcel = Parcel::new(head, vec![(bucket(), round, Float32, payload)]);
+            if kind >= 4 {
+                let state = (row % 4).checked_sub(1).and_then(|state| u32::try_from(state).ok());
+                parcel.frame.control = StateMessage { state, updates: row }.encode_to_vec();
+            }
             stage.deliver(0, &parcel);
         }
         let rows: u64 = stage.contents()[0].2.len() as u64 / 8;

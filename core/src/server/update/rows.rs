@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::Failure;
+use crate::ids::Version;
 use crate::optim::{Prepared, Step};
 use crate::port::Kernels;
 use crate::server::bucket::{RowsPlan, RowsWorkspace};
@@ -20,7 +21,7 @@ impl Chunk {
         let Content::Rows(bucket) = &mut self.content else { panic!("rows go to a bucket") };
         let is_over = bucket.update(room, kernels, step, self.round.rows(), left)?;
         if is_over {
-            self.version = step.version;
+            self.version = Version(self.version.0 + 1);
         }
         Ok(is_over)
     }
