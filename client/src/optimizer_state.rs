@@ -55,8 +55,9 @@ impl Client {
     /// it that this trainer has pushed.
     ///
     /// # Errors
-    /// When there is no such parameter, it is sparse ([`Client::row_states`]) or on a device; when other trainers' gradients changed the state
-    /// each time while it was fetched; or when a server does not answer before the deadline.
+    /// When there is no such parameter, it is sparse ([`Client::row_states`]) or on a device; when other trainers'
+    /// gradients changed the state each time while it was fetched; or when a server does not answer before the
+    /// deadline.
     pub fn optimizer_state(&self, name: &str) -> Result<OptimizerState, Failure> {
         let mut state = self.lock()?;
         state.ready()?;
