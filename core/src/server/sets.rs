@@ -1,5 +1,5 @@
-//! Sets: a trainer replaces values, or the optimizer's state, also of rows. A set behind updates in progress is deferred, and
-//! applied after the updates that arrived before it.
+//! Sets: a trainer replaces values, or the optimizer's state, also of rows. A set that arrives behind updates in
+//! progress is deferred, and applied after the updates that arrived before it.
 
 use prost::Message;
 
