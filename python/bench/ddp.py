@@ -1,0 +1,186 @@
+"""A training step of two ranks beside DDP over gloo, for models of the same parameters.
+
+    python python/bench/ddp.py
+
+All contestants are in the same two processes and take turns. A model's backward pass does nothing but make its gradients;
+"backward alone" is that and no more. The exchange is what comes after it: the optimizer's step here, an all-reduce of one
+flat tensor, which gradients are views of, and torch's fused SGD there.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import pserver
+from pserver.torch import Optimizer
+from turns import by_turns, micros, ratio, say_where
+
+RANKS = 2
+RATE = 1e-3
+CASES = {"64 MiB": (1, 16 << 20, 5), "100 x 64 KiB": (100, 16 << 10, 40), "100 x 1 KiB": (100, 256, 100)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--transports", nargs="+", default=["shm", "tcp"])
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    # For the processes of the ranks.
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--case")
+    parser.add_argument("--address", default="")
+    parser.add_argument("--port", type=int)
+    options = parser.parse_args()
+    if options.rank is not None:
+        rank(options)
+        return
+    say_where(options.blocks)
+    for transport in options.transports:
+        for case in options.cases:
+            with pserver.Servers(1, trainers=RANKS) as servers:
+                show(f"{case}, {transport}", run(options, case, f"{transport}://{servers.address}"))
+
+
+def run(options: argparse.Namespace, case: str, address: str) -> list[dict[str, list[float]]]:
+    """The seconds that each rank reports."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = ["--case", case, "--address", address, "--port", str(store.port), "--blocks", str(options.blocks)]
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, "--rank", str(at), *shared], stdout=subprocess.PIPE, text=True)
+        for at in range(RANKS)
+    ]
+    try:
+        said = [one.communicate(timeout=600)[0] for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+    if any(one.returncode for one in ranks):
+        raise SystemExit("a rank failed")
+    return [json.loads(one.splitlines()[-1]) for one in said]
+
+
+def show(title: str, ranks: list[dict[str, list[float]]]) -> None:
+    """The slower rank of each block counts."""
+    seconds = {name: [max(pair) for pair in zip(*(one[name] for one in ranks))] for name in ranks[0]}
+    print(title)
+    for name, took in seconds.items():
+        print(f"  {name:21} {micros(took)} us")
+    print(f"  step of DDP / ours: {ratio(seconds['DDP'], seconds['ours'])}")
+    print(f"  exchange of gloo / ours: {ratio(seconds['all-reduce and SGD'], seconds['our exchange'])}", flush=True)
+
+
+class Given(torch.autograd.Function):
+    """A loss whose gradients are given."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[torch.Tensor], *weights: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.gradients = gradients
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:  # type: ignore[override]
+        return None, *ctx.gradients
+
+
+class Model(torch.nn.Module):
+    def __init__(self, tensors: int, elements: int, rank: int) -> None:
+        super().__init__()
+        # A plain list beside the module's own is quicker to go through.
+        self.weights = [torch.nn.Parameter(torch.zeros(elements)) for _ in range(tensors)]
+        for at, weight in enumerate(self.weights):
+            self.register_parameter(str(at), weight)
+        self.gradients = [torch.full((elements,), 1.0 + rank) for _ in range(tensors)]
+
+    def forward(self) -> torch.Tensor:
+        return Given.apply(self.gradients, *self.weights)  # type: ignore[no-any-return]
+
+
+def rank(options: argparse.Namespace) -> None:
+    """One rank's process."""
+    torch.set_num_threads(1)
+    tensors, elements, rounds = CASES[options.case]
+    store = dist.TCPStore("127.0.0.1", options.port)
+    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=RANKS)
+    client = pserver.connect(options.address, trainer=options.rank)
+    theirs, ours, alone, reduced = (Model(tensors, elements, options.rank) for _ in range(4))
+    parallel = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
+    optimizer = Optimizer(ours.parameters(), "sgd", RATE)
+    contestants = {
+        "DDP": step(parallel, torch.optim.SGD(theirs.parameters(), RATE, fused=True)),
+        "ours": step(ours, optimizer),
+        "backward alone": step(alone, None),
+        "all-reduce and SGD": all_reduce(reduced),
+        "our exchange": exchange(ours, optimizer),
+    }
+
+    def meeting(one: Callable[[], None]) -> Callable[[int], float]:
+        def run(count: int) -> float:
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(count):
+                one()
+            return time.perf_counter() - start
+
+        return run
+
+    seconds = by_turns({name: meeting(one) for name, one in contestants.items()}, options.blocks, rounds)
+    # The mean of the gradients of both ranks, as often.
+    mean = torch.full((elements,), -1.5 * RATE * rounds * (options.blocks + 1))
+    for model, times in [(theirs, 1), (reduced, 1), (ours, 2)]:
+        torch.testing.assert_close(model.weights[-1].detach(), times * mean, rtol=1e-3, atol=0)
+    print(json.dumps(seconds))
+    client.leave()
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    def run() -> None:
+        model().backward()
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad()
+
+    return run
+
+
+def exchange(model: Model, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """The step with gradients that are there."""
+
+    def run() -> None:
+        for weight, gradient in zip(model.weights, model.gradients):
+            weight.grad = gradient
+        optimizer.step()
+        for weight in model.weights:
+            weight.grad = None
+
+    return run
+
+
+def all_reduce(model: Model) -> Callable[[], None]:
+    """The same by gloo."""
+    optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
+    # Their sum over the ranks, halved, is what they are then: those of the next step.
+    whole = torch.cat(model.gradients)
+    for weight, part in zip(model.weights, whole.split(len(model.gradients[0]))):
+        weight.grad = part
+
+    def run() -> None:
+        dist.all_reduce(whole)
+        whole.div_(RANKS)
+        optimizer.step()
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The measurements of the report, in small: that they run, and that contestants compute the same."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECONDS_MAX = 120
+
+
+def output_of(name: str, *arguments: str) -> str:
+    pytest.importorskip("torch", reason="torch is not installed; `sh bench/peers/install.sh torch target/kits` has one")
+    command = [sys.executable, str(ROOT / "python/bench" / name), "--blocks", "2", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="cc is not installed")
+def test_calls_are_compared_with_c() -> None:
+    said = output_of("calls.py", "--library", str(ROOT / "target/debug"), "--transports", "shm")
+    assert said.count("torch") == 4 and said.count("beside C") == 6
+
+
+def test_steps_are_compared_with_ddp() -> None:
+    said = output_of("ddp.py", "--transports", "shm", "--cases", "100 x 1 KiB")
+    assert "step of DDP / ours" in said and "exchange of gloo / ours" in said
