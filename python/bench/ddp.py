@@ -28,6 +28,7 @@ from turns import by_turns, micros, ratio, say_where
 
 RANKS = 2
 RATE = 1e-3
+BUCKET_BYTES = 1 << 20
 CASES = {"64 MiB": (1, 16 << 20, 5), "100 x 64 KiB": (100, 16 << 10, 40), "100 x 1 KiB": (100, 256, 100)}
 
 
@@ -39,7 +40,7 @@ def main() -> None:
     # For the processes of the ranks.
     parser.add_argument("--rank", type=int)
     parser.add_argument("--case")
-    parser.add_argument("--address", default="")
+    parser.add_argument("--addresses", nargs="+")
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
     if options.rank is not None:
@@ -48,14 +49,15 @@ def main() -> None:
     say_where(options.blocks)
     for transport in options.transports:
         for case in options.cases:
-            with pserver.Servers(1, trainers=RANKS) as servers:
-                show(f"{case}, {transport}", run(options, case, f"{transport}://{servers.address}"))
+            with pserver.Servers(1, trainers=RANKS) as one, pserver.Servers(1, trainers=RANKS) as other:
+                addresses = [f"{transport}://{servers.address}" for servers in (one, other)]
+                show(f"{case}, {transport}", run(options, case, addresses))
 
 
-def run(options: argparse.Namespace, case: str, address: str) -> list[dict[str, list[float]]]:
+def run(options: argparse.Namespace, case: str, addresses: list[str]) -> list[dict[str, list[float]]]:
     """The seconds that each rank reports."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = ["--case", case, "--address", address, "--port", str(store.port), "--blocks", str(options.blocks)]
+    shared = ["--case", case, "--addresses", *addresses, "--port", str(store.port), "--blocks", str(options.blocks)]
     ranks = [
         subprocess.Popen([sys.executable, __file__, "--rank", str(at), *shared], stdout=subprocess.PIPE, text=True)
         for at in range(RANKS)
@@ -76,7 +78,8 @@ def show(title: str, ranks: list[dict[str, list[float]]]) -> None:
     print(title)
     for name, took in seconds.items():
         print(f"  {name:21} {micros(took)} us")
-    print(f"  step of DDP / ours: {ratio(seconds['DDP'], seconds['ours'])}")
+    for name in ["ours", "ours, overlap"]:
+        print(f"  step of DDP / {name}: {ratio(seconds['DDP'], seconds[name])}")
     print(f"  exchange of gloo / ours: {ratio(seconds['all-reduce and SGD'], seconds['our exchange'])}", flush=True)
 
 
@@ -112,13 +115,17 @@ def rank(options: argparse.Namespace) -> None:
     tensors, elements, rounds = CASES[options.case]
     store = dist.TCPStore("127.0.0.1", options.port)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=RANKS)
-    client = pserver.connect(options.address, trainer=options.rank)
-    theirs, ours, alone, reduced = (Model(tensors, elements, options.rank) for _ in range(4))
+    clients = [pserver.Client(address, trainer=options.rank) for address in options.addresses]
+    theirs, ours, overlapped, alone, reduced = (Model(tensors, elements, options.rank) for _ in range(5))
     parallel = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
-    optimizer = Optimizer(ours.parameters(), "sgd", RATE)
+    optimizer = Optimizer(ours.parameters(), "sgd", RATE, client=clients[0])
+    of_buckets = Optimizer(
+        overlapped.parameters(), "sgd", RATE, client=clients[1], overlap=True, bucket_bytes=BUCKET_BYTES
+    )
     contestants = {
         "DDP": step(parallel, torch.optim.SGD(theirs.parameters(), RATE, fused=True)),
         "ours": step(ours, optimizer),
+        "ours, overlap": step(overlapped, of_buckets),
         "backward alone": step(alone, None),
         "all-reduce and SGD": all_reduce(reduced),
         "our exchange": exchange(ours, optimizer),
@@ -137,10 +144,11 @@ def rank(options: argparse.Namespace) -> None:
     seconds = by_turns({name: meeting(one) for name, one in contestants.items()}, options.blocks, rounds)
     # The mean of the gradients of both ranks, as often.
     mean = torch.full((elements,), -1.5 * RATE * rounds * (options.blocks + 1))
-    for model, times in [(theirs, 1), (reduced, 1), (ours, 2)]:
+    for model, times in [(theirs, 1), (reduced, 1), (overlapped, 1), (ours, 2)]:
         torch.testing.assert_close(model.weights[-1].detach(), times * mean, rtol=1e-3, atol=0)
     print(json.dumps(seconds))
-    client.leave()
+    for client in clients:
+        client.leave()
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
