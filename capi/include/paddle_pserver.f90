@@ -5,7 +5,9 @@
 !> type(c_ptr), and c_associated tells whether one was made.
 !>
 !> paddle_tensor makes the description of an array, which must be a contiguous target: the library reads and writes the
-!> array during the calls that get the description.
+!> array during the calls that get the description. The type paddle_tensor_t is C's paddle_tensor, for calls with
+!> lengths of 64 bits:
+!>   paddle_tensor_t(paddle_name("w"), PADDLE_ELEMENT_TYPE_FLOAT32, c_loc(w), 4 * size(w, kind=c_size_t))
 !>
 !> Compile this file with the program, by the same compiler.
 module paddle_pserver
@@ -50,6 +52,27 @@ module paddle_pserver
     integer(c_int) :: content_len = 0
   end type paddle_rows
 
+  !> A tensor of the caller, or with ids rows of a sparse parameter. Lengths have 64 bits.
+  type, bind(C), public :: paddle_tensor_t
+    type(c_ptr) :: name = c_null_ptr
+    integer(c_int) :: element_type = PADDLE_ELEMENT_TYPE_FLOAT32
+    type(c_ptr) :: content = c_null_ptr
+    integer(c_size_t) :: content_len = 0
+    type(c_ptr) :: ids = c_null_ptr
+    integer(c_size_t) :: ids_len = 0
+  end type paddle_tensor_t
+
+  !> A parameter of the job. paddle_text has its name; c_f_pointer(one%shape, dimensions, [one%dimensions]) its shape.
+  type, bind(C), public :: paddle_listed_parameter
+    type(c_ptr) :: name
+    integer(c_int) :: element_type
+    integer(c_int) :: is_sparse
+    integer(c_int64_t) :: content_len
+    type(c_ptr) :: shape
+    integer(c_size_t) :: dimensions
+    integer(c_int64_t) :: version
+  end type paddle_listed_parameter
+
   !> The description of an array of the caller, of rank 1 or 2. Arrays of other ranks and types: the fields.
   interface paddle_tensor
     module procedure tensor_of_floats, tensor_of_float_matrix, tensor_of_doubles, tensor_of_double_matrix
@@ -62,12 +85,14 @@ module paddle_pserver
   end type kept_name
   type(kept_name), allocatable, save :: kept_names(:)
 
-  public :: paddle_tensor, paddle_name
+  public :: paddle_tensor, paddle_name, paddle_text
   public :: paddle_new_pserver_client, paddle_new_pserver_client_with, paddle_pserver_client_release
   public :: paddle_cancel, paddle_save_model, paddle_leave, paddle_trainer_id, paddle_free
   public :: paddle_last_error, paddle_last_error_code, paddle_strerror, paddle_version
   public :: paddle_load_model, paddle_checkpoint
   public :: paddle_init_rows, paddle_send_rows, paddle_get_rows
+  public :: paddle_init_tensor, paddle_transfer, paddle_transfer_start, paddle_set_tensors
+  public :: paddle_list_params, paddle_get_state, paddle_set_state
   public :: paddle_program_load, paddle_program_steps_before, paddle_program_feed, paddle_program_step
   public :: paddle_program_value, paddle_program_fetch, paddle_program_save, paddle_program_release
   public :: paddle_begin_init_params, paddle_begin_init_params_n, paddle_finish_init_params
@@ -154,6 +179,52 @@ module paddle_pserver
       type(c_ptr), value :: client
       integer(c_int), value :: len
       type(paddle_rows), intent(in) :: dst(len)
+    end function
+    integer(c_int) function c_init_tensor(client, value_of, shape_of, dimensions, config) &
+        bind(C, name="paddle_init_tensor")
+      import :: c_ptr, c_int, c_int64_t, c_size_t, paddle_tensor_t
+      type(c_ptr), value :: client, config
+      type(paddle_tensor_t), intent(in) :: value_of
+      integer(c_int64_t), intent(in) :: shape_of(*)
+      integer(c_size_t), value :: dimensions
+    end function
+    integer(c_int) function c_transfer(client, grads, dst, len, learning_rate) bind(C, name="paddle_transfer")
+      import :: c_ptr, c_int, c_size_t
+      type(c_ptr), value :: client, grads, dst, learning_rate
+      integer(c_size_t), value :: len
+    end function
+    function c_transfer_start(client, grads, dst, len, learning_rate) bind(C, name="paddle_transfer_start")
+      import :: c_ptr, c_size_t
+      type(c_ptr), value :: client, grads, dst, learning_rate
+      integer(c_size_t), value :: len
+      type(c_ptr) :: c_transfer_start
+    end function
+    integer(c_int) function paddle_set_tensors(client, values, len) bind(C)
+      import :: c_ptr, c_int, c_size_t, paddle_tensor_t
+      type(c_ptr), value :: client
+      integer(c_size_t), value :: len
+      type(paddle_tensor_t), intent(in) :: values(len)
+    end function
+    !> c_f_pointer(params, list, [len]) makes an array of type(paddle_listed_parameter); paddle_free(params) frees it.
+    integer(c_int) function paddle_list_params(client, params, len) bind(C)
+      import :: c_ptr, c_int, c_size_t
+      type(c_ptr), value :: client
+      type(c_ptr), intent(inout) :: params
+      integer(c_size_t), intent(inout) :: len
+    end function
+    integer(c_int) function c_get_state(client, name, states, len, updates) bind(C, name="paddle_get_state")
+      import :: c_ptr, c_int, c_size_t, c_int64_t
+      type(c_ptr), value :: client, name
+      type(c_ptr), intent(inout) :: states
+      integer(c_size_t), intent(inout) :: len
+      integer(c_int64_t), intent(inout) :: updates
+    end function
+    integer(c_int) function c_set_state(client, name, states, len, updates) bind(C, name="paddle_set_state")
+      import :: c_ptr, c_int, c_size_t, c_int64_t, paddle_tensor_t
+      type(c_ptr), value :: client, name
+      integer(c_size_t), value :: len
+      type(paddle_tensor_t), intent(in) :: states(len)
+      integer(c_int64_t), value :: updates
     end function
     function c_program_load(client, program, loss, config, batch) bind(C, name="paddle_program_load")
       import :: c_ptr, c_int
@@ -388,8 +459,8 @@ contains
     characters(len(text) + 1) = c_null_char
   end function c_text
 
-  !> The text at an address.
-  function text_at(address) result(text)
+  !> The text at an address that the library gave.
+  function paddle_text(address) result(text)
     type(c_ptr), intent(in) :: address
     character(:), allocatable :: text
     character(kind=c_char), pointer :: characters(:)
@@ -399,23 +470,23 @@ contains
     do index = 1, size(characters)
       text(index:index) = characters(index)
     end do
-  end function text_at
+  end function paddle_text
 
   !> Why the last failing call of this thread failed.
   function paddle_last_error() result(text)
     character(:), allocatable :: text
-    text = text_at(c_last_error())
+    text = paddle_text(c_last_error())
   end function paddle_last_error
 
   function paddle_strerror(status) result(text)
     integer(c_int), intent(in) :: status
     character(:), allocatable :: text
-    text = text_at(c_strerror(status))
+    text = paddle_text(c_strerror(status))
   end function paddle_strerror
 
   function paddle_version() result(text)
     character(:), allocatable :: text
-    text = text_at(c_version())
+    text = paddle_text(c_version())
   end function paddle_version
 
   function tensor_of_floats(name, content) result(tensor)
@@ -506,6 +577,69 @@ contains
     text = c_text(config)
     status = c_init_rows(client, paddle_name(name), element_type, c_loc(text))
   end function paddle_init_rows
+
+  !> The shape is in the order of C, the slowest dimension first: that of a Fortran array reversed.
+  integer(c_int) function paddle_init_tensor(client, value_of, shape_of, config) result(status)
+    type(c_ptr), intent(in) :: client
+    type(paddle_tensor_t), intent(in) :: value_of
+    integer(c_int64_t), intent(in) :: shape_of(:)
+    character(*), intent(in), optional :: config
+    character(kind=c_char), allocatable, target :: text(:)
+    call keep(config, text)
+    status = c_init_tensor(client, value_of, shape_of, size(shape_of, kind=c_size_t), address_of(text))
+  end function paddle_init_tensor
+
+  !> Sends gradients that are there, and fetches to places that are there, len of each.
+  integer(c_int) function paddle_transfer(client, len, grads, dst, learning_rate) result(status)
+    type(c_ptr), intent(in) :: client
+    integer(c_size_t), intent(in) :: len
+    type(paddle_tensor_t), intent(in), optional, target :: grads(len), dst(len)
+    real(c_double), intent(in), optional, target :: learning_rate
+    status = c_transfer(client, tensors_at(grads), tensors_at(dst), len, rate_at(learning_rate))
+  end function paddle_transfer
+
+  function paddle_transfer_start(client, len, grads, dst, learning_rate) result(call_started)
+    type(c_ptr), intent(in) :: client
+    integer(c_size_t), intent(in) :: len
+    type(c_ptr) :: call_started
+    type(paddle_tensor_t), intent(in), optional, target :: grads(len), dst(len)
+    real(c_double), intent(in), optional, target :: learning_rate
+    call_started = c_transfer_start(client, tensors_at(grads), tensors_at(dst), len, rate_at(learning_rate))
+  end function paddle_transfer_start
+
+  !> c_f_pointer(states, list, [len]) makes an array of type(paddle_tensor_t); paddle_free(states) frees it.
+  integer(c_int) function paddle_get_state(client, name, states, len, updates) result(status)
+    type(c_ptr), intent(in) :: client
+    character(*), intent(in) :: name
+    type(c_ptr), intent(inout) :: states
+    integer(c_size_t), intent(inout) :: len
+    integer(c_int64_t), intent(inout) :: updates
+    status = c_get_state(client, paddle_name(name), states, len, updates)
+  end function paddle_get_state
+
+  integer(c_int) function paddle_set_state(client, name, states, len, updates) result(status)
+    type(c_ptr), intent(in) :: client
+    character(*), intent(in) :: name
+    integer(c_size_t), intent(in) :: len
+    type(paddle_tensor_t), intent(in) :: states(len)
+    integer(c_int64_t), intent(in) :: updates
+    status = c_set_state(client, paddle_name(name), states, len, updates)
+  end function paddle_set_state
+
+  !> The address of an array that is there; of none, C's NULL.
+  function tensors_at(tensors) result(address)
+    type(paddle_tensor_t), intent(in), optional, target :: tensors(*)
+    type(c_ptr) :: address
+    address = c_null_ptr
+    if (present(tensors)) address = c_loc(tensors)
+  end function tensors_at
+
+  function rate_at(rate) result(address)
+    real(c_double), intent(in), optional, target :: rate
+    type(c_ptr) :: address
+    address = c_null_ptr
+    if (present(rate)) address = c_loc(rate)
+  end function rate_at
 
   !> Without a loss it is the variable "loss"; without a configuration the program has its own optimizer.
   function paddle_program_load(client, program, loss, config, batch) result(loaded)

@@ -146,6 +146,71 @@ typedef struct paddle_rows {
 } paddle_rows;
 
 /**
+ * A tensor of the caller, or rows of a sparse parameter, with lengths of 64 bits: a value, a gradient, a place, or a
+ * part of an optimizer's state.
+ */
+typedef struct paddle_tensor {
+  /**
+   * 1 to 1024 bytes of UTF-8 without control characters, then a NUL.
+   */
+  const char *name;
+  /**
+   * The type of the elements.
+   */
+  paddle_element_type element_type;
+  /**
+   * The elements, in the byte order of this machine: of rows, a row for each id, in their order.
+   */
+  void *content;
+  /**
+   * The length of content in bytes.
+   */
+  size_t content_len;
+  /**
+   * Which rows of a sparse parameter; NULL for a tensor that is whole.
+   */
+  const uint64_t *ids;
+  /**
+   * How many ids there are.
+   */
+  size_t ids_len;
+} paddle_tensor;
+
+/**
+ * A parameter of the job, as paddle_list_params tells of it.
+ */
+typedef struct paddle_listed_parameter {
+  /**
+   * Its name.
+   */
+  const char *name;
+  /**
+   * The type of its elements.
+   */
+  paddle_element_type element_type;
+  /**
+   * 1 if it is a table that is sent and fetched by rows, 0 if it is dense.
+   */
+  int is_sparse;
+  /**
+   * Its length in bytes: of a table, that of all rows that may come to be.
+   */
+  uint64_t content_len;
+  /**
+   * Its dimensions in elements, the slowest first. The first of a table whose ids have no height is 0.
+   */
+  const uint64_t *shape;
+  /**
+   * How many dimensions there are.
+   */
+  size_t dimensions;
+  /**
+   * How many updates it has: the most that a part of it has.
+   */
+  uint64_t version;
+} paddle_listed_parameter;
+
+/**
  * @brief The call has a fault: made again, it fails again.
  */
 #define PADDLE_ERROR_REFUSED 1
@@ -538,6 +603,121 @@ int paddle_wait(paddle_call *call);
  * @return 0 if successful, otherwise -1.
  */
 int paddle_test(paddle_call *call, int *done);
+
+/**
+ * @brief paddle_init_param of a parameter of any length, with a shape. It may also be a sparse one, with a whole
+ * matrix of content.
+ *
+ * @param value the parameter, without ids; the caller's memory is not used after the call.
+ * @param shape the dimensions in elements, the slowest first; their product is the number of elements.
+ * @param dimensions how many there are, at most 64; with 0 the parameter is a vector.
+ * @param param_config_proto how this parameter is optimised; NULL means what paddle_begin_init_params was given.
+ * @return 0 if successful, otherwise -1. When the initialisation was taken from this trainer, it begins again with
+ * paddle_begin_init_params, or the program ends and is started again.
+ */
+int paddle_init_tensor(paddle_pserver_client *client,
+                       const paddle_tensor *value,
+                       const uint64_t *shape,
+                       size_t dimensions,
+                       const char *param_config_proto);
+
+/**
+ * @brief Sends gradients, fetches parameters, or both: tensors of any length, or rows of sparse parameters. A call
+ * that failed may be repeated: no gradient is applied twice.
+ *
+ * With grads and dst it sends gradients and fetches the same parameters with these gradients in them, in one call;
+ * rows that are fetched may be others than those that are sent, mostly those of the next step. Everything is checked
+ * before anything is sent.
+ *
+ * @param grads the gradients; NULL sends none. Each has its parameter's type, or float16 or bfloat16 for a parameter
+ * of float32 or float64. Rows may repeat, and are summed; in sync mode a trainer without rows passes ids_len 0.
+ * @param dst the places, of which only the contents are written to; NULL fetches nothing. With grads they are of the
+ * same parameters in the same order. Each has its parameter's type and exactly its length, or float16 or bfloat16 and
+ * half the length where the parameter is float32. Rows have their table's type.
+ * @param len the length of grads and of dst, at least 1. They are all dense, or all sparse.
+ * @param learning_rate used for these gradients instead of the configured one: finite, not negative. NULL leaves it.
+ * @return 0 if successful, otherwise -1; then tensors of dst are unspecified, and rows as they were.
+ */
+int paddle_transfer(paddle_pserver_client *client,
+                    const paddle_tensor *grads,
+                    const paddle_tensor *dst,
+                    size_t len,
+                    const double *learning_rate);
+
+/**
+ * @brief Starts paddle_transfer and returns while it goes on. Calls about one parameter are carried out in the order
+ * of their starts, others overlap; parameters that were declared earlier go first.
+ *
+ * The contents of grads and of dst are the library's until paddle_wait for this call, or the release of the client,
+ * has returned: grads must stay as they are, and dst may not be touched. Rows that are sent are copied, so that their
+ * contents are the caller's again after the start. The arrays, the names and the ids are not used after the start.
+ *
+ * @return the call, which paddle_wait frees; otherwise NULL, and then nothing is started.
+ */
+paddle_call *paddle_transfer_start(paddle_pserver_client *client,
+                                   const paddle_tensor *grads,
+                                   const paddle_tensor *dst,
+                                   size_t len,
+                                   const double *learning_rate);
+
+/**
+ * @brief Replaces dense parameters by the values given, of any length. Optimizers keep their state and their count of
+ * updates. The other trainers should wait meanwhile.
+ *
+ * @param values the parameters, each once, without ids.
+ * @param len their number, at least 1.
+ * @return 0 if successful, otherwise -1.
+ */
+int paddle_set_tensors(paddle_pserver_client *client,
+                       const paddle_tensor *values,
+                       size_t len);
+
+/**
+ * @brief Lists the parameters of the job in the order of their declaration. It waits until they are initialised.
+ *
+ * @param params becomes an array, which paddle_free frees with all that it points to.
+ * @param len becomes its length, which may be 0.
+ * @return 0 if successful, otherwise -1. Versions are asked for one after the other, so they need not be of one
+ * moment.
+ */
+int paddle_list_params(paddle_pserver_client *client,
+                       paddle_listed_parameter **params,
+                       size_t *len);
+
+/**
+ * @brief Fetches the optimizer's state of a dense parameter, all of it after the same updates. In sync mode it has
+ * every gradient in it that this trainer has sent.
+ *
+ * @param name the parameter's name.
+ * @param states becomes an array of the tensors that its optimizer keeps, each with its name in the update rule, the
+ * parameter's type and the parameter's length. paddle_free frees it with all that it points to.
+ * @param len becomes its length: 0 where the optimizer keeps none.
+ * @param updates becomes the number of updates that the state has seen; the learning rate's schedule, and Adam's
+ * correction of its means, go on from there.
+ * @return 0 if successful, otherwise -1: also when other trainers' gradients change the state all the time.
+ */
+int paddle_get_state(paddle_pserver_client *client,
+                     const char *name,
+                     paddle_tensor **states,
+                     size_t *len,
+                     uint64_t *updates);
+
+/**
+ * @brief Replaces the optimizer's state of a dense parameter, whose value stays. The other trainers should wait
+ * meanwhile.
+ *
+ * @param name the parameter's name.
+ * @param states every tensor that its optimizer keeps, as paddle_get_state gives them, in any order.
+ * @param len how many; 0 where the optimizer keeps none.
+ * @param updates the number of updates that they have seen.
+ * @return 0 if successful, otherwise -1. A wrong state changes nothing; a call that failed for another reason than
+ * PADDLE_ERROR_REFUSED may be made again.
+ */
+int paddle_set_state(paddle_pserver_client *client,
+                     const char *name,
+                     const paddle_tensor *states,
+                     size_t len,
+                     uint64_t updates);
 
 /**
  * @brief Allocates page-aligned, zeroed memory for gradients. A gradient in it at a multiple of 64 bytes that is sent

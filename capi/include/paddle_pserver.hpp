@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -165,16 +166,20 @@ class gradient {
   gradient(const char *name, Container &&elements) : gradient(name, span<const T>(elements)) {}
   template <class T>
   gradient(const char *name, span<const T> elements)
-      : content_{const_cast<char *>(name), element_type_of<T>(), const_cast<T *>(elements.data()),
-                 detail::narrowed(elements.size_bytes(), name)} {}
+      : content_{name, element_type_of<T>(), const_cast<T *>(elements.data()), elements.size_bytes(), nullptr, 0} {}
   template <class Container>
   gradient(const std::string &name, Container &&elements)
       : gradient(name.c_str(), std::forward<Container>(elements)) {}
 
-  const paddle_parameter &c_type() const noexcept { return content_; }
+  const paddle_tensor &c_tensor() const noexcept { return content_; }
+  /** @brief For calls with lengths of int; throws where this one is longer. */
+  paddle_parameter c_type() const {
+    return {const_cast<char *>(content_.name), content_.element_type, content_.content,
+            detail::narrowed(content_.content_len, content_.name)};
+  }
 
  private:
-  paddle_parameter content_;
+  paddle_tensor content_;
 };
 
 /** @brief A named place in memory of the caller, where a call writes a parameter: exactly as many elements. A place of
@@ -185,16 +190,20 @@ class destination {
   destination(const char *name, Container &&elements) : destination(name, span<T>(elements)) {}
   template <class T>
   destination(const char *name, span<T> elements)
-      : content_{const_cast<char *>(name), element_type_of<T>(), elements.data(),
-                 detail::narrowed(elements.size_bytes(), name)} {}
+      : content_{name, element_type_of<T>(), elements.data(), elements.size_bytes(), nullptr, 0} {}
   template <class Container>
   destination(const std::string &name, Container &&elements)
       : destination(name.c_str(), std::forward<Container>(elements)) {}
 
-  const paddle_parameter &c_type() const noexcept { return content_; }
+  const paddle_tensor &c_tensor() const noexcept { return content_; }
+  /** @brief For calls with lengths of int; throws where this one is longer. */
+  paddle_parameter c_type() const {
+    return {const_cast<char *>(content_.name), content_.element_type, content_.content,
+            detail::narrowed(content_.content_len, content_.name)};
+  }
 
  private:
-  paddle_parameter content_;
+  paddle_tensor content_;
 };
 
 /** @brief A gradient, and the place of its parameter's new value. */
@@ -213,17 +222,26 @@ class rows {
  public:
   template <class Container, class T = typename decltype(span(std::declval<Container &>()))::value_type>
   rows(const char *name, span<const std::uint64_t> ids, Container &&elements)
-      : content_{const_cast<char *>(name),
+      : content_{name,
                  element_type_of<T>(),
-                 ids.data(),
-                 detail::narrowed(ids.size(), name),
                  const_cast<T *>(span(elements).data()),
-                 detail::narrowed(span(elements).size_bytes(), name)} {}
+                 span(elements).size_bytes(),
+                 ids.data(),
+                 ids.size()} {}
 
-  const paddle_rows &c_type() const noexcept { return content_; }
+  const paddle_tensor &c_tensor() const noexcept { return content_; }
+  /** @brief For calls with lengths of int; throws where this one is longer. */
+  paddle_rows c_type() const {
+    return {const_cast<char *>(content_.name),
+            content_.element_type,
+            content_.ids,
+            detail::narrowed(content_.ids_len, content_.name),
+            content_.content,
+            detail::narrowed(content_.content_len, content_.name)};
+  }
 
  private:
-  paddle_rows content_;
+  paddle_tensor content_;
 };
 
 namespace detail {
@@ -236,6 +254,36 @@ std::vector<C> c_types(const List &list) {
   for (const auto &each : list) made.push_back(each.c_type());
   return made;
 }
+
+/** @brief Views as C has them with lengths of 64 bits. */
+template <class List>
+std::vector<paddle_tensor> c_tensors(const List &list) {
+  std::vector<paddle_tensor> made;
+  made.reserve(list.size());
+  for (const auto &each : list) made.push_back(each.c_tensor());
+  return made;
+}
+
+/** @brief The arrays of a call with lengths of 64 bits: what it sends, and what it fetches. */
+struct transferred {
+  template <class Sent, class Received>
+  transferred(const Sent &all_sent, const Received &all_received)
+      : sent(c_tensors(all_sent)), received(c_tensors(all_received)) {
+    if (!sent.empty() && !received.empty() && sent.size() != received.size()) {
+      throw error("transfer: found " + std::to_string(sent.size()) + " gradients and " +
+                  std::to_string(received.size()) + " places; expected as many");
+    }
+  }
+  const paddle_tensor *grads() const noexcept { return sent.empty() ? nullptr : sent.data(); }
+  const paddle_tensor *dst() const noexcept { return received.empty() ? nullptr : received.data(); }
+  std::size_t size() const noexcept { return sent.empty() ? received.size() : sent.size(); }
+
+  std::vector<paddle_tensor> sent;
+  std::vector<paddle_tensor> received;
+};
+
+/** @brief A rate for C. */
+inline const double *rate_or_null(const std::optional<double> &rate) { return rate ? &*rate : nullptr; }
 
 /** @brief The two arrays of a call that sends and fetches. */
 struct exchanged {
@@ -269,6 +317,45 @@ class call {
 
  private:
   detail::handle<paddle_call, paddle_wait> handle_;
+};
+
+/** @brief A parameter of the job. */
+struct listed_parameter {
+  std::string name;
+  paddle_element_type element_type;
+  /** @brief Whether it is a table that is sent and fetched by rows. */
+  bool is_sparse;
+  /** @brief Its length in bytes: of a table, that of all rows that may come to be. */
+  std::uint64_t content_len;
+  std::vector<std::uint64_t> shape;
+  /** @brief How many updates it has. */
+  std::uint64_t version;
+};
+
+/** @brief The optimizer's state of a parameter: its tensors, and the updates that it has seen. */
+class optimizer_state {
+ public:
+  optimizer_state(paddle_tensor *owned, std::size_t size, std::uint64_t updates) noexcept
+      : handle_(owned), size_(size), updates_(updates) {}
+  std::uint64_t updates() const noexcept { return updates_; }
+  /** @brief How many tensors there are. */
+  std::size_t size() const noexcept { return size_; }
+  std::string name(std::size_t index) const { return handle_.get()[index].name; }
+  /** @brief The elements of a tensor; T is their type, valid as long as this object. */
+  template <class T>
+  span<const T> elements(std::size_t index) const {
+    const paddle_tensor &tensor = handle_.get()[index];
+    if (tensor.element_type != element_type_of<T>()) {
+      throw error(std::string(tensor.name) + ": found element type " + std::to_string(tensor.element_type) +
+                  "; expected " + std::to_string(element_type_of<T>()));
+    }
+    return {static_cast<const T *>(tensor.content), tensor.content_len / sizeof(T)};
+  }
+
+ private:
+  detail::handle<paddle_tensor, paddle_free> handle_;
+  std::size_t size_;
+  std::uint64_t updates_;
 };
 
 /** @brief Parameters that are read where they are. */
@@ -358,13 +445,12 @@ class client {
   }
   /** @brief Declares a parameter as a vector and sends its initial value. */
   void init_param(const gradient &value, const std::string &config = {}) {
-    detail::checked(paddle_init_param(get(), value.c_type(), detail::text_or_null(config)));
+    init_param(value, span<const std::uint64_t>(), config);
   }
   /** @brief Declares a parameter of this shape, and sends its initial value. */
   void init_param(const gradient &value, span<const std::uint64_t> shape, const std::string &config = {}) {
-    detail::checked(paddle_init_param_shaped(get(), value.c_type(), shape.data(),
-                                             detail::narrowed(shape.size(), "dimensions"),
-                                             detail::text_or_null(config)));
+    detail::checked(paddle_init_tensor(get(), &value.c_tensor(), shape.data(), shape.size(),
+                                       detail::text_or_null(config)));
   }
   void init_param(const gradient &value, std::initializer_list<std::uint64_t> shape, const std::string &config = {}) {
     init_param(value, span<const std::uint64_t>(shape.begin(), shape.size()), config);
@@ -398,6 +484,56 @@ class client {
     detail::checked(
         paddle_push_pull_start(get(), arrays.sent.data(), arrays.received.data(), arrays.size(), &started));
     return call(started);
+  }
+  /** @brief Sends gradients, fetches parameters, or both, of any length; the rate is for these gradients alone. */
+  void transfer(const std::vector<gradient> &sent, const std::vector<destination> &received = {},
+                std::optional<double> rate = {}) {
+    transfer_of(sent, received, rate);
+  }
+  /** @brief The same of rows; those that are fetched may be others than those that are sent. */
+  void transfer(const std::vector<rows> &sent, const std::vector<rows> &received = {},
+                std::optional<double> rate = {}) {
+    transfer_of(sent, received, rate);
+  }
+  /** @brief Starts transfer: its memory is the library's until call::wait has returned. */
+  [[nodiscard]] call transfer_start(const std::vector<gradient> &sent, const std::vector<destination> &received = {},
+                                    std::optional<double> rate = {}) {
+    return transfer_start_of(sent, received, rate);
+  }
+  [[nodiscard]] call transfer_start(const std::vector<rows> &sent, const std::vector<rows> &received = {},
+                                    std::optional<double> rate = {}) {
+    return transfer_start_of(sent, received, rate);
+  }
+  /** @brief Replaces parameters by these values. */
+  void set_tensors(const std::vector<gradient> &values) {
+    const auto list = detail::c_tensors(values);
+    detail::checked(paddle_set_tensors(get(), list.data(), list.size()));
+  }
+  /** @brief The parameters of the job in the order of their declaration. */
+  std::vector<listed_parameter> list_params() {
+    paddle_listed_parameter *first = nullptr;
+    std::size_t len = 0;
+    detail::checked(paddle_list_params(get(), &first, &len));
+    const detail::handle<paddle_listed_parameter, paddle_free> released(first);
+    std::vector<listed_parameter> listed;
+    for (const paddle_listed_parameter *each = first; each != first + len; each++) {
+      listed.push_back({each->name, each->element_type, each->is_sparse == 1, each->content_len,
+                        std::vector<std::uint64_t>(each->shape, each->shape + each->dimensions), each->version});
+    }
+    return listed;
+  }
+  /** @brief The optimizer's state of a dense parameter. */
+  optimizer_state get_state(const std::string &name) {
+    paddle_tensor *states = nullptr;
+    std::size_t len = 0;
+    std::uint64_t updates = 0;
+    detail::checked(paddle_get_state(get(), name.c_str(), &states, &len, &updates));
+    return {states, len, updates};
+  }
+  /** @brief Replaces the optimizer's state of a dense parameter: all its tensors, by their names. */
+  void set_state(const std::string &name, const std::vector<gradient> &states, std::uint64_t updates) {
+    const auto list = detail::c_tensors(states);
+    detail::checked(paddle_set_state(get(), name.c_str(), list.data(), list.size(), updates));
   }
   [[nodiscard]] view get_params_view(const std::vector<std::string> &names) {
     std::vector<const char *> texts;
@@ -454,6 +590,19 @@ class client {
   paddle_pserver_client *get() const noexcept { return handle_.get(); }
 
  private:
+  template <class Sent, class Received>
+  void transfer_of(const Sent &sent, const Received &received, const std::optional<double> &rate) {
+    const detail::transferred arrays(sent, received);
+    detail::checked(
+        paddle_transfer(get(), arrays.grads(), arrays.dst(), arrays.size(), detail::rate_or_null(rate)));
+  }
+  template <class Sent, class Received>
+  call transfer_start_of(const Sent &sent, const Received &received, const std::optional<double> &rate) {
+    const detail::transferred arrays(sent, received);
+    return call(detail::checked(
+        paddle_transfer_start(get(), arrays.grads(), arrays.dst(), arrays.size(), detail::rate_or_null(rate))));
+  }
+
   detail::handle<paddle_pserver_client, paddle_pserver_client_release> handle_;
 };
 

@@ -207,6 +207,25 @@ fn every_class_of_the_cpp_header_works() {
 }
 
 #[test]
+fn calls_of_64_bits_work_from_fortran() {
+    if made().is_some() {
+        return;
+    }
+    if Command::new("gfortran").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return skip("gfortran", "it is not installed, and tests/c/faces.f90 is not compiled");
+    }
+    let (folder, source) = (TempDir::new().expect("there is room"), "tests/c/faces.f90");
+    let (program, built) = (folder.path().join("program"), library("libpaddle_pserver.so"));
+    let place = built.parent().expect("a file is in a folder").display().to_string();
+    let mut command = Command::new("gfortran");
+    command.args(["-std=f2008", "-Wall", "-Wextra", "-Werror", "-pedantic", "-g", "-J"]).arg(folder.path());
+    command.arg(sources().join("include/paddle_pserver.f90")).arg(sources().join(source)).arg("-o").arg(&program);
+    command.arg(format!("-L{place}")).arg("-lpaddle_pserver").arg(format!("-Wl,-rpath,{place}"));
+    succeeded(&command.output().expect("there is a compiler"), source);
+    run(Command::new(program), source, nothing, (folder.path(), TCP));
+}
+
+#[test]
 fn a_program_for_paddles_own_library_trains() {
     let addresses = |address: &str| Some(address.trim_start_matches("tcp://").to_owned());
     check("tests/c/go.c", Language::C, Link::Shared, addresses);
@@ -309,6 +328,22 @@ fn a_program_that_closes_every_descriptor_goes_on_and_keeps_its_own_files() {
 #[test]
 fn rows_are_sent_and_fetched() {
     check("tests/c/rows.c", Language::C, Link::Shared, nothing);
+}
+
+#[test]
+fn tensors_and_rows_are_transferred_listed_and_set_with_their_states() {
+    let bind = std::env::var("PSERVER_TEST_BIND");
+    for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
+        check_at(bind, "tests/c/tensors.c", Language::C, Link::Shared, nothing);
+    }
+}
+
+#[test]
+fn lengths_have_64_bits() {
+    let bind = std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned());
+    let (folder, source) = (TempDir::new().expect("there is room"), "tests/c/lengths.c");
+    let program = compile(folder.path(), source, Language::C, Link::Shared);
+    run(Command::new(program), source, nothing, (folder.path(), &bind));
 }
 
 #[test]

@@ -17,10 +17,12 @@ const LINE_BYTES: usize = 64;
 pub(super) struct Allocation {
     lines: Vec<Line>,
     bytes: usize,
+    /// Allocations that this one has pointers to.
+    parts: Vec<Allocation>,
 }
 
 /// Allocations that callers hold, by address.
-static GIVEN: Mutex<BTreeMap<usize, Vec<Line>>> = Mutex::new(BTreeMap::new());
+static GIVEN: Mutex<BTreeMap<usize, Allocation>> = Mutex::new(BTreeMap::new());
 
 impl Allocation {
     pub(super) fn zeroed(bytes: usize) -> Result<Self, Failure> {
@@ -28,7 +30,7 @@ impl Allocation {
         let count = bytes.div_ceil(LINE_BYTES);
         lines.try_reserve_exact(count).map_err(|_| Failure::call(format!("there is no memory for {bytes} bytes")))?;
         lines.resize(count, Line([0; LINE_BYTES]));
-        Ok(Self { lines, bytes })
+        Ok(Self { lines, bytes, parts: Vec::new() })
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
@@ -38,11 +40,28 @@ impl Allocation {
         unsafe { std::slice::from_raw_parts_mut(start, self.bytes) }
     }
 
-    /// The memory is the caller's until [`take_back`].
+    /// A copy of some elements, at least a line long, so that its address is its own.
+    pub(super) fn of<T: Copy>(elements: &[T]) -> Result<Self, Failure> {
+        const { assert!(align_of::<T>() <= LINE_BYTES, "a line begins where elements may") };
+        let mut made = Self::zeroed(size_of_val(elements).max(1))?;
+        let start = made.lines.as_mut_ptr().cast::<T>();
+        // SAFETY: the lines are as long as the elements by `zeroed`, aligned for them, and no part of the elements.
+        unsafe { start.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
+        Ok(made)
+    }
+
+    /// Keeps an allocation as long as this one; where it is.
+    pub(super) fn keep<T>(&mut self, mut part: Self) -> *mut T {
+        let start = part.lines.as_mut_ptr().cast();
+        self.parts.push(part);
+        start
+    }
+
+    /// The memory is the caller's until [`take_back`], with that of its parts.
     pub(super) fn give(mut self) -> *mut c_void {
         let start = self.lines.as_mut_ptr().cast::<c_void>();
         let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-        given.insert(start.addr(), self.lines);
+        given.insert(start.addr(), self);
         start
     }
 }
@@ -53,9 +72,9 @@ pub(super) fn take_back(pointer: *mut c_void) -> Result<(), Failure> {
         return Ok(());
     }
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let lines = given.remove(&pointer.addr());
+    let found = given.remove(&pointer.addr());
     drop(given);
-    lines.map(drop).ok_or_else(|| {
+    found.map(drop).ok_or_else(|| {
         Failure::call(format!("{pointer:p} is not memory that this library gave, or it was freed already"))
     })
 }

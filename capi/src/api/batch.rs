@@ -7,7 +7,7 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::error::Failure;
 
 use super::allocation;
-use super::checked::Call;
+use super::checked::{Call, TensorClaim};
 use super::guard::guard;
 use super::handles::Handle;
 use super::places::{Asked, Places};
@@ -113,7 +113,7 @@ pub extern "C" fn paddle_push_pull(
     guard("paddle_push_pull", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let mut staged = Staged::default();
-        let given = staged.gradients(call, &session.client, call.claims(grads, len, "grads")?)?;
+        let given = staged.gradients(call, &session.client, &call.claims(grads, len, "grads")?)?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
         let asked = asked(&wanted, &names)?;
@@ -160,17 +160,17 @@ pub(super) fn init(
 pub(super) fn init_claimed(
     call: &Call,
     client: *mut ClientHandle,
-    claim: Parameter,
+    claim: impl Into<TensorClaim>,
     shape: &[u64],
     settings: &OptimizerSettings,
 ) -> Result<c_int, Failure> {
     let session = Handle::of_pointer(client).find()?;
     let mut staged = Staged::default();
-    init(client, &staged.value(call, &session.client, &claim, "params")?, shape, settings)
+    init(client, &staged.value(call, &session.client, claim, "params")?, shape, settings)
 }
 
 /// The destination of each parameter that the caller fetches.
-pub(super) fn asked<'call>(claims: &[Parameter], names: &[&'call str]) -> Result<Vec<Asked<'call>>, Failure> {
+pub(super) fn asked<'call>(claims: &[TensorClaim], names: &[&'call str]) -> Result<Vec<Asked<'call>>, Failure> {
     names.iter().zip(claims).map(|(name, claim)| Asked::of(name, claim)).collect()
 }
 

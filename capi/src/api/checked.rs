@@ -5,7 +5,7 @@
 //! here rests on; everything else a caller says is looked at.
 
 use std::ffi::{c_char, c_double, c_int, c_void};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::slice;
 
 use pserver_core::config::OptimizerSettings;
@@ -14,7 +14,7 @@ use pserver_core::error::Failure;
 use pserver_core::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX, PROGRAM_BYTES_MAX};
 use pserver_core::partition::Name;
 
-use super::sys::Parameter;
+use super::sys::{NamedTensor, Parameter, Rows};
 use pserver_client::GradientSlice;
 use pserver_client::rule_file;
 
@@ -24,8 +24,8 @@ const CONFIG_TEXT_BYTES_MAX: usize = 2 * PARAMETER_CONFIG_BYTES_MAX;
 const PATH_BYTES_MAX: usize = 4096;
 /// The options of a client in bytes.
 const OPTIONS_BYTES_MAX: usize = 4096;
-/// The bytes of an array: no object of a program is larger.
-const ARRAY_BYTES_MAX: usize = usize::MAX >> 1;
+/// The bytes of an array: no machine has addresses for more.
+const ARRAY_BYTES_MAX: usize = 1 << 56;
 
 /// One call from C. Slices of the caller's memory live as long as this value, which is dropped before the call returns.
 pub(super) struct Call(());
@@ -33,6 +33,17 @@ pub(super) struct Call(());
 /// A call that is waited for later. The caller promises that contents stay until then; Rust cannot know how long
 /// that is, and nothing that is borrowed here is used once the wait is over.
 static LASTING: Call = Call(());
+
+/// A caller's description of a tensor or of rows, in any edition.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TensorClaim {
+    pub(super) name: *const c_char,
+    pub(super) element_type: c_int,
+    pub(super) content: *mut c_void,
+    pub(super) content_len: i64,
+    pub(super) ids: *const u64,
+    pub(super) ids_len: i64,
+}
 
 /// A place of the caller's that may be written to, of which only the start and the room are known.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +71,7 @@ impl Call {
     }
 
     /// An array of names.
-    pub(super) fn names(&self, pointer: *const *const c_char, len: c_int) -> Result<Vec<&str>, Failure> {
+    pub(super) fn names(&self, pointer: *const *const c_char, len: impl Into<i64>) -> Result<Vec<&str>, Failure> {
         let names = self.array(pointer, len, "names")?.iter().enumerate();
         names.map(|(index, name)| self.name(*name, &format!("names[{index}]"))).collect()
     }
@@ -103,13 +114,13 @@ impl Call {
         if len == 0 {
             return Ok(OptimizerSettings::default());
         }
-        let len = c_int::try_from(len).expect("it is at most the limit");
         let bytes = self.array(pointer.cast::<u8>(), len, "configuration")?;
         OptimizerSettings::from_bytes_with(bytes, &rule_file::open)
     }
 
     /// A shape, the slowest dimension first.
-    pub(super) fn shape(&self, pointer: *const u64, dimensions: c_int) -> Result<&[u64], Failure> {
+    pub(super) fn shape(&self, pointer: *const u64, dimensions: impl Into<i64>) -> Result<&[u64], Failure> {
+        let dimensions = dimensions.into();
         if usize::try_from(dimensions).is_ok_and(|count| count > DIMENSIONS_MAX) {
             return Err(Failure::call(format!("shape: {dimensions} dimensions; expected at most {DIMENSIONS_MAX}")));
         }
@@ -117,7 +128,7 @@ impl Call {
     }
 
     /// One parameter with its content.
-    pub(super) fn parameter(&self, claim: &Parameter, what: &str) -> Result<GradientSlice<'_>, Failure> {
+    pub(super) fn parameter(&self, claim: &TensorClaim, what: &str) -> Result<GradientSlice<'_>, Failure> {
         let name = self.name(claim.name, &format!("{what}.name"))?;
         let element_type = element_type(claim.element_type, name)?;
         length(claim.content_len, name, element_type)?;
@@ -126,13 +137,20 @@ impl Call {
         Ok(GradientSlice { name, element_type, content })
     }
 
-    /// The caller's array of gradients or values, at least one.
-    pub(super) fn claims(&self, pointer: *const Parameter, len: c_int, what: &str) -> Result<&[Parameter], Failure> {
-        self.array(pointer, at_least_one(len, what)?, what)
+    /// The caller's array of tensors or rows, at least one.
+    pub(super) fn claims<T: Copy + Into<TensorClaim>>(
+        &self,
+        pointer: *const T,
+        len: impl Into<i64>,
+        what: &str,
+    ) -> Result<Vec<TensorClaim>, Failure> {
+        let len = at_least_one(len, what)?;
+        Ok(self.array(pointer, len, what)?.iter().map(|claim| (*claim).into()).collect())
     }
 
     /// An array of `len` elements. With no elements, NULL will do.
-    pub(super) fn array<T>(&self, pointer: *const T, len: c_int, what: &str) -> Result<&[T], Failure> {
+    pub(super) fn array<T>(&self, pointer: *const T, len: impl Into<i64>, what: &str) -> Result<&[T], Failure> {
+        let len = len.into();
         let Ok(count) = usize::try_from(len) else {
             return Err(Failure::call(format!("{what}: length {len}; expected zero or more")));
         };
@@ -192,9 +210,10 @@ impl Call {
 
 impl Room {
     /// The caller's place for a parameter; none when it is NULL.
-    pub(super) fn of(pointer: *mut c_void, len: c_int, name: &str) -> Result<Option<Self>, Failure> {
+    pub(super) fn of(pointer: *mut c_void, len: impl Into<i64>, name: &str) -> Result<Option<Self>, Failure> {
         let Some(start) = NonNull::new(pointer.cast::<u8>()) else { return Ok(None) };
-        let bytes = usize::try_from(len).map_err(|_| {
+        let len = len.into();
+        let bytes = usize::try_from(len).ok().filter(|bytes| *bytes <= ARRAY_BYTES_MAX).ok_or_else(|| {
             Failure::call(format!("parameter \"{name}\": content_len {len}; expected the room in bytes at content"))
         })?;
         Ok(Some(Self { start, bytes }))
@@ -204,7 +223,7 @@ impl Room {
     pub(super) fn bytes_mut(&mut self, bytes: usize) -> &mut [u8] {
         assert!(bytes <= self.bytes, "a room is measured before it is filled");
         // SAFETY: the caller promises `self.bytes` bytes that are its own during the call, and no other slice of
-        // the call overlaps them, by `places::refuse_overlaps`.
+        // the call overlaps them, by `CallExtents::refuse_overlaps`.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), bytes) }
     }
 
@@ -212,9 +231,36 @@ impl Room {
     pub(super) fn lent(self, bytes: usize) -> &'static mut [u8] {
         assert!(bytes <= self.bytes, "a room is measured before it is filled");
         // SAFETY: the caller promises `self.bytes` bytes that are its own until it has waited for the call, nothing
-        // of ours touches them after that, and `places::refuse_overlaps` keeps other slices of the call away.
+        // of ours touches them after that, and `CallExtents::refuse_overlaps` keeps other slices of the call away.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), bytes) }
     }
+}
+
+impl From<Parameter> for TensorClaim {
+    fn from(claim: Parameter) -> Self {
+        let Parameter { name, element_type, content, content_len } = claim;
+        let content_len = content_len.into();
+        Self { name, element_type, content, content_len, ids: ptr::null(), ids_len: 0 }
+    }
+}
+
+impl From<Rows> for TensorClaim {
+    fn from(claim: Rows) -> Self {
+        let Rows { name, element_type, ids, ids_len, content, content_len } = claim;
+        Self { name, element_type, content, content_len: content_len.into(), ids, ids_len: ids_len.into() }
+    }
+}
+
+impl From<NamedTensor> for TensorClaim {
+    fn from(claim: NamedTensor) -> Self {
+        let NamedTensor { name, element_type, content, content_len, ids, ids_len } = claim;
+        Self { name, element_type, content, content_len: long(content_len), ids, ids_len: long(ids_len) }
+    }
+}
+
+/// A length that C has as `size_t`. One that no array has becomes the largest, which is refused.
+pub(super) fn long(len: usize) -> i64 {
+    i64::try_from(len).unwrap_or(i64::MAX)
 }
 
 /// An element type by its number.
@@ -226,7 +272,8 @@ pub(super) fn element_type(number: c_int, name: &str) -> Result<ElementType, Fai
 }
 
 /// A length in bytes that holds whole elements, at least one.
-pub(super) fn length(len: c_int, name: &str, element_type: ElementType) -> Result<usize, Failure> {
+pub(super) fn length(len: impl Into<i64>, name: &str, element_type: ElementType) -> Result<usize, Failure> {
+    let len = len.into();
     let each = element_type.bytes();
     let bytes = u64::try_from(len).ok().filter(|bytes| *bytes > 0 && bytes % each == 0);
     let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
@@ -247,14 +294,14 @@ pub(super) fn rate(rate: c_double) -> Result<f64, Failure> {
 }
 
 /// A length of an array that may not be empty.
-pub(super) fn at_least_one(len: c_int, what: &str) -> Result<c_int, Failure> {
+pub(super) fn at_least_one(len: impl Into<i64>, what: &str) -> Result<i64, Failure> {
+    let len = len.into();
     if len > 0 { Ok(len) } else { Err(Failure::call(format!("{what}: length {len}; expected at least one"))) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ptr;
 
     fn check<T: std::fmt::Debug>(outcome: Result<T, Failure>, expected: &str) {
         let text = outcome.expect_err(expected).to_string();

@@ -7,7 +7,7 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::error::Failure;
 
 use super::batch::begin;
-use super::checked::{Call, element_type, length};
+use super::checked::{Call, TensorClaim, element_type, length, long};
 use super::guard::guard;
 use super::handles::Handle;
 use super::places::{Asked, Places};
@@ -153,8 +153,8 @@ fn given<'call>(
     let session = Handle::of_pointer(client).find()?;
     let name = call.name(claim.name, "name")?;
     let bytes = session.declared(name, element_type(claim.element_type, name)?)?;
-    let (content_len, mut staged) = (c_int::try_from(bytes).expect("it was an int"), Staged::default());
+    let (content_len, mut staged) = (long(bytes), Staged::default());
     let content = staged.sent_from(&session.client, claim.content, content_len, read)?;
-    let given = call.parameter(&Parameter { content, content_len, ..claim }, "parameter")?;
+    let given = call.parameter(&TensorClaim { content, content_len, ..claim.into() }, "parameter")?;
     Ok((session, given, staged))
 }

@@ -42,7 +42,7 @@ pub extern "C" fn paddle_send_grads_e2(
         let session = Handle::of_pointer(client).find()?;
         let rate = checked::rate(learning_rate)?;
         let mut staged = Staged::default();
-        let gradients = staged.gradients(call, &session.client, call.claims(grads, total, "grads")?)?;
+        let gradients = staged.gradients(call, &session.client, &call.claims(grads, total, "grads")?)?;
         session.client.push(&gradients, Some(rate)).map(|()| 0)
     })
 }
@@ -57,7 +57,7 @@ pub extern "C" fn paddle_set_params(client: *mut ClientHandle, params: *const Pa
     guard("paddle_set_params", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let mut staged = Staged::default();
-        let claims = call.claims(params, total, "params")?.iter().enumerate();
+        let claims = call.claims(params, total, "params")?.into_iter().enumerate();
         let values = claims.map(|(index, one)| staged.value(call, &session.client, one, &format!("params[{index}]")));
         session.client.set(&values.collect::<Result<Vec<_>, _>>()?).map(|()| 0)
     })

@@ -74,7 +74,7 @@ pub extern "C" fn paddle_send_grads(client: *mut ClientHandle, grads: *const Gra
     guard("paddle_send_grads", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let mut staged = Staged::default();
-        let gradients = staged.gradients(call, &session.client, call.claims(grads, len, "grads")?)?;
+        let gradients = staged.gradients(call, &session.client, &call.claims(grads, len, "grads")?)?;
         session.client.push(&gradients, None).map(|()| 0)
     })
 }

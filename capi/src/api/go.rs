@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_longlong, c_uchar, c_void};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::error::Failure;
 
-use super::checked::{Call, Room, at_least_one};
+use super::checked::{Call, Room, TensorClaim, at_least_one};
 use super::guard::guard;
 use super::handles::{Handle, give_number};
 use super::places::{Asked, Places};
@@ -106,7 +106,7 @@ pub extern "C" fn paddle_init_param_go(
         let session = Handle::Number(client).find()?;
         let claim = plain(param);
         let mut staged = Staged::default();
-        let given = staged.value(call, &session.client, &claim, "param")?;
+        let given = staged.value(call, &session.client, claim, "param")?;
         let settings = call.settings_bytes(param_config, i64::from(config_len))?;
         session.client.init_param(given.name, given.element_type, &[], given.content, &settings).map(|()| 0)
     })
@@ -160,7 +160,8 @@ pub extern "C" fn paddle_get_params_go(client: GoClient, dst: *mut *mut GoParame
         for (pointer, (claim, filled)) in pointers.iter().zip(claims.iter().zip(places.hand_over())) {
             let (element_type, content_len) = (filled.element_type, filled.content_len);
             let content = staged.theirs(filled.content).cast();
-            call.write(*pointer, GoParameter { name: claim.name, element_type, content, content_len });
+            let name = claim.name.cast_mut();
+            call.write(*pointer, GoParameter { name, element_type, content, content_len });
         }
         Ok(0)
     })
@@ -187,7 +188,12 @@ pub extern "C" fn paddle_save_model_go(client: GoClient, path: *mut c_char) -> c
 }
 
 /// The elements of an array of pointers.
-fn claims(call: &Call, array: *mut *mut GoParameter, total: c_int, what: &str) -> Result<Vec<Parameter>, Failure> {
+fn claims(
+    call: &Call,
+    array: *mut *mut GoParameter,
+    total: impl Into<i64>,
+    what: &str,
+) -> Result<Vec<TensorClaim>, Failure> {
     let pointers = call.array(array.cast_const(), total, what)?.iter().enumerate();
     let claim = |(index, pointer): (usize, &*mut GoParameter)| {
         Ok(plain(call.array(*pointer, 1, &format!("{what}[{index}]"))?[0]))
@@ -196,7 +202,7 @@ fn claims(call: &Call, array: *mut *mut GoParameter, total: c_int, what: &str) -
 }
 
 /// The caller's memory for one parameter, which this edition never allocates.
-fn room<'call>(call: &'call Call, (index, claim): (usize, &Parameter)) -> Result<Asked<'call>, Failure> {
+fn room<'call>(call: &'call Call, (index, claim): (usize, &TensorClaim)) -> Result<Asked<'call>, Failure> {
     let name = call.name(claim.name, &format!("dst[{index}]->name"))?;
     let room = Room::of(claim.content, claim.content_len, name)?;
     if room.is_none() {
@@ -205,7 +211,7 @@ fn room<'call>(call: &'call Call, (index, claim): (usize, &Parameter)) -> Result
     Ok(Asked::whole(name, room))
 }
 
-fn plain(parameter: GoParameter) -> Parameter {
+fn plain(parameter: GoParameter) -> TensorClaim {
     let GoParameter { name, element_type, content, content_len } = parameter;
-    Parameter { name, element_type, content: content.cast(), content_len }
+    Parameter { name, element_type, content: content.cast(), content_len }.into()
 }

@@ -6,12 +6,13 @@ use std::ptr;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 
-use super::checked::{Call, at_least_one, element_type};
+use super::checked::{Call, TensorClaim, at_least_one, element_type};
 use super::guard::guard;
 use super::handles::{Handle, find_view, give_view, take_view};
 use super::staged::Staged;
 use super::sys::{ClientHandle, ElementTypeNumber, Gradient, ViewHandle};
-use pserver_client::{Client, TransferPath, View, check_half};
+use super::tensors::half;
+use pserver_client::{Client, TransferPath, View};
 
 /// @brief Allocates page-aligned, zeroed memory for gradients. A gradient in it at a multiple of 64 bytes that is sent
 /// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view is read in place by servers of this machine
@@ -207,7 +208,7 @@ pub extern "C" fn paddle_push_pull_view(
     out: *mut *mut ViewHandle,
 ) -> c_int {
     guard("paddle_push_pull_view", -1, |call| {
-        view(call, client, out, |client| push_pull_view(call, client, call.claims(grads, len, "grads")?, None))
+        view(call, client, out, |client| push_pull_view(call, client, &call.claims(grads, len, "grads")?, None))
     })
 }
 
@@ -226,7 +227,7 @@ pub extern "C" fn paddle_push_pull_view_as(
     guard("paddle_push_pull_view_as", -1, |call| {
         view(call, client, out, |client| {
             let claims = call.claims(grads, len, "grads")?;
-            push_pull_view(call, client, claims, Some(call.array(element_types, len, "element_types")?))
+            push_pull_view(call, client, &claims, Some(call.array(element_types, len, "element_types")?))
         })
     })
 }
@@ -301,7 +302,7 @@ fn view(
 fn push_pull_view(
     call: &Call,
     client: &Client,
-    grads: &[Gradient],
+    grads: &[TensorClaim],
     element_types: Option<&[ElementTypeNumber]>,
 ) -> Result<View, Failure> {
     let mut staged = Staged::default();
@@ -314,12 +315,7 @@ fn push_pull_view(
 /// The half-precision type in which values are returned, if it is not the parameter's own type.
 fn halves(client: &Client, names: &[&str], numbers: &[ElementTypeNumber]) -> Result<Vec<Option<Half>>, Failure> {
     let half = |((name, number), (declared, _)): ((&&str, &ElementTypeNumber), (ElementType, u64))| {
-        let wanted = element_type(*number, name)?;
-        match Half::of(wanted) {
-            _ if wanted == declared => Ok(None),
-            Some(half) => check_half(name, declared, Some(half)).map(|()| Some(half)),
-            None => Err(Failure::call(format!("parameter \"{name}\": its value as {wanted}; expected {declared}"))),
-        }
+        half(name, element_type(*number, name)?, declared)
     };
     names.iter().zip(numbers).zip(client.measure(names)?).map(half).collect()
 }

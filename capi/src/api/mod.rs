@@ -8,8 +8,8 @@
 //!
 //! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients and calls that C can
 //! only name), `places` (where parameters go), `staged` (contents on a device), `loaded` (a program that a client
-//! trains), then the faces: [`shared`], [`rows`] and [`program`] by all editions, [`batch`], [`started`] and [`memory`]
-//! by 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
+//! trains), then the faces: [`shared`], [`rows`] and [`program`] by all editions, [`batch`], [`started`], [`tensors`],
+//! [`states`] and [`memory`] by 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
 
 pub mod batch;
 pub mod edition1;
@@ -21,7 +21,9 @@ pub mod program;
 pub mod rows;
 pub mod shared;
 pub mod started;
+pub mod states;
 pub mod sys;
+pub mod tensors;
 
 mod allocation;
 mod checked;

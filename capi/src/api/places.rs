@@ -6,8 +6,7 @@ use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 
 use super::allocation::Allocation;
-use super::checked::Room;
-use super::sys::Parameter;
+use super::checked::{Room, TensorClaim};
 use pserver_client::{Client, DestinationSlice, Extent, GradientSlice, HeldBuffers, check_half};
 
 /// Places for some parameters, measured, and overlapping neither each other nor what the call sends.
@@ -59,7 +58,14 @@ impl<'call> Places<'call> {
         let names: Vec<&str> = wanted.iter().map(|asked| asked.name).collect();
         let place = |(asked, size): (&Asked<'call>, _)| Place::new(*asked, size);
         let places: Vec<_> = wanted.iter().zip(client.measure(&names)?).map(place).collect::<Result<_, _>>()?;
-        refuse_overlaps(&places, given)?;
+        let mut extents = CallExtents::default();
+        for place in &places {
+            if let Memory::Theirs(room) = &place.memory {
+                extents.written(place.name, room.start.addr().get(), place.bytes);
+            }
+        }
+        given.iter().for_each(|one| extents.read(one.name, one.content));
+        extents.refuse_overlaps()?;
         Ok(Self { places, _memory: memory })
     }
 
@@ -97,7 +103,7 @@ impl<'call> Places<'call> {
 impl<'call> Asked<'call> {
     /// As the caller says: a half where the type that it names is one, and its room is as long as that. Any other type
     /// that it names is what the parameter's will replace.
-    pub(super) fn of(name: &'call str, claim: &Parameter) -> Result<Self, Failure> {
+    pub(super) fn of(name: &'call str, claim: &TensorClaim) -> Result<Self, Failure> {
         let half = ElementType::from_number(claim.element_type.into()).and_then(Half::of);
         Ok(Self { half, ..Self::whole(name, Room::of(claim.content, claim.content_len, name)?) })
     }
@@ -168,41 +174,30 @@ impl Place<'static> {
     }
 }
 
-/// Refuses rooms that overlap another room or something that is sent.
-fn refuse_overlaps(places: &[Place<'_>], given: &[GradientSlice<'_>]) -> Result<(), Failure> {
-    let rooms = places.iter().filter_map(|place| match &place.memory {
-        Memory::Theirs(room) => Some(Span::new(room.start.addr().get(), place.bytes, place.name, true)),
-        Memory::Ours(_) => None,
-    });
-    let sent = given.iter().map(|one| Span::new(one.content.as_ptr().addr(), one.content.len(), one.name, false));
-    let mut spans: Vec<Span<'_>> = rooms.chain(sent).collect();
-    spans.sort_unstable_by_key(|span| span.start);
-    let overlap = first_overlap(&spans);
-    overlap.map_or(Ok(()), |(one, other)| {
-        Err(Failure::call(format!(
-            "the contents of \"{}\" and \"{}\" overlap; expected memory of its own for each parameter that is fetched",
-            one.name, other.name
-        )))
-    })
-}
+/// The memory of one call: what is read, and what is written to.
+#[derive(Default)]
+pub(super) struct CallExtents<'a>(Vec<Span<'a>>);
 
-/// Refuses places for rows that overlap each other or the ids of any.
-pub(super) fn refuse_overlapping_rows<'a>(
-    all: impl Iterator<Item = (&'a str, &'a [u64], Option<&'a Room>)>,
-) -> Result<(), Failure> {
-    let spans = all.flat_map(|(name, ids, room)| {
-        let ids = Span::new(ids.as_ptr().addr(), size_of_val(ids), name, false);
-        let room = room.map(|room| Span::new(room.start.addr().get(), room.bytes, name, true));
-        std::iter::once(ids).chain(room)
-    });
-    let mut spans: Vec<Span<'_>> = spans.filter(|span| span.start < span.end).collect();
-    spans.sort_unstable_by_key(|span| span.start);
-    first_overlap(&spans).map_or(Ok(()), |(one, other)| {
-        Err(Failure::call(format!(
-            "the contents or the ids of \"{}\" and \"{}\" overlap; expected memory of their own for fetched rows",
-            one.name, other.name
-        )))
-    })
+impl<'a> CallExtents<'a> {
+    pub(super) fn read<T>(&mut self, name: &'a str, slice: &[T]) {
+        self.0.push(Span::new(slice.as_ptr().addr(), size_of_val(slice), name, false));
+    }
+
+    pub(super) fn written(&mut self, name: &'a str, start: usize, bytes: usize) {
+        self.0.push(Span::new(start, bytes, name, true));
+    }
+
+    /// Refuses memory to write to that overlaps any other memory of the call.
+    pub(super) fn refuse_overlaps(mut self) -> Result<(), Failure> {
+        self.0.retain(|span| span.start < span.end);
+        self.0.sort_unstable_by_key(|span| span.start);
+        first_overlap(&self.0).map_or(Ok(()), |(one, other)| {
+            Err(Failure::call(format!(
+                "the contents or the ids of \"{}\" and \"{}\" overlap; expected memory of its own for what is fetched",
+                one.name, other.name
+            )))
+        })
+    }
 }
 
 /// Some bytes of the caller's.

@@ -65,8 +65,8 @@ pub extern "C" fn paddle_program_steps_before(program: *const ProgramHandle) -> 
 pub extern "C" fn paddle_program_feed(program: *mut ProgramHandle, data: *const Parameter, len: c_int) -> c_int {
     guard("paddle_program_feed", -1, |call| {
         with(program, |program| {
-            let claims = call.claims(data, len, "data")?.iter().enumerate();
-            let given = claims.map(|(index, claim)| call.parameter(claim, &format!("data[{index}]")));
+            let claims = call.claims(data, len, "data")?.into_iter().enumerate();
+            let given = claims.map(|(index, claim)| call.parameter(&claim, &format!("data[{index}]")));
             program.feed(&given.collect::<Result<Vec<_>, _>>()?).map(|()| 0)
         })
     })

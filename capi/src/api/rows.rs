@@ -1,17 +1,17 @@
 //! Parameters that are updated by rows, of all editions.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 
 use pserver_core::error::Failure;
 
 use super::batch::init;
-use super::checked::{Call, Room, at_least_one, element_type};
+use super::checked::{Call, Room, TensorClaim, element_type};
 use super::guard::guard;
 use super::handles::Handle;
-use super::places::refuse_overlapping_rows;
+use super::places::CallExtents;
 use super::staged::{As, Staged};
 use super::sys::{ClientHandle, ElementTypeNumber, Rows};
-use pserver_client::{DestinationRows, GradientRows, GradientSlice};
+use pserver_client::{CallNumber, Client, DestinationRows, GradientRows, GradientSlice};
 
 /// @brief Declares a sparse parameter: a table of rows that is sent and fetched by rows, with paddle_send_rows and
 /// paddle_get_rows. A row is there once somebody has sent a gradient for it; before that it reads as it was declared to
@@ -55,13 +55,9 @@ pub extern "C" fn paddle_init_rows(
 pub extern "C" fn paddle_send_rows(client: *mut ClientHandle, grads: *const Rows, len: c_int) -> c_int {
     guard("paddle_send_rows", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
-        let claims = call.array(grads, at_least_one(len, "grads")?, "grads")?.iter().enumerate();
-        let mut staged = Staged::default();
-        let given = claims.map(|(index, claim)| {
-            let content = staged.sent_from(&session.client, claim.content, claim.content_len, As::Rows)?;
-            given(call, &Rows { content, ..*claim }, &format!("grads[{index}]"))
-        });
-        session.client.push_rows(&given.collect::<Result<Vec<_>, _>>()?, None).map(|()| 0)
+        let grads = call.claims(grads, len, "grads")?;
+        RowRequest::of(call, &session.client, (&grads, &[]), &mut Staged::default())?.make(&session.client, None)?;
+        Ok(0)
     })
 }
 
@@ -76,31 +72,95 @@ pub extern "C" fn paddle_send_rows(client: *mut ClientHandle, grads: *const Rows
 pub extern "C" fn paddle_get_rows(client: *mut ClientHandle, dst: *const Rows, len: c_int) -> c_int {
     guard("paddle_get_rows", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
-        let claims = call.array(dst, at_least_one(len, "dst")?, "dst")?.iter().enumerate();
-        let mut staged = Staged::default();
-        let rooms = claims.map(|(index, claim)| {
-            let content = staged.wanted_at(&session.client, claim.content, claim.content_len)?;
-            wanted(call, claim, content, &format!("dst[{index}]"))
-        });
-        let mut rooms = rooms.collect::<Result<Vec<_>, _>>()?;
-        for (name, claim, ..) in &rooms {
-            let (found, expected) =
-                (element_type(claim.element_type, name)?, session.client.describe(name)?.element_type);
-            if found != expected {
-                return Err(Failure::call(format!("parameter \"{name}\": element type {found}; expected {expected}")));
-            }
-        }
-        refuse_overlapping_rows(rooms.iter().map(|(name, _, ids, room)| (*name, *ids, room.as_ref())))?;
-        let wanted = rooms.iter_mut().map(|(name, _, ids, room)| {
-            let values = room.as_mut().map_or(&mut [][..], |room| room.bytes_mut(room.bytes));
-            DestinationRows { name, ids, values }
-        });
-        session.client.pull_rows(&mut wanted.collect::<Vec<_>>())?;
+        let (dst, mut staged) = (call.claims(dst, len, "dst")?, Staged::default());
+        RowRequest::of(call, &session.client, (&[], &dst), &mut staged)?.make(&session.client, None)?;
         staged.store().map(|()| 0)
     })
 }
 
-fn given<'call>(call: &'call Call, claim: &Rows, what: &str) -> Result<GradientRows<'call>, Failure> {
+/// Rows that one call sends, and rows that it fetches.
+pub(super) struct RowRequest<'call> {
+    given: Vec<GradientRows<'call>>,
+    wanted: Vec<WantedRows<'call>>,
+}
+
+struct WantedRows<'call> {
+    name: &'call str,
+    ids: &'call [u64],
+    /// The caller's place; none for no rows.
+    room: Option<Room>,
+}
+
+impl<'call> RowRequest<'call> {
+    /// Checks what the caller says of the rows to send, and of the rows to fetch.
+    pub(super) fn of(
+        call: &'call Call,
+        client: &Client,
+        (grads, dst): (&[TensorClaim], &[TensorClaim]),
+        staged: &mut Staged,
+    ) -> Result<Self, Failure> {
+        let given = |(index, claim): (usize, &TensorClaim)| {
+            let content = staged.sent_from(client, claim.content, claim.content_len, As::Rows)?;
+            given(call, &TensorClaim { content, ..*claim }, &format!("grads[{index}]"))
+        };
+        let given = grads.iter().enumerate().map(given).collect::<Result<Vec<_>, _>>()?;
+        let wanted = |(index, claim): (usize, &TensorClaim)| {
+            let content = staged.wanted_at(client, claim.content, claim.content_len)?;
+            let wanted = wanted(call, &TensorClaim { content, ..*claim }, &format!("dst[{index}]"))?;
+            Ok((wanted, claim.element_type))
+        };
+        let checked = dst.iter().enumerate().map(wanted).collect::<Result<Vec<_>, Failure>>()?;
+        let (mut extents, mut wanted) = (CallExtents::default(), Vec::with_capacity(checked.len()));
+        for (rows, number) in checked {
+            let (found, expected) = (element_type(number, rows.name)?, client.describe(rows.name)?.element_type);
+            if found != expected {
+                let text = format!("parameter \"{}\": element type {found}; expected {expected}", rows.name);
+                return Err(Failure::call(text));
+            }
+            extents.read(rows.name, rows.ids);
+            rows.room.iter().for_each(|room| extents.written(rows.name, room.start.addr().get(), room.bytes));
+            wanted.push(rows);
+        }
+        for rows in &given {
+            extents.read(rows.name, rows.ids);
+            extents.read(rows.name, rows.values);
+        }
+        extents.refuse_overlaps()?;
+        Ok(Self { given, wanted })
+    }
+
+    /// Makes the call.
+    pub(super) fn make(mut self, client: &Client, rate: Option<f64>) -> Result<(), Failure> {
+        let wanted = self.wanted.iter_mut().map(|WantedRows { name, ids, room }| {
+            let values = room.as_mut().map_or(&mut [][..], |room| room.bytes_mut(room.bytes));
+            DestinationRows { name, ids, values }
+        });
+        let mut wanted: Vec<_> = wanted.collect();
+        match (self.given.is_empty(), wanted.is_empty()) {
+            (false, true) => client.push_rows(&self.given, rate),
+            (false, false) => client.push_pull_rows(&self.given, rate, &mut wanted),
+            (true, _) => client.pull_rows(&mut wanted),
+        }
+    }
+}
+
+impl RowRequest<'static> {
+    /// Starts the call, which is waited for later.
+    pub(super) fn start(self, client: &Client, rate: Option<f64>) -> Result<CallNumber, Failure> {
+        let wanted = self.wanted.into_iter().map(|WantedRows { name, ids, room }| {
+            let values = room.map_or(&mut [][..], |room| room.lent(room.bytes));
+            DestinationRows { name, ids, values }
+        });
+        let wanted: Vec<_> = wanted.collect();
+        match (self.given.is_empty(), wanted.is_empty()) {
+            (false, true) => client.start_push_rows(&self.given, rate),
+            (false, false) => client.start_push_pull_rows(&self.given, rate, wanted),
+            (true, _) => client.start_pull_rows(wanted),
+        }
+    }
+}
+
+fn given<'call>(call: &'call Call, claim: &TensorClaim, what: &str) -> Result<GradientRows<'call>, Failure> {
     let name = call.name(claim.name, &format!("{what}.name"))?;
     let element_type = element_type(claim.element_type, name)?;
     let ids = call.array(claim.ids, claim.ids_len, &format!("parameter \"{name}\": ids"))?;
@@ -109,20 +169,12 @@ fn given<'call>(call: &'call Call, claim: &Rows, what: &str) -> Result<GradientR
     Ok(GradientRows { name, element_type, ids, values })
 }
 
-/// The caller's request for rows of one parameter.
-type Claimed<'call> = (&'call str, &'call Rows, &'call [u64], Option<Room>);
-
-fn wanted<'call>(
-    call: &'call Call,
-    claim: &'call Rows,
-    content: *mut c_void,
-    what: &str,
-) -> Result<Claimed<'call>, Failure> {
+fn wanted<'call>(call: &'call Call, claim: &TensorClaim, what: &str) -> Result<WantedRows<'call>, Failure> {
     let name = call.name(claim.name, &format!("{what}.name"))?;
     let ids = call.array(claim.ids, claim.ids_len, &format!("parameter \"{name}\": ids"))?;
-    let room = Room::of(content, claim.content_len, name)?;
+    let room = Room::of(claim.content, claim.content_len, name)?;
     if room.is_none() && claim.content_len != 0 {
         return Err(Failure::call(format!("parameter \"{name}\": content is NULL; expected a pointer")));
     }
-    Ok((name, claim, ids, room))
+    Ok(WantedRows { name, ids, room })
 }

@@ -11,8 +11,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_kernels::cuda::ForeignClaim;
 
-use super::checked::Call;
-use super::sys::Parameter;
+use super::checked::{Call, TensorClaim};
 use pserver_client::{Client, GradientSlice};
 
 /// The pages of one call. They are kept until nobody reads or writes them any more: until the function that C called
@@ -45,12 +44,12 @@ impl Staged {
         &mut self,
         call: &'call Call,
         client: &Client,
-        claims: &[Parameter],
+        claims: &[TensorClaim],
     ) -> Result<Vec<GradientSlice<'call>>, Failure> {
-        let sent = |(index, claim): (usize, &Parameter)| {
+        let sent = |(index, claim): (usize, &TensorClaim)| {
             let read = As::Gradient(claim.element_type);
             let content = self.sent_from(client, claim.content, claim.content_len, read)?;
-            call.parameter(&Parameter { content, ..*claim }, &format!("grads[{index}]"))
+            call.parameter(&TensorClaim { content, ..*claim }, &format!("grads[{index}]"))
         };
         claims.iter().enumerate().map(sent).collect()
     }
@@ -60,18 +59,24 @@ impl Staged {
         &mut self,
         call: &'call Call,
         client: &Client,
-        claim: &Parameter,
+        claim: impl Into<TensorClaim>,
         what: &str,
     ) -> Result<GradientSlice<'call>, Failure> {
+        let claim = claim.into();
         let content = self.sent_from(client, claim.content, claim.content_len, As::Value)?;
-        call.parameter(&Parameter { content, ..*claim }, what)
+        call.parameter(&TensorClaim { content, ..claim }, what)
     }
 
     /// Places as they are filled.
-    pub(super) fn wanted(&mut self, client: &Client, claims: &[Parameter]) -> Result<Vec<Parameter>, Failure> {
-        let wanted = |claim: &Parameter| {
+    pub(super) fn wanted<T: Copy + Into<TensorClaim>>(
+        &mut self,
+        client: &Client,
+        claims: &[T],
+    ) -> Result<Vec<TensorClaim>, Failure> {
+        let wanted = |claim: &T| {
+            let claim = (*claim).into();
             let content = self.wanted_at(client, claim.content, claim.content_len)?;
-            Ok(Parameter { content, ..*claim })
+            Ok(TensorClaim { content, ..claim })
         };
         claims.iter().map(wanted).collect()
     }
@@ -81,7 +86,7 @@ impl Staged {
         &mut self,
         client: &Client,
         content: *mut c_void,
-        len: c_int,
+        len: impl Into<i64>,
         read: As,
     ) -> Result<*mut c_void, Failure> {
         let Some(mut claim) = claim(client, content, len)? else { return Ok(content) };
@@ -108,7 +113,7 @@ impl Staged {
         &mut self,
         client: &Client,
         content: *mut c_void,
-        len: c_int,
+        len: impl Into<i64>,
     ) -> Result<*mut c_void, Failure> {
         let Some(claim) = claim(client, content, len)? else { return Ok(content) };
         let start = claim.start().as_ptr().cast();
@@ -134,8 +139,8 @@ impl Staged {
 }
 
 /// The pages for content on a device; nothing for all other memory, and for what will be refused.
-fn claim(client: &Client, content: *mut c_void, len: c_int) -> Result<Option<ForeignClaim>, Failure> {
-    match usize::try_from(len) {
+fn claim(client: &Client, content: *mut c_void, len: impl Into<i64>) -> Result<Option<ForeignClaim>, Failure> {
+    match usize::try_from(len.into()) {
         Ok(bytes) if 0 < bytes => client.claim(content.addr(), bytes),
         _ => Ok(None),
     }

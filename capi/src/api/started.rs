@@ -1,14 +1,17 @@
 //! Calls that are started, and waited for later, of editions 2 and 3.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use super::batch::{asked, fill};
 use super::checked::Call;
 use super::guard::guard;
 use super::handles::{Handle, find_call, give_call, take_call};
 use super::places::Places;
+use super::session::Session;
 use super::staged::Staged;
 use super::sys::{CallHandle, ClientHandle, Gradient, Parameter};
+use pserver_client::CallNumber;
 
 /// @brief Starts paddle_push_pull and returns while it goes on. Calls about one parameter are carried out in the
 /// order of their starts, others overlap; parameters that were declared earlier go first.
@@ -35,17 +38,14 @@ pub extern "C" fn paddle_push_pull_start(
         let session = Handle::of_pointer(client).find()?;
         call.aligned(out.cast_const(), "out")?;
         let mut staged = Staged::default();
-        let given = staged.gradients(Call::lasting(), &session.client, call.claims(grads, len, "grads")?)?;
+        let given = staged.gradients(Call::lasting(), &session.client, &call.claims(grads, len, "grads")?)?;
         let names: Vec<&str> = given.iter().map(|one| one.name).collect();
         let wanted = staged.wanted(&session.client, call.array(dst.cast_const(), len, "dst")?)?;
         let places = Places::measure(&session.client, &asked(&wanted, &names)?, &given)?;
         let number = session.client.start_push_pull(&given, None, places.lent()?)?;
         let pointers = call.array(grads, len, "grads")?;
         fill(call, dst, pointers.iter().map(|gradient| gradient.name), places, &staged);
-        if !staged.is_empty() {
-            session.staged().insert(number, staged);
-        }
-        call.write(out, give_call(&session, number));
+        call.write(out, give_started(&session, number, staged));
         Ok(0)
     })
 }
@@ -77,4 +77,12 @@ pub extern "C" fn paddle_test(call: *mut CallHandle, done: *mut c_int) -> c_int 
         now.write(done, c_int::from(session.client.is_over(number)?));
         Ok(0)
     })
+}
+
+/// Gives a call that was started its handle, and keeps its contents on a device until it is waited for.
+pub(super) fn give_started(session: &Arc<Session>, number: CallNumber, staged: Staged) -> *mut CallHandle {
+    if !staged.is_empty() {
+        session.staged().insert(number, staged);
+    }
+    give_call(session, number)
 }

@@ -51,3 +51,42 @@ pub struct Rows {
 
 /// A gradient looks like its parameter.
 pub type Gradient = Parameter;
+
+/// A tensor of the caller, or rows of a sparse parameter, with lengths of 64 bits: a value, a gradient, a place, or a
+/// part of an optimizer's state.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct NamedTensor {
+    /// 1 to 1024 bytes of UTF-8 without control characters, then a NUL.
+    pub name: *const c_char,
+    /// The type of the elements.
+    pub element_type: ElementTypeNumber,
+    /// The elements, in the byte order of this machine: of rows, a row for each id, in their order.
+    pub content: *mut c_void,
+    /// The length of content in bytes.
+    pub content_len: usize,
+    /// Which rows of a sparse parameter; NULL for a tensor that is whole.
+    pub ids: *const u64,
+    /// How many ids there are.
+    pub ids_len: usize,
+}
+
+/// A parameter of the job, as paddle_list_params tells of it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ParameterListing {
+    /// Its name.
+    pub name: *const c_char,
+    /// The type of its elements.
+    pub element_type: ElementTypeNumber,
+    /// 1 if it is a table that is sent and fetched by rows, 0 if it is dense.
+    pub is_sparse: c_int,
+    /// Its length in bytes: of a table, that of all rows that may come to be.
+    pub content_len: u64,
+    /// Its dimensions in elements, the slowest first. The first of a table whose ids have no height is 0.
+    pub shape: *const u64,
+    /// How many dimensions there are.
+    pub dimensions: usize,
+    /// How many updates it has: the most that a part of it has.
+    pub version: u64,
+}

@@ -1,5 +1,5 @@
-// Every class of paddle_pserver.hpp against real servers: initialisation, exchanges, started calls, views, rows,
-// buffers, programs, and errors as exceptions.
+// Every class of paddle_pserver.hpp against real servers: initialisation, exchanges, transfers, started calls, views,
+// rows, states, buffers, programs, and errors as exceptions.
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -32,10 +32,12 @@ bool has(const std::string &text, const char *words) { return text.find(words) !
 void initialise(pserver::client &client) {
   const std::vector<float> weight(6, 1.0F);
   const double bias[2] = {1.0, 2.0};
+  const float moved[2] = {0.0F, 0.0F};
   CHECK(client.begin_init_params("optimizer: SGD const_lr { learning_rate: 0.5 }"));
   client.init_param({"weight", weight}, {2, 3});
   client.init_param({std::string("bias"), bias}, "algorithm: 'add'");
   client.init_rows<float>("rows", "optimizer: SGD const_lr { learning_rate: 1 } sparse { height: 9 width: 2 }");
+  client.init_param({"moved", moved}, "optimizer: SGD const_lr { learning_rate: 0.5 } sgd { momentum: 0.5 }");
   CHECK(has(refusal([&] { client.init_param({"weight", weight}); }), "weight"));
   client.finish_init_params();
 }
@@ -85,6 +87,49 @@ void use_rows(pserver::client &client) {
   CHECK(fetched[0] == -1.0F && fetched[3] == -4.0F);
 }
 
+void transfer(pserver::client &client) {
+  std::vector<float> weight(6), gradient(6, 1.0F), row(2);
+  std::vector<double> bias(2), difference(2, 0.5);
+  const std::vector<std::uint64_t> ids{7}, others{2};
+  client.get_params({{"weight", weight}, {"bias", bias}});
+  const float before = weight[0];
+  client.transfer({{"weight", gradient}, {"bias", difference}}, {{"weight", weight}, {"bias", bias}}, 0.25);
+  CHECK(weight[5] == before - 0.25F);
+  client.transfer({{"weight", gradient}});
+  client.transfer({}, {{"weight", weight}});
+  CHECK(weight[0] == before - 0.75F);
+  pserver::call started = client.transfer_start({{"weight", gradient}}, {{"weight", weight}});
+  started.wait();
+  CHECK(weight[0] == before - 1.25F);
+  CHECK(has(refusal([&] { client.transfer({{"weight", gradient}}, {{"weight", weight}, {"bias", bias}}); }), "1 gra"));
+  CHECK(has(refusal([&] { client.transfer({{"weight", gradient}}, {}, -1.0); }), "learning rate -1"));
+  CHECK(has(refusal([&] { client.transfer({}, std::vector<pserver::rows>()); }), "grads and dst are NULL"));
+
+  const std::vector<float> twos(2, 2.0F);
+  client.transfer({{"rows", ids, twos}}, {{"rows", others, row}}, 0.5);
+  CHECK(row[0] == -3.0F && row[1] == -4.0F);
+  client.transfer_start({}, {{"rows", ids, row}}).wait();
+  CHECK(row[0] == -2.0F && row[1] == -3.0F);
+  client.set_tensors({{"weight", gradient}});
+  client.get_params({{"weight", weight}});
+  CHECK(weight[3] == 1.0F);
+}
+
+void list_and_restore(pserver::client &client) {
+  const auto listed = client.list_params();
+  CHECK(listed.size() == 4 && listed[0].name == "weight" && listed[2].is_sparse && !listed[3].is_sparse);
+  CHECK(listed[0].shape == (std::vector<std::uint64_t>{2, 3}) && listed[0].content_len == 24);
+  CHECK(listed[1].element_type == PADDLE_ELEMENT_TYPE_FLOAT64 && listed[3].version == 0);
+  const std::vector<float> gradient{4, 8};
+  client.transfer({{"moved", gradient}});
+  const pserver::optimizer_state state = client.get_state("moved");
+  CHECK(state.size() == 1 && state.updates() == 1 && state.elements<float>(0)[1] == -4.0F);
+  CHECK(has(refusal([&] { (void)state.elements<double>(0); }), "found element type 4; expected 5"));
+  client.set_state("moved", {{state.name(0), gradient}}, 7);
+  CHECK(client.get_state("moved").updates() == 7 && client.get_state("moved").elements<float>(0)[0] == 4.0F);
+  CHECK(has(refusal([&] { client.set_state("moved", {}, 7); }), "each once"));
+}
+
 void refuse() {
   CHECK(has(refusal([] { pserver::client wrong("deadline=never"); }), "never"));
   pserver::client client("deadline=1s coordinator=tcp://127.0.0.1:1 server_absence=100ms");
@@ -104,6 +149,8 @@ int main() {
   exchange(client);
   read_in_place(client);
   use_rows(client);
+  transfer(client);
+  list_and_restore(client);
   client.save_model("faces.safetensors");
   CHECK(client.trainer_id() == 0);
   CHECK(has(refusal([&] { pserver::program(client, "no program {", "", "", 1); }), "line"));
