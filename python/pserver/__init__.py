@@ -18,7 +18,8 @@ except ModuleNotFoundError as missing:
     if missing.name != "pserver._pserver":
         raise
 else:
-    from ._client import Call, Checkpoint, Client, Parameter, State, connect, last_client
+    from ._client import Call, Checkpoint, Client, Parameter, Rows, State, connect, last_client
+    from ._pserver import Tensor
     from ._servers import Servers
 
 __all__ = [
@@ -31,9 +32,11 @@ __all__ = [
     "NotInitialised",
     "Parameter",
     "Refused",
+    "Rows",
     "ServerLost",
     "Servers",
     "State",
+    "Tensor",
     "Timeout",
     "connect",
     "last_client",

@@ -42,7 +42,21 @@ class State(NamedTuple):
     updates: int
     """The updates that it has seen."""
     tensors: dict[str, NDArray[Any]]
-    """Each tensor by its name in the rule, such as ``first_moment`` of Adam, in the type and shape of the parameter."""
+    """Each tensor by its name in the rule, such as ``first_moment`` of Adam, in the type and shape of the parameter,
+    which is never of half precision; of a parameter by rows, a row for each id."""
+    ids: Array | None = None
+    """The rows."""
+    rates: Sequence[tuple[int, float | None]] = ()
+    """Of a parameter by rows whose rule changes rows without gradients: the learning rates that came with gradients,
+    each with its first update."""
+
+
+class Rows(NamedTuple):
+    """Rows of a parameter, for :meth:`Client.load`."""
+
+    ids: Array
+    values: Array
+    """A row for each id."""
 
 
 class Checkpoint(NamedTuple):
@@ -249,29 +263,54 @@ class Client:
         listed = self._raw.parameters()
         return [Parameter(name, dtype, tuple(shape), rows, version) for name, dtype, shape, rows, version in listed]
 
-    def state(self, name: str) -> State:
-        """The optimizer's state of a parameter that is not by rows, all of it after the same updates. In mode sync it
-        has every round in it that this trainer has pushed."""
-        dtype, shape, updates, tensors = self._raw.state(name)
-        kind = numpy.dtype(dtype)
-        return State(updates, {of: numpy.frombuffer(content, kind).reshape(shape) for of, content in tensors})
+    def state(self, name: str, ids: Array | None = None) -> State:
+        """The optimizer's state of a parameter, all of it after the same updates. In mode sync it has every round in it
+        that this trainer has pushed. Of a parameter by rows it is that of the rows ``ids``, or of all :meth:`rows`;
+        pieces of a table with the same ``updates`` belong together."""
+        if ids is None and not self._facts(name)[2]:
+            updates, tensors = self._raw.state(name)
+            return State(updates, {of: _array(tensor) for of, tensor in tensors})
+        ids = self.rows(name) if ids is None else ids
+        (updates, tensors), rates = self._raw.row_states(name, ids)
+        return State(updates, {of: _array(tensor) for of, tensor in tensors}, ids, rates)
 
-    def set_state(self, name: str, tensors: Mapping[str, Array], updates: int) -> None:
+    def set_state(
+        self,
+        name: str,
+        tensors: Mapping[str, Array],
+        updates: int | None,
+        *,
+        ids: Array | None = None,
+        rates: Sequence[tuple[int, float | None]] = (),
+    ) -> None:
         """Replaces the optimizer's state of a parameter: every tensor of it, and the updates that they have seen. The
-        value stays. One trainer calls it while the others wait."""
-        self._raw.set_state(name, list(tensors), list(tensors.values()), updates)
+        value stays. One trainer calls it while the others wait.
+
+        Of a parameter by rows it replaces that of the rows ``ids``. In pieces, ``updates`` (and ``rates``) come with
+        the last, after all rows and their values: until then they are None."""
+        if ids is not None:
+            progress = None if updates is None else (updates, rates)
+            self._raw.set_row_states(name, ids, (list(tensors), list(tensors.values())), progress)
+        elif updates is None or len(rates) > 0:
+            raise TypeError("updates=None or rates without ids; expected the rows, or a number of updates")
+        else:
+            self._raw.set_state(name, list(tensors), list(tensors.values()), updates)
 
     def checkpoint(self) -> Checkpoint:
         """Takes a checkpoint now, and returns when it is on the disks of all servers. Training may go on meanwhile."""
         return Checkpoint(*self._raw.checkpoint())
 
-    def load(self, values: Mapping[str, Array] | str | PathLike[str]) -> list[str]:
-        """Replaces values of parameters that are not by rows by those of a mapping or a safetensors file; returns their
-        names. Every name, type and shape is checked before anything is replaced. One trainer calls it while the others
-        wait."""
+    def load(self, values: Mapping[str, Array | Rows] | str | PathLike[str]) -> list[str]:
+        """Replaces values of parameters by those of a mapping, of parameters by rows by :class:`Rows`, or by those of a
+        safetensors file such as :meth:`save` writes; returns their names. Rows that are not given stay, and so does the
+        optimizer's state. Every name, type and shape is checked before anything is replaced. One trainer calls it while
+        the others wait."""
         if isinstance(values, (str, PathLike)):
             return self._raw.load_file(values)
-        self._raw.load(list(values), list(values.values()))
+        tables = {name: rows for name, rows in values.items() if isinstance(rows, Rows)}
+        whole = {name: value for name, value in values.items() if name not in tables}
+        rows = [one.ids for one in tables.values()], [one.values for one in tables.values()]
+        self._raw.load((list(whole), list(whole.values())), list(tables), rows)
         return list(values)
 
     def save(self, path: str) -> tuple[str, int]:
@@ -307,17 +346,30 @@ class Client:
         """Rounds of the job, where this trainer goes on after an earlier process of its rank (mode sync)."""
         return self._raw.resume_rounds()
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = numpy.float32) -> NDArray[Any]:
+    def empty(self, shape: int | Sequence[int], dtype: Any = numpy.float32) -> Any:
         """An array in memory of the library, its contents unspecified. Over shared memory servers read gradients in it
-        without a copy."""
-        kind = numpy.dtype(dtype)
+        without a copy. It is a numpy array, and of ``"bfloat16"`` a :class:`Tensor`."""
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise ValueError(f"shape {sizes}; expected sizes of 0 or more")
+        if isinstance(dtype, str) and dtype == "bfloat16":
+            return self._raw.buffer(sizes, dtype)
+        kind = numpy.dtype(dtype)
         count = int(numpy.prod(sizes, dtype=numpy.int64))
-        buffer = self._raw.buffer(max(1, count * kind.itemsize))
-        made: NDArray[Any] = numpy.frombuffer(cast(Any, buffer), kind, count).reshape(sizes)
-        return made
+        made: NDArray[Any] = numpy.frombuffer(cast(Any, self._raw.buffer([max(1, count * kind.itemsize)], None)), kind, count)
+        return made.reshape(sizes)
+
+    def view(self, names: Iterable[str]) -> dict[str, NDArray[Any] | tuple[NDArray[Any], ...]]:
+        """Fetches parameters that are not by rows, into memory of the library that may only be read: over shared memory
+        it is the servers' own, and nothing is copied. A parameter in several pieces is a tuple of flat arrays.
+
+        The memory stays while one of the arrays, or of those made of them, does. Until then calls that fetch these
+        parameters are refused."""
+        if isinstance(names, str):
+            raise TypeError(f'a text; expected a list of names, ["{names}"]')
+        names = list(names)
+        viewed = zip(names, self._raw.view(names))
+        return {name: _array(all[0]) if len(all) == 1 else tuple(map(_array, all)) for name, all in viewed}
 
     # The end
 
@@ -440,6 +492,14 @@ def last_client() -> Client:
     if client is None:
         raise Refused("there is no client; expected one of pserver.connect(...), which is kept")
     return client
+
+
+def _array(tensor: _pserver.Tensor) -> NDArray[Any]:
+    """A numpy array over a tensor."""
+    if 0 in tensor.shape:
+        return numpy.empty(tensor.shape, tensor.dtype)
+    made: NDArray[Any] = numpy.frombuffer(cast(Any, tensor), tensor.dtype)
+    return made.reshape(tensor.shape)
 
 
 def _ordered(gradients: Mapping[str, Array], out: Mapping[str, Array]) -> dict[str, Array]:

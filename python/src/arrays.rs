@@ -3,7 +3,7 @@
 //! The package holds an object while a call uses its memory. Another thread of the program may change the contents
 //! meanwhile, as with every library that lets other threads run; the lengths cannot change while the memory is held.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::slice;
 
@@ -15,7 +15,9 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{IntoPyDict, PyTuple};
 
+use crate::dlpack::{DEVICE_HOST, DEVICE_PINNED, DlTensor, DlType, FLAG_READ_ONLY, HeldTensor, exported, tensor_of};
 use crate::errors::refused;
+use crate::tensors::RawTensor;
 
 /// The use of an array by a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,27 +82,13 @@ impl Drop for HeldBuffer {
     }
 }
 
-/// A tensor that a library of arrays has exported.
-struct HeldTensor(NonNull<DlVersioned>);
-
-impl Drop for HeldTensor {
-    fn drop(&mut self) {
-        let release = |_: Python<'_>| {
-            // SAFETY: the exporter gave the tensor to this owner, which has not released it.
-            let deleter = unsafe { self.0.as_ref() }.deleter;
-            if let Some(deleter) = deleter {
-                // SAFETY: as above; it is released once, here.
-                unsafe { deleter(self.0.as_ptr()) }
-            }
-        };
-        // Without an interpreter the process ends, and the memory with it.
-        let _ = Python::try_attach(release);
-    }
-}
-
 impl HeldArray {
     /// The memory of an object, for the parameter or argument `what`.
     pub(crate) fn of(object: &Bound<'_, PyAny>, what: &str, access: Access) -> PyResult<Self> {
+        if object.is_instance_of::<RawTensor>() {
+            // Its buffer is bytes, without the type.
+            return Self::of_dlpack(object, what, access);
+        }
         // SAFETY: the object is alive.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
             return Self::of_buffer(object, what, access);
@@ -213,7 +201,7 @@ impl HeldArray {
                 format!("{what}: memory of a device (DLPack's kind {kind}); expected memory of the host: .cpu()"),
             ));
         }
-        let Some(element_type) = type_of_dlpack(&tensor.element) else {
+        let Some(element_type) = tensor.element.element_type() else {
             let DlType { code, bits, lanes } = tensor.element;
             return Err(refused(
                 py,
@@ -297,133 +285,4 @@ fn type_of_format(format: &str, bytes: usize) -> Option<ElementType> {
         ("L" | "Q" | "N", 8) => Some(ElementType::Uint64),
         _ => None,
     }
-}
-
-fn type_of_dlpack(element: &DlType) -> Option<ElementType> {
-    match (element.code, element.bits, element.lanes) {
-        (0, 32, 1) => Some(ElementType::Int32),
-        (0, 64, 1) => Some(ElementType::Int64),
-        (1, 32, 1) => Some(ElementType::Uint32),
-        (1, 64, 1) => Some(ElementType::Uint64),
-        (2, 16, 1) => Some(ElementType::Float16),
-        (2, 32, 1) => Some(ElementType::Float32),
-        (2, 64, 1) => Some(ElementType::Float64),
-        (4, 16, 1) => Some(ElementType::Bfloat16),
-        _ => None,
-    }
-}
-
-/// Kinds of devices whose memory the processor reads.
-const DEVICE_HOST: i32 = 1;
-const DEVICE_PINNED: i32 = 3;
-/// The bit in a capsule's flags that forbids writing.
-const FLAG_READ_ONLY: u64 = 1;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DlDevice {
-    kind: i32,
-    index: i32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DlType {
-    code: u8,
-    bits: u8,
-    lanes: u16,
-}
-
-/// `DLTensor` of DLPack.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DlTensor {
-    data: *mut c_void,
-    device: DlDevice,
-    dimensions: i32,
-    element: DlType,
-    shape: *const i64,
-    strides: *const i64,
-    offset: u64,
-}
-
-/// `DLManagedTensorVersioned` of DLPack 1; the older `DLManagedTensor` begins with its tensor.
-#[repr(C)]
-struct DlVersioned {
-    version: [u32; 2],
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut DlVersioned)>,
-    flags: u64,
-    tensor: DlTensor,
-}
-
-/// The beginning of `DLPackExchangeAPI` of DLPack 1.3: a library's functions, which cost less than `__dlpack__`.
-#[repr(C)]
-struct DlExchange {
-    version: [u32; 2],
-    previous: *const c_void,
-    allocate: *const c_void,
-    export: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut *mut DlVersioned) -> c_int>,
-}
-
-/// The tensor of an object whose library has functions for this; `None` where `__dlpack__` is the way.
-fn exported(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<HeldTensor>> {
-    let py = object.py();
-    let Some(table) = object.get_type().getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))? else {
-        return Ok(None);
-    };
-    if let Some(follows) = object.getattr_opt(intern!(py, "requires_grad"))? {
-        // `__dlpack__` refuses what autograd follows, and these functions do not.
-        if follows.is_truthy()? {
-            return Ok(None);
-        }
-        if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-            let text = "a tensor whose memory has the negated values; expected the values: tensor.resolve_neg()";
-            return Err(refused(py, format!("{what}: {text}")));
-        }
-    }
-    let name = c"dlpack_exchange_api";
-    // SAFETY: the object is alive; another kind of object is no valid capsule.
-    if unsafe { ffi::PyCapsule_IsValid(table.as_ptr(), name.as_ptr()) } != 1 {
-        return Ok(None);
-    }
-    // SAFETY: the capsule has this name.
-    let functions = unsafe { ffi::PyCapsule_GetPointer(table.as_ptr(), name.as_ptr()) };
-    // SAFETY: DLPack gives a capsule of this name this content, which lives as long as the process.
-    let functions = unsafe { &*functions.cast::<DlExchange>() };
-    let Some(export) = functions.export.filter(|_| functions.version[0] == 1) else {
-        return Ok(None);
-    };
-    let mut found = std::ptr::null_mut();
-    // SAFETY: the object has the type that the functions are for, and `found` takes a pointer.
-    if unsafe { export(object.as_ptr(), &raw mut found) } != 0 {
-        // `__dlpack__` says more about what cannot be exported.
-        drop(PyErr::take(py));
-        return Ok(None);
-    }
-    Ok(NonNull::new(found).map(HeldTensor))
-}
-
-/// The tensor of a capsule, and its flags.
-fn tensor_of(capsule: &Bound<'_, PyAny>) -> PyResult<(DlTensor, u64)> {
-    let py = capsule.py();
-    let (versioned, plain) = (c"dltensor_versioned", c"dltensor");
-    // SAFETY: the object is alive; another kind of object is no valid capsule.
-    if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), versioned.as_ptr()) } == 1 {
-        // SAFETY: the capsule has this name.
-        let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), versioned.as_ptr()) };
-        // SAFETY: DLPack gives a capsule of this name this content. It is not taken over, so it lives with the capsule.
-        let found = unsafe { &*pointer.cast::<DlVersioned>() };
-        if found.version[0] != 1 {
-            return Err(refused(py, format!("DLPack of version {}; expected version 1", found.version[0])));
-        }
-        return Ok((found.tensor, found.flags));
-    }
-    // SAFETY: as above.
-    let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), plain.as_ptr()) };
-    if pointer.is_null() {
-        return Err(PyErr::fetch(py));
-    }
-    // SAFETY: as above, of the older form.
-    Ok((unsafe { *pointer.cast::<DlTensor>() }, 0))
 }

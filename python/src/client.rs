@@ -6,21 +6,20 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use pserver_client::{CallNumber, GivenValue, StateSlice, rule_file};
+use pserver_client::{CallNumber, GivenValue, StateSlice, StateTensor, TableProgress, rule_file};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::PyByteArray;
 
 use crate::arrays::{Access, HeldArray, arrays, parameter};
-use crate::buffers::RawBuffer;
 use crate::errors::{outcome, refused};
-use crate::rows::{RowArrays, start_rows};
+use crate::rows::{RowArrays, row_ids, start_rows};
 use crate::session::{PythonSession, locked};
 use crate::started::RawCall;
+use crate::tensors::RawTensor;
 
 /// A client of a job, until it is closed.
 #[pyclass(frozen, name = "RawClient", module = "pserver._pserver")]
@@ -32,8 +31,11 @@ pub(crate) struct RawClient {
 /// Ids and values of rows, one array of each for each parameter.
 type IdsAndValues<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
 
-/// Type, shape, updates, and tensors with their names.
-type RawState<'py> = (String, Vec<u64>, u64, Vec<(String, Bound<'py, PyByteArray>)>);
+/// Updates, and tensors with their names.
+type RawState = (u64, Vec<(String, RawTensor)>);
+
+/// Learning rates that came with gradients: the first update of each, and the rate.
+type RawRates = Vec<(u64, Option<f64>)>;
 
 /// Name, type, shape, whether it is sent by rows, and version.
 type Listed = (String, String, Vec<u64>, bool, u64);
@@ -203,11 +205,41 @@ impl RawClient {
         self.started(py, |session| start_rows(session, &names, given, out, rate))
     }
 
-    /// Type, shape, updates, and each tensor with its name.
-    fn state<'py>(&self, py: Python<'py>, name: &str) -> PyResult<RawState<'py>> {
+    /// Updates, and each tensor with its name.
+    fn state(&self, py: Python<'_>, name: &str) -> PyResult<RawState> {
         let state = self.call(py, |session| session.client().optimizer_state(name))?;
-        let tensors = state.tensors.into_iter().map(|one| (one.name, PyByteArray::new(py, &one.content)));
-        Ok((state.element_type.to_string(), state.shape, state.updates, tensors.collect()))
+        Ok((state.updates, tensors(state.tensors, state.element_type, &state.shape)))
+    }
+
+    /// Of rows: updates, each tensor with its name, and the learning rates.
+    fn row_states(&self, py: Python<'_>, name: &str, ids: &Bound<'_, PyAny>) -> PyResult<(RawState, RawRates)> {
+        let ids = HeldArray::of(ids, &parameter(name), Access::Read)?;
+        let (state, rows) = self.call(py, |session| {
+            let ids = row_ids(name, &ids)?;
+            Ok((session.client().row_states(name, ids)?, ids.len()))
+        })?;
+        let TableProgress { updates, rates } = state.progress;
+        let shape = [rows as u64, state.width];
+        Ok(((updates, tensors(state.tensors, state.element_type, &shape)), rates))
+    }
+
+    /// `progress` are updates and learning rates.
+    fn set_row_states(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        ids: &Bound<'_, PyAny>,
+        states: (Vec<PyBackedStr>, Vec<Bound<'_, PyAny>>),
+        progress: Option<(u64, RawRates)>,
+    ) -> PyResult<()> {
+        let ids = HeldArray::of(ids, &parameter(name), Access::Read)?;
+        let names = states.0;
+        let tensors = arrays(py, &names, &states.1, Access::Read)?;
+        let progress = progress.map(|(updates, rates)| TableProgress { updates, rates });
+        self.call(py, |session| {
+            let slices = state_slices(session, name, &names, &tensors)?;
+            session.client().set_row_states(name, row_ids(name, &ids)?, &slices, progress.as_ref())
+        })
     }
 
     fn set_state(
@@ -220,17 +252,7 @@ impl RawClient {
     ) -> PyResult<()> {
         let tensors = arrays(py, &names, &tensors, Access::Read)?;
         self.call(py, |session| {
-            let mut slices = Vec::with_capacity(names.len());
-            for (of, array) in names.iter().zip(&tensors) {
-                let declared = session.check_shape(name, array)?;
-                if array.element_type() != declared {
-                    let found = array.element_type();
-                    let text =
-                        format!("{}: an array of {found} for state \"{of}\"; expected {declared}", parameter(name));
-                    return Err(Failure::call(text));
-                }
-                slices.push(StateSlice { name: of, content: array.contents() });
-            }
+            let slices = state_slices(session, name, &names, &tensors)?;
             session.client().set_optimizer_state(name, &slices, updates)
         })
     }
@@ -241,8 +263,17 @@ impl RawClient {
         Ok((taken.version.0, taken.bytes, taken.shards.into_iter().map(|one| one.directory).collect()))
     }
 
-    fn load(&self, py: Python<'_>, names: Vec<PyBackedStr>, values: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        let values = arrays(py, &names, &values, Access::Read)?;
+    /// Values, and of the parameters `tables` rows.
+    fn load(
+        &self,
+        py: Python<'_>,
+        values: (Vec<PyBackedStr>, Vec<Bound<'_, PyAny>>),
+        tables: Vec<PyBackedStr>,
+        rows: IdsAndValues<'_>,
+    ) -> PyResult<()> {
+        let names = values.0;
+        let values = arrays(py, &names, &values.1, Access::Read)?;
+        let rows = RowArrays::of(py, &tables, &rows.0, &rows.1, Access::Read)?;
         self.call(py, |session| {
             let given = names.iter().zip(&values).map(|(name, array)| GivenValue {
                 name,
@@ -250,7 +281,7 @@ impl RawClient {
                 shape: array.shape(),
                 content: array.contents(),
             });
-            session.client().load(&given.collect::<Vec<_>>())
+            session.client().load_with_rows(&given.collect::<Vec<_>>(), &rows.gradients(&tables)?)
         })
     }
 
@@ -313,9 +344,24 @@ impl RawClient {
         Ok((moved.sent, moved.received))
     }
 
-    fn buffer(&self, py: Python<'_>, bytes: usize) -> PyResult<RawBuffer> {
+    /// A buffer of elements, or without a type of bytes.
+    fn buffer(&self, py: Python<'_>, shape: Vec<i64>, element_type: Option<&str>) -> PyResult<RawTensor> {
         let session = self.session(py)?;
-        outcome(py, py.detach(|| RawBuffer::new(&session, bytes)))
+        let element_type = element_type.and_then(type_of_name);
+        outcome(py, py.detach(|| RawTensor::buffer(&session, element_type, shape)))
+    }
+
+    /// The pieces of each parameter, in memory of the library.
+    fn view(&self, py: Python<'_>, names: Vec<PyBackedStr>) -> PyResult<Vec<Vec<RawTensor>>> {
+        self.call(py, |session| {
+            let asked: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+            let view = Arc::new(session.client().pull_view(&asked)?);
+            let parameters = asked.iter().enumerate().map(|(at, name)| {
+                let facts = session.facts(name)?;
+                Ok(RawTensor::pieces(&view, at, facts.element_type, &facts.shape))
+            });
+            parameters.collect()
+        })
     }
 
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
@@ -383,6 +429,33 @@ impl Drop for RawClient {
 fn settings(py: Python<'_>, config: Option<&str>) -> PyResult<OptimizerSettings> {
     let read = config.map(|text| OptimizerSettings::from_text_with(text, &rule_file::open)).transpose();
     outcome(py, read.map(Option::unwrap_or_default))
+}
+
+/// Tensors of a state, each of this shape.
+fn tensors(all: Vec<StateTensor>, element_type: ElementType, shape: &[u64]) -> Vec<(String, RawTensor)> {
+    let shape: Vec<i64> = shape.iter().map(|size| size.cast_signed()).collect();
+    let tensor = |one: StateTensor| (one.name, RawTensor::contents(one.content, element_type, shape.clone()));
+    all.into_iter().map(tensor).collect()
+}
+
+/// Tensors of a state to set, of the parameter's type and shape.
+fn state_slices<'a>(
+    session: &PythonSession,
+    name: &str,
+    names: &'a [PyBackedStr],
+    tensors: &'a [HeldArray],
+) -> Result<Vec<StateSlice<'a>>, Failure> {
+    let mut slices = Vec::with_capacity(names.len());
+    for (of, array) in names.iter().zip(tensors) {
+        let declared = session.check_shape(name, array)?;
+        if array.element_type() != declared {
+            let found = array.element_type();
+            let text = format!("{}: an array of {found} for state \"{of}\"; expected {declared}", parameter(name));
+            return Err(Failure::call(text));
+        }
+        slices.push(StateSlice { name: of, content: array.contents() });
+    }
+    Ok(slices)
 }
 
 fn type_of_name(name: &str) -> Option<ElementType> {

@@ -1,19 +1,20 @@
 //! The extension module of the Python package: the Rust client and the `pserver` program as Python objects.
 //!
 //! Read in this order: `client` (calls), `started` (calls that are waited for later), `rows` (arrays of calls by rows),
-//! `arrays` (memory of Python objects), `buffers` (memory of the library), `errors` (failures as exceptions,
-//! interrupts).
+//! `arrays` (memory of Python objects), `tensors` (memory of the library), `dlpack` (the form of both), `errors`
+//! (failures as exceptions, interrupts).
 //!
 //! Not here: names, dictionaries and defaults of calls (`python/pserver/_client.py`), what a call does
 //! ([`pserver_client`]).
 
 mod arrays;
-mod buffers;
 mod client;
+mod dlpack;
 mod errors;
 mod rows;
 mod session;
 mod started;
+mod tensors;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ fn launched(py: Python<'_>) -> PyResult<(bool, Option<String>, Option<String>)> 
 fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pserver_client::ask_while_waiting(errors::is_interrupted);
     module.add_class::<client::RawClient>()?;
-    module.add_class::<buffers::RawBuffer>()?;
+    module.add_class::<tensors::RawTensor>()?;
     module.add_class::<started::RawCall>()?;
     module.add_function(wrap_pyfunction!(launched, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)

@@ -93,7 +93,7 @@ fn check_type(session: &PythonSession, name: &str, values: &HeldArray) -> Result
 }
 
 /// The ids of rows.
-fn row_ids<'a>(name: &str, ids: &'a HeldArray) -> Result<&'a [u64], Failure> {
+pub(crate) fn row_ids<'a>(name: &str, ids: &'a HeldArray) -> Result<&'a [u64], Failure> {
     let refuse = |found: &str| Failure::call(format!("{}: ids {found}; expected int64 or uint64", parameter(name)));
     if !matches!(ids.element_type(), ElementType::Int64 | ElementType::Uint64) {
         return Err(refuse(&format!("of {}", ids.element_type())));

@@ -138,3 +138,53 @@ def test_values_are_loaded_whole_or_not_at_all(job: Any, tmp_path: Path) -> None
     assert sorted(client.load(os.fspath(tmp_path / "model.safetensors"))) == ["b", "w"]
     for name, value in client.pull().items():
         np.testing.assert_array_equal(value, right[name])
+
+
+ROWS = "sparse { height: 500 width: 4 uniform { low: -0.5 high: 0.5 } seed: 3 }"
+RULES = [
+    "optimizer: Adagrad adagrad { } const_lr { learning_rate: 0.1 }",
+    f"{ADAM} l2: 0.1",
+    "rule: 'state m = 0.5; m = 0.9*m + g; w -= lr*m' const_lr { learning_rate: 0.1 }",
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_table_goes_on_in_another_job_from_pieces_of_its_rows(rule: str) -> None:
+    random = np.random.default_rng(SEED)
+    steps = [(random.integers(0, 400, 100), random.standard_normal((100, 4)).astype(np.float32)) for _ in range(6)]
+    everything = np.arange(500)
+    with pserver.connect(servers=2) as one, pserver.connect(servers=1) as other:
+        for client in (one, other):
+            assert client.begin_init()
+            client.init_rows("table", f"{rule} {ROWS}")
+            client.finish_init()
+        for step, (ids, gradients) in enumerate(steps[:3]):
+            one.push_rows("table", ids, gradients, rate=0.1 / (1 + step))
+        pieces = np.array_split(one.rows("table"), 7)
+        for piece in pieces:
+            state = one.state("table", piece)
+            assert state.updates == 3 and all(tensor.shape == (piece.size, 4) for tensor in state.tensors.values())
+            other.load({"table": pserver.Rows(piece, one.pull_rows("table", piece))})
+            is_last = piece is pieces[-1]
+            updates, rates = (state.updates, state.rates) if is_last else (None, ())
+            other.set_state("table", state.tensors, updates, ids=piece, rates=rates)
+        for ids, gradients in steps[3:]:
+            assert (one.push_pull_rows("table", ids, gradients, everything)
+                    == other.push_pull_rows("table", ids, gradients, everything)).all()
+        mine, its = one.state("table", everything), other.state("table", everything)
+        assert mine.updates == its.updates == 6 and mine.rates == its.rates
+        assert all((mine.tensors[of] == its.tensors[of]).all() for of in mine.tensors)
+        assert one.state("table").ids.tolist() == one.rows("table").tolist()  # type: ignore[union-attr]
+        mistakes: list[tuple[Any, Any, str]] = [
+            (lambda: one.set_state("table", mine.tensors, None), TypeError, "expected the rows"),
+            (lambda: one.set_state("table", mine.tensors, 1), pserver.Refused, "is sparse"),
+            (lambda: one.set_state("table", mine.tensors, 1, ids=everything[1:]), pserver.Refused, "bytes of state"),
+            (lambda: one.set_state("table", mine.tensors, 1, ids=everything * 0), pserver.Refused, "row 0 is there twice"),
+            (lambda: one.state("table", [1, 2]), TypeError, "found list"),
+            (lambda: one.load({"table": pserver.Rows(everything[:2], np.ones((1, 4), np.float32))}), pserver.Refused, "bytes"),
+            (lambda: one.load({"table": np.ones((500, 4), np.float32)}), pserver.Refused, "is sparse"),
+        ]
+        for mistake, kind, text in mistakes:
+            with pytest.raises(kind, match=text):
+                mistake()
+        assert (one.state("table", everything).tensors[list(mine.tensors)[0]] == mine.tensors[list(mine.tensors)[0]]).all()
