@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 import numpy
 from numpy.typing import NDArray
 
-from . import _pserver, _torchrun
+from . import _log, _pserver, _torchrun
 from ._errors import Refused
 from ._servers import Servers
 
@@ -116,6 +116,7 @@ class Client:
             "poll": poll,
         }
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
+        _log.begin()
         self._raw = _pserver.RawClient(" ".join(words))
         self._known: dict[str, tuple[numpy.dtype[Any], tuple[int, ...], bool]] = {}
         self._servers: Servers | None = None

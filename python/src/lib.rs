@@ -2,7 +2,7 @@
 //!
 //! Read in this order: `client` (calls), `started` (calls that are waited for later), `rows` (arrays of calls by rows),
 //! `arrays` (memory of Python objects), `tensors` (memory of the library), `dlpack` (the form of both), `errors`
-//! (failures as exceptions, interrupts).
+//! (failures as exceptions, interrupts), `logs` (lines of the library).
 //!
 //! Not here: names, dictionaries and defaults of calls (`python/pserver/_client.py`), what a call does
 //! ([`pserver_client`]).
@@ -11,6 +11,7 @@ mod arrays;
 mod client;
 mod dlpack;
 mod errors;
+mod logs;
 mod rows;
 mod session;
 mod started;
@@ -41,6 +42,9 @@ fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::RawClient>()?;
     module.add_class::<tensors::RawTensor>()?;
     module.add_class::<started::RawCall>()?;
+    module.add_function(wrap_pyfunction!(logs::begin_log, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::log_lines, module)?)?;
+    module.add_function(wrap_pyfunction!(logs::end_log, module)?)?;
     module.add_function(wrap_pyfunction!(launched, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

@@ -139,3 +139,46 @@ def test_servers_log_where_logging_asks_for_it(caplog: Any) -> None:
     with caplog.at_level(logging.ERROR, logger="pserver.server"), pserver.Servers():
         pass
     assert caplog.records == []
+
+
+LOGGED = """
+import logging, sys
+import pserver
+if sys.argv[2] != "none":
+    logging.basicConfig(level=sys.argv[2], format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
+client = pserver.connect(sys.argv[1], reader=True)
+client.pull(["w"])
+"""
+
+
+def test_lines_of_the_library_go_to_logging_if_it_asks_for_them_and_none_is_lost_at_the_end(job: Any) -> None:
+    client = job()
+    client.init_all({"w": np.ones(3, np.float32)}, SGD)
+    for level, is_there in [("INFO", True), ("WARNING", False), ("none", False)]:
+        command = [sys.executable, "-c", LOGGED, client.coordinator, level]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0 and ended.stderr == "", ended.stderr
+        lines = [line for line in ended.stdout.splitlines() if line.startswith("pserver INFO pserver_transport")]
+        assert bool(lines) == is_there and all("connected" in line for line in lines), ended.stdout
+
+
+def test_a_handler_of_log_lines_may_call_the_client(job: Any, caplog: pytest.LogCaptureFixture) -> None:
+    first = job()
+    first.init_all({"w": np.ones(3, np.float32)}, SGD)
+    found: list[str] = []
+
+    class Asking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(f"{record.getMessage()} {first.pull(['w'])['w'][0]}")
+
+    logger, handler = logging.getLogger("pserver"), Asking()
+    logger.addHandler(handler)
+    with caplog.at_level(logging.INFO, "pserver"):
+        for _ in range(20):
+            with pserver.connect(first.coordinator, reader=True) as client:
+                client.pull(["w"])
+        end = time.monotonic() + 30
+        while len(found) < 20 and time.monotonic() < end:
+            time.sleep(0.01)
+    logger.removeHandler(handler)
+    assert len(found) >= 20 and all(line.endswith(" 1.0") for line in found)

@@ -148,11 +148,12 @@ struct Images {
 }
 
 fn images(operands: &Operands<'_>, place: usize) -> Result<Images, String> {
-    match operands.floats(place)? {
+    let expected = "four dimensions, of which the last three are fixed";
+    match operands.floats_of(place, expected)? {
         (element_type, [count, Dim::Fixed(channels), Dim::Fixed(height), Dim::Fixed(width)]) => {
             Ok(Images { element_type, count: *count, channels: *channels, lengths: [*height, *width] })
         }
-        _ => Err(operands.misfit(place, "four dimensions, of which the last three are fixed")),
+        _ => Err(operands.misfit(place, expected)),
     }
 }
 

@@ -49,7 +49,7 @@ impl<'a> Operands<'a> {
         })
     }
 
-    /// An input that must be dense.
+    /// An input that must be dense, and may have any shape that rows have as a matrix.
     pub(super) fn dense(&self, place: usize) -> Result<(ElementType, &'a [Dim]), String> {
         match self.input(place) {
             VariableFacts::Dense { element_type, shape } => Ok((*element_type, shape)),
@@ -68,6 +68,14 @@ impl<'a> Operands<'a> {
         }
     }
 
+    /// [`floats`](Self::floats) of a shape that rows as a matrix have not, which `expected` says.
+    pub(super) fn floats_of(&self, place: usize, expected: &str) -> Result<(ElementType, &'a [Dim]), String> {
+        match self.input(place) {
+            VariableFacts::SelectedRows { .. } => Err(self.misfit(place, expected)),
+            _ => self.floats(place),
+        }
+    }
+
     /// An input that must be a matrix of f32 or f64.
     pub(super) fn matrix(&self, place: usize) -> Result<(ElementType, Dim, Dim), String> {
         match self.floats(place)? {
@@ -78,9 +86,10 @@ impl<'a> Operands<'a> {
 
     /// An input that must be dense, of 64-bit signed integers.
     pub(super) fn integers(&self, place: usize) -> Result<&'a [Dim], String> {
-        match self.dense(place)? {
-            (ElementType::Int64, shape) => Ok(shape),
-            _ => Err(self.misfit(place, "int64")),
+        match self.input(place) {
+            VariableFacts::Dense { element_type: ElementType::Int64, shape } => Ok(shape),
+            VariableFacts::Dense { .. } => Err(self.misfit(place, "int64")),
+            _ => Err(self.misfit(place, "a dense tensor of int64")),
         }
     }
 

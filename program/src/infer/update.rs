@@ -28,7 +28,10 @@ pub(super) fn outputs(operands: &Operands<'_>) -> Result<Option<Inferred>, Strin
         format!("{reason}: parameter, gradient, count, the states {states:?} of {name}, and maybe a learning rate")
     })?;
     operands.check_outputs(2 + states)?;
-    let (element_type, shape) = operands.dense(0)?;
+    let VariableFacts::Dense { element_type, shape } = operands.input(0) else {
+        return Err(operands.misfit(0, "a dense tensor, the parameter"));
+    };
+    let element_type = *element_type;
     rule.validate_for(element_type).map_err(|failure| operands.misfit(0, &failure.to_string()))?;
     check_gradient(operands, element_type, shape, rule)?;
     operands.exactly_dense(COUNT, ElementType::Int64, &[])?;
@@ -90,10 +93,11 @@ fn check_rate(operands: &Operands<'_>, rate: usize) -> Result<(), String> {
     if operands.input_count() <= rate {
         return Ok(());
     }
-    let (_, shape) = operands.floats(rate)?;
+    let expected = "one number, the learning rate, in a variable of its own";
+    let (_, shape) = operands.floats_of(rate, expected)?;
     let name = &operands.op.inputs[rate];
     if !shape.iter().all(|dim| *dim == Dim::Fixed(1)) || operands.op.outputs.contains(name) {
-        return Err(operands.misfit(rate, "one number, the learning rate, in a variable of its own"));
+        return Err(operands.misfit(rate, expected));
     }
     Ok(())
 }

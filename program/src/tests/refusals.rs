@@ -2,6 +2,7 @@
 
 use crate::{
     Block, Destination, Dim, Graph, Op, OpKind, OpRole, Program, ProgramPeer, Purpose, Variable, VariableFacts,
+    WindowSteps,
 };
 use pserver_core::dtype::ElementType::{self, Float32, Int64};
 
@@ -440,6 +441,13 @@ fn pulls_of_rows_say_what_does_not_fit() {
     check(pull("x"), "count label", "later", "output \"later\" is float32[4, 3]; expected rows of float32 or float64");
     check(pull("x"), "count label", "pulled later", "found 2 outputs; expected 1");
     gives(OpKind::LookupTable { padding: None }, "rows label", "y", "float32[batch, 4]");
+    // No sum with rows makes ids of them.
+    let expected = "input 2 \"rows\" is rows(float32, 9, 4); expected a dense tensor of int64";
+    check(OpKind::LookupTable { padding: None }, "table rows", "y", expected);
+    let steps = WindowSteps { stride: [1, 1], padding: [0, 0] };
+    let expected =
+        "input 1 \"rows\" is rows(float32, 9, 4); expected four dimensions, of which the last three are fixed";
+    check(OpKind::Conv2d { steps }, "rows w", "y", expected);
     let padding = OpKind::LookupTable { padding: Some(9) };
     check(padding, "rows label", "y", "found padding 9; expected the number of a row, below 9");
     gives(OpKind::Concat { axis: 0 }, "rows rows", "y", "rows(float32, 18, 4)");
