@@ -17,7 +17,7 @@ use pyo3::types::{IntoPyDict, PyTuple};
 
 use crate::dlpack::{DEVICE_HOST, DEVICE_PINNED, DlTensor, DlType, FLAG_READ_ONLY, HeldTensor, exported, tensor_of};
 use crate::errors::refused;
-use crate::tensors::RawTensor;
+use crate::tensors::LibraryTensor;
 
 /// The use of an array by a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Drop for HeldBuffer {
 impl HeldArray {
     /// The memory of an object, for the parameter or argument `what`.
     pub(crate) fn of(object: &Bound<'_, PyAny>, what: &str, access: Access) -> PyResult<Self> {
-        if object.is_instance_of::<RawTensor>() {
+        if object.is_instance_of::<LibraryTensor>() {
             // Its buffer is bytes, without the type.
             return Self::of_dlpack(object, what, access);
         }

@@ -19,7 +19,7 @@ use crate::errors::{outcome, refused};
 use crate::rows::{RowArrays, row_ids, start_rows};
 use crate::session::{PythonSession, locked};
 use crate::started::RawCall;
-use crate::tensors::RawTensor;
+use crate::tensors::LibraryTensor;
 
 /// A client of a job, until it is closed.
 #[pyclass(frozen, name = "RawClient", module = "pserver._pserver")]
@@ -32,7 +32,7 @@ pub(crate) struct RawClient {
 type IdsAndValues<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
 
 /// Updates, and tensors with their names.
-type RawState = (u64, Vec<(String, RawTensor)>);
+type RawState = (u64, Vec<(String, LibraryTensor)>);
 
 /// Learning rates that came with gradients: the first update of each, and the rate.
 type RawRates = Vec<(u64, Option<f64>)>;
@@ -345,20 +345,35 @@ impl RawClient {
     }
 
     /// A buffer of elements, or without a type of bytes.
-    fn buffer(&self, py: Python<'_>, shape: Vec<i64>, element_type: Option<&str>) -> PyResult<RawTensor> {
+    fn buffer(&self, py: Python<'_>, shape: Vec<i64>, element_type: Option<&str>) -> PyResult<LibraryTensor> {
         let session = self.session(py)?;
         let element_type = element_type.and_then(type_of_name);
-        outcome(py, py.detach(|| RawTensor::buffer(&session, element_type, shape)))
+        let made = py.detach(|| {
+            let bytes = LibraryTensor::bytes_of(element_type, &shape)?;
+            // A buffer does not keep the client alive: a closed client has used it for the last time.
+            let buffer = session.client().buffer(bytes.max(1))?;
+            let session = Arc::downgrade(&session);
+            let give_back = Box::new(move |buffer| {
+                if let Some(session) = session.upgrade()
+                    && let Err((used, _)) = session.client().free(buffer)
+                {
+                    // A call holds the object whose memory it uses, so nothing else is left to give it back.
+                    std::mem::forget(used);
+                }
+            });
+            Ok(LibraryTensor::buffer(buffer, bytes, element_type, shape, give_back))
+        });
+        outcome(py, made)
     }
 
     /// The pieces of each parameter, in memory of the library.
-    fn view(&self, py: Python<'_>, names: Vec<PyBackedStr>) -> PyResult<Vec<Vec<RawTensor>>> {
+    fn view(&self, py: Python<'_>, names: Vec<PyBackedStr>) -> PyResult<Vec<Vec<LibraryTensor>>> {
         self.call(py, |session| {
             let asked: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
             let view = Arc::new(session.client().pull_view(&asked)?);
             let parameters = asked.iter().enumerate().map(|(at, name)| {
                 let facts = session.facts(name)?;
-                Ok(RawTensor::pieces(&view, at, facts.element_type, &facts.shape))
+                Ok(LibraryTensor::pieces(&view, at, facts.element_type, &facts.shape))
             });
             parameters.collect()
         })
@@ -432,9 +447,9 @@ fn settings(py: Python<'_>, config: Option<&str>) -> PyResult<OptimizerSettings>
 }
 
 /// Tensors of a state, each of this shape.
-fn tensors(all: Vec<StateTensor>, element_type: ElementType, shape: &[u64]) -> Vec<(String, RawTensor)> {
+fn tensors(all: Vec<StateTensor>, element_type: ElementType, shape: &[u64]) -> Vec<(String, LibraryTensor)> {
     let shape: Vec<i64> = shape.iter().map(|size| size.cast_signed()).collect();
-    let tensor = |one: StateTensor| (one.name, RawTensor::contents(one.content, element_type, shape.clone()));
+    let tensor = |one: StateTensor| (one.name, LibraryTensor::contents(one.content, element_type, shape.clone()));
     all.into_iter().map(tensor).collect()
 }
 

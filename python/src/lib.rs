@@ -40,7 +40,7 @@ fn launched(py: Python<'_>) -> PyResult<(bool, Option<String>, Option<String>)> 
 fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pserver_client::ask_while_waiting(errors::is_interrupted);
     module.add_class::<client::RawClient>()?;
-    module.add_class::<tensors::RawTensor>()?;
+    module.add_class::<tensors::LibraryTensor>()?;
     module.add_class::<started::RawCall>()?;
     module.add_function(wrap_pyfunction!(logs::begin_log, module)?)?;
     module.add_function(wrap_pyfunction!(logs::log_lines, module)?)?;

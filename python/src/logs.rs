@@ -1,7 +1,7 @@
 //! The client's own log lines, on their way to Python's `logging`.
 //!
-//! A library thread may write a line while it holds a lock, so it never waits for the interpreter: it leaves the line in
-//! a queue, from which a thread of Python's takes it. A forked process has a queue of its own.
+//! A library thread may write a line while it holds a lock, so it never waits for the interpreter: it leaves the line
+//! in a queue, from which a thread of Python's takes it. A forked process has a queue of its own.
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write};

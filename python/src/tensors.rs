@@ -2,7 +2,7 @@
 //! of a type that the buffer protocol lacks.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use pserver_client::View;
 use pserver_core::dtype::ElementType;
@@ -14,11 +14,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::dlpack::{self, DEVICE_HOST, DlDevice, DlTensor, DlType};
-use crate::session::PythonSession;
 
 /// Elements in memory of the library. The memory stays while this object, or an array over it, does.
 #[pyclass(frozen, name = "Tensor", module = "pserver._pserver")]
-pub(crate) struct RawTensor {
+pub(crate) struct LibraryTensor {
     memory: Option<TensorMemory>,
     start: *mut u8,
     bytes: usize,
@@ -29,36 +28,41 @@ pub(crate) struct RawTensor {
 }
 
 // SAFETY: the memory is this object's, which holds it, and may be reached from every thread.
-unsafe impl Send for RawTensor {}
+unsafe impl Send for LibraryTensor {}
 // SAFETY: as above; shared references only read the fields.
-unsafe impl Sync for RawTensor {}
+unsafe impl Sync for LibraryTensor {}
+
+/// Gives a buffer back to its client.
+pub(crate) type ReturnBuffer = Box<dyn FnOnce(Buffer) + Send + Sync>;
 
 /// The owner of a tensor's memory.
 enum TensorMemory {
-    /// A buffer that servers of this machine read in place. It does not keep the client alive: a closed client has used
-    /// it for the last time.
-    Buffer(Buffer, Weak<PythonSession>),
+    /// A buffer that servers of this machine read in place.
+    Buffer(Buffer, ReturnBuffer),
     /// A view, of which this is a piece; the last piece releases it.
     View(#[expect(dead_code, reason = "it is held, and dropped with the tensor")] Arc<View>),
     Bytes(#[expect(dead_code, reason = "it is held, and dropped with the tensor")] Vec<u8>),
 }
 
-impl RawTensor {
-    /// A buffer, its contents unspecified.
-    pub(crate) fn buffer(
-        session: &Arc<PythonSession>,
-        element_type: Option<ElementType>,
-        shape: Vec<i64>,
-    ) -> Result<Self, Failure> {
+impl LibraryTensor {
+    /// Bytes of so many elements, or without a type of so many bytes.
+    pub(crate) fn bytes_of(element_type: Option<ElementType>, shape: &[i64]) -> Result<usize, Failure> {
         let element_bytes = element_type.map_or(1, ElementType::bytes);
         let bytes = shape.iter().try_fold(element_bytes, |all, size| all.checked_mul(u64::try_from(*size).ok()?));
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
-        let bytes =
-            bytes.ok_or_else(|| Failure::call(format!("a buffer of shape {shape:?}, which is beyond memory")))?;
-        let buffer = session.client().buffer(bytes.max(1))?;
+        bytes.ok_or_else(|| Failure::call(format!("a buffer of shape {shape:?}, which is beyond memory")))
+    }
+
+    /// A buffer of [`bytes_of`](Self::bytes_of) or more, its contents unspecified.
+    pub(crate) fn buffer(
+        buffer: Buffer,
+        bytes: usize,
+        element_type: Option<ElementType>,
+        shape: Vec<i64>,
+        give_back: ReturnBuffer,
+    ) -> Self {
         let start = buffer.start();
-        let memory = TensorMemory::Buffer(buffer, Arc::downgrade(session));
-        Ok(Self::new(memory, (start, bytes), element_type, shape))
+        Self::new(TensorMemory::Buffer(buffer, give_back), (start, bytes), element_type, shape)
     }
 
     /// Contents that a call returned.
@@ -95,7 +99,7 @@ impl RawTensor {
 }
 
 #[pymethods]
-impl RawTensor {
+impl LibraryTensor {
     fn __len__(&self) -> usize {
         usize::try_from(self.shape.first().copied().unwrap_or(0)).unwrap_or(0)
     }
@@ -159,7 +163,7 @@ impl RawTensor {
     }
 }
 
-impl Drop for RawTensor {
+impl Drop for LibraryTensor {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         if std::process::id() != self.process {
@@ -167,12 +171,8 @@ impl Drop for RawTensor {
             std::mem::forget(memory);
             return;
         }
-        if let TensorMemory::Buffer(buffer, session) = memory
-            && let Some(session) = session.upgrade()
-            && let Err((used, _)) = session.client().free(buffer)
-        {
-            // A call holds the object whose memory it uses, so nothing else is left to give it back.
-            std::mem::forget(used);
+        if let TensorMemory::Buffer(buffer, give_back) = memory {
+            give_back(buffer);
         }
     }
 }

@@ -53,7 +53,9 @@ const UNSAFE_DOORS: &[&str] = &[
     "cli/src/commands",
     "cli/tests/fork",
     "python/src/arrays",
-    "python/src/buffers",
+    "python/src/dlpack",
+    "python/src/logs",
+    "python/src/tensors",
     "bench/src/baseline/shared",
     // Compares the types of C functions.
     "ci/rdma-sys-check/src",
