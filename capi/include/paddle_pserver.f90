@@ -73,6 +73,21 @@ module paddle_pserver
     integer(c_int64_t) :: version
   end type paddle_listed_parameter
 
+  !> The optimizer's state: c_f_pointer(state%tensors, list, [state%tensors_len]) makes an array of paddle_tensor_t.
+  type, bind(C), public :: paddle_state
+    type(c_ptr) :: tensors = c_null_ptr
+    integer(c_size_t) :: tensors_len = 0
+    integer(c_int64_t) :: updates = 0
+    type(c_ptr) :: rates = c_null_ptr
+    integer(c_size_t) :: rates_len = 0
+  end type paddle_state
+
+  !> A change of a table's learning rate; a negative one is the configured one.
+  type, bind(C), public :: paddle_rate_change
+    integer(c_int64_t) :: update
+    real(c_double) :: learning_rate
+  end type paddle_rate_change
+
   !> The description of an array of the caller, of rank 1 or 2. Arrays of other ranks and types: the fields.
   interface paddle_tensor
     module procedure tensor_of_floats, tensor_of_float_matrix, tensor_of_doubles, tensor_of_double_matrix
@@ -92,7 +107,7 @@ module paddle_pserver
   public :: paddle_load_model, paddle_checkpoint
   public :: paddle_init_rows, paddle_send_rows, paddle_get_rows
   public :: paddle_init_tensor, paddle_transfer, paddle_transfer_start, paddle_set_tensors
-  public :: paddle_list_params, paddle_get_state, paddle_set_state
+  public :: paddle_list_params, paddle_list_rows, paddle_get_state, paddle_set_state
   public :: paddle_program_load, paddle_program_steps_before, paddle_program_feed, paddle_program_step
   public :: paddle_program_value, paddle_program_fetch, paddle_program_save, paddle_program_release
   public :: paddle_begin_init_params, paddle_begin_init_params_n, paddle_finish_init_params
@@ -212,19 +227,23 @@ module paddle_pserver
       type(c_ptr), intent(inout) :: params
       integer(c_size_t), intent(inout) :: len
     end function
-    integer(c_int) function c_get_state(client, name, states, len, updates) bind(C, name="paddle_get_state")
-      import :: c_ptr, c_int, c_size_t, c_int64_t
+    integer(c_int) function c_list_rows(client, name, ids, len) bind(C, name="paddle_list_rows")
+      import :: c_ptr, c_int, c_size_t
       type(c_ptr), value :: client, name
-      type(c_ptr), intent(inout) :: states
+      type(c_ptr), intent(inout) :: ids
       integer(c_size_t), intent(inout) :: len
-      integer(c_int64_t), intent(inout) :: updates
     end function
-    integer(c_int) function c_set_state(client, name, states, len, updates) bind(C, name="paddle_set_state")
-      import :: c_ptr, c_int, c_size_t, c_int64_t, paddle_tensor_t
+    function c_get_state(client, name, ids, ids_len) bind(C, name="paddle_get_state")
+      import :: c_ptr, c_size_t
+      type(c_ptr), value :: client, name, ids
+      integer(c_size_t), value :: ids_len
+      type(c_ptr) :: c_get_state
+    end function
+    integer(c_int) function c_set_state(client, name, state, is_last) bind(C, name="paddle_set_state")
+      import :: c_ptr, c_int, paddle_state
       type(c_ptr), value :: client, name
-      integer(c_size_t), value :: len
-      type(paddle_tensor_t), intent(in) :: states(len)
-      integer(c_int64_t), value :: updates
+      type(paddle_state), intent(in) :: state
+      integer(c_int), value :: is_last
     end function
     function c_program_load(client, program, loss, config, batch) bind(C, name="paddle_program_load")
       import :: c_ptr, c_int
@@ -607,23 +626,34 @@ contains
     call_started = c_transfer_start(client, tensors_at(grads), tensors_at(dst), len, rate_at(learning_rate))
   end function paddle_transfer_start
 
-  !> c_f_pointer(states, list, [len]) makes an array of type(paddle_tensor_t); paddle_free(states) frees it.
-  integer(c_int) function paddle_get_state(client, name, states, len, updates) result(status)
+  !> c_f_pointer(ids, list, [len]) makes an array of integer(c_int64_t); paddle_free(ids) frees it.
+  integer(c_int) function paddle_list_rows(client, name, ids, len) result(status)
     type(c_ptr), intent(in) :: client
     character(*), intent(in) :: name
-    type(c_ptr), intent(inout) :: states
+    type(c_ptr), intent(inout) :: ids
     integer(c_size_t), intent(inout) :: len
-    integer(c_int64_t), intent(inout) :: updates
-    status = c_get_state(client, paddle_name(name), states, len, updates)
+    status = c_list_rows(client, paddle_name(name), ids, len)
+  end function paddle_list_rows
+
+  !> With c_f_pointer(found, state) it is a type(paddle_state); paddle_free(found) frees it.
+  function paddle_get_state(client, name, ids) result(found)
+    type(c_ptr), intent(in) :: client
+    character(*), intent(in) :: name
+    integer(c_int64_t), intent(in), optional, contiguous, target :: ids(:)
+    type(c_ptr) :: found
+    if (present(ids)) then
+      found = c_get_state(client, paddle_name(name), c_loc(ids), size(ids, kind=c_size_t))
+    else
+      found = c_get_state(client, paddle_name(name), c_null_ptr, 0_c_size_t)
+    end if
   end function paddle_get_state
 
-  integer(c_int) function paddle_set_state(client, name, states, len, updates) result(status)
+  integer(c_int) function paddle_set_state(client, name, state, is_last) result(status)
     type(c_ptr), intent(in) :: client
     character(*), intent(in) :: name
-    integer(c_size_t), intent(in) :: len
-    type(paddle_tensor_t), intent(in) :: states(len)
-    integer(c_int64_t), intent(in) :: updates
-    status = c_set_state(client, paddle_name(name), states, len, updates)
+    type(paddle_state), intent(in) :: state
+    logical, intent(in) :: is_last
+    status = c_set_state(client, paddle_name(name), state, merge(1_c_int, 0_c_int, is_last))
   end function paddle_set_state
 
   !> The address of an array that is there; of none, C's NULL.

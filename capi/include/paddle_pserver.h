@@ -211,6 +211,48 @@ typedef struct paddle_listed_parameter {
 } paddle_listed_parameter;
 
 /**
+ * A change of a table's learning rate.
+ */
+typedef struct paddle_rate_change {
+  /**
+   * The first update that has it, from 1.
+   */
+  uint64_t update;
+  /**
+   * The learning rate; negative for the configured one.
+   */
+  double learning_rate;
+} paddle_rate_change;
+
+/**
+ * The optimizer's state of a dense parameter, or of some rows of a table.
+ */
+typedef struct paddle_state {
+  /**
+   * The tensors that its optimizer keeps, each with its name in the update rule, and in the parameter's type. Of
+   * rows each has the same ids, and a row for each.
+   */
+  const struct paddle_tensor *tensors;
+  /**
+   * How many tensors there are: 0 where the optimizer keeps none.
+   */
+  size_t tensors_len;
+  /**
+   * The updates that the parameter has seen: the learning rate's schedule, and Adam's correction of its means, go on
+   * from there.
+   */
+  uint64_t updates;
+  /**
+   * The learning rates that came with gradients of a table, where rows that have missed updates need them.
+   */
+  const struct paddle_rate_change *rates;
+  /**
+   * How many there are.
+   */
+  size_t rates_len;
+} paddle_state;
+
+/**
  * @brief The call has a fault: made again, it fails again.
  */
 #define PADDLE_ERROR_REFUSED 1
@@ -295,7 +337,8 @@ int paddle_save_model(paddle_pserver_client *client, const char *path);
  * @brief Replaces the values of parameters by those of a safetensors file, such as a saved model, in a job that runs.
  * Other parameters stay, and so do the optimizers' states. The other trainers should wait meanwhile.
  *
- * @param path a file on this machine. Every tensor has the name, type and shape of a parameter that is not sparse.
+ * @param path a file on this machine. Every tensor has the name, type and shape of a parameter; of a table it is the
+ * whole matrix, or its rows and ids as paddle_save_model writes them.
  * @return 0 if successful, otherwise -1. Everything is checked before any value is replaced; a call that failed for
  * another reason than PADDLE_ERROR_REFUSED may be made again.
  */
@@ -661,12 +704,13 @@ paddle_call *paddle_transfer_start(paddle_pserver_client *client,
                                    const double *learning_rate);
 
 /**
- * @brief Replaces dense parameters by the values given, of any length. Optimizers keep their state and their count of
- * updates. The other trainers should wait meanwhile.
+ * @brief Replaces values of dense parameters, and rows of tables, of any length. Other rows stay, and so do the
+ * optimizers' states and counts of updates. The other trainers should wait meanwhile.
  *
- * @param values the parameters, each once, without ids.
+ * @param values the parameters, each once; of rows each id once.
  * @param len their number, at least 1.
- * @return 0 if successful, otherwise -1.
+ * @return 0 if successful, otherwise -1. Everything is checked before any value is replaced; a call that failed for
+ * another reason than PADDLE_ERROR_REFUSED may be made again.
  */
 int paddle_set_tensors(paddle_pserver_client *client,
                        const paddle_tensor *values,
@@ -685,39 +729,45 @@ int paddle_list_params(paddle_pserver_client *client,
                        size_t *len);
 
 /**
- * @brief Fetches the optimizer's state of a dense parameter, all of it after the same updates. In sync mode it has
- * every gradient in it that this trainer has sent.
+ * @brief Lists the ids of a table's rows that somebody has sent a gradient for, ascending.
  *
- * @param name the parameter's name.
- * @param states becomes an array of the tensors that its optimizer keeps, each with its name in the update rule, the
- * parameter's type and the parameter's length. paddle_free frees it with all that it points to.
- * @param len becomes its length: 0 where the optimizer keeps none.
- * @param updates becomes the number of updates that the state has seen; the learning rate's schedule, and Adam's
- * correction of its means, go on from there.
- * @return 0 if successful, otherwise -1: also when other trainers' gradients change the state all the time.
+ * @param ids becomes an array, which paddle_free frees.
+ * @param len becomes its length, which may be 0.
+ * @return 0 if successful, otherwise -1.
  */
-int paddle_get_state(paddle_pserver_client *client,
-                     const char *name,
-                     paddle_tensor **states,
-                     size_t *len,
-                     uint64_t *updates);
+int paddle_list_rows(paddle_pserver_client *client, const char *name, uint64_t **ids, size_t *len);
 
 /**
- * @brief Replaces the optimizer's state of a dense parameter, whose value stays. The other trainers should wait
- * meanwhile.
+ * @brief Fetches the optimizer's state of a dense parameter, or of rows, all of it after the same updates. In sync
+ * mode it has every gradient in it that this trainer has sent. A table that is larger than the memory goes out by
+ * parts of paddle_list_rows; parts with equal updates belong together.
  *
  * @param name the parameter's name.
- * @param states every tensor that its optimizer keeps, as paddle_get_state gives them, in any order.
- * @param len how many; 0 where the optimizer keeps none.
- * @param updates the number of updates that they have seen.
+ * @param ids which rows of a table; NULL for a dense parameter.
+ * @param ids_len how many ids there are.
+ * @return the state, which paddle_free frees with all that it points to. Otherwise NULL: also when other trainers'
+ * gradients change it all the time.
+ */
+paddle_state *paddle_get_state(paddle_pserver_client *client,
+                               const char *name,
+                               const uint64_t *ids,
+                               size_t ids_len);
+
+/**
+ * @brief Replaces the optimizer's state of a dense parameter, or of rows; values stay, and so do other rows. The
+ * other trainers should wait meanwhile.
+ *
+ * @param name the parameter's name.
+ * @param state the state: every tensor that the optimizer keeps, in any order.
+ * @param is_last 1; or 0 for a part of a table's rows that others follow: with the last one the updates and the rates
+ * are set.
  * @return 0 if successful, otherwise -1. A wrong state changes nothing; a call that failed for another reason than
  * PADDLE_ERROR_REFUSED may be made again.
  */
 int paddle_set_state(paddle_pserver_client *client,
                      const char *name,
-                     const paddle_tensor *states,
-                     size_t len,
-                     uint64_t updates);
+                     const paddle_state *state,
+                     int is_last);
 
 /**
  * @brief Allocates page-aligned, zeroed memory for gradients. A gradient in it at a multiple of 64 bytes that is sent

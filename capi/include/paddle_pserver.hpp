@@ -332,30 +332,28 @@ struct listed_parameter {
   std::uint64_t version;
 };
 
-/** @brief The optimizer's state of a parameter: its tensors, and the updates that it has seen. */
+/** @brief The optimizer's state of a parameter or of rows: its tensors, and the updates that it has seen. */
 class optimizer_state {
  public:
-  optimizer_state(paddle_tensor *owned, std::size_t size, std::uint64_t updates) noexcept
-      : handle_(owned), size_(size), updates_(updates) {}
-  std::uint64_t updates() const noexcept { return updates_; }
+  explicit optimizer_state(paddle_state *owned) noexcept : handle_(owned) {}
+  std::uint64_t updates() const noexcept { return c_type().updates; }
   /** @brief How many tensors there are. */
-  std::size_t size() const noexcept { return size_; }
-  std::string name(std::size_t index) const { return handle_.get()[index].name; }
+  std::size_t size() const noexcept { return c_type().tensors_len; }
+  std::string name(std::size_t index) const { return c_type().tensors[index].name; }
   /** @brief The elements of a tensor; T is their type, valid as long as this object. */
   template <class T>
   span<const T> elements(std::size_t index) const {
-    const paddle_tensor &tensor = handle_.get()[index];
+    const paddle_tensor &tensor = c_type().tensors[index];
     if (tensor.element_type != element_type_of<T>()) {
       throw error(std::string(tensor.name) + ": found element type " + std::to_string(tensor.element_type) +
                   "; expected " + std::to_string(element_type_of<T>()));
     }
     return {static_cast<const T *>(tensor.content), tensor.content_len / sizeof(T)};
   }
+  const paddle_state &c_type() const noexcept { return *handle_.get(); }
 
  private:
-  detail::handle<paddle_tensor, paddle_free> handle_;
-  std::size_t size_;
-  std::uint64_t updates_;
+  detail::handle<paddle_state, paddle_free> handle_;
 };
 
 /** @brief Parameters that are read where they are. */
@@ -504,11 +502,9 @@ class client {
                                     std::optional<double> rate = {}) {
     return transfer_start_of(sent, received, rate);
   }
-  /** @brief Replaces parameters by these values. */
-  void set_tensors(const std::vector<gradient> &values) {
-    const auto list = detail::c_tensors(values);
-    detail::checked(paddle_set_tensors(get(), list.data(), list.size()));
-  }
+  /** @brief Replaces parameters, or rows, by these values. */
+  void set_tensors(const std::vector<gradient> &values) { set_tensors_of(values); }
+  void set_tensors(const std::vector<rows> &values) { set_tensors_of(values); }
   /** @brief The parameters of the job in the order of their declaration. */
   std::vector<listed_parameter> list_params() {
     paddle_listed_parameter *first = nullptr;
@@ -522,18 +518,27 @@ class client {
     }
     return listed;
   }
-  /** @brief The optimizer's state of a dense parameter. */
-  optimizer_state get_state(const std::string &name) {
-    paddle_tensor *states = nullptr;
+  /** @brief The ids of a table's rows that somebody has sent a gradient for. */
+  std::vector<std::uint64_t> list_rows(const std::string &name) {
+    std::uint64_t *first = nullptr;
     std::size_t len = 0;
-    std::uint64_t updates = 0;
-    detail::checked(paddle_get_state(get(), name.c_str(), &states, &len, &updates));
-    return {states, len, updates};
+    detail::checked(paddle_list_rows(get(), name.c_str(), &first, &len));
+    const detail::handle<std::uint64_t, paddle_free> released(first);
+    return std::vector<std::uint64_t>(first, first + len);
   }
-  /** @brief Replaces the optimizer's state of a dense parameter: all its tensors, by their names. */
-  void set_state(const std::string &name, const std::vector<gradient> &states, std::uint64_t updates) {
-    const auto list = detail::c_tensors(states);
-    detail::checked(paddle_set_state(get(), name.c_str(), list.data(), list.size(), updates));
+  /** @brief The optimizer's state of a dense parameter, or of a table's rows with these ids. */
+  optimizer_state get_state(const std::string &name, span<const std::uint64_t> ids = {}) {
+    return optimizer_state(detail::checked(paddle_get_state(get(), name.c_str(), ids.data(), ids.size())));
+  }
+  /** @brief Replaces the optimizer's state of a dense parameter, or of rows; is_last as in C. */
+  void set_state(const std::string &name, const optimizer_state &state, bool is_last = true) {
+    detail::checked(paddle_set_state(get(), name.c_str(), &state.c_type(), is_last ? 1 : 0));
+  }
+  /** @brief The same of a dense parameter: all its tensors, by their names. */
+  void set_state(const std::string &name, const std::vector<gradient> &tensors, std::uint64_t updates) {
+    const auto list = detail::c_tensors(tensors);
+    const paddle_state state{list.data(), list.size(), updates, nullptr, 0};
+    detail::checked(paddle_set_state(get(), name.c_str(), &state, 1));
   }
   [[nodiscard]] view get_params_view(const std::vector<std::string> &names) {
     std::vector<const char *> texts;
@@ -590,6 +595,11 @@ class client {
   paddle_pserver_client *get() const noexcept { return handle_.get(); }
 
  private:
+  template <class List>
+  void set_tensors_of(const List &values) {
+    const auto list = detail::c_tensors(values);
+    detail::checked(paddle_set_tensors(get(), list.data(), list.size()));
+  }
   template <class Sent, class Received>
   void transfer_of(const Sent &sent, const Received &received, const std::optional<double> &rate) {
     const detail::transferred arrays(sent, received);

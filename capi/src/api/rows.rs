@@ -160,6 +160,18 @@ impl RowRequest<'static> {
     }
 }
 
+/// Values of rows, or of a whole tensor without ids, as they are sent.
+pub(super) fn rows_to_set<'call>(
+    call: &'call Call,
+    client: &Client,
+    claim: TensorClaim,
+    what: &str,
+    staged: &mut Staged,
+) -> Result<GradientRows<'call>, Failure> {
+    let content = staged.sent_from(client, claim.content, claim.content_len, As::Value)?;
+    given(call, &TensorClaim { content, ..claim }, what)
+}
+
 fn given<'call>(call: &'call Call, claim: &TensorClaim, what: &str) -> Result<GradientRows<'call>, Failure> {
     let name = call.name(claim.name, &format!("{what}.name"))?;
     let element_type = element_type(claim.element_type, name)?;

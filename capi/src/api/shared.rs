@@ -88,7 +88,8 @@ pub extern "C" fn paddle_save_model(client: *mut ClientHandle, path: *const c_ch
 /// @brief Replaces the values of parameters by those of a safetensors file, such as a saved model, in a job that runs.
 /// Other parameters stay, and so do the optimizers' states. The other trainers should wait meanwhile.
 ///
-/// @param path a file on this machine. Every tensor has the name, type and shape of a parameter that is not sparse.
+/// @param path a file on this machine. Every tensor has the name, type and shape of a parameter; of a table it is the
+/// whole matrix, or its rows and ids as paddle_save_model writes them.
 /// @return 0 if successful, otherwise -1. Everything is checked before any value is replaced; a call that failed for
 /// another reason than PADDLE_ERROR_REFUSED may be made again.
 #[unsafe(no_mangle)]

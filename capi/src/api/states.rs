@@ -1,17 +1,22 @@
-//! The list of a job's parameters, and the optimizer's state of each, of editions 2 and 3.
+//! The lists of a job's parameters and rows, and the optimizer's state of both, of editions 2 and 3.
 
 use std::ffi::{CString, c_char, c_int};
+use std::ptr;
 
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 
 use super::allocation::Allocation;
-use super::checked::{Call, long};
+use super::checked::{self, Call, long};
 use super::guard::guard;
 use super::handles::Handle;
+use super::rows::rows_to_set;
 use super::staged::Staged;
-use super::sys::{ClientHandle, NamedTensor, ParameterListing};
-use super::tensors::whole;
-use pserver_client::{ListedParameter, StateSlice, StateTensor};
+use super::sys::{ClientHandle, NamedTensor, ParameterListing, RateChange, StateArrays};
+use pserver_client::{ListedParameter, StateSlice, StateTensor, TableProgress};
+
+/// The learning rate of a change back to the configured one.
+const CONFIGURED_RATE: f64 = -1.0;
 
 /// @brief Lists the parameters of the job in the order of their declaration. It waits until they are initialised.
 ///
@@ -34,77 +39,156 @@ pub extern "C" fn paddle_list_params(
     })
 }
 
-/// @brief Fetches the optimizer's state of a dense parameter, all of it after the same updates. In sync mode it has
-/// every gradient in it that this trainer has sent.
+/// @brief Lists the ids of a table's rows that somebody has sent a gradient for, ascending.
+///
+/// @param ids becomes an array, which paddle_free frees.
+/// @param len becomes its length, which may be 0.
+/// @return 0 if successful, otherwise -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_list_rows(
+    client: *mut ClientHandle,
+    name: *const c_char,
+    ids: *mut *mut u64,
+    len: *mut usize,
+) -> c_int {
+    guard("paddle_list_rows", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        let name = call.name(name, "name")?;
+        call.aligned(ids.cast_const(), "ids")?;
+        call.aligned(len.cast_const(), "len")?;
+        let listed = session.client.list_rows(name)?;
+        give(call, listed, (ids, len), |_, id| Ok(id))
+    })
+}
+
+/// @brief Fetches the optimizer's state of a dense parameter, or of rows, all of it after the same updates. In sync
+/// mode it has every gradient in it that this trainer has sent. A table that is larger than the memory goes out by
+/// parts of paddle_list_rows; parts with equal updates belong together.
 ///
 /// @param name the parameter's name.
-/// @param states becomes an array of the tensors that its optimizer keeps, each with its name in the update rule, the
-/// parameter's type and the parameter's length. paddle_free frees it with all that it points to.
-/// @param len becomes its length: 0 where the optimizer keeps none.
-/// @param updates becomes the number of updates that the state has seen; the learning rate's schedule, and Adam's
-/// correction of its means, go on from there.
-/// @return 0 if successful, otherwise -1: also when other trainers' gradients change the state all the time.
+/// @param ids which rows of a table; NULL for a dense parameter.
+/// @param ids_len how many ids there are.
+/// @return the state, which paddle_free frees with all that it points to. Otherwise NULL: also when other trainers'
+/// gradients change it all the time.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_get_state(
     client: *mut ClientHandle,
     name: *const c_char,
-    states: *mut *mut NamedTensor,
-    len: *mut usize,
-    updates: *mut u64,
-) -> c_int {
-    guard("paddle_get_state", -1, |call| {
+    ids: *const u64,
+    ids_len: usize,
+) -> *mut StateArrays {
+    guard("paddle_get_state", ptr::null_mut(), |call| {
         let session = Handle::of_pointer(client).find()?;
         let name = call.name(name, "name")?;
-        call.aligned(states.cast_const(), "states")?;
-        call.aligned(len.cast_const(), "len")?;
-        call.aligned(updates.cast_const(), "updates")?;
+        let ids = call.array(ids, long(ids_len), "ids")?;
+        if session.client.describe(name)?.is_sparse {
+            let state = session.client.row_states(name, ids)?;
+            return given(state.tensors, state.element_type, ids, &state.progress);
+        }
+        if !ids.is_empty() {
+            let count = ids.len();
+            return Err(Failure::call(format!(
+                "parameter \"{name}\": {count} ids; expected none, as it is not sparse"
+            )));
+        }
         let state = session.client.optimizer_state(name)?;
-        let number = c_int::from(state.element_type.number());
-        give(call, state.tensors, (states, len), |kept, StateTensor { name, content }| {
-            let name = kept.keep(text(name)?);
-            let content_len = content.len();
-            let content = kept.keep(Allocation::of(&content)?);
-            Ok(NamedTensor { name, element_type: number, content, content_len, ids: std::ptr::null(), ids_len: 0 })
-        })?;
-        call.write(updates, state.updates);
-        Ok(0)
+        given(state.tensors, state.element_type, ids, &TableProgress { updates: state.updates, rates: Vec::new() })
     })
 }
 
-/// @brief Replaces the optimizer's state of a dense parameter, whose value stays. The other trainers should wait
-/// meanwhile.
+/// @brief Replaces the optimizer's state of a dense parameter, or of rows; values stay, and so do other rows. The
+/// other trainers should wait meanwhile.
 ///
 /// @param name the parameter's name.
-/// @param states every tensor that its optimizer keeps, as paddle_get_state gives them, in any order.
-/// @param len how many; 0 where the optimizer keeps none.
-/// @param updates the number of updates that they have seen.
+/// @param state the state: every tensor that the optimizer keeps, in any order.
+/// @param is_last 1; or 0 for a part of a table's rows that others follow: with the last one the updates and the rates
+/// are set.
 /// @return 0 if successful, otherwise -1. A wrong state changes nothing; a call that failed for another reason than
 /// PADDLE_ERROR_REFUSED may be made again.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_set_state(
     client: *mut ClientHandle,
     name: *const c_char,
-    states: *const NamedTensor,
-    len: usize,
-    updates: u64,
+    state: *const StateArrays,
+    is_last: c_int,
 ) -> c_int {
     guard("paddle_set_state", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         let name = call.name(name, "name")?;
-        let expected = session.client.describe(name)?.element_type;
-        let mut staged = Staged::default();
-        let claims = call.array(states, long(len), "states")?.iter().enumerate();
-        let state = |(index, claim): (usize, &NamedTensor)| {
-            let given = whole(call, &session.client, *claim, &format!("states[{index}]"), &mut staged)?;
-            let (of, found) = (given.name, given.element_type);
-            if found == expected {
-                return Ok(StateSlice { name: of, content: given.content });
+        let state = call.array(state, 1, "state")?[0];
+        let facts = session.client.describe(name)?;
+        let (mut staged, mut ids, mut slices) = (Staged::default(), None, Vec::new());
+        let tensors = call.array(state.tensors, long(state.tensors_len), "tensors")?;
+        for (index, claim) in tensors.iter().enumerate() {
+            let given = rows_to_set(call, &session.client, (*claim).into(), &format!("tensors[{index}]"), &mut staged)?;
+            let (of, found, expected) = (given.name, given.element_type, facts.element_type);
+            let refuse = |text: String| Err(Failure::call(format!("parameter \"{name}\": state \"{of}\" {text}")));
+            if found != expected {
+                return refuse(format!("of {found}; expected {expected}"));
             }
-            Err(Failure::call(format!("parameter \"{name}\": state \"{of}\" of {found}; expected {expected}")))
-        };
-        let slices = claims.map(state).collect::<Result<Vec<_>, _>>()?;
-        session.client.set_optimizer_state(name, &slices, updates).map(|()| 0)
+            if ids.is_some_and(|ids| ids != given.ids) || !(facts.is_sparse || given.ids.is_empty()) {
+                return refuse(format!("with {} ids; expected those of the first state, of a table", given.ids.len()));
+            }
+            ids = Some(given.ids);
+            slices.push(StateSlice { name: of, content: given.values });
+        }
+        let progress = TableProgress { updates: state.updates, rates: rates(call, &state)? };
+        if facts.is_sparse {
+            let progress = (is_last != 0).then_some(&progress);
+            return session.client.set_row_states(name, ids.unwrap_or_default(), &slices, progress).map(|()| 0);
+        }
+        if is_last == 0 || !progress.rates.is_empty() {
+            let text = "expected is_last 1 and no rates, as it is not sparse";
+            return Err(Failure::call(format!("parameter \"{name}\": a part of a table's state; {text}")));
+        }
+        session.client.set_optimizer_state(name, &slices, progress.updates).map(|()| 0)
     })
+}
+
+/// A state as the caller gets it.
+fn given(
+    tensors: Vec<StateTensor>,
+    element_type: ElementType,
+    ids: &[u64],
+    progress: &TableProgress,
+) -> Result<*mut StateArrays, Failure> {
+    let mut kept = Allocation::zeroed(1)?;
+    let tensors_len = tensors.len();
+    let ids_len = ids.len();
+    let ids: *const u64 = if ids.is_empty() { ptr::null() } else { kept.keep(Allocation::of(ids)?) };
+    let element_type = c_int::from(element_type.number());
+    let tensor = |StateTensor { name, content }| {
+        let (name, content_len) = (kept.keep(text(name)?), content.len());
+        let content = kept.keep(Allocation::of(&content)?);
+        Ok(NamedTensor { name, element_type, content, content_len, ids, ids_len })
+    };
+    let tensors = tensors.into_iter().map(tensor).collect::<Result<Vec<_>, Failure>>()?;
+    let change = |(update, rate): &(u64, Option<f64>)| RateChange {
+        update: *update,
+        learning_rate: rate.unwrap_or(CONFIGURED_RATE),
+    };
+    let rates: Vec<RateChange> = progress.rates.iter().map(change).collect();
+    let state = StateArrays {
+        tensors: kept.keep(Allocation::of(&tensors)?),
+        tensors_len,
+        updates: progress.updates,
+        rates: kept.keep(Allocation::of(&rates)?),
+        rates_len: rates.len(),
+    };
+    let mut state = Allocation::of(&[state])?;
+    state.keep::<u8>(kept);
+    Ok(state.give().cast())
+}
+
+/// The changes of the learning rate that the caller gives.
+fn rates(call: &Call, state: &StateArrays) -> Result<Vec<(u64, Option<f64>)>, Failure> {
+    let changes = call.array(state.rates, long(state.rates_len), "rates")?;
+    let rate = |change: &RateChange| {
+        let is_configured = change.learning_rate < 0.0;
+        let rate = if is_configured { None } else { Some(checked::rate(change.learning_rate)?) };
+        Ok((change.update, rate))
+    };
+    changes.iter().map(rate).collect()
 }
 
 /// Gives the caller an array with what `made` makes of each, and all that its elements point to.

@@ -90,3 +90,31 @@ pub struct ParameterListing {
     /// How many updates it has: the most that a part of it has.
     pub version: u64,
 }
+
+/// The optimizer's state of a dense parameter, or of some rows of a table.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct StateArrays {
+    /// The tensors that its optimizer keeps, each with its name in the update rule, and in the parameter's type. Of
+    /// rows each has the same ids, and a row for each.
+    pub tensors: *const NamedTensor,
+    /// How many tensors there are: 0 where the optimizer keeps none.
+    pub tensors_len: usize,
+    /// The updates that the parameter has seen: the learning rate's schedule, and Adam's correction of its means, go on
+    /// from there.
+    pub updates: u64,
+    /// The learning rates that came with gradients of a table, where rows that have missed updates need them.
+    pub rates: *const RateChange,
+    /// How many there are.
+    pub rates_len: usize,
+}
+
+/// A change of a table's learning rate.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RateChange {
+    /// The first update that has it, from 1.
+    pub update: u64,
+    /// The learning rate; negative for the configured one.
+    pub learning_rate: f64,
+}

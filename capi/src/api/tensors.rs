@@ -11,12 +11,12 @@ use super::checked::{self, Call, Room, TensorClaim, at_least_one, element_type, 
 use super::guard::guard;
 use super::handles::Handle;
 use super::places::CallExtents;
-use super::rows::RowRequest;
+use super::rows::{RowRequest, rows_to_set};
 use super::session::Session;
 use super::staged::Staged;
 use super::started::give_started;
 use super::sys::{CallHandle, ClientHandle, NamedTensor};
-use pserver_client::{CallNumber, Client, DestinationSlice, Extent, GradientSlice, check_half};
+use pserver_client::{CallNumber, Client, DestinationSlice, Extent, GivenValue, GradientSlice, check_half};
 
 /// @brief paddle_init_param of a parameter of any length, with a shape. It may also be a sparse one, with a whole
 /// matrix of content.
@@ -41,7 +41,7 @@ pub extern "C" fn paddle_init_tensor(
         let shape = call.shape(shape, long(dimensions))?;
         let settings = call.settings(param_config_proto)?;
         let mut staged = Staged::default();
-        init(client, &whole(call, &session.client, claim, "value", &mut staged)?, shape, &settings)
+        init(client, &whole(call, &session.client, claim.into(), "value", &mut staged)?, shape, &settings)
     })
 }
 
@@ -108,20 +108,35 @@ pub extern "C" fn paddle_transfer_start(
     })
 }
 
-/// @brief Replaces dense parameters by the values given, of any length. Optimizers keep their state and their count of
-/// updates. The other trainers should wait meanwhile.
+/// @brief Replaces values of dense parameters, and rows of tables, of any length. Other rows stay, and so do the
+/// optimizers' states and counts of updates. The other trainers should wait meanwhile.
 ///
-/// @param values the parameters, each once, without ids.
+/// @param values the parameters, each once; of rows each id once.
 /// @param len their number, at least 1.
-/// @return 0 if successful, otherwise -1.
+/// @return 0 if successful, otherwise -1. Everything is checked before any value is replaced; a call that failed for
+/// another reason than PADDLE_ERROR_REFUSED may be made again.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_set_tensors(client: *mut ClientHandle, values: *const NamedTensor, len: usize) -> c_int {
     guard("paddle_set_tensors", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
-        let claims = call.claims(values, long(len), "values")?.into_iter().enumerate();
-        let mut staged = Staged::default();
-        let value = |(index, claim)| whole(call, &session.client, claim, &format!("values[{index}]"), &mut staged);
-        session.client.set(&claims.map(value).collect::<Result<Vec<_>, _>>()?).map(|()| 0)
+        let claims = call.claims(values, long(len), "values")?;
+        let (mut staged, mut whole_tensors, mut rows) = (Staged::default(), Vec::new(), Vec::new());
+        for (index, claim) in claims.into_iter().enumerate() {
+            let what = format!("values[{index}]");
+            let facts = session.client.describe(call.name(claim.name, &format!("{what}.name"))?)?;
+            if facts.is_sparse {
+                rows.push(rows_to_set(call, &session.client, claim, &what, &mut staged)?);
+            } else {
+                whole_tensors.push((whole(call, &session.client, claim, &what, &mut staged)?, facts.shape));
+            }
+        }
+        let values = whole_tensors.iter().map(|(GradientSlice { name, element_type, content }, shape)| GivenValue {
+            name,
+            element_type: *element_type,
+            shape,
+            content,
+        });
+        session.client.load_with_rows(&values.collect::<Vec<_>>(), &rows).map(|()| 0)
     })
 }
 
@@ -260,14 +275,13 @@ fn rate(call: &Call, grads: *const NamedTensor, pointer: *const c_double) -> Res
 }
 
 /// A value of a whole tensor as it is sent, checked.
-pub(super) fn whole<'call>(
+fn whole<'call>(
     call: &'call Call,
     client: &Client,
-    claim: impl Into<TensorClaim>,
+    claim: TensorClaim,
     what: &str,
     staged: &mut Staged,
 ) -> Result<GradientSlice<'call>, Failure> {
-    let claim = claim.into();
     let value = staged.value(call, client, claim, what)?;
     refuse_ids(&claim, value.name).map(|()| value)
 }

@@ -128,6 +128,19 @@ void list_and_restore(pserver::client &client) {
   client.set_state("moved", {{state.name(0), gradient}}, 7);
   CHECK(client.get_state("moved").updates() == 7 && client.get_state("moved").elements<float>(0)[0] == 4.0F);
   CHECK(has(refusal([&] { client.set_state("moved", {}, 7); }), "each once"));
+  client.set_state("moved", state);
+  CHECK(client.get_state("moved").updates() == 1);
+
+  const std::vector<std::uint64_t> ids{2, 7};
+  const std::vector<float> values{1, 2, 3, 4};
+  std::vector<float> fetched(4);
+  CHECK(client.list_rows("rows") == ids);
+  client.set_tensors({{"rows", ids, values}});
+  client.get_rows({{"rows", ids, fetched}});
+  CHECK(fetched == values);
+  const pserver::optimizer_state of_rows = client.get_state("rows", ids);
+  CHECK(of_rows.size() == 0 && of_rows.updates() == 2);
+  client.set_state("rows", of_rows);
 }
 
 void refuse() {

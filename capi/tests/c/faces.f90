@@ -9,11 +9,11 @@ program faces
   type(paddle_tensor_t), target :: given(1), place(1)
   type(paddle_tensor_t), pointer :: states(:)
   type(paddle_listed_parameter), pointer :: listed(:)
-  integer(c_int64_t), pointer :: dimensions(:)
+  type(paddle_state), pointer :: state
+  integer(c_int64_t), pointer :: dimensions(:), listed_ids(:)
   real(c_float), pointer :: velocity(:)
   type(c_ptr) :: client, memory, started
   integer(c_size_t) :: count
-  integer(c_int64_t) :: updates
   integer(c_int) :: status
 
   client = paddle_new_pserver_client()
@@ -56,16 +56,26 @@ program faces
   call check(listed(1)%version == 2 .and. listed(2)%is_sparse == 1 .and. listed(2)%content_len == 72, "the second")
   call paddle_free(memory)
 
-  call check(paddle_get_state(client, "w", memory, count, updates) == 0, "state")
-  call check(count == 1, "one tensor")
-  call c_f_pointer(memory, states, [count])
+  memory = paddle_get_state(client, "w")
+  call c_f_pointer(memory, state)
+  call check(state%updates == 2 .and. state%tensors_len == 1, "state")
+  call c_f_pointer(state%tensors, states, [state%tensors_len])
   call c_f_pointer(states(1)%content, velocity, [6])
-  call check(updates == 2 .and. all(abs(velocity + 1.25) < 1e-6), "v = 0.5 * -0.5 - 0.5 * 2")
-  velocity = 3.0
-  call check(paddle_set_state(client, "w", states, count, 9_c_int64_t) == 0, "set state")
+  call check(all(abs(velocity + 1.25) < 1e-6), "v = 0.5 * -0.5 - 0.5 * 2")
+  state%updates = 9
+  call check(paddle_set_state(client, "w", state, .true.) == 0, "set state")
   call paddle_free(memory)
-  call check(paddle_get_state(client, "w", memory, count, updates) == 0, "state again")
-  call check(updates == 9, "as it was set")
+  memory = paddle_get_state(client, "w")
+  call c_f_pointer(memory, state)
+  call check(state%updates == 9, "as it was set")
+  call paddle_free(memory)
+  memory = paddle_get_state(client, "table", ids)
+  call c_f_pointer(memory, state)
+  call check(state%updates == 1, "state of rows")
+  call paddle_free(memory)
+  call check(paddle_list_rows(client, "table", memory, count) == 0, "list rows")
+  call c_f_pointer(memory, listed_ids, [count])
+  call check(all(listed_ids == [2, 7]), "two rows")
   call paddle_free(memory)
   given = whole("w", w)
   call check(paddle_set_tensors(client, given, 1_c_size_t) == 0, "set")

@@ -64,7 +64,6 @@ int main(void) {
   REFUSED(paddle_transfer(client, NULL, &one, 1, NULL), "4294967304 bytes; expected 8");
   REFUSED(paddle_transfer_start(client, &one, NULL, 1, NULL) == NULL ? -1 : 0, "4294967304 bytes; expected 8");
   REFUSED(paddle_set_tensors(client, &one, 1), "4294967304 bytes; expected 8");
-  REFUSED(paddle_set_state(client, "w", &one, 1, 1), "each once");
 
   /* Gradients and places above 2^31: 16,385 times row 0, and 16,384 times row 1. */
   for (index = 0; index < (size_t)SHARED_ROWS * WIDTH; index++) rows[index] = index / WIDTH % 2 == 0 ? 1.0f : 2.0f;

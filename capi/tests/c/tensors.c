@@ -39,6 +39,8 @@ static void update(double rate) {
 }
 
 static void initialise(paddle_pserver_client *client) {
+  const char *decayed = "optimizer: SGD const_lr { learning_rate: 0.5 } sgd { momentum: 0.5 } l2: 0.125 "
+                        "sparse { height: 100 width: 3 constant { value: 1 } }";
   const uint64_t shape[2] = {COUNT / 4, 4}, wrong[1] = {3};
   paddle_tensor one = tensor("w", PADDLE_ELEMENT_TYPE_FLOAT32, w, sizeof w);
   CHECK(paddle_begin_init_params(client, "optimizer: SGD const_lr { learning_rate: 0.5 } sgd { momentum: 0.5 }") == 1);
@@ -71,6 +73,8 @@ static void initialise(paddle_pserver_client *client) {
                          "sparse { height: 100 width: 3 constant { value: 10 } }") == 0);
   CHECK(paddle_init_rows(client, "vast", PADDLE_ELEMENT_TYPE_FLOAT32,
                          "optimizer: SGD const_lr { learning_rate: 0.5 } sparse { width: 256 rows: 33554432 }") == 0);
+  CHECK(paddle_init_rows(client, "moved", PADDLE_ELEMENT_TYPE_FLOAT32, decayed) == 0);
+  CHECK(paddle_init_rows(client, "heir", PADDLE_ELEMENT_TYPE_FLOAT32, decayed) == 0);
   CHECK(paddle_finish_init_params(client) == 0);
 }
 
@@ -81,7 +85,7 @@ static void listed(paddle_pserver_client *client, uint64_t updates) {
   REFUSED(paddle_list_params(client, NULL, &len), "params is NULL");
   REFUSED(paddle_list_params(client, &params, NULL), "len is NULL");
   CHECK(params == NULL && len == 0);
-  CHECK(paddle_list_params(client, &params, &len) == 0 && len == 4);
+  CHECK(paddle_list_params(client, &params, &len) == 0 && len == 6);
   CHECK(strcmp(params[0].name, "w") == 0 && params[0].element_type == PADDLE_ELEMENT_TYPE_FLOAT32);
   CHECK(params[0].dimensions == 2 && params[0].shape[0] == COUNT / 4 && params[0].shape[1] == 4);
   CHECK(params[0].content_len == sizeof w && params[0].is_sparse == 0 && params[0].version == updates);
@@ -247,47 +251,73 @@ static void refused(paddle_pserver_client *client) {
   CHECK(paddle_last_error_code() == PADDLE_ERROR_REFUSED);
 }
 
-static void states(paddle_pserver_client *client) {
-  paddle_tensor *found = NULL, one, none[1];
-  size_t len = 7;
-  uint64_t updates = 0;
-  int index;
-  REFUSED(paddle_get_state(NULL, "w", &found, &len, &updates), "client is NULL");
-  REFUSED(paddle_get_state(client, NULL, &found, &len, &updates), "name is NULL");
-  REFUSED(paddle_get_state(client, "w", NULL, &len, &updates), "states is NULL");
-  REFUSED(paddle_get_state(client, "w", &found, NULL, &updates), "len is NULL");
-  REFUSED(paddle_get_state(client, "w", &found, &len, NULL), "updates is NULL");
-  REFUSED(paddle_get_state(client, "nobody", &found, &len, &updates), "nobody");
-  CHECK(found == NULL && len == 7 && updates == 0);
-  CHECK(paddle_get_state(client, "d", &found, &len, &updates) == 0 && len == 0 && updates == 1);
-  CHECK(paddle_set_state(client, "d", NULL, 0, updates) == 0);
-  paddle_free(found);
-  CHECK(paddle_get_state(client, "w", &found, &len, &updates) == 0 && len == 1 && updates == 5);
-  CHECK(found->element_type == PADDLE_ELEMENT_TYPE_FLOAT32 && found->content_len == sizeof velocity);
-  CHECK(memcmp(found->content, velocity, sizeof velocity) == 0);
+/* A state with one tensor, of the caller. */
+static paddle_state of_one(const paddle_tensor *one, uint64_t updates) {
+  paddle_state made;
+  memset(&made, 0, sizeof made);
+  made.tensors = one;
+  made.tensors_len = 1;
+  made.updates = updates;
+  return made;
+}
 
-  one = *found;
-  REFUSED(paddle_set_state(NULL, "w", &one, 1, updates), "client is NULL");
-  REFUSED(paddle_set_state(client, "w", NULL, 1, updates), "states is NULL");
-  REFUSED(paddle_set_state(client, "w", &one, 0, updates), "each once");
+static int get_status(paddle_pserver_client *client, const char *name, const uint64_t *which, size_t len) {
+  return paddle_get_state(client, name, which, len) == NULL ? -1 : 0;
+}
+
+static void states(paddle_pserver_client *client) {
+  paddle_rate_change change = {1, 0.5};
+  paddle_state *found, state;
+  paddle_tensor one, none[2];
+  int index;
+  REFUSED(get_status(NULL, "w", NULL, 0), "client is NULL");
+  REFUSED(get_status(client, NULL, NULL, 0), "name is NULL");
+  REFUSED(get_status(client, "w", NULL, 1), "ids is NULL");
+  REFUSED(get_status(client, "w", ids, 2), "\"w\": 2 ids; expected none, as it is not sparse");
+  REFUSED(get_status(client, "nobody", NULL, 0), "nobody");
+  found = paddle_get_state(client, "d", NULL, 0);
+  CHECK(found != NULL && found->tensors_len == 0 && found->updates == 1);
+  CHECK(paddle_set_state(client, "d", found, 1) == 0);
+  paddle_free(found);
+  found = paddle_get_state(client, "w", NULL, 0);
+  CHECK(found != NULL && found->tensors_len == 1 && found->updates == 5 && found->rates_len == 0);
+  one = found->tensors[0];
+  CHECK(one.element_type == PADDLE_ELEMENT_TYPE_FLOAT32 && one.content_len == sizeof velocity && one.ids_len == 0);
+  CHECK(memcmp(one.content, velocity, sizeof velocity) == 0);
+
+  state = of_one(&one, 5);
+  REFUSED(paddle_set_state(NULL, "w", &state, 1), "client is NULL");
+  REFUSED(paddle_set_state(client, "w", NULL, 1), "state is NULL");
+  REFUSED(paddle_set_state(client, "w", &state, 0), "expected is_last 1");
+  state.rates = &change;
+  state.rates_len = 1;
+  REFUSED(paddle_set_state(client, "w", &state, 1), "no rates");
+  state = of_one(NULL, 5);
+  REFUSED(paddle_set_state(client, "w", &state, 1), "tensors is NULL");
+  state.tensors_len = 0;
+  REFUSED(paddle_set_state(client, "w", &state, 1), "each once");
+  state = of_one(&one, 5);
   one.name = "other";
-  REFUSED(paddle_set_state(client, "w", &one, 1, updates), "[\"other\"]; expected [\"");
-  one = *found;
+  REFUSED(paddle_set_state(client, "w", &state, 1), "[\"other\"]; expected [\"");
+  one.name = found->tensors[0].name;
   one.content_len -= 4;
-  REFUSED(paddle_set_state(client, "w", &one, 1, updates), "79996 bytes of state");
+  REFUSED(paddle_set_state(client, "w", &state, 1), "79996 bytes of state");
   one.content_len = sizeof velocity;
   one.element_type = PADDLE_ELEMENT_TYPE_FLOAT64;
-  REFUSED(paddle_set_state(client, "w", &one, 1, updates), "of float64; expected float32");
+  REFUSED(paddle_set_state(client, "w", &state, 1), "of float64; expected float32");
   one.element_type = PADDLE_ELEMENT_TYPE_FLOAT32;
+  one.ids = ids;
   one.ids_len = 1;
-  REFUSED(paddle_set_state(client, "w", &one, 1, updates), "1 ids of rows");
+  REFUSED(paddle_set_state(client, "w", &state, 1), "with 1 ids; expected those of the first state, of a table");
   one.ids_len = 0;
   for (index = 0; index < COUNT; index++) velocity[index] = (float)(index % 7);
   one.content = velocity;
-  CHECK(paddle_set_state(client, "w", &one, 1, 40) == 0);
+  state.updates = 40;
+  CHECK(paddle_set_state(client, "w", &state, 1) == 0);
   paddle_free(found);
-  CHECK(paddle_get_state(client, "w", &found, &len, &updates) == 0 && len == 1 && updates == 40);
-  CHECK(memcmp(found->content, velocity, sizeof velocity) == 0);
+  found = paddle_get_state(client, "w", NULL, 0);
+  CHECK(found != NULL && found->tensors_len == 1 && found->updates == 40);
+  CHECK(memcmp(found->tensors[0].content, velocity, sizeof velocity) == 0);
   paddle_free(found);
 
   /* The next update goes on from the state that was set, and from the value that was set. */
@@ -297,7 +327,9 @@ static void states(paddle_pserver_client *client) {
   REFUSED(paddle_set_tensors(client, NULL, 1), "values is NULL");
   REFUSED(paddle_set_tensors(client, &one, 0), "at least one");
   none[0] = of_ids(ids, 4, rows);
-  REFUSED(paddle_set_tensors(client, none, 1), "4 ids of rows in a call about whole");
+  REFUSED(paddle_set_tensors(client, none, 1), "row 7 is there twice");
+  none[0].name = "w";
+  REFUSED(paddle_set_tensors(client, none, 1), "\"w\": 4 ids of rows in a call about whole");
   none[0] = tensor("w", PADDLE_ELEMENT_TYPE_FLOAT16, w, sizeof w);
   REFUSED(paddle_set_tensors(client, none, 1), "element type float16; expected float32");
   CHECK(paddle_set_tensors(client, &one, 1) == 0);
@@ -306,6 +338,84 @@ static void states(paddle_pserver_client *client) {
   CHECK(paddle_transfer(client, &one, none, 1, NULL) == 0);
   update(0.5);
   CHECK(memcmp(fetched, w, sizeof w) == 0);
+}
+
+/* Rows of a table, their state, and the state of another table that takes both over. */
+static void row_states(paddle_pserver_client *client) {
+  static const uint64_t other[1] = {5};
+  const double slow = 0.25;
+  uint64_t *listed = NULL;
+  size_t len = 0;
+  float value[3 * WIDTH], again[3 * WIDTH];
+  paddle_state *found, part;
+  paddle_tensor all, tensors[2];
+  int index;
+  REFUSED(paddle_list_rows(NULL, "moved", &listed, &len), "client is NULL");
+  REFUSED(paddle_list_rows(client, "moved", NULL, &len), "ids is NULL");
+  REFUSED(paddle_list_rows(client, "moved", &listed, NULL), "len is NULL");
+  REFUSED(paddle_list_rows(client, "w", &listed, &len), "not sparse");
+  CHECK(paddle_list_rows(client, "moved", &listed, &len) == 0 && len == 0);
+  paddle_free(listed);
+  for (index = 0; index < 3 * WIDTH; index++) value[index] = (float)(index + 1);
+  all = tensor("moved", PADDLE_ELEMENT_TYPE_FLOAT32, value, sizeof value);
+  all.ids = ids + 1;
+  all.ids_len = 3;
+  CHECK(paddle_transfer(client, &all, NULL, 1, &slow) == 0);
+  CHECK(paddle_list_rows(client, "moved", &listed, &len) == 0 && len == 3);
+  CHECK(listed[0] == 2 && listed[1] == 7 && listed[2] == 99);
+  paddle_free(listed);
+  found = paddle_get_state(client, "moved", ids + 1, 3);
+  CHECK(found != NULL && found->tensors_len == 1 && found->updates == 1);
+  CHECK(found->tensors[0].ids_len == 3 && memcmp(found->tensors[0].ids, ids + 1, 3 * sizeof *ids) == 0);
+  for (index = 0; index < 3 * WIDTH; index++) value[index] *= -0.25f; /* v = -0.25 * g */
+  CHECK(memcmp(found->tensors[0].content, value, sizeof value) == 0);
+  CHECK(found->rates_len == 1 && found->rates[0].update == 1);
+  CHECK(found->rates[0].learning_rate >= slow && found->rates[0].learning_rate <= slow);
+
+  /* By parts: the last one brings the updates. */
+  CHECK(paddle_transfer(client, NULL, &all, 1, NULL) == 0);
+  all.name = "heir";
+  CHECK(paddle_set_tensors(client, &all, 1) == 0);
+  tensors[0] = found->tensors[0];
+  part = *found;
+  part.tensors = tensors;
+  tensors[0].ids_len = 2;
+  REFUSED(paddle_set_state(client, "heir", &part, 0), "36 bytes of state");
+  tensors[0].content_len = 2 * WIDTH * sizeof(float);
+  tensors[1] = tensors[0];
+  tensors[1].ids = other;
+  part.tensors_len = 2;
+  REFUSED(paddle_set_state(client, "heir", &part, 0), "2 ids; expected those of the first state");
+  part.tensors_len = 1;
+  CHECK(paddle_set_state(client, "heir", &part, 0) == 0);
+  tensors[0].ids += 2;
+  tensors[0].ids_len = 1;
+  tensors[0].content = (float *)found->tensors[0].content + 2 * WIDTH;
+  tensors[0].content_len = WIDTH * sizeof(float);
+  CHECK(paddle_set_state(client, "heir", &part, 1) == 0);
+  paddle_free(found);
+  all.content = rows; /* both tables go on alike */
+  for (index = 0; index < 2; index++) {
+    paddle_tensor grad = all, back = all;
+    grad.name = back.name = index == 0 ? "moved" : "heir";
+    back.content = index == 0 ? value : again;
+    CHECK(paddle_transfer(client, &grad, &back, 1, NULL) == 0);
+  }
+  CHECK(memcmp(value, again, sizeof value) == 0);
+  for (index = 0; index < 2; index++) { /* a row without gradients has decayed with both rates */
+    paddle_tensor back = of_ids(other, 1, index == 0 ? value : again);
+    back.name = index == 0 ? "moved" : "heir";
+    CHECK(paddle_transfer(client, NULL, &back, 1, NULL) == 0);
+  }
+  CHECK(value[0] < 1.0f && memcmp(value, again, WIDTH * sizeof *value) == 0);
+  found = paddle_get_state(client, "heir", NULL, 0);
+  CHECK(found != NULL && found->updates == 2 && found->rates_len == 2);
+  CHECK(found->rates[1].update == 2 && found->rates[1].learning_rate < 0);
+  CHECK(paddle_set_state(client, "heir", found, 1) == 0);
+  part = *found;
+  part.rates_len = (size_t)-1;
+  REFUSED(paddle_set_state(client, "heir", &part, 1), "rates: length");
+  paddle_free(found);
 }
 
 int main(void) {
@@ -322,6 +432,7 @@ int main(void) {
   transferred(client);
   started(client);
   states(client);
+  row_states(client);
   CHECK(paddle_leave(client) == 0);
   paddle_pserver_client_release(client);
   return 0;
