@@ -360,6 +360,19 @@ class Client:
         made: NDArray[Any] = numpy.frombuffer(cast(Any, self._raw.buffer([max(1, count * kind.itemsize)], None)), kind, count)
         return made.reshape(sizes)
 
+    def register(self, array: Array, replicas: Iterable[Array] = ()) -> None:
+        """Registers memory of a CUDA device, which then may stand in :meth:`push`, :meth:`pull`, :meth:`push_pull` and
+        :meth:`set`: through pages of the host, as large, that are made here. Of memory of the host a network card moves
+        gradients without a copy. The array is kept until :meth:`unregister`.
+
+        Arrays of the device have DLPack or ``__cuda_array_interface__``. A call waits for the stream that computes them.
+        ``replicas`` are on other devices: a gradient is the sum of all, and a value is written to all."""
+        self._raw.register(array, list(replicas))
+
+    def unregister(self, array: Array) -> None:
+        """Ends :meth:`register` of an array, and of its replicas."""
+        self._raw.unregister(array)
+
     def view(self, names: Iterable[str]) -> dict[str, NDArray[Any] | tuple[NDArray[Any], ...]]:
         """Fetches parameters that are not by rows, into memory of the library that may only be read: over shared memory
         it is the servers' own, and nothing is copied. A parameter in several pieces is a tuple of flat arrays.

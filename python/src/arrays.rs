@@ -7,7 +7,10 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::slice;
 
+use pserver_client::Client;
 use pserver_core::dtype::ElementType;
+use pserver_core::error::Failure;
+use pserver_kernels::cuda::ForeignClaim;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::intern;
@@ -15,7 +18,10 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{IntoPyDict, PyTuple};
 
-use crate::dlpack::{DEVICE_HOST, DEVICE_PINNED, DlTensor, DlType, FLAG_READ_ONLY, HeldTensor, exported, tensor_of};
+use crate::dlpack::{
+    DEFAULT_STREAM, DEVICE_CUDA, DEVICE_HOST, DEVICE_PINNED, DlTensor, DlType, FLAG_READ_ONLY, HeldTensor, exported,
+    tensor_of,
+};
 use crate::errors::refused;
 use crate::tensors::LibraryTensor;
 
@@ -24,6 +30,27 @@ use crate::tensors::LibraryTensor;
 pub(crate) enum Access {
     Read,
     Write,
+    /// To read, also on a device.
+    Send,
+    /// To write, also on a device.
+    Fetch,
+}
+
+impl Access {
+    fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Fetch)
+    }
+}
+
+/// What a call does with memory of a device.
+#[derive(Clone, Copy)]
+pub(crate) enum Staging {
+    /// It sends a gradient: the sum of the memory and of its replicas.
+    Gradient,
+    /// It sends a value.
+    Value,
+    /// It fetches a value, which [`HeldArray::store`] writes to the device.
+    Destination,
 }
 
 /// Contiguous memory of a Python object, held until this is dropped.
@@ -32,6 +59,9 @@ pub(crate) struct HeldArray {
     bytes: usize,
     element_type: ElementType,
     shape: Vec<u64>,
+    /// Address and bytes of memory of a device. Its contents are in `claim`, once it is staged.
+    device: Option<(usize, usize)>,
+    claim: Option<ForeignClaim>,
     #[expect(dead_code, reason = "it is held, and dropped with the array")]
     keeper: Keeper,
 }
@@ -95,6 +125,9 @@ impl HeldArray {
         }
         if object.hasattr(intern!(object.py(), "__dlpack__"))? {
             return Self::of_dlpack(object, what, access);
+        }
+        if let Some(interface) = object.getattr_opt(intern!(object.py(), "__cuda_array_interface__"))? {
+            return Self::of_cuda(&interface, what, access, object);
         }
         let found = object.get_type().name()?;
         Err(PyTypeError::new_err(format!(
@@ -163,7 +196,7 @@ impl HeldArray {
         };
         // SAFETY: the view is a whole one.
         let is_contiguous = unsafe { ffi::PyBuffer_IsContiguous(&raw const **view, b'C'.cast_signed()) } == 1;
-        check_layout(py, what, is_contiguous, access == Access::Write && view.readonly != 0)?;
+        check_layout(py, what, is_contiguous, access.writes() && view.readonly != 0)?;
         let (start, bytes) = (view.buf.cast::<u8>(), usize::try_from(view.len).unwrap_or(0));
         Ok(Self::new(start, bytes, element_type, shape, Keeper::Buffer(held)))
     }
@@ -174,9 +207,17 @@ impl HeldArray {
             // SAFETY: the exporter has filled the tensor, which is held.
             let found = unsafe { exported.0.as_ref() };
             let (tensor, flags) = (found.tensor, found.flags);
-            return Self::of_tensor(py, what, access, (tensor, flags), Keeper::Tensor(exported));
+            if tensor.device.kind != DEVICE_CUDA {
+                return Self::of_tensor(py, what, access, (tensor, flags), Keeper::Tensor(exported));
+            }
+            // These functions do not wait for the stream that computes the tensor.
         }
         let versions = [("max_version", PyTuple::new(py, [1, 0])?)].into_py_dict(py)?;
+        let device = object.call_method0(intern!(py, "__dlpack_device__")).and_then(|device| device.extract());
+        // What has none or fails is told by `__dlpack__`.
+        if device.is_ok_and(|(kind, _): (i32, i32)| kind == DEVICE_CUDA) {
+            versions.set_item("stream", DEFAULT_STREAM)?;
+        }
         let capsule = match object.call_method("__dlpack__", (), Some(&versions)) {
             Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__"),
             other => other,
@@ -194,8 +235,9 @@ impl HeldArray {
         (tensor, flags): (DlTensor, u64),
         keeper: Keeper,
     ) -> PyResult<Self> {
-        if tensor.device.kind != DEVICE_HOST && tensor.device.kind != DEVICE_PINNED {
-            let kind = tensor.device.kind;
+        let kind = tensor.device.kind;
+        let is_on_device = kind == DEVICE_CUDA && matches!(access, Access::Send | Access::Fetch);
+        if !is_on_device && kind != DEVICE_HOST && kind != DEVICE_PINNED {
             return Err(refused(
                 py,
                 format!("{what}: memory of a device (DLPack's kind {kind}); expected memory of the host: .cpu()"),
@@ -219,23 +261,92 @@ impl HeldArray {
             let strides = unsafe { slice::from_raw_parts(tensor.strides, dimensions) };
             are_contiguous(&shape, strides)
         };
-        check_layout(py, what, is_contiguous, access == Access::Write && flags & FLAG_READ_ONLY != 0)?;
-        let elements = shape.iter().try_fold(1u64, |all, one| all.checked_mul(*one));
-        let bytes = elements.and_then(|elements| elements.checked_mul(element_type.bytes()));
-        let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
-        let bytes = bytes.ok_or_else(|| refused(py, format!("{what}: a shape beyond memory")))?;
+        check_layout(py, what, is_contiguous, access.writes() && flags & FLAG_READ_ONLY != 0)?;
+        let bytes = bytes_of(py, what, element_type, &shape)?;
         let offset = usize::try_from(tensor.offset).unwrap_or(0);
         if tensor.data.is_null() && bytes > 0 {
             return Err(refused(py, format!("{what}: a tensor without memory; expected one that has values")));
         }
         let start = tensor.data.cast::<u8>().wrapping_add(offset);
+        if is_on_device {
+            return Ok(Self::on_device(start.addr(), bytes, element_type, shape, keeper));
+        }
         Ok(Self::new(start, bytes, element_type, shape, keeper))
+    }
+
+    /// Memory of a CUDA device by its address, as `__cuda_array_interface__` says it.
+    fn of_cuda(interface: &Bound<'_, PyAny>, what: &str, access: Access, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        if !matches!(access, Access::Send | Access::Fetch) {
+            return Err(refused(py, format!("{what}: memory of a CUDA device; expected memory of the host")));
+        }
+        let (address, is_read_only): (usize, bool) = interface.get_item("data")?.extract()?;
+        let shape: Vec<u64> = interface.get_item("shape")?.extract()?;
+        let format: String = interface.get_item("typestr")?.extract()?;
+        let letters = format.trim_start_matches(['<', '|']);
+        let element_type = ElementType::ALL.into_iter().find(|one| {
+            let letter = match one {
+                ElementType::Int32 | ElementType::Int64 => "i",
+                ElementType::Uint32 | ElementType::Uint64 => "u",
+                ElementType::Bfloat16 => return false,
+                _ => "f",
+            };
+            letters == format!("{letter}{}", one.bytes())
+        });
+        let unknown = || refused(py, unknown_type(what, &format!("elements of {format:?}")));
+        let element_type = element_type.ok_or_else(unknown)?;
+        let entry = |name: &str| interface.call_method1("get", (name,));
+        let stream = entry("stream")?.extract::<Option<i64>>()?;
+        if stream.is_some_and(|stream| stream != DEFAULT_STREAM) {
+            let found = stream.unwrap_or_default();
+            return Err(refused(
+                py,
+                format!("{what}: memory of stream {found}; expected {DEFAULT_STREAM}, the default"),
+            ));
+        }
+        check_layout(py, what, entry("strides")?.is_none(), access.writes() && is_read_only)?;
+        let bytes = bytes_of(py, what, element_type, &shape)?;
+        Ok(Self::on_device(address, bytes, element_type, shape, Keeper::Capsule(object.clone().unbind())))
+    }
+
+    fn on_device(address: usize, bytes: usize, element_type: ElementType, shape: Vec<u64>, keeper: Keeper) -> Self {
+        let device = Some((address, bytes)).filter(|(_, bytes)| 0 < *bytes);
+        Self { device, ..Self::new(std::ptr::null_mut(), 0, element_type, shape, keeper) }
+    }
+
+    /// The address and the bytes of the memory, and whether it is of a device.
+    pub(crate) fn place(&self) -> (usize, usize, bool) {
+        self.device.map_or((self.start.addr(), self.bytes, false), |(address, bytes)| (address, bytes, true))
+    }
+
+    /// Gives memory of a device pages of the host for one call, with the contents to send; other memory stays.
+    pub(crate) fn stage(&mut self, client: &Client, what: &str, staging: Staging) -> Result<(), Failure> {
+        let Some((address, bytes)) = self.device else { return Ok(()) };
+        let mut claim = client.claim(address, bytes)?.ok_or_else(|| {
+            Failure::call(format!(
+                "{what}: memory of a device that is not registered; expected client.register(array) before, or memory of \
+                 the host: .cpu()"
+            ))
+        })?;
+        match staging {
+            Staging::Gradient => claim.fetch_sum(self.element_type)?,
+            Staging::Value => claim.fetch()?,
+            Staging::Destination => {}
+        }
+        (self.start, self.bytes) = (claim.start().as_ptr(), bytes);
+        self.claim = Some(claim);
+        Ok(())
+    }
+
+    /// Writes a fetched value to its device.
+    pub(crate) fn store(&mut self) -> Result<(), Failure> {
+        self.claim.as_mut().map_or(Ok(()), ForeignClaim::store)
     }
 
     fn new(start: *mut u8, bytes: usize, element_type: ElementType, shape: Vec<u64>, keeper: Keeper) -> Self {
         // A slice has an address, aligned for every type, even where it has no bytes.
         let start = if bytes == 0 { NonNull::<u64>::dangling().as_ptr().cast() } else { start };
-        Self { start, bytes, element_type, shape, keeper }
+        Self { start, bytes, element_type, shape, device: None, claim: None, keeper }
     }
 }
 
@@ -249,6 +360,12 @@ fn check_layout(py: Python<'_>, what: &str, is_contiguous: bool, is_read_only: b
         return Err(refused(py, format!("{what}: memory that may only be read; expected one to write the value to")));
     }
     Ok(())
+}
+
+fn bytes_of(py: Python<'_>, what: &str, element_type: ElementType, shape: &[u64]) -> PyResult<usize> {
+    let bytes = shape.iter().try_fold(element_type.bytes(), |all, one| all.checked_mul(*one));
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| refused(py, format!("{what}: a shape beyond memory")))
 }
 
 fn unknown_type(what: &str, found: &str) -> String {

@@ -14,7 +14,7 @@ use pserver_core::ids::Version;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use crate::arrays::{Access, HeldArray, arrays, parameter};
+use crate::arrays::{Access, HeldArray, Staging, arrays, parameter};
 use crate::errors::{outcome, refused};
 use crate::rows::{RowArrays, row_ids, start_rows};
 use crate::session::{PythonSession, locked};
@@ -90,21 +90,29 @@ impl RawClient {
         gradients: Vec<Bound<'_, PyAny>>,
         rate: Option<f64>,
     ) -> PyResult<()> {
-        let gradients = arrays(py, &names, &gradients, Access::Read)?;
-        self.call(py, |session| session.client().push(&session.gradients(&names, &gradients)?, rate))
+        let mut gradients = arrays(py, &names, &gradients, Access::Send)?;
+        self.call(py, |session| {
+            stage(session, &names, &mut gradients, Staging::Gradient)?;
+            session.client().push(&session.gradients(&names, &gradients)?, rate)
+        })
     }
 
     fn set(&self, py: Python<'_>, names: Vec<PyBackedStr>, values: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        let values = arrays(py, &names, &values, Access::Read)?;
-        self.call(py, |session| session.client().set(&session.gradients(&names, &values)?))
+        let mut values = arrays(py, &names, &values, Access::Send)?;
+        self.call(py, |session| {
+            stage(session, &names, &mut values, Staging::Value)?;
+            session.client().set(&session.gradients(&names, &values)?)
+        })
     }
 
     /// Returns the most updates that a chunk of them has.
     fn pull(&self, py: Python<'_>, names: Vec<PyBackedStr>, out: Vec<Bound<'_, PyAny>>, version: u64) -> PyResult<u64> {
-        let mut out = arrays(py, &names, &out, Access::Write)?;
+        let mut out = arrays(py, &names, &out, Access::Fetch)?;
         self.call(py, |session| {
+            stage(session, &names, &mut out, Staging::Destination)?;
             let mut into = session.destinations(&names, &mut out)?;
-            session.client().pull_version(&mut into, Version(version)).map(|version| version.0)
+            let version = session.client().pull_version(&mut into, Version(version))?;
+            out.iter_mut().try_for_each(HeldArray::store).map(|()| version.0)
         })
     }
 
@@ -116,11 +124,14 @@ impl RawClient {
         out: Vec<Bound<'_, PyAny>>,
         rate: Option<f64>,
     ) -> PyResult<()> {
-        let gradients = arrays(py, &names, &gradients, Access::Read)?;
-        let mut out = arrays(py, &names, &out, Access::Write)?;
+        let mut gradients = arrays(py, &names, &gradients, Access::Send)?;
+        let mut out = arrays(py, &names, &out, Access::Fetch)?;
         self.call(py, |session| {
+            stage(session, &names, &mut gradients, Staging::Gradient)?;
+            stage(session, &names, &mut out, Staging::Destination)?;
             let given = session.gradients(&names, &gradients)?;
-            session.client().push_pull(&given, rate, &mut session.destinations(&names, &mut out)?)
+            session.client().push_pull(&given, rate, &mut session.destinations(&names, &mut out)?)?;
+            out.iter_mut().try_for_each(HeldArray::store)
         })
     }
 
@@ -366,6 +377,19 @@ impl RawClient {
         outcome(py, made)
     }
 
+    /// Registers memory of a device or of the host, and memory of devices that is one with it.
+    fn register(&self, py: Python<'_>, array: &Bound<'_, PyAny>, replicas: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let held = |one: &Bound<'_, PyAny>| HeldArray::of(one, "an array to register", Access::Fetch);
+        let array = held(array)?;
+        let replicas = replicas.iter().map(held).collect::<PyResult<Vec<_>>>()?;
+        self.call(py, |session| session.register(array, replicas))
+    }
+
+    fn unregister(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let array = HeldArray::of(array, "a registered array", Access::Fetch)?;
+        self.call(py, |session| session.unregister(array.place().0))
+    }
+
     /// The pieces of each parameter, in memory of the library.
     fn view(&self, py: Python<'_>, names: Vec<PyBackedStr>) -> PyResult<Vec<Vec<LibraryTensor>>> {
         self.call(py, |session| {
@@ -444,6 +468,17 @@ impl Drop for RawClient {
 fn settings(py: Python<'_>, config: Option<&str>) -> PyResult<OptimizerSettings> {
     let read = config.map(|text| OptimizerSettings::from_text_with(text, &rule_file::open)).transpose();
     outcome(py, read.map(Option::unwrap_or_default))
+}
+
+/// Gives arrays on devices pages of the host for one call.
+fn stage(
+    session: &PythonSession,
+    names: &[PyBackedStr],
+    arrays: &mut [HeldArray],
+    staging: Staging,
+) -> Result<(), Failure> {
+    let mut all = names.iter().zip(arrays);
+    all.try_for_each(|(name, array)| array.stage(session.client(), &parameter(name), staging))
 }
 
 /// Tensors of a state, each of this shape.

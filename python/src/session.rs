@@ -8,6 +8,7 @@ use pserver_client::launchers::Launchers;
 use pserver_client::{CallNumber, Client, DestinationSlice, GradientSlice, ParameterFacts};
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
+use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};
 
 use crate::arrays::HeldArray;
 
@@ -18,6 +19,8 @@ pub(crate) struct PythonSession {
     process: u32,
     facts: Mutex<HashMap<String, Arc<ParameterFacts>>>,
     started: Mutex<StartedCalls>,
+    /// Registered arrays with their replicas, by address.
+    registered: Mutex<BTreeMap<usize, Vec<HeldArray>>>,
 }
 
 /// Calls whose result nobody has taken.
@@ -33,7 +36,8 @@ impl PythonSession {
     /// A client with these options, and for the rest what the process's environment says.
     pub(crate) fn open(options: &str) -> Result<Self, Failure> {
         let client = Client::new(resolved(options)?.options)?;
-        Ok(Self { client, process: std::process::id(), facts: Mutex::default(), started: Mutex::default() })
+        let (process, facts, started) = (std::process::id(), Mutex::default(), Mutex::default());
+        Ok(Self { client, process, facts, started, registered: Mutex::default() })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -142,6 +146,36 @@ impl PythonSession {
         let held = gradients.into_iter().chain(out).collect();
         self.keep(number, held);
         Ok(number)
+    }
+
+    /// Registers the memory of an array, and holds it.
+    pub(crate) fn register(&self, array: HeldArray, replicas: Vec<HeldArray>) -> Result<(), Failure> {
+        let (address, bytes, is_on_device) = array.place();
+        if is_on_device && !matches!(ForeignMemory::find(address, bytes)?, MemoryOwner::Device(_)) {
+            return Err(Failure::call(format!(
+                "{address:#x} is memory of a CUDA device, and CUDA's driver is not loaded in this process, or does not \
+                 know it; expected memory of a device of this process, or of the host: .cpu()"
+            )));
+        }
+        self.client.register(address, bytes)?;
+        let replicated = replicas.iter().try_for_each(|one| {
+            let (replica, bytes, _) = one.place();
+            self.client.register_replica(address, replica, bytes)
+        });
+        if replicated.is_err() {
+            self.client.unregister(address)?;
+            return replicated;
+        }
+        locked(&self.registered).insert(address, std::iter::once(array).chain(replicas).collect());
+        Ok(())
+    }
+
+    /// Forgets the memory of an array, and lets go of it.
+    pub(crate) fn unregister(&self, address: usize) -> Result<(), Failure> {
+        self.client.unregister(address)?;
+        let released = locked(&self.registered).remove(&address);
+        drop(released);
+        Ok(())
     }
 
     /// Holds the arrays of a call until it is over.
