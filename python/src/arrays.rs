@@ -42,7 +42,7 @@ impl Access {
     }
 }
 
-/// What a call does with memory of a device.
+/// The use of a device's memory by a call.
 #[derive(Clone, Copy)]
 pub(crate) enum Staging {
     /// It sends a gradient: the sum of the memory and of its replicas.
@@ -214,7 +214,7 @@ impl HeldArray {
         }
         let versions = [("max_version", PyTuple::new(py, [1, 0])?)].into_py_dict(py)?;
         let device = object.call_method0(intern!(py, "__dlpack_device__")).and_then(|device| device.extract());
-        // What has none or fails is told by `__dlpack__`.
+        // An object without a device gets its error from `__dlpack__`.
         if device.is_ok_and(|(kind, _): (i32, i32)| kind == DEVICE_CUDA) {
             versions.set_item("stream", DEFAULT_STREAM)?;
         }
@@ -324,8 +324,8 @@ impl HeldArray {
         let Some((address, bytes)) = self.device else { return Ok(()) };
         let mut claim = client.claim(address, bytes)?.ok_or_else(|| {
             Failure::call(format!(
-                "{what}: memory of a device that is not registered; expected client.register(array) before, or memory of \
-                 the host: .cpu()"
+                "{what}: memory of a device that is not registered; expected client.register(array) before, or memory \
+                 of the host: .cpu()"
             ))
         })?;
         match staging {
