@@ -66,6 +66,30 @@ static void holds(unsigned long long device, float number) {
   for (index = 0; index < COUNT; index++) CHECK(fetched[index] == number);
 }
 
+/* The calls with lengths of 64 bits. The value is 1.5 before and after. */
+static void transferred(paddle_pserver_client *client, unsigned long long memory, unsigned long long place) {
+  const double slow = 0.25;
+  paddle_tensor grad = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, (void *)(uintptr_t)memory, BYTES, NULL, 0};
+  paddle_tensor dst = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, (void *)(uintptr_t)place, BYTES, NULL, 0};
+  paddle_call *call;
+  fill(memory, 2.0f);
+  CHECK(paddle_transfer(client, &grad, &dst, 1, &slow) == 0);
+  holds(place, 1.0f);
+  fill(memory, -1.0f);
+  call = paddle_transfer_start(client, &grad, &dst, 1, NULL);
+  CHECK(call != NULL);
+  REFUSED(paddle_transfer(client, NULL, &dst, 1, NULL), "used by a call that is in progress");
+  CHECK(paddle_wait(call) == 0);
+  holds(place, 1.5f);
+  fill(memory, 9.0f);
+  CHECK(paddle_set_tensors(client, &grad, 1) == 0);
+  CHECK(paddle_transfer(client, NULL, &dst, 1, NULL) == 0);
+  holds(place, 9.0f);
+  fill(memory, 1.5f);
+  CHECK(paddle_set_tensors(client, &grad, 1) == 0);
+  fill(memory, 2.0f);
+}
+
 /* A trainer with three devices: one gradient of all of them is sent, and the value is written to all. */
 static void replicas(paddle_pserver_client *client) {
   unsigned long long gradients[DEVICES], places[DEVICES], other = 0;
@@ -171,6 +195,7 @@ int main(void) {
   REFUSED(paddle_push_pull(client, &grad, &dst, 1), "used by a call that is in progress");
   CHECK(paddle_wait(call) == 0);
   holds(place, 1.5f);
+  transferred(client, memory, place);
   CHECK(paddle_push_pull_view(client, &grad, 1, &view) == 0 && paddle_view_release(view) == 0);
   dst = parameter(fetched, BYTES);
   CHECK(paddle_get_params(client, (const char **)names, &dst, 1) == 0 && fetched[COUNT - 1] == 0.5f);
