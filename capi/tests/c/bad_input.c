@@ -20,7 +20,11 @@ static paddle_parameter good(void) { return parameter("w", PADDLE_ELEMENT_TYPE_F
 static void no_client(paddle_pserver_client *client, const char *words) {
   const char *names[1] = {"w"};
   paddle_parameter one = good();
-  uint64_t shape[1] = {2};
+  uint64_t shape[1] = {2}, *ids = NULL;
+  paddle_tensor tensor = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, NULL, 0, NULL, 0};
+  paddle_state state = {NULL, 0, 0, NULL, 0};
+  paddle_listed_parameter *listed = NULL;
+  size_t len = 0;
   REFUSED(paddle_begin_init_params(client, NULL), words);
   REFUSED(paddle_begin_init_params_n(client, NULL, 0), words);
   REFUSED(paddle_init_param(client, one, NULL), words);
@@ -30,6 +34,14 @@ static void no_client(paddle_pserver_client *client, const char *words) {
   REFUSED(paddle_send_grads(client, &one, 1), words);
   REFUSED(paddle_get_params(client, names, &one, 1), words);
   REFUSED(paddle_push_pull(client, &one, &one, 1), words);
+  REFUSED(paddle_init_tensor(client, &tensor, shape, 1, NULL), words);
+  REFUSED(paddle_transfer(client, &tensor, NULL, 1, NULL), words);
+  REFUSED(paddle_transfer_start(client, &tensor, NULL, 1, NULL) == NULL ? -1 : 0, words);
+  REFUSED(paddle_set_tensors(client, &tensor, 1), words);
+  REFUSED(paddle_list_params(client, &listed, &len), words);
+  REFUSED(paddle_list_rows(client, "w", &ids, &len), words);
+  REFUSED(paddle_get_state(client, "w", NULL, 0) == NULL ? -1 : 0, words);
+  REFUSED(paddle_set_state(client, "w", &state, 1), words);
   REFUSED(paddle_save_model(client, "model"), words);
   REFUSED(paddle_leave(client), words);
   REFUSED(paddle_trainer_id(client), words);

@@ -130,6 +130,25 @@ static void transferred(paddle_pserver_client *client) {
   }
 }
 
+/* A gradient in the library's memory, which stays while a call uses it. */
+static void from_buffer(paddle_pserver_client *client) {
+  paddle_tensor grad = good(), dst = tensor("w", PADDLE_ELEMENT_TYPE_FLOAT32, fetched, sizeof fetched);
+  paddle_call *call;
+  grad.content = paddle_buffer_alloc(client, sizeof gradient);
+  CHECK(grad.content != NULL);
+  memcpy(grad.content, gradient, sizeof gradient);
+  call = paddle_transfer_start(client, &grad, &dst, 1, NULL);
+  CHECK(call != NULL);
+  REFUSED(paddle_buffer_free(client, grad.content), "used by a call");
+  CHECK(paddle_wait(call) == 0);
+  update(0.5);
+  CHECK(memcmp(fetched, w, sizeof w) == 0);
+  CHECK(paddle_transfer(client, &grad, &dst, 1, NULL) == 0);
+  update(0.5);
+  CHECK(memcmp(fetched, w, sizeof w) == 0);
+  CHECK(paddle_buffer_free(client, grad.content) == 0);
+}
+
 /* A call after another about the same parameter, one about others, and the rate of each. */
 static void started(paddle_pserver_client *client) {
   const double slow = 0.25;
@@ -280,23 +299,23 @@ static void states(paddle_pserver_client *client) {
   CHECK(paddle_set_state(client, "d", found, 1) == 0);
   paddle_free(found);
   found = paddle_get_state(client, "w", NULL, 0);
-  CHECK(found != NULL && found->tensors_len == 1 && found->updates == 5 && found->rates_len == 0);
+  CHECK(found != NULL && found->tensors_len == 1 && found->updates == 7 && found->rates_len == 0);
   one = found->tensors[0];
   CHECK(one.element_type == PADDLE_ELEMENT_TYPE_FLOAT32 && one.content_len == sizeof velocity && one.ids_len == 0);
   CHECK(memcmp(one.content, velocity, sizeof velocity) == 0);
 
-  state = of_one(&one, 5);
+  state = of_one(&one, 7);
   REFUSED(paddle_set_state(NULL, "w", &state, 1), "client is NULL");
   REFUSED(paddle_set_state(client, "w", NULL, 1), "state is NULL");
   REFUSED(paddle_set_state(client, "w", &state, 0), "expected is_last 1");
   state.rates = &change;
   state.rates_len = 1;
   REFUSED(paddle_set_state(client, "w", &state, 1), "no rates");
-  state = of_one(NULL, 5);
+  state = of_one(NULL, 7);
   REFUSED(paddle_set_state(client, "w", &state, 1), "tensors is NULL");
   state.tensors_len = 0;
   REFUSED(paddle_set_state(client, "w", &state, 1), "each once");
-  state = of_one(&one, 5);
+  state = of_one(&one, 7);
   one.name = "other";
   REFUSED(paddle_set_state(client, "w", &state, 1), "[\"other\"]; expected [\"");
   one.name = found->tensors[0].name;
@@ -431,6 +450,7 @@ int main(void) {
   listed(client, 0);
   transferred(client);
   started(client);
+  from_buffer(client);
   states(client);
   row_states(client);
   CHECK(paddle_leave(client) == 0);
