@@ -181,8 +181,13 @@ class Client:
         if not isinstance(what, Mapping):
             names = what if what is not None else (one.name for one in self.parameters() if not one.is_rows)
             what = self._empty(names)
-        self._raw.pull(list(what), list(what.values()), version)
+        self.pull_version(what, version)
         return dict(what)
+
+    def pull_version(self, out: Mapping[str, Array], least: int = 0) -> int:
+        """:meth:`pull` of at least so many updates into the arrays of a mapping; returns the most updates that a part of
+        them has. Where that is ``least``, all parts have as many: they are of one version."""
+        return self._raw.pull(list(out), list(out.values()), least)
 
     def push_pull(
         self, gradients: Mapping[str, Array], out: Mapping[str, Array] | None = None, *, rate: float | None = None

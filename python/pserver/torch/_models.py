@@ -80,9 +80,9 @@ class Follower:
         if version - versions[first] > 1 and self._together:
             text = f'{version} updates of "{last}" and {versions[first]} of "{first}"'
             raise Refused(f"{text}; expected parameters that are updated together, or follow(..., together=False)")
-        arrays = [places.arrays[name] for name in names]
+        arrays = {name: places.arrays[name] for name in names}
         for _ in range(ATTEMPTS):
-            found = self.client._raw.pull(names, arrays, version)
+            found = self.client.pull_version(arrays, version)
             if found == version:
                 return version
             version = found
