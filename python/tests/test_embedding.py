@@ -1,5 +1,6 @@
 """Embeddings over tables of rows, beside PyTorch's own."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -158,6 +159,31 @@ def test_gradients_of_several_passes_are_summed_or_dropped(job: Any) -> None:
     assert client.rows("table.weight").tolist() == sorted(
         set(torch.cat([ids_of(1, 9), ids_of(2, 9), ids_of(6, 4), ids_of(7, 4)]).tolist())
     )
+
+
+def test_the_wait_for_rows_is_counted_and_a_prefetch_shortens_it(job: Any) -> None:
+    ours = Ours("Embedding")
+    client = job()
+    optimizer = module().Optimizer(ours.named_parameters(), "sgd", 0.1, client=client)
+    whole, pull = client.pull_rows, threading.Event()
+
+    def slow(*given: Any) -> Any:
+        assert pull.wait(30)
+        return whole(*given)
+
+    client.pull_rows = slow
+    # The rows of the first batch come when somebody lets them.
+    threading.Timer(0.2, pull.set).start()
+    ours(ids_of(0, 9)).sum().backward()
+    waited = ours.table.seconds_waited
+    assert waited > 0.1
+    # The next batch is fetched at once, and the program asks for it later.
+    ours.table.prefetch(ids_of(1, 9))
+    optimizer.step()
+    ours.table._table._prefetched[0].wait()
+    assert ours.table.seconds_waited > waited
+    pull.clear()
+    ours(ids_of(1, 9))
 
 
 def test_mistakes_with_embeddings_say_what_to_do(job: Any) -> None:

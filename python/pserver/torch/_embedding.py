@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ class Table:
         self.name = ""
         self.height, self.width, self.dtype, self.is_lazy = height, width, dtype, is_lazy
         self.padding_idx = None if padding_idx is None else padding_idx % height
+        self.seconds_waited = 0.0
         self._initial = initial
         self._client: Client | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -150,7 +152,7 @@ class Table:
                 break
         else:
             batch = RowBatch(self, flat)
-        batch.wait()
+        self._wait(batch.wait)
         return batch
 
     # Gradients
@@ -182,10 +184,17 @@ class Table:
         if self._push is None:
             return
         try:
-            self._push.result()
+            self._wait(self._push.result)
         except BaseException:
             self._push = None
             raise
+
+    def _wait(self, call: Callable[[], None]) -> None:
+        began = perf_counter()
+        try:
+            call()
+        finally:
+            self.seconds_waited += perf_counter() - began
 
     def end_step(self) -> None:
         """The next step begins."""
@@ -211,6 +220,11 @@ class _Rows(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(0, embedding_dim, dtype=dtype))
         """Stands for the table among the model's parameters. It has no rows here."""
         setattr(self.weight, "pserver_table", self._table)
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds in which the program has waited for rows, and for servers to have the gradients of rows."""
+        return self._table.seconds_waited
 
     def prefetch(self, ids: torch.Tensor) -> None:
         """Starts to fetch the rows of a batch; the forward pass with these ids waits for them. Where other trainers
