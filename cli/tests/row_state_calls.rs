@@ -3,6 +3,7 @@
 mod cluster;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cluster::job::{Job, Local, TCP, client, client_with, folder, reader};
@@ -65,7 +66,7 @@ fn train(client: &Client, tables: &[Matrix], rounds: std::ops::RangeInclusive<u6
         for table in tables {
             let rows = table.rows(0, round);
             // The height is more than the ids that are pushed in early rounds.
-            let ids: Vec<u64> = rows.ids.iter().map(|id| id * round / (2 * STEPS)).collect();
+            let ids: Vec<u64> = rows.ids.iter().map(|id| id * round.min(2 * STEPS) / (2 * STEPS)).collect();
             let values = bytes(&rows.values);
             let given = GradientRows { name: &table.name, element_type: Float32, ids: &ids, values: &values };
             let rate = if table.name == "plain" { None } else { Some(0.1 / (1.0 + (round / 2) as f64)) };
@@ -181,6 +182,38 @@ fn rows_that_no_state_was_given_for_keep_theirs() {
     }
     processes.terminate();
     undisturbed.stop();
+}
+
+#[test]
+fn states_of_rows_are_of_one_version_while_others_push() {
+    // Each element of the state counts the updates, with gradients and without.
+    let counting = "rule: 'state c = 0; c = c + 1; w -= lr*g' const_lr { learning_rate: 1 }";
+    let table = [Matrix::new("table", HEIGHT, 3, counting)];
+    let servers = Local::start(&Job { mode: "async", shards: 2, ..Job::new(2, 2) });
+    let [reading, pushing] = [0, 1].map(|trainer| client(&servers.coordinator(), trainer));
+    begin(&reading, &table);
+    let is_over = AtomicBool::new(false);
+    let ids: Vec<u64> = (0..HEIGHT as u64).rev().collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (1..)
+                .take_while(|_| !is_over.load(Ordering::Relaxed))
+                .for_each(|round| train(&pushing, &table, round..=round));
+        });
+        let found: Vec<_> = (0..20).map(|_| reading.row_states("table", &ids)).collect();
+        is_over.store(true, Ordering::Relaxed);
+        for found in found {
+            match found {
+                Ok(state) => {
+                    let count = (state.progress.updates as f32).to_le_bytes();
+                    assert!(state.tensors[0].content.chunks(4).all(|element| element == count));
+                }
+                Err(failure) => check(Err::<(), _>(failure), "expected no gradients of other trainers meanwhile"),
+            }
+        }
+    });
+    assert!(reading.row_states("table", &ids).expect("nobody pushes").progress.updates > 0);
+    servers.stop();
 }
 
 #[test]

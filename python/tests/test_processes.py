@@ -142,24 +142,32 @@ def test_servers_log_where_logging_asks_for_it(caplog: Any) -> None:
 
 
 LOGGED = """
-import logging, sys
+import logging, sys, time
 import pserver
+
+class Slow(logging.StreamHandler):
+    def emit(self, record):
+        time.sleep(0.02)
+        super().emit(record)
+
 if sys.argv[2] != "none":
-    logging.basicConfig(level=sys.argv[2], format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
-client = pserver.connect(sys.argv[1], reader=True)
-client.pull(["w"])
+    logging.basicConfig(level=sys.argv[2], format="%(name)s %(levelname)s %(message)s", handlers=[Slow(sys.stdout)])
+for _ in range(20):
+    with pserver.connect(sys.argv[1], reader=True) as client:
+        client.pull(["w"])
 """
 
 
 def test_lines_of_the_library_go_to_logging_if_it_asks_for_them_and_none_is_lost_at_the_end(job: Any) -> None:
     client = job()
     client.init_all({"w": np.ones(3, np.float32)}, SGD)
-    for level, is_there in [("INFO", True), ("WARNING", False), ("none", False)]:
+    for level, least in [("INFO", 20), ("WARNING", 0), ("none", 0)]:
         command = [sys.executable, "-c", LOGGED, client.coordinator, level]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 0 and ended.stderr == "", ended.stderr
-        lines = [line for line in ended.stdout.splitlines() if line.startswith("pserver INFO pserver_transport")]
-        assert bool(lines) == is_there and all("connected" in line for line in lines), ended.stdout
+        lines = ended.stdout.splitlines()
+        assert least <= len(lines) and (not lines or least > 0), ended.stdout
+        assert all(line.startswith("pserver INFO pserver_") for line in lines), ended.stdout
 
 
 def test_a_handler_of_log_lines_may_call_the_client(job: Any, caplog: pytest.LogCaptureFixture) -> None:
