@@ -16,38 +16,49 @@ def module() -> Any:
     return pserver.torch
 
 
+NAMES = [f"part_{at}" for at in range(6)]
+
+
 def test_a_follower_has_whole_versions_only(job: Any) -> None:
-    client = job(2)
-    trained = torch.nn.ParameterDict({"a": torch.zeros(300_000), "b": torch.zeros(7), "rest": torch.zeros(3)})
+    """A version is the value of every element, in parameters of several chunks on three servers. The trainer makes
+    steps in pairs, without a pause within one: fetches meet servers between two versions, and then between pairs."""
+    client = job(3)
+    values = {**{name: torch.zeros(100_000) for name in NAMES}, "rest": torch.zeros(3)}
+    trained = torch.nn.ParameterDict(values)
     optimizer = module().Optimizer(trained.named_parameters(), "sgd", 1.0, client=client)
     followed = torch.nn.ParameterDict({name: torch.ones_like(one) for name, one in trained.items()})
-    ended = threading.Event()
+    parts = [name for name in trained if name != "rest"]
+    for name in parts:
+        trained[name].grad = torch.full_like(trained[name], -1.0)
+    asked, rested, ended = threading.Semaphore(0), threading.Semaphore(1), threading.Event()
 
     def train() -> None:
-        for _ in range(60):
-            for name in ("a", "b"):
-                trained[name].grad = torch.full_like(trained[name], -1.0)
+        while asked.acquire() and not ended.is_set():
             optimizer.step()
-        ended.set()
+            optimizer.step()
+            rested.release()
 
     with module().follow(followed, client.coordinator, deadline=30) as follower:
-        thread = threading.Thread(target=train)
+        thread = threading.Thread(target=train, daemon=True)
         thread.start()
-        seen = {0}
-        while not ended.is_set():
-            try:
-                follower.update()
-            except pserver.Timeout:
-                continue
-            found = {float(value) for name in ("a", "b") for value in followed[name].detach().unique()}
-            assert len(found) == 1 and (followed["rest"] == 0).all()
+        seen: set[float] = set()
+        for _ in range(150):
+            assert rested.acquire(timeout=60)
+            asked.release()
+            follower.update(wait=True)
+            found = {float(value) for name in parts for value in followed[name].detach().unique()}
+            assert found == {float(follower.versions[parts[0]])} and (followed["rest"] == 0).all()
             seen |= found
+        ended.set()
+        asked.release()
         thread.join()
         follower.update(wait=True)
-        follower.update(wait=True)
-        assert (followed["a"] == 60).all() and follower.versions == {"a": 60, "b": 60, "rest": 0}
+        newest = optimizer.client.parameters()[0].version
+        assert all((followed[name] == newest).all() for name in parts)
+        assert follower.versions == {**dict.fromkeys(parts, newest), "rest": 0}
         assert not follower.update(wait=True)
-        assert len(seen) > 1
+        # It saw versions between the last, also the first of a pair.
+        assert len(seen) > 20
 
 
 def test_a_saved_model_is_loaded_by_names_or_places(job: Any, tmp_path: Any) -> None:
@@ -113,3 +124,16 @@ def test_mistakes_of_diloco_say_what_to_do() -> None:
     for settings, text in [({"fragments": 5}, "1 to 4"), ({"delay": 4}, "0 to 3"), ({"delay": -1}, "0 to 3")]:
         with pytest.raises(pserver.Refused, match=text):
             module().DiLoCo(weights, inner, 4, **settings)
+
+
+def test_parameters_that_are_not_updated_together_are_refused_unless_the_program_says_so(job: Any) -> None:
+    client = job()
+    values = {name: torch.zeros(2) for name in ("a", "b")}
+    client.init_all(values, "optimizer: SGD const_lr { learning_rate: 1 }")
+    for names in (["a", "b"], ["a"], ["a"]):
+        client.push({name: torch.full((2,), -1.0) for name in names})
+    followed = torch.nn.ParameterDict(values)
+    with pytest.raises(pserver.Refused, match='3 updates of "a" and 1 of "b"; expected .* together=False'):
+        module().follow(followed, client.coordinator, deadline=30)
+    with module().follow(followed, client.coordinator, together=False, deadline=30) as follower:
+        assert follower.versions == {"a": 3, "b": 1} and followed["a"][0] == 3 and followed["b"][0] == 1

@@ -60,18 +60,25 @@ class Follower:
 
     def _fetch(self) -> tuple[dict[str, int], Places] | None:
         """A whole version, into memory of its own, unless the model has it."""
-        versions = {one.name: one.version for one in self.client.parameters()}
-        versions = {weight.name: versions[weight.name] for weight in self._weights}
-        if versions == self.versions:
-            return None
-        places = Places(self._weights, is_staged=True)
-        moving = [name for name, version in versions.items() if version > 0 or not self._together]
-        resting = [name for name in versions if name not in set(moving)]
-        for group in [moving, resting] if self._together else [[name] for name in moving]:
-            if group:
+        for attempt in range(ATTEMPTS):
+            versions = {one.name: one.version for one in self.client.parameters()}
+            versions = {weight.name: versions[weight.name] for weight in self._weights}
+            if versions == self.versions:
+                return None
+            places = Places(self._weights, is_staged=True)
+            moving = [name for name, version in versions.items() if version > 0 or not self._together]
+            counts = [versions[name] for name in moving]
+            # Servers were asked one after the other, while the job went on: the list is made again.
+            if self._together and moving and max(counts) - min(counts) > 1 and attempt + 1 < ATTEMPTS:
+                continue
+            for group in [moving] if self._together and moving else [[name] for name in moving]:
                 version = self._fetch_whole(places, group, {name: versions[name] for name in group})
                 versions.update(dict.fromkeys(group, version))
-        return versions, places
+            resting = {name: places.arrays[name] for name in versions if name not in set(moving)}
+            # A parameter that had its first update meanwhile is one of the others.
+            if not resting or self.client.pull_version(resting) == 0:
+                return versions, places
+        raise Timeout(f"a parameter had its first update in each of {ATTEMPTS} fetches; expected jobs that go on")
 
     def _fetch_whole(self, places: Places, names: list[str], versions: dict[str, int]) -> int:
         """Fetches parameters at one version, which each of them has sooner or later."""
