@@ -51,7 +51,7 @@ def test_mistakes_with_tensors_say_what_to_do_and_change_nothing(job: Any) -> No
         "a rate of NaN": (gradient(ones, float("nan")), pserver.Refused, "learning rate NaN"),
         "a negative rate": (gradient(ones, -0.1), pserver.Refused, "learning rate -0.1"),
         "a rate in text": (gradient(ones, "fast"), ValueError, "fast"),
-        "complex numbers": (made(torch.ones(2, dtype=torch.complex64)), pserver.Refused, "parameter.0"),
+        "a second model": (made(ones), pserver.Refused, "groups for the parameters of all models"),
         "no parameters": (lambda: module().Optimizer([], client=client), ValueError, "empty"),
         "settings of a text": (made(ones, "sgd", "fast"), ValueError, "fast"),
         "a second optimizer": (
@@ -74,3 +74,97 @@ def test_mistakes_with_tensors_say_what_to_do_and_change_nothing(job: Any) -> No
     for call in (gradient(ones), optimizer.state_dict, optimizer.set_weights):
         with pytest.raises(pserver.Refused, match="this client is closed"):
             call()
+
+
+def test_frozen_weights_stay_as_they_are_where_there_are_several_trainers(job: Any, in_ranks: Any) -> None:
+    clients = [job(trainers=2, trainer=0), job(trainer=1)]
+    layers = [torch.nn.Linear(2, 2) for _ in clients]
+    first = [layer.bias.detach().clone() for layer in layers]
+
+    def run(rank: int) -> None:
+        layers[rank].bias.requires_grad_(False)
+        one = module().Optimizer(layers[rank].named_parameters(), "adamw", 0.1, client=clients[rank], weight_decay=0.5)
+        for _ in range(5):
+            layers[rank](torch.ones(1, 2)).sum().backward()
+            one.step()
+            one.zero_grad()
+
+    in_ranks(run)
+    # Those of the trainer that initialised the job.
+    assert torch.equal(layers[0].bias, layers[1].bias)
+    assert any(torch.equal(layers[0].bias, value) for value in first)
+
+
+def test_a_failed_step_that_is_given_up_takes_nothing_of_the_next_batch(job: Any) -> None:
+    client = job()
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    groups = [{"params": [weight]} for weight in weights]
+    one = module().Optimizer(groups, "sgd", 1.0, client=client)
+    weights[0].grad, weights[1].grad = torch.ones(1), torch.tensor([float("nan")])
+    with pytest.raises(pserver.Refused, match="NaN"):
+        one.step()
+    one.zero_grad()
+    for weight in weights:
+        weight.grad = torch.full((1,), 10.0)
+    one.step()
+    assert [float(weight.detach()) for weight in weights] == [-11, -10]
+
+
+def test_gradients_that_change_after_they_were_sent_are_named(job: Any) -> None:
+    layer = torch.nn.Linear(2, 2)
+    one = module().Optimizer(layer.named_parameters(), "sgd", 1.0, client=job(), overlap=True)
+    layer(torch.ones(1, 2)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
+    with pytest.raises(pserver.Refused, match="another gradient after servers got one"):
+        one.step()
+    one.step()
+    layer(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(pserver.Refused, match="servers have gradients of this step"):
+        one.zero_grad()
+
+
+def test_what_an_optimizer_cannot_do_is_refused(job: Any) -> None:
+    import copy
+
+    from pserver.torch import DiLoCo, Embedding, Optimizer
+
+    table = Embedding(10, 2)
+    with pytest.raises(pserver.Refused, match="max_norm with a table"):
+        Optimizer(table.parameters(), client=job(), max_norm=1.0)
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    with pytest.raises(pserver.Refused, match="DiLoCo with a table"):
+        DiLoCo(table.named_parameters(), inner, 2, client=job())
+    with pytest.raises(RuntimeError, match="a table on servers"):
+        table.load_state_dict(torch.nn.Embedding(10, 2).state_dict())
+    one = Optimizer(table.parameters(), "sgd", 1.0, client=job())
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(one)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(table(torch.tensor([1])).sum()).backward()
+    with pytest.raises(pserver.Refused, match="GradScaler"):
+        scaler.step(one)
+
+
+def test_a_batch_that_the_model_forgets_is_not_sent(job: Any) -> None:
+    from pserver.torch import Embedding, Optimizer
+
+    table = Embedding(10, 2, initial="constant { value: 0 }")
+    one = Optimizer(table.parameters(), "sgd", 1.0, client=job())
+    for scale in (1000, 1):
+        table.zero_grad()
+        (scale * table(torch.tensor([1]))).sum().backward()
+    one.step()
+    assert table(torch.tensor([1])).tolist() == [[-1, -1]]
+
+
+def test_a_number_is_a_parameter(job: Any) -> None:
+    scale = torch.nn.Parameter(torch.tensor(2.0))
+    one = module().Optimizer([scale], "adam", 0.5, client=job())
+    scale.square().backward()
+    one.step()
+    theirs = torch.nn.Parameter(torch.tensor(2.0))
+    reference = torch.optim.Adam([theirs], 0.5)
+    theirs.square().backward()
+    reference.step()
+    torch.testing.assert_close(scale.detach(), theirs.detach())
+    reference.load_state_dict(one.state_dict())

@@ -19,6 +19,8 @@ class Bucket:
         """Whether servers have the gradients of this step."""
         self.sent: list[Weight] = []
         self.rate = 0.0
+        self._versions: list[tuple[Weight, torch.Tensor, int]] = []
+        """The gradients that were sent, and how often each had been changed."""
         self._complete: set[int] = set()
         self._call: Call | None = None
         self._places: Places | None = None
@@ -37,12 +39,16 @@ class Bucket:
         """The gradients to send. ``needs_all``: servers wait for one of each parameter, so zeros stand for none."""
         found: dict[str, Array] = {}
         self.sent = []
+        self._versions = []
         for weight in self.weights:
             gradient = weight.gradient(wire)
             if gradient is None:
-                if not needs_all:
+                # Frozen weights are so at every trainer, and decay nowhere.
+                if not needs_all or not weight.tensor.requires_grad:
                     continue
                 gradient = weight.zeros()
+            elif weight.tensor.grad is not None:
+                self._versions.append((weight, weight.tensor.grad, weight.tensor.grad._version))
             found[weight.name] = gradient
             self.sent.append(weight)
         return found
@@ -58,6 +64,14 @@ class Bucket:
         else:
             self._call = client.start_push(gradients, rate=rate)
 
+    def changed(self) -> Weight | None:
+        """A weight whose gradient is another one than that which was sent. It is named once."""
+        versions, self._versions = self._versions, []
+        for weight, gradient, version in versions:
+            if weight.tensor.grad is not gradient or gradient._version != version:
+                return weight
+        return None
+
     def wait(self) -> None:
         """Waits until servers have the gradients. After a failure they can be started again."""
         call, self._call = self._call, None
@@ -68,10 +82,18 @@ class Bucket:
             self._places = None
         self.is_sent = True
 
+    def give_up(self) -> None:
+        """Waits until a call that was started is over, well or not."""
+        try:
+            self.wait()
+        except Error:
+            self._places = None
+
     def reset(self) -> None:
         """The next step begins."""
         self.is_sent = False
         self.sent = []
+        self._versions = []
         self._complete.clear()
 
 

@@ -7,6 +7,7 @@ import torch
 
 from .._client import Call, Client
 from .._errors import Refused
+from ._embedding import Table
 from ._optimizer import Optimizer
 from ._weights import Places, Weight
 
@@ -95,6 +96,9 @@ class DiLoCo:
             raise Refused(f"a delay of {self.delay} steps; expected 0 to {every - 1}")
         if outer == "nesterov":
             outer, settings = "sgd", {"momentum": 0.9, "nesterov": True, **settings}
+        params = list(params)
+        if any(Table.is_of(one[-1] if isinstance(one, tuple) else one) for one in params):
+            raise Refused("DiLoCo with a table of rows; expected it in an Optimizer of another job")
         self.inner, self.every, self.wire, self.steps = inner, every, wire, 0
         self.outer = Optimizer(params, outer, lr, client=client, **settings)
         if len(self.outer.param_groups) > 1:

@@ -4,6 +4,8 @@ A table's calls run on a thread of its own, one after the other: what is fetched
 that were fetched before a push and are used after it are fetched anew where the push had them.
 """
 
+import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -92,6 +94,9 @@ class Table:
         self._prefetched: deque[RowBatch] = deque()
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._push: "Future[None] | None" = None
+        self._weight: "weakref.ref[torch.Tensor] | None" = None
+        """The parameter that stands for the table. It has an empty gradient while the table has gradients of rows."""
+        self._process = 0
 
     @staticmethod
     def is_of(tensor: torch.Tensor) -> bool:
@@ -102,7 +107,7 @@ class Table:
     def of(tensor: torch.Tensor, name: str) -> "Table":
         """The table that a parameter stands for, by this name at the servers."""
         table: Table = getattr(tensor, "pserver_table")
-        table.name = name
+        table.name, table._weight = name, weakref.ref(tensor)
         return table
 
     def declare(self, client: Client, config: str) -> None:
@@ -114,11 +119,14 @@ class Table:
     def bind(self, client: Client) -> None:
         """The table's rows are those of this job."""
         self._client = client
+        self._prefetched.clear()
+        self.end_step()
 
     def run(self, call: Callable[[], None]) -> "Future[None]":
         """Starts a call on the table's thread."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "pserver-rows")
+        # A process that was forked has no threads of its parent's. The client refuses its call.
+        if self._thread is None or self._process != os.getpid():
+            self._thread, self._process = ThreadPoolExecutor(1, "pserver-rows"), os.getpid()
         return self._thread.submit(call)
 
     # Rows
@@ -160,8 +168,26 @@ class Table:
     def keep(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
         """Takes the gradients of rows, when the backward pass has them."""
         assert rows.grad is not None
+        self._drop_zeroed()
+        weight = self._stand_in()
+        if weight is not None and weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
         self._gradients.append((ids, rows.grad[: len(ids)]))
         rows.grad = None
+
+    def _stand_in(self) -> torch.Tensor | None:
+        return None if self._weight is None else self._weight()
+
+    def _drop_zeroed(self) -> None:
+        """Drops gradients that ``model.zero_grad()`` has dropped."""
+        weight = self._stand_in()
+        if weight is not None and weight.grad is None:
+            self._gradients.clear()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether gradients of this step are sent, or on their way."""
+        return self._push is not None
 
     def forget_gradients(self) -> None:
         """Drops gradients that were not sent."""
@@ -169,7 +195,12 @@ class Table:
 
     def start_push(self, rate: float, needs_all: bool) -> None:
         """Starts to send the gradients of a step, unless servers have them from a step that failed."""
-        if self._push is not None or not (self._gradients or needs_all):
+        if self._push is not None and not (self._push.done() and self._push.exception() is not None):
+            return
+        self._drop_zeroed()
+        weight = self._stand_in()
+        # Frozen rows are so at every trainer, and decay nowhere.
+        if not self._gradients and not (needs_all and (weight is None or weight.requires_grad)):
             return
         ids = [ids for ids, _ in self._gradients] or [torch.empty(0, dtype=torch.int64)]
         values = [values for _, values in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
@@ -244,8 +275,12 @@ class _Rows(torch.nn.Module):
     def _save_to_state_dict(self, *_: Any) -> None:
         """The rows are in the servers' checkpoints, and in what :func:`save_model` saves."""
 
-    def _load_from_state_dict(self, *_: Any) -> None:
-        """A file of :func:`save_model` may have the rows."""
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Refuses rows, which are not here: a trainer gives them to servers."""
+        found = state_dict.get(f"{prefix}weight")
+        if found is not None and found.numel() > 0:
+            text = f'client.load({{"{prefix}weight": pserver.Rows(ids, rows)}}) for the job'
+            rest[-1].append(f'"{prefix}weight" is a table on servers; expected its rows by {text}')
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self._table.padding_idx}"

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,6 +22,7 @@ OF_GROUPS = {"params", "param_names", "lr", "initial_lr"}
 
 _owners: "weakref.WeakValueDictionary[int, Optimizer]" = weakref.WeakValueDictionary()
 """The optimizers of parameters, by the tensors' identities."""
+_of_clients: "weakref.WeakKeyDictionary[Client, weakref.ref[Optimizer]]" = weakref.WeakKeyDictionary()
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -61,6 +62,8 @@ class Optimizer(torch.optim.Optimizer):
         self._tables: list[tuple[int, Table]] = []
         self._buckets: list[Bucket] = []
         self._is_syncing = True
+        self._has_failed = False
+        """The last step failed, and servers may have a part of it."""
         self._rules: list[Rule] = []
         """The rules of the groups."""
         configs = self._read_groups(bucket_bytes if overlap else None)
@@ -85,6 +88,8 @@ class Optimizer(torch.optim.Optimizer):
             weights = [Weight(name, tensor) for name, tensor in members if not Table.is_of(tensor)]
             self._tables += [(number, Table.of(tensor, name)) for name, tensor in members if Table.is_of(tensor)]
             self.weights += weights
+            if self._clipping is not None and self._tables:
+                raise Refused("max_norm with a table of rows; expected none: servers clip dense gradients")
             whole = [Bucket(number, weights)]
             self._buckets += whole if bucket_bytes is None else in_buckets(number, weights, bucket_bytes)
         if len(configs) < sum(len(group["params"]) for group in self.param_groups):
@@ -92,20 +97,25 @@ class Optimizer(torch.optim.Optimizer):
         return configs
 
     def _named(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        count = 0
-        for group in self.param_groups:
-            names = group.get("param_names") or [f"parameter.{count + at}" for at in range(len(group["params"]))]
-            count += len(group["params"])
+        """Each group's parameters and their names: without any, places in the model, which are those of one group."""
+        for number, group in enumerate(self.param_groups):
+            where = "" if len(self.param_groups) == 1 else f"group.{number}."
+            names = group.get("param_names") or [f"{where}parameter.{at}" for at in range(len(group["params"]))]
             yield list(zip(names, group["params"]))
 
     def _own(self) -> None:
-        """Refuses parameters that another optimizer of an open client has."""
+        """Refuses a job, and parameters, that another optimizer of an open client has."""
         tensors = [tensor for group in self.param_groups for tensor in group["params"]]
         for tensor in tensors:
             other = _owners.get(id(tensor))
             if other is not None and not other.client.is_closed and any(tensor is one for one in other._tensors()):
                 raise Refused("a parameter of the model has another optimizer; expected one optimizer for each")
+        known = _of_clients.get(self.client)
+        if known is not None and known() is not None:
+            text = "expected one, with groups for the parameters of all models, or a client of another job"
+            raise Refused(f"this client's job has another optimizer; {text}")
         _owners.update({id(tensor): self for tensor in tensors})
+        _of_clients[self.client] = weakref.ref(self)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         return (tensor for group in self.param_groups for tensor in group["params"])
@@ -136,13 +146,14 @@ class Optimizer(torch.optim.Optimizer):
 
                 def completed(_: torch.Tensor, bucket: Bucket = bucket, at: int = at) -> None:
                     optimizer = this()
-                    if optimizer is not None and optimizer._is_syncing:
+                    if optimizer is not None and optimizer._is_syncing and not optimizer.client.is_closed:
                         optimizer._completed(bucket, at)
 
                 weight.tensor.register_post_accumulate_grad_hook(completed)  # type: ignore[no-untyped-call]
 
     def _completed(self, bucket: Bucket, at: int) -> None:
         if bucket.is_started:
+            bucket.changed()
             text = "expected step() after a backward pass; earlier ones belong in `with optimizer.no_sync():`"
             raise Refused(f'parameter "{bucket.weights[at].name}": a gradient after it was sent; {text}')
         if bucket.completed(at):
@@ -177,6 +188,8 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_rates()
+        self._check_gradients()
+        self._has_failed = True
         for group, table in self._tables:
             table.start_push(float(self.param_groups[group]["lr"]), not self._is_alone)
         if len(self._buckets) == 1 and self._fetches_at_once:
@@ -185,18 +198,23 @@ class Optimizer(torch.optim.Optimizer):
             self._exchange_buckets()
         for _, table in self._tables:
             table.wait_push()
+        self._end_step()
+        return loss
+
+    def _end_step(self) -> None:
+        self._has_failed = False
         for bucket in self._buckets:
             bucket.reset()
         for _, table in self._tables:
             table.end_step()
-        return loss
 
     def _exchange(self, bucket: Bucket) -> None:
         """All gradients in one call, and all values in its answer."""
         gradients = bucket.gradients(not self._is_alone, self._wire)
         if gradients and not bucket.is_sent:
             places = Places(bucket.sent)
-            self.client.push_pull(gradients, places.arrays, rate=self._rate(bucket))
+            bucket.rate = self._rate(bucket)
+            self.client.push_pull(gradients, places.arrays, rate=bucket.rate)
             places.finish()
         bucket.is_sent = True
 
@@ -220,6 +238,25 @@ class Optimizer(torch.optim.Optimizer):
                 raise Refused(f"{text}; expected it to be set before the backward pass, or overlap=False")
 
     @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether PyTorch's GradScaler leaves scaled gradients to :meth:`step`, which refuses them: it would not see
+        rows and gradients that are sent, and other trainers not that a step is left out."""
+        return bool(self._tables) or not self._fetches_at_once or not self._is_alone
+
+    def _check_gradients(self) -> None:
+        scaler = [name for name in ("grad_scale", "found_inf") if getattr(self, name, None) is not None]
+        for name in scaler:
+            delattr(self, name)
+        if scaler:
+            text = "expected bfloat16, or a job of one trainer with dense parameters and without overlap and max_norm"
+            raise Refused(f"gradients of a GradScaler; {text}")
+        for bucket in self._buckets:
+            weight = bucket.changed() if bucket.is_started else None
+            if weight is not None:
+                text = "expected those that were sent, with which another step() completes this one"
+                raise Refused(f'parameter "{weight.name}": another gradient after servers got one; {text}')
+
+    @property
     def total_norm(self) -> float:
         """The norm of all gradients of the last step, before they were scaled to ``max_norm``."""
         if self._clipping is None:
@@ -227,10 +264,21 @@ class Optimizer(torch.optim.Optimizer):
         return self._clipping.total_norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As PyTorch's; gradients of rows that were not sent are dropped."""
+        """As PyTorch's; gradients of rows that were not sent are dropped. After a failed step of a job's only trainer
+        it gives the step up, of which servers may have a part."""
+        if any(bucket.is_started for bucket in self._buckets) or any(table.is_started for _, table in self._tables):
+            if not (self._has_failed and self._is_alone):
+                raise Refused("servers have gradients of this step; expected step(), which completes it")
+            for bucket in self._buckets:
+                bucket.give_up()
+            self._end_step()
+        self._has_failed = False
         super().zero_grad(set_to_none)
         for _, table in self._tables:
             table.forget_gradients()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("an optimizer stays with its job; expected its state_dict() where a copy is to be kept")
 
     # State
 

@@ -35,9 +35,10 @@ def state_of(client: Client, weight: Weight, rule: Rule) -> dict[str, torch.Tens
         made["step"] = torch.tensor(found.updates, dtype=dtype)
     elif found.updates == 0:
         return made
-    made.update({rule.state(name): torch.from_numpy(tensor) for name, tensor in found.tensors.items()})
+    shape = weight.tensor.shape
+    made.update({rule.state(name): torch.from_numpy(tensor).reshape(shape) for name, tensor in found.tensors.items()})
     if weight.tensor.dtype in HALVES:
-        made[MASTER] = torch.from_numpy(client.pull([weight.name])[weight.name])
+        made[MASTER] = torch.from_numpy(client.pull([weight.name])[weight.name]).reshape(shape)
     return made
 
 

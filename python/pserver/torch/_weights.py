@@ -12,7 +12,10 @@ HALVES = {torch.float16, torch.bfloat16}
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous tensor of the host. NumPy has no bfloat16, which goes by DLPack."""
+    """The memory of a contiguous tensor of the host. NumPy has no bfloat16, which goes by DLPack. A number is one
+    element at servers."""
+    if tensor.dim() == 0:
+        tensor = tensor.reshape(1)
     return tensor.numpy() if tensor.dtype in NUMPY_TYPES else tensor
 
 
@@ -46,7 +49,7 @@ class Weight:
 
     def zeros(self) -> Array:
         """A gradient without effect on the sum."""
-        return array(torch.zeros(self.tensor.shape, dtype=self.tensor.dtype))
+        return array(torch.zeros(self.tensor.shape, dtype=self.tensor.dtype, device="cpu"))
 
     @staticmethod
     def sent(tensor: torch.Tensor, wire: torch.dtype | None) -> Array:
@@ -80,7 +83,7 @@ class Places:
         for weight in weights:
             place = None if is_staged else weight.destination()
             if place is None:
-                stage = torch.empty(weight.tensor.shape, dtype=weight.tensor.dtype)
+                stage = torch.empty(weight.tensor.shape, dtype=weight.tensor.dtype, device="cpu")
                 self.staged.append((weight, stage))
                 place = array(stage)
             else:
