@@ -27,4 +27,9 @@ def test_calls_are_compared_with_c() -> None:
 
 def test_steps_are_compared_with_ddp() -> None:
     said = output_of("ddp.py", "--transports", "shm", "--cases", "100 x 1 KiB")
-    assert "step of DDP / ours" in said and "exchange of gloo / ours" in said
+    assert "step of DDP / ours, overlap" in said and "exchange of gloo / ours" in said
+
+
+def test_tables_are_compared_with_torchs() -> None:
+    said = output_of("embedding.py", "--rows", "1000", "--rules", "adagrad")
+    assert said.count("waits for rows") == 4
