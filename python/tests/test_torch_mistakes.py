@@ -168,3 +168,48 @@ def test_a_number_is_a_parameter(job: Any) -> None:
     reference.step()
     torch.testing.assert_close(scale.detach(), theirs.detach())
     reference.load_state_dict(one.state_dict())
+
+
+def test_a_table_in_a_second_job_has_nothing_of_the_first(job: Any) -> None:
+    from pserver.torch import Embedding, Optimizer
+
+    table, ids = Embedding(10, 2, initial="constant { value: 0 }"), torch.tensor([1])
+    first = job()
+    one = Optimizer(table.parameters(), "sgd", 1.0, client=first)
+    table(ids).sum().backward()
+    one.step()
+    table.prefetch(ids)
+    (7 * table(torch.tensor([2]))).sum().backward()
+    first.close()
+    with pserver.connect(servers=1, deadline=30) as second:
+        two = Optimizer(table.parameters(), "sgd", 1.0, client=second)
+        assert table(ids).tolist() == [[0, 0]]
+        two.step()
+        assert table(torch.tensor([2])).tolist() == [[0, 0]]
+
+
+def test_rows_in_a_forked_process_are_refused(job: Any) -> None:
+    import multiprocessing
+
+    from pserver.torch import Embedding, Optimizer
+
+    table, ids = Embedding(10, 2), torch.tensor([1])
+    one = Optimizer(table.parameters(), "sgd", 1.0, client=job())
+    table(ids).sum().backward()
+    one.step()
+    context = multiprocessing.get_context("fork")
+    said = context.Queue()
+
+    def child() -> None:
+        try:
+            table(ids)
+        except pserver.Error as error:
+            said.put(str(error))
+
+    process = context.Process(target=child)
+    process.start()
+    process.join(30)
+    try:
+        assert process.exitcode == 0 and "fork" in said.get(timeout=10)
+    finally:
+        process.kill()
