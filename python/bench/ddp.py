@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pserver
 from pserver.torch import Optimizer
-from turns import by_turns, micros, ratio, say_where
+from turns import by_turns, micros, ratio, say_where, timed
 
 RANKS = 2
 RATE = 1e-3
@@ -132,14 +131,13 @@ def rank(options: argparse.Namespace) -> None:
     }
 
     def meeting(one: Callable[[], None]) -> Callable[[int], float]:
-        def run(count: int) -> float:
-            dist.barrier()
-            start = time.perf_counter()
-            for _ in range(count):
-                one()
-            return time.perf_counter() - start
+        run = timed(one)
 
-        return run
+        def together(count: int) -> float:
+            dist.barrier()
+            return run(count)
+
+        return together
 
     seconds = by_turns({name: meeting(one) for name, one in contestants.items()}, options.blocks, rounds)
     # The mean of the gradients of both ranks, as often.

@@ -90,7 +90,7 @@ def test_frozen_weights_stay_as_they_are_where_there_are_several_trainers(job: A
             one.zero_grad()
 
     in_ranks(run)
-    # Those of the trainer that initialised the job.
+    # The trainer that initialised the job gave the weights.
     assert torch.equal(layers[0].bias, layers[1].bias)
     assert any(torch.equal(layers[0].bias, value) for value in first)
 

@@ -65,12 +65,15 @@ class Bucket:
             self._call = client.start_push(gradients, rate=rate)
 
     def changed(self) -> Weight | None:
-        """A weight whose gradient is another one than that which was sent. It is named once."""
-        versions, self._versions = self._versions, []
-        for weight, gradient, version in versions:
+        """A weight whose gradient is another one than that which was sent."""
+        for weight, gradient, version in self._versions:
             if weight.tensor.grad is not gradient or gradient._version != version:
                 return weight
         return None
+
+    def forget_gradients(self) -> None:
+        """Gradients that were sent count, whatever those of the model become."""
+        self._versions.clear()
 
     def wait(self) -> None:
         """Waits until servers have the gradients. After a failure they can be started again."""

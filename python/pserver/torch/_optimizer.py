@@ -22,7 +22,6 @@ OF_GROUPS = {"params", "param_names", "lr", "initial_lr"}
 
 _owners: "weakref.WeakValueDictionary[int, Optimizer]" = weakref.WeakValueDictionary()
 """The optimizers of parameters, by the tensors' identities."""
-_of_clients: "weakref.WeakKeyDictionary[Client, weakref.ref[Optimizer]]" = weakref.WeakKeyDictionary()
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -110,12 +109,10 @@ class Optimizer(torch.optim.Optimizer):
             other = _owners.get(id(tensor))
             if other is not None and not other.client.is_closed and any(tensor is one for one in other._tensors()):
                 raise Refused("a parameter of the model has another optimizer; expected one optimizer for each")
-        known = _of_clients.get(self.client)
-        if known is not None and known() is not None:
+        if any(other.client is self.client for other in _owners.values()):
             text = "expected one, with groups for the parameters of all models, or a client of another job"
             raise Refused(f"this client's job has another optimizer; {text}")
         _owners.update({id(tensor): self for tensor in tensors})
-        _of_clients[self.client] = weakref.ref(self)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         return (tensor for group in self.param_groups for tensor in group["params"])
@@ -153,7 +150,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _completed(self, bucket: Bucket, at: int) -> None:
         if bucket.is_started:
-            bucket.changed()
+            bucket.forget_gradients()
             text = "expected step() after a backward pass; earlier ones belong in `with optimizer.no_sync():`"
             raise Refused(f'parameter "{bucket.weights[at].name}": a gradient after it was sent; {text}')
         if bucket.completed(at):
@@ -253,6 +250,7 @@ class Optimizer(torch.optim.Optimizer):
         for bucket in self._buckets:
             weight = bucket.changed() if bucket.is_started else None
             if weight is not None:
+                bucket.forget_gradients()
                 text = "expected those that were sent, with which another step() completes this one"
                 raise Refused(f'parameter "{weight.name}": another gradient after servers got one; {text}')
 
@@ -266,7 +264,7 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As PyTorch's; gradients of rows that were not sent are dropped. After a failed step of a job's only trainer
         it gives the step up, of which servers may have a part."""
-        if any(bucket.is_started for bucket in self._buckets) or any(table.is_started for _, table in self._tables):
+        if self._is_in_step:
             if not (self._has_failed and self._is_alone):
                 raise Refused("servers have gradients of this step; expected step(), which completes it")
             for bucket in self._buckets:
@@ -314,8 +312,14 @@ class Optimizer(torch.optim.Optimizer):
         for rule, group in zip(self._rules, self.param_groups):
             yield from ((rule, tensor, weights[tensor]) for tensor in group["params"] if tensor in weights)
 
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether servers have gradients of a step that is not complete, or some are on their way."""
+        tables = (table.is_started for _, table in self._tables)
+        return any(bucket.is_started for bucket in self._buckets) or any(tables)
+
     def _check_rest(self) -> None:
-        if any(bucket.is_started for bucket in self._buckets):
+        if self._is_in_step:
             raise Refused("the state of an optimizer in a step; expected step() before, which sends and fetches all")
 
     # Values
