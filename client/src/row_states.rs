@@ -10,7 +10,7 @@ use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Ve
 use pserver_core::limits::{FRAME_PAYLOAD_BYTES_MAX, STATE_UPDATES_MAX};
 use pserver_core::memory::{LendingMemory, LoanBook};
 use pserver_core::port::Outgoing;
-use pserver_core::rows::{RowMerge, RowsView};
+use pserver_core::rows::{RateChanges, RowMerge, RowsView};
 use pserver_core::wire::{Entry, Flags, Kind, StateMessage};
 
 use super::bucketize::{BucketedRows, Bucketizer, RowQuery};
@@ -22,8 +22,8 @@ use super::row_memory::{FetchedRows, RowMemory};
 use super::rows::{as_u64, checked, layout_of, named};
 use super::{Client, ClientState, DestinationRows, Extent, GradientRows, StateSlice, StateTensor};
 
-/// Bytes of a change of the learning rate in a payload: the update, whether a rate was sent, and the rate.
-const RATE_BYTES: usize = 3 * size_of::<u64>();
+/// Bytes of a change of the learning rate in a payload.
+const RATE_BYTES: usize = RateChanges::CHANGE_BYTES;
 /// Changes of the learning rate in one answer.
 const RATES_LISTED: usize = 8 * 1024;
 /// Most changes of the learning rate that one frame brings.
@@ -186,11 +186,9 @@ impl ClientGuard<'_> {
                 let call = state.start_queries(&[index], fetched, (Flags::LIST.with(Flags::STATE), about))?;
                 state.finish(call)
             })?;
-            let numbers = answer.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number));
-            let numbers: Vec<u64> = numbers.collect();
-            let found = numbers.as_chunks::<3>().0.iter().take_while(|[since, ..]| *since <= updates);
-            let found: Vec<_> =
-                found.map(|[since, is, rate]| (*since, (*is != 0).then(|| f64::from_bits(*rate)))).collect();
+            let changes = answer.as_chunks().0.iter().map(RateChanges::decode);
+            let changes = changes.map(|(Version(since), rate)| (since, rate));
+            let found: Vec<_> = changes.take_while(|(since, _)| *since <= updates).collect();
             let is_whole = found.len() < RATES_LISTED;
             rates.extend(found);
             if is_whole {
@@ -252,10 +250,8 @@ impl ClientState {
 
     /// Starts to replace the updates of every bucket.
     fn start_progress_set(&mut self, index: ParameterIndex, progress: &TableProgress) -> Result<CallNumber, Failure> {
-        let change = |(since, rate): &(u64, Option<f64>)| {
-            [*since, u64::from(rate.is_some()), rate.unwrap_or(0.0).to_bits()].map(u64::to_le_bytes).concat()
-        };
-        let rates: Vec<u8> = progress.rates.iter().flat_map(change).collect();
+        let changes = progress.rates.iter().map(|(since, rate)| (Version(*since), *rate));
+        let rates: Vec<u8> = changes.flat_map(RateChanges::encode).collect();
         let entries = self.bucket_entries(index);
         let sent = rates.len() * entries.len();
         let sequence = self.open(Kind::Set, &[index], (as_u64(sent), 0))?;

@@ -29,8 +29,8 @@ const IDS: &str = "rows:ids";
 const LASTS: &str = "rows:last";
 /// Bytes of an id.
 const ID_BYTES: usize = size_of::<u64>();
-/// Bytes of a change of the learning rate in a payload: the version, whether a rate was sent, and the rate.
-const RATE_BYTES: usize = 3 * size_of::<u64>();
+/// Bytes of a change of the learning rate in a payload.
+const RATE_BYTES: usize = RateChanges::CHANGE_BYTES;
 /// Parts of one contribution.
 const PARTS_MAX: u64 = 64 * 1024;
 /// Size of one memory piece of a table: large enough to keep their number small.
@@ -305,7 +305,7 @@ impl Bucket {
         if !rest.is_empty() {
             return refuse(format!("{} bytes; expected a multiple of {RATE_BYTES}", payload.len()));
         }
-        let changes: Vec<_> = numbers.iter().map(rate_change).collect();
+        let changes: Vec<_> = numbers.iter().map(RateChanges::decode).collect();
         if let Some((version, Some(rate))) = changes.iter().find(|(_, rate)| !rate.is_none_or(is_rate)) {
             return refuse(format!("{rate} since update {version}; expected a finite number that is not negative"));
         }
@@ -368,15 +368,10 @@ impl Bucket {
         let bytes = bytes.map_err(|_| Failure::call(format!("a list request for {count} rates")))?;
         let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
         let from = usize::try_from(from).unwrap_or(usize::MAX);
-        let changes = self
-            .table
-            .rates_of_absent()
-            .iter()
-            .skip(from)
-            .map(|(version, rate)| [version.0, u64::from(rate.is_some()), rate.unwrap_or(0.0).to_bits()]);
+        let changes = self.table.rates_of_absent().iter().skip(from).copied().map(RateChanges::encode);
         let places = value.bytes_mut().chunks_exact_mut(RATE_BYTES);
-        for (place, numbers) in places.zip(changes.chain(std::iter::repeat([u64::MAX; 3]))) {
-            place.copy_from_slice(bytemuck::bytes_of(&numbers.map(u64::to_le)));
+        for (place, change) in places.zip(changes.chain(std::iter::repeat([u8::MAX; RATE_BYTES]))) {
+            place.copy_from_slice(&change);
         }
         Ok(Some(value))
     }
@@ -669,16 +664,10 @@ impl PartialContribution {
 /// The changes of the learning rate in a payload that was checked.
 pub(super) fn rates_of(payload: &[u8]) -> RateChanges {
     let mut rates = RateChanges::default();
-    for (version, rate) in payload.as_chunks::<RATE_BYTES>().0.iter().map(rate_change) {
+    for (version, rate) in payload.as_chunks::<RATE_BYTES>().0.iter().map(RateChanges::decode) {
         rates.note(version, rate);
     }
     rates
-}
-
-/// A change of the learning rate: the version, and the rate if one was sent.
-fn rate_change(bytes: &[u8; RATE_BYTES]) -> (Version, Option<f64>) {
-    let number = |at: usize| u64::from_le_bytes(bytes.as_chunks().0[at]);
-    (Version(number(0)), (number(1) != 0).then_some(f64::from_bits(number(2))))
 }
 
 fn is_rate(rate: f64) -> bool {

@@ -1,19 +1,18 @@
 //! Sets: a trainer replaces values, or the optimizer's state, also of rows. A set that arrives behind updates in
 //! progress is deferred, and applied after the updates that arrived before it.
 
-use prost::Message;
-
 use super::bucket::rates_of;
 use super::call::CallId;
 use super::context::Context;
 use super::contribution::{DeferredSet, Replacement, RowsLease};
 use super::device_chunk::DeviceActivity;
 use super::serving::Serving;
+use super::states::state_of;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, Version};
 use crate::memory::Lease;
 use crate::port::Work;
-use crate::wire::{Entry, Flags, Frame, Head, StateMessage};
+use crate::wire::{Entry, Frame, Head, StateMessage};
 
 impl Serving {
     /// Applies a set; a duplicate changes nothing.
@@ -141,8 +140,7 @@ impl Serving {
 
     /// The replacements of a set, one for each entry.
     fn replacements(&self, cx: &Context<'_>, frame: &Frame, body: Vec<Lease>) -> Vec<Replacement> {
-        let about = frame.head.flags.contains(Flags::STATE).then(|| StateMessage::decode(frame.control.as_slice()));
-        let about = about.map(|about| about.expect("the message was checked"));
+        let about = state_of(frame).expect("the message was checked");
         let mut body = body.into_iter();
         let replacement = |entry: &Entry| {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));

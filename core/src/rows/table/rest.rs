@@ -57,6 +57,22 @@ pub struct RateChanges {
 }
 
 impl RateChanges {
+    /// Bytes of a change in a payload: the version, whether a rate was specified, and the rate.
+    pub const CHANGE_BYTES: usize = 3 * size_of::<u64>();
+
+    /// A change as payloads have it.
+    #[must_use]
+    pub fn encode((since, rate): (Version, Option<f64>)) -> [u8; Self::CHANGE_BYTES] {
+        bytemuck::cast([since.0, u64::from(rate.is_some()), rate.unwrap_or(0.0).to_bits()].map(u64::to_le))
+    }
+
+    /// The change in a part of a payload.
+    #[must_use]
+    pub fn decode(bytes: &[u8; Self::CHANGE_BYTES]) -> (Version, Option<f64>) {
+        let number = |at: usize| u64::from_le_bytes(bytes.as_chunks().0[at]);
+        (Version(number(0)), (number(1) != 0).then_some(f64::from_bits(number(2))))
+    }
+
     /// Each version at which the specified rate changed, ascending, and the new rate; none means the schedule's. Before
     /// the first there is none. Equal consecutive entries are merged.
     #[must_use]
