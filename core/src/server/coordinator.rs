@@ -676,6 +676,11 @@ impl Coordinator {
         let kept = KeptMessage::decode(bytes).map_err(unreadable)?;
         self.epoch = Epoch(kept.epoch);
         self.granted = Generation(kept.granted);
+        // An initialised job has as many ranks as it was begun with. A rank that this start's setting cut off would get
+        // the incarnation of an earlier process again, and shards would take its gradients for resends of that one's.
+        if let Some(job) = &kept.job {
+            self.ranks = Ranks::new(job.trainers, self.options.grace);
+        }
         self.ranks.recall(&kept.incarnations, &kept.left);
         self.servers.recall(&kept.addresses);
         if kept.committed > 0 {

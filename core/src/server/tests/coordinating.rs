@@ -428,6 +428,29 @@ fn another_number_of_servers_is_refused() {
     assert_eq!(text, "this job was initialised on 2 servers and is started with 3");
 }
 
+/// With a reused incarnation, shards take the gradients of a new process for resends of an earlier one.
+#[test]
+fn no_incarnation_is_given_twice_after_a_start_with_another_number_of_trainers() {
+    let mut desk = Desk::new(None);
+    desk.step("servers");
+    for command in ["join a", "join b 1", "begin a", "commit a 1 0", "commit a 1 1"] {
+        desk.step(command);
+    }
+    for trainers in [1, 4] {
+        let options = CoordinatorOptions { job: JobMessage { trainers, ..JOB }, ..options() };
+        let coordinator = Coordinator::new(options, Some(&desk.kept)).expect("it starts");
+        desk = Desk { coordinator, ..Desk::new(Some(&desk.kept)) };
+        desk.step("servers");
+        assert_eq!(desk.coordinator.members().len(), 3, "the job was begun with 3 trainers");
+        desk.step("join c 0");
+    }
+    let mut desk = Desk::new(Some(&desk.kept));
+    desk.step("servers");
+    desk.step("join d 1");
+    assert_eq!(desk.coordinator.members()[0].incarnation, Incarnation(3));
+    assert_eq!(desk.coordinator.members()[1].incarnation, Incarnation(2));
+}
+
 #[test]
 fn a_rank_is_free_when_its_connection_has_been_closed_for_the_grace_time() {
     check_started(
