@@ -452,6 +452,14 @@ impl Client {
         Ok(self.lock()?.ready()?.sharing())
     }
 
+    /// The job's mode; before the job is initialised, that of its servers.
+    ///
+    /// # Errors
+    /// As [`trainer`](Self::trainer).
+    pub fn mode(&self) -> Result<Mode, Failure> {
+        Ok(self.lock()?.joined()?.sharing().mode)
+    }
+
     /// The names of all parameters in the order of declaration; waits until they are initialised.
     ///
     /// # Errors

@@ -1,8 +1,10 @@
 //! The list of a job's parameters.
 
+use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ParameterIndex, Round, Sequence, Version};
 use pserver_core::memory::LoanBook;
+use pserver_core::optim::Rule;
 use pserver_core::wire::Kind;
 
 use super::{Client, ParameterFacts};
@@ -47,6 +49,29 @@ impl Client {
             Ok(ListedParameter { name, facts, version })
         });
         listed.collect()
+    }
+
+    /// Checks that a parameter has the optimizer of these settings, as far as they have one. Learning rates may differ:
+    /// each push may replace them.
+    ///
+    /// # Errors
+    /// Names the parameter, the job's optimizer, and the expected one.
+    pub fn check_optimizer(&self, name: &str, settings: &OptimizerSettings) -> Result<(), Failure> {
+        let Some(rule) = &settings.rule else { return Ok(()) };
+        let mut state = self.lock()?;
+        let job = state.ready()?;
+        let index = job.parameter(name, &mut None)?;
+        let declared = ParameterConfig::decode(&job.chosen(index).declaration().config)?;
+        let rule = Rule { schedule: declared.rule.schedule.clone(), ..rule.clone() };
+        let found = ParameterConfig { rule, sparse: settings.sparse };
+        if found == declared {
+            return Ok(());
+        }
+        let (found, expected) = (found.to_text(), declared.to_text());
+        Err(Failure::call(format!(
+            "parameter \"{name}\": found the optimizer `{found}`; expected that with which the job was initialised, \
+             `{expected}`"
+        )))
     }
 }
 

@@ -153,6 +153,16 @@ impl Client {
         Ok(self.lock()?.poll(call))
     }
 
+    /// Cancels a call that was started, unless it is over. [`wait`](Self::wait) then says so, and the call's memory is
+    /// the caller's after it. Servers may have its gradients: a repetition of a push applies none twice.
+    pub fn cancel_started(&self, call: CallNumber) -> Result<(), Failure> {
+        let mut state = self.lock()?;
+        if !state.poll(call) {
+            state.cancel_call(call);
+        }
+        Ok(())
+    }
+
     /// Gives up the calls that were started, and the rank: the calls' memory is the caller's when this returns, a
     /// thread that waits for one of them is told why, and the rank is free for another trainer.
     pub fn give_up(&self, why: &str) {

@@ -5,6 +5,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
@@ -13,7 +14,7 @@ import numpy
 from numpy.typing import NDArray
 
 from . import _log, _pserver, _torchrun
-from ._errors import Refused
+from ._errors import Error, Refused
 from ._servers import Servers
 
 Array: TypeAlias = Any
@@ -71,7 +72,8 @@ class Checkpoint(NamedTuple):
 
 class Call:
     """A call that was started. Its arrays are the library's until it is over: gradients stay as they are, and
-    destinations are not touched. ``await call`` is :meth:`wait` without blocking the event loop."""
+    destinations are not touched. ``await call`` is :meth:`wait` without blocking the event loop; a task that is
+    cancelled there, as by ``asyncio.wait_for``, cancels the call."""
 
     def __init__(self, raw: _pserver.RawCall) -> None:
         self._raw = raw
@@ -84,8 +86,23 @@ class Call:
         """Whether the call is over, well or not."""
         return self._raw.done()
 
+    def cancel(self) -> None:
+        """Ends the call, unless it is over: :meth:`wait` raises :class:`Cancelled`, and the arrays are the program's
+        again after it. Servers may have the gradients; if the program pushes them again, they count once."""
+        self._raw.cancel()
+
     def __await__(self) -> Generator[Any, None, None]:
-        return asyncio.get_running_loop().run_in_executor(None, self._raw.wait).__await__()
+        return self._finish().__await__()
+
+    async def _finish(self) -> None:
+        waiting = asyncio.get_running_loop().run_in_executor(None, self._raw.wait)
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self._raw.cancel()
+            with suppress(Error):
+                await waiting
+            raise
 
 
 class Client:
@@ -260,7 +277,7 @@ class Client:
 
     def rows(self, name: str) -> NDArray[numpy.uint64]:
         """The ids of all rows that somebody has pushed to, ascending."""
-        return numpy.array(self._raw.list_rows(name), numpy.uint64)
+        return numpy.frombuffer(self._raw.list_rows(name), numpy.uint64).copy()
 
     # The job
 
@@ -302,6 +319,11 @@ class Client:
         else:
             self._raw.set_state(name, list(tensors), list(tensors.values()), updates)
 
+    def check_optimizer(self, name: str, config: str) -> None:
+        """Raises :class:`Refused` unless a parameter was initialised with the optimizer of this configuration. Learning
+        rates may differ."""
+        self._raw.check_optimizer(name, config)
+
     def checkpoint(self) -> Checkpoint:
         """Takes a checkpoint now, and returns when it is on the disks of all servers. Training may go on meanwhile."""
         return Checkpoint(*self._raw.checkpoint())
@@ -339,6 +361,11 @@ class Client:
         return self._raw.servers()
 
     @property
+    def mode(self) -> str:
+        """The mode of the job: ``sync``, ``async``, ``bounded`` or ``delta``."""
+        return self._raw.mode()
+
+    @property
     def coordinator(self) -> str:
         """The address of server 0."""
         return self._raw.coordinator()
@@ -366,9 +393,9 @@ class Client:
         return made.reshape(sizes)
 
     def register(self, array: Array, replicas: Iterable[Array] = ()) -> None:
-        """Registers memory of a CUDA device, which then may stand in :meth:`push`, :meth:`pull`, :meth:`push_pull` and
-        :meth:`set`: through pages of the host, as large, that are made here. Of memory of the host a network card moves
-        gradients without a copy. The array is kept until :meth:`unregister`.
+        """Registers memory of a CUDA device, which then may stand in :meth:`push`, :meth:`pull`, :meth:`push_pull`, in
+        the same calls started, and in :meth:`set`: through pages of the host, as large, that are made here. Of memory of
+        the host a network card moves gradients without a copy. The array is kept until :meth:`unregister`.
 
         Arrays of the device have DLPack or ``__cuda_array_interface__``. A call waits for the stream that computes them.
         ``replicas`` are on other devices: a gradient is the sum of all, and a value is written to all."""
@@ -483,12 +510,12 @@ def _client_of_own_servers(given: dict[str, Any], trainers: int | None, settings
     if is_named:
         return Client(**settings)
     if _torchrun.is_worker():
-        found = _torchrun.servers({**given, "trainers": trainers if trainers is not None else int(size or 1)})
+        found = _torchrun.servers({**given, "trainers": trainers if trainers is not None else size or 1})
         with tempfile.NamedTemporaryFile("w", prefix="pserver-") as file:
             file.write(found["token"])
             file.flush()
             return Client(found["address"], token_file=file.name, **settings)
-    if trainers is None and (int(size or 1) > 1 or int(rank or 0) > 0):
+    if trainers is None and ((size or 1) > 1 or (rank or 0) > 0):
         text = f"servers={given['count']} in trainer {rank} of {size or 'several'}; expected servers for all of them"
         raise Refused(f"{text}: pserver launch --servers {given['count']} ... (docs/LAUNCH.md), or torchrun")
     started = Servers(**given, trainers=trainers if trainers is not None else 1)

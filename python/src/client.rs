@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use pserver_client::{CallNumber, GivenValue, StateSlice, StateTensor, TableProgress, rule_file};
-use pserver_core::config::OptimizerSettings;
+use pserver_core::config::{Mode, OptimizerSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
+use pyo3::types::PyBytes;
 
 use crate::arrays::{Access, HeldArray, Staging, arrays, parameter};
 use crate::errors::{outcome, refused};
@@ -144,9 +145,13 @@ impl RawClient {
         out: Option<Vec<Bound<'_, PyAny>>>,
         rate: Option<f64>,
     ) -> PyResult<RawCall> {
-        let gradients = gradients.map(|all| arrays(py, &names, &all, Access::Read)).transpose()?;
-        let out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
-        self.started(py, |session| session.start(&names, (gradients, out), rate))
+        let mut gradients = gradients.map(|all| arrays(py, &names, &all, Access::Send)).transpose()?;
+        let mut out = out.map(|all| arrays(py, &names, &all, Access::Fetch)).transpose()?;
+        self.started(py, |session| {
+            stage(session, &names, gradients.as_deref_mut().unwrap_or_default(), Staging::Gradient)?;
+            stage(session, &names, out.as_deref_mut().unwrap_or_default(), Staging::Destination)?;
+            session.start(&names, (gradients, out), rate)
+        })
     }
 
     fn push_rows(
@@ -301,8 +306,28 @@ impl RawClient {
         self.call(py, |session| session.client().load_file(&path))
     }
 
-    fn list_rows(&self, py: Python<'_>, name: &str) -> PyResult<Vec<u64>> {
-        self.call(py, |session| session.client().list_rows(name))
+    /// The ids of all rows, as bytes of uint64.
+    fn list_rows<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let ids = self.call(py, |session| session.client().list_rows(name))?;
+        Ok(PyBytes::new(py, bytemuck::cast_slice(&ids)))
+    }
+
+    /// Checks that a parameter has the optimizer of this configuration.
+    fn check_optimizer(&self, py: Python<'_>, name: &str, config: &str) -> PyResult<()> {
+        let settings = settings(py, Some(config))?;
+        self.call(py, |session| session.client().check_optimizer(name, &settings))
+    }
+
+    /// The mode of the job: `sync`, `async`, `bounded` or `delta`.
+    fn mode(&self, py: Python<'_>) -> PyResult<&'static str> {
+        self.call(py, |session| {
+            Ok(match session.client().mode()? {
+                Mode::Sync => "sync",
+                Mode::Async => "async",
+                Mode::Staleness { .. } => "bounded",
+                Mode::Delta => "delta",
+            })
+        })
     }
 
     /// Type, shape, and whether the parameter is sent by rows.

@@ -32,7 +32,7 @@ fn program(py: Python<'_>, arguments: Vec<OsString>, path: Option<PathBuf>) -> u
 /// The launcher's part of the environment: whether it names server 0, rather than have it assumed; this trainer's rank;
 /// the number of trainers.
 #[pyfunction]
-fn launched(py: Python<'_>) -> PyResult<(bool, Option<String>, Option<String>)> {
+fn launched(py: Python<'_>) -> PyResult<(bool, Option<u32>, Option<u32>)> {
     errors::outcome(py, session::launched())
 }
 

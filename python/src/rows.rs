@@ -94,11 +94,12 @@ fn check_type(session: &PythonSession, name: &str, values: &HeldArray) -> Result
 
 /// The ids of rows.
 pub(crate) fn row_ids<'a>(name: &str, ids: &'a HeldArray) -> Result<&'a [u64], Failure> {
-    let refuse = |found: &str| Failure::call(format!("{}: ids {found}; expected int64 or uint64", parameter(name)));
+    let refuse = |text: &str| Failure::call(format!("{}: ids {text}", parameter(name)));
     if !matches!(ids.element_type(), ElementType::Int64 | ElementType::Uint64) {
-        return Err(refuse(&format!("of {}", ids.element_type())));
+        return Err(refuse(&format!("of {}; expected int64 or uint64", ids.element_type())));
     }
-    let all: &[u64] = bytemuck::try_cast_slice(ids.contents()).map_err(|_| refuse("at an odd address"))?;
+    let all: &[u64] = bytemuck::try_cast_slice(ids.contents())
+        .map_err(|_| refuse("at an address that 8 does not divide; expected an array of int64 or uint64"))?;
     let negative = all.iter().find(|id| ids.element_type() == ElementType::Int64 && i64::MAX.cast_unsigned() < **id);
-    negative.map_or(Ok(all), |id| Err(refuse(&format!("with {}", id.cast_signed()))))
+    negative.map_or(Ok(all), |id| Err(refuse(&format!("with {}; expected 0 or more", id.cast_signed()))))
 }

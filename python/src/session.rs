@@ -184,6 +184,12 @@ impl PythonSession {
         self.sweep();
     }
 
+    /// Writes the values that a call has fetched to the devices of its destinations.
+    pub(crate) fn store(&self, call: CallNumber) -> Result<(), Failure> {
+        let mut started = locked(&self.started);
+        started.arrays.get_mut(&call).into_iter().flatten().try_for_each(HeldArray::store)
+    }
+
     /// Lets go of the arrays of a call whose result was taken.
     pub(crate) fn release(&self, call: CallNumber) {
         let released = locked(&self.started).arrays.remove(&call);
@@ -231,11 +237,18 @@ fn variable(name: &str) -> Option<String> {
 }
 
 /// Whether the environment names server 0; the rank and the number of trainers that it says.
-pub(crate) fn launched() -> Result<(bool, Option<String>, Option<String>), Failure> {
+pub(crate) fn launched() -> Result<(bool, Option<u32>, Option<u32>), Failure> {
     let found = resolved("")?;
     let choice = |setting| found.choices.iter().find(|choice| choice.setting == setting);
-    let rank = found.options.trainer.map(|rank| rank.to_string());
-    let size = choice("trainers").map(|choice| choice.text.clone());
+    let rank = found.options.trainer;
+    let size = choice("trainers").map(|choice| {
+        let number = choice.text.parse().ok().filter(|number| 0 < *number);
+        number.ok_or_else(|| {
+            let (origin, text) = (&choice.origin, &choice.text);
+            Failure::call(format!("{origin} is {text:?}; expected a number of trainers, 1 or more"))
+        })
+    });
+    let size = size.transpose()?;
     let assumed = Launchers::new(&variable).assumed_address()?.map(|assumed| assumed.origin);
     let is_assumed = choice("coordinator").is_some_and(|choice| Some(&choice.origin) == assumed.as_ref());
     Ok((!found.options.is_coordinator_default && !is_assumed, rank, size))

@@ -31,12 +31,18 @@ impl RawCall {
         let result = py.detach(|| {
             let mut result = locked(&self.result);
             if result.is_none() {
-                *result = Some(self.session.client().wait(self.number));
+                let waited = self.session.client().wait(self.number);
+                *result = Some(waited.and_then(|()| self.session.store(self.number)));
             }
             result.clone()
         });
         self.session.release(self.number);
         outcome(py, result.unwrap_or(Ok(())))
+    }
+
+    /// Cancels the call, unless it is over.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        outcome(py, py.detach(|| self.session.client().cancel_started(self.number)))
     }
 
     /// Whether a wait would return at once.

@@ -1,8 +1,10 @@
 """Calls by rows that are started, optimizer state out and in, checkpoints, and values that are loaded."""
 
+import asyncio
 import json
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,49 @@ def test_a_table_goes_on_in_another_job_from_pieces_of_its_rows(rule: str) -> No
             with pytest.raises(kind, match=text):
                 mistake()
         assert (one.state("table", everything).tensors[list(mine.tensors)[0]] == mine.tensors[list(mine.tensors)[0]]).all()
+
+
+def test_a_task_that_is_cancelled_cancels_its_call_and_its_gradient_counts_once(job: Any) -> None:
+    client, other = job(trainers=2, trainer=0, deadline=300), job(trainer=1, deadline=300)
+    client.init_all({"w": np.zeros(1000, np.float32)}, "optimizer: SGD const_lr { learning_rate: 1 }")
+    gradient, out = np.full(1000, 2, np.float32), np.zeros(1000, np.float32)
+
+    async def wait(limit: float) -> None:
+        # Servers answer when trainer 1 has sent its gradient.
+        await asyncio.wait_for(client.start_push_pull({"w": gradient}, {"w": out}), limit)
+
+    began = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(wait(0.1))
+    call = client.start_push_pull({"w": gradient}, {"w": out})
+    call.cancel()
+    with pytest.raises(pserver.Cancelled, match="cancelled by the program"):
+        call.wait()
+    call.cancel()
+    assert call.done() and time.monotonic() - began < 30 and (out == 0).all()
+    pushed = other.start_push({"w": np.full(1000, 4, np.float32)})
+    asyncio.run(wait(60))
+    pushed.wait()
+    assert (out == -3).all() and client.parameters()[0].version == 1
+    pushed.cancel()
+
+
+def test_an_optimizer_is_compared_with_that_of_the_job(job: Any) -> None:
+    client = job()
+    assert client.mode == "sync"
+    table(client)
+    for name, config in {
+        "table": TABLE.replace("0.5", "0.25"),
+        "dense": "optimizer: SGD const_lr { learning_rate: 3 }",
+    }.items():
+        if name == "table":
+            client.check_optimizer(name, config)
+        for wrong in (config.replace("SGD", "Adagrad adagrad {}"), f"{config} l2: 0.5", config.replace("1000", "1001")):
+            if wrong != config:
+                with pytest.raises(pserver.Refused, match=f'"{name}": found the optimizer .*; expected that with which'):
+                    client.check_optimizer(name, wrong)
+    with pytest.raises(pserver.Refused, match='unknown parameter "other"'):
+        client.check_optimizer("other", TABLE)
+    ids = client.rows("table")
+    assert ids.dtype == np.uint64 and len(ids) == 0

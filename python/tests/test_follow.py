@@ -1,5 +1,6 @@
 """Readers that follow a job, files of models, and DiLoCo in fragments."""
 
+import io
 import threading
 from typing import Any
 
@@ -137,3 +138,123 @@ def test_parameters_that_are_not_updated_together_are_refused_unless_the_program
         module().follow(followed, client.coordinator, deadline=30)
     with module().follow(followed, client.coordinator, together=False, deadline=30) as follower:
         assert follower.versions == {"a": 3, "b": 1} and followed["a"][0] == 3 and followed["b"][0] == 1
+
+
+def diloco_of(network: Any, client: Any, **how: Any) -> Any:
+    inner = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    return module().DiLoCo(network.named_parameters(), inner, 4, client=client, **how)
+
+
+def train(network: Any, diloco: Any, first: int, last: int) -> None:
+    for step in range(first, last):
+        inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        (network(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+        diloco.step()
+
+
+def network_of() -> Any:
+    torch.manual_seed(6)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("how", [{}, {"fragments": 2}])
+def test_diloco_goes_on_in_another_job_to_the_bit(job: Any, how: dict[str, Any]) -> None:
+    ours, other = network_of(), network_of()
+    diloco = diloco_of(ours, job(2), **how)
+    train(ours, diloco, 0, 11)
+    if how:
+        with pytest.raises(pserver.Refused, match="expected finish"):
+            diloco.state_dict()
+        diloco.finish()
+    file = io.BytesIO()
+    torch.save({"model": ours.state_dict(), "diloco": diloco.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    with pserver.connect(servers=1, deadline=30) as client:
+        again = diloco_of(other, client, **how)
+        train(other, again, 0, 2)
+        again.finish()
+        other.load_state_dict(state["model"])
+        again.load_state_dict(state["diloco"])
+        for wrong, text in [
+            ({"steps": 1}, "expected \\['inner'"),
+            ({**state["diloco"], "weights": state["diloco"]["weights"][1:]}, "weights of shapes"),
+            ({**state["diloco"], "outer": {}}, "expected that of an optimizer"),
+        ]:
+            with pytest.raises(pserver.Refused, match=text):
+                again.load_state_dict(wrong)
+        train(ours, diloco, 11, 30)
+        train(other, again, 11, 30)
+        for one, same in zip(ours.parameters(), other.parameters()):
+            assert torch.equal(one, same)
+
+
+def completed(call: Any) -> None:
+    """Repeats a call until it succeeds."""
+    for _ in range(20):
+        try:
+            call()
+            return
+        except pserver.Timeout:
+            continue
+    raise AssertionError("it fails each time")
+
+
+@pytest.mark.parametrize("how", [{}, {"fragments": 2}, {"fragments": 2, "delay": 0}])
+def test_an_outer_step_that_fails_is_completed_by_the_next_call(job: Any, monkeypatch: Any, how: Any) -> None:
+    ours, other, client = network_of(), network_of(), job(2)
+    with pserver.connect(servers=1, deadline=30) as second:
+        undisturbed = diloco_of(other, second, **how)
+        train(other, undisturbed, 0, 24)
+        undisturbed.finish()
+    diloco = diloco_of(ours, client, **how)
+    failures = 0
+
+    def failing(call: Any) -> Any:
+        """The call, of which the first and every third after it fails."""
+        count = 0
+
+        def run(*given: Any, **named: Any) -> Any:
+            nonlocal count, failures
+            count += 1
+            if count % 3 == 1:
+                failures += 1
+                raise pserver.Timeout("no answer")
+            return call(*given, **named)
+
+        return run
+
+    monkeypatch.setattr(client, "push_pull", failing(client.push_pull))
+    monkeypatch.setattr(client, "start_push_pull", failing(client.start_push_pull))
+    for step in range(24):
+        inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        (ours(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+        try:
+            diloco.step()
+        except pserver.Timeout:
+            completed(diloco.step)
+    completed(diloco.finish)
+    assert failures > 1
+    for one, same in zip(ours.parameters(), other.parameters()):
+        assert torch.equal(one, same)
+
+
+def test_weights_that_are_set_are_those_of_the_next_outer_step(job: Any) -> None:
+    ours, client = network_of(), job()
+    diloco = diloco_of(ours, client)
+    train(ours, diloco, 0, 5)
+    for call in (diloco.outer.step, diloco.outer.set_weights, diloco.outer.fetch_weights):
+        with pytest.raises(pserver.Refused, match="DiLoCo"):
+            call()
+    with torch.no_grad():
+        for one in ours.parameters():
+            one.fill_(0.5)
+    diloco.set_weights()
+    # Nothing was trained since, so the outer step has a gradient of zero; its momentum moves weights by little.
+    state = diloco.outer.state_dict()
+    for one in state["state"].values():
+        one["momentum_buffer"].zero_()
+    diloco.outer.load_state_dict(state)
+    diloco.outer_step()
+    for one in ours.parameters():
+        assert (one == 0.5).all()

@@ -238,3 +238,73 @@ def test_a_state_within_a_step_is_refused(job: Any) -> None:
             call()
     optimizer.step()
     assert optimizer.state_dict()["state"][0]["step"] == 1
+
+
+def with_table(lazy: bool) -> Any:
+    import pserver.torch
+
+    torch.manual_seed(4)
+    table = pserver.torch.Embedding(200, 5, initial="uniform { low: -1 high: 1 }", lazy=lazy)
+    return torch.nn.Sequential(table, torch.nn.Linear(5, 1))
+
+
+def train_on_rows(one: Trained, first: int, last: int) -> None:
+    network, optimizer = one
+    for step in range(first, last):
+        ids = torch.randint(0, 150, (24,), generator=torch.Generator().manual_seed(step))
+        (network(ids) - 1).square().mean().backward()
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "rule: 'state m = 0.5; m = 0.9*m + g; w -= lr*m'"])
+def test_rows_of_a_table_go_on_in_another_job_to_the_bit(job: Any, monkeypatch: Any, rule: str, lazy: bool) -> None:
+    import pserver.torch._table_state
+
+    # Several pieces.
+    monkeypatch.setattr(pserver.torch._table_state, "PIECE_BYTES", 500)
+    ours, other = with_table(lazy), with_table(lazy)
+    client = job(2)
+    optimizer = optimizer_of(ours, rule, client, lr=0.1)
+    begun = saved(optimizer.state_dict(tables=True))
+    train_on_rows((ours, optimizer), 0, 20)
+    state = saved(optimizer.state_dict(tables=True))
+    rows = next(one for one in state["state"].values() if "ids" in one)
+    assert rows["updates"] == 20 and 100 < len(rows["ids"]) < 150 and rows["rows"].shape == (len(rows["ids"]), 5)
+    assert "ids" not in str(optimizer.state_dict())
+    every = torch.arange(150).numpy()
+    with pserver.connect(servers=1, deadline=30) as second:
+        again = optimizer_of(other, rule, second, lr=0.1)
+        # A state before the first step, then the newer one over a few steps of another kind.
+        again.load_state_dict(begun)
+        again.load_state_dict(state)
+        other.load_state_dict(ours.state_dict())
+        again.set_weights()
+        trained = rows["ids"].numpy()
+        assert (second.pull_rows("0.weight", trained) == client.pull_rows("0.weight", trained)).all()
+        if lazy:
+            train_on_rows((ours, optimizer), 20, 40)
+            train_on_rows((other, again), 20, 40)
+            assert_alike(ours[1], other[1])
+            assert (second.pull_rows("0.weight", every) == client.pull_rows("0.weight", every)).all()
+        for change, text in _broken(rows):
+            key = next(key for key, one in state["state"].items() if "ids" in one)
+            wrong = {**state, "state": {**state["state"], key: {**rows, **change}}}
+            with pytest.raises(pserver.Refused, match=text):
+                again.load_state_dict(wrong)
+
+
+def _broken(rows: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    ids = rows["ids"]
+    return [
+        ({"ids": ids.float()}, "expected a tensor of int64"),
+        ({"ids": ids[:-1]}, "shape"),
+        ({"ids": torch.cat([ids[:-1], ids[:1]])}, "ids that repeat"),
+        ({"ids": ids - 1000}, "not of 0 to 199"),
+        ({"rows": rows["rows"] * float("nan")}, "NaN or infinity"),
+        ({"rows": None}, "NoneType"),
+        ({"updates": -1}, "updates -1"),
+        ({"extra": 1}, "expected"),
+    ]

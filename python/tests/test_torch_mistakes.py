@@ -213,3 +213,61 @@ def test_rows_in_a_forked_process_are_refused(job: Any) -> None:
         assert process.exitcode == 0 and "fork" in said.get(timeout=10)
     finally:
         process.kill()
+
+
+def test_another_optimizer_than_the_jobs_is_refused_at_every_trainer(job: Any) -> None:
+    first, second = job(trainers=2, trainer=0), job(trainer=1)
+
+    def network() -> Any:
+        return torch.nn.Sequential(module().Embedding(100, 4), torch.nn.Linear(4, 2))
+
+    def made(client: Any, rule: str = "adam", rate: float = 0.1, **settings: Any) -> Any:
+        return module().Optimizer(network().named_parameters(), rule, rate, client=client, **settings)
+
+    made(first, weight_decay=0.5)
+    for rule, settings in [("adam", {}), ("sgd", {}), ("adamw", {"weight_decay": 0.5}), ("optimizer: SGD", {})]:
+        with pytest.raises(pserver.Refused, match="found the optimizer .*; expected that with which the job was init"):
+            made(second, rule, **settings)
+    with pytest.raises(pserver.Refused, match='"0.weight": found the optimizer .*height: 100 .*lazy: true'):
+        layers = [module().Embedding(100, 4, lazy=False), torch.nn.Linear(4, 2)]
+        named = torch.nn.Sequential(*layers).named_parameters()
+        module().Optimizer(named, "adam", 0.1, client=second, weight_decay=0.5)
+    # The rate goes with each step.
+    made(second, "adam", 0.3, weight_decay=0.5)
+
+
+def test_a_clip_at_one_trainer_alone_is_refused(job: Any) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    module().Optimizer([weight], "sgd", 0.1, client=job(trainers=2, trainer=0), max_norm=1.0)
+    with pytest.raises(pserver.Refused, match="found the optimizer .*; expected .*stage"):
+        module().Optimizer([torch.nn.Parameter(torch.ones(2))], "sgd", 0.1, client=job(trainer=1))
+
+
+def test_servers_that_only_add_are_refused_before_anything_is_declared(job: Any) -> None:
+    client = job(mode="delta")
+    with pytest.raises(pserver.Refused, match="mode delta, .*; expected sync, async or bounded"):
+        module().Optimizer([torch.nn.Parameter(torch.ones(2))], "sgd", 0.1, client=client)
+    client.init_all({"w": torch.zeros(2)}, "algorithm: 'add'")
+
+
+def test_files_that_are_no_models_and_closed_followers_are_refused(job: Any, tmp_path: Any) -> None:
+    layer = torch.nn.Linear(2, 2)
+    client = job()
+    module().Optimizer(layer.named_parameters(), "sgd", 0.1, client=client)
+    path = tmp_path / "model.safetensors"
+    head = '{"weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}'
+    for content in (b"", b"short", b"\xff" * 64, (9).to_bytes(8, "little") + b"[1, 2, 3]", _file(head), _file("{")):
+        path.write_bytes(content)
+        with pytest.raises(pserver.Refused, match="model.safetensors: .*expected a file in the format safetensors"):
+            module().load_model(path, layer)
+    with pytest.raises(FileNotFoundError):
+        module().load_model(tmp_path / "none", layer)
+    with module().follow(layer, client.coordinator) as follower:
+        pass
+    with pytest.raises(pserver.Refused, match="this follower is closed"):
+        follower.update()
+
+
+def _file(head: str) -> bytes:
+    """A file in the format safetensors whose tensors lack their values."""
+    return len(head).to_bytes(8, "little") + head.encode()

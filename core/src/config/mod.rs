@@ -220,14 +220,18 @@ impl ParameterConfig {
     /// [`decode`](Self::decode) turns the bytes of a valid rule back into an equal value.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let sparse = self.sparse.as_ref().map(sparse::message);
-        OptimizerConfig { sparse, ..rule::message(&self.rule) }.encode_to_vec()
+        self.message().encode_to_vec()
     }
 
     /// The same message in its text form, which [`OptimizerSettings::from_text`] reads as the same rule.
     #[must_use]
     pub fn to_text(&self) -> String {
-        written::text(&rule::message(&self.rule))
+        written::text(&self.message())
+    }
+
+    fn message(&self) -> OptimizerConfig {
+        let sparse = self.sparse.as_ref().map(sparse::message);
+        OptimizerConfig { sparse, ..rule::message(&self.rule) }
     }
 
     /// Reads the output of [`encode`](Self::encode), and refuses a missing or invalid rule.

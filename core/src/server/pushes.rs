@@ -72,9 +72,9 @@ impl Serving {
         }
     }
 
-    /// Whether a round is over, or sealed with its update stalled. An earlier entry of the same frame may have ended it:
-    /// when every trainer has left, the first gradient of one that still pushes completes a group; and the last gradient
-    /// completes a round for which another trainer has sent the total.
+    /// Whether a round is over, or sealed with its update stalled. An earlier entry of the same frame may have ended
+    /// it: when every trainer has left, the first gradient of one that still pushes completes a group; and the last
+    /// gradient completes a round for which another trainer has sent the total.
     fn is_closed(&self, slot_index: usize, round: Round) -> bool {
         let chunk = &self.table.chunks[slot_index];
         let is_past = round.0 <= chunk.version.0 + u64::from(chunk.sealed);

@@ -167,8 +167,19 @@ def write_safetensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_safetensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file in the format safetensors, by name."""
+    """The tensors of a file in the format safetensors, by name.
+
+    Raises:
+        ValueError: the file is none.
+    """
     content = bytearray(Path(path).read_bytes())
+    try:
+        return _tensors(content)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error!r}; expected a file in the format safetensors") from error
+
+
+def _tensors(content: bytearray) -> dict[str, Tensor]:
     types = {name: dtype for dtype, name in STORED_TYPE_NAMES.items()}
     (length,) = struct.unpack("<Q", content[:8])
     heads = json.loads(content[8 : 8 + length])

@@ -1,15 +1,38 @@
 """DiLoCo: inner steps by an optimizer of the trainer's own, outer steps on servers."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 import torch
 
-from .._client import Call, Client
+from .._client import Array, Call, Client
 from .._errors import Refused
 from ._embedding import Table
 from ._optimizer import Optimizer
 from ._weights import Places, Weight
+
+STATE = {"steps", "inner", "outer", "weights"}
+
+
+class _Outer(Optimizer):
+    """The outer optimizer. Its steps and its weights are :class:`DiLoCo`'s, which knows the weights of the last one."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> NoReturn:
+        raise Refused("a step of the outer optimizer; expected DiLoCo.step() or DiLoCo.outer_step()")
+
+    def set_weights(self) -> NoReturn:
+        raise Refused("weights for the outer optimizer; expected DiLoCo.set_weights()")
+
+    def fetch_weights(self) -> None:
+        """Fetches the weights of the job, before the first step."""
+        if self._is_declared:
+            raise Refused("weights of the outer optimizer; expected those that DiLoCo.step() fetches")
+        super().fetch_weights()
+
+    def replace_weights(self, values: Iterable[torch.Tensor]) -> None:
+        """Makes these values the job's, one for each weight."""
+        pairs = zip(self.weights, values)
+        self.client.set({weight.name: Weight(weight.name, value).value() for weight, value in pairs})
 
 
 class _Fragment:
@@ -21,38 +44,51 @@ class _Fragment:
         """The step of a period after which its outer step begins."""
         self.before = [weight.tensor.detach().clone() for weight in weights]
         """The weights of the last outer step."""
+        self._gradients: dict[str, Array] = {}
+        """What the outer step that has begun sends."""
+        self._rate = 0.0
         self._call: Call | None = None
         self._places: Places | None = None
         self._sent: list[torch.Tensor] = []
 
-    def differences(self, wire: torch.dtype | None) -> dict[str, Any]:
-        """The outer gradients."""
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an outer step has begun and is not finished."""
+        return bool(self._gradients)
+
+    def begin(self, client: Client, rate: float, wire: torch.dtype | None, is_started: bool) -> None:
+        """Begins an outer step; ``is_started``: sends it now, while the weights are trained on."""
         pairs = zip(self.weights, self.before)
-        return {weight.name: Weight.sent(before - weight.tensor.detach(), wire) for weight, before in pairs}
+        self._gradients = {weight.name: Weight.sent(before - weight.tensor.detach(), wire) for weight, before in pairs}
+        self._rate = rate
+        self._places = Places(self.weights, is_staged=is_started)
+        if is_started:
+            self._sent = [weight.tensor.detach().clone() for weight in self.weights]
+            self._call = client.start_push_pull(self._gradients, self._places.arrays, rate=rate)
 
-    def start(self, client: Client, rate: float, wire: torch.dtype | None) -> None:
-        """Starts an outer step, while the weights are trained on."""
-        self._places = Places(self.weights, is_staged=True)
-        self._sent = [weight.tensor.detach().clone() for weight in self.weights]
-        self._call = client.start_push_pull(self.differences(wire), self._places.arrays, rate=rate)
-
-    def finish(self) -> None:
-        """Waits for the outer step. What was trained meanwhile is added to its weights."""
+    def finish(self, client: Client) -> None:
+        """Waits for the outer step. What was trained since its begin is added to its weights. After a failure another
+        call sends the same differences, which count once."""
         call, places = self._call, self._places
-        if call is None or places is None:
+        if not self._gradients or places is None:
             return
-        self._call = self._places = None
-        call.wait()
-        for (weight, value), before, sent in zip(places.staged, self.before, self._sent):
-            value = value.to(before.device)
-            before.copy_(value)
-            weight.tensor.detach().add_(value - sent)
+        self._call = None
+        if call is not None:
+            call.wait()
+        else:
+            client.push_pull(self._gradients, places.arrays, rate=self._rate)
+        if self._sent:
+            for (weight, value), before, sent in zip(places.staged, self.before, self._sent):
+                value = value.to(before.device)
+                before.copy_(value)
+                weight.tensor.detach().add_(value - sent)
+        else:
+            places.finish()
+            self.keep_weights()
+        self._gradients, self._places, self._sent = {}, None, []
 
-    def run(self, client: Client, rate: float, wire: torch.dtype | None) -> None:
-        """An outer step that the trainer waits for."""
-        places = Places(self.weights)
-        client.push_pull(self.differences(wire), places.arrays, rate=rate)
-        places.finish()
+    def keep_weights(self) -> None:
+        """The weights are those of the last outer step."""
         for weight, before in zip(self.weights, self.before):
             before.copy_(weight.tensor.detach())
 
@@ -72,6 +108,9 @@ class DiLoCo:
     >>> diloco = DiLoCo(model.parameters(), inner, every=50)              # doctest: +SKIP
     >>> for batch in batches: loss(batch).backward(); diloco.step()       # doctest: +SKIP
     """
+
+    outer: Optimizer
+    """The outer optimizer, for schedules of its rate."""
 
     def __init__(
         self,
@@ -100,45 +139,119 @@ class DiLoCo:
         if any(Table.is_of(one[-1] if isinstance(one, tuple) else one) for one in params):
             raise Refused("DiLoCo with a table of rows; expected it in an Optimizer of another job")
         self.inner, self.every, self.wire, self.steps = inner, every, wire, 0
-        self.outer = Optimizer(params, outer, lr, client=client, **settings)
+        self.outer = self._outer = _Outer(params, outer, lr, client=client, **settings)
         if len(self.outer.param_groups) > 1:
             raise Refused(f"{len(self.outer.param_groups)} groups of parameters; expected one, with one outer rate")
         self._fragments = [_Fragment(some) for some in _in_parts(self.outer.weights, fragments)]
         for number, fragment in enumerate(self._fragments, 1):
             fragment.due = number * every // len(self._fragments) % every
+        self._ending: list[_Fragment] = []
+        """Parts whose outer step is to be finished now."""
+        self._beginning: list[_Fragment] = []
+        """Parts whose outer step is to be begun now, and finished where the trainer waits."""
+        self._waits = True
 
     @torch.no_grad()
     def step(self) -> bool:
-        """An inner step, and the outer ones that are due; true if there are some. Gradients are zero afterwards."""
+        """An inner step, and the outer ones that are due; true if there are some. Gradients are zero afterwards. Where an
+        outer step has failed, another call completes it, and makes no inner step."""
+        if self._has_failed:
+            self._advance()
+            return True
         self.inner.step()
         self.inner.zero_grad()
         self.steps += 1
-        for fragment in self._fragments:
-            if self.steps % self.every == (fragment.due + self.delay) % self.every:
-                fragment.finish()
-        due = [fragment for fragment in self._fragments if self.steps % self.every == fragment.due]
-        for fragment in due:
-            self._begin(fragment, self.delay > 0)
-        return bool(due)
+        at = self.steps % self.every
+        self._ending = [one for one in self._fragments if one.is_under_way and at == (one.due + self.delay) % self.every]
+        self._beginning = [one for one in self._fragments if at == one.due]
+        self._waits = self.delay == 0
+        is_due = bool(self._beginning)
+        self._advance()
+        return is_due
 
     @torch.no_grad()
     def outer_step(self) -> None:
         """An outer step of the whole model, now: sends the differences and fetches the weights with all trainers' in
-        them."""
-        self.finish()
-        for fragment in self._fragments:
-            self._begin(fragment, False)
+        them. Where one has failed, it is completed instead."""
+        if not self._has_failed:
+            self._ending = [fragment for fragment in self._fragments if fragment.is_under_way]
+            self._beginning, self._waits = list(self._fragments), True
+        self._advance()
 
     @torch.no_grad()
     def finish(self) -> None:
         """Waits for the parts that travel, as at the end of a training."""
-        for fragment in self._fragments:
-            fragment.finish()
+        self._advance()
+        self._ending = [fragment for fragment in self._fragments if fragment.is_under_way]
+        self._advance()
 
-    def _begin(self, fragment: _Fragment, is_started: bool) -> None:
-        rate = float(self.outer.param_groups[0]["lr"])
-        begin = fragment.start if is_started else fragment.run
-        begin(self.outer.client, rate, self.wire)
+    @property
+    def _has_failed(self) -> bool:
+        return bool(self._ending or self._beginning)
+
+    def _advance(self) -> None:
+        """Finishes and begins the outer steps that are due. After a failure another call goes on where it failed."""
+        client, rate = self.outer.client, float(self.outer.param_groups[0]["lr"])
+        while self._ending:
+            self._ending[0].finish(client)
+            self._ending.pop(0)
+        while self._beginning:
+            fragment = self._beginning[0]
+            if not fragment.is_under_way:
+                fragment.begin(client, rate, self.wire, not self._waits)
+            if self._waits:
+                fragment.finish(client)
+            self._beginning.pop(0)
+
+    # Weights and state
+
+    @torch.no_grad()
+    def set_weights(self) -> None:
+        """Makes this trainer's weights the job's, as after ``model.load_state_dict``, and those from which the next outer
+        step counts. All trainers call it, with the same weights."""
+        self._check_rest()
+        self._outer.replace_weights(weight.tensor.detach() for weight in self.outer.weights)
+        for fragment in self._fragments:
+            fragment.keep_weights()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the inner and of the outer optimizer, and the weights of the last outer step. Each trainer saves
+        its own, beside ``model.state_dict()``."""
+        self._check_rest()
+        weights = [before.clone() for fragment in self._fragments for before in fragment.before]
+        return {
+            "steps": self.steps,
+            "inner": self.inner.state_dict(),
+            "outer": self.outer.state_dict(),
+            "weights": weights,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from a state of :meth:`state_dict`, also in another job. Each trainer loads its own, and the model's
+        weights by ``model.load_state_dict``, before its next step."""
+        self._check_rest()
+        if state_dict.keys() != STATE:
+            raise Refused(f"a state of {sorted(map(str, state_dict))}; expected {sorted(STATE)}, as state_dict() has")
+        every = [before for fragment in self._fragments for before in fragment.before]
+        found, expected = ([tuple(one.shape) for one in some] for some in (state_dict["weights"], every))
+        if found != expected:
+            raise Refused(f"weights of shapes {found[:5]}; expected {expected[:5]}, as the model has")
+        inner = self.inner.state_dict()
+        self.inner.load_state_dict(state_dict["inner"])
+        try:
+            self.outer.load_state_dict(state_dict["outer"])
+        except BaseException:
+            self.inner.load_state_dict(inner)
+            raise
+        self._outer.replace_weights(state_dict["weights"])
+        for before, value in zip(every, state_dict["weights"]):
+            before.copy_(value)
+        self.steps = state_dict["steps"]
+
+    def _check_rest(self) -> None:
+        if self._has_failed or any(fragment.is_under_way for fragment in self._fragments):
+            raise Refused("parts of the model travel; expected finish() before, which waits for them")
 
 
 def _in_parts(weights: list[Weight], parts: int) -> list[list[Weight]]:

@@ -103,6 +103,10 @@ class Table:
         """Whether a parameter stands for a table."""
         return isinstance(getattr(tensor, "pserver_table", None), Table)
 
+    def is_for(self, tensor: torch.Tensor) -> bool:
+        """Whether a parameter stands for this table."""
+        return getattr(tensor, "pserver_table", None) is self
+
     @staticmethod
     def of(tensor: torch.Tensor, name: str) -> "Table":
         """The table that a parameter stands for, by this name at the servers."""
@@ -112,9 +116,12 @@ class Table:
 
     def declare(self, client: Client, config: str) -> None:
         """Declares the table in a job that this trainer initialises."""
+        client.init_rows(self.name, self.config(config), str(self.dtype).removeprefix("torch."))
+
+    def config(self, config: str) -> str:
+        """The configuration of the table, with that of its optimizer."""
         lazy = str(self.is_lazy).lower()
-        sparse = f"sparse {{ height: {self.height} width: {self.width} lazy: {lazy} {self._initial} }}"
-        client.init_rows(self.name, f"{config} {sparse}", str(self.dtype).removeprefix("torch."))
+        return f"{config} sparse {{ height: {self.height} width: {self.width} lazy: {lazy} {self._initial} }}"
 
     def bind(self, client: Client) -> None:
         """The table's rows are those of this job."""

@@ -30,7 +30,7 @@ class Follower:
         self.client = client
         self.versions: dict[str, int] = {}
         """The updates that each parameter of the model has had."""
-        self._is_own, self._together = is_own, together
+        self._is_own, self._together, self._is_closed = is_own, together, False
         self._weights: list[Weight] = []
         self._thread = ThreadPoolExecutor(1, "pserver-follow")
         self._fetched: "Future[tuple[dict[str, int], Places] | None] | None" = None
@@ -44,6 +44,8 @@ class Follower:
 
     def update(self, wait: bool = False) -> bool:
         """Installs newer weights that are here; true if there were some. ``wait``: asks servers now, and waits."""
+        if self._is_closed:
+            raise Refused("this follower is closed; expected an open one, from follow(model)")
         if self._fetched is None or (self._fetched.done() and wait):
             self._fetched = self._thread.submit(self._fetch)
         if not wait and not self._fetched.done():
@@ -98,6 +100,7 @@ class Follower:
 
     def close(self) -> None:
         """Ends the reader. The model keeps its weights."""
+        self._is_closed = True
         self._thread.shutdown(cancel_futures=True, wait=False)
         if self._is_own:
             self.client.close()
@@ -149,13 +152,16 @@ def load_model(path: str | Path, model: torch.nn.Module) -> None:
     the job's by :meth:`Optimizer.set_weights`.
 
     Raises:
-        Refused: the file lacks a parameter of the model.
+        Refused: the file is none of safetensors, or lacks a parameter of the model.
         RuntimeError: a tensor has another shape.
     """
     # Here, because torch.export takes a second to load.
     from ..export.text import read_safetensors
 
-    found = read_safetensors(path)
+    try:
+        found = read_safetensors(path)
+    except ValueError as error:
+        raise Refused(str(error)) from error
     names = {id(tensor): name for name, tensor in model.named_parameters()}
     state = model.state_dict()
     for at, tensor in server_names(model.named_parameters(), found).items():

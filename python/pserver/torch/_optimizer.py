@@ -14,6 +14,7 @@ from ._clipping import STAGE, Clipping
 from ._embedding import Table
 from ._rules import Rule, rule_of
 from ._state import check_settings, checked, groups_of, load, state_of
+from ._table_state import checked_rows, load_rows, rows_of
 from ._weights import HALVES, Places, Weight
 
 BUCKET_BYTES = 8 << 20
@@ -68,6 +69,7 @@ class Optimizer(torch.optim.Optimizer):
         configs = self._read_groups(bucket_bytes if overlap else None)
         self._own()
         if not self.client._initialise(lambda: self._declare(configs)):
+            self._check_job(configs)
             self.fetch_weights()
         for _, table in self._tables:
             table.bind(self.client)
@@ -119,14 +121,32 @@ class Optimizer(torch.optim.Optimizer):
 
     def _declare(self, configs: Mapping[str, str]) -> None:
         """Declares parameters and tables in a job that this trainer initialises."""
+        self._check_mode()
         client = self.client
         for weight in self.weights:
-            stage = "" if self._clipping is None else f" {STAGE}"
-            client.init(weight.name, weight.value(), configs[weight.name] + stage)
+            client.init(weight.name, weight.value(), configs[weight.name] + self._stage)
             if self._clipping is not None:
                 self._clipping.declare(client, weight.name)
         for _, table in self._tables:
             table.declare(client, configs[table.name])
+
+    def _check_job(self, configs: Mapping[str, str]) -> None:
+        """Refuses a job that another trainer has initialised with another optimizer."""
+        self._check_mode()
+        for weight in self.weights:
+            self.client.check_optimizer(weight.name, configs[weight.name] + self._stage)
+        for _, table in self._tables:
+            self.client.check_optimizer(table.name, table.config(configs[table.name]))
+
+    def _check_mode(self) -> None:
+        if self.client.mode == "delta":
+            text = "in which servers only add what trainers send; expected sync, async or bounded"
+            raise Refused(f"an optimizer on servers in mode delta, {text}")
+
+    @property
+    def _stage(self) -> str:
+        """What servers do with a gradient before the rule."""
+        return "" if self._clipping is None else f" {STAGE}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, before the job is initialised: by the constructor."""
@@ -280,15 +300,19 @@ class Optimizer(torch.optim.Optimizer):
 
     # State
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, tables: bool = False) -> dict[str, Any]:
         """The groups, and the state of each parameter as servers have it, in PyTorch's layout: PyTorch's optimizer of
         the same name loads it. Any trainer may call it, alone or with others. In mode sync all of it is after the same
-        step; in others each parameter is whole by itself. The rows of tables are not in it."""
+        step; in others each parameter is whole by itself. With ``tables`` it has the rows of tables too, with their ids
+        and states: of those that this trainer's memory takes. Without, they are in the servers' checkpoints."""
         self._check_rest()
         try:
             for rule, tensor, weight in self._placed():
                 if state := state_of(self.client, weight, rule):
                     self.state[tensor] = state
+            if tables:
+                for rule, tensor, table in self._placed_tables():
+                    self.state[tensor] = rows_of(self.client, table, rule)
             return {**super().state_dict(), "rule": self.rule}
         finally:
             self.state.clear()
@@ -297,12 +321,16 @@ class Optimizer(torch.optim.Optimizer):
         """Makes a state the job's: one of :meth:`state_dict`, also of a job with other servers and trainers, or one of
         PyTorch's optimizer of the same name. All of it is checked before any is replaced. One trainer calls it while
         the others wait; in mode sync all may, each before its next step. Settings other than the learning rate are
-        those of the optimizer's construction. The weights stay: :meth:`set_weights`."""
+        those of the optimizer's construction. The weights stay (:meth:`set_weights`), and so do rows of tables that the
+        state does not have."""
         self._check_rest()
         groups = groups_of(state_dict, self.rule, self._rules, self.param_groups)
         keys = (key for group in groups for key in group["params"])
         states = dict(zip(self._tensors(), (state_dict["state"].get(key, {}) for key in keys)))
-        load(self.client, [checked(self.client, weight, rule, states[of]) for rule, of, weight in self._placed()])
+        every = [checked(self.client, weight, rule, states[of]) for rule, of, weight in self._placed()]
+        tables = [checked_rows(table, rule, states[of]) for rule, of, table in self._placed_tables() if states[of]]
+        load(self.client, every)
+        load_rows(self.client, tables)
         super().load_state_dict({"state": {}, "param_groups": groups})
         self._fetch(weight for weight in self.weights if weight.tensor.dtype in HALVES)
 
@@ -311,6 +339,12 @@ class Optimizer(torch.optim.Optimizer):
         weights = {weight.tensor: weight for weight in self.weights}
         for rule, group in zip(self._rules, self.param_groups):
             yield from ((rule, tensor, weights[tensor]) for tensor in group["params"] if tensor in weights)
+
+    def _placed_tables(self) -> Iterator[tuple[Rule, torch.Tensor, Table]]:
+        """The tables with their rules."""
+        for number, table in self._tables:
+            tensors = self.param_groups[number]["params"]
+            yield from ((self._rules[number], tensor, table) for tensor in tensors if table.is_for(tensor))
 
     @property
     def _is_in_step(self) -> bool:
