@@ -126,6 +126,15 @@ fn a_state_that_was_set_survives_servers_that_are_killed() {
     }
 }
 
+/// Ends the pushes of the other trainer when it is dropped, also by a check that fails.
+struct EndOfPushes<'a>(&'a AtomicBool);
+
+impl Drop for EndOfPushes<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_state_is_of_one_version_while_others_push() {
     // Each element of the state counts the updates.
@@ -145,6 +154,7 @@ fn a_state_is_of_one_version_while_others_push() {
                 }
             }
         });
+        let end = EndOfPushes(&is_over);
         let mut seen = 0;
         for _ in 0..20 {
             match clients[0].optimizer_state("table") {
@@ -157,7 +167,7 @@ fn a_state_is_of_one_version_while_others_push() {
                 Err(failure) => check(Err::<(), _>(failure), "expected no gradients of other trainers meanwhile"),
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         println!("{seen} of 20 states were fetched between pushes");
     });
     let state = clients[0].optimizer_state("table").expect("nobody pushes");
