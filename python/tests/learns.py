@@ -41,7 +41,8 @@ def train(folder: Path) -> None:
         for _ in range(STEPS):
             weights = client.push_pull({"w": gradient(weights, client.trainer)})["w"]
         # Launchers forward output in pieces, so that lines of two ranks may be mixed.
-        np.savez(folder / f"{os.getpid()}.npz", ranks=[client.trainer, client.trainers], weights=weights)
+        step, ranks = os.environ.get("SLURM_STEP_ID", ""), [client.trainer, client.trainers]
+        np.savez(folder / f"{os.getpid()}.npz", ranks=ranks, weights=weights, step=step)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Jobs of launchers other than torchrun: each rank is found, is there once, and learns with the others."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from learns import learned
 from processes import left_after, logs
+from slurm import Slurm
 
 import pserver
 
@@ -58,8 +60,11 @@ def trainer(folder: Path) -> list[str]:
     return [sys.executable, str(HERE / "learns.py"), str(folder)]
 
 
-def check_job(command: Sequence[str], folder: Path, **variables: str) -> None:
-    """Runs a job of two trainers in a folder. Each rank was there once, both have learned, and no process is left."""
+def check_job(command: Sequence[str], folder: Path, **variables: str) -> list[str]:
+    """Runs a job of two trainers in a folder. Each rank was there once, both have learned, and no process is left.
+
+    Returns the Slurm step of each trainer, empty outside Slurm.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PSERVER_", "SLURM_"))}
     # The folder's name is in the environment of every process of the job.
     environment |= {"OMP_NUM_THREADS": "1", "PSERVER_TEST_FOLDER": str(folder), **variables}
@@ -79,6 +84,7 @@ def check_job(command: Sequence[str], folder: Path, **variables: str) -> None:
     assert sorted(one["ranks"].tolist() for one in found) == [[0, 2], [1, 2]], f"{found}\n{report}"
     for one in found:
         np.testing.assert_allclose(one["weights"], learned(2), rtol=0, atol=DIFFERENCE_MAX, err_msg=report)
+    return [str(one["step"]) for one in found]
 
 
 def test_a_job_of_pserver_launch_has_every_rank_once(tmp_path: Path) -> None:
@@ -94,3 +100,32 @@ def test_a_job_of_mpirun_beside_servers_has_every_rank_once(launcher: str, tmp_p
     with pserver.Servers(trainers=2) as servers:
         command = [launcher, *more, "-n", "2", *trainer(tmp_path)]
         check_job(command, tmp_path, PSERVER_COORDINATOR=servers.address)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    slurm = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield slurm
+    slurm.stop()
+
+
+def test_a_job_of_srun_beside_servers_has_every_rank_once(slurm: Slurm, tmp_path: Path) -> None:
+    with pserver.Servers(2, trainers=2) as servers:
+        command = ["srun", "--ntasks=2", *trainer(tmp_path)]
+        steps = check_job(command, tmp_path, **slurm.environment, PSERVER_COORDINATOR=servers.address)
+    assert steps == ["0", "0"]
+
+
+def test_a_job_of_pserver_launch_in_an_allocation_has_every_rank_once(slurm: Slurm, tmp_path: Path) -> None:
+    page = (HERE.parents[1] / "docs/LAUNCH.md").read_text()
+    # The script for sbatch, whose --wait looks every ten seconds: salloc runs the same at once.
+    script = page[page.index("    #!/bin/sh\n") :].split("\n\n")[0]
+    own = {"./trainer arguments": shlex.join(trainer(tmp_path)), "--trainers 4": "--trainers 2"}
+    for words, others in own.items():
+        assert words in script, script
+        script = script.replace(words, others)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["salloc", "--quiet", "--ntasks=2", "sh", "-c", script]
+    steps = check_job(command, tmp_path, **slurm.environment, PATH=path)
+    # Servers and trainers are a step each.
+    assert steps in (["0", "0"], ["1", "1"])
