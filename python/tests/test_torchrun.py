@@ -1,7 +1,6 @@
-"""Jobs of torchrun and of other launchers: who starts servers, who finds them, and what a kill leaves."""
+"""Jobs of torchrun: who starts servers, who finds them, and what a kill leaves."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import pserver
+from processes import processes_of
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -38,17 +36,6 @@ def torchrun(*arguments: Any, folder: Path, agents: Sequence[Sequence[str]] = [(
     while left := processes_of(folder):
         assert len(left) < 10
     return said
-
-
-def processes_of(folder: Path) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if str(folder).encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def results(output: str) -> list[str]:
@@ -83,53 +70,3 @@ def test_kills_of_ranks_and_servers_leave_the_result_of_an_undisturbed_run(tmp_p
     )
     assert len([line for line in output.splitlines() if line.startswith("killed")]) == 5, output
     assert results(output) == results(undisturbed) and len(results(output)) == 1
-
-
-def run(text: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-P", "-c", text], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-
-
-SHOW = "import pserver\nwith pserver.connect() as client: print(client.trainer, client.trainers, client.coordinator)"
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"PSERVER_TRAINER": "1", "PSERVER_TRAINERS": "2"},
-        {"RANK": "1", "WORLD_SIZE": "2"},
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
-        {"PMI_RANK": "1", "PMI_SIZE": "2"},
-        {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"},
-    ],
-    ids=lambda environment: next(iter(environment)),
-)
-def test_a_launchers_rank_is_found_and_its_trainers_start_no_servers_of_their_own(environment: dict[str, str]) -> None:
-    with pserver.Servers(trainers=2) as servers:
-        found = run(SHOW, **environment, PSERVER_COORDINATOR=servers.address)
-        assert found.stdout == f"1 2 {servers.address}\n", found.stderr
-        # Where the environment names servers, none are started.
-        found = run(SHOW.replace("()", "(servers=1)", 1), **environment, PSERVER_COORDINATOR=servers.address)
-        assert found.stdout == f"1 2 {servers.address}\n", found.stderr
-    refused = run("import pserver; pserver.connect(servers=2)", **environment)
-    assert "Refused: servers=2 in trainer 1 of 2" in refused.stderr and "pserver launch" in refused.stderr
-
-
-@pytest.mark.parametrize("launcher", ["pserver launch", "mpirun.openmpi", "mpirun.mpich"])
-def test_a_job_of_a_launcher_has_every_rank_once(launcher: str) -> None:
-    program = [sys.executable, "-P", "-c", SHOW.replace("print(", "print('rank', ")]
-    if launcher == "pserver launch":
-        command = [sys.executable, "-m", "pserver", "launch", "--servers", "2", "--trainers", "2", "--", *program]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX)
-    elif shutil.which(launcher) is None:
-        pytest.skip(f"{launcher} is not installed")
-    else:
-        more = ["--allow-run-as-root", "--oversubscribe"] if launcher.endswith("openmpi") else []
-        with pserver.Servers(trainers=2) as servers:
-            environment = {**os.environ, "PSERVER_COORDINATOR": servers.address}
-            command = [launcher, *more, "-n", "2", *program]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX)
-    assert done.returncode == 0, done.stderr
-    ranks = [line.split("rank ")[1].split()[:2] for line in done.stdout.splitlines() if "rank " in line]
-    assert sorted(ranks) == [["0", "2"], ["1", "2"]], done.stdout
