@@ -55,6 +55,13 @@ def test_a_launchers_rank_is_found_and_its_trainers_start_no_servers_of_their_ow
     assert "Refused: servers=2 in trainer 1 of 2" in refused.stderr and "pserver launch" in refused.stderr
 
 
+@pytest.mark.parametrize("trainers", ["zero", "0", "-1"])
+def test_a_number_of_trainers_that_is_none_is_refused(trainers: str) -> None:
+    refused = run("import pserver; pserver.connect(servers=1)", PSERVER_TRAINERS=trainers)
+    expected = f'Refused: PSERVER_TRAINERS is "{trainers}"; expected a number of trainers, 1 or more'
+    assert refused.returncode == 1 and expected in refused.stderr, refused
+
+
 def trainer(folder: Path) -> list[str]:
     """The command of a trainer that leaves its result in a folder."""
     return [sys.executable, str(HERE / "learns.py"), str(folder)]
