@@ -508,8 +508,8 @@ int paddle_program_value(paddle_program *program, const char *name, double *valu
  * has computed it.
  *
  * @param dst its name and its place in host memory, without ids: element_type and content_len are exactly the
- * variable's, and nothing but the content is written. With content NULL the library allocates: on success element_type,
- * content and content_len are set, and paddle_free frees content.
+ * variable's, and nothing but the content is written. With content NULL the library allocates: on success
+ * element_type, content and content_len are set, and paddle_free frees content.
  * @return 0 if successful, otherwise -1, and then nothing is written.
  */
 int paddle_program_fetch(paddle_program *program,

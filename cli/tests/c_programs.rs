@@ -20,6 +20,7 @@ use pserver_kernels::cuda::shipped;
 use pserver_trainer::read_model;
 use tempfile::TempDir;
 
+use cluster::asked::is_set;
 use trainings::OneProcess;
 
 const TCP: &str = "tcp://127.0.0.1:0";
@@ -359,9 +360,21 @@ fn lengths_have_64_bits() {
     if made().is_some() {
         return;
     }
+    check_lengths(&[None, Some("program")]);
+}
+
+#[test]
+fn data_of_a_program_have_64_bits() {
+    if !is_set("PSERVER_LARGE") || made().is_some() {
+        return skip("large", "PSERVER_LARGE=1 runs it");
+    }
+    check_lengths(&[Some("large")]);
+}
+
+fn check_lengths(arguments: &[Option<&str>]) {
     let (folder, source) = (TempDir::new().expect("there is room"), "tests/c/lengths.c");
     let program = compile(folder.path(), source, Language::C, Link::Shared);
-    for argument in [None, Some("program")] {
+    for argument in arguments {
         run(Command::new(&program), source, |_| argument.map(str::to_owned), (folder.path(), TCP));
     }
 }

@@ -110,8 +110,8 @@ pub extern "C" fn paddle_program_value(
 /// has computed it.
 ///
 /// @param dst its name and its place in host memory, without ids: element_type and content_len are exactly the
-/// variable's, and nothing but the content is written. With content NULL the library allocates: on success element_type,
-/// content and content_len are set, and paddle_free frees content.
+/// variable's, and nothing but the content is written. With content NULL the library allocates: on success
+/// element_type, content and content_len are set, and paddle_free frees content.
 /// @return 0 if successful, otherwise -1, and then nothing is written.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_program_fetch(program: *mut ProgramHandle, dst: *mut NamedTensor) -> c_int {

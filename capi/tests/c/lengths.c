@@ -1,5 +1,5 @@
-/* Lengths above 2^31, without so much memory: pages that lie at many addresses, or that nobody touches. With an
-   argument they are those of a program's data. */
+/* Lengths above 2^31, without so much memory: pages that lie at many addresses, or that nobody touches. With the
+   argument "program" they are those of a program's data; with "large" it takes such data, in 4 GiB of memory. */
 #define _GNU_SOURCE
 #include <paddle_pserver.h>
 #include <sys/mman.h>
@@ -43,35 +43,40 @@ static void fill(float *rows) {
 }
 
 /* Data above 2^31, from which a program makes a gradient, and which is fetched. */
-static int fed(paddle_pserver_client *client, float *rows) {
-  static const char *text =
-      "block 0 {\n"
-      "    data x: float32[batch, 16384]\n"
-      "    parameter w: float32[16384, 1]\n"
-      "    initialise w = fill(value=0.5)\n"
-      "    forward y = matmul(x, w)\n"
-      "    forward loss = reduce_sum(y)\n"
-      "}\n";
-  static float w[WIDTH];
-  paddle_program *program = paddle_program_load(client, text, NULL, "optimizer: SGD const_lr { learning_rate: 1 }", ROWS);
+static void fed(paddle_program *program, float *rows) {
+  float w = 1.0f;
   paddle_tensor x = {"x", PADDLE_ELEMENT_TYPE_FLOAT32, rows, ROWS * row_bytes, NULL, 0};
-  paddle_tensor place = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, w, sizeof w, NULL, 0};
-  CHECK(program != NULL);
-  /* A length that 32 bits would cut to 4. */
-  x.content_len = ((size_t)1 << 32) + sizeof *w;
-  REFUSED(paddle_program_feed(program, &x, 1), "found 4294967300 bytes; expected a multiple of 65536");
-  x.content_len = ROWS * row_bytes;
+  paddle_tensor place = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, &w, sizeof w, NULL, 0};
   fill(rows);
   CHECK(paddle_program_feed(program, &x, 1) == 0);
   CHECK(paddle_program_step(program) == 0);
-  CHECK(paddle_program_fetch(program, &place) == 0 && is_filled(w, 0.5f - (16384.0f + 2.0f * 16384.0f + 4.0f)));
+  /* 16,384 rows each of ones and of twos, and one of fours. */
+  CHECK(paddle_program_fetch(program, &place) == 0 && w == -(float)WIDTH * (16384.0f + 2.0f * 16384.0f + 4.0f));
   memset(rows, 0, SHARED_ROWS * row_bytes);
   memset(rows + (size_t)(ROWS - 1) * WIDTH, 0, row_bytes);
-  x.content_len = (size_t)1 << 32;
-  REFUSED(paddle_program_fetch(program, &x), "4294967296 bytes of float32; expected 2147549184 bytes of float32");
-  x.content_len = ROWS * row_bytes;
   CHECK(paddle_program_fetch(program, &x) == 0);
   CHECK(is_filled(rows, 1.0f) && is_filled(rows + WIDTH, 2.0f) && is_filled(rows + (size_t)(ROWS - 1) * WIDTH, 4.0f));
+}
+
+static int of_a_program(paddle_pserver_client *client, void *untouched, float *rows, int is_large) {
+  static const char *text =
+      "block 0 {\n"
+      "    data x: float32[batch, 16384]\n"
+      "    parameter w: float32[1, 1]\n"
+      "    initialise w = fill(value=0.0)\n"
+      "    forward sums = reduce_sum(x, axes=[1], keep=true)\n"
+      "    forward y = matmul(sums, w)\n"
+      "    forward loss = reduce_sum(y)\n"
+      "}\n";
+  static const char *optimizer = "optimizer: SGD const_lr { learning_rate: 1 }";
+  paddle_program *program = paddle_program_load(client, text, NULL, optimizer, ROWS);
+  paddle_tensor x = {"x", PADDLE_ELEMENT_TYPE_FLOAT32, untouched, ((size_t)1 << 32) + sizeof(float), NULL, 0};
+  paddle_tensor w = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, untouched, ((size_t)1 << 32) + sizeof(float), NULL, 0};
+  CHECK(program != NULL);
+  /* Lengths that 32 bits would cut to 4: no row of data, and the parameter's. */
+  REFUSED(paddle_program_feed(program, &x, 1), "found 4294967300 bytes; expected a multiple of 65536");
+  REFUSED(paddle_program_fetch(program, &w), "4294967300 bytes of float32; expected 4 bytes of float32");
+  if (is_large) fed(program, rows);
   paddle_program_release(program);
   CHECK(paddle_leave(client) == 0);
   paddle_pserver_client_release(client);
@@ -88,9 +93,8 @@ int main(int count, char **arguments) {
   paddle_tensor one;
   paddle_call *call = NULL;
   size_t index;
-  (void)arguments;
   CHECK(client != NULL && untouched != MAP_FAILED);
-  if (count == 2) return fed(client, rows);
+  if (count == 2) return of_a_program(client, untouched, rows, strcmp(arguments[1], "large") == 0);
   for (index = 0; index < ROWS; index++) ids[index] = index % 2;
   memset(&one, 0, sizeof one);
   one.name = "w";

@@ -191,7 +191,7 @@ static void wrong_views(paddle_pserver_client *client) {
   grads[1] = of_ids(ids, 4, rows);
   REFUSED(view_status(client, grads, NULL, 2, NULL), "\"table\": 4 ids of rows in a call about whole");
   grads[1].ids_len = 0;
-  REFUSED(view_status(client, grads, NULL, 2, NULL), "\"table\"");
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "\"table\" is sparse");
 }
 
 /* A view has one version, of these gradients; what is refused has changed nothing. */
