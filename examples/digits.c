@@ -56,12 +56,14 @@ static int read_digits(const char *path) {
   return rows;
 }
 
-static paddle_parameter data(const char *name, paddle_element_type type, void *content, size_t bytes) {
-  paddle_parameter made;
-  made.name = (char *)name;
+static paddle_tensor data(const char *name, paddle_element_type type, void *content, size_t bytes) {
+  paddle_tensor made;
+  made.name = name;
   made.element_type = type;
   made.content = content;
-  made.content_len = (int)bytes;
+  made.content_len = bytes;
+  made.ids = NULL;
+  made.ids_len = 0;
   return made;
 }
 
@@ -103,7 +105,7 @@ int main(int count, char **arguments) {
     for (first = 0; first + BATCH <= rows; first += BATCH) {
       /* This trainer's part of the batch. */
       int own = first + trainer * part;
-      paddle_parameter fed[2];
+      paddle_tensor fed[2];
       fed[0] = data("pixels", PADDLE_ELEMENT_TYPE_FLOAT32, pixels[own], part * sizeof pixels[0]);
       fed[1] = data("label", PADDLE_ELEMENT_TYPE_INT64, &labels[own], part * sizeof labels[0]);
       must(paddle_program_feed(program, fed, 2));

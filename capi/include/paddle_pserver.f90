@@ -106,7 +106,7 @@ module paddle_pserver
   public :: paddle_last_error, paddle_last_error_code, paddle_strerror, paddle_version
   public :: paddle_load_model, paddle_checkpoint
   public :: paddle_init_rows, paddle_send_rows, paddle_get_rows
-  public :: paddle_init_tensor, paddle_transfer, paddle_transfer_start, paddle_set_tensors
+  public :: paddle_init_tensor, paddle_transfer, paddle_transfer_start, paddle_transfer_view, paddle_set_tensors
   public :: paddle_list_params, paddle_list_rows, paddle_get_state, paddle_set_state
   public :: paddle_program_load, paddle_program_steps_before, paddle_program_feed, paddle_program_step
   public :: paddle_program_value, paddle_program_fetch, paddle_program_save, paddle_program_release
@@ -116,7 +116,7 @@ module paddle_pserver
   public :: paddle_push_pull_start, paddle_wait, paddle_test
   public :: paddle_buffer_alloc, paddle_buffer_free, paddle_buffer_path
   public :: paddle_register_buffer, paddle_register_replica, paddle_unregister_buffer
-  public :: paddle_get_params_view, paddle_get_params_view_as, paddle_push_pull_view, paddle_push_pull_view_as
+  public :: paddle_get_params_view, paddle_get_params_view_as
   public :: paddle_view_pieces, paddle_view_piece, paddle_view_release
 
   interface
@@ -214,6 +214,12 @@ module paddle_pserver
       integer(c_size_t), value :: len
       type(c_ptr) :: c_transfer_start
     end function
+    function c_transfer_view(client, grads, element_types, len, learning_rate) bind(C, name="paddle_transfer_view")
+      import :: c_ptr, c_size_t
+      type(c_ptr), value :: client, grads, element_types, learning_rate
+      integer(c_size_t), value :: len
+      type(c_ptr) :: c_transfer_view
+    end function
     integer(c_int) function paddle_set_tensors(client, values, len) bind(C)
       import :: c_ptr, c_int, c_size_t, paddle_tensor_t
       type(c_ptr), value :: client
@@ -256,10 +262,10 @@ module paddle_pserver
       type(c_ptr), value :: program
     end function
     integer(c_int) function paddle_program_feed(program, data, len) bind(C)
-      import :: c_ptr, c_int, paddle_parameter
+      import :: c_ptr, c_int, c_size_t, paddle_tensor_t
       type(c_ptr), value :: program
-      integer(c_int), value :: len
-      type(paddle_parameter), intent(in) :: data(len)
+      integer(c_size_t), value :: len
+      type(paddle_tensor_t), intent(in) :: data(len)
     end function
     integer(c_int) function paddle_program_step(program) bind(C)
       import :: c_ptr, c_int
@@ -270,10 +276,10 @@ module paddle_pserver
       type(c_ptr), value :: program, name
       real(c_double), intent(inout) :: value_of
     end function
-    integer(c_int) function c_program_fetch(program, name, dst) bind(C, name="paddle_program_fetch")
-      import :: c_ptr, c_int, paddle_parameter
-      type(c_ptr), value :: program, name
-      type(paddle_parameter), intent(inout) :: dst
+    integer(c_int) function paddle_program_fetch(program, dst) bind(C)
+      import :: c_ptr, c_int, paddle_tensor_t
+      type(c_ptr), value :: program
+      type(paddle_tensor_t), intent(inout) :: dst
     end function
     integer(c_int) function c_program_save(program, path) bind(C, name="paddle_program_save")
       import :: c_ptr, c_int
@@ -396,21 +402,6 @@ module paddle_pserver
       type(c_ptr), value :: client
       integer(c_int), value :: len
       type(c_ptr), intent(in) :: names(len)
-      integer(c_int), intent(in) :: element_types(len)
-      type(c_ptr), intent(inout) :: view
-    end function
-    integer(c_int) function paddle_push_pull_view(client, grads, len, view) bind(C)
-      import :: c_ptr, c_int, paddle_parameter
-      type(c_ptr), value :: client
-      integer(c_int), value :: len
-      type(paddle_parameter), intent(in) :: grads(len)
-      type(c_ptr), intent(inout) :: view
-    end function
-    integer(c_int) function paddle_push_pull_view_as(client, grads, element_types, len, view) bind(C)
-      import :: c_ptr, c_int, paddle_parameter
-      type(c_ptr), value :: client
-      integer(c_int), value :: len
-      type(paddle_parameter), intent(in) :: grads(len)
       integer(c_int), intent(in) :: element_types(len)
       type(c_ptr), intent(inout) :: view
     end function
@@ -626,6 +617,20 @@ contains
     call_started = c_transfer_start(client, tensors_at(grads), tensors_at(dst), len, rate_at(learning_rate))
   end function paddle_transfer_start
 
+  !> Without element types the parameters come as their own.
+  function paddle_transfer_view(client, len, grads, element_types, learning_rate) result(view)
+    type(c_ptr), intent(in) :: client
+    integer(c_size_t), intent(in) :: len
+    type(c_ptr) :: view
+    type(paddle_tensor_t), intent(in), target :: grads(len)
+    integer(c_int), intent(in), optional, target :: element_types(len)
+    real(c_double), intent(in), optional, target :: learning_rate
+    type(c_ptr) :: types
+    types = c_null_ptr
+    if (present(element_types)) types = c_loc(element_types)
+    view = c_transfer_view(client, tensors_at(grads), types, len, rate_at(learning_rate))
+  end function paddle_transfer_view
+
   !> c_f_pointer(ids, list, [len]) makes an array of integer(c_int64_t); paddle_free(ids) frees it.
   integer(c_int) function paddle_list_rows(client, name, ids, len) result(status)
     type(c_ptr), intent(in) :: client
@@ -691,13 +696,6 @@ contains
     real(c_double), intent(inout) :: value_of
     status = c_program_value(program, paddle_name(name), value_of)
   end function paddle_program_value
-
-  integer(c_int) function paddle_program_fetch(program, name, dst) result(status)
-    type(c_ptr), intent(in) :: program
-    character(*), intent(in) :: name
-    type(paddle_parameter), intent(inout) :: dst
-    status = c_program_fetch(program, paddle_name(name), dst)
-  end function paddle_program_fetch
 
   integer(c_int) function paddle_program_save(program, path) result(status)
     type(c_ptr), intent(in) :: program

@@ -478,14 +478,14 @@ int64_t paddle_program_steps_before(const paddle_program *program);
  * @brief Sets data for the next step. Data that is not set again keeps its value.
  *
  * @param data of each its name, its type, which is the declared one, and its content in host memory: whole rows of
- * this trainer's part of the batch. The caller's memory is not used after the call.
+ * this trainer's part of the batch, without ids. The caller's memory is not used after the call.
  * @param len how many, at least 1.
  * @return 0 if successful, otherwise -1, and then nothing is set: also when the last step has failed and is to be
  * repeated.
  */
 int paddle_program_feed(paddle_program *program,
-                        const paddle_parameter *data,
-                        int len);
+                        const paddle_tensor *data,
+                        size_t len);
 
 /**
  * @brief One step: receives the parameters, computes the loss and the gradients of the data, and sends the gradients.
@@ -507,15 +507,13 @@ int paddle_program_value(paddle_program *program, const char *name, double *valu
  * @brief Fetches a parameter whole, as the servers have it after the last step, or another variable as this trainer
  * has computed it.
  *
- * @param name its name.
- * @param dst its place. The caller sets content and content_len, the room at content in bytes; with content NULL the
- * library allocates, and paddle_parameter_release frees. On success name, element_type and content_len are set, and
- * content if it was NULL; on failure nothing is.
- * @return 0 if successful, otherwise -1.
+ * @param dst its name and its place in host memory, without ids: element_type and content_len are exactly the
+ * variable's, and nothing but the content is written. With content NULL the library allocates: on success
+ * element_type, content and content_len are set, and paddle_free frees content.
+ * @return 0 if successful, otherwise -1, and then nothing is written.
  */
 int paddle_program_fetch(paddle_program *program,
-                         const char *name,
-                         paddle_parameter *dst);
+                         paddle_tensor *dst);
 
 /**
  * @brief Saves all parameters as one safetensors file of this machine, whole or not at all.
@@ -771,7 +769,7 @@ int paddle_set_state(paddle_pserver_client *client,
 
 /**
  * @brief Allocates page-aligned, zeroed memory for gradients. A gradient in it at a multiple of 64 bytes that is sent
- * with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view is read in place by servers of this machine
+ * with paddle_push_pull, paddle_push_pull_start or paddle_transfer_view is read in place by servers of this machine
  * that are reached through shared memory. Everywhere else it is ordinary memory.
  *
  * One buffer is for many gradients: of those beyond some 900 a server that is sent from all of them is sent copies.
@@ -900,30 +898,22 @@ int paddle_get_params_view_as(paddle_pserver_client *client,
                               paddle_view **out);
 
 /**
- * @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
- * them.
+ * @brief Sends gradients of any length as paddle_transfer does, and fetches the same parameters, with these gradients
+ * in them, as paddle_get_params_view does.
  *
- * @param grads the gradients, as for paddle_push_pull.
- * @param len how many, at least 1.
- * @param out becomes the view of their parameters, in the same order.
- * @return as paddle_get_params_view.
+ * @param grads the gradients of dense parameters, as for paddle_transfer.
+ * @param element_types of each gradient what its parameter comes as, as for paddle_get_params_view_as; NULL for the
+ * parameters' own types.
+ * @param len how many gradients, at least 1.
+ * @param learning_rate as for paddle_transfer.
+ * @return the view of the gradients' parameters, in the same order, which paddle_view_release frees, or the release of
+ * the client; otherwise NULL: also when there is a view of one of the parameters.
  */
-int paddle_push_pull_view(paddle_pserver_client *client,
-                          const paddle_gradient *grads,
-                          int len,
-                          paddle_view **out);
-
-/**
- * @brief paddle_push_pull_view of values that come as halves.
- *
- * @param element_types of each gradient's parameter what it comes as, as for paddle_get_params_view_as.
- * @return as paddle_get_params_view_as.
- */
-int paddle_push_pull_view_as(paddle_pserver_client *client,
-                             const paddle_gradient *grads,
-                             const paddle_element_type *element_types,
-                             int len,
-                             paddle_view **out);
+paddle_view *paddle_transfer_view(paddle_pserver_client *client,
+                                  const paddle_tensor *grads,
+                                  const paddle_element_type *element_types,
+                                  size_t len,
+                                  const double *learning_rate);
 
 /**
  * @brief How many pieces a parameter of a view has: servers keep it in several. In order they are the parameter.

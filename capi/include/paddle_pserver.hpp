@@ -548,11 +548,18 @@ class client {
         paddle_get_params_view(get(), texts.data(), detail::narrowed(texts.size(), "parameters"), &made));
     return view(made);
   }
-  [[nodiscard]] view push_pull_view(const std::vector<gradient> &grads) {
-    const auto sent = detail::c_types<paddle_gradient>(grads);
-    paddle_view *made = nullptr;
-    detail::checked(paddle_push_pull_view(get(), sent.data(), detail::narrowed(sent.size(), "gradients"), &made));
-    return view(made);
+  /** @brief Sends gradients of any length, and reads their parameters where they are; types, where there are some, say
+   * what each comes as. */
+  [[nodiscard]] view transfer_view(const std::vector<gradient> &sent,
+                                   const std::vector<paddle_element_type> &types = {},
+                                   std::optional<double> rate = {}) {
+    if (!types.empty() && types.size() != sent.size()) {
+      throw error("transfer_view: found " + std::to_string(sent.size()) + " gradients and " +
+                  std::to_string(types.size()) + " types; expected as many");
+    }
+    const auto list = detail::c_tensors(sent);
+    return view(detail::checked(paddle_transfer_view(get(), list.data(), types.empty() ? nullptr : types.data(),
+                                                     list.size(), detail::rate_or_null(rate))));
   }
   void send_rows(const std::vector<rows> &sent) {
     const auto list = detail::c_types<paddle_rows>(sent);
@@ -632,8 +639,8 @@ class program {
   }
   /** @brief Sets data for the next step: this trainer's rows. */
   void feed(const std::vector<gradient> &data) {
-    const auto list = detail::c_types<paddle_parameter>(data);
-    detail::checked(paddle_program_feed(handle_.get(), list.data(), detail::narrowed(list.size(), "data")));
+    const auto list = detail::c_tensors(data);
+    detail::checked(paddle_program_feed(handle_.get(), list.data(), list.size()));
   }
   void step() { detail::checked(paddle_program_step(handle_.get())); }
   /** @brief A scalar of the last step. */
@@ -645,15 +652,20 @@ class program {
   /** @brief A parameter or another variable, whole; T is the type of its elements. */
   template <class T>
   std::vector<T> fetch(const std::string &name) const {
-    paddle_parameter place{nullptr, element_type_of<T>(), nullptr, 0};
-    detail::checked(paddle_program_fetch(handle_.get(), name.c_str(), &place));
-    const detail::handle<paddle_parameter, paddle_parameter_release> released(&place);
+    paddle_tensor place{name.c_str(), element_type_of<T>(), nullptr, 0, nullptr, 0};
+    detail::checked(paddle_program_fetch(handle_.get(), &place));
+    const detail::handle<void, paddle_free> released(place.content);
     if (place.element_type != element_type_of<T>()) {
       throw error(name + ": found element type " + std::to_string(place.element_type) + "; expected " +
                   std::to_string(element_type_of<T>()));
     }
     const T *first = static_cast<const T *>(place.content);
-    return std::vector<T>(first, first + static_cast<std::size_t>(place.content_len) / sizeof(T));
+    return std::vector<T>(first, first + place.content_len / sizeof(T));
+  }
+  /** @brief The same into memory of the caller. */
+  void fetch(const destination &received) const {
+    paddle_tensor place = received.c_tensor();
+    detail::checked(paddle_program_fetch(handle_.get(), &place));
   }
   /** @brief Saves all parameters as a safetensors file of this machine. */
   void save(const std::string &path) const { detail::checked(paddle_program_save(handle_.get(), path.c_str())); }

@@ -20,6 +20,7 @@ use pserver_kernels::cuda::shipped;
 use pserver_trainer::read_model;
 use tempfile::TempDir;
 
+use cluster::asked::is_set;
 use trainings::OneProcess;
 
 const TCP: &str = "tcp://127.0.0.1:0";
@@ -207,15 +208,29 @@ fn every_class_of_the_cpp_header_works() {
 }
 
 #[test]
+fn programs_are_trained_from_cpp() {
+    check("tests/c/loaded.cpp", Language::Cpp17, Link::Shared, nothing);
+}
+
+#[test]
 fn calls_of_64_bits_work_from_fortran() {
+    check_fortran("tests/c/faces.f90");
+}
+
+#[test]
+fn programs_are_trained_from_fortran() {
+    check_fortran("tests/c/loaded.f90");
+}
+
+fn check_fortran(source: &str) {
     // Guests get no Fortran programs.
     if made().is_some() {
         return;
     }
     if Command::new("gfortran").arg("--version").stdout(Stdio::null()).status().is_err() {
-        return skip("gfortran", "it is not installed, and tests/c/faces.f90 is not compiled");
+        return skip("gfortran", &format!("it is not installed, and {source} is not compiled"));
     }
-    let (folder, source) = (TempDir::new().expect("there is room"), "tests/c/faces.f90");
+    let folder = TempDir::new().expect("there is room");
     let (program, built) = (folder.path().join("program"), library("libpaddle_pserver.so"));
     let place = built.parent().expect("a file is in a folder").display().to_string();
     let mut command = Command::new("gfortran");
@@ -345,9 +360,23 @@ fn lengths_have_64_bits() {
     if made().is_some() {
         return;
     }
+    check_lengths(&[None, Some("program")]);
+}
+
+#[test]
+fn data_of_a_program_have_64_bits() {
+    if !is_set("PSERVER_LARGE") || made().is_some() {
+        return skip("large", "PSERVER_LARGE=1 runs it");
+    }
+    check_lengths(&[Some("large")]);
+}
+
+fn check_lengths(arguments: &[Option<&str>]) {
     let (folder, source) = (TempDir::new().expect("there is room"), "tests/c/lengths.c");
     let program = compile(folder.path(), source, Language::C, Link::Shared);
-    run(Command::new(program), source, nothing, (folder.path(), TCP));
+    for argument in arguments {
+        run(Command::new(&program), source, |_| argument.map(str::to_owned), (folder.path(), TCP));
+    }
 }
 
 #[test]

@@ -1,21 +1,21 @@
 //! Memory that is not copied, of editions 2 and 3: buffers for gradients, and views of parameters.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_double, c_int, c_void};
 use std::ptr;
 
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 
-use super::checked::{Call, TensorClaim, at_least_one, element_type};
+use super::checked::{Call, at_least_one, element_type, long};
 use super::guard::guard;
 use super::handles::{Handle, find_view, give_view, take_view};
 use super::staged::Staged;
-use super::sys::{ClientHandle, ElementTypeNumber, Gradient, ViewHandle};
-use super::tensors::half;
+use super::sys::{ClientHandle, ElementTypeNumber, NamedTensor, ViewHandle};
+use super::tensors::{half, rate, refuse_ids};
 use pserver_client::{Client, TransferPath, View};
 
 /// @brief Allocates page-aligned, zeroed memory for gradients. A gradient in it at a multiple of 64 bytes that is sent
-/// with paddle_push_pull, paddle_push_pull_start or paddle_push_pull_view is read in place by servers of this machine
+/// with paddle_push_pull, paddle_push_pull_start or paddle_transfer_view is read in place by servers of this machine
 /// that are reached through shared memory. Everywhere else it is ordinary memory.
 ///
 /// One buffer is for many gradients: of those beyond some 900 a server that is sent from all of them is sent copies.
@@ -193,42 +193,38 @@ pub extern "C" fn paddle_get_params_view_as(
     })
 }
 
-/// @brief Sends gradients, and fetches the same parameters as paddle_get_params_view does, with these gradients in
-/// them.
+/// @brief Sends gradients of any length as paddle_transfer does, and fetches the same parameters, with these gradients
+/// in them, as paddle_get_params_view does.
 ///
-/// @param grads the gradients, as for paddle_push_pull.
-/// @param len how many, at least 1.
-/// @param out becomes the view of their parameters, in the same order.
-/// @return as paddle_get_params_view.
+/// @param grads the gradients of dense parameters, as for paddle_transfer.
+/// @param element_types of each gradient what its parameter comes as, as for paddle_get_params_view_as; NULL for the
+/// parameters' own types.
+/// @param len how many gradients, at least 1.
+/// @param learning_rate as for paddle_transfer.
+/// @return the view of the gradients' parameters, in the same order, which paddle_view_release frees, or the release of
+/// the client; otherwise NULL: also when there is a view of one of the parameters.
 #[unsafe(no_mangle)]
-pub extern "C" fn paddle_push_pull_view(
+pub extern "C" fn paddle_transfer_view(
     client: *mut ClientHandle,
-    grads: *const Gradient,
-    len: c_int,
-    out: *mut *mut ViewHandle,
-) -> c_int {
-    guard("paddle_push_pull_view", -1, |call| {
-        view(call, client, out, |client| push_pull_view(call, client, &call.claims(grads, len, "grads")?, None))
-    })
-}
-
-/// @brief paddle_push_pull_view of values that come as halves.
-///
-/// @param element_types of each gradient's parameter what it comes as, as for paddle_get_params_view_as.
-/// @return as paddle_get_params_view_as.
-#[unsafe(no_mangle)]
-pub extern "C" fn paddle_push_pull_view_as(
-    client: *mut ClientHandle,
-    grads: *const Gradient,
+    grads: *const NamedTensor,
     element_types: *const ElementTypeNumber,
-    len: c_int,
-    out: *mut *mut ViewHandle,
-) -> c_int {
-    guard("paddle_push_pull_view_as", -1, |call| {
-        view(call, client, out, |client| {
-            let claims = call.claims(grads, len, "grads")?;
-            push_pull_view(call, client, &claims, Some(call.array(element_types, len, "element_types")?))
-        })
+    len: usize,
+    learning_rate: *const c_double,
+) -> *mut ViewHandle {
+    guard("paddle_transfer_view", ptr::null_mut(), |call| {
+        let session = Handle::of_pointer(client).find()?;
+        let claims = call.claims(grads, long(len), "grads")?;
+        let rate = rate(call, grads, learning_rate)?;
+        let mut staged = Staged::default();
+        let given = staged.gradients(call, &session.client, &claims)?;
+        claims.iter().zip(&given).try_for_each(|(claim, one)| refuse_ids(claim, one.name))?;
+        let halves = if element_types.is_null() {
+            vec![None; given.len()]
+        } else {
+            let names: Vec<&str> = given.iter().map(|one| one.name).collect();
+            halves(&session.client, &names, call.array(element_types, long(len), "element_types")?)?
+        };
+        Ok(give_view(&session, session.client.push_pull_view_as(&given, rate, &halves)?))
     })
 }
 
@@ -296,20 +292,6 @@ fn view(
     let view = fetch(&session.client)?;
     call.write(out, give_view(&session, view));
     Ok(0)
-}
-
-/// Sends gradients, and fetches a view of their parameters, in these types where some are named.
-fn push_pull_view(
-    call: &Call,
-    client: &Client,
-    grads: &[TensorClaim],
-    element_types: Option<&[ElementTypeNumber]>,
-) -> Result<View, Failure> {
-    let mut staged = Staged::default();
-    let given = staged.gradients(call, client, grads)?;
-    let Some(numbers) = element_types else { return client.push_pull_view(&given, None) };
-    let names: Vec<&str> = given.iter().map(|one| one.name).collect();
-    client.push_pull_view_as(&given, None, &halves(client, &names, numbers)?)
 }
 
 /// The half-precision type in which values are returned, if it is not the parameter's own type.

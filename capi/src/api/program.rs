@@ -4,15 +4,17 @@ use std::ffi::{c_char, c_double, c_int};
 use std::ptr;
 use std::sync::{MutexGuard, PoisonError};
 
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_program::Tensor;
 
 use super::allocation::Allocation;
-use super::checked::{Call, Room};
+use super::checked::{Call, Room, TensorClaim, element_type, long};
 use super::guard::guard;
 use super::handles::{Handle, find_program, give_program, take_program};
 use super::loaded::LoadedProgram;
-use super::sys::{ClientHandle, Parameter, ProgramHandle};
+use super::sys::{ClientHandle, NamedTensor, ProgramHandle};
+use super::tensors::refuse_ids;
 
 /// @brief Loads a program (docs/PROGRAMS.md), adds its gradients and its optimizer, divides it among the trainers and
 /// the servers of the client's job in mode sync, and initialises the parameters if no other trainer does. Every trainer
@@ -57,16 +59,19 @@ pub extern "C" fn paddle_program_steps_before(program: *const ProgramHandle) -> 
 /// @brief Sets data for the next step. Data that is not set again keeps its value.
 ///
 /// @param data of each its name, its type, which is the declared one, and its content in host memory: whole rows of
-/// this trainer's part of the batch. The caller's memory is not used after the call.
+/// this trainer's part of the batch, without ids. The caller's memory is not used after the call.
 /// @param len how many, at least 1.
 /// @return 0 if successful, otherwise -1, and then nothing is set: also when the last step has failed and is to be
 /// repeated.
 #[unsafe(no_mangle)]
-pub extern "C" fn paddle_program_feed(program: *mut ProgramHandle, data: *const Parameter, len: c_int) -> c_int {
+pub extern "C" fn paddle_program_feed(program: *mut ProgramHandle, data: *const NamedTensor, len: usize) -> c_int {
     guard("paddle_program_feed", -1, |call| {
         with(program, |program| {
-            let claims = call.claims(data, len, "data")?.into_iter().enumerate();
-            let given = claims.map(|(index, claim)| call.parameter(&claim, &format!("data[{index}]")));
+            let claims = call.claims(data, long(len), "data")?.into_iter().enumerate();
+            let given = claims.map(|(index, claim)| {
+                let one = call.parameter(&claim, &format!("data[{index}]"))?;
+                refuse_ids(&claim, one.name).map(|()| one)
+            });
             program.feed(&given.collect::<Result<Vec<_>, _>>()?).map(|()| 0)
         })
     })
@@ -104,20 +109,26 @@ pub extern "C" fn paddle_program_value(
 /// @brief Fetches a parameter whole, as the servers have it after the last step, or another variable as this trainer
 /// has computed it.
 ///
-/// @param name its name.
-/// @param dst its place. The caller sets content and content_len, the room at content in bytes; with content NULL the
-/// library allocates, and paddle_parameter_release frees. On success name, element_type and content_len are set, and
-/// content if it was NULL; on failure nothing is.
-/// @return 0 if successful, otherwise -1.
+/// @param dst its name and its place in host memory, without ids: element_type and content_len are exactly the
+/// variable's, and nothing but the content is written. With content NULL the library allocates: on success
+/// element_type, content and content_len are set, and paddle_free frees content.
+/// @return 0 if successful, otherwise -1, and then nothing is written.
 #[unsafe(no_mangle)]
-pub extern "C" fn paddle_program_fetch(program: *mut ProgramHandle, name: *const c_char, dst: *mut Parameter) -> c_int {
+pub extern "C" fn paddle_program_fetch(program: *mut ProgramHandle, dst: *mut NamedTensor) -> c_int {
     guard("paddle_program_fetch", -1, |call| {
-        let text = call.name(name, "name")?;
-        let claim = call.array(dst.cast_const(), 1, "dst")?[0];
-        let room = Room::of(claim.content, claim.content_len, text)?;
-        let tensor = with(program, |program| program.value(text))?;
-        let filled = filled(&tensor, text, room)?;
-        call.write(dst, Parameter { name: name.cast_mut(), ..filled });
+        let given = call.array(dst.cast_const(), 1, "dst")?[0];
+        let claim = TensorClaim::from(given);
+        let name = call.name(claim.name, "dst.name")?;
+        refuse_ids(&claim, name)?;
+        let room = match Room::of(claim.content, claim.content_len, name)? {
+            Some(room) => Some((room, element_type(claim.element_type, name)?)),
+            None => None,
+        };
+        let tensor = with(program, |program| program.value(name))?;
+        match room {
+            Some((room, found)) => fill(&tensor, name, room, found)?,
+            None => call.write(dst, allocated(&tensor, given)?),
+        }
         Ok(0)
     })
 }
@@ -150,31 +161,22 @@ fn with<T>(
     body(&mut program)
 }
 
-/// A value in the caller's room, or in memory that becomes the caller's; without its name.
-fn filled(tensor: &Tensor, name: &str, room: Option<Room>) -> Result<Parameter, Failure> {
-    let bytes = tensor.bytes();
-    let content_len = c_int::try_from(bytes.len()).map_err(|_| {
-        let (found, most) = (bytes.len(), c_int::MAX);
-        Failure::call(format!("{name:?} has {found} bytes; expected at most {most}, as content_len is an int"))
-    })?;
-    let content = match room {
-        Some(room) if room.bytes < bytes.len() => {
-            return Err(Failure::call(format!(
-                "{name:?}: content has room for {} bytes (content_len); expected room for its {} bytes",
-                room.bytes,
-                bytes.len()
-            )));
-        }
-        Some(mut room) => {
-            room.bytes_mut(bytes.len()).copy_from_slice(bytes);
-            room.start.as_ptr().cast()
-        }
-        None => {
-            let mut allocation = Allocation::zeroed(bytes.len())?;
-            allocation.bytes_mut().copy_from_slice(bytes);
-            allocation.give()
-        }
-    };
-    let element_type = c_int::from(tensor.elements().element_type().number());
-    Ok(Parameter { name: ptr::null_mut(), element_type, content, content_len })
+/// Writes a value to the caller's room, which has its type and its length.
+fn fill(tensor: &Tensor, name: &str, mut room: Room, found: ElementType) -> Result<(), Failure> {
+    let (bytes, expected) = (tensor.bytes(), tensor.elements().element_type());
+    if (found, room.bytes) != (expected, bytes.len()) {
+        let (given, needed) = (room.bytes, bytes.len());
+        return Err(Failure::call(format!(
+            "{name:?}: a destination of {given} bytes of {found}; expected {needed} bytes of {expected}"
+        )));
+    }
+    room.bytes_mut(bytes.len()).copy_from_slice(bytes);
+    Ok(())
+}
+
+/// The caller's description of a value, with its content in memory that becomes the caller's.
+fn allocated(tensor: &Tensor, given: NamedTensor) -> Result<NamedTensor, Failure> {
+    let (bytes, element_type) = (tensor.bytes(), c_int::from(tensor.elements().element_type().number()));
+    let content = Allocation::of(bytes)?.give();
+    Ok(NamedTensor { element_type, content, content_len: bytes.len(), ..given })
 }

@@ -263,7 +263,7 @@ pub(super) fn half(name: &str, found: ElementType, declared: ElementType) -> Res
 }
 
 /// The rate of a call; none where the caller leaves the configured one.
-fn rate(call: &Call, grads: *const NamedTensor, pointer: *const c_double) -> Result<Option<f64>, Failure> {
+pub(super) fn rate(call: &Call, grads: *const NamedTensor, pointer: *const c_double) -> Result<Option<f64>, Failure> {
     if pointer.is_null() {
         return Ok(None);
     }
@@ -286,7 +286,8 @@ fn whole<'call>(
     refuse_ids(&claim, value.name).map(|()| value)
 }
 
-fn refuse_ids(claim: &TensorClaim, name: &str) -> Result<(), Failure> {
+/// Refuses rows in a call about whole tensors.
+pub(super) fn refuse_ids(claim: &TensorClaim, name: &str) -> Result<(), Failure> {
     if claim.ids_len == 0 {
         return Ok(());
     }

@@ -72,6 +72,9 @@ static void transferred(paddle_pserver_client *client, unsigned long long memory
   paddle_tensor grad = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, (void *)(uintptr_t)memory, BYTES, NULL, 0};
   paddle_tensor dst = {"w", PADDLE_ELEMENT_TYPE_FLOAT32, (void *)(uintptr_t)place, BYTES, NULL, 0};
   paddle_call *call;
+  paddle_view *view;
+  const void *content;
+  size_t bytes;
   fill(memory, 2.0f);
   CHECK(paddle_transfer(client, &grad, &dst, 1, &slow) == 0);
   holds(place, 1.0f);
@@ -85,6 +88,11 @@ static void transferred(paddle_pserver_client *client, unsigned long long memory
   CHECK(paddle_set_tensors(client, &grad, 1) == 0);
   CHECK(paddle_transfer(client, NULL, &dst, 1, NULL) == 0);
   holds(place, 9.0f);
+  fill(memory, 2.0f);
+  view = paddle_transfer_view(client, &grad, NULL, 1, &slow);
+  CHECK(view != NULL);
+  CHECK(paddle_view_piece(view, 0, 0, &content, &bytes) == 0 && *(const float *)content == 8.5f);
+  CHECK(paddle_view_release(view) == 0);
   fill(memory, 1.5f);
   CHECK(paddle_set_tensors(client, &grad, 1) == 0);
   fill(memory, 2.0f);
@@ -158,7 +166,6 @@ int main(void) {
   paddle_gradient grad, half;
   paddle_parameter dst;
   paddle_call *call;
-  paddle_view *view;
   CHECK(client != NULL && other != NULL);
   /* No driver is loaded: all memory is the host's. */
   CHECK(paddle_register_buffer(client, weights, sizeof weights) == 0);
@@ -196,7 +203,7 @@ int main(void) {
   CHECK(paddle_wait(call) == 0);
   holds(place, 1.5f);
   transferred(client, memory, place);
-  CHECK(paddle_push_pull_view(client, &grad, 1, &view) == 0 && paddle_view_release(view) == 0);
+  CHECK(paddle_send_grads(client, &grad, 1) == 0);
   dst = parameter(fetched, BYTES);
   CHECK(paddle_get_params(client, (const char **)names, &dst, 1) == 0 && fetched[COUNT - 1] == 0.5f);
   replicas(client);

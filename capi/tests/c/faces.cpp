@@ -59,11 +59,17 @@ void exchange(pserver::client &client) {
   CHECK(has(refusal([&] { moved.wait(); }), "NULL") || !refusal([&] { moved.wait(); }).empty());
 }
 
+std::vector<double> biases(pserver::client &client) {
+  std::vector<double> found(2);
+  client.get_params({{"bias", found}});
+  return found;
+}
+
 void read_in_place(pserver::client &client) {
   pserver::buffer<float> gradient = client.buffer_alloc<float>(6);
   CHECK(gradient.size() == 6 && gradient[0] == 0.0F);
   for (float &each : gradient) each = 2.0F;
-  pserver::view view = client.push_pull_view({{"weight", gradient}});
+  pserver::view view = client.transfer_view({{"weight", gradient}});
   float sum = 0.0F;
   for (int piece = 0; piece < view.pieces(0); piece++) {
     for (float each : view.piece<float>(0, piece)) sum += each;
@@ -71,6 +77,16 @@ void read_in_place(pserver::client &client) {
   CHECK(sum == -18.0F);
   CHECK(!refusal([&] { (void)client.get_params_view({"weight"}); }).empty());
   view.release();
+  const std::vector<double> difference(2, 0.5), bias = biases(client);
+  {
+    pserver::view both = client.transfer_view({{"weight", gradient}, {"bias", difference}},
+                                              {PADDLE_ELEMENT_TYPE_BFLOAT16, PADDLE_ELEMENT_TYPE_FLOAT64}, 0.25);
+    CHECK(both.piece<pserver::bfloat16>(0, 0)[0].bits == 0xc060);  // -3.5
+    CHECK(both.piece<double>(1, 0)[1] == bias[1] + 0.5);
+  }
+  const std::vector<paddle_element_type> types(2, PADDLE_ELEMENT_TYPE_FLOAT32);
+  CHECK(has(refusal([&] { (void)client.transfer_view({{"weight", gradient}}, types); }), "1 gradients and 2 types"));
+  CHECK(has(refusal([&] { (void)client.transfer_view({}); }), "grads: length 0"));
   (void)client.get_params_view({"weight", "bias"});
   (void)client.buffer_path(gradient.data());
   std::vector<float> own(4096);

@@ -11,8 +11,8 @@ program faces
   type(paddle_listed_parameter), pointer :: listed(:)
   type(paddle_state), pointer :: state
   integer(c_int64_t), pointer :: dimensions(:), listed_ids(:)
-  real(c_float), pointer :: velocity(:)
-  type(c_ptr) :: client, memory, started
+  real(c_float), pointer :: velocity(:), shown(:)
+  type(c_ptr) :: client, memory, started, view
   integer(c_size_t) :: count
   integer(c_int) :: status
 
@@ -82,6 +82,20 @@ program faces
   place = whole("w", fetched)
   call check(paddle_transfer(client, 1_c_size_t, dst=place) == 0, "fetch")
   call check(all(abs(fetched - 1.0) < 1e-6), "the value that was set")
+
+  given = whole("w", gradient)
+  call check(.not. c_associated(paddle_transfer_view(client, 0_c_size_t, given)), "no gradients")
+  call check(index(paddle_last_error(), "grads: length 0") > 0, "its text")
+  view = paddle_transfer_view(client, 1_c_size_t, given, learning_rate=rate)
+  call check(c_associated(view), "view")
+  call check(paddle_view_piece(view, 0_c_int, 0_c_int, memory, count) == 0 .and. count == 24, "its piece")
+  call c_f_pointer(memory, shown, [6])
+  call check(all(abs(shown + 0.125) < 1e-6), "w = 1 + 0.5 * -1.25 - 0.25 * 2")
+  call check(paddle_view_release(view) == 0, "release")
+  view = paddle_transfer_view(client, 1_c_size_t, given, [PADDLE_ELEMENT_TYPE_FLOAT16])
+  call check(c_associated(view), "view of halves")
+  call check(paddle_view_piece(view, 0_c_int, 0_c_int, memory, count) == 0 .and. count == 12, "half as long")
+  call check(paddle_view_release(view) == 0, "release halves")
   call check(paddle_leave(client) == 0, "leave")
   call paddle_pserver_client_release(client)
 

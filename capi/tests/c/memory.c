@@ -16,6 +16,16 @@ static paddle_parameter parameter(const char *name, void *content, int content_l
   return made;
 }
 
+static paddle_tensor tensor(void *content, size_t content_len) {
+  paddle_tensor made;
+  memset(&made, 0, sizeof made);
+  made.name = "w";
+  made.element_type = PADDLE_ELEMENT_TYPE_FLOAT32;
+  made.content = content;
+  made.content_len = content_len;
+  return made;
+}
+
 /* Compares a parameter of a view with what it should be everywhere. */
 static void shows(const paddle_view *view, float expected) {
   size_t bytes, all = 0;
@@ -71,6 +81,7 @@ int main(int count, char **arguments) {
   paddle_pserver_client *client, *other = paddle_new_pserver_client();
   paddle_gradient grad;
   paddle_parameter dst = parameter(NULL, fetched, sizeof fetched);
+  paddle_tensor sent;
   paddle_view *view = NULL, *second = NULL;
   paddle_call *call;
   float *gradient, *place;
@@ -89,16 +100,17 @@ int main(int count, char **arguments) {
   CHECK(gradient != NULL);
   for (index = 0; index < COUNT; index++) gradient[index] = -1.0f;
   grad = parameter("w", gradient, sizeof weights);
-  REFUSED(paddle_push_pull_view(client, &grad, 1, NULL), "out is NULL");
-  REFUSED(paddle_push_pull_view(client, &grad, 0, &view), "at least one");
+  sent = tensor(gradient, sizeof weights);
+  REFUSED(paddle_get_params_view(client, (const char **)&name, 1, NULL), "out is NULL");
   REFUSED(paddle_get_params_view(client, (const char **)&name, 0, &view), "at least one");
   CHECK(view == NULL);
-  CHECK(paddle_push_pull_view(client, &grad, 1, &view) == 0);
+  view = paddle_transfer_view(client, &sent, NULL, 1, NULL);
+  CHECK(view != NULL);
   shows(view, 1.0f);
   /* Sending goes on while there is a view; fetching the same parameter waits for its release. */
   CHECK(paddle_send_grads(client, &grad, 1) == 0);
   shows(view, 1.0f);
-  REFUSED(paddle_push_pull_view(client, &grad, 1, &second), "\"w\": a view holds it");
+  REFUSED(paddle_transfer_view(client, &sent, NULL, 1, NULL) == NULL ? -1 : 0, "\"w\": a view holds it");
   REFUSED(paddle_get_params_view(client, (const char **)&name, 1, &second), "a view holds it");
   REFUSED(paddle_push_pull(client, &grad, &dst, 1), "a view holds it");
   CHECK(paddle_view_release(view) == 0);

@@ -1,4 +1,4 @@
-/* Calls with lengths of 64 bits: declared, sent, fetched, started, set, listed, optimizer states, and refused. */
+/* Calls with lengths of 64 bits: declared, sent, fetched, viewed, started, set, listed, optimizer states, refused. */
 #include <paddle_pserver.h>
 
 #include "check.h"
@@ -99,6 +99,19 @@ static void listed(paddle_pserver_client *client, uint64_t updates) {
   CHECK(strstr(paddle_last_error(), "not memory that this library gave") != NULL);
 }
 
+/* Whether each is as near to w as bfloat16 has it. */
+static int is_half_of_w(const uint16_t *half) {
+  int index;
+  for (index = 0; index < COUNT; index++) {
+    uint32_t bits = (uint32_t)half[index] << 16;
+    float value, distance;
+    memcpy(&value, &bits, sizeof value);
+    distance = value < w[index] ? w[index] - value : value - w[index];
+    if (distance * 256 > (w[index] < 0 ? -w[index] : w[index])) return 0;
+  }
+  return 1;
+}
+
 static void transferred(paddle_pserver_client *client) {
   const double slow = 0.125;
   uint16_t half[COUNT];
@@ -121,13 +134,95 @@ static void transferred(paddle_pserver_client *client) {
   update(slow);
   for (index = 0; index < 2; index++) d[index] -= slow * d_gradient[index];
   for (index = 0; index < 2; index++) CHECK(d_fetched[index] <= d[index] && d[index] <= d_fetched[index]);
-  for (index = 0; index < COUNT; index++) {
-    uint32_t bits = (uint32_t)half[index] << 16;
-    float value, distance;
-    memcpy(&value, &bits, sizeof value);
-    distance = value < w[index] ? w[index] - value : value - w[index];
-    CHECK(distance * 256 <= (w[index] < 0 ? -w[index] : w[index]));
+  CHECK(is_half_of_w(half));
+}
+
+static int view_status(paddle_pserver_client *client, const paddle_tensor *grads, const paddle_element_type *types,
+                       size_t len, const double *rate) {
+  return paddle_transfer_view(client, grads, types, len, rate) == NULL ? -1 : 0;
+}
+
+/* A parameter of a view, piece after piece; its length. */
+static size_t copied(const paddle_view *view, int parameter, void *all, size_t room) {
+  const void *content;
+  size_t bytes, length = 0;
+  int piece;
+  for (piece = 0; piece < paddle_view_pieces(view, parameter); piece++) {
+    CHECK(paddle_view_piece(view, parameter, piece, &content, &bytes) == 0 && bytes <= room - length);
+    memcpy((char *)all + length, content, bytes);
+    length += bytes;
   }
+  return length;
+}
+
+static void wrong_views(paddle_pserver_client *client) {
+  const double wrong = -1.0;
+  const paddle_element_type integer = PADDLE_ELEMENT_TYPE_INT32, none = (paddle_element_type)99;
+  const paddle_element_type half[2] = {PADDLE_ELEMENT_TYPE_FLOAT32, PADDLE_ELEMENT_TYPE_FLOAT16};
+  paddle_tensor grads[2];
+  grads[0] = good();
+  grads[1] = tensor("d", PADDLE_ELEMENT_TYPE_FLOAT64, d_gradient, sizeof d_gradient);
+  REFUSED(view_status(NULL, grads, NULL, 1, NULL), "client is NULL");
+  REFUSED(view_status(client, NULL, NULL, 1, NULL), "grads is NULL");
+  REFUSED(view_status(client, grads, NULL, 0, NULL), "grads: length 0; expected at least one");
+  REFUSED(view_status(client, grads, NULL, (size_t)-1, NULL), "no array is that long");
+  REFUSED(view_status(client, grads, NULL, 1, &wrong), "learning rate -1; expected a finite number");
+  REFUSED(view_status(client, grads, &integer, 1, NULL), "\"w\": its value as int32; expected float32");
+  REFUSED(view_status(client, grads, &none, 1, NULL), "\"w\": element type 99");
+  REFUSED(view_status(client, grads, half, 2, NULL), "\"d\": its value as float16; expected float64");
+  grads[1].content_len = 8;
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "\"d\": 8 bytes; expected 16");
+  grads[1].content_len = 12;
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "content_len 12; expected a multiple of 8");
+  grads[1].content_len = sizeof d_gradient;
+  grads[1].element_type = PADDLE_ELEMENT_TYPE_INT64;
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "element type int64; expected float64");
+  grads[1].element_type = none;
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "\"d\": element type 99");
+  grads[1] = good();
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "twice");
+  grads[1].content = NULL;
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "\"w\": content is NULL");
+  grads[1].name = NULL;
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "grads[1].name is NULL");
+  grads[1] = good();
+  grads[1].name = "nobody";
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "nobody");
+  grads[1] = of_ids(ids, 4, rows);
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "\"table\": 4 ids of rows in a call about whole");
+  grads[1].ids_len = 0;
+  REFUSED(view_status(client, grads, NULL, 2, NULL), "\"table\" is sparse");
+}
+
+/* A view has one version, of these gradients; what is refused has changed nothing. */
+static void viewed(paddle_pserver_client *client) {
+  const double slow = 0.125;
+  const paddle_element_type types[2] = {PADDLE_ELEMENT_TYPE_BFLOAT16, PADDLE_ELEMENT_TYPE_FLOAT64};
+  uint16_t half[COUNT];
+  paddle_tensor grads[2];
+  paddle_view *view;
+  int index;
+  wrong_views(client);
+  grads[0] = good();
+  grads[1] = tensor("d", PADDLE_ELEMENT_TYPE_FLOAT64, d_gradient, sizeof d_gradient);
+  view = paddle_transfer_view(client, grads, NULL, 1, &slow);
+  CHECK(view != NULL);
+  update(slow);
+  CHECK(copied(view, 0, fetched, sizeof fetched) == sizeof w && memcmp(fetched, w, sizeof w) == 0);
+  REFUSED(view_status(client, grads, NULL, 1, NULL), "\"w\": a view holds it");
+  CHECK(paddle_transfer(client, grads, NULL, 1, NULL) == 0);
+  memset(fetched, 0, sizeof fetched);
+  CHECK(copied(view, 0, fetched, sizeof fetched) == sizeof w && memcmp(fetched, w, sizeof w) == 0);
+  update(0.5);
+  CHECK(paddle_view_release(view) == 0);
+
+  view = paddle_transfer_view(client, grads, types, 2, NULL);
+  CHECK(view != NULL);
+  update(0.5);
+  for (index = 0; index < 2; index++) d[index] -= 0.5 * d_gradient[index];
+  CHECK(copied(view, 0, half, sizeof half) == sizeof half && is_half_of_w(half));
+  CHECK(copied(view, 1, d_fetched, sizeof d_fetched) == sizeof d && memcmp(d_fetched, d, sizeof d) == 0);
+  CHECK(paddle_view_release(view) == 0);
 }
 
 /* A gradient in the library's memory, which stays while a call uses it. */
@@ -453,6 +548,7 @@ int main(void) {
   from_buffer(client);
   states(client);
   row_states(client);
+  viewed(client);
   CHECK(paddle_leave(client) == 0);
   paddle_pserver_client_release(client);
   return 0;
