@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use pserver_core::error::{CallEnd, Failure};
 
 /// Error of a cancelled call.
-const CANCELLED: &str = "cancelled by the program (paddle_cancel)";
+const CANCELLED: &str = "cancelled by the program";
 
 /// The failure of a cancelled call.
 pub(super) fn cancelled() -> Failure {

@@ -20,6 +20,11 @@ from ._servers import Servers
 Array: TypeAlias = Any
 """An object with the buffer protocol (numpy arrays, memoryview) or with DLPack (torch tensors), on the host."""
 
+EAGER_TURNS = 16
+"""So many turns of the event loop a task asks at once whether the call that it awaits is over."""
+POLL_SECONDS, POLL_SECONDS_MAX = 1e-3, 5e-3
+"""After these seconds it asks again, more rarely the longer it has waited."""
+
 _last: "weakref.ref[Client] | None" = None
 
 
@@ -95,14 +100,18 @@ class Call:
         return self._finish().__await__()
 
     async def _finish(self) -> None:
-        waiting = asyncio.get_running_loop().run_in_executor(None, self._raw.wait)
+        turns, delay = 0, POLL_SECONDS
         try:
-            await asyncio.shield(waiting)
+            # Without a thread for each call, of which an event loop has few.
+            while not self._raw.done():
+                await asyncio.sleep(delay if turns >= EAGER_TURNS else 0)
+                turns, delay = turns + 1, min(1.1 * delay, POLL_SECONDS_MAX)
         except asyncio.CancelledError:
             self._raw.cancel()
             with suppress(Error):
-                await waiting
+                self._raw.wait()
             raise
+        self._raw.wait()
 
 
 class Client:
@@ -394,8 +403,8 @@ class Client:
 
     def register(self, array: Array, replicas: Iterable[Array] = ()) -> None:
         """Registers memory of a CUDA device, which then may stand in :meth:`push`, :meth:`pull`, :meth:`push_pull`, in
-        the same calls started, and in :meth:`set`: through pages of the host, as large, that are made here. Of memory of
-        the host a network card moves gradients without a copy. The array is kept until :meth:`unregister`.
+        the same calls started, and in :meth:`set`: through pages of the host, as large, that are made here. Of memory
+        of the host a network card moves gradients without a copy. The array is kept until :meth:`unregister`.
 
         Arrays of the device have DLPack or ``__cuda_array_interface__``. A call waits for the stream that computes them.
         ``replicas`` are on other devices: a gradient is the sum of all, and a value is written to all."""

@@ -318,6 +318,11 @@ impl RawClient {
         self.call(py, |session| session.client().check_optimizer(name, &settings))
     }
 
+    /// The names of all parameters.
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.call(py, |session| session.client().names())
+    }
+
     /// The mode of the job: `sync`, `async`, `bounded` or `delta`.
     fn mode(&self, py: Python<'_>) -> PyResult<&'static str> {
         self.call(py, |session| {

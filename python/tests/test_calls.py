@@ -230,9 +230,29 @@ def test_an_optimizer_is_compared_with_that_of_the_job(job: Any) -> None:
             client.check_optimizer(name, config)
         for wrong in (config.replace("SGD", "Adagrad adagrad {}"), f"{config} l2: 0.5", config.replace("1000", "1001")):
             if wrong != config:
-                with pytest.raises(pserver.Refused, match=f'"{name}": found the optimizer .*; expected that with which'):
+                with pytest.raises(pserver.Refused, match=f'"{name}": found the optimizer .*; expected that with'):
                     client.check_optimizer(name, wrong)
     with pytest.raises(pserver.Refused, match='unknown parameter "other"'):
         client.check_optimizer("other", TABLE)
     ids = client.rows("table")
     assert ids.dtype == np.uint64 and len(ids) == 0
+
+
+def test_awaited_calls_take_no_threads_of_the_event_loop(job: Any) -> None:
+    client, other = job(trainers=2, trainer=0, deadline=300), job(trainer=1, deadline=300)
+    names = [f"w{at}" for at in range(40)]
+    client.init_all({name: np.zeros(4, np.float32) for name in names}, "optimizer: SGD const_lr { learning_rate: 1 }")
+    ones, outs = np.ones(4, np.float32), [np.zeros(4, np.float32) for _ in names]
+
+    async def train() -> float:
+        calls = [client.start_push_pull({name: ones}, {name: out}) for name, out in zip(names, outs)]
+        waiting = [asyncio.ensure_future(asyncio.wait_for(call, 60)) for call in calls]
+        began = time.monotonic()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.start_push_pull({"w0": ones}, {"w0": outs[0].copy()}), 0.2)
+        seconds = time.monotonic() - began
+        await asyncio.to_thread(other.push, {name: ones for name in names})
+        await asyncio.gather(*waiting)
+        return seconds
+
+    assert asyncio.run(train()) < 20 and all((out == -1).all() for out in outs)

@@ -147,7 +147,7 @@ def diloco_of(network: Any, client: Any, **how: Any) -> Any:
 
 def train(network: Any, diloco: Any, first: int, last: int) -> None:
     for step in range(first, last):
-        inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(step)).to(network[0].weight.dtype)
         (network(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
         diloco.step()
 
@@ -157,9 +157,15 @@ def network_of() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
 
+def _wrong(weights: Any) -> list[Any]:
+    infinite = [weights[0] * float("inf"), *weights[1:]]
+    return [None, [1, 2], weights[1:], [one.double() for one in weights], infinite]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", [{}, {"fragments": 2}])
-def test_diloco_goes_on_in_another_job_to_the_bit(job: Any, how: dict[str, Any]) -> None:
-    ours, other = network_of(), network_of()
+def test_diloco_goes_on_in_another_job_to_the_bit(job: Any, how: dict[str, Any], dtype: Any) -> None:
+    ours, other = network_of().to(dtype), network_of().to(dtype)
     diloco = diloco_of(ours, job(2), **how)
     train(ours, diloco, 0, 11)
     if how:
@@ -177,9 +183,12 @@ def test_diloco_goes_on_in_another_job_to_the_bit(job: Any, how: dict[str, Any])
         other.load_state_dict(state["model"])
         again.load_state_dict(state["diloco"])
         for wrong, text in [
+            (None, "a state of NoneType"),
             ({"steps": 1}, "expected \\['inner'"),
-            ({**state["diloco"], "weights": state["diloco"]["weights"][1:]}, "weights of shapes"),
-            ({**state["diloco"], "outer": {}}, "expected that of an optimizer"),
+            *(({**state["diloco"], "steps": steps}, "steps") for steps in ("x", 1.5, -1, True)),
+            *(({**state["diloco"], "weights": wrong}, "weights ") for wrong in _wrong(state["diloco"]["weights"])),
+            *(({**state["diloco"], "outer": outer}, "expected that of an optimizer") for outer in ({}, None)),
+            *(({**state["diloco"], "inner": inner}, "of the inner optimizer") for inner in ({}, None)),
         ]:
             with pytest.raises(pserver.Refused, match=text):
                 again.load_state_dict(wrong)
@@ -258,3 +267,35 @@ def test_weights_that_are_set_are_those_of_the_next_outer_step(job: Any) -> None
     diloco.outer_step()
     for one in ours.parameters():
         assert (one == 0.5).all()
+
+
+def test_the_batch_after_a_failed_outer_step_counts(job: Any, monkeypatch: Any) -> None:
+    weight, client = torch.nn.Parameter(torch.zeros(1)), job()
+    diloco = module().DiLoCo([weight], torch.optim.SGD([weight], lr=1.0), 2, "sgd", 1.0, client=client)
+    push_pull = client.push_pull
+
+    def failing(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(client, "push_pull", push_pull)
+        raise pserver.Timeout("no answer")
+
+    monkeypatch.setattr(client, "push_pull", failing)
+    for step in range(1, 7):
+        weight.grad = torch.ones(1)
+        if step == 2:
+            with pytest.raises(pserver.Timeout):
+                diloco.step()
+        else:
+            assert diloco.step() == (step % 2 == 0 or step == 3)
+        assert weight.grad is None and weight.item() == -step
+
+
+def test_a_schedule_of_the_outer_rate_and_a_table_in_a_group(job: Any, recwarn: Any) -> None:
+    ours = network_of()
+    diloco = diloco_of(ours, job())
+    schedule = torch.optim.lr_scheduler.StepLR(diloco.outer, 1)
+    train(ours, diloco, 0, 4)
+    schedule.step()
+    assert not [one for one in recwarn if "lr_scheduler" in str(one.message)]
+    table = module().Embedding(10, 2)
+    with pytest.raises(pserver.Refused, match="DiLoCo with a table"):
+        module().DiLoCo([{"params": list(table.parameters())}], diloco.inner, 4)

@@ -289,11 +289,20 @@ def test_rows_of_a_table_go_on_in_another_job_to_the_bit(job: Any, monkeypatch: 
             train_on_rows((other, again), 20, 40)
             assert_alike(ours[1], other[1])
             assert (second.pull_rows("0.weight", every) == client.pull_rows("0.weight", every)).all()
+        before = again.state_dict(tables=True)
         for change, text in _broken(rows):
             key = next(key for key, one in state["state"].items() if "ids" in one)
             wrong = {**state, "state": {**state["state"], key: {**rows, **change}}}
             with pytest.raises(pserver.Refused, match=text):
                 again.load_state_dict(wrong)
+        groups = [{**state["param_groups"][0], "lr": lr} for lr in ("x", float("nan"))]
+        changes = [{"param_groups": None}, {"param_groups": [{}]}, {"state": {key: [1]}}]
+        for change in [*changes, *({"param_groups": [one]} for one in groups)]:
+            with pytest.raises(pserver.Refused):
+                again.load_state_dict({**state, **change})
+        after = again.state_dict(tables=True)
+        torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+        assert after["param_groups"] == before["param_groups"]
 
 
 def _broken(rows: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
@@ -305,6 +314,23 @@ def _broken(rows: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
         ({"ids": ids - 1000}, "not of 0 to 199"),
         ({"rows": rows["rows"] * float("nan")}, "NaN or infinity"),
         ({"rows": None}, "NoneType"),
+        ({"rows": rows["rows"] * 1j}, "is complex"),
         ({"updates": -1}, "updates -1"),
+        ({"updates": True}, "updates True"),
         ({"extra": 1}, "expected"),
+        *(({"rates": rates}, "rates with") for rates in (None, 5, [("a", 0.1)], [(1,)], [(-1, 0.1)])),
+        *(({"rates": rates}, "rates with") for rates in ([(1, float("nan"))], [(99, 0.1)], [(2, 0.1), (1, 0.1)])),
     ]
+
+
+def test_rows_that_were_prefetched_before_a_load_are_not_used_after_it(job: Any) -> None:
+    network = with_table(True)
+    optimizer = optimizer_of(network, "sgd", job(), lr=0.1)
+    train_on_rows((network, optimizer), 0, 5)
+    begun = optimizer.state_dict(tables=True)
+    train_on_rows((network, optimizer), 5, 9)
+    ids = torch.arange(8)
+    network[0].prefetch(ids)
+    optimizer.load_state_dict(begun)
+    with torch.no_grad():
+        assert torch.equal(network(ids), network(ids))

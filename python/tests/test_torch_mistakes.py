@@ -1,6 +1,7 @@
 """Mistakes with tensors and optimizers of PyTorch: each is an exception that says what to do, and changes nothing."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -271,3 +272,117 @@ def test_files_that_are_no_models_and_closed_followers_are_refused(job: Any, tmp
 def _file(head: str) -> bytes:
     """A file in the format safetensors whose tensors lack their values."""
     return len(head).to_bytes(8, "little") + head.encode()
+
+
+def test_other_limits_types_and_parameters_at_one_trainer_are_refused(job: Any) -> None:
+    first, second = job(trainers=2, trainer=0), job(trainer=1)
+    network = torch.nn.Linear(3, 2)
+    module().Optimizer(network.named_parameters(), "sgd", 0.1, client=first, max_norm=1.0)
+    with pytest.raises(pserver.Refused, match="found the optimizer .*min.2.0 .*; expected .*min.1.0 "):
+        module().Optimizer(network.named_parameters(), "sgd", 0.1, client=second, max_norm=2.0)
+    with pytest.raises(pserver.Refused, match="lacks .'bias', 'bias@share', 'bias@total'."):
+        module().Optimizer([("weight", network.weight)], "sgd", 0.1, client=second, max_norm=1.0)
+    # A refused construction owns nothing, also while its exception is kept.
+    module().Optimizer(network.named_parameters(), "sgd", 0.1, client=second, max_norm=1.0)
+    with pserver.Servers(trainers=2) as servers:
+        clients = [pserver.connect(servers.address, trainer=rank, deadline=30) for rank in range(2)]
+        tables = [module().Embedding(9, 2, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+        module().Optimizer(tables[0].named_parameters(), "sgd", 0.1, client=clients[0])
+        with pytest.raises(pserver.Refused, match="table .* is of torch.float64; expected float32"):
+            module().Optimizer(tables[1].named_parameters(), "sgd", 0.1, client=clients[1])
+        for client in clients:
+            client.close()
+
+
+def test_a_step_whose_end_is_unknown_is_completed_and_not_replaced(job: Any) -> None:
+    clients = [job(trainers=2, trainer=0, deadline=0.5), job(trainer=1)]
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in clients]
+    first, second = (
+        module().Optimizer([weight], "sgd", 1.0, client=client) for weight, client in zip(weights, clients)
+    )
+    weights[0].grad = torch.full((2,), 1.0)
+    with pytest.raises(pserver.Timeout):
+        first.step()
+    with pytest.raises(pserver.Refused, match="or may; expected step"):
+        first.zero_grad()
+    mine, weights[0].grad = weights[0].grad, torch.full((2,), 100.0)
+    with pytest.raises(pserver.Refused, match="another gradient after servers got one"):
+        first.step()
+    weights[0].grad = mine
+    weights[1].grad = torch.full((2,), 3.0)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(second.step)
+        first.step()
+        other.result()
+    first.zero_grad()
+    assert weights[0].tolist() == weights[1].tolist() == [-2, -2]
+
+
+def test_zero_grad_completes_the_step_of_a_single_trainer_whose_end_is_unknown(job: Any, monkeypatch: Any) -> None:
+    client, weight = job(), torch.nn.Parameter(torch.zeros(1))
+    one = module().Optimizer([weight], "sgd", 1.0, client=client)
+    push_pull = client.push_pull
+
+    def lost(gradients: Any, out: Any, **named: Any) -> Any:
+        monkeypatch.setattr(client, "push_pull", push_pull)
+        raise pserver.Timeout("no answer")
+
+    monkeypatch.setattr(client, "push_pull", lost)
+    weight.grad = torch.ones(1)
+    with pytest.raises(pserver.Timeout):
+        one.step()
+    one.zero_grad()
+    assert weight.grad is None and weight.item() == -1
+    weight.grad = torch.full((1,), 5.0)
+    one.step()
+    assert weight.item() == -6
+
+
+def test_rows_of_a_step_whose_end_is_unknown_are_completed_and_not_replaced(job: Any) -> None:
+    clients = [job(trainers=2, trainer=0, deadline=0.5), job(trainer=1)]
+    tables = [module().Embedding(9, 1, initial="constant { value: 0 }") for _ in clients]
+    first, second = (
+        module().Optimizer(table.named_parameters(), "sgd", 1.0, client=client, overlap=True)
+        for table, client in zip(tables, clients)
+    )
+    ids = torch.tensor([3])
+    tables[0](ids).sum().backward()
+    first.step()
+    # Rows of this step wait for the other trainer's push.
+    with pytest.raises(pserver.Timeout):
+        tables[0](ids)
+    tables[1](ids).sum().backward()
+    second.step()
+    assert tables[0](ids).item() == tables[1](ids).item() == -1
+
+
+def test_frozen_weights_stay_and_others_leave_early_with_overlap(job: Any) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    network[0].weight.requires_grad_(False)
+    network[1].bias.requires_grad_(False)
+    kept = [network[0].weight.detach().clone(), network[1].bias.detach().clone()]
+    one = module().Optimizer(network.named_parameters(), "sgd", 0.1, client=job(), overlap=True)
+    for _ in range(3):
+        network(torch.ones(1, 2)).sum().backward()
+        assert all(bucket.is_on_its_way for bucket in one._buckets)
+        one.step()
+        one.zero_grad()
+    assert torch.equal(network[0].weight, kept[0]) and torch.equal(network[1].bias, kept[1])
+
+
+def test_copies_of_tables_are_refused_and_parameters_without_elements_stay(job: Any) -> None:
+    import copy
+
+    network = torch.nn.Sequential(module().Embedding(5, 2), torch.nn.Linear(2, 1))
+    for call in (copy.deepcopy, lambda one: torch.optim.swa_utils.AveragedModel(one)):
+        with pytest.raises(TypeError, match="table is on servers; expected another one"):
+            call(network)
+    layer = torch.nn.Module()
+    layer.empty, layer.weight = torch.nn.Parameter(torch.ones(0, 3)), torch.nn.Parameter(torch.ones(3))
+    one = module().Optimizer(layer.named_parameters(), "adam", 0.1, client=job())
+    (layer.empty.sum() + layer.weight.sum()).backward()
+    one.step()
+    one.load_state_dict(one.state_dict())
+    assert layer.empty.shape == (0, 3) and float(layer.weight[0].detach()) == pytest.approx(0.9)
+    with module().follow(layer, one.client.coordinator, deadline=30) as follower:
+        assert follower.versions == {"weight": 1}

@@ -1,6 +1,7 @@
 """Gradients that travel in one call: of a group, or, with overlap, of some parameters that are last in a model."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,23 +18,30 @@ class Bucket:
         self.weights = weights
         self.is_sent = False
         """Whether servers have the gradients of this step."""
+        self.is_unsure = False
+        """Whether servers may have them: the call that sent them failed, and was not refused."""
         self.sent: list[Weight] = []
         self.rate = 0.0
-        self._versions: list[tuple[Weight, torch.Tensor, int]] = []
-        """The gradients that were sent, and how often each had been changed."""
+        self._versions: list[tuple[Weight, torch.Tensor | None, int]] = []
+        """The gradients that were sent, none where zeros stood for one, and how often each had been changed."""
         self._complete: set[int] = set()
         self._call: Call | None = None
         self._places: Places | None = None
 
     @property
-    def is_started(self) -> bool:
-        """Whether the gradients of this step are sent, or on their way."""
+    def is_on_its_way(self) -> bool:
+        """Whether servers have the gradients of this step, or a call is sending them."""
         return self.is_sent or self._call is not None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether servers have the gradients of this step, or may have them."""
+        return self.is_on_its_way or self.is_unsure
 
     def completed(self, at: int) -> bool:
         """Notes that the backward pass has the gradient of the weight ``at``; true when all are there."""
         self._complete.add(at)
-        return len(self._complete) == len(self.weights)
+        return len(self._complete) == sum(weight.tensor.requires_grad for weight in self.weights)
 
     def gradients(self, needs_all: bool, wire: torch.dtype | None) -> dict[str, Array]:
         """The gradients to send. ``needs_all``: servers wait for one of each parameter, so zeros stand for none."""
@@ -47,6 +55,7 @@ class Bucket:
                 if not needs_all or not weight.tensor.requires_grad:
                     continue
                 gradient = weight.zeros()
+                self._versions.append((weight, None, 0))
             elif weight.tensor.grad is not None:
                 self._versions.append((weight, weight.tensor.grad, weight.tensor.grad._version))
             found[weight.name] = gradient
@@ -67,9 +76,20 @@ class Bucket:
     def changed(self) -> Weight | None:
         """A weight whose gradient is another one than that which was sent."""
         for weight, gradient, version in self._versions:
-            if weight.tensor.grad is not gradient or gradient._version != version:
+            if weight.tensor.grad is not gradient or (gradient is not None and gradient._version != version):
                 return weight
         return None
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Around a call that sends the gradients: notes when its failure leaves open whether servers have them."""
+        try:
+            yield
+        except Refused:
+            raise
+        except BaseException:
+            self.is_unsure = True
+            raise
 
     def forget_gradients(self) -> None:
         """Gradients that were sent count, whatever those of the model become."""
@@ -79,7 +99,8 @@ class Bucket:
         """Waits until servers have the gradients. After a failure they can be started again."""
         call, self._call = self._call, None
         if call is not None:
-            call.wait()
+            with self.sending():
+                call.wait()
         if self._places is not None:
             self._places.finish()
             self._places = None
@@ -94,7 +115,7 @@ class Bucket:
 
     def reset(self) -> None:
         """The next step begins."""
-        self.is_sent = False
+        self.is_sent = self.is_unsure = False
         self.sent = []
         self._versions = []
         self._complete.clear()

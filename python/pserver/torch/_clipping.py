@@ -1,11 +1,11 @@
 """Clipping by the norm of all gradients, on servers: they have the gradients of all trainers, each server some.
 
-Servers give for each parameter the sum of the squares of its merged gradient, its share. Every trainer makes the factor
-of all shares and sends it back, and servers apply it before the rule: docs/decisions/server-flow.md.
+Servers give for each parameter the sum of the squares of its merged gradient, its share. Every trainer makes the norm
+of all shares and sends it back, and servers scale by it before the rule: docs/decisions/server-flow.md.
 """
 
 from collections.abc import Iterable
-from math import sqrt
+from math import inf, sqrt
 
 import numpy
 
@@ -14,7 +14,6 @@ from .._errors import Refused
 
 SHARE = "algorithm: 'sum' total_part: Share"
 TOTAL = "algorithm: 'sum' total_part: Total"
-STAGE = "stage: 'g = g * total(sum(g * g)); update'"
 
 
 class Clipping:
@@ -22,10 +21,20 @@ class Clipping:
     :func:`torch.nn.utils.clip_grad_norm_` does."""
 
     def __init__(self, max_norm: float) -> None:
-        if not max_norm > 0:
+        if not 0 < max_norm < inf:
             raise Refused(f"max_norm is {max_norm}; expected a number above 0")
-        self.max_norm = max_norm
+        self.max_norm = float(max_norm)
         self.total_norm = 0.0
+
+    @property
+    def stage(self) -> str:
+        """What servers do with a gradient and the norm of all."""
+        return f"stage: 'g = g * min({self.max_norm!r} / (total(sum(g * g)) + 1e-6), 1); update'"
+
+    @staticmethod
+    def parts(names: Iterable[str]) -> set[str]:
+        """The shares and totals of these parameters."""
+        return {part(name) for name in names for part in (_share, _total)}
 
     def declare(self, client: Client, name: str) -> None:
         """Declares share and total of a parameter, behind it."""
@@ -33,12 +42,11 @@ class Clipping:
             client.init(part, numpy.zeros(1), config)
 
     def run(self, client: Client, names: Iterable[str]) -> None:
-        """Between the gradients of these parameters and their values: fetches the shares and sends the factor."""
+        """Between the gradients of these parameters and their values: fetches the shares and sends the norm."""
         shares = {_share(name): numpy.empty(1) for name in names}
         client.pull(shares)
         self.total_norm = sqrt(sum(float(share[0]) for share in shares.values()))
-        factor = self.max_norm / (self.total_norm + 1e-6)
-        number = numpy.array([factor if factor < 1.0 else 1.0])
+        number = numpy.array([self.total_norm])
         client.push({_total(name): number for name in names})
 
 

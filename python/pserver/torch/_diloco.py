@@ -1,6 +1,6 @@
 """DiLoCo: inner steps by an optimizer of the trainer's own, outer steps on servers."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -136,7 +136,7 @@ class DiLoCo:
         if outer == "nesterov":
             outer, settings = "sgd", {"momentum": 0.9, "nesterov": True, **settings}
         params = list(params)
-        if any(Table.is_of(one[-1] if isinstance(one, tuple) else one) for one in params):
+        if any(map(Table.is_of, _tensors(params))):
             raise Refused("DiLoCo with a table of rows; expected it in an Optimizer of another job")
         self.inner, self.every, self.wire, self.steps = inner, every, wire, 0
         self.outer = self._outer = _Outer(params, outer, lr, client=client, **settings)
@@ -153,19 +153,22 @@ class DiLoCo:
 
     @torch.no_grad()
     def step(self) -> bool:
-        """An inner step, and the outer ones that are due; true if there are some. Gradients are zero afterwards. Where an
-        outer step has failed, another call completes it, and makes no inner step."""
-        if self._has_failed:
+        """An inner step, and the outer ones that are due; true if there are some. Gradients are zero afterwards. Where
+        an outer step has failed, another call completes it first, and makes an inner step if there are gradients."""
+        had_failed = self._has_failed
+        if had_failed:
             self._advance()
-            return True
+            if all(weight.tensor.grad is None for weight in self.outer.weights):
+                return True
         self.inner.step()
         self.inner.zero_grad()
         self.steps += 1
         at = self.steps % self.every
-        self._ending = [one for one in self._fragments if one.is_under_way and at == (one.due + self.delay) % self.every]
+        ends = [one for one in self._fragments if at == (one.due + self.delay) % self.every]
+        self._ending = [one for one in ends if one.is_under_way]
         self._beginning = [one for one in self._fragments if at == one.due]
         self._waits = self.delay == 0
-        is_due = bool(self._beginning)
+        is_due = had_failed or bool(self._beginning)
         self._advance()
         return is_due
 
@@ -192,6 +195,8 @@ class DiLoCo:
     def _advance(self) -> None:
         """Finishes and begins the outer steps that are due. After a failure another call goes on where it failed."""
         client, rate = self.outer.client, float(self.outer.param_groups[0]["lr"])
+        # PyTorch's schedulers look whether the optimizer has made a step.
+        setattr(self.outer, "_opt_called", True)
         while self._ending:
             self._ending[0].finish(client)
             self._ending.pop(0)
@@ -207,18 +212,18 @@ class DiLoCo:
 
     @torch.no_grad()
     def set_weights(self) -> None:
-        """Makes this trainer's weights the job's, as after ``model.load_state_dict``, and those from which the next outer
-        step counts. All trainers call it, with the same weights."""
+        """Makes this trainer's weights the job's, as after ``model.load_state_dict``, and those from which the next
+        outer step counts. All trainers call it, with the same weights."""
         self._check_rest()
         self._outer.replace_weights(weight.tensor.detach() for weight in self.outer.weights)
         for fragment in self._fragments:
             fragment.keep_weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the inner and of the outer optimizer, and the weights of the last outer step. Each trainer saves
-        its own, beside ``model.state_dict()``."""
+        """The states of the inner and of the outer optimizer, and the weights of the last outer step. Each trainer
+        saves its own, beside ``model.state_dict()``."""
         self._check_rest()
-        weights = [before.clone() for fragment in self._fragments for before in fragment.before]
+        weights = [before.clone() for before in self._before]
         return {
             "steps": self.steps,
             "inner": self.inner.state_dict(),
@@ -229,29 +234,54 @@ class DiLoCo:
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a state of :meth:`state_dict`, also in another job. Each trainer loads its own, and the model's
-        weights by ``model.load_state_dict``, before its next step."""
+        weights by ``model.load_state_dict``, before its next step. The whole job goes on from it: a trainer that was
+        started again in a job that runs loads none, and begins at step ``client.resume_rounds() * every``."""
         self._check_rest()
-        if state_dict.keys() != STATE:
-            raise Refused(f"a state of {sorted(map(str, state_dict))}; expected {sorted(STATE)}, as state_dict() has")
-        every = [before for fragment in self._fragments for before in fragment.before]
-        found, expected = ([tuple(one.shape) for one in some] for some in (state_dict["weights"], every))
-        if found != expected:
-            raise Refused(f"weights of shapes {found[:5]}; expected {expected[:5]}, as the model has")
-        inner = self.inner.state_dict()
-        self.inner.load_state_dict(state_dict["inner"])
+        if not isinstance(state_dict, Mapping) or state_dict.keys() != STATE:
+            found = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
+            raise Refused(f"a state of {found}; expected {sorted(STATE)}, as state_dict() has")
+        steps, weights = state_dict["steps"], self._checked_weights(state_dict["weights"])
+        if type(steps) is not int or steps < 0:
+            raise Refused(f"steps {steps!r}; expected a number of 0 or more")
+        load_outer = self._outer._checked_state(state_dict["outer"])
         try:
-            self.outer.load_state_dict(state_dict["outer"])
-        except BaseException:
-            self.inner.load_state_dict(inner)
-            raise
-        self._outer.replace_weights(state_dict["weights"])
-        for before, value in zip(every, state_dict["weights"]):
+            self.inner.load_state_dict(state_dict["inner"])
+        except Exception as error:
+            raise Refused(f"the state of the inner optimizer: {error!r}") from error
+        self._outer.replace_weights(weights)
+        # After the weights: of those in half precision it has the servers' own.
+        load_outer()
+        for before, value in zip(self._before, weights):
             before.copy_(value)
-        self.steps = state_dict["steps"]
+        self.steps = steps
+
+    @property
+    def _before(self) -> list[torch.Tensor]:
+        """The weights of the last outer step."""
+        return [before for fragment in self._fragments for before in fragment.before]
+
+    def _checked_weights(self, given: Any) -> list[torch.Tensor]:
+        expected = [(tuple(one.shape), one.dtype) for one in self._before]
+        is_list = isinstance(given, list) and all(isinstance(one, torch.Tensor) for one in given)
+        found = [(tuple(one.shape), one.dtype) for one in given] if is_list else [type(given).__name__]
+        if found != expected:
+            raise Refused(f"weights of {found[:5]}; expected {expected[:5]}, as the model has")
+        if not all(bool(torch.isfinite(one).all()) for one in given):
+            raise Refused("weights with NaN or infinity; expected numbers")
+        return list(given)
 
     def _check_rest(self) -> None:
         if self._has_failed or any(fragment.is_under_way for fragment in self._fragments):
             raise Refused("parts of the model travel; expected finish() before, which waits for them")
+
+
+def _tensors(params: list[Any]) -> Iterator[Any]:
+    """The tensors of parameters, named parameters or groups."""
+    for one in params:
+        if isinstance(one, dict):
+            yield from _tensors(list(one["params"]))
+        else:
+            yield one[-1] if isinstance(one, tuple) else one
 
 
 def _in_parts(weights: list[Weight], parts: int) -> list[list[Weight]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn import functional
@@ -94,6 +94,8 @@ class Table:
         self._prefetched: deque[RowBatch] = deque()
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._push: "Future[None] | None" = None
+        self._unsure: int | None = None
+        """How many gradients servers may have: the call that sent them failed, and was not refused."""
         self._weight: "weakref.ref[torch.Tensor] | None" = None
         """The parameter that stands for the table. It has an empty gradient while the table has gradients of rows."""
         self._process = 0
@@ -123,11 +125,21 @@ class Table:
         lazy = str(self.is_lazy).lower()
         return f"{config} sparse {{ height: {self.height} width: {self.width} lazy: {lazy} {self._initial} }}"
 
+    def check_type(self, client: Client) -> None:
+        """Refuses a job whose table has another type."""
+        found = client._facts(self.name)[0]
+        if str(found) != str(self.dtype).removeprefix("torch."):
+            raise Refused(f'table "{self.name}" is of {self.dtype}; expected {found}, as the job was initialised')
+
     def bind(self, client: Client) -> None:
         """The table's rows are those of this job."""
         self._client = client
-        self._prefetched.clear()
+        self.forget_rows()
         self.end_step()
+
+    def forget_rows(self) -> None:
+        """Rows that were prefetched are others now."""
+        self._prefetched.clear()
 
     def run(self, call: Callable[[], None]) -> "Future[None]":
         """Starts a call on the table's thread."""
@@ -193,18 +205,28 @@ class Table:
 
     @property
     def is_started(self) -> bool:
-        """Whether gradients of this step are sent, or on their way."""
-        return self._push is not None
+        """Whether gradients of this step are sent, or on their way, or servers may have them."""
+        return self._push is not None or self.is_unsure
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether servers may have the gradients of a step that failed."""
+        return self._unsure is not None
 
     def forget_gradients(self) -> None:
         """Drops gradients that were not sent."""
         self._gradients.clear()
+        self._unsure = None
 
     def start_push(self, rate: float, needs_all: bool) -> None:
         """Starts to send the gradients of a step, unless servers have them from a step that failed."""
         if self._push is not None and not (self._push.done() and self._push.exception() is not None):
             return
         self._drop_zeroed()
+        if self._unsure is not None and self._unsure != len(self._gradients):
+            self._unsure = None
+            text = "expected those that were sent, with which another step() completes this one"
+            raise Refused(f'table "{self.name}": other gradients after servers may have got some; {text}')
         weight = self._stand_in()
         # Frozen rows are so at every trainer, and decay nowhere.
         if not self._gradients and not (needs_all and (weight is None or weight.requires_grad)):
@@ -221,10 +243,15 @@ class Table:
         """Waits until servers have the gradients of a step. After a failure they can be sent again."""
         if self._push is None:
             return
+        push = self._push
         try:
-            self._wait(self._push.result)
+            self._wait(push.result)
         except BaseException:
-            self._push = None
+            # A push goes on where the program was interrupted while it waited.
+            if push.done() and (failure := push.exception()) is not None:
+                self._push = None
+                if not isinstance(failure, Refused):
+                    self._unsure = len(self._gradients)
             raise
 
     def _wait(self, call: Callable[[], None]) -> None:
@@ -236,7 +263,7 @@ class Table:
 
     def end_step(self) -> None:
         """The next step begins."""
-        self._push = None
+        self._push = self._unsure = None
         self._gradients.clear()
 
 
@@ -288,6 +315,10 @@ class _Rows(torch.nn.Module):
         if found is not None and found.numel() > 0:
             text = f'client.load({{"{prefix}weight": pserver.Rows(ids, rows)}}) for the job'
             rest[-1].append(f'"{prefix}weight" is a table on servers; expected its rows by {text}')
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        text = "expected another one for another job, or state_dict() of the model and of its optimizer (tables=True)"
+        raise TypeError(f"a copy of an embedding whose table is on servers; {text}")
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self._table.padding_idx}"

@@ -179,7 +179,7 @@ def server_names(
     if not any(name in names for name, _ in every):
         every = [(f"parameter.{at}", tensor) for at, (_, tensor) in enumerate(every)]
     found = {name: tensor for name, tensor in every if name in names}
-    lacking = [name for name, tensor in every if name not in found and not Table.is_of(tensor)]
+    lacking = [name for name, tensor in every if name not in found and not Table.is_of(tensor) and tensor.numel() > 0]
     if lacking:
         raise Refused(f"servers have no {lacking[:5]}; expected the names of model.named_parameters() at the optimizer")
     return found

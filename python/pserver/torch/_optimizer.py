@@ -10,7 +10,7 @@ import torch
 from .._client import Client, last_client
 from .._errors import Refused
 from ._buckets import Bucket, in_buckets, wait_all
-from ._clipping import STAGE, Clipping
+from ._clipping import Clipping
 from ._embedding import Table
 from ._rules import Rule, rule_of
 from ._state import check_settings, checked, groups_of, load, state_of
@@ -67,10 +67,11 @@ class Optimizer(torch.optim.Optimizer):
         self._rules: list[Rule] = []
         """The rules of the groups."""
         configs = self._read_groups(bucket_bytes if overlap else None)
-        self._own()
+        self._check_owners()
         if not self.client._initialise(lambda: self._declare(configs)):
             self._check_job(configs)
             self.fetch_weights()
+        _owners.update({id(tensor): self for tensor in self._tensors()})
         for _, table in self._tables:
             table.bind(self.client)
         self._is_declared = True
@@ -86,7 +87,9 @@ class Optimizer(torch.optim.Optimizer):
             rule = rule_of(self.rule, {key: value for key, value in group.items() if key not in OF_GROUPS})
             self._rules.append(rule)
             configs.update({name: rule.at_rate(group["lr"]) for name, _ in members})
-            weights = [Weight(name, tensor) for name, tensor in members if not Table.is_of(tensor)]
+            # A parameter without elements has nothing to train.
+            dense = [(name, tensor) for name, tensor in members if not Table.is_of(tensor) and tensor.numel() > 0]
+            weights = [Weight(name, tensor) for name, tensor in dense]
             self._tables += [(number, Table.of(tensor, name)) for name, tensor in members if Table.is_of(tensor)]
             self.weights += weights
             if self._clipping is not None and self._tables:
@@ -104,7 +107,7 @@ class Optimizer(torch.optim.Optimizer):
             names = group.get("param_names") or [f"{where}parameter.{at}" for at in range(len(group["params"]))]
             yield list(zip(names, group["params"]))
 
-    def _own(self) -> None:
+    def _check_owners(self) -> None:
         """Refuses a job, and parameters, that another optimizer of an open client has."""
         tensors = [tensor for group in self.param_groups for tensor in group["params"]]
         for tensor in tensors:
@@ -114,7 +117,6 @@ class Optimizer(torch.optim.Optimizer):
         if any(other.client is self.client for other in _owners.values()):
             text = "expected one, with groups for the parameters of all models, or a client of another job"
             raise Refused(f"this client's job has another optimizer; {text}")
-        _owners.update({id(tensor): self for tensor in tensors})
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         return (tensor for group in self.param_groups for tensor in group["params"])
@@ -137,6 +139,13 @@ class Optimizer(torch.optim.Optimizer):
             self.client.check_optimizer(weight.name, configs[weight.name] + self._stage)
         for _, table in self._tables:
             self.client.check_optimizer(table.name, table.config(configs[table.name]))
+            table.check_type(self.client)
+        own = {weight.name for weight in self.weights} | {table.name for _, table in self._tables}
+        if self._clipping is not None:
+            own |= self._clipping.parts(own)
+        if lacking := [name for name in self.client._raw.names() if name not in own]:
+            text = "expected the same parameters at every trainer, since servers wait for the gradients of all"
+            raise Refused(f"this optimizer lacks {lacking[:5]}, which the job has; {text}")
 
     def _check_mode(self) -> None:
         if self.client.mode == "delta":
@@ -146,7 +155,7 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def _stage(self) -> str:
         """What servers do with a gradient before the rule."""
-        return "" if self._clipping is None else f" {STAGE}"
+        return "" if self._clipping is None else f" {self._clipping.stage}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, before the job is initialised: by the constructor."""
@@ -166,7 +175,9 @@ class Optimizer(torch.optim.Optimizer):
                     if optimizer is not None and optimizer._is_syncing and not optimizer.client.is_closed:
                         optimizer._completed(bucket, at)
 
-                weight.tensor.register_post_accumulate_grad_hook(completed)  # type: ignore[no-untyped-call]
+                # Frozen weights have no gradients to wait for.
+                if weight.tensor.requires_grad:
+                    weight.tensor.register_post_accumulate_grad_hook(completed)  # type: ignore[no-untyped-call]
 
     def _completed(self, bucket: Bucket, at: int) -> None:
         if bucket.is_started:
@@ -204,6 +215,11 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._run_step()
+        return loss
+
+    @torch.no_grad()
+    def _run_step(self) -> None:
         self._check_rates()
         self._check_gradients()
         self._has_failed = True
@@ -216,7 +232,6 @@ class Optimizer(torch.optim.Optimizer):
         for _, table in self._tables:
             table.wait_push()
         self._end_step()
-        return loss
 
     def _end_step(self) -> None:
         self._has_failed = False
@@ -231,13 +246,14 @@ class Optimizer(torch.optim.Optimizer):
         if gradients and not bucket.is_sent:
             places = Places(bucket.sent)
             bucket.rate = self._rate(bucket)
-            self.client.push_pull(gradients, places.arrays, rate=bucket.rate)
+            with bucket.sending():
+                self.client.push_pull(gradients, places.arrays, rate=bucket.rate)
             places.finish()
         bucket.is_sent = True
 
     def _exchange_buckets(self) -> None:
         for bucket in self._buckets:
-            if not bucket.is_started:
+            if not bucket.is_on_its_way:
                 self._start(bucket)
         wait_all(self._buckets)
         if not self._fetches_at_once:
@@ -282,11 +298,13 @@ class Optimizer(torch.optim.Optimizer):
         return self._clipping.total_norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As PyTorch's; gradients of rows that were not sent are dropped. After a failed step of a job's only trainer
-        it gives the step up, of which servers may have a part."""
+        """As PyTorch's; gradients of rows that were not sent are dropped. After a step of a job's only trainer that was
+        refused, it gives the step up, of which servers may have a part; a step that failed otherwise it completes."""
         if self._is_in_step:
             if not (self._has_failed and self._is_alone):
-                raise Refused("servers have gradients of this step; expected step(), which completes it")
+                raise Refused("servers have gradients of this step, or may; expected step(), which completes it")
+            if self._is_unsure:
+                self._run_step()
             for bucket in self._buckets:
                 bucket.give_up()
             self._end_step()
@@ -323,16 +341,24 @@ class Optimizer(torch.optim.Optimizer):
         the others wait; in mode sync all may, each before its next step. Settings other than the learning rate are
         those of the optimizer's construction. The weights stay (:meth:`set_weights`), and so do rows of tables that the
         state does not have."""
+        self._checked_state(state_dict)()
+        self._fetch(weight for weight in self.weights if weight.tensor.dtype in HALVES)
+
+    def _checked_state(self, state_dict: Mapping[str, Any]) -> Callable[[], None]:
+        """Checks a state; returns what loads it."""
         self._check_rest()
         groups = groups_of(state_dict, self.rule, self._rules, self.param_groups)
         keys = (key for group in groups for key in group["params"])
         states = dict(zip(self._tensors(), (state_dict["state"].get(key, {}) for key in keys)))
         every = [checked(self.client, weight, rule, states[of]) for rule, of, weight in self._placed()]
         tables = [checked_rows(table, rule, states[of]) for rule, of, table in self._placed_tables() if states[of]]
-        load(self.client, every)
-        load_rows(self.client, tables)
-        super().load_state_dict({"state": {}, "param_groups": groups})
-        self._fetch(weight for weight in self.weights if weight.tensor.dtype in HALVES)
+
+        def load_all() -> None:
+            load(self.client, every)
+            load_rows(self.client, tables)
+            super(Optimizer, self).load_state_dict({"state": {}, "param_groups": groups})
+
+        return load_all
 
     def _placed(self) -> Iterator[tuple[Rule, torch.Tensor, Weight]]:
         """The weights with their rules, in the order of the groups."""
@@ -351,6 +377,12 @@ class Optimizer(torch.optim.Optimizer):
         """Whether servers have gradients of a step that is not complete, or some are on their way."""
         tables = (table.is_started for _, table in self._tables)
         return any(bucket.is_started for bucket in self._buckets) or any(tables)
+
+    @property
+    def _is_unsure(self) -> bool:
+        """Whether it is open if servers have some gradients of a step that failed."""
+        tables = (table.is_unsure for _, table in self._tables)
+        return any(bucket.is_unsure for bucket in self._buckets) or any(tables)
 
     def _check_rest(self) -> None:
         if self._is_in_step:

@@ -1,6 +1,7 @@
 """The optimizer's state of a parameter in PyTorch's layout, out of servers and into them."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -61,17 +62,27 @@ def checked(client: Client, weight: Weight, rule: Rule, given: Mapping[str, Any]
 
 def groups_of(state_dict: Mapping[str, Any], name: str, rules: list[Rule], groups: list[Any]) -> list[dict[str, Any]]:
     """The groups to load, if they are of the rule ``name`` and have the settings and the sizes of ``groups``."""
+    if not isinstance(state_dict, Mapping):
+        raise Refused(f"a state of {type(state_dict).__name__}; expected that of an optimizer's state_dict()")
     if not {"state", "param_groups"} <= state_dict.keys():
         raise Refused(f"a state of {sorted(map(str, state_dict))}; expected that of an optimizer's state_dict()")
     saved = state_dict.get("rule", name)
     if saved != name and {saved, name} & RULES.keys():
         raise Refused(f"a state of rule {saved!r}; expected one of {name!r}, or an optimizer with that rule")
     given = state_dict["param_groups"]
+    if not isinstance(given, list) or not all(isinstance(group, Mapping) and "params" in group for group in given):
+        raise Refused(f"param_groups {given!r:.200}; expected a list of groups, each with params and its settings")
+    states = state_dict["state"]
+    if not isinstance(states, Mapping) or not all(isinstance(one, Mapping) for one in states.values()):
+        raise Refused(f"a state {states!r:.200}; expected that of each parameter by its name")
     found, expected = ([len(group["params"]) for group in some] for some in (given, groups))
     if found != expected:
         raise Refused(f"a state of groups with {found} parameters; expected {expected}, as the optimizer has")
     for rule, group in zip(rules, given):
         check_settings({**rule.others, **rule.settings}, group, "in the state")
+        rate = group.get("lr", 0.0)
+        if not isinstance(rate, (int, float, torch.Tensor)) or not 0 <= float(rate) < inf:
+            raise Refused(f"lr is {rate!r} in the state; expected a number of 0 or more")
     return [{**mine, **group} for mine, group in zip(groups, given)]
 
 
@@ -100,8 +111,8 @@ def _tensor(where: str, weight: Weight, given: Any) -> torch.Tensor:
         raise Refused(f"{where} is of {type(given).__name__}; expected a tensor of shape {shape}")
     if tuple(given.shape) != shape:
         raise Refused(f"{where} has shape {tuple(given.shape)}; expected {shape}")
-    if not bool(torch.isfinite(given).all()):
-        raise Refused(f"{where} has NaN or infinity; expected numbers")
+    if given.is_complex() or not bool(torch.isfinite(given).all()):
+        raise Refused(f"{where} has NaN or infinity, or is complex; expected real numbers")
     return given.detach().to("cpu", weight.dtype).contiguous()
 
 

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy
@@ -72,14 +73,30 @@ def checked_rows(table: Table, rule: Rule, given: Mapping[str, Any]) -> LoadedRo
     tensors = {of: _tensor(f'{where}: "{name}"', table, given[name], len(ids)) for name, of in names.items()}
     rows = _tensor(f'{where}: "rows"', table, given["rows"], len(ids))
     updates = given["updates"]
-    if not isinstance(updates, int) or not 0 <= updates <= UPDATES_MAX:
+    if type(updates) is not int or not 0 <= updates <= UPDATES_MAX:
         raise Refused(f"{where}: updates {updates!r}; expected a number, at most {UPDATES_MAX}")
-    return LoadedRows(table, ids.cpu().numpy(), rows, tensors, updates, list(given["rates"]))
+    return LoadedRows(table, ids.cpu().numpy(), rows, tensors, updates, _rates(where, given["rates"], updates))
+
+
+def _rates(where: str, given: Any, updates: int) -> list[tuple[int, float | None]]:
+    """Rates by their first updates, which ascend."""
+    last = 0
+    found: list[tuple[int, float | None]] = []
+    for one in given if isinstance(given, (list, tuple)) else [given]:
+        first, rate = one if isinstance(one, (list, tuple)) and len(one) == 2 else (None, None)
+        is_rate = rate is None or (isinstance(rate, (int, float)) and 0 <= rate < inf)
+        if type(first) is not int or not last < first <= max(1, updates) or not is_rate:
+            text = f"expected pairs of an update, in ascending order up to {updates}, and a rate of 0 or more"
+            raise Refused(f"{where}: rates with {one!r:.200}; {text}")
+        last = first
+        found.append((first, rate))
+    return found
 
 
 def load_rows(client: Client, every: list[LoadedRows]) -> None:
     """Replaces rows and their states."""
     for table, ids, rows, tensors, updates, rates in every:
+        table.forget_rows()
         for piece in _pieces(table, len(ids)):
             client.load({table.name: Rows(ids[piece], rows[piece])})
             some = {name: tensor[piece] for name, tensor in tensors.items()}
@@ -99,8 +116,8 @@ def _tensor(where: str, table: Table, given: Any, rows: int) -> NDArray[Any]:
         raise Refused(f"{where} is of {type(given).__name__}; expected a tensor of shape {shape}")
     if tuple(given.shape) != shape:
         raise Refused(f"{where} has shape {tuple(given.shape)}; expected {shape}")
-    if not bool(torch.isfinite(given).all()):
-        raise Refused(f"{where} has NaN or infinity; expected numbers")
+    if given.is_complex() or not bool(torch.isfinite(given).all()):
+        raise Refused(f"{where} has NaN or infinity, or is complex; expected real numbers")
     made: NDArray[Any] = given.detach().to("cpu", table.dtype).contiguous().numpy()
     return made
 
