@@ -64,6 +64,8 @@ class Optimizer(torch.optim.Optimizer):
         self._is_syncing = True
         self._has_failed = False
         """The last step failed, and servers may have a part of it."""
+        self._was_refused = False
+        """It failed because it has a fault: repeated, it fails again."""
         self._rules: list[Rule] = []
         """The rules of the groups."""
         configs = self._read_groups(bucket_bytes if overlap else None)
@@ -222,15 +224,19 @@ class Optimizer(torch.optim.Optimizer):
     def _run_step(self) -> None:
         self._check_rates()
         self._check_gradients()
-        self._has_failed = True
-        for group, table in self._tables:
-            table.start_push(float(self.param_groups[group]["lr"]), not self._is_alone)
-        if len(self._buckets) == 1 and self._fetches_at_once:
-            self._exchange(self._buckets[0])
-        else:
-            self._exchange_buckets()
-        for _, table in self._tables:
-            table.wait_push()
+        self._has_failed, self._was_refused = True, False
+        try:
+            for group, table in self._tables:
+                table.start_push(float(self.param_groups[group]["lr"]), not self._is_alone)
+            if len(self._buckets) == 1 and self._fetches_at_once:
+                self._exchange(self._buckets[0])
+            else:
+                self._exchange_buckets()
+            for _, table in self._tables:
+                table.wait_push()
+        except Refused:
+            self._was_refused = True
+            raise
         self._end_step()
 
     def _end_step(self) -> None:
@@ -303,7 +309,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._is_in_step:
             if not (self._has_failed and self._is_alone):
                 raise Refused("servers have gradients of this step, or may; expected step(), which completes it")
-            if self._is_unsure:
+            if not self._was_refused:
                 self._run_step()
             for bucket in self._buckets:
                 bucket.give_up()
@@ -377,12 +383,6 @@ class Optimizer(torch.optim.Optimizer):
         """Whether servers have gradients of a step that is not complete, or some are on their way."""
         tables = (table.is_started for _, table in self._tables)
         return any(bucket.is_started for bucket in self._buckets) or any(tables)
-
-    @property
-    def _is_unsure(self) -> bool:
-        """Whether it is open if servers have some gradients of a step that failed."""
-        tables = (table.is_unsure for _, table in self._tables)
-        return any(bucket.is_unsure for bucket in self._buckets) or any(tables)
 
     def _check_rest(self) -> None:
         if self._is_in_step:
