@@ -55,8 +55,12 @@ def checked(client: Client, weight: Weight, rule: Rule, given: Mapping[str, Any]
     if not set(expected) <= given.keys():
         text = f"a state of {sorted(map(str, given))}; expected {sorted(expected)}"
         raise Refused(f'{where}: {text}, as rule "{rule.name}" has')
-    tensors = {name: _tensor(f'{where}: state "{rule.state(name)}"', weight, given[rule.state(name)]) for name in names}
-    value = _tensor(f'{where}: state "{MASTER}"', weight, given[MASTER]) if MASTER in given else None
+
+    def tensor(name: str) -> torch.Tensor:
+        return tensor_of(f'{where}: state "{name}"', tuple(weight.tensor.shape), weight.dtype, given[name])
+
+    tensors = {name: tensor(rule.state(name)) for name in names}
+    value = tensor(MASTER) if MASTER in given else None
     return Loaded(weight, tensors, _updates(where, given["step"]) if rule.has_step else 1, value)
 
 
@@ -105,15 +109,15 @@ def load(client: Client, every: list[Loaded]) -> None:
         client.set(values)
 
 
-def _tensor(where: str, weight: Weight, given: Any) -> torch.Tensor:
-    shape = tuple(weight.tensor.shape)
+def tensor_of(where: str, shape: tuple[int, ...], dtype: torch.dtype, given: Any) -> torch.Tensor:
+    """A tensor to load, of this shape, as servers take it."""
     if not isinstance(given, torch.Tensor):
         raise Refused(f"{where} is of {type(given).__name__}; expected a tensor of shape {shape}")
     if tuple(given.shape) != shape:
         raise Refused(f"{where} has shape {tuple(given.shape)}; expected {shape}")
     if given.is_complex() or not bool(torch.isfinite(given).all()):
         raise Refused(f"{where} has NaN or infinity, or is complex; expected real numbers")
-    return given.detach().to("cpu", weight.dtype).contiguous()
+    return given.detach().to("cpu", dtype).contiguous()
 
 
 def _updates(where: str, given: Any) -> int:

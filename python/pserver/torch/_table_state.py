@@ -17,7 +17,7 @@ from .._client import Client, Rows
 from .._errors import Refused
 from ._embedding import Table
 from ._rules import Rule
-from ._state import UPDATES_MAX
+from ._state import UPDATES_MAX, tensor_of
 
 PIECE_BYTES = 16 << 20
 """About so many bytes of values travel at a time."""
@@ -70,8 +70,13 @@ def checked_rows(table: Table, rule: Rule, given: Mapping[str, Any]) -> LoadedRo
     once = len(torch.unique(ids))
     if len(ids) > 0 and (int(ids.min()) < 0 or int(ids.max()) >= table.height or once < len(ids)):
         raise Refused(f"{where}: ids that repeat, or not of 0 to {table.height - 1}; expected each row once")
-    tensors = {of: _tensor(f'{where}: "{name}"', table, given[name], len(ids)) for name, of in names.items()}
-    rows = _tensor(f'{where}: "rows"', table, given["rows"], len(ids))
+
+    def tensor(name: str) -> NDArray[Any]:
+        shape = (len(ids), table.width)
+        made: NDArray[Any] = tensor_of(f'{where}: "{name}"', shape, table.dtype, given[name]).numpy()
+        return made
+
+    tensors, rows = {of: tensor(name) for name, of in names.items()}, tensor("rows")
     updates = given["updates"]
     if type(updates) is not int or not 0 <= updates <= UPDATES_MAX:
         raise Refused(f"{where}: updates {updates!r}; expected a number, at most {UPDATES_MAX}")
@@ -108,18 +113,6 @@ def load_rows(client: Client, every: list[LoadedRows]) -> None:
 def _pieces(table: Table, rows: int) -> Iterator[slice]:
     step = max(1, PIECE_BYTES // (table.width * table.dtype.itemsize))
     return (slice(begin, begin + step) for begin in range(0, rows, step))
-
-
-def _tensor(where: str, table: Table, given: Any, rows: int) -> NDArray[Any]:
-    shape = (rows, table.width)
-    if not isinstance(given, torch.Tensor):
-        raise Refused(f"{where} is of {type(given).__name__}; expected a tensor of shape {shape}")
-    if tuple(given.shape) != shape:
-        raise Refused(f"{where} has shape {tuple(given.shape)}; expected {shape}")
-    if given.is_complex() or not bool(torch.isfinite(given).all()):
-        raise Refused(f"{where} has NaN or infinity, or is complex; expected real numbers")
-    made: NDArray[Any] = given.detach().to("cpu", table.dtype).contiguous().numpy()
-    return made
 
 
 def _type(table: Table) -> Any:
