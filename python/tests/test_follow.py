@@ -233,7 +233,6 @@ def test_an_outer_step_that_fails_is_completed_by_the_next_call(job: Any, monkey
 
         return run
 
-    monkeypatch.setattr(client, "push_pull", failing(client.push_pull))
     monkeypatch.setattr(client, "start_push_pull", failing(client.start_push_pull))
     for step in range(24):
         inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
@@ -272,13 +271,13 @@ def test_weights_that_are_set_are_those_of_the_next_outer_step(job: Any) -> None
 def test_the_batch_after_a_failed_outer_step_counts(job: Any, monkeypatch: Any) -> None:
     weight, client = torch.nn.Parameter(torch.zeros(1)), job()
     diloco = module().DiLoCo([weight], torch.optim.SGD([weight], lr=1.0), 2, "sgd", 1.0, client=client)
-    push_pull = client.push_pull
+    start = client.start_push_pull
 
     def failing(*given: Any, **named: Any) -> Any:
-        monkeypatch.setattr(client, "push_pull", push_pull)
+        monkeypatch.setattr(client, "start_push_pull", start)
         raise pserver.Timeout("no answer")
 
-    monkeypatch.setattr(client, "push_pull", failing)
+    monkeypatch.setattr(client, "start_push_pull", failing)
     for step in range(1, 7):
         weight.grad = torch.ones(1)
         if step == 2:

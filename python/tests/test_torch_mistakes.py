@@ -332,13 +332,17 @@ def test_a_step_whose_end_is_unknown_is_completed_and_not_replaced(job: Any) -> 
 def test_zero_grad_completes_the_step_of_a_single_trainer_whose_end_is_unknown(job: Any, monkeypatch: Any) -> None:
     client, weight = job(), torch.nn.Parameter(torch.zeros(1))
     one = module().Optimizer([weight], "sgd", 1.0, client=client)
-    push_pull = client.push_pull
+    start = client.start_push_pull
 
-    def lost(gradients: Any, out: Any, **named: Any) -> Any:
-        monkeypatch.setattr(client, "push_pull", push_pull)
-        raise pserver.Timeout("no answer")
+    class Lost:
+        def wait(self) -> None:
+            raise pserver.Timeout("no answer")
 
-    monkeypatch.setattr(client, "push_pull", lost)
+    def lost(*_: Any, **named: Any) -> Any:
+        monkeypatch.setattr(client, "start_push_pull", start)
+        return Lost()
+
+    monkeypatch.setattr(client, "start_push_pull", lost)
     weight.grad = torch.ones(1)
     with pytest.raises(pserver.Timeout):
         one.step()
@@ -365,6 +369,26 @@ def test_rows_of_a_step_whose_end_is_unknown_are_completed_and_not_replaced(job:
     tables[1](ids).sum().backward()
     second.step()
     assert tables[0](ids).item() == tables[1](ids).item() == -1
+
+
+def test_a_failed_step_of_tables_alone_is_completed(job: Any, monkeypatch: Any) -> None:
+    client, table = job(), module().Embedding(9, 1, initial="constant { value: 0 }")
+    one = module().Optimizer(table.named_parameters(), "sgd", 1.0, client=client)
+    push = client.push_rows
+
+    def lost(*_: Any, **named: Any) -> None:
+        monkeypatch.setattr(client, "push_rows", push)
+        raise pserver.Timeout("no answer")
+
+    for steps, repeat in enumerate((one.step, one.zero_grad), 1):
+        table(torch.tensor([3])).sum().backward()
+        monkeypatch.setattr(client, "push_rows", lost)
+        with pytest.raises(pserver.Timeout):
+            one.step()
+        repeat()
+        one.zero_grad()
+        with torch.no_grad():
+            assert table(torch.tensor([3])).item() == -steps
 
 
 def test_frozen_weights_stay_and_others_leave_early_with_overlap(job: Any) -> None:
@@ -397,3 +421,44 @@ def test_copies_of_tables_are_refused_and_parameters_without_elements_stay(job: 
     assert layer.empty.shape == (0, 3) and float(layer.weight[0].detach()) == pytest.approx(0.9)
     with module().follow(layer, one.client.coordinator, deadline=30) as follower:
         assert follower.versions == {"weight": 1}
+
+
+def test_an_interrupt_after_servers_have_the_gradient_counts_it_once(job: Any, monkeypatch: Any) -> None:
+    client, weight = job(), torch.nn.Parameter(torch.zeros(1))
+    one = module().Optimizer([weight], "sgd", 1.0, client=client)
+    wait = pserver.Call.wait
+
+    def interrupted(call: Any) -> None:
+        monkeypatch.setattr(pserver.Call, "wait", wait)
+        wait(call)
+        raise KeyboardInterrupt
+
+    for repeat in (one.step, one.zero_grad):
+        before = weight.item()
+        weight.grad = torch.ones(1)
+        monkeypatch.setattr(pserver.Call, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.step()
+        repeat()
+        assert weight.item() == before - 1 and client.pull(["parameter.0"])["parameter.0"].tolist() == [before - 1]
+        one.zero_grad()
+
+
+def test_a_refused_step_that_is_given_up_writes_no_weights(job: Any) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.ones(4, 6).t())]
+    one = module().Optimizer([{"params": [weight]} for weight in weights], "sgd", 1.0, client=job())
+    weights[0].grad, weights[1].grad = torch.ones(4), torch.full((6, 4), float("nan"))
+    with pytest.raises(pserver.Refused, match="NaN"):
+        one.step()
+    one.zero_grad()
+    assert (weights[0] == -1).all() and (weights[1] == 1).all()
+
+
+def test_a_norm_beyond_numbers_scales_to_zero(job: Any) -> None:
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    one = module().Optimizer([weight], "sgd", 1.0, client=job(), max_norm=1.0)
+    for gradient, expected in ((1e200, 1.0), (2**-0.5, 1 - 2**-0.5)):
+        weight.grad = torch.full((2,), gradient, dtype=torch.float64)
+        one.step()
+        expected = torch.full((2,), expected, dtype=torch.float64)
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-5, atol=0)

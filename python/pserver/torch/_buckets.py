@@ -1,7 +1,7 @@
 """Gradients that travel in one call: of a group, or, with overlap, of some parameters that are last in a model."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 
@@ -51,11 +51,11 @@ class Bucket:
         for weight in self.weights:
             gradient = weight.gradient(wire)
             if gradient is None:
+                self._versions.append((weight, None, 0))
                 # Frozen weights are so at every trainer, and decay nowhere.
                 if not needs_all or not weight.tensor.requires_grad:
                     continue
                 gradient = weight.zeros()
-                self._versions.append((weight, None, 0))
             elif weight.tensor.grad is not None:
                 self._versions.append((weight, weight.tensor.grad, weight.tensor.grad._version))
             found[weight.name] = gradient
@@ -64,7 +64,7 @@ class Bucket:
 
     def start(self, client: Client, gradients: dict[str, Array], rate: float, fetches: bool) -> None:
         """Starts to send the gradients, and to fetch the values with them where ``fetches``."""
-        self.rate = rate
+        self.rate, self._places = rate, None
         if not gradients:
             self.is_sent = True
         elif fetches:
@@ -80,45 +80,60 @@ class Bucket:
                 return weight
         return None
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Around a call that sends the gradients: notes when its failure leaves open whether servers have them."""
-        try:
-            yield
-        except Refused:
-            raise
-        except BaseException:
-            self.is_unsure = True
-            raise
-
     def forget_gradients(self) -> None:
         """Gradients that were sent count, whatever those of the model become."""
         self._versions.clear()
 
     def wait(self) -> None:
         """Waits until servers have the gradients. After a failure they can be started again."""
-        call, self._call = self._call, None
+        call = self._call
         if call is not None:
-            with self.sending():
+            try:
                 call.wait()
+            finally:
+                self._call = None
+                self._note_end(call)
         if self._places is not None:
             self._places.finish()
             self._places = None
-        self.is_sent = True
+
+    def _note_end(self, call: Call) -> None:
+        """Notes what servers have after a call, also where the program was interrupted when it ended."""
+        try:
+            self.is_sent = acknowledged(call)
+            self.is_unsure = not self.is_sent
+        except Refused:
+            pass
+        if not self.is_sent:
+            self._places = None
 
     def give_up(self) -> None:
         """Waits until a call that was started is over, well or not."""
-        try:
+        with suppress(Error):
             self.wait()
-        except Error:
-            self._places = None
 
     def reset(self) -> None:
         """The next step begins."""
         self.is_sent = self.is_unsure = False
+        self._places = None
         self.sent = []
         self._versions = []
         self._complete.clear()
+
+
+def acknowledged(call: Call) -> bool:
+    """Whether servers have what a call sent that is over; if not, they may have it.
+
+    Raises:
+        Refused: they refused it.
+    """
+    try:
+        call.wait()
+    except Refused:
+        raise
+    except Error:
+        return False
+    return True
 
 
 def wait_all(buckets: Iterable[Bucket]) -> None:

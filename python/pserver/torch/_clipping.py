@@ -6,6 +6,7 @@ of all shares and sends it back, and servers scale by it before the rule: docs/d
 
 from collections.abc import Iterable
 from math import inf, sqrt
+from sys import float_info
 
 import numpy
 
@@ -46,7 +47,8 @@ class Clipping:
         shares = {_share(name): numpy.empty(1) for name in names}
         client.pull(shares)
         self.total_norm = sqrt(sum(float(share[0]) for share in shares.values()))
-        number = numpy.array([self.total_norm])
+        # Servers take finite numbers. Beyond them gradients are scaled to zero, as PyTorch scales them.
+        number = numpy.array([min(self.total_norm, float_info.max)])
         client.push({_total(name): number for name in names})
 
 

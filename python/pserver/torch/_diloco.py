@@ -7,6 +7,7 @@ import torch
 
 from .._client import Array, Call, Client
 from .._errors import Refused
+from ._buckets import acknowledged
 from ._embedding import Table
 from ._optimizer import Optimizer
 from ._weights import Places, Weight
@@ -48,6 +49,8 @@ class _Fragment:
         """What the outer step that has begun sends."""
         self._rate = 0.0
         self._call: Call | None = None
+        self._is_acknowledged = False
+        """Whether servers have it."""
         self._places: Places | None = None
         self._sent: list[torch.Tensor] = []
 
@@ -69,14 +72,16 @@ class _Fragment:
     def finish(self, client: Client) -> None:
         """Waits for the outer step. What was trained since its begin is added to its weights. After a failure another
         call sends the same differences, which count once."""
-        call, places = self._call, self._places
+        places = self._places
         if not self._gradients or places is None:
             return
-        self._call = None
-        if call is not None:
-            call.wait()
-        else:
-            client.push_pull(self._gradients, places.arrays, rate=self._rate)
+        if not self._is_acknowledged:
+            call = self._call or client.start_push_pull(self._gradients, places.arrays, rate=self._rate)
+            try:
+                call.wait()
+            finally:
+                self._call = None
+                self._note_end(call)
         if self._sent:
             for (weight, value), before, sent in zip(places.staged, self.before, self._sent):
                 value = value.to(before.device)
@@ -85,7 +90,16 @@ class _Fragment:
         else:
             places.finish()
             self.keep_weights()
-        self._gradients, self._places, self._sent = {}, None, []
+        self._forget()
+
+    def _note_end(self, call: Call) -> None:
+        try:
+            self._is_acknowledged = acknowledged(call)
+        except Refused:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._gradients, self._places, self._sent, self._is_acknowledged = {}, None, [], False
 
     def keep_weights(self) -> None:
         """The weights are those of the last outer step."""

@@ -206,7 +206,12 @@ class Table:
     @property
     def is_started(self) -> bool:
         """Whether gradients of this step are sent, or on their way, or servers may have them."""
-        return self._push is not None or self._unsure is not None
+        return self._push is not None or self.is_unsure
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether servers may have the gradients of a step that failed."""
+        return self._unsure is not None
 
     def forget_gradients(self) -> None:
         """Drops gradients that were not sent."""

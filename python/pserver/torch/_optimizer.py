@@ -2,13 +2,13 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
 
 from .._client import Client, last_client
-from .._errors import Refused
+from .._errors import Error, Refused
 from ._buckets import Bucket, in_buckets, wait_all
 from ._clipping import Clipping
 from ._embedding import Table
@@ -228,10 +228,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             for group, table in self._tables:
                 table.start_push(float(self.param_groups[group]["lr"]), not self._is_alone)
-            if len(self._buckets) == 1 and self._fetches_at_once:
-                self._exchange(self._buckets[0])
-            else:
-                self._exchange_buckets()
+            self._exchange()
             for _, table in self._tables:
                 table.wait_push()
         except Refused:
@@ -246,18 +243,7 @@ class Optimizer(torch.optim.Optimizer):
         for _, table in self._tables:
             table.end_step()
 
-    def _exchange(self, bucket: Bucket) -> None:
-        """All gradients in one call, and all values in its answer."""
-        gradients = bucket.gradients(not self._is_alone, self._wire)
-        if gradients and not bucket.is_sent:
-            places = Places(bucket.sent)
-            bucket.rate = self._rate(bucket)
-            with bucket.sending():
-                self.client.push_pull(gradients, places.arrays, rate=bucket.rate)
-            places.finish()
-        bucket.is_sent = True
-
-    def _exchange_buckets(self) -> None:
+    def _exchange(self) -> None:
         for bucket in self._buckets:
             if not bucket.is_on_its_way:
                 self._start(bucket)
@@ -311,13 +297,27 @@ class Optimizer(torch.optim.Optimizer):
                 raise Refused("servers have gradients of this step, or may; expected step(), which completes it")
             if not self._was_refused:
                 self._run_step()
-            for bucket in self._buckets:
-                bucket.give_up()
-            self._end_step()
+            self._give_up_step()
         self._has_failed = False
         super().zero_grad(set_to_none)
         for _, table in self._tables:
             table.forget_gradients()
+
+    @torch.no_grad()
+    def _give_up_step(self) -> None:
+        """Ends a step of which a part was refused. What servers may have of it is sent again, which counts once."""
+        for bucket in self._buckets:
+            bucket.give_up()
+            if bucket.is_unsure:
+                self._start(bucket)
+                bucket.wait()
+        for group, table in self._tables:
+            with suppress(Error):
+                table.wait_push()
+            if table.is_unsure:
+                table.start_push(float(self.param_groups[group]["lr"]), False)
+                table.wait_push()
+        self._end_step()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("an optimizer stays with its job; expected its state_dict() where a copy is to be kept")

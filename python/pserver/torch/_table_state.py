@@ -36,9 +36,9 @@ class LoadedRows(NamedTuple):
 
 def rows_of(client: Client, table: Table, rule: Rule) -> dict[str, Any]:
     """All rows of a table and their state."""
+    # A piece without rows has the updates, before which no row is listed, and the names of the states.
+    whole = client.state(table.name, numpy.empty(0, numpy.int64))
     ids = client.rows(table.name).astype(numpy.int64)
-    # Without rows, a piece without any has the names of the states.
-    whole = client.state(table.name, ids[:0])
     rows = numpy.empty((len(ids), table.width), _type(table))
     tensors = {name: numpy.empty((len(ids), table.width), _type(table)) for name in whole.tensors}
     for piece in _pieces(table, len(ids)):
