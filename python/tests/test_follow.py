@@ -199,7 +199,7 @@ def test_diloco_goes_on_in_another_job_to_the_bit(job: Any, how: dict[str, Any],
 
 
 def completed(call: Any) -> None:
-    """Repeats a call until it succeeds."""
+    """Repeats a call, as of a client with a short deadline, until it succeeds."""
     for _ in range(20):
         try:
             call()

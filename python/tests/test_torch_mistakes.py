@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from test_follow import completed
 
 import pserver
 
@@ -292,17 +293,6 @@ def test_other_limits_types_and_parameters_at_one_trainer_are_refused(job: Any) 
             module().Optimizer(tables[1].named_parameters(), "sgd", 0.1, client=clients[1])
         for client in clients:
             client.close()
-
-
-def completed(call: Callable[[], Any]) -> None:
-    """Repeats a call of a client with a short deadline until it succeeds."""
-    for _ in range(20):
-        try:
-            call()
-            return
-        except pserver.Timeout:
-            continue
-    raise AssertionError("it fails each time")
 
 
 def test_a_step_whose_end_is_unknown_is_completed_and_not_replaced(job: Any) -> None:

@@ -123,7 +123,7 @@ class DiLoCo:
     >>> for batch in batches: loss(batch).backward(); diloco.step()       # doctest: +SKIP
     """
 
-    outer: Optimizer
+    outer: _Outer
     """The outer optimizer, for schedules of its rate."""
 
     def __init__(
@@ -153,7 +153,7 @@ class DiLoCo:
         if any(map(Table.is_of, _tensors(params))):
             raise Refused("DiLoCo with a table of rows; expected it in an Optimizer of another job")
         self.inner, self.every, self.wire, self.steps = inner, every, wire, 0
-        self.outer = self._outer = _Outer(params, outer, lr, client=client, **settings)
+        self.outer = _Outer(params, outer, lr, client=client, **settings)
         if len(self.outer.param_groups) > 1:
             raise Refused(f"{len(self.outer.param_groups)} groups of parameters; expected one, with one outer rate")
         self._fragments = [_Fragment(some) for some in _in_parts(self.outer.weights, fragments)]
@@ -229,7 +229,7 @@ class DiLoCo:
         """Makes this trainer's weights the job's, as after ``model.load_state_dict``, and those from which the next
         outer step counts. All trainers call it, with the same weights."""
         self._check_rest()
-        self._outer.replace_weights(weight.tensor.detach() for weight in self.outer.weights)
+        self.outer.replace_weights(weight.tensor.detach() for weight in self.outer.weights)
         for fragment in self._fragments:
             fragment.keep_weights()
 
@@ -257,12 +257,12 @@ class DiLoCo:
         steps, weights = state_dict["steps"], self._checked_weights(state_dict["weights"])
         if type(steps) is not int or steps < 0:
             raise Refused(f"steps {steps!r}; expected a number of 0 or more")
-        load_outer = self._outer._checked_state(state_dict["outer"])
+        load_outer = self.outer._checked_state(state_dict["outer"])
         try:
             self.inner.load_state_dict(state_dict["inner"])
         except Exception as error:
             raise Refused(f"the state of the inner optimizer: {error!r}") from error
-        self._outer.replace_weights(weights)
+        self.outer.replace_weights(weights)
         # After the weights: of those in half precision it has the servers' own.
         load_outer()
         for before, value in zip(self._before, weights):

@@ -105,10 +105,6 @@ class Table:
         """Whether a parameter stands for a table."""
         return isinstance(getattr(tensor, "pserver_table", None), Table)
 
-    def is_for(self, tensor: torch.Tensor) -> bool:
-        """Whether a parameter stands for this table."""
-        return getattr(tensor, "pserver_table", None) is self
-
     @staticmethod
     def of(tensor: torch.Tensor, name: str) -> "Table":
         """The table that a parameter stands for, by this name at the servers."""
@@ -116,9 +112,14 @@ class Table:
         table.name, table._weight = name, weakref.ref(tensor)
         return table
 
+    @property
+    def type_name(self) -> str:
+        """The type of its elements, as NumPy and servers name it."""
+        return str(self.dtype).removeprefix("torch.")
+
     def declare(self, client: Client, config: str) -> None:
         """Declares the table in a job that this trainer initialises."""
-        client.init_rows(self.name, self.config(config), str(self.dtype).removeprefix("torch."))
+        client.init_rows(self.name, self.config(config), self.type_name)
 
     def config(self, config: str) -> str:
         """The configuration of the table, with that of its optimizer."""
@@ -128,7 +129,7 @@ class Table:
     def check_type(self, client: Client) -> None:
         """Refuses a job whose table has another type."""
         found = client._facts(self.name)[0]
-        if str(found) != str(self.dtype).removeprefix("torch."):
+        if str(found) != self.type_name:
             raise Refused(f'table "{self.name}" is of {self.dtype}; expected {found}, as the job was initialised')
 
     def bind(self, client: Client) -> None:
@@ -188,18 +189,19 @@ class Table:
         """Takes the gradients of rows, when the backward pass has them."""
         assert rows.grad is not None
         self._drop_zeroed()
-        weight = self._stand_in()
+        weight = self.stand_in()
         if weight is not None and weight.grad is None:
             weight.grad = torch.zeros_like(weight)
         self._gradients.append((ids, rows.grad[: len(ids)]))
         rows.grad = None
 
-    def _stand_in(self) -> torch.Tensor | None:
+    def stand_in(self) -> torch.Tensor | None:
+        """The parameter that stands for the table, while the model has it."""
         return None if self._weight is None else self._weight()
 
     def _drop_zeroed(self) -> None:
         """Drops gradients that ``model.zero_grad()`` has dropped."""
-        weight = self._stand_in()
+        weight = self.stand_in()
         if weight is not None and weight.grad is None:
             self._gradients.clear()
 
@@ -227,7 +229,7 @@ class Table:
             self._unsure = None
             text = "expected those that were sent, with which another step() completes this one"
             raise Refused(f'table "{self.name}": other gradients after servers may have got some; {text}')
-        weight = self._stand_in()
+        weight = self.stand_in()
         # Frozen rows are so at every trainer, and decay nowhere.
         if not self._gradients and not (needs_all and (weight is None or weight.requires_grad)):
             return

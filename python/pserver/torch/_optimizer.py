@@ -295,9 +295,10 @@ class Optimizer(torch.optim.Optimizer):
         if self._is_in_step:
             if not (self._has_failed and self._is_alone):
                 raise Refused("servers have gradients of this step, or may; expected step(), which completes it")
-            if not self._was_refused:
+            if self._was_refused:
+                self._give_up_step()
+            else:
                 self._run_step()
-            self._give_up_step()
         self._has_failed = False
         super().zero_grad(set_to_none)
         for _, table in self._tables:
@@ -375,8 +376,9 @@ class Optimizer(torch.optim.Optimizer):
     def _placed_tables(self) -> Iterator[tuple[Rule, torch.Tensor, Table]]:
         """The tables with their rules."""
         for number, table in self._tables:
-            tensors = self.param_groups[number]["params"]
-            yield from ((self._rules[number], tensor, table) for tensor in tensors if table.is_for(tensor))
+            tensor = table.stand_in()
+            assert tensor is not None, "the groups have it"
+            yield self._rules[number], tensor, table
 
     @property
     def _is_in_step(self) -> bool:

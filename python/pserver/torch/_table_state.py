@@ -39,8 +39,8 @@ def rows_of(client: Client, table: Table, rule: Rule) -> dict[str, Any]:
     # A piece without rows has the updates, before which no row is listed, and the names of the states.
     whole = client.state(table.name, numpy.empty(0, numpy.int64))
     ids = client.rows(table.name).astype(numpy.int64)
-    rows = numpy.empty((len(ids), table.width), _type(table))
-    tensors = {name: numpy.empty((len(ids), table.width), _type(table)) for name in whole.tensors}
+    rows = numpy.empty((len(ids), table.width), table.type_name)
+    tensors = {name: numpy.empty((len(ids), table.width), table.type_name) for name in whole.tensors}
     for piece in _pieces(table, len(ids)):
         client.pull_rows(table.name, ids[piece], rows[piece])
         state = client.state(table.name, ids[piece])
@@ -113,7 +113,3 @@ def load_rows(client: Client, every: list[LoadedRows]) -> None:
 def _pieces(table: Table, rows: int) -> Iterator[slice]:
     step = max(1, PIECE_BYTES // (table.width * table.dtype.itemsize))
     return (slice(begin, begin + step) for begin in range(0, rows, step))
-
-
-def _type(table: Table) -> Any:
-    return numpy.dtype(str(table.dtype).removeprefix("torch."))
