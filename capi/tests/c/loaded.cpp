@@ -3,13 +3,7 @@
 #include <iostream>
 #include <paddle_pserver.hpp>
 
-#define CHECK(condition)                                                       \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      std::cerr << __FILE__ << ":" << __LINE__ << ": " #condition << std::endl; \
-      std::exit(1);                                                            \
-    }                                                                          \
-  } while (0)
+#include "check.hpp"
 
 namespace {
 
@@ -21,19 +15,6 @@ const char *const text =
     "    forward y = matmul(x, w)\n"
     "    forward loss = reduce_sum(y)\n"
     "}\n";
-
-// The text of the exception that a call throws.
-template <class Call>
-std::string refusal(Call &&call) {
-  try {
-    call();
-  } catch (const pserver::error &failure) {
-    return failure.what();
-  }
-  return "";
-}
-
-bool has(const std::string &text, const char *words) { return text.find(words) != std::string::npos; }
 
 }  // namespace
 
