@@ -116,9 +116,6 @@ struct ProcessArgs {
     /// Be a child: print reports as JSON, and end with standard input.
     #[arg(long, hide = true, requires = "connect")]
     reports: bool,
-    /// Trainers that the parent starts.
-    #[arg(long, hide = true, requires = "reports")]
-    of: Option<u32>,
 }
 
 /// Trains. Progress goes to standard error; the results, a name and a number in each line, to standard output.
