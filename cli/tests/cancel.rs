@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use cluster::asked::is_full;
 use cluster::job::{Job, Local, TCP, client};
-use cluster::training::{Tensor, begin, given, push_pull};
+use cluster::training::{Tensor, begin, given, places, push_pull, wanted};
 use pserver_client::{Client, DestinationSlice};
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
 
-/// Within a call, before it is cancelled: longer than the call takes to reach the servers.
-const UNDER_WAY: Duration = Duration::from_millis(50);
+/// Within a call, before it is cancelled: longer than a thread takes to begin it, also on a machine that is busy.
+const UNDER_WAY: Duration = Duration::from_millis(200);
 /// The fastest of several cancellations takes less, also on a machine that is busy; each waits 60 s otherwise.
 const FASTEST: Duration = Duration::from_millis(500);
 const SLOWEST: Duration = Duration::from_secs(10);
@@ -64,10 +64,14 @@ fn a_cancelled_call_ends_at_once_and_is_made_again() {
             begin(&other, &tensors).expect("it is initialised");
             first.join().expect("no panic").expect("it is initialised");
         });
+        // Made before a call begins: a cancellation that comes earlier is none of the call.
+        let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(0, 1)).collect();
+        let mut values = places(&tensors);
+        let (given, mut wanted) = (given(&tensors, &gradients), wanted(&tensors, &mut values));
         let mut times: Vec<Duration> = (0..count)
             .map(|_| {
                 // The other trainer has not sent its gradient.
-                let (time, text) = cancelled(&one, || push_pull(&one, &tensors, 0, 1));
+                let (time, text) = cancelled(&one, || one.push_pull(&given, None, &mut wanted));
                 assert!(text.contains("\"w\"") && text.contains("cancelled by the program"), "{text}");
                 time
             })

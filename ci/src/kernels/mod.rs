@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::built::Built;
 use crate::workspace::{Tally, Workspace};
 
 const FOLDER: &str = "kernels/gen";
@@ -83,9 +84,9 @@ fn compile(workspace: &Workspace) -> Result<PathBuf> {
 
 /// The output of the example program `cuda_module` of the kernels.
 pub(crate) fn module_program(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<u8>> {
-    let mut command = workspace.cargo();
-    command.args(["run", "--quiet", "--package", "pserver-kernels", "--example", "cuda_module", "--"]).args(arguments);
-    let output = command.stderr(Stdio::inherit()).output().context("run the example cuda_module")?;
+    let program = Built::tests(workspace)?.program("cuda_module", false)?;
+    let output = workspace.command(program).args(arguments).stderr(Stdio::inherit()).output();
+    let output = output.context("run the example cuda_module")?;
     if !output.status.success() {
         bail!("the example cuda_module ended with {}", output.status);
     }

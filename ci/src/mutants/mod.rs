@@ -93,8 +93,9 @@ impl TestProgram {
         plant(workspace.root(), &folder, MUTANTS)?;
         let mut cargo = workspace.cargo();
         // Third-party packages are built already. A copy that runs a few times is not optimised.
-        cargo.current_dir(&folder).env("CARGO_TARGET_DIR", &target).env("CARGO_PROFILE_DEV_OPT_LEVEL", "0");
-        cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").args(["test", "--package", "pserver-core", "--lib", "--no-run"]);
+        cargo.current_dir(&folder).env("CARGO_TARGET_DIR", &target).env("CARGO_PROFILE_DEV_DEBUG", "0");
+        cargo.args(["test", "--package", "pserver-core", "--lib", "--no-run"]);
+        cargo.args(["--config", "profile.dev.package.pserver-core.opt-level=0"]);
         let built = Built::of(&mut cargo).context("the copy with the faults does not build")?;
         let output = folder.join("output");
         Ok(Self { program: built.program("pserver_core", true)?, folder, output })
