@@ -82,10 +82,10 @@ fn on_standin(workspace: &Workspace, parts: &str) -> Result<Tally> {
     let report = workspace.root().join("target/gpu-standin.txt");
     script.arg(SCRIPT).args(["--parts", parts, "--elements", "20000", "--step-elements", "5000"]).arg("--markdown");
     script.arg(report.with_extension("md")).arg(&report);
-    let environment = String::from_utf8(kernels::module_program(workspace, &["standin"])?)
+    let built = Built::tests(workspace)?;
+    let environment = String::from_utf8(kernels::module_program(workspace, &built, &["standin"])?)
         .context("the environment of the stand-in driver")?;
     script.envs(environment.lines().filter_map(|line| line.split_once('=')));
-    let built = Built::tests(workspace)?;
     for (variable, target, is_test) in PROGRAMS {
         script.env(variable, built.program(target, is_test)?);
     }

@@ -1,19 +1,11 @@
-// What the test programs in C++ share: a check that names the place and stops, and the texts of exceptions.
+// The test programs in C++ share the check of those in C, and the text of an exception.
 #ifndef CHECK_HPP
 #define CHECK_HPP
 
-#include <cstdlib>
-#include <iostream>
 #include <paddle_pserver.hpp>
 #include <string>
 
-#define CHECK(condition)                                                       \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      std::cerr << __FILE__ << ":" << __LINE__ << ": " #condition << std::endl; \
-      std::exit(1);                                                            \
-    }                                                                          \
-  } while (0)
+#include "check.h"
 
 // The text of the exception that a call throws.
 template <class Call>

@@ -72,19 +72,20 @@ fn compile(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.root().join("target/cuda-kernels");
     fs::create_dir_all(&folder).context("make the folder for artifacts")?;
     let source = folder.join("pserver.cu");
-    fs::write(&source, module_program(workspace, &["source"])?)?;
+    let built = Built::tests(workspace)?;
+    fs::write(&source, module_program(workspace, &built, &["source"])?)?;
     for (toolchain, architecture, name) in [(CUBIN_TOOLCHAIN, "sm_90", CUBIN), (PTX_TOOLCHAIN, "compute_80", PTX)] {
         toolchain.install(workspace)?;
         toolchain.nvrtc(workspace, architecture, &source, &folder.join(name))?;
     }
     let paths = [CUBIN, PTX].map(|name| folder.join(name).display().to_string());
-    fs::write(folder.join(MANIFEST), module_program(workspace, &["manifest", &paths[0], &paths[1]])?)?;
+    fs::write(folder.join(MANIFEST), module_program(workspace, &built, &["manifest", &paths[0], &paths[1]])?)?;
     Ok(folder)
 }
 
 /// The output of the example program `cuda_module` of the kernels.
-pub(crate) fn module_program(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<u8>> {
-    let program = Built::tests(workspace)?.program("cuda_module", false)?;
+pub(crate) fn module_program(workspace: &Workspace, built: &Built, arguments: &[&str]) -> Result<Vec<u8>> {
+    let program = built.program("cuda_module", false)?;
     let output = workspace.command(program).args(arguments).stderr(Stdio::inherit()).output();
     let output = output.context("run the example cuda_module")?;
     if !output.status.success() {

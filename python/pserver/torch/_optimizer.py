@@ -200,13 +200,13 @@ class Optimizer(torch.optim.Optimizer):
 
     # Steps
 
-    def _rate(self, bucket: Bucket) -> float:
-        return float(self.param_groups[bucket.group]["lr"])
+    def _rate(self, group: int) -> float:
+        return float(self.param_groups[group]["lr"])
 
     @torch.no_grad()
     def _start(self, bucket: Bucket) -> None:
         gradients = bucket.gradients(not self._is_alone, self._wire)
-        bucket.start(self.client, gradients, self._rate(bucket), self._fetches_at_once)
+        bucket.start(self.client, gradients, self._rate(bucket.group), self._fetches_at_once)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -227,7 +227,7 @@ class Optimizer(torch.optim.Optimizer):
         self._has_failed, self._was_refused = True, False
         try:
             for group, table in self._tables:
-                table.start_push(float(self.param_groups[group]["lr"]), not self._is_alone)
+                table.start_push(self._rate(group), not self._is_alone)
             self._exchange()
             for _, table in self._tables:
                 table.wait_push()
@@ -258,8 +258,8 @@ class Optimizer(torch.optim.Optimizer):
         for rule, group in zip(self._rules, self.param_groups):
             check_settings(rule.settings, group, "at a step")
         for bucket in self._buckets:
-            if bucket.is_started and bucket.rate != self._rate(bucket):
-                text = f"a learning rate of {self._rate(bucket)} after gradients were sent with {bucket.rate}"
+            if bucket.is_started and bucket.rate != self._rate(bucket.group):
+                text = f"a learning rate of {self._rate(bucket.group)} after gradients were sent with {bucket.rate}"
                 raise Refused(f"{text}; expected it to be set before the backward pass, or overlap=False")
 
     @property
@@ -316,7 +316,7 @@ class Optimizer(torch.optim.Optimizer):
             with suppress(Error):
                 table.wait_push()
             if table.is_unsure:
-                table.start_push(float(self.param_groups[group]["lr"]), False)
+                table.start_push(self._rate(group), False)
                 table.wait_push()
         self._end_step()
 
