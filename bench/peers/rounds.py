@@ -172,7 +172,8 @@ def train(trainer, options):
 
 def processor_seconds(processes):
     """What processors have worked for these processes so far, with all threads that they have or had."""
-    # The clock of a process that the system keeps: exact, where the ticks in /proc/PID/stat are 10 ms long.
+    # The clock of a process that the system keeps. It is exact for threads that wait or yield; what a thread has worked
+    # since the last tick of its processor (1 to 4 ms) is missing. The figures of /proc/PID/stat are in steps of 10 ms.
     sched = 2
     return sum(time.clock_gettime(~one.pid << 3 | sched) for one in processes)
 
