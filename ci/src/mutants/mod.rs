@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use self::planting::{CHOSEN, plant};
+use self::planting::{CHOSEN, PROGRAM, plant};
 use self::table::{MUTANTS, Mutant, SAMPLE};
 use crate::built::Built;
 use crate::workspace::{Tally, Workspace};
@@ -92,13 +92,13 @@ impl TestProgram {
         let folder = target.join("mutants");
         plant(workspace.root(), &folder, MUTANTS)?;
         let mut cargo = workspace.cargo();
-        // Third-party packages are built already. A copy that runs a few times is not optimised.
+        // A copy that runs a few times is not optimised.
         cargo.current_dir(&folder).env("CARGO_TARGET_DIR", &target).env("CARGO_PROFILE_DEV_DEBUG", "0");
-        cargo.args(["test", "--package", "pserver-core", "--lib", "--no-run"]);
+        cargo.args(["test", "--workspace", "--test", PROGRAM, "--no-run"]);
         cargo.args(["--config", "profile.dev.package.pserver-core.opt-level=0"]);
         let built = Built::of(&mut cargo).context("the copy with the faults does not build")?;
         let output = folder.join("output");
-        Ok(Self { program: built.program("pserver_core", true)?, folder, output })
+        Ok(Self { program: built.program(PROGRAM, true)?, folder, output })
     }
 
     /// With no fault on, the tests that are named for these must pass, or all where these are all.

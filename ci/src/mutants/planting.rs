@@ -17,6 +17,10 @@ const SWITCH: &str = "//! Planted faults.\n\n/// Whether this fault is on.\npub 
                       CHOSEN.get_or_init(|| std::env::var(\"PSERVER_MUTANT\").ok()).as_deref() == Some(name)\n}\n";
 const SWITCH_FILE: &str = "core/src/mutant.rs";
 const CORE: &str = "core/src/lib.rs";
+const MANIFEST: &str = "core/Cargo.toml";
+/// The test program of the copy: the unit tests of `core` under a name. A test program that has a name can be built
+/// alone with every package selected, which gives packages of others the features that they are already built with.
+pub(super) const PROGRAM: &str = "planted";
 /// Folders that the copy does not need.
 const LEFT_OUT: [&str; 3] = ["target", ".git", "models"];
 
@@ -24,8 +28,10 @@ const LEFT_OUT: [&str; 3] = ["target", ".git", "models"];
 /// not written, so that only what changed is compiled again.
 pub(super) fn plant(root: &Path, copy: &Path, mutants: &[Mutant]) -> Result<()> {
     let mut planted = planted_files(root, mutants)?;
-    let core = fs::read_to_string(root.join(CORE)).with_context(|| format!("cannot read {CORE}"))?;
-    planted.insert(CORE.into(), format!("{core}\npub mod mutant;\n"));
+    let read = |file: &str| fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"));
+    planted.insert(CORE.into(), format!("{}\npub mod mutant;\n", read(CORE)?));
+    let program = format!("\n[[test]]\nname = \"{PROGRAM}\"\npath = \"src/lib.rs\"\n");
+    planted.insert(MANIFEST.into(), read(MANIFEST)? + &program);
     planted.insert(SWITCH_FILE.into(), SWITCH.to_owned());
     let mut kept = BTreeSet::new();
     copy_folder(root, copy, Path::new(""), &planted, &mut kept)?;
