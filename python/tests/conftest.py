@@ -1,6 +1,7 @@
 """What the tests of the client share: servers, clients, and reports of skips."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 import pserver
 
 Connect = Callable[..., pserver.Client]
+
+# A shell without job control starts what is in its background with interrupts ignored, and Python leaves it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: Any) -> None:

@@ -1,0 +1,295 @@
+//! Values as halves, to the bit: on every way to the servers, beside trainers that have them whole, through servers
+//! that are killed.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::cluster::job::{Job, Local, TCP, client, folder, reader};
+use crate::cluster::process::Processes;
+use crate::cluster::training::{Tensor, begin, given, pull, push_pull};
+use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
+use pserver_core::dtype::ElementType::{Float32, Float64};
+use pserver_core::dtype::Half;
+use pserver_core::narrowing;
+use pserver_core::wire::Address;
+use pserver_node::Server;
+use pserver_transport::loopback::Hub;
+
+const ADAM: &str = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
+const CLIPPED: &str = "optimizer: SGD const_lr { learning_rate: 0.5 } clip_norm: 1.5";
+const SHM: &str = "shm://127.0.0.1:0";
+const ROUNDS: u64 = 4;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn tensors() -> Vec<Tensor> {
+    vec![
+        Tensor::new("tiny", Float32, 3, "const_lr { learning_rate: 1.0 }"),
+        Tensor::new("several chunks", Float32, 56 * 1024, ADAM),
+        Tensor::new("odd", Float32, 20_011, ADAM),
+        Tensor::new("clipped", Float32, 9_001, CLIPPED),
+        Tensor::new("summed", Float32, 12_000, "algorithm: \"sum\""),
+    ]
+}
+
+/// Values, whole, as halves.
+fn halved(values: &[Vec<u8>], half: Half) -> Vec<Vec<u8>> {
+    let one = |value: &Vec<u8>| {
+        let mut halves = vec![0; value.len() / 2];
+        narrowing::narrow_to_half(half, value, &mut halves);
+        halves
+    };
+    values.iter().map(one).collect()
+}
+
+fn places(tensors: &[Tensor]) -> Vec<Vec<u8>> {
+    tensors.iter().map(|tensor| vec![0xa5; tensor.bytes() / 2]).collect()
+}
+
+fn wanted<'a>(tensors: &'a [Tensor], contents: &'a mut [Vec<u8>], half: Half) -> Vec<DestinationSlice<'a>> {
+    let half = Some(half);
+    let one = |(tensor, content): (&'a Tensor, &'a mut Vec<u8>)| DestinationSlice {
+        half,
+        ..DestinationSlice::new(&tensor.name, content)
+    };
+    tensors.iter().zip(contents).map(one).collect()
+}
+
+/// A round of a trainer that has the values as halves; it sends its gradients as bfloat16.
+fn step(client: &Client, tensors: &[Tensor], half: Half, trainer: u32, round: u64) -> Vec<Vec<u8>> {
+    let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(trainer, round)).collect();
+    let gradients = halved(&gradients, Half::Bfloat16);
+    let given = |(tensor, content): (&Tensor, &Vec<u8>)| (tensor.name.clone(), content.clone());
+    let held: Vec<_> = tensors.iter().zip(&gradients).map(given).collect();
+    let element_type = Half::Bfloat16.element_type();
+    let given: Vec<GradientSlice<'_>> =
+        held.iter().map(|(name, content)| GradientSlice { name, element_type, content }).collect();
+    let mut values = places(tensors);
+    client.push_pull(&given, None, &mut wanted(tensors, &mut values, half)).expect("a round is closed");
+    values
+}
+
+/// Both trainers' rounds: the one has values whole, the other as halves, and after each round both are compared with
+/// what it came to.
+fn check_rounds(one: &Client, other: &Client, half: Half) -> Vec<Vec<u8>> {
+    let tensors = tensors();
+    let mut last = Vec::new();
+    thread::scope(|scope| {
+        let halves = scope.spawn(|| {
+            begin(other, &tensors).expect("the job begins");
+            (0..ROUNDS).map(|round| step(other, &tensors, half, 1, round)).collect::<Vec<_>>()
+        });
+        begin(one, &tensors).expect("the job begins");
+        let whole = (0..ROUNDS).map(|round| {
+            let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(0, round)).collect();
+            let mut values = crate::cluster::training::places(&tensors);
+            let mut wanted = crate::cluster::training::wanted(&tensors, &mut values);
+            one.push_pull(&given(&tensors, &gradients), None, &mut wanted).expect("a round is closed");
+            values
+        });
+        let whole: Vec<_> = whole.collect();
+        let halves = halves.join().expect("its rounds are closed");
+        for (round, (whole, found)) in whole.iter().zip(&halves).enumerate() {
+            assert!(*found == halved(whole, half), "round {round} as {half}");
+        }
+        last = whole.last().cloned().unwrap_or_default();
+    });
+    last
+}
+
+#[test]
+fn one_round_is_had_whole_and_as_halves_on_every_way() {
+    let job = |bind| Job { shards: 2, bind, ..Job::new(2, 2) };
+    let mut seen = Vec::new();
+    for (bind, half) in [(TCP, Half::Bfloat16), (SHM, Half::Bfloat16), (SHM, Half::Float16)] {
+        let servers = Local::start(&job(bind));
+        let clients = [0, 1].map(|trainer| client(&servers.coordinator(), trainer));
+        seen.push(check_rounds(&clients[0], &clients[1], half));
+        let mut values = places(&tensors());
+        let reader = reader(&servers.coordinator());
+        reader.pull(&mut wanted(&tensors(), &mut values, half)).expect("readers have halves too");
+        assert!(values == halved(&seen[seen.len() - 1], half), "{bind}");
+        servers.stop();
+    }
+    let hub = Hub::default();
+    let settings = Job { bind: "loopback://halves:1", shards: 2, ..Job::new(1, 2) }.settings(0, None);
+    let server = Server::start_within(settings, &hub).expect("nobody else has its name");
+    let within = |trainer| {
+        let options = ClientOptions { trainer: Some(trainer), ..ClientOptions::new(server.address().clone()) };
+        Client::within(options, &hub).expect("it needs nothing of the system")
+    };
+    seen.push(check_rounds(&within(0), &within(1), Half::Float16));
+    server.stop().expect("a server stops without a failure");
+    assert!(seen.iter().all(|values| *values == seen[0]), "how a trainer has a value changes none");
+}
+
+/// A view of halves is of half the length, and where the server made them.
+#[test]
+fn views_and_buffers_hold_halves() {
+    let tensors = tensors();
+    for bind in [SHM, TCP] {
+        let servers = Local::start(&Job { bind, ..Job::new(1, 1) });
+        let client = client(&servers.coordinator(), 0);
+        begin(&client, &tensors).expect("the job begins");
+        push_pull(&client, &tensors, 0, 1).expect("a round is closed");
+        let whole = pull(&client, &tensors).expect("they are there");
+        for half in Half::ALL {
+            let names: Vec<_> = tensors.iter().map(|tensor| (&*tensor.name, Some(half))).collect();
+            let view = client.pull_view_as(&names).expect("they are there");
+            let seen: Vec<Vec<u8>> =
+                (0..view.len()).map(|index| view.pieces(index).flatten().copied().collect()).collect();
+            assert!(seen == halved(&whole, half), "{bind} {half}");
+            assert_eq!(view.pieces(1).len(), 7, "a piece for each chunk of 32 KiB");
+            view.release().expect("nothing ended");
+        }
+        let mut buffer = client.buffer(tensors[1].bytes()).expect("there is memory");
+        let content = tensors[1].gradient(0, 2);
+        buffer.copy_from_slice(&content);
+        let given = [GradientSlice { name: &tensors[1].name, element_type: Float32, content: &buffer }];
+        let view = client.push_pull_view_as(&given, None, &[Some(Half::Bfloat16)]).expect("a round is closed");
+        let seen: Vec<u8> = view.pieces(0).flatten().copied().collect();
+        assert_eq!(view.is_in_place(), bind == SHM, "they are read where the server made them");
+        view.release().expect("nothing ended");
+        let mut place = client.buffer(tensors[1].bytes() / 2).expect("there is memory");
+        let half = Some(Half::Bfloat16);
+        client
+            .pull(&mut [DestinationSlice { half, ..DestinationSlice::new(&tensors[1].name, &mut place) }])
+            .expect("it is there");
+        assert_eq!(place[..], seen);
+        let whole = pull(&client, &tensors).expect("they are there");
+        assert!(seen == halved(&whole, Half::Bfloat16)[1]);
+        servers.stop();
+    }
+}
+
+#[test]
+fn trainers_without_rounds_have_halves_of_what_is_there() {
+    let tensors = vec![Tensor::new("w", Float32, 20_000, "optimizer: SGD const_lr { learning_rate: 1 }").zeroed()];
+    for mode in ["async", "bounded"] {
+        let job = Job { mode, ..Job::new(1, 2) };
+        let job = if mode == "bounded" { job.with("--staleness", 2) } else { job };
+        let servers = Local::start(&job);
+        let clients = [0, 1].map(|trainer| client(&servers.coordinator(), trainer));
+        begin(&clients[0], &tensors).expect("the job begins");
+        thread::scope(|scope| {
+            for (client, half) in clients.iter().zip(Half::ALL) {
+                let tensors = &tensors;
+                scope.spawn(move || {
+                    begin(client, tensors).expect("the job has begun");
+                    let ones = vec![tensors[0].constant(-1.0)];
+                    let mut before = 0.0;
+                    for _ in 0..20 {
+                        let mut values = places(tensors);
+                        let mut wanted = wanted(tensors, &mut values, half);
+                        client.push_pull(&given(tensors, &ones), None, &mut wanted).expect("it is taken");
+                        let first = number(half, &values[0]);
+                        assert!(before < first, "its own gradient is in it");
+                        // Small whole numbers are the same in every type.
+                        assert!(values[0].chunks(2 * 8192).all(|chunk| chunk.chunks(2).all(|one| *one == chunk[..2])));
+                        before = first;
+                    }
+                });
+            }
+        });
+        assert!(pull(&clients[0], &tensors).expect("it is there")[0] == tensors[0].constant(40.0), "{mode}");
+        servers.stop();
+    }
+}
+
+/// The first of some halves.
+fn number(half: Half, bytes: &[u8]) -> f64 {
+    let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
+    match half {
+        Half::Float16 => half::f16::from_bits(bits).to_f64(),
+        Half::Bfloat16 => half::bf16::from_bits(bits).to_f64(),
+    }
+}
+
+#[test]
+fn what_is_not_had_as_halves_is_refused_by_name() {
+    let tensors = vec![Tensor::new("d", Float64, 4, ADAM), Tensor::new("w", Float32, 4, ADAM)];
+    let servers = Local::start(&Job::new(1, 1));
+    let client = client(&servers.coordinator(), 0);
+    begin(&client, &tensors).expect("the job begins");
+    let check = |name: &str, bytes: usize, expected: &str| {
+        let mut content = vec![0; bytes];
+        let half = Some(Half::Bfloat16);
+        let refused = client
+            .pull(&mut [DestinationSlice { half, ..DestinationSlice::new(name, &mut content) }])
+            .map_err(|one| one.to_string());
+        assert!(refused.clone().is_err_and(|text| text.contains(expected)), "{refused:?}; expected {expected}");
+    };
+    check(
+        "d",
+        16,
+        "parameter \"d\": its value as bfloat16; expected float64, as only float32 converts to half precision",
+    );
+    check("w", 16, "parameter \"w\": a destination of 16 bytes; expected 8");
+    check("w", 6, "parameter \"w\": a destination of 6 bytes; expected 8");
+    servers.stop();
+}
+
+/// Where the journals of a server's shards end, summed. A checkpoint removes segments, and the sum never falls: the
+/// name of a segment ends in the position of its first record.
+fn journalled(server: &Path) -> u64 {
+    let inside = |folder: &Path| fs::read_dir(folder).expect("it is there").map_while(Result::ok).collect::<Vec<_>>();
+    let end = |file: &fs::DirEntry| {
+        let name = file.file_name().into_string().ok()?;
+        let start: u64 = name.strip_prefix("journal-")?.rsplit('-').next()?.parse().ok()?;
+        Some(start + file.metadata().ok()?.len())
+    };
+    let shards = inside(server).into_iter().map(|shard| shard.path()).filter(|shard| shard.is_dir());
+    shards.map(|shard| inside(&shard).iter().filter_map(end).max().expect("a shard has a journal")).sum()
+}
+
+/// Rounds of two trainers that have the values as halves of two types. The second begins when `held` is over, which is
+/// called before each round and gives what is done while the first one's call is under way.
+fn course<'a>(coordinator: &Address, mut held: impl FnMut(u64) -> Box<dyn FnOnce() + 'a>) -> Vec<[Vec<Vec<u8>>; 2]> {
+    let tensors = tensors();
+    let clients = [0, 1].map(|trainer| client(coordinator, trainer));
+    clients.iter().for_each(|client| assert!(begin(client, &tensors).is_ok(), "the job begins"));
+    let round = |round| {
+        let meanwhile = held(round);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| step(&clients[0], &tensors, Half::Float16, 0, round));
+            meanwhile();
+            let second = step(&clients[1], &tensors, Half::Bfloat16, 1, round);
+            [first.join().expect("its round is closed"), second]
+        })
+    };
+    (0..6).map(round).collect()
+}
+
+/// A call that a server had when it was killed is sent again when it is back, and what it brings is what it would have
+/// been.
+#[test]
+fn halves_of_servers_that_are_killed_are_the_same() {
+    let local = Local::start(&Job::new(2, 2));
+    let expected = course(&local.coordinator(), |_| Box::new(|| {}));
+    local.stop();
+    let folder = folder();
+    let processes = Processes::start(Job::new(2, 2).with_checkpoints(folder.path()).with("--journal", "on"));
+    let coordinator = processes.coordinator();
+    let processes = RefCell::new(processes);
+    let found = course(&coordinator, |round| {
+        if round % 2 == 0 {
+            return Box::new(|| {});
+        }
+        let server = usize::from(round % 4 == 1);
+        let directory = folder.path().join(format!("server-{server}"));
+        let (before, begun, processes) = (journalled(&directory), Instant::now(), &processes);
+        Box::new(move || {
+            // The record is on disk, and no answer can have left: the other trainer has sent nothing.
+            while journalled(&directory) <= before {
+                assert!(begun.elapsed() < PATIENCE, "server {server} had nothing of round {round} within {PATIENCE:?}");
+                thread::yield_now();
+            }
+            processes.borrow_mut().kill(server);
+            processes.borrow_mut().start_again(server);
+        })
+    });
+    assert!(found == expected, "to the bit");
+    processes.into_inner().terminate();
+}
