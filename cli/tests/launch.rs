@@ -296,7 +296,12 @@ const MISTAKES: &[LaunchMistake] = &[
     ),
     ("--with|mpirun|--launcher|mpirun 'x|--|true", 1, &["--launcher", "expected a command, with quotes in pairs"]),
     ("--with|mpirun|--launcher|FOLDER/refuses|--|true", 1, &["not enough slots", "before its parts were started"]),
-    ("--with|mpirun|--trainers|2|--launcher|FOLDER/twice|--|true", 1, &["twice of trainers started rank 0 twice"]),
+    // An agent that answers after the others were told to stop is told too: nobody waits for the grace.
+    (
+        "--with|mpirun|--trainers|2|--launcher|FOLDER/twice|--grace|3600|--|true",
+        1,
+        &["twice of trainers started rank 0 twice"],
+    ),
     (
         "--with|mpirun|--trainers|2|--connect-timeout|1|--launcher|FOLDER/few|--|true",
         1,

@@ -48,6 +48,8 @@ struct LaunchedJob<'a> {
     is_started: bool,
     /// Whether a signal was passed on to the trainers.
     is_interrupted: bool,
+    /// Whether agents have been told to stop.
+    is_ending: bool,
     carriers: Vec<Carrier>,
     agents: Vec<JobAgent>,
     /// Parts that have ended.
@@ -102,6 +104,7 @@ pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
         inbox: LaunchInbox { events, sender, signals: await_signals()? },
         is_started: false,
         is_interrupted: false,
+        is_ending: false,
         carriers: Vec::new(),
         agents: Vec::new(),
         ended: BTreeMap::new(),
@@ -495,6 +498,9 @@ impl LaunchedJob<'_> {
             ensure!(!is_twice, "{name} started rank {rank} twice; expected each of {count} ranks once");
         }
         self.agents[agent].hello = Some(hello);
+        if self.is_ending {
+            self.tell(agent, &AgentOrder::Stop { is_urgent: false });
+        }
         Ok(())
     }
 
@@ -562,6 +568,7 @@ impl LaunchedJob<'_> {
         while self.is_interrupted && 0 < self.running(PartKind::Trainer) && Instant::now() < deadline {
             let _ = self.turn(Some(deadline));
         }
+        self.is_ending = true;
         self.tell_all(&AgentOrder::Stop { is_urgent: false });
         let deadline = Instant::now() + Duration::from_secs(self.args.limits.grace.into()) + END_TIMEOUT;
         while self.agents.iter().any(|agent| agent.is_open && agent.hello.is_some()) && Instant::now() < deadline {
