@@ -317,8 +317,12 @@ fn doc(workspace: &Workspace) -> Result<Tally> {
     workspace.step(cargo.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
+/// Tests of processes wait for disks and for one another most of the time: twice as many run as there are processors.
 fn rust_tests(workspace: &Workspace) -> Result<Tally> {
-    workspace.tests(workspace.cargo().args(["test", "--workspace", "--no-fail-fast"]))
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut cargo = workspace.cargo();
+    cargo.args(["test", "--workspace", "--no-fail-fast"]).env("RUST_TEST_THREADS", (2 * processors).to_string());
+    workspace.tests(&mut cargo)
 }
 
 fn quick_clippy(workspace: &Workspace) -> Result<Tally> {

@@ -44,12 +44,7 @@ struct LaunchedJob<'a> {
     secret: String,
     output: LaunchOutput,
     inbox: LaunchInbox,
-    /// Whether all parts were told server 0's address.
-    is_started: bool,
-    /// Whether a signal was passed on to the trainers.
-    is_interrupted: bool,
-    /// Whether agents have been told to stop.
-    is_ending: bool,
+    stage: JobStage,
     carriers: Vec<Carrier>,
     agents: Vec<JobAgent>,
     /// Parts that have ended.
@@ -64,6 +59,18 @@ struct LaunchInbox {
     sender: LaunchSender,
     /// The last signal that was not handled, or 0.
     signals: Arc<AtomicI32>,
+}
+
+/// The part of its life that a job is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum JobStage {
+    Starting,
+    /// All parts were told server 0's address.
+    Running,
+    /// A signal was passed on to the trainers, which end by themselves.
+    Interrupted,
+    /// Agents were told to stop.
+    Ending,
 }
 
 /// An agent's connection.
@@ -102,9 +109,7 @@ pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
         secret: random_text()?,
         output: LaunchOutput::new(),
         inbox: LaunchInbox { events, sender, signals: await_signals()? },
-        is_started: false,
-        is_interrupted: false,
-        is_ending: false,
+        stage: JobStage::Starting,
         carriers: Vec::new(),
         agents: Vec::new(),
         ended: BTreeMap::new(),
@@ -220,7 +225,7 @@ impl LaunchedJob<'_> {
         self.order_parts()?;
         self.keep_alive()?;
         let deadline = Instant::now() + READY_TIMEOUT;
-        while self.failed.is_none() && !self.is_started {
+        while self.failed.is_none() && self.stage == JobStage::Starting {
             ensure!(self.turn(Some(deadline))?, "server 0 did not get ready within {} s", READY_TIMEOUT.as_secs());
         }
         Ok(())
@@ -447,10 +452,10 @@ impl LaunchedJob<'_> {
         match message {
             AgentMessage::Hello(_) | AgentMessage::Heartbeat => {}
             AgentMessage::Line { part, is_error, text } => {
-                if part == 0 && !is_error && !self.is_started && text.starts_with("ready ") {
+                if part == 0 && !is_error && self.stage == JobStage::Starting && text.starts_with("ready ") {
                     let coordinator = text["ready ".len()..].trim().to_owned();
                     self.tell_all(&AgentOrder::Start { coordinator });
-                    self.is_started = true;
+                    self.stage = JobStage::Running;
                 }
                 let shown = self.output.line(&self.part_name(part), part, is_error, &text);
                 if shown.is_err() && self.failed.is_none() {
@@ -498,7 +503,7 @@ impl LaunchedJob<'_> {
             ensure!(!is_twice, "{name} started rank {rank} twice; expected each of {count} ranks once");
         }
         self.agents[agent].hello = Some(hello);
-        if self.is_ending {
+        if self.stage == JobStage::Ending {
             self.tell(agent, &AgentOrder::Stop { is_urgent: false });
         }
         Ok(())
@@ -547,11 +552,13 @@ impl LaunchedJob<'_> {
     fn interrupted(&mut self, signal: i32) {
         let name = Signal::try_from(signal).map_or_else(|_| signal.to_string(), |one| one.to_string());
         if self.failed.is_some() {
-            self.is_interrupted = false;
+            self.stage = JobStage::Ending;
             self.tell_all(&AgentOrder::Stop { is_urgent: true });
             return;
         }
-        self.is_interrupted = self.is_started;
+        if self.stage == JobStage::Running {
+            self.stage = JobStage::Interrupted;
+        }
         self.fail(128_u8.saturating_add(u8::try_from(signal).unwrap_or(127)), format!("interrupted by {name}"));
         self.tell_all(&AgentOrder::Signal { kind: PartKind::Trainer, signal });
     }
@@ -565,10 +572,10 @@ impl LaunchedJob<'_> {
     /// within the grace.
     fn end(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(self.args.limits.grace.into());
-        while self.is_interrupted && 0 < self.running(PartKind::Trainer) && Instant::now() < deadline {
+        while self.stage == JobStage::Interrupted && 0 < self.running(PartKind::Trainer) && Instant::now() < deadline {
             let _ = self.turn(Some(deadline));
         }
-        self.is_ending = true;
+        self.stage = JobStage::Ending;
         self.tell_all(&AgentOrder::Stop { is_urgent: false });
         let deadline = Instant::now() + Duration::from_secs(self.args.limits.grace.into()) + END_TIMEOUT;
         while self.agents.iter().any(|agent| agent.is_open && agent.hello.is_some()) && Instant::now() < deadline {
