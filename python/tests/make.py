@@ -1,4 +1,5 @@
-"""Writes the kept results of the models in `models.py`, which `cli/tests/training/import_torch.rs` and `test_export.py` compare.
+"""Writes the kept results of the models in `models.py`, which `cli/tests/training/import_torch.rs` and `test_export.py`
+compare.
 
     sh bench/peers/install.sh torch /tmp/kits
     /tmp/kits/torch/bin/python python/tests/make.py

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::cluster::job::{Job, Local, client, client_with};
-use crate::cluster::training::{Tensor, begin, given, places, push, push_pull, wanted};
+use crate::cluster::training::{Tensor, begin, given, initialise, places, push, push_pull, wanted};
 use pserver_client::{Client, ListedParameter};
 use pserver_core::dtype::ElementType::{Float32, Float64};
 use pserver_core::error::{CallEnd, Failure};
@@ -25,7 +25,7 @@ fn programs_tell_the_ends_of_calls_apart() {
     let (one, tensors) = (client(&local.coordinator(), 0), [Tensor::new("w", Float32, 5, SGD).zeroed()]);
     assert!(one.begin_init(&Default::default()).expect("it is the first"));
     check(push(&one, &tensors, 0, 0), &CallEnd::NotInitialised, "this trainer was elected and has not finished");
-    crate::cluster::training::initialise(&one, &tensors).expect("it was elected");
+    initialise(&one, &tensors).expect("it was elected");
     check(push(&one, &[Tensor::new("v", Float32, 5, SGD)], 0, 0), &CallEnd::Refused, "\"v\"");
     let missing = CallEnd::MissingTrainers(vec![1]);
     check(push_pull(&one, &tensors, 0, 0), &missing, "waits for trainer 1");

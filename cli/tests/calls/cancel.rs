@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::asked::is_full;
 use crate::cluster::job::{Job, Local, TCP, client};
-use crate::cluster::training::{Tensor, begin, given, places, push_pull, wanted};
+use crate::cluster::training::{Tensor, begin, given, places, pull, push_pull, wanted};
 use pserver_client::{Client, DestinationSlice};
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
@@ -50,6 +50,15 @@ fn check(times: &mut [Duration], what: &str) {
     assert!(fastest < FASTEST && slowest < SLOWEST, "{what}: {times:?}");
 }
 
+/// Initialises a job as two trainers at once.
+fn begin_both(one: &Client, other: &Client, tensors: &[Tensor]) {
+    std::thread::scope(|threads| {
+        let first = threads.spawn(|| begin(one, tensors));
+        begin(other, tensors).expect("it is initialised");
+        first.join().expect("no panic").expect("it is initialised");
+    });
+}
+
 #[test]
 fn a_cancelled_call_ends_at_once_and_is_made_again() {
     let count = if is_full() { 50 } else { 5 };
@@ -57,11 +66,7 @@ fn a_cancelled_call_ends_at_once_and_is_made_again() {
         let servers = Local::start(&Job { bind, ..Job::new(2, 2) });
         let (one, other) = (client(&servers.coordinator(), 0), client(&servers.coordinator(), 1));
         let tensors = tensors();
-        std::thread::scope(|threads| {
-            let first = threads.spawn(|| begin(&one, &tensors));
-            begin(&other, &tensors).expect("it is initialised");
-            first.join().expect("no panic").expect("it is initialised");
-        });
+        begin_both(&one, &other, &tensors);
         // Made before a call begins: a cancellation that comes earlier is none of the call.
         let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(0, 1)).collect();
         let mut values = places(&tensors);
@@ -83,7 +88,7 @@ fn a_cancelled_call_ends_at_once_and_is_made_again() {
             push_pull(&other, &tensors, 1, 1).expect("the round is complete");
             first.join().expect("no panic").expect("the round is complete");
         });
-        let (after, expected) = (crate::cluster::training::pull(&one, &tensors), after_one_round(&tensors));
+        let (after, expected) = (pull(&one, &tensors), after_one_round(&tensors));
         assert!(after.expect("it can be fetched") == expected, "{bind}: each gradient is applied once");
         servers.stop();
     }
@@ -99,7 +104,7 @@ fn after_one_round(tensors: &[Tensor]) -> Vec<Vec<u8>> {
         round(&other, 1).expect("a round without cancellations");
         first.join().expect("no panic").expect("a round without cancellations");
     });
-    let values = crate::cluster::training::pull(&one, tensors).expect("it can be fetched");
+    let values = pull(&one, tensors).expect("it can be fetched");
     reference.stop();
     values
 }
@@ -109,11 +114,7 @@ fn calls_that_were_started_and_threads_that_wait_end_too() {
     let servers = Local::start(&Job::new(1, 2));
     let (one, other) = (client(&servers.coordinator(), 0), client(&servers.coordinator(), 1));
     let tensors = tensors();
-    std::thread::scope(|threads| {
-        let first = threads.spawn(|| begin(&one, &tensors));
-        begin(&other, &tensors).expect("it is initialised");
-        first.join().expect("no panic").expect("it is initialised");
-    });
+    begin_both(&one, &other, &tensors);
     let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(0, 1)).collect();
     let given = given(&tensors, &gradients);
     let mut values: Vec<Vec<u8>> = tensors.iter().map(|tensor| vec![0; tensor.bytes()]).collect();

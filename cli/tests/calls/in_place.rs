@@ -2,11 +2,11 @@
 //! there should be none.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::cluster::job::{Job, Local, client, client_with, folder, reader};
-use crate::cluster::process::Processes;
+use crate::cluster::process::{Processes, one_test};
 use crate::cluster::seeded::SeededPrng;
 use crate::cluster::training::{Tensor, begin, given, pull, push_pull};
 use pserver_client::{Client, GradientSlice, TransferPath, View};
@@ -259,9 +259,7 @@ fn a_trainer_is_killed_and_what_it_lent_is_read_to_the_end() {
     for _ in 0..5 {
         let (servers, [one, other], tensors) = two(60);
         drop(one);
-        let program = std::env::current_exe().expect("a test has a path");
-        let mut child = Command::new(program)
-            .args(["--exact", "in_place::the_child_of_the_next_test", "--nocapture"])
+        let mut child = one_test("in_place::the_child_of_the_next_test")
             .env(COORDINATOR, servers.coordinator().to_string())
             .stdout(Stdio::piped())
             .spawn()

@@ -178,6 +178,13 @@ impl Processes {
     }
 }
 
+/// This program once more, with one of its tests alone, named with its module.
+pub(crate) fn one_test(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a test has a path"));
+    command.args(["--exact", name, "--nocapture"]);
+    command
+}
+
 /// Ports that this test program has given out.
 static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
 

@@ -1,12 +1,12 @@
 //! Members of a job: which server and which trainer has a place, when it is free again, and what the others are told.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cluster::asked::is_full;
 use crate::cluster::job::{DEADLINE, Job, Local, client, client_with, folder, reader};
-use crate::cluster::process::{Process, Processes, free_ports};
+use crate::cluster::process::{Process, Processes, free_ports, one_test};
 use crate::cluster::training::{Tensor, begin, push_pull};
 use pserver_client::{Client, ClientOptions};
 use pserver_core::dtype::ElementType::Float32;
@@ -124,8 +124,7 @@ struct Other(Child);
 impl Other {
     /// Starts one; it says when its round is closed.
     fn start(coordinator: &Address) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-        command.args(["--exact", "members::a_trainer_in_a_process_of_its_own", "--nocapture"]);
+        let mut command = one_test("members::a_trainer_in_a_process_of_its_own");
         command.env(TRAINER, coordinator.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         Self(command.spawn().expect("this program starts again"))
     }

@@ -2,10 +2,10 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cluster::job::{DEADLINE, Job, Local, TCP, folder};
+use crate::cluster::process::one_test;
 use crate::cluster::training::{Tensor, begin, given, pull};
 use pserver_client::{Client, ClientOptions};
 use pserver_core::dtype::ElementType::Float32;
@@ -114,9 +114,8 @@ fn on_loopback_a_user_finds_the_token_and_another_user_does_not_get_in() {
     let trainer = client(&coordinator, 0, None).expect("the token is found");
     let tensors = [Tensor::new("w", Float32, 1000, SGD).zeroed()];
     assert!(begin(&trainer, &tensors).expect("it is chosen, and both servers know each other"));
-    let name = "token::on_loopback_a_user_finds_the_token_and_another_user_does_not_get_in";
-    let mut stranger = Command::new(std::env::current_exe().expect("it runs"));
-    stranger.args(["--exact", name, "--nocapture"]).env(STRANGER, coordinator.to_string()).current_dir("/");
+    let mut stranger = one_test("token::on_loopback_a_user_finds_the_token_and_another_user_does_not_get_in");
+    stranger.env(STRANGER, coordinator.to_string()).current_dir("/");
     match stranger.uid(NOBODY).output() {
         Ok(output) => {
             let is_refused = output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed");
