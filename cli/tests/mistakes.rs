@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cluster::job::{Job, Local, folder};
-use cluster::process::{Process, free_ports};
+use cluster::ports::free_ports;
+use cluster::process::Process;
 use cluster::training::{Tensor, begin};
 use pserver_client::environment::{Environment, find};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};

@@ -6,7 +6,8 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
 use cluster::job::{Job, client, folder};
-use cluster::process::{Process, free_ports};
+use cluster::ports::free_ports;
+use cluster::process::Process;
 use cluster::training::{Tensor, begin, push};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

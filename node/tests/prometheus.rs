@@ -1,11 +1,14 @@
 //! A real Prometheus scrapes a job, and its rates are those that the trainer counts.
 
+#[path = "../../cli/tests/cluster/ports.rs"]
+mod ports;
 mod watching;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ports::free_ports;
 use pserver_kernels::conformance::skips::skip;
 use serde_json::Value;
 use watching::program::TestProgram;
@@ -29,7 +32,7 @@ fn prometheus_computes_the_rounds_a_second_that_the_trainer_counts() {
          - targets: ['{target}']\n"
     );
     std::fs::write(&config, text).expect("there is room");
-    let at = free_address();
+    let at = SocketAddr::from(([127, 0, 0, 1], free_ports(1)[0]));
     let arguments = [
         format!("--config.file={}", config.display()),
         format!("--storage.tsdb.path={}", folder.path().join("data").display()),
@@ -90,10 +93,6 @@ fn query(at: SocketAddr, text: &str) -> Option<f64> {
     }
     let answer: Value = serde_json::from_str(&body(&answer)).expect("it is JSON");
     answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
-}
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("there is a port")
 }
 
 fn unix(time: SystemTime) -> f64 {

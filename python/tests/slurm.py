@@ -52,7 +52,8 @@ class Slurm:
             (folder / name).mkdir()
         (folder / "munge.key").write_bytes(bytes(128))
         (folder / "munge.key").chmod(0o600)
-        config = CONFIG.format(host=host, folder=folder, control=free_port(), node=free_port())
+        control, node = free_ports(2)
+        config = CONFIG.format(host=host, folder=folder, control=control, node=node)
         (folder / "slurm.conf").write_text(config)
         files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         options = [f"--{option}={folder}/munge.{ending}" for option, ending in files.items()]
@@ -91,8 +92,13 @@ class Slurm:
             time.sleep(0.05)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below those that the system gives to connections."""
+    ports = []
+    for port in range(10_000 + os.getpid() % 20_000, 32_000):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) != 0:
+                ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise AssertionError("every port is taken")

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use crate::cluster::asked::is_set;
 use crate::cluster::job::{Job, client};
-use crate::cluster::process::{Process, free_ports};
+use crate::cluster::ports::free_ports;
+use crate::cluster::process::Process;
 use crate::cluster::training::{Tensor, begin, given, wanted};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_core::config::OptimizerSettings;

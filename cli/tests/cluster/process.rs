@@ -2,9 +2,8 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
-use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -12,7 +11,7 @@ use nix::unistd::Pid;
 use pserver_core::wire::Address;
 
 use super::job::Job;
-use super::seeded::SeededPrng;
+use super::ports::free_ports;
 
 /// How long a server may take to start or to stop, on a machine with much else to do.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -183,24 +182,4 @@ pub(crate) fn one_test(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a test has a path"));
     command.args(["--exact", name, "--nocapture"]);
     command
-}
-
-/// Ports that this test program has given out.
-static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
-
-/// Ports that nobody listens on. They lie below those that the system gives to connections: a trainer that
-/// connects again and again to a port of that range, where nobody listens, at last connects to itself, and then
-/// the server that starts again finds its port taken.
-pub(crate) fn free_ports(count: usize) -> Vec<u16> {
-    let mut prng = SeededPrng::new(u64::from(std::process::id()) << 20 | u64::try_from(count).expect("few"));
-    let mut held = Vec::new();
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    while held.len() < count {
-        let port = u16::try_from(10_000 + prng.below(20_000)).expect("below 65536");
-        if let (false, Ok(listener)) = (taken.contains(&port), TcpListener::bind(("127.0.0.1", port))) {
-            taken.push(port);
-            held.push(listener);
-        }
-    }
-    held.iter().map(|one| one.local_addr().expect("it is bound").port()).collect()
 }

@@ -1,7 +1,6 @@
 //! Daemons of tests of launching: processes that end with the test, an sshd among them; what a job by ssh left behind.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -11,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pserver_kernels::conformance::skips::skip;
 
+use super::ports::free_ports;
 use super::{PATIENCE, has_programs, processes_with};
 
 /// Whether the programs are installed; a skip is reported where they are not.
@@ -20,11 +20,6 @@ pub(crate) fn has(what: &str, programs: &[&str]) -> bool {
         skip(what, &format!("found no {}", programs.join(", ")));
     }
     has
-}
-
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("it is bound").port()
 }
 
 /// A variable that this test's remote processes have.
@@ -95,7 +90,7 @@ pub(crate) struct TestHost<'a> {
 impl TestSsh {
     /// Hosts of any name are this machine; `down` is none.
     pub(crate) fn on_loopback(folder: &Path) -> Self {
-        let port = free_port();
+        let port = free_ports(1)[0];
         // The first value counts, so the exception stands first.
         let client = format!("Host down\nPort 1\nHost *\nHostName 127.0.0.1\nPort {port}\n");
         let host = TestHost { within: &[], addresses: &["127.0.0.1"] };
@@ -104,7 +99,7 @@ impl TestSsh {
 
     /// Hosts are reached at their addresses.
     pub(crate) fn on_hosts(folder: &Path, hosts: &[TestHost<'_>]) -> Self {
-        let port = free_port();
+        let port = free_ports(1)[0];
         Self::start(folder, hosts, port, &format!("Host *\nPort {port}\n"))
     }
 

@@ -4,6 +4,8 @@
 #![allow(dead_code, reason = "every test program uses the part that it needs")]
 
 pub(crate) mod daemons;
+#[path = "../cluster/ports.rs"]
+pub(crate) mod ports;
 
 use std::fs;
 use std::io::Read;

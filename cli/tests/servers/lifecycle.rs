@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cluster::job::{Job, Local, client, client_with, folder, reader};
-use crate::cluster::process::{Ended, Process, Processes, free_ports};
+use crate::cluster::ports::free_ports;
+use crate::cluster::process::{Ended, Process, Processes};
 use crate::cluster::training::{Tensor, begin, given, initialise, pull, push, push_pull};
 use pserver_client::Client;
 use pserver_core::config::OptimizerSettings;

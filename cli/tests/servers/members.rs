@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::asked::is_full;
 use crate::cluster::job::{DEADLINE, Job, Local, client, client_with, folder, reader};
-use crate::cluster::process::{Process, Processes, free_ports, one_test};
+use crate::cluster::ports::free_ports;
+use crate::cluster::process::{Process, Processes, one_test};
 use crate::cluster::training::{Tensor, begin, push_pull};
 use pserver_client::{Client, ClientOptions};
 use pserver_core::dtype::ElementType::Float32;

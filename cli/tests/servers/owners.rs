@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::cluster::asked::is_full;
 use crate::cluster::job::{Job, TCP, client_with, folder};
-use crate::cluster::process::{Process, free_ports};
+use crate::cluster::ports::free_ports;
+use crate::cluster::process::Process;
 use crate::cluster::seeded::SeededPrng;
 use crate::cluster::training::{Tensor, begin, given, pull};
 use nix::sys::signal::{Signal, kill};
