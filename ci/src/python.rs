@@ -131,7 +131,7 @@ fn install(workspace: &Workspace, environment: &Path, wheel: &Path, torch: Optio
 fn test(workspace: &Workspace, environment: &Path) -> Result<Tally> {
     // The tests begin in their own folder: beside the sources, Python would take the package from there.
     let mut pytest = python(workspace, environment);
-    pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--ignore", "test_export.py"]);
+    pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]);
     workspace.tests(pytest.current_dir(workspace.root().join("python/tests")))
 }
 
@@ -140,7 +140,7 @@ fn check_types(workspace: &Workspace, environment: &Path, folder: &Path, has_tor
     let mut strict =
         vec!["mypy", "--strict", "-p", "pserver._client", "-p", "pserver._supervisor", "-p", "pserver.__main__"];
     if has_torch {
-        strict.extend(["-p", "pserver.torch"]);
+        strict.extend(["-p", "pserver.torch", "-p", "pserver.export"]);
     }
     let mut total = Tally::default();
     for module in [strict, vec!["mypy.stubtest", "pserver._pserver"]] {

@@ -1,8 +1,8 @@
 """Writes the kept results of the models in `models.py`, which `cli/tests/training/import_torch.rs` and `test_export.py`
 compare.
 
-    sh bench/peers/install.sh torch /tmp/kits
-    /tmp/kits/torch/bin/python python/tests/make.py
+    sh bench/peers/install.sh torch target/kits && cargo ci python
+    target/python-wheel/environment/bin/python python/tests/make.py
 
 writes `data/NAME.program` (the exported text), `NAME.values.safetensors` (the first values of its parameters),
 `NAME.data.safetensors` (all rows), `NAME.expected.safetensors` (what torch computes from the first values) and

@@ -5,18 +5,14 @@ Not here: the checks (`test_export.py`) and the kept results (`make.py`).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from pserver.export import TorchProgram, export_program  # noqa: E402
+from pserver.export import TorchProgram, export_program
 
 ROWS, BATCH, EPOCHS = 12, 4, 3
 PIXELS, WORDS, FIELDS, NUMBERS, CLASSES = 6, 5, 2, 3, 3

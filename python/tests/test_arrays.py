@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from needs import need_torch
 from test_client import SGD, descriptors, resident
 
 import pserver
@@ -88,7 +89,7 @@ def test_memory_and_descriptors_are_flat_over_many_views_and_buffers(job: Any) -
 
 
 def test_tensors_go_by_dlpack_without_numpy(job: Any) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = need_torch()
     client = job()
     value = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     client.init_all({"w": value}, "algorithm: 'add'")
@@ -113,7 +114,7 @@ def test_tensors_go_by_dlpack_without_numpy(job: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_states_of_half_precision_gradients_go_out_and_in(job: Any, kind: str) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = need_torch()
     client, half = job(), getattr(torch, kind)
     client.init_all({"w": np.ones(100, np.float32)}, "sgd { momentum: 0.9 } const_lr { learning_rate: 0.25 }")
 

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import need_torch
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 120
 
 
 def output_of(name: str, *arguments: str) -> str:
-    pytest.importorskip("torch", reason="torch is not installed; `sh bench/peers/install.sh torch target/kits` has one")
+    need_torch()
     command = [sys.executable, str(ROOT / "python/bench" / name), "--blocks", "2", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,33 +1,30 @@
-"""Exported programs run by the program `pserver`, against torch.
-
-    cargo build -p pserver && sh bench/peers/install.sh torch /tmp/kits
-    /tmp/kits/torch/bin/python -m unittest discover -v python/tests
-
-`PSERVER` names another program than `target/debug/pserver`.
-"""
+"""Exported programs run by the program `pserver`, against torch."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import os
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from models import BATCH, CASES, EPOCHS, PIXELS, Case
-from pserver.export import ExportError, TorchProgram, export_program, program_of, write_safetensors
-from pserver.export.__main__ import main
-from torch import Tensor, nn
-from torch.nn import functional as F
+from needs import need_torch
 
-ROOT = Path(__file__).parents[2]
-PSERVER = os.environ.get("PSERVER", str(ROOT / "target/debug/pserver"))
+need_torch()
+import torch  # noqa: E402
+from models import BATCH, CASES, EPOCHS, PIXELS, Case  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from pserver.export import ExportError, TorchProgram, export_program, program_of, write_safetensors  # noqa: E402
+from pserver.export.__main__ import main  # noqa: E402
+
+PROGRAM = [sys.executable, "-P", "-m", "pserver"]
 DATA = Path(__file__).parent / "data"
 # The largest difference between sums in float32 that are computed in different orders.
 TOLERANCE = 1e-5
@@ -54,7 +51,7 @@ class ExportTest(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def run_pserver(self, *arguments: str) -> str:
-        done = subprocess.run([PSERVER, *arguments], cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run([*PROGRAM, *arguments], cwd=self.folder, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -347,7 +344,3 @@ class Refusals(ExportTest):
             with self.subTest(expected), self.assertRaises(ExportError) as refused:
                 export_program(nn.Bilinear(3, 3, 2) if len(inputs) == 2 else model, inputs, **options)
             self.assertIn(expected, str(refused.exception))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -5,10 +5,11 @@ import threading
 from typing import Any
 
 import pytest
+from needs import need_torch
 
 import pserver
 
-torch = pytest.importorskip("torch", reason="torch is not installed; `cargo ci python --torch ENVIRONMENT` has one")
+torch = need_torch()
 
 
 def module() -> Any:

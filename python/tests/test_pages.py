@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import NO_TORCH
 
 import pserver
 
@@ -25,7 +26,7 @@ def examples() -> list[Any]:
 @pytest.mark.parametrize("text", examples())
 def test_an_example_of_a_page_runs(text: str) -> None:
     if "torch" in text and not HAS_TORCH:
-        pytest.skip("torch is not installed; `sh bench/peers/install.sh torch target/kits` has one")
+        pytest.skip(NO_TORCH)
     exec(compile(text, "example", "exec"), {})
 
 

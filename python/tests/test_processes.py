@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from needs import need_torch
 from test_client import SGD, descriptors, resident
 
 import pserver
@@ -120,7 +121,7 @@ def test_a_pool_of_threads_shares_a_client(job: Any) -> None:
 
 
 def test_workers_of_a_data_loader_and_the_training_go_on(job: Any) -> None:
-    data = pytest.importorskip("torch.utils.data", reason="torch is not installed").DataLoader
+    data = need_torch("torch.utils.data").DataLoader
     client = job()
     client.init_all({"w": np.zeros(1, np.float32)}, "algorithm: 'add'")
     rows = [np.full(1, number, np.float32) for number in range(64)]

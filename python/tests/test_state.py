@@ -5,11 +5,11 @@ import io
 from typing import Any
 
 import pytest
+from needs import need_torch
 
 import pserver
 
-NO_TORCH = "torch is not installed; `sh bench/peers/install.sh torch target/kits` has one"
-torch = pytest.importorskip("torch", reason=NO_TORCH)
+torch = need_torch()
 
 Trained = tuple[Any, Any]
 """A model and its optimizer."""

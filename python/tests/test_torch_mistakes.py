@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from needs import need_torch
 from test_follow import completed
 
 import pserver
 
-NO_TORCH = "torch is not installed; `sh bench/peers/install.sh torch target/kits` has one"
-torch = pytest.importorskip("torch", reason=NO_TORCH)
+torch = need_torch()
 
 
 def module() -> Any:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
+from needs import need_torch
 from processes import processes_of
 
 HERE = Path(__file__).parent
@@ -19,7 +19,7 @@ SECONDS_MAX = 300
 
 def torchrun(*arguments: Any, folder: Path, agents: Sequence[Sequence[str]] = [("--nproc-per-node", "2")]) -> str:
     """Runs a job of these agents, of one with two ranks; returns its output. Nothing that it started is left."""
-    pytest.importorskip("torch", reason="torch is not installed; `sh bench/peers/install.sh torch target/kits` has one")
+    need_torch()
     # The folder's name is in the environment of every process of the job.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PSERVER_TEST_FOLDER": str(folder)}
 
