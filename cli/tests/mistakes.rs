@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cluster::job::{Job, Local, folder};
-use cluster::ports::free_ports;
+use cluster::ports::free_port;
 use cluster::process::Process;
 use cluster::training::{Tensor, begin};
 use pserver_client::environment::{Environment, find};
@@ -289,7 +289,7 @@ fn a_wrong_call_is_named_with_what_was_expected() {
 
 #[test]
 fn an_absent_server_is_named_with_its_address_and_the_default_address_as_such() {
-    let address = Address::parse(&format!("tcp://127.0.0.1:{}", free_ports(1)[0])).expect("it is an address");
+    let address = Address::parse(&format!("tcp://127.0.0.1:{}", free_port())).expect("it is an address");
     for is_coordinator_default in [false, true] {
         let deadline = Duration::from_millis(500);
         let options = ClientOptions { is_coordinator_default, deadline, ..ClientOptions::new(address.clone()) };

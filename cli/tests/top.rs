@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
 use cluster::job::{Job, client, folder};
-use cluster::ports::free_ports;
+use cluster::ports::free_port;
 use cluster::process::Process;
 use cluster::training::{Tensor, begin, push};
 use nix::sys::signal::{Signal, kill};
@@ -21,7 +21,7 @@ const CURSOR: &str = "\u{1b}[?25h";
 
 /// A server with HTTP at the port that it returns, which has done one round.
 fn server(more: &[String]) -> (Process, String) {
-    let at = format!("127.0.0.1:{}", free_ports(1)[0]);
+    let at = format!("127.0.0.1:{}", free_port());
     let mut arguments = Job::new(1, 1).with("--http", &at).arguments(0, "127.0.0.1:0", None);
     arguments.extend(more.iter().cloned());
     let server = Process::start(&arguments).expect("it starts");
@@ -68,7 +68,7 @@ fn a_job_is_printed_once_as_plain_text() {
     must_fail(&[&at], "has a token: expected the file with it in --http-token-file");
     must_fail(&[&at, "--http-token-file", "/nowhere/token"], "http_token_file /nowhere/token: No such file");
     must_fail(&["127.0.0.1"], "has no port; expected HOST:PORT");
-    must_fail(&[&format!("127.0.0.1:{}", free_ports(1)[0])], "Connection refused");
+    must_fail(&[&format!("127.0.0.1:{}", free_port())], "Connection refused");
     drop(server);
 }
 

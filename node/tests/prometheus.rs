@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ports::free_ports;
+use ports::free_port;
 use pserver_kernels::conformance::skips::skip;
 use serde_json::Value;
 use watching::program::TestProgram;
@@ -32,7 +32,7 @@ fn prometheus_computes_the_rounds_a_second_that_the_trainer_counts() {
          - targets: ['{target}']\n"
     );
     std::fs::write(&config, text).expect("there is room");
-    let at = SocketAddr::from(([127, 0, 0, 1], free_ports(1)[0]));
+    let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let arguments = [
         format!("--config.file={}", config.display()),
         format!("--storage.tsdb.path={}", folder.path().join("data").display()),

@@ -2,7 +2,6 @@
    the server's process and when. */
 #define _POSIX_C_SOURCE 200809L
 #include <dirent.h>
-#include <limits.h>
 #include <paddle_pserver.h>
 #include <sched.h>
 #include <signal.h>
@@ -11,41 +10,27 @@
 
 enum { COUNT = 1 << 20 };
 
-/* The letter by which Linux calls the state of a process or thread, 'X' where it is gone. */
-static char state_of(const char *folder) {
-  char path[PATH_MAX], state = 'X';
+/* Every thread of a process that is still there is in one of these states, letters of Linux. After a signal is sent,
+   each works on until it has heard of it; and who started the process may not have looked yet. */
+static int all_threads_are(const char *states, const char *process) {
+  char path[512], state;
+  struct dirent *thread;
+  int all = 1;
   FILE *file;
-  snprintf(path, sizeof path, "%s/stat", folder);
-  file = fopen(path, "r");
-  if (file == NULL) return 'X';
-  if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 'X';
-  fclose(file);
-  return state;
-}
-
-/* The process has ended; who started it may not have looked yet. */
-static int is_dead(const char *process) {
-  char folder[64];
-  snprintf(folder, sizeof folder, "/proc/%s", process);
-  return state_of(folder) == 'Z' || state_of(folder) == 'X';
-}
-
-/* Every thread has stopped: after SIGSTOP is sent, each of them works on until it has heard of it. */
-static int is_stopped(const char *process) {
-  char folder[64], thread[PATH_MAX];
-  struct dirent *entry;
-  int stopped = 1;
   DIR *threads;
-  snprintf(folder, sizeof folder, "/proc/%s/task", process);
-  threads = opendir(folder);
-  CHECK(threads != NULL);
-  while ((entry = readdir(threads)) != NULL) {
-    if (entry->d_name[0] == '.') continue;
-    snprintf(thread, sizeof thread, "%s/%s", folder, entry->d_name);
-    if (state_of(thread) != 'T') stopped = 0;
+  snprintf(path, sizeof path, "/proc/%s/task", process);
+  threads = opendir(path);
+  if (threads == NULL) return 1;
+  while ((thread = readdir(threads)) != NULL) {
+    if (thread->d_name[0] == '.') continue;
+    snprintf(path, sizeof path, "/proc/%s/task/%s/stat", process, thread->d_name);
+    file = fopen(path, "r");
+    if (file == NULL) continue;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) == 1 && strchr(states, state) == NULL) all = 0;
+    fclose(file);
   }
   closedir(threads);
-  return stopped;
+  return all;
 }
 
 int main(int argc, char **argv) {
@@ -68,14 +53,14 @@ int main(int argc, char **argv) {
   if (strcmp(argv[2], "under") == 0) {
     /* It answers nothing more before it is killed. */
     CHECK(kill((pid_t)atol(argv[1]), SIGSTOP) == 0);
-    while (!is_stopped(argv[1])) sched_yield();
+    while (!all_threads_are("T", argv[1])) sched_yield();
     CHECK(paddle_push_pull_start(client, &all, &dst, 1, &call) == 0);
     CHECK(kill((pid_t)atol(argv[1]), SIGKILL) == 0);
     REFUSED(paddle_wait(call), "server");
     CHECK(paddle_last_error_code() == PADDLE_ERROR_TIMEOUT || paddle_last_error_code() == PADDLE_ERROR_SERVER_LOST);
   } else {
     CHECK(kill((pid_t)atol(argv[1]), SIGKILL) == 0);
-    while (!is_dead(argv[1])) sched_yield();
+    while (!all_threads_are("ZX", argv[1])) sched_yield();
     REFUSED(paddle_push_pull(client, &all, &dst, 1), "server");
   }
   puts("alive");

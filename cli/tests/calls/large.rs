@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::cluster::asked::is_set;
 use crate::cluster::job::{Job, client};
-use crate::cluster::ports::free_ports;
+use crate::cluster::ports::free_port;
 use crate::cluster::process::Process;
 use crate::cluster::training::{Tensor, begin, given, wanted};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
@@ -46,7 +46,7 @@ fn timed<T>(what: &str, bytes: usize, work: impl FnOnce() -> T) -> T {
 }
 
 fn start(job: &Job) -> Process {
-    let bind = format!("tcp://127.0.0.1:{}", free_ports(1)[0]);
+    let bind = format!("tcp://127.0.0.1:{}", free_port());
     Process::start(&job.arguments(0, &bind, None)).expect("a server starts")
 }
 

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Ports that this test program has looked at.
 static LOOKED_AT: AtomicU32 = AtomicU32::new(0);
 
-/// Ports that nobody listens on, each given out once. They lie below those that the system gives to connections: one
-/// of those can be a connection's before the process that is to listen starts; and a trainer that connects again and
-/// again to one where nobody listens at last connects to itself, and then the server that starts again finds its port
-/// taken.
-pub(crate) fn free_ports(count: usize) -> Vec<u16> {
+/// A port that nobody listens on, given out once. It lies below those that the system gives to connections: one of
+/// those can be a connection's before the process that is to listen starts; and a trainer that connects again and again
+/// to one where nobody listens at last connects to itself, and then the server that starts again finds its port taken.
+pub(crate) fn free_port() -> u16 {
     let first = std::process::id().wrapping_mul(64);
     let next = || first.wrapping_add(LOOKED_AT.fetch_add(1, Ordering::Relaxed)) % 20_000;
-    let ports = std::iter::repeat_with(|| 10_000 + u16::try_from(next()).expect("below 20,000"));
-    ports.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).take(count).collect()
+    let mut ports = std::iter::repeat_with(|| 10_000 + u16::try_from(next()).expect("below 20,000"));
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("they have no end")
 }

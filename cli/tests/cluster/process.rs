@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use pserver_core::wire::Address;
 
 use super::job::Job;
-use super::ports::free_ports;
+use super::ports::free_port;
 
 /// How long a server may take to start or to stop, on a machine with much else to do.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -129,7 +129,7 @@ pub(crate) struct Processes {
 
 impl Processes {
     pub(crate) fn start(job: Job) -> Self {
-        let ports = free_ports(job.servers.into());
+        let ports: Vec<u16> = (0..job.servers).map(|_| free_port()).collect();
         let mut processes = Self { running: ports.iter().map(|_| None).collect(), job, ports };
         (0..processes.ports.len()).for_each(|server| processes.start_again(server));
         processes
@@ -152,7 +152,7 @@ impl Processes {
 
     /// Starts a server with the arguments that it had, but on another port.
     pub(crate) fn start_elsewhere(&mut self, server: usize) {
-        self.ports[server] = free_ports(1)[0];
+        self.ports[server] = free_port();
         self.start_again(server);
     }
 

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pserver_kernels::conformance::skips::skip;
 
-use super::ports::free_ports;
+use super::ports::free_port;
 use super::{PATIENCE, has_programs, processes_with};
 
 /// Whether the programs are installed; a skip is reported where they are not.
@@ -90,7 +90,7 @@ pub(crate) struct TestHost<'a> {
 impl TestSsh {
     /// Hosts of any name are this machine; `down` is none.
     pub(crate) fn on_loopback(folder: &Path) -> Self {
-        let port = free_ports(1)[0];
+        let port = free_port();
         // The first value counts, so the exception stands first.
         let client = format!("Host down\nPort 1\nHost *\nHostName 127.0.0.1\nPort {port}\n");
         let host = TestHost { within: &[], addresses: &["127.0.0.1"] };
@@ -99,7 +99,7 @@ impl TestSsh {
 
     /// Hosts are reached at their addresses.
     pub(crate) fn on_hosts(folder: &Path, hosts: &[TestHost<'_>]) -> Self {
-        let port = free_ports(1)[0];
+        let port = free_port();
         Self::start(folder, hosts, port, &format!("Host *\nPort {port}\n"))
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cluster::job::{Job, Local, client, client_with, folder, reader};
-use crate::cluster::ports::free_ports;
+use crate::cluster::ports::free_port;
 use crate::cluster::process::{Ended, Process, Processes};
 use crate::cluster::training::{Tensor, begin, given, initialise, pull, push, push_pull};
 use pserver_client::Client;
@@ -206,7 +206,7 @@ fn training_goes_on_when_files_cannot_grow() {
     let job = job.with("--checkpoint-interval-seconds", 1);
     // A checkpoint of these does not fit into a file of 256 KiB, and a few pushes fill a segment of the journal.
     let tensors = zeroed(vec![Tensor::new("a", Float32, 8000, SGD), Tensor::new("b", Float32, 70_000, SGD)]);
-    let bind = format!("tcp://127.0.0.1:{}", free_ports(1)[0]);
+    let bind = format!("tcp://127.0.0.1:{}", free_port());
     let arguments = job.arguments(0, &bind, None);
     let mut process = start_through_a_shell(SMALL_FILES, &arguments).expect("a server with small files starts");
     let client = client(&process.address, 0);
@@ -273,7 +273,7 @@ fn a_server_that_says_nothing_is_named_when_the_deadline_passes() {
     let client = client_with(&Address::parse(&address).expect("it is an address"), 0, SOON);
     let refusal = client.begin_init(&OptimizerSettings::default()).expect_err("nobody answers").to_string();
     check_text(&refusal, &["2.0 s", &address]);
-    let closed = free_ports(1)[0];
+    let closed = free_port();
     let address = Address::parse(&format!("tcp://127.0.0.1:{closed}")).expect("it is an address");
     let refusal = client_with(&address, 0, SOON).names().expect_err("nobody is there").to_string();
     check_text(&refusal, &["2.0 s", &address.to_string(), "refused"]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::asked::is_full;
 use crate::cluster::job::{DEADLINE, Job, Local, client, client_with, folder, reader};
-use crate::cluster::ports::free_ports;
+use crate::cluster::ports::free_port;
 use crate::cluster::process::{Process, Processes, one_test};
 use crate::cluster::training::{Tensor, begin, push_pull};
 use pserver_client::{Client, ClientOptions};
@@ -244,12 +244,12 @@ fn check_absent<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, pserver_cor
 
 #[test]
 fn an_absent_server_is_named_soon() {
-    let nobody = Address::parse(&format!("tcp://127.0.0.1:{}", free_ports(1)[0])).expect("it is an address");
+    let nobody = Address::parse(&format!("tcp://127.0.0.1:{}", free_port())).expect("it is an address");
     let words = ["the coordinator (server 0) at tcp://127.0.0.1:", "has refused connections for 1.", "server_absence"];
     check_absent(|| impatient(&nobody).trainer(), &words);
     // Server 1 has not started.
     let job = Job::new(2, 1);
-    let bind = format!("tcp://127.0.0.1:{}", free_ports(1)[0]);
+    let bind = format!("tcp://127.0.0.1:{}", free_port());
     let lone = Process::start(&job.arguments(0, &bind, None)).expect("server 0 starts alone");
     check_absent(|| impatient(&lone.address).trainer(), &["server 1 of 2 has not registered", "--index"]);
     let hasty = client_with(&lone.address, 0, Duration::from_secs(2));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::cluster::asked::is_full;
 use crate::cluster::job::{Job, TCP, client_with, folder};
-use crate::cluster::ports::free_ports;
+use crate::cluster::ports::free_port;
 use crate::cluster::process::Process;
 use crate::cluster::seeded::SeededPrng;
 use crate::cluster::training::{Tensor, begin, given, pull};
@@ -27,7 +27,7 @@ fn tensors() -> Vec<Tensor> {
 /// The arguments of a server on a port of its own.
 fn arguments(root: &Path, is_locked: bool) -> Vec<String> {
     let job = Job { mode: "async", ..Job::new(1, 2) }.with_checkpoints(root);
-    let mut arguments = job.arguments(0, &format!("{}{}", TCP.trim_end_matches('0'), free_ports(1)[0]), None);
+    let mut arguments = job.arguments(0, &format!("{}{}", TCP.trim_end_matches('0'), free_port()), None);
     arguments.push(format!("--directory-lock={is_locked}"));
     arguments
 }
