@@ -234,20 +234,24 @@ fn scale(rounds: u32, factor: f64) -> u32 {
     (f64::from(rounds) * factor).clamp(1.0, 1e6) as u32
 }
 
-/// The blocks of every team, in turns. `each` is called after every block.
+/// The blocks of every team, in turns: so many, and as many more as fit into `seconds`, since a trial on a busy machine
+/// makes blocks too short. `each` is called after every block, and told whether it is one of those more.
 pub(crate) fn alternate(
     teams: &mut [&mut Team],
     pace: RoundPace,
     rounds: u32,
-    blocks: u32,
-    each: &mut dyn FnMut(),
+    (blocks, seconds): (u32, f64),
+    each: &mut dyn FnMut(bool),
 ) -> Result<Vec<Vec<RoundBlock>>> {
     let mut results = vec![Vec::new(); teams.len()];
-    for _ in 0..blocks {
+    let start = Instant::now();
+    let mut done = 0;
+    while done < blocks || start.elapsed().as_secs_f64() * f64::from(done + 1) <= seconds * f64::from(done) {
         for (team, result) in teams.iter_mut().zip(&mut results) {
             result.push(team.block(rounds, pace)?);
-            each();
+            each(done >= blocks);
         }
+        done += 1;
     }
     Ok(results)
 }

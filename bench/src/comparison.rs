@@ -83,20 +83,26 @@ pub(crate) fn measure(job: &BenchJob, terms: &Terms<'_>, report: &mut Report) ->
     };
     let mut baseline = is_beside.then(baseline).transpose()?;
     let mut teams: Vec<&mut Team> = std::iter::once(&mut ours).chain(&mut baseline).collect();
-    let rounds = match (terms.iterations, terms.pace.rate) {
+    let (rounds, seconds) = match (terms.iterations, terms.pace.rate) {
         (Some(iterations), _) => {
-            alternate(&mut teams, terms.pace, 1, 1, &mut || ())?;
-            iterations.div_ceil(BLOCKS_MIN).max(1)
+            alternate(&mut teams, terms.pace, 1, (1, 0.0), &mut |_| ())?;
+            (iterations.div_ceil(BLOCKS_MIN).max(1), 0.0)
         }
         // How long a block takes is the rate's choice.
         (None, Some(rate)) => {
-            alternate(&mut teams, RoundPace { rate: None, ..terms.pace }, 10, 1, &mut || ())?;
-            whole(terms.duration * rate / f64::from(2 * BLOCKS_MIN))
+            alternate(&mut teams, RoundPace { rate: None, ..terms.pace }, 10, (1, 0.0), &mut |_| ())?;
+            (whole(terms.duration * rate / f64::from(2 * BLOCKS_MIN)), 0.0)
         }
-        (None, None) => rounds_for(&mut teams, terms.pace, terms.duration)?,
+        (None, None) => (rounds_for(&mut teams, terms.pace, terms.duration)?, terms.duration),
     };
     report.measured(terms.sides() * BLOCKS_MIN as usize - teams.len() * BLOCKS_MIN as usize);
-    let results = alternate(&mut teams, terms.pace, rounds, BLOCKS_MIN, &mut || report.measured(1))?;
+    let count = &mut |is_more: bool| {
+        if is_more {
+            report.expect(1, "blocks");
+        }
+        report.measured(1);
+    };
+    let results = alternate(&mut teams, terms.pace, rounds, (BLOCKS_MIN, seconds), count)?;
     let mine = Score::new(&ours, job, &results[0], terms.pace)?;
     let theirs = baseline.as_ref().map(|team| Score::new(team, job, &results[1], terms.pace)).transpose()?;
     note_intervals(report, job, &mine, theirs.as_ref());

@@ -284,7 +284,7 @@ fn a_terminal_shows_progress_with_rate_and_time_left_and_a_file_gets_none() {
     let output = script.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output().expect("util-linux is there");
     let shown = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{shown}");
-    let parts = ["measuring ", " of 18 blocks, ", "/s, ", "s left"];
+    let parts = ["measuring ", " of ", " blocks, ", "/s, ", "s left"];
     let is_whole = |line: &str| parts.iter().all(|part| line.contains(part));
     assert!(shown.split(['\r', '\n']).any(is_whole), "{parts:?} in a line of {shown:?}");
     assert!(!shown.contains(" of 0 "), "{shown:?}");

@@ -224,7 +224,7 @@ fn baseline(shape: Shape, job: &BenchJob, args: &Args) -> Result<(u64, Outcome)>
         None => Team::best_baseline(shape, job)?,
     };
     let rounds = rounds_for(&mut [&mut team], pace, args.duration)?;
-    let blocks = alternate(&mut [&mut team], pace, rounds, BLOCKS_MIN, &mut || ())?.remove(0);
+    let blocks = alternate(&mut [&mut team], pace, rounds, (BLOCKS_MIN, args.duration), &mut |_| ())?.remove(0);
     let score = Score::new(&team, job, &blocks, pace)?;
     let result = score.figures(Outcome::new(&format!("{}, {}", shape.name(), job.title())));
     let result = result
