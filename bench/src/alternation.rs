@@ -275,3 +275,18 @@ fn start_trainers(job: &BenchJob, barrier: &[(Region, String)], command: &str, m
     trainers.iter_mut().try_for_each(|trainer| trainer.ready().map(|_| ()))?;
     Ok(trainers)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_blocks_follow_while_they_fit_into_the_seconds() {
+        let begun = Instant::now();
+        // Blocks of no team take no time.
+        let pace = RoundPace { rate: None, spoil: false };
+        let results = alternate(&mut [], pace, 1, (BLOCKS_MIN, 0.05), &mut |_| ()).expect("there is no team to fail");
+        assert!(results.is_empty());
+        assert!(begun.elapsed().as_secs_f64() > 0.05 * 0.9, "over after {:?}", begun.elapsed());
+    }
+}

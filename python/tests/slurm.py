@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 from processes import left_after, logs
 
 PROGRAMS = ["/usr/sbin/munged", "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "munge", "srun", "salloc", "sinfo"]
@@ -90,15 +91,3 @@ class Slurm:
         while expected not in subprocess.run(command, env=environment, capture_output=True, text=True).stdout:
             assert time.monotonic() < end, f"{command} has not said {expected}: {logs(self.folder)}"
             time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that the system gives to connections."""
-    ports = []
-    for port in range(10_000 + os.getpid() % 20_000, 32_000):
-        with socket.socket() as one:
-            if one.connect_ex(("127.0.0.1", port)) != 0:
-                ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise AssertionError("every port is taken")

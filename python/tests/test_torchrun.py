@@ -1,7 +1,6 @@
 """Jobs of torchrun: who starts servers, who finds them, and what a kill leaves."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from needs import need_torch
+from ports import free_ports
 from processes import processes_of
 
 HERE = Path(__file__).parent
@@ -46,9 +46,7 @@ def test_digits_are_learned_by_ranks_whose_servers_rank_0_starts(tmp_path: Path)
     found = results(torchrun("--standalone", EXAMPLES / "digits.py", folder=tmp_path))
     assert len(found) == 1 and float(found[0].split()[1]) > 0.95, found
     # As two hosts: torchrun's store is at the first agent's address, and servers listen there.
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_ports(1)[0]
     shared = ["--nproc-per-node", "1", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     agents = [[*shared, "--node-rank", "0"], [*shared, "--node-rank", "1"]]
     assert results(torchrun(EXAMPLES / "digits.py", folder=tmp_path, agents=agents)) == found
