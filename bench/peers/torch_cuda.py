@@ -1,7 +1,8 @@
 """PyTorch on a device: the sum of some gradients, then its fused optimizer. A JSON line for each case.
 
 The parameter and the states are binary32; gradients are binary32 or bfloat16, and are added in binary32, as servers do.
-One gradient of binary32 is handed to the optimizer as it is. What needs more memory than there is, is left out.
+One gradient of binary32 is handed to the optimizer as it is. Then Adam as one expression through torch.compile, for one
+gradient of binary32 and several of bfloat16. What needs more memory than there is, is left out.
 Times are the device's own, medians; the ceiling is its copy of one tensor to another in the same run.
 """
 
@@ -28,23 +29,32 @@ def main():
     if not torch.cuda.is_available():
         raise SystemExit("torch finds no CUDA device")
     ceiling = copy_rate(options)
-    for rule in options.rule.split(","):
-        for count in map(int, options.gradients.split(",")):
-            for name, dtype in TYPES.items():
-                told = {"rule": rule, "gradients": count, "gradient_type": name, "elements": options.elements}
-                try:
-                    seconds = case(RULES[rule], count, dtype, options)
-                except torch.cuda.OutOfMemoryError:
-                    torch.cuda.empty_cache()
-                    print(json.dumps({**told, "left_out": "the device has too little memory"}), flush=True)
-                    continue
-                # What one fused pass has to move: parameter and two states there and back, and each gradient once.
-                moved = options.elements * (24 + count * dtype.itemsize)
-                print(json.dumps({
-                    **told, "version": torch.__version__, "elements_per_second": options.elements / seconds,
-                    "bytes_per_second": moved / seconds, "ceiling_bytes_per_second": ceiling,
-                    "ratio_to_ceiling": moved / seconds / ceiling,
-                }), flush=True)
+    cases = [(rule, count, is_compiled) for is_compiled in (False, True) for rule in options.rule.split(",")
+             for count in map(int, options.gradients.split(","))]
+    # Compiled cases last, and few: each takes seconds to compile.
+    for rule, count, is_compiled in cases:
+        for name, dtype in TYPES.items():
+            if is_compiled and (rule != "adam" or (count == 1) != (dtype == torch.float32)):
+                continue
+            told = {"rule": rule, "gradients": count, "gradient_type": name, "elements": options.elements,
+                    "is_compiled": is_compiled}
+            try:
+                seconds = (compiled_case(count, dtype, options) if is_compiled
+                           else case(RULES[rule], count, dtype, options))
+            except torch.cuda.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                print(json.dumps({**told, "left_out": "the device has too little memory"}), flush=True)
+                continue
+            except Exception as why:  # A compiler that is missing is no reason to lose the rest.
+                print(json.dumps({**told, "left_out": f"{type(why).__name__}: {why}"[:300]}), flush=True)
+                continue
+            # What one fused pass has to move: parameter and two states there and back, and each gradient once.
+            moved = options.elements * (24 + count * dtype.itemsize)
+            print(json.dumps({
+                **told, "version": torch.__version__, "elements_per_second": options.elements / seconds,
+                "bytes_per_second": moved / seconds, "ceiling_bytes_per_second": ceiling,
+                "ratio_to_ceiling": moved / seconds / ceiling,
+            }), flush=True)
 
 
 def case(rule, count, dtype, options):
@@ -62,6 +72,25 @@ def case(rule, count, dtype, options):
         optimizer.step()
 
     return timed(step, options.iterations)
+
+
+@torch.compile(fullgraph=True)
+def fused(parameter, mean, square, gradients, rate, root):
+    """Sum and Adam as one expression; the step's corrections of the bias come as tensors, so that nothing is compiled
+    anew."""
+    gradient = gradients[0].float()
+    for other in gradients[1:]:
+        gradient = gradient + other.float()
+    mean.lerp_(gradient, 0.1)
+    square.mul_(0.999).add_(gradient * gradient * 0.001)
+    parameter.sub_(rate * mean / (square.sqrt() * root + 1e-8))
+
+
+def compiled_case(count, dtype, options):
+    tensors = [torch.zeros(options.elements, device="cuda") for _ in range(3)]
+    gradients = [torch.ones(options.elements, device="cuda", dtype=dtype) for _ in range(count)]
+    rate, root = (torch.tensor(value, device="cuda") for value in (1e-2, 31.0))
+    return timed(lambda: fused(*tensors, gradients, rate, root), options.iterations)
 
 
 def copy_rate(options):

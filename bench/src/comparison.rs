@@ -117,7 +117,7 @@ pub(crate) fn measure(job: &BenchJob, terms: &Terms<'_>, report: &mut Report) ->
         report.histograms.push((format!("{} for {name}", theirs.team.name), theirs.latencies));
     }
     report.histograms.push((name, mine.latencies));
-    report.results.push(result);
+    report.push(result);
     Ok(())
 }
 

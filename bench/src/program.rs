@@ -9,7 +9,7 @@ use pserver_node::settings::ServeArgs;
 
 use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, programs, pushpull, rows, scale};
 use crate::job::BenchJob;
-use crate::report::Report;
+use crate::report::{Report, append_lines_to};
 use crate::{baseline, shipped, threads};
 
 /// Measures the parameter server beside the simplest program for each path, and checks every value it gets.
@@ -40,6 +40,9 @@ struct OutputArgs {
     /// Write a page of Markdown with the environment and the table to this file too.
     #[arg(long, global = true, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Append each result to this file as a line of JSON, as soon as it is measured.
+    #[arg(long, global = true, value_name = "FILE")]
+    lines: Option<PathBuf>,
     /// Write the distributions of latencies to this file too, for HdrHistogram's plotters.
     #[arg(long, global = true, value_name = "FILE")]
     hgrm: Option<PathBuf>,
@@ -129,6 +132,9 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: BenchCli) -> Result<bool> {
+    if let Some(path) = &cli.output.lines {
+        append_lines_to(path)?;
+    }
     let mut report = match cli.command {
         BenchCommand::Pushpull(args) => pushpull::run(&args)?,
         BenchCommand::Latency(args) => latency::run(&args)?,

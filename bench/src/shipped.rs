@@ -50,9 +50,14 @@ pub(crate) fn server_arguments(job: &BenchJob, index: u16, coordinator: Option<&
         );
     }
     all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
-    let settings = job.serve.iter().filter_map(|setting| setting.split_once('='));
-    let settings = settings.flat_map(|(name, value)| [format!("--{}", name.replace('_', "-")), value.to_owned()]);
-    all.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).chain(settings).collect()
+    let mut all: Vec<(String, String)> = all.into_iter().map(|(option, value)| (option.to_owned(), value)).collect();
+    // A setting that is given later replaces the earlier one, as `--beside` does.
+    for (name, value) in job.serve.iter().filter_map(|setting| setting.split_once('=')) {
+        let option = format!("--{}", name.replace('_', "-"));
+        all.retain(|(earlier, _)| *earlier != option);
+        all.push((option, value.to_owned()));
+    }
+    all.into_iter().flat_map(|(option, value)| [option, value]).collect()
 }
 
 /// Where server `index` listens: on a free port, or in a process under its own name.

@@ -329,9 +329,11 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
     std::fs::write(&torch, TORCH).expect("it can be written");
     std::fs::set_permissions(&torch, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
     let page = folder.path().join("page.md");
-    let (torch, page) = (torch.to_str().expect("UTF-8"), page.to_str().expect("UTF-8"));
+    let lines = folder.path().join("lines");
+    let [torch, page, lines] = [&torch, &page, &lines].map(|path| path.to_str().expect("UTF-8"));
     let small = ["kernels", "--device", "cuda", "--elements", "10007", "--step-elements", "5003", "-n", "2"];
     let more = ["--rule", "sum,adam,adam-text", "--gradients", "1,8", "--goals", "--torch", torch, "--markdown", page];
+    let more = [&more[..], &["--lines", lines]].concat();
     let report = report_told(&[&small[..], &more].concat(), &told);
     let results = report["end"]["results"].as_array().expect("a list");
     let field = |name: &str, field: &str| {
@@ -339,7 +341,7 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
         found.unwrap_or_else(|| panic!("no line {name}"))[field].clone()
     };
     // Copies; two lines for each rule, number and type; torch's; goals.
-    assert_eq!(results.len(), 4 + 2 * 3 * 2 * 2 + 1 + 10);
+    assert_eq!(results.len(), 4 + 2 * 3 * 2 * 2 + 1 + 15);
     let is_ratio = |value: Value| value.as_f64().is_some_and(|ratio| ratio > 0.0);
     assert!(is_ratio(field("copy both ways at once", "bytes_per_second")));
     assert!(is_ratio(field("adam, 8 bfloat16, kernel", "ratio_to_torch")));
@@ -351,6 +353,27 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
     assert_eq!(verdict, json!("met, at 10007 elements"), "a stand-in's figures are no figures");
     let page = std::fs::read_to_string(page).expect("the page was written");
     assert!(page.contains("| goal: adam, 8 bfloat16, kernel: times torch |"), "{page}");
+    // The file of lines has the same, and first what was known before torch.
+    let lines = std::fs::read_to_string(lines).expect("the lines were written");
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    let last = |name: &Value| lines.iter().rfind(|line| &line["name"] == name).cloned();
+    assert!(results.iter().all(|result| last(&result["name"]).as_ref() == Some(result)), "{lines:?}");
+    assert_eq!(lines.len(), results.len() + 1, "the kernel beside torch has two lines");
+}
+
+#[test]
+fn kernels_of_a_device_are_measured_without_server_steps() {
+    let told = match standin::everything(&shipped::module()) {
+        Ok(told) => told,
+        Err(why) => return skip("g++", &why),
+    };
+    let small = ["kernels", "--device", "cuda", "--elements", "1000", "-n", "2", "--rule", "sgd", "--gradients", "1"];
+    for (measured, lines) in [("kernel", "kernel"), ("server-step", "server step")] {
+        let report = report_told(&[&small[..], &["--measure", measured]].concat(), &told);
+        let results = report["end"]["results"].as_array().expect("a list");
+        let names: Vec<&str> = results.iter().skip(4).filter_map(|result| result["name"].as_str()).collect();
+        assert_eq!(names, [format!("sgd, 1 float32, {lines}"), format!("sgd, 1 bfloat16, {lines}")]);
+    }
 }
 
 #[test]

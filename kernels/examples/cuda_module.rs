@@ -1,11 +1,12 @@
 //! Generator for `cargo ci kernels`: `source` prints the shipped module's source, `manifest CUBIN PTX` the manifest of
-//! these binaries, `standin` the environment in which a process loads the simulated driver.
+//! these binaries, `standin` the environment in which a process loads the simulated driver, `rules ARCHITECTURE FOLDER`
+//! compiles what tests on a device compile into a folder, by the NVRTC that the loader finds.
 
 use std::env::args;
 use std::io::{Write, stdout};
 
-use pserver_kernels::conformance::standin;
-use pserver_kernels::cuda::shipped;
+use pserver_kernels::conformance::{compiled, standin};
+use pserver_kernels::cuda::{compile_ahead, shipped};
 
 fn main() -> std::io::Result<()> {
     let arguments: Vec<String> = args().skip(1).collect();
@@ -16,7 +17,14 @@ fn main() -> std::io::Result<()> {
             let told = standin::everything(&shipped::module()).map_err(std::io::Error::other)?;
             told.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
         }
-        _ => panic!("expected `source`, `standin`, or `manifest` and two files; found {arguments:?}"),
+        ["rules", architecture, folder] => {
+            let made = compile_ahead(compiled::sources(), architecture, folder.as_ref());
+            made.map(|()| String::new()).map_err(std::io::Error::other)?
+        }
+        _ => panic!(
+            "expected `source`, `standin`, `manifest` and two files, or `rules`, an architecture and a folder; found \
+             {arguments:?}"
+        ),
     };
     stdout().write_all(text.as_bytes())
 }

@@ -9,6 +9,7 @@
 //!
 //! All NaN are considered equal: which bit pattern results is unspecified.
 
+pub mod compiled;
 pub mod device;
 pub mod skips;
 pub mod standin;

@@ -1,5 +1,6 @@
 """The measurements of the report, in small: that they run, and that contestants compute the same."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -34,3 +35,10 @@ def test_steps_are_compared_with_ddp() -> None:
 def test_tables_are_compared_with_torchs() -> None:
     said = output_of("embedding.py", "--rows", "1000", "--rules", "adagrad")
     assert said.count("waits for rows") == 4
+
+
+def test_steps_on_a_device_are_compared_with_the_link() -> None:
+    said = output_of("device_step.py", "--elements", "1000", "--device", "cpu")
+    figures = [json.loads(line) for line in said.splitlines()]
+    assert [sorted(figure) for figure in figures[:2]] == [["name", "seconds"]] * 2
+    assert figures[2]["ratio_to_ceiling"] > 0 and "server on cpu" in figures[2]["name"]

@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for (shape, name) in [(Shape::Tcp, "tcp ping, 4 bytes"), (Shape::ShmInPlace, "shared memory ping, 4 bytes")] {
         for poll in &args.poll {
             let (_, result) = baseline(shape, &job(4, 1, *poll), args)?;
-            report.results.push(result.with("name", name));
+            report.push(result.with("name", name));
             report.measured(1);
         }
     }
@@ -131,7 +131,7 @@ impl Raw<'_> {
                     let raw = self.beneath(shape, trainers, chunk)?;
                     let rate = result.field("bytes_per_second").as_f64();
                     let ratio = rate.zip(raw).map(|(rate, raw)| rate / raw);
-                    report.results.push(result.with("ratio_to_raw", json!(ratio)));
+                    report.push(result.with("ratio_to_raw", json!(ratio)));
                     report.measured(1);
                 }
             }
@@ -165,7 +165,7 @@ impl Raw<'_> {
         let (rate, chunk) = best.expect("a chunk was tried");
         let (ways, directions) = if both_ways { ("both ways, per direction", 2.0) } else { ("one way", 1.0) };
         let many = if streams == 1 { "1 stream".to_owned() } else { format!("{streams} streams") };
-        report.results.push(
+        report.push(
             Outcome::new(&format!("raw tcp, {ways}, {many}"))
                 .with("streams", streams)
                 .with("chunk_bytes", chunk)

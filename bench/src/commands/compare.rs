@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for result in later {
         let same = earlier.iter().find(|one| differing((&old, one), (&new, result)).is_none());
         match same.map(|one| compare(one, result)).transpose()? {
-            Some(Ok(outcome)) => report.results.push(outcome),
+            Some(Ok(outcome)) => report.push(outcome),
             Some(Err(why)) => apart.push(left_out(result, why)),
             None => apart.push(left_out(result, &unmatched((&old, earlier), (&new, result)))),
         }
@@ -59,11 +59,11 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for result in earlier.iter().filter(|one| later.iter().all(|other| other["name"] != one["name"])) {
         apart.push(left_out(result, "it is in the earlier report only"));
     }
-    if report.results.is_empty() {
+    if report.results().is_empty() {
         let first = apart.first().map(|one| format!(": {:?} is {}", one.name(), one.field("verdict")));
         bail!("the reports have no result with a time in common{}", first.unwrap_or_default());
     }
-    report.results.extend(apart);
+    apart.into_iter().for_each(|result| report.push(result));
     Ok(report)
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Report {
         let result = Outcome::new(&one.name).with("verdict", one.verdict).with("found", one.found);
         let result = result.without_ratio("a finding, which measures nothing");
         // A good finding has no remedy.
-        report.results.push(result.with("fix", if one.verdict == "ok" { "" } else { &*one.fix }));
+        report.push(result.with("fix", if one.verdict == "ok" { "" } else { &*one.fix }));
     }
     report
 }

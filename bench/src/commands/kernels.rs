@@ -57,6 +57,15 @@ enum KernelDevice {
     Cuda,
 }
 
+/// A measurement on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Measured {
+    /// Kernels on tensors in the device's memory.
+    Kernel,
+    /// A server's step, from pinned memory of the host to pinned memory.
+    ServerStep,
+}
+
 /// Gradients that are summed on a core, when nobody says how many.
 const GRADIENTS: [u32; 2] = [1, 8];
 
@@ -85,6 +94,9 @@ pub(crate) struct Args {
     /// On a device: elements of a server's step, if memory is enough and a tensor has as many.
     #[arg(long, value_parser = sizes::parse, default_value = "33554432")]
     step_elements: u64,
+    /// On a device: what is measured.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,server-step")]
+    measure: Vec<Measured>,
     /// On a device: a Python that has torch with CUDA, which does the same afterwards.
     #[arg(long, value_name = "PYTHON")]
     torch: Option<PathBuf>,
@@ -164,7 +176,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
             announce(&format!("{name} of {gradients}"));
             let tensors = Tensors::new(length(args.elements), length(u64::from(*gradients)), kernel.rule()?);
             let fused = kernel.fused().filter(|_| *gradients == 1);
-            report.results.push(measure(&name, tensors, fused, args)?);
+            report.push(measure(&name, tensors, fused, args)?);
             report.measured(1);
         }
     }

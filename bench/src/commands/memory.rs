@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for job in &jobs {
         announce(&format!("memory {} of {}", word(job.transport), job.title()));
         let result = measure(job, args.work.spoil, &mut report)?;
-        report.results.push(result);
+        report.push(result);
         report.measured(1);
     }
     Ok(report)

@@ -176,14 +176,14 @@ impl PeerComparison<'_> {
     /// A peer at every size and number of trainers.
     fn rounds(&self, peer: &Peer, report: &mut Report) -> Result<()> {
         if let Some(reason) = self.lacks(peer.kit) {
-            report.results.push(skipped(&about(peer), reason));
+            report.push(skipped(&about(peer), reason));
             report.measured(self.args.trainers.len() * self.args.bytes.len());
             return Ok(());
         }
         for trainers in &self.args.trainers {
             if !peer.serves(*trainers) {
                 let about = about(peer).with("work", many(*trainers)).with("trainers", *trainers);
-                report.results.push(skipped(&about, &format!("skipped: {}", peer.bounds)));
+                report.push(skipped(&about, &format!("skipped: {}", peer.bounds)));
                 report.measured(self.args.bytes.len());
                 continue;
             }
@@ -231,14 +231,14 @@ impl PeerComparison<'_> {
         let mut partner = match Partner::start(command, amount, trainers.unwrap_or(1), &log, self.limit) {
             Ok(partner) => partner,
             Err(error) => {
-                report.results.push(failed(&about, &error));
+                report.push(failed(&about, &error));
                 return Ok(());
             }
         };
         let about = about.with("version", partner.version());
         let most = if trainers.is_some() { ROUNDS_MAX } else { STEPS_MAX };
         match alternate(&mut ours, &mut |count| partner.block(count), self.args.duration, most)? {
-            Ended::Failed(error) => report.results.push(failed(&about, &error)),
+            Ended::Failed(error) => report.push(failed(&about, &error)),
             Ended::Well { mine, theirs } => {
                 for (side, blocks) in ours.iter().zip(&mine) {
                     let about = about.clone().with("ceiling_name", side.ceiling_name);
@@ -284,7 +284,7 @@ impl PeerComparison<'_> {
             let about = Outcome::new(&format!("torch fused optimizer, {work}")).with("peer", "torch fused optimizer");
             let about = about.with("work", work).with("elements", elements).with("rule", rule.as_str());
             if let Some(reason) = self.lacks(Kit::Torch) {
-                report.results.push(skipped(&about, reason));
+                report.push(skipped(&about, reason));
                 continue;
             }
             let command = optimizers(&self.places, &rule, elements);
@@ -448,7 +448,7 @@ fn note(report: &mut Report, about: Outcome, transport: Option<TransportName>, o
     let (blocks, baseline, others) = (medians(mine), medians(ceiling), medians(theirs));
     let ratios = |others: &[f64]| blocks.iter().zip(others).map(|(own, other)| other / own).collect::<Vec<_>>();
     let ((low, high), (peer_low, peer_high)) = (median_interval(&ratios(&baseline)), median_interval(&ratios(&others)));
-    report.results.push(
+    report.push(
         about
             .with("name", name)
             .with("transport", json!(transport.map(word)))

@@ -98,7 +98,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         }
         seed += 1;
     }
-    let order: Vec<bool> = report.results.iter().filter_map(|one| one.field("is_order_estimated").as_bool()).collect();
+    let order: Vec<bool> =
+        report.results().iter().filter_map(|one| one.field("is_order_estimated").as_bool()).collect();
     let held = order.iter().filter(|held| **held).count();
     announce(&format!("{held} of {} placements are ordered as estimated", order.len()));
     report.travelled(&Route::of(Carried::of(TransportName::Tcp, &counters::heard()), "127.0.0.1", "auto"));
@@ -182,6 +183,6 @@ fn measure(program: &MeasuredProgram, args: &Args, costs: CostModel, report: &mu
             .with("in_turn_latency_us_p50", in_turn.median() * 1e6)
             .with("is_order_estimated", is_order_estimated);
     }
-    report.results.push(outcome);
+    report.push(outcome);
     Ok(())
 }

@@ -151,9 +151,9 @@ fn outcomes(rule: &str, plan: &TablePlan, local: &Local, report: &mut Report) {
             .with("record_bytes", local.record_bytes)
             .with("index_bytes", local.index_bytes)
     };
-    report.results.push(outcome("first touch", &local.touch));
-    report.results.push(outcome("lookup", &local.lookup).with("wrong", local.wrong));
-    report.results.push(outcome("update", &local.update).with("unique_rows_per_batch", local.unique));
+    report.push(outcome("first touch", &local.touch));
+    report.push(outcome("lookup", &local.lookup).with("wrong", local.wrong));
+    report.push(outcome("update", &local.update).with("unique_rows_per_batch", local.unique));
 }
 
 /// Every distribution over the network.
@@ -244,6 +244,6 @@ fn network_outcomes(plan: &NetworkPlan, network: &NetworkTimes, report: &mut Rep
             .with("dense_bytes", dense)
             .with("dense_bytes_ratio", dense / bytes)
     };
-    report.results.push(outcome("push", &network.push, network.push_bytes));
-    report.results.push(outcome("pull", &network.pull, network.pull_bytes).with("wrong", network.wrong));
+    report.push(outcome("push", &network.push, network.push_bytes));
+    report.push(outcome("pull", &network.pull, network.pull_bytes).with("wrong", network.wrong));
 }

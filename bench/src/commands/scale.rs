@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("scale", parameters, COLUMNS);
     args.work.terms().expect(axes.iter().map(|(_, jobs)| jobs.len()).sum(), &mut report);
     for (axis, jobs) in &axes {
-        let first = report.results.len();
+        let first = report.results().len();
         for job in jobs {
             announce(&format!("scale of {}", job.title()));
             measure(job, &args.work.terms(), &mut report)?;
@@ -118,15 +118,15 @@ fn check_memory(job: &BenchJob, alone: bool) -> Result<()> {
 
 /// Adds the time per byte to the last result, and how much more it is than at the first of its axis.
 fn per_byte(report: &mut Report, axis: Axis, job: &BenchJob, first: usize) {
-    let result = report.results.pop().expect("one was just measured");
+    let result = report.results().last().expect("one was just measured").clone();
     let moved = f64::from(job.trainers) * (job.value_bytes() + job.gradient_bytes()) as f64;
     let micros = result.field("latency_us_p50").as_f64().unwrap_or(f64::NAN);
     // Microseconds a byte are 10^6 nanoseconds a kilobyte.
     let time = micros / moved * 1e6;
-    let least = report.results.get(first).and_then(|one| one.field("nanoseconds_per_kilobyte").as_f64());
+    let least = report.results().get(first).and_then(|one| one.field("nanoseconds_per_kilobyte").as_f64());
     let result = result
         .with("axis", word(axis))
         .with("nanoseconds_per_kilobyte", time)
         .with("growth", time / least.unwrap_or(time));
-    report.results.push(result);
+    report.push(result);
 }

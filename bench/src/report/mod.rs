@@ -11,8 +11,10 @@ mod html;
 mod markdown;
 mod table;
 
+use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
@@ -52,6 +54,18 @@ pub(crate) fn announce(text: &str) {
     let _ = writeln!(progress::stderr(), "psbench: {text}");
 }
 
+/// The file that gets each result as soon as it is measured.
+static LINES: OnceLock<Mutex<File>> = OnceLock::new();
+
+/// Appends each result of this process's report to a file, as a line of JSON, as soon as it is measured: a run that is
+/// cut loses the rest alone. A line of a name that was there before replaces the earlier one.
+pub(crate) fn append_lines_to(path: &Path) -> Result<()> {
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    let file = file.with_context(|| format!("{} cannot be written", path.display()))?;
+    LINES.get_or_init(|| Mutex::new(file));
+    Ok(())
+}
+
 /// One line of a table.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
@@ -62,7 +76,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Report {
     pub(crate) start: Map<String, Value>,
     pub(crate) intervals: Vec<Value>,
-    pub(crate) results: Vec<Outcome>,
+    results: Vec<Outcome>,
     /// Latencies in nanoseconds, by name.
     pub(crate) histograms: Vec<(String, Histogram<u64>)>,
     /// The fields that people see, with what stands above them.
@@ -143,6 +157,24 @@ impl Report {
         let (results, histograms) = (Vec::new(), Vec::new());
         let progress = ReportProgress::default();
         Self { start, intervals: Vec::new(), results, histograms, columns, in_gigabits: false, progress }
+    }
+
+    /// Adds a result, or replaces the one of the same name; and appends it to the file of lines.
+    pub(crate) fn push(&mut self, result: Outcome) {
+        if let Some(file) = LINES.get() {
+            let line = format!("{}\n", Value::Object(result.fields.clone()));
+            // The report has the result even if the disk is full.
+            let _ = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());
+        }
+        match self.results.iter_mut().find(|one| one.name() == result.name()) {
+            Some(known) => *known = result,
+            None => self.results.push(result),
+        }
+    }
+
+    /// All results so far.
+    pub(crate) fn results(&self) -> &[Outcome] {
+        &self.results
     }
 
     /// Announces measurements, for a display of progress; `things` is their name in the plural.

@@ -83,6 +83,16 @@ fn compile(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Compiles the rules of the tests for an architecture into a folder, by the compiler of the cubin: a device whose host
+/// has the same version does not compile them.
+pub(crate) fn compile_ahead(workspace: &Workspace, built: &Built, architecture: &str, folder: &Path) -> Result<()> {
+    CUBIN_TOOLCHAIN.install(workspace)?;
+    let library = CUBIN_TOOLCHAIN.program(workspace, "libnvrtc.so.13")?;
+    let mut program = workspace.command(built.program("cuda_module", false)?);
+    program.args(["rules", architecture]).arg(folder);
+    run(program.env("LD_LIBRARY_PATH", library.parent().context("a library is in a folder")?))
+}
+
 /// The output of the example program `cuda_module` of the kernels.
 pub(crate) fn module_program(workspace: &Workspace, built: &Built, arguments: &[&str]) -> Result<Vec<u8>> {
     let program = built.program("cuda_module", false)?;

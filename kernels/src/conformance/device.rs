@@ -214,19 +214,28 @@ fn check_parameter_alone(device: &mut dyn Accelerator, arena: &Arena) {
     run(device, vec![store]).iter().for_each(|done| chunk.check(done, ROUNDS));
 }
 
+/// Free bytes are those of the whole device: on a real one the driver's pools and other processes change them too. The
+/// stand-in driver's device is smaller, and its free bytes are exact.
+const ROOM_SLACK: u64 = 64 << 20;
+const EXACT_BYTES_MAX: u64 = 1 << 30;
+
 fn check_room(device: &mut dyn Accelerator) {
     let resident = |bytes| Resident { element_type: Float32, bytes, code: Code::Add, keeps_sum: false };
+    let slack = |free: u64| if EXACT_BYTES_MAX < free { ROOM_SLACK } else { 0 };
     let before = device.capabilities().bytes_free;
     device.adopt(&resident(4096)).expect("there is room");
     let after = device.capabilities().bytes_free;
-    assert!(after + 4096 <= before, "{before} bytes were free and {after} are, after a chunk of 4096");
+    assert!(after + 4096 <= before + slack(before), "{before} bytes were free and {after} are, after a chunk of 4096");
     let refused = device.adopt(&Resident { element_type: Float16, ..resident(4096) });
     assert!(matches!(refused, Err(NotAdopted::Unfit(_))), "no parameter is of type float16: {refused:?}");
     assert_eq!(device.adopt(&resident(4096)), Ok(DeviceSlot(1)), "what was refused has no slot");
     let before = device.capabilities().bytes_free;
     device.adopt(&Resident { keeps_sum: true, ..resident(4096) }).expect("there is room");
     let after = device.capabilities().bytes_free;
-    assert!(after + 2 * 4096 + 8 <= before, "{before} bytes were free and {after} are, after one that keeps a sum");
+    assert!(
+        after + 2 * 4096 + 8 <= before + slack(before),
+        "{before} bytes were free and {after} are, after one that keeps a sum"
+    );
     let refused = device.adopt(&Resident { element_type: Int64, keeps_sum: true, ..resident(4096) });
     assert!(matches!(refused, Err(NotAdopted::Unfit(_))), "no sum of int64 is kept: {refused:?}");
 }

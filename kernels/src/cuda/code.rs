@@ -36,9 +36,28 @@ pub(super) enum NumbersLayout {
     Scalars(Arc<Emitted>),
 }
 
+/// The shipped binary that a driver took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShippedImage {
+    /// The binary for compute capability 9.
+    Cubin,
+    /// The text, which the driver compiled.
+    Ptx,
+}
+
+impl fmt::Display for ShippedImage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Cubin => "cubin",
+            Self::Ptx => "PTX",
+        })
+    }
+}
+
 /// The kernels of a device, loaded on first use.
 pub(super) struct KernelLoader {
     shipped: Arc<CudaModule>,
+    image: ShippedImage,
     made: CompiledModules,
     /// The rules of chunks, the most recent last: a parameter's chunks are adopted in sequence, and share one.
     emitted: Vec<(Arc<Lowered>, Arc<Emitted>)>,
@@ -80,12 +99,14 @@ impl KernelLoader {
     /// # Errors
     /// [`Failure::Call`] when the driver does not load them; without memory for them, names the bytes.
     pub(super) fn new(context: &Arc<CudaContext>, cache: Option<&Path>) -> Result<Self, Failure> {
-        Ok(Self {
-            shipped: load_shipped(context)?,
-            made: CompiledModules::new(context, cache),
-            emitted: Vec::new(),
-            entries: BTreeMap::new(),
-        })
+        let (shipped, image) = load_shipped(context)?;
+        let made = CompiledModules::new(context, cache);
+        Ok(Self { shipped, image, made, emitted: Vec::new(), entries: BTreeMap::new() })
+    }
+
+    /// The shipped binary that the driver took.
+    pub(super) fn image(&self) -> ShippedImage {
+        self.image
     }
 
     /// The kernel that adds gradients of this parameter's type.
@@ -213,8 +234,8 @@ impl CompiledModules {
     /// The module for a source: cached by an earlier run, or compiled now.
     pub(super) fn of(&self, text: &source::ModuleSource) -> Result<Arc<CudaModule>, ModuleError> {
         let compiler = Compiler::find().map_err(|why| ModuleError::Compiled(why.to_string()))?;
-        let (major, minor) = compiler.version();
-        let name = format!("{}-{}-nvrtc{major}.{minor}.cubin", text.digest(), architecture(&self.context));
+        let architecture = architecture(&self.context);
+        let name = cache_name(text, &architecture, compiler);
         if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(&name)) {
             match CudaModule::load(&self.context, &image) {
                 Ok(module) => return Ok(module),
@@ -224,7 +245,7 @@ impl CompiledModules {
                 Err(error) => tracing::warn!(%error, name, "a cached compiled module cannot be loaded"),
             }
         }
-        let compiled = compiler.compile(text.text(), &options(&self.context));
+        let compiled = compiler.compile(text.text(), &options(&architecture));
         let image = compiled.map_err(|why| ModuleError::Compiled(why.to_string()))?;
         let loaded = CudaModule::load(&self.context, &image);
         // The binary is good even if there is no memory for it now, so it is cached.
@@ -244,8 +265,37 @@ fn architecture(context: &CudaContext) -> String {
 }
 
 /// Compiler options: products and sums are not contracted.
-fn options(context: &CudaContext) -> [String; 3] {
-    [format!("--gpu-architecture={}", architecture(context)), "--fmad=false".into(), "--std=c++17".into()]
+fn options(architecture: &str) -> [String; 3] {
+    [format!("--gpu-architecture={architecture}"), "--fmad=false".into(), "--std=c++17".into()]
+}
+
+/// The name of a compiled source in the cache.
+fn cache_name(text: &source::ModuleSource, architecture: &str, compiler: Compiler) -> String {
+    let (major, minor) = compiler.version();
+    format!("{}-{architecture}-nvrtc{major}.{minor}.cubin", text.digest())
+}
+
+/// Compiles sources for an architecture, such as `sm_90`, into a folder of compiled rules. Only the compiler's library
+/// is needed, not a device: a device finds the results in that folder if the compiler there has the same version.
+///
+/// # Errors
+/// [`Failure::Call`] when there is no compiler, it refuses a source, or the folder cannot be used.
+pub fn compile_ahead(
+    sources: impl IntoIterator<Item = source::ModuleSource>,
+    architecture: &str,
+    folder: &Path,
+) -> Result<(), Failure> {
+    let compiler = Compiler::find().map_err(Failure::call)?;
+    let refused = || Failure::call(format!("{}: compiled rules cannot be kept there", folder.display()));
+    let cache = Cache::new(folder).ok_or_else(refused)?;
+    for text in sources {
+        let name = cache_name(&text, architecture, compiler);
+        if cache.get(&name).is_none() {
+            cache.put(&name, &compiler.compile(text.text(), &options(architecture)).map_err(Failure::call)?);
+            cache.get(&name).ok_or_else(refused)?;
+        }
+    }
+    Ok(())
 }
 
 /// The error text for a module that found no memory.
@@ -262,7 +312,7 @@ fn no_room(context: &CudaContext, what: &str, bytes: usize, error: &DriverError)
 ///
 /// # Errors
 /// [`Failure::Call`] with the driver's refusal, and the bytes where it had no memory.
-pub(super) fn load_shipped(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>, Failure> {
+pub(super) fn load_shipped(context: &Arc<CudaContext>) -> Result<(Arc<CudaModule>, ShippedImage), Failure> {
     let refused = |image: &[u8], error: &DriverError| {
         let ordinal = context.properties().ordinal;
         let room = match context.memory() {
@@ -276,11 +326,12 @@ pub(super) fn load_shipped(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>
     if context.properties().capability.0 == 9 {
         let cubin = shipped::cubin();
         match CudaModule::load(context, &cubin) {
-            Ok(module) => return Ok(module),
+            Ok(module) => return Ok((module, ShippedImage::Cubin)),
             Err(error) if error.code == CUDA_ERROR_OUT_OF_MEMORY => return Err(refused(&cubin, &error)),
             Err(error) => tracing::warn!(%error, "the driver does not take the cubin, and compiles the PTX"),
         }
     }
     let ptx = shipped::ptx();
-    CudaModule::load(context, &ptx).map_err(|error| refused(&ptx, &error))
+    let module = CudaModule::load(context, &ptx).map_err(|error| refused(&ptx, &error))?;
+    Ok((module, ShippedImage::Ptx))
 }

@@ -9,7 +9,7 @@ use pserver_core::error::Failure;
 
 use super::arguments::BLOCK_THREADS;
 use super::checked::DriverError;
-use super::code::{CompiledModules, load_shipped};
+use super::code::{CompiledModules, ShippedImage, load_shipped};
 use super::safe::{
     CapturedGraph, CudaContext, CudaEvent, CudaModule, DeviceMemory, DeviceRange, Grid, KernelFunction, StreamId,
     StreamSet,
@@ -22,6 +22,7 @@ pub struct KernelLauncher {
     streams: StreamSet<Vec<u8>>,
     /// The shipped module and the compiled ones.
     modules: Vec<Arc<CudaModule>>,
+    image: ShippedImage,
     made: CompiledModules,
     buffers: Vec<DeviceRange>,
     context: Arc<CudaContext>,
@@ -45,14 +46,21 @@ impl KernelLauncher {
     pub fn open(ordinal: u32, folder: &Path) -> Result<Self, Failure> {
         let context = CudaContext::open(ordinal).map_err(Failure::call)?;
         let streams = StreamSet::new(&context, 1).map_err(failure)?;
-        let modules = vec![load_shipped(&context)?];
-        Ok(Self { streams, modules, made: CompiledModules::new(&context, Some(folder)), buffers: Vec::new(), context })
+        let (shipped, image) = load_shipped(&context)?;
+        let made = CompiledModules::new(&context, Some(folder));
+        Ok(Self { streams, modules: vec![shipped], image, made, buffers: Vec::new(), context })
     }
 
     /// The device's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.context.properties().name
+    }
+
+    /// The shipped binary that the driver took.
+    #[must_use]
+    pub fn image(&self) -> ShippedImage {
+        self.image
     }
 
     /// Compiles a module, unless it is cached, and loads it after the existing ones.

@@ -16,7 +16,8 @@
 //! (memory), [`GatherPlan`] (grouping of gradients), `slot` (a chunk on the device), `in_flight` (its work),
 //! `submission` (work becomes copies and kernels), [`Cuda`] (the accelerator). [`CudaDevice`] is a device before memory
 //! is taken from it, [`AcceleratorKernels`] adapts an accelerator to the kernels port, [`Probe`] is what `psbench`
-//! times, [`KernelLauncher`] launches any kernel by name, [`ForeignMemory`] is a trainer's own memory.
+//! times, [`KernelLauncher`] launches any kernel by name, [`compile_ahead`] fills a cache without a device,
+//! [`ForeignMemory`] is a trainer's own memory.
 
 use pserver_core::error::Failure;
 
@@ -47,6 +48,7 @@ mod tests;
 
 pub use accelerator::Cuda;
 pub use accelerator_kernels::AcceleratorKernels;
+pub use code::{ShippedImage, compile_ahead};
 pub use device::CudaDevice;
 pub use emit::Emitted;
 pub use gathering::GatherPlan;

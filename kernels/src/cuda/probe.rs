@@ -12,7 +12,7 @@ use pserver_core::port::Code;
 
 use super::arguments::{ElementKind, GRADIENTS_MAX, UpdateArguments};
 use super::checked::DriverError;
-use super::code::KernelLoader;
+use super::code::{KernelLoader, ShippedImage};
 use super::gathering::aligned;
 use super::safe::{
     CudaContext, CudaEvent, DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, StreamId, StreamSet, Ticket, grid,
@@ -93,6 +93,12 @@ impl Probe {
         let found = self.context.properties();
         let ((major, minor), (driver_major, driver_minor)) = (found.capability, found.driver);
         (found.name.clone(), format!("sm_{major}{minor}"), format!("{driver_major}.{driver_minor}"))
+    }
+
+    /// The shipped binary that the driver took.
+    #[must_use]
+    pub fn image(&self) -> ShippedImage {
+        self.kernels.image()
     }
 
     /// Free bytes of the device's memory.

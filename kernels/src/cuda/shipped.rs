@@ -43,10 +43,15 @@ fn unpacked(packed: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// The names of the binaries' kernels.
+pub fn entries() -> impl Iterator<Item = &'static str> {
+    MANIFEST.lines().filter_map(|line| line.strip_prefix("entry ")?.split(' ').next())
+}
+
 /// Whether the binaries have a kernel of this name.
 #[must_use]
 pub fn has(entry: &str) -> bool {
-    MANIFEST.lines().any(|line| line.strip_prefix("entry ").and_then(|rest| rest.split(' ').next()) == Some(entry))
+    entries().any(|known| known == entry)
 }
 
 /// The shipped rules, each with a name for the manifest. Their numbers do not matter, except those that change the
@@ -55,7 +60,7 @@ pub fn has(entry: &str) -> bool {
 /// # Panics
 /// When one of the project's own texts is no valid rule.
 #[must_use]
-pub fn rules() -> Vec<(String, Emitted)> {
+pub fn rules() -> Vec<(String, Rule)> {
     let mut rules = Vec::new();
     for (name, algorithm) in algorithms() {
         let bare = Rule { algorithm, ..Rule::default() };
@@ -72,14 +77,19 @@ pub fn rules() -> Vec<(String, Emitted)> {
         }
         rules.push((format!("{name} clip_value"), Rule { clip_value: Some(0.5), ..bare }));
     }
+    rules
+}
+
+/// The code of each shipped rule.
+fn emitted_rules() -> Vec<(String, Emitted)> {
     let emitted = |rule| Emitted::of(&code_of(rule));
-    rules.into_iter().map(|(name, rule)| (name, emitted(rule))).collect()
+    rules().into_iter().map(|(name, rule)| (name, emitted(rule))).collect()
 }
 
 /// The whole module: every rule for tensors, and rules without regularizers or clips for rows.
 #[must_use]
 pub fn module() -> ModuleSource {
-    let rules = rules();
+    let rules = emitted_rules();
     let is_alone = |name: &str| algorithms().iter().any(|(known, _)| *known == name);
     let rows = rules.iter().filter(|(name, _)| is_alone(name));
     ModuleSource::new(rules.iter().map(|(_, emitted)| emitted), rows.map(|(_, emitted)| emitted), &ELEMENT_TYPES)
@@ -98,7 +108,7 @@ pub fn manifest(cubin: &[u8], ptx: &[u8]) -> String {
         ptx.len(),
         digest(ptx)
     );
-    for (name, emitted) in rules() {
+    for (name, emitted) in emitted_rules() {
         text.push_str(&format!("rule {} {name}\n", emitted.key()));
     }
     for entry in module.entries() {

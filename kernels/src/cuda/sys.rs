@@ -25,6 +25,10 @@ pub(super) const CUDA_ERROR_NOT_FOUND: ResultCode = cuda::CUresult::CUDA_ERROR_N
 pub(super) const CUDA_ERROR_OUT_OF_MEMORY: ResultCode = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as ResultCode;
 pub(super) const CUDA_ERROR_NO_DEVICE: ResultCode = cuda::CUresult::CUDA_ERROR_NO_DEVICE as ResultCode;
 pub(super) const CUDA_ERROR_NOT_READY: ResultCode = cuda::CUresult::CUDA_ERROR_NOT_READY as ResultCode;
+pub(super) const CUDA_ERROR_SYSTEM_NOT_READY: ResultCode = cuda::CUresult::CUDA_ERROR_SYSTEM_NOT_READY as ResultCode;
+pub(super) const CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: ResultCode =
+    cuda::CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH as ResultCode;
+pub(super) const CUDA_ERROR_UNKNOWN: ResultCode = cuda::CUresult::CUDA_ERROR_UNKNOWN as ResultCode;
 /// Errors that concern the call alone: the device works and cannot meet the request.
 pub(super) const ERRORS_OF_CALLS: [ResultCode; 13] = [
     cuda::CUresult::CUDA_ERROR_INVALID_VALUE as ResultCode,

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use pserver_kernels::conformance::compiled::module;
+
 use crate::child::Shim;
 use crate::launcher::Launcher;
-use crate::launches::module;
+
 use crate::reductions::{scalars_are_right, total_is_right};
 use crate::rows::uniting_is_right;
 

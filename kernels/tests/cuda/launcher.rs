@@ -1,5 +1,6 @@
 //! Launchers of kernels: the shim's process, a device, or one that loses launches.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,7 +54,7 @@ pub(crate) trait Launcher: Send {
 
 /// Runs a check on every launcher for this module's kernels: the shim's process, where there is g++, and [`on_device`].
 pub(crate) fn on_every(module: &ModuleSource, check: impl Fn(&mut dyn Launcher)) {
-    if !standin::is_inside() && !is_device_alone() {
+    if !standin::is_inside() && Launchers::wanted() == Launchers::All {
         // Its skip stands for the stand-in driver too, which is made by the same compiler.
         let Some(mut shim) = Shim::new(module) else { return if_there(module, check) };
         check(&mut shim);
@@ -70,7 +71,7 @@ pub(crate) fn on_device(module: &ModuleSource, check: impl FnOnce(&mut OnDevice)
             device.report();
         }
         Err(why) if standin::is_inside() => panic!("the stand-in driver: {why}"),
-        Err(why) if is_device_alone() || is_required("cuda") => skip("cuda", &why),
+        Err(why) if Launchers::wanted() != Launchers::All || is_required("cuda") => skip("cuda", &why),
         Err(_) => match standin::driver_with(module) {
             Ok(told) => {
                 let told: Vec<(&str, &str)> = told.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -88,9 +89,60 @@ fn if_there(module: &ModuleSource, check: impl Fn(&mut dyn Launcher)) {
     }
 }
 
-/// Whether a sanitizer runs, which observes the device only.
-fn is_device_alone() -> bool {
-    env::var("PSERVER_LAUNCHERS").is_ok_and(|only| only == "device")
+/// The launchers that tests use, by the variable `PSERVER_LAUNCHERS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Launchers {
+    /// Unset: the shim and a device, or the stand-in driver.
+    All,
+    /// `device`: the device alone, which a sanitizer observes.
+    Device,
+    /// `shipped`: the device alone, and no kernels but the shipped ones. A sanitizer patches every kernel of a module
+    /// that is loaded.
+    Shipped,
+}
+
+impl Launchers {
+    pub(crate) fn wanted() -> Self {
+        match env::var("PSERVER_LAUNCHERS").ok().as_deref() {
+            None => Self::All,
+            Some("device") => Self::Device,
+            Some("shipped") => Self::Shipped,
+            Some(found) => panic!("PSERVER_LAUNCHERS is `{found}`; expected `device`, `shipped`, or no such variable"),
+        }
+    }
+}
+
+/// A launcher that notes which kernels it ran.
+pub(crate) struct Recording<'a> {
+    pub(crate) inner: &'a mut dyn Launcher,
+    pub(crate) launched: BTreeSet<String>,
+}
+
+impl Launcher for Recording<'_> {
+    fn buffer(&mut self, content: &[u8], align: usize) -> BufferId {
+        self.inner.buffer(content, align)
+    }
+
+    fn launch(&mut self, name: &str, grid: [u64; 2], arguments: &[u8], addresses: &[DeviceAddress]) {
+        self.launched.insert(name.to_owned());
+        self.inner.launch(name, grid, arguments, addresses);
+    }
+
+    fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8> {
+        self.inner.read(buffer, bytes)
+    }
+
+    fn release(&mut self) {
+        self.inner.release();
+    }
+
+    fn order(&mut self, order: u64) {
+        self.inner.order(order);
+    }
+
+    fn has(&mut self, name: &str) -> bool {
+        self.inner.has(name)
+    }
 }
 
 /// A launcher that loses one launch: its kernel does not run.

@@ -5,36 +5,14 @@ use std::mem::offset_of;
 use bytemuck::{Zeroable, bytes_of};
 use half::{bf16, f16};
 use pserver_core::dtype::{ElementType, Half};
-use pserver_core::ids::Version;
-use pserver_core::optim::{Formula, Gradient, Prepared, Step};
+use pserver_core::optim::{Formula, Gradient};
 use pserver_core::port::{Kernels, Update};
-use pserver_core::rule::ssa::Lowered;
-use pserver_kernels::conformance;
+use pserver_kernels::cuda::Emitted;
 use pserver_kernels::cuda::arguments::{CastArguments, ElementKind, SumMode, UpdateArguments, sum_entry};
-use pserver_kernels::cuda::{Emitted, ModuleSource};
 
 use crate::launcher::{BufferId, DeviceAddress, Launcher};
 
 pub(crate) const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
-
-/// The code of a rule, for any step.
-pub(crate) fn code_of(prepared: &Prepared) -> Option<std::sync::Arc<Lowered>> {
-    let step = Step { version: Version(1), rate: Some(1.0), norm: Some(1.0), scale: 1.0 };
-    match prepared.formula(&step, &mut Vec::new()) {
-        Formula::Rule { code, .. } => Some(std::sync::Arc::clone(code)),
-        Formula::Add { .. } | Formula::Sum { .. } => None,
-    }
-}
-
-/// How many of the suite's rules are algorithms and nothing else.
-const BARE: usize = 12;
-
-/// A module with every rule of the conformance suite, and for rows with those that stand alone.
-pub(crate) fn module() -> ModuleSource {
-    let prepared = conformance::rules().into_iter().map(|rule| Prepared::new(rule).expect("it is a rule"));
-    let emitted: Vec<Emitted> = prepared.filter_map(|rule| Some(Emitted::of(&*code_of(&rule)?))).collect();
-    ModuleSource::new(&emitted, &emitted[..BARE], &FLOATS)
-}
 
 pub(crate) fn size(element_type: ElementType) -> usize {
     usize::try_from(element_type.bytes()).expect("it is at most eight")

@@ -7,6 +7,7 @@
 mod barriers;
 mod child;
 mod device;
+mod every_entry;
 mod launcher;
 mod launches;
 mod reductions;

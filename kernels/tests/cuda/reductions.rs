@@ -9,6 +9,7 @@ use pserver_core::optim::{Gradient, Prepared, Rule, Step, square_sum, square_sum
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rule::ssa::{Lowered, ScalarInputs};
 use pserver_core::rule::{CheckedRule, RuleSettings};
+use pserver_kernels::conformance::compiled::{code_of, module};
 use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::arguments::{
     CastArguments, ElementKind, FiniteArguments, ScalarValues, ScalarsArguments, SquaresArguments, TotalArguments,
@@ -17,7 +18,7 @@ use pserver_kernels::cuda::scalars::scalar_code;
 use pserver_kernels::cuda::{Emitted, ModuleSource};
 
 use crate::launcher::{BufferId, DeviceAddress, Launcher, assert_a_lost_launch_is_noticed, on_every};
-use crate::launches::{FLOATS, Port, assert_same, code_of, floats, module, size};
+use crate::launches::{FLOATS, Port, assert_same, floats, size};
 use crate::updates::nearest_half;
 
 #[test]
@@ -26,7 +27,21 @@ fn a_norm_is_summed_in_the_promised_order() {
 }
 
 fn check_norms(launcher: &mut dyn Launcher) {
-    for (element_type, length) in FLOATS.into_iter().flat_map(|each| [1, 511, 1024, 1025, 9999].map(|n| (each, n))) {
+    for length in [1, 511, 1024, 1025, 9999] {
+        check_norms_of(launcher, length);
+    }
+}
+
+/// Norms, casts, finiteness and scalars, each once.
+pub(crate) fn check_each(launcher: &mut dyn Launcher) {
+    check_norms_of(launcher, 9999);
+    check_finite_of(launcher, 7);
+    check_casts(launcher);
+    assert!(scalars_are_right(launcher), "scalars");
+}
+
+fn check_norms_of(launcher: &mut dyn Launcher, length: usize) {
+    for element_type in FLOATS {
         for (misaligned, blocks, order) in [(0, 1, 0), (1, 3, 1), (0, 2, 7)] {
             launcher.order(order);
             let bytes = finite(element_type, length);
@@ -93,8 +108,13 @@ fn one_element_that_is_not_finite_is_found_wherever_it_is() {
 }
 
 fn check_finite(launcher: &mut dyn Launcher) {
-    let types = [ElementType::Float32, ElementType::Float64, ElementType::Float16, ElementType::Bfloat16];
-    for (element_type, length) in types.into_iter().flat_map(|each| [1, 7, 40].map(|length| (each, length))) {
+    for length in [1, 7, 40] {
+        check_finite_of(launcher, length);
+    }
+}
+
+fn check_finite_of(launcher: &mut dyn Launcher, length: usize) {
+    for element_type in [ElementType::Float32, ElementType::Float64, ElementType::Float16, ElementType::Bfloat16] {
         let fine = finite(element_type, length);
         let exponent: &[u8] = match element_type {
             ElementType::Float16 => &[0, 0x7c],

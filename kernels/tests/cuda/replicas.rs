@@ -4,11 +4,12 @@ use pserver_core::dtype::ElementType::{self, Bfloat16, Float32};
 use pserver_core::narrowing::half_bytes;
 use pserver_core::optim::Gradient;
 use pserver_core::port::{Kernels, Plain};
+use pserver_kernels::conformance::compiled::module;
 use pserver_kernels::conformance::values;
 use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};
 
 use crate::launcher::{Launcher, on_device};
-use crate::launches::{assert_same, floats, module, size};
+use crate::launches::{assert_same, floats, size};
 
 const PLACES: u64 = 3;
 /// No whole number of packs.

@@ -8,6 +8,7 @@ use pserver_core::ids::Version;
 use pserver_core::optim::{Formula, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
 use pserver_core::rows::{Height, RowLayout, RowMerge, SelectedRows};
+use pserver_kernels::conformance::compiled::{code_of, module};
 use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::Emitted;
 use pserver_kernels::cuda::arguments::{
@@ -15,7 +16,7 @@ use pserver_kernels::cuda::arguments::{
 };
 
 use crate::launcher::{DeviceAddress, Launcher, assert_a_lost_launch_is_noticed, on_every};
-use crate::launches::{FLOATS, assert_same, code_of, module, size};
+use crate::launches::{FLOATS, assert_same, size};
 
 /// Ids sorted and united on the device.
 struct United {
@@ -176,6 +177,19 @@ fn check_all_rows(launcher: &mut dyn Launcher) {
             let gradient_type = kinds[(index + width as usize) % 3];
             check_rows(launcher, rule, element_type, gradient_type, width, index as u64);
         }
+    }
+}
+
+/// An update of rows, where the rule has a kernel for them.
+pub(crate) fn check_rule(
+    launcher: &mut dyn Launcher,
+    rule: &Rule,
+    element_type: ElementType,
+    gradient_type: ElementType,
+) {
+    let code = code_of(&Prepared::new(rule.clone()).expect("it is a rule")).expect("it has code");
+    if launcher.has(&Emitted::of(&code).rows_entry(element_type)) {
+        check_rows(launcher, rule, element_type, gradient_type, 67, 1);
     }
 }
 

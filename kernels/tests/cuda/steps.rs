@@ -8,6 +8,7 @@ use pserver_core::dtype::ElementType::{Bfloat16, Float32};
 use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Schedule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
+use pserver_kernels::conformance::compiled::{code_of, module};
 use pserver_kernels::conformance::values;
 use pserver_kernels::cuda::arguments::{
     ElementKind, FiniteArguments, ScalarValues, ScalarsArguments, SumMode, UpdateArguments,
@@ -16,7 +17,7 @@ use pserver_kernels::cuda::{Emitted, scalars::scalar_code};
 
 use crate::device::{OnDevice, StepLaunch};
 use crate::launcher::{BufferId, DeviceAddress, Launcher, on_device};
-use crate::launches::{assert_same, code_of, module};
+use crate::launches::assert_same;
 
 const ELEMENTS: usize = 1027;
 const GRADIENTS: usize = 3;

@@ -10,13 +10,14 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{self, Formula, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Plain, Update};
+use pserver_kernels::conformance::compiled::{code_of, module};
 use pserver_kernels::conformance::{self, values};
 use pserver_kernels::cuda::Emitted;
 use pserver_kernels::cuda::arguments::{ElementKind, SumMode, UpdateArguments};
 
 use crate::child::Shim;
 use crate::launcher::{DeviceAddress, Launcher, assert_a_lost_launch_is_noticed, on_device, on_every};
-use crate::launches::{FLOATS, Launch, Left, Port, assert_same, code_of, floats, module, plain, size};
+use crate::launches::{FLOATS, Launch, Left, Port, assert_same, floats, plain, size};
 
 #[test]
 fn the_kernels_keep_every_promise_of_the_port() {
@@ -164,6 +165,20 @@ fn check_table(launcher: &mut dyn Launcher) {
     assert!(all * 4 / 5 <= found, "{found} of {all} cases have a kernel");
 }
 
+/// An update of aligned tensors, and one of misaligned ones.
+pub(crate) fn check_rule(
+    launcher: &mut dyn Launcher,
+    rule: &Rule,
+    element_type: ElementType,
+    gradient_type: ElementType,
+) {
+    let case = Case::new(rule, element_type, gradient_type, 3, 1027);
+    for misaligned in 0..2 {
+        let left = case.run(launcher, |launch| (launch.misaligned, launch.blocks) = (misaligned, 2));
+        case.assert(&left, &format!("{element_type}, {gradient_type}, misaligned {misaligned}: {rule:?}"));
+    }
+}
+
 /// The reference results of the table, on every machine.
 #[test]
 fn the_committed_digests_are_those_of_the_plain_form() {
@@ -267,7 +282,7 @@ fn a_sum_in_place_adds_to_what_is_there() {
     on_every(&module(), check_sums_in_place);
 }
 
-fn check_sums_in_place(launcher: &mut dyn Launcher) {
+pub(crate) fn check_sums_in_place(launcher: &mut dyn Launcher) {
     for element_type in ElementType::ALL.into_iter().filter(|found| found.is_parameter_type()) {
         let held = values(element_type, 333, 5, 0);
         let gradient = values(element_type, 333, 6, 0);

@@ -25,7 +25,7 @@ pub(super) fn measure(bytes: u64, report: &mut Report) -> f64 {
             .with("latency_us_p50", seconds * 1e6)
             .with("ratio_to_raw", bytes as f64 / seconds / memcpy)
             .with("ratio_to_ceiling", 1.0);
-        report.results.push(result);
+        report.push(result);
     };
     line("memcpy", copy);
     let gradient = [Gradient { bytes: bytemuck::cast_slice(&from), element_type: ElementType::Float32 }];

@@ -15,7 +15,7 @@ use pserver_core::port::Code;
 use pserver_kernels::cuda::{CopyDirection, CudaSettings, Probe, TimedUpdate, rules_folder};
 use serde_json::json;
 
-use super::{Args, Kernel};
+use super::{Args, Kernel, Measured};
 use crate::environment::memory_bytes;
 use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::statistics::{median, median_interval};
@@ -45,6 +45,7 @@ const COLUMNS: &[Column] = &[
     scaled("ratio_high", "high", 1.0, 3),
     scaled("ratio_to_link_apart", "each way apart", 1.0, 3),
     scaled("ratio_to_torch", "torch", 1.0, 2),
+    scaled("ratio_to_torch_compiled", "torch.compile", 1.0, 2),
     scaled("ratio_to_built_in", "built-in", 1.0, 3),
     scaled("goal", "goal", 1.0, 2),
     scaled("found", "found", 1.0, 3),
@@ -140,16 +141,16 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let rules = args.rule.iter().map(|rule| crate::job::word(*rule)).collect::<Vec<_>>();
     let parameters = json!({ "rules": rules, "elements": args.elements, "gradients": gradients,
         "step_elements": args.step_elements, "iterations": args.iterations, "dtype": "f32", "device": device,
-        "architecture": architecture, "driver_cuda": driver });
+        "architecture": architecture, "driver_cuda": driver, "image": probe.image().to_string() });
     ensure!(args.elements > 0 && args.step_elements > 0 && args.iterations > 0, "expected elements and iterations");
     let most = gradients.iter().max().context("--gradients: expected a count")?;
     ensure!((1..=64).contains(most), "--gradients {most}: expected 1 to 64");
     let ceilings = ceilings(&mut probe, args)?;
     let mut report = Report::new("kernels", parameters, COLUMNS);
-    report.results.push(moved("copy within the device", ceilings.within));
-    report.results.push(moved("copy to the device", ceilings.into));
-    report.results.push(moved("copy from the device", ceilings.out));
-    report.results.push(moved("copy both ways at once", 2.0 * ceilings.both));
+    report.push(moved("copy within the device", ceilings.within));
+    report.push(moved("copy to the device", ceilings.into));
+    report.push(moved("copy from the device", ceilings.out));
+    report.push(moved("copy both ways at once", 2.0 * ceilings.both));
     report.expect(args.rule.len() * gradients.len() * TYPES.len(), "kernels");
     for kernel in &args.rule {
         let program = DeviceRule::new(*kernel)?;
@@ -158,20 +159,24 @@ pub(super) fn run(args: &Args) -> Result<Report> {
             announce(&case.name());
             if let Err(why) = times(&mut probe, &case, 1, 0) {
                 let why = format!("left out: {why:#}");
-                report.results.push(case.outcome(KERNEL).with("verdict", why.as_str()).without_ratio(&why));
+                report.push(case.outcome(KERNEL).with("verdict", why.as_str()).without_ratio(&why));
                 report.measured(1);
                 continue;
             }
-            report.results.push(alone(&mut probe, &case, &ceilings, args)?);
-            report.results.push(whole(&probe, &case, &ceilings, args)?);
+            if args.measure.contains(&Measured::Kernel) {
+                report.push(alone(&mut probe, &case, &ceilings, args)?);
+            }
+            if args.measure.contains(&Measured::ServerStep) {
+                report.push(whole(&probe, &case, &ceilings, args)?);
+            }
             report.measured(1);
         }
     }
     if let Some(python) = &args.torch {
-        torch::beside(&mut report.results, python, args, &gradients);
+        torch::beside(&mut report, python, args, &gradients);
     }
     if args.goals {
-        report.results.extend(goals::verdicts(&report.results));
+        goals::verdicts(report.results()).into_iter().for_each(|verdict| report.push(verdict));
     }
     Ok(report)
 }

@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cuda::checked::{DriverError, called};
 use crate::cuda::sys::{
-    self, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver,
+    self, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+    CUDA_ERROR_SYSTEM_NOT_READY, CUDA_ERROR_UNKNOWN, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver,
 };
 
 /// The oldest supported driver, 12.4, which is the version of the committed PTX. In the driver's encoding.
@@ -47,7 +48,10 @@ impl CudaContext {
         let begun = called(&driver, "cuInit", unsafe { (driver.cuInit)(0) });
         begun.map_err(|error| match error.code {
             CUDA_ERROR_NO_DEVICE => "no CUDA device: the driver is loaded and reports none".to_owned(),
-            _ => error.to_string(),
+            code => match remedy(code) {
+                Some(remedy) => format!("{error}: {remedy}"),
+                None => error.to_string(),
+            },
         })?;
         let count = count(&driver).map_err(refused)?;
         if count == 0 {
@@ -125,6 +129,25 @@ impl Drop for CudaContext {
         // SAFETY: `open` retained it once; every object of it keeps it, so none is left.
         let code = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(device) };
         self.dropped("cuDevicePrimaryCtxRelease", code);
+    }
+}
+
+/// The cause of a refused `cuInit` and its remedy, for codes that are the machine's.
+fn remedy(code: sys::ResultCode) -> Option<&'static str> {
+    match code {
+        CUDA_ERROR_SYSTEM_NOT_READY => Some(
+            "the machine is not ready; where GPUs are joined by NVSwitch, nvidia-fabricmanager must run, and takes up \
+             to a minute after a start",
+        ),
+        CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => Some(
+            "libcuda and the kernel's driver have different versions; install both from one package, then load the \
+             kernel's driver anew or restart the machine",
+        ),
+        CUDA_ERROR_UNKNOWN => Some(
+            "often /dev/nvidia-uvm is missing or this process may not open it: run nvidia-modprobe -u, or give the \
+             container the device",
+        ),
+        _ => None,
     }
 }
 

@@ -197,7 +197,7 @@ impl Sums {
             return Ok(known);
         }
         let context = CudaContext::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
-        let module = load_shipped(&context)?;
+        let (module, _) = load_shipped(&context)?;
         let new = Arc::new(Self { context, module, pieces: Mutex::default() });
         all.insert(place.context.addr(), Arc::downgrade(&new));
         Ok(new)

@@ -364,7 +364,7 @@ fn a_grid_has_as_many_blocks_as_are_there_at_once() {
     each(&[&resident("3"), &resident("7")], || {
         let wanted: u32 = std::env::var("PSERVER_STANDIN_RESIDENT").expect("it was set").parse().expect("a number");
         let context = CudaContext::open(0).expect("the stand-in is there");
-        let entry = load_shipped(&context).expect("it is there").entry("pserver_sum_f32").expect("it is there");
+        let entry = load_shipped(&context).expect("it is there").0.entry("pserver_sum_f32").expect("it is there");
         let blocks = |elements| grid(&context, &entry, elements).blocks;
         // Four multiprocessors; a block of 256 threads is worth 8 elements each.
         assert_eq!((blocks(0), blocks(2049), blocks(1 << 30)), ((1, 1), (2, 1), (4 * wanted, 1)));

@@ -1,14 +1,14 @@
 //! The conformance suite and the job of the other tests on a device, where there is one.
 
-use pserver_core::ids::Version;
-use pserver_core::optim::{Formula, Prepared, Rule, Step};
+use pserver_core::optim::Rule;
 use pserver_core::port::Accelerator;
 
 use super::job::{self, Fate};
 use super::standin::{beside_the_program, skip};
 use crate::conformance;
+use crate::conformance::compiled::{is_shipped, others};
 use crate::cuda::safe::Compiler;
-use crate::cuda::{AcceleratorKernels, Cuda, CudaSettings, Emitted, shipped};
+use crate::cuda::{AcceleratorKernels, Cuda, CudaSettings};
 
 /// With rules that are compiled kept between runs.
 fn settings() -> CudaSettings {
@@ -21,26 +21,12 @@ fn device() -> Option<Cuda> {
     opened.map_err(|why| skip("cuda", &why.to_string())).ok()
 }
 
-/// Whether the rule is shipped; others must be compiled.
-fn is_shipped(rule: &Rule) -> bool {
-    let prepared = Prepared::new(rule.clone()).expect("it is a rule");
-    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
-    let mut scalars = Vec::new();
-    let Formula::Rule { code, .. } = prepared.formula(&step, &mut scalars) else { return true };
-    let emitted = Emitted::of(code);
-    shipped::ELEMENT_TYPES.iter().all(|element_type| shipped::has(&emitted.update_entry(*element_type)))
-}
-
-/// Each compilation takes a second or more of a device's time, so of this many rules that are not shipped one runs.
-const COMPILED_OF: usize = 8;
-
 /// The suite's rules that can run here: the shipped ones, and some others where there is a compiler.
 fn rules() -> Vec<Rule> {
-    let (mut kept, others): (Vec<_>, Vec<_>) = conformance::rules().into_iter().partition(is_shipped);
-    let count = others.len();
+    let mut kept: Vec<_> = conformance::rules().into_iter().filter(is_shipped).collect();
     match Compiler::find() {
-        Ok(_) => kept.extend(others.into_iter().step_by(COMPILED_OF)),
-        Err(why) => println!("{count} rules are left out, because they are not shipped: {why}"),
+        Ok(_) => kept.extend(others()),
+        Err(why) => println!("the rules that are not shipped are left out: {why}"),
     }
     kept
 }

@@ -42,14 +42,25 @@ fn a_device_that_does_not_exist_is_told_how_many_there_are() {
 
 #[test]
 fn each_call_that_fails_while_a_device_is_opened_is_named() {
-    each(&[&[("PSERVER_STANDIN_FAIL", "cuInit:1:999,cuDeviceGetCount:1:3,cuDevicePrimaryCtxRetain:1:2")]], || {
-        assert_eq!(refusal(0), "cuInit: an error that the driver has no name for (999)");
+    each(&[&[("PSERVER_STANDIN_FAIL", "cuInit:1:3,cuDeviceGetCount:1:3,cuDevicePrimaryCtxRetain:1:2")]], || {
+        assert_eq!(refusal(0), "cuInit: CUDA_ERROR_NOT_INITIALIZED (3)");
         assert_eq!(refusal(0), "cuDeviceGetCount: CUDA_ERROR_NOT_INITIALIZED (3)");
         assert_eq!(
             refusal(0),
             "memory of CUDA device 0: a context, which takes some hundred MiB of 268435456 bytes, found no room; other \
              processes have the rest: cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)"
         );
+        assert!(CudaContext::open(0).is_ok());
+    });
+}
+
+#[test]
+fn a_machine_that_is_not_ready_is_told_its_remedy() {
+    each(&[&[("PSERVER_STANDIN_FAIL", "cuInit:1:802,cuInit:2:803,cuInit:3:999")]], || {
+        for (code, remedy) in [("802", "nvidia-fabricmanager"), ("803", "one package"), ("999", "nvidia-modprobe -u")] {
+            let found = refusal(0);
+            assert!(found.starts_with("cuInit: ") && found.contains(code) && found.contains(remedy), "{found}");
+        }
         assert!(CudaContext::open(0).is_ok());
     });
 }
