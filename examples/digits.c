@@ -72,6 +72,7 @@ int main(int count, char **arguments) {
   paddle_pserver_client *client;
   paddle_program *program;
   int trainers, trainer, epochs, epoch, rows, part, first;
+  int64_t done;
 
   if (count != 6) {
     fprintf(stderr, "expected: digits PROGRAM DATA TRAINERS EPOCHS MODEL\n");
@@ -98,11 +99,18 @@ int main(int count, char **arguments) {
     fprintf(stderr, "%s\n", paddle_last_error());
     return 1;
   }
+  done = paddle_program_steps_before(program);
+  must(done < 0 ? -1 : 0);
   part = BATCH / trainers;
   for (epoch = 0; epoch < epochs; epoch++) {
     double loss = 0.0, accuracy = 0.0, value;
     int steps = 0;
     for (first = 0; first + BATCH <= rows; first += BATCH) {
+      /* A process that was started again begins where the earlier one of its rank has ended. */
+      if (done > 0) {
+        done -= 1;
+        continue;
+      }
       /* This trainer's part of the batch. */
       int own = first + trainer * part;
       paddle_tensor fed[2];
@@ -116,7 +124,9 @@ int main(int count, char **arguments) {
       accuracy += value;
       steps += 1;
     }
-    printf("trainer %d, epoch %d: loss %.4f, accuracy %.4f\n", trainer, epoch + 1, loss / steps, accuracy / steps);
+    if (steps > 0) {
+      printf("trainer %d, epoch %d: loss %.4f, accuracy %.4f\n", trainer, epoch + 1, loss / steps, accuracy / steps);
+    }
   }
   if (trainer == 0) {
     must(paddle_program_save(program, arguments[5]));

@@ -131,9 +131,11 @@ void train(const std::string &path, std::size_t trainers) {
                      {"layer1/bias", model.first.bias},
                      {"layer2/weight", model.second.weight},
                      {"layer2/bias", model.second.bias}});
-  std::size_t next = static_cast<std::size_t>(client.trainer_id());
+  // 0, or where an earlier process of this rank has ended.
+  std::uint64_t step = client.resume_rounds();
+  std::size_t next = static_cast<std::size_t>(client.trainer_id()) + step * batch * trainers;
   // All trainers make the same number of steps.
-  for (std::size_t step = 0; step < epochs * digits.training.size() / (batch * trainers); step++) {
+  for (; step < epochs * digits.training.size() / (batch * trainers); step++) {
     network gradient;
     for (std::size_t each = 0; each < batch; each++) {
       differentiate(model, digits.training[next % digits.training.size()], gradient);

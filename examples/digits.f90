@@ -24,6 +24,7 @@ program digits
   type(c_ptr) :: client
   character(256) :: path, text
   integer :: trainers, trainer, step, each, next, chosen
+  integer(c_int64_t) :: done
   integer :: picked(batch)
 
   if (command_argument_count() /= 2) error stop "expected: digits DATA TRAINERS"
@@ -48,9 +49,11 @@ program digits
   trainer = paddle_trainer_id(client)
   call must(trainer)
 
-  ! All trainers make the same number of steps.
-  next = trainer
-  do step = 1, epochs * size(training_labels) / (batch * trainers)
+  ! All trainers make the same number of steps. A process that was started again goes on where the earlier one of its
+  ! rank has ended.
+  call must(paddle_resume_rounds(client, done))
+  next = trainer + int(done) * batch * trainers
+  do step = int(done) + 1, epochs * size(training_labels) / (batch * trainers)
     do each = 1, batch
       picked(each) = modulo(next, size(training_labels)) + 1
       next = next + trainers

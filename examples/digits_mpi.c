@@ -131,6 +131,7 @@ static void train(paddle_pserver_client *client, struct network *network, int co
   paddle_parameter layers[LAYERS], gradients[LAYERS];
   const char *names[LAYERS];
   int chosen, step, each, index = rank;
+  uint64_t done;
   describe(network, layers);
   describe(&gradient, gradients);
   initialise(network);
@@ -142,6 +143,8 @@ static void train(paddle_pserver_client *client, struct network *network, int co
     must(paddle_finish_init_params(client) == 0, paddle_last_error());
   }
   for (each = 0; each < LAYERS; each++) names[each] = layers[each].name;
+  /* 0, or where an earlier process of this rank has ended. */
+  must(paddle_resume_rounds(client, &done) == 0, paddle_last_error());
   must(paddle_get_params(client, names, layers, LAYERS) == 0, paddle_last_error());
   /* Each rank takes every size-th digit, and all ranks make the same number of steps. */
   for (step = 0; step < EPOCHS * count / (BATCH * size); step++) {
@@ -149,8 +152,9 @@ static void train(paddle_pserver_client *client, struct network *network, int co
     for (each = 0; each < BATCH; each++) {
       do index = (index + size) % count;
       while (is_held_out(index));
-      backward(network, &digits[index], &gradient);
+      if ((uint64_t)step >= done) backward(network, &digits[index], &gradient);
     }
+    if ((uint64_t)step < done) continue;
     must(paddle_push_pull(client, gradients, layers, LAYERS) == 0, paddle_last_error());
   }
 }

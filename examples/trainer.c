@@ -7,6 +7,7 @@
  *     LD_LIBRARY_PATH=target/release ./trainer
  *     LD_LIBRARY_PATH=target/release ./trainer
  *
+ * The argument is the number of steps. A trainer that ends in the middle may be started again: it goes on at its step.
  * Under mpirun or srun each trainer takes its rank from the launcher. PSERVER_COORDINATOR=tcp://host:7164 names a
  * server on another machine, and PSERVER_VERBOSE=1 shows which settings were found where.
  */
@@ -48,14 +49,15 @@ static void differentiate(const float *numbers, int trainer, float *gradient) {
   }
 }
 
-int main(void) {
+int main(int count, char **arguments) {
   float numbers[2] = {0.0f, 0.0f};
   float gradient[2];
   const char *names[1] = {"line"};
   paddle_parameter place = line(numbers);
   paddle_gradient sent = line(gradient);
   paddle_pserver_client *client;
-  int chosen, trainer, step;
+  int chosen, trainer;
+  uint64_t step, steps = count > 1 ? (uint64_t)atol(arguments[1]) : STEPS;
 
   /* The client finds the servers by the environment; without any setting, on this machine. */
   client = paddle_new_pserver_client();
@@ -74,9 +76,11 @@ int main(void) {
     must(paddle_finish_init_params(client));
   }
 
-  /* All trainers begin with the same parameters. */
+  /* All trainers begin with the same parameters, and at step 0; but a process that was started again begins where the
+     earlier one of its rank has ended. */
+  must(paddle_resume_rounds(client, &step));
   must(paddle_get_params(client, names, &place, 1));
-  for (step = 0; step < STEPS; step++) {
+  for (; step < steps; step++) {
     differentiate(numbers, trainer, gradient);
     /* The servers average the gradients of all trainers, take one step, and send the new parameters back. */
     must(paddle_push_pull(client, &sent, &place, 1));

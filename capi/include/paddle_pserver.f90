@@ -104,7 +104,7 @@ module paddle_pserver
   public :: paddle_new_pserver_client, paddle_new_pserver_client_with, paddle_pserver_client_release
   public :: paddle_cancel, paddle_save_model, paddle_leave, paddle_trainer_id, paddle_free
   public :: paddle_last_error, paddle_last_error_code, paddle_strerror, paddle_version
-  public :: paddle_load_model, paddle_checkpoint
+  public :: paddle_load_model, paddle_checkpoint, paddle_resume_rounds, paddle_trainers, paddle_servers
   public :: paddle_init_rows, paddle_send_rows, paddle_get_rows
   public :: paddle_init_tensor, paddle_transfer, paddle_transfer_start, paddle_transfer_view, paddle_set_tensors
   public :: paddle_list_params, paddle_list_rows, paddle_get_state, paddle_set_state
@@ -149,6 +149,19 @@ module paddle_pserver
       import :: c_ptr, c_int, c_int64_t
       type(c_ptr), value :: client
       integer(c_int64_t), intent(out) :: version
+    end function
+    integer(c_int) function paddle_trainers(client) bind(C)
+      import :: c_ptr, c_int
+      type(c_ptr), value :: client
+    end function
+    integer(c_int) function paddle_servers(client) bind(C)
+      import :: c_ptr, c_int
+      type(c_ptr), value :: client
+    end function
+    integer(c_int) function paddle_resume_rounds(client, rounds) bind(C)
+      import :: c_ptr, c_int, c_int64_t
+      type(c_ptr), value :: client
+      integer(c_int64_t), intent(out) :: rounds
     end function
     integer(c_int) function paddle_last_error_code() bind(C)
       import :: c_int

@@ -363,11 +363,39 @@ int paddle_checkpoint(paddle_pserver_client *client,
 int paddle_leave(paddle_pserver_client *client);
 
 /**
+ * @brief At which step a trainer goes on whose earlier process has ended, in mode sync: the fewest updates that a
+ * parameter has. A new job has 0.
+ *
+ * A trainer calls this after the initialisation and before its first gradient, and begins its loop there. Its next
+ * gradients are those of that step; where the earlier process had sent one, the servers acknowledge the new one and do
+ * not apply it. A count that the program keeps elsewhere, also in a parameter, may be one step off.
+ *
+ * @param rounds becomes the number of the step, from 0.
+ * @return 0 if successful, otherwise -1: also in other modes, which have no common steps.
+ */
+int paddle_resume_rounds(paddle_pserver_client *client,
+                         uint64_t *rounds);
+
+/**
  * @brief This trainer's rank, from 0. It joins the job if no call has done so yet.
  *
  * @return the rank, or -1.
  */
 int paddle_trainer_id(paddle_pserver_client *client);
+
+/**
+ * @brief The number of trainers of the job. It joins the job if no call has done so yet.
+ *
+ * @return the number, or -1.
+ */
+int paddle_trainers(paddle_pserver_client *client);
+
+/**
+ * @brief The number of servers of the job. It joins the job if no call has done so yet.
+ *
+ * @return the number, or -1.
+ */
+int paddle_servers(paddle_pserver_client *client);
 
 /**
  * @brief Frees memory that this library allocated for its caller. NULL is nothing to free.

@@ -591,8 +591,19 @@ class client {
     detail::checked(paddle_checkpoint(get(), &version));
     return version;
   }
+  /** @brief At which step this trainer goes on whose earlier process has ended, from 0; in mode sync. Called before the
+   * first gradient. */
+  std::uint64_t resume_rounds() {
+    std::uint64_t rounds = 0;
+    detail::checked(paddle_resume_rounds(get(), &rounds));
+    return rounds;
+  }
   /** @brief This trainer's rank. */
   int trainer_id() const { return detail::checked(paddle_trainer_id(get())); }
+  /** @brief The number of trainers of the job. */
+  int trainers() const { return detail::checked(paddle_trainers(get())); }
+  /** @brief The number of servers of the job. */
+  int servers() const { return detail::checked(paddle_servers(get())); }
   /** @brief Ends every call of this client that is under way; also from a signal handler. */
   void cancel() noexcept { (void)paddle_cancel(get()); }
   /** @brief This trainer is finished; the others do not wait for it any more. */

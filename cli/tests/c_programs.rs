@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use pserver_cli::quickstart::digits::Digits;
+use pserver_client::{Client, ClientOptions, DestinationSlice};
+use pserver_core::wire::Address;
 use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
@@ -420,6 +422,50 @@ fn a_child_process_makes_a_client_of_its_own() {
 #[test]
 fn the_example_trains() {
     check("../examples/trainer.c", Language::C, Link::Shared, nothing);
+}
+
+/// A trainer of the example is killed again and again within calls and started again: the parameter ends with the bits
+/// of a job that nobody disturbed. The long form has 100 kills.
+#[test]
+fn the_example_goes_on_after_kills_with_the_bits_of_an_undisturbed_job() {
+    let kills = if is_set("PSERVER_FULL") { 100 } else { 5 };
+    let steps = 400 * (kills + 1);
+    let folder = TempDir::new().expect("there is room");
+    let program = compile(folder.path(), "../examples/trainer.c", Language::C, Link::Shared);
+    let undisturbed = line_after(&program, folder.path(), steps, 0);
+    assert_eq!(line_after(&program, folder.path(), steps, kills), undisturbed, "after {kills} kills");
+}
+
+/// The bytes of the example's parameter after its steps by two trainers, of which the second is killed so many times.
+fn line_after(program: &Path, folder: &Path, steps: u64, kills: u64) -> Vec<u8> {
+    let bind = std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned());
+    let server = Server::start(folder, &bind, &["--trainers", "2"]);
+    let trainer = |rank: &str| {
+        let mut command = Command::new(program);
+        command.env_clear().env("PSERVER_COORDINATOR", &server.address).env("PSERVER_TRAINER", rank);
+        command.arg(steps.to_string()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts")
+    };
+    let coordinator = Address::parse(&server.address).expect("an address");
+    let watcher = Client::new(ClientOptions { is_reader: true, ..ClientOptions::new(coordinator) }).expect("a client");
+    let updates = || watcher.parameters().ok().and_then(|all| Some(all.first()?.version.0)).unwrap_or(0);
+    let (first, mut second) = (trainer("0"), trainer("1"));
+    for kill in 1..=kills {
+        // Between two looks a call takes longer than this process does, so that the place within a step is random.
+        while updates() < kill * steps / (kills + 1) {
+            let ended = second.try_wait().expect("a child can be asked");
+            assert!(ended.is_none(), "the trainer ended before kill {kill}: {ended:?}");
+        }
+        second.kill().expect("it runs");
+        second.wait().expect("it ends");
+        second = trainer("1");
+    }
+    for trainer in [first, second] {
+        succeeded(&trainer.wait_with_output().expect("the program ends"), "examples/trainer.c");
+    }
+    assert_eq!(updates(), steps, "each step counts once");
+    let mut line = vec![0; 8];
+    watcher.pull(&mut [DestinationSlice::new("line", &mut line)]).expect("the server is there");
+    line
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 
+use pserver_core::error::Failure;
+
 use super::allocation;
 use super::guard::{guard, last, last_code, meaning};
 use super::handles::{Handle, give_pointer};
@@ -127,6 +129,25 @@ pub extern "C" fn paddle_leave(client: *mut ClientHandle) -> c_int {
     guard("paddle_leave", -1, |_| Handle::of_pointer(client).find()?.client.leave().map(|()| 0))
 }
 
+/// @brief At which step a trainer goes on whose earlier process has ended, in mode sync: the fewest updates that a
+/// parameter has. A new job has 0.
+///
+/// A trainer calls this after the initialisation and before its first gradient, and begins its loop there. Its next
+/// gradients are those of that step; where the earlier process had sent one, the servers acknowledge the new one and do
+/// not apply it. A count that the program keeps elsewhere, also in a parameter, may be one step off.
+///
+/// @param rounds becomes the number of the step, from 0.
+/// @return 0 if successful, otherwise -1: also in other modes, which have no common steps.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_resume_rounds(client: *mut ClientHandle, rounds: *mut u64) -> c_int {
+    guard("paddle_resume_rounds", -1, |call| {
+        let session = Handle::of_pointer(client).find()?;
+        call.aligned(rounds.cast_const(), "rounds")?;
+        call.write(rounds, session.client.resume_rounds()?);
+        Ok(0)
+    })
+}
+
 /// @brief This trainer's rank, from 0. It joins the job if no call has done so yet.
 ///
 /// @return the rank, or -1.
@@ -137,6 +158,27 @@ pub extern "C" fn paddle_trainer_id(client: *mut ClientHandle) -> c_int {
         // A reader has the rank of nobody.
         Ok(c_int::try_from(trainer).unwrap_or(-1))
     })
+}
+
+/// @brief The number of trainers of the job. It joins the job if no call has done so yet.
+///
+/// @return the number, or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_trainers(client: *mut ClientHandle) -> c_int {
+    guard("paddle_trainers", -1, |_| count(Handle::of_pointer(client).find()?.client.trainers()?))
+}
+
+/// @brief The number of servers of the job. It joins the job if no call has done so yet.
+///
+/// @return the number, or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn paddle_servers(client: *mut ClientHandle) -> c_int {
+    guard("paddle_servers", -1, |_| count(Handle::of_pointer(client).find()?.client.servers()?))
+}
+
+/// A number of processes, of which there are a few thousand at most.
+fn count(number: u32) -> Result<c_int, Failure> {
+    c_int::try_from(number).map_err(|_| Failure::call(format!("{number} processes; expected at most {}", c_int::MAX)))
 }
 
 /// @brief Frees memory that this library allocated for its caller. NULL is nothing to free.

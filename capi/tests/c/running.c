@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
   float first[COUNT] = {1.0f, 2.0f, 3.0f}, ones[COUNT] = {1.0f, 1.0f, 1.0f}, found[COUNT];
   const char *name = "w";
   paddle_parameter all, dst;
-  uint64_t version = 77;
+  uint64_t version = 77, rounds = 77;
   CHECK(client != NULL && paddle_last_error_code() == 0);
   all.name = (char *)"w";
   all.element_type = PADDLE_ELEMENT_TYPE_FLOAT32;
@@ -37,6 +37,10 @@ int main(int argc, char **argv) {
   CHECK(paddle_init_param(client, all, NULL) == 0);
   CHECK(paddle_finish_init_params(client) == 0);
   CHECK(paddle_last_error_code() == PADDLE_ERROR_NOT_INITIALISED);
+  REFUSED_AS(PADDLE_ERROR_REFUSED, paddle_resume_rounds(NULL, &rounds), "client is NULL");
+  REFUSED_AS(PADDLE_ERROR_REFUSED, paddle_resume_rounds(client, NULL), "rounds is NULL");
+  CHECK(rounds == 77);
+  CHECK(paddle_resume_rounds(client, &rounds) == 0 && rounds == 0);
   all.content = ones;
   CHECK(paddle_send_grads(client, &all, 1) == 0);
   REFUSED_AS(PADDLE_ERROR_REFUSED, paddle_checkpoint(NULL, &version), "client is NULL");
@@ -59,6 +63,9 @@ int main(int argc, char **argv) {
     fetch(client, found);
     CHECK(found[0] == 0.5f && found[1] == 1.5f && found[2] == 2.5f);
   }
+  CHECK(paddle_trainers(client) == 1 && paddle_servers(client) == (argc < 2 ? 2 : 1));
+  REFUSED_AS(PADDLE_ERROR_REFUSED, paddle_trainers(NULL), "client is NULL");
+  REFUSED_AS(PADDLE_ERROR_REFUSED, paddle_servers(NULL), "client is NULL");
   CHECK(paddle_leave(client) == 0);
   paddle_pserver_client_release(client);
   return 0;

@@ -3,10 +3,13 @@
 //! Not here: the findings of rustc and clippy. Read [`source`] (the file that a rule sees), then the rules: [`floors`]
 //! (imports), [`reach`] (what the floors may touch), [`shape`] (how code looks), [`sentences`] (how comments and pages
 //! are worded), [`census`] (counts that may only fall), [`circles`] (files that name each other), [`manifest`]
-//! (`Cargo.toml`), [`mentions`] (names in pages) and [`ways`] (lists of functions in pages).
+//! (`Cargo.toml`), [`mentions`] (names in pages), [`ways`] (lists of functions in pages), [`figures`] (figures in
+//! pages) and [`doors`] (the same call in each language).
 
 mod census;
 mod circles;
+mod doors;
+mod figures;
 mod floors;
 mod lexer;
 mod manifest;
@@ -151,6 +154,8 @@ fn look(root: &Path, files: &[SourceFile]) -> Result<Vec<Finding>> {
     let mut findings = inspect(files, RULES);
     findings.extend(census::type_names(files));
     findings.extend(circles::circles(files));
+    findings.extend(figures::look(files));
+    findings.extend(doors::look(root, files)?);
     let is_page = |file: &&SourceFile| {
         let is_at_root = matches!(file.path.as_str(), "README.md" | "CONTRIBUTING.md");
         file.is_prose() && (is_at_root || file.path.starts_with("docs/"))
