@@ -17,9 +17,9 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 def examples() -> list[Any]:
     found = []
-    for page in (ROOT / "docs/PYTHON.md", ROOT / "python/README.md"):
+    for page in (ROOT / "README.md", ROOT / "docs/PYTHON.md", ROOT / "python/README.md"):
         for number, rest in enumerate(page.read_text().split("```python\n")[1:]):
-            found.append(pytest.param(rest.split("```")[0], id=f"{page.name}-{number}"))
+            found.append(pytest.param(rest.split("```")[0], id=f"{page.relative_to(ROOT)}-{number}"))
     return found
 
 

@@ -1,10 +1,12 @@
 //! `cargo ci installed`: an installed prefix as users have it. Examples are built from it by pkg-config and by CMake
 //! in empty folders and train on two servers; the package of Debian's is installed, used and removed.
 //!
-//! Not here: how files are installed ([`crate::install`]). Read [`CHECKS`], then [`job`] (a training) and [`package`].
+//! Not here: how files are installed ([`crate::install`]). Read [`CHECKS`], then [`job`] (a training), [`readme`] and
+//! [`package`].
 
 mod job;
 mod package;
+mod readme;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,6 +47,7 @@ const CHECKS: &[Check] = &[
     Check { name: "Open MPI by pkg-config", needs: &["pkg-config", "mpicc.openmpi"], run: |site| mpi(site, "openmpi") },
     Check { name: "all examples by CMake", needs: &["cmake", "gfortran", "mpicc.mpich"], run: by_cmake },
     Check { name: "a program that was built before starts with the library installed anew", needs: &[], run: again },
+    Check { name: "the program and the commands of the README", needs: &["cc", "pkg-config"], run: readme::check },
     Check { name: "the Debian package is installed, used and removed", needs: &["dpkg-deb"], run: package::check },
 ];
 
