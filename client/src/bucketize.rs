@@ -275,12 +275,17 @@ pub(super) fn take_ids(
 ) -> Vec<(ChunkIndex, u64)> {
     let mut more = Vec::new();
     for ((bucket, _), own) in open.iter().zip(answer.chunks(most * ID_BYTES)) {
-        let ids = own.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id));
+        let mut ids = own.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id));
         let before = found.len();
-        found.extend(ids.take_while(|id| *id != u64::MAX));
-        if found.len() - before == most {
-            let last = found.last().copied().expect("a query is after one id or more");
-            more.push((*bucket, last + 1));
+        found.extend(ids.by_ref().take_while(|id| *id != u64::MAX));
+        match ids.next() {
+            // The id of all ones exists, which is the end of a list too.
+            Some(0) => found.push(u64::MAX),
+            Some(_) => {}
+            None => {
+                let last = if before < found.len() { found.last().copied() } else { None };
+                more.push((*bucket, last.expect("a query is for several ids") + 1));
+            }
         }
     }
     more

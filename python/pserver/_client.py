@@ -245,12 +245,16 @@ class Client:
     # Rows
 
     def push_rows(self, name: str, ids: Array, gradients: Array, *, rate: float | None = None) -> None:
-        """Sends rows of a gradient, row after row in the order of the ids, which may repeat: rows are summed."""
+        """Sends rows of a gradient, row after row in the order of the ids, which may repeat: rows are summed. Ids of
+        several dimensions, such as (batch, slots), have rows of these and the width: (batch, slots, width)."""
+        self._check_rows(name, ids, gradients)
         self._raw.push_rows([name], [ids], [gradients], rate)
 
     def pull_rows(self, name: str, ids: Array, out: Array | None = None) -> Array:
-        """Fetches rows in the order of the ids, which may repeat, into ``out`` or a new array."""
+        """Fetches rows in the order of the ids, which may repeat, into ``out`` or a new array of the ids' shape and the
+        width."""
         out = self._empty_rows(name, ids) if out is None else out
+        self._check_rows(name, ids, out)
         self._raw.pull_rows([name], [ids], [out])
         return out
 
@@ -267,21 +271,27 @@ class Client:
         """Sends rows of a gradient, and fetches the rows ``wanted`` with these gradients in them, such as those of the
         next step, into ``out`` or a new array. Repeated after an error, it applies no gradient twice."""
         out = self._empty_rows(name, wanted) if out is None else out
+        self._check_rows(name, ids, gradients)
+        self._check_rows(name, wanted, out)
         self._raw.push_pull_rows([name], ([ids], [gradients]), ([wanted], [out]), rate)
         return out
 
     def start_push_rows(self, name: str, ids: Array, gradients: Array, *, rate: float | None = None) -> Call:
         """:meth:`push_rows`, started. Both arrays are the program's again when this returns."""
+        self._check_rows(name, ids, gradients)
         return Call(self._raw.start_push_rows([name], [ids], [gradients], rate))
 
     def start_pull_rows(self, name: str, ids: Array, out: Array) -> Call:
         """:meth:`pull_rows`, started: the rows of a later step travel while this one is computed."""
+        self._check_rows(name, ids, out)
         return Call(self._raw.start_pull_rows([name], ([ids], [out]), None, None))
 
     def start_push_pull_rows(
         self, name: str, ids: Array, gradients: Array, wanted: Array, out: Array, *, rate: float | None = None
     ) -> Call:
         """:meth:`push_pull_rows`, started. ``ids`` and ``gradients`` are the program's again when this returns."""
+        self._check_rows(name, ids, gradients)
+        self._check_rows(name, wanted, out)
         return Call(self._raw.start_pull_rows([name], ([wanted], [out]), ([ids], [gradients]), rate))
 
     def rows(self, name: str) -> NDArray[numpy.uint64]:
@@ -472,7 +482,17 @@ class Client:
         dtype, shape, is_rows = self._facts(name)
         if not is_rows:
             raise Refused(f'parameter "{name}" is not sparse: it is sent and fetched as a whole, not by rows')
-        return numpy.empty((len(ids), *shape[1:]), dtype)
+        ids_shape = tuple(ids.shape) if hasattr(ids, "shape") else (len(ids),)
+        return numpy.empty((*ids_shape, *shape[1:]), dtype)
+
+    def _check_rows(self, name: str, ids: Array, rows: Array) -> None:
+        """Refuses rows in another arrangement than ids of several dimensions, whose rows would be mistaken."""
+        ids_shape, found = tuple(getattr(ids, "shape", ())), tuple(getattr(rows, "shape", ()))
+        if len(ids_shape) > 1:
+            expected = (*ids_shape, *self._facts(name)[1][1:])
+            if found != expected:
+                text = f'parameter "{name}": rows of shape {found} for ids of shape {ids_shape}; expected {expected}'
+                raise Refused(text)
 
     def _empty(self, names: Iterable[str]) -> dict[str, Array]:
         """A new array for each parameter's value."""

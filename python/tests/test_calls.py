@@ -61,7 +61,7 @@ def test_wrong_rows_of_started_calls_are_refused(job: Any) -> None:
         (lambda: client.start_pull_rows("table", ids, out.astype(np.float64)), "float64 for rows; expected float32"),
         (lambda: client.start_pull_rows("dense", ids, out), '"dense" is not sparse'),
         (lambda: client.start_push_rows("table", np.array([1000, 1]), ones), "1000"),
-        (lambda: client.start_push_rows("table", np.array([-1, 1]), ones), "ids with -1"),
+        (lambda: client.start_push_rows("table", np.array([-1, 1]), ones), "-1 as a signed number"),
         (lambda: client.push_pull_rows("dense", ids, ones, ids), '"dense" is not sparse'),
         (lambda: client.push_pull_rows("table", ids, ones, np.array([0.5])), "ids of float64; expected int64"),
         (lambda: client.push_pull_rows("table", ids, ones, ids, rate=-1.0), "learning rate -1"),

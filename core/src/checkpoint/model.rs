@@ -91,7 +91,7 @@ impl RowsForm {
         let tensor = |name, element_type, shape| ModelTensor { name, element_type, shape };
         match self {
             Self::Matrix(height) => vec![tensor(name.to_owned(), element_type, vec![height, width])],
-            // Ids are below 2^63, and other libraries expect a signed index.
+            // Other libraries expect a signed index; a hash from 2^63 on is there a negative number.
             Self::Listed(rows) => vec![
                 tensor(format!("{name}:ids"), ElementType::Int64, vec![rows]),
                 tensor(format!("{name}:rows"), element_type, vec![rows, width]),

@@ -6,7 +6,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::limits::ROW_BYTES_MAX;
 
-/// The bound of every id, also of tables that grow: 2^63, so that an id fits a signed integer.
+/// The largest height: 2^63, so that an id below one fits a signed integer.
 pub const ROW_IDS_MAX: u64 = 1 << 63;
 
 /// The bound of a parameter's row ids, which are counted from zero.
@@ -14,12 +14,29 @@ pub const ROW_IDS_MAX: u64 = 1 << 63;
 pub enum Height {
     /// Ids are below this number: the parameter is a matrix with this many rows.
     Rows(u64),
-    /// Ids are below [`ROW_IDS_MAX`]: rows exist after their first update.
+    /// Every number of 64 bits is an id, such as a hash: rows exist after their first update.
     Unbounded,
 }
 
 impl Height {
-    /// The bound: every id is below it.
+    /// Whether a row has this id.
+    #[must_use]
+    pub const fn contains(self, id: u64) -> bool {
+        match self {
+            Self::Rows(rows) => id < rows,
+            Self::Unbounded => true,
+        }
+    }
+
+    /// The refusal of an id that no row has. One from 2^63 on is likely a negative number or a hash.
+    pub(super) fn refusal(self, id: u64, place: &str) -> Failure {
+        let signed =
+            if id < ROW_IDS_MAX { String::new() } else { format!(" ({} as a signed number)", id.cast_signed()) };
+        let hashes = if id < ROW_IDS_MAX { "" } else { "; a table without a height takes hashes of 64 bits as ids" };
+        Failure::call(format!("row {id}{signed}{place}; expected ids below {}{hashes}", self.bound()))
+    }
+
+    /// The rows of a matrix; of a table without a height the most that a matrix may have.
     #[must_use]
     pub const fn bound(self) -> u64 {
         match self {
@@ -101,11 +118,7 @@ impl RowLayout {
     /// # Errors
     /// When the id is not below the height; names it.
     pub fn check(self, id: u64) -> Result<(), Failure> {
-        let bound = self.height.bound();
-        if id < bound {
-            return Ok(());
-        }
-        Err(Failure::call(format!("row {id}; expected an id below {bound}")))
+        if self.height.contains(id) { Ok(()) } else { Err(self.height.refusal(id, "")) }
     }
 }
 

@@ -74,14 +74,10 @@ impl<'a> Ids<'a> {
     }
 
     fn checked(self, layout: RowLayout) -> Result<Self, Failure> {
-        let bound = layout.height().bound();
-        match self.iter().position(|id| bound <= id) {
+        let height = layout.height();
+        match self.iter().position(|id| !height.contains(id)) {
             None => Ok(self),
-            Some(place) => Err(Failure::call(format!(
-                "row {} at place {place} of {}; expected ids below {bound}",
-                self.get(place),
-                self.len()
-            ))),
+            Some(place) => Err(height.refusal(self.get(place), &format!(" at place {place} of {}", self.len()))),
         }
     }
 

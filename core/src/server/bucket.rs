@@ -452,15 +452,16 @@ impl Bucket {
         self.table.read(&mut room.work, kernels, ids, &mut answer.read, left, answer.value.bytes_mut())
     }
 
-    /// Lists existing ids in table order, after the id below the requested one, or from the first for zero; the rest is
-    /// all ones.
+    /// Lists existing ids in table order, after the id below the requested one, or from the first for zero. All ones end
+    /// the list; what follows is all ones too, or zeros where the id of all ones exists.
     pub(super) fn list(&self, pool: &mut Pool, wish: &RowsRequest) -> Result<Option<Value>, Failure> {
         let Some((from, count)) = list_question(wish.bytes()) else { return Ok(None) };
         let bytes = u32::try_from(count.saturating_mul(ID_BYTES as u64));
         let bytes = bytes.map_err(|_| Failure::call(format!("a list request for {count} ids")))?;
         let mut value = Value::new(pool.take_for_rows(bytes)?, bytes);
         let ids = self.table.ids_after(from.checked_sub(1), (bytes as usize) / ID_BYTES);
-        let ids = ids.into_iter().chain(std::iter::repeat(u64::MAX));
+        let rest = if self.table.has_largest() { 0 } else { u64::MAX };
+        let ids = ids.into_iter().chain([u64::MAX]).chain(std::iter::repeat(rest));
         for (place, id) in value.bytes_mut().chunks_exact_mut(ID_BYTES).zip(ids) {
             place.copy_from_slice(&id.to_le_bytes());
         }

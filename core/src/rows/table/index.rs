@@ -138,7 +138,7 @@ impl Index {
     }
 
     /// Up to `most` ids after `after`, or the first ones, in the order of their hashes, which growth does not change.
-    /// The cost is that of the returned ids and of one page.
+    /// The cost is that of the returned ids and of one page. The largest number, which ends lists, is left out.
     pub(super) fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
         let after = after.map(Hash::of);
         let mut ids = Vec::with_capacity(most + PAGE_ENTRIES);
@@ -147,6 +147,7 @@ impl Index {
             let page = self.directory[at];
             let before = ids.len();
             let entries = self.page(page).iter().map(read).filter_map(|(id, slot)| slot.map(|_| id));
+            let entries = entries.filter(|id| *id != u64::MAX);
             ids.extend(entries.filter(|id| after.is_none_or(|after| after.0 < Hash::of(*id).0)));
             ids[before..].sort_unstable_by_key(|id| Hash::of(*id).0);
             // All directory entries of this page.

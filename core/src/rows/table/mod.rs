@@ -337,10 +337,17 @@ impl RowTable {
 
     /// Some ids of existing rows: those that follow `after`, which need not exist, or the first ones. Their order does
     /// not change when the table grows, so a listing that resumes after the last id of a page finds every row that
-    /// existed when it began. The cost is proportional to the number of ids returned.
+    /// existed when it began. The cost is proportional to the number of ids returned. The largest number, which ends
+    /// lists on the wire, is left out ([`has_largest`](Self::has_largest)).
     #[must_use]
     pub fn ids_after(&self, after: Option<u64>, most: usize) -> Vec<u64> {
         self.index.ids_after(after, most)
+    }
+
+    /// Whether the row of the largest number exists.
+    #[must_use]
+    pub fn has_largest(&self) -> bool {
+        self.index.find(u64::MAX).is_some()
     }
 
     /// One of these rows, with its current values.

@@ -40,14 +40,20 @@ fn a_payload_that_is_not_rows_is_refused_by_name() {
 }
 
 #[test]
-fn the_largest_id_of_a_table_that_grows_is_one_below_2_to_the_63() {
+fn every_number_of_64_bits_is_an_id_of_a_table_that_grows() {
     let layout = layout(ElementType::Float64, 1);
-    assert!(RowsView::new(layout, &[ROW_IDS_MAX - 1], &[0; 8]).is_ok());
-    assert!(RowsView::new(layout, &[ROW_IDS_MAX], &[0; 8]).is_err());
+    assert!(RowsView::new(layout, &[0, ROW_IDS_MAX, u64::MAX], &[0; 24]).is_ok());
+    let bounded = RowLayout::new(ElementType::Float64, 1, Height::Rows(5)).expect("small");
+    let refusal = RowsView::new(bounded, &[u64::MAX], &[0; 8]).expect_err("it is no row").to_string();
+    assert!(
+        refusal.starts_with("row 18446744073709551615 (-1 as a signed number) at place 0 of 1; expected"),
+        "{refusal}"
+    );
+    assert!(refusal.ends_with("ids below 5; a table without a height takes hashes of 64 bits as ids"), "{refusal}");
 }
 
 fn some_rows() -> impl Strategy<Value = (RowLayout, Vec<u64>, Vec<u8>)> {
-    (1..9_u32, collection::vec(0..ROW_IDS_MAX, 0..40), any::<u8>()).prop_map(|(width, ids, first)| {
+    (1..9_u32, collection::vec(any::<u64>(), 0..40), any::<u8>()).prop_map(|(width, ids, first)| {
         let layout = layout(ElementType::Bfloat16, width);
         let bytes = ids.len() * layout.row_bytes();
         let values = (0..bytes).map(|place| first.wrapping_add(u8::try_from(place % 251).expect("small"))).collect();
