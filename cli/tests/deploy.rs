@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Container, EnvVar, Service};
+use k8s_openapi::api::core::v1::{Container, EnvVar, PersistentVolumeClaim, PodSpec, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pserver_kernels::conformance::skips::skip;
@@ -68,13 +69,19 @@ fn pserver(arguments: &[&str], variables: &BTreeMap<String, String>) -> String {
 
 #[test]
 fn manifests_have_only_fields_of_kubernetes_and_fit_together() {
-    let [service, servers, trainers] = &manifests()[..] else { panic!("three documents") };
+    let [service, models, budget, servers, trainers] = &manifests()[..] else { panic!("five documents") };
     let service: Service = typed(service).expect("a Service");
+    let models: PersistentVolumeClaim = typed(models).expect("a claim");
+    let budget: PodDisruptionBudget = typed(budget).expect("a budget");
     let servers: StatefulSet = typed(servers).expect("a StatefulSet");
     let trainers: Job = typed(trainers).expect("a Job");
     let (of_service, of_servers, of_trainers) =
         (service.spec.expect("a spec"), servers.spec, trainers.spec.expect("a spec"));
     assert_eq!(of_service.selector, of_servers.selector.match_labels);
+    let guarded = budget.spec.and_then(|spec| spec.selector).and_then(|selector| selector.match_labels);
+    assert_eq!(guarded, of_servers.selector.match_labels);
+    let pods = [of_servers.template.spec.clone(), of_trainers.template.spec.clone()].map(|pod| pod.expect("a pod"));
+    pods.iter().for_each(|pod| check_pod(pod, models.metadata.name.as_deref()));
     assert_eq!(of_service.selector, of_servers.template.metadata.expect("metadata").labels);
     assert_eq!(of_servers.service_name, service.metadata.name);
     assert_eq!(
@@ -114,10 +121,29 @@ fn manifests_have_only_fields_of_kubernetes_and_fit_together() {
     }
 }
 
+/// What a cluster asks of every pod: no root, bounded memory, and volumes that exist.
+fn check_pod(pod: &PodSpec, models: Option<&str>) {
+    let security = pod.security_context.as_ref().expect("a security context");
+    assert_eq!(security.run_as_non_root, Some(true));
+    assert_eq!(pod.automount_service_account_token, Some(false));
+    let volumes = pod.volumes.as_deref().unwrap_or_default();
+    let claims: Vec<_> = volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref()).collect();
+    assert!(claims.iter().any(|claim| Some(&*claim.claim_name) == models), "{claims:?}");
+    let container = &pod.containers[0];
+    let resources = container.resources.as_ref().expect("resources");
+    let memory = |all: &Option<BTreeMap<_, _>>| all.as_ref().and_then(|all| all.get("memory").cloned());
+    assert!(memory(&resources.limits).is_some() && memory(&resources.limits) == memory(&resources.requests));
+    let security = container.security_context.as_ref().expect("a security context");
+    assert_eq!(security.allow_privilege_escalation, Some(false));
+    for probe in container.readiness_probe.iter().chain(&container.liveness_probe) {
+        assert!(probe.http_get.is_some() && probe.tcp_socket.is_none(), "a port is open before the server is ready");
+    }
+}
+
 #[test]
 fn a_field_that_kubernetes_does_not_have_is_found() {
     let all = manifests();
-    let mut document = all[1].clone();
+    let mut document = all[3].clone();
     document["spec"]["template"]["spec"]["containers"][0]["enviroment"] = Value::from(1);
     let failure = typed::<StatefulSet>(&document).err();
     assert_eq!(
