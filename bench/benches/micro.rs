@@ -209,6 +209,7 @@ impl Alone {
 
     fn new(chunks: u32, mode: Mode) -> Self {
         let options = ShardOptions {
+            memory_limit: None,
             epoch: Epoch(1),
             round_timeout: Duration::from_secs(60),
             grace: Duration::from_secs(2),

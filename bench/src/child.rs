@@ -12,6 +12,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
 use nix::unistd::Pid;
+use pserver_client::console;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -255,6 +256,5 @@ pub(crate) fn serve_usage(place: &str) -> Result<()> {
 }
 
 fn say(line: &str) -> Result<()> {
-    let mut output = std::io::stdout().lock();
-    writeln!(output, "{line}").and_then(|()| output.flush()).context("writing to standard output")
+    Ok(console::print(format_args!("{line}\n"))?)
 }

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use pserver_client::console;
 use pserver_node::settings::ServeArgs;
 
 use crate::commands::{ceiling, compare, doctor, kernels, latency, memory, peers, programs, pushpull, rows, scale};
 use crate::job::BenchJob;
-use crate::report::{Report, append_lines_to};
+use crate::report::{Report, announce, append_lines_to};
 use crate::{baseline, shipped, threads};
 
 /// Measures the parameter server beside the simplest program for each path, and checks every value it gets.
@@ -125,7 +126,7 @@ pub fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("psbench: {error:#}");
+            announce(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -175,6 +176,13 @@ fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
     let write = |path: &PathBuf, text: &str| {
         std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
     };
+    let text = match output {
+        OutputArgs { json: true, .. } => report.json_text()? + "\n",
+        OutputArgs { csv: true, .. } => report.csv()?,
+        _ => report.table(),
+    };
+    // First what the terminal takes: a file that cannot be written does not take the measurements with it.
+    let printed = console::print(text);
     if let Some(path) = &output.html {
         write(path, &report.html())?;
     }
@@ -184,14 +192,7 @@ fn deliver(report: &Report, output: &OutputArgs) -> Result<()> {
     if let Some(path) = &output.hgrm {
         write(path, &report.hgrm())?;
     }
-    if output.json {
-        println!("{}", report.json_text()?);
-    } else if output.csv {
-        print!("{}", report.csv()?);
-    } else {
-        print!("{}", report.table());
-    }
-    Ok(())
+    Ok(printed?)
 }
 
 impl TrainerProcess {

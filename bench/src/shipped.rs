@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use pserver_client::environment::{Environment, find};
-use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice, View};
+use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice, View, setting_file};
 use pserver_core::config::OptimizerSettings;
-use pserver_core::error::Failure;
 use pserver_core::memory::Buffer;
 use pserver_node::Server;
 use pserver_node::settings::{ServeArgs, Settings};
@@ -19,6 +18,7 @@ use crate::baseline::turns::Barrier;
 use crate::child::{self, Verbs};
 use crate::counters;
 use crate::job::{BenchJob, Buffers, ModeName, Poll, RuleName, TransportName, word};
+use crate::report::announce;
 use crate::sizes::length;
 use crate::trainer::{Exchange, Runner};
 
@@ -44,10 +44,10 @@ pub(crate) fn server_arguments(job: &BenchJob, index: u16, coordinator: Option<&
     if has_option("poll") {
         all.push(("--poll", word(job.poll)));
     } else if job.poll != Poll::Block {
-        eprintln!(
-            "psbench: the servers of this build cannot be told how to wait; only the baseline ones wait {}",
+        announce(&format!(
+            "the servers of this build cannot be told how to wait; only the baseline ones wait {}",
             word(job.poll)
-        );
+        ));
     }
     all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
     let mut all: Vec<(String, String)> = all.into_iter().map(|(option, value)| (option.to_owned(), value)).collect();
@@ -106,9 +106,7 @@ pub(crate) fn options(job: &BenchJob, coordinator: &str, trainer: u32) -> Result
         "PSERVER_TOKEN_FILE" => job.token_file.clone(),
         _ => None,
     };
-    let file =
-        |path: &str| std::fs::read_to_string(path).map_err(|error| Failure::call(format!("the file {path}: {error}")));
-    let surroundings = Environment { variable: &variable, file: &file };
+    let surroundings = Environment { variable: &variable, file: &setting_file::open };
     Ok(find(&format!("coordinator={coordinator} trainer={trainer}"), &surroundings)?.options)
 }
 

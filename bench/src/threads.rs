@@ -18,6 +18,7 @@ use crate::baseline;
 use crate::child::{self, Ask, Cores, Ran};
 use crate::counters;
 use crate::job::BenchJob;
+use crate::report::announce;
 use crate::shipped::{self, ClientTrainer};
 use crate::trainer::Runner;
 
@@ -54,7 +55,7 @@ pub(crate) fn serve(job: &BenchJob, barrier: Option<&str>) -> Result<()> {
                 let made = train(job, hub, coordinator, &thread);
                 made.unwrap_or_else(|error| {
                     // The others wait for this one, and would for ever.
-                    eprintln!("psbench: trainer {trainer}: {error:#}");
+                    announce(&format!("trainer {trainer}: {error:#}"));
                     std::process::exit(1);
                 });
             });

@@ -14,10 +14,10 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
     let output =
         workspace.cargo_of_quick("llvm-cov").args(["--lib"]).output().context("cannot start cargo llvm-cov")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    println!("{text}");
+    say!("{text}");
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let share = line_share(&text).context("cargo llvm-cov printed no line TOTAL")?;
-    println!("coverage: unit tests run {share} of the lines");
+    say!("coverage: unit tests run {share} of the lines");
     Ok(Tally::of_step(true))
 }
 

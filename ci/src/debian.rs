@@ -36,7 +36,7 @@ impl Packages<'_> {
         let _ = fs::remove_file(&stamp);
         let _ = fs::remove_dir_all(&root);
         if files.iter().any(|file| !folder.join(file).exists()) {
-            println!("debian: downloading {} packages to {}", files.len(), folder.display());
+            say!("debian: downloading {} packages to {}", files.len(), folder.display());
             self.apt_get(&folder, &["download", "--quiet=2"])?;
         }
         for file in &files {

@@ -72,7 +72,7 @@ pub(crate) fn kit(workspace: &Workspace) -> Result<Tally> {
     let packed = tar.arg("-czf").arg(&archive).arg("-C").arg(&kit).arg(".").status().context("start tar")?;
     ensure!(packed.success(), "tar ended with {packed}");
     let bytes = fs::metadata(&archive)?.len();
-    println!("{}: {bytes} bytes; at most {KIT_BYTES_MAX}", archive.display());
+    say!("{}: {bytes} bytes; at most {KIT_BYTES_MAX}", archive.display());
     Ok(Tally::of_step(bytes <= KIT_BYTES_MAX))
 }
 
@@ -148,7 +148,7 @@ fn on_standin(workspace: &Workspace, parts: &str) -> Result<Tally> {
     for part in parts.split(',') {
         let is_proven = stale.lines().any(|line| line == format!("{part}: not stale"));
         if !is_proven {
-            println!("{SCRIPT}: part {part} did not pass on the stand-in:\n{stale}");
+            say!("{SCRIPT}: part {part} did not pass on the stand-in:\n{stale}");
         }
         tally += Tally::of_step(is_proven);
     }

@@ -6,6 +6,9 @@
 //! maintainers; [`rdma_sys`] compares it; [`debian`] has the packages that they read. [`install`] and
 //! [`installed`] are about what users get.
 
+#[macro_use]
+mod console;
+
 mod aarch64;
 mod built;
 mod coverage;
@@ -42,7 +45,7 @@ fn main() -> ExitCode {
         Some(tool) => tasks::use_tool(&workspace, tool, given),
         None => tasks::run(&workspace, &tasks::named(name)),
     };
-    println!("{tally}");
+    say!("{tally}");
     if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -56,7 +56,7 @@ fn check_wheel(workspace: &Workspace, is_release: bool) -> Result<Tally> {
     }
     let wheel = only_file(&wheels, |_| true)?;
     let bytes = std::fs::metadata(&wheel).context("the wheel's size")?.len();
-    println!("python: {} has {:.1} MB", wheel.display(), bytes as f64 / 1e6);
+    say!("python: {} has {:.1} MB", wheel.display(), bytes as f64 / 1e6);
     if is_release {
         total += Tally::of_step(bytes < WHEEL_BYTES_MAX);
     }
@@ -123,7 +123,7 @@ fn install(workspace: &Workspace, environment: &Path, wheel: &Path, torch: Optio
     let example = workspace.root().join("python/examples").join(example);
     total += workspace.step(first.arg(example).args(["--steps", "1"]).current_dir(environment))?;
     let (all, install) = (began.elapsed().as_secs_f64(), installed.as_secs_f64());
-    println!("python: pip install took {install:.1} s, and with the first trained step {all:.1} s");
+    say!("python: pip install took {install:.1} s, and with the first trained step {all:.1} s");
     Ok(total)
 }
 

@@ -259,11 +259,11 @@ pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
             if let Run::Beside { before, begin } = other.run
                 && before == task.name
             {
-                println!("== {} begins", other.name);
+                say!("== {} begins", other.name);
                 begun.insert(later, begin(workspace));
             }
         }
-        println!("== {}", task.name);
+        say!("== {}", task.name);
         let began = Instant::now();
         let ended = match task.run {
             Run::Alone(run) => run(workspace),
@@ -272,24 +272,24 @@ pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
             }
         };
         let tally = ended.unwrap_or_else(|error| {
-            println!("{}: {error:#}", task.name);
+            say!("{}: {error:#}", task.name);
             Tally::of_step(false)
         });
         if tally.failed > 0 {
             failed.push(task.name);
         }
         total += tally;
-        println!("== {} took {} s", task.name, began.elapsed().as_secs());
+        say!("== {} took {} s", task.name, began.elapsed().as_secs());
     }
     for skip in workspace.take_skips() {
-        println!("{skip}");
+        say!("{skip}");
         total.skipped += 1;
     }
     for line in workspace.take_failures() {
-        println!("{line}");
+        say!("{line}");
     }
     for name in failed {
-        println!("FAILED: cargo ci {name}");
+        say!("FAILED: cargo ci {name}");
     }
     total
 }
@@ -297,7 +297,7 @@ pub(crate) fn run(workspace: &Workspace, tasks: &[&Task]) -> Tally {
 /// Uses one tool; an error is a failure.
 pub(crate) fn use_tool(workspace: &Workspace, tool: &Tool, given: &ArgMatches) -> Tally {
     (tool.run)(workspace, given).unwrap_or_else(|error| {
-        println!("{}: {error:#}", tool.name);
+        say!("{}: {error:#}", tool.name);
         Tally::of_step(false)
     })
 }

@@ -117,15 +117,15 @@ pub(crate) fn run(workspace: &Workspace, only_check: bool) -> Result<Tally> {
     let path = workspace.root().join(WRITTEN);
     if !only_check {
         fs::write(&path, fresh).with_context(|| format!("cannot write {WRITTEN}"))?;
-        println!("verbs-bindings: wrote {WRITTEN}");
+        say!("verbs-bindings: wrote {WRITTEN}");
         return Ok(Tally::of_step(true));
     }
     let committed = fs::read_to_string(&path).with_context(|| format!("cannot read {WRITTEN}"))?;
     if let Some(difference) = first_difference(&committed, &fresh) {
-        println!("{WRITTEN}:{difference}");
+        say!("{WRITTEN}:{difference}");
         return Ok(Tally::of_step(false));
     }
-    println!("verbs-bindings: {WRITTEN} is what the headers say");
+    say!("verbs-bindings: {WRITTEN} is what the headers say");
     Ok(Tally::of_step(true))
 }
 

@@ -117,7 +117,7 @@ impl Workspace {
         for line in BufReader::new(output).split(b'\n') {
             let line = line.context("cannot read the output of the tests")?;
             let line = String::from_utf8_lossy(&line);
-            println!("{line}");
+            say!("{line}");
             tally += Tally::of_result_line(&line);
             told.read(&line);
         }

@@ -11,15 +11,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser, Subcommand};
-use pserver_client::environment;
+use pserver_client::console::OutputError;
+use pserver_client::{console, environment};
 use pserver_node::Server;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_node::settings::{ServeArgs, Settings};
 use sd_notify::NotifyState;
 
 use crate::logging::Log;
+use crate::manager::{self, ManagedWork};
 use crate::{
-    env, import_paddle, inspect, launch, own_program, pages, predict, program_file, quickstart, top, train, transpile,
+    descriptors, env, import_paddle, inspect, launch, own_program, pages, predict, program_file, quickstart, top,
+    train, transpile,
 };
 
 /// How often a server is asked whether it has failed. Signals wake it up at once.
@@ -101,6 +104,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>, program: Option<PathBuf>) -
     if let Some(program) = program {
         own_program::set(program);
     }
+    // A file that would grow beyond the limit of file sizes (ulimit -f) fails as on a full disk, in place of ending this
+    // process. A trainer's program, which it may become, has the signal as before. Where no handler can be had, it is
+    // the system's.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -133,7 +140,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>, program: Option<PathBuf>) -
 
 fn ended(done: Result<u8>) -> u8 {
     done.unwrap_or_else(|error| {
-        eprintln!("pserver: {error:#}");
+        if !error.downcast_ref::<OutputError>().is_some_and(OutputError::is_closed) {
+            console::remark(format_args!("pserver: {error:#}"));
+        }
         1
     })
 }
@@ -143,23 +152,25 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let settings = Settings::load(args, &environment)?;
     let warnings = settings.warnings(&environment);
     if args.print_config {
-        warnings.iter().for_each(|warning| eprintln!("pserver: warning: {warning}"));
-        print!("{}", Settings::print(args, &environment)?);
-        return Ok(());
+        warnings.iter().for_each(|warning| console::remark(format_args!("pserver: warning: {warning}")));
+        return Ok(console::print(Settings::print(args, &environment)?)?);
     }
+    descriptors::raise();
+    let few_descriptors = descriptors::check(&settings)?;
     let log = Log::start(&settings);
-    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    warnings.iter().chain(&few_descriptors).for_each(|warning| tracing::warn!("{warning}"));
     let mut asked = StopRequests::listen(args.until_stdin_closes)?;
     let ready_fd = settings.output.ready_fd;
     let meter = Arc::default();
     let restoring = TerminalProgress::start("restoring", ProgressUnit::Bytes, &meter);
+    let managed = ManagedWork::start("restoring", &meter);
     let server = Server::start_metered(settings, &meter);
-    drop(restoring);
+    drop((restoring, managed));
     let server = server?;
     asked.starting.store(false, Ordering::Release);
     announce(&server, ready_fd)?;
     let status = format!("serving at {}", server.address());
-    tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
+    manager::tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
     while !asked.wait(LOOK_AGAIN)? {
         log.report(false);
         if server.has_failed() {
@@ -167,19 +178,13 @@ fn serve(args: &ServeArgs) -> Result<()> {
             bail!("the server has failed");
         }
     }
-    tell_manager(&[NotifyState::Stopping]);
+    manager::tell(&[NotifyState::Stopping]);
+    let managed = ManagedWork::start("saving", &meter);
     let saving = TerminalProgress::start("saving", ProgressUnit::Bytes, &meter);
     let stopped = server.stop();
-    drop(saving);
+    drop((saving, managed));
     log.report(true);
     Ok(stopped?)
-}
-
-/// Tells the service manager, where one started this process (`NOTIFY_SOCKET`).
-fn tell_manager(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!("the service manager cannot be told (NOTIFY_SOCKET): {error}");
-    }
 }
 
 /// Stop requests: SIGTERM, SIGINT, and with `--until-stdin-closes` the parent's death.
@@ -228,8 +233,7 @@ impl StopRequests {
 /// Says where the server is, to whoever started it.
 fn announce(server: &Server, ready_fd: Option<i32>) -> Result<()> {
     let line = format!("ready {}\n", server.address());
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()).context("writing to standard output")?;
+    console::print(&line)?;
     if let Some(number) = ready_fd {
         // SAFETY: whoever started this process opened the descriptor for it and named it; nothing else here
         // uses it, and it is closed when the file goes out of scope.

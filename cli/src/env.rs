@@ -1,11 +1,10 @@
 //! `pserver env`: how a process of a job finds its rank, the sizes and server 0, and from where.
 
-use std::io::{self, Write};
-
-use anyhow::{Context, Result};
+use anyhow::Result;
+use pserver_client::console;
 use pserver_client::environment::{self, Environment, SettingChoice};
 use pserver_client::launchers::{LauncherVariable, Launchers};
-use pserver_client::rule_file;
+use pserver_client::setting_file;
 use serde_json::json;
 
 /// Arguments of `pserver env`.
@@ -27,11 +26,11 @@ pub fn run(args: &EnvArgs) -> Result<()> {
     let variable = |name: &str| process.iter().find(|(key, _)| key == name).map(|(_, text)| text.clone());
     let launchers = Launchers::new(&variable);
     let found =
-        environment::find(&args.options.join(" "), &Environment { variable: &variable, file: &rule_file::open });
+        environment::find(&args.options.join(" "), &Environment { variable: &variable, file: &setting_file::open });
     let choices: &[SettingChoice] = found.as_ref().map_or(&[], |found| &found.choices);
     let variables = launchers.variables();
     let text = if args.json { in_json(choices, &variables) } else { in_lines(choices, &variables) };
-    io::stdout().lock().write_all(text.as_bytes()).context("writing to standard output")?;
+    console::print(text)?;
     Ok(found.map(drop)?)
 }
 

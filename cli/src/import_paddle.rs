@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use pserver_client::console;
 use pserver_program::{Graph, PaddleImport, import_paddle_given};
 use pserver_trainer::{ValueFile, program_bytes};
 
@@ -45,13 +46,10 @@ pub fn run(args: &ImportPaddleArgs) -> Result<()> {
         }
         graph.with_values(Arc::new(values)).with_context(|| format!("--values {}", path.display()))?;
     }
-    report.iter().for_each(|line| eprintln!("{line}"));
-    eprintln!("loss: {loss}");
+    report.iter().for_each(console::remark);
+    console::remark(format_args!("loss: {loss}"));
     match &args.output {
         Some(path) => std::fs::write(path, program.to_string()).with_context(|| path.display().to_string()),
-        None => {
-            print!("{program}");
-            Ok(())
-        }
+        None => Ok(console::print(program)?),
     }
 }

@@ -1,17 +1,19 @@
 //! `pserver inspect`: the verdict on a checkpoint directory or a model file, and its contents.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use pserver_client::console;
 use pserver_core::checkpoint::inspect::{InspectReport, InspectVerdict};
-use pserver_core::checkpoint::storage::{Directory, Metered};
-use pserver_core::checkpoint::{inspect, owner};
+use pserver_core::checkpoint::storage::{Directory, LOCK, Metered};
+use pserver_core::checkpoint::{OwnerRecord, inspect, owner};
 use pserver_core::metrics::WorkMeter;
 use pserver_core::server::survey;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
 
+/// Looks at the files of a server that runs.
+const LOOKS: u32 = 3;
 /// Exit status where there is no verdict. 1 and 2 are verdicts.
 const NOTHING_TO_INSPECT: u8 = 3;
 
@@ -34,13 +36,13 @@ pub(crate) fn run(args: &InspectArgs) -> u8 {
     let report = match report {
         Ok(report) => report,
         Err(error) => {
-            eprintln!("pserver: {error:#}");
+            console::remark(format_args!("pserver: {error:#}"));
             return NOTHING_TO_INSPECT;
         }
     };
     let text = if args.short { report.summary() + "\n" } else { report.to_string() };
     // Standard output may be closed: then nobody reads the text, and the status says the rest.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    let _ = console::print(text);
     match report.verdict() {
         InspectVerdict::Sound => 0,
         InspectVerdict::Warned => 1,
@@ -48,7 +50,34 @@ pub(crate) fn run(args: &InspectArgs) -> u8 {
     }
 }
 
+/// Looks at a path. While a server runs, its files change: then a few more looks may find them at rest.
 fn report(path: &Path, meter: &Arc<WorkMeter>) -> Result<InspectReport> {
+    for look in 1.. {
+        let before = user_of(path);
+        let mut report = files_report(path, meter)?;
+        let Some(user) = before.or_else(|| user_of(path)) else { return Ok(report) };
+        if report.is_sound() || look == LOOKS {
+            report.is_used_by(user);
+            return Ok(report);
+        }
+    }
+    unreachable!("the last look returns")
+}
+
+/// The server that runs and has the lock of a directory to be inspected, or of one in or above it.
+fn user_of(path: &Path) -> Option<String> {
+    let absolute = path.canonicalize().ok()?;
+    let below = std::fs::read_dir(&absolute).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let servers = absolute.parent().map(Path::to_owned).into_iter().chain([absolute.clone()]).chain(below);
+    servers.filter(|one| one.is_dir()).find_map(|folder| {
+        let (_, server) = server_of(&folder)?;
+        let directory = Directory::open(&folder).ok().filter(|directory| directory.is_locked(""))?;
+        let owner = OwnerRecord::read(&directory, LOCK).map_or(String::new(), |owner| format!(" ({owner})"));
+        Some(format!("server {server}{owner}"))
+    })
+}
+
+fn files_report(path: &Path, meter: &Arc<WorkMeter>) -> Result<InspectReport> {
     let open = |root: &Path| {
         let directory = Directory::open(root)?;
         anyhow::Ok(Metered::new(Arc::new(directory), Arc::clone(meter)))

@@ -10,11 +10,13 @@
 //! [`top`] (a job in a terminal), `inspect`, [`pages`] (the manual).
 
 pub mod commands;
+mod descriptors;
 pub mod env;
 pub mod import_paddle;
 mod inspect;
 pub mod launch;
 pub mod logging;
+mod manager;
 mod own_program;
 pub mod pages;
 pub mod predict;

@@ -13,11 +13,15 @@ use std::time::{Duration, Instant};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::{Context, Filter, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use pserver_node::settings::{LogFormat, Settings};
+use pserver_core::text::escaped;
+use pserver_node::settings::{LogFormat, LogLevel, Settings};
 use pserver_node::{events, progress};
 
 /// Lines of one kind in [`WINDOW`]: a job of a hundred trainers joins without a gap, and a hundred lines are a page.
@@ -59,12 +63,23 @@ impl Log {
     #[must_use]
     pub fn start(settings: &Settings) -> Self {
         let log = Self::default();
-        let level = format!("{:?}", settings.output.log_level).to_lowercase();
+        let shown = match settings.output.log_level {
+            LogLevel::Off => LevelFilter::OFF,
+            LogLevel::Error => LevelFilter::ERROR,
+            LogLevel::Warn => LevelFilter::WARN,
+            LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+            LogLevel::Trace => LevelFilter::TRACE,
+        };
         let lines = tracing_subscriber::fmt::layer().with_writer(progress::stderr).with_ansi(has_colours());
-        let registry = tracing_subscriber::registry().with(EnvFilter::new(level));
+        // A line that standard error does not take is left out; to say so there would end the process.
+        let lines = lines.log_internal_errors(false);
+        // The status has the job's events also where the log does not show them.
+        let registry = tracing_subscriber::registry().with(shown.max(LevelFilter::INFO));
+        let filter = LogFilter { log: log.clone(), shown };
         match settings.output.log_format {
-            LogFormat::Text => registry.with(lines.with_filter(log.clone())).init(),
-            LogFormat::Json => registry.with(lines.json().with_filter(log.clone())).init(),
+            LogFormat::Text => registry.with(lines.fmt_fields(line_fields()).with_filter(filter)).init(),
+            LogFormat::Json => registry.with(lines.json().with_filter(filter)).init(),
         }
         log
     }
@@ -121,7 +136,25 @@ fn has_colours() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|said| said.is_empty())
 }
 
-impl<S: Subscriber> Filter<S> for Log {
+/// The fields of a line, as one line: texts of peers, such as the name of a host, may have control characters.
+fn line_fields() -> impl for<'w> FormatFields<'w> + 'static {
+    let write = |to: &mut Writer<'_>, field: &Field, value: &dyn Debug| {
+        let text = format!("{value:?}");
+        match field.name() {
+            "message" => write!(to, "{}", escaped(&text)),
+            name => write!(to, "{name}={}", escaped(&text)),
+        }
+    };
+    debug_fn(write).delimited(" ")
+}
+
+/// What of a [`Log`] is shown.
+struct LogFilter {
+    log: Log,
+    shown: LevelFilter,
+}
+
+impl<S: Subscriber> Filter<S> for LogFilter {
     fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
         true
     }
@@ -129,15 +162,16 @@ impl<S: Subscriber> Filter<S> for Log {
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         let about = event.metadata();
         let place = about.file().zip(about.line());
-        let Some(place) = place.filter(|_| *about.level() <= Level::INFO) else { return true };
+        let is_shown = *about.level() <= self.shown;
+        let Some(place) = place.filter(|_| *about.level() <= Level::INFO) else { return is_shown };
         let mut sample = Sample(String::new());
         event.record(&mut sample);
         let shortened = || sample.0.chars().take(SAMPLE_CHARACTERS).collect();
-        let may_write = self.may_write(place, *about.level(), Instant::now(), shortened);
+        let may_write = self.log.may_write(place, *about.level(), Instant::now(), shortened);
         if may_write {
             events::note(about.level().as_str(), &sample.0);
         }
-        may_write
+        may_write && is_shown
     }
 }
 

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use pserver_client::console;
 use pserver_trainer::{DataSet, ForwardRun, read_model, read_program, table, write_tensors};
 
 /// Arguments of `pserver predict`.
@@ -45,9 +46,6 @@ pub fn run(args: &Args) -> Result<()> {
     let results = forward.predict(&values, &data, batch).with_context(|| args.model.display().to_string())?;
     match &args.output {
         Some(path) => Ok(write_tensors(path, &results)?),
-        None => {
-            print!("{}", table(&results)?);
-            Ok(())
-        }
+        None => Ok(console::print(table(&results)?)?),
     }
 }

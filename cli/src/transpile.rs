@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use pserver_client::console;
 use pserver_core::config::{Merge, Mode};
 use pserver_program::transpile::{
     Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
@@ -134,10 +135,7 @@ pub fn run(args: &Args) -> Result<()> {
     let output = output(args)?;
     match &args.html {
         Some(file) => std::fs::write(file, output).with_context(|| file.display().to_string()),
-        None => {
-            print!("{output}");
-            Ok(())
-        }
+        None => Ok(console::print(output)?),
     }
 }
 

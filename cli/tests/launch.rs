@@ -2,8 +2,10 @@
 
 mod launching;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +13,7 @@ use std::time::{Instant, SystemTime};
 
 use launching::{ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, digits_folder, launch, script};
 use nix::sys::signal::{Signal, kill};
+use pserver_kernels::conformance::skips::skip;
 use tempfile::TempDir;
 
 /// The fewest mistakes that the table holds.
@@ -44,17 +47,66 @@ fn lines_of_several_trainers_are_whole_named_and_in_order() {
 }
 
 #[test]
-fn only_server_0_shows_the_job() {
+fn server_0_shows_the_job_and_the_others_their_metrics() {
     let folder = TempDir::new().expect("there is room");
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).expect("a port is free").port();
-    // A server that wanted the same port would not register.
-    let text = "count() { exec 3<>/dev/tcp/127.0.0.1/$1; printf 'GET /status HTTP/1.0\\r\\n\\r\\n' >&3; \
-                grep -Eo '\"is_connected\": ?true' <&3 | wc -l; }; \
-                until [ $(count $1) = 3 ]; do sleep 0.05; done; echo shown";
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let port = (20_000..30_000).step_by(7).find(|port| (0..3).all(|server| is_free(port + server)));
+    let port = port.expect("three ports are free");
+    let text = "ask() { exec 3<>/dev/tcp/127.0.0.1/$1; printf 'GET /%s HTTP/1.0\\r\\n\\r\\n' $2 >&3; cat <&3; }; \
+                count() { ask $1 status | grep -Eo '\"is_connected\": ?true' | wc -l; }; \
+                until [ $(count $1) = 3 ]; do sleep 0.05; done; \
+                for p in $(($1+1)) $(($1+2)); do ask $p metrics | grep -m1 -o pserver_ > /dev/null && echo metrics; done; \
+                ask $1 status | grep -Eo '\"level\": ?\"INFO\"' | head -n 1 | sed 's/ //g'; echo shown";
     let (at, port) = (format!("127.0.0.1:{port}"), port.to_string());
     let command = ["--servers", "3", "--http", &at, "--", "bash", "-c", text, "bash", &port];
     let end = MarkedRun::start(launch(folder.path(), &command)).end();
     assert!(end.status.success() && end.output.contains("[trainer 0] shown\n"), "{end:?}");
+    assert_eq!(end.output.matches("[trainer 0] metrics\n").count(), 2, "{end:?}");
+    assert!(end.output.contains("[trainer 0] \"level\":\"INFO\"\n"), "its events are there without lines: {end:?}");
+}
+
+#[test]
+fn surroundings_that_are_no_text_are_taken_or_named() {
+    let folder = TempDir::new().expect("there is room");
+    let inner = folder.path().join(OsStr::from_bytes(b"d\xff"));
+    fs::create_dir(&inner).expect("there is room");
+    let bytes = OsStr::from_bytes(b"\xff\xfe");
+    let mut command = launch(&inner, &["--", "sh", "-c", "pwd | grep -c d"]);
+    command.env("OTHER", bytes).env(OsStr::from_bytes(b"N\xff"), "1");
+    let end = MarkedRun::start(command).end();
+    assert!(end.status.success() && end.output.contains("[trainer 0] 1\n"), "{end:?}");
+    let mut command = launch(folder.path(), &["--", "true"]);
+    command.env("PSERVER_SHARDS", bytes);
+    let end = MarkedRun::start(command).end();
+    assert!(end.errors.contains("the variable PSERVER_SHARDS is \"\\xFF\\xFE\"; expected text in UTF-8"), "{end:?}");
+    let mut command = launch(folder.path(), &["--env", "OTHER", "--", "true"]);
+    command.env("OTHER", bytes);
+    let end = MarkedRun::start(command).end();
+    assert!(!end.status.success() && end.errors.contains("the variable OTHER is"), "{end:?}");
+}
+
+#[test]
+fn a_trainer_in_a_container_gets_the_token() {
+    let container = ["unshare", "-Urpf", "--mount-proc"];
+    let works = Command::new(container[0]).args(&container[1..]).arg("true").output();
+    if !works.is_ok_and(|ended| ended.status.success()) {
+        skip("namespaces", "a user may not make them here");
+        return;
+    }
+    let folder = TempDir::new().expect("there is room");
+    let text = "[ -e $PSERVER_TOKEN_FILE ] && echo readable; exec \"$0\" env";
+    let command = [&["--"][..], &container, &["sh", "-c", text, env!("CARGO_BIN_EXE_pserver")]].concat();
+    let end = MarkedRun::start(launch(folder.path(), &command)).end();
+    assert!(end.status.success() && !end.output.contains("readable"), "{end:?}");
+    assert!(end.output.contains("[trainer 0] token_file = /proc/"), "{end:?}");
+}
+
+#[test]
+fn a_display_of_progress_is_shown() {
+    let folder = TempDir::new().expect("there is room");
+    let text = "printf 'step 1\\rstep 2\\rstep 3\\n'";
+    let end = MarkedRun::start(launch(folder.path(), &["--", "sh", "-c", text])).end();
+    assert!(end.output.contains("[trainer 0] step 1\n[trainer 0] step 3\n"), "{end:?}");
 }
 
 #[test]
@@ -259,7 +311,12 @@ const MISTAKES: &[LaunchMistake] = &[
     ("--server-args|--optimizer Adma|--|true", 1, &["[server 0]", "optimizer (from --optimizer)"]),
     ("--server-args|--bind 127.0.0.1:TAKEN|--|true", 1, &["[server 0]", "127.0.0.1:TAKEN", "in use", "server 0 ended"]),
     ("--server-args|--config FOLDER/none|--|true", 1, &["[server 0]", "none cannot be read"]),
-    ("--servers|2|--server-args|--index 1|--|true", 1, &["coordinator (from default) is \"\"", "server 0 ended"]),
+    ("--server-args|--index 1|--|true", 1, &["--server-args: found --index", "expected none: servers are numbered"]),
+    ("--trainers|2|--server-args|--shards 2 --trainers=4|--|true", 1, &["found --trainers", "its own --trainers"]),
+    ("--env|PSERVER_TOKEN_FILE=|--|true", 1, &["--env PSERVER_TOKEN_FILE=: every part gets", "makes a token"]),
+    ("--env|PSERVER_TRAINER=7|--|true", 1, &["--env PSERVER_TRAINER=7: every part gets", "numbered from 0"]),
+    ("--env|=x|--|true", 1, &["--env =x: found no name; expected NAME=VALUE"]),
+    ("--hosts||--|true", 1, &["--hosts \"\": found no host; expected one or more"]),
     ("--with|srun|--|true", 1, &["found no allocation (SLURM_JOB_ID is not set)", "expected salloc or sbatch"]),
     ("--with|ssh|--|true", 1, &["--with ssh: found no hosts; expected --hosts or --hostfile"]),
     ("--with|local|--hosts|a|--|true", 1, &["found hosts; expected --with ssh"]),

@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -413,6 +413,74 @@ fn inspect_tells_a_sound_checkpoint_from_a_damaged_one() {
         assert!(first.starts_with("damaged: 1 shard") && first.contains("can be loaded"), "{ended:?}");
         assert!(first.contains("a server refuses it") && first.contains("To do: bring"), "{ended:?}");
     }
+}
+
+#[test]
+fn inspect_says_that_a_server_runs() {
+    let folder = TempDir::new().unwrap();
+    let server = serve_with_checkpoints(folder.path());
+    one_step(server.ready());
+    for path in [folder.path(), &folder.path().join("server-0"), &folder.path().join("server-0/shard-0")] {
+        let ended = run(pserver("inspect").arg("--short").arg(path));
+        let is_known = ended.output.starts_with("sound: ") || ended.output.starts_with("in use: ");
+        let owner = format!("server 0 (server 0, process {}", server.pid());
+        assert!(is_known && ended.output.contains(&owner) && ended.output.contains(" runs"), "{owner}: {ended:?}");
+    }
+    // Files that cannot be read while a server writes them are no verdict on the directory.
+    let shard = folder.path().join("server-0/shard-0");
+    fs::write(find(&shard, ".safetensors"), b"damaged").unwrap();
+    let ended = run(pserver("inspect").arg(folder.path()));
+    assert!(ended.status.code() == Some(1) && ended.output.starts_with("in use: "), "{ended:?}");
+    assert!(ended.output.contains("inspect it again when the server has stopped"), "{ended:?}");
+    server.signal(Signal::SIGKILL);
+    server.end();
+    let ended = run(pserver("inspect").arg("--short").arg(folder.path()));
+    assert!(ended.output.starts_with("damaged: "), "{ended:?}");
+}
+
+/// The first file whose name begins so.
+fn find_starting(folder: &Path, beginning: &str) -> PathBuf {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths = paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(beginning));
+    paths.next().unwrap_or_else(|| panic!("no {beginning} in {}", folder.display()))
+}
+
+#[test]
+fn a_server_refuses_a_newer_format_as_inspect_does() {
+    let folder = TempDir::new().unwrap();
+    let server = serve_with_checkpoints(folder.path());
+    one_step(server.ready());
+    server.signal(Signal::SIGKILL);
+    server.end();
+    let journal = find_starting(&folder.path().join("server-0/shard-0"), "journal-");
+    let mut bytes = fs::read(&journal).unwrap();
+    bytes[7] += 1;
+    let sum = pserver_core::checksum::checksum(&bytes[..60]);
+    bytes[60..64].copy_from_slice(&sum.to_le_bytes());
+    fs::write(&journal, &bytes).unwrap();
+    let ended = run(pserver("inspect").arg(folder.path()));
+    assert!(ended.output.starts_with("newer format: "), "{ended:?}");
+    let ended = serve_with_checkpoints(folder.path()).end();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let expected =
+        ["checkpoint_dir (from --checkpoint-dir): a newer format", "nothing is damaged", "the program that wrote it"];
+    assert!(expected.iter().all(|part| ended.errors.contains(part)), "{ended:?}");
+    assert!(!ended.errors.contains("accept-torn-tail"), "{ended:?}");
+    assert!(fs::read(&journal).unwrap() == bytes, "it is as it was");
+}
+
+#[test]
+fn a_probe_of_the_port_is_not_logged() {
+    let server = Running::serve::<&str>(&[]);
+    let address = server.ready();
+    let at = (address.host.as_str(), address.port);
+    drop(std::net::TcpStream::connect(at).unwrap());
+    let mut stranger = std::net::TcpStream::connect(at).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n0123456789012345678901234567890123456789").unwrap();
+    stranger.read_to_end(&mut Vec::new()).unwrap();
+    server.signal(Signal::SIGTERM);
+    let ended = server.end();
+    assert_eq!(ended.errors.matches("WARN").count(), 1, "a stranger is, and a probe is not: {ended:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How a trainer finds its job: from a call's options, the environment, a file, or the defaults.
 //!
-//! | setting | environment, the first that is set and not empty | default |
+//! | setting | environment, the first that is set and not empty (an empty `PSERVER_...` is an error) | default |
 //! | --- | --- | --- |
 //! | `coordinator`, server 0 | `PSERVER_COORDINATOR`, a [launcher's](crate::launchers) | port 7164 here |
 //! | `trainer`, the rank | `PSERVER_TRAINER`, a launcher's | the lowest free one |
@@ -24,14 +24,14 @@ use std::time::Duration;
 use config::{File, FileFormat, Source};
 use pserver_core::error::Failure;
 use pserver_core::limits::TRAINERS_MAX;
-use pserver_core::text::{nearest, suggestion};
+use pserver_core::text::{nearest, shown, suggestion};
 use pserver_core::wire::Address;
 
 use pserver_transport::network::{CHECKS_EXPECTED, JobToken, POLL_EXPECTED};
 use pserver_transport::verbs::DEVICE_EXPECTED;
 
 use crate::ClientOptions;
-use crate::launchers::{LauncherValue, Launchers, PORT_DEFAULT, shown};
+use crate::launchers::{LauncherValue, Launchers, PORT_DEFAULT};
 
 /// The longest that a call may be allowed to take.
 const DEADLINE_LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -236,6 +236,12 @@ impl<'a> SettingSources<'a> {
             file: BTreeMap::new(),
             path: String::new(),
         };
+        for name in variables() {
+            if (places.variable)(&name).is_some_and(|text| text.trim().is_empty()) {
+                let text = format!("{name} is set and empty; expected a value, or no such variable (unset {name})");
+                return Err(Failure::call(text));
+            }
+        }
         if let Some(path) = places.variable("PSERVER_CONFIG") {
             let text = (surroundings.file)(&path);
             let text = text.map_err(|failure| Failure::call(format!("{failure} (named by PSERVER_CONFIG)")))?;
@@ -478,7 +484,8 @@ mod tests {
             let (name, rank) = variable.split_once('=').expect("it has a value");
             check("", &all[first..], "", Ok(&format!("trainer = {rank} (from {name})")));
         }
-        check("", &["PSERVER_TRAINER=", "RANK=3"], "", Ok("trainer = 3 (from RANK)"));
+        check("", &["PSERVER_TRAINER=", "RANK=3"], "", Err("PSERVER_TRAINER is set and empty; expected a value"));
+        check("", &["RANK=", "SLURM_PROCID=3"], "", Ok("trainer = 3 (from SLURM_PROCID)"));
         check("reader=yes", &["RANK=3"], "", Ok("trainer = the lowest free rank"));
     }
 

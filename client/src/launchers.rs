@@ -6,9 +6,10 @@
 //!
 //! Not here: options, files and defaults, which stand beside these variables ([`crate::environment`]).
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use pserver_core::error::Failure;
+use pserver_core::text::shown;
 
 /// The port of server 0 where only its host is known: the first that Paddle's servers took.
 pub const PORT_DEFAULT: &str = "7164";
@@ -101,6 +102,9 @@ const LAUNCHERS: [Launcher; 9] = [
 const ROLE: &str = "DMLC_ROLE";
 /// The host of a process in a job of ps-lite, as the others reach it.
 const NODE_HOST: &str = "DMLC_NODE_HOST";
+
+/// The network interface of a process in a job of ps-lite, such as `eth0`: where others reach it.
+const NODE_INTERFACE: &str = "DMLC_INTERFACE";
 
 /// A variable of a launcher that is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,11 +223,11 @@ impl<'a> Launchers<'a> {
     }
 
     /// Where a server of ps-lite listens, as its users expect. Server 0 is the scheduler too, and listens at the
-    /// address that all processes are given; another server at a port of the system's choice, of `DMLC_NODE_HOST` or of
-    /// the interface on the way to server 0. Nothing where another launcher gives server 0's address.
+    /// address that all processes are given; another server at a port of the system's choice, of `DMLC_NODE_HOST`, of
+    /// the interface `DMLC_INTERFACE`, or of the interface on the way to server 0. Nothing where another launcher gives server 0's address.
     ///
     /// # Errors
-    /// The process is no server of ps-lite, or finds no way to server 0.
+    /// The process is no server of ps-lite, has no such interface, or finds no way to server 0.
     pub fn bind_address(&self, is_first: bool) -> Result<Option<LauncherValue>, Failure> {
         let of_ps_lite = |found: &LauncherValue| LAUNCHERS[found.launcher].name == "ps-lite";
         let Some(root) = self.address().filter(of_ps_lite) else { return Ok(None) };
@@ -234,6 +238,10 @@ impl<'a> Launchers<'a> {
         if let Some(host) = self.text(NODE_HOST) {
             let (text, origin) = (format!("{}:0", in_brackets(&host)), NODE_HOST.to_owned());
             return Ok(Some(LauncherValue { text, origin, ..root }));
+        }
+        if let Some(name) = self.text(NODE_INTERFACE) {
+            let text = SocketAddr::new(interface_address(&name)?, 0).to_string();
+            return Ok(Some(LauncherValue { text, origin: NODE_INTERFACE.to_owned(), ..root }));
         }
         let near = near_end(&root.text).map_err(|error| {
             let LauncherValue { text, origin, .. } = &root;
@@ -343,6 +351,26 @@ fn in_brackets(host: &str) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() }
 }
 
+/// The address of a network interface; of several IPv4 comes first.
+fn interface_address(name: &str) -> Result<IpAddr, Failure> {
+    let all: Vec<_> = nix::ifaddrs::getifaddrs().into_iter().flatten().collect();
+    let of = |interface: &&nix::ifaddrs::InterfaceAddress| interface.interface_name == name;
+    let number = |interface: &nix::ifaddrs::InterfaceAddress| {
+        let address = interface.address?;
+        let narrow = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        narrow.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    };
+    let mut found: Vec<IpAddr> = all.iter().filter(of).filter_map(number).collect();
+    found.sort_by_key(IpAddr::is_ipv6);
+    found.first().copied().ok_or_else(|| {
+        let mut names: Vec<&str> = all.iter().map(|interface| interface.interface_name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let (name, names) = (shown(name), names.join(", "));
+        Failure::call(format!("{NODE_INTERFACE} is \"{name}\"; expected an interface with an address, of {names}"))
+    })
+}
+
 /// This host's address on the way to another. Nothing is sent.
 fn near_end(address: &str) -> std::io::Result<SocketAddr> {
     let mut failed = std::io::Error::other("the name has no address");
@@ -449,11 +477,6 @@ fn numbers(ranges: &str, room: usize) -> Result<Vec<String>, String> {
     Ok(all)
 }
 
-/// The beginning of somebody's text, fit for a line.
-pub(crate) fn shown(text: &str) -> String {
-    text.chars().take(100).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -538,6 +561,9 @@ mod tests {
         check_bind(&root, false, Ok(Some("127.0.0.1:0")));
         check_bind(&["DMLC_PS_ROOT_URI=::1", "DMLC_PS_ROOT_PORT=9"], true, Ok(Some("[::1]:9")));
         check_bind(&[&root[..], &["DMLC_NODE_HOST=fe80::1"]].concat(), false, Ok(Some("[fe80::1]:0")));
+        check_bind(&[&root[..], &["DMLC_INTERFACE=lo"]].concat(), false, Ok(Some("127.0.0.1:0")));
+        let expected = Err("DMLC_INTERFACE is \"none7\"; expected an interface with an address, of ");
+        check_bind(&[&root[..], &["DMLC_INTERFACE=none7"]].concat(), false, expected);
         check_bind(&[&root[..], &["PADDLE_PSERVER_IPS=a"]].concat(), true, Ok(None));
         check_bind(&[&root[..], &["DMLC_ROLE=scheduler"]].concat(), true, Err("; server 0 is the scheduler too"));
         check_bind(&["DMLC_PS_ROOT_URI=host.invalid"], false, Err("DMLC_PS_ROOT_URI is \"host.invalid:7164\": "));

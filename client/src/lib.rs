@@ -18,6 +18,7 @@ mod calls;
 mod cancels;
 mod checkpoints;
 mod client_lock;
+pub mod console;
 mod control;
 mod engine;
 pub mod environment;
@@ -34,6 +35,7 @@ mod row_memory;
 mod row_states;
 mod rows;
 pub mod rule_file;
+pub mod setting_file;
 mod transfer;
 mod views;
 
@@ -302,7 +304,8 @@ impl Client {
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let (poll, checks, token) = (options.poll, options.checks, options.token.clone());
         let devices = VerbsDevices::from(&options.rdma_device);
-        let transport = NetworkOptions { poll, checks, devices, token, ..NetworkOptions::default() };
+        let own_user_alone = options.is_coordinator_default;
+        let transport = NetworkOptions { poll, checks, devices, token, own_user_alone, ..NetworkOptions::default() };
         let verbs = SharedVerbsCounters::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
     }

@@ -2,6 +2,7 @@
 
 pub mod lexer;
 
+use std::borrow::Cow;
 use std::fmt::Display;
 
 use crate::error::Failure;
@@ -33,6 +34,34 @@ impl Position {
     pub fn label(self, file: Option<&str>) -> String {
         let Self { line, column } = self;
         file.map_or_else(|| format!("line {line}, column {column}"), |file| format!("{file}:{line}:{column}"))
+    }
+}
+
+/// Characters of somebody's text that a line has room for.
+const SHOWN_CHARACTERS_MAX: usize = 200;
+
+/// A text of another process or of a user on one line: control characters as escapes, such as `\n` and `\u{1b}`, which
+/// could begin a line or command a terminal.
+#[must_use]
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let escape = |character: char| {
+        let is_control = character.is_control();
+        let (plain, escape) =
+            if is_control { (None, Some(character.escape_default())) } else { (Some(character), None) };
+        plain.into_iter().chain(escape.into_iter().flatten())
+    };
+    Cow::Owned(text.chars().flat_map(escape).collect())
+}
+
+/// The beginning of a text, [`escaped`], fit for a line.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}...", escaped(&text[..end])),
+        None => escaped(text).into_owned(),
     }
 }
 

@@ -10,6 +10,7 @@
 mod coordinating;
 mod device;
 pub mod events;
+mod memory_limit;
 pub mod progress;
 mod registration;
 mod saving;
@@ -23,10 +24,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::bounded;
-use pserver_core::checkpoint::owner::server_directory;
+use pserver_core::checkpoint::inspect::newer_file;
+use pserver_core::checkpoint::owner::{server_directory, shard_directory};
 use pserver_core::checkpoint::storage::{Directory, Lock, LockOutcome, Metered};
 use pserver_core::checkpoint::{DirectoryOwner, OwnerRecord, Storage};
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
@@ -53,6 +55,10 @@ pub use watch::{
     Durations, JobServer, JobStatus, JobTrainer, SERIES, Series, SeriesKind, ServerStatus, ShardCounts,
     ShardStatusEntry,
 };
+
+/// Attempts to take the lock of a directory that another process has, after the first.
+const LOCK_ATTEMPTS: u32 = 3;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A running server.
 pub struct Server {
@@ -421,14 +427,37 @@ impl OwnedStorage {
         };
         let lock = if settings.storage.directory_lock { take_lock(&directory, path, &record)? } else { None };
         let storage: Arc<dyn Storage> = Arc::new(Metered::new(Arc::new(directory), Arc::clone(meter)));
+        refuse_newer(&*storage, settings)?;
         let owner = DirectoryOwner::claim(Arc::clone(&storage), &record)?;
         Ok(Some(Self { storage, owner, lock: lock.map(Arc::new) }))
     }
 }
 
+/// Refuses files of a newer program: they are whole, and none of them may be cut or dropped.
+fn refuse_newer(storage: &dyn Storage, settings: &Settings) -> Result<(), Failure> {
+    let shards = (0..settings.shards).map(|shard| shard_directory(settings.index, shard));
+    let mut directories = std::iter::once(server_directory(settings.index)).chain(shards);
+    match directories.find_map(|directory| newer_file(storage, &directory)) {
+        None => Ok(()),
+        Some(newer) => Err(Failure::Node(format!(
+            "{}: a newer format: {newer}, and nothing is damaged; expected the program that wrote it, or a newer one",
+            settings.named("checkpoint_dir")
+        ))),
+    }
+}
+
 fn take_lock(directory: &Directory, root: &Path, record: &OwnerRecord) -> Result<Option<Lock>, Failure> {
     let inside = server_directory(record.server);
-    match directory.lock(&inside, &record.encode())? {
+    let mut locked = directory.lock(&inside, &record.encode())?;
+    // An inspection has the lock for some microseconds, to learn whether a server has it.
+    for _ in 0..LOCK_ATTEMPTS {
+        if !matches!(locked, LockOutcome::ByAnother { .. }) {
+            break;
+        }
+        std::thread::sleep(LOCK_PAUSE);
+        locked = directory.lock(&inside, &record.encode())?;
+    }
+    match locked {
         LockOutcome::Ours(lock) => Ok(Some(lock)),
         LockOutcome::Unsupported { reason } => {
             let root = root.display();

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pserver_core::checkpoint::storage::Directory;
 use pserver_core::checkpoint::{
@@ -74,9 +74,7 @@ fn log_sweep(swept: Result<usize, Failure>, directory: &str) {
 
 /// Saves the model as `path` below the model directory.
 pub(super) fn save(saving: &ModelSave, path: &str) -> Result<Saved, Failure> {
-    let root = saving.root.display();
-    let path = ModelPath::parse(path)
-        .map_err(|failure| Failure::call(format!("{failure}; on server 0 the model directory is {root}")))?;
+    let path = model_path(saving, path)?;
     let opened = Directory::open(&saving.root);
     let opened = opened.map_err(|failure| Failure::call(format!("model_dir of server 0: {failure}")))?;
     let storage: Arc<dyn Storage> = Arc::new(opened);
@@ -107,6 +105,18 @@ pub(super) fn save(saving: &ModelSave, path: &str) -> Result<Saved, Failure> {
     }
     let bytes = writer.finish()?;
     Ok(Saved { path: saving.root.join(path.as_str()).display().to_string(), bytes })
+}
+
+/// A path below the model directory. An absolute one that leads there is taken, as trainers on this host know it.
+fn model_path(saving: &ModelSave, path: &str) -> Result<ModelPath, Failure> {
+    let root = std::path::absolute(&saving.root).unwrap_or_else(|_| saving.root.clone());
+    let roots = root.canonicalize().into_iter().chain([root.clone()]);
+    let below = { roots }.find_map(|root| Path::new(path).strip_prefix(root).ok()?.to_str());
+    let below = below.filter(|_| path.starts_with('/')).unwrap_or(path);
+    ModelPath::parse(below).map_err(|failure| {
+        let (root, host) = (root.display(), super::host_name());
+        Failure::call(format!("{failure}; on server 0 (host {host}) that directory is {root}"))
+    })
 }
 
 /// The tensors that a sparse parameter becomes.
@@ -169,5 +179,33 @@ fn write(
             }
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absolute_path_below_the_model_directory_is_taken() {
+        let folder = tempfile::TempDir::new().expect("there is room");
+        let root = folder.path().canonicalize().expect("it is there");
+        let saving = ModelSave {
+            coordinator: Address::parse("127.0.0.1:1").expect("an address"),
+            reach: ServerNetwork::Network,
+            root: root.clone(),
+            token: None,
+        };
+        let check = |path: &str, expected: Result<&str, &str>| match (model_path(&saving, path), expected) {
+            (Ok(found), Ok(expected)) => assert_eq!(found.as_str(), expected),
+            (Err(failure), Err(expected)) => assert!(failure.to_string().contains(expected), "{failure}"),
+            (found, expected) => panic!("{path}: {found:?}; expected {expected:?}"),
+        };
+        check("a/m.safetensors", Ok("a/m.safetensors"));
+        check(&format!("{}/a/m.safetensors", root.display()), Ok("a/m.safetensors"));
+        check(&format!("{}/../m.safetensors", root.display()), Err("holds \"..\""));
+        let told = format!("that directory is {}", root.display());
+        check("/elsewhere/m.safetensors", Err(&told));
+        check("/elsewhere/m.safetensors", Err("is absolute; expected a path below the model directory"));
     }
 }

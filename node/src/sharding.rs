@@ -16,6 +16,7 @@ use pserver_kernels::cpu::Cpu;
 
 use super::device::{self, ShardDevice};
 use super::events::unix_seconds;
+use super::memory_limit::memory_limit;
 use super::session::NodeSession;
 use super::telemetry::{DiskReport, SessionReport};
 use super::{ServedJob, ServerStart};
@@ -97,12 +98,17 @@ impl ShardNode {
         can: Capabilities,
         accelerator: ShardDevice,
     ) -> Result<Self, Failure> {
+        let limit = memory_limit();
+        if let Some(limit) = limit.as_ref().filter(|_| index == 0) {
+            tracing::info!("memory limit: {} bytes ({})", limit.bytes, limit.path.display());
+        }
         let options = ShardOptions {
             epoch: job.epoch,
             round_timeout: start.settings.times.round_timeout,
             grace: start.settings.times.rank_grace,
             shares_memory: start.shares_memory,
             receives: can.receives,
+            memory_limit: limit.map(|limit| limit.bytes / u64::from(start.settings.shards)),
             nonfinite: start.settings.job.nonfinite,
             compile: pserver_program::server_flow::compile,
         };

@@ -225,11 +225,7 @@ impl PythonSession {
 
 /// The settings of a client with these options: for the rest, what the process's environment says.
 fn resolved(options: &str) -> Result<ResolvedOptions, Failure> {
-    let file = |path: &str| {
-        let read = std::fs::read_to_string(path);
-        read.map_err(|error| Failure::call(format!("the file {path} cannot be read: {error}")))
-    };
-    find(options, &Environment { variable: &variable, file: &file })
+    find(options, &Environment { variable: &variable, file: &setting_file::open })
 }
 
 fn variable(name: &str) -> Option<String> {

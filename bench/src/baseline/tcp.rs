@@ -18,6 +18,7 @@ use super::BaselinePlan;
 use super::wire::{HEAD_BYTES, RoundCursor, Socket, head};
 use crate::child;
 use crate::job::Poll;
+use crate::report::announce;
 use crate::sizes::length;
 use crate::trainer::Exchange;
 
@@ -48,7 +49,7 @@ pub(crate) fn serve(plan: &BaselinePlan) -> Result<()> {
             };
             std::thread::spawn(move || {
                 if let Err(error) = serve() {
-                    eprintln!("psbench: baseline server: {error:#}");
+                    announce(&format!("baseline server: {error:#}"));
                     std::process::exit(1);
                 }
             });

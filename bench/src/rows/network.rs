@@ -15,6 +15,7 @@ use pserver_core::dtype::ElementType::Float32;
 use super::BatchTimes;
 use super::draw::{Distribution, Draw};
 use crate::job::{TransportName, word};
+use crate::report::announce;
 use crate::servers::serve;
 use crate::sizes::length;
 
@@ -89,7 +90,7 @@ impl NetworkTimes {
                         let turns = trainer_of().and_then(|one| one.run(plan, trainer, barrier));
                         turns.unwrap_or_else(|error| {
                             // The others wait for this one at a barrier, and would for ever.
-                            eprintln!("psbench: trainer {trainer}: {error:#}");
+                            announce(&format!("trainer {trainer}: {error:#}"));
                             std::process::exit(1);
                         })
                     })

@@ -11,7 +11,7 @@ use super::loaded::LoadedProgram;
 use super::staged::Staged;
 use pserver_client::environment::unknown_variables;
 use pserver_client::environment::{Environment, find, of_process};
-use pserver_client::{CallNumber, Client, View};
+use pserver_client::{CallNumber, Client, View, console, setting_file};
 
 /// A client behind a handle.
 pub(super) struct Session {
@@ -52,15 +52,11 @@ impl Session {
     /// A client with these options, and for the rest what the process's environment says.
     pub(super) fn open(options: &str, offers: bool) -> Result<Self, Failure> {
         let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        let file = |path: &str| {
-            let read = std::fs::read_to_string(path);
-            read.map_err(|error| Failure::call(format!("the file {path} cannot be read: {error}")))
-        };
-        let found = find(options, &Environment { variable: &variable, file: &file })?;
+        let found = find(options, &Environment { variable: &variable, file: &setting_file::open })?;
         if found.is_verbose {
             let warnings = unknown_variables(&of_process());
             let choices = found.choices.iter().map(ToString::to_string);
-            choices.chain(warnings).for_each(|line| eprintln!("libpaddle_pserver: {line}"));
+            choices.chain(warnings).for_each(|line| console::remark(format_args!("libpaddle_pserver: {line}")));
         }
         Ok(Self::new(Client::new(found.options)?, offers))
     }

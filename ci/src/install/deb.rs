@@ -21,7 +21,7 @@ pub(crate) const FAST: &str = "-Znone";
 /// The tool: builds with a profile, and makes the package in `target`.
 pub(crate) fn run(workspace: &Workspace, profile: &str) -> Result<Tally> {
     let path = make(workspace, &Binaries::of_profile(workspace, profile)?, &workspace.root().join("target"), SMALL)?;
-    println!("{}: {} bytes", path.display(), fs::metadata(&path)?.len());
+    say!("{}: {} bytes", path.display(), fs::metadata(&path)?.len());
     Ok(Tally::of_step(true))
 }
 
@@ -46,6 +46,8 @@ fn fill(workspace: &Workspace, binaries: &Binaries, root: &Path, architecture: &
     }
     let licence = root.join("usr/share/doc/pserver/copyright");
     copy(&workspace.root().join("LICENSE"), &licence, super::FILE_MODE)?;
+    let unit = root.join("usr/lib/systemd/system/pserver.service");
+    copy(&workspace.root().join("deploy/pserver.service"), &unit, super::FILE_MODE)?;
     let files = files_below(root)?;
     let mut bytes = 0;
     for file in &files {

@@ -59,7 +59,7 @@ pub(crate) fn run(workspace: &Workspace, prefix: &Path, profile: &str) -> Result
     let mut root = std::env::var_os("DESTDIR").unwrap_or_default();
     root.push(&prefix);
     into(workspace, &binaries, Path::new(&root))?;
-    println!("installed in {}", Path::new(&root).display());
+    say!("installed in {}", Path::new(&root).display());
     Ok(Tally::of_step(true))
 }
 
@@ -91,7 +91,22 @@ fn tree(workspace: &Workspace, binaries: &Binaries, root: &Path) -> Result<()> {
     let documents = root.join(DOCUMENTS);
     copy(&workspace.root().join("LICENSE"), &documents.join("LICENSE"), FILE_MODE)?;
     write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace)?)?;
+    operators_files(workspace, &documents)?;
     examples(workspace, &documents.join("examples"))
+}
+
+/// Files for those who run servers: unit, manifests, dashboard and pages.
+fn operators_files(workspace: &Workspace, documents: &Path) -> Result<()> {
+    for folder in ["deploy", "docs"] {
+        for entry in fs::read_dir(workspace.root().join(folder)).with_context(|| format!("cannot list {folder}"))? {
+            let path = entry.with_context(|| format!("cannot list {folder}"))?.path();
+            if path.is_file() {
+                let name = path.file_name().context("a file has a name")?;
+                copy(&path, &documents.join(folder).join(name), FILE_MODE)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn libraries(workspace: &Workspace, binaries: &Binaries, root: &Path) -> Result<()> {

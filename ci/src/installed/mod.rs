@@ -76,9 +76,9 @@ fn checked(workspace: &Workspace, folder: &Path) -> Result<Tally> {
         let began = Instant::now();
         let ended = (check.run)(&site);
         let word = if ended.is_ok() { "ok" } else { "FAILED" };
-        println!("installed: {}: {word}, {:.1} s", check.name, began.elapsed().as_secs_f64());
+        say!("installed: {}: {word}, {:.1} s", check.name, began.elapsed().as_secs_f64());
         if let Err(error) = &ended {
-            println!("{error:#}");
+            say!("{error:#}");
         }
         total += Tally::of_step(ended.is_ok());
     }

@@ -45,7 +45,7 @@ pub(crate) fn make(workspace: &Workspace) -> Result<Tally> {
         fs::copy(made.join(name), workspace.root().join(FOLDER).join(name)).with_context(|| format!("copy {name}"))?;
     }
     let sizes = [CUBIN, PTX].map(|name| fs::metadata(made.join(name)).map_or(0, |file| file.len()));
-    println!("{CUBIN}: {} bytes, {PTX}: {} bytes", sizes[0], sizes[1]);
+    say!("{CUBIN}: {} bytes, {PTX}: {} bytes", sizes[0], sizes[1]);
     inspect(workspace, &made)
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Tally> {
     for name in [CUBIN, PTX, MANIFEST] {
         let is_same = fs::read(made.join(name))? == fs::read(workspace.root().join(FOLDER).join(name))?;
         if !is_same {
-            println!("{FOLDER}/{name} is not what the sources give: run `cargo ci kernels`");
+            say!("{FOLDER}/{name} is not what the sources give: run `cargo ci kernels`");
         }
         tally += Tally::of_step(is_same);
     }
@@ -120,7 +120,7 @@ fn inspect(workspace: &Workspace, made: &Path) -> Result<Tally> {
             findings.push(format!("{name} has {length} bytes for {kernels} kernels; expected at most {most}"));
         }
     }
-    findings.iter().for_each(|finding| println!("{finding}"));
+    findings.iter().for_each(|finding| say!("{finding}"));
     Ok(Tally::of_step(findings.is_empty()))
 }
 

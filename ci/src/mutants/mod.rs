@@ -54,17 +54,17 @@ fn hunt(workspace: &Workspace, mutants: &[&Mutant], is_thorough: bool) -> Result
         }
         let seconds = begun.elapsed().as_secs_f64();
         match found {
-            Found::Failed(test) => println!("killed    {}: by {test}, {seconds:.1} s", mutant.name),
-            Found::Hung => println!("killed    {}: a test hung, {seconds:.1} s", mutant.name),
+            Found::Failed(test) => say!("killed    {}: by {test}, {seconds:.1} s", mutant.name),
+            Found::Hung => say!("killed    {}: a test hung, {seconds:.1} s", mutant.name),
             Found::Nothing { .. } => {
-                println!("SURVIVED  {}: {}, {seconds:.1} s", mutant.name, mutant.file);
+                say!("SURVIVED  {}: {}, {seconds:.1} s", mutant.name, mutant.file);
                 survivors.push(mutant.name);
             }
         }
     }
     let (all, lost) = (mutants.len(), survivors.len());
     let names = if lost > 0 { format!(": {}", survivors.join("; ")) } else { String::new() };
-    println!("{all} mutants: {} killed, {lost} survived{names}", all - lost);
+    say!("{all} mutants: {} killed, {lost} survived{names}", all - lost);
     let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
     Ok(Tally { passed: count(all - lost), failed: count(lost), skipped: 0 })
 }
@@ -114,7 +114,7 @@ impl TestProgram {
         }
         let asked: &[&str] = if mutants.len() == MUTANTS.len() { &[] } else { &named };
         match self.run(None, asked, ALL_LIMIT)? {
-            Found::Nothing { tests } => println!("without a fault {tests} tests pass"),
+            Found::Nothing { tests } => say!("without a fault {tests} tests pass"),
             Found::Failed(test) => bail!("{test} fails without a fault: {}", self.output.display()),
             Found::Hung => bail!("the tests hang without a fault: {}", self.output.display()),
         }

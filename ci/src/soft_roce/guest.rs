@@ -34,7 +34,7 @@ pub(crate) fn is_first_process() -> bool {
 /// The guest's whole life.
 pub(crate) fn live() -> ExitCode {
     if let Err(error) = run() {
-        println!("guest: {error:#}");
+        say!("guest: {error:#}");
     }
     // There is nothing to be done about a machine that will not switch itself off; the host ends it.
     let _ = busybox(&["poweroff", "-f"]);
@@ -155,7 +155,7 @@ fn shell(line: &str) -> Result<()> {
 
 /// Writes a line of the report at the beginning of a line, whatever a program left.
 fn say(line: &ReportLine) {
-    println!("\n{line}");
+    say!("\n{line}");
 }
 
 #[cfg(test)]

@@ -76,12 +76,12 @@ impl Machine {
         loop {
             match self.console.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
-                    println!("{} | {line}", self.name);
+                    say!("{} | {line}", self.name);
                     report.take(&line);
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    println!("{}: out of time, switched off", self.name);
+                    say!("{}: out of time, switched off", self.name);
                     break;
                 }
             }

@@ -83,16 +83,16 @@ fn begin_with(workspace: &Workspace, build: Build) -> Result<Ending> {
 fn judge(workspace: &Workspace, pserver: &Path, said: &MachineReports) -> Result<Tally> {
     let MachineReports { alone: report, server, trainer, took } = said;
     let mut total = judged(workspace, &[(plan::ALONE, report), (plan::SERVER, server), (plan::TRAINER, trainer)])?;
-    println!("{}", figures::table(report));
+    say!("{}", figures::table(report));
     total += verdicts::nothing_is_copied(report);
     total += verdicts::models_agree(server);
     total += verdicts::digits_agree(workspace, pserver, report)?;
     let passed = report.tests_passed().collect();
     let count = workspace.make_up_for("rdma", &passed)?;
-    println!("soft-roce: {count} tests that skipped for want of a device have passed in the guest");
+    say!("soft-roce: {count} tests that skipped for want of a device have passed in the guest");
     let spent = [report, server, trainer].iter().map(|report| report.processor.as_secs()).sum::<u64>();
     let (took, goal) = (took.as_secs(), GOAL.as_secs());
-    println!("soft-roce: machines took {took} s, and {spent} s of processors; on two idle ones the goal is {goal} s");
+    say!("soft-roce: machines took {took} s, and {spent} s of processors; on two idle ones the goal is {goal} s");
     Ok(total)
 }
 
@@ -177,7 +177,7 @@ fn furnish(workspace: &Workspace, downloads: &Downloads, build: Build) -> Result
 fn show(report: &Report) {
     for run in &report.programs {
         let status = run.status.as_deref().unwrap_or("did not end");
-        println!("soft-roce: {:<18} {:>6} ms  {status}", run.name, run.millis);
-        run.said("figure").for_each(|figure| println!("soft-roce: {:<18} {figure}", run.name));
+        say!("soft-roce: {:<18} {:>6} ms  {status}", run.name, run.millis);
+        run.said("figure").for_each(|figure| say!("soft-roce: {:<18} {figure}", run.name));
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn lock(workspace: &Workspace) -> Result<File> {
     let path = folder(workspace)?.join("lock");
     let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
     if file.try_lock().is_err() {
-        println!("soft-roce: waiting for another that runs here");
+        say!("soft-roce: waiting for another that runs here");
         file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
     }
     Ok(file)

@@ -33,7 +33,7 @@ pub(super) fn digits_agree(workspace: &Workspace, pserver: &Path, report: &Repor
 /// Whether the card moved all that trainers had registered.
 pub(super) fn nothing_is_copied(report: &Report) -> Tally {
     let copied = figures::copied(report);
-    println!("soft-roce: bytes of registered memory that were copied: {copied:?}");
+    say!("soft-roce: bytes of registered memory that were copied: {copied:?}");
     Tally::of_step(copied == Some(0.0))
 }
 
@@ -56,7 +56,7 @@ fn learned_here(workspace: &Workspace, pserver: &Path) -> Result<String> {
 
 /// One check: all are there, and are the same.
 fn equal(what: &str, models: &[Option<String>]) -> Tally {
-    println!("soft-roce: models of {what}: {models:?}");
+    say!("soft-roce: models of {what}: {models:?}");
     Tally::of_step(models.first().is_some_and(Option::is_some) && models.iter().all(|model| *model == models[0]))
 }
 

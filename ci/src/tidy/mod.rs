@@ -66,6 +66,7 @@ const RULES: &[TidyRule] = &[
     TidyRule { name: "floors", look: floors::imports },
     TidyRule { name: "purity", look: reach::purity },
     TidyRule { name: "environment", look: reach::environment },
+    TidyRule { name: "output", look: reach::output },
     TidyRule { name: "unsafe", look: reach::unsafety },
     TidyRule { name: "function-length", look: shape::function_length },
     TidyRule { name: "layout", look: shape::layout },
@@ -122,15 +123,15 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
     let of = |standing| findings.iter().filter(move |finding| finding.standing == standing);
     let excess = excess(&findings);
     for line in of(Standing::Refused).map(ToString::to_string).chain(excess.iter().cloned()) {
-        println!("{line}");
+        say!("{line}");
     }
     let list: String = of(Standing::Counted).map(|finding| format!("{finding}\n")).collect();
     fs::write(workspace.root().join(COUNTED_LIST), list).with_context(|| format!("cannot write {COUNTED_LIST}"))?;
     for (rule, ceiling) in CEILINGS {
-        println!("tidy: {} of at most {ceiling} findings of `{rule}`", counted(&findings, rule));
+        say!("tidy: {} of at most {ceiling} findings of `{rule}`", counted(&findings, rule));
     }
     let (refused, excused) = (of(Standing::Refused).count(), of(Standing::Excused).count());
-    println!("tidy: {} files, {refused} findings, {excused} excused sleeps", files.len());
+    say!("tidy: {} files, {refused} findings, {excused} excused sleeps", files.len());
     Ok(Tally::of_step(refused == 0 && excess.is_empty()))
 }
 

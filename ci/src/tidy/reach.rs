@@ -102,6 +102,27 @@ pub(super) fn unsafety(file: &SourceFile, report: &mut Report<'_>) {
     }
 }
 
+/// Files that print what only a test shows, besides those of tests: a wrapper for tests, and programs of `cargo bench`.
+/// Cargo reads what a build script prints.
+const PRINTS: &[&str] = &["transport/src/fault", "bench/benches", "kernels/examples"];
+
+/// The rule: a program does not panic where its output is closed or full.
+pub(super) fn output(file: &SourceFile, report: &mut Report<'_>) {
+    if !file.is_rust() || file.path.ends_with("/build.rs") || stands_in(file, PRINTS) {
+        return;
+    }
+    let is_macro = |at: usize| {
+        matches!(file.token(at), "print" | "println" | "eprint" | "eprintln" | "dbg") && file.token(at + 1) == "!"
+    };
+    for (at, token) in file.tokens.iter().enumerate().filter(|(at, _)| is_macro(*at)) {
+        if !file.is_test(token.line) {
+            let name = file.token(at);
+            report
+                .refuse(token.line, format!("{name}! panics where the output is closed or full: use a console module"));
+        }
+    }
+}
+
 /// Whether `path` names the banned thing, something inside it, or everything beside it with `*`.
 fn leads_to(path: &NamedPath, banned: &[&str]) -> bool {
     for (index, wanted) in banned.iter().enumerate() {

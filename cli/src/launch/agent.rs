@@ -6,10 +6,11 @@
 //! `PSERVER_TOKEN_FILE`.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -23,6 +24,7 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use pserver_client::environment::of_process;
 use pserver_client::launchers::Launchers;
+use pserver_transport::network::{JobToken, share_token};
 use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -31,7 +33,7 @@ use super::descendants::{self, Descendants};
 use super::message::{
     self, AgentHello, AgentMessage, AgentOrder, AgentParts, HEARTBEATS, PartEnd, PartKind, PartOrder,
 };
-use crate::own_program;
+use crate::{descriptors, own_program};
 
 /// How an agent finds the launcher: `CARRIER SECRET ADDRESS...`, where it is not standard input and output.
 pub(super) const VARIABLE: &str = "PSERVER_LAUNCHER";
@@ -40,7 +42,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to drain the output of an ended part: a process that it started may hold the pipe open.
 const OUTPUT_DRAIN: Duration = Duration::from_secs(1);
 /// Longest piece of a line that is delivered as a line.
-const LINE_BYTES_MAX: u64 = 64 << 10;
+const LINE_BYTES_MAX: usize = 64 << 10;
+/// The least time between two lines of a display of progress.
+const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
+/// Names of the token that are tried.
+const TOKEN_FILES_MAX: usize = 64;
 const NEVER: Duration = Duration::from_secs(3600);
 
 type Output = Arc<Mutex<Box<dyn Write + Send>>>;
@@ -60,7 +66,10 @@ struct Agent {
     sender: Sender<AgentEvent>,
     descendants: Descendants,
     parts: AgentParts,
-    token: File,
+    /// The path of the token's file, which this process keeps open.
+    token_path: String,
+    /// The soft limit of descriptors of parts, if there is one.
+    open_files: Option<u64>,
     running: Vec<RunningPart>,
     /// Time of the launcher's last order.
     heard_at: Instant,
@@ -85,6 +94,8 @@ struct RunningPart {
 /// No launcher, or one that says something else than orders.
 pub fn run() -> Result<()> {
     let descendants = Descendants::adopt().context("cannot become a subreaper")?;
+    // Two outputs of each part.
+    let open_files = descriptors::raise();
     let (sender, events) = channel();
     let mut way = None;
     let output: Output = match std::env::var(VARIABLE) {
@@ -103,12 +114,23 @@ pub fn run() -> Result<()> {
     await_signals(sender.clone())?;
     send(&output, &AgentMessage::Hello(hello(way)));
     let Ok(AgentEvent::Order(AgentOrder::Parts(parts))) = next_order(&events) else { return Ok(()) };
-    let token = token_file(&parts.token)?;
+    let (_token, token_path) = token_file(&parts.token)?;
     if let Some(silence) = parts.silence_millis {
         keep_alive(Arc::clone(&output), Duration::from_millis(silence) / HEARTBEATS)?;
     }
     let (running, heard_at) = (Vec::new(), Instant::now());
-    let mut agent = Agent { output, events, sender, descendants, parts, token, running, heard_at, is_alone: false };
+    let mut agent = Agent {
+        output,
+        events,
+        sender,
+        descendants,
+        parts,
+        token_path,
+        open_files,
+        running,
+        heard_at,
+        is_alone: false,
+    };
     if let Err(error) = agent.serve() {
         send(&agent.output, &AgentMessage::Failed { text: format!("{error:#}") });
     }
@@ -220,13 +242,85 @@ fn await_signals(sender: Sender<AgentEvent>) -> Result<()> {
     Ok(())
 }
 
-/// A file in memory with the token.
-fn token_file(token: &str) -> Result<File> {
+/// A file in memory with the token, and its path. A part in a container cannot open the path, and gets the token from
+/// this process.
+fn token_file(token: &str) -> Result<(Vec<File>, String)> {
     let file = memfd_create("pserver-token", MemfdFlags::CLOEXEC).context("a file in memory for the token")?;
     fchmod(&file, Mode::RUSR | Mode::WUSR).context("the mode of the token's file")?;
     let mut file = File::from(file);
     file.write_all(token.as_bytes()).context("writing the token")?;
-    Ok(file)
+    let token = JobToken::new(token.as_bytes())?;
+    let mut files = vec![file];
+    loop {
+        let last = files.last().expect("it has one");
+        let path = format!("/proc/{}/fd/{}", std::process::id(), last.as_raw_fd());
+        match share_token(path.as_ref(), &token) {
+            Ok(()) => return Ok((files, path)),
+            // An agent in another container has the same number.
+            Err(error) if error.kind() == ErrorKind::AddrInUse && files.len() < TOKEN_FILES_MAX => {
+                let other = last.try_clone().context("a file in memory for the token")?;
+                files.push(other);
+            }
+            Err(error) => return Err(error).with_context(|| format!("sharing the token as {path}")),
+        }
+    }
+}
+
+/// The bytes of an output as lines. A line that a carriage return takes back, as displays of progress write, is shown
+/// from time to time, so that they do not flood the output of a job.
+#[derive(Default)]
+struct PartLines {
+    /// The line that has not ended.
+    line: Vec<u8>,
+    /// The last line that a carriage return has taken back and that was not shown.
+    taken_back: Option<String>,
+    /// When such a line was last shown.
+    shown_at: Option<Instant>,
+    /// Whether a carriage return has ended the line, which is then a whole one if a line feed follows.
+    is_returned: bool,
+}
+
+impl PartLines {
+    /// The lines that end with these bytes, and are to be shown.
+    fn take(&mut self, bytes: &[u8], now: Instant) -> Vec<String> {
+        let mut shown = Vec::new();
+        for byte in bytes {
+            if std::mem::take(&mut self.is_returned) && *byte != b'\n' {
+                let text = self.text();
+                let is_due = self.shown_at.is_none_or(|shown_at| PROGRESS_PERIOD <= now.duration_since(shown_at));
+                if is_due && !text.is_empty() {
+                    shown.push(text);
+                    (self.shown_at, self.taken_back) = (Some(now), None);
+                } else if !text.is_empty() {
+                    self.taken_back = Some(text);
+                }
+            }
+            match byte {
+                b'\n' => {
+                    self.taken_back = None;
+                    shown.push(self.text());
+                }
+                b'\r' => self.is_returned = true,
+                byte => self.line.push(*byte),
+            }
+            if self.line.len() >= LINE_BYTES_MAX {
+                let rest = self.line.split_off(whole_characters(&self.line));
+                shown.push(self.text());
+                self.line = rest;
+            }
+        }
+        shown
+    }
+
+    /// The lines at the end of the output.
+    fn rest(mut self) -> Vec<String> {
+        let last = Some(self.text()).filter(|text| !text.is_empty());
+        last.or(self.taken_back).into_iter().collect()
+    }
+
+    fn text(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.line)).into_owned()
+    }
 }
 
 /// Bytes before the character that a piece of a line cuts at its end.
@@ -241,7 +335,7 @@ fn whole_characters(piece: &[u8]) -> usize {
 impl Agent {
     /// Runs the parts until the launcher says that they are to end, or is gone.
     fn serve(&mut self) -> Result<()> {
-        let folder = &self.parts.folder;
+        let folder = Path::new(&self.parts.folder);
         ensure!(folder.is_dir(), "found no folder {} here; expected the one of the launcher", folder.display());
         for order in self.parts.parts.clone().iter().filter(|order| order.part == 0) {
             self.start(order, None)?;
@@ -301,11 +395,14 @@ impl Agent {
         let mut command = Command::new(program);
         match order.kind {
             PartKind::Server => command.args(["serve", "--until-stdin-closes"]).stdin(Stdio::piped()),
-            PartKind::Trainer => command.args(["launch-exec", &own.to_string(), "--"]).stdin(Stdio::null()),
+            PartKind::Trainer => {
+                let open_files = self.open_files.map(|limit| format!("--open-files={limit}"));
+                command.args(["launch-exec", &own.to_string()]).args(open_files).arg("--").stdin(Stdio::null())
+            }
         };
         command.args(&order.arguments).current_dir(&self.parts.folder).process_group(0);
         command.env_remove(VARIABLE).envs(order.variables.iter().map(|(name, text)| (name, text)));
-        command.env("PSERVER_TOKEN_FILE", format!("/proc/{own}/fd/{}", self.token.as_raw_fd()));
+        command.env("PSERVER_TOKEN_FILE", &self.token_path);
         if let Some(coordinator) = coordinator {
             command.env("PSERVER_COORDINATOR", coordinator);
         }
@@ -328,13 +425,19 @@ impl Agent {
     {
         let (output, open, sender) = (Arc::clone(&self.output), Arc::clone(open), self.sender.clone());
         let deliver = move || {
-            let (mut source, mut line) = (BufReader::new(source), Vec::new());
-            while let Ok(bytes @ 1..) = (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-                let is_cut = bytes as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n");
-                let rest = line.split_off(if is_cut { whole_characters(&line) } else { line.len() });
-                let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line)).into_owned();
+            let mut lines = PartLines::default();
+            let mut source = BufReader::new(source);
+            while let Ok(bytes) = source.fill_buf()
+                && !bytes.is_empty()
+            {
+                let length = bytes.len();
+                for text in lines.take(bytes, Instant::now()) {
+                    send(&output, &AgentMessage::Line { part, is_error, text });
+                }
+                source.consume(length);
+            }
+            for text in lines.rest() {
                 send(&output, &AgentMessage::Line { part, is_error, text });
-                line = rest;
             }
             open.fetch_sub(1, Ordering::AcqRel);
             // The receiver is gone only at the end.
@@ -413,7 +516,22 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
-    use super::whole_characters;
+    use super::*;
+
+    #[test]
+    fn progress_is_shown_from_time_to_time_and_lines_whole() {
+        let (mut lines, begin) = (PartLines::default(), Instant::now());
+        let mut check = |text: &str, millis, expected: &[&str]| {
+            assert_eq!(lines.take(text.as_bytes(), begin + Duration::from_millis(millis)), expected, "{text:?}");
+        };
+        check("one\r\ntwo\n\nth", 0, &["one", "two", ""]);
+        check("ree\n", 1, &["three"]);
+        check("\r10 %\r20 %\r30 %", 2, &["10 %"]);
+        check("\r40 %\r", 900, &[]);
+        check("50 %\r60 %\r", 1500, &["40 %"]);
+        check("100 %\nend\n90 %\r95 %\r", 1600, &["100 %", "end"]);
+        assert_eq!(lines.rest(), ["95 %"]);
+    }
 
     #[test]
     fn a_piece_of_a_line_ends_with_a_whole_character() {

@@ -109,7 +109,7 @@ fn method(args: &LaunchArgs) -> Result<LaunchMethod> {
     if let Some((size, text)) = steps.iter().find_map(step) {
         bail!("found {size}={text}: this is one of several tasks; expected pserver launch once, before srun or mpirun");
     }
-    let by_hosts = !args.hosts.is_empty() || args.hostfile.is_some();
+    let by_hosts = args.hosts.is_some() || args.hostfile.is_some();
     let in_slurm = variable("SLURM_JOB_ID").is_some();
     let by_allocation =
         ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"].iter().any(|name| variable(name).is_some());
@@ -175,8 +175,12 @@ fn is_open_mpi(program: &str) -> Result<bool> {
 /// The hosts of --hosts and --hostfile, with the bracket forms of node lists.
 fn hosts(args: &LaunchArgs) -> Result<Vec<String>> {
     let mut all = Vec::new();
-    if !args.hosts.is_empty() {
-        all = launchers::nodes(&args.hosts).map_err(|why| anyhow::anyhow!("--hosts {:?}: {why}", args.hosts))?;
+    if let Some(list) = &args.hosts {
+        ensure!(
+            !list.trim().is_empty(),
+            "--hosts {list:?}: found no host; expected one or more, such as a,b or n[01-04]"
+        );
+        all = launchers::nodes(list).map_err(|why| anyhow::anyhow!("--hosts {list:?}: {why}"))?;
     }
     if let Some(path) = &args.hostfile {
         let text = std::fs::read_to_string(path).with_context(|| format!("--hostfile {}", path.display()))?;

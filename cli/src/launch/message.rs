@@ -2,8 +2,8 @@
 //!
 //! Read in this order: [`AgentMessage`] (from an agent), [`AgentOrder`] (to it).
 
+use std::ffi::OsString;
 use std::io::{BufRead, Read, Write};
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
@@ -39,7 +39,8 @@ pub(super) struct PartOrder {
 pub(super) struct AgentParts {
     /// The job's token, which goes through no file, command line or environment.
     pub(super) token: String,
-    pub(super) folder: PathBuf,
+    /// Its name may be other bytes than text.
+    pub(super) folder: OsString,
     pub(super) parts: Vec<PartOrder>,
     /// Time from SIGTERM to SIGKILL.
     pub(super) grace_millis: u64,

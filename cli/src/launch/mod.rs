@@ -46,8 +46,8 @@ pub struct LaunchArgs {
     #[arg(long, value_enum, value_name = "METHOD")]
     with: Option<LaunchMethod>,
     /// Hosts for ssh, such as a,b or n[01-04]; servers in turn, trainers in equal blocks.
-    #[arg(long, value_name = "HOSTS", default_value = "", hide_default_value = true)]
-    hosts: String,
+    #[arg(long, value_name = "HOSTS")]
+    hosts: Option<String>,
     /// A file with a host in each line.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! Output of a job: whole lines, each with the name of its part, in colour on a terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 /// Colours of names, in the order of parts: those that are legible on light and dark.
 const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
@@ -9,6 +9,8 @@ const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
 pub(super) struct LaunchOutput {
     /// Whether standard output and standard error show colours.
     has_colours: [bool; 2],
+    /// Why the first line was lost that a stream did not take, such as a file on a full disk.
+    lost: Option<io::Error>,
 }
 
 impl LaunchOutput {
@@ -16,20 +18,32 @@ impl LaunchOutput {
     pub(super) fn new() -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty());
         let terminals = [io::stdout().is_terminal(), io::stderr().is_terminal()];
-        Self { has_colours: terminals.map(|terminal| terminal && !refused) }
+        Self { has_colours: terminals.map(|terminal| terminal && !refused), lost: None }
     }
 
-    /// Writes a line of a part.
+    /// Why output was lost.
+    pub(super) fn take_lost(&mut self) -> Option<io::Error> {
+        self.lost.take()
+    }
+
+    /// Writes a line of a part. Parts do not end because a disk is full: that is noted, and a later line may be written.
     ///
     /// # Errors
     /// The reader of the stream is gone.
-    pub(super) fn line(&self, name: &str, colour: usize, is_error: bool, text: &str) -> io::Result<()> {
+    pub(super) fn line(&mut self, name: &str, colour: usize, is_error: bool, text: &str) -> io::Result<()> {
         let line = named_line(name, self.has_colours[usize::from(is_error)].then_some(colour), text);
-        if is_error {
+        let written = if is_error {
             io::stderr().lock().write_all(line.as_bytes())
         } else {
             let mut output = io::stdout().lock();
             output.write_all(line.as_bytes()).and_then(|()| output.flush())
+        };
+        match written {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                self.lost.get_or_insert(error);
+                Ok(())
+            }
+            other => other,
         }
     }
 }

@@ -7,7 +7,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
+use pserver_client::console;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use crate::descriptors;
 
 /// Exit status where the program cannot be run, as of shells.
 const NOT_EXECUTABLE: u8 = 126;
@@ -19,6 +22,9 @@ const NOT_FOUND: u8 = 127;
 pub struct LaunchExecArgs {
     /// The agent's process.
     parent: i32,
+    /// The soft limit of descriptors that the program gets, if it has one.
+    #[arg(long)]
+    open_files: Option<u64>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -31,7 +37,9 @@ pub struct LaunchExecArgs {
 pub fn run(args: &LaunchExecArgs) -> Result<u8> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     ensure!(getppid() == Pid::from_raw(args.parent), "found no agent {}; expected it as parent", args.parent);
+    descriptors::restore(args.open_files);
     let error = Command::new(&args.command[0]).args(&args.command[1..]).exec();
-    eprintln!("pserver: {} cannot be started: {error}", Path::new(&args.command[0]).display());
+    let program = Path::new(&args.command[0]).display();
+    console::remark(format_args!("pserver: {program} cannot be started: {error}"));
     Ok(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
 }

@@ -1,8 +1,9 @@
 //! Launcher: starts carriers, tells agents what to run, shows output, and ends everything.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use pserver_client::console;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -25,6 +27,26 @@ use super::message::{
 use super::output::LaunchOutput;
 use super::{LaunchArgs, LaunchEvent, LaunchSender};
 
+/// Options of servers that the launcher sets, and what to use in their place.
+const OF_LAUNCH: [(&str, &str); 6] = [
+    ("--trainers", "its own --trainers"),
+    ("--servers", "its own --servers"),
+    ("--index", "none: servers are numbered from 0"),
+    ("--coordinator", "none: server 0 is started with the others"),
+    ("--http", "its own --http"),
+    ("--token-file", "none: each launch makes a token"),
+];
+/// Variables that the launcher sets for parts, and what to use in their place.
+const SET_BY_LAUNCH: [(&str, &str); 8] = [
+    ("PSERVER_TRAINERS", "--trainers"),
+    ("PSERVER_SERVERS", "--servers"),
+    ("PSERVER_INDEX", "none: servers are numbered from 0"),
+    ("PSERVER_TRAINER", "none: trainers are numbered from 0"),
+    ("PSERVER_COORDINATOR", "none: server 0 is started with the others"),
+    ("PSERVER_HTTP", "--http"),
+    ("PSERVER_BIND", "--server-args '--bind ADDRESS'"),
+    ("PSERVER_TOKEN_FILE", "none: each launch makes a token"),
+];
 /// Time until server 0 listens.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Beyond the grace, time for agents to report and for carriers to end.
@@ -95,11 +117,12 @@ pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
     let trainers = usize::try_from(args.trainers).expect("trainers are few");
     let kinds = [kinds, [PartKind::Trainer].repeat(trainers)].concat();
     let plans = carriers::plan(args, &kinds)?;
-    let is_local = plans.iter().all(|plan| !plan.needs_door()) && args.hosts.is_empty() && args.hostfile.is_none();
+    let is_local = plans.iter().all(|plan| !plan.needs_door()) && args.hosts.is_none() && args.hostfile.is_none();
     if is_local {
         check_program(&args.command[0])?;
     }
-    server_words(args)?;
+    check_server_words(args)?;
+    passed_on(args)?;
     let descendants = Descendants::adopt().context("cannot become a subreaper")?;
     let (sender, events) = sync_channel(EVENTS_MAX);
     let mut job = LaunchedJob {
@@ -121,11 +144,14 @@ pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
     }
     job.end();
     descendants.kill_all();
+    if let Some(error) = job.output.take_lost() {
+        job.fail(1, format!("output of the job was lost ({error}); every part has ended with status 0"));
+    }
     Ok(match job.failed.take() {
         None => 0,
         Some((status, why)) => {
             // The reader of the output may be gone, which is one of the reasons.
-            let _ = writeln!(std::io::stderr(), "pserver: {why}");
+            console::remark(format_args!("pserver: {why}"));
             status
         }
     })
@@ -155,6 +181,16 @@ fn check_program(program: &str) -> Result<()> {
 fn server_words(args: &LaunchArgs) -> Result<Vec<String>> {
     let text = &args.server_args;
     shlex::split(text).with_context(|| format!("--server-args {text:?}: expected options with quotes in pairs"))
+}
+
+/// Refuses options of servers that are this command's: each would contradict what the parts are told.
+fn check_server_words(args: &LaunchArgs) -> Result<()> {
+    for word in server_words(args)? {
+        let name = word.split('=').next().unwrap_or_default();
+        let Some((_, remedy)) = OF_LAUNCH.iter().find(|(option, _)| *option == name) else { continue };
+        bail!("--server-args: found {name}, which every part gets from pserver launch; expected {remedy}");
+    }
+    Ok(())
 }
 
 /// A token: 32 random bytes as hexadecimal digits.
@@ -275,7 +311,7 @@ impl LaunchedJob<'_> {
     fn order_parts(&mut self) -> Result<()> {
         let hellos: Vec<AgentHello> = self.agents.iter().filter_map(|agent| agent.hello.clone()).collect();
         let is_one_machine = hellos.iter().all(|hello| hello.boot == hellos[0].boot);
-        let folder = std::env::current_dir().context("the present folder")?;
+        let folder = std::env::current_dir().context("the present folder")?.into_os_string();
         for agent in 0..self.agents.len() {
             let Some(hello) = self.agents[agent].hello.clone() else { continue };
             let carrier = &self.carriers[hello.carrier];
@@ -350,9 +386,8 @@ impl LaunchedJob<'_> {
                     set("PSERVER_LOG_LEVEL", "warn".to_owned());
                 }
                 set("PSERVER_INDEX", part.to_string());
-                // Server 0 shows the whole job. An empty variable is none.
                 let http = self.args.http.clone().or_else(|| std::env::var("PSERVER_HTTP").ok());
-                set("PSERVER_HTTP", http.filter(|_| part == 0).unwrap_or_default());
+                http.into_iter().for_each(|http| set("PSERVER_HTTP", http_of(&http, part, host)));
                 set("PSERVER_BIND", format!("{host}:0"));
                 server_words(self.args)?
             }
@@ -617,17 +652,39 @@ impl LaunchedJob<'_> {
     }
 }
 
+/// Where a server serves over HTTP: server 0, which shows the whole job, at the address that is configured; the others
+/// at the ports after it.
+fn http_of(first: &str, server: usize, host: &str) -> String {
+    let Ok(at) = first.parse::<SocketAddr>() else { return first.to_owned() };
+    let number = u16::try_from(server).ok().filter(|_| 0 < at.port()).and_then(|server| at.port().checked_add(server));
+    let port = number.unwrap_or(0);
+    let own = host.trim_matches(['[', ']']).parse::<IpAddr>().ok().filter(|own| !own.is_loopback());
+    let is_shared = server == 0 || at.ip().is_loopback() || at.ip().is_unspecified();
+    SocketAddr::new(own.filter(|_| !is_shared).unwrap_or(at.ip()), port).to_string()
+}
+
 /// Variables that parts get from this environment: those of pserver, which the order's own follow, and --env.
 fn passed_on(args: &LaunchArgs) -> Result<Vec<(String, String)>> {
-    let ours = std::env::vars().filter(|(name, _)| name.starts_with("PSERVER_") && name != super::agent::VARIABLE);
+    let text = |name: String, found: OsString| match found.into_string() {
+        Ok(text) => Ok((name, text)),
+        Err(bytes) => bail!("the variable {name} is {bytes:?}; expected text in UTF-8"),
+    };
+    // A name that is no text is none of ours.
+    let all = std::env::vars_os().filter_map(|(name, found)| Some((name.into_string().ok()?, found)));
+    let ours = all.filter(|(name, _)| name.starts_with("PSERVER_") && name != super::agent::VARIABLE);
+    for word in &args.variables {
+        let name = word.split('=').next().unwrap_or_default();
+        ensure!(!name.is_empty(), "--env {word}: found no name; expected NAME=VALUE, or NAME");
+        if let Some((_, remedy)) = SET_BY_LAUNCH.iter().find(|(variable, _)| *variable == name) {
+            bail!("--env {word}: every part gets {name} from pserver launch; expected {remedy}");
+        }
+    }
     let named = args.variables.iter().map(|word| match word.split_once('=') {
         Some((name, text)) => Ok((name.to_owned(), text.to_owned())),
         None => {
-            let found = std::env::var(word).ok();
-            found
-                .map(|text| (word.clone(), text))
-                .with_context(|| format!("--env {word}: it is not set; expected a value"))
+            let found = std::env::var_os(word);
+            text(word.clone(), found.with_context(|| format!("--env {word}: it is not set; expected a value"))?)
         }
     });
-    ours.map(Ok).chain(named).collect()
+    ours.map(|(name, found)| text(name, found)).chain(named).collect()
 }

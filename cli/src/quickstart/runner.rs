@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::DecimalBytes;
+use pserver_client::console;
 use pserver_core::metrics::WorkMeter;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_transport::verbs::DeviceChoice;
@@ -88,12 +89,8 @@ pub(super) struct Summary {
 pub fn run(args: &Args) -> Result<()> {
     let program = own_program::path()?;
     let summary = run_job(args, &program)?;
-    if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
-    } else {
-        print!("{summary}");
-    }
-    Ok(())
+    let text = if args.json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() };
+    Ok(console::print(text)?)
 }
 
 impl fmt::Display for Summary {
@@ -159,7 +156,8 @@ pub(crate) fn start_servers(children: &mut Children, job: &Servers<'_>, program:
             .arg("--until-stdin-closes")
             .args(["--index", &index.to_string(), "--servers", &job.servers.to_string()])
             .args(["--trainers", &job.trainers.to_string(), "--shards", &job.shards.to_string()])
-            .args(["--mode", &name(job.mode), "--optimizer", job.optimizer])
+            .args(["--mode", &name(job.mode)])
+            .args(Some(job.optimizer).filter(|text| !text.is_empty()).map(|text| format!("--optimizer={text}")))
             .args(["--rdma-device", &job.rdma_device.to_string()]);
         if let Some(folder) = job.model_dir {
             command.arg("--model-dir").arg(folder);

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use indicatif::DecimalBytes;
+use pserver_client::console;
 use pserver_transport::verbs::DeviceChoice;
 use serde::Serialize;
 
@@ -89,12 +90,8 @@ pub fn run(args: &Args) -> Result<()> {
     });
     children.stop();
     let summary = WordSummary { steps, dense_bytes: dense_bytes(steps, args.trainers), ..outcome? };
-    if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
-    } else {
-        print!("{summary}");
-    }
-    Ok(())
+    let text = if args.json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() };
+    Ok(console::print(text)?)
 }
 
 /// Both tables, to and from every trainer, in every step.
@@ -156,7 +153,7 @@ impl WordSummary {
                 if trainer == 0 {
                     self.losses.push(loss);
                     if !quiet {
-                        eprintln!("step {steps}: loss {loss:.4}");
+                        console::remark(format_args!("step {steps}: loss {loss:.4}"));
                     }
                 }
             }

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
+use pserver_client::console;
 
 use fetch::StatusSource;
 use text::StatusView;
@@ -44,6 +45,6 @@ pub fn run(args: &TopArgs) -> Result<()> {
     view.take(source.fetch()?);
     std::thread::sleep(PERIOD);
     view.take(source.fetch()?);
-    view.lines().iter().for_each(|line| println!("{}", line.text));
-    Ok(())
+    let lines: String = view.lines().iter().map(|line| format!("{}\n", line.text)).collect();
+    Ok(console::print(lines)?)
 }

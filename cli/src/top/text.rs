@@ -1,6 +1,7 @@
 //! The status of a job as lines of text, each with a tone.
 
 use pserver_core::server::TrainerState;
+use pserver_core::text::escaped;
 use pserver_node::{Durations, JobServer, JobStatus, ShardStatusEntry};
 
 /// A trainer is shown as late from here on, in seconds.
@@ -38,8 +39,13 @@ impl StatusView {
         self.before = self.now.replace(status);
     }
 
-    /// All lines.
+    /// All lines, without control characters: hosts and events have texts of other processes.
     pub(super) fn lines(&self) -> Vec<StatusLine> {
+        let escape = |line: StatusLine| StatusLine { text: escaped(&line.text).into_owned(), ..line };
+        self.status_lines().into_iter().map(escape).collect()
+    }
+
+    fn status_lines(&self) -> Vec<StatusLine> {
         let Some(now) = &self.now else { return vec![line("no status yet")] };
         let mut lines = self.summary(now);
         lines.push(line(""));

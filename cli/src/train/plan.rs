@@ -39,11 +39,19 @@ impl TrainingPlan {
         }
         let watched: Vec<String> = std::iter::once(&args.loss).chain(&args.metrics).cloned().collect();
         let mut data = DataSet::read(&args.data, &graph)?;
+        data.check(&args.data, &graph)?;
         let validation = args.validation.as_deref().map(|source| {
             let forward = ForwardRun::new(&program, &watched).with_context(shown)?;
             let data = match source.parse::<f64>() {
                 Ok(share) => data.split_off(held_out(share, data.rows())?),
-                Err(_) => DataSet::read(Path::new(source), forward.graph())?,
+                Err(_) => {
+                    let (path, graph) = (Path::new(source), forward.graph());
+                    let read = || {
+                        let data = DataSet::read(path, graph)?;
+                        data.check(path, graph).map(|()| data)
+                    };
+                    read().context("--validation")?
+                }
             };
             ensure!(data.rows() > 0, "--validation {source}: found no rows; expected one or more");
             Ok(Validation { forward, data })
@@ -89,5 +97,8 @@ fn check_save(path: &Path) -> Result<()> {
     );
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(folder.is_dir(), "--save {shown}: found no folder {}; expected one", folder.display());
-    Ok(())
+    ensure!(!path.is_dir(), "--save {shown}: found a folder; expected a file, which may be there");
+    // A folder may take no files for many reasons, such as a disk that is mounted to be read.
+    let tried = tempfile::NamedTempFile::new_in(folder).map(drop);
+    tried.with_context(|| format!("--save {shown}: the folder {} takes no files", folder.display()))
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pserver_client::environment::{self, Environment};
-use pserver_client::{Client, ClientOptions, rule_file};
+use pserver_client::{Client, ClientOptions, console, setting_file};
 use pserver_node::progress::{self, ProgressUnit, TerminalProgress};
 use pserver_program::Tensor;
 use pserver_trainer::{Batches, Training, write_tensors};
@@ -62,16 +62,15 @@ impl TrainingResults {
     /// A line for each number: metrics, then the loss; first those of training.
     pub(super) fn print(&self, watched: &[String], epochs: u32) -> Result<()> {
         if self.means.is_empty() {
-            eprintln!("--epochs {epochs}: found as many epochs done; nothing is left to train");
+            let text = "found as many epochs done; nothing is left to train";
+            console::remark(format_args!("--epochs {epochs}: {text}"));
         }
-        let mut out = io::stdout().lock();
-        let mut lines = |prefix: &str, means: &[f64]| {
-            let mut all = watched.iter().zip(means).rev();
-            all.try_for_each(|(name, mean)| writeln!(out, "{prefix}{name} {mean:.4}"))
+        let lines = |prefix: &str, means: &[f64]| {
+            let all = watched.iter().zip(means).rev();
+            all.map(|(name, mean)| format!("{prefix}{name} {mean:.4}\n")).collect::<String>()
         };
-        lines("", &self.means)
-            .and_then(|()| self.validation.as_ref().map_or(Ok(()), |means| lines("validation ", means)))
-            .context("writing to standard output")
+        let validation = self.validation.as_deref().unwrap_or_default();
+        Ok(console::print(lines("", &self.means) + &lines("validation ", validation))?)
     }
 }
 
@@ -167,8 +166,8 @@ pub(super) fn batches(args: &Args, plan: &TrainingPlan, trainer: u32, trainers: 
 fn options(args: &Args, address: &str) -> Result<ClientOptions> {
     let rank = args.processes.rank.map_or(String::new(), |rank| format!("trainer={rank}"));
     let coordinator = if address == FOUND { String::new() } else { format!("coordinator={address}") };
-    let variable = |name: &str| std::env::var(name).ok();
-    let surroundings = Environment { variable: &variable, file: &rule_file::open };
+    let variable = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+    let surroundings = Environment { variable: &variable, file: &setting_file::open };
     Ok(environment::find(&format!("{coordinator} {rank}"), &surroundings)?.options)
 }
 
@@ -200,16 +199,15 @@ fn epoch_means(
     Ok(sums.into_iter().map(|sum| sum / steps).collect())
 }
 
-/// Validates and saves.
+/// Saves, then validates: what fails later does not take the model with it.
 fn finish(args: &Args, plan: &TrainingPlan, values: &BTreeMap<String, Tensor>) -> Result<Option<Vec<f64>>> {
-    let validation = plan.validation.as_ref();
-    let means = validation.map(|one| one.forward.means(values, &one.data, args.batch as usize));
-    let means = means.transpose().context("the rows for validation")?;
     if let Some(path) = &args.save {
         let tensors: Vec<(String, Tensor)> = values.clone().into_iter().collect();
-        write_tensors(path, &tensors)?;
+        write_tensors(path, &tensors).context("--save")?;
     }
-    Ok(means)
+    let validation = plan.validation.as_ref();
+    let means = validation.map(|one| one.forward.means(values, &one.data, args.batch as usize));
+    means.transpose().context("--validation: the model is saved if --save names a file, and its rows cannot be used")
 }
 
 fn report(args: &Args, report: &TrainingReport) -> Result<()> {

@@ -50,6 +50,7 @@ impl World {
     /// A shard with what is in `storage`, and the first trainer's connection.
     fn restored(storage: &Arc<dyn Storage>) -> Self {
         let options = ShardOptions {
+            memory_limit: None,
             epoch: Epoch(1),
             round_timeout: Duration::from_secs(60),
             grace: Duration::from_secs(2),

@@ -6,8 +6,8 @@ use std::fs;
 
 use pserver_cli::quickstart::digits::Digits;
 use pserver_kernels::cpu::Cpu;
-use pserver_program::{Graph, PlainArithmetic, PlainRun, Program, append_backward};
-use pserver_trainer::DataSet;
+use pserver_program::{Elements, Graph, PlainArithmetic, PlainRun, Program, Tensor, append_backward};
+use pserver_trainer::{DataSet, write_tensors};
 
 use crate::trainings::{OneProcess, Place, floats, numbers};
 
@@ -264,7 +264,14 @@ const MISTAKES: &[(&str, &[&str])] = &[
     ("--data|unlabelled.csv", &["found 0 columns for data \"label\": int64[batch]", "expected \"label\""]),
     ("--data|word.csv", &["word.csv", "line 3, column \"label\"", "found \"seven\"", "expected a number of int64"]),
     ("--data|half.csv", &["line 3, column \"label\"", "found \"1.5\"", "expected a number of int64"]),
-    ("--data|range.csv|--batch|2", &["trainer 0 failed", "epoch 1, step 1", "label 10 in row 1", "expected 0 to 9"]),
+    (
+        "--data|range.csv|--batch|2",
+        &["range.csv", "data \"label\": found 10 in row 1, counted from 0", "expected 0 to 9", "classes of \"scores\""],
+    ),
+    ("--data|infinite.npz", &["infinite.npz", "data \"pixels\": found inf in row 2", "expected finite numbers"]),
+    ("--validation|range.csv", &["--validation", "range.csv", "found 10 in row 1"]),
+    ("--data|endless.csv", &["endless.csv", "found no ordinary file"]),
+    ("--save|taken.safetensors", &["--save taken.safetensors", "found a folder; expected a file"]),
     ("--data|ragged.csv", &["ragged.csv", "3", "65"]),
     ("--data|broken.npz", &["broken.npz", "not an npz file"]),
     ("--data|broken.safetensors", &["broken.safetensors", "not a safetensors file"]),
@@ -298,6 +305,15 @@ fn a_mistake_gets_a_text_that_names_what_was_found_and_expected() {
     place.write("word.csv", &labelled("seven"));
     place.write("half.csv", &labelled("1.5"));
     place.write("range.csv", &labelled("10"));
+    let mut pixels_of = vec![0.5_f32; 64 * 64];
+    pixels_of[2 * 64] = f32::INFINITY;
+    let columns = [
+        ("pixels".to_owned(), Tensor::new([64, 64], Elements::Float32(pixels_of))),
+        ("label".to_owned(), Tensor::new([64], Elements::Int64(vec![1; 64]))),
+    ];
+    write_tensors(&place.path().join("infinite.npz"), &columns).expect("there is room");
+    std::os::unix::fs::symlink("/dev/zero", place.path().join("endless.csv")).expect("a link");
+    fs::create_dir(place.path().join("taken.safetensors")).expect("there is room");
     place.write("ragged.csv", &format!("{}\n{}\n0,0\n", lines[0], lines[1]));
     place.write("broken.npz", "text");
     place.write("broken.safetensors", "text");

@@ -52,6 +52,8 @@ pub struct InspectReport {
     cause: InspectCause,
     /// A file of a newer program.
     newer: Option<String>,
+    /// A server that runs and writes the files.
+    user: Option<String>,
 }
 
 /// Reads a shard's directory, or a model file, to its last byte.
@@ -105,6 +107,15 @@ impl InspectReport {
         self.subject = subject;
     }
 
+    /// Notes a server that runs, in words: its files change while they are read, so a fault may be of the moment.
+    pub fn is_used_by(&mut self, user: String) {
+        self.lines.insert(0, format!("{user} runs and writes to it"));
+        if self.verdict > InspectVerdict::Sound {
+            self.verdict = InspectVerdict::Warned;
+        }
+        self.user.get_or_insert(user);
+    }
+
     /// Adds a line about a fault, its severity and its kind.
     pub fn fault(&mut self, verdict: InspectVerdict, cause: InspectCause, line: String) {
         self.verdict = self.verdict.max(verdict);
@@ -122,6 +133,16 @@ impl InspectReport {
         };
         let first = self.newer.as_ref().or(self.faults.first()).map_or("", String::as_str);
         let subject = &self.subject;
+        match (&self.user, self.verdict) {
+            (Some(user), InspectVerdict::Sound) => return format!("sound: {subject}, as written; {user} runs"),
+            (Some(user), _) => {
+                return format!(
+                    "in use: {subject}; {user} runs and writes to it, so this may be of the moment ({count}): {first}. \
+                     To do: inspect it again when the server has stopped"
+                );
+            }
+            (None, _) => {}
+        }
         let reaction = match self.verdict {
             InspectVerdict::Sound => return format!("sound: {subject}, as written; a server starts with all of it"),
             InspectVerdict::Warned => format!("a server starts, and warns ({count})"),

@@ -5,7 +5,7 @@ mod failing;
 mod in_memory;
 mod metered;
 
-pub use directory::{Directory, Lock, LockOutcome};
+pub use directory::{Directory, LOCK, Lock, LockOutcome};
 pub use failing::{Failing, StorageFault};
 pub use in_memory::InMemory;
 pub(super) use metered::CHECKPOINT_PREFIX;

@@ -126,6 +126,11 @@ impl OptimizerSettings {
 
     /// As [`from_text`](Self::from_text), where `rule_file` is opened by `open`.
     pub fn from_text_with(text: &str, open: OpenRule<'_>) -> Result<Self, Failure> {
+        // Of the binary form in base64 the decoded length counts.
+        let (found, most) = (text.len(), 2 * PARAMETER_CONFIG_BYTES_MAX);
+        if found > most {
+            return Err(Failure::call(format!("configuration of {found} bytes; expected at most {most}")));
+        }
         let binary = match text.trim().strip_prefix(BASE64_PREFIX) {
             Some(encoded) => binary_of(encoded.trim())?,
             None => text::to_binary(&OPTIMIZER_CONFIG, text)?,

@@ -4,6 +4,7 @@
 //! [`lend`] does not return while one is out. So a loan needs no lifetime of its own and may travel through queues.
 
 use std::fmt;
+use std::io::Write;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -278,9 +279,9 @@ impl Drop for LoanBook<'_> {
         // A copy that is dropped releases what the borrower did to the memory; finding none acquires it.
         if self.closes && Arc::get_mut(&mut self.line).is_none() {
             let out = Arc::strong_count(&self.line) - 1;
-            eprintln!(
-                "pserver: {out} loans of the caller's memory exist at the end of its call; expected none; aborting"
-            );
+            let text = "loans of the caller's memory exist at the end of its call; expected none; aborting";
+            // Standard error may be closed; the process ends in any case.
+            let _ = writeln!(std::io::stderr(), "pserver: {out} {text}");
             std::process::abort();
         }
     }

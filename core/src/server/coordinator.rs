@@ -20,6 +20,7 @@ use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
 use crate::partition::{Catalogue, CataloguePage};
 use crate::port::{Event, Incoming, Submit};
+use crate::text::escaped;
 use crate::time::Now;
 use crate::wire::answer::{Answer, Initialised, Saved};
 use crate::wire::request::{Commit, Request};
@@ -299,7 +300,7 @@ impl Coordinator {
             self.ranks.check_life(trainer, head.incarnation)?;
         }
         let Some(known) = self.peers.get_mut(&peer) else { return Ok(()) };
-        (known.origin.host, known.origin.process) = (hello.host, hello.process);
+        (known.origin.host, known.origin.process) = (escaped(&hello.host).into_owned(), hello.process);
         known.absence = hello.absence_millis.map(Duration::from_millis);
         (known.is_welcome, known.who, known.incarnation) = (true, trainer, head.incarnation);
         if let Some(trainer) = trainer {

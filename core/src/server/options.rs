@@ -18,6 +18,8 @@ pub struct ShardOptions {
     pub shares_memory: bool,
     /// Receives that the transport posts at once for one connection, at most.
     pub receives: usize,
+    /// The bytes that this shard may take; beyond them the system would end the server.
+    pub memory_limit: Option<u64>,
     /// Policy for gradients with NaN or infinite elements.
     pub nonfinite: NonFinite,
     /// Compiler of the programs that the shard runs.

@@ -21,6 +21,7 @@ pub(super) struct Pool {
     pub(super) halves: HalfValues,
     /// Whether trainers on this host may map the arenas.
     is_shared: bool,
+    memory_limit: Option<u64>,
     sealed: bool,
     /// Arenas for payloads of rows, whose lengths are not known in advance; bounded.
     rows: Vec<Arena>,
@@ -31,11 +32,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(is_shared: bool) -> Self {
+    pub(super) fn new(is_shared: bool, memory_limit: Option<u64>) -> Self {
         Self {
             extents: Vec::new(),
             halves: HalfValues::default(),
             is_shared,
+            memory_limit,
             sealed: false,
             rows: Vec::new(),
             rows_bytes: 0,
@@ -115,7 +117,27 @@ impl Pool {
         self.extents.iter().try_for_each(|arena| accelerator.pin(arena))
     }
 
+    /// Checks what this shard will need for sure, when its parameters are declared: `values` and, on top of them,
+    /// `least` bytes. Returns whether all of the budget fits, which is mapped and perhaps never used.
+    ///
+    /// # Errors
+    /// Names the need, the limit and the remedies.
+    pub(super) fn check_limit(&self, values: u64, least: u64, budget: &Budget) -> Result<bool, Failure> {
+        let Some(limit) = self.memory_limit else { return Ok(true) };
+        let need = values.saturating_add(least);
+        if need <= limit {
+            return Ok(need.saturating_add(budget.bytes()) <= limit);
+        }
+        Err(Failure::call(format!(
+            "parameters need {need} bytes or more on this shard (values {values}, states and a gradient of each trainer \
+             {least}); found a memory limit of {limit} bytes for it (cgroup); expected a higher limit, more servers, or \
+             fewer trainers"
+        )))
+    }
+
     fn grow(&mut self, bytes: u32) -> Result<(), Failure> {
+        let values = self.extents.iter().map(|arena| arena.usage().bytes_in_use).sum();
+        self.check_limit(values, bytes.into(), &Budget::new())?;
         let slot = bytes.clamp(64, CHUNK_BYTES_MAX).next_power_of_two();
         let extents = u32::try_from(self.extents.len()).unwrap_or(u32::MAX).min(10);
         let extent = FIRST_EXTENT_BYTES << extents;
@@ -131,7 +153,14 @@ impl Pool {
     }
 
     fn arena(&mut self, budget: &Budget) -> Result<Arena, Failure> {
-        let arena = if self.is_shared { Arena::shared(budget) } else { Arena::new(budget) }?;
+        let shared = if self.is_shared { Arena::shared(budget).map(Some) } else { Ok(None) };
+        let shared = shared.unwrap_or_else(|failure| {
+            // Trainers on this host then get copies of values.
+            tracing::warn!("memory of values is not shared with trainers on this host: {failure}");
+            self.is_shared = false;
+            None
+        });
+        let arena = shared.map_or_else(|| Arena::new(budget), Ok)?;
         for line in budget.lines() {
             *self.mapped.entry(line.reason).or_default() += line.mapped_bytes();
         }

@@ -93,7 +93,7 @@ impl Shard {
     pub fn new(options: ShardOptions, kernels: Box<dyn Kernels>) -> Self {
         Self {
             phase: Phase::Empty,
-            pool: Pool::new(options.shares_memory),
+            pool: Pool::new(options.shares_memory, options.memory_limit),
             trainers: Presence::new(options.grace),
             options,
             journal: ShardJournal::default(),
@@ -354,7 +354,9 @@ impl Shard {
     }
 
     fn receive_buffers(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
-        let busy = |failure: Failure| Refusal::new(ErrorCode::Busy, failure.to_string());
+        // What is missing while values arrive does not come later.
+        let code = if matches!(self.phase, Phase::Serving(_)) { ErrorCode::Busy } else { ErrorCode::Invalid };
+        let busy = |failure: Failure| Refusal::new(code, failure.to_string());
         let mut buffers = Vec::with_capacity(frame.entries.len());
         let has_rows = matches!(&self.phase, Phase::Serving(serving) if serving.has_rows());
         // Without rows, consecutive entries of one length are allocated together.
@@ -527,7 +529,7 @@ impl Shard {
     }
 
     fn begin(&mut self, generation: Generation) -> &mut ChunkTable {
-        self.pool = Pool::new(self.options.shares_memory);
+        self.pool = Pool::new(self.options.shares_memory, self.options.memory_limit);
         self.counters.rounds.set(0);
         self.device.iter_mut().for_each(Device::forget);
         self.phase = Phase::Filling(ChunkTable::new(generation));
@@ -572,6 +574,15 @@ impl Shard {
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
         let rows = plans.map(|plan| plan.bytes_in_flight(trainers, receives)).fold(0, u64::saturating_add);
         let budget = budget(table, &job, receives);
+        let (values, least) = least(table, &job);
+        let is_ample = self.pool.check_limit(values, least, &budget);
+        if !is_ample.map_err(|failure| Refusal::invalid(failure.to_string()))? {
+            let (most, limit) = (budget.bytes().saturating_add(values), self.options.memory_limit.unwrap_or_default());
+            tracing::warn!(
+                "parameters may need {most} bytes on this shard, where all trainers are ahead; found a memory limit of \
+                 {limit} bytes for it (cgroup), at which the system ends this server"
+            );
+        }
         self.counters.expect_trainers(job.trainers);
         self.pool.seal(&budget, rows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
@@ -602,6 +613,17 @@ fn lost(expected: u64, found: u64) -> Refusal {
     let text =
         format!("this shard holds {found} chunks, the initialiser sent {expected}: begin the initialisation anew");
     Refusal::new(ErrorCode::InitialisationLost, text)
+}
+
+/// The bytes of dense values, and what comes to them in any case: states, and a gradient of each trainer.
+fn least(table: &ChunkTable, job: &Job) -> (u64, u64) {
+    let dense = table.chunks.iter().filter(|chunk| chunk.bucket().is_none());
+    dense.fold((0, 0), |(values, more), chunk| {
+        let states = job.rule_of(&table.held(chunk.id).rule).states().len();
+        let each = u64::try_from(states).unwrap_or(u64::MAX).saturating_add(job.trainers.into());
+        let bytes = u64::from(chunk.bytes);
+        (values + bytes, bytes.saturating_mul(each).saturating_add(more))
+    })
 }
 
 /// The reasons for chunk memory beyond the values, which are allocated already.

@@ -9,10 +9,14 @@ use config::{File, FileFormat, Source, Value, ValueKind};
 
 use pserver_client::environment::variable_of;
 use pserver_client::launchers::Launchers;
-use pserver_core::text::suggestion;
+use pserver_client::setting_file;
+use pserver_core::text::{escaped, shown, suggestion};
 
 use super::args::{DEPENDENT_DEFAULTS, ServeArgs, SettingKey};
 use super::idle::ExplicitSetting;
+
+/// Settings that an empty text switches off.
+const MAY_BE_EMPTY: [&str; 1] = ["device_cache"];
 
 /// A setting as text, before it is checked.
 pub(super) struct SettingValue {
@@ -42,16 +46,16 @@ pub(super) struct SettingReader<'a> {
 }
 
 impl SettingTexts {
-    /// Asks the command line, the environment, the file and the defaults, in this order. An empty variable is none, as
-    /// a trainer has it: somebody's script had nothing to say.
+    /// Asks the command line, the environment, the file and the defaults, in this order.
     ///
     /// # Errors
-    /// When the file cannot be read, is not TOML, or has a key that is no setting.
+    /// When the file cannot be read, is not TOML, or has a key that is no setting; when an option or a variable is
+    /// empty, as a script's is that had nothing to say.
     pub(super) fn collect(args: &ServeArgs, environment: &[(String, String)]) -> Result<Self> {
+        check_not_empty(args, environment)?;
         let variable = |name: &str| {
             let named = variable_of(name);
-            let found = environment.iter().find(|(name, text)| *name == named && !text.trim().is_empty());
-            found.map(|(_, text)| text.clone())
+            environment.iter().find(|(name, _)| *name == named).map(|(_, text)| text.clone())
         };
         let path = args.config.clone().or_else(|| variable("config").map(PathBuf::from));
         let keys = args.keys();
@@ -184,7 +188,7 @@ impl SettingValue {
 
     /// Error text for a wrong value: setting, source, value and expected text.
     pub(super) fn complaint(&self, key: &str, expected: &str) -> String {
-        format!("{key} (from {}) is \"{}\"; expected {expected}", OriginName(&self.origin, key), self.text)
+        format!("{key} (from {}) is \"{}\"; expected {expected}", OriginName(&self.origin, key), shown(&self.text))
     }
 }
 
@@ -214,20 +218,34 @@ impl fmt::Display for OriginName<'_> {
             SettingOrigin::Flag => write!(formatter, "--{}", self.1.replace('_', "-")),
             SettingOrigin::Environment => formatter.write_str(&variable_of(self.1)),
             // A comment ends with its line, and a path may hold anything.
-            SettingOrigin::File(path) => {
-                formatter.write_str(&path.display().to_string().replace(char::is_control, "?"))
-            }
+            SettingOrigin::File(path) => formatter.write_str(&escaped(&path.display().to_string())),
             SettingOrigin::Launcher(variables) => formatter.write_str(variables),
             SettingOrigin::Default => formatter.write_str("default"),
         }
     }
 }
 
+/// Refuses options and variables that are empty. The file may have empty settings, which are written on purpose.
+fn check_not_empty(args: &ServeArgs, environment: &[(String, String)]) -> Result<()> {
+    let keys = args.keys();
+    let is_empty = |text: &str| text.trim().is_empty();
+    for key in &keys {
+        let flag = key.flag.filter(|text| is_empty(text) && !MAY_BE_EMPTY.contains(&key.name));
+        let option = || OriginName(&SettingOrigin::Flag, key.name).to_string();
+        ensure!(flag.is_none(), "{} is empty; expected a value, or no such option", option());
+    }
+    for (name, _) in environment.iter().filter(|(_, text)| is_empty(text)) {
+        let mut settings = keys.iter().map(|key| key.name).chain(["config"]);
+        let is_setting = settings.any(|setting| variable_of(setting) == *name && !MAY_BE_EMPTY.contains(&setting));
+        ensure!(!is_setting, "{name} is set and empty; expected a value, or no such variable (unset {name})");
+    }
+    Ok(())
+}
+
 /// The settings of a file, as text.
 fn read_file(path: &Path, names: &[&str]) -> Result<BTreeMap<String, String>> {
     let shown = path.display();
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("the configuration file {shown} cannot be read"))?;
+    let text = setting_file::read(path).with_context(|| format!("the configuration file {shown} cannot be read"))?;
     let values = File::from_str(&text, FileFormat::Toml).collect();
     let values = values.with_context(|| format!("the configuration file {shown} is not TOML"))?;
     let mut settings = BTreeMap::new();

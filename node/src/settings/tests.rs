@@ -275,6 +275,25 @@ fn a_bad_value_is_refused_by_key_source_value_and_expectation() {
 }
 
 #[test]
+fn an_empty_variable_or_option_is_refused_by_name() {
+    let text = |name| format!("{name} is set and empty; expected a value, or no such variable (unset {name})");
+    check_refused("", "PSERVER_INDEX=", "", &text("PSERVER_INDEX"));
+    check_refused("--index 1", "PSERVER_INDEX=", "", &text("PSERVER_INDEX"));
+    check_refused("", "PSERVER_CHECKPOINT_DIR= PSERVER_TRAINERS=2", "", &text("PSERVER_CHECKPOINT_DIR"));
+    check_refused("", "PSERVER_CONFIG=", "", &text("PSERVER_CONFIG"));
+    let option = "--checkpoint-dir is empty; expected a value, or no such option";
+    check_refused("--checkpoint-dir=", "", "", option);
+    assert!(load("", "PSERVER_DEADLINE= OTHER= SLURM_PROCID=", "").is_ok(), "these are not a server's");
+}
+
+#[test]
+fn a_long_value_is_shown_by_its_beginning() {
+    let long = format!("PSERVER_OPTIMIZER={}", "x".repeat(9_000_000));
+    let refusal = load("", &long, "").expect_err("it is no optimizer");
+    assert!(refusal.len() < 1000 && refusal.contains("configuration of 9000000 bytes; expected at most"), "{refusal}");
+}
+
+#[test]
 fn all_bad_values_are_named_at_once() {
     let expected = "WRONG servers (from --servers) is \"x\"; expected a whole number from 1 to 4096\n  \
                     merge (from PSERVER_MERGE) is \"y\"; expected one of mean, sum";

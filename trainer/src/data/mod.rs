@@ -8,6 +8,7 @@
 mod comma_separated;
 mod number;
 mod numpy;
+mod suitability;
 mod tensors;
 mod value_file;
 
@@ -80,6 +81,7 @@ impl DataSet {
         let refuse = |reason: String| Failure::call(format!("{}: {reason}", path.display()));
         let wanted = data_variables(graph).map_err(Failure::call)?;
         let names: Vec<&str> = wanted.iter().map(|one| one.name.as_str()).collect();
+        check_file(path).map_err(refuse)?;
         let stored = match FileFormat::of(path).map_err(refuse)? {
             FileFormat::CommaSeparated => {
                 let tensors = comma_separated::read(path, &wanted).map_err(refuse)?;
@@ -102,6 +104,15 @@ impl DataSet {
         }
         let rows = usize::try_from(first).map_err(|error| error.to_string())?;
         Ok(Self { columns, rows })
+    }
+
+    /// Refuses rows that a training cannot use.
+    ///
+    /// # Errors
+    /// Names the file `path`, the variable, the row, what was found and what was expected: an id beyond a table, a
+    /// label beyond the classes, a number that is not finite.
+    pub fn check(&self, path: &Path, graph: &Graph) -> Result<(), Failure> {
+        suitability::check(self, graph).map_err(|reason| Failure::call(format!("{}: {reason}", path.display())))
     }
 
     /// How many rows there are.
@@ -148,6 +159,12 @@ impl DataSet {
     }
 }
 
+/// Refuses what is no file: a device may have no end.
+fn check_file(path: &Path) -> Result<(), String> {
+    let about = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if about.is_file() { Ok(()) } else { Err("found no ordinary file; expected one".to_owned()) }
+}
+
 /// The data variables of a graph.
 fn data_variables(graph: &Graph) -> Result<Vec<DataVariable>, String> {
     let numbers = StepNumbers::of(graph);
@@ -190,6 +207,7 @@ fn column(one: &DataVariable, stored: Option<StoredColumn>) -> Result<Tensor, St
 /// Names the file and what was found and expected.
 pub fn read_model(path: &Path) -> Result<BTreeMap<String, Tensor>, Failure> {
     let refuse = |reason: String| Failure::call(format!("{}: {reason}", path.display()));
+    check_file(path).map_err(refuse)?;
     let stored = tensors::read(path, None).map_err(refuse)?;
     let tensors = stored.into_iter().filter_map(|(name, column)| {
         let element_type = column.number_type.element_type()?;

@@ -8,7 +8,7 @@ use pserver_core::error::Failure;
 use pserver_program::GivenValues;
 
 use super::number::{ColumnFacts, NumberType};
-use super::{FileFormat, numpy, tensors};
+use super::{FileFormat, check_file, numpy, tensors};
 
 /// The tensors of a safetensors or npz file, which are read when they are needed, and only those rows.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ impl ValueFile {
     /// # Errors
     /// Names the file and what was found and expected.
     pub fn open(path: &Path) -> Result<Self, Failure> {
-        let values = match FileFormat::of(path) {
+        let values = match check_file(path).and_then(|()| FileFormat::of(path)) {
             Ok(FileFormat::Safetensors) => tensors::contents(path).map(|all| {
                 let values = all.into_iter().map(|(name, (facts, begin))| (name, (facts, Some(begin))));
                 values.collect::<BTreeMap<_, _>>()

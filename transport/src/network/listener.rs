@@ -242,6 +242,11 @@ async fn accept(sockets: &ListenSockets, context: &Arc<HelloContext>) {
 }
 
 async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloContext>) {
+    // A probe of the port connects and closes; that is no client.
+    if let Ok(Ok(0) | Err(_)) = tokio::time::timeout(context.options.hello_timeout, stream.peek(&mut [0])).await {
+        tracing::debug!(origin, "a connection was closed before its first byte");
+        return;
+    }
     let refused = match context.hello(&mut stream).await {
         Err(refused) => Some((stream, refused)),
         Ok((mut hello, lane)) => {

@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixName, UnixListener as StdUnixListener};
+use std::path::Path;
 use std::time::Duration;
 
 use pserver_core::error::Failure;
@@ -15,6 +16,7 @@ use rustix::process::geteuid;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 
+use super::IoRuntime;
 use super::token::JobToken;
 
 /// Random bytes of a token, written as twice as many hexadecimal digits.
@@ -102,6 +104,37 @@ pub(super) async fn find(at: SocketAddr) -> io::Result<Option<JobToken>> {
     token.map(Some).map_err(|failure| io::Error::other(format!("the server on loopback sent no token: {failure}")))
 }
 
+/// Gives the token in a file of this process, called `/proc/PID/fd/N`, to processes of its user that cannot open that
+/// path because they are in a container. A thread does so until the process ends.
+///
+/// # Errors
+/// The name is taken, or there is no thread.
+pub fn share_token(path: &Path, token: &JobToken) -> io::Result<()> {
+    let listener = StdUnixListener::bind_addr(&UnixName::from_abstract_name(shared_name(path))?)?;
+    listener.set_nonblocking(true)?;
+    let shared = LocalToken { listener, token: token.clone() };
+    let runtime = IoRuntime::new().map_err(|failure| io::Error::other(failure.to_string()))?;
+    let serve = move || runtime.tokio().block_on(shared.serve());
+    std::thread::Builder::new().name("pserver-token".to_owned()).spawn(serve).map(drop)
+}
+
+/// The token that another process of this user [shares](share_token) for a path that this one cannot open.
+#[must_use]
+pub fn shared_token(path: &Path) -> Option<Vec<u8>> {
+    let asked = async {
+        let stream = UnixStream::connect(format!("\0{}", shared_name(path))).await.ok().filter(is_ours)?;
+        let mut secret = Vec::new();
+        stream.take(TOKEN_BYTES_MAX).read_to_end(&mut secret).await.ok()?;
+        (!secret.is_empty()).then_some(secret)
+    };
+    IoRuntime::new().ok()?.tokio().block_on(asked)
+}
+
+/// The abstract name for a path. It is in the namespace of the network, which containers of a job share.
+fn shared_name(path: &Path) -> String {
+    format!("pserver-token-{}", path.display())
+}
+
 /// Whether the other side's process is of this user.
 fn is_ours(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|there| there.uid() == geteuid().as_raw())
@@ -164,6 +197,18 @@ mod tests {
         stop();
         assert!(found(at).is_ok_and(|found| found.is_none()), "the server has ended");
         assert!(LocalToken::bind(at).expect("the name is free").token() != token, "every server has its own");
+    }
+
+    #[test]
+    fn a_token_is_shared_with_a_process_that_cannot_open_its_path() {
+        let path = Path::new("/proc/4294967295/fd/7");
+        assert_eq!(shared_token(path), None, "no process shares it");
+        let token = JobToken::new(b"0123456789abcdef").expect("it is long enough");
+        share_token(path, &token).expect("the name is free");
+        assert_eq!(shared_token(path).as_deref(), Some(token.secret()));
+        assert_eq!(JobToken::read(path), Ok(token.clone()), "a server reads it as a file");
+        let taken = share_token(path, &token).expect_err("one process has the name");
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
     }
 
     #[test]

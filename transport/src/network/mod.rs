@@ -10,6 +10,7 @@ mod checks;
 mod failures;
 mod handoff;
 mod listener;
+mod listening_user;
 mod local_token;
 mod peer;
 mod policy;
@@ -39,6 +40,7 @@ use tokio::time::Sleep;
 pub use checks::{CHECKS_EXPECTED, ChecksumPolicy};
 pub use handoff::ConnectionSender;
 pub use listener::{Listener, Stop};
+pub use local_token::{share_token, shared_token};
 pub use policy::{POLL_EXPECTED, PollPolicy};
 pub use socket::SocketOptions;
 pub use token::JobToken;
@@ -99,6 +101,8 @@ pub struct NetworkOptions {
     /// Whether a loopback listener without a token makes one for clients of its user. A listener without any token
     /// accepts every client.
     pub local_token: bool,
+    /// Whether a client without a token refuses another user's server on loopback: nobody named the address.
+    pub own_user_alone: bool,
 }
 
 impl Default for NetworkOptions {
@@ -115,6 +119,7 @@ impl Default for NetworkOptions {
             devices: VerbsDevices::Best,
             token: None,
             local_token: false,
+            own_user_alone: false,
         }
     }
 }

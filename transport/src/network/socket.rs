@@ -5,13 +5,16 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use pserver_core::wire::{Address, Scheme};
+use pserver_core::wire::{Address, ErrorCode, Scheme};
+use rustix::process::geteuid;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::failures::ConnectFailure;
+use super::listening_user::listening_user;
 use super::{NetworkOptions, local_token};
+use crate::refusal::refusal;
 use crate::shm::{self, ShmEndpoint};
 use crate::verbs::{DeviceContext, OfferAnswer};
 
@@ -120,8 +123,23 @@ async fn authenticate(
     };
     match token {
         Some(token) => token.authenticate_to_server(stream).await,
+        None if options.own_user_alone => check_user(address_number),
         None => Ok(()),
     }
+}
+
+/// Refuses a server of another user, which is not the one of the caller's job.
+fn check_user(address_number: SocketAddr) -> Result<(), ConnectFailure> {
+    let here = geteuid().as_raw();
+    let there = listening_user(address_number).filter(|there| *there != here);
+    there.map_or(Ok(()), |there| {
+        let text = format!(
+            "found a server of user {there} at {address_number}, which is the default address; expected one of user \
+             {here}, as this process, or the address by name (coordinator, PSERVER_COORDINATOR) where that server is \
+             the job's"
+        );
+        Err(ConnectFailure::Refused(refusal(ErrorCode::Unauthenticated, text)))
+    })
 }
 
 /// Makes the queue pair for an offer, on a thread that may block.

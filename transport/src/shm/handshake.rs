@@ -53,7 +53,7 @@ impl ShmEndpoint {
     /// # Errors
     /// Another user, or another message.
     pub(crate) async fn receive(stream: &UnixStream) -> Result<Board, String> {
-        check_user(stream).map_err(|error| error.to_string())?;
+        check_user(stream, "client").map_err(|error| error.to_string())?;
         let (mut setup, mut descriptors) = ([0; SETUP_BYTES], VecDeque::new());
         let receive = || control_socket::receive(stream.as_fd(), &mut setup, &mut descriptors);
         let received = stream.async_io(Interest::READABLE, receive).await.map_err(|error| error.to_string())?;
@@ -78,7 +78,7 @@ pub(crate) async fn connect(address: SocketAddr) -> io::Result<ShmEndpoint> {
             connect_name(&name(SocketAddr::new(everywhere, address.port()))).await?
         }
     };
-    check_user(&stream)?;
+    check_user(&stream, "server")?;
     let (board, descriptor) = Board::create(BOARD_BYTES).map_err(io::Error::other)?;
     let descriptor: OwnedFd = descriptor;
     control_socket::send(stream.as_fd(), &setup(), Some(descriptor.as_fd()))?;
@@ -89,13 +89,13 @@ async fn connect_name(name: &str) -> io::Result<UnixStream> {
     UnixStream::connect(format!("\0{name}")).await
 }
 
-/// Checks that the peer's process is of this user.
-fn check_user(stream: &UnixStream) -> io::Result<()> {
+/// Checks that the peer's process, a client or server, is of this user.
+fn check_user(stream: &UnixStream, peer: &str) -> io::Result<()> {
     let (there, here) = (stream.peer_cred()?, rustix::process::geteuid().as_raw());
     if there.uid() == here {
         return Ok(());
     }
-    let text = format!("the server process runs as user {}; expected user {here}, as this process", there.uid());
+    let text = format!("the {peer}'s process runs as user {}; expected user {here}, as this process", there.uid());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 

@@ -13,7 +13,7 @@ use super::{Storage, StorageReader, StorageWriter, join, parent, total};
 use crate::error::Failure;
 
 /// The file of a directory's lock.
-const LOCK: &str = "lock";
+pub const LOCK: &str = "lock";
 
 /// The result of an attempt to lock a directory.
 pub enum LockOutcome {
@@ -110,6 +110,14 @@ impl Directory {
         let written = file.set_len(0).and_then(|()| (&file).write_all(record));
         written.map_err(refused)?;
         Ok(LockOutcome::Ours(Lock { _file: file }))
+    }
+
+    /// Whether a process that lives holds the lock of a directory. Where no lock's file is, none is made.
+    #[must_use]
+    pub fn is_locked(&self, directory: &str) -> bool {
+        // A shared lock needs a file that is open for reading only, and is gone with it.
+        let file = self.root.open(join(directory, LOCK)).map(File::into_std);
+        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
     fn sync_one(&self, directory: &str) -> io::Result<()> {

@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use super::{Descriptor, ForeignBytes, refused};
 use crate::error::Failure;
@@ -118,6 +120,10 @@ impl ReadOnly {
 /// Makes a file in memory, maps it to be written, and seals it.
 pub(super) fn make(name: &str, bytes: u64, seals: SealFlags) -> Result<(OwnedFd, MmapRaw), Failure> {
     let failed = |error: &dyn std::fmt::Display| refused(&format!("making {bytes} bytes"), error);
+    // A file that grows beyond the limit would end the process by SIGXFSZ, which is not this library's to handle.
+    if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
+        return Err(failed(&format!("{}, as the limit of file sizes is lower (ulimit -f)", Errno::FBIG)));
+    }
     let descriptor = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|e| failed(&e))?;
     ftruncate(&descriptor, bytes).map_err(|error| failed(&error))?;
     let map = map_writable(&descriptor, bytes)?;

@@ -54,6 +54,23 @@ fn a_shard_serves_once_everything_is_there() {
 }
 
 #[test]
+fn parameters_beyond_the_memory_limit_are_refused_by_their_need() {
+    // 1,026 values of 4 bytes, and a gradient of each.
+    let check = |limit, expected: &str| {
+        let mut stage = Stage::empty(plan()).with_memory_limit(limit);
+        stage.connect(0, Incarnation(1));
+        for parcel in [stage.init(0, None), stage.init(1, None), stage.finish(3)] {
+            stage.deliver(0, &parcel);
+        }
+        let found = stage.errors().join(" ");
+        assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{limit}: {found}");
+    };
+    check(2 * 4104, "");
+    check(2 * 4104 - 1, "parameters need 8208 bytes or more on this shard (values 4104, states and a gradient of each");
+    check(2 * 4104 - 1, "found a memory limit of 8207 bytes for it (cgroup); expected a higher limit, more servers");
+}
+
+#[test]
 fn a_finish_without_everything_begins_anew() {
     check(&[
         ("init 0 1", "done"),

@@ -235,6 +235,12 @@ impl Stage {
         }
     }
 
+    /// The same, with a memory limit.
+    pub(super) fn with_memory_limit(self, bytes: u64) -> Self {
+        let options = ShardOptions { memory_limit: Some(bytes), ..options() };
+        Self { shard: Shard::new(options, Box::new(Plain)), ..self }
+    }
+
     /// The same, with an accelerator.
     pub(super) fn with_accelerator(self, accelerator: impl Accelerator + 'static) -> Self {
         Self { shard: self.shard.with_accelerator(Box::new(accelerator), NoRoom::Processor), ..self }
@@ -513,6 +519,7 @@ impl Stage {
 
 fn options() -> ShardOptions {
     ShardOptions {
+        memory_limit: None,
         epoch: EPOCH,
         round_timeout: TIMEOUT,
         grace: GRACE,
