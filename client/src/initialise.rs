@@ -16,7 +16,7 @@ use pserver_core::partition::{
     Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology,
 };
 use pserver_core::port::Outgoing;
-use pserver_core::rows::{RowMerge, RowsView};
+use pserver_core::rows::{RowMerge, RowsView, seed_of};
 use pserver_core::wire::answer::{Answer, Initialised};
 use pserver_core::wire::request::{Commit, Request};
 use pserver_core::wire::{CatalogueRequest, Entry, FinishMessage, Frame, Head, InitMessage, JoinRequest, Joined, Kind};
@@ -363,7 +363,11 @@ impl ClientState {
             sender: settings.sender,
             total_part: settings.total_part,
         };
-        let Some(sparse) = settings.sparse else { return Ok(dense) };
+        let Some(mut sparse) = settings.sparse else { return Ok(dense) };
+        if sparse.initializer.is_random() {
+            // Tables with one seed have equal rows.
+            sparse.seed.get_or_insert_with(|| seed_of(name));
+        }
         let declared = sparse_declaration(dense, draft.catalogue.topology(), rule, sparse);
         declared.and_then(|declared| check_content(declared, content)).map_err(named)
     }

@@ -1,6 +1,6 @@
 //! The list of a job's parameters.
 
-use pserver_core::config::{OptimizerSettings, ParameterConfig};
+use pserver_core::config::{OptimizerSettings, ParameterConfig, SparseSettings};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ParameterIndex, Round, Sequence, Version};
 use pserver_core::memory::LoanBook;
@@ -63,7 +63,10 @@ impl Client {
         let index = job.parameter(name, &mut None)?;
         let declared = ParameterConfig::decode(&job.chosen(index).declaration().config)?;
         let rule = Rule { schedule: declared.rule.schedule.clone(), ..rule.clone() };
-        let found = ParameterConfig { rule, sparse: settings.sparse };
+        // Initial values are the initialiser's, and so is their seed.
+        let seed = declared.sparse.and_then(|sparse| sparse.seed);
+        let sparse = settings.sparse.map(|sparse| SparseSettings { seed, ..sparse });
+        let found = ParameterConfig { rule, sparse };
         if found == declared {
             return Ok(());
         }

@@ -87,7 +87,7 @@ impl ServerParameter {
         SparseSettings {
             height: Some(layout.height().bound()),
             width: Some(layout.width()),
-            seed,
+            seed: Some(seed),
             first,
             // All rows of a given table are sent.
             initializer: self.initialising_op.initializer().unwrap_or_default(),

@@ -21,8 +21,8 @@ pub struct SparseSettings {
     pub buckets: Option<u32>,
     /// Whether rows without a gradient skip an update instead of replaying it later.
     pub lazy: bool,
-    /// The seed of the rows' initial values.
-    pub seed: u64,
+    /// The seed of the rows' initial values; none: a declared parameter gets one by its name.
+    pub seed: Option<u64>,
     /// The number of row 0 in the initializer, so that a parameter of some rows has their initial values in the whole.
     pub first: u64,
     /// The initializer of a row.
@@ -61,7 +61,7 @@ pub(super) fn settings(message: &SparseConfig) -> Result<SparseSettings, Failure
         rows: positive("rows", message.rows, ROW_IDS_MAX)?,
         buckets: narrow(positive("buckets", message.buckets.map(u64::from), BUCKETS_MAX.into())?),
         lazy: message.lazy(),
-        seed: message.seed(),
+        seed: message.seed,
         first: message.first(),
         initializer: initializer(message)?,
     };
@@ -81,7 +81,7 @@ pub(super) fn message(settings: &SparseSettings) -> SparseConfig {
         rows: settings.rows,
         buckets: settings.buckets,
         lazy: Some(settings.lazy),
-        seed: Some(settings.seed),
+        seed: settings.seed,
         first: (settings.first > 0).then_some(settings.first),
         ..SparseConfig::default()
     };

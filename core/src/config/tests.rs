@@ -469,7 +469,8 @@ fn a_sparse_parameter_is_said_by_its_height_or_its_rows() {
     let sparse = |text: &str| OptimizerSettings::from_text(&format!("sparse {{ {text} }}")).unwrap().sparse.unwrap();
     let rows = SparseSettings { height: Some(9), width: Some(2), ..SparseSettings::default() };
     assert_eq!(sparse("height: 9 width: 2"), rows);
-    assert_eq!(sparse("rows: 5 lazy: true seed: 18446744073709551615 buckets: 3").seed, u64::MAX);
+    assert_eq!(sparse("rows: 5 lazy: true seed: 18446744073709551615 buckets: 3").seed, Some(u64::MAX));
+    assert_eq!((sparse("rows: 5 seed: 0").seed, sparse("rows: 5").seed), (Some(0), None));
     assert_eq!((sparse("rows: 5 first: 7").first, sparse("rows: 5").first), (7, 0));
     assert_eq!(
         sparse("rows: 5 uniform { low: -0.5 high: 0.5 }").initializer,

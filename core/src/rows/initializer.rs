@@ -81,6 +81,12 @@ impl Initializer {
         }
     }
 
+    /// Whether the values depend on the seed.
+    #[must_use]
+    pub fn is_random(&self) -> bool {
+        matches!(self, Self::Uniform { .. } | Self::Gaussian { .. })
+    }
+
     /// Writes the initial values of row `id`.
     ///
     /// # Panics
@@ -103,6 +109,13 @@ impl Initializer {
             }),
         }
     }
+}
+
+/// The seed of a parameter that was given none.
+#[must_use]
+pub fn seed_of(name: &str) -> u64 {
+    let digest = blake3::hash(name.as_bytes());
+    u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("a digest has 32 bytes"))
 }
 
 /// Whether an integer type has this number.

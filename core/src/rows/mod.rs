@@ -14,7 +14,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use initializer::Initializer;
+pub use initializer::{Initializer, seed_of};
 pub use layout::{Height, ROW_IDS_MAX, RowLayout};
 pub use merge::{Merged, RowMerge, Unique};
 pub use selected::{Ids, RowsView, SelectedRows};

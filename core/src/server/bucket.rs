@@ -206,7 +206,7 @@ impl Bucket {
             layout: plan.layout,
             rule: Arc::clone(rule),
             initializer,
-            seed,
+            seed: seed.unwrap_or_default(),
             first,
             catch_up: if lazy { CatchUp::Lazy } else { CatchUp::Exact },
         };
