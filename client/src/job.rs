@@ -26,6 +26,8 @@ const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct JoinedJob {
     pub(super) settings: JobMessage,
     pub(super) default_config: Vec<u8>,
+    /// Whether servers take gradients with NaN or infinite elements.
+    pub(super) takes_nonfinite: bool,
     pub(super) topology: Topology,
     pub(super) phase: InitPhase,
     /// The number of the last mutating call.
@@ -101,6 +103,7 @@ impl JoinedJob {
         Ok(Self {
             settings,
             default_config: joined.default_config,
+            takes_nonfinite: joined.takes_nonfinite,
             topology,
             phase: InitPhase::Joined,
             sequence: 0,
@@ -170,6 +173,11 @@ impl JoinedJob {
     /// Bytes of a chunk, the limit of a payload.
     pub(super) fn chunk_bytes(&self) -> u32 {
         self.settings.chunk_bytes
+    }
+
+    /// Whether this trainer has begun to push something.
+    pub(super) fn has_pushed(&self) -> bool {
+        self.progress.iter().any(|one| one.pushed.is_some())
     }
 
     /// Whether pushes are counted in rounds, as in sync mode.

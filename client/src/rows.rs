@@ -237,7 +237,9 @@ impl ClientState {
         let (asked, received) = FetchedRows::bytes(&fetched);
         let fresh = self.open(Kind::Push, chosen, (as_u64(sent + asked), as_u64(received)))?;
         let mut memory = LendingMemory::new(self.memory.rows.kept.take(sent + asked + received));
-        let mut packer = self.packer(Kind::Push, chosen).with(Flags::default(), PushMessage { rate }.encode_to_vec());
+        let mut packer = self
+            .packer(Kind::Push, chosen)
+            .with(Flags::default(), PushMessage { rate, is_void: false }.encode_to_vec());
         for (index, rows) in chosen.iter().zip(bucketed) {
             let progress = self.ready_job().progress(*index);
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use prost::Message;
 use pserver_core::client::RequestBody;
+use pserver_core::config::ParameterConfig;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Version};
 use pserver_core::memory::{Lease, LoanBook, LoanIn, LoanOut, Mapping};
+use pserver_core::optim::{first_nonfinite, real_at};
 use pserver_core::partition::Parameter;
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::answer::Answer;
@@ -24,6 +26,8 @@ use super::{Client, ClientState, DestinationSlice, Extent, GradientSlice};
 
 /// Longest wait for the coordinator when a rank is released; its answer depends on no trainer.
 const RELEASE_LONGEST: Duration = Duration::from_secs(1);
+/// Up to this learning rate no parameter's own factor is looked up before a push.
+const RATE_UNCHECKED_MAX: f64 = 1e6;
 
 impl Client {
     /// Sends gradients, or deltas where the job optimises on the client. It returns when every server has them for
@@ -58,6 +62,45 @@ impl Client {
             let call = state.start_push(chosen, gradients, rate, Some(into), book)?;
             state.finish(call)
         })
+    }
+
+    /// Checks gradients, their rate and their destinations as a push does, and that all elements are finite unless
+    /// servers take others; sends nothing. A program whose step is several calls checks all of them before the first
+    /// one, so that servers have no part of a step that is refused.
+    ///
+    /// # Errors
+    /// The gradient that a push would be refused for, and why.
+    pub fn check_push(
+        &self,
+        gradients: &[GradientSlice<'_>],
+        rate: Option<f64>,
+        into: Option<&mut [DestinationSlice<'_>]>,
+    ) -> Result<(), Failure> {
+        let takes_nonfinite = {
+            let mut state = self.lock()?;
+            let job = state.ready()?;
+            let into = into.map(borrowed);
+            let chosen = check_gradients(job, gradients, into.as_deref(), true)?;
+            check_rate(rate)?;
+            for index in chosen.parameters.iter().filter(|_| rate.is_some_and(|rate| RATE_UNCHECKED_MAX < rate)) {
+                let declaration = job.chosen(*index).declaration();
+                let config = ParameterConfig::decode(&declaration.config)?;
+                config.rule.check_rate(rate.unwrap_or_default(), declaration.element_type)?;
+            }
+            job.takes_nonfinite
+        };
+        // Without the lock: other threads' calls go on.
+        if takes_nonfinite { Ok(()) } else { gradients.iter().try_for_each(check_finite) }
+    }
+
+    /// [`check_push`](Self::check_push) for the values of rows.
+    ///
+    /// # Errors
+    /// Names the parameter, the element and its value; or the rate.
+    pub fn check_rows(&self, gradient: &GradientSlice<'_>, rate: Option<f64>) -> Result<(), Failure> {
+        check_rate(rate)?;
+        let takes_nonfinite = self.lock()?.joined()?.takes_nonfinite;
+        if takes_nonfinite { Ok(()) } else { check_finite(gradient) }
     }
 
     /// Fetches parameters. In sync mode each has all rounds in it that this trainer has pushed. After a failure
@@ -152,6 +195,19 @@ impl Client {
         state.ask_all(frames, "leaving the job")?;
         state.control(Request::Leave(true), "leaving the job").map(drop)
     }
+
+    /// [`leave`](Self::leave) at the end of a program: where this trainer has pushed something, and server 0 is
+    /// connected. Nothing waits for the gradients of a trainer that has sent none.
+    ///
+    /// # Errors
+    /// As [`leave`](Self::leave).
+    pub fn leave_at_end(&self) -> Result<(), Failure> {
+        let takes_part = {
+            let state = self.lock()?;
+            state.engine.is_with_coordinator() && state.job.as_ref().is_some_and(JoinedJob::has_pushed)
+        };
+        if takes_part { self.leave() } else { Ok(()) }
+    }
 }
 
 impl ClientGuard<'_> {
@@ -175,6 +231,42 @@ impl ClientGuard<'_> {
         let chosen = check_gradients(self.ready()?, gradients, into, true)?;
         self.learn_rounds(&chosen.parameters)?;
         Ok(chosen)
+    }
+
+    /// Starts a push without gradients for parameters, of which each round counts one of every trainer.
+    pub(super) fn start_pass<'env>(
+        &mut self,
+        names: &[&str],
+        is_void: bool,
+        into: Vec<FetchRequest<'env>>,
+        book: &LoanBook<'env>,
+    ) -> Result<CallNumber, Failure> {
+        let job = self.ready()?;
+        if !job.counts_rounds() {
+            let mode = job.sharing().mode;
+            return Err(Failure::call(format!("a push without gradients in mode {mode:?}; expected mode Sync")));
+        }
+        let mut last = None;
+        let chosen: Vec<_> = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<_, _>>()?;
+        chosen.iter().try_for_each(|index| check_dense(job.chosen(*index)))?;
+        job.check_once(&chosen)?;
+        let fetched = check_destinations(job, &into)?;
+        if !into.is_empty() && fetched.parameters != chosen {
+            return Err(Failure::call("destinations of other parameters; expected one for each, in the same order"));
+        }
+        self.learn_rounds(&chosen)?;
+        let flags = if into.is_empty() { Flags::default() } else { Flags::WANT_VALUE };
+        let mut places = self.places(into, &fetched.parameters)?.into_iter();
+        let sequence = self.open(Kind::Push, &chosen, (0, fetched.held))?;
+        let message = PushMessage { rate: None, is_void }.encode_to_vec();
+        let packer = self.packer(Kind::Push, &chosen).with(flags, message);
+        let orders = chosen.into_iter().map(|index| {
+            let (place, half) = places.next().unzip();
+            ParameterTransfer { index, given: None, place, half: half.flatten() }
+        });
+        Ok(self.pack(packer, orders, book, |progress| {
+            (progress.round.unwrap_or_default(), progress.push_again.unwrap_or(sequence))
+        }))
     }
 
     /// Requests the rounds of parameters that this trainer has not pulled yet; sync mode needs them before a push.
@@ -211,7 +303,7 @@ impl ClientState {
         let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
-        let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate }.encode_to_vec());
+        let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate, is_void: false }.encode_to_vec());
         let orders = gradients.iter().zip(chosen).map(|(given, index)| {
             let (place, half) = places.next().unzip();
             ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }
@@ -466,6 +558,18 @@ pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses a gradient with an element that is NaN or infinite.
+fn check_finite(given: &GradientSlice<'_>) -> Result<(), Failure> {
+    let Some(at) = first_nonfinite(given.element_type, given.content) else { return Ok(()) };
+    let value = real_at(given.element_type, given.content, at).unwrap_or(f64::NAN);
+    Err(Failure::call(format!(
+        "parameter \"{}\": the gradient has {value} ({}) as element {at}; expected finite numbers: a corrected gradient \
+         (a smaller learning rate or a limit of the norm keeps a training from diverging), or servers with --nonfinite \
+         skip or accept",
+        given.name, given.element_type
+    )))
 }
 
 /// The parameters of a call's gradients or values.

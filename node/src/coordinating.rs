@@ -8,7 +8,7 @@ use pserver_core::checkpoint::{CoordinatorFile, CoordinatorState};
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::port::Event;
-use pserver_core::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, ServerOutput};
+use pserver_core::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, NonFinite, ServerOutput};
 use pserver_core::time::Now;
 use pserver_core::wire::Head;
 use pserver_core::wire::answer::Saved;
@@ -44,6 +44,7 @@ impl CoordinatorNode {
             lease: start.settings.times.lease,
             grace: start.settings.times.rank_grace,
             watches: start.settings.addresses.http.is_some(),
+            takes_nonfinite: start.settings.job.nonfinite != NonFinite::Refuse,
         };
         let found =
             start.storage.as_ref().map(|owned| CoordinatorState::recall(&*owned.storage)).transpose()?.flatten();

@@ -1,6 +1,7 @@
 """Clients: a trainer's calls with numpy arrays, torch tensors, and other arrays of the host."""
 
 import asyncio
+import logging
 import os
 import tempfile
 import weakref
@@ -25,6 +26,7 @@ EAGER_TURNS = 16
 POLL_SECONDS, POLL_SECONDS_MAX = 1e-3, 5e-3
 """After these seconds it asks again, more rarely the longer it has waited."""
 
+_logger = logging.getLogger("pserver")
 _last: "weakref.ref[Client] | None" = None
 
 
@@ -147,6 +149,8 @@ class Client:
         self._known: dict[str, tuple[numpy.dtype[Any], tuple[int, ...], bool]] = {}
         self._servers: Servers | None = None
         self._is_closed = False
+        self._has_optimizer = False
+        """Whether an optimizer has been constructed with this client."""
 
     # Initialisation
 
@@ -226,6 +230,21 @@ class Client:
     def set(self, values: Mapping[str, Array]) -> None:
         """Replaces values. Updates are counted on, and the optimizer's state stays."""
         self._raw.set(list(values), list(values.values()))
+
+    def _check_push(self, gradients: Mapping[str, Array], out: Mapping[str, Array] | None, rate: float | None) -> None:
+        """Refuses what :meth:`push_pull` would be refused for, before anything is sent: a step of several calls is
+        checked whole before the first."""
+        places = None if out is None else list(out.values())
+        self._raw.check_push(list(gradients), list(gradients.values()), places, rate)
+
+    def _check_rows(self, name: str, gradients: Array, rate: float | None) -> None:
+        """The same for the gradients of rows."""
+        self._raw.check_rows(name, gradients, rate)
+
+    def _start_pass(self, names: Sequence[str], out: Mapping[str, Array] | None, is_void: bool) -> Call:
+        """Starts to say that this trainer has no gradients for these parameters in this round (mode sync), and to fetch
+        them. ``is_void``: the round is no update, whatever others send."""
+        return Call(self._raw.start_pass(names, is_void, None if out is None else list(out.values())))
 
     def start_push(self, gradients: Mapping[str, Array], *, rate: float | None = None) -> Call:
         """:meth:`push`, started."""
@@ -468,7 +487,15 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """A trainer that ends well leaves, so that the others do not wait for it; after an exception they do, for its
+        next process."""
+        try:
+            if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+                self._raw.leave_at_end()
+        except Error as failure:
+            _logger.warning("this trainer ends without leaving the job, where others may wait for it: %s", failure)
+        finally:
+            self.close()
 
     def _facts(self, name: str) -> tuple[numpy.dtype[Any], tuple[int, ...], bool]:
         facts = self._known.get(name)

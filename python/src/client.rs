@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use pserver_client::{CallNumber, GivenValue, StateSlice, StateTensor, TableProgress, rule_file};
+use pserver_client::{CallNumber, GivenValue, GradientSlice, StateSlice, StateTensor, TableProgress, rule_file};
 use pserver_core::config::{Mode, OptimizerSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -98,6 +98,34 @@ impl RawClient {
         })
     }
 
+    /// Checks gradients and, where there are some, destinations as `start` does, and the gradients' elements; sends
+    /// nothing.
+    fn check_push(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        gradients: Vec<Bound<'_, PyAny>>,
+        out: Option<Vec<Bound<'_, PyAny>>>,
+        rate: Option<f64>,
+    ) -> PyResult<()> {
+        let gradients = arrays(py, &names, &gradients, Access::Read)?;
+        let mut out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
+        self.call(py, |session| {
+            let given = session.gradients(&names, &gradients)?;
+            let mut into = out.as_deref_mut().map(|out| session.destinations(&names, out)).transpose()?;
+            session.client().check_push(&given, rate, into.as_deref_mut())
+        })
+    }
+
+    /// Checks the elements of gradients of rows.
+    fn check_rows(&self, py: Python<'_>, name: &str, gradient: &Bound<'_, PyAny>, rate: Option<f64>) -> PyResult<()> {
+        let array = HeldArray::of(gradient, &parameter(name), Access::Read)?;
+        self.call(py, |session| {
+            let (element_type, content) = (array.element_type(), array.contents());
+            session.client().check_rows(&GradientSlice { name, element_type, content }, rate)
+        })
+    }
+
     fn set(&self, py: Python<'_>, names: Vec<PyBackedStr>, values: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let mut values = arrays(py, &names, &values, Access::Send)?;
         self.call(py, |session| {
@@ -152,6 +180,18 @@ impl RawClient {
             stage(session, &names, out.as_deref_mut().unwrap_or_default(), Staging::Destination)?;
             session.start(&names, (gradients, out), rate)
         })
+    }
+
+    /// Starts a push without gradients, and with `out` a pull.
+    fn start_pass(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        is_void: bool,
+        out: Option<Vec<Bound<'_, PyAny>>>,
+    ) -> PyResult<RawCall> {
+        let out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
+        self.started(py, |session| session.start_pass(&names, is_void, out.unwrap_or_default()))
     }
 
     fn push_rows(
@@ -356,6 +396,14 @@ impl RawClient {
 
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |session| session.client().leave())
+    }
+
+    /// Leaves, if this trainer takes part in a job. A closed client has no part, and neither has a forked process.
+    fn leave_at_end(&self, py: Python<'_>) -> PyResult<()> {
+        if std::process::id() != self.process || locked(&self.session).is_none() {
+            return Ok(());
+        }
+        self.call(py, |session| session.client().leave_at_end())
     }
 
     fn resume_rounds(&self, py: Python<'_>) -> PyResult<u64> {

@@ -20,7 +20,10 @@ mod tensors;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use pserver_core::checksum::checksum;
 use pyo3::prelude::*;
+
+use crate::arrays::{Access, HeldArray};
 
 /// Runs the `pserver` program with these arguments, its own name first, and returns its exit status. `path` is the file
 /// that it starts as processes of its own.
@@ -36,6 +39,13 @@ fn launched(py: Python<'_>) -> PyResult<(bool, Option<u32>, Option<u32>)> {
     errors::outcome(py, session::launched())
 }
 
+/// A checksum of each array's contents: equal ones have not changed.
+#[pyfunction]
+fn checksums(py: Python<'_>, all: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<u32>> {
+    let held = all.iter().map(|one| HeldArray::of(one, "an array", Access::Read)).collect::<PyResult<Vec<_>>>()?;
+    Ok(py.detach(|| held.iter().map(|one| checksum(one.contents())).collect()))
+}
+
 #[pymodule]
 fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pserver_client::ask_while_waiting(errors::is_interrupted);
@@ -46,5 +56,6 @@ fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(logs::log_lines, module)?)?;
     module.add_function(wrap_pyfunction!(logs::end_log, module)?)?;
     module.add_function(wrap_pyfunction!(launched, module)?)?;
+    module.add_function(wrap_pyfunction!(checksums, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

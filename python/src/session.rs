@@ -133,11 +133,7 @@ impl PythonSession {
             let name = name_for_good(name.as_ref());
             given.push(GradientSlice { name, element_type: array.element_type(), content: array.lasting() });
         }
-        for (name, array) in names.iter().zip(&mut out) {
-            let half = self.check_destination(name.as_ref(), array)?;
-            let name = name_for_good(name.as_ref());
-            into.push(DestinationSlice { name, content: array.lasting_mut(), half });
-        }
+        self.lasting_destinations(names, &mut out, &mut into)?;
         let number = match (given.is_empty(), has_out) {
             (false, true) => self.client.start_push_pull(&given, rate, into),
             (false, false) => self.client.start_push(&given, rate),
@@ -146,6 +142,36 @@ impl PythonSession {
         let held = gradients.into_iter().chain(out).collect();
         self.keep(number, held);
         Ok(number)
+    }
+
+    /// Starts a push without gradients, and with destinations a pull, and holds these until the call is over.
+    pub(crate) fn start_pass(
+        &self,
+        names: &[impl AsRef<str>],
+        is_void: bool,
+        mut out: Vec<HeldArray>,
+    ) -> Result<CallNumber, Failure> {
+        let mut into = Vec::new();
+        self.lasting_destinations(names, &mut out, &mut into)?;
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        let number = self.client.start_pass(&names, is_void, into)?;
+        self.keep(number, out);
+        Ok(number)
+    }
+
+    /// Destinations of a started call.
+    fn lasting_destinations(
+        &self,
+        names: &[impl AsRef<str>],
+        out: &mut [HeldArray],
+        into: &mut Vec<DestinationSlice<'static>>,
+    ) -> Result<(), Failure> {
+        for (name, array) in names.iter().zip(out) {
+            let half = self.check_destination(name.as_ref(), array)?;
+            let name = name_for_good(name.as_ref());
+            into.push(DestinationSlice { name, content: array.lasting_mut(), half });
+        }
+        Ok(())
     }
 
     /// Registers the memory of an array, and holds it.

@@ -301,3 +301,40 @@ def test_the_program_is_there_as_a_command_and_as_a_module() -> None:
         assert shown.returncode == 0 and shown.stdout.startswith("pserver "), shown
         wrong = subprocess.run([*command, "serve", "--colour"], capture_output=True, text=True)
         assert wrong.returncode == 2 and "--colour" in wrong.stderr, wrong
+
+
+def test_a_trainer_that_ends_well_is_not_waited_for(job: Any, in_ranks: Any) -> None:
+    clients = [job(trainers=2, trainer=0), job(trainer=1)]
+    ended: list[Any] = [None, None]
+
+    def run(rank: int) -> None:
+        with clients[rank] as client:
+            client.init_all({"w": np.zeros(2, np.float32)}, "optimizer: SGD const_lr { learning_rate: 1 }")
+            for step in range(2 + 2 * rank):
+                ended[rank] = client.push_pull({"w": np.full(2, 1 + step, np.float32)})["w"].tolist()
+
+    in_ranks(run)
+    assert ended[1] == [-10, -10] and clients[0].is_closed
+
+
+def test_a_trainer_that_ends_by_an_exception_is_waited_for(job: Any) -> None:
+    clients = [job(trainers=2, trainer=0), job(trainer=1, deadline=2)]
+    clients[0].init_all({"w": np.zeros(2, np.float32)}, "optimizer: SGD const_lr { learning_rate: 1 }")
+    gradient = {"w": np.ones(2, np.float32)}
+    with pytest.raises(RuntimeError, match="of the program"), clients[0] as client:
+        client.push(gradient)
+        raise RuntimeError("of the program")
+    clients[1].push_pull(gradient)
+    with pytest.raises((pserver.Timeout, pserver.MissingTrainer)):
+        clients[1].push_pull(gradient)
+
+
+def test_a_client_that_has_sent_nothing_leaves_no_job(job: Any) -> None:
+    with job(trainers=2, trainer=0) as client:
+        client.init_all({"w": np.zeros(2, np.float32)}, "optimizer: SGD const_lr { learning_rate: 1 }")
+    again, other = job(trainer=0), job(trainer=1, deadline=2)
+    with pytest.raises((pserver.Timeout, pserver.MissingTrainer)):
+        other.push_pull({"w": np.ones(2, np.float32)})
+    again.push({"w": np.ones(2, np.float32)})
+    # Both have pushed the first round.
+    assert other.push_pull({"w": np.ones(2, np.float32)})["w"].tolist() == [-1, -1]

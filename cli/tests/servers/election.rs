@@ -67,6 +67,7 @@ impl Simulation {
             lease,
             grace,
             watches: false,
+            takes_nonfinite: false,
         };
         let mut coordinator = Coordinator::new(options, None).expect("nothing was kept");
         let server = ServerEntry { address: "tcp://127.0.0.1:1".to_owned(), shards: 1 };

@@ -138,9 +138,13 @@ impl Serving {
         if self.is_rejoin(&frame.head) && origin == Origin::Live {
             self.check_all_open()?;
         }
+        let is_void = decode::<PushMessage>(&frame.control)?.is_void;
         let (mut last, mut is_rising) = (None, true);
         for entry in &frame.entries {
             let slot_index = self.table.check_gradient(last, entry)?;
+            if is_void || entry.bytes == 0 {
+                self.check_pass(slot_index, is_void)?;
+            }
             is_rising &= last < Some(slot_index);
             last = Some(slot_index);
             self.check_sender(slot_index, &frame.head)?;
@@ -158,6 +162,18 @@ impl Serving {
             look_up_repeated(admitted);
         }
         Ok(())
+    }
+
+    /// Refuses an entry without a gradient, or one that ends its round without an update, where no round waits for all.
+    fn check_pass(&self, slot_index: usize, is_void: bool) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        let is_dense = chunk.bucket().is_none();
+        if is_dense && self.flows.of(slot_index).pace == AccumulatorPace::Rounds || !is_dense && !is_void {
+            return Ok(());
+        }
+        let name = self.table.held(chunk.id).name();
+        let text = "a push without a gradient; expected one, or a dense parameter in a job in mode sync";
+        Err(Refusal::invalid(format!("parameter \"{name}\": {text}")))
     }
 
     /// Refuses a gradient of another trainer than the parameter's only sender.

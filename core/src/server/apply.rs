@@ -33,8 +33,8 @@ impl Shard {
         }
         match frame.head.kind {
             Kind::Push => {
-                let rate = decode::<PushMessage>(&frame.control)?.rate;
-                serving.push(&mut cx, frame, rate, admitted, leases);
+                let message = decode::<PushMessage>(&frame.control)?;
+                serving.push(&mut cx, frame, &message, admitted, leases);
             }
             Kind::Set => serving.set(&mut cx, frame, leases),
             Kind::Leave => return serving.leave(&mut cx, &frame.head),

@@ -23,6 +23,8 @@ use crate::wire::{Head, RowsPart};
 pub(super) struct PushHeader {
     pub(super) call: CallId,
     pub(super) rate: Option<f64>,
+    /// Whether its rounds end without an update.
+    pub(super) is_void: bool,
     /// Position of its journal record.
     pub(super) position: u64,
     /// Time of its arrival, as in `Context::nanos`.
@@ -41,7 +43,7 @@ pub(super) struct Contribution {
     pub(super) round: Round,
     pub(super) element_type: ElementType,
     pub(super) bytes: u32,
-    /// The gradient; `None` once it is folded into the sum.
+    /// The gradient; `None` once it is folded into the sum, and where the trainer has none (then `bytes` is zero).
     pub(super) gradient: Option<Lease>,
     /// The rows of a bucket, in parts; empty when there are none.
     pub(super) rows: Vec<RowsLease>,

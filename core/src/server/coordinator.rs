@@ -49,6 +49,8 @@ pub struct CoordinatorOptions {
     pub grace: Duration,
     /// Whether servers report their status.
     pub watches: bool,
+    /// Whether servers take gradients with NaN or infinite elements.
+    pub takes_nonfinite: bool,
 }
 
 /// An action that the coordinator asks of its caller.
@@ -552,6 +554,7 @@ impl Coordinator {
             job: Some(job),
             default_config: self.options.default_config.clone(),
             watches: self.options.watches,
+            takes_nonfinite: self.options.takes_nonfinite,
         }
     }
 

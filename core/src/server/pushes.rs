@@ -12,7 +12,7 @@ use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{Round, Version};
 use crate::memory::Lease;
-use crate::wire::Frame;
+use crate::wire::{Frame, PushMessage};
 
 impl Serving {
     /// Applies a checked push: `admitted` has its entries, `body` one lease per payload.
@@ -20,7 +20,7 @@ impl Serving {
         &mut self,
         cx: &mut Context<'_>,
         frame: &Frame,
-        rate: Option<f64>,
+        message: &PushMessage,
         admitted: &[Admitted],
         body: impl IntoIterator<Item = Lease>,
     ) {
@@ -29,8 +29,9 @@ impl Serving {
         let (position, arrival) = (cx.position, self.arrivals);
         self.arrivals += 1;
         cx.counters.gradients.add(frame.entries.len() as u64);
-        let sending =
-            Arc::new(PushHeader { call, rate, position, arrival, nanos: cx.nanos, peer: cx.peer, head: frame.head });
+        let PushMessage { rate, is_void } = *message;
+        let (nanos, peer, head) = (cx.nanos, cx.peer, frame.head);
+        let sending = Arc::new(PushHeader { call, rate, is_void, position, arrival, nanos, peer, head });
         self.rejoin(cx.position, &frame.head);
         let mut body = body.into_iter();
         for (entry, admitted) in frame.entries.iter().zip(admitted) {

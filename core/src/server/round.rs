@@ -125,6 +125,12 @@ impl OpenRound {
         !self.is_empty() && awaited.all(|trainer| self.contribution(trainer).is_some())
     }
 
+    /// Whether the round ends without an update: no trainer has a gradient, or one has declared it void.
+    pub(super) fn is_passed(&self) -> bool {
+        let all = self.contributions();
+        all.iter().all(|one| one.bytes == 0) || all.iter().any(|one| one.sending.is_void)
+    }
+
     /// The mean of the learning rates sent with the contributions, summed in trainer order.
     pub(super) fn rate(&self) -> Option<f64> {
         if let [lone] = self.contributions() {

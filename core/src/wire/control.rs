@@ -101,12 +101,15 @@ pub struct ErrorMessage {
     pub trainers: Vec<u32>,
 }
 
-/// Control message of a push.
+/// Control message of a push. An entry without a payload stands for no gradient: a round of those alone is no update.
 #[derive(Clone, PartialEq, Message)]
 pub struct PushMessage {
     /// The learning rate of this gradient, which replaces the schedule's.
     #[prost(double, optional, tag = "1")]
     pub rate: Option<f64>,
+    /// Whether the rounds of its chunks end without an update, whatever others send.
+    #[prost(bool, tag = "2")]
+    pub is_void: bool,
 }
 
 /// Control message of a pull or set with [`Flags::STATE`](super::Flags::STATE): the part of the optimizer's state that
@@ -240,6 +243,9 @@ pub struct Joined {
     /// Whether server 0 shows the status of servers, which then report it with each registration.
     #[prost(bool, tag = "8")]
     pub watches: bool,
+    /// Whether servers take gradients with NaN or infinite elements.
+    #[prost(bool, tag = "9")]
+    pub takes_nonfinite: bool,
 }
 
 /// Request for a page of the catalogue.

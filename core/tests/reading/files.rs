@@ -256,6 +256,7 @@ fn options() -> CoordinatorOptions {
         default_config: Vec::new(),
         lease: Duration::from_secs(1),
         watches: false,
+        takes_nonfinite: false,
         grace: Duration::from_secs(1),
     }
 }

@@ -1,13 +1,39 @@
 """Gradients that travel in one call: of a group, or, with overlap, of some parameters that are last in a model."""
 
 from collections.abc import Iterable
-from contextlib import suppress
+from enum import Enum
+from typing import NamedTuple
 
 import torch
 
 from .._client import Array, Call, Client
 from .._errors import Error, Refused
-from ._weights import Places, Weight
+from ._weights import Places, Weight, forget, note
+
+
+class Absent(Enum):
+    """What a trainer sends for a parameter without a gradient."""
+
+    NOTHING = "nothing"
+    """No other trainer waits for it."""
+    PASS = "pass"
+    """That it has none: a step in which no trainer has one is no update, as with PyTorch's optimizers."""
+    ZEROS = "zeros"
+    """In mode bounded each gradient is an update, and counts."""
+
+
+class Sending(NamedTuple):
+    """How the gradients of a step are sent."""
+
+    absent: Absent
+    wire: torch.dtype | None
+    """The type in which they travel; none for their own."""
+    is_staged: bool
+    """Whether values are fetched beside the weights, which the backward pass still uses."""
+    factor: float = 1.0
+    """What gradients are multiplied by."""
+    is_void: bool = False
+    """Whether this step is none, at any trainer: this one's gradients are infinite by their scale."""
 
 
 class Bucket:
@@ -19,19 +45,26 @@ class Bucket:
         self.is_sent = False
         """Whether servers have the gradients of this step."""
         self.is_unsure = False
-        """Whether servers may have them: the call that sent them failed, and was not refused."""
+        """Whether servers may have them, or a part: the call that sent them failed."""
         self.sent: list[Weight] = []
+        """Those of which servers get a gradient, or that there is none."""
         self.rate = 0.0
+        self._gradients: dict[str, Array] = {}
+        """What the next call sends."""
+        self._passing: list[str] = []
+        """For which parameters another says that there is none."""
+        self._is_void = False
         self._versions: list[tuple[Weight, torch.Tensor | None, int]] = []
         """The gradients that were sent, none where zeros stood for one, and how often each had been changed."""
         self._complete: set[int] = set()
-        self._call: Call | None = None
+        self._expected: int | None = None
+        self._calls: list[Call] = []
         self._places: Places | None = None
 
     @property
     def is_on_its_way(self) -> bool:
         """Whether servers have the gradients of this step, or a call is sending them."""
-        return self.is_sent or self._call is not None
+        return self.is_sent or bool(self._calls)
 
     @property
     def is_started(self) -> bool:
@@ -40,38 +73,61 @@ class Bucket:
 
     def completed(self, at: int) -> bool:
         """Notes that the backward pass has the gradient of the weight ``at``; true when all are there."""
+        if self._expected is None:
+            self._expected = sum(weight.tensor.requires_grad for weight in self.weights)
         self._complete.add(at)
-        return len(self._complete) == sum(weight.tensor.requires_grad for weight in self.weights)
+        return len(self._complete) == self._expected
 
-    def gradients(self, needs_all: bool, wire: torch.dtype | None) -> dict[str, Array]:
-        """The gradients to send. ``needs_all``: servers wait for one of each parameter, so zeros stand for none."""
-        found: dict[str, Array] = {}
-        self.sent = []
-        self._versions = []
+    def prepare(self, client: Client, rate: float, how: Sending) -> None:
+        """Finds the gradients to send. Checks all that servers would refuse, before any is sent."""
+        self.rate, self._gradients, self._passing, self._is_void = rate, {}, [], how.is_void
+        self.sent, self._versions, self._places = [], [], None
         for weight in self.weights:
-            gradient = weight.gradient(wire)
+            gradient = None if how.is_void else weight.gradient(how.wire, how.factor)
+            self._versions.append((weight, weight.tensor.grad, _version(weight.tensor.grad)))
             if gradient is None:
-                self._versions.append((weight, None, 0))
                 # Frozen weights are so at every trainer, and decay nowhere.
-                if not needs_all or not weight.tensor.requires_grad:
+                if how.absent == Absent.NOTHING or not weight.tensor.requires_grad:
                     continue
-                gradient = weight.zeros()
-            elif weight.tensor.grad is not None:
-                self._versions.append((weight, weight.tensor.grad, weight.tensor.grad._version))
-            found[weight.name] = gradient
+                if how.absent == Absent.PASS:
+                    self._passing.append(weight.name)
+                else:
+                    gradient = weight.zeros()
+            if gradient is not None:
+                self._gradients[weight.name] = gradient
             self.sent.append(weight)
-        return found
+        self._places = Places(self.sent, how.is_staged, reuses=True)
+        if self._gradients:
+            client._check_push(self._gradients, self._places_of(self._gradients), rate)
 
-    def start(self, client: Client, gradients: dict[str, Array], rate: float, fetches: bool) -> None:
-        """Starts to send the gradients, and to fetch the values with them where ``fetches``."""
-        self.rate, self._places = rate, None
-        if not gradients:
-            self.is_sent = True
-        elif fetches:
-            self._places = Places(self.sent)
-            self._call = client.start_push_pull(gradients, self._places.arrays, rate=rate)
-        else:
-            self._call = client.start_push(gradients, rate=rate)
+    def _places_of(self, names: Iterable[str]) -> dict[str, Array]:
+        assert self._places is not None, "it was prepared"
+        return {name: self._places.arrays[name] for name in names}
+
+    def start(self, client: Client) -> None:
+        """Starts to send what is prepared, and to fetch the values with it: of the very step, also where another
+        trainer, which has them already, sets others."""
+        gradients, passing = self._gradients, self._passing
+        self._gradients, self._passing = {}, []
+        self.is_sent = not self.sent
+        if self._places is not None:
+            forget(self._places.written)
+        try:
+            if gradients:
+                self._calls.append(client.start_push_pull(gradients, self._places_of(gradients), rate=self.rate))
+            if passing:
+                self._calls.append(client._start_pass(passing, self._places_of(passing), self._is_void))
+        except BaseException:
+            # All is started again.
+            self._end_calls(False)
+            raise
+
+    def _end_calls(self, has_all: bool) -> None:
+        """Notes what servers have of calls that are over, also where the program was interrupted at their end."""
+        calls, self._calls = self._calls, []
+        if calls:
+            self.is_sent = all([acknowledged(call) for call in calls]) and has_all
+            self.is_unsure = not self.is_sent
 
     def changed(self) -> Weight | None:
         """A weight whose gradient is another one than that which was sent."""
@@ -85,52 +141,36 @@ class Bucket:
         self._versions.clear()
 
     def wait(self) -> None:
-        """Waits until servers have the gradients. After a failure they can be started again."""
-        call = self._call
-        if call is not None:
-            try:
+        """Waits until servers have what was sent. After a failure it can be started again."""
+        try:
+            for call in self._calls:
                 call.wait()
-            finally:
-                self._call = None
-                self._note_end(call)
+        finally:
+            self._end_calls(True)
         if self._places is not None:
             self._places.finish()
             self._places = None
-
-    def _note_end(self, call: Call) -> None:
-        """Notes what servers have after a call, also where the program was interrupted when it ended."""
-        try:
-            self.is_sent = acknowledged(call)
-            self.is_unsure = not self.is_sent
-        except Refused:
-            pass
-        if not self.is_sent:
-            self._places = None
-
-    def give_up(self) -> None:
-        """Waits until a call that was started is over, well or not."""
-        with suppress(Error):
-            self.wait()
+            note(self.sent)
 
     def reset(self) -> None:
         """The next step begins."""
         self.is_sent = self.is_unsure = False
-        self._places = None
+        self._places = self._expected = None
+        self._gradients, self._passing = {}, []
         self.sent = []
         self._versions = []
         self._complete.clear()
 
 
-def acknowledged(call: Call) -> bool:
-    """Whether servers have what a call sent that is over; if not, they may have it.
+def _version(gradient: torch.Tensor | None) -> int:
+    return 0 if gradient is None else gradient._version
 
-    Raises:
-        Refused: they refused it.
-    """
+
+def acknowledged(call: Call) -> bool:
+    """Whether servers have what a call sent that is over; if not, they may have it, or a part: each server answers for
+    its own, and one may have refused its part."""
     try:
         call.wait()
-    except Refused:
-        raise
     except Error:
         return False
     return True

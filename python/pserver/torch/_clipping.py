@@ -45,6 +45,8 @@ class Clipping:
     def run(self, client: Client, names: Iterable[str]) -> None:
         """Between the gradients of these parameters and their values: fetches the shares and sends the norm."""
         shares = {_share(name): numpy.empty(1) for name in names}
+        if not shares:
+            return
         client.pull(shares)
         self.total_norm = sqrt(sum(float(share[0]) for share in shares.values()))
         # Servers take finite numbers. Beyond them gradients are scaled to zero, as PyTorch scales them.

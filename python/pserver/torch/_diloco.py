@@ -45,6 +45,8 @@ class _Fragment:
         """The step of a period after which its outer step begins."""
         self.before = [weight.tensor.detach().clone() for weight in weights]
         """The weights of the last outer step."""
+        self._prepared: tuple[dict[str, Array], Places, float] | None = None
+        """What the next outer step sends, where values go, and its rate."""
         self._gradients: dict[str, Array] = {}
         """What the outer step that has begun sends."""
         self._rate = 0.0
@@ -59,15 +61,22 @@ class _Fragment:
         """Whether an outer step has begun and is not finished."""
         return bool(self._gradients)
 
-    def begin(self, client: Client, rate: float, wire: torch.dtype | None, is_started: bool) -> None:
-        """Begins an outer step; ``is_started``: sends it now, while the weights are trained on."""
+    def prepare(self, client: Client, rate: float, wire: torch.dtype | None, is_started: bool) -> None:
+        """Finds the differences that an outer step sends, and checks them; ``is_started``: they travel while the
+        weights are trained on."""
         pairs = zip(self.weights, self.before)
-        self._gradients = {weight.name: Weight.sent(before - weight.tensor.detach(), wire) for weight, before in pairs}
-        self._rate = rate
-        self._places = Places(self.weights, is_staged=is_started)
+        gradients = {weight.name: Weight.sent(before - weight.tensor.detach(), wire) for weight, before in pairs}
+        places = Places(self.weights, is_staged=is_started)
+        client._check_push(gradients, places.arrays, rate)
+        self._prepared = gradients, places, rate
+
+    def begin(self, client: Client, is_started: bool) -> None:
+        """Begins the outer step that was prepared."""
+        assert self._prepared is not None, "it was prepared"
+        (self._gradients, self._places, self._rate), self._prepared = self._prepared, None
         if is_started:
             self._sent = [weight.tensor.detach().clone() for weight in self.weights]
-            self._call = client.start_push_pull(self._gradients, self._places.arrays, rate=rate)
+            self._call = client.start_push_pull(self._gradients, self._places.arrays, rate=self._rate)
 
     def finish(self, client: Client) -> None:
         """Waits for the outer step. What was trained since its begin is added to its weights. After a failure another
@@ -81,7 +90,7 @@ class _Fragment:
                 call.wait()
             finally:
                 self._call = None
-                self._note_end(call)
+                self._is_acknowledged = acknowledged(call)
         if self._sent:
             for (weight, value), before, sent in zip(places.staged, self.before, self._sent):
                 value = value.to(before.device)
@@ -90,15 +99,6 @@ class _Fragment:
         else:
             places.finish()
             self.keep_weights()
-        self._forget()
-
-    def _note_end(self, call: Call) -> None:
-        try:
-            self._is_acknowledged = acknowledged(call)
-        except Refused:
-            self._forget()
-
-    def _forget(self) -> None:
         self._gradients, self._places, self._sent, self._is_acknowledged = {}, None, [], False
 
     def keep_weights(self) -> None:
@@ -170,6 +170,8 @@ class DiLoCo:
         """An inner step, and the outer ones that are due; true if there are some. Gradients are zero afterwards. Where
         an outer step has failed, another call completes it first, and makes an inner step if there are gradients."""
         had_failed = self._has_failed
+        if self.steps == 0 and not had_failed:
+            self._check_first()
         if had_failed:
             self._advance()
             if all(weight.tensor.grad is None for weight in self.outer.weights):
@@ -202,6 +204,14 @@ class DiLoCo:
         self._ending = [fragment for fragment in self._fragments if fragment.is_under_way]
         self._advance()
 
+    def _check_first(self) -> None:
+        """Refuses weights that the program has set since the construction: the difference is no training."""
+        pairs = ((weight, before) for one in self._fragments for weight, before in zip(one.weights, one.before))
+        for weight, before in pairs:
+            if not torch.equal(weight.tensor, before):
+                text = "expected set_weights() after it, or DiLoCo constructed with these weights"
+                raise Refused(f'parameter "{weight.name}" was changed before the first step; {text}')
+
     @property
     def _has_failed(self) -> bool:
         return bool(self._ending or self._beginning)
@@ -214,10 +224,14 @@ class DiLoCo:
         while self._ending:
             self._ending[0].finish(client)
             self._ending.pop(0)
+        # All are checked before one is sent: servers have nothing of an outer step that is refused.
+        if not any(fragment.is_under_way for fragment in self._beginning):
+            for fragment in self._beginning:
+                fragment.prepare(client, rate, self.wire, not self._waits)
         while self._beginning:
             fragment = self._beginning[0]
             if not fragment.is_under_way:
-                fragment.begin(client, rate, self.wire, not self._waits)
+                fragment.begin(client, not self._waits)
             if self._waits:
                 fragment.finish(client)
             self._beginning.pop(0)

@@ -4,6 +4,7 @@ A table's calls run on a thread of its own, one after the other: what is fetched
 that were fetched before a push and are used after it are fetched anew where the push had them.
 """
 
+import hashlib
 import os
 import weakref
 from collections import deque
@@ -89,13 +90,17 @@ class Table:
         self.padding_idx = None if padding_idx is None else padding_idx % height
         self.seconds_waited = 0.0
         self._initial = initial
+        self._seed = torch.initial_seed()
+        """The seed of the program's random numbers when the table was made."""
         self._client: Client | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._prefetched: deque[RowBatch] = deque()
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._prepared: tuple[torch.Tensor, torch.Tensor, float] | None = None
+        """What the next call sends: ids, their rows, and the learning rate."""
         self._push: "Future[None] | None" = None
         self._unsure: int | None = None
-        """How many gradients servers may have: the call that sent them failed, and was not refused."""
+        """How many gradients servers may have: the call that sent them failed."""
         self._weight: "weakref.ref[torch.Tensor] | None" = None
         """The parameter that stands for the table. It has an empty gradient while the table has gradients of rows."""
         self._process = 0
@@ -124,7 +129,10 @@ class Table:
     def config(self, config: str) -> str:
         """The configuration of the table, with that of its optimizer."""
         lazy = str(self.is_lazy).lower()
-        return f"{config} sparse {{ height: {self.height} width: {self.width} lazy: {lazy} {self._initial} }}"
+        # Rows of two tables differ, and so do those of two programs with other seeds.
+        digest = hashlib.blake2b(f"{self._seed} {self.name}".encode(), digest_size=8).digest()
+        seed = "" if "seed:" in self._initial else f" seed: {int.from_bytes(digest, 'little')}"
+        return f"{config} sparse {{ height: {self.height} width: {self.width} lazy: {lazy} {self._initial}{seed} }}"
 
     def check_type(self, client: Client) -> None:
         """Refuses a job whose table has another type."""
@@ -220,8 +228,9 @@ class Table:
         self._gradients.clear()
         self._unsure = None
 
-    def start_push(self, rate: float, needs_all: bool) -> None:
-        """Starts to send the gradients of a step, unless servers have them from a step that failed."""
+    def prepare_push(self, rate: float, needs_all: bool) -> None:
+        """Finds the gradients of a step to send, unless they are on their way, and checks them."""
+        self._prepared = None
         if self._push is not None and not (self._push.done() and self._push.exception() is not None):
             return
         self._drop_zeroed()
@@ -237,6 +246,14 @@ class Table:
         values = [values for _, values in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
         pushed = ids[0] if len(ids) == 1 else torch.cat(ids)
         gradient = (values[0] if len(values) == 1 else torch.cat(values)).cpu().contiguous()
+        self.client._check_rows(self.name, gradient.numpy(), rate)
+        self._prepared = pushed, gradient, rate
+
+    def start_push(self) -> None:
+        """Starts to send the gradients that are prepared."""
+        if self._prepared is None:
+            return
+        (pushed, gradient, rate), self._prepared = self._prepared, None
         self._push = self.run(lambda: self.client.push_rows(self.name, pushed.numpy(), gradient.numpy(), rate=rate))
         for batch in self._prefetched:
             batch.refresh(pushed)
@@ -252,8 +269,7 @@ class Table:
             # A push goes on where the program was interrupted while it waited.
             if push.done() and (failure := push.exception()) is not None:
                 self._push = None
-                if not isinstance(failure, Refused):
-                    self._unsure = len(self._gradients)
+                self._unsure = len(self._gradients)
             raise
 
     def _wait(self, call: Callable[[], None]) -> None:
@@ -265,7 +281,7 @@ class Table:
 
     def end_step(self) -> None:
         """The next step begins."""
-        self._push = self._unsure = None
+        self._prepared = self._push = self._unsure = None
         self._gradients.clear()
 
 
@@ -331,7 +347,9 @@ class Embedding(_Rows):
 
     Its ``weight`` goes to :class:`Optimizer` with the model's other parameters; the optimizer's rule runs for the rows
     that a step has gradients for (``lazy=False``: for all, as for a dense parameter). ``initial`` is what rows begin
-    with: ``gaussian { mean: 0 deviation: 1 }``, ``uniform { low: -1 high: 1 }`` or ``constant { value: 0 }``.
+    with: ``gaussian { mean: 0 deviation: 1 }``, ``uniform { low: -1 high: 1 }`` or ``constant { value: 0 }``. They
+    follow ``torch.manual_seed`` and the table's name, unless ``initial`` ends in ``seed: 7``; the trainer that
+    initialises the job decides.
     """
 
     def __init__(

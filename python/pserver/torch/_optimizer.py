@@ -1,25 +1,30 @@
 """The optimizer whose rule runs on servers."""
 
+import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 
 from .._client import Client, last_client
-from .._errors import Error, Refused
-from ._buckets import Bucket, in_buckets, wait_all
+from .._errors import Refused
+from ._buckets import Absent, Bucket, Sending, in_buckets, wait_all
 from ._clipping import Clipping
 from ._embedding import Table
 from ._rules import Rule, rule_of
 from ._state import check_settings, checked, groups_of, load, state_of
 from ._table_state import checked_rows, load_rows, rows_of
-from ._weights import HALVES, Places, Weight
+from ._weights import HALVES, Places, Weight, changed, forget, note
 
 BUCKET_BYTES = 8 << 20
 OF_GROUPS = {"params", "param_names", "lr", "initial_lr"}
 """What a group has that is no setting of its rule."""
+
+SCALER = ("grad_scale", "found_inf")
+"""What a GradScaler gives an optimizer for a step, and takes back after one that has not failed."""
 
 _owners: "weakref.WeakValueDictionary[int, Optimizer]" = weakref.WeakValueDictionary()
 """The optimizers of parameters, by the tensors' identities."""
@@ -57,28 +62,35 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, **rule_of(rule, settings).settings})
         self.client = client if client is not None else last_client()
         self._clipping = None if max_norm is None else Clipping(max_norm)
-        self._wire = wire
         self.weights: list[Weight] = []
         self._tables: list[tuple[int, Table]] = []
         self._buckets: list[Bucket] = []
         self._is_syncing = True
         self._has_failed = False
         """The last step failed, and servers may have a part of it."""
-        self._was_refused = False
-        """It failed because it has a fault: repeated, it fails again."""
+        self._has_norm = False
+        """Servers have the norm of this step."""
+        self._is_held = False
+        """A part of this step would be refused, so the rest of the backward pass sends nothing."""
         self._rules: list[Rule] = []
         """The rules of the groups."""
         configs = self._read_groups(bucket_bytes if overlap else None)
         self._check_owners()
-        if not self.client._initialise(lambda: self._declare(configs)):
+        if self.client._initialise(lambda: self._declare(configs)):
+            note(self.weights)
+        else:
             self._check_job(configs)
             self.fetch_weights()
+            self._warn_of_earlier()
+        self.client._has_optimizer = True
         _owners.update({id(tensor): self for tensor in self._tensors()})
         for _, table in self._tables:
             table.bind(self.client)
         self._is_declared = True
+        self._stand_in_states()
         self._is_alone = self.client.trainers == 1
-        self._fetches_at_once = not overlap and self._clipping is None
+        self._overlaps = overlap
+        self._how = Sending(self._absent(), wire, overlap)
         if overlap:
             self._hook()
 
@@ -149,6 +161,19 @@ class Optimizer(torch.optim.Optimizer):
             text = "expected the same parameters at every trainer, since servers wait for the gradients of all"
             raise Refused(f"this optimizer lacks {lacking[:5]}, which the job has; {text}")
 
+    def _absent(self) -> Absent:
+        if self._is_alone or self.client.mode == "async":
+            return Absent.NOTHING
+        return Absent.PASS if self.client.mode == "sync" else Absent.ZEROS
+
+    def _warn_of_earlier(self) -> None:
+        """Says that the model has got what an earlier optimizer of this program has trained."""
+        if self.client._has_optimizer:
+            text = "an earlier optimizer of this client has trained this job: the model has got its weights"
+            text = f"{text}, and the rule goes on with its state"
+            remedy = "for another experiment expected another pserver.connect(...)"
+            warnings.warn(f"{text}; {remedy}, or set_weights() of the model's own", stacklevel=4)
+
     def _check_mode(self) -> None:
         if self.client.mode == "delta":
             text = "in which servers only add what trainers send; expected sync, async or bounded"
@@ -186,8 +211,14 @@ class Optimizer(torch.optim.Optimizer):
             bucket.forget_gradients()
             text = "expected step() after a backward pass; earlier ones belong in `with optimizer.no_sync():`"
             raise Refused(f'parameter "{bucket.weights[at].name}": a gradient after it was sent; {text}')
-        if bucket.completed(at):
-            self._start(bucket)
+        if bucket.completed(at) and not self._is_held:
+            try:
+                self._prepare([bucket])
+            except Refused:
+                # The step refuses it, before it sends what is left.
+                self._is_held = True
+            else:
+                bucket.start(self.client)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -204,55 +235,97 @@ class Optimizer(torch.optim.Optimizer):
         return float(self.param_groups[group]["lr"])
 
     @torch.no_grad()
-    def _start(self, bucket: Bucket) -> None:
-        gradients = bucket.gradients(not self._is_alone, self._wire)
-        bucket.start(self.client, gradients, self._rate(bucket.group), self._fetches_at_once)
-
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Sends gradients and fetches weights. Where a job has several trainers, a parameter without a gradient counts
-        as one with zeros, because servers wait for a gradient of each trainer. A step that failed is repeated by
-        another :meth:`step`: no gradient is applied twice."""
+        """Sends gradients and fetches weights. A parameter for which no trainer has a gradient stays as it is; where
+        others have one, this trainer's counts as zeros. Weights that the program has changed
+        since the last step, as by ``load_state_dict`` or ``clamp_``, become the job's first, as by
+        :meth:`set_weights`.
+
+        All is checked before anything is sent: servers have nothing of a step that is refused, except what the
+        backward pass has sent with ``overlap``. A step that failed later is repeated by another :meth:`step`: no
+        gradient is applied twice."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._run_step()
+        try:
+            self._run_step()
+        except BaseException:
+            for name in SCALER:
+                vars(self).pop(name, None)
+            raise
         return loss
 
     @torch.no_grad()
     def _run_step(self) -> None:
         self._check_rates()
+        self._read_scaler()
         self._check_gradients()
-        self._has_failed, self._was_refused = True, False
-        try:
-            for group, table in self._tables:
-                table.start_push(self._rate(group), not self._is_alone)
-            self._exchange()
-            for _, table in self._tables:
-                table.wait_push()
-        except Refused:
-            self._was_refused = True
-            raise
+        self._check_weights()
+        self._has_failed = True
+        self._prepare_step()
+        for _, table in self._tables:
+            table.start_push()
+        self._exchange()
+        for _, table in self._tables:
+            table.wait_push()
         self._end_step()
 
+    def _prepare_step(self) -> None:
+        """Checks all that is left to send, and says what to do where servers have a part of the step already."""
+        try:
+            for group, table in self._tables:
+                table.prepare_push(self._rate(group), not self._is_alone)
+            self._prepare([bucket for bucket in self._buckets if not bucket.is_on_its_way])
+        except Refused as error:
+            if not self._is_in_step:
+                raise
+            text = "servers have other gradients of this step: with a corrected one, such as zeros, step() completes it"
+            raise Refused(f"{error}; {text}") from error
+
+    @torch.no_grad()
+    def _prepare(self, buckets: list[Bucket]) -> None:
+        """Checks the gradients of buckets, and sends weights that the program has changed. Until an unsure bucket is
+        complete, the contents of its weights are unspecified."""
+        changes = changed(weight for bucket in buckets if not bucket.is_unsure for weight in bucket.weights)
+        for bucket in buckets:
+            bucket.prepare(self.client, self._rate(bucket.group), self._how)
+        if not changes:
+            return
+        if not self._is_alone and self.client.mode != "sync":
+            text = "where other trainers change it too; expected set_weights(), which makes this trainer's the job's"
+            raise Refused(f'parameter "{changes[0].name}" was changed in mode {self.client.mode}, {text}')
+        self._set(changes)
+
+    def _check_weights(self) -> None:
+        """Refuses weights that were changed after their gradients were sent: what comes back is computed without."""
+        changes = changed(weight for bucket in self._buckets if bucket.is_started for weight in bucket.weights)
+        if changes:
+            note(changes)
+            text = "expected it before the backward pass or after step(), or overlap=False; another step() undoes it"
+            raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')
+
     def _end_step(self) -> None:
-        self._has_failed = False
-        for bucket in self._buckets:
-            bucket.reset()
+        self._reset()
         for _, table in self._tables:
             table.end_step()
+
+    def _reset(self) -> None:
+        """The next step begins."""
+        self._has_failed = self._is_held = self._has_norm = False
+        self._how = self._how._replace(factor=1.0, is_void=False)
+        for bucket in self._buckets:
+            bucket.reset()
 
     def _exchange(self) -> None:
         for bucket in self._buckets:
             if not bucket.is_on_its_way:
-                self._start(bucket)
+                bucket.start(self.client)
+        if self._clipping is not None and not self._has_norm:
+            # Servers update, and answer, when they have the norm.
+            self._clipping.run(self.client, [weight.name for bucket in self._buckets for weight in bucket.sent])
+            self._has_norm = True
         wait_all(self._buckets)
-        if not self._fetches_at_once:
-            sent = [weight for bucket in self._buckets for weight in bucket.sent]
-            if self._clipping is not None and sent:
-                self._clipping.run(self.client, [weight.name for weight in sent])
-            self._fetch(sent)
 
     def _check_rates(self) -> None:
         for rule, group in zip(self._rules, self.param_groups):
@@ -264,17 +337,23 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether PyTorch's GradScaler leaves scaled gradients to :meth:`step`, which refuses them: it would not see
-        rows and gradients that are sent, and other trainers not that a step is left out."""
-        return bool(self._tables) or not self._fetches_at_once or not self._is_alone
+        """Whether PyTorch's GradScaler leaves scaled gradients to :meth:`step`. Otherwise it would not see rows and
+        gradients that are sent, and other trainers not that a step is left out."""
+        return bool(self._tables) or self._overlaps or not self._is_alone
+
+    def _read_scaler(self) -> None:
+        """Takes the scale of a GradScaler's step, which also says whether gradients are infinite by it. A step that
+        failed keeps its scale."""
+        scale, found = (getattr(self, name, None) for name in SCALER)
+        if found is None:
+            return
+        is_void = float(found) != 0
+        if self._tables or self._overlaps or (is_void and self._how.absent == Absent.ZEROS):
+            text = "expected bfloat16, or dense parameters without overlap, in mode sync or async"
+            raise Refused(f"gradients of a GradScaler; {text}")
+        self._how = self._how._replace(factor=1.0 if scale is None else 1 / float(scale), is_void=is_void)
 
     def _check_gradients(self) -> None:
-        scaler = [name for name in ("grad_scale", "found_inf") if getattr(self, name, None) is not None]
-        for name in scaler:
-            delattr(self, name)
-        if scaler:
-            text = "expected bfloat16, or a job of one trainer with dense parameters and without overlap and max_norm"
-            raise Refused(f"gradients of a GradScaler; {text}")
         for bucket in self._buckets:
             weight = bucket.changed() if bucket.is_started else None
             if weight is not None:
@@ -290,35 +369,16 @@ class Optimizer(torch.optim.Optimizer):
         return self._clipping.total_norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As PyTorch's; gradients of rows that were not sent are dropped. After a step of a job's only trainer that was
-        refused, it gives the step up, of which servers may have a part; a step that failed otherwise it completes."""
+        """As PyTorch's; gradients of rows that were not sent are dropped. A step that failed, and of which servers may
+        have a part, it completes in a job of one trainer."""
         if self._is_in_step:
             if not (self._has_failed and self._is_alone):
                 raise Refused("servers have gradients of this step, or may; expected step(), which completes it")
-            if self._was_refused:
-                self._give_up_step()
-            else:
-                self._run_step()
-        self._has_failed = False
+            self._run_step()
+        self._reset()
         super().zero_grad(set_to_none)
         for _, table in self._tables:
             table.forget_gradients()
-
-    @torch.no_grad()
-    def _give_up_step(self) -> None:
-        """Ends a step of which a part was refused. What servers may have of it is sent again, which counts once."""
-        for bucket in self._buckets:
-            bucket.give_up()
-            if bucket.is_unsure:
-                self._start(bucket)
-                bucket.wait()
-        for group, table in self._tables:
-            with suppress(Error):
-                table.wait_push()
-            if table.is_unsure:
-                table.start_push(self._rate(group), False)
-                table.wait_push()
-        self._end_step()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("an optimizer stays with its job; expected its state_dict() where a copy is to be kept")
@@ -331,16 +391,20 @@ class Optimizer(torch.optim.Optimizer):
         step; in others each parameter is whole by itself. With ``tables`` it has the rows of tables too, with their ids
         and states: of those that this trainer's memory takes. Without, they are in the servers' checkpoints."""
         self._check_rest()
+        found = {tensor: state_of(self.client, weight, rule) for rule, tensor, weight in self._placed()}
+        if tables:
+            placed = self._placed_tables()
+            found.update({tensor: rows_of(self.client, table, rule) for rule, tensor, table in placed})
+        stand_ins, self.state = self.state, defaultdict(dict, {of: state for of, state in found.items() if state})
         try:
-            for rule, tensor, weight in self._placed():
-                if state := state_of(self.client, weight, rule):
-                    self.state[tensor] = state
-            if tables:
-                for rule, tensor, table in self._placed_tables():
-                    self.state[tensor] = rows_of(self.client, table, rule)
             return {**super().state_dict(), "rule": self.rule}
         finally:
-            self.state.clear()
+            self.state = stand_ins
+
+    def _stand_in_states(self) -> None:
+        """Empty states for those that servers have: where ``torch.distributed.checkpoint`` finds none, it makes a step
+        to have some."""
+        self.state = defaultdict(dict, {tensor: {} for tensor in self._tensors()})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes a state the job's: one of :meth:`state_dict`, also of a job with other servers and trainers, or one of
@@ -364,6 +428,7 @@ class Optimizer(torch.optim.Optimizer):
             load(self.client, every)
             load_rows(self.client, tables)
             super(Optimizer, self).load_state_dict({"state": {}, "param_groups": groups})
+            self._stand_in_states()
 
         return load_all
 
@@ -399,10 +464,17 @@ class Optimizer(torch.optim.Optimizer):
     def set_weights(self) -> None:
         """Makes this trainer's weights the job's, as after ``model.load_state_dict``. One trainer calls it, or all with
         the same weights, each before its next step."""
-        self.client.set({weight.name: weight.value() for weight in self.weights})
+        self._set(self.weights)
+
+    def _set(self, weights: list[Weight]) -> None:
+        self.client.set({weight.name: weight.value() for weight in weights})
+        note(weights)
 
     def _fetch(self, weights: Iterable[Weight]) -> None:
+        weights = list(weights)
         places = Places(weights)
+        forget(weights)
         if places.arrays:
             self.client.pull(places.arrays)
         places.finish()
+        note(weights)

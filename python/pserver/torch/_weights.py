@@ -1,14 +1,17 @@
 """Tensors of a model beside their names at the servers: what is sent of them, and where fetched values go."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
+from .. import _pserver
 from .._client import Array
 from .._errors import Refused
 
 NUMPY_TYPES = {torch.float32, torch.float64, torch.float16}
 HALVES = {torch.float16, torch.bfloat16}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of as many bytes as a tensor's elements."""
 
 
 def array(tensor: torch.Tensor) -> Array:
@@ -25,6 +28,9 @@ class Weight:
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name = name
         self.tensor = tensor
+        self.noted: int | None = None
+        """The checksum of the contents that the job's value has; none where it is not known what they are."""
+        self._stage: torch.Tensor | None = None
         self._address = 0
         self._array: Array = None
 
@@ -37,15 +43,15 @@ class Weight:
         """The present value as servers have it."""
         return array(self.tensor.detach().to("cpu", self.dtype).contiguous())
 
-    def gradient(self, wire: torch.dtype | None = None) -> Array | None:
-        """The gradient, if there is one, in the type ``wire`` or its own."""
+    def gradient(self, wire: torch.dtype | None = None, factor: float = 1.0) -> Array | None:
+        """The gradient times ``factor``, if there is one, in the type ``wire`` or its own."""
         found = self.tensor.grad
         if found is None:
             return None
         if found.is_sparse:
             text = "expected a dense one, or pserver.torch.Embedding, whose gradients are rows"
             raise Refused(f'parameter "{self.name}": a sparse gradient; {text}')
-        return self.sent(found, wire)
+        return self.sent(found if factor == 1.0 else found * factor, wire)
 
     def zeros(self) -> Array:
         """A gradient without effect on the sum."""
@@ -62,6 +68,15 @@ class Weight:
             tensor = tensor.cpu()
         return array(tensor if tensor.is_contiguous() else tensor.contiguous())
 
+    def stage(self, reuses: bool) -> torch.Tensor:
+        """Memory of the host beside the tensor, for a value that is on its way. ``reuses``: one at a time is."""
+        stage, kind = self._stage, (self.tensor.shape, self.tensor.dtype)
+        if not reuses or stage is None or (stage.shape, stage.dtype) != kind:
+            stage = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="cpu")
+        if reuses:
+            self._stage = stage
+        return stage
+
     def destination(self) -> Array | None:
         """The parameter's memory, if a value can be written there."""
         value = self.tensor
@@ -72,22 +87,58 @@ class Weight:
         return self._array
 
 
+def note(weights: Iterable[Weight]) -> None:
+    """The contents of these tensors are the job's values."""
+    for weight, checksum in _checksums(weights):
+        weight.noted = checksum
+
+
+def forget(weights: Iterable[Weight]) -> None:
+    """Values are about to be fetched into these tensors: until they are here, the contents are unspecified."""
+    for weight in weights:
+        weight.noted = None
+
+
+def changed(weights: Iterable[Weight]) -> list[Weight]:
+    """Weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through NumPy. Only the
+    contents tell: neither ``.data`` nor NumPy counts a version of the tensor."""
+    noted = [weight for weight in weights if weight.noted is not None]
+    return [weight for weight, checksum in _checksums(noted) if weight.noted != checksum]
+
+
+def _checksums(weights: Iterable[Weight]) -> Iterator[tuple[Weight, int]]:
+    """A checksum of the contents of each tensor, computed where it is."""
+    elsewhere: list[Weight] = []
+    here: list[tuple[Weight, Array]] = []
+    for weight in weights:
+        place = weight.destination()
+        if place is None:
+            elsewhere.append(weight)
+        else:
+            here.append((weight, place))
+    yield from zip((weight for weight, _ in here), _pserver.checksums([place for _, place in here]))
+    # All sums are computed before the first is asked for, so that a device is waited for once.
+    sums = [weight.tensor.detach().contiguous().view(BITS[weight.tensor.element_size()]).sum() for weight in elsewhere]
+    yield from ((weight, int(one)) for weight, one in zip(elsewhere, sums))
+
+
 class Places:
     """Where the values of weights are fetched to: the parameters' memory, or memory of the host from which
-    :meth:`finish` copies them. ``is_staged``: always the latter."""
+    :meth:`finish` copies them. ``is_staged``: always the latter; ``reuses``: that of the last time, which is over."""
 
-    def __init__(self, weights: Iterable[Weight], is_staged: bool = False) -> None:
+    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, reuses: bool = False) -> None:
         self.arrays: dict[str, Array] = {}
         self.staged: list[tuple[Weight, torch.Tensor]] = []
-        self._written: list[torch.Tensor] = []
+        self.written: list[Weight] = []
+        """Those whose own memory is written."""
         for weight in weights:
             place = None if is_staged else weight.destination()
             if place is None:
-                stage = torch.empty(weight.tensor.shape, dtype=weight.tensor.dtype, device="cpu")
+                stage = weight.stage(reuses)
                 self.staged.append((weight, stage))
                 place = array(stage)
             else:
-                self._written.append(weight.tensor)
+                self.written.append(weight)
             self.arrays[weight.name] = place
 
     @torch.no_grad()
@@ -95,4 +146,4 @@ class Places:
         """Copies the values that were staged. Autograd learns of every tensor that was written."""
         for weight, stage in self.staged:
             weight.tensor.copy_(stage)
-        torch.autograd.graph.increment_version(self._written)
+        torch.autograd.graph.increment_version([weight.tensor for weight in self.written])

@@ -47,6 +47,7 @@ fn options() -> CoordinatorOptions {
         lease,
         grace,
         watches: true,
+        takes_nonfinite: false,
     }
 }
 

@@ -38,6 +38,69 @@ fn a_round_closes_with_the_last_gradient() {
     );
 }
 
+const MOMENTUM: &str = "rule: 'state m = 0; m = 0.5 * m + g + n; w -= m' const_lr { learning_rate: 1 }";
+
+#[test]
+fn a_round_without_any_gradient_is_no_update() {
+    let plan = || Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2, MOMENTUM).with("x", Float32, 1, MOMENTUM);
+    // A trainer without a gradient counts in the mean.
+    check(
+        plan(),
+        "push 0 1 w=2 x=none -> 0 done w@1 x@1
+         push+ 1 1 w=none x=none -> *
+         show w x -> w@1=-2 & x@1=0
+         push+ 1 2 w=none x=none ->
+         push 0 2 w=none x=4 -> *
+         show w x -> w@2=-2 & x@2=-3
+         push 0 3 w=2 x=2 -> 0 done w@3 x@3
+         push 1 3 w=2 x=none -> *
+         show w x -> w@3=-7 & x@3=-7.5",
+    );
+    // One that is ahead has no gradient either.
+    check(
+        mean(2),
+        "push 0 1 w=1 -> 0 done w@1
+         push 0 2 w=none ->
+         push 1 1 w=1 -> *
+         again 1 -> 1 done w@1
+         push+ 1 2 w=none -> 1 value w@2=-1",
+    );
+}
+
+#[test]
+fn a_void_round_is_no_update_whatever_others_send() {
+    let grouped = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 1025, "sgd { } clip_norm: 1e6");
+    check(
+        grouped,
+        "push 0 1 w=1 w.1=1 -> *
+         void 1 1 w=none w.1=none -> *
+         show w w.1 -> w@1=0 & w.1@1=0
+         push 0 2 w=1 w.1=1 -> *
+         push+ 1 2 w=3 w.1=3 -> *
+         show w w.1 -> w@2=-2 & w.1@2=-2",
+    );
+    check(
+        Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 1, MOMENTUM),
+        "void 0 1 w=none -> 0 done w@1
+         push+ 1 1 w=7 -> 1 value w@1=0
+         push 0 2 w=1 -> 0 done w@2
+         push+ 1 2 w=1 -> 1 value w@2=-2",
+    );
+}
+
+#[test]
+fn a_push_without_a_gradient_is_refused_where_no_round_waits_for_all() {
+    let rows = "const_lr { learning_rate: 1 } sparse { height: 9 width: 1 buckets: 1 }";
+    check(
+        Plan::new(Mode::Async, Merge::Mean, 1).with("w", Float32, 1, SGD),
+        "push 0 0 w=none -> 0 error Invalid: parameter \"w\": a push without a gradient; expected one, or *",
+    );
+    check(
+        Plan::new(Mode::Sync, Merge::Mean, 1).with("w", Float32, 1, rows),
+        "void 0 1 w=none -> 0 error Invalid: parameter \"w\": a push without a gradient; expected one, or *",
+    );
+}
+
 #[test]
 fn a_lone_trainer_needs_nobody() {
     check(mean(1), "push+ 0 1 w=1 -> 0 value w@1=-1\n push+ 0 2 w=1 -> 0 value w@2=-2");

@@ -3,6 +3,7 @@
 //! ```text
 //! push 0 1 w=1 x=2,3     trainer 0 pushes for round 1; w is the first chunk of parameter w, w.1 the second
 //! push+ 0 1 w=1          the same, and wants the value; push*0.5 sends the rate 0.5
+//! push 0 1 w=none         trainer 0 has no gradient for w; void 0 1 w=none: the round is no update
 //! mend 0 1 w=2            trainer 0 pushes other gradients under the number of its last call
 //! again 0                trainer 0 sends its last push, set or leave once more
 //! redial 0, reborn 0     trainer 0 connects again, in the same life or in the next
@@ -29,7 +30,7 @@ use crate::dtype::{ElementType, Half};
 use crate::ids::{ChunkId, Incarnation, Round};
 use crate::port::{Event, Plain, Simulated};
 use crate::wire::request::Request;
-use crate::wire::{self, ControlAnswer, ControlRequest, Entry, ErrorMessage, Flags, Frame, Kind};
+use crate::wire::{self, ControlAnswer, ControlRequest, Entry, ErrorMessage, Flags, Frame, Kind, PushMessage};
 
 /// Runs a script on a shard that serves, and on one whose chunks live on an accelerator.
 pub(super) fn check(plan: Plan, script: &str) {
@@ -132,7 +133,7 @@ impl Script {
         let command = command.split('*').next().expect("it is never empty");
         let mut head = match command {
             "mend" => self.stage.head(Kind::Push, trainer),
-            "push" | "push+" => self.stage.call(Kind::Push, trainer),
+            "push" | "push+" | "void" => self.stage.call(Kind::Push, trainer),
             other => panic!("{other} is no command"),
         };
         if command == "push+" {
@@ -140,6 +141,9 @@ impl Script {
         }
         let entries = words.iter().map(|word| self.payload(word, round)).collect();
         let mut parcel = Parcel::new(head, entries).rate(rate);
+        if command == "void" {
+            parcel.frame.control = PushMessage { rate, is_void: true }.encode_to_vec();
+        }
         parcel.frame.entries.iter_mut().zip(words).for_each(|(entry, word)| entry.half = half(word));
         self.send(trainer, parcel);
     }
@@ -163,6 +167,9 @@ impl Script {
         let plan = &self.stage.plan;
         let held = plan.chunks().into_iter().find(|(one, _)| *one == chunk);
         let own = plan.parameters.get(chunk.parameter.0 as usize).map_or(ElementType::Float32, |one| one.element_type);
+        if numbers == "none" {
+            return (chunk, round, own, Vec::new());
+        }
         let (numbers, element_type) = match numbers.as_bytes()[numbers.len() - 1] {
             b'h' => (numbers.trim_end_matches('h'), ElementType::Float16),
             b'b' => (numbers.trim_end_matches('b'), ElementType::Bfloat16),

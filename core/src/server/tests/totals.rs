@@ -45,6 +45,24 @@ fn a_round_gives_its_share_and_is_updated_by_the_total() {
 }
 
 #[test]
+fn a_round_without_any_gradient_has_a_share_of_zero_and_is_no_update() {
+    check(
+        plan(2),
+        "push 0 1 w=none w.1=none -> 0 done w@1 w.1@1
+         push 1 1 w=none w.1=none -> 1 done w@1 w.1@1
+         pull 0 1 s -> 0 value s@1=0
+         push 0 1 t=3 -> 0 done t@1
+         push 1 1 t=3 -> 1 done t@1
+         push 0 2 w=1 w.1=0 -> 0 done w@2 w.1@2
+         push 1 2 w=none w.1=none -> 1 done w@2 w.1@2
+         pull 0 2 s -> 0 value s@2=1024
+         push 0 2 t=1 -> 0 done t@2
+         push 1 2 t=1 -> 1 done t@2
+         show w w.1 -> w@2=-1 & w.1@2=0",
+    );
+}
+
+#[test]
 fn the_share_is_of_the_round_that_was_complete_whoever_comes_back() {
     check(
         plan(2),

@@ -20,9 +20,46 @@ impl Serving {
     /// Makes the update of a unit whose rounds are complete. False when the update stalls: it lacks a lease, or runs on
     /// a device, and is retried.
     pub(in crate::server) fn update(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> bool {
+        if self.is_passed(unit) {
+            self.pass(unit);
+            return true;
+        }
         match unit {
             UpdateUnit::One(slot_index) => self.apply(cx, *slot_index, None, &[]),
             UpdateUnit::Group(group, slot_indices) => self.apply_group(cx, *group, slot_indices),
+        }
+    }
+
+    /// Whether the rounds of a unit end without an update. Some chunks of a group may be done: a device computes them
+    /// one by one.
+    fn is_passed(&self, unit: &UpdateUnit) -> bool {
+        let slot_indices = match unit {
+            UpdateUnit::One(slot_index) => std::slice::from_ref(slot_index),
+            UpdateUnit::Group(group, _) => self.table.groups[group.place()].parameter_chunks(),
+        };
+        let is_passed = |slot_index: &usize| {
+            let chunk = &self.table.chunks[*slot_index];
+            chunk.bucket().is_none() && chunk.round.is_passed()
+        };
+        slot_indices.iter().all(is_passed)
+    }
+
+    /// Makes the next version of a unit whose rounds end without an update: values and states stay, and the rule's
+    /// count of updates too.
+    fn pass(&mut self, unit: &UpdateUnit) {
+        let total = match unit {
+            UpdateUnit::One(_) => None,
+            UpdateUnit::Group(group, _) => self.table.groups[group.place()].total.map(|slots| slots.total),
+        };
+        for slot_index in unit.slot_indices() {
+            let chunk = &mut self.table.chunks[*slot_index];
+            chunk.version.0 += 1;
+            if total != Some(*slot_index) {
+                chunk.set_updates(chunk.updates() - 1);
+            }
+        }
+        if let UpdateUnit::Group(group, _) = unit {
+            self.table.groups[group.place()].owner = None;
         }
     }
 

@@ -1,0 +1,173 @@
+"""Weights that the program sets between two steps are the job's from then on, as with PyTorch's optimizers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from needs import need_torch
+
+import pserver
+
+torch = need_torch()
+
+
+def model(seed: int = 3, dtype: Any = torch.float32) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(dtype)
+
+
+def loss(network: Any, step: int) -> Any:
+    inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+    return network(inputs.to(network[0].weight.dtype)).square().mean()
+
+
+def optimizer_of(network: Any, client: Any, **settings: Any) -> Any:
+    import pserver.torch
+
+    return pserver.torch.Optimizer(network.named_parameters(), "adamw", 1e-2, client=client, **settings)
+
+
+LOADED = model(9).state_dict()
+
+
+def load(network: Any) -> None:
+    network.load_state_dict(LOADED)
+
+
+def copy(network: Any) -> None:
+    with torch.no_grad():
+        for one in network.parameters():
+            one.copy_(torch.linspace(-1, 1, one.numel()).view_as(one))
+
+
+def initialise(network: Any) -> None:
+    # Ranks are threads here, which have one stream of random numbers between them.
+    generator = torch.Generator().manual_seed(1)
+    for one in network.parameters():
+        torch.nn.init.normal_(one, generator=generator)
+
+
+def replace_data(network: Any) -> None:
+    network[0].weight.data = torch.full_like(network[0].weight, 0.25)
+
+
+def write_data(network: Any) -> None:
+    network[2].bias.data[1] = 2.0
+
+
+def clamp(network: Any) -> None:
+    for one in network.parameters():
+        one.data.clamp_(-0.05, 0.05)
+
+
+def write_by_numpy(network: Any) -> None:
+    network[0].bias.detach().numpy()[3] = -7.0
+
+
+def from_vector(network: Any) -> None:
+    vector = torch.nn.utils.parameters_to_vector(network.parameters())
+    torch.nn.utils.vector_to_parameters(vector / 2, network.parameters())
+
+
+CHANGES = [load, copy, initialise, replace_data, write_data, clamp, write_by_numpy, from_vector]
+
+
+@pytest.mark.parametrize("how", [{}, {"overlap": True, "bucket_bytes": 1}, {"max_norm": 1e3}], ids=str)
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_are_set_between_steps_stay_set(
+    job: Any, in_ranks: Any, change: Callable[[Any], None], how: Any
+) -> None:
+    clients = [job(2, trainers=2, trainer=0), job(trainer=1)]
+    both, theirs = [model(), model()], model()
+    # A rank that begins fetches what another has set by then: before the first step changes are absolute.
+    steps = (2, 3, 5) if change is from_vector else (0, 3)
+
+    def run(rank: int) -> None:
+        one = optimizer_of(both[rank], clients[rank], **how)
+        for step in range(6):
+            if step in steps:
+                change(both[rank])
+            loss(both[rank], 2 * step + rank).backward()
+            one.step()
+            one.zero_grad()
+
+    in_ranks(run)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    for step in range(6):
+        if step in steps:
+            change(theirs)
+        ((loss(theirs, 2 * step) + loss(theirs, 2 * step + 1)) / 2).backward()
+        if "max_norm" in how:
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), how["max_norm"])
+        reference.step()
+        reference.zero_grad()
+    for network in both:
+        for one, other in zip(network.parameters(), theirs.parameters()):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_are_the_same_again_are_not_sent(job: Any) -> None:
+    client, network = job(), model(dtype=torch.bfloat16)
+    one = optimizer_of(network, client)
+    for step in range(3):
+        loss(network, step).backward()
+        one.step()
+        # An evaluation with other weights, and back: servers keep what float32 has beyond bfloat16.
+        kept = {name: value.clone() for name, value in network.state_dict().items()}
+        load(network)
+        network.load_state_dict(kept)
+        sent = client.transferred[0]
+        one.zero_grad()
+    loss(network, 3).backward()
+    one.step()
+    assert client.transferred[0] - sent == sum(2 * weight.numel() for weight in network.parameters())
+
+
+def test_a_frozen_weight_that_is_set_is_the_jobs_too(job: Any) -> None:
+    client, network = job(), model()
+    network[0].bias.requires_grad_(False)
+    one = optimizer_of(network, client)
+    network[0].bias.data.fill_(3.0)
+    loss(network, 0).backward()
+    one.step()
+    assert client.pull(["0.bias"])["0.bias"].tolist() == [3.0] * 8
+
+
+def test_a_weight_that_is_changed_after_its_gradient_was_sent_is_named(job: Any) -> None:
+    network = model()
+    one = optimizer_of(network, job(), overlap=True)
+    loss(network, 0).backward()
+    network[0].weight.data.clamp_(-0.01, 0.01)
+    with pytest.raises(pserver.Refused, match='"0.weight" was changed after its gradient was sent; expected it before'):
+        one.step()
+    one.step()
+    one.zero_grad()
+    loss(network, 1).backward()
+    one.step()
+
+
+def test_where_trainers_take_no_turns_a_changed_weight_is_refused(job: Any) -> None:
+    clients = [job(trainers=2, trainer=0, mode="async"), job(trainer=1)]
+    networks = [model(), model()]
+    one, other = (optimizer_of(network, client) for network, client in zip(networks, clients))
+    clamp(networks[0])
+    loss(networks[0], 0).backward()
+    with pytest.raises(pserver.Refused, match="was changed in mode async.*expected set_weights"):
+        one.step()
+    one.set_weights()
+    one.step()
+    loss(networks[1], 0).backward()
+    other.step()
+
+
+def test_weights_that_are_set_before_an_outer_step_counts_them_are_refused(job: Any) -> None:
+    from pserver.torch import DiLoCo
+
+    network = model()
+    diloco = DiLoCo(network.named_parameters(), torch.optim.SGD(network.parameters(), 0.1), 2, client=job())
+    load(network)
+    loss(network, 0).backward()
+    with pytest.raises(pserver.Refused, match="was changed before the first step; expected set_weights"):
+        diloco.step()
+    diloco.set_weights()
+    diloco.step()
