@@ -25,6 +25,9 @@ use crate::{
     train, transpile,
 };
 
+#[cfg(test)]
+mod tests;
+
 /// How often a server is asked whether it has failed. Signals wake it up at once.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 

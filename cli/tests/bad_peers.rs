@@ -45,7 +45,14 @@ impl Reader {
         // Lane 1 is the first shard.
         let head = Head { trainer: NO_TRAINER, sequence: Sequence(1), ..Head::new(Kind::Hello) };
         let role = Role::Reader.into();
-        let hello = HelloMessage { role, host: String::new(), process: std::process::id(), absence_millis: None };
+        let hello = HelloMessage {
+            role,
+            host: String::new(),
+            process: std::process::id(),
+            absence_millis: None,
+            run: 0,
+            run_trainers: 0,
+        };
         let mut reader = Self { network, peer, welcome: head, asked: 0 };
         reader.submit(vec![Frame::with_control(head, &hello)]);
         let begun = Instant::now();

@@ -13,24 +13,24 @@ use std::sync::Arc;
 use std::thread::{Thread, ThreadId};
 use std::time::Duration;
 
-use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
+use prost::Message;
+use pserver_core::client::{AwaitedAnswer, Finished, LaneId, Refused, RequestBody};
 use pserver_core::error::{CallEnd, Failure};
 use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::Mapping;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
-use pserver_core::wire::{Entry, Frame, Kind};
+use pserver_core::wire::{ControlAnswer, Entry, Frame, Kind};
 
 use super::buffers::HeldBuffers;
 use super::call::{Call, CallDeadline, CallNumber, CallSubject, ViewChunk};
 use super::cancels::cancelled;
 use super::client_lock::{ClientGuard, reason};
-use super::control::answer;
 use super::engine::CLOSED;
 use super::job::{JoinedJob, ServerQuery};
 use super::packer::PackedFrame;
-use super::{ClientState, TransferredBytes};
+use super::{ClientState, DEADLINE_DEFAULT, TransferredBytes};
 
 /// Limit of calls in one client whose results are not taken.
 const CALLS_MAX: usize = 4096;
@@ -358,8 +358,9 @@ impl ClientState {
         let Some(at) = self.asked.iter().position(|(asked, _)| *asked == ticket) else { return };
         let (_, lane) = self.asked.swap_remove(at);
         // An older server does not know the request and answers with an error.
-        if let Some(Ok(Answer::Waiting(text))) = result.as_ref().ok().map(|finished| answer(&finished.control)) {
-            self.engine.note_awaited(lane, text);
+        let decoded = result.as_ref().ok().and_then(|finished| ControlAnswer::decode(finished.control.as_slice()).ok());
+        if let Some(ControlAnswer { answer: Some(Answer::Waiting(text)), ends_by_itself }) = decoded {
+            self.engine.note_awaited(lane, AwaitedAnswer { text, ends_by_itself });
         }
     }
 
@@ -426,10 +427,10 @@ impl ClientState {
                 let asked = self.engine.ask_awaited(&tickets);
                 self.asked.extend(asked);
             }
-            let call = &self.calls[at];
-            if now < call.deadline.end {
+            if now < self.calls[at].deadline.end || self.extend(now, at) {
                 continue;
             }
+            let call = &self.calls[at];
             let limit = call.deadline.limit;
             let text = match call.requests.tickets().as_slice() {
                 [] => {
@@ -439,6 +440,25 @@ impl ClientState {
             };
             self.give_up(at, &Failure::ended(CallEnd::Timeout, text));
         }
+    }
+
+    /// Lets a call go on past a deadline that the program has left at its default, while servers answer that they end
+    /// its wait themselves: they wait for a trainer that is alive.
+    fn extend(&mut self, now: Now, at: usize) -> bool {
+        if self.options.deadline != DEADLINE_DEFAULT {
+            return false;
+        }
+        let call = &self.calls[at];
+        let awaited = match call.requests.tickets().as_slice() {
+            [] => Some("an earlier call about the same parameter".to_owned()),
+            tickets => self.engine.ends_by_itself(tickets),
+        };
+        let Some(awaited) = awaited else { return false };
+        let (about, seconds) = (describe(&call.subject, self.job.as_ref()), call.deadline.opened.until(now).as_secs());
+        tracing::warn!("{about} goes on after {seconds} s, as servers answer: {awaited}");
+        let deadline = &mut self.calls[at].deadline;
+        (deadline.end, deadline.has_asked) = (now + deadline.limit, false);
+        true
     }
 
     /// Fails a call and reclaims its buffers from the transport.

@@ -4,7 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pserver_core::client::{Client, ClientOutput, ConnectionChange, Finished, Identity, LaneId, Refused, RequestBody};
+use pserver_core::client::{
+    AwaitedAnswer, Client, ClientOutput, ConnectionChange, Finished, Identity, LaneId, Refused, RequestBody,
+};
 use pserver_core::error::Failure;
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::shared::Descriptor;
@@ -182,8 +184,13 @@ impl ClientEngine {
     }
 
     /// Records a server's answer about what requests wait for.
-    pub(super) fn note_awaited(&mut self, lane: LaneId, awaited: String) {
-        self.requests.note_awaited(lane, Some(awaited).filter(|text| !text.is_empty()));
+    pub(super) fn note_awaited(&mut self, lane: LaneId, awaited: AwaitedAnswer) {
+        self.requests.note_awaited(lane, Some(awaited).filter(|awaited| !awaited.text.is_empty()));
+    }
+
+    /// Describes the wait of these requests, if servers end it themselves.
+    pub(super) fn ends_by_itself(&self, tickets: &[Ticket]) -> Option<String> {
+        self.requests.ends_by_itself(tickets).map(str::to_owned)
     }
 
     /// Whether a shard may have another address by now.

@@ -86,6 +86,11 @@ pub const SERVER_SETTINGS: &[&str] = &[
 const NAMES: [&str; 9] =
     ["coordinator", "trainer", "deadline", "server_absence", "reader", "poll", "checks", "rdma_device", "token_file"];
 
+/// Every setting of a client.
+pub fn client_settings() -> impl Iterator<Item = &'static str> {
+    NAMES.into_iter()
+}
+
 /// The variable of the environment that makes a setting.
 #[must_use]
 pub fn variable_of(setting: &str) -> String {

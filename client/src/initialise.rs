@@ -8,7 +8,7 @@ use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::config::{OptimizerSettings, ParameterConfig, SparseSettings, row_layout};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::{CallEnd, Failure};
-use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, Round, ShardId, TrainerId};
+use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, JobRun, Round, RunNumber, ShardId, TrainerId};
 use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
 use pserver_core::memory::{LendingMemory, LoanBook};
 use pserver_core::optim::Rule;
@@ -35,21 +35,23 @@ impl Client {
     /// Offers to initialise the parameters. True: this trainer was chosen and declares them. False: they are there now,
     /// as another has declared them, or this client knew already.
     ///
+    /// Of an initialised job another constant learning rate takes effect: gradients of this client bring it.
+    ///
     /// # Errors
-    /// When the settings are wrong, or nobody has initialised before the deadline.
+    /// When the settings are wrong or contradict those of the job, or nobody has initialised before the deadline.
     pub fn begin_init(&self, settings: &OptimizerSettings) -> Result<bool, Failure> {
         let mut state = self.lock()?;
         state.joined()?;
         // Settings are checked before a trainer is elected.
         let draft = state.draft(settings)?;
         if state.ready_job().is_ready() {
-            return Ok(false);
+            return state.follow_settings(settings).map(|()| false);
         }
         let generation = match state.begin(true)? {
             Answer::Granted(generation) => Generation(generation),
             Answer::Initialised(done) => {
                 state.fetch(done)?;
-                return Ok(false);
+                return state.follow_settings(settings).map(|()| false);
             }
             other => return Err(unexpected(&other)),
         };
@@ -185,8 +187,9 @@ impl ClientGuard<'_> {
         self.engine.identify(|identity| identity.generation = Generation(done.generation));
         let job = self.ready_job();
         job.settings = done.job.unwrap_or(job.settings);
+        job.initial_config = done.default_config;
         job.is_initialised(catalogue, None);
-        Ok(())
+        done.rate.map_or(Ok(()), |rate| self.take_default_rate(rate))
     }
 
     fn init_param(&mut self, declaration: Declaration, content: &[u8]) -> Result<(), Failure> {
@@ -238,8 +241,12 @@ impl ClientGuard<'_> {
             return Err(self.initialisation_failed(generation, failure));
         }
         self.engine.hold_lease(false);
+        if let Some(text) = draft.describe_integers() {
+            tracing::warn!("{text}");
+        }
         let job = self.ready_job();
         job.settings = draft.settings;
+        job.initial_config = draft.default_config;
         job.is_initialised(draft.catalogue, Some(Round(0)));
         Ok(())
     }
@@ -265,7 +272,8 @@ impl ClientGuard<'_> {
         for (number, page) in pages.iter().enumerate() {
             let last = number + 1 == pages.len();
             let job = last.then_some(draft.settings);
-            let commit = Commit { generation: generation.0, page: page.encode_to_vec(), last, job };
+            let default_config = if last { draft.default_config.clone() } else { Vec::new() };
+            let commit = Commit { generation: generation.0, page: page.encode_to_vec(), last, job, default_config };
             self.control(Request::Commit(commit), "committing the catalogue")?;
         }
         Ok(())
@@ -289,6 +297,8 @@ impl ClientState {
         self.engine.identify(|identity| {
             identity.trainer = TrainerId(joined.trainer);
             identity.incarnation = Incarnation(joined.incarnation);
+            let trainers = joined.job.map_or(0, |job| job.trainers);
+            identity.run = JobRun { number: RunNumber(joined.run), trainers };
             identity.epoch = Epoch(joined.epoch);
         });
         JoinedJob::new(joined, &mut self.engine)
@@ -313,6 +323,10 @@ impl ClientState {
         }
         let job = self.job.as_mut().expect("the job was joined");
         let mut message = job.settings;
+        if !job.is_ready() {
+            let decided = (job.is_mode_given, job.is_merge_given);
+            job.check_sharing(settings, decided)?;
+        }
         if let Some(mode) = settings.mode {
             (message.mode, message.staleness) = mode.numbers();
         }
@@ -324,7 +338,8 @@ impl ClientState {
             None => job.default_config.clone(),
         };
         let catalogue = Catalogue::new(job.topology.clone(), message.chunk_bytes)?;
-        Ok(CatalogueDraft { catalogue, settings: message, default_config })
+        let is_config_given = settings.rule.is_some();
+        Ok(CatalogueDraft { catalogue, settings: message, default_config, is_config_given })
     }
 
     fn drafting(&mut self) -> Result<&mut CatalogueDraft, Failure> {
@@ -370,6 +385,24 @@ impl ClientState {
         }
         let declared = sparse_declaration(dense, draft.catalogue.topology(), rule, sparse);
         declared.and_then(|declared| check_content(declared, content)).map_err(named)
+    }
+}
+
+impl CatalogueDraft {
+    /// Names the integer parameters, for which the optimizer given with begin has no effect.
+    pub(super) fn describe_integers(&self) -> Option<String> {
+        if !self.is_config_given {
+            return None;
+        }
+        let integers = self.catalogue.iter().map(Parameter::declaration).filter(|one| !one.element_type.is_float());
+        let names: Vec<String> = integers.map(|one| format!("\"{}\"", one.name.as_str())).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "parameter {}: the optimizer and the learning rate given with begin have no effect, as gradients of \
+                 integers are added",
+                names.join(", ")
+            )
+        })
     }
 }
 

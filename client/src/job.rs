@@ -28,12 +28,19 @@ pub(super) struct JoinedJob {
     pub(super) default_config: Vec<u8>,
     /// Whether servers take gradients with NaN or infinite elements.
     pub(super) takes_nonfinite: bool,
+    /// The default configuration that the job was initialised with; empty where it is unknown.
+    pub(super) initial_config: Vec<u8>,
+    /// Whether the operator has set mode and merge, so that no initialiser changes them.
+    pub(super) is_mode_given: bool,
+    pub(super) is_merge_given: bool,
     pub(super) topology: Topology,
     pub(super) phase: InitPhase,
     /// The number of the last mutating call.
     sequence: u64,
     /// The lanes of each server's shards.
     lanes: Vec<Vec<LaneId>>,
+    /// Whether any parameter has a learning rate of this client.
+    pub(super) has_rates: bool,
     /// By parameter.
     progress: Vec<ParameterProgress>,
     /// How many questions there were, see [`JoinedJob::check_first`].
@@ -53,6 +60,8 @@ pub(super) struct ParameterProgress {
     pub(super) push_again: Option<Sequence>,
     /// Sequence number of a failed set, reused likewise.
     pub(super) set_again: Option<Sequence>,
+    /// The learning rate of gradients that bring none, where it is another than the job was initialised with.
+    pub(super) rate: Option<f64>,
     /// Its view, if there is one.
     pub(super) viewed: Weak<()>,
     /// The last question that found it.
@@ -84,6 +93,8 @@ pub(super) struct CatalogueDraft {
     pub(super) catalogue: Catalogue,
     pub(super) settings: JobMessage,
     pub(super) default_config: Vec<u8>,
+    /// Whether that is of the configuration given with begin.
+    pub(super) is_config_given: bool,
 }
 
 impl JoinedJob {
@@ -104,10 +115,14 @@ impl JoinedJob {
             settings,
             default_config: joined.default_config,
             takes_nonfinite: joined.takes_nonfinite,
+            initial_config: Vec::new(),
+            is_mode_given: joined.is_mode_given,
+            is_merge_given: joined.is_merge_given,
             topology,
             phase: InitPhase::Joined,
             sequence: 0,
             lanes,
+            has_rates: false,
             progress: Vec::new(),
             question: 0,
         })

@@ -36,6 +36,7 @@ mod row_states;
 mod rows;
 pub mod rule_file;
 pub mod setting_file;
+mod settings;
 mod transfer;
 mod views;
 
@@ -50,10 +51,10 @@ use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ShardId, Ticket};
 use pserver_core::port::Transport;
-use pserver_core::wire::{Address, Role};
+use pserver_core::wire::{Address, Role, Scheme};
 use pserver_transport::loopback::Hub;
 use pserver_transport::network::{ChecksumPolicy, JobToken, Network, NetworkOptions, PollPolicy};
-use pserver_transport::verbs::{self, DeviceChoice, VerbsDevices};
+use pserver_transport::verbs::{self, DeviceChoice, VerbsDevice, VerbsDevices};
 
 use bucketize::RowBuffers;
 use buffers::CallerMemory;
@@ -81,6 +82,11 @@ pub use optimizer_state::{OptimizerState, StateSlice, StateTensor};
 pub use row_states::{RowStates, TableProgress};
 pub use transfer::check_half;
 
+/// The deadline of a call that the program does not choose. A call goes on past it while every server that has not
+/// answered says that it waits for a trainer, as it ends that wait itself: at its round timeout (10 minutes), or soon
+/// after the trainer's connection closed.
+pub const DEADLINE_DEFAULT: Duration = Duration::from_secs(120);
+
 /// How a client finds its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
@@ -92,7 +98,7 @@ pub struct ClientOptions {
     pub trainer: Option<u32>,
     /// Whether this client is a reader, which only pulls.
     pub is_reader: bool,
-    /// How long any call may take.
+    /// How long any call may take; see [`DEADLINE_DEFAULT`].
     pub deadline: Duration,
     /// How long a call waits for a server that refuses connections or has not registered: the time in which a cluster
     /// restarts a server. A call ends at its deadline at the latest.
@@ -108,8 +114,7 @@ pub struct ClientOptions {
 }
 
 impl ClientOptions {
-    /// A trainer of the job at `coordinator`, with a deadline of 120 s: twice the round timeout of a server, so that
-    /// the server's error, which names the missing trainer, comes first.
+    /// A trainer of the job at `coordinator`, with [`DEADLINE_DEFAULT`].
     #[must_use]
     pub fn new(coordinator: Address) -> Self {
         Self {
@@ -117,7 +122,7 @@ impl ClientOptions {
             is_coordinator_default: false,
             trainer: None,
             is_reader: false,
-            deadline: Duration::from_secs(120),
+            deadline: DEADLINE_DEFAULT,
             server_absence: Duration::from_secs(10),
             poll: PollPolicy::default(),
             checks: ChecksumPolicy::default(),
@@ -300,10 +305,19 @@ impl Client {
     /// A client; it connects with its first call.
     ///
     /// # Errors
-    /// When this process cannot have another transport.
+    /// When this process cannot have another transport; when the address demands verbs and there is no RDMA device.
     pub fn new(options: ClientOptions) -> Result<Self, Failure> {
         let (poll, checks, token) = (options.poll, options.checks, options.token.clone());
         let devices = VerbsDevices::from(&options.rdma_device);
+        if options.coordinator.scheme == Scheme::Verbs {
+            // Without a device no connection can be made, however long the client tried.
+            VerbsDevice::find(&devices).map_err(|reason| {
+                let server = &options.coordinator;
+                Failure::call(format!(
+                    "connecting to {server}: {reason}; expected an RDMA device, or an address without verbs://"
+                ))
+            })?;
+        }
         let own_user_alone = options.is_coordinator_default;
         let transport = NetworkOptions { poll, checks, devices, token, own_user_alone, ..NetworkOptions::default() };
         let verbs = SharedVerbsCounters::default();

@@ -1,7 +1,9 @@
 //! Packs chunks into frames. Small chunks of one lane share a frame.
 
+use std::collections::BTreeMap;
+
 use pserver_core::client::{LaneId, RequestBody};
-use pserver_core::ids::Sequence;
+use pserver_core::ids::{ParameterIndex, Sequence};
 use pserver_core::limits::FRAME_ENTRIES_MAX;
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
@@ -15,6 +17,8 @@ pub(super) struct Packer {
     kind: Kind,
     flags: Flags,
     control: Vec<u8>,
+    /// Control messages of parameters that have their own.
+    controls: BTreeMap<ParameterIndex, Vec<u8>>,
     /// Whether values come back.
     fetches: bool,
     bytes_max: u32,
@@ -46,7 +50,16 @@ impl Packer {
     pub(super) fn new(kind: Kind, chunk_bytes: u32, expected: usize) -> Self {
         let bytes_max = Self::shared_bytes_max(chunk_bytes);
         let (flags, fetches) = (Flags::default(), kind == Kind::Pull);
-        Self { kind, flags, control: Vec::new(), fetches, bytes_max, expected, open: Vec::new() }
+        Self {
+            kind,
+            flags,
+            control: Vec::new(),
+            controls: BTreeMap::new(),
+            fetches,
+            bytes_max,
+            expected,
+            open: Vec::new(),
+        }
     }
 
     /// The bytes up to which chunks share a frame.
@@ -61,6 +74,11 @@ impl Packer {
         self
     }
 
+    /// Frames whose chunks of these parameters bring control messages of their own.
+    pub(super) fn with_controls(self, controls: BTreeMap<ParameterIndex, Vec<u8>>) -> Self {
+        Self { controls, ..self }
+    }
+
     /// Frames that request no values.
     pub(super) fn without_values(mut self) -> Self {
         self.fetches = false;
@@ -72,16 +90,18 @@ impl Packer {
     pub(super) fn add(&mut self, lane: LaneId, piece: ChunkPiece) -> Option<PackedFrame> {
         let bytes = piece.entry.bytes.max(piece.into.as_ref().map_or(0, Incoming::len));
         let mut full = None;
+        let parameter = piece.entry.id.parameter;
         let at = self.open.binary_search_by_key(&lane, |(one, _)| *one).unwrap_or_else(|at| {
-            self.open.insert(at, (lane, self.begin(bytes, piece.sequence)));
+            self.open.insert(at, (lane, self.begin(bytes, parameter, piece.sequence)));
             at
         });
         let open = &self.open[at].1;
         let is_full = open.bytes.saturating_add(bytes) > self.bytes_max
             || open.frame.entries.len() >= FRAME_ENTRIES_MAX as usize
-            || open.frame.head.sequence != piece.sequence;
+            || open.frame.head.sequence != piece.sequence
+            || (!self.controls.is_empty() && open.frame.control != *self.control_of(parameter));
         if is_full && !open.frame.entries.is_empty() {
-            let next = self.begin(bytes, piece.sequence);
+            let next = self.begin(bytes, parameter, piece.sequence);
             full = Some(std::mem::replace(&mut self.open[at].1, next));
         }
         self.expected = self.expected.saturating_sub(1);
@@ -100,8 +120,12 @@ impl Packer {
         self.open.into_iter()
     }
 
+    fn control_of(&self, parameter: ParameterIndex) -> &Vec<u8> {
+        self.controls.get(&parameter).unwrap_or(&self.control)
+    }
+
     /// A frame for chunks of about so many bytes.
-    fn begin(&self, bytes: u32, sequence: Sequence) -> PackedFrame {
+    fn begin(&self, bytes: u32, parameter: ParameterIndex, sequence: Sequence) -> PackedFrame {
         let fitting = (self.bytes_max / bytes.max(1)).clamp(1, FRAME_ENTRIES_MAX) as usize;
         let room = fitting.min(self.expected.max(1));
         let head = Head { flags: self.flags, sequence, ..Head::new(self.kind) };
@@ -109,7 +133,7 @@ impl Packer {
         let fetches = if self.fetches { room } else { 0 };
         let (payload, into) = (Vec::with_capacity(brings), Vec::with_capacity(fetches));
         let body = RequestBody { payload, into, priority: u32::MAX };
-        let frame = Frame { head, entries: Vec::with_capacity(room), control: self.control.clone() };
+        let frame = Frame { head, entries: Vec::with_capacity(room), control: self.control_of(parameter).clone() };
         PackedFrame { frame, body, bytes: 0 }
     }
 }

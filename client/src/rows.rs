@@ -240,6 +240,7 @@ impl ClientState {
         let mut packer = self
             .packer(Kind::Push, chosen)
             .with(Flags::default(), PushMessage { rate, is_void: false }.encode_to_vec());
+        packer = packer.with_controls(self.own_rates(chosen, rate));
         for (index, rows) in chosen.iter().zip(bucketed) {
             let progress = self.ready_job().progress(*index);
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();

@@ -304,6 +304,7 @@ impl ClientState {
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate, is_void: false }.encode_to_vec());
+        let packer = packer.with_controls(self.own_rates(&chosen, rate));
         let orders = gradients.iter().zip(chosen).map(|(given, index)| {
             let (place, half) = places.next().unzip();
             ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }

@@ -29,6 +29,11 @@ identity! {
     Incarnation(u32)
 }
 identity! {
+    /// A run of the job's trainers, from one: from the first process that joins while no other trainer is connected,
+    /// until all have departed or are lost. Zero is before the first.
+    RunNumber(u32)
+}
+identity! {
     /// Number of a trainer's mutating call in one incarnation, from one.
     Sequence(u64)
 }
@@ -67,6 +72,15 @@ identity! {
 identity! {
     /// Number of a request, chosen by its sender and returned in every answer.
     Ticket(u64)
+}
+
+/// A run of the job's trainers: rounds wait for all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JobRun {
+    /// Its number.
+    pub number: RunNumber,
+    /// The trainers that take part; zero where they are as many as the job was initialised for.
+    pub trainers: u32,
 }
 
 /// Rank in the hello of a process that is no trainer: a registering server, or a tool.

@@ -41,6 +41,7 @@ impl CoordinatorNode {
             servers: start.settings.job.servers,
             job: start.job(),
             default_config: start.default_config()?,
+            given: start.settings.given(),
             lease: start.settings.times.lease,
             grace: start.settings.times.rank_grace,
             watches: start.settings.addresses.http.is_some(),

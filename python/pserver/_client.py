@@ -175,13 +175,18 @@ class Client:
         self, values: Mapping[str, Array], config: str | None = None, configs: Mapping[str, str] | None = None
     ) -> bool:
         """Initialises a job with these parameters, unless another trainer does; true if this one did. ``configs`` has
-        those of single parameters."""
+        those of single parameters. Beside a job that is initialised another constant learning rate takes effect for
+        gradients of this trainer, and any other difference of an optimizer is refused."""
 
         def declare() -> None:
             for name, value in values.items():
                 self.init(name, value, (configs or {}).get(name))
 
-        return self._initialise(declare, config)
+        is_first = self._initialise(declare, config)
+        for name, own in (configs or {}).items():
+            if not is_first:
+                self._raw.follow_optimizer(name, own)
+        return is_first
 
     def _initialise(self, declare: Callable[[], None], config: str | None = None) -> bool:
         """Initialises a job with what ``declare`` declares, unless another trainer does; true if this one did."""

@@ -352,6 +352,12 @@ impl RawClient {
         Ok(PyBytes::new(py, bytemuck::cast_slice(&ids)))
     }
 
+    /// Compares a parameter's optimizer with that of this configuration; another constant learning rate takes effect.
+    fn follow_optimizer(&self, py: Python<'_>, name: &str, config: &str) -> PyResult<()> {
+        let settings = settings(py, Some(config))?;
+        self.call(py, |session| session.client().follow_optimizer(name, &settings))
+    }
+
     /// Checks that a parameter has the optimizer of this configuration.
     fn check_optimizer(&self, py: Python<'_>, name: &str, config: &str) -> PyResult<()> {
         let settings = settings(py, Some(config))?;

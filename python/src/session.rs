@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pserver_client::environment::{Environment, ResolvedOptions, find};
 use pserver_client::launchers::Launchers;
-use pserver_client::{CallNumber, Client, DestinationSlice, GradientSlice, ParameterFacts};
+use pserver_client::{CallNumber, Client, DestinationSlice, GradientSlice, ParameterFacts, setting_file};
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};

@@ -148,7 +148,10 @@ fn initialise_with(
     settings: &OptimizerSettings,
 ) -> Result<(), Failure> {
     if !client.begin_init(settings)? {
-        return Ok(());
+        // Names that the job lacks are refused later, as another program's.
+        let names = client.names()?;
+        let mut known = contents.parameters.iter().filter(|one| names.contains(&one.name));
+        return known.try_for_each(|one| client.follow_optimizer(&one.name, &one.settings()?));
     }
     declare(client, parts, contents).and_then(|()| client.finish_init()).inspect_err(|_| {
         // Another trainer may have the memory that this one lacks. If the coordinator is unreachable, the lease

@@ -194,7 +194,8 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<RoundCosts> {
         move || listener.run(lanes, stop).expect("the listener runs")
     });
     let peer = near.transport.connect(&address).expect("an address of this transport");
-    let hello = HelloMessage { role: 0, host: "here".to_owned(), process: 1, absence_millis: None };
+    let hello =
+        HelloMessage { role: 0, host: "here".to_owned(), process: 1, absence_millis: None, run: 0, run_trainers: 0 };
     let hello = Frame::with_control(Head::new(Kind::Hello), &hello);
     near.queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame: hello, body: Vec::new() });
     while far.landed == 0 || near.sent == 0 {

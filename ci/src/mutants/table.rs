@@ -28,6 +28,7 @@ const CALL: &str = "core/src/server/call.rs";
 const CHUNK: &str = "core/src/server/chunk.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
 const COORDINATOR: &str = "core/src/server/coordinator.rs";
+const PARTICIPANTS: &str = "core/src/server/participants.rs";
 const DEPARTURES: &str = "core/src/server/departures.rs";
 const ADMISSION: &str = "core/src/server/admission.rs";
 const SERVER_FLOW: &str = "core/src/server/flow.rs";
@@ -82,8 +83,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a frame that changes something is not journalled",
         RECORD,
-        "if is_mutating {\n            arrived",
-        "if is_mutating && !MUTANT {\n            arrived",
+        "if is_mutating {\n            self.begin_run",
+        "if is_mutating && !MUTANT {\n            self.begin_run",
         LOST_HOST,
     ),
     mutant(
@@ -96,8 +97,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a join in the journal is not restored",
         SERVER_REPLAY,
-        "let _ = self.join(who);",
-        "if !MUTANT { let _ = self.join(who); }",
+        "let _ = self.join(who, run_of(&hello));",
+        "if !MUTANT { let _ = self.join(who, run_of(&hello)); }",
         JOINS,
     ),
     mutant(
@@ -234,17 +235,31 @@ pub(super) const MUTANTS: &[Mutant] = &[
         &["server::tests::rounds::another_generation"],
     ),
     mutant(
+        "a trainer that left an earlier run is not waited for",
+        PARTICIPANTS,
+        "*one = Participation::Expected(left);",
+        "if !MUTANT { *one = Participation::Expected(left); }",
+        &["server::tests::runs::rounds_wait_for_everybody", "server::tests::runs::jobs_in_a_row"],
+    ),
+    mutant(
+        "the first to join alone begins no run",
+        MEMBERSHIP,
+        "self.run.0 += u32::from(is_alone);",
+        "self.run.0 += u32::from(is_alone && !MUTANT);",
+        &["server::tests::runs::jobs_in_a_row"],
+    ),
+    mutant(
         "a trainer that left is waited for",
-        DEPARTURES,
-        "self.departed[head.trainer.0 as usize] = Some(head.incarnation);",
-        "if !MUTANT { self.departed[head.trainer.0 as usize] = Some(head.incarnation); }",
+        PARTICIPANTS,
+        "*one = Participation::Departed(incarnation);",
+        "if !MUTANT { *one = Participation::Departed(incarnation); }",
         &["server::tests::rounds::a_trainer_that_leaves"],
     ),
     mutant(
         "a trainer that comes back is not waited for",
         DEPARTURES,
-        "self.departed[head.trainer.0 as usize] = None;",
-        "if !MUTANT { self.departed[head.trainer.0 as usize] = None; }",
+        "self.participants.join(head.trainer);",
+        "if !MUTANT { self.participants.join(head.trainer); }",
         &["server::tests::rounds::a_new_life_of"],
     ),
     mutant(
@@ -328,8 +343,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "departures are not restored",
         SNAPSHOT,
-        "serving.departed = left.collect();",
-        "if !MUTANT { serving.departed = left.collect(); }",
+        "serving.participants.restore(RunNumber(about.run), &about.left, &about.expected);",
+        "if !MUTANT { serving.participants.restore(RunNumber(about.run), &about.left, &about.expected); }",
         LOST_HOST,
     ),
     mutant(
@@ -461,8 +476,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "the coordinator forgets incarnations in a restart",
         MEMBERSHIP,
-        "member.incarnation = Incarnation(*incarnation);",
-        "if !MUTANT { member.incarnation = Incarnation(*incarnation); }",
+        "(member.incarnation, member.departed) = (Incarnation(*incarnation), *departed);",
+        "if !MUTANT { (member.incarnation, member.departed) = (Incarnation(*incarnation), *departed); }",
         COORDINATING,
     ),
     mutant(

@@ -17,7 +17,7 @@ use pserver_transport::verbs::DeviceChoice;
 
 use super::plan::TrainingPlan;
 use super::worker::{TrainingReport, TrainingResults, batches, show_epoch};
-use super::{Args, TrainingStrategy};
+use super::{Args, TrainingStrategy, record};
 use crate::own_program;
 use crate::quickstart::children::{ChildEvent, ChildId, Children};
 use crate::quickstart::runner::{Servers, start_servers, unconfigured};
@@ -37,6 +37,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let plan = TrainingPlan::new(args)?;
     batches(args, &plan, 0, args.processes.trainers)?;
     check_checkpoint(args)?;
+    if let Some(folder) = &args.processes.checkpoint {
+        record::keep_or_check(args, &plan, folder)?;
+    }
     if args.processes.strategy == TrainingStrategy::Columns {
         let cluster = Cluster { trainers: args.processes.trainers, servers: args.processes.servers.into() };
         Columns::shares(&plan.graph, cluster).with_context(|| args.program.display().to_string())?;

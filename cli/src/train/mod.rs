@@ -4,10 +4,11 @@
 //! Not here: programs, data and steps of one trainer ([`pserver_trainer`]).
 //!
 //! Read in this order: `plan` (the program and its data), `worker` (one trainer), `job` (the parent of a job on this
-//! machine).
+//! machine), `record` (what a resumed training repeats).
 
 mod job;
 mod plan;
+mod record;
 mod worker;
 
 use std::path::PathBuf;

@@ -101,7 +101,7 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     };
     if !training.takes_data() {
         help(args, &mut training, &batches)?;
-        return if args.processes.reports { Ok(()) } else { Ok(client.leave()?) };
+        return Ok(client.leave()?);
     }
     let mut results = TrainingResults::default();
     let steps = batches.steps() as u64;
@@ -136,12 +136,10 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
             report(args, &TrainingReport::Validation { validation })?;
         }
     }
+    client.leave()?;
     if args.processes.reports {
-        // After the last step all gradients have arrived, and the parent stops the servers. A checkpoint without
-        // departed trainers makes the first round of a resumed training wait for all.
         return Ok(());
     }
-    client.leave()?;
     results.print(&plan.watched, args.epochs)
 }
 

@@ -63,10 +63,11 @@ impl Job {
             ("--shards", self.shards.to_string()),
             ("--trainers", self.trainers.to_string()),
             ("--chunk-bytes", self.chunk_bytes.to_string()),
-            ("--mode", self.mode.to_owned()),
             ("--bind", bind.to_owned()),
             ("--log-level", "warn".to_owned()),
         ];
+        // The default is left out, so that a job's initialiser may choose another mode.
+        all.extend((self.mode != "sync").then(|| ("--mode", self.mode.to_owned())));
         all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
         all.extend(self.more.clone());
         all.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()

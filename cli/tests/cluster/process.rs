@@ -144,6 +144,17 @@ impl Processes {
         self.running[server].take().expect("it runs").kill();
     }
 
+    /// Stops a server in order.
+    pub(crate) fn stop(&mut self, server: usize) {
+        let ended = self.running[server].take().expect("it runs").terminate();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+
+    /// Servers that start from now on have these settings.
+    pub(crate) fn change(&mut self, job: Job) {
+        self.job = job;
+    }
+
     /// Starts a server with the arguments that it had.
     pub(crate) fn start_again(&mut self, server: usize) {
         let started = Process::start(&self.arguments(server));

@@ -16,7 +16,7 @@ use pserver_core::dtype::ElementType::Float32;
 use pserver_core::ids::{Epoch, Incarnation, NO_TRAINER, PeerId, Ticket, TrainerId};
 use pserver_core::partition::{Catalogue, Topology};
 use pserver_core::port::{Event, Submit};
-use pserver_core::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, ServerOutput};
+use pserver_core::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, OperatorSettings, ServerOutput};
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::{Commit, Request};
@@ -64,6 +64,7 @@ impl Simulation {
             servers: 1,
             job,
             default_config: Vec::new(),
+            given: OperatorSettings::default(),
             lease,
             grace,
             watches: false,
@@ -84,8 +85,14 @@ impl Simulation {
         let (peer, trainer) = (peer(rank), u32::try_from(rank).expect("few"));
         self.event(Event::Accepted { peer, origin: "a test".to_owned(), transport: String::new() });
         let head = Head { epoch: Epoch(1), trainer: NO_TRAINER, ..Head::new(Kind::Hello) };
-        let hello =
-            HelloMessage { role: Role::Trainer.into(), host: String::new(), process: trainer, absence_millis: None };
+        let hello = HelloMessage {
+            role: Role::Trainer.into(),
+            host: String::new(),
+            process: trainer,
+            absence_millis: None,
+            run: 0,
+            run_trainers: 0,
+        };
         self.event(Event::Received { peer, frame: Frame::with_control(head, &hello), body: Vec::new() });
         let head = Head { trainer: TrainerId(trainer), incarnation: Incarnation(1), ..head };
         self.heads.insert(peer, Head { request: Ticket(1), kind: Kind::Control, ..head });
@@ -156,7 +163,7 @@ impl Simulation {
     fn commit(&mut self, rank: usize, generation: u32) {
         self.stages[rank] = Stage::Initialises { generation, steps: 0 };
         let page = self.page.clone();
-        self.ask(rank, Request::Commit(Commit { generation, page, last: true, job: None }));
+        self.ask(rank, Request::Commit(Commit { generation, page, last: true, job: None, default_config: Vec::new() }));
     }
 
     /// Time passes, up to the end of a lease.

@@ -71,7 +71,14 @@ impl World {
     fn connect(&mut self, who: Who) {
         let accepted = Event::Accepted { peer: who.peer(), origin: "a test".to_owned(), transport: String::new() };
         self.shard.handle(Now(0), accepted, &mut Vec::new());
-        let hello = HelloMessage { role: Role::Trainer.into(), host: String::new(), process: 0, absence_millis: None };
+        let hello = HelloMessage {
+            role: Role::Trainer.into(),
+            host: String::new(),
+            process: 0,
+            absence_millis: None,
+            run: 0,
+            run_trainers: 0,
+        };
         self.send(who, Frame::with_control(Head::new(Kind::Hello), &hello), &[]);
     }
 

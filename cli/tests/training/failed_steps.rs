@@ -178,7 +178,7 @@ fn a_job_is_told_how_parts_share_parameters() {
         (Mode::Staleness { bound: 3 }, Merge::Mean, Merge::Mean),
     ];
     for (mode, merge, kept) in cases {
-        let running = Local::start(&Job { mode: "async", ..Job::new(1, 2) });
+        let running = Local::start(&Job::new(1, 2));
         let client = client(&running.coordinator(), 0);
         initialise(&client, &one(mode, merge)).expect("it is chosen");
         assert_eq!(client.sharing(), Ok(JobSharing { mode, merge: kept, trainers: 2 }));

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use super::request::{Finished, PendingRequest, Refused};
-use super::{ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
+use super::{AwaitedAnswer, ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
 use crate::ids::{PeerId, Ticket};
 use crate::port::{Incoming, Outgoing, Submit};
 use crate::time::Now;
@@ -56,7 +56,7 @@ pub(super) struct Lane {
     /// Whether it reconnects without waiting requests.
     pub(super) is_kept: bool,
     /// The server's description of what requests wait for.
-    pub(super) awaited: Option<String>,
+    pub(super) awaited: Option<AwaitedAnswer>,
     /// Unanswered requests, in ticket order.
     requests: VecDeque<PendingRequest>,
     window: SendWindow,
@@ -120,10 +120,20 @@ impl Lane {
         }
     }
 
+    /// Describes a shard that has no parameters, of a job that is initialised.
+    pub(super) fn describe_emptiness(&self) -> String {
+        format!(
+            "{} at {} was started anew and has none of the job's parameters, which were lost with its earlier \
+             process; expected that all servers are started anew, with a checkpoint_dir to go on after such a loss, and \
+             then new clients",
+            self.name, self.address
+        )
+    }
+
     /// Describes the lane's unanswered requests.
     pub(super) fn describe(&self, requests: usize) -> String {
         if let (LaneState::Up { .. }, Some(awaited)) = (&self.state, &self.awaited) {
-            return format!("{} at {}: {awaited}", self.name, self.address);
+            return format!("{} at {}: {}", self.name, self.address, awaited.text);
         }
         let state = match self.state {
             LaneState::Down { .. } | LaneState::Opening => "not connected",

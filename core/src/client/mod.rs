@@ -21,7 +21,7 @@ use std::time::Duration;
 use prost::Message;
 
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, Sequence, Ticket, TrainerId};
+use crate::ids::{Epoch, Generation, Incarnation, JobRun, NO_TRAINER, PeerId, Sequence, Ticket, TrainerId};
 use crate::port::{Event, Incoming, Outgoing, Submit};
 use crate::time::Now;
 use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind, Role};
@@ -41,6 +41,8 @@ pub struct Identity {
     pub trainer: TrainerId,
     /// Incarnation of that rank.
     pub incarnation: Incarnation,
+    /// The run that it takes part in; zero before it has joined.
+    pub run: JobRun,
     /// Epoch of the job; zero before it is known.
     pub epoch: Epoch,
     /// Generation of the initialisation it knows.
@@ -61,6 +63,7 @@ impl Identity {
             role,
             trainer: NO_TRAINER,
             incarnation: Incarnation(0),
+            run: JobRun::default(),
             epoch: Epoch(0),
             generation: Generation(0),
             host,
@@ -104,6 +107,15 @@ pub enum ConnectionChange {
     },
     /// End this connection.
     Close(PeerId),
+}
+
+/// A server's answer about what requests wait for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AwaitedAnswer {
+    /// Its text.
+    pub text: String,
+    /// Whether the server itself ends the wait.
+    pub ends_by_itself: bool,
 }
 
 /// The requests and lanes of one trainer.
@@ -160,8 +172,21 @@ impl Client {
     }
 
     /// Records the server's description of what a lane's requests wait for.
-    pub fn note_awaited(&mut self, lane: LaneId, awaited: Option<String>) {
+    pub fn note_awaited(&mut self, lane: LaneId, awaited: Option<AwaitedAnswer>) {
         self.lanes[lane.0].awaited = awaited;
+    }
+
+    /// Describes the wait of these requests, whose tickets are in order, if every server that has not answered them is
+    /// connected and ends the wait itself.
+    #[must_use]
+    pub fn ends_by_itself(&self, tickets: &[Ticket]) -> Option<&str> {
+        let mut first = None;
+        for lane in self.lanes.iter().filter(|lane| lane.count(tickets) > 0) {
+            let is_up = matches!(lane.state, LaneState::Up { .. });
+            let awaited = lane.awaited.as_ref().filter(|awaited| is_up && awaited.ends_by_itself)?;
+            first = first.or(Some(awaited.text.as_str()));
+        }
+        first
     }
 
     /// Describes a server that has refused connections for `limit`, and since `begun`, among the lanes of these
@@ -259,7 +284,14 @@ impl Client {
         let role = identity.role.into();
         let absence_millis = identity.absence.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         let (host, process) = (identity.host.clone(), identity.process);
-        let message = HelloMessage { role, host, process, absence_millis };
+        let message = HelloMessage {
+            role,
+            host,
+            process,
+            absence_millis,
+            run: identity.run.number.0,
+            run_trainers: identity.run.trainers,
+        };
         let frame = Frame::with_control(head, &message);
         out.work.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
     }
@@ -369,8 +401,12 @@ impl Client {
     }
 
     fn error(&mut self, now: Now, peer: PeerId, frame: &Frame) {
-        let refused = Refused::of(frame);
+        let mut refused = Refused::of(frame);
+        let is_initialised = self.identity.generation > Generation(0);
         let Some(lane) = self.lane_of(peer) else { return };
+        if refused.code == ErrorCode::NotInitialised && is_initialised && lane.number > 0 {
+            refused.text = lane.describe_emptiness();
+        }
         if refused.code == ErrorCode::Busy {
             lane.history.reason = Some(refused.text);
             lane.pause(frame.head.request, now + PAUSE_FIRST);

@@ -123,6 +123,14 @@ impl Rule {
         )))
     }
 
+    /// The constant learning rate of this rule, if it differs from `before` in the schedule alone.
+    #[must_use]
+    pub fn rate_instead_of(&self, before: &Self) -> Option<f64> {
+        let Schedule::Const { rate } = self.schedule else { return None };
+        let alike = Self { schedule: before.schedule.clone(), ..self.clone() };
+        (self.schedule != before.schedule && alike == *before).then_some(rate)
+    }
+
     /// Refuses this rule for a parameter type that it cannot update, naming both: integers go only with an algorithm
     /// that [is exact](Algorithm::is_exact), half precision with none.
     pub fn validate_for(&self, element_type: ElementType) -> Result<(), Failure> {

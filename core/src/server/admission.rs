@@ -11,13 +11,14 @@ use super::context::Origin;
 use super::contribution::DeferredSet;
 use super::frames::{Admitted, FrameCheck, decode};
 use super::job::Job;
+use super::presence::TrainerLife;
 use super::reply::{DeviceWait, Refusal};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use super::stalls::StallReason;
 use super::states::state_of;
 use crate::accumulator::AccumulatorPace;
-use crate::ids::{Epoch, Generation, NO_TRAINER, PeerId, Round, TrainerId};
+use crate::ids::{Epoch, Generation, JobRun, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
 use crate::wire::{ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
 
@@ -89,16 +90,17 @@ impl Shard {
         admitted: &mut Vec<Admitted>,
     ) -> Result<(), Refusal> {
         let head = &frame.head;
+        let run = self.trainers.run_of(TrainerLife::of(head));
         admitted.clear();
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
                 let rate = check_rate(frame)?;
-                serving.check_push(frame, origin, admitted)?;
+                serving.check_push(frame, origin, run, admitted)?;
                 rate.map_or(Ok(()), |rate| serving.check_rate(rate, admitted))
             }
-            (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, origin),
-            (Kind::Leave, Phase::Serving(serving)) => serving.check_leave(origin),
+            (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, origin, run),
+            (Kind::Leave, Phase::Serving(serving)) => serving.check_leave(head, origin, run),
             (Kind::Pull, Phase::Serving(_)) | (Kind::Control, _) => Ok(()),
             (Kind::Push | Kind::Set | Kind::Pull | Kind::Leave, _) => Err(not_initialised()),
             (kind, _) => Err(no_answer_to(kind)),
@@ -133,9 +135,15 @@ impl Shard {
 
 impl Serving {
     /// Checks a push before anything is received or applied, so that no push is half-applied. Appends its entries.
-    fn check_push(&self, frame: &Frame, origin: Origin, admitted: &mut Vec<Admitted>) -> Result<(), Refusal> {
-        self.check_trainer(&frame.head)?;
-        if self.is_rejoin(&frame.head) && origin == Origin::Live {
+    fn check_push(
+        &self,
+        frame: &Frame,
+        origin: Origin,
+        run: JobRun,
+        admitted: &mut Vec<Admitted>,
+    ) -> Result<(), Refusal> {
+        self.check_trainer(&frame.head, run)?;
+        if (self.is_rejoin(&frame.head) || self.is_new(run)) && origin == Origin::Live {
             self.check_all_open()?;
         }
         let is_void = decode::<PushMessage>(&frame.control)?.is_void;
@@ -209,8 +217,11 @@ impl Serving {
     }
 
     /// Checks a set.
-    fn check_set(&self, frame: &Frame, origin: Origin) -> Result<(), Refusal> {
-        self.check_trainer(&frame.head)?;
+    fn check_set(&self, frame: &Frame, origin: Origin, run: JobRun) -> Result<(), Refusal> {
+        self.check_trainer(&frame.head, run)?;
+        if self.is_new(run) && origin == Origin::Live {
+            self.check_all_open()?;
+        }
         let about = state_of(frame)?;
         for entry in &frame.entries {
             match about {
@@ -230,11 +241,13 @@ impl Serving {
     }
 
     /// Checks a leave.
-    fn check_leave(&self, origin: Origin) -> Result<(), Refusal> {
+    fn check_leave(&self, head: &Head, origin: Origin, run: JobRun) -> Result<(), Refusal> {
+        self.check_trainer(head, run)?;
         if origin == Origin::Live { self.check_all_open() } else { Ok(()) }
     }
 
-    pub(super) fn check_trainer(&self, head: &Head) -> Result<(), Refusal> {
+    /// Refuses a frame of another generation, or of a rank that neither this run nor `run`, the sender's, has.
+    fn check_trainer(&self, head: &Head, run: JobRun) -> Result<(), Refusal> {
         if head.generation != self.table.generation {
             let text = format!(
                 "generation {} is not the one that initialised this job, which is {}",
@@ -242,10 +255,11 @@ impl Serving {
             );
             return Err(Refusal::new(ErrorCode::Fenced, text));
         }
-        if head.trainer.0 < self.job.trainers {
+        let trainers = if self.is_new(run) { self.trainers_of(run) } else { self.job.trainers };
+        if head.trainer.0 < trainers {
             return Ok(());
         }
-        Err(Refusal::no_such_trainer(head.trainer, self.departed.len()))
+        Err(Refusal::no_such_trainer(head.trainer, trainers as usize))
     }
 
     pub(super) fn verdict(&self, slot_index: usize, head: &Head, round: Round) -> Result<PushVerdict, Refusal> {
@@ -318,7 +332,7 @@ impl Serving {
             }
             None => {}
         }
-        let has_left = self.departed[head.trainer.0 as usize].is_some_and(|left| head.incarnation <= left);
+        let has_left = self.participants.of(head.trainer).left().is_some_and(|left| head.incarnation <= left);
         if has_left && chunk.group.is_some() {
             // A resend from a departed trainer would block the others with a partial gradient.
             let text = format!(

@@ -26,7 +26,7 @@ impl Shard {
         let (mut replies, CheckpointRequest { peer, head }) = (Replies::default(), request);
         match outcome {
             Ok(done) => {
-                let message = ControlAnswer { answer: Some(Answer::Checkpointed(done)) };
+                let message = ControlAnswer { answer: Some(Answer::Checkpointed(done)), ends_by_itself: false };
                 replies.whole(*peer, Frame::with_control(head.answer(Kind::Answer), &message));
             }
             Err(failure) => replies.error(*peer, head, &Refusal::invalid(failure.to_string())),

@@ -13,11 +13,13 @@ use std::time::Duration;
 use prost::Message;
 
 use super::membership::{PeerOrigin, PlaceClaim, Ranks, ServerSlots, TrainerMember};
+use super::options::CoordinatorOptions;
 use super::output::ServerOutput;
 use super::reply::{Refusal, Replies};
 use super::report::CoordinatorReport;
+use super::resumed::CommittedJob;
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, TrainerId};
+use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, RunNumber, TrainerId};
 use crate::partition::{Catalogue, CataloguePage};
 use crate::port::{Event, Incoming, Submit};
 use crate::text::escaped;
@@ -31,27 +33,6 @@ use crate::wire::{
 
 /// Deadline of a claim that only an event can decide.
 const NEVER: Now = Now(u64::MAX);
-
-/// Settings of the coordinator, fixed at start.
-#[derive(Clone, Debug)]
-pub struct CoordinatorOptions {
-    /// Epoch of the job, unless an earlier start's is recalled.
-    pub epoch: Epoch,
-    /// How many servers there are.
-    pub servers: u16,
-    /// Settings of the job from the operator; the initialiser may change mode and merge.
-    pub job: JobMessage,
-    /// Default configuration of a parameter, encoded.
-    pub default_config: Vec<u8>,
-    /// Lease time of the initialiser.
-    pub lease: Duration,
-    /// Time for which a disconnected trainer or server keeps its rank or slot.
-    pub grace: Duration,
-    /// Whether servers report their status.
-    pub watches: bool,
-    /// Whether servers take gradients with NaN or infinite elements.
-    pub takes_nonfinite: bool,
-}
 
 /// An action that the coordinator asks of its caller.
 pub enum CoordinatorOutput {
@@ -103,7 +84,7 @@ struct Claimant {
 enum Election {
     Open,
     Leased { trainer: TrainerId, generation: Generation, until: Now, pages: Vec<Vec<u8>> },
-    Committed { generation: Generation, pages: Vec<Vec<u8>>, job: JobMessage },
+    Committed(CommittedJob),
 }
 
 struct CoordinatorPeer {
@@ -159,6 +140,7 @@ impl Coordinator {
         CoordinatorReport {
             epoch: self.epoch.0,
             generation: self.generation().0,
+            job: self.job(),
             trainers: self.ranks.reports(now),
             servers: self.servers.reports(),
         }
@@ -168,8 +150,16 @@ impl Coordinator {
     #[must_use]
     pub fn generation(&self) -> Generation {
         match &self.election {
-            Election::Committed { generation, .. } => *generation,
+            Election::Committed(committed) => committed.generation,
             Election::Open | Election::Leased { .. } => Generation(0),
+        }
+    }
+
+    /// The settings of the job: those that it was initialised with, or those of this start.
+    fn job(&self) -> JobMessage {
+        match &self.election {
+            Election::Committed(committed) => committed.job,
+            Election::Open | Election::Leased { .. } => self.options.job,
         }
     }
 
@@ -239,7 +229,7 @@ impl Coordinator {
     pub fn deadline(&self) -> Option<Now> {
         let lease = match &self.election {
             Election::Leased { until, .. } => Some(*until),
-            Election::Open | Election::Committed { .. } => None,
+            Election::Open | Election::Committed(_) => None,
         };
         self.claims.iter().filter_map(|claim| claim.until).chain(lease).min()
     }
@@ -406,7 +396,11 @@ impl Coordinator {
                 answer(replies, peer, head, Answer::Done(true));
                 self.admit(now, replies, out);
             }
-            Request::Waiting(_) => answer(replies, peer, head, Answer::Waiting(self.describe_wait(peer))),
+            Request::Waiting(_) => {
+                let (text, ends_by_itself) = self.describe_wait(peer);
+                let message = ControlAnswer { answer: Some(Answer::Waiting(text)), ends_by_itself };
+                replies.whole(peer, Frame::with_control(head.answer(Kind::Answer), &message));
+            }
             Request::Checkpoint(_) => {
                 return Err(Refusal::invalid("the coordinator has no parameters; expected a request to a shard"));
             }
@@ -498,21 +492,23 @@ impl Coordinator {
         }
     }
 
-    /// Describes what the requests of a connection wait for.
-    fn describe_wait(&self, peer: PeerId) -> String {
+    /// Describes what the requests of a connection wait for, and whether that ends without the requester's deadline: a
+    /// silent initialiser loses its lease.
+    fn describe_wait(&self, peer: PeerId) -> (String, bool) {
         if self.claims.iter().any(|claim| claim.peer == peer) {
             let absent = self.servers.describe_absent();
-            return if absent.is_empty() { "every rank has a trainer that is connected".to_owned() } else { absent };
+            let all_taken = "every rank has a trainer that is connected".to_owned();
+            return (if absent.is_empty() { all_taken } else { absent }, false);
         }
         match &self.election {
             Election::Leased { trainer, .. } if self.begins.iter().any(|(waiting, ..)| *waiting == peer) => {
                 let origin = self.ranks.get(*trainer).map(|member| member.origin.to_string()).unwrap_or_default();
-                format!("trainer {trainer} ({origin}) initialises the parameters and has not finished")
+                (format!("trainer {trainer} ({origin}) initialises the parameters and has not finished"), true)
             }
             Election::Open if self.begins.iter().any(|(waiting, ..)| *waiting == peer) => {
-                "no trainer has offered to initialise the parameters".to_owned()
+                ("no trainer has offered to initialise the parameters".to_owned(), false)
             }
-            _ => String::new(),
+            _ => (String::new(), false),
         }
     }
 
@@ -541,28 +537,33 @@ impl Coordinator {
 
     fn joined(&self, trainer: TrainerId) -> Joined {
         let member = self.ranks.get(trainer);
-        let job = match &self.election {
-            Election::Committed { job, .. } => *job,
-            Election::Open | Election::Leased { .. } => self.options.job,
-        };
         Joined {
             trainer: trainer.0,
             incarnation: member.map_or(0, |member| member.incarnation.0),
             epoch: self.epoch.0,
             generation: self.generation().0,
             topology: Some(TopologyMessage { servers: self.servers.entries().cloned().collect() }),
-            job: Some(job),
+            job: Some(self.job()),
             default_config: self.options.default_config.clone(),
             watches: self.options.watches,
             takes_nonfinite: self.options.takes_nonfinite,
+            run: self.ranks.run().0,
+            is_mode_given: self.options.given.has("mode"),
+            is_merge_given: self.options.given.has("merge"),
         }
     }
 
     /// Answers begin requests: all of them after the commit, one of them while there is no initialiser.
     fn elect(&mut self, now: Now, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
-        if let Election::Committed { generation, pages, job } = &self.election {
-            let pages = u32::try_from(pages.len()).unwrap_or(u32::MAX);
-            let done = Initialised { generation: generation.0, pages, job: Some(*job) };
+        if let Election::Committed(committed) = &self.election {
+            let pages = u32::try_from(committed.pages.len()).unwrap_or(u32::MAX);
+            let done = Initialised {
+                generation: committed.generation.0,
+                pages,
+                job: Some(committed.job),
+                default_config: committed.default_config.clone(),
+                rate: committed.rate,
+            };
             for (peer, head, _) in self.begins.drain(..) {
                 answer(replies, peer, &head, Answer::Initialised(done.clone()));
             }
@@ -593,7 +594,7 @@ impl Coordinator {
     fn grant(&mut self, now: Now, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
         let holder = match &self.election {
             Election::Leased { trainer, .. } => Some(*trainer),
-            Election::Open | Election::Committed { .. } => None,
+            Election::Open | Election::Committed(_) => None,
         };
         let who = |peer: &PeerId| self.peers.get(peer).and_then(|one| one.who);
         let chosen = self
@@ -616,7 +617,7 @@ impl Coordinator {
         let lost = |text: String| Refusal::new(ErrorCode::InitialisationLost, text);
         let who = self.rank_of(peer);
         match &mut self.election {
-            Election::Committed { generation, .. } if generation.0 == commit.generation => {}
+            Election::Committed(committed) if committed.generation.0 == commit.generation => {}
             Election::Leased { trainer, generation, pages, .. }
                 if Some(*trainer) == who && generation.0 == commit.generation =>
             {
@@ -629,7 +630,15 @@ impl Coordinator {
                     check_pages(&pages).map_err(|failure| lost(failure.to_string()))?;
                     let job = commit.job.unwrap_or(self.options.job);
                     tracing::info!(%generation, "initialisation is committed");
-                    self.election = Election::Committed { generation: *generation, pages, job };
+                    let (generation, default_config) = (*generation, commit.default_config);
+                    self.election = Election::Committed(CommittedJob {
+                        generation,
+                        pages,
+                        job,
+                        default_config,
+                        operator_config: self.options.default_config.clone(),
+                        rate: None,
+                    });
                     out.push(self.keep());
                 }
             }
@@ -644,7 +653,7 @@ impl Coordinator {
     }
 
     fn page(&self, number: u32) -> Result<Vec<u8>, Refusal> {
-        let Election::Committed { pages, .. } = &self.election else {
+        let Election::Committed(CommittedJob { pages, .. }) = &self.election else {
             return Err(Refusal::new(ErrorCode::NotInitialised, "the parameters are not initialised yet"));
         };
         let page = pages.get(number as usize).cloned();
@@ -658,19 +667,22 @@ impl Coordinator {
     /// The state that a later start of the coordinator recalls.
     #[must_use]
     pub fn kept(&self) -> Vec<u8> {
-        let (committed, pages, job) = match &self.election {
-            Election::Committed { generation, pages, job } => (generation.0, pages.clone(), Some(*job)),
-            Election::Open | Election::Leased { .. } => (0, Vec::new(), None),
+        let committed = match &self.election {
+            Election::Committed(committed) => committed.clone(),
+            Election::Open | Election::Leased { .. } => CommittedJob::default(),
         };
         let kept = KeptMessage {
             epoch: self.epoch.0,
             granted: self.granted.0,
-            committed,
-            pages,
-            job,
+            committed: committed.generation.0,
+            job: (committed.generation > Generation(0)).then_some(committed.job),
+            pages: committed.pages,
+            default_config: committed.default_config,
+            operator_config: committed.operator_config,
             incarnations: self.ranks.incarnations(),
             left: self.ranks.departed(),
             addresses: self.servers.addresses(),
+            run: self.ranks.run().0,
         };
         kept.encode_to_vec()
     }
@@ -680,13 +692,8 @@ impl Coordinator {
         let kept = KeptMessage::decode(bytes).map_err(unreadable)?;
         self.epoch = Epoch(kept.epoch);
         self.granted = Generation(kept.granted);
-        // An initialised job has as many ranks as it was begun with. A rank that this start's setting cut off would get
-        // the incarnation of an earlier process again, and shards would take its gradients for resends of that one's.
-        if let Some(job) = &kept.job {
-            self.ranks = Ranks::new(job.trainers, self.options.grace);
-        }
-        self.ranks.recall(&kept.incarnations, &kept.left);
         self.servers.recall(&kept.addresses);
+        self.ranks.recall(&kept.incarnations, &kept.left, RunNumber(kept.run));
         if kept.committed > 0 {
             let first = kept.pages.first().map(|page| CataloguePage::decode(page.as_slice()));
             self.placed = first.transpose().map_err(unreadable)?.map(|page| page.shards).unwrap_or_default();
@@ -697,8 +704,17 @@ impl Coordinator {
                     self.servers.len()
                 )));
             }
-            let job = kept.job.unwrap_or(self.options.job);
-            self.election = Election::Committed { generation: Generation(kept.committed), pages: kept.pages, job };
+            let resumed = CommittedJob {
+                generation: Generation(kept.committed),
+                job: kept.job.unwrap_or(self.options.job),
+                pages: kept.pages,
+                default_config: kept.default_config,
+                operator_config: kept.operator_config,
+                rate: None,
+            };
+            let committed = resumed.resume(&self.options, &self.ranks.staying())?;
+            self.ranks.resize(committed.job.trainers);
+            self.election = Election::Committed(committed);
         }
         Ok(())
     }
@@ -728,7 +744,7 @@ fn unreadable(error: prost::DecodeError) -> Failure {
 }
 
 fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
-    let message = ControlAnswer { answer: Some(answer) };
+    let message = ControlAnswer { answer: Some(answer), ends_by_itself: false };
     replies.whole(peer, Frame::with_control(head.answer(Kind::Answer), &message));
 }
 
@@ -765,4 +781,13 @@ struct KeptMessage {
     /// Where the servers were, in the order of their index; empty for one that never registered.
     #[prost(string, repeated, tag = "8")]
     addresses: Vec<String>,
+    /// The number of the trainers' last run.
+    #[prost(uint32, tag = "9")]
+    run: u32,
+    /// The configuration of parameters without their own, as the job was initialised.
+    #[prost(bytes = "vec", tag = "10")]
+    default_config: Vec<u8>,
+    /// The same as the operator has set it.
+    #[prost(bytes = "vec", tag = "11")]
+    operator_config: Vec<u8>,
 }

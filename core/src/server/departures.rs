@@ -14,11 +14,13 @@ use crate::ids::{TrainerId, Version};
 use crate::wire::Head;
 
 impl Serving {
-    /// Marks a trainer as departed: rounds no longer wait for it.
+    /// Marks a trainer as departed: rounds of this run no longer wait for it.
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
-        self.check_trainer(head)?;
         self.note_admitted(head.trainer);
-        self.departed[head.trainer.0 as usize] = Some(head.incarnation);
+        if !self.participants.depart(head.trainer, head.incarnation) {
+            cx.replies.done_whole(cx.peer, head);
+            return Ok(());
+        }
         self.forget_gathered(cx.position, head.trainer);
         for group in (0..self.table.groups.len()).map(GroupIndex::new) {
             if self.unfinished_push(group, head.trainer).is_some() {
@@ -36,15 +38,15 @@ impl Serving {
     /// Whether a frame comes from a newer incarnation of a departed trainer.
     #[inline]
     pub(super) fn is_rejoin(&self, head: &Head) -> bool {
-        self.departed[head.trainer.0 as usize].is_some_and(|left| left < head.incarnation)
+        self.participants.of(head.trainer).left().is_some_and(|left| left < head.incarnation)
     }
 
-    /// Makes a departed trainer active again.
+    /// Makes a departed trainer active again, at its first push.
     pub(super) fn rejoin(&mut self, position: u64, head: &Head) {
         if !self.is_rejoin(head) {
             return;
         }
-        self.departed[head.trainer.0 as usize] = None;
+        self.participants.join(head.trainer);
         self.note_admitted(head.trainer);
         // The trainer's clock starts at that of the slowest other trainer, so that none waits for steps never taken.
         for slot_index in 0..self.table.chunks.len() {

@@ -16,6 +16,7 @@ use super::pool::Pool;
 use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{Generation, Version};
+use crate::memory::Arena;
 use crate::optim::{Formula, Prepared, Step};
 use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 
@@ -81,6 +82,11 @@ impl Device {
     pub(super) fn push(&mut self, work: Work) {
         self.under_way += 1;
         self.queue.push_back(work);
+    }
+
+    /// Pins memory that was mapped after the chunks were offered.
+    pub(super) fn pin(&mut self, arena: &Arena) -> Result<(), Failure> {
+        self.accelerator.pin(arena)
     }
 
     /// Submits queued work and collects completions.

@@ -24,9 +24,22 @@ pub(super) struct AboutMessage {
     pub(super) parameters: Vec<InitMessage>,
     #[prost(uint32, repeated, tag = "6")]
     pub(super) known: Vec<u32>,
-    /// The incarnation with which each trainer left; zero for one that takes part.
+    /// The incarnation with which each trainer departed from this run; zero for one that rounds wait for.
     #[prost(uint32, repeated, tag = "7")]
     pub(super) left: Vec<u32>,
+    /// The run of each known incarnation.
+    #[prost(uint32, repeated, tag = "8")]
+    pub(super) runs: Vec<u32>,
+    /// The run that the shard is in.
+    #[prost(uint32, tag = "9")]
+    pub(super) run: u32,
+    /// The incarnation with which each trainer departed from an earlier run, while its next process is awaited; else
+    /// zero.
+    #[prost(uint32, repeated, tag = "10")]
+    pub(super) expected: Vec<u32>,
+    /// The trainers of the run of each known incarnation.
+    #[prost(uint32, repeated, tag = "11")]
+    pub(super) run_trainers: Vec<u32>,
 }
 
 /// State of a chunk beside its tensors.

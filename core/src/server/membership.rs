@@ -2,6 +2,9 @@
 //!
 //! A connected member keeps its rank or slot. After a disconnect it keeps it for the grace time, in which it can
 //! reconnect. A released rank is free at once.
+//!
+//! A trainer that joins while no other one is connected begins a new run of the job: shards then wait for every
+//! trainer again, also for those that departed from an earlier run.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +12,7 @@ use std::time::Duration;
 use super::reply::Refusal;
 use super::report::{ServerReport, TrainerReport, TrainerState};
 use crate::error::Failure;
-use crate::ids::{Incarnation, PeerId, TrainerId};
+use crate::ids::{Incarnation, PeerId, RunNumber, TrainerId};
 use crate::time::Now;
 use crate::wire::{ErrorCode, RegisterRequest, ServerEntry};
 
@@ -67,6 +70,11 @@ impl TrainerMember {
     fn is_free(&self, now: Now) -> bool {
         !self.has_joined() || self.departed || self.free_from.is_some_and(|from| from <= now)
     }
+
+    /// Whether it takes part in the run, and its process is connected.
+    fn takes_part(&self) -> bool {
+        self.has_joined() && !self.departed && self.free_from.is_none()
+    }
 }
 
 /// Decision on a request for a rank or slot.
@@ -83,12 +91,25 @@ pub(super) enum PlaceClaim<T> {
 /// The ranks of a job.
 pub(super) struct Ranks {
     members: Vec<TrainerMember>,
+    /// Members of ranks that the job had in earlier runs: a rank that it has again needs a newer incarnation.
+    retired: Vec<TrainerMember>,
     grace: Duration,
+    run: RunNumber,
 }
 
 impl Ranks {
     pub(super) fn new(trainers: u32, grace: Duration) -> Self {
-        Self { members: vec![TrainerMember::default(); trainers as usize], grace }
+        Self {
+            members: vec![TrainerMember::default(); trainers as usize],
+            retired: Vec::new(),
+            grace,
+            run: RunNumber(0),
+        }
+    }
+
+    /// The trainers' current run, or the last one.
+    pub(super) fn run(&self) -> RunNumber {
+        self.run
     }
 
     pub(super) fn members(&self) -> &[TrainerMember] {
@@ -104,13 +125,28 @@ impl Ranks {
     }
 
     /// Restores ranks kept by an earlier coordinator; [`Ranks::begin_grace`] follows.
-    pub(super) fn recall(&mut self, incarnations: &[u32], departed: &[bool]) {
-        for (member, incarnation) in self.members.iter_mut().zip(incarnations) {
-            member.incarnation = Incarnation(*incarnation);
+    pub(super) fn recall(&mut self, incarnations: &[u32], departed: &[bool], run: RunNumber) {
+        self.run = run;
+        let known = incarnations.len().saturating_sub(self.members.len());
+        self.retired = vec![TrainerMember::default(); known];
+        let members = self.members.iter_mut().chain(&mut self.retired);
+        for ((member, incarnation), departed) in members.zip(incarnations).zip(departed) {
+            (member.incarnation, member.departed) = (Incarnation(*incarnation), *departed);
         }
-        for (member, departed) in self.members.iter_mut().zip(departed) {
-            member.departed = *departed;
-        }
+    }
+
+    /// Changes the number of ranks between two runs.
+    pub(super) fn resize(&mut self, trainers: u32) {
+        let mut all: Vec<TrainerMember> = self.members.drain(..).chain(self.retired.drain(..)).collect();
+        all.resize(all.len().max(trainers as usize), TrainerMember::default());
+        self.retired = all.split_off(trainers as usize);
+        self.members = all;
+    }
+
+    /// The trainers that have joined and not departed.
+    pub(super) fn staying(&self) -> Vec<TrainerId> {
+        let all = (0..).map(TrainerId).zip(self.members.iter().chain(&self.retired));
+        all.filter(|(_, member)| member.has_joined() && !member.departed).map(|(trainer, _)| trainer).collect()
     }
 
     /// Starts the grace time in which members of an earlier coordinator reconnect.
@@ -193,7 +229,9 @@ impl Ranks {
         }
         let incarnation = Incarnation(member.incarnation.0 + 1);
         *member = TrainerMember { incarnation, departed: false, origin: origin.clone(), heard: now, free_from: None };
-        tracing::info!(%trainer, %incarnation, "trainer joined: {origin}");
+        let is_alone = (0..).zip(&self.members).all(|(other, member)| other == rank || !member.takes_part());
+        self.run.0 += u32::from(is_alone);
+        tracing::info!(%trainer, %incarnation, run = %self.run, "trainer joined: {origin}");
         PlaceClaim::Taken(trainer)
     }
 
@@ -243,11 +281,11 @@ impl Ranks {
     }
 
     pub(super) fn incarnations(&self) -> Vec<u32> {
-        self.members.iter().map(|member| member.incarnation.0).collect()
+        self.members.iter().chain(&self.retired).map(|member| member.incarnation.0).collect()
     }
 
     pub(super) fn departed(&self) -> Vec<bool> {
-        self.members.iter().map(|member| member.departed).collect()
+        self.members.iter().chain(&self.retired).map(|member| member.departed).collect()
     }
 }
 

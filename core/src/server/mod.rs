@@ -14,15 +14,15 @@
 //! generation fence), `compiled_flows` (programs of parameters), `stalls` and `wait_index` (work and requests that
 //! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
 //! `options` and `job` (settings), `pool` and `half_values` (memory), `device` (the placement of chunks on an
-//! accelerator), `presence` (connected trainers), `reply` and `output` (answers and actions), `context` (resources for
-//! one frame), `counters` (for readers on other threads), `report` and `status` (what a shard holds and waits for).
+//! accelerator), `presence` (connected trainers), `participants` (trainers that rounds wait for), `reply` and
+//! `output` (answers and actions), `context` (resources for one frame), `counters` (for readers on other threads), `report` and `status` (what a shard holds and waits for).
 //!
 //! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
-//! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets` and `departures`,
-//! `flow` (from a received gradient to the published value), `update` (the next value, a file for each case),
+//! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets`, `runs` and
+//! `departures`, `flow` (from a received gradient to the published value), `update` (the next value, a file for each case),
 //! `half_precision` (answers in half precision), `retry`, `waits` and `watch` (stalled work, overdue requests, and
-//! their log lines). The disk has `checkpointing`, `marks`, `snapshot`, `replay` and `survey`, server 0 `coordinator`
-//! and `membership` (ranks and server slots).
+//! their log lines). The disk has `checkpointing`, `marks`, `snapshot`, `replay` and `survey`, server 0 `coordinator`,
+//! `membership` (ranks and server slots) and `resumed` (settings of a restart beside those of the job).
 
 mod admission;
 mod apply;
@@ -52,6 +52,7 @@ mod membership;
 mod nonfinite;
 mod options;
 mod output;
+mod participants;
 mod pool;
 mod presence;
 mod pulls;
@@ -60,9 +61,11 @@ mod record;
 mod replay;
 mod reply;
 mod report;
+mod resumed;
 mod retry;
 mod round;
 mod rows;
+mod runs;
 mod serving;
 mod sets;
 mod shard;
@@ -82,10 +85,10 @@ mod watch;
 mod tests;
 
 pub use checkpointing::Checkpointing;
-pub use coordinator::{Coordinator, CoordinatorOptions, CoordinatorOutput};
+pub use coordinator::{Coordinator, CoordinatorOutput};
 pub use counters::ShardCounters;
 pub use membership::{PeerOrigin, TrainerMember};
-pub use options::{NoRoom, NonFinite, ShardOptions};
+pub use options::{CoordinatorOptions, NoRoom, NonFinite, OperatorSettings, ShardOptions};
 pub use output::{CheckpointRequest, ServerOutput};
 pub use report::{
     CoordinatorReport, MemoryReport, ServerReport, ShardPhase, ShardReport, TrainerConnection, TrainerReport,

@@ -1,9 +1,11 @@
 //! Settings of a shard and its policies, fixed at start.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::ids::Epoch;
 use crate::port::CompileFlow;
+use crate::wire::JobMessage;
 
 /// Settings of a shard.
 #[derive(Clone, Debug)]
@@ -45,4 +47,38 @@ pub enum NoRoom {
     Processor,
     /// The initialisation is refused with the bytes asked for and free; a shard that restores them stops.
     Refused,
+}
+
+/// Settings of the coordinator, fixed at start.
+#[derive(Clone, Debug)]
+pub struct CoordinatorOptions {
+    /// Epoch of the job, unless an earlier start's is recalled.
+    pub epoch: Epoch,
+    /// How many servers there are.
+    pub servers: u16,
+    /// Settings of the job from the operator; the initialiser may change mode and merge.
+    pub job: JobMessage,
+    /// Default configuration of a parameter, encoded.
+    pub default_config: Vec<u8>,
+    /// The settings of the job that the operator has made, by name, each as a person reads it.
+    pub given: OperatorSettings,
+    /// Lease time of the initialiser.
+    pub lease: Duration,
+    /// Time for which a disconnected trainer or server keeps its rank or slot.
+    pub grace: Duration,
+    /// Whether servers report their status.
+    pub watches: bool,
+    /// Whether servers take gradients with NaN or infinite elements.
+    pub takes_nonfinite: bool,
+}
+
+/// The settings of a job that the operator has made, by name, each as a person reads it: `trainers = 3 (from
+/// --trainers)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OperatorSettings(pub BTreeMap<&'static str, String>);
+
+impl OperatorSettings {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
 }

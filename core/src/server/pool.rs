@@ -112,6 +112,16 @@ impl Pool {
         Ok(())
     }
 
+    /// Adds an arena to a sealed pool, for more trainers; rows may map `rows_bytes` from now on.
+    pub(super) fn extend(&mut self, budget: &Budget, rows_bytes: u64) -> Result<Option<&Arena>, Failure> {
+        self.rows_bytes_max = self.rows_bytes_max.max(rows_bytes);
+        if budget.bytes() == 0 {
+            return Ok(None);
+        }
+        self.add(budget)?;
+        Ok(self.extents.last())
+    }
+
     /// Pins the memory of values, states and gradients for a device; rows stay on the processor.
     pub(super) fn offer(&self, accelerator: &mut dyn Accelerator) -> Result<(), Failure> {
         self.extents.iter().try_for_each(|arena| accelerator.pin(arena))

@@ -1,8 +1,8 @@
 //! Incarnations and connection state of trainers, as one shard sees them.
 //!
 //! A trainer disconnected from this shard for the grace time is lost: calls that wait for it fail until a trainer with
-//! its rank connects. A trainer that never connected since this shard started is not lost: a restarted shard cannot
-//! distinguish it from one that computes.
+//! its rank connects. A trainer that has not connected in this run, or since this shard started, is not lost: it is
+//! still to come, and a restarted shard cannot distinguish it from one that computes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,14 +10,17 @@ use std::time::Duration;
 use super::membership::PeerOrigin;
 use super::reply::Refusal;
 use super::report::TrainerConnection;
-use crate::ids::{Incarnation, TrainerId};
+use crate::ids::{Incarnation, JobRun, TrainerId};
 use crate::limits::TRAINERS_MAX;
 use crate::time::Now;
+use crate::wire::Head;
 
 /// Trainers that have connected to the shard.
 pub(super) struct Presence {
     /// The newest incarnation of each trainer, by rank; zero for one that is unknown.
     pub(super) incarnations: Vec<Incarnation>,
+    /// The run of each of these incarnations.
+    pub(super) runs: Vec<JobRun>,
     trainers: BTreeMap<TrainerId, KnownTrainer>,
     grace: Duration,
 }
@@ -29,8 +32,15 @@ pub(super) struct TrainerLife {
     pub(super) incarnation: Incarnation,
 }
 
+impl TrainerLife {
+    pub(super) fn of(head: &Head) -> Self {
+        Self { trainer: head.trainer, incarnation: head.incarnation }
+    }
+}
+
 /// The last connected incarnation of a trainer.
 struct KnownTrainer {
+    run: JobRun,
     origin: PeerOrigin,
     /// The transport of its last connection and the reason for it.
     transport: String,
@@ -40,7 +50,7 @@ struct KnownTrainer {
 
 impl Presence {
     pub(super) fn new(grace: Duration) -> Self {
-        Self { incarnations: Vec::new(), trainers: BTreeMap::new(), grace }
+        Self { incarnations: Vec::new(), runs: Vec::new(), trainers: BTreeMap::new(), grace }
     }
 
     /// The newest incarnation of a trainer.
@@ -65,8 +75,28 @@ impl Presence {
         Ok(())
     }
 
+    /// The run that a trainer's process takes part in; before the first where it is unknown, or the process was
+    /// superseded.
+    pub(super) fn run_of(&self, life: TrainerLife) -> JobRun {
+        let run = self.runs.get(life.trainer.0 as usize).copied().unwrap_or_default();
+        if self.incarnation(life.trainer) == life.incarnation { run } else { JobRun::default() }
+    }
+
+    /// Records the run of a trainer's newest incarnation.
+    pub(super) fn note_run(&mut self, trainer: TrainerId, run: JobRun) {
+        let index = trainer.0 as usize;
+        self.runs.resize(self.runs.len().max(index + 1), JobRun::default());
+        self.runs[index] = self.runs[index].max(run);
+    }
+
+    /// The newest run that a trainer has connected for.
+    fn run(&self) -> JobRun {
+        self.runs.iter().copied().max().unwrap_or_default()
+    }
+
     pub(super) fn connected(&mut self, trainer: TrainerId, origin: PeerOrigin, transport: String) {
-        self.trainers.insert(trainer, KnownTrainer { origin, transport, closed: None });
+        let run = self.runs.get(trainer.0 as usize).copied().unwrap_or_default();
+        self.trainers.insert(trainer, KnownTrainer { run, origin, transport, closed: None });
     }
 
     /// Records that the last connection of a trainer closed.
@@ -76,9 +106,11 @@ impl Presence {
         }
     }
 
-    /// The disconnected trainers, with the time at which each is lost.
+    /// The disconnected trainers of this run, with the time at which each is lost.
     pub(super) fn losses(&self) -> impl Iterator<Item = (TrainerId, Now)> + '_ {
-        self.trainers.iter().filter_map(|(trainer, seen)| Some((*trainer, seen.closed? + self.grace)))
+        let run = self.run();
+        let of_run = self.trainers.iter().filter(move |(_, seen)| seen.run == run);
+        of_run.filter_map(|(trainer, seen)| Some((*trainer, seen.closed? + self.grace)))
     }
 
     /// The trainers that have connected, by rank.
@@ -95,6 +127,9 @@ impl Presence {
         match self.trainers.get(&trainer) {
             None => format!("{trainer} (not connected since this server started)"),
             Some(KnownTrainer { origin, closed: None, .. }) => format!("{trainer} ({origin})"),
+            Some(KnownTrainer { origin, run, .. }) if *run < self.run() => {
+                format!("{trainer} (not connected in this run of the job; {origin} was its process in an earlier run)")
+            }
             Some(KnownTrainer { origin, closed: Some(closed), .. }) => {
                 format!("{trainer} ({origin}; connection closed {:.1} s ago)", closed.until(now).as_secs_f64())
             }

@@ -29,6 +29,7 @@ impl Shard {
         }
         let is_mutating = frame.head.kind.is_mutating();
         if is_mutating {
+            self.begin_run(&frame.head, self.journal_position())?;
             arrived.position = self.journal.append(frame, &body)?;
         }
         let leases = body.into_iter().filter_map(|incoming| match incoming {

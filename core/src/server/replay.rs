@@ -2,6 +2,8 @@
 //! answers. A chunk restored from a checkpoint takes of the records before its position only the contributions that the
 //! checkpoint records as open.
 
+use prost::Message;
+
 use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::{Context, Origin};
@@ -11,12 +13,12 @@ use super::group::UpdateUnit;
 use super::presence::TrainerLife;
 use super::reply::Replies;
 use super::serving::Serving;
-use super::shard::{Phase, Shard, take};
+use super::shard::{Phase, Shard, run_of, take};
 use crate::error::Failure;
 use crate::ids::TrainerId;
 use crate::memory::Lease;
 use crate::time::Now;
-use crate::wire::{Frame, HEADER_BYTES, Head, Kind, Prefix};
+use crate::wire::{Frame, HEADER_BYTES, Head, HelloMessage, Kind, Prefix};
 
 impl Origin {
     /// Whether a frame is older than the restored state of a chunk.
@@ -37,10 +39,11 @@ impl Shard {
         }
         let (table, mut payload) = rest.split_at(prefix.rest_bytes());
         let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
-        let who = TrainerLife { trainer: frame.head.trainer, incarnation: frame.head.incarnation };
+        let who = TrainerLife::of(&frame.head);
         if frame.head.kind == Kind::Hello {
+            let hello = HelloMessage::decode(frame.control.as_slice()).map_err(|error| damaged(error.to_string()))?;
             // The checkpoint may know a newer incarnation.
-            let _ = self.join(who);
+            let _ = self.join(who, run_of(&hello));
             return Ok(());
         }
         let _ = self.trainers.note_incarnation(who.trainer, who.incarnation);
@@ -48,6 +51,9 @@ impl Shard {
         // A frame that was refused live is refused again for the same reason.
         let (origin, mut admitted) = (Origin::Journal(position), Vec::new());
         if self.check_state(&frame, origin, &mut admitted).is_err() {
+            return Ok(());
+        }
+        if self.begin_run(&frame.head, position).is_err() {
             return Ok(());
         }
         let mut leases = Vec::new();

@@ -149,7 +149,11 @@ impl Refusal {
 
     /// A frame or hello from another epoch.
     pub(super) fn other_epoch(found: Epoch, ours: Epoch) -> Self {
-        Self::new(ErrorCode::Fenced, format!("epoch {found} is not this job's, which is {ours}"))
+        let text = format!(
+            "epoch {found} is not this job's, which is {ours}: server 0 was started anew without a checkpoint_dir of \
+             the job before, whose clients it refuses; expected a new client, which joins this job and initialises it"
+        );
+        Self::new(ErrorCode::Fenced, text)
     }
 
     /// A superseded incarnation of a trainer.

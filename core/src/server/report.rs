@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::wire::JobMessage;
+
 /// Phase of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -52,6 +54,8 @@ pub struct CoordinatorReport {
     pub epoch: u64,
     /// The committed generation; zero before initialisation.
     pub generation: u32,
+    /// The settings of the job.
+    pub job: JobMessage,
     /// Trainers by rank.
     pub trainers: Vec<TrainerReport>,
     /// Servers by index.

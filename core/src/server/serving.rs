@@ -9,11 +9,12 @@ use super::chunk::Chunk;
 use super::compiled_flows::Flows;
 use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
+use super::participants::Participants;
 use super::stalls::Stalls;
 use super::wait_index::WaitIndex;
 use super::waiters::Waiter;
 use crate::error::Failure;
-use crate::ids::{Incarnation, TrainerId};
+use crate::ids::TrainerId;
 use crate::optim::Numbers;
 use crate::wire::Entry;
 
@@ -22,8 +23,7 @@ pub(super) struct Serving {
     pub(super) job: Job,
     pub(super) table: ChunkTable,
     pub(super) flows: Flows,
-    /// Departed trainers, with the incarnation that left.
-    pub(super) departed: Vec<Option<Incarnation>>,
+    pub(super) participants: Participants,
     /// Count of pushes so far.
     pub(super) arrivals: u64,
     pub(super) stalls: Stalls,
@@ -59,12 +59,12 @@ impl Serving {
             Some((restored.position, slot_index))
         };
         let behind = table.chunks.iter().enumerate().filter_map(open).collect();
-        let departed = vec![None; job.trainers as usize];
+        let participants = Participants::new(job.trainers);
         Ok(Self {
             job,
             table,
             flows,
-            departed,
+            participants,
             arrivals: 0,
             stalls: Stalls::default(),
             slow_pulls: VecDeque::new(),
@@ -75,9 +75,9 @@ impl Serving {
         })
     }
 
-    /// Trainers that have not departed.
+    /// Trainers that have not departed from this run.
     pub(super) fn active(&self) -> impl Iterator<Item = TrainerId> + '_ {
-        (0..self.job.trainers).map(TrainerId).filter(|trainer| self.departed[trainer.0 as usize].is_none())
+        (0..self.job.trainers).map(TrainerId).filter(|trainer| self.is_active(*trainer))
     }
 
     /// Active trainers of which a round of a chunk needs a gradient: its only sender, or all; none of a total.
@@ -86,6 +86,6 @@ impl Serving {
     }
 
     pub(super) fn is_active(&self, trainer: TrainerId) -> bool {
-        self.departed.get(trainer.0 as usize).is_some_and(Option::is_none)
+        self.participants.of(trainer).is_active()
     }
 }

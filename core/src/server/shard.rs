@@ -23,7 +23,7 @@ use super::reply::{DeviceWait, Refusal, Replies};
 use super::serving::Serving;
 use super::totals::check_totals;
 use crate::error::Failure;
-use crate::ids::{Generation, NO_TRAINER, PeerId};
+use crate::ids::{Generation, JobRun, NO_TRAINER, PeerId, RunNumber};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
 use crate::memory::{Budget, Lease};
 use crate::optim::{self};
@@ -438,11 +438,11 @@ impl Shard {
         out: &mut Vec<ServerOutput>,
     ) -> Result<(), Refusal> {
         let head = &frame.head;
-        let HelloMessage { host, process, .. } = decode(&frame.control)?;
-        let who = TrainerLife { trainer: head.trainer, incarnation: head.incarnation };
+        let hello: HelloMessage = decode(&frame.control)?;
+        let (who, run) = (TrainerLife::of(head), run_of(&hello));
         if who.trainer != NO_TRAINER {
-            self.record_join(who, frame)?;
-            self.join(who)?;
+            self.record_join(who, run, frame)?;
+            self.join(who, run)?;
             let older = |one: &ShardPeer| one.who.is_some_and(|other| other.trainer == who.trainer);
             out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| ServerOutput::Close(*id)));
         }
@@ -450,6 +450,7 @@ impl Shard {
             tracing::debug!(origin = peer.origin, trainer = %who.trainer, "welcome");
             peer.who = Some(who);
             if who.trainer != NO_TRAINER {
+                let HelloMessage { host, process, .. } = hello;
                 let origin = PeerOrigin { address: peer.origin.clone(), host, process };
                 self.trainers.connected(who.trainer, origin, peer.transport.clone());
             }
@@ -460,18 +461,21 @@ impl Shard {
         Ok(())
     }
 
-    /// Journals a newer incarnation before it is acknowledged, so that a restarted server still refuses the older ones,
-    /// even when the newer one never pushes.
-    fn record_join(&mut self, who: TrainerLife, hello: &Frame) -> Result<(), Refusal> {
-        if who.trainer.0 < TRAINERS_MAX && self.trainers.incarnation(who.trainer) < who.incarnation {
+    /// Journals a newer incarnation, with its run, before it is acknowledged, so that a restarted server still refuses
+    /// the older ones, even when the newer one never pushes.
+    fn record_join(&mut self, who: TrainerLife, run: JobRun, hello: &Frame) -> Result<(), Refusal> {
+        let is_newer = self.trainers.incarnation(who.trainer) < who.incarnation
+            || (self.trainers.incarnation(who.trainer) == who.incarnation && self.trainers.run_of(who) < run);
+        if who.trainer.0 < TRAINERS_MAX && is_newer {
             self.journal.append(hello, &[])?;
         }
         Ok(())
     }
 
-    /// Records a trainer's incarnation and drops the partial pushes of older ones.
-    pub(super) fn join(&mut self, who: TrainerLife) -> Result<(), Refusal> {
+    /// Records a trainer's incarnation and its run, and drops the partial pushes of older ones.
+    pub(super) fn join(&mut self, who: TrainerLife, run: JobRun) -> Result<(), Refusal> {
         self.trainers.note_incarnation(who.trainer, who.incarnation)?;
+        self.trainers.note_run(who.trainer, run);
         if let Phase::Serving(serving) = &mut self.phase {
             serving.forget_earlier_lives(who.trainer, who.incarnation);
         }
@@ -495,7 +499,8 @@ impl Shard {
             Phase::Serving(serving) => serving.describe_wait(now, &self.trainers, peer).unwrap_or_default(),
             Phase::Empty | Phase::Filling(_) => String::new(),
         };
-        let message = ControlAnswer { answer: Some(Answer::Waiting(waits_for)) };
+        let ends_by_itself = !waits_for.is_empty();
+        let message = ControlAnswer { answer: Some(Answer::Waiting(waits_for)), ends_by_itself };
         replies.whole(peer, Frame::with_control(frame.head.answer(Kind::Answer), &message));
         Ok(())
     }
@@ -569,10 +574,8 @@ impl Shard {
         let flows =
             Flows::new(&job, table, self.options.compile).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         check_totals(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
-        let trainers = u64::from(job.trainers);
-        let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
-        let rows = plans.map(|plan| plan.bytes_in_flight(trainers, receives)).fold(0, u64::saturating_add);
+        let rows = row_bytes(table, job.trainers, receives);
         let budget = budget(table, &job, receives);
         let (values, least) = least(table, &job);
         let is_ample = self.pool.check_limit(values, least, &budget);
@@ -599,6 +602,11 @@ impl ShardPeer {
     fn new(origin: String, transport: String) -> Self {
         Self { origin, transport, who: None, receiving: VecDeque::new(), spare: Vec::new() }
     }
+}
+
+/// The run that the sender of a hello takes part in.
+pub(super) fn run_of(hello: &HelloMessage) -> JobRun {
+    JobRun { number: RunNumber(hello.run), trainers: hello.run_trainers }
 }
 
 /// A lease for a payload. Rows have a pool of their own, because their count is not known in advance.
@@ -628,6 +636,28 @@ fn least(table: &ChunkTable, job: &Job) -> (u64, u64) {
 
 /// The reasons for chunk memory beyond the values, which are allocated already.
 fn budget(table: &ChunkTable, job: &Job, receives: u64) -> Budget {
+    let mut budget = Budget::new();
+    for (class, (chunks, states)) in count_classes(table, job) {
+        budget.line("optimizer state", class, states);
+        budget.line("the sum of a round's first gradients", class, chunks * 2);
+        budget.line("a value that is set and waits for updates", class, chunks);
+        budget.line("a new version beside the ones that are still being read", class, chunks);
+        trainer_lines(&mut budget, (class, chunks), job.trainers.into(), receives);
+    }
+    budget
+}
+
+/// The reasons for chunk memory that each of so many trainers has.
+fn trainer_lines(budget: &mut Budget, (class, chunks): (u32, u64), trainers: u64, receives: u64) {
+    // A trainer has one connection.
+    let frame = chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
+    budget.line("gradients that are received", class, trainers * receives * frame);
+    budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
+    budget.line("a new version beside the ones that are still being read", class, chunks * trainers);
+}
+
+/// The chunks of each size, and the states of them all.
+fn count_classes(table: &ChunkTable, job: &Job) -> BTreeMap<u32, (u64, u64)> {
     let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
         let class = chunk.bytes.max(64).next_power_of_two();
@@ -636,20 +666,23 @@ fn budget(table: &ChunkTable, job: &Job, receives: u64) -> Budget {
         count.0 += 1;
         count.1 += u64::try_from(states).unwrap_or(u64::MAX);
     }
-    let trainers = u64::from(job.trainers);
+    counts
+}
+
+/// Bytes of rows in flight, at most.
+fn row_bytes(table: &ChunkTable, trainers: u32, receives: u64) -> u64 {
+    let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
+    plans.map(|plan| plan.bytes_in_flight(trainers.into(), receives)).fold(0, u64::saturating_add)
+}
+
+/// The chunk memory and the bytes of rows that a job with more trainers takes beyond those of `before`.
+pub(super) fn growth(table: &ChunkTable, before: &Job, trainers: u32, receives: u64) -> (Budget, u64) {
     let mut budget = Budget::new();
-    for (class, (chunks, states)) in counts {
-        // A trainer has one connection.
-        let frame = chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
-        let receiving = trainers * receives * frame;
-        budget.line("optimizer state", class, states);
-        budget.line("gradients that are received", class, receiving);
-        budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
-        budget.line("the sum of a round's first gradients", class, chunks * 2);
-        budget.line("a value that is set and waits for updates", class, chunks);
-        budget.line("a new version beside the ones that are still being read", class, chunks * (trainers + 1));
+    let more = trainers.saturating_sub(before.trainers);
+    for (class, (chunks, _)) in count_classes(table, before) {
+        trainer_lines(&mut budget, (class, chunks), more.into(), receives);
     }
-    budget
+    (budget, row_bytes(table, trainers.max(before.trainers), receives))
 }
 
 fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {

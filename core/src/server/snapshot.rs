@@ -26,7 +26,7 @@ use crate::checkpoint::{
 };
 use crate::config::Mode;
 use crate::error::Failure;
-use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, ParameterIndex, Version};
+use crate::ids::{ChunkId, ChunkIndex, Generation, Incarnation, JobRun, ParameterIndex, RunNumber, Version};
 use crate::wire::FinishMessage;
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
@@ -240,7 +240,11 @@ impl Shard {
             job: Some(serving.job.to_message()),
             parameters: serving.table.parameters.iter().map(|(index, held)| held.message(*index)).collect(),
             known: self.trainers.incarnations.iter().map(|known| known.0).collect(),
-            left: serving.departed.iter().map(|left| left.map_or(0, |one| one.0)).collect(),
+            left: serving.participants.departed(),
+            runs: self.trainers.runs.iter().map(|run| run.number.0).collect(),
+            run_trainers: self.trainers.runs.iter().map(|run| run.trainers).collect(),
+            run: serving.participants.run().0,
+            expected: serving.participants.expected(),
         }
     }
 
@@ -288,9 +292,10 @@ impl Shard {
         let finish = FinishMessage { chunks: about.chunks, job: about.job };
         self.serve(&finish).map_err(|refusal| Failure::Node(refusal.text))?;
         self.trainers.incarnations = about.known.into_iter().map(Incarnation).collect();
+        let runs = about.runs.into_iter().zip(about.run_trainers);
+        self.trainers.runs = runs.map(|(number, trainers)| JobRun { number: RunNumber(number), trainers }).collect();
         if let Phase::Serving(serving) = &mut self.phase {
-            let left = about.left.into_iter().map(|left| (left > 0).then_some(Incarnation(left)));
-            serving.departed = left.collect();
+            serving.participants.restore(RunNumber(about.run), &about.left, &about.expected);
         }
         Ok(())
     }

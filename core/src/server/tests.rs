@@ -18,6 +18,7 @@ mod receives;
 mod restart;
 mod rounds;
 mod rows;
+mod runs;
 mod script;
 mod stage;
 mod stalled;

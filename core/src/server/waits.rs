@@ -223,8 +223,8 @@ impl Serving {
         }
         let chunk = &self.table.chunks[slot_index];
         format!(
-            "parameter \"{}\" chunk {}: version {} was not reached within {seconds:.1} s; it is at version {} and \
-             round {} waits for {}",
+            "parameter \"{}\" chunk {}: version {} was not reached within {seconds:.1} s (--round-timeout-seconds of \
+             the servers); it is at version {} and round {} waits for {}",
             self.table.held(chunk.id).name(),
             chunk.id.chunk,
             waiter.version,

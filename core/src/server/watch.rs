@@ -16,7 +16,7 @@ use crate::ids::Version;
 use crate::time::Now;
 
 /// Waits shorter than this are not logged.
-const ORDINARY: Duration = Duration::from_secs(5);
+const ORDINARY: Duration = Duration::from_secs(10);
 /// Pause between two reported waits.
 const PAUSE: Duration = Duration::from_secs(60);
 
@@ -64,6 +64,6 @@ impl Shard {
     }
 
     pub(super) fn log_waits(&mut self, now: Now) {
-        self.wait_report(now).iter().for_each(|text| tracing::info!("{text}"));
+        self.wait_report(now).iter().for_each(|text| tracing::warn!("{text}"));
     }
 }

@@ -33,6 +33,12 @@ pub struct HelloMessage {
     /// How long its calls wait for an absent server, in milliseconds; none is until their deadline.
     #[prost(uint64, optional, tag = "4")]
     pub absence_millis: Option<u64>,
+    /// Of a trainer that has joined: the number of the run that it takes part in.
+    #[prost(uint32, tag = "5")]
+    pub run: u32,
+    /// The trainers of that run.
+    #[prost(uint32, tag = "6")]
+    pub run_trainers: u32,
 }
 
 /// A transport's offer of another path than the socket, added to the hello. Sessions neither write nor see it.
@@ -243,8 +249,17 @@ pub struct Joined {
     /// Whether server 0 shows the status of servers, which then report it with each registration.
     #[prost(bool, tag = "8")]
     pub watches: bool,
+    /// The number of the run that the trainer takes part in.
+    #[prost(uint32, tag = "9")]
+    pub run: u32,
+    /// Whether the operator has set the mode, so that no initialiser changes it.
+    #[prost(bool, tag = "10")]
+    pub is_mode_given: bool,
+    /// The same for the merge.
+    #[prost(bool, tag = "11")]
+    pub is_merge_given: bool,
     /// Whether servers take gradients with NaN or infinite elements.
-    #[prost(bool, tag = "9")]
+    #[prost(bool, tag = "12")]
     pub takes_nonfinite: bool,
 }
 
@@ -283,6 +298,9 @@ pub mod request {
         /// The job's settings, with the last page.
         #[prost(message, optional, tag = "4")]
         pub job: Option<JobMessage>,
+        /// The configuration of parameters without their own, with the last page.
+        #[prost(bytes = "vec", tag = "5")]
+        pub default_config: Vec<u8>,
     }
 
     /// The request.
@@ -337,6 +355,10 @@ pub struct ControlAnswer {
     /// Exactly one form.
     #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub answer: Option<answer::Answer>,
+    /// With an answer about what calls wait for: the server itself ends the wait, at its round timeout or with the
+    /// lease of the initialiser.
+    #[prost(bool, tag = "9")]
+    pub ends_by_itself: bool,
 }
 
 /// The forms of an answer.
@@ -355,6 +377,12 @@ pub mod answer {
         /// The job's settings.
         #[prost(message, optional, tag = "3")]
         pub job: Option<JobMessage>,
+        /// The configuration of parameters without their own; empty where it is unknown.
+        #[prost(bytes = "vec", tag = "4")]
+        pub default_config: Vec<u8>,
+        /// The learning rate that the operator of a restarted server 0 gives instead of that configuration's.
+        #[prost(double, optional, tag = "5")]
+        pub rate: Option<f64>,
     }
 
     /// A model was saved.

@@ -13,7 +13,7 @@ use pserver_core::checkpoint::{
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, Epoch, ParameterIndex, Version};
-use pserver_core::server::{Coordinator, CoordinatorOptions};
+use pserver_core::server::{Coordinator, CoordinatorOptions, OperatorSettings};
 use pserver_core::wire::JobMessage;
 
 const JOB: Epoch = Epoch(7);
@@ -254,6 +254,7 @@ fn options() -> CoordinatorOptions {
         servers: 1,
         job: JobMessage { trainers: 2, ..JobMessage::default() },
         default_config: Vec::new(),
+        given: OperatorSettings::default(),
         lease: Duration::from_secs(1),
         watches: false,
         takes_nonfinite: false,

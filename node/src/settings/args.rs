@@ -99,8 +99,8 @@ pub struct ServeArgs {
     /// The folder that saved models stay in [default: models].
     #[arg(long, help_heading = DISK, value_name = "FOLDER")]
     pub model_dir: Option<String>,
-    /// Seconds a round may wait for its last gradient, from 0.1; less than a trainer's deadline, so that the server's
-    /// error names the missing trainer [default: 60].
+    /// Seconds a round may wait for a trainer that is alive, from 0.1: the log names it after 10 s and each minute, and
+    /// then calls that wait for it fail. One whose connection closed is named after rank-grace-seconds [default: 600].
     #[arg(long, help_heading = TIMES, value_name = "SECONDS")]
     pub round_timeout_seconds: Option<String>,
     /// Seconds the initialising trainer may be silent, from 0.1 [default: 10].
@@ -218,7 +218,7 @@ impl ServeArgs {
             ("accept_torn_tail", "false", &self.accept_torn_tail),
             ("directory_lock", "true", &self.directory_lock),
             ("model_dir", "models", &self.model_dir),
-            ("round_timeout_seconds", "60", &self.round_timeout_seconds),
+            ("round_timeout_seconds", "600", &self.round_timeout_seconds),
             ("lease_seconds", "10", &self.lease_seconds),
             ("rank_grace_seconds", "2", &self.rank_grace_seconds),
             ("insecure", "false", &self.insecure),

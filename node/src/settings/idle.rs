@@ -3,6 +3,7 @@
 //! Each is a warning and not an error: an environment or a file may be shared by servers and trainers of several jobs.
 
 use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
+use pserver_core::server::OperatorSettings;
 use pserver_core::wire::{JobMessage, Scheme};
 use pserver_transport::verbs::DeviceChoice;
 
@@ -96,6 +97,11 @@ impl Settings {
             Some(format!("{} has no effect on server {index}: server 0's setting counts, and {job}", made.shown))
         };
         differing.into_iter().filter_map(warning).collect()
+    }
+
+    /// The settings that were made and are not left to defaults.
+    pub(crate) fn given(&self) -> OperatorSettings {
+        OperatorSettings(self.made.iter().map(|made| (made.name, made.shown.clone())).collect())
     }
 
     /// How an error about a setting's object names the setting: `bind (from --bind)`.

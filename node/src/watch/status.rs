@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pserver_core::config::Mode;
 use pserver_core::metrics::{BUCKETS, Histogram};
 use pserver_core::server::{CoordinatorReport, ShardCounters, ShardReport, TrainerReport};
 use serde::{Deserialize, Serialize};
@@ -159,6 +160,14 @@ impl Watch {
             is_connected: true,
             status: Some(self.server(shards)),
         };
+        // The job in a checkpoint directory, or its initialiser, may have others than the settings.
+        let (mode, trainers_expected) = match &coordinator {
+            Some(CoordinatorReport { job, .. }) => {
+                let mode = Mode::from_numbers(job.mode, job.staleness);
+                (mode.unwrap_or(settings.job.mode), job.trainers)
+            }
+            None => (settings.job.mode, settings.job.trainers),
+        };
         let coordinator = coordinator.unwrap_or_default();
         let mut servers: Vec<JobServer> = if coordinator.servers.is_empty() {
             vec![own]
@@ -177,9 +186,9 @@ impl Watch {
             unix_seconds: unix_seconds(std::time::SystemTime::now()),
             epoch: if coordinator.epoch == 0 { String::new() } else { format!("{:016x}", coordinator.epoch) },
             generation: coordinator.generation,
-            mode: shown_mode(settings.job.mode),
+            mode: shown_mode(mode),
             servers_expected: settings.job.servers,
-            trainers_expected: settings.job.trainers,
+            trainers_expected,
             trainers: trainers(&coordinator, &servers),
             servers,
         }

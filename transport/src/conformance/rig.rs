@@ -331,7 +331,10 @@ impl std::fmt::Debug for RigSide {
 pub(crate) fn hello(lane: u64) -> Frame {
     let mut head = Head::new(Kind::Hello);
     head.sequence = Sequence(lane);
-    Frame::with_control(head, &HelloMessage { role: 0, host: "here".to_owned(), process: 1, absence_millis: None })
+    Frame::with_control(
+        head,
+        &HelloMessage { role: 0, host: "here".to_owned(), process: 1, absence_millis: None, run: 0, run_trainers: 0 },
+    )
 }
 
 /// A push with these payloads; an empty one is an entry without payload.

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use prost::Message;
 
+use crate::config::{OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType;
+use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, ServerIndex, Ticket, TrainerId};
 use crate::partition::{Catalogue, Declaration, Name, Topology};
 use crate::port::{Event, Submit};
-use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, ServerOutput};
+use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, OperatorSettings, ServerOutput};
 use crate::time::Now;
 use crate::wire::answer::Answer;
 use crate::wire::request::{Commit, Request};
 use crate::wire::{
     CatalogueRequest, ControlAnswer, ControlRequest, ErrorMessage, Frame, Head, HelloMessage, JobMessage, JoinRequest,
-    Kind, RegisterRequest, ServerEntry,
+    Joined, Kind, RegisterRequest, ServerEntry,
 };
 
 const JOB: JobMessage = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: 3, chunk_bytes: 4096 };
@@ -43,12 +45,23 @@ fn options() -> CoordinatorOptions {
         epoch: Epoch(7),
         servers: 2,
         job: JOB,
-        default_config: Vec::new(),
+        default_config: sgd(0.1),
+        given: OperatorSettings::default(),
         lease,
         grace,
         watches: true,
         takes_nonfinite: false,
     }
+}
+
+/// The encoded configuration of SGD with a constant learning rate.
+fn sgd(rate: f64) -> Vec<u8> {
+    config(&format!("optimizer: SGD const_lr {{ learning_rate: {rate} }}"))
+}
+
+fn config(text: &str) -> Vec<u8> {
+    let rule = OptimizerSettings::from_text(text).expect("valid").rule.expect("it has one");
+    ParameterConfig { rule, sparse: None }.encode()
 }
 
 /// The pages of a catalogue of two parameters, each a page of its own.
@@ -109,17 +122,20 @@ impl Desk {
 
     fn note(&mut self, peer: PeerId, frame: &Frame) {
         let name = self.name(peer);
+        let message = ControlAnswer::decode(frame.control.as_slice()).unwrap_or_default();
+        let ends_by_itself = message.ends_by_itself;
         let text = match frame.head.kind {
             Kind::Welcome => return,
             Kind::Error | Kind::Refused => {
                 let message = ErrorMessage::decode(frame.control.as_slice()).expect("it parses");
                 format!("{:?}: {}", message.code(), message.text)
             }
-            _ => match ControlAnswer::decode(frame.control.as_slice()).expect("it parses").answer.expect("there") {
+            _ => match message.answer.expect("there") {
                 Answer::Done(_) => "done".into(),
                 Answer::Granted(generation) => format!("granted {generation}"),
                 Answer::Initialised(done) => format!("initialised {} pages {}", done.generation, done.pages),
                 Answer::Page(page) => format!("page of {} bytes", page.len()),
+                Answer::Waiting(text) if ends_by_itself => format!("{text}, which ends by itself"),
                 Answer::Waiting(text) => text,
                 Answer::Saved(saved) => format!("saved {}", saved.path),
                 Answer::Checkpointed(taken) => format!("checkpoint {}", taken.number),
@@ -127,7 +143,8 @@ impl Desk {
                     let caller = self.callers.get_mut(&name).expect("known");
                     caller.trainer = TrainerId(joined.trainer);
                     caller.incarnation = Incarnation(joined.incarnation);
-                    format!("joined {}.{} epoch {}", joined.trainer, joined.incarnation, joined.epoch)
+                    let Joined { trainer, incarnation, epoch, run, .. } = joined;
+                    format!("joined {trainer}.{incarnation} epoch {epoch} run {run}")
                 }
             },
         };
@@ -211,7 +228,8 @@ impl Desk {
                 let page = number(3).expect("a page") as usize;
                 let last = page + 1 == pages().len();
                 let generation = number(2).expect("a generation");
-                let commit = Commit { generation, page: pages()[page].clone(), last, job: Some(JOB) };
+                let commit =
+                    Commit { generation, page: pages()[page].clone(), last, job: Some(JOB), default_config: sgd(0.1) };
                 self.ask(words[1], Request::Commit(commit));
             }
             "wait" => {
@@ -547,5 +565,81 @@ fn a_trainer_waits_for_servers_as_long_as_it_says_and_learns_which_are_absent() 
          join b -> b joined 1.1
          begin b ->
          ask b -> b trainer 0 (host h, pid 2) initialises the parameters",
+    );
+}
+
+/// Starts with an initialised job of 3 trainers whose ranks 0 and 1 have joined, and of which these have left.
+fn resumed(left: &[&str], job: JobMessage, given: &'static str, default_config: Vec<u8>) -> Result<Desk, Failure> {
+    let mut desk = Desk::new(None);
+    desk.step("servers");
+    for command in ["join a", "join b", "begin a", "commit a 1 0", "commit a 1 1"] {
+        desk.step(command);
+    }
+    left.iter().for_each(|one| desk.step(&format!("leave {one}")));
+    let shown = [(given, format!("{given} = 7 (from --{given})"))];
+    let options = CoordinatorOptions { job, default_config, given: OperatorSettings(shown.into()), ..options() };
+    let coordinator = Coordinator::new(options, Some(&desk.kept))?;
+    Ok(Desk { coordinator, ..Desk::new(Some(&desk.kept)) })
+}
+
+/// The row of the table of a restarted server 0: what becomes of each setting that the operator has made otherwise.
+#[test]
+fn a_setting_beside_the_job_of_a_directory_takes_effect_or_refuses_the_start() {
+    let everybody = ["a", "b"];
+    let check = |left: &[&str], job: JobMessage, given: &'static str, optimizer: &str, expected: &[&str]| {
+        let failure = resumed(left, job, given, config(optimizer)).err();
+        let text = failure.map_or(String::new(), |failure| failure.to_string());
+        assert_eq!(text.is_empty(), expected.is_empty(), "{given}: {text}");
+        for part in expected {
+            assert!(text.contains(part) && text.contains(&format!("{given} = 7 (from --{given})")), "{given}: {text}");
+        }
+    };
+    let same = "optimizer: SGD const_lr { learning_rate: 0.1 }";
+    check(&everybody, JobMessage { mode: 1, ..JOB }, "mode", same, &["mode sync, which stays", "expected the same"]);
+    check(&everybody, JobMessage { mode: 2, staleness: 3, ..JOB }, "staleness", same, &["mode sync, which stays"]);
+    check(&everybody, JobMessage { merge: 1, ..JOB }, "merge", same, &["merge mean, which stays"]);
+    check(&everybody, JobMessage { chunk_bytes: 8192, ..JOB }, "chunk_bytes", same, &["chunks of 4096 bytes"]);
+    check(&everybody, JOB, "optimizer", "optimizer: SGD const_lr { learning_rate: 0.5 }", &[]);
+    let adam = "optimizer: Adam adam { } const_lr { learning_rate: 0.1 }";
+    check(&everybody, JOB, "optimizer", adam, &["was initialised with the optimizer", "SGD"]);
+    check(&everybody, JobMessage { trainers: 4, ..JOB }, "trainers", same, &[]);
+    check(&["a"], JobMessage { trainers: 4, ..JOB }, "trainers", same, &["3 trainers, and trainer 1 has not left"]);
+    // A setting that is left to its default is none.
+    check(&["a"], JobMessage { trainers: 1, mode: 1, merge: 1, ..JOB }, "shards", adam, &[]);
+}
+
+#[test]
+fn another_number_of_trainers_and_another_rate_reach_the_next_trainers() {
+    let job = JobMessage { trainers: 4, ..JOB };
+    let mut desk = resumed(&["a", "b"], job, "trainers", sgd(0.1)).expect("everybody has left");
+    desk.step("servers");
+    desk.step("join d 3");
+    assert_eq!(desk.answers, ["d joined 3.1 epoch 7 run 2"]);
+    assert_eq!(desk.coordinator.report(desk.now).job.trainers, 4);
+    // A rank that the job had before goes on with its incarnations.
+    let mut desk = resumed(&["a", "b"], JobMessage { trainers: 1, ..JOB }, "trainers", sgd(0.1)).expect("as above");
+    let options = CoordinatorOptions { job: JobMessage { trainers: 2, ..JOB }, ..options() };
+    let given = OperatorSettings([("trainers", "trainers = 2".to_owned())].into());
+    let kept = desk.coordinator.kept();
+    desk = Desk {
+        coordinator: Coordinator::new(CoordinatorOptions { given, ..options }, Some(&kept)).expect("it starts"),
+        ..Desk::new(Some(&kept))
+    };
+    desk.step("servers");
+    desk.step("join e 1");
+    assert_eq!(desk.answers, ["e joined 1.2 epoch 7 run 2"]);
+}
+
+#[test]
+fn a_trainer_waits_for_an_initialiser_as_long_as_that_has_its_lease() {
+    check_started(
+        "begin a -> a granted 1
+         begin b ->
+         ask b -> b trainer 0 (host h, pid 3) initialises the parameters and has not finished, which ends by itself
+         wait 19000 ->
+         beat a -> a done
+         wait 19000 ->
+         ask b -> b trainer 0 (host h, pid 3) initialises the parameters and has not finished, which ends by itself
+         wait 1000 -> b granted 2",
     );
 }

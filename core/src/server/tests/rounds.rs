@@ -241,8 +241,8 @@ fn a_wait_that_ends_names_who_is_missing() {
          pull 1 1 w ->
          wait 59999 ->
          pull 0 1 w ->
-         wait 1 -> 1 error Deadline: parameter \"w\" chunk 0: version 1 was not reached within 60.0 s; \
-it is at version 0 and round 1 waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
+         wait 1 -> 1 error Deadline: parameter \"w\" chunk 0: version 1 was not reached \
+within 60.0 s (--round-timeout-seconds of the servers); it is at version 0 and round 1 waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
          wait 59998 ->
          wait 1 -> 0 error Deadline: * waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
          push 0 1 w=1 -> 0 done w@1
@@ -378,7 +378,8 @@ fn another_generation_or_epoch_is_fenced() {
     parcel.frame.head.epoch.0 += 1;
     script.stage.answers.clear();
     script.stage.deliver(0, &parcel);
-    assert_eq!(script.stage.errors(), ["epoch 8 is not this job's, which is 7"]);
+    let [text] = script.stage.errors().try_into().expect("there is one");
+    assert!(text.starts_with("epoch 8 is not this job's, which is 7: ") && text.contains("a new client"), "{text}");
 }
 
 #[test]

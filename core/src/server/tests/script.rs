@@ -7,6 +7,7 @@
 //! mend 0 1 w=2            trainer 0 pushes other gradients under the number of its last call
 //! again 0                trainer 0 sends its last push, set or leave once more
 //! redial 0, reborn 0     trainer 0 connects again, in the same life or in the next
+//! run 2                  those who connect from now on take part in the job's second run
 //! gone 0, ask 0          the connection of trainer 0 ends; it asks what its calls wait for
 //! pull 0 2 w             trainer 0 wants version 2 at least
 //! pull 0 2 w/b, push+ 0 1 w/h=1    the same, and wants the value as bfloat16, as binary16
@@ -70,6 +71,7 @@ impl Script {
             }
             "redial" => self.connect(number(1), 0),
             "reborn" => self.connect(number(1), 1),
+            "run" => self.stage.run = number(1),
             "gone" => {
                 let peer = self.stage.actors[&number(1)].peer;
                 let (unsent, unfilled) = (Vec::new(), Vec::new());

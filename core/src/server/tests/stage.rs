@@ -201,6 +201,10 @@ pub(super) struct Stage {
     pub(super) holds: bool,
     pub(super) held: Vec<(PeerId, Vec<Outgoing>)>,
     pub(super) actors: BTreeMap<u32, Actor>,
+    /// The run that the hello of each next connection names.
+    pub(super) run: u32,
+    /// The trainers of that run.
+    pub(super) run_trainers: u32,
     /// Places for heads that were not answered at once.
     pub(super) late_places: Vec<(PeerId, Vec<Incoming>)>,
     /// Whether an accelerator, if there is one, ends its work only when a script says so.
@@ -226,6 +230,8 @@ impl Stage {
             holds: false,
             held: Vec::new(),
             actors: BTreeMap::new(),
+            run: 0,
+            run_trainers: 0,
             late_places: Vec::new(),
             is_late: false,
             taken: Vec::new(),
@@ -341,8 +347,9 @@ impl Stage {
         self.actors.insert(trainer, Actor { peer, incarnation, sequence });
         self.event(Event::Accepted { peer, origin: format!("trainer {trainer}"), transport: "tcp: a test".to_owned() });
         let head = Head { epoch: EPOCH, ..self.head(Kind::Hello, trainer) };
-        let frame =
-            Frame::with_control(head, &HelloMessage { host: "h".into(), process: trainer, ..HelloMessage::default() });
+        let (run, run_trainers) = (self.run, self.run_trainers);
+        let hello = HelloMessage { host: "h".into(), process: trainer, run, run_trainers, ..HelloMessage::default() };
+        let frame = Frame::with_control(head, &hello);
         self.event(Event::Received { peer, frame, body: Vec::new() });
     }
 

@@ -1,0 +1,56 @@
+//! The tables of `docs/SETTINGS.md` have every setting, and say of each what becomes of it.
+
+use std::collections::BTreeSet;
+
+use clap::CommandFactory;
+use pserver_client::environment::{SERVER_SETTINGS, client_settings};
+use pserver_core::config::OptimizerSettings;
+
+use super::Cli;
+
+const PAGE: &str = include_str!("../../../docs/SETTINGS.md");
+
+/// The rows of a section: the settings in the first column, and the other cells.
+fn rows(section: &str) -> Vec<(Vec<&'static str>, Vec<&'static str>)> {
+    let (_, rest) = PAGE.split_once(&format!("\n## {section}\n")).expect("the page has the section");
+    let table = rest.split("\n## ").next().expect("it is never empty").lines().filter(|line| line.starts_with("| "));
+    let row = |line: &'static str| {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        (cells[0].split(", ").map(|name| name.trim_matches('`')).collect(), cells[1..].to_vec())
+    };
+    // The first line has the columns' names.
+    table.skip(1).map(row).collect()
+}
+
+/// Checks that a section has exactly these settings, each once, and that each cell says what becomes of it.
+fn check(section: &str, expected: impl Iterator<Item = String>) {
+    let rows = rows(section);
+    let names: Vec<&str> = rows.iter().flat_map(|(names, _)| names.iter().copied()).collect();
+    let found: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(found.len(), names.len(), "{section}: a setting stands once in {names:?}");
+    assert_eq!(found, expected.collect(), "{section}: docs/SETTINGS.md has the settings that exist");
+    for cell in rows.iter().flat_map(|(_, cells)| cells) {
+        let outcomes = ["takes effect", "refused", "warned"];
+        assert!(outcomes.iter().any(|outcome| cell.contains(outcome)), "{section}: {cell:?} says what becomes of it");
+    }
+}
+
+#[test]
+fn every_setting_has_a_row() {
+    let dashed = |name: &&str| format!("--{}", name.replace('_', "-"));
+    check("`pserver serve`", SERVER_SETTINGS.iter().map(dashed));
+
+    let command = Cli::command();
+    let train = command.find_subcommand("train").expect("it is there");
+    let shown = train.get_arguments().filter(|arg| !arg.is_hide_set());
+    let named = |arg: &clap::Arg| arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
+    check("`pserver train`", shown.map(named));
+
+    check("Clients", client_settings().map(str::to_owned));
+
+    // A new field does not compile here before it has a name, and so a row.
+    let OptimizerSettings { rule: _, mode: _, merge: _, sparse: _, owner: _, sender: _, total_part: _ } =
+        OptimizerSettings::default();
+    let names = ["optimizer", "mode", "merge", "sparse", "home", "sender", "total_part"];
+    check("`paddle_begin_init_params`, `begin_init`, `init_all`", names.into_iter().map(str::to_owned));
+}

@@ -1,0 +1,74 @@
+//! The record of a training beside its checkpoints: what a resumed training must repeat, so that it goes on with the
+//! rows after those of its last step.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::Args;
+use super::plan::TrainingPlan;
+
+const FILE: &str = "training.json";
+
+/// How a training counts its steps and orders its rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct TrainingRecord {
+    /// Rows that it trains on.
+    rows: usize,
+    batch: u32,
+    shuffle: Option<u64>,
+}
+
+/// Writes the record of a new training, or compares that of a resumed one.
+pub(super) fn keep_or_check(args: &Args, plan: &TrainingPlan, folder: &Path) -> Result<()> {
+    let own = TrainingRecord { rows: plan.data.rows(), batch: args.batch, shuffle: args.shuffle };
+    let path = folder.join(FILE);
+    let shown = path.display();
+    if !args.processes.resume {
+        std::fs::create_dir_all(folder).with_context(|| format!("--checkpoint {}", folder.display()))?;
+        let text = serde_json::to_string_pretty(&own)?;
+        return std::fs::write(&path, text).with_context(|| format!("writing {shown}"));
+    }
+    if !path.exists() {
+        let text = "the training of an earlier version, which kept no record of rows, batch and shuffle";
+        eprintln!("--resume: found no {shown}, as in {text}; expected the same ones");
+        return Ok(());
+    }
+    if let Some(values) = &args.values {
+        eprintln!("--values {}: no effect beside --resume; the checkpoint has the values", values.display());
+    }
+    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {shown}"))?;
+    let kept: TrainingRecord = serde_json::from_str(&text).with_context(|| format!("reading {shown}"))?;
+    own.check(&kept)
+}
+
+impl TrainingRecord {
+    fn check(&self, kept: &Self) -> Result<()> {
+        let remedy = "or a new folder, which trains from the start";
+        ensure!(
+            self.batch == kept.batch,
+            "--batch {}: the training in the checkpoint has steps of {} rows, by which its epochs are counted; \
+             expected --batch {}, {remedy}",
+            self.batch,
+            kept.batch,
+            kept.batch
+        );
+        let named = |seed: Option<u64>| seed.map_or("no --shuffle".to_owned(), |seed| format!("--shuffle {seed}"));
+        ensure!(
+            self.shuffle == kept.shuffle,
+            "found {}: the training in the checkpoint has {}, which gives the order of rows; expected the \
+             same, {remedy}",
+            named(self.shuffle),
+            named(kept.shuffle)
+        );
+        ensure!(
+            self.rows == kept.rows,
+            "--data: found {} rows to train on, without those of --validation; the training in the checkpoint has {}, \
+             by which its epochs are counted; expected as many, {remedy}",
+            self.rows,
+            kept.rows
+        );
+        Ok(())
+    }
+}
