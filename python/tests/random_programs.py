@@ -58,7 +58,10 @@ def program_of(seed: int) -> Program:
     if how.get("overlap"):
         # What a user of overlap is told not to do.
         often += ["late weights", "late rate"] if dice.random() < 0.3 else []
-    steps = [[(dice.choice(often), dice.randrange(1 << 30)) for _ in range(dice.choice([0, 0, 1, 1, 2]))] for _ in range(STEPS)]
+    counts = [dice.choice([0, 0, 1, 1, 2]) for _ in range(STEPS)]
+    steps = [[(dice.choice(often), dice.randrange(1 << 30)) for _ in range(count)] for count in counts]
+    # A rank may begin after another has changed weights: before the first step a change is no factor.
+    steps[0] = [one for one in steps[0] if one[0] not in {"vector", "late weights"}]
     return Program(rule, dice.choice(RULES[rule][1]), how, steps)
 
 

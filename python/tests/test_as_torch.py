@@ -174,3 +174,98 @@ def test_a_second_experiment_in_one_job_is_told_of_the_first(job: Any) -> None:
     with pytest.warns(UserWarning, match="earlier optimizer of this client has trained this job.*another pserver.connect"):
         one = experiment()
     assert one.rule == "sgd"
+
+
+def test_help_lists_the_settings_of_every_rule() -> None:
+    text = " ".join(module().Optimizer.__doc__.split())
+    for rule, (settings, _) in module().RULES.items():
+        of = text.split(f"``{rule}``: ", 1)[1]
+        given = settings if rule != "adamw" else {"weight_decay": 0.01}
+        wanted = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        assert of.split("``;")[0].split("``.")[0].endswith(f"``{wanted}"), rule
+
+
+def test_mistakes_of_types_and_rules_are_named(job: Any) -> None:
+    def made(*given: Any, dtype: Any = torch.float32, **settings: Any) -> Any:
+        parameter = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+        return module().Optimizer([("w", parameter)], *given, client=job(), **settings)
+
+    refused = [
+        ((torch.optim.AdamW,), {}, "rule AdamW; expected its name, such as 'adamw'"),
+        ((), {"dtype": torch.complex64}, '"w" is of torch.complex64; expected float32'),
+        ((), {"dtype": torch.float8_e4m3fn}, '"w" is of torch.float8_e4m3fn; expected float32'),
+        (("adam",), {"fused": True}, "has no setting fused"),
+    ]
+    for given, settings, text in refused:
+        with pytest.raises(pserver.Refused, match=text):
+            made(*given, **settings)
+    one = made("adam", wire=torch.float16, fused=None, foreach=False)
+    (parameter,) = one.param_groups[0]["params"]
+    parameter.grad = torch.full((3,), 1e5)
+    with pytest.raises(pserver.Refused, match="gradients of up to 1e.05 in wire=torch.float16; expected wire=torch.bfloat16"):
+        one.step()
+    parameter.grad = torch.ones(3)
+    one.step()
+
+
+def test_a_bucket_looks_at_each_of_its_tensors_once_in_a_step() -> None:
+    from pserver.torch._buckets import Bucket
+
+    looks = [0]
+
+    class Tensor:
+        @property
+        def requires_grad(self) -> bool:
+            looks[0] += 1
+            return True
+
+    class Weight:
+        tensor = Tensor()
+
+    bucket = Bucket(0, [Weight()] * 500)  # type: ignore[list-item]
+    assert [bucket.completed(at) for at in range(500)] == [False] * 499 + [True]
+    assert looks == [500]
+
+
+def test_a_norm_without_the_rows_of_a_table_says_so(job: Any) -> None:
+    model = torch.nn.ModuleDict({"table": module().Embedding(9, 2), "head": torch.nn.Linear(2, 1)})
+    one = module().Optimizer(model.named_parameters(), "sgd", 1.0, client=job())
+    model["head"](model["table"](torch.tensor([1, 2]))).sum().backward()
+    with pytest.warns(UserWarning, match='leaves out the gradients of table "table.weight".*the other parameters'):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.nn.utils.clip_grad_norm_(model["head"].parameters(), 1.0)
+        one.step()
+        one.zero_grad()
+
+
+def test_a_schedule_of_momentum_says_what_to_do(job: Any) -> None:
+    model = network()["always"]
+    one = module().Optimizer(model.named_parameters(), "adam", 0.1, client=job())
+    torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=10)
+    with pytest.raises(pserver.Refused, match="betas is .* OneCycleLR and CyclicLR leave it with cycle_momentum=False"):
+        one.step()
+
+
+def test_a_reader_follows_what_is_trained_of_a_frozen_or_compiled_model(job: Any) -> None:
+    def lora() -> Any:
+        model = torch.nn.ModuleDict({"base": torch.nn.Linear(3, 3), "adapter": torch.nn.Linear(3, 3)})
+        model["base"].requires_grad_(False)
+        return model
+
+    client, model, reader = job(), lora(), lora()
+    compiled = torch.nn.Module()
+    compiled._orig_mod = model
+    named = [(name, one) for name, one in compiled.named_parameters() if one.requires_grad]
+    assert named[0][0] == "_orig_mod.adapter.weight"
+    one = module().Optimizer(named, "sgd", 0.5, client=client)
+    model["adapter"](torch.ones(1, 3)).sum().backward()
+    one.step()
+    base = reader["base"].weight.clone()
+    with module().follow(reader, client.coordinator, deadline=30):
+        assert torch.equal(reader["adapter"].weight, model["adapter"].weight)
+        assert torch.equal(reader["base"].weight, base)
+    reader["base"].requires_grad_(True)
+    with pytest.raises(pserver.Refused, match="no .'base.weight', 'base.bias'.*requires_grad_.False. for others"):
+        module().follow(reader, client.coordinator, deadline=30)

@@ -150,7 +150,8 @@ impl Serving {
             let chunk = &self.table.chunks[slot_index];
             let version = chunk.version;
             let text = format!(
-                "{}, which has not connected again; the round stays open for a trainer that takes rank {trainer}",
+                "{}, which has not connected again; the round stays open for a trainer that takes rank {trainer}; a \
+                 trainer that ends before the others leaves the job at its end (leave)",
                 self.round_text(chunk, &format!("trainer {}", cx.trainers.describe(cx.now, trainer))),
             );
             let mut ended = self.table.chunks[slot_index].waiters.take_beyond(version, left);

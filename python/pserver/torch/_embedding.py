@@ -6,6 +6,7 @@ that were fetched before a push and are used after it are fetched anew where the
 
 import hashlib
 import os
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +23,23 @@ from .._errors import Refused
 
 PREFETCHED_MAX = 16
 """Batches that may be prefetched and not used."""
+NORMS = {torch.linalg.vector_norm, torch.norm, torch.Tensor.norm}
 NORMAL = "gaussian { mean: 0 deviation: 1 }"
+
+
+class RowGradients(torch.Tensor):
+    """The empty gradient that stands for gradients of rows: those have no part in a norm that a program computes."""
+
+    table: str
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if function in NORMS:
+            name = next((one.table for one in given if isinstance(one, RowGradients)), "")
+            text = "which are sent to servers as they are; expected a norm of the other parameters"
+            warnings.warn(f'this norm leaves out the gradients of table "{name}", {text}', stacklevel=2)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*given, **(named or {}))
 
 
 class RowBatch:
@@ -199,7 +216,8 @@ class Table:
         self._drop_zeroed()
         weight = self.stand_in()
         if weight is not None and weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
+            weight.grad = torch.zeros_like(weight).as_subclass(RowGradients)
+            weight.grad.table = self.name
         self._gradients.append((ids, rows.grad[: len(ids)]))
         rows.grad = None
 

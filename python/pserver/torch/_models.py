@@ -173,13 +173,20 @@ def load_model(path: str | Path, model: torch.nn.Module) -> None:
 def server_names(
     parameters: Iterable[tuple[str, torch.Tensor]], known: Iterable[str]
 ) -> Mapping[str, torch.Tensor]:
-    """The parameters of a model by their names at the servers: their own, or, where an optimizer had no names, by their
-    places."""
-    every, names = list(parameters), set(known)
+    """The parameters of a model by their names at the servers: their own, also where ``torch.compile`` has changed them,
+    or, where an optimizer had no names, by their places. Frozen ones may be the model's own."""
+    every = [(_plain(name), tensor) for name, tensor in parameters]
+    names = {_plain(name): name for name in known}
     if not any(name in names for name, _ in every):
         every = [(f"parameter.{at}", tensor) for at, (_, tensor) in enumerate(every)]
-    found = {name: tensor for name, tensor in every if name in names}
-    lacking = [name for name, tensor in every if name not in found and not Table.is_of(tensor) and tensor.numel() > 0]
-    if lacking:
-        raise Refused(f"servers have no {lacking[:5]}; expected the names of model.named_parameters() at the optimizer")
-    return found
+    lacking = [(name, tensor) for name, tensor in every if name not in names and not Table.is_of(tensor)]
+    trained = [name for name, tensor in lacking if tensor.requires_grad and tensor.numel() > 0]
+    if trained:
+        text = "expected the names of model.named_parameters() at the optimizer, or requires_grad_(False) for others"
+        raise Refused(f"servers have no {trained[:5]}; {text}")
+    return {names[name]: tensor for name, tensor in every if name in names}
+
+
+def _plain(name: str) -> str:
+    """The name of a parameter in the model that was compiled."""
+    return name.replace("_orig_mod.", "")

@@ -42,6 +42,12 @@ class Optimizer(torch.optim.Optimizer):
     ``wire``, such as ``torch.bfloat16``, is the type in which gradients travel. ``overlap`` sends gradients while the
     backward pass goes on, in buckets of ``bucket_bytes`` and more; a backward pass that is not the last one before
     :meth:`step` then belongs in :meth:`no_sync`, and gradients are not to be changed between the two.
+
+    Other settings are PyTorch's of the rule: ``sgd``: ``momentum=0.0, dampening=0.0, weight_decay=0.0,
+    nesterov=False``; ``adam``: ``betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, amsgrad=False``; ``adamw``: the same
+    with ``weight_decay=0.01``; ``adagrad``: ``lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0,
+    eps=1e-10``; ``adadelta``: ``rho=0.9, eps=1e-06, weight_decay=0.0``; ``rmsprop``: ``alpha=0.99, eps=1e-08,
+    weight_decay=0.0, momentum=0.0, centered=False``; ``lion``: ``betas=(0.9, 0.99), weight_decay=0.0``.
     """
 
     def __init__(
@@ -130,6 +136,7 @@ class Optimizer(torch.optim.Optimizer):
                 raise Refused("a parameter of the model has another optimizer; expected one optimizer for each")
         if any(other.client is self.client for other in _owners.values()):
             text = "expected one, with groups for the parameters of all models, or a client of another job"
+            text = f"{text}; where a notebook's cell is run again, `del optimizer` or connect() before it"
             raise Refused(f"this client's job has another optimizer; {text}")
 
     def _tensors(self) -> Iterator[torch.Tensor]:

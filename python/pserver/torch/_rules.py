@@ -49,6 +49,12 @@ class Rule(NamedTuple):
 
 def rule_of(name: str, given: Settings) -> Rule:
     """The rule by its name, with the settings that differ from PyTorch's."""
+    if not isinstance(name, str):
+        kind = getattr(name, "__name__", type(name).__name__)
+        known = kind.lower() if kind.lower() in RULES else "adamw"
+        raise Refused(f"rule {kind}; expected its name, such as {known!r}: the rule runs on servers")
+    # They choose between implementations of one formula.
+    given = {key: value for key, value in given.items() if key not in IMPLEMENTATIONS or value}
     if ":" in name:
         if given:
             raise Refused(f"settings {sorted(given)} beside a configuration in text; expected them in the text")
@@ -191,6 +197,8 @@ def _as_named(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
+IMPLEMENTATIONS = {"foreach", "fused", "capturable", "differentiable"}
+"""Settings of PyTorch's optimizers that change no number, which may be given as false or None."""
 ADAM_STATES = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
 

@@ -96,6 +96,8 @@ def check_settings(expected: Mapping[str, Any], group: Mapping[str, Any], when: 
         found = group.get(key, kept)
         if found != kept and not (isinstance(found, list) and tuple(found) == kept):
             text = f"servers keep {kept}; expected it, or an optimizer that is constructed with the other"
+            if key in {"betas", "momentum"}:
+                text = f"{text}: OneCycleLR and CyclicLR leave it with cycle_momentum=False"
             raise Refused(f"{key} is {found} {when}, and {text}")
 
 

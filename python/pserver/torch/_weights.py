@@ -26,6 +26,9 @@ class Weight:
     """A parameter of the model and its name at the servers."""
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.dtype not in HALVES | {torch.float32, torch.float64}:
+            text = "expected float32, float64, float16 or bfloat16"
+            raise Refused(f'parameter "{name}" is of {tensor.dtype}; {text}, which servers can update')
         self.name = name
         self.tensor = tensor
         self.noted: int | None = None
@@ -63,7 +66,11 @@ class Weight:
         if tensor.requires_grad:
             tensor = tensor.detach()
         if wire is not None:
-            tensor = tensor.to(wire)
+            narrow = tensor.to(wire)
+            if wire == torch.float16 and bool(torch.isinf(narrow).any()) and not bool(torch.isinf(tensor).any()):
+                text = "expected wire=torch.bfloat16, which has float32's range, or gradients below 65504"
+                raise Refused(f"gradients of up to {float(tensor.abs().max()):.3g} in wire=torch.float16; {text}")
+            tensor = narrow
         if not tensor.is_cpu:
             tensor = tensor.cpu()
         return array(tensor if tensor.is_contiguous() else tensor.contiguous())

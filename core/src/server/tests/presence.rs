@@ -11,7 +11,7 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 
 const LOST: &str = "error Deadline: parameter \"w\" chunk 0: round 1 waits for trainer 2 (host h, pid 2; connection \
                     closed 2.0 s ago), which has not connected again; the round stays open for a trainer that takes \
-                    rank 2";
+                    rank 2; a trainer that ends before the others leaves the job at its end (leave)";
 
 #[test]
 fn calls_that_wait_for_a_lost_trainer_end_after_the_grace_time() {
