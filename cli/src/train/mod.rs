@@ -110,8 +110,8 @@ struct ProcessArgs {
     /// The servers' checkpoint directory.
     #[arg(long, value_name = "FOLDER", conflicts_with = "connect")]
     checkpoint: Option<PathBuf>,
-    /// Go on from the checkpoint, after its last step; program, data, batch, shuffle, trainers and servers are those
-    /// of before.
+    /// Go on from the checkpoint, after its last step; program, data, batch, shuffle and servers are those of before.
+    /// Of the optimizer a constant learning rate may be another, and after a training that ended the trainers, too.
     #[arg(long, requires = "checkpoint")]
     resume: bool,
     /// Be a child: print reports as JSON, and end with standard input.

@@ -1,4 +1,4 @@
-//! Servers that lose the job with their process, as they keep no checkpoints: each error names the server and the remedy.
+//! Servers that lose the job with their process, as they keep no checkpoints: each error names server and remedy.
 
 use crate::cluster::job::{Job, client};
 use crate::cluster::process::Processes;

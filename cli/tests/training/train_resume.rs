@@ -12,6 +12,9 @@ use crate::cluster::process::Processes;
 use crate::trainings::{OneProcess, Place, Said, floats, numbers};
 
 const OPTIMIZER: &str = "optimizer: SGD sgd { momentum: 0.9 } const_lr { learning_rate: 0.02 }";
+const PLAIN: &str = "optimizer: SGD const_lr { learning_rate: 0.02 }";
+/// The same, with which parameters stay.
+const STILL: &str = "optimizer: SGD const_lr { learning_rate: 0 }";
 const BATCH: usize = 32;
 /// Enough that a kill in the first ones comes long before the end.
 const EPOCHS: usize = 300;
@@ -74,6 +77,42 @@ fn a_killed_training_goes_on_to_the_bits_of_an_undisturbed_one() {
     assert!(said.is_success && said.output.is_empty(), "{said:?}");
     assert!(said.errors.contains("found as many epochs done; nothing is left to train"), "{said:?}");
     assert!(place.model("model.safetensors") == oracle.train(2));
+}
+
+/// `pserver train --resume` of a training of two epochs, with its arguments changed.
+fn resume_changed(place: &Place, change: impl Fn(&mut Vec<&str>)) -> Said {
+    let kept = ["--trainers", "2", "--checkpoint", "kept", "--save", "again.safetensors", "--resume"];
+    let mut all = arguments("3", &kept);
+    all[9] = PLAIN;
+    change(&mut all);
+    place.run(&all)
+}
+
+#[test]
+fn a_resumed_training_takes_another_rate_and_refuses_other_rows_and_optimizers() {
+    let (place, _) = place("mlp", "digits");
+    let mut first = arguments("2", &["--trainers", "2", "--checkpoint", "kept", "--save", "model.safetensors"]);
+    first[9] = PLAIN;
+    place.succeed(&first);
+    let refused = |change: &dyn Fn(&mut Vec<&str>), words: &[&str]| {
+        let said = resume_changed(&place, change);
+        assert!(!said.is_success, "{said:?}");
+        words.iter().for_each(|word| assert!(said.errors.contains(word), "expected {word:?}: {said:?}"));
+    };
+    refused(&|all| all[5] = "16", &["--batch 16: ", "has steps of 32 rows", "expected --batch 32"]);
+    refused(&|all| all.extend(["--shuffle", "7"]), &["found --shuffle 7: ", "has no --shuffle", "expected the same"]);
+    refused(&|all| all.extend(["--validation", "0.5"]), &["--data: found ", "rows to train on", "expected as many"]);
+    // With a rate of zero the parameters stay, also under another number of trainers.
+    let said = resume_changed(&place, |all| {
+        all[9] = STILL;
+        all[11] = "1";
+    });
+    assert!(said.is_success, "{said:?}");
+    assert!(place.model("again.safetensors") == place.model("model.safetensors"), "the rate is that of before");
+    let adam = "optimizer: Adam adam { } const_lr { learning_rate: 0.02 }";
+    refused(&|all| all[9] = adam, &["found the optimizer `", "only a constant learning rate may change"]);
+    // The trainers that were refused have not left.
+    refused(&|all| all[11] = "4", &["trainers = 4 (from --trainers)", "has not left it"]);
 }
 
 /// Servers that a kill leaves at different steps apply each step once, and the training ends: its trainers count alike.

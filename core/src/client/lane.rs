@@ -124,8 +124,8 @@ impl Lane {
     pub(super) fn describe_emptiness(&self) -> String {
         format!(
             "{} at {} was started anew and has none of the job's parameters, which were lost with its earlier \
-             process; expected that all servers are started anew, with a checkpoint_dir to go on after such a loss, and \
-             then new clients",
+             process; expected that all servers are started anew, with a checkpoint_dir to go on after such a loss, \
+             and then new clients",
             self.name, self.address
         )
     }

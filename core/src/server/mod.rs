@@ -15,14 +15,15 @@
 //! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
 //! `options` and `job` (settings), `pool` and `half_values` (memory), `device` (the placement of chunks on an
 //! accelerator), `presence` (connected trainers), `participants` (trainers that rounds wait for), `reply` and
-//! `output` (answers and actions), `context` (resources for one frame), `counters` (for readers on other threads), `report` and `status` (what a shard holds and waits for).
+//! `output` (answers and actions), `context` (resources for one frame), `counters` (for readers on other threads),
+//! `report` and `status` (what a shard holds and waits for).
 //!
 //! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
 //! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets`, `runs` and
-//! `departures`, `flow` (from a received gradient to the published value), `update` (the next value, a file for each case),
-//! `half_precision` (answers in half precision), `retry`, `waits` and `watch` (stalled work, overdue requests, and
-//! their log lines). The disk has `checkpointing`, `marks`, `snapshot`, `replay` and `survey`, server 0 `coordinator`,
-//! `membership` (ranks and server slots) and `resumed` (settings of a restart beside those of the job).
+//! `departures`, `flow` (from a received gradient to the published value), `update` (the next value, a file for each
+//! case), `half_precision` (answers in half precision), `retry`, `waits` and `watch` (stalled work, overdue requests,
+//! and their log lines). The disk has `checkpointing`, `marks`, `snapshot`, `replay` and `survey`, server 0
+//! `coordinator`, `membership` (ranks and server slots) and `resumed` (settings of a restart beside those of the job).
 
 mod admission;
 mod apply;

@@ -76,8 +76,8 @@ impl CommittedJob {
             let names = names.join(", ");
             return Err(Failure::Node(format!(
                 "{shown}: this job has {before} trainers, and trainer {names} has not left it, so that a round may \
-                 wait for a gradient; expected trainers = {before} until every trainer has left (paddle_leave), and then \
-                 any number"
+                 wait for a gradient; expected trainers = {before} until every trainer has left (paddle_leave), and \
+                 then any number"
             )));
         }
         let mut declared = self

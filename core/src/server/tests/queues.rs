@@ -77,7 +77,7 @@ fn readers_of_a_lost_sender_are_told_its_name_and_no_other_loss_ends_their_wait(
          wait 3000 ->
          gone 1 ->
          wait 1999 ->
-         wait 100 -> 0 error Deadline: parameter \"q\" chunk 0: round 1 waits for trainer 1 (host h, pid 1; connection *",
+         wait 100 -> 0 error Deadline: parameter \"q\" chunk 0: round 1 waits for trainer 1 (host h, pid 1; *",
     );
     check(plan(), "pull 0 1 q ->\n wait 60000 -> 0 error Deadline: * round 1 waits for trainer 1 (host h, pid 1)");
 }

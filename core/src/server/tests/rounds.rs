@@ -242,7 +242,8 @@ fn a_wait_that_ends_names_who_is_missing() {
          wait 59999 ->
          pull 0 1 w ->
          wait 1 -> 1 error Deadline: parameter \"w\" chunk 0: version 1 was not reached \
-within 60.0 s (--round-timeout-seconds of the servers); it is at version 0 and round 1 waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
+within 60.0 s (--round-timeout-seconds of the servers); it is at version 0 \
+and round 1 waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
          wait 59998 ->
          wait 1 -> 0 error Deadline: * waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
          push 0 1 w=1 -> 0 done w@1
