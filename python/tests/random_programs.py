@@ -60,8 +60,8 @@ def program_of(seed: int) -> Program:
         often += ["late weights", "late rate"] if dice.random() < 0.3 else []
     counts = [dice.choice([0, 0, 1, 1, 2]) for _ in range(STEPS)]
     steps = [[(dice.choice(often), dice.randrange(1 << 30)) for _ in range(count)] for count in counts]
-    # A rank may begin after another has changed weights: before the first step a change is no factor.
-    steps[0] = [one for one in steps[0] if one[0] not in {"vector", "late weights"}]
+    # A rank may begin after another has changed weights: before the first step, which all make, a change is no factor.
+    steps[0] = [one for one in steps[0] if one[0] not in {"vector", "late weights", "skip", "raise"}]
     return Program(rule, dice.choice(RULES[rule][1]), how, steps)
 
 
