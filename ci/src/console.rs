@@ -1,5 +1,5 @@
-//! Standard output of `cargo ci`. A line that it does not take, such as one for `head` with enough of them, is left out:
-//! the exit status says whether a task succeeded.
+//! Standard output of `cargo ci`. A line that it does not take, such as one for `head` with enough of them, is left
+//! out: the exit status says whether a task succeeded.
 
 use std::fmt::Arguments;
 use std::io::Write;

@@ -19,7 +19,7 @@ use pserver_node::settings::{ServeArgs, Settings};
 use sd_notify::NotifyState;
 
 use crate::logging::Log;
-use crate::manager::{self, ManagedWork};
+use crate::notification::{self, ManagedWork};
 use crate::{
     descriptors, env, import_paddle, inspect, launch, own_program, pages, predict, program_file, quickstart, top,
     train, transpile,
@@ -107,9 +107,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>, program: Option<PathBuf>) -
     if let Some(program) = program {
         own_program::set(program);
     }
-    // A file that would grow beyond the limit of file sizes (ulimit -f) fails as on a full disk, in place of ending this
-    // process. A trainer's program, which it may become, has the signal as before. Where no handler can be had, it is
-    // the system's.
+    // A file that would grow beyond the limit of file sizes (ulimit -f) fails as on a full disk, in place of ending
+    // this process. A trainer's program, which it may become, has the signal as before. Where no handler can be had, it
+    // is the system's.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -173,7 +173,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     asked.starting.store(false, Ordering::Release);
     announce(&server, ready_fd)?;
     let status = format!("serving at {}", server.address());
-    manager::tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
+    notification::tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
     while !asked.wait(LOOK_AGAIN)? {
         log.report(false);
         if server.has_failed() {
@@ -181,7 +181,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
             bail!("the server has failed");
         }
     }
-    manager::tell(&[NotifyState::Stopping]);
+    notification::tell(&[NotifyState::Stopping]);
     let managed = ManagedWork::start("saving", &meter);
     let saving = TerminalProgress::start("saving", ProgressUnit::Bytes, &meter);
     let stopped = server.stop();

@@ -1,5 +1,5 @@
-//! Descriptors of this process: the soft limit is 1,024 where nobody has set it, and a job of some hundred trainers needs
-//! more.
+//! Descriptors of this process: the soft limit is 1,024 where nobody has set it, and a job of some hundred trainers
+//! needs more.
 
 use anyhow::{Result, ensure};
 use pserver_core::wire::Scheme;
@@ -40,8 +40,8 @@ pub(crate) fn check(settings: &Settings) -> Result<Option<String>> {
     let need = |each| SERVER_DESCRIPTORS + shards * SHARD_DESCRIPTORS + trainers * lanes * each;
     let text = |need| {
         format!(
-            "{trainers} trainers with {lanes} connections each need {need} descriptors of this server; found a limit of \
-             {limit}, expected a higher one (ulimit -Hn, LimitNOFILE of systemd), fewer trainers or fewer shards"
+            "{trainers} trainers with {lanes} connections each need {need} descriptors of this server; found a limit \
+             of {limit}, expected a higher one (ulimit -Hn, LimitNOFILE of systemd), fewer trainers or fewer shards"
         )
     };
     let least = need(1);

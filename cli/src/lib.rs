@@ -16,7 +16,7 @@ pub mod import_paddle;
 mod inspect;
 pub mod launch;
 pub mod logging;
-mod manager;
+mod notification;
 mod own_program;
 pub mod pages;
 pub mod predict;

@@ -148,7 +148,7 @@ fn line_fields() -> impl for<'w> FormatFields<'w> + 'static {
     debug_fn(write).delimited(" ")
 }
 
-/// What of a [`Log`] is shown.
+/// The part of a [`Log`] that is shown.
 struct LogFilter {
     log: Log,
     shown: LevelFilter,

@@ -121,7 +121,7 @@ fn manifests_have_only_fields_of_kubernetes_and_fit_together() {
     }
 }
 
-/// What a cluster asks of every pod: no root, bounded memory, and volumes that exist.
+/// Checks the things that a cluster asks of every pod: no root, bounded memory, and volumes that exist.
 fn check_pod(pod: &PodSpec, models: Option<&str>) {
     let security = pod.security_context.as_ref().expect("a security context");
     assert_eq!(security.run_as_non_root, Some(true));

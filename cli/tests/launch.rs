@@ -55,7 +55,8 @@ fn server_0_shows_the_job_and_the_others_their_metrics() {
     let text = "ask() { exec 3<>/dev/tcp/127.0.0.1/$1; printf 'GET /%s HTTP/1.0\\r\\n\\r\\n' $2 >&3; cat <&3; }; \
                 count() { ask $1 status | grep -Eo '\"is_connected\": ?true' | wc -l; }; \
                 until [ $(count $1) = 3 ]; do sleep 0.05; done; \
-                for p in $(($1+1)) $(($1+2)); do ask $p metrics | grep -m1 -o pserver_ > /dev/null && echo metrics; done; \
+                for p in $(($1+1)) $(($1+2)); do ask $p metrics | grep -m1 -o pserver_ > /dev/null && \
+                echo metrics; done; \
                 ask $1 status | grep -Eo '\"level\": ?\"INFO\"' | head -n 1 | sed 's/ //g'; echo shown";
     let (at, port) = (format!("127.0.0.1:{port}"), port.to_string());
     let command = ["--servers", "3", "--http", &at, "--", "bash", "-c", text, "bash", &port];

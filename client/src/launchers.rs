@@ -224,7 +224,8 @@ impl<'a> Launchers<'a> {
 
     /// Where a server of ps-lite listens, as its users expect. Server 0 is the scheduler too, and listens at the
     /// address that all processes are given; another server at a port of the system's choice, of `DMLC_NODE_HOST`, of
-    /// the interface `DMLC_INTERFACE`, or of the interface on the way to server 0. Nothing where another launcher gives server 0's address.
+    /// the interface `DMLC_INTERFACE`, or of the interface on the way to server 0. Nothing where another launcher gives
+    /// server 0's address.
     ///
     /// # Errors
     /// The process is no server of ps-lite, has no such interface, or finds no way to server 0.

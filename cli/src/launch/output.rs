@@ -26,7 +26,8 @@ impl LaunchOutput {
         self.lost.take()
     }
 
-    /// Writes a line of a part. Parts do not end because a disk is full: that is noted, and a later line may be written.
+    /// Writes a line of a part. Parts do not end because a disk is full: that is noted, and a later line may be
+    /// written.
     ///
     /// # Errors
     /// The reader of the stream is gone.

@@ -452,8 +452,8 @@ impl Bucket {
         self.table.read(&mut room.work, kernels, ids, &mut answer.read, left, answer.value.bytes_mut())
     }
 
-    /// Lists existing ids in table order, after the id below the requested one, or from the first for zero. All ones end
-    /// the list; what follows is all ones too, or zeros where the id of all ones exists.
+    /// Lists existing ids in table order, after the id below the requested one, or from the first for zero. All ones
+    /// end the list; the rest is all ones too, or zeros where the id of all ones exists.
     pub(super) fn list(&self, pool: &mut Pool, wish: &RowsRequest) -> Result<Option<Value>, Failure> {
         let Some((from, count)) = list_question(wish.bytes()) else { return Ok(None) };
         let bytes = u32::try_from(count.saturating_mul(ID_BYTES as u64));

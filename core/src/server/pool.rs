@@ -139,9 +139,9 @@ impl Pool {
             return Ok(need.saturating_add(budget.bytes()) <= limit);
         }
         Err(Failure::call(format!(
-            "parameters need {need} bytes or more on this shard (values {values}, states and a gradient of each trainer \
-             {least}); found a memory limit of {limit} bytes for it (cgroup); expected a higher limit, more servers, or \
-             fewer trainers"
+            "parameters need {need} bytes or more on this shard (values {values}, states and a gradient of each \
+             trainer {least}); found a memory limit of {limit} bytes for it (cgroup); expected a higher limit, more \
+             servers, or fewer trainers"
         )))
     }
 

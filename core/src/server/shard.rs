@@ -354,7 +354,7 @@ impl Shard {
     }
 
     fn receive_buffers(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
-        // What is missing while values arrive does not come later.
+        // Memory that is missing while values arrive does not come later.
         let code = if matches!(self.phase, Phase::Serving(_)) { ErrorCode::Busy } else { ErrorCode::Invalid };
         let busy = |failure: Failure| Refusal::new(code, failure.to_string());
         let mut buffers = Vec::with_capacity(frame.entries.len());

@@ -1,7 +1,8 @@
-//! Data that a program cannot be trained on: ids beyond a table, labels beyond the classes, numbers that are not finite.
+//! Data that a program cannot be trained on: ids beyond a table, labels beyond the classes, numbers that are not
+//! finite.
 //!
 //! An op that reads such a row refuses it in its step, perhaps after hours; here the row is found before the first one.
-//! What ops make of the data first, such as a sum of two ids, is not followed.
+//! Numbers that ops make of the data, such as a sum of two ids, are not followed.
 
 use pserver_program::{Dim, Elements, Graph, OpKind, VariableFacts};
 
@@ -12,7 +13,7 @@ struct AllowedIndices {
     /// The first number beyond them.
     end: u64,
     padding: Option<u64>,
-    /// What they number, such as `rows of the table "t"`.
+    /// The things that they number, such as `rows of the table "t"`.
     things: String,
 }
 
@@ -53,7 +54,7 @@ fn first_infinite(elements: &Elements) -> Option<(usize, f64)> {
     numbers.enumerate().find(|(_, number)| !number.is_finite())
 }
 
-/// What the ops that always run take from a data variable.
+/// The numbers that ops which always run take from a data variable.
 fn uses(graph: &Graph, data: &str) -> Vec<AllowedIndices> {
     let length = |name: &str, dimension: usize| match graph.facts(name) {
         Some(VariableFacts::Dense { shape, .. }) => match shape.get(dimension) {

@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn the_table_names_the_user_of_a_listener() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout\n   \
              0: 0100007F:1BFC 0100007F:9000 01 00000000:00000000 00:00000000 00000000     7        0 11 1\n   \
              1: 0100007F:1BFC 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 12 1\n   \
              2: 00000000:1BFD 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 13 1\n";

@@ -17,7 +17,6 @@ use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::failures::{ConnectFailure, HelloRefusal};
-use super::local_token::shared_token;
 use crate::connection::ConnectionSide;
 use crate::refusal::refusal;
 
@@ -77,13 +76,7 @@ impl JobToken {
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let wrong = |why: &dyn fmt::Display| Failure::call(format!("token_file {}: {why}", path.display()));
         let mut secret = Vec::new();
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) => {
-                let shared = shared_token(path).ok_or_else(|| wrong(&error))?;
-                return Self::new(&shared).map_err(|failure| wrong(&failure));
-            }
-        };
+        let file = File::open(path).map_err(|error| wrong(&error))?;
         let is_open = file.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o006 != 0);
         file.take(FILE_BYTES_MAX).read_to_end(&mut secret).map_err(|error| wrong(&error))?;
         if is_open {
