@@ -6,12 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 
+use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::shared::Board;
 use pserver_core::memory::{Arena, Budget};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::rings::BOARD_BYTES;
+use super::staging::BYTES as STAGED_BYTES;
 use super::{INLINE_BYTES_MAX, RING_BYTES, control_socket};
 
 /// The first message, sent with the board's descriptor. Other versions differ in it.
@@ -33,11 +35,19 @@ pub(crate) fn name(address: SocketAddr) -> String {
 pub(crate) fn listen(address: SocketAddr) -> io::Result<std::os::unix::net::UnixListener> {
     // Missing shared memory is an error here, rather than with the first trainer.
     Board::create(BOARD_BYTES).map_err(io::Error::other)?;
-    Arena::shared(&Budget::new()).map_err(io::Error::other)?;
+    check_staging()?;
     let name = std::os::unix::net::SocketAddr::from_abstract_name(name(address))?;
     let listener = std::os::unix::net::UnixListener::bind_addr(&name)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Refuses shared memory where this process cannot have the memory in which a connection stages payloads: beyond a
+/// limit of file sizes every payload would end the connection.
+fn check_staging() -> io::Result<()> {
+    let mut budget = Budget::new();
+    budget.line("payloads that are staged", CHUNK_BYTES_MAX, u64::from(STAGED_BYTES / CHUNK_BYTES_MAX));
+    Arena::shared(&budget).map(drop).map_err(io::Error::other)
 }
 
 /// Accepts the next connection; its origin is for error texts.
@@ -70,6 +80,7 @@ impl ShmEndpoint {
 /// # Errors
 /// The reason why it cannot.
 pub(crate) async fn connect(address: SocketAddr) -> io::Result<ShmEndpoint> {
+    check_staging()?;
     let stream = match connect_name(&name(address)).await {
         Ok(stream) => stream,
         // A server on all addresses has one name, of the unspecified address.

@@ -6,7 +6,7 @@ use pserver_core::memory::{Arena, Budget, Lease};
 use super::TOKENS;
 
 /// Bytes of all slots of one size; untouched ones take no memory.
-const BYTES: u32 = 64 * 1024 * 1024;
+pub(super) const BYTES: u32 = 64 * 1024 * 1024;
 /// Slots of each size, at least.
 const SLOTS_MIN: u32 = 4;
 
