@@ -324,7 +324,7 @@ impl ClientState {
         let job = self.job.as_mut().expect("the job was joined");
         let mut message = job.settings;
         if !job.is_ready() {
-            let decided = (job.is_mode_given, job.is_merge_given);
+            let decided = (job.operator.has_mode, job.operator.has_merge);
             job.check_sharing(settings, decided)?;
         }
         if let Some(mode) = settings.mode {

@@ -26,13 +26,9 @@ const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct JoinedJob {
     pub(super) settings: JobMessage,
     pub(super) default_config: Vec<u8>,
-    /// Whether servers take gradients with NaN or infinite elements.
-    pub(super) takes_nonfinite: bool,
+    pub(super) operator: OperatorChoices,
     /// The default configuration that the job was initialised with; empty where it is unknown.
     pub(super) initial_config: Vec<u8>,
-    /// Whether the operator has set mode and merge, so that no initialiser changes them.
-    pub(super) is_mode_given: bool,
-    pub(super) is_merge_given: bool,
     pub(super) topology: Topology,
     pub(super) phase: InitPhase,
     /// The number of the last mutating call.
@@ -45,6 +41,17 @@ pub(super) struct JoinedJob {
     progress: Vec<ParameterProgress>,
     /// How many questions there were, see [`JoinedJob::check_first`].
     question: u64,
+}
+
+/// Settings of the servers that a trainer must know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OperatorChoices {
+    /// Whether the operator has set the mode, so that no initialiser changes it.
+    pub(super) has_mode: bool,
+    /// The same for the merge.
+    pub(super) has_merge: bool,
+    /// Whether servers take gradients with NaN or infinite elements.
+    pub(super) takes_nonfinite: bool,
 }
 
 /// This trainer's progress with one parameter.
@@ -114,10 +121,12 @@ impl JoinedJob {
         Ok(Self {
             settings,
             default_config: joined.default_config,
-            takes_nonfinite: joined.takes_nonfinite,
+            operator: OperatorChoices {
+                has_mode: joined.is_mode_given,
+                has_merge: joined.is_merge_given,
+                takes_nonfinite: joined.takes_nonfinite,
+            },
             initial_config: Vec::new(),
-            is_mode_given: joined.is_mode_given,
-            is_merge_given: joined.is_merge_given,
             topology,
             phase: InitPhase::Joined,
             sequence: 0,

@@ -87,7 +87,7 @@ impl Client {
                 let config = ParameterConfig::decode(&declaration.config)?;
                 config.rule.check_rate(rate.unwrap_or_default(), declaration.element_type)?;
             }
-            job.takes_nonfinite
+            job.operator.takes_nonfinite
         };
         // Without the lock: other threads' calls go on.
         if takes_nonfinite { Ok(()) } else { gradients.iter().try_for_each(check_finite) }
@@ -99,7 +99,7 @@ impl Client {
     /// Names the parameter, the element and its value; or the rate.
     pub fn check_rows(&self, gradient: &GradientSlice<'_>, rate: Option<f64>) -> Result<(), Failure> {
         check_rate(rate)?;
-        let takes_nonfinite = self.lock()?.joined()?.takes_nonfinite;
+        let takes_nonfinite = self.lock()?.joined()?.operator.takes_nonfinite;
         if takes_nonfinite { Ok(()) } else { check_finite(gradient) }
     }
 
@@ -566,9 +566,9 @@ fn check_finite(given: &GradientSlice<'_>) -> Result<(), Failure> {
     let Some(at) = first_nonfinite(given.element_type, given.content) else { return Ok(()) };
     let value = real_at(given.element_type, given.content, at).unwrap_or(f64::NAN);
     Err(Failure::call(format!(
-        "parameter \"{}\": the gradient has {value} ({}) as element {at}; expected finite numbers: a corrected gradient \
-         (a smaller learning rate or a limit of the norm keeps a training from diverging), or servers with --nonfinite \
-         skip or accept",
+        "parameter \"{}\": the gradient has {value} ({}) as element {at}; expected finite numbers: a corrected \
+         gradient (a smaller learning rate or a limit of the norm keeps a training from diverging), or servers with \
+         --nonfinite skip or accept",
         given.name, given.element_type
     )))
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use pserver_client::console;
 use serde::{Deserialize, Serialize};
 
 use super::Args;
@@ -32,11 +33,12 @@ pub(super) fn keep_or_check(args: &Args, plan: &TrainingPlan, folder: &Path) -> 
     }
     if !path.exists() {
         let text = "the training of an earlier version, which kept no record of rows, batch and shuffle";
-        eprintln!("--resume: found no {shown}, as in {text}; expected the same ones");
+        console::remark(format_args!("--resume: found no {shown}, as in {text}; expected the same ones"));
         return Ok(());
     }
     if let Some(values) = &args.values {
-        eprintln!("--values {}: no effect beside --resume; the checkpoint has the values", values.display());
+        let values = values.display();
+        console::remark(format_args!("--values {values}: no effect beside --resume; the checkpoint has the values"));
     }
     let text = std::fs::read_to_string(&path).with_context(|| format!("reading {shown}"))?;
     let kept: TrainingRecord = serde_json::from_str(&text).with_context(|| format!("reading {shown}"))?;
