@@ -105,7 +105,7 @@ impl LayerCase {
 
     /// Runs both sides by turns; the first turn of each makes memory and connections, and is not counted.
     fn compare(&self) -> Outcome<()> {
-        let server = serve("tcp", TRAINERS, 1, 1)?.remove(0);
+        let server = serve("tcp", "mean", TRAINERS, (1, 1))?.remove(0);
         let mut trainers: Vec<ColumnsTrainer> =
             (0..TRAINERS).map(|rank| ColumnsTrainer::start(server.address(), rank, *self)).collect::<Outcome<_>>()?;
         let graph = self.graph(false)?;

@@ -30,7 +30,7 @@ fn main() {
     let mut coordinators = Vec::new();
     for _ in heights {
         for count in [1, 2] {
-            let own = serve("tcp", 1, count, 1).expect("servers start");
+            let own = serve("tcp", "mean", 1, (count, 1)).expect("servers start");
             coordinators.push(own[0].address().clone());
             servers.extend(own);
         }

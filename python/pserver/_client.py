@@ -242,7 +242,7 @@ class Client:
         places = None if out is None else list(out.values())
         self._raw.check_push(list(gradients), list(gradients.values()), places, rate)
 
-    def _check_rows(self, name: str, gradients: Array, rate: float | None) -> None:
+    def _check_push_rows(self, name: str, gradients: Array, rate: float | None) -> None:
         """The same for the gradients of rows."""
         self._raw.check_rows(name, gradients, rate)
 

@@ -111,7 +111,7 @@ def mistakes() -> dict[str, tuple[Callable[[pserver.Client], Any], type[Exceptio
         "a whole as rows": (lambda c: c.pull_rows("w", ids), refused, "is not sparse"),
         "a push of a whole as rows": (lambda c: c.push_rows("w", ids, ones), refused, "is not sparse"),
         "ids of int32": (lambda c: c.pull_rows("table", ids.astype(np.int32)), refused, "expected int64 or uint64"),
-        "negative ids": (lambda c: c.pull_rows("table", ids - 1), refused, "ids with -1"),
+        "negative ids": (lambda c: c.pull_rows("table", ids - 1), refused, "-1 as a signed number"),
         "ids beyond the height": (lambda c: c.pull_rows("table", ids + 10), refused, "10"),
         "ids without length": (lambda c: c.pull_rows("table", 3), TypeError, "len"),
         "too few rows": (lambda c: c.push_rows("table", ids, np.ones((1, 3), np.float32)), refused, '"table"'),

@@ -128,5 +128,5 @@ fn per_byte(report: &mut Report, axis: Axis, job: &BenchJob, first: usize) {
         .with("axis", word(axis))
         .with("nanoseconds_per_kilobyte", time)
         .with("growth", time / least.unwrap_or(time));
-    report.push(result);
+    report.replace(result);
 }

@@ -42,7 +42,7 @@ enum TrainerAnswer {
 impl ProgramJob {
     /// Starts a job and has every trainer join it; `data` has for each trainer the data of its steps.
     pub(super) fn start(parts: &Arc<Vec<ProgramPart>>, servers: u16, data: Vec<Vec<StepData>>) -> Result<Self> {
-        let servers = serve("tcp", u32::try_from(data.len())?, servers, 1)?;
+        let servers = serve("tcp", "mean", u32::try_from(data.len())?, (servers, 1))?;
         let coordinator = servers[0].address().clone();
         let trainer = |(trainer, data): (u32, Vec<StepData>)| {
             let (orders, received) = channel();

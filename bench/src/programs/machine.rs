@@ -144,7 +144,7 @@ fn work(rounds: u32) {
 /// and as many trainers as there are cores, whose gradients the server adds. Trainers compute between exchanges, as in
 /// a step: a server that waits takes a core from them, and is awake or not when they are done.
 fn crowding_seconds(cores: u32, message_seconds: f64) -> Result<f64> {
-    let servers = serve("tcp", cores, 1, 1)?;
+    let servers = serve("tcp", "sum", cores, (1, 1))?;
     let coordinator = servers[0].address();
     let work_seconds = samples(|| {
         work(WORK);
@@ -173,7 +173,7 @@ fn crowding_seconds(cores: u32, message_seconds: f64) -> Result<f64> {
 
 /// Rates of a job of one trainer and one server.
 fn network() -> Result<NetworkRates> {
-    let servers = serve("tcp", 1, 1, 1)?;
+    let servers = serve("tcp", "sum", 1, (1, 1))?;
     let client = Client::new(ClientOptions::new(servers[0].address().clone()))?;
     client.begin_init(&OptimizerSettings::default())?;
     let rule = "const_lr { learning_rate: 0.1 }";

@@ -66,6 +66,14 @@ pub(crate) fn append_lines_to(path: &Path) -> Result<()> {
     Ok(())
 }
 
+fn append_line(result: &Outcome) {
+    if let Some(file) = LINES.get() {
+        let line = format!("{}\n", Value::Object(result.fields.clone()));
+        // The report has the result even if the disk is full.
+        let _ = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());
+    }
+}
+
 /// One line of a table.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
@@ -159,16 +167,17 @@ impl Report {
         Self { start, intervals: Vec::new(), results, histograms, columns, in_gigabits: false, progress }
     }
 
-    /// Adds a result, or replaces the one of the same name; and appends it to the file of lines.
+    /// Adds a result, also to the file of lines.
     pub(crate) fn push(&mut self, result: Outcome) {
-        if let Some(file) = LINES.get() {
-            let line = format!("{}\n", Value::Object(result.fields.clone()));
-            // The report has the result even if the disk is full.
-            let _ = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());
-        }
-        match self.results.iter_mut().find(|one| one.name() == result.name()) {
-            Some(known) => *known = result,
-            None => self.results.push(result),
+        append_line(&result);
+        self.results.push(result);
+    }
+
+    /// Replaces the last result of the same name by one that knows more, and appends that to the file of lines.
+    pub(crate) fn replace(&mut self, result: Outcome) {
+        append_line(&result);
+        if let Some(known) = self.results.iter_mut().rfind(|one| one.name() == result.name()) {
+            *known = result;
         }
     }
 

@@ -63,7 +63,7 @@ struct Turn {
 
 impl NetworkTimes {
     pub(crate) fn measure(plan: &NetworkPlan) -> Result<Self> {
-        let servers = serve(&word(plan.transport), plan.trainers, plan.servers, plan.shards)?;
+        let servers = serve(&word(plan.transport), "sum", plan.trainers, (plan.servers, plan.shards))?;
         let baseline = TcpListener::bind("127.0.0.1:0").context("the baseline server")?;
         let address = baseline.local_addr()?;
         let trainers = usize::try_from(plan.trainers)?;

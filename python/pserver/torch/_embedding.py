@@ -264,7 +264,7 @@ class Table:
         values = [values for _, values in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
         pushed = ids[0] if len(ids) == 1 else torch.cat(ids)
         gradient = (values[0] if len(values) == 1 else torch.cat(values)).cpu().contiguous()
-        self.client._check_rows(self.name, gradient.numpy(), rate)
+        self.client._check_push_rows(self.name, gradient.numpy(), rate)
         self._prepared = pushed, gradient, rate
 
     def start_push(self) -> None:

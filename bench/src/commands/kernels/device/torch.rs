@@ -88,7 +88,7 @@ fn merge(report: &mut Report, line: &str) -> Result<()> {
         let rates = (own.field("elements_per_second").as_f64(), of("elements_per_second").as_f64());
         let is_alike = own.field("elements") == &of("elements");
         if let ((Some(ours), Some(others)), true) = (rates, is_alike) {
-            report.push(own.clone().with(ratio, ours / others));
+            report.replace(own.clone().with(ratio, ours / others));
         }
     }
     report.push(theirs);
