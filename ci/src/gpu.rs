@@ -37,9 +37,11 @@ const PROGRAMS: [Packed; 4] = [
 ];
 const EXTENSION: (&str, &str) = ("lib_pserver.so", "_pserver.abi3.so");
 /// The builds of a kit for a device.
-const KIT: [&[&str]; 2] = [
-    &["test", "--no-run", "-p", "pserver-kernels", "--lib", "--test", "cuda", "--example", "cuda_module"],
-    &["build", "-p", "pserver-bench", "--bin", "psbench", "-p", "pserver", "--bin", "pserver", "-p", "pserver-python"],
+const KIT: [&[&str]; 4] = [
+    &["test", "--no-run", "-p", "pserver-kernels", "--lib", "--test", "cuda"],
+    &["build", "-p", "pserver-kernels", "--example", "cuda_module"],
+    &["build", "-p", "pserver-bench", "--bin", "psbench", "-p", "pserver", "--bin", "pserver"],
+    &["build", "-p", "pserver-python", "--lib"],
 ];
 
 /// Builds `target/gpu-kit/kit.tar.gz`: what the script runs, for a machine that has a device, and neither Rust nor a
@@ -51,21 +53,22 @@ pub(crate) fn kit(workspace: &Workspace) -> Result<Tally> {
         fs::remove_dir_all(&kit).context("an earlier kit")?;
     }
     fs::create_dir_all(&kit).context("the folder of the kit")?;
-    let [tests, programs] = KIT.map(|arguments| Built::by(workspace, &[arguments, &["--release"]].concat()));
-    let (tests, programs) = (tests?, programs?);
+    let [tests, example, programs, module] =
+        KIT.map(|arguments| Built::by(workspace, &[arguments, &["--release"]].concat()));
+    let (tests, example, programs, module) = (tests?, example?, programs?, module?);
     fill(
         &kit,
         |target, is_test| if is_test { tests.program(target, is_test) } else { programs.program(target, is_test) },
     )?;
     let (extension, name) = EXTENSION;
-    fs::copy(programs.file(extension)?, kit.join(name)).context("the Python extension")?;
+    fs::copy(module.file(extension)?, kit.join(name)).context("the Python extension")?;
     for entry in fs::read_dir(&kit)? {
         // Names of functions are most of it.
         let path = entry?.path();
         let stripped = Command::new("strip").arg(&path).status();
         ensure!(stripped.is_ok_and(|status| status.success()), "strip refuses {}", path.display());
     }
-    kernels::compile_ahead(workspace, &tests, ARCHITECTURE, &kit.join("rules"))?;
+    kernels::compile_ahead(workspace, &example, ARCHITECTURE, &kit.join("rules"))?;
     describe(workspace, &kit)?;
     let archive = folder.join("kit.tar.gz");
     let mut tar = Command::new("tar");
