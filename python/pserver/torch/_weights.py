@@ -1,6 +1,6 @@
 """Tensors of a model beside their names at the servers: what is sent of them, and where fetched values go."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 
@@ -96,7 +96,8 @@ class Weight:
 
 def note(weights: Iterable[Weight]) -> None:
     """The contents of these tensors are the job's values."""
-    for weight, checksum in _checksums(weights):
+    all_weights = list(weights)
+    for weight, checksum in zip(all_weights, _checksums(all_weights)):
         weight.noted = checksum
 
 
@@ -110,23 +111,21 @@ def changed(weights: Iterable[Weight]) -> list[Weight]:
     """Weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through NumPy. Only the
     contents tell: neither ``.data`` nor NumPy counts a version of the tensor."""
     noted = [weight for weight in weights if weight.noted is not None]
-    return [weight for weight, checksum in _checksums(noted) if weight.noted != checksum]
+    return [weight for weight, checksum in zip(noted, _checksums(noted)) if weight.noted != checksum]
 
 
-def _checksums(weights: Iterable[Weight]) -> Iterator[tuple[Weight, int]]:
+def _checksums(weights: list[Weight]) -> list[int]:
     """A checksum of the contents of each tensor, computed where it is."""
-    elsewhere: list[Weight] = []
-    here: list[tuple[Weight, Array]] = []
-    for weight in weights:
-        place = weight.destination()
-        if place is None:
-            elsewhere.append(weight)
-        else:
-            here.append((weight, place))
-    yield from zip((weight for weight, _ in here), _pserver.checksums([place for _, place in here]))
+    places = [weight.destination() for weight in weights]
+    elsewhere = [at for at, place in enumerate(places) if place is None]
+    if not elsewhere:
+        return _pserver.checksums(places)
     # All sums are computed before the first is asked for, so that a device is waited for once.
-    sums = [weight.tensor.detach().contiguous().view(BITS[weight.tensor.element_size()]).sum() for weight in elsewhere]
-    yield from ((weight, int(one)) for weight, one in zip(elsewhere, sums))
+    tensors = [weights[at].tensor.detach() for at in elsewhere]
+    sums = [tensor.contiguous().view(BITS[tensor.element_size()]).sum() for tensor in tensors]
+    found = dict(zip(elsewhere, map(int, sums)))
+    here = iter(_pserver.checksums([place for place in places if place is not None]))
+    return [found[at] if at in found else next(here) for at in range(len(places))]
 
 
 class Places:
