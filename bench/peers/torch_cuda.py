@@ -48,7 +48,7 @@ def main():
             except Exception as why:  # A compiler that is missing is no reason to lose the rest.
                 print(json.dumps({**told, "left_out": f"{type(why).__name__}: {why}"[:300]}), flush=True)
                 continue
-            # What one fused pass has to move: parameter and two states there and back, and each gradient once.
+            # One fused pass has to move the parameter and two states there and back, and each gradient once.
             moved = options.elements * (24 + count * dtype.itemsize)
             print(json.dumps({
                 **told, "version": torch.__version__, "elements_per_second": options.elements / seconds,

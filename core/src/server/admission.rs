@@ -95,8 +95,8 @@ impl Shard {
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
-                let rate = check_rate(frame)?;
-                serving.check_push(frame, origin, run, admitted)?;
+                let PushMessage { rate, is_void } = check_message(frame)?;
+                serving.check_push(frame, is_void, origin, run, admitted)?;
                 rate.map_or(Ok(()), |rate| serving.check_rate(rate, admitted))
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, origin, run),
@@ -138,6 +138,7 @@ impl Serving {
     fn check_push(
         &self,
         frame: &Frame,
+        is_void: bool,
         origin: Origin,
         run: JobRun,
         admitted: &mut Vec<Admitted>,
@@ -146,7 +147,6 @@ impl Serving {
         if (self.is_rejoin(&frame.head) || self.is_new(run)) && origin == Origin::Live {
             self.check_all_open()?;
         }
-        let is_void = decode::<PushMessage>(&frame.control)?.is_void;
         let (mut last, mut is_rising) = (None, true);
         for entry in &frame.entries {
             let slot_index = self.table.check_gradient(last, entry)?;
@@ -460,11 +460,12 @@ impl Serving {
     }
 }
 
-/// The learning rate sent with a push. A rate that is no number would corrupt every parameter.
-fn check_rate(frame: &Frame) -> Result<Option<f64>, Refusal> {
-    let rate = decode::<PushMessage>(&frame.control)?.rate;
-    let checked = rate.map_or(Ok(()), |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate));
-    checked.map(|()| rate).map_err(|failure| Refusal::invalid(failure.to_string()))
+/// The message of a push. A learning rate that is no number would corrupt every parameter.
+fn check_message(frame: &Frame) -> Result<PushMessage, Refusal> {
+    let message = decode::<PushMessage>(&frame.control)?;
+    let check = |rate| Range::NotNegative.check("the learning rate sent with a gradient", rate);
+    let checked = message.rate.map_or(Ok(()), check);
+    checked.map(|()| message).map_err(|failure| Refusal::invalid(failure.to_string()))
 }
 
 /// The refusal of a frame that a shard does not take.
