@@ -7,6 +7,7 @@ One trainer and one server on one host, float32, Adam. Prints a line of JSON for
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -24,6 +25,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.package:
         sys.path.insert(0, options.package)
+        # Servers are processes of their own.
+        os.environ["PYTHONPATH"] = options.package
     import pserver
     from pserver.torch import Optimizer
 

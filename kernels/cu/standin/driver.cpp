@@ -26,7 +26,6 @@
 //   PSERVER_STANDIN_POOLED=1             it reports no context for this memory, as for that of a pool; 2: it refuses
 //                                        to name the context
 //   PSERVER_STANDIN_STRANGERS=201        the error for an address that was not allocated, in place of 1
-//   PSERVER_STANDIN_RESIDENT=4           blocks of a kernel that a multiprocessor has at once
 //   PSERVER_STANDIN_UNPINNED=/file       a line for every copy of memory that is not pinned
 
 #include <dlfcn.h>
@@ -882,13 +881,6 @@ Code cuModuleGetFunction(void** function, void* handle, const char* name) {
     return SUCCESS;
   }
   return NOT_FOUND;
-}
-
-Code cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t) {
-  CALL_IN_CONTEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor)
-  if (!function || threads < 1 || threads > 1024) return INVALID_VALUE;
-  *blocks = (int)setting("PSERVER_STANDIN_RESIDENT", 4);
-  return SUCCESS;
 }
 
 Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned wide, unsigned high, unsigned deep,

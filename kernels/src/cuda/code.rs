@@ -99,7 +99,7 @@ impl KernelLoader {
     /// # Errors
     /// [`Failure::Call`] when the driver does not load them; without memory for them, names the bytes.
     pub(super) fn new(context: &Arc<CudaContext>, cache: Option<&Path>) -> Result<Self, Failure> {
-        let (shipped, image) = load_shipped(context)?;
+        let (shipped, image) = load_shipped(context, None)?;
         let made = CompiledModules::new(context, cache);
         Ok(Self { shipped, image, made, emitted: Vec::new(), entries: BTreeMap::new() })
     }
@@ -308,11 +308,15 @@ fn no_room(context: &CudaContext, what: &str, bytes: usize, error: &DriverError)
     )
 }
 
-/// The committed kernels: the cubin for compute capability 9, else the PTX, which the driver compiles.
+/// The committed kernels: the cubin for compute capability 9, else the PTX, which the driver compiles; or the image that
+/// is wanted.
 ///
 /// # Errors
 /// [`Failure::Call`] with the driver's refusal, and the bytes where it had no memory.
-pub(super) fn load_shipped(context: &Arc<CudaContext>) -> Result<(Arc<CudaModule>, ShippedImage), Failure> {
+pub(super) fn load_shipped(
+    context: &Arc<CudaContext>,
+    wanted: Option<ShippedImage>,
+) -> Result<(Arc<CudaModule>, ShippedImage), Failure> {
     let refused = |image: &[u8], error: &DriverError| {
         let ordinal = context.properties().ordinal;
         let room = match context.memory() {
@@ -323,7 +327,7 @@ pub(super) fn load_shipped(context: &Arc<CudaContext>) -> Result<(Arc<CudaModule
         };
         Failure::call(format!("CUDA device {ordinal}: {room}{error}"))
     };
-    if context.properties().capability.0 == 9 {
+    if context.properties().capability.0 == 9 && wanted != Some(ShippedImage::Ptx) {
         let cubin = shipped::cubin();
         match CudaModule::load(context, &cubin) {
             Ok(module) => return Ok((module, ShippedImage::Cubin)),

@@ -39,14 +39,15 @@ pub struct LaunchGraph(CapturedGraph);
 pub struct LaunchBuffer(usize);
 
 impl KernelLauncher {
-    /// Opens a device and loads the shipped kernels. Compiled kernels are cached in this folder.
+    /// Opens a device and loads the shipped kernels: this image of them, or the one that servers load. Compiled kernels
+    /// are cached in this folder.
     ///
     /// # Errors
     /// [`Failure::Call`] with what was missing.
-    pub fn open(ordinal: u32, folder: &Path) -> Result<Self, Failure> {
+    pub fn open(ordinal: u32, folder: &Path, image: Option<ShippedImage>) -> Result<Self, Failure> {
         let context = CudaContext::open(ordinal).map_err(Failure::call)?;
         let streams = StreamSet::new(&context, 1).map_err(failure)?;
-        let (shipped, image) = load_shipped(&context)?;
+        let (shipped, image) = load_shipped(&context, image)?;
         let made = CompiledModules::new(&context, Some(folder));
         Ok(Self { streams, modules: vec![shipped], image, made, buffers: Vec::new(), context })
     }

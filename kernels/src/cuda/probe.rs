@@ -209,7 +209,7 @@ impl Probe {
         let mut run = || {
             let (memory, launch) = self.prepare(timed, &packed)?;
             let launch = UpdateArguments { merge: program.numbers.merge() as u32, ..launch };
-            let grid = grid(&self.context, &program.entry, timed.elements);
+            let grid = grid(timed.elements);
             let seconds = (0..repetitions)
                 .map(|_| self.timed(StreamId::Compute, |streams| streams.launch(&program.entry, grid, &launch)))
                 .collect::<Result<Vec<_>, DriverError>>();

@@ -12,7 +12,7 @@ use super::arguments::{ElementKind, SquaresArguments, SumMode, UpdateArguments};
 use super::checked::DriverError;
 use super::gathering::{GatherPlan, aligned};
 use super::in_flight::{CopyProgress, GradientGroup, HostScratch, Submission, SubmittedWork, WorkKind};
-use super::safe::{DeviceRange, ELEMENTS_AT_ONCE, StreamId, Ticket, grid};
+use super::safe::{DeviceRange, StreamId, Ticket, grid, grid_of};
 
 /// The error of a partial submission, and whether its slot has been written.
 struct Stopped {
@@ -198,13 +198,12 @@ impl Cuda {
         let (elements, values) = (submission.launch.elements, kept.sum.address());
         if self.prepared.gradients.is_empty() {
             let zero = UpdateArguments { weights: values, merge: SumMode::Sum as u32, ..submission.launch };
-            self.streams.launch(&slot.sum, grid(&self.context, &slot.sum, elements), &zero)?;
+            self.streams.launch(&slot.sum, grid(elements), &zero)?;
         }
         // One thread per block of squares.
         let threads = u64::from(slot.resident.squares_bytes()) / 8;
-        let grid = grid(&self.context, &kept.entry, threads * ELEMENTS_AT_ONCE);
         let squares = SquaresArguments { values, elements, squares: kept.squares.address() };
-        self.streams.launch(&kept.entry, grid, &squares)?;
+        self.streams.launch(&kept.entry, grid_of(threads), &squares)?;
         self.streams.record(StreamId::Compute, &scratch.reached)?;
         self.streams.wait(StreamId::Out, &scratch.reached)?;
         let length = slot.resident.squares_bytes() as usize;
@@ -228,7 +227,7 @@ impl Cuda {
         }
         let (slot, scratch) = (&self.chunks.slots[submission.index], &self.scratch.device[submission.scratch]);
         if self.prepared.gradients.is_empty() {
-            let grid = grid(&self.context, &slot.program.entry, submission.launch.elements);
+            let grid = grid(submission.launch.elements);
             self.streams.record(StreamId::In, &scratch.reached)?;
             self.streams.wait(StreamId::Compute, &scratch.reached)?;
             self.streams.launch(&slot.program.entry, grid, &submission.launch)?;
@@ -294,11 +293,11 @@ impl Cuda {
         if kept.is_some() || group.end < self.prepared.gradients.len() {
             let weights = kept.unwrap_or_else(|| self.summing.partial.address());
             let partial = UpdateArguments { weights, scalars: 0, merge: SumMode::Sum as u32, ..*launch };
-            self.streams.launch(&slot.sum, grid(&self.context, &slot.sum, launch.elements), &partial)?;
+            self.streams.launch(&slot.sum, grid(launch.elements), &partial)?;
             launch.sum = weights;
         } else {
             let entry = &slot.program.entry;
-            self.streams.launch(entry, grid(&self.context, entry, launch.elements), launch)?;
+            self.streams.launch(entry, grid(launch.elements), launch)?;
             submission.is_written = true;
         }
         *group = group.end..group.end;

@@ -186,7 +186,6 @@ functions! {
         cuModuleLoadData(*mut CUmodule, *const c_void);
         cuModuleUnload(CUmodule);
         cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
-        cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
         cuLaunchKernel(
             CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
             *mut *mut c_void

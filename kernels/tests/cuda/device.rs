@@ -1,10 +1,11 @@
 //! The module on a device, or on the driver that stands in for one.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::sync::{Mutex, PoisonError};
 
 use pserver_kernels::conformance::standin::beside_the_program;
-use pserver_kernels::cuda::{KernelLaunch, KernelLauncher, LaunchBuffer, LaunchGraph, ModuleSource};
+use pserver_kernels::cuda::{KernelLaunch, KernelLauncher, LaunchBuffer, LaunchGraph, ModuleSource, ShippedImage};
 
 use crate::launcher::{BufferId, DeviceAddress, Launcher, Launchers};
 
@@ -29,6 +30,15 @@ pub(crate) struct StepLaunch {
     arguments: Vec<u8>,
 }
 
+/// The image of the shipped kernels, by the variable `PSERVER_IMAGE`; unset, the one that servers load.
+fn wanted_image() -> Option<ShippedImage> {
+    match env::var("PSERVER_IMAGE").ok().as_deref() {
+        None => None,
+        Some("ptx") => Some(ShippedImage::Ptx),
+        Some(found) => panic!("PSERVER_IMAGE is `{found}`; expected `ptx`, or no such variable"),
+    }
+}
+
 struct Held {
     buffer: LaunchBuffer,
     /// Where the content begins.
@@ -43,7 +53,7 @@ impl OnDevice {
         // compiles it, and the next process finds it in the cache.
         static MAKING: Mutex<()> = Mutex::new(());
         let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut device = KernelLauncher::open(0, &beside_the_program("rules")).map_err(|why| why.to_string())?;
+        let mut device = KernelLauncher::open(0, &beside_the_program("rules"), wanted_image()).map_err(|why| why.to_string())?;
         println!("{}, {} kernels", device.name(), device.image());
         let without = if module.entries().all(|entry| device.has(entry)) {
             None

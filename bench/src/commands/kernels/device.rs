@@ -176,7 +176,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         torch::beside(&mut report, python, args, &gradients);
     }
     if args.goals {
-        goals::verdicts(report.results()).into_iter().for_each(|verdict| report.push(verdict));
+        let measures: Vec<&str> = args.measure.iter().map(|measure| subject(*measure)).collect();
+        goals::verdicts(report.results(), &measures).into_iter().for_each(|verdict| report.push(verdict));
     }
     Ok(report)
 }
@@ -290,6 +291,14 @@ fn outcome(found: Outcome, seconds: &[f64], elements: u64, all: f64, ceiling: f6
         .with("ratio_to_ceiling", all / own / ceiling)
         .with("ratio_low", low)
         .with("ratio_high", high)
+}
+
+/// The subject of a measure's lines.
+fn subject(measure: Measured) -> &'static str {
+    match measure {
+        Measured::Kernel => KERNEL,
+        Measured::ServerStep => SERVER_STEP,
+    }
 }
 
 fn step(version: u64) -> Step {

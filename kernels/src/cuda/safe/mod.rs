@@ -20,5 +20,5 @@ pub(super) use context::CudaContext;
 pub use foreign::{ForeignClaim, ForeignMemory, MemoryOwner};
 pub(super) use graph::CapturedGraph;
 pub(super) use memory::{DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, RegisteredRange};
-pub(super) use module::{CudaModule, ELEMENTS_AT_ONCE, Grid, KernelFunction, grid};
+pub(super) use module::{CudaModule, Grid, KernelFunction, grid, grid_of};
 pub(super) use streams::{CudaEvent, Ring, StreamId, StreamSet, Ticket};

@@ -1,6 +1,6 @@
 //! Loaded modules and their kernels.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -20,7 +20,6 @@ pub(in crate::cuda) struct CudaModule {
 pub(in crate::cuda) struct KernelFunction {
     _module: Arc<CudaModule>,
     pub(super) handle: CUfunction,
-    resident: u32,
 }
 
 /// Blocks of a launch, and threads of a block.
@@ -42,8 +41,10 @@ unsafe impl Send for KernelFunction {}
 // SAFETY: as above.
 unsafe impl Sync for KernelFunction {}
 
-/// Elements per thread and iteration of a kernel over elements.
-pub(in crate::cuda) const ELEMENTS_AT_ONCE: u64 = 8;
+/// Elements of a pack of four bytes each: what a thread takes at once. Of those of eight bytes it takes two packs.
+const PACK_ELEMENTS: u64 = 4;
+/// The most blocks of a launch.
+const BLOCKS_MAX: u32 = i32::MAX.cast_unsigned();
 
 impl CudaModule {
     /// Loads a cubin, or PTX, which the driver compiles. PTX is a text; a zero is appended.
@@ -71,22 +72,11 @@ impl CudaModule {
         // SAFETY: `handle` is there to be written, the name ends with a zero, and the module is loaded.
         let code = unsafe { (self.context.driver.cuModuleGetFunction)(&raw mut handle, self.handle, text.as_ptr()) };
         self.context.called("cuModuleGetFunction", code)?;
-        let mut resident = 0;
-        let threads = c_int::try_from(BLOCK_THREADS).expect("a block has at most 1024 threads");
-        let ask = self.context.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor;
-        // SAFETY: `resident` is there to be written, and the function is one that the module has.
-        let code = unsafe { ask(&raw mut resident, handle, threads, 0) };
-        self.context.called("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
-        Ok(KernelFunction { _module: Arc::clone(self), handle, resident: u32::try_from(resident).unwrap_or(0).max(1) })
+        Ok(KernelFunction { _module: Arc::clone(self), handle })
     }
 }
 
 impl KernelFunction {
-    /// Blocks of it, of [`BLOCK_THREADS`] threads, that are resident on a multiprocessor at once.
-    pub(in crate::cuda) fn resident(&self) -> u32 {
-        self.resident
-    }
-
     /// Launches it on a stream, or, with none, on the default one. Its one parameter is a structure of these bytes, in
     /// which addresses are of the device.
     pub(in crate::cuda) fn launch(
@@ -135,10 +125,27 @@ impl Drop for CudaModule {
     }
 }
 
-/// Enough blocks for the elements, at most the number that is resident at once: more would only queue.
-pub(in crate::cuda) fn grid(context: &CudaContext, entry: &KernelFunction, elements: u64) -> Grid {
-    let worth = elements.div_ceil(ELEMENTS_AT_ONCE * u64::from(BLOCK_THREADS)).max(1);
-    let most = u64::from(context.properties().multiprocessors.max(1) * entry.resident());
-    let blocks = u32::try_from(worth.min(most)).expect("a device has fewer multiprocessors than that");
+/// A thread for each pack of elements. Where those are more blocks than a device runs at once, the others queue: the
+/// memory that is in use at a time lies closer together than with fewer blocks that go on (`docs/reports/cuda.md`).
+pub(in crate::cuda) fn grid(elements: u64) -> Grid {
+    grid_of(elements.div_ceil(PACK_ELEMENTS))
+}
+
+/// Enough blocks for so many threads; a kernel goes on where a launch has no more.
+pub(in crate::cuda) fn grid_of(threads: u64) -> Grid {
+    let blocks = threads.div_ceil(u64::from(BLOCK_THREADS)).clamp(1, BLOCKS_MAX.into());
+    let blocks = u32::try_from(blocks).expect("it was clamped");
     Grid { blocks: (blocks, 1), threads: BLOCK_THREADS, shared: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grid_has_a_thread_for_each_pack() {
+        let blocks = |elements| grid(elements).blocks;
+        assert_eq!((blocks(0), blocks(1024), blocks(1025)), ((1, 1), (1, 1), (2, 1)));
+        assert_eq!(blocks(u64::MAX), (BLOCKS_MAX, 1), "a launch has no more");
+    }
 }

@@ -180,7 +180,7 @@ impl Replicas {
             gradients,
             ..UpdateArguments::zeroed()
         };
-        kernel.launch(&sums.context, grid(&sums.context, kernel, elements), bytes_of(&arguments), DEFAULT)?;
+        kernel.launch(&sums.context, grid(elements), bytes_of(&arguments), DEFAULT)?;
         let from = if is_half { halves } else { sum };
         // SAFETY: the piece is as long as what was summed, which is there until the copy has returned.
         let code = unsafe { (place.driver.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast(), from, into.len()) };
@@ -197,7 +197,7 @@ impl Sums {
             return Ok(known);
         }
         let context = CudaContext::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
-        let (module, _) = load_shipped(&context)?;
+        let (module, _) = load_shipped(&context, None)?;
         let new = Arc::new(Self { context, module, pieces: Mutex::default() });
         all.insert(place.context.addr(), Arc::downgrade(&new));
         Ok(new)

@@ -15,8 +15,6 @@ use pserver_core::port::{Accelerator, Code, GradientLease, NotAdopted, Plain, Re
 use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{each, each_seed, is_inside, kernels};
 use crate::conformance;
-use crate::cuda::code::load_shipped;
-use crate::cuda::safe::{CudaContext, grid};
 use crate::cuda::{AcceleratorKernels, Cuda, CudaSettings, Emitted, ModuleSource};
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float64];
@@ -355,20 +353,6 @@ fn what_a_device_that_is_full_lacks_first_is_said_with_its_bytes() {
             }
         }
     }
-}
-
-#[test]
-fn a_grid_has_as_many_blocks_as_are_there_at_once() {
-    let Some(library) = library(&job::module()) else { return };
-    let resident = |blocks| [("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_RESIDENT", blocks)];
-    each(&[&resident("3"), &resident("7")], || {
-        let wanted: u32 = std::env::var("PSERVER_STANDIN_RESIDENT").expect("it was set").parse().expect("a number");
-        let context = CudaContext::open(0).expect("the stand-in is there");
-        let entry = load_shipped(&context).expect("it is there").0.entry("pserver_sum_f32").expect("it is there");
-        let blocks = |elements| grid(&context, &entry, elements).blocks;
-        // Four multiprocessors; a block of 256 threads is worth 8 elements each.
-        assert_eq!((blocks(0), blocks(2049), blocks(1 << 30)), ((1, 1), (2, 1), (4 * wanted, 1)));
-    });
 }
 
 #[test]

@@ -203,7 +203,7 @@ fn what_default_streams_were_told_has_happened_before_a_sum_and_before_a_value()
         memory.fill(&[vec![0; 64], vec![0; 64], vec![0; 64]]);
         let fill = |ordinal: u32, value: u64| {
             let context = CudaContext::open(ordinal).expect("there are three");
-            let (module, _) = load_shipped(&context).expect("it is there");
+            let (module, _) = load_shipped(&context, None).expect("it is there");
             let kernel = module.entry("standin_fill").expect("the stand-in has it");
             let one = &memory.each[ordinal as usize];
             let argument = [one.address(), 8, value];

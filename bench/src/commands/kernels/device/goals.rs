@@ -50,10 +50,10 @@ const GOALS: [Goal; 8] = [
     Goal { what: SERVER_STEP, least: 0.85, about: "share of the link, both ways at once", ..ADAM },
 ];
 
-/// A line for each goal and number of gradients: met, missed, or why nobody can say.
-pub(super) fn verdicts(results: &[Outcome]) -> Vec<Outcome> {
+/// A line for each goal of these measures and number of gradients: met, missed, or why nobody can say.
+pub(super) fn verdicts(results: &[Outcome], measures: &[&str]) -> Vec<Outcome> {
     let of = |goal: &'static Goal| goal.gradients.iter().map(move |gradients| (goal, *gradients));
-    GOALS.iter().flat_map(of).map(|(goal, gradients)| verdict(results, goal, gradients)).collect()
+    GOALS.iter().filter(|goal| measures.contains(&goal.what)).flat_map(of).map(|(goal, gradients)| verdict(results, goal, gradients)).collect()
 }
 
 fn verdict(results: &[Outcome], goal: &Goal, gradients: u32) -> Outcome {
@@ -83,8 +83,9 @@ mod tests {
     use super::*;
 
     fn check(results: &[Outcome], expected: &[(&str, &str)]) {
-        let found = verdicts(results);
+        let found = verdicts(results, &[KERNEL, SERVER_STEP]);
         assert_eq!(found.len(), 15, "a line for each goal and number of gradients");
+        assert_eq!(verdicts(results, &[SERVER_STEP]).len(), 3, "nothing else was to be measured");
         for (start, verdict) in expected {
             let line = found.iter().find(|one| one.name().starts_with(start)).expect("there is such a goal");
             assert_eq!(line.field("verdict"), verdict, "{start}");
