@@ -45,7 +45,8 @@ LEAST_SECONDS = 15
 """A part does not begin with less time than this."""
 NOT_READY_SECONDS = 20
 """Seconds until a machine that is not ready (error 802 of the driver) is asked again."""
-KERNELS = ("kernels/gen",)
+# The second has the grids of launches.
+KERNELS = ("kernels/gen", "kernels/src/cuda/safe/module.rs")
 DRIVER = ("kernels/src/cuda",)
 SERVER = ("kernels/src/cuda", "core/src/server", "node/src/device.rs")
 PYTHON = ("python/pserver", "python/src", "python/bench/device_step.py")
