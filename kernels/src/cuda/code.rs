@@ -308,8 +308,8 @@ fn no_room(context: &CudaContext, what: &str, bytes: usize, error: &DriverError)
     )
 }
 
-/// The committed kernels: the cubin for compute capability 9, else the PTX, which the driver compiles; or the image that
-/// is wanted.
+/// The committed kernels: the cubin for compute capability 9, else the PTX, which the driver compiles; or the image
+/// that is wanted.
 ///
 /// # Errors
 /// [`Failure::Call`] with the driver's refusal, and the bytes where it had no memory.

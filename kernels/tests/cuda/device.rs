@@ -53,7 +53,8 @@ impl OnDevice {
         // compiles it, and the next process finds it in the cache.
         static MAKING: Mutex<()> = Mutex::new(());
         let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut device = KernelLauncher::open(0, &beside_the_program("rules"), wanted_image()).map_err(|why| why.to_string())?;
+        let mut device =
+            KernelLauncher::open(0, &beside_the_program("rules"), wanted_image()).map_err(|why| why.to_string())?;
         println!("{}, {} kernels", device.name(), device.image());
         let without = if module.entries().all(|entry| device.has(entry)) {
             None

@@ -53,7 +53,12 @@ const GOALS: [Goal; 8] = [
 /// A line for each goal of these measures and number of gradients: met, missed, or why nobody can say.
 pub(super) fn verdicts(results: &[Outcome], measures: &[&str]) -> Vec<Outcome> {
     let of = |goal: &'static Goal| goal.gradients.iter().map(move |gradients| (goal, *gradients));
-    GOALS.iter().filter(|goal| measures.contains(&goal.what)).flat_map(of).map(|(goal, gradients)| verdict(results, goal, gradients)).collect()
+    GOALS
+        .iter()
+        .filter(|goal| measures.contains(&goal.what))
+        .flat_map(of)
+        .map(|(goal, gradients)| verdict(results, goal, gradients))
+        .collect()
 }
 
 fn verdict(results: &[Outcome], goal: &Goal, gradients: u32) -> Outcome {
