@@ -16,7 +16,7 @@ use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Round, Ticket, Version};
 use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
 use crate::prng::Prng;
-use crate::wire::{Entry, Flags, Frame, Kind, RowsPart};
+use crate::wire::{Entry, Flags, Frame, Head, Kind, RowsPart};
 
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
@@ -363,23 +363,30 @@ impl Pair {
             }
             self.restart();
         } else {
-            self.trouble.deliver(trainer, &parcel);
-            if self.trouble.errors() != self.peace.errors() {
-                // Its accelerator is behind, or a checkpoint holds a chunk: who is refused for that tries again.
-                self.note_answers();
-                self.trouble.answers.clear();
-                self.settle();
-                self.note_answers();
-                self.trouble.answers.clear();
-                self.trouble.deliver(trainer, &parcel);
-            }
+            self.deliver(trainer, &parcel);
         }
         self.note_answers();
         if is_refused {
-            // A refused frame is not repeated; both shards refused it.
+            // A refused frame is not repeated; both shards refused it. With it the call is over, and its other frames,
+            // which came before, are not repeated either: the trainer's next call may be ahead of them by now.
             assert_eq!(self.peace.errors(), self.trouble.errors());
-            self.unanswered.retain(|(_, one)| one.frame.head != parcel.frame.head);
+            let call = |head: &Head| (head.trainer, head.incarnation, head.sequence);
+            self.unanswered.retain(|(_, one)| call(&one.frame.head) != call(&parcel.frame.head));
             self.trouble.answers.clear();
+        }
+    }
+
+    /// Delivers a frame to the shard in trouble. Its accelerator may be behind, its rows catching up, or a checkpoint
+    /// may hold a chunk: who is refused for that tries again.
+    fn deliver(&mut self, trainer: u32, parcel: &Parcel) {
+        let before = self.trouble.errors().len();
+        self.trouble.deliver(trainer, parcel);
+        if before < self.trouble.errors().len() {
+            let last =
+                self.trouble.answers.iter().rposition(|one| matches!(one.frame.head.kind, Kind::Error | Kind::Refused));
+            self.trouble.answers.remove(last.expect("there is one more"));
+            self.settle();
+            self.trouble.deliver(trainer, parcel);
         }
     }
 
@@ -448,7 +455,7 @@ impl Pair {
         }
         self.trouble.answers.clear();
         for (trainer, parcel) in self.unanswered.clone() {
-            self.trouble.deliver(trainer, &parcel);
+            self.deliver(trainer, &parcel);
         }
     }
 }
