@@ -75,6 +75,9 @@ pub fn rules() -> Vec<(String, Rule)> {
         ] {
             rules.push((format!("{name} {word} l2"), Rule { l2: 0.5, regularizer, ..bare.clone() }));
         }
+        for (word, l2) in [("l1", 0.0), ("l1 and l2", 0.5)] {
+            rules.push((format!("{name} proximal {word}"), Rule { l1: 0.5, l2, ..bare.clone() }));
+        }
         rules.push((format!("{name} clip_value"), Rule { clip_value: Some(0.5), ..bare }));
     }
     rules
