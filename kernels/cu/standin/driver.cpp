@@ -731,6 +731,28 @@ Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* str
   return SUCCESS;
 }
 
+struct CopyAttributes {
+  unsigned order;
+  int hints[4];
+  unsigned flags;
+};
+
+Code cuMemcpyBatchAsync_v2(uint64_t* to, uint64_t* from, size_t* bytes, size_t count, CopyAttributes* attributes,
+                           size_t* indices, size_t kinds, void* stream) {
+  CALL_IN_CONTEXT(cuMemcpyBatchAsync_v2)
+  // The first attributes are those of the first copy; in the order of the stream, as ours are.
+  if (!count || !stream || !kinds || count < kinds || indices[0] != 0) return INVALID_VALUE;
+  if (kinds != 1 || attributes->order != 1 || attributes->flags) broken("attributes of a batch");
+  for (size_t one = 0; one < count; one++) {
+    if (!here.pinned.hold(from[one], bytes[one], "a copy of a batch")) broken("a batch of memory that is not pinned");
+  }
+  // Copies of a batch have no order among themselves.
+  for (size_t one = count; one-- > 0;) {
+    if (const Code code = cuMemcpyHtoDAsync_v2(to[one], (const void*)from[one], bytes[one], stream)) return code;
+  }
+  return SUCCESS;
+}
+
 Code cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   CALL_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
   check_device(here, from, bytes, "a copy from the device");

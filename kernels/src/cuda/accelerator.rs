@@ -138,6 +138,7 @@ impl Cuda {
                 packed: Vec::with_capacity(NUMBERS_BYTES),
                 gradients: Vec::with_capacity(GRADIENTS_MAX),
                 is_pinned: Vec::with_capacity(GRADIENTS_MAX),
+                pinned: Vec::new(),
             },
             kernels: KernelLoader::new(&context, settings.cache.as_deref())?,
             summing: SumMemory {

@@ -64,6 +64,8 @@ pub(super) struct PreparedWork {
     pub(super) gradients: Vec<(u32, ElementType)>,
     /// For each copy to the device, in order: whether its source is pinned.
     pub(super) is_pinned: Vec<bool>,
+    /// Copies of pinned gradients that go in one call: which, and where to.
+    pub(super) pinned: Vec<(usize, DeviceRange)>,
 }
 
 /// Memory and events for the numbers of work in flight.

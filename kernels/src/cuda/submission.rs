@@ -271,12 +271,20 @@ impl Cuda {
                 .part
                 .part(submission.group.filled..submission.group.filled + bytes);
             let place = submission.copy.item - submission.group.range.start;
-            if !self.copy_to_device(submission, gradient, &part)? {
-                return Ok(false);
+            let address = part.address();
+            if self.prepared.is_pinned[submission.copy.item] {
+                self.prepared.pinned.push((submission.copy.item, part));
+                submission.copy.item += 1;
+            } else {
+                self.streams.copy_all_in(submission.ticket, &mut self.prepared.pinned, gradient)?;
+                if !self.copy_to_device(submission, gradient, &part)? {
+                    return Ok(false);
+                }
             }
-            submission.launch.gradients[place] = part.address();
+            submission.launch.gradients[place] = address;
             submission.group.filled += aligned(bytes);
         }
+        self.streams.copy_all_in(submission.ticket, &mut self.prepared.pinned, gradient)?;
         Ok(true)
     }
 

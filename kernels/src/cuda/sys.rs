@@ -209,6 +209,29 @@ functions! {
 }
 
 functions! {
+    /// The driver's copies in one call, from CUDA 13.0 on.
+    Batches from cuda, which returns CUresult {
+    } and with numbers for enumerations {
+        cuMemcpyBatchAsync_v2(
+            *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, CUstream
+        );
+    }
+}
+
+/// `CUmemcpyAttributes`: how the copies of a batch access memory.
+#[repr(C)]
+pub(super) struct CopyAttributes {
+    /// When sources are read.
+    pub(super) order: c_uint,
+    /// Kinds and numbers of the places of source and target, of managed memory alone.
+    pub(super) hints: [c_int; 4],
+    pub(super) flags: c_uint,
+}
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: sources are read in the stream's order.
+pub(super) const ORDER_OF_STREAM: c_uint = 1;
+
+functions! {
     /// The compiler.
     Compiler from nvrtc, which returns nvrtcResult {
         nvrtcVersion(*mut c_int, *mut c_int);

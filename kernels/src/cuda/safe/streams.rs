@@ -15,7 +15,9 @@ use bytemuck::{Pod, bytes_of};
 
 use super::{CudaContext, DeviceRange, Grid, KernelFunction, PinnedRange};
 use crate::cuda::checked::DriverError;
-use crate::cuda::sys::{CUDA_ERROR_NOT_READY, CUevent, CUevent_flags, CUstream, CUstream_flags, ResultCode};
+use crate::cuda::sys::{
+    CUDA_ERROR_NOT_READY, CUevent, CUevent_flags, CUstream, CUstream_flags, CopyAttributes, ORDER_OF_STREAM, ResultCode,
+};
 
 /// The streams. They run concurrently; each runs in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,6 +236,46 @@ impl<W> StreamSet<W> {
             (self.context.driver.cuMemcpyHtoDAsync_v2)(to.address(), start, length, self.stream(StreamId::In))
         };
         self.context.called("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Copies parts of a value, each with its number, to places of the device, and leaves no part in the list: in one
+    /// call where the driver has such calls, since it pauses between calls. The value is not closed yet.
+    pub(in crate::cuda) fn copy_all_in(
+        &mut self,
+        ticket: Ticket,
+        parts: &mut Vec<(usize, DeviceRange)>,
+        from: impl for<'a> Fn(&'a W, usize) -> &'a [u8],
+    ) -> Result<(), DriverError> {
+        let Some(batches) = self.context.batches.filter(|_| 1 < parts.len()) else {
+            return parts.drain(..).try_for_each(|(number, to)| self.copy_in(ticket, |held| from(held, number), &to));
+        };
+        let stream = self.stream(StreamId::In);
+        let held = &self.open(ticket).value;
+        let sources = parts.iter().map(|(number, to)| {
+            let bytes = from(held, *number);
+            assert_eq!(bytes.len() as u64, to.bytes(), "a copy has one length");
+            (bytes.as_ptr().expose_provenance() as u64, bytes.len())
+        });
+        let (mut sources, mut lengths): (Vec<u64>, Vec<usize>) = sources.unzip();
+        let mut targets: Vec<u64> = parts.drain(..).map(|(_, to)| to.address()).collect();
+        let mut attributes = CopyAttributes { order: ORDER_OF_STREAM, hints: [0; 4], flags: 0 };
+        let mut first_with_them = 0;
+        // SAFETY: the bytes are inside a value that is owned by `held`, which neither moves it nor gives access to it
+        // before the event that `close` records behind these copies; the places are kept as those of `copy_in`. The
+        // driver reads the lists before it returns.
+        let code = unsafe {
+            (batches.cuMemcpyBatchAsync_v2)(
+                targets.as_mut_ptr(),
+                sources.as_mut_ptr(),
+                lengths.as_mut_ptr(),
+                lengths.len(),
+                &raw mut attributes,
+                &raw mut first_with_them,
+                1,
+                stream,
+            )
+        };
+        self.context.called("cuMemcpyBatchAsync", code)
     }
 
     /// Copies the first of a value's bytes to the device through one piece of the ring; returns the number of bytes,
