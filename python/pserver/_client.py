@@ -133,6 +133,8 @@ class Client:
         server_absence: float | str | None = None,
         token_file: str | None = None,
         poll: str | None = None,
+        checks: str | None = None,
+        rdma_device: str | None = None,
     ) -> None:
         options = {
             "coordinator": coordinator,
@@ -142,6 +144,8 @@ class Client:
             "server_absence": _seconds(server_absence),
             "token_file": token_file,
             "poll": poll,
+            "checks": checks,
+            "rdma_device": rdma_device,
         }
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
         _log.begin()

@@ -169,7 +169,11 @@ fn broken(fate: &Fate) -> bool {
 #[test]
 fn a_copy_that_is_refused_before_the_kernel_leaves_the_slot_as_it_was() {
     check_failure("cuMemcpyHtoDAsync_v2:30:1", refused);
-    // Gradients of one chunk are copied in one call, which may end in the middle.
+}
+
+/// Gradients of one chunk are copied in one call.
+#[test]
+fn a_batch_of_copies_that_is_refused_leaves_the_slot_as_it_was() {
     check_failure("cuMemcpyBatchAsync_v2:2:1", refused);
 }
 
