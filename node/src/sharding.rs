@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
-use pserver_core::checkpoint::{Folder, ShardCheckpoint, ShardIdentity};
+use pserver_core::checkpoint::{Folder, RESERVE_BYTES, ShardCheckpoint, ShardIdentity, journal_room};
 use pserver_core::error::Failure;
 use pserver_core::ids::Generation;
 use pserver_core::port::{Capabilities, Event, Kernels};
@@ -45,6 +45,12 @@ pub(super) struct ShardNode {
 /// disk holds a bounded amount of it, and a restart replays a bounded amount.
 const JOURNAL_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
+/// So much is journalled between two looks at the disk's room.
+const LOOK_BYTES: u64 = 512 * 1024;
+
+/// Interval of checkpoints on a disk that stays short of room.
+const SHORT_PAUSE: Duration = Duration::from_secs(1);
+
 /// Where a shard's checkpoints go, and how far the current one is.
 struct Disk {
     folder: Folder,
@@ -57,11 +63,66 @@ struct Disk {
     due: Option<Now>,
     /// The journal's position at which a checkpoint is due whatever the time.
     due_at: u64,
+    room: DiskRoom,
     finishing: Option<Receiver<Result<u64, Failure>>>,
     /// When the current checkpoint began.
     begun: Instant,
     done: DiskReport,
     requests: CheckpointRequests,
+}
+
+/// The disk's room, which asks for a checkpoint before its time: behind it the journal is cut.
+#[derive(Default)]
+struct DiskRoom {
+    /// Bytes of a checkpoint, and of the journal that should find room before the next one.
+    takes: u64,
+    journal: u64,
+    /// Bytes of the current one that are written.
+    written: u64,
+    /// The journal's position at which the disk is looked at again.
+    look_at: u64,
+    /// The journal's position when the last checkpoint began, and how many began there before it.
+    begun_at: u64,
+    repeated: u32,
+    /// When another may begin there.
+    again: Now,
+}
+
+impl DiskRoom {
+    /// Whether the disk has room for a checkpoint, and for less journal than should lie before the next one.
+    fn is_short(&mut self, folder: &Folder, shard: &Shard, now: Now) -> bool {
+        let position = shard.journal_position();
+        if shard.is_short_of_disk() {
+            // The first checkpoint cuts what an older one needs, the second what it needs itself.
+            return position != self.begun_at || self.repeated < 2 || self.again <= now;
+        }
+        if position < self.look_at {
+            return false;
+        }
+        self.look_at = position + LOOK_BYTES;
+        let wanted = self.takes + self.journal + RESERVE_BYTES;
+        folder.free().is_some_and(|free| free < wanted)
+    }
+
+    fn begin(&mut self, shard: &mut Shard, now: Now) {
+        let position = shard.journal_position();
+        self.repeated = if position == self.begun_at { self.repeated + 1 } else { 0 };
+        (self.begun_at, self.again) = (position, now + SHORT_PAUSE);
+        self.measure(shard);
+    }
+
+    /// Estimates what the files of the shard take, at least what they took.
+    fn measure(&mut self, shard: &mut Shard) {
+        self.takes = self.takes.max(shard.checkpoint_bytes());
+        self.journal = journal_room(shard.status().bytes);
+        self.keep(shard, 0);
+    }
+
+    /// Has the journal leave room for what is left of a checkpoint.
+    fn keep(&mut self, shard: &mut Shard, written: u64) {
+        self.written = written;
+        shard.keep_free(self.takes.saturating_sub(written) + RESERVE_BYTES);
+    }
 }
 
 /// Trainers' requests for a checkpoint.
@@ -141,7 +202,7 @@ impl ShardNode {
         }
         let checkpoint = restored.loaded.map(|loaded| loaded.name.number);
         let interval = start.settings.storage.checkpoint_interval;
-        let disk = Disk {
+        let mut disk = Disk {
             folder,
             root: start.settings.storage.checkpoint_dir.clone().unwrap_or_default(),
             interval,
@@ -150,11 +211,13 @@ impl ShardNode {
             // A shard that comes back with a checkpoint takes its next one like any other.
             due: checkpoint.map(|_| start.now() + interval),
             due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
+            room: DiskRoom::default(),
             finishing: None,
             begun: Instant::now(),
             done: DiskReport::default(),
             requests: CheckpointRequests::default(),
         };
+        disk.room.measure(&mut shard);
         Ok(Self { shard, now: start.now(), disk: Some(disk) })
     }
 }
@@ -238,6 +301,7 @@ impl Disk {
         }
         let first = generation != self.saved;
         let due = self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at;
+        let due = due || self.room.is_short(&self.folder, shard, now);
         if !(first || due || !self.requests.next.is_empty()) {
             return false;
         }
@@ -249,6 +313,7 @@ impl Disk {
         self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(shard.status().bytes * 4);
         self.number += 1;
         self.begun = Instant::now();
+        self.room.begin(shard, now);
         let begun = shard.begin_checkpoint(&self.folder, self.number);
         self.report(begun).unwrap_or(false)
     }
@@ -275,13 +340,19 @@ impl Disk {
             self.requests.end(&Ok(Checkpointed { directory, number, bytes, version }));
             let retained = shard.retain_journal(&self.folder);
             self.report(retained);
+            self.room.takes = bytes;
         }
+        self.room.keep(shard, 0);
         false
     }
 
     fn step(&mut self, shard: &mut Shard) -> bool {
         let stepped = shard.continue_checkpoint(CHECKPOINT_STEP_BYTES);
-        let Some(Some(writer)) = self.report(stepped) else { return shard.is_checkpointing() };
+        let Some(Some(writer)) = self.report(stepped) else {
+            let written = if shard.is_checkpointing() { self.room.written + CHECKPOINT_STEP_BYTES } else { 0 };
+            self.room.keep(shard, written);
+            return shard.is_checkpointing();
+        };
         let (sender, receiver) = bounded(1);
         let spawned = finish_apart(writer, sender);
         if self.report(spawned).is_some() {

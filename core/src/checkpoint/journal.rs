@@ -18,6 +18,7 @@ use std::fmt;
 use self::mark::{JournalMark, MarkWriter};
 use super::cursor::newer_format;
 use super::owner::{Folder, IDENTITY_BYTES, OwnerNumber, ShardIdentity, is_numbered_as_format_1, of_format_1};
+use super::room::{LOOK_BYTES, RESERVE_BYTES};
 use super::storage::{Storage, StorageWriter, join};
 use crate::checksum::{append, checksum};
 use crate::error::Failure;
@@ -47,6 +48,18 @@ pub struct Journal {
     /// None after a failed append: nothing may be added to the file then.
     segment: Option<Segment>,
     mark: MarkWriter,
+    room: JournalRoom,
+}
+
+/// What the journal leaves free on the disk.
+#[derive(Default)]
+struct JournalRoom {
+    /// Bytes that stay free.
+    kept: u64,
+    /// Bytes to be appended before the disk is looked at again.
+    allowed: u64,
+    /// Whether the last append was refused for want of room.
+    is_short: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -72,8 +85,9 @@ impl Journal {
         let segment = begin_segment(folder, sync, first, start)?;
         let mark = MarkWriter::begin(folder, sync, start)?;
         let folder = folder.clone();
+        let room = JournalRoom { kept: RESERVE_BYTES, ..JournalRoom::default() };
         let (position, records) = (start.position, start.records);
-        Ok(Self { folder, sync, position, records, first, segment: Some(segment), mark })
+        Ok(Self { folder, sync, position, records, first, segment: Some(segment), mark, room })
     }
 
     /// Appends a record of all the parts, in one write, and returns its position. The record may be acknowledged: this
@@ -89,6 +103,7 @@ impl Journal {
             let most = JOURNAL_RECORD_BYTES_MAX;
             return Err(Failure::Call(format!("a journal record of {bytes} bytes; at most {most} are allowed")));
         };
+        self.take_room(RECORD_HEADER_BYTES + bytes)?;
         if self.segment.is_none() {
             self.begin_segment()?;
         }
@@ -115,6 +130,41 @@ impl Journal {
         }
         self.folder.owner.check()?;
         self.mark.write(next)
+    }
+
+    /// Leaves so many bytes of this shard's part of the disk free: an append that needs them is refused.
+    pub fn keep_free(&mut self, bytes: u64) {
+        (self.room.kept, self.room.allowed) = (bytes, 0);
+    }
+
+    /// Whether the last append was refused because it would have left too little free.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.room.is_short
+    }
+
+    fn take_room(&mut self, bytes: u64) -> Result<(), Failure> {
+        let JournalRoom { kept, allowed, is_short } = &mut self.room;
+        *is_short = false;
+        if bytes <= *allowed {
+            *allowed -= bytes;
+            return Ok(());
+        }
+        let Some(free) = self.folder.free() else { return Ok(()) };
+        match free.checked_sub(*kept).and_then(|room| room.checked_sub(bytes)) {
+            Some(room) => {
+                *allowed = room.min(LOOK_BYTES);
+                Ok(())
+            }
+            None => {
+                *is_short = true;
+                Err(Failure::Call(format!(
+                    "{}: {free} bytes of the disk are free for this shard, of which {kept} are kept for its next \
+                     checkpoint, after which the journal is cut",
+                    self.folder.directory
+                )))
+            }
+        }
     }
 
     /// The position that the next record will have.

@@ -48,6 +48,11 @@ pub trait Storage: Send + Sync {
     /// Syncs the names in a directory, the directory's own name and those above it.
     fn sync_directory(&self, directory: &str) -> Result<(), Failure>;
 
+    /// The bytes that are free, where that is known.
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
     /// Takes note that so many bytes of a restoration will be read, or of a checkpoint written.
     fn expect(&self, _bytes: u64) {}
 }

@@ -18,6 +18,7 @@ use super::shard::{Phase, Shard};
 use super::stalls::StallReason;
 use super::states::state_of;
 use crate::accumulator::AccumulatorPace;
+use crate::error::Failure;
 use crate::ids::{Epoch, Generation, JobRun, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
 use crate::wire::{ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
@@ -107,15 +108,20 @@ impl Shard {
         }
     }
 
-    /// Reserves room on the accelerator for parameters that must live there; refuses the finish frame where it is
-    /// short.
+    /// Looks for room on the disk for the parameters' files, and reserves room on the accelerator for those that must
+    /// live there; refuses the finish frame where it is short.
     pub(super) fn check_room(&mut self, frame: &Frame) -> Result<(), Refusal> {
-        let (Phase::Filling(table), Some(device)) = (&self.phase, &mut self.device) else { return Ok(()) };
-        if !device.must_hold_all() || table.generation != frame.head.generation {
+        let Phase::Filling(table) = &self.phase else { return Ok(()) };
+        if table.generation != frame.head.generation {
             return Ok(());
         }
         let job = Job::from_message(&decode::<FinishMessage>(&frame.control)?)?;
-        device.reserve(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))
+        let refused = |failure: Failure| Refusal::invalid(failure.to_string());
+        self.check_disk(table, &job).map_err(refused)?;
+        match &mut self.device {
+            Some(device) if device.must_hold_all() => device.reserve(&job, table).map_err(refused),
+            _ => Ok(()),
+        }
     }
 
     /// The generation fence: refuses an older generation; a newer one starts from an empty table.

@@ -22,6 +22,7 @@ use super::presence::{Presence, TrainerLife};
 use super::reply::{DeviceWait, Refusal, Replies};
 use super::serving::Serving;
 use super::totals::check_totals;
+use crate::checkpoint::Folder;
 use crate::error::Failure;
 use crate::ids::{Generation, JobRun, NO_TRAINER, PeerId, RunNumber};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
@@ -46,6 +47,8 @@ pub struct Shard {
     pub(super) phase: Phase,
     pub(super) pool: Pool,
     pub(super) journal: ShardJournal,
+    /// Where its files are; none before [`Shard::restore`].
+    pub(super) folder: Option<Folder>,
     /// Bytes of missed row updates that one turn replays, see [`ROWS_REPLAYED_BYTES`].
     pub(super) replays: u64,
     pub(super) kernels: Box<dyn Kernels>,
@@ -97,6 +100,7 @@ impl Shard {
             trainers: Presence::new(options.grace),
             options,
             journal: ShardJournal::default(),
+            folder: None,
             replays: ROWS_REPLAYED_BYTES,
             kernels,
             counters: Arc::default(),

@@ -16,13 +16,13 @@ use super::chunk::Chunk;
 use super::contribution::RestoredState;
 use super::device::Device;
 use super::initialisation::ChunkTable;
-use super::job::rule_of_mode;
+use super::job::{Job, rule_of_mode};
 use super::marks::{AboutMessage, MarksMessage, OpenMessage};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
-    ChunkLayout, ChunkRecord, Folder, Journal, Loaded, ReplayOptions, Replayed, ShardCheckpoint, StateLayout,
-    journal_needed_from, load_latest, replay,
+    ChunkLayout, ChunkRecord, Folder, Journal, Loaded, RESERVE_BYTES, ReplayOptions, Replayed, ShardCheckpoint,
+    StateLayout, disk_need, journal_needed_from, journal_room, load_latest, replay,
 };
 use crate::config::Mode;
 use crate::error::Failure;
@@ -31,6 +31,10 @@ use crate::wire::FinishMessage;
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
 const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: ChunkIndex(0) };
+
+/// About what a checkpoint takes for each tensor beside its bytes, and for each trainer of a chunk.
+const TENSOR_BYTES: u64 = 128;
+const MARKS_BYTES: u64 = 64;
 
 /// How a shard keeps its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,6 +99,7 @@ impl Shard {
             least = restored.map(|restored| restored.position).max().unwrap_or(0).max(least);
         }
         self.replayed();
+        self.folder = Some(folder.clone());
         if options.is_on {
             self.journal.open = Some(Journal::begin(folder, options.sync, &replayed, least)?);
         } else {
@@ -107,6 +112,44 @@ impl Shard {
     #[must_use]
     pub fn journal_position(&self) -> u64 {
         self.journal.position()
+    }
+
+    /// Leaves so many bytes of the disk free: a frame whose record needs them is refused until there is more.
+    pub fn keep_free(&mut self, bytes: u64) {
+        if let Some(journal) = &mut self.journal.open {
+            journal.keep_free(bytes);
+        }
+    }
+
+    /// Whether the last frame was refused because its record would have left too little of the disk free.
+    #[must_use]
+    pub fn is_short_of_disk(&self) -> bool {
+        self.journal.open.as_ref().is_some_and(Journal::is_short)
+    }
+
+    /// The bytes that a checkpoint takes about now, without those of rows.
+    #[must_use]
+    pub fn checkpoint_bytes(&self) -> u64 {
+        let Phase::Serving(serving) = &self.phase else { return 0 };
+        checkpoint_bytes(&serving.table, &serving.job)
+    }
+
+    /// Refuses parameters for which the disk has no room.
+    pub(super) fn check_disk(&self, table: &ChunkTable, job: &Job) -> Result<(), Failure> {
+        let Some(free) = self.folder.as_ref().and_then(Folder::free) else { return Ok(()) };
+        let has_journal = self.journal.open.is_some();
+        let values = table.chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum();
+        let checkpoint = checkpoint_bytes(table, job);
+        let need = disk_need(checkpoint, values, has_journal);
+        if need <= free {
+            return Ok(());
+        }
+        let journal = if has_journal { journal_room(values) } else { 0 };
+        Err(Failure::call(format!(
+            "parameters need {need} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
+             {journal} of journal, {RESERVE_BYTES} in reserve); found {free} free for it in the checkpoint directory; \
+             expected a larger disk, or more servers"
+        )))
     }
 
     /// Begins a checkpoint under `number`; does nothing before initialisation.
@@ -308,6 +351,16 @@ fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.heard = marks.heard.iter().map(TrainerMarks::from).collect();
     let open = marks.open.into_iter().map(OpenMessage::open).collect();
     chunk.restored = Some(Box::new(RestoredState { position: marks.position, open }));
+}
+
+/// The bytes of a checkpoint of these chunks, without those of rows.
+fn checkpoint_bytes(table: &ChunkTable, job: &Job) -> u64 {
+    let of_trainers = MARKS_BYTES * u64::from(job.trainers);
+    let bytes = table.chunks.iter().map(|chunk| {
+        let states = job.rule_of(&table.held(chunk.id).rule).states().len() as u64;
+        (u64::from(chunk.bytes) + TENSOR_BYTES) * (1 + states) + of_trainers
+    });
+    bytes.sum()
 }
 
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {

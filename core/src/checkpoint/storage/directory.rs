@@ -7,6 +7,7 @@ use std::path::Path;
 
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, FileExt, OpenOptions};
+use rustix::fs::fstatvfs;
 use rustix::io::Errno;
 
 use super::{Storage, StorageReader, StorageWriter, join, parent, total};
@@ -128,6 +129,12 @@ impl Directory {
 }
 
 impl Storage for Directory {
+    fn free(&self) -> Option<u64> {
+        let found = fstatvfs(&self.root).ok()?;
+        // Some file systems do not know.
+        (found.f_blocks > 0).then(|| found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
     fn create(&self, path: &str) -> Result<Box<dyn StorageWriter>, Failure> {
         let file = self.open_new(path, OpenOptions::new().write(true).create_new(true));
         Ok(Box::new(writer(path, file.map_err(|error| failure("create", path, &error))?)))

@@ -109,6 +109,10 @@ impl Storage for Failing {
         Ok(Some(Box::new(FailingReader { inner, path: path.to_owned(), meter: self.meter.clone() })))
     }
 
+    fn free(&self) -> Option<u64> {
+        self.inner.free()
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
         self.meter.count("rename", from)?;
         self.inner.rename(from, to)

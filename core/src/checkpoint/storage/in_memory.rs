@@ -17,6 +17,8 @@ struct FileTree {
     names: FileNames,
     /// The names that a crash leaves.
     synced: FileNames,
+    /// Bytes of all files together that it tells to have room for.
+    room: Option<u64>,
 }
 
 type FileNames = BTreeMap<String, Arc<Mutex<FileContents>>>;
@@ -37,6 +39,11 @@ impl InMemory {
         Self::default()
     }
 
+    /// Tells how many bytes are free: all but those of its files, of so many. It takes more all the same.
+    pub fn set_room(&self, bytes: u64) {
+        lock(&self.tree).room = Some(bytes);
+    }
+
     /// A storage of its own with the same files, all of them synced.
     #[must_use]
     pub fn copy(&self) -> Self {
@@ -46,7 +53,7 @@ impl InMemory {
             (path.clone(), Arc::new(Mutex::new(FileContents { synced: bytes.len(), bytes, ..FileContents::default() })))
         });
         let names: FileNames = copied.collect();
-        Self { tree: Arc::new(Mutex::new(FileTree { synced: names.clone(), names })) }
+        Self { tree: Arc::new(Mutex::new(FileTree { synced: names.clone(), names, room: tree.room })) }
     }
 
     /// Simulates the loss of the host: names and bytes return to the last sync.
@@ -64,7 +71,7 @@ impl InMemory {
     /// until a directory is synced, either may be so.
     pub fn crash_after_removals(&self) {
         let mut tree = lock(&self.tree);
-        let FileTree { names, synced } = &mut *tree;
+        let FileTree { names, synced, .. } = &mut *tree;
         synced.retain(|path, _| names.contains_key(path));
         drop(tree);
         self.crash();
@@ -110,6 +117,12 @@ impl Storage for InMemory {
         Ok(Some(Box::new(MemoryReader { path: path.to_owned(), contents, length })))
     }
 
+    fn free(&self) -> Option<u64> {
+        let tree = lock(&self.tree);
+        let used: u64 = tree.names.values().map(|contents| lock(contents).bytes.len() as u64).sum();
+        Some(tree.room?.saturating_sub(used))
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
         let mut tree = lock(&self.tree);
         let contents = tree.names.remove(from).ok_or_else(|| missing("rename", from))?;
@@ -142,7 +155,7 @@ impl Storage for InMemory {
 
     fn sync_directory(&self, directory: &str) -> Result<(), Failure> {
         let mut tree = lock(&self.tree);
-        let FileTree { names, synced } = &mut *tree;
+        let FileTree { names, synced, .. } = &mut *tree;
         synced.retain(|path, _| parent(path) != directory);
         let inside = names.iter().filter(|(path, _)| parent(path) == directory);
         synced.extend(inside.map(|(path, contents)| (path.clone(), contents.clone())));

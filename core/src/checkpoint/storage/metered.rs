@@ -75,6 +75,10 @@ impl Storage for Metered {
         self.storage.sync_directory(directory)
     }
 
+    fn free(&self) -> Option<u64> {
+        self.storage.free()
+    }
+
     fn expect(&self, bytes: u64) {
         self.meter.expect(bytes);
     }
