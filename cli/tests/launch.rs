@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Instant, SystemTime};
 
-use launching::{ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, digits_folder, launch, script};
+use launching::{ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, RunEnd, digits_folder, launch, script};
 use nix::sys::signal::{Signal, kill};
 use pserver_kernels::conformance::skips::skip;
 use tempfile::TempDir;
@@ -100,6 +100,45 @@ fn a_trainer_in_a_container_gets_the_token() {
     let end = MarkedRun::start(launch(folder.path(), &command)).end();
     assert!(end.status.success() && !end.output.contains("readable"), "{end:?}");
     assert!(end.output.contains("[trainer 0] token_file = /proc/"), "{end:?}");
+}
+
+/// What a job of two trainers says that trains on a disk of so many bytes, and the files that its server leaves there.
+fn trained_on_a_disk(bytes: u64) -> Option<(RunEnd, String)> {
+    let container = ["unshare", "-Urm"];
+    let works = Command::new(container[0]).args(&container[1..]).args(["mount", "-t", "tmpfs", "x", "/mnt"]).output();
+    if !works.is_ok_and(|ended| ended.status.success()) {
+        skip("namespaces", "a user may not mount a file system in one");
+        return None;
+    }
+    let folder = digits_folder();
+    fs::create_dir(folder.path().join("disk")).expect("there is room");
+    let text = format!(
+        "mount -t tmpfs -o size={bytes} x disk && \"$0\" launch --trainers 2 --server-args '--checkpoint-dir disk/c \
+         --shards 1' -- ./digits mlp.program digits.csv 2 60 model.safetensors; ended=$?; ls disk/c/server-0/shard-0 > \
+         files; exit $ended"
+    );
+    let mut command = Command::new(container[0]);
+    command.args(&container[1..]).args(["sh", "-c", &text, env!("CARGO_BIN_EXE_pserver")]).current_dir(folder.path());
+    let end = MarkedRun::start(command).end();
+    Some((end, fs::read_to_string(folder.path().join("files")).expect("they were listed")))
+}
+
+#[test]
+fn a_journal_is_cut_before_a_small_disk_is_full() {
+    let Some((end, files)) = trained_on_a_disk(18 << 20) else { return };
+    assert!(end.accuracy(2) > ACCURACY_MIN, "{}", end.output);
+    let journals = files.lines().filter(|name| name.starts_with("journal-"));
+    let begins = journals.map(|name| name.rsplit_once('-').expect("a position").1.parse::<u64>().expect("a number"));
+    assert!(begins.max().expect("there is one") > 18 << 20, "more was journalled than the disk holds: {files}");
+}
+
+#[test]
+fn a_disk_that_is_too_small_for_a_jobs_files_refuses_its_parameters() {
+    let Some((end, files)) = trained_on_a_disk(10 << 20) else { return };
+    let text = format!("{}{}", end.output, end.errors);
+    assert!(!end.status.success() && !files.contains("checkpoint-"), "{text}");
+    assert!(text.contains("bytes of the disk on this shard (three checkpoints of "), "{text}");
+    assert!(text.contains("free for it in the checkpoint directory; expected a larger disk"), "{text}");
 }
 
 #[test]

@@ -48,6 +48,9 @@ const JOURNAL_BYTES_MIN: u64 = 256 * 1024 * 1024;
 /// So much is journalled between two looks at the disk's room.
 const LOOK_BYTES: u64 = 512 * 1024;
 
+/// Pause between two warnings that gradients wait for room on the disk.
+const SHORT_SAID_PAUSE: Duration = Duration::from_secs(60);
+
 /// Interval of checkpoints on a disk that stays short of room.
 const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -86,6 +89,8 @@ struct DiskRoom {
     repeated: u32,
     /// When another may begin there.
     again: Now,
+    /// When it may be said again that frames wait for room.
+    said_until: Option<Now>,
 }
 
 impl DiskRoom {
@@ -93,6 +98,14 @@ impl DiskRoom {
     fn is_short(&mut self, folder: &Folder, shard: &Shard, now: Now) -> bool {
         let position = shard.journal_position();
         if shard.is_short_of_disk() {
+            if self.said_until.is_none_or(|until| until <= now) {
+                self.said_until = Some(now + SHORT_SAID_PAUSE);
+                let (directory, free) = (folder.directory(), folder.free().unwrap_or_default());
+                tracing::warn!(
+                    "{directory}: gradients wait for a checkpoint, which cuts the journal: {free} bytes of the disk are \
+                     free for this shard"
+                );
+            }
             // The first checkpoint cuts what an older one needs, the second what it needs itself.
             return position != self.begun_at || self.repeated < 2 || self.again <= now;
         }

@@ -12,7 +12,7 @@ use super::contribution::DeferredSet;
 use super::frames::{Admitted, FrameCheck, decode};
 use super::job::Job;
 use super::presence::TrainerLife;
-use super::reply::{DeviceWait, Refusal};
+use super::reply::{Refusal, RetryReason};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use super::stalls::StallReason;
@@ -375,7 +375,7 @@ impl Serving {
         match self.is_shut(slot_index) {
             Some(StallReason::Device) if !self.is_earlier_life_ahead(slot_index, head) => Ok(()),
             _ => self.check_open(slot_index).map_err(|refusal| {
-                let behind = refusal.behind.map(|_| DeviceWait::Others);
+                let behind = refusal.behind.map(|_| RetryReason::DeviceOfOthers);
                 refusal.behind(behind)
             }),
         }
@@ -387,7 +387,7 @@ impl Serving {
         let id = self.table.chunks[slot_index].id;
         let name = self.table.held(id).name();
         let text = format!("parameter \"{name}\" chunk {}: its update waits for {}", id.chunk, lack.text());
-        Err(Refusal::new(ErrorCode::Busy, text).behind((lack == StallReason::Device).then_some(DeviceWait::Work)))
+        Err(Refusal::new(ErrorCode::Busy, text).behind((lack == StallReason::Device).then_some(RetryReason::Device)))
     }
 
     /// Refuses a change of membership while it could change the next admission.
@@ -429,7 +429,7 @@ impl Serving {
             "parameter \"{name}\" chunk {}: the refused request of trainer {first} comes first",
             chunk.id.chunk
         );
-        Err(Refusal::new(ErrorCode::Busy, text).behind(Some(DeviceWait::Others)))
+        Err(Refusal::new(ErrorCode::Busy, text).behind(Some(RetryReason::DeviceOfOthers)))
     }
 
     /// Whether a gradient of an earlier incarnation of the trainer waits in a chunk of the group.

@@ -3,7 +3,7 @@
 //! The journal computes a checksum over a record's parts and then writes them, so they must not change in between. A
 //! payload in its sender's memory may change: its private copy is checksummed and written.
 
-use super::reply::Refusal;
+use super::reply::{Refusal, RetryReason};
 use crate::checkpoint::Journal;
 use crate::error::Failure;
 use crate::port::Incoming;
@@ -36,7 +36,7 @@ impl ShardJournal {
             if matches!(failure, Failure::Node(_)) {
                 self.replaced = Some(failure);
             }
-            Refusal::new(ErrorCode::Busy, text)
+            Refusal::new(ErrorCode::Busy, text).behind(journal.is_short().then_some(RetryReason::Disk))
         })
     }
 

@@ -110,17 +110,19 @@ pub(super) struct Refusal {
     pub(super) trainers: Vec<TrainerId>,
     /// Whether work in flight on an accelerator may remove the reason.
     pub(super) may_pass: bool,
-    /// Set where the request waits for a grouped update on a device and succeeds when retried.
-    pub(super) behind: Option<DeviceWait>,
+    /// Set where the request waits for work of this server and succeeds when retried.
+    pub(super) behind: Option<RetryReason>,
 }
 
-/// Why a request must be retried while a grouped update runs on a device.
+/// Why a request must be retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DeviceWait {
-    /// It comes after the gradients that are queued, and before new ones.
-    Work,
-    /// Other requests go first.
-    Others,
+pub(super) enum RetryReason {
+    /// A grouped update runs on a device: the request comes after the gradients that are queued, and before new ones.
+    Device,
+    /// A grouped update runs on a device, and other requests go first.
+    DeviceOfOthers,
+    /// The next checkpoint needs the disk's room, and cuts the journal.
+    Disk,
 }
 
 impl Refusal {
@@ -138,8 +140,8 @@ impl Refusal {
         Self { may_pass: is_at_work, ..self }
     }
 
-    /// Marks a refusal by a grouped update on a device.
-    pub(super) fn behind(self, behind: Option<DeviceWait>) -> Self {
+    /// Marks a refusal that ends with work of this server.
+    pub(super) fn behind(self, behind: Option<RetryReason>) -> Self {
         Self { behind, ..self }
     }
 

@@ -19,7 +19,7 @@ use super::options::{NoRoom, ShardOptions};
 use super::output::{CheckpointRequest, ServerOutput};
 use super::pool::Pool;
 use super::presence::{Presence, TrainerLife};
-use super::reply::{DeviceWait, Refusal, Replies};
+use super::reply::{Refusal, Replies, RetryReason};
 use super::serving::Serving;
 use super::totals::check_totals;
 use crate::checkpoint::Folder;
@@ -399,7 +399,7 @@ impl Shard {
             peer.spare.push(found.cleared());
         }
         if let Err(refusal) = done {
-            if let (Phase::Serving(serving), Some(DeviceWait::Work)) = (&mut self.phase, refusal.behind) {
+            if let (Phase::Serving(serving), Some(RetryReason::Device)) = (&mut self.phase, refusal.behind) {
                 serving.note_refused(now, frame.head.trainer);
                 self.changes += 1;
             }

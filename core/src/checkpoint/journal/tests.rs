@@ -473,3 +473,24 @@ proptest! {
         prop_assert!(read(&storage, 0).map_or(true, |(records, _)| records.is_empty()));
     }
 }
+
+#[test]
+fn an_append_leaves_the_bytes_free_that_are_kept() {
+    let storage = empty();
+    let mut journal = first(Arc::new(storage.clone()), false).unwrap();
+    // Two shards share the disk: each has half of what is free.
+    let used = 10_000_000 - {
+        storage.set_room(10_000_000);
+        storage.free().unwrap()
+    };
+    storage.set_room(used + 2 * (5000 + 100 + RECORD_HEADER_BYTES));
+    journal.keep_free(5000);
+    journal.append(&[&[1; 100]]).unwrap();
+    let refused = journal.append(&[&[2; 100]]).unwrap_err().to_string();
+    assert!(refused.contains("of which 5000 are kept for its next checkpoint"), "{refused}");
+    assert!(journal.is_short());
+    journal.keep_free(0);
+    journal.append(&[&[3; 100]]).unwrap();
+    assert!(!journal.is_short());
+    assert_eq!(payloads(&storage, 0), [vec![1; 100], vec![3; 100]], "nothing is left of what was refused");
+}

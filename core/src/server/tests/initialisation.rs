@@ -1,7 +1,11 @@
 //! Initialisation and its fence, and a pool that is sealed by it.
 
+use std::sync::Arc;
+
 use super::script::Script;
 use super::stage::{Plan, Stage, id};
+use crate::checkpoint::Storage;
+use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
 use crate::error::Failure;
@@ -68,6 +72,33 @@ fn parameters_beyond_the_memory_limit_are_refused_by_their_need() {
     check(2 * 4104, "");
     check(2 * 4104 - 1, "parameters need 8208 bytes or more on this shard (values 4104, states and a gradient of each");
     check(2 * 4104 - 1, "found a memory limit of 8207 bytes for it (cgroup); expected a higher limit, more servers");
+}
+
+#[test]
+fn parameters_beyond_the_disk_are_refused_by_their_need_and_not_when_the_journal_is_replayed() {
+    let storage = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(storage.clone());
+    let mut stage = Stage::empty(plan());
+    stage.restore(&disk, false);
+    stage.connect(0, Incarnation(1));
+    for parcel in [stage.init(0, None), stage.init(1, None)] {
+        stage.deliver(0, &parcel);
+    }
+    storage.set_room(10 << 20);
+    let finish = stage.finish(3);
+    stage.deliver(0, &finish);
+    let found = stage.errors().join(" ");
+    // Three chunks of 4,104 bytes together, with 128 bytes for each and 64 for its trainers.
+    assert!(found.contains("of the disk on this shard (three checkpoints of 4680, three times 4194304"), "{found}");
+    assert_eq!(stage.shard.generation(), Generation(0), "it does not serve");
+    storage.set_room(1 << 30);
+    stage.answers.clear();
+    stage.deliver(0, &finish);
+    assert_eq!(stage.shard.generation(), Generation(1), "{:?}", stage.errors());
+    storage.set_room(1);
+    let mut again = Stage::empty(plan());
+    again.restore(&disk, false);
+    assert_eq!(again.shard.generation(), Generation(1), "a job that was initialised goes on");
 }
 
 #[test]
