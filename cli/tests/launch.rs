@@ -102,7 +102,7 @@ fn a_trainer_in_a_container_gets_the_token() {
     assert!(end.output.contains("[trainer 0] token_file = /proc/"), "{end:?}");
 }
 
-/// What a job of two trainers says that trains on a disk of so many bytes, and the files that its server leaves there.
+/// The end of a job of two trainers on a disk of so many bytes, and the files that its server leaves there.
 fn trained_on_a_disk(bytes: u64) -> Option<(RunEnd, String)> {
     let container = ["unshare", "-Urm"];
     let works = Command::new(container[0]).args(&container[1..]).args(["mount", "-t", "tmpfs", "x", "/mnt"]).output();

@@ -102,8 +102,8 @@ impl DiskRoom {
                 self.said_until = Some(now + SHORT_SAID_PAUSE);
                 let (directory, free) = (folder.directory(), folder.free().unwrap_or_default());
                 tracing::warn!(
-                    "{directory}: gradients wait for a checkpoint, which cuts the journal: {free} bytes of the disk are \
-                     free for this shard"
+                    "{directory}: gradients wait for a checkpoint, which cuts the journal: {free} bytes of the disk \
+                     are free for this shard"
                 );
             }
             // The first checkpoint cuts what an older one needs, the second what it needs itself.

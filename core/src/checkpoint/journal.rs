@@ -51,7 +51,7 @@ pub struct Journal {
     room: JournalRoom,
 }
 
-/// What the journal leaves free on the disk.
+/// The part of the disk that the journal leaves free.
 #[derive(Default)]
 struct JournalRoom {
     /// Bytes that stay free.

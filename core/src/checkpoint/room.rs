@@ -2,7 +2,7 @@
 
 use super::owner::Folder;
 
-/// What the journal leaves free beside the next checkpoint: a restart writes files of its owner and the coordinator.
+/// The journal leaves so much free beside the next checkpoint: a restart writes files of its owner and coordinator.
 pub const RESERVE_BYTES: u64 = 2 * 1024 * 1024;
 /// The journal between two checkpoints has at least so much room.
 const JOURNAL_BYTES_LEAST: u64 = 4 * 1024 * 1024;
@@ -15,8 +15,8 @@ pub fn journal_room(values: u64) -> u64 {
     values.max(JOURNAL_BYTES_LEAST)
 }
 
-/// Bytes of the disk that a shard needs: two checkpoints that are kept, one that is written, the journal from the oldest
-/// of them on, and the reserve.
+/// Bytes of the disk that a shard needs: two checkpoints that are kept, one that is written, the journal from the
+/// oldest of them on, and the reserve.
 #[must_use]
 pub fn disk_need(checkpoint: u64, values: u64, has_journal: bool) -> u64 {
     let journal = if has_journal { journal_room(values) } else { 0 };
