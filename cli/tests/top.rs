@@ -4,6 +4,8 @@ mod cluster;
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cluster::job::{Job, client, folder};
 use cluster::ports::free_port;
@@ -70,6 +72,34 @@ fn a_job_is_printed_once_as_plain_text() {
     must_fail(&["127.0.0.1"], "has no port; expected HOST:PORT");
     must_fail(&[&format!("127.0.0.1:{}", free_port())], "Connection refused");
     drop(server);
+}
+
+#[test]
+fn a_server_that_is_stopped_is_shown_as_silent() {
+    let at = format!("127.0.0.1:{}", free_port());
+    let job = Job::new(2, 1);
+    let first = Process::start(&job.clone().with("--http", &at).arguments(0, "127.0.0.1:0", None)).expect("it starts");
+    let address = first.address.to_string();
+    let second = Process::start(&job.arguments(1, "127.0.0.1:0", Some(&address))).expect("it starts");
+    let shows = |expected: &str| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let text = String::from_utf8(once(&[&at]).stdout).expect("it is text");
+            if text.contains(expected) {
+                return text;
+            }
+            assert!(Instant::now() < deadline, "{text}; expected {expected}");
+            // tidy: allow sleep: time without a message has no event
+            thread::sleep(Duration::from_millis(100));
+        }
+    };
+    shows("2 of 2 servers");
+    kill(second.id(), Signal::SIGSTOP).expect("it runs");
+    let text = shows("server 1 has been silent for ");
+    assert!(text.contains("1 of 2 servers"), "{text}");
+    kill(second.id(), Signal::SIGCONT).expect("it is there");
+    shows("2 of 2 servers");
+    drop((first, second));
 }
 
 #[test]

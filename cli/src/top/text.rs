@@ -74,7 +74,7 @@ impl StatusView {
 
     fn summary(&self, now: &JobStatus) -> Vec<StatusLine> {
         let connected = now.trainers.iter().filter(|one| one.member.state == TrainerState::Connected).count();
-        let servers = now.servers.iter().filter(|server| server.is_connected).count();
+        let servers = now.servers.iter().filter(|server| server.is_connected && !server.is_silent()).count();
         let mut lines = vec![
             line(format!(
                 "pserver: {}, {connected} of {} trainers, {servers} of {} servers",
@@ -96,6 +96,11 @@ impl StatusView {
         }
         let lost = now.servers.iter().filter(|server| !server.is_connected);
         lines.extend(lost.map(|server| alert(format!("server {} is not connected", server.index))));
+        let silent = now.servers.iter().filter(|server| server.is_silent());
+        lines.extend(silent.map(|server| {
+            let (index, silence) = (server.index, seconds(server.silent_seconds));
+            alert(format!("server {index} has been silent for {silence}: calls that need it wait"))
+        }));
         lines
     }
 

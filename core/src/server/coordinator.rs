@@ -142,7 +142,7 @@ impl Coordinator {
             generation: self.generation().0,
             job: self.job(),
             trainers: self.ranks.reports(now),
-            servers: self.servers.reports(),
+            servers: self.servers.reports(now),
         }
     }
 
@@ -207,7 +207,7 @@ impl Coordinator {
         self.flush(&mut replies, out);
     }
 
-    /// Ends the lease of a silent initialiser, and decides claims that are due. Call when [`Coordinator::deadline`] has
+    /// Ends the lease of a silent initialiser, logs silent servers, and decides claims that are due. Call when [`Coordinator::deadline`] has
     /// passed.
     pub fn expire(&mut self, now: Now, out: &mut Vec<CoordinatorOutput>) {
         let mut replies = Replies::default();
@@ -218,6 +218,7 @@ impl Coordinator {
             self.election = Election::Open;
             self.elect(now, &mut replies, out);
         }
+        self.servers.log_silent(now);
         if self.claims.iter().any(|claim| claim.until.is_some_and(|until| until <= now)) {
             self.admit(now, &mut replies, out);
         }
@@ -231,7 +232,7 @@ impl Coordinator {
             Election::Leased { until, .. } => Some(*until),
             Election::Open | Election::Committed(_) => None,
         };
-        self.claims.iter().filter_map(|claim| claim.until).chain(lease).min()
+        self.claims.iter().filter_map(|claim| claim.until).chain(lease).chain(self.servers.silence_due()).min()
     }
 
     /// Answers a request to save a model.

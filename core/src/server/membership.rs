@@ -289,6 +289,9 @@ impl Ranks {
     }
 }
 
+/// A server that has not renewed its registration for so long is said to be silent.
+const SILENT: Duration = Duration::from_secs(10);
+
 /// The servers of a job.
 pub(super) struct ServerSlots {
     slots: Vec<ServerSlot>,
@@ -309,6 +312,10 @@ struct ServerSlot {
     free_from: Option<Now>,
     /// The status that it reported last.
     status: Vec<u8>,
+    /// Its last registration, which it renews every second.
+    heard: Now,
+    /// Whether it was said that it is silent.
+    is_said: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -352,13 +359,36 @@ impl ServerSlots {
     }
 
     /// Every slot, for monitoring.
-    pub(super) fn reports(&self) -> Vec<ServerReport> {
+    pub(super) fn reports(&self, now: Now) -> Vec<ServerReport> {
         let report = |slot: &ServerSlot| ServerReport {
             address: slot.address.clone(),
             is_connected: slot.connection.is_some(),
+            silent_milliseconds: slot.silence(now).as_millis().try_into().unwrap_or(u64::MAX),
             status: slot.status.clone(),
         };
         self.slots.iter().map(report).collect()
+    }
+
+    /// When another server will have been silent for long.
+    pub(super) fn silence_due(&self) -> Option<Now> {
+        let others = self.slots.iter().filter(|slot| slot.is_other() && !slot.is_said);
+        others.map(|slot| slot.heard + SILENT).min()
+    }
+
+    /// Logs each server that has become silent: its connection is open, and its process or host hangs.
+    pub(super) fn log_silent(&mut self, now: Now) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if !slot.is_said && SILENT <= slot.silence(now) {
+                slot.is_said = true;
+                let (address, origin, seconds) = (&slot.address, &slot.origin, slot.silence(now).as_secs());
+                tracing::warn!(
+                    server = index,
+                    address,
+                    "server silent for {seconds} s: its process is stopped, or its host or network hangs; calls that \
+                     need it wait: {origin}"
+                );
+            }
+        }
     }
 
     /// Describes the servers that have not registered; empty when all have.
@@ -435,6 +465,10 @@ impl ServerSlots {
         if let Some(free_from) = slot.free_from.filter(|from| now < *from && !is_same) {
             return PlaceClaim::Waits(free_from);
         }
+        if slot.is_said && is_its_own {
+            let seconds = slot.silence(now).as_secs();
+            tracing::info!(server = register.server, address = entry.address, "server heard again after {seconds} s");
+        }
         if !is_its_own {
             tracing::info!(server = register.server, address = entry.address, "server registered: {origin}");
         }
@@ -445,6 +479,8 @@ impl ServerSlots {
             connection: Some(ServerConnection::Peer(peer)),
             free_from: None,
             status: register.status.clone(),
+            heard: now,
+            is_said: false,
         };
         PlaceClaim::Taken(!is_same)
     }
@@ -470,6 +506,16 @@ impl ServerSlots {
 }
 
 impl ServerSlot {
+    /// Whether a server other than the coordinator's own is connected.
+    fn is_other(&self) -> bool {
+        matches!(self.connection, Some(ServerConnection::Peer(_)))
+    }
+
+    /// The time since the last renewal of a connected server.
+    fn silence(&self, now: Now) -> Duration {
+        if self.is_other() { self.heard.until(now) } else { Duration::ZERO }
+    }
+
     /// Refuses a server whose slot another one holds.
     fn refuse(&self, register: &RegisterRequest, entry: &ServerEntry) -> Refusal {
         let RegisterRequest { server, renews, .. } = register;

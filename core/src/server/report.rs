@@ -100,6 +100,8 @@ pub struct ServerReport {
     pub address: String,
     /// Whether its connection is open.
     pub is_connected: bool,
+    /// Milliseconds since a connected server's last renewal, which it sends every second.
+    pub silent_milliseconds: u64,
     /// The status that it reported last, in JSON, unchecked; empty when it has reported none.
     pub status: Vec<u8>,
 }

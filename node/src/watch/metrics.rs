@@ -35,7 +35,7 @@ const fn series(name: &'static str, kind: SeriesKind, help: &'static str) -> Ser
 }
 
 /// Every series, in the order of `/metrics`. Those of shards have the label `shard`.
-pub const SERIES: [Series; 35] = [
+pub const SERIES: [Series; 36] = [
     series("pserver_build_info", Gauge, "Always 1; the label version is that of the program, mode that of the job."),
     series("pserver_ready", Gauge, "Whether the server serves: 0 while it recovers or stops."),
     series("pserver_start_time_seconds", Gauge, "Start of the server, since 1970."),
@@ -44,6 +44,7 @@ pub const SERIES: [Series; 35] = [
     series("pserver_job_trainers", Gauge, "Trainers that the job has."),
     series("pserver_job_generation", Gauge, "Committed generation; 0 before initialisation. Server 0 alone knows it."),
     series("pserver_servers_connected", Gauge, "Servers that are connected with server 0, itself among them."),
+    series("pserver_server_silent_seconds", Gauge, "Seconds since server 0 has heard of a connected server."),
     series("pserver_trainers", Gauge, "Trainers by state: absent, connected, lost, departed. Of server 0 alone."),
     series(
         "pserver_trainer_wait_seconds",
@@ -146,6 +147,11 @@ impl Samples {
             "pserver_job_generation" => self.put(&[], f64::from(job.generation)),
             "pserver_servers_connected" => {
                 self.put(&[], real(job.servers.iter().filter(|server| server.is_connected).count() as u64));
+            }
+            "pserver_server_silent_seconds" => {
+                for server in job.servers.iter().filter(|server| server.is_connected) {
+                    self.put(&[("server", &server.index.to_string())], server.silent_seconds);
+                }
             }
             "pserver_trainers" => {
                 let states = [

@@ -1,6 +1,7 @@
 //! Status of a job and of its servers: the JSON of `/status`, which `node/status.schema.json` describes.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use pserver_core::config::Mode;
 use pserver_core::metrics::{BUCKETS, Histogram};
@@ -14,6 +15,9 @@ use crate::telemetry::{DiskReport, KINDS, SessionCounters, SessionReport};
 
 /// The longest status of another server that is read.
 const STATUS_BYTES_MAX: usize = 512 * 1024;
+
+/// A server that server 0 has not heard of for so long is silent.
+const SILENT_SECONDS: f64 = 5.0;
 
 /// Status of a job, as one of its servers knows it: server 0 knows all of it, another server itself alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,6 +51,8 @@ pub struct JobServer {
     pub address: String,
     /// Whether it is connected with server 0.
     pub is_connected: bool,
+    /// Seconds since server 0 has heard of it; about one where it is well.
+    pub silent_seconds: f64,
     /// Its last status, if it has reported one.
     pub status: Option<ServerStatus>,
 }
@@ -141,6 +147,14 @@ pub struct Durations {
     pub sum_seconds: f64,
 }
 
+impl JobServer {
+    /// Whether it is connected and does not answer: its process is stopped, or its host or network hangs.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.is_connected && SILENT_SECONDS <= self.silent_seconds
+    }
+}
+
 impl Watch {
     /// Collects the status of the job.
     pub(super) fn collect(&self) -> JobStatus {
@@ -158,6 +172,7 @@ impl Watch {
             index: settings.index,
             address: self.address.get().cloned().unwrap_or_default(),
             is_connected: true,
+            silent_seconds: 0.0,
             status: Some(self.server(shards)),
         };
         // The job in a checkpoint directory, or its initialiser, may have others than the settings.
@@ -176,6 +191,7 @@ impl Watch {
                 index,
                 address: server.address.clone(),
                 is_connected: server.is_connected,
+                silent_seconds: Duration::from_millis(server.silent_milliseconds).as_secs_f64(),
                 status: read(&server.status),
             });
             others.map(|server| if server.index == settings.index { own.clone() } else { server }).collect()

@@ -522,6 +522,27 @@ connected: the one at tcp://x:1 cannot take its place
 }
 
 #[test]
+fn a_server_that_does_not_renew_is_silent_and_is_said_to_be_so_once() {
+    let mut desk = Desk::new(None);
+    desk.dial("s0");
+    desk.dial("s1");
+    desk.step("servers");
+    let silent = |desk: &Desk| -> Vec<u64> {
+        let servers = desk.coordinator.report(desk.now).servers;
+        servers.iter().map(|server| server.silent_milliseconds).collect()
+    };
+    desk.step("wait 9000");
+    assert_eq!(silent(&desk), [9000, 9000]);
+    desk.step("register s0 0 1 again");
+    assert_eq!(silent(&desk), [0, 9000]);
+    assert_eq!(desk.coordinator.deadline(), Some(desk.now + Duration::from_secs(1)));
+    desk.step("wait 1000");
+    assert_eq!(desk.coordinator.deadline(), Some(desk.now + Duration::from_secs(9)), "it was said of server 1");
+    desk.step("register s1 1 2 again");
+    assert_eq!(silent(&desk), [1000, 0]);
+}
+
+#[test]
 fn a_server_that_comes_back_is_taken_at_once_and_one_elsewhere_after_the_grace_time() {
     check_started("gone s1 ->\n dial s1 ->\n register s1 1 2 -> s1 joined");
     check_started("gone s1 ->\n register-at x 1 ->\n wait 1999 ->\n wait 1 -> x joined");
