@@ -168,12 +168,15 @@ int paddle_get_params_go(paddle_pserver_client client,
 int paddle_cancel_go(paddle_pserver_client client);
 
 /**
- * @brief Saves all parameters as one model, on the machine of server 0.
+ * @brief Saves all parameters as one model, on the machine of server 0. In mode sync it is of the step that the
+ * calling trainer sent last; in other modes its parts may be of different updates. A reader saves one only when no
+ * trainer is connected.
  *
  * @param path where, below the server's model directory.
  * @return PSERVER_OK or PSERVER_ERROR.
  */
-int paddle_save_model_go(paddle_pserver_client client, char *path);
+int paddle_save_model_go(paddle_pserver_client client,
+                         char *path);
 
 /**
  * @brief Why this thread's last failing call failed: which argument, what was found, what was expected.

@@ -326,12 +326,15 @@ void paddle_pserver_client_release(paddle_pserver_client *client);
 int paddle_cancel(paddle_pserver_client *client);
 
 /**
- * @brief Saves all parameters as one model, on the machine of server 0.
+ * @brief Saves all parameters as one model, on the machine of server 0. In mode sync it is of the step that the
+ * calling trainer sent last; in other modes its parts may be of different updates. A reader saves one only when no
+ * trainer is connected.
  *
  * @param path where, below the server's model directory.
  * @return 0 if successful, otherwise -1. A model that is there already is replaced only by a whole one.
  */
-int paddle_save_model(paddle_pserver_client *client, const char *path);
+int paddle_save_model(paddle_pserver_client *client,
+                      const char *path);
 
 /**
  * @brief Replaces the values of parameters by those of a safetensors file, such as a saved model, in a job that runs.
@@ -588,7 +591,8 @@ int paddle_finish_init_params(paddle_pserver_client *client);
 
 /**
  * @brief Fetches parameters. In sync mode they have every gradient in them that this trainer has sent, and so those
- * of all trainers' same steps. It waits until the parameters are initialised.
+ * of all trainers' same steps. In other modes, and for a reader in any mode, parts of a parameter may be of different
+ * updates. It waits until the parameters are initialised.
  *
  * Of each dst[i] the caller sets content and content_len, the room at content in bytes. With content NULL the
  * library allocates, and paddle_parameter_release frees. On success it sets name (to names[i], the same pointer),
@@ -898,7 +902,8 @@ int paddle_buffer_path(paddle_pserver_client *client,
  * @brief Fetches parameters without copying them, if the servers are reached through shared memory: the view has them
  * where the servers wrote them. Over TCP it is a copy, and everything else is the same.
  *
- * A view is of one version, whatever others send meanwhile. As long as there is one of a parameter, this client does
+ * A view does not change, whatever others send meanwhile. In mode sync a trainer's view is of the step that
+ * it sent last. In other modes, and a reader's in any mode, it may have pieces of different updates. As long as there is one of a parameter, this client does
  * not fetch that parameter again.
  *
  * @param names the names of the parameters, each once.

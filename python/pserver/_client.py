@@ -389,7 +389,8 @@ class Client:
         return list(values)
 
     def save(self, path: str) -> tuple[str, int]:
-        """Saves the model below server 0's ``model_dir``; returns where, and its bytes."""
+        """Saves the model below server 0's ``model_dir``; returns where, and its bytes. In mode sync it is of the step
+        that this trainer sent last. A reader saves one only when no trainer is connected."""
         return self._raw.save(path)
 
     @property

@@ -52,7 +52,8 @@ pub extern "C" fn paddle_finish_init_params(client: *mut ClientHandle) -> c_int 
 }
 
 /// @brief Fetches parameters. In sync mode they have every gradient in them that this trainer has sent, and so those
-/// of all trainers' same steps. It waits until the parameters are initialised.
+/// of all trainers' same steps. In other modes, and for a reader in any mode, parts of a parameter may be of different
+/// updates. It waits until the parameters are initialised.
 ///
 /// Of each dst[i] the caller sets content and content_len, the room at content in bytes. With content NULL the
 /// library allocates, and paddle_parameter_release frees. On success it sets name (to names[i], the same pointer),

@@ -178,7 +178,9 @@ pub extern "C" fn paddle_cancel_go(client: GoClient) -> c_int {
     if Handle::Number(client).cancel() { 0 } else { -1 }
 }
 
-/// @brief Saves all parameters as one model, on the machine of server 0.
+/// @brief Saves all parameters as one model, on the machine of server 0. In mode sync it is of the step that the
+/// calling trainer sent last; in other modes its parts may be of different updates. A reader saves one only when no
+/// trainer is connected.
 ///
 /// @param path where, below the server's model directory.
 /// @return PSERVER_OK or PSERVER_ERROR.

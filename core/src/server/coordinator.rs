@@ -405,6 +405,12 @@ impl Coordinator {
             Request::Checkpoint(_) => {
                 return Err(Refusal::invalid("the coordinator has no parameters; expected a request to a shard"));
             }
+            Request::Save(_) if who.is_none() && self.ranks.are_any_connected() => {
+                return Err(Refusal::invalid(
+                    "a model that a reader saves while trainers train may have parameters of different rounds; \
+                     expected paddle_save_model of a trainer between two steps, or after the trainers have left",
+                ));
+            }
             Request::Save(path) => out.push(CoordinatorOutput::Save { peer, head: *head, path }),
         }
         Ok(())

@@ -262,6 +262,11 @@ impl Ranks {
         )))
     }
 
+    /// Whether the trainer of any rank is connected, and has not left.
+    pub(super) fn are_any_connected(&self) -> bool {
+        self.members.iter().any(|member| member.has_joined() && !member.departed && member.free_from.is_none())
+    }
+
     /// Every rank, for monitoring.
     pub(super) fn reports(&self, now: Now) -> Vec<TrainerReport> {
         let report = |(rank, member): (usize, &TrainerMember)| TrainerReport {

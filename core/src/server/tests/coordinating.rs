@@ -522,6 +522,19 @@ connected: the one at tcp://x:1 cannot take its place
 }
 
 #[test]
+fn a_reader_saves_a_model_when_no_trainer_is_connected() {
+    check_started(
+        "save r m -> r Invalid: a model that a reader saves while trainers train may have parameters of different
+         save a m -> save m
+         leave a -> a done
+         leave b -> b done
+         save r m -> r Invalid
+         gone c ->
+         save r m -> save m",
+    );
+}
+
+#[test]
 fn a_server_that_does_not_renew_is_silent_and_is_said_to_be_so_once() {
     let mut desk = Desk::new(None);
     desk.dial("s0");
