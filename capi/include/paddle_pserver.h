@@ -367,7 +367,8 @@ int paddle_leave(paddle_pserver_client *client);
 
 /**
  * @brief At which step a trainer goes on whose earlier process has ended, in mode sync: the fewest updates that a
- * parameter has. A new job has 0.
+ * parameter has which gets a gradient in each step. A new job has 0. A parameter more than two updates behind the
+ * others, such as one that is never sent, is none of these.
  *
  * A trainer calls this after the initialisation and before its first gradient, and begins its loop there. Its next
  * gradients are those of that step; where the earlier process had sent one, the servers acknowledge the new one and do
@@ -902,9 +903,9 @@ int paddle_buffer_path(paddle_pserver_client *client,
  * @brief Fetches parameters without copying them, if the servers are reached through shared memory: the view has them
  * where the servers wrote them. Over TCP it is a copy, and everything else is the same.
  *
- * A view does not change, whatever others send meanwhile. In mode sync a trainer's view is of the step that
- * it sent last. In other modes, and a reader's in any mode, it may have pieces of different updates. As long as there is one of a parameter, this client does
- * not fetch that parameter again.
+ * A view does not change, whatever others send meanwhile. In mode sync a trainer's view is of the step that it sent
+ * last. In other modes, and a reader's in any mode, it may have pieces of different updates. As long as there is one
+ * of a parameter, this client does not fetch that parameter again.
  *
  * @param names the names of the parameters, each once.
  * @param len how many, at least 1.

@@ -141,9 +141,10 @@ impl Client {
     }
 
     /// Rounds of the job, where a trainer goes on after an earlier process of its rank has ended: the fewest that a
-    /// parameter has. In sync mode this trainer counts every parameter from there, so that its next gradients are those
-    /// of one step; servers acknowledge gradients of rounds that a parameter has already, and apply nothing. For a
-    /// client that has pushed nothing.
+    /// parameter has which gets a gradient in each step. One that is more than two rounds behind the others is none of
+    /// these, such as a frozen one. In sync mode this trainer counts every other parameter from there, so that its next
+    /// gradients are those of one step; servers acknowledge gradients of rounds that a parameter has already, and apply
+    /// nothing. For a client that has pushed nothing.
     ///
     /// # Errors
     /// When the job is not in sync mode, or a server does not answer before the deadline.
@@ -158,8 +159,11 @@ impl Client {
         state.learn_rounds(&all)?;
         let job = state.job.as_mut().expect("the job is ready");
         let round = |index: &ParameterIndex| job.progress(*index).round.unwrap_or_default();
-        let fewest = all.iter().map(round).min().unwrap_or_default();
-        all.iter().for_each(|index| job.progress_mut(*index).round = Some(fewest));
+        let most = all.iter().map(round).max().unwrap_or_default();
+        // One round may be open, and the next one begun.
+        let stepping: Vec<_> = all.into_iter().filter(|index| most.0 <= round(index).0 + 2).collect();
+        let fewest = stepping.iter().map(round).min().unwrap_or_default();
+        stepping.iter().for_each(|index| job.progress_mut(*index).round = Some(fewest));
         Ok(fewest.0)
     }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import pserver
+from pserver import _pserver
 
 SGD = "optimizer: SGD const_lr { learning_rate: 0.1 }"
 ADAM = "optimizer: Adam adam { beta_1: 0.9 beta_2: 0.999 epsilon: 1e-8 } const_lr { learning_rate: 0.01 }"
@@ -338,3 +340,12 @@ def test_a_client_that_has_sent_nothing_leaves_no_job(job: Any) -> None:
     again.push({"w": np.ones(2, np.float32)})
     # Both have pushed the first round.
     assert other.push_pull({"w": np.ones(2, np.float32)})["w"].tolist() == [-1, -1]
+
+
+def test_every_setting_of_clients_is_a_parameter() -> None:
+    with pytest.raises(pserver.Refused) as refused:
+        _pserver.RawClient("nonsense=1")
+    named = str(refused.value).split("with a name of ")[1].split(", ")
+    assert set(named) == set(inspect.signature(pserver.Client).parameters), named
+    with pytest.raises(pserver.Refused, match="checks"):
+        pserver.Client(checks="never")

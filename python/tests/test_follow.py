@@ -76,6 +76,65 @@ def test_a_saved_model_is_loaded_by_names_or_places(job: Any, tmp_path: Any) -> 
         module().load_model(where, torch.nn.Sequential(*network, torch.nn.Linear(1, 1)))
 
 
+def test_a_saved_model_is_loaded_beside_a_frozen_base_and_into_a_model_that_was_compiled(
+    job: Any, tmp_path: Any
+) -> None:
+    def adapted() -> torch.nn.Module:
+        base, adapter = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+        base.requires_grad_(False)
+        return torch.nn.ModuleDict({"base": base, "adapter": adapter})
+
+    def compiled(model: torch.nn.Module) -> torch.nn.Module:
+        """The model as torch.compile wraps it, without its second of imports."""
+        made: Any = torch.nn.Module()
+        made._orig_mod = model
+        return made
+
+    client = job(arguments=["--model-dir", str(tmp_path)])
+    trained = compiled(adapted())
+    learned = [(name, tensor) for name, tensor in trained.named_parameters() if tensor.requires_grad]
+    assert learned[0][0] == "_orig_mod.adapter.weight"
+    module().Optimizer(learned, "sgd", 0.1, client=client)
+    where = module().save_model("adapter.safetensors", client=client)
+    for other in (adapted(), compiled(adapted())):
+        before = {name: tensor.clone() for name, tensor in other.named_parameters()}
+        module().load_model(where, other)
+        for (name, tensor), (_, ours) in zip(other.named_parameters(), trained.named_parameters()):
+            assert torch.equal(tensor, before[name] if "base" in name else ours), name
+    adapter_alone = adapted()
+    adapter_alone.get_submodule("base").requires_grad_(True)
+    with pytest.raises(pserver.Refused, match="base.weight"):
+        module().load_model(where, adapter_alone)
+
+
+def test_buffers_are_at_the_servers_for_readers_and_saved_models(job: Any, tmp_path: Any) -> None:
+    def network() -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+
+    def same(one: Any, other: Any) -> bool:
+        return all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
+
+    client = job(arguments=["--model-dir", str(tmp_path)])
+    trained, reader, loaded = network(), network(), network()
+    optimizer = module().Optimizer(
+        trained.named_parameters(), "sgd", 0.1, client=client, buffers=trained.named_buffers()
+    )
+    with module().follow(reader, client.coordinator, deadline=30) as follower:
+        assert same(trained, reader), "as they were declared"
+        for _ in range(3):
+            trained(torch.rand(5, 2)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.set_buffers()
+        follower.update(wait=True)
+        assert int(reader[1].num_batches_tracked) == 3 and same(trained, reader)
+    assert client.resume_rounds() == 3, "they take no part in steps"
+    module().load_model(module().save_model("model.safetensors", client=client), loaded)
+    assert same(trained, loaded)
+    with pytest.raises(pserver.Refused, match='buffer "mask" is of torch.bool; expected float32'):
+        module().Optimizer(trained.parameters(), buffers=[("mask", torch.ones(2, dtype=torch.bool))], client=client)
+
+
 @pytest.mark.parametrize("fragments, delay", [(1, 0), (2, 0), (2, None), (1, 2)])
 def test_diloco_in_fragments_is_the_same_in_plain_torch(job: Any, fragments: int, delay: int | None) -> None:
     every, steps = 4, 24

@@ -151,9 +151,9 @@ pub extern "C" fn paddle_buffer_path(client: *mut ClientHandle, memory: *const c
 /// @brief Fetches parameters without copying them, if the servers are reached through shared memory: the view has them
 /// where the servers wrote them. Over TCP it is a copy, and everything else is the same.
 ///
-/// A view does not change, whatever others send meanwhile. In mode sync a trainer's view is of the step that
-/// it sent last. In other modes, and a reader's in any mode, it may have pieces of different updates. As long as there is one of a parameter, this client does
-/// not fetch that parameter again.
+/// A view does not change, whatever others send meanwhile. In mode sync a trainer's view is of the step that it sent
+/// last. In other modes, and a reader's in any mode, it may have pieces of different updates. As long as there is one
+/// of a parameter, this client does not fetch that parameter again.
 ///
 /// @param names the names of the parameters, each once.
 /// @param len how many, at least 1.

@@ -132,7 +132,8 @@ pub extern "C" fn paddle_leave(client: *mut ClientHandle) -> c_int {
 }
 
 /// @brief At which step a trainer goes on whose earlier process has ended, in mode sync: the fewest updates that a
-/// parameter has. A new job has 0.
+/// parameter has which gets a gradient in each step. A new job has 0. A parameter more than two updates behind the
+/// others, such as one that is never sent, is none of these.
 ///
 /// A trainer calls this after the initialisation and before its first gradient, and begins its loop there. Its next
 /// gradients are those of that step; where the earlier process had sent one, the servers acknowledge the new one and do

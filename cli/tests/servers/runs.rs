@@ -59,6 +59,26 @@ fn train(coordinator: &Address, tensors: &[Tensor], last: u64, order: &[u32], ki
 }
 
 #[test]
+fn a_parameter_that_gets_no_gradients_takes_no_trainer_back_to_the_first_step() {
+    let trained = tensors();
+    let mut all = tensors();
+    all.push(Tensor::new("frozen", Float32, 10, "optimizer: SGD"));
+    let servers = Local::start(&Job::new(2, TRAINERS));
+    let coordinator = servers.coordinator();
+    let ((first, _), (second, _)) = (join(&coordinator, &all, 0), join(&coordinator, &all, 1));
+    for round in 1..=STEPS {
+        push(&first, &trained, 0, round).expect("the round takes a gradient");
+        push_pull(&second, &trained, 1, round).expect("the round is complete");
+    }
+    drop(first);
+    let (again, done) = join(&coordinator, &all, 0);
+    assert_eq!(done, STEPS);
+    push(&again, &trained, 0, STEPS + 1).expect("the round takes a gradient");
+    push_pull(&second, &trained, 1, STEPS + 1).expect("the round is complete with it");
+    servers.stop();
+}
+
+#[test]
 fn each_of_several_jobs_over_a_directory_waits_for_all_its_trainers() {
     let mut prng = SeededPrng::of("jobs in a row");
     let (folder, tensors) = (folder(), tensors());

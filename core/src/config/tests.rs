@@ -427,6 +427,10 @@ fn a_mistake_in_the_text_is_named_with_its_place() {
     check_refused("mode: Staleness staleness_bound: -1", &["column 34", "'-'"]);
     check_refused("algorithm: add", &["\"algorithm\" has \"add\"; expected a string in quotes"]);
     check_refused("algorithm: 'add", &["column 12", "no closing quote"]);
+    check_refused(
+        "rule: 'm = g\n w -= lr*m'",
+        &["no closing quote on its line", "expected \\n where", "which are joined"],
+    );
     check_refused("algorithm: 'a\\q'", &["column 15", "escape"]);
     check_refused("algorithm: '\\xff'", &["is not UTF-8"]);
     check_refused("algorithm: '\\777'", &["escape"]);

@@ -168,7 +168,12 @@ impl<'a> ConfigParser<'a> {
     fn string(&mut self, quote: char, start: Position, bytes: &mut Vec<u8>) -> Result<(), Failure> {
         loop {
             match self.text.advance() {
-                None | Some('\n') => return Err(start.refuse("a string has no closing quote on its line")),
+                None | Some('\n') => {
+                    return Err(start.refuse(
+                        "a string has no closing quote on its line; expected \\n where its text has a line's end, or a \
+                         string in quotes on each line, which are joined",
+                    ));
+                }
                 Some(character) if character == quote => return Ok(()),
                 Some('\\') => bytes.extend(self.escape()?),
                 Some(character) => push_character(bytes, character),

@@ -207,8 +207,8 @@ impl Coordinator {
         self.flush(&mut replies, out);
     }
 
-    /// Ends the lease of a silent initialiser, logs silent servers, and decides claims that are due. Call when [`Coordinator::deadline`] has
-    /// passed.
+    /// Ends the lease of a silent initialiser, logs silent servers, and decides claims that are due. Call when
+    /// [`Coordinator::deadline`] has passed.
     pub fn expire(&mut self, now: Now, out: &mut Vec<CoordinatorOutput>) {
         let mut replies = Replies::default();
         if let Election::Leased { trainer, generation, until, .. } = &self.election
@@ -405,15 +405,23 @@ impl Coordinator {
             Request::Checkpoint(_) => {
                 return Err(Refusal::invalid("the coordinator has no parameters; expected a request to a shard"));
             }
-            Request::Save(_) if who.is_none() && self.ranks.are_any_connected() => {
-                return Err(Refusal::invalid(
-                    "a model that a reader saves while trainers train may have parameters of different rounds; \
-                     expected paddle_save_model of a trainer between two steps, or after the trainers have left",
-                ));
+            Request::Save(path) => {
+                self.check_save(who)?;
+                out.push(CoordinatorOutput::Save { peer, head: *head, path });
             }
-            Request::Save(path) => out.push(CoordinatorOutput::Save { peer, head: *head, path }),
         }
         Ok(())
+    }
+
+    /// Refuses a reader's save while trainers train.
+    fn check_save(&self, who: Option<TrainerId>) -> Result<(), Refusal> {
+        if who.is_some() || !self.ranks.are_any_connected() {
+            return Ok(());
+        }
+        Err(Refusal::invalid(
+            "a model that a reader saves while trainers train may have parameters of different rounds; expected \
+             paddle_save_model of a trainer between two steps, or after the trainers have left",
+        ))
     }
 
     fn rank_of(&self, peer: PeerId) -> Option<TrainerId> {

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .._client import Client, last_client
 from .._errors import Error, Refused, Timeout
+from ._buffers import Buffers
 from ._embedding import Table
 from ._weights import Places, Weight
 
@@ -17,11 +18,19 @@ ATTEMPTS = 50
 """Fetches of one update, each of which may have met servers between two versions."""
 
 
+class Fetched(NamedTuple):
+    """What a follower has fetched and not installed."""
+
+    versions: dict[str, int]
+    places: Places
+    buffers: dict[str, torch.Tensor]
+
+
 class Follower:
     """A model with the newest weights of a job: a reader, which is no trainer and which no trainer waits for.
 
-    :meth:`update` between two batches installs the weights that were fetched meanwhile, if there are newer ones, and
-    starts to fetch the next. A version is whole: every parameter has had as many updates as the others; parameters that
+    :meth:`update` between two batches installs the weights that were fetched meanwhile, if there are newer ones, with
+    the job's buffers, and starts to fetch the next. A version is whole: every parameter has had as many updates as the others; parameters that
     had none may stay behind. With ``together=False`` each parameter is whole by itself: for jobs that do not update all
     of them in each step, such as those of :class:`DiLoCo` with fragments.
     """
@@ -33,13 +42,14 @@ class Follower:
         self._is_own, self._together, self._is_closed = is_own, together, False
         self._weights: list[Weight] = []
         self._thread = ThreadPoolExecutor(1, "pserver-follow")
-        self._fetched: "Future[tuple[dict[str, int], Places] | None] | None" = None
+        self._fetched: "Future[Fetched | None] | None" = None
         names = {one.name for one in client.parameters()}
         for name, tensor in server_names(model.named_parameters(), names).items():
             if Table.is_of(tensor):
                 Table.of(tensor, name).bind(client)
             else:
                 self._weights.append(Weight(name, tensor))
+        self._buffers = Buffers((_plain(name), tensor) for name, tensor in model.named_buffers() if _plain(name) in names)
         self.update(wait=True)
 
     def update(self, wait: bool = False) -> bool:
@@ -56,11 +66,12 @@ class Follower:
             self._fetched = self._thread.submit(self._fetch)
         if found is None:
             return False
-        self.versions, places = found
+        self.versions, places, buffers = found
         places.finish()
+        self._buffers.install(buffers)
         return True
 
-    def _fetch(self) -> tuple[dict[str, int], Places] | None:
+    def _fetch(self) -> "Fetched | None":
         """A whole version, into memory of its own, unless the model has it."""
         for attempt in range(ATTEMPTS):
             versions = {one.name: one.version for one in self.client.parameters()}
@@ -79,7 +90,7 @@ class Follower:
             resting = {name: places.arrays[name] for name in versions if name not in set(moving)}
             # A parameter that had its first update meanwhile is one of the others.
             if not resting or self.client.pull_version(resting) == 0:
-                return versions, places
+                return Fetched(versions, places, self._buffers.fetched(self.client))
         raise Timeout(f"a parameter had its first update in each of {ATTEMPTS} fetches; expected jobs that go on")
 
     def _fetch_whole(self, places: Places, names: list[str], versions: dict[str, int]) -> int:
@@ -148,8 +159,8 @@ def save_model(path: str, *, client: Client | None = None) -> str:
 
 
 def load_model(path: str | Path, model: torch.nn.Module) -> None:
-    """Gives a model the weights of a file that :func:`save_model` saved; buffers stay as they are. A trainer makes them
-    the job's by :meth:`Optimizer.set_weights`.
+    """Gives a model the weights of a file that :func:`save_model` saved, and the buffers that the file has. A trainer
+    makes them the job's by :meth:`Optimizer.set_weights` and :meth:`Optimizer.set_buffers`.
 
     Raises:
         Refused: the file is none of safetensors, or lacks a parameter of the model.
@@ -167,6 +178,9 @@ def load_model(path: str | Path, model: torch.nn.Module) -> None:
     for at, tensor in server_names(model.named_parameters(), found).items():
         if not Table.is_of(tensor):
             state[names[id(tensor)]] = found[at]
+    for name, tensor in model.named_buffers():
+        if _plain(name) in found and name in state:
+            state[name] = found[_plain(name)].reshape(tensor.shape)
     model.load_state_dict(state)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from .._client import Client, last_client
 from .._errors import Refused
+from ._buffers import Buffers
 from ._buckets import Absent, Bucket, Sending, in_buckets, wait_all
 from ._clipping import Clipping
 from ._embedding import Table
@@ -43,6 +44,9 @@ class Optimizer(torch.optim.Optimizer):
     backward pass goes on, in buckets of ``bucket_bytes`` and more; a backward pass that is not the last one before
     :meth:`step` then belongs in :meth:`no_sync`, and gradients are not to be changed between the two.
 
+    ``buffers``, such as ``model.named_buffers()``, are at the servers too, for :func:`follow`, :func:`save_model` and
+    :func:`load_model`: as the first trainer has them, until one calls :meth:`set_buffers`.
+
     Other settings are PyTorch's of the rule: ``sgd``: ``momentum=0.0, dampening=0.0, weight_decay=0.0,
     nesterov=False``; ``adam``: ``betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, amsgrad=False``; ``adamw``: the same
     with ``weight_decay=0.01``; ``adagrad``: ``lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0,
@@ -61,6 +65,7 @@ class Optimizer(torch.optim.Optimizer):
         wire: torch.dtype | None = None,
         overlap: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
+        buffers: Iterable[tuple[str, torch.Tensor]] = (),
         **settings: Any,
     ) -> None:
         self._is_declared = False
@@ -70,6 +75,7 @@ class Optimizer(torch.optim.Optimizer):
         self._clipping = None if max_norm is None else Clipping(max_norm)
         self.weights: list[Weight] = []
         self._tables: list[tuple[int, Table]] = []
+        self._of_model = Buffers(buffers)
         self._buckets: list[Bucket] = []
         self._is_syncing = True
         self._has_failed = False
@@ -87,6 +93,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self._check_job(configs)
             self.fetch_weights()
+            self._of_model.install(self._of_model.fetched(self.client))
             self._warn_of_earlier()
         self.client._has_optimizer = True
         _owners.update({id(tensor): self for tensor in self._tensors()})
@@ -152,6 +159,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._clipping.declare(client, weight.name)
         for _, table in self._tables:
             table.declare(client, configs[table.name])
+        self._of_model.declare(client)
 
     def _check_job(self, configs: Mapping[str, str]) -> None:
         """Refuses a job that another trainer has initialised with another optimizer."""
@@ -162,6 +170,7 @@ class Optimizer(torch.optim.Optimizer):
             self.client.check_optimizer(table.name, table.config(configs[table.name]))
             table.check_type(self.client)
         own = {weight.name for weight in self.weights} | {table.name for _, table in self._tables}
+        own |= self._of_model.names
         if self._clipping is not None:
             own |= self._clipping.parts(own)
         if lacking := [name for name in self.client._raw.names() if name not in own]:
@@ -472,6 +481,11 @@ class Optimizer(torch.optim.Optimizer):
         """Makes this trainer's weights the job's, as after ``model.load_state_dict``. One trainer calls it, or all with
         the same weights, each before its next step."""
         self._set(self.weights)
+
+    def set_buffers(self) -> None:
+        """Makes this trainer's ``buffers`` the job's, for readers and saved models. One trainer calls it, between two
+        steps."""
+        self._of_model.send(self.client)
 
     def _set(self, weights: list[Weight]) -> None:
         self.client.set({weight.name: weight.value() for weight in weights})
