@@ -169,8 +169,8 @@ int paddle_cancel_go(paddle_pserver_client client);
 
 /**
  * @brief Saves all parameters as one model, on the machine of server 0. In mode sync it is of the step that the
- * calling trainer sent last; in other modes its parts may be of different updates. A reader saves one only when no
- * trainer is connected.
+ * calling trainer sent last, and a reader saves one only when no trainer is connected; in other modes its parts may be
+ * of different updates.
  *
  * @param path where, below the server's model directory.
  * @return PSERVER_OK or PSERVER_ERROR.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
-use pserver_core::checkpoint::{Folder, RESERVE_BYTES, ShardCheckpoint, ShardIdentity, journal_room};
+use pserver_core::checkpoint::{Folder, LOOK_BYTES, RESERVE_BYTES, ShardCheckpoint, ShardIdentity, journal_room};
 use pserver_core::error::Failure;
 use pserver_core::ids::Generation;
 use pserver_core::port::{Capabilities, Event, Kernels};
@@ -45,14 +45,12 @@ pub(super) struct ShardNode {
 /// disk holds a bounded amount of it, and a restart replays a bounded amount.
 const JOURNAL_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
-/// So much is journalled between two looks at the disk's room.
-const LOOK_BYTES: u64 = 512 * 1024;
-
-/// Pause between two warnings that gradients wait for room on the disk.
+/// Pause between two warnings that the disk has little room.
 const SHORT_SAID_PAUSE: Duration = Duration::from_secs(60);
 
-/// Interval of checkpoints on a disk that stays short of room.
+/// The first pause between checkpoints on a disk that stays short of room, and how often it doubles.
 const SHORT_PAUSE: Duration = Duration::from_secs(1);
+const SHORT_DOUBLINGS: u32 = 6;
 
 /// Where a shard's checkpoints go, and how far the current one is.
 struct Disk {
@@ -74,12 +72,15 @@ struct Disk {
     requests: CheckpointRequests,
 }
 
-/// The disk's room, which asks for a checkpoint before its time: behind it the journal is cut.
+/// The disk's room, which asks for a checkpoint before its time: behind it the journal is cut. The third checkpoint is
+/// the first behind which an older one is removed, so that until then there must be room for several.
 #[derive(Default)]
 struct DiskRoom {
     /// Bytes of a checkpoint, and of the journal that should find room before the next one.
     takes: u64,
     journal: u64,
+    /// How many whole checkpoints are on the disk.
+    whole: u64,
     /// Bytes of the current one that are written.
     written: u64,
     /// The journal's position at which the disk is looked at again.
@@ -89,38 +90,55 @@ struct DiskRoom {
     repeated: u32,
     /// When another may begin there.
     again: Now,
-    /// When it may be said again that frames wait for room.
+    /// When it may be said again that the disk is short.
     said_until: Option<Now>,
 }
 
 impl DiskRoom {
-    /// Whether the disk has room for a checkpoint, and for less journal than should lie before the next one.
-    fn is_short(&mut self, folder: &Folder, shard: &Shard, now: Now) -> bool {
+    /// The room as a start finds it; `takes` are the bytes of the checkpoint that was loaded.
+    fn new(folder: &Folder, shard: &mut Shard, takes: u64) -> Self {
+        let begun_at = shard.journal_position();
+        let mut room = Self { takes, begun_at, whole: folder.checkpoints(), ..Self::default() };
+        room.measure(shard);
+        room
+    }
+
+    /// Whether a checkpoint should begin for want of room: a frame was refused, or will be after some more journal.
+    fn is_short(&mut self, folder: &Folder, shard: &mut Shard, now: Now) -> bool {
         let position = shard.journal_position();
         if shard.is_short_of_disk() {
-            if self.said_until.is_none_or(|until| until <= now) {
-                self.said_until = Some(now + SHORT_SAID_PAUSE);
-                let (directory, free) = (folder.directory(), folder.free().unwrap_or_default());
-                tracing::warn!(
-                    "{directory}: gradients wait for a checkpoint, which cuts the journal: {free} bytes of the disk \
-                     are free for this shard"
-                );
-            }
-            // The first checkpoint cuts what an older one needs, the second what it needs itself.
+            self.say(folder, now, "gradients wait for a checkpoint, which cuts the journal");
             return position != self.begun_at || self.repeated < 2 || self.again <= now;
         }
         if position < self.look_at {
             return false;
         }
-        self.look_at = position + LOOK_BYTES;
-        let wanted = self.takes + self.journal + RESERVE_BYTES;
-        folder.free().is_some_and(|free| free < wanted)
+        self.measure(shard);
+        self.look_at = position + LOOK_BYTES.max(self.journal / 8);
+        // Checkpoints one after the other would free nothing.
+        if position < self.begun_at + self.journal / 2 {
+            return false;
+        }
+        let is_short = folder.free().is_some_and(|free| free < self.kept() + self.journal);
+        if is_short {
+            self.say(folder, now, "a checkpoint comes before its time, to cut the journal");
+        }
+        is_short
+    }
+
+    fn say(&mut self, folder: &Folder, now: Now, what: &str) {
+        if self.said_until.is_none_or(|until| until <= now) {
+            self.said_until = Some(now + SHORT_SAID_PAUSE);
+            let (directory, free) = (folder.directory(), folder.free().unwrap_or_default());
+            tracing::warn!("{directory}: {what}: {free} bytes of the disk are free for this shard");
+        }
     }
 
     fn begin(&mut self, shard: &mut Shard, now: Now) {
         let position = shard.journal_position();
         self.repeated = if position == self.begun_at { self.repeated + 1 } else { 0 };
-        (self.begun_at, self.again) = (position, now + SHORT_PAUSE);
+        (self.begun_at, self.again) = (position, now + SHORT_PAUSE * (1 << self.repeated.min(SHORT_DOUBLINGS)));
+        self.written = 0;
         self.measure(shard);
     }
 
@@ -128,13 +146,25 @@ impl DiskRoom {
     fn measure(&mut self, shard: &mut Shard) {
         self.takes = self.takes.max(shard.checkpoint_bytes());
         self.journal = journal_room(shard.status().bytes);
-        self.keep(shard, 0);
+        shard.keep_free(self.kept());
     }
 
-    /// Has the journal leave room for what is left of a checkpoint.
-    fn keep(&mut self, shard: &mut Shard, written: u64) {
+    /// What the journal leaves: what is left of the current checkpoint, and those behind which none is removed.
+    fn kept(&self) -> u64 {
+        (self.takes * (3 - self.whole)).saturating_sub(self.written) + RESERVE_BYTES
+    }
+
+    fn note_written(&mut self, shard: &mut Shard, written: u64) {
         self.written = written;
-        shard.keep_free(self.takes.saturating_sub(written) + RESERVE_BYTES);
+        self.takes = self.takes.max(written);
+        shard.keep_free(self.kept());
+    }
+
+    /// The end of a checkpoint, of so many bytes if it is whole.
+    fn end(&mut self, folder: &Folder, shard: &mut Shard, bytes: Option<u64>) {
+        (self.whole, self.written) = (folder.checkpoints(), 0);
+        self.takes = bytes.unwrap_or(self.takes);
+        self.measure(shard);
     }
 }
 
@@ -213,9 +243,11 @@ impl ShardNode {
         } else if job.committed > Generation(0) {
             return Err(Failure::Node(format!("{directory}: {LOST}")));
         }
-        let checkpoint = restored.loaded.map(|loaded| loaded.name.number);
+        let checkpoint = restored.loaded.as_ref().map(|loaded| loaded.name.number);
+        let takes = restored.loaded.as_ref().map_or(0, |loaded| loaded.bytes);
         let interval = start.settings.storage.checkpoint_interval;
-        let mut disk = Disk {
+        let disk = Disk {
+            room: DiskRoom::new(&folder, &mut shard, takes),
             folder,
             root: start.settings.storage.checkpoint_dir.clone().unwrap_or_default(),
             interval,
@@ -224,13 +256,11 @@ impl ShardNode {
             // A shard that comes back with a checkpoint takes its next one like any other.
             due: checkpoint.map(|_| start.now() + interval),
             due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
-            room: DiskRoom::default(),
             finishing: None,
             begun: Instant::now(),
             done: DiskReport::default(),
             requests: CheckpointRequests::default(),
         };
-        disk.room.measure(&mut shard);
         Ok(Self { shard, now: start.now(), disk: Some(disk) })
     }
 }
@@ -353,23 +383,29 @@ impl Disk {
             self.requests.end(&Ok(Checkpointed { directory, number, bytes, version }));
             let retained = shard.retain_journal(&self.folder);
             self.report(retained);
-            self.room.takes = bytes;
+            self.room.end(&self.folder, shard, Some(bytes));
+        } else {
+            self.room.end(&self.folder, shard, None);
         }
-        self.room.keep(shard, 0);
         false
     }
 
     fn step(&mut self, shard: &mut Shard) -> bool {
         let stepped = shard.continue_checkpoint(CHECKPOINT_STEP_BYTES);
         let Some(Some(writer)) = self.report(stepped) else {
-            let written = if shard.is_checkpointing() { self.room.written + CHECKPOINT_STEP_BYTES } else { 0 };
-            self.room.keep(shard, written);
+            let written = shard.checkpoint_written();
+            match shard.is_checkpointing() {
+                true => self.room.note_written(shard, written),
+                false => self.room.end(&self.folder, shard, None),
+            }
             return shard.is_checkpointing();
         };
+        self.room.note_written(shard, writer.written());
         let (sender, receiver) = bounded(1);
         let spawned = finish_apart(writer, sender);
-        if self.report(spawned).is_some() {
-            self.finishing = Some(receiver);
+        match self.report(spawned) {
+            Some(_) => self.finishing = Some(receiver),
+            None => self.room.end(&self.folder, shard, None),
         }
         false
     }

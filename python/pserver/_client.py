@@ -390,7 +390,7 @@ class Client:
 
     def save(self, path: str) -> tuple[str, int]:
         """Saves the model below server 0's ``model_dir``; returns where, and its bytes. In mode sync it is of the step
-        that this trainer sent last. A reader saves one only when no trainer is connected."""
+        that this trainer sent last, and a reader saves one only when no trainer is connected."""
         return self._raw.save(path)
 
     @property

@@ -116,9 +116,9 @@ def test_buffers_are_at_the_servers_for_readers_and_saved_models(job: Any, tmp_p
 
     client = job(arguments=["--model-dir", str(tmp_path)])
     trained, reader, loaded = network(), network(), network()
-    optimizer = module().Optimizer(
-        trained.named_parameters(), "sgd", 0.1, client=client, buffers=trained.named_buffers()
-    )
+    whole: Any = torch.nn.Module()
+    whole._orig_mod = trained  # as torch.compile wraps it
+    optimizer = module().Optimizer(whole.named_parameters(), "sgd", 0.1, client=client, buffers=whole)
     with module().follow(reader, client.coordinator, deadline=30) as follower:
         assert same(trained, reader), "as they were declared"
         for _ in range(3):
@@ -126,13 +126,35 @@ def test_buffers_are_at_the_servers_for_readers_and_saved_models(job: Any, tmp_p
             optimizer.step()
             optimizer.zero_grad()
         optimizer.set_buffers()
-        follower.update(wait=True)
+        assert follower.update(wait=True)
         assert int(reader[1].num_batches_tracked) == 3 and same(trained, reader)
+        # Buffers alone, which `to` replaces in the model.
+        trained[1].to(torch.float64).to(torch.float32)
+        trained(torch.rand(5, 2))
+        optimizer.set_buffers()
+        assert follower.update(wait=True) and same(trained, reader)
+        assert not follower.update(wait=True)
     assert client.resume_rounds() == 3, "they take no part in steps"
     module().load_model(module().save_model("model.safetensors", client=client), loaded)
     assert same(trained, loaded)
-    with pytest.raises(pserver.Refused, match='buffer "mask" is of torch.bool; expected float32'):
-        module().Optimizer(trained.parameters(), buffers=[("mask", torch.ones(2, dtype=torch.bool))], client=client)
+
+
+def test_buffers_of_other_types_are_wider_at_servers_or_refused(job: Any) -> None:
+    def masked(dtype: torch.dtype) -> Any:
+        model = torch.nn.Linear(2, 1)
+        model.register_buffer("mask", torch.tensor([1, 0], dtype=dtype))
+        model.register_buffer("scratch", torch.zeros(2), persistent=False)
+        return model
+
+    client, trained, reader = job(), masked(torch.bool), masked(torch.bool)
+    reader.mask.fill_(True)
+    module().Optimizer(trained.named_parameters(), "sgd", 0.1, client=client, buffers=trained)
+    assert {one.name for one in client.parameters()} == {"weight", "bias", "mask"}
+    with module().follow(reader, client.coordinator, deadline=30):
+        assert reader.mask.tolist() == [True, False]
+    with pytest.raises(pserver.Refused, match='buffer "mask" is of torch.complex64; expected real'):
+        model = masked(torch.complex64)
+        module().Optimizer(model.named_parameters(), "sgd", 0.1, client=job(), buffers=model)
 
 
 @pytest.mark.parametrize("fragments, delay", [(1, 0), (2, 0), (2, None), (1, 2)])

@@ -77,8 +77,8 @@ pub extern "C" fn paddle_cancel(client: *mut ClientHandle) -> c_int {
 }
 
 /// @brief Saves all parameters as one model, on the machine of server 0. In mode sync it is of the step that the
-/// calling trainer sent last; in other modes its parts may be of different updates. A reader saves one only when no
-/// trainer is connected.
+/// calling trainer sent last, and a reader saves one only when no trainer is connected; in other modes its parts may be
+/// of different updates.
 ///
 /// @param path where, below the server's model directory.
 /// @return 0 if successful, otherwise -1. A model that is there already is replaced only by a whole one.

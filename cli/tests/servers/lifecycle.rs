@@ -1,5 +1,6 @@
 //! The beginning and the end of servers and trainers, and what goes wrong between: each failure is named.
 
+use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::cluster::job::{Job, Local, client, client_with, folder, reader};
 use crate::cluster::ports::free_port;
 use crate::cluster::process::{Ended, Process, Processes};
-use crate::cluster::training::{Tensor, begin, given, initialise, pull, push, push_pull};
+use crate::cluster::training::{Tensor, begin, declare, given, initialise, pull, push, push_pull};
 use pserver_client::Client;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Float64};
@@ -229,7 +230,7 @@ struct SmallDisk<'a>(&'a Path);
 impl<'a> SmallDisk<'a> {
     fn mount(path: &'a Path) -> Option<Self> {
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"]).arg(path).stderr(std::process::Stdio::null());
+        mount.args(["-t", "tmpfs", "-o", "size=18m", "tmpfs"]).arg(path).stderr(std::process::Stdio::null());
         mount.status().is_ok_and(|status| status.success()).then_some(Self(path))
     }
 }
@@ -253,17 +254,34 @@ fn a_push_that_a_full_disk_cannot_keep_is_refused_and_not_applied() {
     let tensors = zeroed(vec![Tensor::new("weights", Float32, 50_000, SGD)]);
     let client = client_with(&process.address, 0, SOON);
     begin(&client, &tensors).expect("the tensors are initialised");
-    let mut pushed = 0;
-    let refusal = loop {
-        match push_one(&client, &tensors) {
-            Ok(()) => pushed += 1,
-            Err(failure) => break failure.to_string(),
-        }
-        assert!(pushed < 100, "a disk of 2 MiB takes no hundred gradients of 200 kB");
+    push_one(&client, &tensors).expect("there is room");
+    let other = folder.path().join("other");
+    let filled = std::io::copy(&mut std::io::repeat(1), &mut File::create(&other).expect("there is room"));
+    assert!(filled.is_err(), "the disk is full");
+    let refusal = push_one(&client, &tensors).expect_err("the disk has no room for it").to_string();
+    check_text(&refusal, &["weights", "journal", "bytes of the disk are free", &process.address.to_string()]);
+    check_count(&client, &tensors, 1);
+    std::fs::remove_file(&other).expect("it is there");
+    push_one(&client, &tensors).expect("there is room again");
+    check_count(&client, &tensors, 2);
+}
+
+#[test]
+fn parameters_that_the_disk_cannot_take_are_refused_at_once() {
+    let folder = folder();
+    let Some(_disk) = SmallDisk::mount(folder.path()) else {
+        return skip("full-disk", "a tmpfs cannot be mounted here, which takes root");
     };
-    check_text(&refusal, &["weights", "journal", "No space left", &process.address.to_string()]);
-    assert!(pushed > 0, "the first gradients fit");
-    check_count(&client, &tensors, pushed);
+    let job = Job::new(1, 1).with_checkpoints(folder.path());
+    let process = Process::start(&job.arguments(0, "tcp://127.0.0.1:0", None)).expect("a server starts");
+    let client = client_with(&process.address, 0, SOON);
+    assert!(client.begin_init(&OptimizerSettings::default()).expect("server 0 answers"));
+    declare(&client, &Tensor::new("first", Float32, 10, SGD)).expect("there is room");
+    let other = folder.path().join("other");
+    let filled = std::io::copy(&mut std::io::repeat(1), &mut File::create(&other).expect("there is room"));
+    assert!(filled.is_err(), "the disk is full");
+    let refusal = declare(&client, &Tensor::new("weights", Float32, 1000, SGD)).expect_err("it is full").to_string();
+    check_text(&refusal, &["weights", "before the parameters are initialised: expected a larger disk"]);
 }
 
 #[test]

@@ -58,7 +58,7 @@ struct JournalRoom {
     kept: u64,
     /// Bytes to be appended before the disk is looked at again.
     allowed: u64,
-    /// Whether the last append was refused for want of room.
+    /// Whether an append was refused for want of room.
     is_short: bool,
 }
 
@@ -134,10 +134,11 @@ impl Journal {
 
     /// Leaves so many bytes of this shard's part of the disk free: an append that needs them is refused.
     pub fn keep_free(&mut self, bytes: u64) {
-        (self.room.kept, self.room.allowed) = (bytes, 0);
+        self.room = JournalRoom { kept: bytes, allowed: 0, is_short: false };
     }
 
-    /// Whether the last append was refused because it would have left too little free.
+    /// Whether an append was refused because it would have left too little free, and none has succeeded since, nor was
+    /// the room changed.
     #[must_use]
     pub fn is_short(&self) -> bool {
         self.room.is_short
@@ -160,7 +161,7 @@ impl Journal {
                 *is_short = true;
                 Err(Failure::Call(format!(
                     "{}: {free} bytes of the disk are free for this shard, of which {kept} are kept for its next \
-                     checkpoint, after which the journal is cut",
+                     checkpoints, after which the journal is cut",
                     self.folder.directory
                 )))
             }

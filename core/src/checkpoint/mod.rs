@@ -37,6 +37,6 @@ pub use model::{ModelTensor, ModelWriter, OutputTensor, RowsForm, check_savable,
 pub use owner::{DirectoryOwner, Folder, OwnerRecord, ShardIdentity};
 pub use partial::sweep_models;
 pub use path::ModelPath;
-pub use room::{RESERVE_BYTES, disk_need, journal_room};
+pub use room::{LOOK_BYTES, RESERVE_BYTES, disk_need, journal_room};
 pub use shard::ShardCheckpoint;
 pub use storage::Storage;

@@ -1,5 +1,6 @@
 //! Room on the disk: what a shard's files take there, and what its journal leaves free.
 
+use super::manifest;
 use super::owner::Folder;
 
 /// The journal leaves so much free beside the next checkpoint: a restart writes files of its owner and coordinator.
@@ -7,7 +8,7 @@ pub const RESERVE_BYTES: u64 = 2 * 1024 * 1024;
 /// The journal between two checkpoints has at least so much room.
 const JOURNAL_BYTES_LEAST: u64 = 4 * 1024 * 1024;
 /// So much is journalled before the disk is looked at again.
-pub(super) const LOOK_BYTES: u64 = 512 * 1024;
+pub const LOOK_BYTES: u64 = 512 * 1024;
 
 /// Room for the journal between two checkpoints of a shard with so many bytes of values. The first one has the values.
 #[must_use]
@@ -24,6 +25,12 @@ pub fn disk_need(checkpoint: u64, values: u64, has_journal: bool) -> u64 {
 }
 
 impl Folder {
+    /// How many whole checkpoints of this shard are on the disk, at most the two that are kept.
+    #[must_use]
+    pub fn checkpoints(&self) -> u64 {
+        manifest::names(&*self.storage, &self.directory).map_or(0, |names| names.len().min(2) as u64)
+    }
+
     /// This shard's part of the bytes that are free on the disk, where that is known.
     #[must_use]
     pub fn free(&self) -> Option<u64> {

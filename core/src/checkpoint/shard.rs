@@ -77,6 +77,12 @@ impl ShardCheckpoint {
         self.layout.get(self.pushed).map(|chunk| chunk.id)
     }
 
+    /// The bytes that it has written so far.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.data.iter().chain([&self.chunks]).map(|file| file.file.position()).sum()
+    }
+
     /// Writes the next chunk of the layout. After a failure the checkpoint is to be dropped: its files are gone.
     pub fn push(&mut self, chunk: ChunkRecord<'_>) -> Result<(), Failure> {
         let mut from = 0;

@@ -18,6 +18,7 @@ use super::output::ServerOutput;
 use super::reply::{Refusal, Replies};
 use super::report::CoordinatorReport;
 use super::resumed::CommittedJob;
+use crate::config::Mode;
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, RunNumber, TrainerId};
 use crate::partition::{Catalogue, CataloguePage};
@@ -413,9 +414,11 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Refuses a reader's save while trainers train.
+    /// Refuses a reader's save while trainers make steps together.
     fn check_save(&self, who: Option<TrainerId>) -> Result<(), Refusal> {
-        if who.is_some() || !self.ranks.are_any_connected() {
+        let job = self.job();
+        let is_sync = Mode::from_numbers(job.mode, job.staleness) == Some(Mode::Sync);
+        if who.is_some() || !is_sync || !self.ranks.are_any_connected() {
             return Ok(());
         }
         Err(Refusal::invalid(

@@ -2,7 +2,7 @@
 
 use super::context::Origin;
 use super::frames::ReceivedFrame;
-use super::reply::{Refusal, Replies};
+use super::reply::{Refusal, Replies, RetryReason};
 use super::shard::{Phase, Shard};
 use crate::ids::PeerId;
 use crate::port::Incoming;
@@ -30,7 +30,7 @@ impl Shard {
         let is_mutating = frame.head.kind.is_mutating();
         if is_mutating {
             self.begin_run(&frame.head, self.journal_position())?;
-            arrived.position = self.journal.append(frame, &body)?;
+            arrived.position = self.journal.append(frame, &body).map_err(|refusal| self.without_end(refusal))?;
         }
         let leases = body.into_iter().filter_map(|incoming| match incoming {
             Incoming::Chunk { lease, .. } => Some(lease),
@@ -40,6 +40,16 @@ impl Shard {
             true => self.apply(&arrived, leases.collect(), replies),
             false => self.answer_request(peer, &arrived, leases.collect(), replies),
         }
+    }
+
+    /// The refusal of a frame for which the disk has no room, where no checkpoint will make some: before the parameters
+    /// are initialised.
+    fn without_end(&self, refusal: Refusal) -> Refusal {
+        if refusal.behind != Some(RetryReason::Disk) || matches!(self.phase, Phase::Serving(_)) {
+            return refusal;
+        }
+        let text = format!("{}; it is not before the parameters are initialised: expected a larger disk", refusal.text);
+        Refusal::invalid(text)
     }
 
     /// Copies rows and ids out of their sender's memory: the sender may write there between the check and the update.

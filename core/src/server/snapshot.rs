@@ -127,7 +127,13 @@ impl Shard {
         self.journal.open.as_ref().is_some_and(Journal::is_short)
     }
 
-    /// The bytes that a checkpoint takes about now, without those of rows.
+    /// The bytes that are written of the checkpoint that is being taken.
+    #[must_use]
+    pub fn checkpoint_written(&self) -> u64 {
+        self.checkpointing.as_ref().map_or(0, |checkpoint| checkpoint.writer.written())
+    }
+
+    /// The bytes that a checkpoint takes about now.
     #[must_use]
     pub fn checkpoint_bytes(&self) -> u64 {
         let Phase::Serving(serving) = &self.phase else { return 0 };
@@ -141,14 +147,16 @@ impl Shard {
         let values = table.chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum();
         let checkpoint = checkpoint_bytes(table, job);
         let need = disk_need(checkpoint, values, has_journal);
-        if need <= free {
+        // The journal has the values already.
+        let journalled = if has_journal { values } else { 0 };
+        if need <= free.saturating_add(journalled) {
             return Ok(());
         }
         let journal = if has_journal { journal_room(values) } else { 0 };
         Err(Failure::call(format!(
             "parameters need {need} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
-             {journal} of journal, {RESERVE_BYTES} in reserve); found {free} free for it in the checkpoint directory; \
-             expected a larger disk, or more servers"
+             {journal} of journal, {RESERVE_BYTES} in reserve); found {free} free for it in the checkpoint directory, \
+             and {journalled} bytes taken by its journal; expected a larger disk, or more servers"
         )))
     }
 
@@ -353,12 +361,14 @@ fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.restored = Some(Box::new(RestoredState { position: marks.position, open }));
 }
 
-/// The bytes of a checkpoint of these chunks, without those of rows.
+/// The bytes of a checkpoint of these chunks.
 fn checkpoint_bytes(table: &ChunkTable, job: &Job) -> u64 {
     let of_trainers = MARKS_BYTES * u64::from(job.trainers);
     let bytes = table.chunks.iter().map(|chunk| {
         let states = job.rule_of(&table.held(chunk.id).rule).states().len() as u64;
-        (u64::from(chunk.bytes) + TENSOR_BYTES) * (1 + states) + of_trainers
+        // A row has two numbers of eight bytes beside its values and states: those of four floats.
+        let rows = chunk.bucket().map_or(0, Bucket::value_bytes);
+        (u64::from(chunk.bytes) + rows + TENSOR_BYTES) * (1 + states) + rows + of_trainers
     });
     bytes.sum()
 }

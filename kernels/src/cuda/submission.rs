@@ -36,6 +36,7 @@ impl Cuda {
         let mut launch = slot.arguments();
         self.prepared.gradients.clear();
         self.prepared.packed.clear();
+        self.prepared.pinned.clear();
         let task = match &work {
             Work::Load { states, .. } => WorkKind::Load { states: states.len() },
             Work::Store { .. } => WorkKind::Store,
@@ -275,11 +276,9 @@ impl Cuda {
             if self.prepared.is_pinned[submission.copy.item] {
                 self.prepared.pinned.push((submission.copy.item, part));
                 submission.copy.item += 1;
-            } else {
+            } else if !self.copy_to_device(submission, gradient, &part)? {
                 self.streams.copy_all_in(submission.ticket, &mut self.prepared.pinned, gradient)?;
-                if !self.copy_to_device(submission, gradient, &part)? {
-                    return Ok(false);
-                }
+                return Ok(false);
             }
             submission.launch.gradients[place] = address;
             submission.group.filled += aligned(bytes);

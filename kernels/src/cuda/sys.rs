@@ -23,6 +23,7 @@ pub(super) const CUDA_SUCCESS: ResultCode = cuda::CUresult::CUDA_SUCCESS as Resu
 pub(super) const CUDA_ERROR_INVALID_VALUE: ResultCode = cuda::CUresult::CUDA_ERROR_INVALID_VALUE as ResultCode;
 pub(super) const CUDA_ERROR_NOT_FOUND: ResultCode = cuda::CUresult::CUDA_ERROR_NOT_FOUND as ResultCode;
 pub(super) const CUDA_ERROR_OUT_OF_MEMORY: ResultCode = cuda::CUresult::CUDA_ERROR_OUT_OF_MEMORY as ResultCode;
+pub(super) const CUDA_ERROR_NOT_SUPPORTED: ResultCode = cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as ResultCode;
 pub(super) const CUDA_ERROR_NO_DEVICE: ResultCode = cuda::CUresult::CUDA_ERROR_NO_DEVICE as ResultCode;
 pub(super) const CUDA_ERROR_NOT_READY: ResultCode = cuda::CUresult::CUDA_ERROR_NOT_READY as ResultCode;
 pub(super) const CUDA_ERROR_SYSTEM_NOT_READY: ResultCode = cuda::CUresult::CUDA_ERROR_SYSTEM_NOT_READY as ResultCode;
@@ -43,7 +44,7 @@ pub(super) const ERRORS_OF_CALLS: [ResultCode; 13] = [
     cuda::CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES as ResultCode,
     cuda::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as ResultCode,
     cuda::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as ResultCode,
-    cuda::CUresult::CUDA_ERROR_NOT_SUPPORTED as ResultCode,
+    CUDA_ERROR_NOT_SUPPORTED,
 ];
 /// Errors of the driver for an address that it did not allocate.
 pub(super) const ERRORS_OF_STRANGERS: [ResultCode; 6] = [

@@ -52,6 +52,7 @@ pub struct JobServer {
     /// Whether it is connected with server 0.
     pub is_connected: bool,
     /// Seconds since server 0 has heard of it; about one where it is well.
+    #[serde(default)]
     pub silent_seconds: f64,
     /// Its last status, if it has reported one.
     pub status: Option<ServerStatus>,

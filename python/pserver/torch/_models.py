@@ -10,7 +10,7 @@ import torch
 
 from .._client import Client, last_client
 from .._errors import Error, Refused, Timeout
-from ._buffers import Buffers
+from ._buffers import Buffers, plain
 from ._embedding import Table
 from ._weights import Places, Weight
 
@@ -22,7 +22,8 @@ class Fetched(NamedTuple):
     """What a follower has fetched and not installed."""
 
     versions: dict[str, int]
-    places: Places
+    places: Places | None
+    """None where the weights are the model's."""
     buffers: dict[str, torch.Tensor]
 
 
@@ -49,7 +50,8 @@ class Follower:
                 Table.of(tensor, name).bind(client)
             else:
                 self._weights.append(Weight(name, tensor))
-        self._buffers = Buffers((_plain(name), tensor) for name, tensor in model.named_buffers() if _plain(name) in names)
+        self._buffers = Buffers(model, names)
+        self._installed: dict[str, torch.Tensor] = {}
         self.update(wait=True)
 
     def update(self, wait: bool = False) -> bool:
@@ -66,9 +68,10 @@ class Follower:
             self._fetched = self._thread.submit(self._fetch)
         if found is None:
             return False
-        self.versions, places, buffers = found
-        places.finish()
-        self._buffers.install(buffers)
+        self.versions, places, self._installed = found
+        if places is not None:
+            places.finish()
+        self._buffers.install(self._installed)
         return True
 
     def _fetch(self) -> "Fetched | None":
@@ -77,7 +80,9 @@ class Follower:
             versions = {one.name: one.version for one in self.client.parameters()}
             versions = {weight.name: versions[weight.name] for weight in self._weights}
             if versions == self.versions:
-                return None
+                buffers = self._buffers.fetched(self.client)
+                is_same = all(torch.equal(one, self._installed[name]) for name, one in buffers.items())
+                return None if is_same else Fetched(versions, None, buffers)
             places = Places(self._weights, is_staged=True)
             moving = [name for name, version in versions.items() if version > 0 or not self._together]
             counts = [versions[name] for name in moving]
@@ -179,8 +184,8 @@ def load_model(path: str | Path, model: torch.nn.Module) -> None:
         if not Table.is_of(tensor):
             state[names[id(tensor)]] = found[at]
     for name, tensor in model.named_buffers():
-        if _plain(name) in found and name in state:
-            state[name] = found[_plain(name)].reshape(tensor.shape)
+        if name in state and plain(name) in found:
+            state[name] = found[plain(name)].reshape(tensor.shape)
     model.load_state_dict(state)
 
 
@@ -189,8 +194,8 @@ def server_names(
 ) -> Mapping[str, torch.Tensor]:
     """The parameters of a model by their names at the servers: their own, also where ``torch.compile`` has changed them,
     or, where an optimizer had no names, by their places. Frozen ones may be the model's own."""
-    every = [(_plain(name), tensor) for name, tensor in parameters]
-    names = {_plain(name): name for name in known}
+    every = [(plain(name), tensor) for name, tensor in parameters]
+    names = {plain(name): name for name in known}
     if not any(name in names for name, _ in every):
         every = [(f"parameter.{at}", tensor) for at, (_, tensor) in enumerate(every)]
     lacking = [(name, tensor) for name, tensor in every if name not in names and not Table.is_of(tensor)]
@@ -199,8 +204,3 @@ def server_names(
         text = "expected the names of model.named_parameters() at the optimizer, or requires_grad_(False) for others"
         raise Refused(f"servers have no {trained[:5]}; {text}")
     return {names[name]: tensor for name, tensor in every if name in names}
-
-
-def _plain(name: str) -> str:
-    """The name of a parameter in the model that was compiled."""
-    return name.replace("_orig_mod.", "")

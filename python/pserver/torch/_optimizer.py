@@ -44,8 +44,9 @@ class Optimizer(torch.optim.Optimizer):
     backward pass goes on, in buckets of ``bucket_bytes`` and more; a backward pass that is not the last one before
     :meth:`step` then belongs in :meth:`no_sync`, and gradients are not to be changed between the two.
 
-    ``buffers``, such as ``model.named_buffers()``, are at the servers too, for :func:`follow`, :func:`save_model` and
-    :func:`load_model`: as the first trainer has them, until one calls :meth:`set_buffers`.
+    The persistent buffers of the model ``buffers`` are at the servers too, for :func:`follow`, :func:`save_model` and
+    :func:`load_model`: as the first trainer has them, until one calls :meth:`set_buffers`. Trainers that join, also
+    again, begin with those.
 
     Other settings are PyTorch's of the rule: ``sgd``: ``momentum=0.0, dampening=0.0, weight_decay=0.0,
     nesterov=False``; ``adam``: ``betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, amsgrad=False``; ``adamw``: the same
@@ -65,7 +66,7 @@ class Optimizer(torch.optim.Optimizer):
         wire: torch.dtype | None = None,
         overlap: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
-        buffers: Iterable[tuple[str, torch.Tensor]] = (),
+        buffers: torch.nn.Module | None = None,
         **settings: Any,
     ) -> None:
         self._is_declared = False
@@ -170,11 +171,11 @@ class Optimizer(torch.optim.Optimizer):
             self.client.check_optimizer(table.name, table.config(configs[table.name]))
             table.check_type(self.client)
         own = {weight.name for weight in self.weights} | {table.name for _, table in self._tables}
-        own |= self._of_model.names
+        own |= self._of_model.held().keys()
         if self._clipping is not None:
             own |= self._clipping.parts(own)
         if lacking := [name for name in self.client._raw.names() if name not in own]:
-            text = "expected the same parameters at every trainer, since servers wait for the gradients of all"
+            text = "expected the same parameters and buffers=model at every trainer, since servers wait for all gradients"
             raise Refused(f"this optimizer lacks {lacking[:5]}, which the job has; {text}")
 
     def _absent(self) -> Absent:
@@ -483,8 +484,8 @@ class Optimizer(torch.optim.Optimizer):
         self._set(self.weights)
 
     def set_buffers(self) -> None:
-        """Makes this trainer's ``buffers`` the job's, for readers and saved models. One trainer calls it, between two
-        steps."""
+        """Makes the buffers of this trainer's model the job's, for readers and saved models. One trainer calls it,
+        between two steps."""
         self._of_model.send(self.client)
 
     def _set(self, weights: list[Weight]) -> None:

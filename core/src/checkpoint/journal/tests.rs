@@ -487,7 +487,7 @@ fn an_append_leaves_the_bytes_free_that_are_kept() {
     journal.keep_free(5000);
     journal.append(&[&[1; 100]]).unwrap();
     let refused = journal.append(&[&[2; 100]]).unwrap_err().to_string();
-    assert!(refused.contains("of which 5000 are kept for its next checkpoint"), "{refused}");
+    assert!(refused.contains("of which 5000 are kept for its next checkpoints"), "{refused}");
     assert!(journal.is_short());
     journal.keep_free(0);
     journal.append(&[&[3; 100]]).unwrap();

@@ -16,7 +16,8 @@ use bytemuck::{Pod, bytes_of};
 use super::{CudaContext, DeviceRange, Grid, KernelFunction, PinnedRange};
 use crate::cuda::checked::DriverError;
 use crate::cuda::sys::{
-    CUDA_ERROR_NOT_READY, CUevent, CUevent_flags, CUstream, CUstream_flags, CopyAttributes, ORDER_OF_STREAM, ResultCode,
+    Batches, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED, CUevent, CUevent_flags, CUstream, CUstream_flags,
+    CopyAttributes, ORDER_OF_STREAM, ResultCode,
 };
 
 /// The streams. They run concurrently; each runs in order.
@@ -44,6 +45,8 @@ struct Stream {
 /// Three streams, and the values whose memory they access.
 pub(in crate::cuda) struct StreamSet<W> {
     context: Arc<CudaContext>,
+    /// Copies in one call, where the driver has them for this device.
+    batches: Option<Batches>,
     /// In the order of [`StreamId`].
     streams: [Stream; 3],
     /// Never longer than its initial capacity, so that a value does not move.
@@ -197,7 +200,13 @@ impl<W> StreamSet<W> {
         context.enter()?;
         let streams = [Stream::new(context)?, Stream::new(context)?, Stream::new(context)?];
         let held = (0..most).map(|_| None).collect();
-        Ok(Self { context: Arc::clone(context), streams, held, free: (0..most).rev().collect() })
+        Ok(Self {
+            context: Arc::clone(context),
+            batches: context.batches,
+            streams,
+            held,
+            free: (0..most).rev().collect(),
+        })
     }
 
     /// Whether another value can be held.
@@ -246,7 +255,7 @@ impl<W> StreamSet<W> {
         parts: &mut Vec<(usize, DeviceRange)>,
         from: impl for<'a> Fn(&'a W, usize) -> &'a [u8],
     ) -> Result<(), DriverError> {
-        let Some(batches) = self.context.batches.filter(|_| 1 < parts.len()) else {
+        let Some(batches) = self.batches.filter(|_| 1 < parts.len()) else {
             return parts.drain(..).try_for_each(|(number, to)| self.copy_in(ticket, |held| from(held, number), &to));
         };
         let stream = self.stream(StreamId::In);
@@ -257,7 +266,7 @@ impl<W> StreamSet<W> {
             (bytes.as_ptr().expose_provenance() as u64, bytes.len())
         });
         let (mut sources, mut lengths): (Vec<u64>, Vec<usize>) = sources.unzip();
-        let mut targets: Vec<u64> = parts.drain(..).map(|(_, to)| to.address()).collect();
+        let mut targets: Vec<u64> = parts.iter().map(|(_, to)| to.address()).collect();
         let mut attributes = CopyAttributes { order: ORDER_OF_STREAM, hints: [0; 4], flags: 0 };
         let mut first_with_them = 0;
         // SAFETY: the bytes are inside a value that is owned by `held`, which neither moves it nor gives access to it
@@ -275,6 +284,11 @@ impl<W> StreamSet<W> {
                 stream,
             )
         };
+        if code == CUDA_ERROR_NOT_SUPPORTED {
+            self.batches = None;
+            return self.copy_all_in(ticket, parts, from);
+        }
+        parts.clear();
         self.context.called("cuMemcpyBatchAsync", code)
     }
 

@@ -171,6 +171,12 @@ fn a_copy_that_is_refused_before_the_kernel_leaves_the_slot_as_it_was() {
     check_failure("cuMemcpyHtoDAsync_v2:30:1", refused);
 }
 
+/// A driver that has such calls and does not support them for its device.
+#[test]
+fn a_batch_of_copies_that_is_not_supported_becomes_single_copies() {
+    check_failure("cuMemcpyBatchAsync_v2:1:801", |fate| *fate == Fate::default());
+}
+
 /// Gradients of one chunk are copied in one call.
 #[test]
 fn a_batch_of_copies_that_is_refused_leaves_the_slot_as_it_was() {
