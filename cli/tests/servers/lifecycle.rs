@@ -280,7 +280,7 @@ fn parameters_that_the_disk_cannot_take_are_refused_at_once() {
     let other = folder.path().join("other");
     let filled = std::io::copy(&mut std::io::repeat(1), &mut File::create(&other).expect("there is room"));
     assert!(filled.is_err(), "the disk is full");
-    let refusal = declare(&client, &Tensor::new("weights", Float32, 1000, SGD)).expect_err("it is full").to_string();
+    let refusal = declare(&client, &Tensor::new("weights", Float32, 200_000, SGD)).expect_err("it is full").to_string();
     check_text(&refusal, &["weights", "before the parameters are initialised: expected a larger disk"]);
 }
 
