@@ -142,9 +142,9 @@ impl Client {
 
     /// Rounds of the job, where a trainer goes on after an earlier process of its rank has ended: the fewest that a
     /// parameter has which gets a gradient in each step. One that is more than two rounds behind the others is none of
-    /// these, such as a frozen one; it goes on from its own count. In sync mode this trainer counts every other parameter from there, so that its next
-    /// gradients are those of one step; servers acknowledge gradients of rounds that a parameter has already, and apply
-    /// nothing. For a client that has pushed nothing.
+    /// these, such as a frozen one; it goes on from its own count. In sync mode this trainer counts every other
+    /// parameter from there, so that its next gradients are those of one step; servers acknowledge gradients of rounds
+    /// that a parameter has already, and apply nothing. For a client that has pushed nothing.
     ///
     /// # Errors
     /// When the job is not in sync mode, or a server does not answer before the deadline.

@@ -149,7 +149,7 @@ impl DiskRoom {
         shard.keep_free(self.kept());
     }
 
-    /// What the journal leaves: what is left of the current checkpoint, and those behind which none is removed.
+    /// The bytes that the journal leaves: of the rest of a checkpoint, and of those behind which none is removed.
     fn kept(&self) -> u64 {
         (self.takes * (3 - self.whole)).saturating_sub(self.written) + RESERVE_BYTES
     }
