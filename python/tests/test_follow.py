@@ -154,7 +154,7 @@ def test_buffers_of_other_types_are_wider_at_servers_or_refused(job: Any) -> Non
         assert reader.mask.tolist() == [True, False]
     with pytest.raises(pserver.Refused, match='buffer "mask" is of torch.complex64; expected real'):
         model = masked(torch.complex64)
-        module().Optimizer(model.named_parameters(), "sgd", 0.1, client=job(), buffers=model)
+        module().Optimizer(model.named_parameters(), "sgd", 0.1, client=client, buffers=model)
 
 
 @pytest.mark.parametrize("fragments, delay", [(1, 0), (2, 0), (2, None), (1, 2)])

@@ -22,7 +22,8 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module | None, names: Container[str] | None = None) -> None:
         self._model, self._names = model, names
-        self.held()
+        for name, tensor in self.held().items():
+            at_servers(name, tensor)
 
     def held(self) -> dict[str, torch.Tensor]:
         """The model's present tensors by their names at the servers: ``model.to()`` replaces buffers."""
