@@ -138,7 +138,6 @@ impl DiskRoom {
         let position = shard.journal_position();
         self.repeated = if position == self.begun_at { self.repeated + 1 } else { 0 };
         (self.begun_at, self.again) = (position, now + SHORT_PAUSE * (1 << self.repeated.min(SHORT_DOUBLINGS)));
-        self.written = 0;
         self.measure(shard);
     }
 
@@ -353,7 +352,7 @@ impl Disk {
         self.requests.version = (status.chunks > 0).then_some(status.slowest.0);
         self.saved = generation;
         self.due = Some(now + self.interval);
-        self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(shard.status().bytes * 4);
+        self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(status.bytes * 4);
         self.number += 1;
         self.begun = Instant::now();
         self.room.begin(shard, now);
@@ -372,7 +371,8 @@ impl Disk {
             Ok(finished) => finished,
         };
         self.finishing = None;
-        if let Some(bytes) = self.report(finished) {
+        let whole = self.report(finished);
+        if let Some(bytes) = whole {
             self.done.checkpoints += 1;
             self.done.last_bytes = bytes;
             self.done.last_duration_seconds = self.begun.elapsed().as_secs_f64();
@@ -383,22 +383,21 @@ impl Disk {
             self.requests.end(&Ok(Checkpointed { directory, number, bytes, version }));
             let retained = shard.retain_journal(&self.folder);
             self.report(retained);
-            self.room.end(&self.folder, shard, Some(bytes));
-        } else {
-            self.room.end(&self.folder, shard, None);
         }
+        self.room.end(&self.folder, shard, whole);
         false
     }
 
     fn step(&mut self, shard: &mut Shard) -> bool {
         let stepped = shard.continue_checkpoint(CHECKPOINT_STEP_BYTES);
         let Some(Some(writer)) = self.report(stepped) else {
+            let goes_on = shard.is_checkpointing();
             let written = shard.checkpoint_written();
-            match shard.is_checkpointing() {
+            match goes_on {
                 true => self.room.note_written(shard, written),
                 false => self.room.end(&self.folder, shard, None),
             }
-            return shard.is_checkpointing();
+            return goes_on;
         };
         self.room.note_written(shard, writer.written());
         let (sender, receiver) = bounded(1);

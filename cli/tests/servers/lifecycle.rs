@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -233,6 +233,14 @@ impl<'a> SmallDisk<'a> {
         mount.args(["-t", "tmpfs", "-o", "size=18m", "tmpfs"]).arg(path).stderr(std::process::Stdio::null());
         mount.status().is_ok_and(|status| status.success()).then_some(Self(path))
     }
+
+    /// Fills it with a file, which is returned.
+    fn fill(&self) -> PathBuf {
+        let other = self.0.join("other");
+        let filled = std::io::copy(&mut std::io::repeat(1), &mut File::create(&other).expect("there is room"));
+        assert!(filled.is_err(), "the disk is full");
+        other
+    }
 }
 
 impl Drop for SmallDisk<'_> {
@@ -245,7 +253,7 @@ impl Drop for SmallDisk<'_> {
 #[test]
 fn a_push_that_a_full_disk_cannot_keep_is_refused_and_not_applied() {
     let folder = folder();
-    let Some(_disk) = SmallDisk::mount(folder.path()) else {
+    let Some(disk) = SmallDisk::mount(folder.path()) else {
         return skip("full-disk", "a tmpfs cannot be mounted here, which takes root");
     };
     let job = Job { mode: "async", chunk_bytes: 1024 * 1024, ..Job::new(1, 1) };
@@ -255,9 +263,7 @@ fn a_push_that_a_full_disk_cannot_keep_is_refused_and_not_applied() {
     let client = client_with(&process.address, 0, SOON);
     begin(&client, &tensors).expect("the tensors are initialised");
     push_one(&client, &tensors).expect("there is room");
-    let other = folder.path().join("other");
-    let filled = std::io::copy(&mut std::io::repeat(1), &mut File::create(&other).expect("there is room"));
-    assert!(filled.is_err(), "the disk is full");
+    let other = disk.fill();
     let refusal = push_one(&client, &tensors).expect_err("the disk has no room for it").to_string();
     check_text(&refusal, &["weights", "journal", "bytes of the disk are free", &process.address.to_string()]);
     check_count(&client, &tensors, 1);
@@ -269,7 +275,7 @@ fn a_push_that_a_full_disk_cannot_keep_is_refused_and_not_applied() {
 #[test]
 fn parameters_that_the_disk_cannot_take_are_refused_at_once() {
     let folder = folder();
-    let Some(_disk) = SmallDisk::mount(folder.path()) else {
+    let Some(disk) = SmallDisk::mount(folder.path()) else {
         return skip("full-disk", "a tmpfs cannot be mounted here, which takes root");
     };
     let job = Job::new(1, 1).with_checkpoints(folder.path());
@@ -277,9 +283,7 @@ fn parameters_that_the_disk_cannot_take_are_refused_at_once() {
     let client = client_with(&process.address, 0, SOON);
     assert!(client.begin_init(&OptimizerSettings::default()).expect("server 0 answers"));
     declare(&client, &Tensor::new("first", Float32, 10, SGD)).expect("there is room");
-    let other = folder.path().join("other");
-    let filled = std::io::copy(&mut std::io::repeat(1), &mut File::create(&other).expect("there is room"));
-    assert!(filled.is_err(), "the disk is full");
+    disk.fill();
     let refusal = declare(&client, &Tensor::new("weights", Float32, 200_000, SGD)).expect_err("it is full").to_string();
     check_text(&refusal, &["weights", "before the parameters are initialised: expected a larger disk"]);
 }

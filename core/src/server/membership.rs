@@ -264,7 +264,7 @@ impl Ranks {
 
     /// Whether the trainer of any rank is connected, and has not left.
     pub(super) fn are_any_connected(&self) -> bool {
-        self.members.iter().any(|member| member.has_joined() && !member.departed && member.free_from.is_none())
+        self.members.iter().any(|member| member.takes_part())
     }
 
     /// Every rank, for monitoring.

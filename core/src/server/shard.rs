@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::bucket::RowsWorkspace;
 use super::checkpointing::Checkpointing;
+use super::chunk::Chunk;
 use super::compiled_flows::Flows;
 use super::context::Context;
 use super::counters::ShardCounters;
@@ -631,8 +632,7 @@ fn lost(expected: u64, found: u64) -> Refusal {
 fn least(table: &ChunkTable, job: &Job) -> (u64, u64) {
     let dense = table.chunks.iter().filter(|chunk| chunk.bucket().is_none());
     dense.fold((0, 0), |(values, more), chunk| {
-        let states = job.rule_of(&table.held(chunk.id).rule).states().len();
-        let each = u64::try_from(states).unwrap_or(u64::MAX).saturating_add(job.trainers.into());
+        let each = state_count(table, job, chunk).saturating_add(job.trainers.into());
         let bytes = u64::from(chunk.bytes);
         (values + bytes, bytes.saturating_mul(each).saturating_add(more))
     })
@@ -660,15 +660,19 @@ fn trainer_lines(budget: &mut Budget, (class, chunks): (u32, u64), trainers: u64
     budget.line("a new version beside the ones that are still being read", class, chunks * trainers);
 }
 
+/// How many states a chunk has in a job.
+pub(super) fn state_count(table: &ChunkTable, job: &Job, chunk: &Chunk) -> u64 {
+    u64::try_from(job.rule_of(&table.held(chunk.id).rule).states().len()).unwrap_or(u64::MAX)
+}
+
 /// The chunks of each size, and the states of them all.
 fn count_classes(table: &ChunkTable, job: &Job) -> BTreeMap<u32, (u64, u64)> {
     let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
         let class = chunk.bytes.max(64).next_power_of_two();
-        let states = job.rule_of(&table.held(chunk.id).rule).states().len();
         let count = counts.entry(class).or_default();
         count.0 += 1;
-        count.1 += u64::try_from(states).unwrap_or(u64::MAX);
+        count.1 += state_count(table, job, chunk);
     }
     counts
 }

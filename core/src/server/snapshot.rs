@@ -19,7 +19,7 @@ use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
 use super::marks::{AboutMessage, MarksMessage, OpenMessage};
 use super::serving::Serving;
-use super::shard::{Phase, Shard};
+use super::shard::{Phase, Shard, state_count};
 use crate::checkpoint::{
     ChunkLayout, ChunkRecord, Folder, Journal, Loaded, RESERVE_BYTES, ReplayOptions, Replayed, ShardCheckpoint,
     StateLayout, disk_need, journal_needed_from, journal_room, load_latest, replay,
@@ -365,7 +365,7 @@ fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
 fn checkpoint_bytes(table: &ChunkTable, job: &Job) -> u64 {
     let of_trainers = MARKS_BYTES * u64::from(job.trainers);
     let bytes = table.chunks.iter().map(|chunk| {
-        let states = job.rule_of(&table.held(chunk.id).rule).states().len() as u64;
+        let states = state_count(table, job, chunk);
         // A row has two numbers of eight bytes beside its values and states: those of four floats.
         let rows = chunk.bucket().map_or(0, Bucket::value_bytes);
         (u64::from(chunk.bytes) + rows + TENSOR_BYTES) * (1 + states) + rows + of_trainers

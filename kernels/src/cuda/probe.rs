@@ -125,10 +125,7 @@ impl Probe {
         let (first, second) = (memory.part(0..bytes), memory.part(bytes..bytes * 2));
         if way == CopyDirection::Within {
             let mut copy = || self.timed(StreamId::Compute, |streams| streams.copy(StreamId::Compute, &first, &second));
-            let until = Instant::now() + WARM_UP;
-            while Instant::now() < until {
-                copy()?;
-            }
+            warm_up(&mut copy)?;
             return (0..repetitions).map(|_| copy()).collect();
         }
         let length = usize::try_from(bytes).expect("an address has 64 bits");
@@ -195,7 +192,7 @@ impl Probe {
         Ok(held.expect("it was held"))
     }
 
-    /// Seconds of each of `repetitions` updates of tensors on the device, all filled with one small number. They are
+    /// Seconds of each of `repetitions` updates of tensors on the device, all filled with one small number. Several are
     /// preceded by 0.2 s of warm-up.
     ///
     /// # Errors
@@ -213,9 +210,8 @@ impl Probe {
             let launch = UpdateArguments { merge: program.numbers.merge() as u32, ..launch };
             let grid = grid(timed.elements);
             let mut update = || self.timed(StreamId::Compute, |streams| streams.launch(&program.entry, grid, &launch));
-            let until = Instant::now() + WARM_UP;
-            while 0 < repetitions && Instant::now() < until {
-                update()?;
+            if 1 < repetitions {
+                warm_up(&mut update)?;
             }
             let seconds = (0..repetitions).map(|_| update()).collect::<Result<Vec<_>, _>>();
             drop(memory);
@@ -286,4 +282,13 @@ impl Probe {
         self.streams.synchronize()?;
         self.end.seconds_since(&self.begin)
     }
+}
+
+/// Repeats work until the device has the clock of one that works.
+fn warm_up(work: &mut impl FnMut() -> Result<f64, DriverError>) -> Result<(), DriverError> {
+    let until = Instant::now() + WARM_UP;
+    while Instant::now() < until {
+        work()?;
+    }
+    Ok(())
 }

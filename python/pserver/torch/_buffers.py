@@ -21,7 +21,9 @@ class Buffers:
     trainer makes its own the job's when it wants to."""
 
     def __init__(self, model: torch.nn.Module | None, names: Container[str] | None = None) -> None:
-        self._model, self._names = model, names
+        self._model = model
+        persistent = set() if model is None else {plain(name) for name in model.state_dict(keep_vars=True)}
+        self._names = {name for name in persistent if names is None or name in names}
         for name, tensor in self.held().items():
             at_servers(name, tensor)
 
@@ -29,9 +31,8 @@ class Buffers:
         """The model's present tensors by their names at the servers: ``model.to()`` replaces buffers."""
         if self._model is None:
             return {}
-        persistent = self._model.state_dict(keep_vars=True)
-        named = [(plain(name), one) for name, one in self._model.named_buffers() if name in persistent and one.numel()]
-        return {name: one for name, one in named if self._names is None or name in self._names}
+        named = [(plain(name), one) for name, one in self._model.named_buffers()]
+        return {name: one for name, one in named if name in self._names and one.numel()}
 
     def declare(self, client: Client) -> None:
         """Declares them in a job that this trainer initialises."""

@@ -31,8 +31,8 @@ class Follower:
     """A model with the newest weights of a job: a reader, which is no trainer and which no trainer waits for.
 
     :meth:`update` between two batches installs the weights that were fetched meanwhile, if there are newer ones, with
-    the job's buffers, and starts to fetch the next. A version is whole: every parameter has had as many updates as the others; parameters that
-    had none may stay behind. With ``together=False`` each parameter is whole by itself: for jobs that do not update all
+    the job's buffers, and starts to fetch the next. A version is whole: every parameter has had as many updates as the
+    others; parameters that had none may stay behind. With ``together=False`` each parameter is whole by itself: for jobs that do not update all
     of them in each step, such as those of :class:`DiLoCo` with fragments.
     """
 

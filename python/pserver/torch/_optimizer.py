@@ -175,7 +175,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._clipping is not None:
             own |= self._clipping.parts(own)
         if lacking := [name for name in self.client._raw.names() if name not in own]:
-            text = "expected the same parameters and buffers=model at every trainer, since servers wait for all gradients"
+            text = "expected the same parameters and buffers=model at every trainer, as servers wait for all gradients"
             raise Refused(f"this optimizer lacks {lacking[:5]}, which the job has; {text}")
 
     def _absent(self) -> Absent:

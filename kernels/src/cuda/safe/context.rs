@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cuda::checked::{DriverError, called};
 use crate::cuda::sys::{
-    self, Batches, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+    self, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
     CUDA_ERROR_SYSTEM_NOT_READY, CUDA_ERROR_UNKNOWN, CUcontext, CUdevice, CUdevice_attribute as Attribute, Driver,
 };
 
@@ -28,8 +28,6 @@ pub(in crate::cuda) struct Properties {
 /// A device's primary context, retained as long as this lives; or the context of another library in this process.
 pub(in crate::cuda) struct CudaContext {
     pub(super) driver: Driver,
-    /// Copies in one call, where the driver has them.
-    pub(super) batches: Option<Batches>,
     /// The device, where the context was retained.
     device: Option<CUdevice>,
     handle: CUcontext,
@@ -66,7 +64,6 @@ impl CudaContext {
         // SAFETY: `device` is there to be written.
         called(&driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&raw mut device, wanted) }).map_err(refused)?;
         let properties = properties(&driver, device, ordinal).map_err(refused)?;
-        let batches = sys::driver().and_then(|library| Batches::load(library).ok());
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is there to be written, and the device is one that `cuDeviceGet` gave.
         let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
@@ -80,7 +77,7 @@ impl CudaContext {
             }
             _ => error.to_string(),
         })?;
-        Ok(Arc::new(Self { driver, batches, device: Some(device), handle, properties }))
+        Ok(Arc::new(Self { driver, device: Some(device), handle, properties }))
     }
 
     /// Wraps a context that another library owns and keeps alive longer than this. Objects in it are used, and dropped,
@@ -90,7 +87,7 @@ impl CudaContext {
         // SAFETY: `device` is there to be written.
         called(&driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&raw mut device, ordinal) })?;
         let properties = properties(&driver, device, u32::try_from(ordinal).unwrap_or(0))?;
-        Ok(Arc::new(Self { driver, batches: None, device: None, handle, properties }))
+        Ok(Arc::new(Self { driver, device: None, handle, properties }))
     }
 
     /// The device's properties.

@@ -16,7 +16,7 @@ use bytemuck::{Pod, bytes_of};
 use super::{CudaContext, DeviceRange, Grid, KernelFunction, PinnedRange};
 use crate::cuda::checked::DriverError;
 use crate::cuda::sys::{
-    Batches, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED, CUevent, CUevent_flags, CUstream, CUstream_flags,
+    self, Batches, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED, CUevent, CUevent_flags, CUstream, CUstream_flags,
     CopyAttributes, ORDER_OF_STREAM, ResultCode,
 };
 
@@ -202,7 +202,7 @@ impl<W> StreamSet<W> {
         let held = (0..most).map(|_| None).collect();
         Ok(Self {
             context: Arc::clone(context),
-            batches: context.batches,
+            batches: sys::driver().and_then(|library| Batches::load(library).ok()),
             streams,
             held,
             free: (0..most).rev().collect(),
