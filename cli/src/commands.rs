@@ -21,8 +21,8 @@ use sd_notify::NotifyState;
 use crate::logging::Log;
 use crate::notification::{self, ManagedWork};
 use crate::{
-    descriptors, env, import_paddle, inspect, launch, own_program, pages, predict, program_file, quickstart, top,
-    train, transpile,
+    descriptors, env, import_paddle, inspect, launch, needs, own_program, pages, predict, program_file, quickstart,
+    top, train, transpile,
 };
 
 #[cfg(test)]
@@ -76,6 +76,8 @@ enum Command {
     Top(top::TopArgs),
     /// Compute variables of a program from saved parameters and data.
     Predict(Box<predict::Args>),
+    /// Print the memory, disk and descriptors that each server needs, from sizes or from a checkpoint directory.
+    Needs(needs::NeedsArgs),
     /// Print whether a checkpoint directory or a model file is sound, and its contents. The first line is the verdict,
     /// with the reaction of a server, the reason and the remedy; the exit status is 0 for sound, 1 where a server
     /// starts with warnings, 2 where it refuses, 3 where nothing can be inspected.
@@ -136,6 +138,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>, program: Option<PathBuf>) -
         Command::Top(args) => top::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Pages(args) => pages::run(&args, Cli::command()),
+        Command::Needs(args) => needs::run(&args),
         Command::Inspect(args) => return inspect::run(&args),
     };
     ended(done.map(|()| 0))

@@ -10,8 +10,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const SERVER_DESCRIPTORS: u64 = 64;
 /// Descriptors of each shard besides those of trainers.
 const SHARD_DESCRIPTORS: u64 = 16;
+/// Descriptors of a connection over TCP.
+const TCP_CONNECTION_DESCRIPTORS: u64 = 1;
 /// Descriptors of a connection through shared memory: its socket, its rings and the peer's memory.
 const SHARED_CONNECTION_DESCRIPTORS: u64 = 4;
+
+/// The descriptors that server 0 needs, which has the most connections: over TCP, and through shared memory.
+pub(crate) fn needs(trainers: u64, shards: u64) -> [u64; 2] {
+    let of = |each| need(trainers, shards, shards + 1, each);
+    [TCP_CONNECTION_DESCRIPTORS, SHARED_CONNECTION_DESCRIPTORS].map(of)
+}
+
+fn need(trainers: u64, shards: u64, lanes: u64, each: u64) -> u64 {
+    SERVER_DESCRIPTORS + shards * SHARD_DESCRIPTORS + trainers * lanes * each
+}
 
 /// Raises the soft limit to the hard one. Returns the soft limit as it was, for programs that this process starts: some
 /// can use no descriptor from 1,024 on. No number is no limit.
@@ -37,14 +49,14 @@ pub(crate) fn check(settings: &Settings) -> Result<Option<String>> {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(None) };
     let (trainers, shards) = (u64::from(settings.job.trainers), u64::from(settings.shards));
     let lanes = shards + u64::from(settings.index == 0);
-    let need = |each| SERVER_DESCRIPTORS + shards * SHARD_DESCRIPTORS + trainers * lanes * each;
+    let need = |each| need(trainers, shards, lanes, each);
     let text = |need| {
         format!(
             "{trainers} trainers with {lanes} connections each need {need} descriptors of this server; found a limit \
              of {limit}, expected a higher one (ulimit -Hn, LimitNOFILE of systemd), fewer trainers or fewer shards"
         )
     };
-    let least = need(1);
+    let least = need(TCP_CONNECTION_DESCRIPTORS);
     ensure!(least <= limit, "{}", text(least));
     let shares_memory = matches!(settings.addresses.bind.scheme, Scheme::Auto | Scheme::Shm);
     let most = need(SHARED_CONNECTION_DESCRIPTORS);

@@ -1,5 +1,5 @@
 //! The `pserver` program: `serve`, `launch`, `env`, `quickstart`, `transpile`, `import-paddle`, `convert`, `train`,
-//! `predict`, `top`, `inspect`.
+//! `predict`, `top`, `needs`, `inspect`.
 //!
 //! Not here: a server process (`pserver_node`), a trainer's calls (`pserver_client`), the C library
 //! (`paddle_pserver`).
@@ -7,7 +7,7 @@
 //! Read in this order: [`commands`] (subcommands), [`logging`] (what is logged, limited by rate), [`quickstart`] (the
 //! example job), [`launch`] (the processes of a job), [`mod@env`] (what a process finds of its job), [`transpile`] (the
 //! division of a program), [`import_paddle`], [`program_file`], [`train`], [`predict`],
-//! [`top`] (a job in a terminal), `inspect`, [`pages`] (the manual).
+//! [`top`] (a job in a terminal), `needs` (sizes of servers), `inspect`, [`pages`] (the manual).
 
 pub mod commands;
 mod descriptors;
@@ -16,6 +16,7 @@ pub mod import_paddle;
 mod inspect;
 pub mod launch;
 pub mod logging;
+mod needs;
 mod notification;
 mod own_program;
 pub mod pages;

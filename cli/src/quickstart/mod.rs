@@ -26,6 +26,7 @@ pub mod words;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use plan::optimizer_text;
 pub use plan::{Optimizer, Sharing, Way};
 pub use rule::RuleArgs;
 pub(crate) use runner::CHILDREN_MAX;

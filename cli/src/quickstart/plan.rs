@@ -117,7 +117,7 @@ impl Plan {
 }
 
 /// The servers' configuration in protobuf's text form.
-pub(super) fn optimizer_text(optimizer: Optimizer, rate: f32) -> String {
+pub(crate) fn optimizer_text(optimizer: Optimizer, rate: f32) -> String {
     let rule = match optimizer {
         Optimizer::Sgd => "optimizer: SGD sgd { }",
         Optimizer::Momentum => "optimizer: SGD sgd { momentum: 0.9 }",

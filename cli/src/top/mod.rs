@@ -4,7 +4,7 @@
 
 mod fetch;
 mod screen;
-mod text;
+pub(crate) mod text;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -206,8 +206,9 @@ fn seconds(time: f64) -> String {
     }
 }
 
+/// A size for people.
 #[expect(clippy::cast_precision_loss, reason = "a size for people")]
-fn real_bytes(count: u64) -> String {
+pub(crate) fn real_bytes(count: u64) -> String {
     bytes(count as f64)
 }
 

@@ -8,6 +8,7 @@ mod election;
 mod lifecycle;
 mod lost;
 mod members;
+mod needs;
 mod owners;
 mod runs;
 mod saves;

@@ -11,6 +11,7 @@ use super::context::Origin;
 use super::contribution::DeferredSet;
 use super::frames::{Admitted, FrameCheck, decode};
 use super::job::Job;
+use super::needs::Holdings;
 use super::presence::TrainerLife;
 use super::reply::{Refusal, RetryReason};
 use super::serving::Serving;
@@ -117,6 +118,7 @@ impl Shard {
         }
         let job = Job::from_message(&decode::<FinishMessage>(&frame.control)?)?;
         let refused = |failure: Failure| Refusal::invalid(failure.to_string());
+        tracing::info!("parameters need {}", Holdings::declared(table, &job).needs(true));
         self.check_disk(table, &job).map_err(refused)?;
         match &mut self.device {
             Some(device) if device.must_hold_all() => device.reserve(&job, table).map_err(refused),

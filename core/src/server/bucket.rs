@@ -244,9 +244,24 @@ impl Bucket {
         Ok(())
     }
 
+    /// Bytes of a row, without its states.
+    pub(super) fn row_bytes(&self) -> u64 {
+        self.table.layout().row_bytes() as u64
+    }
+
     /// Bytes of the existing rows, without their states.
     pub(super) fn value_bytes(&self) -> u64 {
-        self.table.usage().rows * self.table.layout().row_bytes() as u64
+        self.row_count() * self.row_bytes()
+    }
+
+    /// How many rows there are.
+    pub(super) fn row_count(&self) -> u64 {
+        self.table.usage().rows
+    }
+
+    /// The bucket's share of the rows that were declared.
+    pub(super) fn declared_rows(&self) -> u64 {
+        self.buckets.rows_in_each()
     }
 
     /// Checks that a payload is rows.

@@ -13,10 +13,10 @@
 //! (state on an accelerator), `chunk`, `group` (chunks that are updated together), `initialisation` (the table and its
 //! generation fence), `compiled_flows` (programs of parameters), `stalls` and `wait_index` (work and requests that
 //! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
-//! `options` and `job` (settings), `pool` and `half_values` (memory), `device` (the placement of chunks on an
-//! accelerator), `presence` (connected trainers), `participants` (trainers that rounds wait for), `reply` and
-//! `output` (answers and actions), `context` (resources for one frame), `counters` (for readers on other threads),
-//! `report` and `status` (what a shard holds and waits for).
+//! `options` and `job` (settings), `needs` and `holdings` (sizes), `pool` and `half_values` (memory), `device` (the
+//! placement of chunks on an accelerator), `presence` (connected trainers), `participants` (trainers that rounds wait
+//! for), `reply` and `output` (answers and actions), `context` (resources for one frame), `counters` (for readers on
+//! other threads), `report` and `status` (what a shard holds and waits for).
 //!
 //! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
 //! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets`, `runs` and
@@ -45,11 +45,13 @@ mod frames;
 mod group;
 mod half_precision;
 mod half_values;
+mod holdings;
 mod initialisation;
 mod job;
 mod journal;
 mod marks;
 mod membership;
+mod needs;
 mod nonfinite;
 mod options;
 mod output;
@@ -89,6 +91,7 @@ pub use checkpointing::Checkpointing;
 pub use coordinator::{Coordinator, CoordinatorOutput};
 pub use counters::ShardCounters;
 pub use membership::{PeerOrigin, TrainerMember};
+pub use needs::{Holdings, Needs};
 pub use options::{CoordinatorOptions, NoRoom, NonFinite, OperatorSettings, ShardOptions};
 pub use output::{CheckpointRequest, ServerOutput};
 pub use report::{
@@ -98,4 +101,4 @@ pub use report::{
 pub use shard::Shard;
 pub use snapshot::{JournalOptions, Restored, Visit};
 pub use status::ShardStatus;
-pub use survey::{LOST, survey};
+pub use survey::{LOST, survey, survey_holdings};

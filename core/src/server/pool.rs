@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::half_values::HalfValues;
+use super::needs::Needs;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease};
@@ -127,16 +128,18 @@ impl Pool {
         self.extents.iter().try_for_each(|arena| accelerator.pin(arena))
     }
 
-    /// Checks what this shard will need for sure, when its parameters are declared: `values` and, on top of them,
-    /// `least` bytes. Returns whether all of the budget fits, which is mapped and perhaps never used.
+    /// Checks what this shard will need for sure, when its parameters are declared. Returns whether all that it may
+    /// need fits.
     ///
     /// # Errors
     /// Names the need, the limit and the remedies.
-    pub(super) fn check_limit(&self, values: u64, least: u64, budget: &Budget) -> Result<bool, Failure> {
+    pub(super) fn check_limit(&self, needs: &Needs) -> Result<bool, Failure> {
         let Some(limit) = self.memory_limit else { return Ok(true) };
+        // Tables may stay smaller than they were declared.
+        let (values, least) = (needs.values, needs.states + needs.gradients);
         let need = values.saturating_add(least);
         if need <= limit {
-            return Ok(need.saturating_add(budget.bytes()) <= limit);
+            return Ok(needs.most <= limit);
         }
         Err(Failure::call(format!(
             "parameters need {need} bytes or more on this shard (values {values}, states and a gradient of each \
@@ -147,7 +150,7 @@ impl Pool {
 
     fn grow(&mut self, bytes: u32) -> Result<(), Failure> {
         let values = self.extents.iter().map(|arena| arena.usage().bytes_in_use).sum();
-        self.check_limit(values, bytes.into(), &Budget::new())?;
+        self.check_limit(&Needs { values, states: bytes.into(), ..Needs::default() })?;
         let slot = bytes.clamp(64, CHUNK_BYTES_MAX).next_power_of_two();
         let extents = u32::try_from(self.extents.len()).unwrap_or(u32::MAX).min(10);
         let extent = FIRST_EXTENT_BYTES << extents;

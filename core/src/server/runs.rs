@@ -6,10 +6,11 @@
 
 use super::compiled_flows::Flows;
 use super::job::Job;
+use super::needs::Holdings;
 use super::presence::TrainerLife;
 use super::reply::Refusal;
 use super::serving::Serving;
-use super::shard::{Phase, Shard, growth};
+use super::shard::{Phase, Shard, row_bytes};
 use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
 use crate::ids::{JobRun, TrainerId};
@@ -42,12 +43,13 @@ impl Shard {
         let job = Job { trainers, ..serving.job.clone() };
         let flows = Flows::new(&job, &serving.table, self.options.compile)?;
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
-        let (more, rows) = growth(&serving.table, &serving.job, trainers, receives);
+        let before = serving.job.trainers;
+        let more = Holdings::of(&serving.table, &serving.job).growth(trainers.saturating_sub(before), receives);
+        let rows = row_bytes(&serving.table, trainers.max(before), receives);
         let arena = self.pool.extend(&more, rows)?;
         if let (Some(device), Some(arena)) = (&mut self.device, arena) {
             device.pin(arena)?;
         }
-        let before = serving.job.trainers;
         tracing::info!("the job has {trainers} trainers from this run on; it had {before}");
         (serving.job, serving.flows) = (job, flows);
         Ok(())

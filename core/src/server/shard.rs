@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::bucket::RowsWorkspace;
 use super::checkpointing::Checkpointing;
-use super::chunk::Chunk;
 use super::compiled_flows::Flows;
 use super::context::Context;
 use super::counters::ShardCounters;
@@ -16,6 +15,7 @@ use super::initialisation::ChunkTable;
 use super::job::Job;
 use super::journal::ShardJournal;
 use super::membership::PeerOrigin;
+use super::needs::Holdings;
 use super::options::{NoRoom, ShardOptions};
 use super::output::{CheckpointRequest, ServerOutput};
 use super::pool::Pool;
@@ -26,8 +26,8 @@ use super::totals::check_totals;
 use crate::checkpoint::Folder;
 use crate::error::Failure;
 use crate::ids::{Generation, JobRun, NO_TRAINER, PeerId, RunNumber};
-use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, ROWS_REPLAYED_BYTES, TRAINERS_MAX};
-use crate::memory::{Budget, Lease};
+use crate::limits::{ROWS_REPLAYED_BYTES, TRAINERS_MAX};
+use crate::memory::Lease;
 use crate::optim::{self};
 use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
 use crate::time::Now;
@@ -581,11 +581,11 @@ impl Shard {
         check_totals(&job, table).map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
         let rows = row_bytes(table, job.trainers, receives);
-        let budget = budget(table, &job, receives);
-        let (values, least) = least(table, &job);
-        let is_ample = self.pool.check_limit(values, least, &budget);
+        let holdings = Holdings::declared(table, &job);
+        let (needs, budget) = (holdings.needs_of(receives, self.has_journal()), holdings.budget(receives));
+        let is_ample = self.pool.check_limit(&needs);
         if !is_ample.map_err(|failure| Refusal::invalid(failure.to_string()))? {
-            let (most, limit) = (budget.bytes().saturating_add(values), self.options.memory_limit.unwrap_or_default());
+            let (most, limit) = (needs.most, self.options.memory_limit.unwrap_or_default());
             tracing::warn!(
                 "parameters may need {most} bytes on this shard, where all trainers are ahead; found a memory limit of \
                  {limit} bytes for it (cgroup), at which the system ends this server"
@@ -628,69 +628,10 @@ fn lost(expected: u64, found: u64) -> Refusal {
     Refusal::new(ErrorCode::InitialisationLost, text)
 }
 
-/// The bytes of dense values, and what comes to them in any case: states, and a gradient of each trainer.
-fn least(table: &ChunkTable, job: &Job) -> (u64, u64) {
-    let dense = table.chunks.iter().filter(|chunk| chunk.bucket().is_none());
-    dense.fold((0, 0), |(values, more), chunk| {
-        let each = state_count(table, job, chunk).saturating_add(job.trainers.into());
-        let bytes = u64::from(chunk.bytes);
-        (values + bytes, bytes.saturating_mul(each).saturating_add(more))
-    })
-}
-
-/// The reasons for chunk memory beyond the values, which are allocated already.
-fn budget(table: &ChunkTable, job: &Job, receives: u64) -> Budget {
-    let mut budget = Budget::new();
-    for (class, (chunks, states)) in count_classes(table, job) {
-        budget.line("optimizer state", class, states);
-        budget.line("the sum of a round's first gradients", class, chunks * 2);
-        budget.line("a value that is set and waits for updates", class, chunks);
-        budget.line("a new version beside the ones that are still being read", class, chunks);
-        trainer_lines(&mut budget, (class, chunks), job.trainers.into(), receives);
-    }
-    budget
-}
-
-/// The reasons for chunk memory that each of so many trainers has.
-fn trainer_lines(budget: &mut Budget, (class, chunks): (u32, u64), trainers: u64, receives: u64) {
-    // A trainer has one connection.
-    let frame = chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
-    budget.line("gradients that are received", class, trainers * receives * frame);
-    budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
-    budget.line("a new version beside the ones that are still being read", class, chunks * trainers);
-}
-
-/// How many states a chunk has in a job.
-pub(super) fn state_count(table: &ChunkTable, job: &Job, chunk: &Chunk) -> u64 {
-    u64::try_from(job.rule_of(&table.held(chunk.id).rule).states().len()).unwrap_or(u64::MAX)
-}
-
-/// The chunks of each size, and the states of them all.
-fn count_classes(table: &ChunkTable, job: &Job) -> BTreeMap<u32, (u64, u64)> {
-    let mut counts: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-    for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
-        let class = chunk.bytes.max(64).next_power_of_two();
-        let count = counts.entry(class).or_default();
-        count.0 += 1;
-        count.1 += state_count(table, job, chunk);
-    }
-    counts
-}
-
 /// Bytes of rows in flight, at most.
-fn row_bytes(table: &ChunkTable, trainers: u32, receives: u64) -> u64 {
+pub(super) fn row_bytes(table: &ChunkTable, trainers: u32, receives: u64) -> u64 {
     let plans = table.chunks.iter().filter_map(|chunk| table.held(chunk.id).rows.as_ref());
     plans.map(|plan| plan.bytes_in_flight(trainers.into(), receives)).fold(0, u64::saturating_add)
-}
-
-/// The chunk memory and the bytes of rows that a job with more trainers takes beyond those of `before`.
-pub(super) fn growth(table: &ChunkTable, before: &Job, trainers: u32, receives: u64) -> (Budget, u64) {
-    let mut budget = Budget::new();
-    let more = trainers.saturating_sub(before.trainers);
-    for (class, (chunks, _)) in count_classes(table, before) {
-        trainer_lines(&mut budget, (class, chunks), more.into(), receives);
-    }
-    (budget, row_bytes(table, trainers.max(before.trainers), receives))
 }
 
 fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {

@@ -18,11 +18,12 @@ use super::device::Device;
 use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
 use super::marks::{AboutMessage, MarksMessage, OpenMessage};
+use super::needs::{Holdings, Needs};
 use super::serving::Serving;
-use super::shard::{Phase, Shard, state_count};
+use super::shard::{Phase, Shard};
 use crate::checkpoint::{
     ChunkLayout, ChunkRecord, Folder, Journal, Loaded, RESERVE_BYTES, ReplayOptions, Replayed, ShardCheckpoint,
-    StateLayout, disk_need, journal_needed_from, journal_room, load_latest, replay,
+    StateLayout, journal_needed_from, load_latest, replay,
 };
 use crate::config::Mode;
 use crate::error::Failure;
@@ -31,10 +32,6 @@ use crate::wire::FinishMessage;
 
 /// The record that describes the shard itself; no parameter has this index, see `limits::PARAMETERS_MAX`.
 const ABOUT: ChunkId = ChunkId { parameter: ParameterIndex(u32::MAX), chunk: ChunkIndex(0) };
-
-/// About what a checkpoint takes for each tensor beside its bytes, and for each trainer of a chunk.
-const TENSOR_BYTES: u64 = 128;
-const MARKS_BYTES: u64 = 64;
 
 /// How a shard keeps its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,6 +118,11 @@ impl Shard {
         }
     }
 
+    /// Whether acknowledged frames are journalled.
+    pub(super) fn has_journal(&self) -> bool {
+        self.journal.open.is_some()
+    }
+
     /// Whether the last frame was refused because its record would have left too little of the disk free.
     #[must_use]
     pub fn is_short_of_disk(&self) -> bool {
@@ -137,24 +139,20 @@ impl Shard {
     #[must_use]
     pub fn checkpoint_bytes(&self) -> u64 {
         let Phase::Serving(serving) = &self.phase else { return 0 };
-        checkpoint_bytes(&serving.table, &serving.job)
+        Holdings::of(&serving.table, &serving.job).checkpoint()
     }
 
     /// Refuses parameters for which the disk has no room.
     pub(super) fn check_disk(&self, table: &ChunkTable, job: &Job) -> Result<(), Failure> {
         let Some(free) = self.folder.as_ref().and_then(Folder::free) else { return Ok(()) };
-        let has_journal = self.journal.open.is_some();
-        let values = table.chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum();
-        let checkpoint = checkpoint_bytes(table, job);
-        let need = disk_need(checkpoint, values, has_journal);
+        let Needs { values, checkpoint, journal, disk, .. } = Holdings::of(table, job).needs(self.has_journal());
         // The journal has the values already.
-        let journalled = if has_journal { values } else { 0 };
-        if need <= free.saturating_add(journalled) {
+        let journalled = if self.has_journal() { values } else { 0 };
+        if disk <= free.saturating_add(journalled) {
             return Ok(());
         }
-        let journal = if has_journal { journal_room(values) } else { 0 };
         Err(Failure::call(format!(
-            "parameters need {need} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
+            "parameters need {disk} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
              {journal} of journal, {RESERVE_BYTES} in reserve); found {free} free for it in the checkpoint directory, \
              and {journalled} bytes taken by its journal; expected a larger disk, or more servers"
         )))
@@ -361,16 +359,15 @@ fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.restored = Some(Box::new(RestoredState { position: marks.position, open }));
 }
 
-/// The bytes of a checkpoint of these chunks.
-fn checkpoint_bytes(table: &ChunkTable, job: &Job) -> u64 {
-    let of_trainers = MARKS_BYTES * u64::from(job.trainers);
-    let bytes = table.chunks.iter().map(|chunk| {
-        let states = state_count(table, job, chunk);
-        // A row has two numbers of eight bytes beside its values and states: those of four floats.
-        let rows = chunk.bucket().map_or(0, Bucket::value_bytes);
-        (u64::from(chunk.bytes) + rows + TENSOR_BYTES) * (1 + states) + rows + of_trainers
-    });
-    bytes.sum()
+/// The parameters and the number of trainers that the first record of a checkpoint declares.
+pub(super) fn declared(record: &ChunkRecord<'_>) -> Result<(ChunkTable, u32), Failure> {
+    let refused = |text: String| Failure::Node(format!("the first record of a checkpoint: {text}"));
+    if record.id != ABOUT {
+        return Err(refused("it does not describe the shard".to_owned()));
+    }
+    let about = AboutMessage::decode(record.marks).map_err(|error| refused(error.to_string()))?;
+    let trainers = about.job.as_ref().map_or(0, |job| job.trainers);
+    Ok((table_of(&about)?, trainers))
 }
 
 fn layout(serving: &Serving) -> Vec<ChunkLayout> {

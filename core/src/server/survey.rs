@@ -1,9 +1,11 @@
 //! Survey of a job's checkpoint directory: its contents, and what a start of its servers would do.
 
 use super::coordinator::RecalledJob;
+use super::needs::Holdings;
+use super::snapshot;
 use crate::checkpoint::inspect::{InspectCause, InspectReport, InspectVerdict};
 use crate::checkpoint::owner::{self, check_directory, server_directory, shard_directory};
-use crate::checkpoint::{CoordinatorState, ShardIdentity, Storage, identity_of};
+use crate::checkpoint::{CoordinatorState, ShardIdentity, Storage, identity_of, load_latest};
 use crate::error::Failure;
 
 /// Looks at every server of a job below the root, or at `only` one: a line or two for each shard, and one verdict.
@@ -49,6 +51,43 @@ pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport,
     }
     report.is_about(format!("{} of {}", counted(shards, "shard"), counted(servers.len(), "server")));
     Ok(report)
+}
+
+/// The holdings of every server and shard of a job below the root, from their newest checkpoints. A shard that has none
+/// is left out. All of the checkpoints are read.
+///
+/// # Errors
+/// When the storage refuses to list, there is no server below the root, or checkpoints exist and none can be read.
+pub fn survey_holdings(storage: &dyn Storage) -> Result<Vec<Vec<Holdings>>, Failure> {
+    let of_server = |server| {
+        let shards = numbers(storage, &server_directory(server), owner::SHARD)?;
+        let held =
+            shards.into_iter().filter_map(|shard| holdings_of(storage, &shard_directory(server, shard)).transpose());
+        held.collect()
+    };
+    numbers(storage, "", owner::SERVER)?.into_iter().map(of_server).collect()
+}
+
+fn holdings_of(storage: &dyn Storage, directory: &str) -> Result<Option<Holdings>, Failure> {
+    let (mut held, mut declared) = (Holdings::default(), None);
+    let loaded = load_latest(storage, directory, None, &mut |record| {
+        let Some(table) = &declared else {
+            let (table, trainers) = snapshot::declared(&record)?;
+            (held, declared) = (Holdings::new(trainers), Some(table));
+            return Ok(());
+        };
+        let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
+        let (bytes, states) = (count(record.value.len()), count(record.states.len()));
+        if table.parameters.get(&record.id.parameter).is_some_and(|held| held.rows.is_some()) {
+            // Behind the states of their rule stand the rows' ids and the numbers of their last updates.
+            let rows = record.states.iter().rev().nth(1).map_or(0, |ids| count(ids.len() / size_of::<u64>()));
+            held.add_rows(bytes.checked_div(rows).unwrap_or(0), states.saturating_sub(2), rows, 1);
+        } else {
+            held.add_chunks(u32::try_from(bytes).unwrap_or(u32::MAX), states, 1);
+        }
+        Ok(())
+    })?;
+    Ok(loaded.map(|_| held))
 }
 
 /// Verdict for an empty shard directory of an initialised job.
