@@ -193,6 +193,23 @@ class Attention(nn.Module):
         return self.scores(self.norm(hidden + mixed)[:, -1])
 
 
+class Encoder(nn.Module):
+    """PyTorch's encoder layer with a causal mask, which leaves out the words of padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(IDS, 4)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.scores = nn.Linear(4, IDS)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(WORDS))
+
+    def forward(self, words: Tensor) -> Tensor:
+        # The first word of a row is always there.
+        is_padding = torch.cat([words[:, :1] < 0, words[:, 1:] == 0], dim=1)
+        hidden = self.layer(self.words(words), src_mask=self.mask, src_key_padding_mask=is_padding.float() * -1e30)
+        return self.scores(hidden[:, -1])
+
+
 class Functions(nn.Module):
     """Element-wise functions, reductions, and pieces of tensors."""
 
@@ -304,6 +321,7 @@ CASES = {
     ),
     # Not with Adam: the gradient of the keys' bias is zero but for rounding, which Adam would scale to the rate.
     "attention": Case(Attention, {"words": _ids(WORDS)}, F.cross_entropy, {"label": _labels(IDS)}),
+    "encoder": Case(Encoder, {"words": _ids(WORDS)}, F.cross_entropy, {"label": _labels(IDS)}),
     "functions": Case(
         Functions,
         {"pixels": _pixels()},

@@ -10,7 +10,7 @@ optimizer. A model that `torch.export.save` wrote becomes a program by `python -
 --values net.safetensors`.
 
 Not here: training, and reading the text. Read in this order: this file (the entries), `translator` (a graph's nodes to
-ops), `layers`, `shapes`, `arithmetic` and `losses` (one function for each ATen op), `graph` (refusals), `text`.
+ops), `layers`, `shapes`, `arithmetic` and `losses` (one function for each ATen op), `attention` (a formula with the batch apart), `graph` (refusals), `text`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from . import arithmetic, layers, losses, shapes
+from .attention import batched_attention
 from .graph import ExportError, check_gradients
 from .text import write_safetensors
 from .translator import MAPPED, MAPPED_NODES, TorchProgram, Translator
@@ -70,7 +71,8 @@ def export_program(
     shapes = tuple({0: batch} if tensor.dim() > 0 else {} for tensor in inputs) if dynamic_batch else None
     if loss is not None and shapes is not None:
         shapes = (shapes,)  # type: ignore[assignment]
-    exported = torch.export.export(exported_module, inputs, dynamic_shapes=shapes)
+    with batched_attention():
+        exported = torch.export.export(exported_module, inputs, dynamic_shapes=shapes)
     return program_of(exported, data_names=names, output_names=output_names, prefix=prefix, seed=seed)
 
 
