@@ -51,7 +51,7 @@ fn run() -> Result<()> {
     for line in scenario.before {
         shell(line)?;
     }
-    for program in scenario.programs {
+    for program in scenario.programs() {
         say(&ReportLine::Begin(program.name.to_owned()));
         let began = Instant::now();
         let status = attempt(program).unwrap_or_else(|error| format!("{error:#}"));

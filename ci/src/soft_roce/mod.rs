@@ -46,17 +46,17 @@ struct MachineReports {
 
 /// The task of `cargo ci test`: machines that run the programs as tests are built.
 pub(crate) fn begin(workspace: &Workspace) -> Result<Ending> {
-    begin_with(workspace, Build::OfTests)
+    begin_with(workspace, Build::OfTests, plan::ALONE)
 }
 
 /// The task of `cargo ci long`: programs are built for speed, and their figures are those of docs/reports/rdma.md.
 pub(crate) fn long(workspace: &Workspace) -> Result<Tally> {
-    begin_with(workspace, Build::ForSpeed)?(workspace)
+    begin_with(workspace, Build::ForSpeed, plan::ALONE_LONG)?(workspace)
 }
 
 /// Builds the images and runs the machines one after the other on a thread. The console of a machine is shown line by
 /// line, between the output of other tasks.
-fn begin_with(workspace: &Workspace, build: Build) -> Result<Ending> {
+fn begin_with(workspace: &Workspace, build: Build, scenario: Scenario) -> Result<Ending> {
     let downloads = match possible(workspace) {
         Ok(downloads) => downloads,
         Err(error) => return Ok(Box::new(move |workspace| skip(workspace, &format!("{error:#}")))),
@@ -68,22 +68,24 @@ fn begin_with(workspace: &Workspace, build: Build) -> Result<Ending> {
         let _lock = lock;
         let began = Instant::now();
         let end = machine::deadline(LIMIT);
-        let alone = alone(&workspace, &mut furnishing, &plan::ALONE, end)?;
+        let alone = alone(&workspace, &mut furnishing, &scenario, end)?;
         let (server, trainer) = two(&workspace, &mut furnishing, end)?;
         Ok(MachineReports { alone, server, trainer, took: began.elapsed() })
     });
     Ok(Box::new(move |workspace| {
         let said = machines.join().map_err(|_| anyhow!("the thread that runs machines panicked"))?;
-        judge(workspace, &pserver, &said?)
+        judge(workspace, &pserver, scenario, &said?)
     }))
 }
 
 /// The verdict on the machines. The tests of this machine are over: a test that they skipped and a guest passed is
 /// not counted as skipped.
-fn judge(workspace: &Workspace, pserver: &Path, said: &MachineReports) -> Result<Tally> {
+fn judge(workspace: &Workspace, pserver: &Path, scenario: Scenario, said: &MachineReports) -> Result<Tally> {
     let MachineReports { alone: report, server, trainer, took } = said;
-    let mut total = judged(workspace, &[(plan::ALONE, report), (plan::SERVER, server), (plan::TRAINER, trainer)])?;
-    say!("{}", figures::table(report));
+    let mut total = judged(workspace, &[(scenario, report), (plan::SERVER, server), (plan::TRAINER, trainer)])?;
+    if report.run("ib_write_bw").is_some() {
+        say!("{}", figures::table(report));
+    }
     total += verdicts::nothing_is_copied(report);
     total += verdicts::models_agree(server);
     total += verdicts::digits_agree(workspace, pserver, report)?;
@@ -119,7 +121,7 @@ fn judged(workspace: &Workspace, reports: &[(Scenario, &Report)]) -> Result<Tall
     for (scenario, report) in reports {
         show(report);
         report.skipped.iter().try_for_each(|line| workspace.skip("in the guest", line))?;
-        let names: Vec<_> = scenario.programs.iter().map(|program| program.name).collect();
+        let names: Vec<_> = scenario.programs().map(|program| program.name).collect();
         total += report.tally(&names);
     }
     Ok(total)

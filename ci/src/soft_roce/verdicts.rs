@@ -19,7 +19,7 @@ const OPTIMIZER: &str = "adam";
 
 /// Whether every job that the server's machine served came to the same model.
 pub(super) fn models_agree(server: &Report) -> Tally {
-    let models: Vec<_> = plan::SERVER.programs.iter().map(|program| model(server, program.name)).collect();
+    let models: Vec<_> = plan::SERVER.programs().map(|program| model(server, program.name)).collect();
     equal("the two machines", &models)
 }
 
