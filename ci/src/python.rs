@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::built::Built;
 use crate::workspace::{Tally, Workspace};
 
 /// Packages of builds, tests and type checks.
-const TOOLS: [&str; 4] = ["maturin>=1.9,<2", "wheel", "pytest", "mypy"];
+const TOOLS: [&str; 5] = ["maturin>=1.9,<2", "wheel", "pytest", "pytest-xdist", "mypy"];
 /// Where `bench/peers/install.sh torch target/kits` installs PyTorch.
 const TORCH: &str = "target/kits/torch";
 /// The largest wheel that is published, in bytes.
@@ -45,9 +45,7 @@ fn check_wheel(workspace: &Workspace, is_release: bool) -> Result<Tally> {
         std::fs::remove_dir_all(&wheels).context("removing earlier wheels")?;
     }
     let mut total = if is_release {
-        let mut maturin = workspace.command(tools.join("bin/maturin"));
-        maturin.args(["build", "--quiet", "--release", "--manifest-path", "python/Cargo.toml", "--out"]);
-        workspace.step(maturin.arg(&wheels))?
+        build_wheel(workspace, &tools, &wheels)?
     } else {
         pack(workspace, &tools, &folder.join("unpacked"), &wheels)?
     };
@@ -67,6 +65,19 @@ fn check_wheel(workspace: &Workspace, is_release: bool) -> Result<Tally> {
     total += test(workspace, &environment)?;
     total += check_types(workspace, &environment, &folder, torch.is_some())?;
     Ok(total)
+}
+
+/// Builds the wheel that is published into a folder, and does not test it.
+pub(crate) fn publish(workspace: &Workspace, folder: &Path) -> Result<Tally> {
+    let tools = workspace.root().join("target/python-wheel/tools");
+    ensure!(has_tools(workspace, &tools), "maturin cannot be installed: no venv or no package index is here");
+    build_wheel(workspace, &tools, folder)
+}
+
+fn build_wheel(workspace: &Workspace, tools: &Path, folder: &Path) -> Result<Tally> {
+    let mut maturin = workspace.command(tools.join("bin/maturin"));
+    maturin.args(["build", "--quiet", "--release", "--manifest-path", "python/Cargo.toml", "--out"]);
+    workspace.step(maturin.arg(folder))
 }
 
 /// Builds the extension with the features that the workspace's tests have, and packs it as maturin does.
@@ -127,11 +138,11 @@ fn install(workspace: &Workspace, environment: &Path, wheel: &Path, torch: Optio
     Ok(total)
 }
 
-/// Runs the tests, which report what is skipped without torch.
+/// Runs the tests, a share of them for each processor. They report what is skipped without torch.
 fn test(workspace: &Workspace, environment: &Path) -> Result<Tally> {
     // The tests begin in their own folder: beside the sources, Python would take the package from there.
     let mut pytest = python(workspace, environment);
-    pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]);
+    pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto"]);
     workspace.tests(pytest.current_dir(workspace.root().join("python/tests")))
 }
 
@@ -174,7 +185,8 @@ fn site_packages(environment: &Path) -> Result<PathBuf> {
 
 /// Whether the environment has the tools, which are installed when it has none.
 fn has_tools(workspace: &Workspace, environment: &Path) -> bool {
-    if environment.join("installed").exists() {
+    let wanted = TOOLS.join(" ");
+    if std::fs::read_to_string(environment.join("installed")).is_ok_and(|found| found == wanted) {
         return true;
     }
     let mut venv = workspace.command("python3");
@@ -182,7 +194,7 @@ fn has_tools(workspace: &Workspace, environment: &Path) -> bool {
     let mut pip = workspace.command(environment.join("bin/pip"));
     made.is_ok_and(|made| made.success())
         && pip.args(["install", "--quiet"]).args(TOOLS).status().is_ok_and(|done| done.success())
-        && std::fs::write(environment.join("installed"), "").is_ok()
+        && std::fs::write(environment.join("installed"), wanted).is_ok()
 }
 
 fn only_file(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<PathBuf> {

@@ -19,7 +19,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_runtest_logreport(report: Any) -> None:
     """A skip is a line of the report that `cargo ci` counts."""
     path = os.environ.get("PSERVER_SKIP_REPORT")
-    if report.skipped and path is not None:
+    # A process that runs a share of the tests tells the one that reports.
+    if report.skipped and path is not None and "PYTEST_XDIST_WORKER" not in os.environ:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         with open(path, "a") as file:
             file.write(f"SKIPPED: python {report.nodeid}: {reason}\n")
