@@ -4,7 +4,7 @@
 //! compiler cannot. Read [`tasks`] (the table of everything), then [`tidy`] (the rules of `STYLE.md`), then
 //! [`workspace`] (how a task runs a program). [`verbs_bindings`] writes a source that is committed, and is for
 //! maintainers; [`rdma_sys`] compares it; [`debian`] has the packages that they read. [`install`] and
-//! [`installed`] are about what users get.
+//! [`installed`] are about what users get, and [`release`] makes all of it.
 
 #[macro_use]
 mod console;
@@ -21,6 +21,7 @@ mod kernels;
 mod mutants;
 mod python;
 mod rdma_sys;
+mod release;
 mod soft_roce;
 mod tasks;
 mod tidy;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 
 use crate::workspace::{Ending, Tally, Workspace};
 use crate::{
-    aarch64, coverage, deny, gpu, install, installed, kernels, mutants, python, rdma_sys, soft_roce, tidy,
+    aarch64, coverage, deny, gpu, install, installed, kernels, mutants, python, rdma_sys, release, soft_roce, tidy,
     verbs_bindings,
 };
 
@@ -178,6 +178,12 @@ pub(crate) const TOOLS: &[Tool] = &[
         },
     },
     Tool {
+        name: "image",
+        about: "Builds an image of containers with the pserver program, by buildah; an archive of it is in target",
+        arguments: |command| command.arg(profile_argument()),
+        run: |workspace, given| install::image::run(workspace, profile_of(given)),
+    },
+    Tool {
         name: "install",
         about: "Installs the C library, its headers, the pserver program and their documents; DESTDIR is honoured",
         arguments: |command| {
@@ -201,6 +207,19 @@ pub(crate) const TOOLS: &[Tool] = &[
         about: "Plants faults in what keeps data, one after the other; each must be found by a test",
         arguments: |command| command.arg(Arg::new("wanted").help("Only those that have this in their names")),
         run: |workspace, given| mutants::run(workspace, given.get_one::<String>("wanted").map_or("", String::as_str)),
+    },
+    Tool {
+        name: "release",
+        about: "Builds wheel, Debian package, image, archive, checksums, licences and list of components, twice, and \
+                compares",
+        arguments: |command| {
+            let out = Arg::new("out").long("out").value_name("DIR").value_parser(value_parser!(PathBuf)).required(true);
+            command.arg(out.help("The folder of the files, which is empty")).arg(profile_argument())
+        },
+        run: |workspace, given| {
+            let out = given.get_one::<PathBuf>("out").context("clap requires it")?;
+            release::run(workspace, out, profile_of(given))
+        },
     },
     Tool {
         name: "wheel",

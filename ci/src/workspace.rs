@@ -1,6 +1,7 @@
 //! How a task runs a program in the workspace, and how results are counted.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fmt::{Display, Formatter};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -36,6 +37,8 @@ pub(crate) struct Workspace {
     root: PathBuf,
     skip_report: PathBuf,
     failures: Arc<Mutex<Vec<String>>>,
+    /// Variables of its programs beside those of this process.
+    variables: Vec<(&'static str, OsString)>,
 }
 
 impl Workspace {
@@ -44,7 +47,14 @@ impl Workspace {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = package.parent().expect("the package is a folder of the workspace").to_path_buf();
         let skip_report = std::env::temp_dir().join(format!("pserver-skips-{}", std::process::id()));
-        Self { root, skip_report, failures: Arc::default() }
+        Self { root, skip_report, failures: Arc::default(), variables: Vec::new() }
+    }
+
+    /// The same, where each program has a variable.
+    pub(crate) fn with(&self, name: &'static str, value: impl Into<OsString>) -> Self {
+        let mut with = self.clone();
+        with.variables.push((name, value.into()));
+        with
     }
 
     /// The folder of the root `Cargo.toml`.
@@ -88,6 +98,7 @@ impl Workspace {
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root).env(SKIP_REPORT, &self.skip_report);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -15,7 +15,7 @@ use crate::workspace::{Tally, Workspace};
 pub(crate) const NEEDED: [&str; 2] = ["libc6", "libgcc-s1"];
 
 /// Compressions of dpkg-deb: of packages that are given away, and of those of a test.
-const SMALL: &str = "-Zxz";
+pub(crate) const SMALL: &str = "-Zxz";
 pub(crate) const FAST: &str = "-Znone";
 
 /// The tool: builds with a profile, and makes the package in `target`.
@@ -32,7 +32,7 @@ pub(crate) fn make(workspace: &Workspace, binaries: &Binaries, folder: &Path, co
     let root = folder.join(format!("deb-{}", std::process::id()));
     let path = folder.join(format!("pserver_{VERSION}_{architecture}.deb"));
     let made = fill(workspace, binaries, &root, architecture).and_then(|()| {
-        succeed(Command::new("dpkg-deb").args(["--root-owner-group", compression, "--build"]).args([&root, &path]))
+        succeed(workspace.command("dpkg-deb").args(["--root-owner-group", compression, "--build"]).args([&root, &path]))
     });
     let _ = fs::remove_dir_all(&root);
     made.map(|_| path)

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -18,27 +18,56 @@ const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"
 /// The standard library is linked too; cargo does not list it.
 const STANDARD_LIBRARY: &str = "The Rust standard library, MIT OR Apache-2.0, https://github.com/rust-lang/rust";
 
-/// The text. A package without a file of a licence is named with its licence and authors.
-pub(super) fn text(workspace: &Workspace) -> Result<String> {
+/// A package of others that is linked into the installed files.
+pub(super) struct LinkedPackage {
+    pub(super) name: String,
+    pub(super) version: String,
+    /// Its licence as an SPDX expression, where it names one.
+    pub(super) licence: String,
+    pub(super) repository: String,
+    /// The identity that other packages have for it in cargo's metadata.
+    pub(super) id: String,
+    authors: String,
+    folder: PathBuf,
+}
+
+/// The packages, and cargo's metadata.
+pub(super) fn packages(workspace: &Workspace) -> Result<(Vec<LinkedPackage>, Value)> {
     let linked = linked(workspace)?;
     let metadata = succeed(workspace.cargo().args(["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
-    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
-    let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for package in packages {
-        let string = |key: &str| package[key].as_str().unwrap_or_default();
+    let mut found = Vec::new();
+    for package in metadata["packages"].as_array().context("cargo metadata has no packages")? {
+        let string = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
         let is_ours = package["source"].is_null();
         if is_ours || !linked.contains(&format!("{} v{}", string("name"), string("version"))) {
             continue;
         }
-        let line = format!("{} {}, {}, {}", string("name"), string("version"), string("license"), string("repository"));
-        let folder = Path::new(string("manifest_path")).parent().context("a manifest is in a folder")?;
-        let mut texts = texts(folder)?;
+        found.push(LinkedPackage {
+            name: string("name"),
+            version: string("version"),
+            // Cargo took a stroke for "or" once.
+            licence: string("license").replace('/', " OR ").replace("  ", " "),
+            repository: string("repository"),
+            id: string("id"),
+            authors: package["authors"].to_string(),
+            folder: Path::new(&string("manifest_path")).parent().context("a manifest is in a folder")?.into(),
+        });
+    }
+    Ok((found, metadata))
+}
+
+/// The text. A package without a file of a licence is named with its licence and authors.
+pub(super) fn text(workspace: &Workspace) -> Result<String> {
+    let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in packages(workspace)?.0 {
+        let LinkedPackage { name, version, licence, repository, authors, folder, .. } = package;
+        let mut texts = texts(&folder)?;
         if texts.is_empty() {
-            texts.push(format!("No file with a licence. Authors: {}\n", package["authors"]));
+            texts.push(format!("No file with a licence. Authors: {authors}\n"));
         }
         for text in texts {
-            by_text.entry(text).or_default().insert(line.clone());
+            by_text.entry(text).or_default().insert(format!("{name} {version}, {licence}, {repository}"));
         }
     }
     let mut all =

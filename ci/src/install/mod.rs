@@ -1,11 +1,14 @@
-//! `cargo ci install` and `cargo ci deb`: the C library, the program, and the files by which compilers, build systems,
-//! shells and people find them.
+//! `cargo ci install`, `cargo ci deb` and `cargo ci image`: the C library, the program, and the files by which
+//! compilers, build systems, shells, clusters and people find them.
 //!
 //! Not here: the check of an installed prefix ([`crate::installed`]); why it is no tool of others
-//! (`docs/decisions/install.md`). Read [`tree`] (which file is where), then [`binaries`], [`licences`] and [`deb`].
+//! (`docs/decisions/install.md`). Read [`tree`] (which file is where), then [`binaries`], [`licences`],
+//! [`components`], [`deb`] and [`image`].
 
 mod binaries;
+pub(crate) mod components;
 pub(crate) mod deb;
+pub(crate) mod image;
 mod licences;
 
 use std::fs;
@@ -91,6 +94,7 @@ fn tree(workspace: &Workspace, binaries: &Binaries, root: &Path) -> Result<()> {
     let documents = root.join(DOCUMENTS);
     copy(&workspace.root().join("LICENSE"), &documents.join("LICENSE"), FILE_MODE)?;
     write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace)?)?;
+    write(&documents.join("components.cdx.json"), &components::text(workspace)?)?;
     operators_files(workspace, &documents)?;
     examples(workspace, &documents.join("examples"))
 }

@@ -1,8 +1,7 @@
 //! A training of the examples: two servers, and programs that print their accuracy.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,19 +20,11 @@ struct ServerProcess {
 }
 
 impl ServerProcess {
-    fn start(pserver: &Path, more: &[&str]) -> Result<Self> {
-        let mut command = Command::new(pserver);
-        command.args([
-            "serve",
-            "--until-stdin-closes",
-            "--log-level",
-            "warn",
-            "--bind",
-            "127.0.0.1:0",
-            "--servers",
-            "2",
-        ]);
-        command.args(["--trainers", &TRAINERS.to_string()]).args(more);
+    fn start(pserver: &[OsString], more: &[&str]) -> Result<Self> {
+        let (program, arguments) = pserver.split_first().context("a program")?;
+        let mut command = Command::new(program);
+        command.args(arguments).args(["serve", "--until-stdin-closes", "--log-level", "warn", "--servers", "2"]);
+        command.args(["--bind", "127.0.0.1:0", "--trainers", &TRAINERS.to_string()]).args(more);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start a server")?;
         let mut line = String::new();
@@ -48,8 +39,8 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // A server that has ended needs neither.
-        let _ = self.child.kill();
+        // It stops when its input closes, with a last checkpoint.
+        drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
@@ -61,10 +52,12 @@ pub(super) fn bounded(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs programs at once against two servers. Each must end well, and print an accuracy that is high enough.
-pub(super) fn train(pserver: &Path, programs: Vec<Command>) -> Result<()> {
-    let first = ServerProcess::start(pserver, &[])?;
-    let second = ServerProcess::start(pserver, &["--index", "1", "--coordinator", &first.address])?;
+/// Runs programs at once against two servers, which `pserver`, a program and its first arguments, starts. Each must end
+/// well, and print an accuracy that is high enough.
+pub(super) fn train(pserver: &[OsString], options: &[&str], programs: Vec<Command>) -> Result<()> {
+    let first = ServerProcess::start(pserver, options)?;
+    let second = [options, &["--index", "1", "--coordinator", &first.address]].concat();
+    let second = ServerProcess::start(pserver, &second)?;
     let mut running = Vec::new();
     for mut program in programs {
         program.env("PSERVER_COORDINATOR", &first.address).env("PSERVER_DEADLINE", "60s");

@@ -1,9 +1,11 @@
 //! `cargo ci installed`: an installed prefix as users have it. Examples are built from it by pkg-config and by CMake
-//! in empty folders and train on two servers; the package of Debian's is installed, used and removed.
+//! in empty folders and train on two servers; the package of Debian's is installed, used and removed; servers run in
+//! containers.
 //!
-//! Not here: how files are installed ([`crate::install`]). Read [`CHECKS`], then [`job`] (a training), [`readme`] and
-//! [`package`].
+//! Not here: how files are installed ([`crate::install`]). Read [`CHECKS`], then [`job`] (a training), [`readme`],
+//! [`package`] and [`image`].
 
+mod image;
 mod job;
 mod package;
 mod readme;
@@ -49,6 +51,7 @@ const CHECKS: &[Check] = &[
     Check { name: "a program that was built before starts with the library installed anew", needs: &[], run: again },
     Check { name: "the program and the commands of the README", needs: &["cc", "pkg-config"], run: readme::check },
     Check { name: "the Debian package is installed, used and removed", needs: &["dpkg-deb"], run: package::check },
+    Check { name: "two servers in containers of the image train", needs: &["buildah"], run: image::check },
 ];
 
 /// The task.
@@ -121,7 +124,7 @@ impl Site<'_> {
             command.args(arguments).current_dir(folder);
             command
         };
-        job::train(&self.pserver(), (0..job::TRAINERS).map(|_| trainer()).collect())
+        job::train(&[self.pserver().into()], &[], (0..job::TRAINERS).map(|_| trainer()).collect())
             .with_context(|| format!("{}/{program}", folder.display()))
     }
 
@@ -133,7 +136,7 @@ impl Site<'_> {
             command.args(["--oversubscribe", "--allow-run-as-root"]);
         }
         command.args(["./digits_mpi", "digits.csv"]);
-        job::train(&self.pserver(), vec![command]).with_context(|| format!("mpirun.{mpi}"))
+        job::train(&[self.pserver().into()], &[], vec![command]).with_context(|| format!("mpirun.{mpi}"))
     }
 }
 

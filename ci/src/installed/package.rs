@@ -33,7 +33,7 @@ pub(super) fn check(site: &Site<'_>) -> Result<()> {
         command.args(TEXT_ARGUMENTS).current_dir(&folder);
         command
     };
-    job::train(&usr.join("bin/pserver"), (0..job::TRAINERS).map(|_| trainer()).collect())?;
+    job::train(&[usr.join("bin/pserver").into()], &[], (0..job::TRAINERS).map(|_| trainer()).collect())?;
 
     dpkg(&root, "--purge", Path::new("pserver"))?;
     let left = if usr.exists() { files_below(&usr)? } else { Vec::new() };
