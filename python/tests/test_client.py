@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import pickle
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from multiprocessing import get_context
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -349,3 +351,22 @@ def test_every_setting_of_clients_is_a_parameter() -> None:
     assert set(named) == set(inspect.signature(pserver.Client).parameters), named
     with pytest.raises(pserver.Refused, match="checks"):
         pserver.Client(checks="never")
+
+
+def test_an_optimizer_that_integers_do_not_have_is_said(job: Any) -> None:
+    lines: "SimpleQueue[logging.LogRecord]" = SimpleQueue()
+    handler = logging.Handler()
+    handler.emit = lines.put  # type: ignore[method-assign]
+    logger = logging.getLogger("pserver")
+    logger.addHandler(handler)
+    try:
+        client = job()
+        assert client.begin_init("const_lr { learning_rate: 0.1 }")
+        client.init("counts", np.zeros(3, np.int64))
+        client.init("weights", np.zeros(3, np.float32))
+        client.finish_init()
+        found = (lines.get(timeout=30).getMessage() for _ in range(100))
+        line = next(line for line in found if "have no effect" in line)
+    finally:
+        logger.removeHandler(handler)
+    assert '"counts"' in line and "weights" not in line, line

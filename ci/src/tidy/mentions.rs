@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::tasks::{SUITES, TASKS, TOOLS};
+use crate::tasks::{SUITES, TOOLS, single};
 use crate::tidy::lexer::is_word;
 use crate::tidy::{Finding, Standing};
 
@@ -169,7 +169,7 @@ fn tasks(line: &str) -> Vec<String> {
     let known = |name: &str| {
         name == "help"
             || SUITES.iter().any(|suite| suite.name == name)
-            || TASKS.iter().any(|task| task.name == name)
+            || single().any(|task| task.name == name)
             || TOOLS.iter().any(|tool| tool.name == name)
     };
     let is_block = line.starts_with("    ");

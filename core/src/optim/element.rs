@@ -42,18 +42,22 @@ macro_rules! integer {
             const BYTES: usize = size_of::<$type>();
             const ZERO: Self = 0;
 
+            #[inline]
             fn read(bytes: &[u8], index: usize) -> Self {
                 Self::from_le_bytes(array_at(bytes, index))
             }
 
+            #[inline]
             fn write(self, bytes: &mut [u8], index: usize) {
                 bytes[index * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.to_le_bytes());
             }
 
+            #[inline]
             fn read_gradient(gradient: &Gradient<'_>, index: usize) -> Self {
                 Self::read(gradient.bytes, index)
             }
 
+            #[inline]
             fn plus(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
@@ -72,14 +76,17 @@ macro_rules! real {
             const BYTES: usize = size_of::<$type>();
             const ZERO: Self = 0.0;
 
+            #[inline]
             fn read(bytes: &[u8], index: usize) -> Self {
                 Self::from_le_bytes(array_at(bytes, index))
             }
 
+            #[inline]
             fn write(self, bytes: &mut [u8], index: usize) {
                 bytes[index * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.to_le_bytes());
             }
 
+            #[inline]
             fn read_gradient(gradient: &Gradient<'_>, index: usize) -> Self {
                 match gradient.element_type {
                     ElementType::Float16 => f16::from_le_bytes(array_at(gradient.bytes, index)).into(),
@@ -88,6 +95,7 @@ macro_rules! real {
                 }
             }
 
+            #[inline]
             fn plus(self, other: Self) -> Self {
                 self + other
             }
@@ -99,29 +107,35 @@ real!(f32);
 real!(f64);
 
 impl OptimizerReal for f32 {
+    #[inline]
     fn widen(self) -> f64 {
         self.into()
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest binary32 is what is asked for")]
+    #[inline]
     fn nearest(value: f64) -> Self {
         value as Self
     }
 
+    #[inline]
     fn scaled(self, scale: f64) -> Self {
         self * Self::nearest(scale)
     }
 }
 
 impl OptimizerReal for f64 {
+    #[inline]
     fn widen(self) -> f64 {
         self
     }
 
+    #[inline]
     fn nearest(value: f64) -> Self {
         value
     }
 
+    #[inline]
     fn scaled(self, scale: f64) -> Self {
         self * scale
     }
@@ -140,6 +154,7 @@ pub fn fill(element_type: ElementType, bytes: &mut [u8], value: f64) {
     }
 }
 
+#[inline]
 pub(super) fn array_at<const BYTES: usize>(bytes: &[u8], index: usize) -> [u8; BYTES] {
     let mut array = [0; BYTES];
     array.copy_from_slice(&bytes[index * BYTES..][..BYTES]);

@@ -268,6 +268,11 @@ async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloCon
 
 /// Like [`handle_tcp`], for a process of this machine, which sends its shared memory first.
 async fn handle_shm(mut stream: UnixStream, origin: String, context: Arc<HelloContext>) {
+    if let Err(reason) = shm::check_user(&stream, "client") {
+        // The client sees it too, and goes on over TCP: that is the connection to be warned of, if it is refused.
+        tracing::debug!(origin, %reason, "no connection through shared memory");
+        return;
+    }
     let setup = tokio::time::timeout(context.options.hello_timeout, shm::ShmEndpoint::receive(&stream)).await;
     let setup = setup.map_err(|_| context.no_hello()).and_then(|setup| setup.map_err(HelloRefusal::invalid));
     let refused = match setup {

@@ -58,12 +58,11 @@ pub(crate) async fn accept(listener: &UnixListener) -> io::Result<(UnixStream, S
 }
 
 impl ShmEndpoint {
-    /// Checks the client's user, and receives its first message.
+    /// Receives the first message of a client, whose user was [checked](check_user).
     ///
     /// # Errors
-    /// Another user, or another message.
+    /// Another message.
     pub(crate) async fn receive(stream: &UnixStream) -> Result<Board, String> {
-        check_user(stream, "client").map_err(|error| error.to_string())?;
         let (mut setup, mut descriptors) = ([0; SETUP_BYTES], VecDeque::new());
         let receive = || control_socket::receive(stream.as_fd(), &mut setup, &mut descriptors);
         let received = stream.async_io(Interest::READABLE, receive).await.map_err(|error| error.to_string())?;
@@ -101,7 +100,10 @@ async fn connect_name(name: &str) -> io::Result<UnixStream> {
 }
 
 /// Checks that the peer's process, a client or server, is of this user.
-fn check_user(stream: &UnixStream, peer: &str) -> io::Result<()> {
+///
+/// # Errors
+/// Names both users.
+pub(crate) fn check_user(stream: &UnixStream, peer: &str) -> io::Result<()> {
     let (there, here) = (stream.peer_cred()?, rustix::process::geteuid().as_raw());
     if there.uid() == here {
         return Ok(());

@@ -19,7 +19,7 @@ mod send;
 mod staging;
 
 pub(crate) use connection::ShmConnection;
-pub(crate) use handshake::{ShmEndpoint, accept, connect, listen};
+pub(crate) use handshake::{ShmEndpoint, accept, check_user, connect, listen};
 
 use crate::connection::{ConnectionError, ConnectionSide};
 
