@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::debian::succeed;
-use crate::install::{self, Binaries, VERSION, components, deb, image};
+use crate::install::{self, Binaries, VERSION, components, deb, image, licences};
 use crate::python;
 use crate::workspace::{Tally, Workspace};
 
@@ -24,6 +24,8 @@ pub(crate) fn run(workspace: &Workspace, out: &Path, profile: &str) -> Result<Ta
     let out = std::path::absolute(out).context("the folder")?;
     let is_empty = fs::read_dir(&out).map_or(true, |mut entries| entries.next().is_none());
     ensure!(is_empty, "{}: found files; expected a folder that is empty or does not exist", out.display());
+    let changed = succeed(workspace.command("git").args(["status", "--porcelain"]))?;
+    ensure!(changed.is_empty(), "found changes that are not committed:\n{changed}expected a commit's sources");
     let mut total = build(workspace, &out, profile)?;
     let again = workspace.root().join("target").join(format!("release-again-{}", std::process::id()));
     let second = build(workspace, &again, profile);
@@ -32,7 +34,8 @@ pub(crate) fn run(workspace: &Workspace, out: &Path, profile: &str) -> Result<Ta
     total += second?;
     total += compared.context("the second build was compared")??;
     say!("{}", succeed(workspace.command("sha256sum").arg(out.join(SUMS)))?.trim());
-    say!("released in {}", out.display());
+    let word = if total.failed == 0 { "released" } else { "NOT released: the second build differs from the first," };
+    say!("{word} in {}", out.display());
     Ok(total)
 }
 
@@ -54,17 +57,16 @@ fn build(workspace: &Workspace, out: &Path, profile: &str) -> Result<Tally> {
     image::archive(&workspace, &binaries, &out.join(image::archive_name()))?;
     archive(&workspace, &binaries, out, time.trim())?;
     let tally = python::publish(&workspace, out)?;
-    fs::write(out.join(format!("pserver-{VERSION}.cdx.json")), components::text(&workspace)?).context("components")?;
-    for licence in ["LICENSE", "THIRD-PARTY-LICENCES"] {
-        let from = if licence == "LICENSE" { workspace.root().join(licence) } else { built.join(licence) };
-        fs::copy(&from, out.join(licence)).with_context(|| format!("cannot copy {}", from.display()))?;
-    }
+    fs::write(out.join(format!("pserver-{VERSION}.cdx.json")), components::text(&workspace, licences::RELEASED, &[])?)
+        .context("components")?;
+    fs::copy(workspace.root().join("LICENSE"), out.join("LICENSE")).context("cannot copy the licence")?;
+    fs::write(out.join("THIRD-PARTY-LICENCES"), licences::text(&workspace, licences::RELEASED)?).context("licences")?;
     let sums = succeed(workspace.command("sha256sum").args(names(out)?).current_dir(out))?;
     fs::write(out.join(SUMS), sums).context("cannot write the checksums")?;
     Ok(tally)
 }
 
-/// The installed tree as an archive, and its licences beside what was built.
+/// The installed tree as an archive.
 fn archive(workspace: &Workspace, binaries: &Binaries, out: &Path, time: &str) -> Result<()> {
     let built = workspace.root().join(BUILD);
     let name = format!("pserver-{VERSION}-{}", std::env::consts::ARCH);
@@ -73,8 +75,6 @@ fn archive(workspace: &Workspace, binaries: &Binaries, out: &Path, time: &str) -
     for folder in ["bin/.debug", "lib/.debug"] {
         fs::remove_dir_all(tree.join(folder)).with_context(|| format!("cannot remove {folder}"))?;
     }
-    let licences = tree.join("share/doc/pserver/THIRD-PARTY-LICENCES");
-    fs::copy(licences, built.join("THIRD-PARTY-LICENCES")).context("cannot copy the licences")?;
     let mut tar = workspace.command("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", &format!("--mtime=@{time}"), "--directory"]);
     tar.arg(&built).args(["--use-compress-program", "gzip -n9", "--create", "--file"]);
@@ -93,7 +93,7 @@ fn flags(workspace: &Workspace) -> Result<String> {
 
 /// Compares each file of two folders: one passed or failed for each.
 fn compare(first: &Path, second: &Path) -> Result<Tally> {
-    let mut total = Tally::default();
+    let mut total = Tally::of_step(names(first)? == names(second)?);
     for name in names(first)? {
         let read = |folder: &Path| fs::read(folder.join(&name)).with_context(|| name.clone());
         let is_same = read(first)? == read(second)?;

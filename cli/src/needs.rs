@@ -9,7 +9,7 @@ use pserver_client::console;
 use pserver_core::checkpoint::RESERVE_BYTES;
 use pserver_core::checkpoint::storage::Directory;
 use pserver_core::config::OptimizerSettings;
-use pserver_core::limits::CHUNK_BYTES_DEFAULT;
+use pserver_core::limits::{CHUNK_BYTES_DEFAULT, SERVERS_MAX, SHARDS_MAX, TRAINERS_MAX};
 use pserver_core::optim::Prepared;
 use pserver_core::server::{Holdings, Needs, survey_holdings};
 
@@ -24,7 +24,7 @@ const ELEMENT_BYTES: u64 = 4;
 #[derive(clap::Args)]
 pub(crate) struct NeedsArgs {
     /// A checkpoint directory of a job: its parameters, servers, shards and trainers count where no option says others.
-    #[arg(conflicts_with_all = ["elements", "table"], required_unless_present_any = ["elements", "table"])]
+    #[arg(conflicts_with_all = ["elements", "table", "optimizer"], required_unless_present_any = ["elements", "table"])]
     checkpoint_dir: Option<PathBuf>,
     /// Elements of all dense parameters together, of float32, such as 25e6.
     #[arg(long, value_name = "N", value_parser = count)]
@@ -37,13 +37,13 @@ pub(crate) struct NeedsArgs {
     #[arg(long, default_value = "sgd", value_parser = states)]
     optimizer: States,
     /// Trainers of the job [default: 1, or those of the checkpoint].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(TRAINERS_MAX)))]
     trainers: Option<u32>,
     /// Servers of the job [default: 1, or those of the checkpoint].
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u16>,
     /// Shards of each server [default: 1, or those of the checkpoint].
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(SHARDS_MAX)))]
     shards: Option<u16>,
     /// Servers keep no journal (--journal off).
     #[arg(long)]
@@ -69,20 +69,27 @@ struct States {
 /// # Errors
 /// When a checkpoint directory cannot be read.
 pub(crate) fn run(args: &NeedsArgs) -> Result<()> {
-    let (all, servers, shards) = match &args.checkpoint_dir {
-        Some(path) => of_checkpoints(path)?,
-        None => (of_options(args), 1, 1),
-    };
-    let servers = args.servers.map_or(servers, u64::from);
-    let shards = args.shards.map_or(shards, u64::from);
+    let found = args.checkpoint_dir.as_deref().map(of_checkpoints).transpose()?.unwrap_or_default();
+    let mut all = of_options(args);
+    found.iter().flatten().for_each(|shard| all.extend(shard));
+    let count = |given: Option<u16>, found: usize| given.map_or(found.max(1) as u64, u64::from);
+    let servers = count(args.servers, found.len());
+    let shards = count(args.shards, found.iter().map(Vec::len).max().unwrap_or(1));
     let trainers = args.trainers.map_or(all.trainers(), u64::from).max(1);
-    let all = all.with_trainers(u32::try_from(trainers).unwrap_or(u32::MAX));
     let rule = match &args.checkpoint_dir {
         Some(_) => "the rules of the checkpoint".to_owned(),
         None => format!("{} ({} states)", args.optimizer.text, args.optimizer.count),
     };
     let head = format!("{servers} servers with {shards} shards each, {trainers} trainers, {rule}");
-    let needs = all.divided(servers.saturating_mul(shards)).needs(!args.no_journal);
+    let part = match (args.servers, args.shards) {
+        // The fullest shard that was found.
+        (None, None) if !found.is_empty() => {
+            found.into_iter().flatten().max_by_key(|shard| shard.needs(true).least()).unwrap_or_default()
+        }
+        _ => all.divided(servers.saturating_mul(shards)),
+    };
+    let part = part.with_trainers(u32::try_from(trainers).unwrap_or(u32::MAX));
+    let needs = part.needs(!args.no_journal);
     Ok(console::print(text(&head, &needs, shards, descriptors::needs(trainers, shards)))?)
 }
 
@@ -124,19 +131,16 @@ fn of_options(args: &NeedsArgs) -> Holdings {
     all
 }
 
-/// The parameters of all shards, and how many servers and shards of each there are.
-fn of_checkpoints(path: &Path) -> Result<(Holdings, u64, u64)> {
+/// The parameters of each server's shards.
+fn of_checkpoints(path: &Path) -> Result<Vec<Vec<Holdings>>> {
     let storage = Directory::open(path).with_context(|| path.display().to_string())?;
     let servers = survey_holdings(&storage).with_context(|| path.display().to_string())?;
-    let shards = servers.iter().map(Vec::len).max().unwrap_or(0);
     ensure!(
-        shards > 0,
+        !servers.is_empty(),
         "{}: no shard has a checkpoint; expected a checkpoint directory of a job, with folders such as server-0",
         path.display()
     );
-    let mut all = Holdings::default();
-    servers.iter().flatten().for_each(|shard| all.extend(shard));
-    Ok((all, servers.len() as u64, shards as u64))
+    Ok(servers)
 }
 
 /// A whole number, also with a fraction or an exponent.

@@ -3,22 +3,35 @@
 //! It has no time and no serial number: the same sources have the same list.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::VERSION;
 use super::licences::{LinkedPackage, packages};
+use crate::debian::succeed;
 use crate::workspace::Workspace;
 
+/// Packages of this workspace that nobody gets.
+const NOT_INSTALLED: [&str; 2] = ["pserver-bench", "pserver-ci"];
 /// The packages of this workspace that are installed, together.
 const OURS: &str = "pkg:generic/pserver";
 
-/// The list, as text.
-pub(crate) fn text(workspace: &Workspace) -> Result<String> {
-    let (packages, metadata) = packages(workspace)?;
+/// The list of what these packages of ours are linked with, and of more components, as text.
+pub(crate) fn text(workspace: &Workspace, ours: &[&str], more: &[Value]) -> Result<String> {
+    let (packages, metadata) = packages(workspace, ours)?;
     let lock = std::fs::read_to_string(workspace.root().join("Cargo.lock")).context("Cargo.lock")?;
-    let list = list(&packages, &metadata, &checksums(&lock));
+    let mut list = list(&packages, &metadata, &checksums(&lock));
+    let compiler = succeed(Command::new("rustc").arg("--version"))?;
+    let standard = json!({
+        "type": "library", "bom-ref": "pkg:generic/rust-std", "name": "rust-std", "version": compiler.trim(),
+        "licenses": [{ "expression": "MIT OR Apache-2.0" }],
+        "externalReferences": [{ "type": "vcs", "url": "https://github.com/rust-lang/rust" }],
+    });
+    if let Some(components) = list["components"].as_array_mut() {
+        components.extend(more.iter().chain([&standard]).cloned());
+    }
     Ok(serde_json::to_string_pretty(&list).context("JSON")? + "\n")
 }
 
@@ -31,9 +44,13 @@ fn list(packages: &[LinkedPackage], metadata: &Value, checksums: &BTreeMap<(&str
     for node in metadata["resolve"]["nodes"].as_array().into_iter().flatten() {
         let id = node["id"].as_str().unwrap_or_default();
         let is_ours = metadata["workspace_members"].as_array().is_some_and(|all| all.iter().any(|one| one == id));
+        let is_ours = is_ours && !NOT_INSTALLED.iter().any(|name| id.contains(name));
         let Some(from) = known.get(id).cloned().or(is_ours.then(|| ours.clone())) else { continue };
-        let to = node["dependencies"].as_array().into_iter().flatten();
-        let to = to.filter_map(|id| known.get(id.as_str()?).cloned());
+        // A dependency of tests or of the build has another kind than null.
+        let is_linked =
+            |one: &&Value| one["dep_kinds"].as_array().is_some_and(|all| all.iter().any(|kind| kind["kind"].is_null()));
+        let to = node["deps"].as_array().into_iter().flatten().filter(is_linked);
+        let to = to.filter_map(|one| known.get(one["pkg"].as_str()?).cloned());
         edges.entry(from).or_default().extend(to);
     }
     let dependencies: Vec<Value> = edges.iter().map(|(from, to)| json!({ "ref": from, "dependsOn": to })).collect();
@@ -87,20 +104,27 @@ fn checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::install::licences::RELEASED;
 
     #[test]
     fn every_linked_package_has_its_licence_its_checksum_and_its_place() {
         let workspace = Workspace::of_this_program();
-        let list: Value = serde_json::from_str(&text(&workspace).expect("cargo knows them")).expect("it is JSON");
+        let list: Value =
+            serde_json::from_str(&text(&workspace, RELEASED, &[]).expect("cargo knows them")).expect("it is JSON");
         let components = list["components"].as_array().expect("components");
         assert!(components.len() > 50, "{}", components.len());
         for one in components {
             assert!(one["licenses"][0]["expression"].is_string(), "{one}");
+            if one["name"] == "rust-std" {
+                continue;
+            }
             assert_eq!(one["hashes"][0]["content"].as_str().map(str::len), Some(64), "{one}");
         }
         let names: BTreeSet<&str> = components.iter().filter_map(|one| one["bom-ref"].as_str()).collect();
         assert_eq!(names.len(), components.len(), "a reference is there twice");
-        assert!(names.iter().any(|name| name.starts_with("pkg:cargo/tokio@")));
+        for linked in ["pkg:cargo/tokio@", "pkg:cargo/pyo3@"] {
+            assert!(names.iter().any(|name| name.starts_with(linked)), "{linked}");
+        }
         assert!(!names.iter().any(|name| name.starts_with("pkg:cargo/proptest@")), "tests are not linked");
         let dependencies = list["dependencies"].as_array().expect("dependencies");
         let referred = dependencies.iter().flat_map(|one| one["dependsOn"].as_array().into_iter().flatten());

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 
 use super::{Binaries, VERSION, binaries, components, copy, licences, set_mode, write};
 use crate::debian::succeed;
@@ -24,13 +25,13 @@ pub(crate) fn run(workspace: &Workspace, profile: &str) -> Result<Tally> {
     let binaries = Binaries::of_profile(workspace, profile)?;
     let path = workspace.root().join("target").join(archive_name());
     archive(workspace, &binaries, &path)?;
-    say!("{}: {} bytes; `podman load -i` and `docker load -i` take it", path.display(), fs::metadata(&path)?.len());
+    say!("{}: {} bytes, for `podman load -i` and `docker load -i`", path.display(), fs::metadata(&path)?.len());
     Ok(Tally::of_step(true))
 }
 
 /// The file name of the image's archive.
 pub(crate) fn archive_name() -> String {
-    format!("pserver-{VERSION}-{}.oci.tar", std::env::consts::ARCH)
+    format!("pserver-{VERSION}-{}.image.tar", std::env::consts::ARCH)
 }
 
 /// Makes the image, and an archive of it.
@@ -38,7 +39,7 @@ pub(crate) fn archive(workspace: &Workspace, binaries: &Binaries, path: &Path) -
     let store = Store::new(workspace)?;
     store.build(binaries)?;
     let _ = fs::remove_file(path);
-    let to = format!("oci-archive:{}:pserver:{VERSION}", path.display());
+    let to = format!("docker-archive:{}:{NAME}:{VERSION}", path.display());
     succeed(store.buildah().args(["push", "--quiet", &format!("{NAME}:{VERSION}"), &to]))?;
     Ok(())
 }
@@ -94,6 +95,8 @@ fn fill(workspace: &Workspace, binaries: &Binaries, context: &Path) -> Result<()
     binaries::strip_to_debug(&program, "--strip-all")?;
     fs::remove_dir_all(root.join("usr/bin/.debug")).context("cannot remove the debug information")?;
     for library in libraries(&binaries.program)? {
+        let owner = package_of(&library)?;
+        ensure!(SYSTEM_PACKAGES.contains(&&*owner), "{} is of {owner}; name its licence here", library.display());
         let real = fs::canonicalize(&library).with_context(|| library.display().to_string())?;
         copy(&real, &beneath(&root, &library)?, super::PROGRAM_MODE)?;
     }
@@ -101,8 +104,8 @@ fn fill(workspace: &Workspace, binaries: &Binaries, context: &Path) -> Result<()
     write(&root.join("etc/group"), GROUPS)?;
     let documents = root.join("usr/share/doc/pserver");
     copy(&workspace.root().join("LICENSE"), &documents.join("LICENSE"), super::FILE_MODE)?;
-    write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace)?)?;
-    write(&documents.join("components.cdx.json"), &components::text(workspace)?)?;
+    write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace, licences::INSTALLED)?)?;
+    write(&documents.join("components.cdx.json"), &components::text(workspace, licences::INSTALLED, &system()?)?)?;
     for package in SYSTEM_PACKAGES {
         let licence = PathBuf::from(format!("/usr/share/doc/{package}/copyright"));
         let real = fs::canonicalize(&licence).with_context(|| licence.display().to_string())?;
@@ -112,6 +115,32 @@ fn fill(workspace: &Workspace, binaries: &Binaries, context: &Path) -> Result<()
     fs::create_dir_all(&temporary).context("cannot make tmp")?;
     set_mode(&temporary, 0o1777)?;
     fs::create_dir_all(context.join("data")).context("cannot make data")
+}
+
+/// The packages of Debian's whose files the image has, as components.
+fn system() -> Result<Vec<Value>> {
+    let of = |package: &&str| {
+        let version = succeed(Command::new("dpkg-query").args(["--show", "--showformat", "${Version}", package]))?;
+        let place = format!("pkg:deb/debian/{package}@{version}");
+        // Their licences are several: the file `copyright` of each is in the image.
+        let licence = json!([{ "license": { "name": format!("/usr/share/doc/{package}/copyright") } }]);
+        Ok(json!({
+            "type": "library", "bom-ref": place, "name": package, "version": version, "purl": place,
+            "licenses": licence,
+        }))
+    };
+    SYSTEM_PACKAGES.iter().map(of).collect()
+}
+
+/// The package of Debian's that has a file.
+fn package_of(path: &Path) -> Result<String> {
+    let real = fs::canonicalize(path).with_context(|| path.display().to_string())?;
+    // Debian's list may have the name from before `/lib` became a link to `/usr/lib`.
+    let old = real.strip_prefix("/usr").map(|rest| Path::new("/").join(rest));
+    let found =
+        [Ok(real), old].into_iter().flatten().find_map(|path| succeed(Command::new("dpkg").arg("-S").arg(path)).ok());
+    let found = found.with_context(|| format!("{} is in no package", path.display()))?;
+    Ok(found.split(':').next().unwrap_or_default().to_owned())
 }
 
 /// The libraries that a program needs and the loader of both, where the loader of this system finds them.

@@ -31,9 +31,14 @@ pub(super) struct LinkedPackage {
     folder: PathBuf,
 }
 
-/// The packages, and cargo's metadata.
-pub(super) fn packages(workspace: &Workspace) -> Result<(Vec<LinkedPackage>, Value)> {
-    let linked = linked(workspace)?;
+/// The packages of this workspace that an installed tree has.
+pub(crate) const INSTALLED: &[&str] = &["pserver-capi", "pserver"];
+/// Those, and that of the wheel.
+pub(crate) const RELEASED: &[&str] = &["pserver-capi", "pserver", "pserver-python"];
+
+/// The packages that are linked into these of ours, and cargo's metadata.
+pub(super) fn packages(workspace: &Workspace, ours: &[&str]) -> Result<(Vec<LinkedPackage>, Value)> {
+    let linked = linked(workspace, ours)?;
     let metadata = succeed(workspace.cargo().args(["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
     let mut found = Vec::new();
@@ -58,9 +63,9 @@ pub(super) fn packages(workspace: &Workspace) -> Result<(Vec<LinkedPackage>, Val
 }
 
 /// The text. A package without a file of a licence is named with its licence and authors.
-pub(super) fn text(workspace: &Workspace) -> Result<String> {
+pub(crate) fn text(workspace: &Workspace, ours: &[&str]) -> Result<String> {
     let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for package in packages(workspace)?.0 {
+    for package in packages(workspace, ours)?.0 {
         let LinkedPackage { name, version, licence, repository, authors, folder, .. } = package;
         let mut texts = texts(&folder)?;
         if texts.is_empty() {
@@ -80,10 +85,10 @@ pub(super) fn text(workspace: &Workspace) -> Result<String> {
 }
 
 /// Name and version of each package that is linked, as cargo prints them. Procedural macros are not linked.
-fn linked(workspace: &Workspace) -> Result<BTreeSet<String>> {
+fn linked(workspace: &Workspace, ours: &[&str]) -> Result<BTreeSet<String>> {
     let mut tree: Command = workspace.cargo();
     tree.args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]);
-    let lines = succeed(tree.args(["--package", "pserver-capi", "--package", "pserver"]))?;
+    let lines = succeed(tree.args(ours.iter().flat_map(|package| ["--package", package])))?;
     let name = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
     Ok(lines.lines().filter(|line| !line.is_empty()).map(name).collect())
 }

@@ -9,7 +9,7 @@ mod binaries;
 pub(crate) mod components;
 pub(crate) mod deb;
 pub(crate) mod image;
-mod licences;
+pub(crate) mod licences;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -93,8 +93,8 @@ fn tree(workspace: &Workspace, binaries: &Binaries, root: &Path) -> Result<()> {
     succeed(Command::new(&binaries.program).arg("pages").arg(root.join("share")))?;
     let documents = root.join(DOCUMENTS);
     copy(&workspace.root().join("LICENSE"), &documents.join("LICENSE"), FILE_MODE)?;
-    write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace)?)?;
-    write(&documents.join("components.cdx.json"), &components::text(workspace)?)?;
+    write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace, licences::INSTALLED)?)?;
+    write(&documents.join("components.cdx.json"), &components::text(workspace, licences::INSTALLED, &[])?)?;
     operators_files(workspace, &documents)?;
     examples(workspace, &documents.join("examples"))
 }

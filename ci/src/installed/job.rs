@@ -22,7 +22,7 @@ struct ServerProcess {
 impl ServerProcess {
     fn start(pserver: &[OsString], more: &[&str]) -> Result<Self> {
         let (program, arguments) = pserver.split_first().context("a program")?;
-        let mut command = Command::new(program);
+        let mut command = bounded(program);
         command.args(arguments).args(["serve", "--until-stdin-closes", "--log-level", "warn", "--servers", "2"]);
         command.args(["--bind", "127.0.0.1:0", "--trainers", &TRAINERS.to_string()]).args(more);
         let mut child =

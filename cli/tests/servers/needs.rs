@@ -75,6 +75,13 @@ fn needs_of_a_directory_are_those_of_its_job() {
     let (is_well, text) = needs(&[folder.path().to_str().expect("UTF-8"), "--servers", "1", "--trainers", "8"]);
     assert!(is_well && text.starts_with("1 servers with 1 shards each, 8 trainers"), "{text}");
     assert!(text.contains("a gradient of each trainer 96.0 MiB"), "{text}");
+
+    std::fs::remove_dir_all(folder.path().join("server-1")).expect("the files of a server");
+    let (is_well, text) = needs(&[folder.path().to_str().expect("UTF-8")]);
+    assert!(
+        !is_well && text.contains("\"server-1/shard-0\" has no checkpoint; expected one of each shard of 2 servers"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -87,7 +94,8 @@ fn needs_of_nothing_are_refused() {
         (vec!["--elements", "0"], "expected a whole number above 0"),
         (vec!["--elements", "1e6", "--optimizer", "adams"], "found neither a configuration"),
         (vec![path, "--elements", "1e6"], "cannot be used with"),
-        (vec!["--elements", "1e6", "--trainers", "0"], "0 is not in 1.."),
+        (vec![path, "--optimizer", "adam"], "cannot be used with"),
+        (vec!["--elements", "1e6", "--trainers", "0"], "0 is not in 1..=4096"),
     ] {
         let (is_well, text) = needs(&arguments);
         assert!(!is_well && text.contains(expected), "{arguments:?}: {text}");

@@ -118,7 +118,10 @@ impl Shard {
         }
         let job = Job::from_message(&decode::<FinishMessage>(&frame.control)?)?;
         let refused = |failure: Failure| Refusal::invalid(failure.to_string());
-        tracing::info!("parameters need {}", Holdings::declared(table, &job).needs(true));
+        let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
+        // A server without a directory says what one would need.
+        let has_journal = self.has_journal() || !self.has_folder();
+        tracing::info!("parameters need {}", Holdings::declared(table, &job).needs_of(receives, has_journal));
         self.check_disk(table, &job).map_err(refused)?;
         match &mut self.device {
             Some(device) if device.must_hold_all() => device.reserve(&job, table).map_err(refused),

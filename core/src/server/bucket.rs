@@ -261,7 +261,7 @@ impl Bucket {
 
     /// The bucket's share of the rows that were declared.
     pub(super) fn declared_rows(&self) -> u64 {
-        self.buckets.rows_in_each()
+        self.buckets.rows.div_ceil(self.buckets.count.into())
     }
 
     /// Checks that a payload is rows.

@@ -1,7 +1,8 @@
 //! Needs of a shard: the memory and the disk that parameters take, computed before they are used. A shard checks and
 //! prints them when its parameters are declared; `pserver needs` computes them for a job that does not run.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 
 use crate::checkpoint::{disk_need, journal_room};
@@ -11,6 +12,8 @@ use crate::memory::Budget;
 /// About what a checkpoint takes for each tensor beside its bytes, and for each trainer of a chunk.
 const TENSOR_BYTES: u64 = 128;
 const MARKS_BYTES: u64 = 64;
+/// Tensors of a bucket of rows.
+const BUCKET_TENSORS: u64 = 5;
 /// A row's index at most, and the number of its last update, in memory; its id and that number in a checkpoint.
 const ROW_INDEX_BYTES: u64 = 51 + 8;
 const ROW_RECORD_BYTES: u64 = 16;
@@ -77,13 +80,15 @@ impl Holdings {
 
     /// Adds dense chunks of a length in bytes, each with so many states.
     pub fn add_chunks(&mut self, bytes: u32, states: u64, count: u64) {
-        *self.dense.entry((bytes, states)).or_default() += count;
+        let known = self.dense.entry((bytes, states)).or_default();
+        *known = known.saturating_add(count);
     }
 
     /// Adds rows of a length in bytes, each with so many states, in so many buckets.
     pub fn add_rows(&mut self, bytes: u64, states: u64, count: u64, buckets: u64) {
-        *self.rows.entry((bytes, states)).or_default() += count;
-        self.buckets += buckets;
+        let known = self.rows.entry((bytes, states)).or_default();
+        *known = known.saturating_add(count);
+        self.buckets = self.buckets.saturating_add(buckets);
     }
 
     /// The same in a job of another number of trainers.
@@ -102,20 +107,36 @@ impl Holdings {
     pub fn extend(&mut self, other: &Self) {
         other.dense.iter().for_each(|(&(bytes, states), &count)| self.add_chunks(bytes, states, count));
         other.rows.iter().for_each(|(&(bytes, states), &count)| self.add_rows(bytes, states, count, 0));
-        self.buckets += other.buckets;
+        self.buckets = self.buckets.saturating_add(other.buckets);
         self.trainers = self.trainers.max(other.trainers);
     }
 
-    /// The part of one of so many shards, the largest one.
+    /// The part of the fullest of so many shards: chunks are dealt from the largest to the smallest, each to the emptiest
+    /// shard, and rows evenly.
     #[must_use]
     pub fn divided(&self, shards: u64) -> Self {
-        let part = |count: &u64| count.div_ceil(shards.max(1));
-        Self {
-            dense: self.dense.iter().map(|(class, count)| (*class, part(count))).collect(),
-            rows: self.rows.iter().map(|(class, count)| (*class, part(count))).collect(),
-            buckets: part(&self.buckets),
-            trainers: self.trainers,
+        let shards = shards.max(1);
+        let mut part = Self::new(0);
+        (part.trainers, part.buckets) = (self.trainers, self.buckets.div_ceil(shards));
+        part.rows = self.rows.iter().map(|(class, count)| (*class, count.div_ceil(shards))).collect();
+        part.dense = self.dense.iter().map(|(class, count)| (*class, count / shards)).collect();
+        // As many chunks of a class as do not go to all shards go to some.
+        let rest: u64 = self.dense.values().map(|count| count % shards).sum();
+        let mut held = vec![BTreeMap::new(); usize::try_from(rest.min(shards)).unwrap_or(usize::MAX)];
+        let mut emptiest: BinaryHeap<Reverse<(u64, usize)>> = (0..held.len()).map(|at| Reverse((0, at))).collect();
+        for (&(bytes, states), count) in self.dense.iter().rev() {
+            for _ in 0..count % shards {
+                let Reverse((taken, at)) = emptiest.pop().expect("there is one for each chunk, or all shards");
+                *held[at].entry((bytes, states)).or_default() += 1;
+                emptiest.push(Reverse((taken + u64::from(bytes) * (1 + states), at)));
+            }
         }
+        let fullest = emptiest.into_iter().map(|Reverse(one)| one).max();
+        let fullest = fullest.map(|(_, at)| std::mem::take(&mut held[at]));
+        for ((bytes, states), count) in fullest.into_iter().flatten() {
+            part.add_chunks(bytes, states, count);
+        }
+        part
     }
 
     /// The needs of a shard that keeps a journal or not. Payloads of any transport find room.
@@ -143,8 +164,8 @@ impl Holdings {
     pub(super) fn checkpoint(&self) -> u64 {
         let of_trainers = MARKS_BYTES * self.trainers;
         let dense = self.dense(|bytes, states| (bytes + TENSOR_BYTES).saturating_mul(1 + states) + of_trainers);
-        // A bucket has a tensor of values, one of ids, one of the numbers of updates, and those of its states.
-        let buckets = self.buckets.saturating_mul(3 * TENSOR_BYTES + of_trainers);
+        // A bucket has a tensor of values, one of ids, one of the numbers of updates, and those of few states.
+        let buckets = self.buckets.saturating_mul(BUCKET_TENSORS * TENSOR_BYTES + of_trainers);
         dense.saturating_add(self.rows(ROW_RECORD_BYTES)).saturating_add(buckets)
     }
 
@@ -168,7 +189,7 @@ impl Holdings {
         let mut budget = Budget::new();
         for (class, (chunks, states)) in self.classes() {
             budget.line("optimizer state", class, states);
-            budget.line("the sum of a round's first gradients", class, chunks * 2);
+            budget.line("the sum of a round's first gradients", class, chunks.saturating_mul(2));
             budget.line("a value that is set and waits for updates", class, chunks);
             budget.line("a new version beside the ones that are still being read", class, chunks);
             trainer_lines(&mut budget, (class, chunks), self.trainers, receives);
@@ -190,8 +211,8 @@ impl Holdings {
         let mut classes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         for (&(bytes, states), &count) in &self.dense {
             let class = classes.entry(bytes.max(64).next_power_of_two()).or_default();
-            class.0 += count;
-            class.1 += count.saturating_mul(states);
+            class.0 = class.0.saturating_add(count);
+            class.1 = class.1.saturating_add(count.saturating_mul(states));
         }
         classes
     }
@@ -201,9 +222,10 @@ impl Holdings {
 fn trainer_lines(budget: &mut Budget, (class, chunks): (u32, u64), trainers: u64, receives: u64) {
     // A trainer has one connection.
     let frame = chunks.min(u64::from(FRAME_ENTRIES_MAX)).min(u64::from(FRAME_PAYLOAD_BYTES_MAX / class));
-    budget.line("gradients that are received", class, trainers * receives * frame);
-    budget.line("gradients that wait for their round, or are one ahead of it", class, chunks * trainers * 2);
-    budget.line("a new version beside the ones that are still being read", class, chunks * trainers);
+    let each = chunks.saturating_mul(trainers);
+    budget.line("gradients that are received", class, trainers.saturating_mul(receives).saturating_mul(frame));
+    budget.line("gradients that wait for their round, or are one ahead of it", class, each.saturating_mul(2));
+    budget.line("a new version beside the ones that are still being read", class, each);
 }
 
 #[cfg(test)]
@@ -220,20 +242,27 @@ mod tests {
         let needs = held.needs(true);
         assert_eq!((needs.values, needs.states, needs.gradients), (values, 2 * values, 2 * values));
         assert_eq!(needs.rows, 1000 * (2 * 256 + 59));
-        let rows = 1000 * (2 * 256 + 16) + 2 * (3 * 128 + 2 * 64);
+        let rows = 1000 * (2 * 256 + 16) + 2 * (5 * 128 + 2 * 64);
         assert_eq!(needs.checkpoint, 3 * values + 11 * (3 * 128 + 2 * 64) + rows);
         assert_eq!(needs.disk, 3 * (needs.checkpoint + values) + 2 * 1024 * 1024);
         assert!(needs.most > needs.least(), "{needs}");
         assert_eq!(held.needs(false).journal, 0);
 
-        // The largest part of two shards has six of eleven chunks.
+        // The fullest of two shards has six of eleven chunks.
         let part = held.divided(2);
         assert_eq!(part.needs(true).values, 5 * (1 << 20) + 3000);
         let mut both = part.clone();
         both.extend(&part);
         assert_eq!(both.needs(true).rows, needs.rows);
+        // Chunks of several lengths balance: 8 | 5 + 3.
+        let mut several = Holdings::new(1);
+        [3, 8, 5].into_iter().for_each(|bytes| several.add_chunks(bytes, 0, 1));
+        assert_eq!(several.divided(2).needs(true).values, 8);
+        assert_eq!(several.divided(4000).needs(true).values, 8);
         // Tables of any height are declared.
         held.add_rows(u64::from(u32::MAX), 2, u64::MAX, 1);
-        assert_eq!(held.needs(true).disk, u64::MAX);
+        held.add_chunks(1 << 20, 2, u64::MAX);
+        let needs = held.with_trainers(u32::MAX).needs(true);
+        assert_eq!((needs.disk, needs.most), (u64::MAX, u64::MAX));
     }
 }

@@ -118,6 +118,11 @@ impl Shard {
         }
     }
 
+    /// Whether there is a checkpoint directory.
+    pub(super) fn has_folder(&self) -> bool {
+        self.folder.is_some()
+    }
+
     /// Whether acknowledged frames are journalled.
     pub(super) fn has_journal(&self) -> bool {
         self.journal.open.is_some()
@@ -144,17 +149,15 @@ impl Shard {
 
     /// Refuses parameters for which the disk has no room.
     pub(super) fn check_disk(&self, table: &ChunkTable, job: &Job) -> Result<(), Failure> {
-        let Some(free) = self.folder.as_ref().and_then(Folder::free) else { return Ok(()) };
-        let Needs { values, checkpoint, journal, disk, .. } = Holdings::of(table, job).needs(self.has_journal());
-        // The journal has the values already.
-        let journalled = if self.has_journal() { values } else { 0 };
-        if disk <= free.saturating_add(journalled) {
+        let Some(room) = self.folder.as_ref().and_then(Folder::room) else { return Ok(()) };
+        let Needs { checkpoint, journal, disk, .. } = Holdings::of(table, job).needs(self.has_journal());
+        if disk <= room {
             return Ok(());
         }
         Err(Failure::call(format!(
             "parameters need {disk} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
-             {journal} of journal, {RESERVE_BYTES} in reserve); found {free} free for it in the checkpoint directory, \
-             and {journalled} bytes taken by its journal; expected a larger disk, or more servers"
+             {journal} of journal, {RESERVE_BYTES} in reserve); found {room} for it in the checkpoint directory, free or \
+             in files of this server; expected a larger disk, or more servers"
         )))
     }
 

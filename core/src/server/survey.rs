@@ -53,19 +53,26 @@ pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport,
     Ok(report)
 }
 
-/// The holdings of every server and shard of a job below the root, from their newest checkpoints. A shard that has none
-/// is left out. All of the checkpoints are read.
+/// The holdings of every server and shard of a job below the root, from their newest checkpoints, which are read whole.
 ///
 /// # Errors
-/// When the storage refuses to list, there is no server below the root, or checkpoints exist and none can be read.
+/// When the storage refuses to list, or a shard has no checkpoint that can be read: it is named.
 pub fn survey_holdings(storage: &dyn Storage) -> Result<Vec<Vec<Holdings>>, Failure> {
+    let found = numbers(storage, "", owner::SERVER)?;
+    let first = found.first().map(|server| shard_directory(*server, 0));
+    let servers = first.and_then(|first| identity_of(storage, &first)).map_or(0, |identity| identity.servers);
+    let lacks = |directory: &str| {
+        Failure::call(format!("{directory:?} has no checkpoint; expected one of each shard of {servers} servers"))
+    };
     let of_server = |server| {
-        let shards = numbers(storage, &server_directory(server), owner::SHARD)?;
-        let held =
-            shards.into_iter().filter_map(|shard| holdings_of(storage, &shard_directory(server, shard)).transpose());
+        let shards = identity_of(storage, &shard_directory(server, 0)).map_or(1, |identity| identity.shards);
+        let held = (0..shards).map(|shard| {
+            let directory = shard_directory(server, shard);
+            holdings_of(storage, &directory)?.ok_or_else(|| lacks(&directory))
+        });
         held.collect()
     };
-    numbers(storage, "", owner::SERVER)?.into_iter().map(of_server).collect()
+    (0..servers).map(of_server).collect()
 }
 
 fn holdings_of(storage: &dyn Storage, directory: &str) -> Result<Option<Holdings>, Failure> {

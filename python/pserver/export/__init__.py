@@ -10,7 +10,8 @@ optimizer. A model that `torch.export.save` wrote becomes a program by `python -
 --values net.safetensors`.
 
 Not here: training, and reading the text. Read in this order: this file (the entries), `translator` (a graph's nodes to
-ops), `layers`, `shapes`, `arithmetic` and `losses` (one function for each ATen op), `attention` (a formula with the batch apart), `graph` (refusals), `text`.
+ops), `layers`, `shapes`, `arithmetic` and `losses` (one function for each ATen op), `attention` (a
+formula with the batch apart), `graph` (refusals), `text`.
 """
 
 from __future__ import annotations

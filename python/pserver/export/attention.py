@@ -61,7 +61,15 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     given: dict[str, Any] = dict(locals())
     is_plain = bias_k is None and bias_v is None and not add_zero_attn and static_k is None and static_v is None
-    if query.dim() != 3 or not is_plain or (attn_mask is not None and attn_mask.dim() == 3):
+    # PyTorch's function has other forms, and refuses what is wrong.
+    if query.dim() != 3 or not is_plain or not _fits(query, key, value, embed_dim_to_check):
+        return _pytorchs_forward(**given)
+    if is_causal and attn_mask is None:
+        return _pytorchs_forward(**given)
+    words, batch = query.shape[:2]
+    if attn_mask is not None and attn_mask.shape != (words, key.shape[0]):
+        return _pytorchs_forward(**given)
+    if key_padding_mask is not None and key_padding_mask.shape != (batch, key.shape[0]):
         return _pytorchs_forward(**given)
     if use_separate_proj_weight:
         weights = [q_proj_weight, k_proj_weight, v_proj_weight]
@@ -89,6 +97,11 @@ def _forward(
     if not need_weights:
         return out, None
     return out, shares.mean(1) if average_attn_weights else shares
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor, width: int) -> bool:
+    """Whether words, batch and width of the three belong together."""
+    return query.shape[2] == width and key.shape[:2] == value.shape[:2] and key.shape[1] == query.shape[1]
 
 
 def _added(mask: Tensor, scores: Tensor) -> Tensor:
