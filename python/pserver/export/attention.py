@@ -25,7 +25,7 @@ _pytorchs_forward = functional.multi_head_attention_forward
 def batched_attention() -> Iterator[None]:
     """Within it, `torch.nn.MultiheadAttention` and the transformer layers keep the batch apart from the heads."""
     before = functional.multi_head_attention_forward
-    functional.multi_head_attention_forward = _forward  # type: ignore[assignment]
+    functional.multi_head_attention_forward = _forward
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def _forward(
     def heads(words: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         # Words come first in PyTorch's layout.
         rows = functional.linear(words.transpose(0, 1), weight, bias)
-        return rows.unflatten(2, (num_heads, embed_dim_to_check // num_heads)).transpose(1, 2)
+        return rows.view(*rows.shape[:2], num_heads, embed_dim_to_check // num_heads).transpose(1, 2)
 
     q, k, v = (heads(*each) for each in zip((query, key, value), weights, biases))
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
