@@ -156,8 +156,8 @@ impl Shard {
         }
         Err(Failure::call(format!(
             "parameters need {disk} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
-             {journal} of journal, {RESERVE_BYTES} in reserve); found {room} for it in the checkpoint directory, free or \
-             in files of this server; expected a larger disk, or more servers"
+             {journal} of journal, {RESERVE_BYTES} in reserve); found {room} for it in the checkpoint directory, \
+             free or in files of this server; expected a larger disk, or more servers"
         )))
     }
 
