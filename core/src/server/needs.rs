@@ -111,8 +111,8 @@ impl Holdings {
         self.trainers = self.trainers.max(other.trainers);
     }
 
-    /// The part of the fullest of so many shards. Chunks go from the largest to the smallest, each to the emptiest shard;
-    /// rows go evenly.
+    /// The part of the fullest of so many shards. Chunks go from the largest to the smallest, each to the emptiest
+    /// shard; rows go evenly.
     #[must_use]
     pub fn divided(&self, shards: u64) -> Self {
         let shards = shards.max(1);
