@@ -35,10 +35,13 @@ struct Site<'a> {
 /// One check of the prefix. An error is a failure.
 struct Check {
     name: &'static str,
-    /// Programs without which the check is skipped.
+    /// Programs without which the check is skipped. One with arguments must also succeed.
     needs: &'static [&'static str],
     run: fn(&Site<'_>) -> Result<()>,
 }
+
+/// Containers need namespaces in which file systems may be mounted.
+const IMAGE: &[&str] = &["buildah", "unshare -Urm mount -t tmpfs none /mnt"];
 
 const CHECKS: &[Check] = &[
     Check { name: "the shared library has its name, no path and the committed symbols", needs: &[], run: library },
@@ -51,7 +54,7 @@ const CHECKS: &[Check] = &[
     Check { name: "a program that was built before starts with the library installed anew", needs: &[], run: again },
     Check { name: "the program and the commands of the README", needs: &["cc", "pkg-config"], run: readme::check },
     Check { name: "the Debian package is installed, used and removed", needs: &["dpkg-deb"], run: package::check },
-    Check { name: "two servers in containers of the image train", needs: &["buildah"], run: image::check },
+    Check { name: "two servers in containers of the image train", needs: IMAGE, run: image::check },
 ];
 
 /// The task.
@@ -73,7 +76,8 @@ fn checked(workspace: &Workspace, folder: &Path) -> Result<Tally> {
     let mut total = Tally::default();
     for check in CHECKS {
         if let Some(missing) = check.needs.iter().find(|program| !is_there(program)) {
-            workspace.skip("installed", &format!("{missing} is not installed: {}", check.name))?;
+            let why = if missing.contains(' ') { "fails" } else { "is not installed" };
+            workspace.skip("installed", &format!("{missing} {why}: {}", check.name))?;
             continue;
         }
         let began = Instant::now();
@@ -89,6 +93,9 @@ fn checked(workspace: &Workspace, folder: &Path) -> Result<Tally> {
 }
 
 fn is_there(program: &str) -> bool {
+    if let Some((program, arguments)) = program.split_once(' ') {
+        return succeed(Command::new(program).args(arguments.split(' '))).is_ok();
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
