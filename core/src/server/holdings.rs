@@ -7,12 +7,12 @@ use super::job::Job;
 use super::needs::Holdings;
 
 impl Holdings {
-    /// Those of a shard.
+    /// The holdings of a shard.
     pub(super) fn of(table: &ChunkTable, job: &Job) -> Self {
         Self::counted(table, job, Bucket::row_count)
     }
 
-    /// Those of a shard when its tables have as many rows as were declared.
+    /// The holdings of a shard when its tables have all declared rows.
     pub(super) fn declared(table: &ChunkTable, job: &Job) -> Self {
         Self::counted(table, job, Bucket::declared_rows)
     }
