@@ -11,9 +11,9 @@ use pserver_core::error::{CallEnd, Failure};
 use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, JobRun, Round, RunNumber, ShardId, TrainerId};
 use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
 use pserver_core::memory::{LendingMemory, LoanBook};
-use pserver_core::optim::Rule;
+use pserver_core::optim::{NOT_ROW_WISE, Rule};
 use pserver_core::partition::{
-    Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology,
+    Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology, TotalPart,
 };
 use pserver_core::port::Outgoing;
 use pserver_core::rows::{RowMerge, RowsView, seed_of};
@@ -61,7 +61,8 @@ impl Client {
         Ok(true)
     }
 
-    /// Declares a parameter and sends its initial value. An empty shape means one dimension.
+    /// Declares a parameter and sends its initial value. An empty shape means one dimension. One number for a part of
+    /// the total of a table stands for those of all its buckets.
     ///
     /// # Errors
     /// When this trainer was not chosen, when something about the parameter is wrong, or when the initialisation
@@ -76,6 +77,17 @@ impl Client {
     ) -> Result<(), Failure> {
         let _memory = self.hold([Extent::of(content)]);
         let mut state = self.lock()?;
+        let count = match settings.total_part {
+            Some(part) if content.len() == TotalPart::NUMBER_BYTES as usize => {
+                state.drafting()?.catalogue.numbers_of_part(part)
+            }
+            _ => 1,
+        };
+        if count > 1 {
+            let numbers = content.repeat(usize::try_from(count).unwrap_or(usize::MAX));
+            let declaration = state.declaration(name, element_type, &[], &numbers, settings)?;
+            return state.init_param(declaration, &numbers);
+        }
         let declaration = state.declaration(name, element_type, shape, content, settings)?;
         state.init_param(declaration, content)
     }
@@ -492,11 +504,8 @@ fn sparse_declaration(
         (Some(rows), height) if height > 0 => rows.min(height),
         (rows, height) => rows.unwrap_or(height),
     };
-    if !rule.is_element_wise() {
-        return refused(
-            "clip_norm, or sum or norm in the rule, needs the whole parameter, of which a push has rows; expected none"
-                .to_owned(),
-        );
+    if !rule.is_row_wise() {
+        return refused(NOT_ROW_WISE.to_owned());
     }
     sparse.initializer.validate_for(element_type)?;
     let buckets = Buckets { rows, count: sparse.buckets.unwrap_or_else(|| Buckets::suiting(topology)) };

@@ -122,7 +122,7 @@ fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) 
             let (mut from, ids) = (0, view.ids());
             while !table.catch_up(&mut work, kernels, ids, &mut from, &mut allowance(&round.reads)) {}
         }
-        table.apply(&mut work, kernels, &merged, &step).expect("there is room");
+        table.apply(&mut work, kernels, &merged, &step, &[]).expect("there is room");
         dense.apply(settings, kernels, &rows, &step);
         compare(settings, &mut table, &mut work, kernels, &dense, &round.reads, version)?;
     }

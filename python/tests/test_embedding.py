@@ -142,6 +142,46 @@ def test_two_trainers_share_a_table_and_one_may_have_no_rows(job: Any, in_ranks:
         torch.testing.assert_close(networks[0].head.weight, networks[1].head.weight, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("rule, rate, lazy", [("sgd", 0.5, True), ("adam", 0.02, False), ("sgd", 0.5, False)])
+def test_the_norm_of_tables_and_weights_together_is_clipped(
+    job: Any, in_ranks: Any, rule: str, rate: float, lazy: bool
+) -> None:
+    clients = [job(2, trainers=2, trainer=0), job(trainer=1)]
+    networks = [Ours("Embedding", lazy=lazy), Ours("Embedding", lazy=lazy)]
+    theirs = Theirs("Embedding")
+    theirs.table.sparse = False
+    norms: list[float] = []
+
+    def run(rank: int) -> None:
+        given = {"client": clients[rank], "max_norm": 0.3}
+        optimizer = module().Optimizer(networks[rank].named_parameters(), rule, rate, **given)
+        for step in range(20):
+            if rank == 0 or step % 3:
+                (networks[rank](ids_of(2 * step + rank, 12)) - 1).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if rank == 0:
+                norms.append(optimizer.total_norm)
+
+    in_ranks(run)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[rule]
+    reference = kind(theirs.parameters(), lr=rate)
+    for step in range(20):
+        for rank in range(2):
+            if rank == 0 or step % 3:
+                ((theirs(ids_of(2 * step + rank, 12)) - 1).square().mean() / 2).backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.3))
+        assert norms[step] == pytest.approx(norm, rel=1e-4)
+        reference.step()
+        reference.zero_grad()
+    assert any(norm < 0.3 for norm in norms) and any(norm > 0.3 for norm in norms)
+    with torch.no_grad():
+        every = torch.arange(HEIGHT)
+        torch.testing.assert_close(networks[0].table(every), theirs.table(every), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(networks[0].head.weight, theirs.head.weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(networks[0].head.weight, networks[1].head.weight, rtol=0, atol=0)
+
+
 def test_gradients_of_several_passes_are_summed_or_dropped(job: Any) -> None:
     client = job()
     ours, theirs = Ours("Embedding"), Theirs("Embedding")

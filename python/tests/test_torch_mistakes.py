@@ -131,8 +131,6 @@ def test_what_an_optimizer_cannot_do_is_refused(job: Any) -> None:
     from pserver.torch import DiLoCo, Embedding, Optimizer
 
     table = Embedding(10, 2)
-    with pytest.raises(pserver.Refused, match="max_norm with a table"):
-        Optimizer(table.parameters(), client=job(), max_norm=1.0)
     inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     with pytest.raises(pserver.Refused, match="DiLoCo with a table"):
         DiLoCo(table.named_parameters(), inner, 2, client=job())

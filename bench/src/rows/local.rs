@@ -209,7 +209,7 @@ impl<'a> TableBench<'a> {
         let start = processor_seconds();
         let views = [RowsView::new(layout, ids, bytes)?];
         let merged = self.merge.unite(layout, &views)?;
-        self.table.apply(&mut self.work, &mut self.kernels, &merged, &step)?;
+        self.table.apply(&mut self.work, &mut self.kernels, &merged, &step, &[])?;
         let own = since(start);
         *unique += merged.len();
         self.follow(ids, &step);

@@ -47,5 +47,5 @@ pub use plain::{add_scaled, assert_gradients_fit, sum, sum_scaled, update};
 pub use prepared::{Formula, Numbers, Prepared};
 pub(crate) use range::Range;
 pub use reduce::{ReducedPiece, reduce, share};
-pub use rule::{Regularizer, Rule};
+pub use rule::{NOT_ROW_WISE, Regularizer, Rule};
 pub use schedule::Schedule;

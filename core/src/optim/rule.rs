@@ -10,6 +10,11 @@ use super::algorithm::Algorithm;
 use super::range::Range;
 use super::schedule::Schedule;
 
+/// Why a rule cannot update rows, where it is not [row-wise](Rule::is_row_wise).
+pub const NOT_ROW_WISE: &str = "clip_norm, or sum or norm in the rule, needs the whole parameter, of which a push has \
+                                rows; expected none, or a stage g = g * factor; update, whose factor reads a total of \
+                                gradients";
+
 /// Point of an update at which L1 and L2 are applied. `r` is the learning rate, `w` the parameter, `g` the gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Regularizer {
@@ -69,6 +74,15 @@ impl Rule {
     #[must_use]
     pub fn is_element_wise(&self) -> bool {
         self.clip_norm.is_none() && !self.has_reductions()
+    }
+
+    /// Whether a row of a parameter may be updated apart from the others: by its elements' gradients, which a number of
+    /// the total of gradients may scale.
+    #[must_use]
+    pub fn is_row_wise(&self) -> bool {
+        let own = matches!(&self.algorithm, Algorithm::Custom(written) if written.has_reductions());
+        let scales = |stage: &CheckedRule| !stage.has_reductions() || stage.scales_by_total();
+        self.clip_norm.is_none() && !own && self.stage.as_ref().is_none_or(|stage| scales(stage))
     }
 
     /// Whether its text or its stage needs numbers of the whole parameter; see [`reduce`](super::reduce()).

@@ -45,6 +45,8 @@ pub struct Catalogue {
 
 /// A parameter is cut into about this many chunks or more, so that push, sum and pull of different chunks overlap.
 const CHUNKS_WANTED: u64 = 4;
+/// Bytes of a number of a total.
+const NUMBER_BYTES: u32 = TotalPart::NUMBER_BYTES;
 /// The least size of a chunk of a parameter that is cut for overlap: each chunk costs some microseconds.
 const CHUNK_BYTES_WANTED: u64 = 256 * 1024;
 
@@ -100,14 +102,16 @@ impl Catalogue {
         if let Some(owner) = declaration.owner.filter(|owner| owner.0 >= servers) {
             return Err(refused(format!("its home is server {owner}; expected one below {servers}")));
         }
-        let reader = declaration.total_part.map(|part| self.reader(index, part).map_err(refused)).transpose()?;
+        let reader = declaration.total_part.map(|part| self.reader(index, part, declaration.bytes).map_err(refused));
+        let reader = reader.transpose()?;
         let total = self.bytes.checked_add(declaration.bytes);
         let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
-        let size = size(self.chunk_bytes, &declaration);
+        let has_numbers = reader.is_some() && declaration.bytes > u64::from(NUMBER_BYTES);
+        let size = size(if has_numbers { NUMBER_BYTES } else { self.chunk_bytes }, &declaration);
         let layout = match reader {
-            Some(shard) => self.loads.add_beside(size, shard),
+            Some(layout) => self.loads.add_beside(size, layout),
             None => self.loads.add(size, declaration.whole, declaration.owner),
         };
         self.bytes = total;
@@ -116,17 +120,31 @@ impl Catalogue {
         Ok(index)
     }
 
-    /// The shard of the parameter that reads the total of which the next parameter is a part.
-    fn reader(&self, index: u32, part: TotalPart) -> Result<ShardId, String> {
+    /// The layout of the parameter that reads the total of which the next parameter, of so many bytes, is a part.
+    fn reader(&self, index: u32, part: TotalPart, bytes: u64) -> Result<Layout, String> {
         let reader = part.reader(ParameterIndex(index)).and_then(|reader| self.parameter(reader));
-        let reader = reader.filter(|reader| reader.declaration.whole && reader.declaration.total_part.is_none());
+        let is_one = |of: &Declaration| (of.whole || of.buckets.is_some()) && of.total_part.is_none();
         let is_next = part == TotalPart::Share
             || self.parameters.last().is_some_and(|last| last.declaration.total_part == Some(TotalPart::Share));
-        reader.filter(|_| is_next).map(|reader| reader.layout.shard_of(ChunkIndex(0))).ok_or_else(|| {
-            format!(
-                "a part of a total ({part:?}); expected it after a whole parameter, first its share, then its total"
-            )
-        })
+        let Some(reader) = reader.filter(|reader| is_one(&reader.declaration) && is_next) else {
+            return Err(format!(
+                "a part of a total ({part:?}); expected it after a whole parameter or a table, first its share, then \
+                 its total"
+            ));
+        };
+        let numbers = self.numbers_of_part(part);
+        if bytes == numbers * u64::from(NUMBER_BYTES) {
+            return Ok(reader.layout.clone());
+        }
+        Err(format!("a part of a total with {bytes} bytes; expected {numbers} of float64, one for each bucket of a table"))
+    }
+
+    /// How many numbers the next parameter has as this part of a total: one for each bucket of the table that reads it.
+    #[must_use]
+    pub fn numbers_of_part(&self, part: TotalPart) -> u64 {
+        let reader = u32::try_from(self.parameters.len()).ok().and_then(|next| part.reader(ParameterIndex(next)));
+        let reader = reader.and_then(|reader| self.parameter(reader));
+        reader.filter(|reader| reader.declaration.buckets.is_some()).map_or(1, Parameter::chunk_count)
     }
 
     /// The servers and their shards.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::buckets::Buckets;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{ParameterIndex, ServerIndex, TrainerId};
+use crate::ids::{ChunkId, ParameterIndex, ServerIndex, TrainerId};
 use crate::limits::{BUCKETS_MAX, DIMENSIONS_MAX, NAME_BYTES_MAX, PARAMETER_BYTES_MAX, PARAMETER_CONFIG_BYTES_MAX};
 
 /// A parameter's name: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8 without control characters. Clones share the text.
@@ -42,7 +42,8 @@ pub struct Declaration {
 }
 
 /// The part of a parameter in a number that trainers make of several parameters. The parameter that reads the number is
-/// declared first, then its share, then its total, each one float64; all are on one shard.
+/// declared first, then its share, then its total, each one float64; all are on one shard. A table has a number for each
+/// bucket, on the bucket's shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TotalPart {
     /// A number that its server computes of the parameter before it in every round: version `n` is of round `n`.
@@ -52,6 +53,9 @@ pub enum TotalPart {
 }
 
 impl TotalPart {
+    /// Bytes of a number.
+    pub const NUMBER_BYTES: u32 = 8;
+
     /// Its number in messages.
     #[must_use]
     pub const fn number(self) -> u32 {
@@ -69,6 +73,12 @@ impl TotalPart {
             2 => Some(Self::Total),
             _ => None,
         }
+    }
+
+    /// The chunk of the part whose number a chunk reads: the first one of a whole parameter, or a bucket.
+    #[must_use]
+    pub fn of(self, reader: ChunkId) -> ChunkId {
+        ChunkId { parameter: ParameterIndex(reader.parameter.0.saturating_add(self.number())), ..reader }
     }
 
     /// The index of the parameter that reads the number, where the part has this index.
@@ -151,10 +161,8 @@ impl Declaration {
         if config > PARAMETER_CONFIG_BYTES_MAX {
             return Some(format!("configuration of {config} bytes; expected at most {PARAMETER_CONFIG_BYTES_MAX}"));
         }
-        if self.total_part.is_some()
-            && ((kind, bytes) != (ElementType::Float64, 8) || self.whole || self.sender.is_some())
-        {
-            return Some(format!("part of a total with {bytes} bytes of {kind}; expected one float64 and no sender"));
+        if self.total_part.is_some() && (kind != ElementType::Float64 || self.whole || self.sender.is_some()) {
+            return Some(format!("part of a total with {bytes} bytes of {kind}; expected float64 and no sender"));
         }
         match self.buckets {
             Some(_) if self.total_part.is_some() => Some("sparse part of a total; expected a dense one".to_owned()),

@@ -156,11 +156,20 @@ impl Loads {
         Layout::Striped(stripes.into())
     }
 
-    /// Places a parameter of one chunk on a shard.
-    pub(super) fn add_beside(&mut self, size: Size, shard: ShardId) -> Layout {
-        let stripe = ServerStripe { start: shard, shards: 1 };
-        self.fill(stripe, size.bytes, &mut |_, shards| shards[usize::from(shard.shard.0)] += size.bytes);
-        Layout::OneShard(shard)
+    /// Places a parameter as another one that has as many chunks, or all of it on one shard.
+    pub(super) fn add_beside(&mut self, size: Size, layout: Layout) -> Layout {
+        match &layout {
+            Layout::OneShard(shard) => {
+                let stripe = ServerStripe { start: *shard, shards: 1 };
+                self.fill(stripe, size.bytes, &mut |_, shards| shards[usize::from(shard.shard.0)] += size.bytes);
+            }
+            Layout::Striped(stripes) => {
+                for (index, stripe) in (0..).zip(stripes) {
+                    self.add_stripe(*stripe, index, stripes.len() as u64, size);
+                }
+            }
+        }
+        layout
     }
 
     /// The least loaded servers, as many as there are chunks, each with its least loaded shard.

@@ -144,6 +144,13 @@ impl CheckedRule {
         self.has_total
     }
 
+    /// Whether it is a stage that multiplies the gradient by a number of the total of gradients, and does nothing else:
+    /// rows can be updated by it apart from each other, and a gradient of zero stays one whatever the total is.
+    #[must_use]
+    pub fn scales_by_total(&self) -> bool {
+        self.has_total && self.syntax.scales_gradient_by_total()
+    }
+
     /// The syntax tree.
     #[must_use]
     pub fn syntax(&self) -> &Syntax {

@@ -210,6 +210,55 @@ pub(super) const FUNCTIONS: [(&str, NamedFunction); 20] = [
 /// Words that are no names.
 pub(super) const KEYWORDS: [&str; 8] = ["param", "state", "let", "in", "and", "or", "not", "inf"];
 
+impl Syntax {
+    /// Whether it is `g = g * factor; update`, where the factor's only elements are gradients within a total.
+    pub(super) fn scales_gradient_by_total(&self) -> bool {
+        let [first, second] = self.statements.as_slice() else { return false };
+        let factor = match &first.kind {
+            StatementKind::Assign(Some(ArithmeticOperator::Multiply), factor) => Some(factor),
+            StatementKind::Assign(None, value) => value.factor_of_gradient(),
+            _ => None,
+        };
+        second.kind == StatementKind::Update && first.name == "g" && factor.is_some_and(|one| one.reads_gradients(false))
+    }
+}
+
+impl Expression {
+    /// The factor of `g * factor`.
+    fn factor_of_gradient(&self) -> Option<&Self> {
+        let ExpressionKind::Chain(first, terms) = &self.kind else { return None };
+        let ([ChainTerm { operator: ArithmeticOperator::Multiply, operand, .. }], ExpressionKind::Name(name)) =
+            (terms.as_slice(), &first.kind)
+        else {
+            return None;
+        };
+        (name == "g").then_some(operand)
+    }
+
+    /// Whether it reads no element but gradients, and those within a total only.
+    fn reads_gradients(&self, is_in_total: bool) -> bool {
+        let all = |some: &[&Self], is_in_total| some.iter().all(|one| one.reads_gradients(is_in_total));
+        match &self.kind {
+            ExpressionKind::Number(_) => true,
+            ExpressionKind::Name(name) => match name.as_str() {
+                "g" => is_in_total,
+                name => name != "w",
+            },
+            ExpressionKind::Negate(one) | ExpressionKind::Not(one) => one.reads_gradients(is_in_total),
+            ExpressionKind::Power(one, other)
+            | ExpressionKind::Compare(_, one, other)
+            | ExpressionKind::Logic(_, one, other) => all(&[one, other], is_in_total),
+            ExpressionKind::Chain(first, terms) => {
+                first.reads_gradients(is_in_total) && terms.iter().all(|one| one.operand.reads_gradients(is_in_total))
+            }
+            ExpressionKind::Call(function, arguments) => {
+                let is_in_total = is_in_total || *function == NamedFunction::Total;
+                arguments.iter().all(|one| one.reads_gradients(is_in_total))
+            }
+        }
+    }
+}
+
 impl NamedFunction {
     /// How many arguments it takes.
     #[must_use]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::call::CallId;
 use super::contribution::{Contribution, ContributionStage, OpenContribution, RowsLease};
 use super::pool::Pool;
@@ -12,9 +14,9 @@ use crate::config::{SparseSettings, row_layout};
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkIndex, PeerId, TrainerId, Version};
-use crate::limits::{FRAME_PAYLOAD_BYTES_MAX, LISTED_IDS_MAX};
+use crate::limits::{FRAME_PAYLOAD_BYTES_MAX, LISTED_IDS_MAX, STATES_MAX};
 use crate::memory::{Arena, Budget, Value};
-use crate::optim::{Prepared, Rule, Step};
+use crate::optim::{NOT_ROW_WISE, Prepared, ReducedPiece, Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
@@ -37,6 +39,8 @@ const PARTS_MAX: u64 = 64 * 1024;
 const PIECE_BYTES: u64 = 1024 * 1024;
 /// Tables of this size or more use large pages.
 const LARGE_BYTES: u64 = 16 * 1024 * 1024;
+/// Bytes of summed rows that a reduction gets at once.
+const REDUCED_BYTES: usize = 64 * 1024;
 /// A page of the row index, and its rows in the worst case, just after all pages split.
 const INDEX_PAGE_BYTES: u64 = 4096;
 const INDEX_PAGE_ROWS: u64 = 80;
@@ -120,6 +124,8 @@ pub(super) struct Bucket {
 pub(super) struct RowsWorkspace {
     pub(super) work: RowWorkspace,
     merge: RowMerge,
+    /// The sums of some rows, for a reduction of them.
+    sums: Vec<u8>,
 }
 
 /// Tensors of a bucket for a checkpoint.
@@ -143,12 +149,8 @@ impl RowsPlan {
                 );
             }
         };
-        if !rule.is_element_wise() {
-            return refused(
-                "clip_norm, or sum or norm in the rule, needs the whole parameter, of which a push has rows; expected \
-                 none"
-                    .to_owned(),
-            );
+        if !rule.is_row_wise() {
+            return refused(NOT_ROW_WISE.to_owned());
         }
         sparse.initializer.validate_for(declaration.element_type)?;
         Ok(Some(Self { layout, buckets, sparse }))
@@ -408,7 +410,7 @@ impl Bucket {
         &mut self,
         room: &mut RowsWorkspace,
         kernels: &mut dyn Kernels,
-        step: &Step,
+        (step, reduced): (&Step, &[f64]),
         rows: impl Iterator<Item = &'a RowsLease>,
         left: &mut u64,
     ) -> Result<bool, Failure> {
@@ -418,7 +420,39 @@ impl Bucket {
             return Ok(false);
         }
         let merged = room.merge.unite(layout, &views)?;
-        self.table.apply(&mut room.work, kernels, &merged, step).map(|()| true)
+        self.table.apply(&mut room.work, kernels, &merged, step, reduced).map(|()| true)
+    }
+
+    /// Passes the sums of contributions' rows to a reduction that reads gradients alone, some rows at a time, in
+    /// ascending order of their ids.
+    pub(super) fn reduce<'a>(
+        &self,
+        room: &mut RowsWorkspace,
+        rows: impl Iterator<Item = &'a RowsLease>,
+        reduce: &mut dyn FnMut(ReducedPiece<'_, '_>),
+    ) -> Result<(), Failure> {
+        let layout = self.table.layout();
+        let views = rows.map(|rows| rows.view(layout)).collect::<Result<Vec<_>, _>>()?;
+        let RowsWorkspace { merge, sums, .. } = room;
+        let merged = merge.unite(layout, &views)?;
+        let states = self.table.settings().rule.states().len();
+        let rows_at_once = (REDUCED_BYTES / layout.row_bytes()).max(1);
+        // The gradients, and zeros in place of the tensors that the reduction does not read.
+        let bytes = rows_at_once * layout.row_bytes();
+        sums.resize(bytes * (states + 2), 0);
+        let (gradient, unread) = sums.split_at_mut(bytes);
+        unread.fill(0);
+        for start in (0..merged.len()).step_by(rows_at_once) {
+            let end = merged.len().min(start + rows_at_once);
+            let bytes_now = (end - start) * layout.row_bytes();
+            merged.sum(start..end, &mut gradient[..bytes_now]);
+            let mut unread = unread.chunks_exact_mut(bytes).map(|tensor| &mut tensor[..bytes_now]);
+            let parameter = unread.next().expect("there is one for the weights");
+            let mut states: SmallVec<[&mut [u8]; STATES_MAX]> = unread.collect();
+            let (element_type, gradient) = (layout.element_type(), &gradient[..bytes_now]);
+            reduce(ReducedPiece { element_type, parameter, states: &mut states, gradient });
+        }
+        Ok(())
     }
 
     /// Replays the updates that the rows of contributions missed; false when a later call continues. Within the budget

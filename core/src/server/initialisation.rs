@@ -14,7 +14,7 @@ use super::reply::Refusal;
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{ChunkId, Generation, ParameterIndex};
+use crate::ids::{ChunkId, ChunkIndex, Generation, ParameterIndex};
 use crate::memory::{Lease, Value};
 use crate::optim::Prepared;
 use crate::partition::{Declaration, DeclarationMessage, TotalPart};
@@ -58,14 +58,15 @@ impl ShardParameter {
         let rule = prepared.rule();
         rule.validate_for(declaration.element_type).map_err(invalid)?;
         let rows = RowsPlan::of(&declaration, rule, sparse).map_err(invalid)?.map(Box::new);
-        if !rule.is_element_wise() && !declaration.whole {
+        if rows.is_none() && !rule.is_element_wise() && !declaration.whole {
             return Err(Refusal::invalid(format!(
                 "parameter \"{}\": its rule needs the whole gradient, and the parameter is not declared whole",
                 declaration.name.as_str()
             )));
         }
         let limits = crate::limits::CHUNK_BYTES_MIN..=crate::limits::CHUNK_BYTES_MAX;
-        let is_legal = chunk_bytes.is_power_of_two() && limits.contains(&chunk_bytes);
+        let is_number = declaration.total_part.is_some() && chunk_bytes == TotalPart::NUMBER_BYTES;
+        let is_legal = is_number || chunk_bytes.is_power_of_two() && limits.contains(&chunk_bytes);
         if rows.is_none() && !is_legal {
             return Err(Refusal::invalid(format!(
                 "chunk size {chunk_bytes}; expected a power of two within the limits"
@@ -181,21 +182,25 @@ impl ChunkTable {
         self.parameters.get(&id.parameter).expect("a chunk in the table has its parameter there")
     }
 
-    /// Groups the chunks of every parameter whose rule needs the whole gradient, with the total that the rule reads.
+    /// Groups the chunks of every parameter whose rule needs the whole gradient, with the total that the rule reads; of
+    /// a table each bucket with its own.
     pub(super) fn make_groups(&mut self) {
-        let Self { parameters, chunks, groups, .. } = self;
-        let parts = parameters.iter().filter(|(_, held)| held.declaration.total_part.is_some());
-        let parts: BTreeMap<ParameterIndex, usize> = parts.map(|(index, held)| (*index, held.chunks[0])).collect();
-        let slot = |index: ParameterIndex, part: TotalPart| parts[&ParameterIndex(index.0 + part.number())];
-        for (index, held) in parameters {
+        let Self { parameters, chunks, groups, slot_indices, .. } = self;
+        for held in parameters.values_mut() {
             held.chunks.sort_by_key(|slot_index| chunks[*slot_index].id);
-            if !held.rule.rule().is_element_wise() && !held.chunks.is_empty() {
+            let rule = held.rule.rule();
+            if rule.is_element_wise() || held.chunks.is_empty() {
+                continue;
+            }
+            let each = if held.rows.is_some() { 1 } else { held.chunks.len() };
+            for members in held.chunks.chunks(each) {
+                let first = chunks[members[0]].id;
+                let slot = |part: TotalPart| slot_indices[&part.of(first)];
+                let total = rule.has_total();
+                let total = total
+                    .then(|| TotalSlots { share: slot(TotalPart::Share), total: slot(TotalPart::Total) });
                 let group = Some(GroupIndex::new(groups.len()));
-                let total = held.rule.rule().has_total().then(|| TotalSlots {
-                    share: slot(*index, TotalPart::Share),
-                    total: slot(*index, TotalPart::Total),
-                });
-                let new = Group::new(&held.chunks, total);
+                let new = Group::new(members, total);
                 new.chunks.iter().for_each(|slot_index| chunks[*slot_index].group = group);
                 groups.push(new);
             }
@@ -206,6 +211,13 @@ impl ChunkTable {
     pub(super) fn reader_of(&self, index: ParameterIndex) -> ParameterIndex {
         let part = self.parameters.get(&index).and_then(|held| held.declaration.total_part);
         part.and_then(|part| part.reader(index)).unwrap_or(index)
+    }
+
+    /// The first chunk of those that are updated together with one and its share: of a bucket and its numbers the bucket.
+    pub(super) fn first_of_group(&self, id: ChunkId) -> ChunkId {
+        let parameter = self.reader_of(id.parameter);
+        let is_table = self.parameters.get(&parameter).is_some_and(|reader| reader.rows.is_some());
+        ChunkId { parameter, chunk: if is_table { id.chunk } else { ChunkIndex(0) } }
     }
 
     /// The group of a chunk, if it is updated together with others.

@@ -216,12 +216,11 @@ impl Shard {
         };
         let mut left = bytes;
         // A group is written as of one round, with its share and its total: a restart could not close a round that only
-        // some of its chunks contain.
-        // Chunks of a parameter are adjacent, because initialisation is sequential.
+        // some of its chunks contain. A bucket is the last of its group, and as it was when its first byte was copied.
         let mut writing_group = None;
         while let Some(id) = checkpoint.writer.next() {
-            let reader = serving.table.reader_of(id.parameter);
-            if left == 0 && writing_group != Some(reader) {
+            let first = serving.table.first_of_group(id);
+            if left == 0 && writing_group != Some(first) {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
             }
@@ -233,7 +232,7 @@ impl Shard {
             }
             let slot_index = serving.table.slot_index(id);
             let slot_index = slot_index.expect("the layout is of this generation's chunks");
-            if writing_group != Some(reader)
+            if writing_group != Some(first)
                 && let Some(device) = &mut self.device
                 && !serving.hold_for_checkpoint(device, id, bytes)?
             {
@@ -250,7 +249,8 @@ impl Shard {
                 device.released.push(slot_index);
             }
             let chunk = &serving.table.chunks[slot_index];
-            writing_group = (chunk.group.is_some() || reader != id.parameter).then_some(reader);
+            let is_of_group = chunk.group.is_some() || first.parameter != id.parameter;
+            writing_group = (is_of_group && chunk.bucket().is_none()).then_some(first);
         }
         Ok(Some(checkpoint.writer))
     }
@@ -389,9 +389,20 @@ fn layout(serving: &Serving) -> Vec<ChunkLayout> {
     std::iter::once(about).chain(chunks).collect()
 }
 
-/// The chunks of a table by parameter and then by chunk, whatever the order in which they came.
+/// The chunks of a table by parameter and then by chunk, whatever the order in which they came. The numbers of a
+/// bucket's total are before it.
 fn in_order(table: &ChunkTable) -> impl Iterator<Item = &Chunk> {
-    table.parameters.values().flat_map(|held| held.chunks.iter().map(|slot_index| &table.chunks[*slot_index]))
+    let is_of_table = |index: &ParameterIndex| {
+        let reader = table.reader_of(*index);
+        reader != *index && table.parameters[&reader].rows.is_some()
+    };
+    let own = table.parameters.iter().filter(move |(index, _)| !is_of_table(index));
+    let slot_indices = own.flat_map(|(_, held)| &held.chunks).flat_map(|slot_index| {
+        let chunk = &table.chunks[*slot_index];
+        let total = table.group(chunk).filter(|_| chunk.bucket().is_some()).and_then(|group| group.total);
+        total.into_iter().flat_map(|slots| [slots.share, slots.total]).chain([*slot_index])
+    });
+    slot_indices.map(|slot_index| &table.chunks[slot_index])
 }
 
 fn table_of(about: &AboutMessage) -> Result<ChunkTable, Failure> {

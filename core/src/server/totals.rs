@@ -10,7 +10,8 @@
 //! A parameter whose stage reads a total has two parameters beside it, on its shard: its share, which this shard
 //! computes, and the total, which trainers push. The total's chunk is the last of the parameter's group, so a round of
 //! the group is complete when the gradients and the total are there, and all of it is published, recorded and restored
-//! together. The share goes one version ahead of its group between the two.
+//! together. The share goes one version ahead of its group between the two. Of a table each bucket has a group, and
+//! share and total have a number for each bucket.
 //!
 //! Not here: what is computed ([`share`]), and the trainers' part (`trainer`).
 
@@ -20,10 +21,10 @@ use crate::accumulator::AccumulatorPace;
 use crate::config::Mode;
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::ParameterIndex;
+use crate::ids::{ChunkId, ChunkIndex};
 use crate::memory::Value;
-use crate::optim::{Algorithm, Prepared, Step, share};
-use crate::partition::TotalPart;
+use crate::optim::{Algorithm, share};
+use crate::partition::{Declaration, TotalPart};
 
 use super::chunk::{Chunk, Content};
 use super::compiled_flows::Sender;
@@ -34,6 +35,8 @@ use super::job::Job;
 use super::pool::Pool;
 use super::serving::Serving;
 use super::stalls::StallReason;
+
+const NUMBER_BYTES: u32 = TotalPart::NUMBER_BYTES;
 
 /// Outcome of a look at a unit's share.
 pub(super) enum ShareStep {
@@ -52,20 +55,25 @@ pub(super) enum ShareStep {
 pub(super) fn check_totals(job: &Job, table: &ChunkTable) -> Result<(), Failure> {
     for (index, held) in &table.parameters {
         let refused = |why: String| Failure::call(format!("parameter \"{}\": {why}", held.name()));
-        let part = |part: TotalPart| {
-            let index = index.0.checked_add(part.number()).map(ParameterIndex);
-            let found = index.and_then(|index| table.parameters.get(&index));
-            found.is_some_and(|one| one.declaration.total_part == Some(part))
+        let is_at = |part: TotalPart, reader: ChunkId| {
+            let id = part.of(reader);
+            table.slot_index(id).is_some() && table.held(id).declaration.total_part == Some(part)
+        };
+        let part = |part: TotalPart| match held.rows {
+            None => is_at(part, ChunkId { parameter: *index, chunk: ChunkIndex(0) }),
+            Some(_) => held.chunks.iter().all(|slot_index| is_at(part, table.chunks[*slot_index].id)),
         };
         if let Some(part) = held.declaration.total_part {
             let reader = part.reader(*index).and_then(|reader| table.parameters.get(&reader));
-            if !reader.is_some_and(|reader| reader.rule.rule().has_total()) {
+            let Some(reader) = reader.filter(|reader| reader.rule.rule().has_total()) else {
                 return Err(refused(format!(
                     "a part of a total ({part:?}) of no parameter here; expected one before it"
                 )));
-            }
-            if !is_one_number(held) {
-                return Err(refused("a part of a total; expected one float64 with the algorithm sum".to_owned()));
+            };
+            let numbers = reader.rows.as_ref().map_or(1, |plan| plan.buckets.count);
+            if !is_of_numbers(held, numbers) {
+                let expected = if numbers == 1 { "one".to_owned() } else { numbers.to_string() };
+                return Err(refused(format!("a part of a total; expected {expected} float64 with the algorithm sum")));
             }
         } else if held.rule.rule().has_total() {
             if job.mode != Mode::Sync {
@@ -80,9 +88,12 @@ pub(super) fn check_totals(job: &Job, table: &ChunkTable) -> Result<(), Failure>
     Ok(())
 }
 
-fn is_one_number(held: &ShardParameter) -> bool {
-    let is_number = (held.element_type(), held.declaration.bytes) == (ElementType::Float64, 8);
-    is_number && held.rows.is_none() && held.chunks.len() == 1 && held.rule.rule().algorithm == Algorithm::Sum
+/// Whether a parameter is so many numbers, each a chunk.
+fn is_of_numbers(held: &ShardParameter, count: u32) -> bool {
+    let Declaration { element_type, bytes, .. } = held.declaration;
+    let is_as_long = (element_type, bytes) == (ElementType::Float64, u64::from(NUMBER_BYTES) * u64::from(count));
+    let is_cut = count == 1 || held.chunk_bytes == NUMBER_BYTES;
+    is_as_long && is_cut && held.rows.is_none() && held.rule.rule().algorithm == Algorithm::Sum
 }
 
 impl Serving {
@@ -110,22 +121,38 @@ impl Serving {
         let share = &mut self.table.chunks[slots.share];
         let mut room = share.make_writable(cx.pool);
         for slot_index in gradients {
-            room = room.and_then(|()| self.table.chunks[*slot_index].fold_all(cx));
+            let chunk = &mut self.table.chunks[*slot_index];
+            room = room.and_then(|()| if chunk.bucket().is_some() { Ok(()) } else { chunk.fold_all(cx) });
         }
-        if room.is_err() {
+        let Ok(number) = room.and_then(|()| self.share_of(cx, gradients)) else {
             self.stall(gradients[0], StallReason::Memory);
             return ShareStep::Stalled;
-        }
-        let step = self.step(gradients[0], None);
-        let rule = Arc::clone(&self.table.chunks[gradients[0]].rule);
-        let chunks = &mut self.table.chunks;
-        let number = share_of(cx, &rule, &step, chunks, gradients);
-        chunks[slots.share].install_number(cx.pool, number).expect("the value is writable");
+        };
+        self.table.chunks[slots.share].install_number(cx.pool, number).expect("the value is writable");
         self.note_updated(gradients[0]);
         gradients.iter().for_each(|slot_index| self.table.chunks[*slot_index].sealed = 1);
         self.answer_waiters(cx, slots.share);
         self.note_waits(slots.share);
         ShareStep::Published
+    }
+
+    /// The share of chunks whose gradients are summed, or of a bucket.
+    fn share_of(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> Result<f64, Failure> {
+        let step = self.step(slot_indices[0], None);
+        let rule = Arc::clone(&self.table.chunks[slot_indices[0]].rule);
+        let (chunks, room) = (&mut self.table.chunks, &mut self.rows_room);
+        let mut made = Ok(());
+        let number = share(cx.kernels, &rule, &step, |piece| {
+            for slot_index in slot_indices {
+                let chunk = &mut chunks[*slot_index];
+                match chunk.bucket() {
+                    None => chunk.reduce(piece),
+                    Some(_) if made.is_ok() => made = chunk.reduce_rows(room, piece),
+                    Some(_) => {}
+                }
+            }
+        });
+        made.map(|()| number)
     }
 
     /// Seals what is complete of a group whose update is stalled, as if neither its share nor its update took time.
@@ -160,14 +187,16 @@ impl Serving {
         group.total.is_some_and(is_missing)
     }
 
-    /// The chunk whose round a wait on this one is for: of a share the first chunk of what it is computed of.
+    /// The chunk whose round a wait on this one is for: of a share the first chunk, or the bucket, of which it is
+    /// computed.
     pub(super) fn round_of(&self, slot_index: usize) -> usize {
         if self.flows.sender(slot_index) != Sender::Nobody {
             return slot_index;
         }
-        let reader = TotalPart::Share.reader(self.table.chunks[slot_index].id.parameter);
-        let reader = reader.and_then(|reader| self.table.parameters.get(&reader));
-        reader.map_or(slot_index, |reader| reader.chunks[0])
+        let ChunkId { parameter, chunk } = self.table.chunks[slot_index].id;
+        let reader = TotalPart::Share.reader(parameter);
+        let reader = reader.and_then(|parameter| self.table.slot_index(ChunkId { parameter, chunk }));
+        reader.unwrap_or(slot_index)
     }
 
     /// Forgets a share whose round is open again.
@@ -178,12 +207,6 @@ impl Serving {
             self.table.chunks[slots.share].version = version;
         }
     }
-}
-
-fn share_of(cx: &mut Context<'_>, rule: &Prepared, step: &Step, chunks: &mut [Chunk], slot_indices: &[usize]) -> f64 {
-    share(cx.kernels, rule, step, |piece| {
-        slot_indices.iter().for_each(|slot_index| chunks[*slot_index].reduce(piece));
-    })
 }
 
 impl Chunk {

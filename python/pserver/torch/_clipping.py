@@ -1,7 +1,8 @@
 """Clipping by the norm of all gradients, on servers: they have the gradients of all trainers, each server some.
 
-Servers give for each parameter the sum of the squares of its merged gradient, its share. Every trainer makes the norm
-of all shares and sends it back, and servers scale by it before the rule: docs/decisions/server-flow.md.
+Servers give for each parameter the sum of the squares of its merged gradient, its share; of a table one for each
+bucket. Every trainer makes the norm of all shares and sends it back, and servers scale by it before the rule:
+docs/decisions/server-flow.md.
 """
 
 from collections.abc import Iterable
@@ -38,20 +39,20 @@ class Clipping:
         return {part(name) for name in names for part in (_share, _total)}
 
     def declare(self, client: Client, name: str) -> None:
-        """Declares share and total of a parameter, behind it."""
+        """Declares share and total of a parameter, behind it. One number stands for those of all buckets."""
         for part, config in ((_share(name), SHARE), (_total(name), TOTAL)):
             client.init(part, numpy.zeros(1), config)
 
     def run(self, client: Client, names: Iterable[str]) -> None:
         """Between the gradients of these parameters and their values: fetches the shares and sends the norm."""
-        shares = {_share(name): numpy.empty(1) for name in names}
+        shares = {name: numpy.empty(client._facts(_share(name))[1]) for name in names}
         if not shares:
             return
-        client.pull(shares)
-        self.total_norm = sqrt(sum(float(share[0]) for share in shares.values()))
+        client.pull({_share(name): share for name, share in shares.items()})
+        self.total_norm = sqrt(sum(float(share.sum()) for share in shares.values()))
         # Servers take finite numbers. Beyond them gradients are scaled to zero, as PyTorch scales them.
-        number = numpy.array([min(self.total_norm, float_info.max)])
-        client.push({_total(name): number for name in names})
+        number = min(self.total_norm, float_info.max)
+        client.push({_total(name): numpy.full(share.shape, number) for name, share in shares.items()})
 
 
 def _share(name: str) -> str:

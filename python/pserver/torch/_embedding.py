@@ -232,6 +232,11 @@ class Table:
             self._gradients.clear()
 
     @property
+    def is_sent(self) -> bool:
+        """Whether servers have gradients of this step, which may be of no row."""
+        return self._push is not None
+
+    @property
     def is_started(self) -> bool:
         """Whether gradients of this step are sent, or on their way, or servers may have them."""
         return self._push is not None or self.is_unsure

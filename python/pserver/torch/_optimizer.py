@@ -120,8 +120,6 @@ class Optimizer(torch.optim.Optimizer):
             weights = [Weight(name, tensor) for name, tensor in dense]
             self._tables += [(number, Table.of(tensor, name)) for name, tensor in members if Table.is_of(tensor)]
             self.weights += weights
-            if self._clipping is not None and self._tables:
-                raise Refused("max_norm with a table of rows; expected none: servers clip dense gradients")
             whole = [Bucket(number, weights)]
             self._buckets += whole if bucket_bytes is None else in_buckets(number, weights, bucket_bytes)
         if len(configs) < sum(len(group["params"]) for group in self.param_groups):
@@ -159,7 +157,9 @@ class Optimizer(torch.optim.Optimizer):
             if self._clipping is not None:
                 self._clipping.declare(client, weight.name)
         for _, table in self._tables:
-            table.declare(client, configs[table.name])
+            table.declare(client, configs[table.name] + self._stage)
+            if self._clipping is not None:
+                self._clipping.declare(client, table.name)
         self._of_model.declare(client)
 
     def _check_job(self, configs: Mapping[str, str]) -> None:
@@ -168,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):
         for weight in self.weights:
             self.client.check_optimizer(weight.name, configs[weight.name] + self._stage)
         for _, table in self._tables:
-            self.client.check_optimizer(table.name, table.config(configs[table.name]))
+            self.client.check_optimizer(table.name, table.config(configs[table.name] + self._stage))
             table.check_type(self.client)
         own = {weight.name for weight in self.weights} | {table.name for _, table in self._tables}
         own |= self._of_model.held().keys()
@@ -340,7 +340,10 @@ class Optimizer(torch.optim.Optimizer):
                 bucket.start(self.client)
         if self._clipping is not None and not self._has_norm:
             # Servers update, and answer, when they have the norm.
-            self._clipping.run(self.client, [weight.name for bucket in self._buckets for weight in bucket.sent])
+            for _, table in self._tables:
+                table.wait_push()
+            sent = [weight.name for bucket in self._buckets for weight in bucket.sent]
+            self._clipping.run(self.client, sent + [table.name for _, table in self._tables if table.is_sent])
             self._has_norm = True
         wait_all(self._buckets)
 

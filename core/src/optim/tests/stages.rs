@@ -138,6 +138,37 @@ fn a_stage_costs_its_operations() {
 }
 
 #[test]
+fn rows_go_with_a_stage_that_scales_gradients_by_a_total_and_with_no_other() {
+    for (stage, expected) in [
+        ("g = g * min(2 / (total(sum(g * g)) + 1e-6), 1); update", true),
+        ("g *= select(total(sum(abs(g))) > 1, lr, -n ^ 2); update", true),
+        ("update; g = g * total(sum(g))", false),
+        ("g = g * total(sum(g * w)); update", false),
+        ("g = g * total(sum(g)) * w; update", false),
+        ("g = g * (total(sum(g)) + sum(w)); update", false),
+        ("g = total(sum(g)) * g; update", false),
+        ("g = g / total(sum(g)); update", false),
+        ("g = g + total(sum(g)); update", false),
+        ("lr = lr * total(sum(g)); update", false),
+        ("state k = 1; g = g * total(sum(g)); update", false),
+        ("g = g * 2; update", false),
+    ] {
+        let found = CheckedRule::stage(stage).expect(stage);
+        assert_eq!(found.scales_by_total(), expected, "{stage}");
+    }
+    let is_row_wise = |config: &str| {
+        let settings = OptimizerSettings::from_text(config).expect(config);
+        settings.rule.expect("there is one").is_row_wise()
+    };
+    let stage = "stage: 'g = g * total(sum(g)); update'";
+    assert!(is_row_wise(&format!("optimizer: Adam adam {{}} {stage}")));
+    assert!(is_row_wise("optimizer: SGD stage: 'g = 2 * g; update'"));
+    assert!(!is_row_wise(&format!("optimizer: SGD clip_norm: 1 {stage}")));
+    assert!(!is_row_wise(&format!("rule: 'w -= lr * g / norm(g)' {stage}")));
+    assert!(!is_row_wise("optimizer: SGD stage: 'g = g * norm(g); update'"));
+}
+
+#[test]
 fn a_stage_that_is_none_is_refused() {
     for (stage, expected) in [
         ("g = 2*g", "found update 0 times; expected it once"),

@@ -176,7 +176,7 @@ impl RowTable {
     }
 
     /// One update of the table, by the sums of the sent rows; every other row gets a gradient of zero when it is next
-    /// used.
+    /// used. `reduced` has the values of the rule's reductions, as [`reduce`](crate::optim::reduce()) gave them.
     ///
     /// # Errors
     /// When memory runs out, and when the step's rate or scale is negative or not finite. Then neither a value nor the
@@ -190,6 +190,7 @@ impl RowTable {
         kernels: &mut dyn Kernels,
         merged: &Merged<'_>,
         step: &Step,
+        reduced: &[f64],
     ) -> Result<(), Failure> {
         assert_eq!(merged.layout(), self.settings.layout, "rows of this table");
         assert_eq!(step.version.0, self.version.0 + 1, "updates come one after another");
@@ -198,7 +199,7 @@ impl RowTable {
         let rows = self.shape.rows();
         for start in (0..merged.len()).step_by(rows) {
             let end = merged.len().min(start + rows);
-            self.update_tile(work, kernels, merged, start..end, step);
+            self.update_tile(work, kernels, merged, start..end, step, reduced);
         }
         if self.rest != IdleRows::Always && !self.settings.rule.rule().algorithm.is_exact() {
             self.rates.note(step.version, step.rate);
@@ -476,6 +477,7 @@ impl RowTable {
         merged: &Merged<'_>,
         places: Range<usize>,
         step: &Step,
+        reduced: &[f64],
     ) {
         let RowWorkspace { tile, slots } = work;
         tile.begin(self.shape);
@@ -492,7 +494,7 @@ impl RowTable {
             }
             merged.sum(place..place + 1, tile.gradient(index));
         }
-        tile.update(kernels, self.past(), step);
+        tile.update(kernels, self.past(), step, reduced);
         tile.rows.iter_mut().for_each(|row| row.last = step.version);
         self.store(tile);
     }

@@ -27,7 +27,7 @@ impl IdleRows {
         let is_regularized = rule.l1 != 0.0 || rule.l2 != 0.0;
         match &rule.algorithm {
             // The effect of a user's text is unknown.
-            _ if rule.stage.is_some() => Self::Never,
+            _ if rule.stage.as_ref().is_some_and(|stage| !stage.scales_by_total()) => Self::Never,
             Algorithm::Custom(_) => Self::Never,
             // Wrapping addition of zero; a float may be a negative zero, to which zero is added.
             Algorithm::Add if !element_type.is_float() => Self::Always,

@@ -3,7 +3,7 @@
 //! memory accesses to the records.
 
 use crate::ids::Version;
-use crate::limits::STATES_MAX;
+use crate::limits::{RULE_REDUCTIONS_MAX, STATES_MAX};
 use crate::optim::{self, Gradient, Step};
 use crate::port::{Kernels, Update};
 
@@ -14,6 +14,8 @@ use super::rest::Past;
 const TILE_BYTES: usize = 16 * 1024;
 /// Alignment of a tile's tensors: a cache line, so that no vector crosses one.
 const ALIGNMENT: usize = 64;
+/// The values of reductions of gradients of zero.
+const OF_NOTHING: [f64; RULE_REDUCTIONS_MAX] = [0.0; RULE_REDUCTIONS_MAX];
 
 /// Memory for tiles of any table.
 #[derive(Debug, Default)]
@@ -121,10 +123,10 @@ impl Tile {
         &mut self.memory[start..start + row_bytes]
     }
 
-    /// Updates all rows by their gradients.
-    pub(super) fn update(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, step: &Step) {
+    /// Updates all rows by their gradients, with the values of the rule's reductions.
+    pub(super) fn update(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, step: &Step, reduced: &[f64]) {
         let rows = self.rows.len();
-        self.update_rows(kernels, past, step, rows, true);
+        self.update_rows(kernels, past, step, rows, Some(reduced));
     }
 
     /// Replays the rows' missed updates up to version `to`, or fewer when `left` is used up; the bytes of updated
@@ -146,7 +148,7 @@ impl Tile {
             if compares {
                 self.remember(active);
             }
-            self.update_rows(kernels, past, &past.step(Version(version)), active, false);
+            self.update_rows(kernels, past, &past.step(Version(version)), active, None);
             *left = left.saturating_sub((active * self.shape.row_bytes) as u64);
             version += 1;
             if compares && self.is_as_remembered(active) {
@@ -173,8 +175,16 @@ impl Tile {
         }
     }
 
-    /// Updates the first rows, by their gradients or by one of zero.
-    fn update_rows(&mut self, kernels: &mut dyn Kernels, past: Past<'_>, step: &Step, rows: usize, has_gradient: bool) {
+    /// Updates the first rows: by their gradients, with the values of reductions, or by a gradient of zero, which none
+    /// of these changes.
+    fn update_rows(
+        &mut self,
+        kernels: &mut dyn Kernels,
+        past: Past<'_>,
+        step: &Step,
+        rows: usize,
+        reduced: Option<&[f64]>,
+    ) {
         let TileShape { row_bytes, states: count } = self.shape;
         let mut scalars = std::mem::take(&mut self.scalars);
         let mut tensors = self.tensors().map(|tensor| &mut tensor[..rows * row_bytes]);
@@ -184,11 +194,11 @@ impl Tile {
         let bytes = tensors.next().expect("a tile has gradients");
         let gradient = [Gradient { bytes, element_type: past.element_type }];
         kernels.update(Update {
-            formula: past.rule.formula(step, &mut scalars),
+            formula: past.rule.formula_reduced(step, reduced.unwrap_or(&OF_NOTHING), &mut scalars),
             element_type: past.element_type,
             parameter,
             states: &mut states[..count],
-            gradients: if has_gradient { &gradient } else { &[] },
+            gradients: if reduced.is_some() { &gradient } else { &[] },
         });
         drop(tensors);
         self.scalars = scalars;

@@ -30,6 +30,10 @@ const WRITTEN_CLIPPED: &str = "rule: 'state m = 0.1; m = 0.5*m + g; w -= lr*m' c
 /// A rule that reads a total: its share depends on its states too.
 const TOTAL: &str = "sgd { momentum: 0.5 } const_lr { learning_rate: 0.1 } \
                      stage: 'state k = 1; g = g * total(sum(g * g) + norm(w)); update; k = 0.5 * k + w'";
+/// A table whose buckets' gradients a total scales.
+const ROWS_TOTAL: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 } l2: 0.01 \
+                          stage: 'g = g * min(2 / (total(sum(g * g)) + 1), 1); update' \
+                          sparse { height: 60 width: 3 buckets: 3 seed: 7 uniform { } }";
 const ADD: &str = "algorithm: \"add\"";
 
 /// Chunks that step alone, chunks that step together, a chunk of integers, buckets of rows, and a total.
@@ -46,12 +50,17 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
         return plan;
     }
     let parts = ["algorithm: 'sum' total_part: Share", "algorithm: 'sum' total_part: Total"];
-    plan.with("c", Float32, 1100, TOTAL).with("share", Float64, 1, parts[0]).with("total", Float64, 1, parts[1])
+    plan.with("c", Float32, 1100, TOTAL)
+        .with("share", Float64, 1, parts[0])
+        .with("total", Float64, 1, parts[1])
+        .with("rows", Float32, 3, ROWS_TOTAL)
+        .with("rows_share", Float64, 3, parts[0])
+        .with("rows_total", Float64, 3, parts[1])
 }
 
 /// Whether a chunk is the shard's own number.
 fn is_share(plan: &Plan, id: ChunkId) -> bool {
-    plan.parameters[id.parameter.0 as usize].name == "share"
+    ["share", "rows_share"].contains(&plan.parameters[id.parameter.0 as usize].name)
 }
 
 /// Some rows of a bucket, which may be none, as a part.

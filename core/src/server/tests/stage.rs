@@ -17,7 +17,7 @@ use crate::ids::{
 };
 use crate::limits::RECEIVES_MAX;
 use crate::memory::Lease;
-use crate::partition::{Buckets, Declaration, DeclarationMessage, Name};
+use crate::partition::{Buckets, Declaration, DeclarationMessage, Name, TotalPart};
 use crate::port::{self, Accelerator, Event, Flow, FlowSource, Incoming, Outgoing, Plain, Submit};
 use crate::server::shard::Phase;
 use crate::server::{JournalOptions, NoRoom, NonFinite, Restored, ServerOutput, Shard, ShardOptions};
@@ -51,6 +51,14 @@ pub(super) struct Parameter {
     pub(super) buckets: Option<Buckets>,
 }
 
+impl Parameter {
+    /// Each number of a table's total is a chunk.
+    fn chunk_bytes(&self) -> u32 {
+        let settings = OptimizerSettings::from_text(self.config).expect("the test's configuration is valid");
+        if settings.total_part.is_some() && self.elements > 1 { TotalPart::NUMBER_BYTES } else { CHUNK_BYTES }
+    }
+}
+
 impl Plan {
     pub(super) fn new(mode: Mode, merge: Merge, trainers: u32) -> Self {
         Self { mode, merge, trainers, parameters: Vec::new() }
@@ -82,13 +90,13 @@ impl Plan {
     pub(super) fn chunks(&self) -> Vec<(ChunkId, u32)> {
         let all = (0..).zip(&self.parameters).flat_map(|(index, one)| {
             let bytes = one.elements * one.element_type.bytes();
-            let is_sparse = one.buckets.is_some();
-            let count = one.buckets.map_or(bytes.div_ceil(CHUNK_BYTES.into()), |buckets| buckets.count.into());
+            let (is_sparse, chunk_bytes) = (one.buckets.is_some(), u64::from(one.chunk_bytes()));
+            let count = one.buckets.map_or(bytes.div_ceil(chunk_bytes), |buckets| buckets.count.into());
             (0..count).map(move |chunk| {
                 if is_sparse {
                     return (id(index, chunk), 0);
                 }
-                let left = (bytes - chunk * u64::from(CHUNK_BYTES)).min(CHUNK_BYTES.into());
+                let left = (bytes - chunk * chunk_bytes).min(chunk_bytes);
                 (id(index, chunk), u32::try_from(left).expect("a chunk is small"))
             })
         });
@@ -111,7 +119,7 @@ impl Plan {
             element_type: one.element_type,
             bytes: width * rows.unwrap_or(1) * one.element_type.bytes(),
             shape: if rows.is_some() { vec![height, width] } else { vec![width] },
-            whole: !rule.is_element_wise(),
+            whole: rows.is_none() && !rule.is_element_wise(),
             config: ParameterConfig { rule, sparse: settings.sparse }.encode(),
             buckets: one.buckets,
             owner: None,
@@ -119,7 +127,7 @@ impl Plan {
             total_part: settings.total_part,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
-        InitMessage { parameter: index, declaration, chunk_bytes: CHUNK_BYTES }
+        InitMessage { parameter: index, declaration, chunk_bytes: one.chunk_bytes() }
     }
 
     /// The words for a chunk: `w` is the first of parameter w, `w.1` the second.

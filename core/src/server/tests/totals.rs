@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use super::script::{Script, check};
-use super::stage::{Plan, Stage};
+use super::stage::{Parcel, Plan, Stage, id};
 use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64};
+use crate::ids::ChunkId;
+use crate::prng::Prng;
+use crate::wire::{Kind, RowsPart};
 
 const CLIPPED: &str = "optimizer: SGD const_lr { learning_rate: 1 } stage: 'g = g * total(sum(g * g)); update'";
 const SHARE: &str = "algorithm: 'sum' total_part: Share";
@@ -226,4 +229,113 @@ fn a_restart_keeps_the_share_and_the_round_that_waits() {
                  show w t -> w@1=-2 & t@1=2";
     check_restart(&updated, false, after);
     check_restart(&updated, true, after);
+}
+
+/// Rows of a table as a dense parameter has them.
+const HEIGHT: u64 = 40;
+const WIDTH: usize = 3;
+const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.1 } l2: 0.01 regularizer: Coupled \
+                    stage: 'g = g * min(12 / (total(sum(g * g)) + 1e-6), 1); update'";
+const ROWS: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.1 } l2: 0.01 regularizer: Coupled \
+                    stage: 'g = g * min(12 / (total(sum(g * g)) + 1e-6), 1); update' \
+                    sparse { height: 40 width: 3 buckets: 3 constant { value: 0 } }";
+
+/// A dense parameter (0 to 2, with its numbers) and a table of the same rows (3 to 5).
+fn dense_and_rows() -> Plan {
+    Plan::new(Mode::Sync, Merge::Mean, 2)
+        .with("w", Float32, HEIGHT * WIDTH as u64, ADAM)
+        .with("s", Float64, 1, SHARE)
+        .with("t", Float64, 1, TOTAL)
+        .with("rows", Float32, WIDTH as u64, ROWS)
+        .with("rs", Float64, 3, SHARE)
+        .with("rt", Float64, 3, TOTAL)
+}
+
+fn value(stage: &Stage, parameter: u32, chunk: u64) -> Vec<u8> {
+    let contents = stage.contents();
+    contents.into_iter().find(|(one, ..)| *one == id(parameter, chunk)).expect("the shard holds it").2
+}
+
+fn number(stage: &Stage, parameter: u32, chunk: u64) -> f64 {
+    f64::from_le_bytes(value(stage, parameter, chunk).try_into().expect("one number"))
+}
+
+/// The gradients of some rows: for the dense parameter and, by bucket, for the table.
+fn gradients(prng: &mut Prng, plan: &Plan) -> Vec<(ChunkId, Vec<u8>)> {
+    let buckets = plan.parameters[3].buckets.expect("it is a table");
+    let mut dense = vec![0.0_f32; usize::try_from(HEIGHT).expect("few") * WIDTH];
+    let mut parts: [(Vec<u8>, Vec<u8>); 3] = Default::default();
+    for _ in 0..prng.below(12) {
+        let row = prng.below(HEIGHT);
+        let (ids, values) = &mut parts[buckets.of(row) as usize];
+        ids.extend(row.to_le_bytes());
+        let row = usize::try_from(row).expect("few");
+        for element in &mut dense[row * WIDTH..][..WIDTH] {
+            let one = f32::from(i16::try_from(prng.below(2001)).expect("it is small") - 1000) / 128.0;
+            *element += one;
+            values.extend(one.to_le_bytes());
+        }
+    }
+    let dense = dense.into_iter().flat_map(f32::to_le_bytes).collect();
+    let rows = (0..).zip(parts).map(|(bucket, (ids, values))| {
+        let payload = [RowsPart::ONLY.encode().as_slice(), &ids, &values].concat();
+        (id(3, bucket), if ids.is_empty() { Vec::new() } else { payload })
+    });
+    std::iter::once((id(0, 0), dense)).chain(rows).collect()
+}
+
+#[test]
+fn a_table_with_a_total_is_a_dense_parameter_with_it() {
+    let plan = dense_and_rows();
+    let buckets = plan.parameters[3].buckets.expect("it is a table");
+    let mut stage = Stage::serving(plan.clone());
+    let mut prng = Prng(5);
+    let mut clipped = 0;
+    for round in 1..=30 {
+        for trainer in [0, 1] {
+            let entries = gradients(&mut prng, &plan).into_iter().map(|(id, bytes)| (id, round, bytes)).collect();
+            let parcel = stage.push(trainer, entries, false);
+            stage.deliver(trainer, &parcel);
+        }
+        let (share, shares) = (number(&stage, 1, 0), (0..3).map(|bucket| number(&stage, 4, bucket)).sum::<f64>());
+        assert!((share - shares).abs() <= 1e-12 * share, "round {round}: {share} of one, {shares} of all buckets");
+        clipped += u32::from(share.sqrt() > 12.0);
+        let totals = [id(2, 0), id(5, 0), id(5, 1), id(5, 2)];
+        let entries = totals.map(|id| (id, round, share.sqrt().to_le_bytes().to_vec())).to_vec();
+        let parcel = stage.push(0, entries, false);
+        stage.deliver(0, &parcel);
+        assert_eq!(stage.errors(), Vec::<String>::new(), "round {round}");
+        if round % 7 != 0 {
+            // Rows miss updates in between.
+            continue;
+        }
+        let dense = value(&stage, 0, 0);
+        for bucket in 0..3 {
+            let own: Vec<u64> = (0..HEIGHT).filter(|row| u64::from(buckets.of(*row)) == bucket).collect();
+            let head = stage.head(Kind::Pull, 0);
+            let wanted = own.iter().flat_map(|row| row.to_le_bytes()).collect();
+            stage.answers.clear();
+            stage.deliver(0, &Parcel::new(head, vec![(id(3, bucket), round, Float32, wanted)]));
+            let found = stage.answers[0].body.concat();
+            for (row, found) in own.iter().zip(found.chunks_exact(4 * WIDTH)) {
+                let expected = &dense[usize::try_from(*row).expect("few") * 4 * WIDTH..][..4 * WIDTH];
+                assert_eq!(found, expected, "row {row} after round {round}");
+            }
+        }
+    }
+    assert!((5..30).contains(&clipped), "{clipped} of 30 rounds are clipped");
+}
+
+#[test]
+fn a_tables_total_without_a_number_for_each_bucket_is_refused() {
+    let new = || Plan::new(Mode::Sync, Merge::Mean, 2).with("rows", Float32, 3, ROWS);
+    refused(new(), "parameter \"rows\": its stage has total; expected its share and its total after it");
+    let lone = new().with("rs", Float64, 1, SHARE).with("rt", Float64, 1, TOTAL);
+    refused(lone, "parameter \"rows\": its stage has total; expected its share and its total after it");
+    let more = new().with("rs", Float64, 4, SHARE).with("rt", Float64, 4, TOTAL);
+    refused(more, "parameter \"rs\": a part of a total; expected 3 float64 with the algorithm sum");
+    let other = "optimizer: Adam adam {} stage: 'g = min(g, total(sum(g * g))); update' \
+                 sparse { height: 9 width: 3 buckets: 1 }";
+    let other = Plan::new(Mode::Sync, Merge::Mean, 2).with("rows", Float32, 3, other);
+    refused(other, "expected none, or a stage g = g * factor; update, whose factor reads a total of gradients");
 }

@@ -101,7 +101,8 @@ impl Serving {
         awaited == 0
     }
 
-    /// Updates the processor's chunks and installs every value.
+    /// Updates the processor's chunks and installs every value; false when it is stalled. A bucket is alone in its
+    /// group, with its total.
     fn end_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) -> bool {
         let held = &mut self.table.groups[group.place()];
         let (slots, grouped_update) = (held.total, held.update.take());
@@ -113,6 +114,9 @@ impl Serving {
                 // All leases are taken before the first update, so that all rounds close or none.
                 for slot_index in slot_indices {
                     let chunk = &mut self.table.chunks[*slot_index];
+                    if chunk.bucket().is_some() {
+                        continue;
+                    }
                     let is_total = slots.is_some_and(|slots| slots.total == *slot_index);
                     let made = chunk.make_writable(cx.pool);
                     if made.and_then(|()| if is_total { Ok(()) } else { chunk.fold_all(cx) }).is_err() {
@@ -127,8 +131,10 @@ impl Serving {
         let total = slots.map(|slots| self.table.chunks[slots.total].total().expect("the total is there"));
         let reduced = self.reduce(cx, parameter_chunks, norm, total);
         for slot_index in parameter_chunks {
-            let applied = self.apply(cx, *slot_index, norm, &reduced);
-            assert!(applied, "there is room for every value of the group");
+            if !self.apply(cx, *slot_index, norm, &reduced) {
+                assert!(self.table.chunks[*slot_index].bucket().is_some(), "there is room for every value of the group");
+                return false;
+            }
         }
         if let (Some(slots), Some(total)) = (slots, total) {
             let installed = self.table.chunks[slots.total].install_number(cx.pool, total);

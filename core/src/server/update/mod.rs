@@ -88,7 +88,7 @@ impl Serving {
             }
             None if chunk.on_device.is_some() => return self.apply_on_device(cx, slot_index, &step),
             None if chunk.bucket().is_some() => {
-                chunk.update_rows(&mut self.rows_room, cx.kernels, &step, &mut cx.replay_left)
+                chunk.update_rows(&mut self.rows_room, cx.kernels, (&step, reduced), &mut cx.replay_left)
             }
             None => chunk.update(cx.kernels, cx.pool, &mut self.numbers, &step, reduced).map(|()| true),
         };
