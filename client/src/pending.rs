@@ -90,7 +90,11 @@ impl Client {
     }
 
     /// [`Client::push`], started as [`Client::start_push_pull`] is.
-    pub fn start_push(&self, gradients: &[GradientSlice<'static>], numbers: Option<f64>) -> Result<CallNumber, Failure> {
+    pub fn start_push(
+        &self,
+        gradients: &[GradientSlice<'static>],
+        numbers: Option<f64>,
+    ) -> Result<CallNumber, Failure> {
         let memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let chosen = state.select(gradients, None)?;

@@ -237,9 +237,7 @@ impl ClientState {
         let (asked, received) = FetchedRows::bytes(&fetched);
         let fresh = self.open(Kind::Push, chosen, (as_u64(sent + asked), as_u64(received)))?;
         let mut memory = LendingMemory::new(self.memory.rows.kept.take(sent + asked + received));
-        let mut packer = self
-            .packer(Kind::Push, chosen)
-            .with(Flags::default(), numbers.message());
+        let mut packer = self.packer(Kind::Push, chosen).with(Flags::default(), numbers.message());
         packer = packer.with_controls(self.own_rates(chosen, numbers));
         for (index, rows) in chosen.iter().zip(bucketed) {
             let progress = self.ready_job().progress(*index);

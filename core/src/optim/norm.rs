@@ -67,12 +67,31 @@ pub(super) fn block_sums(kind: ReductionKind, element_type: ElementType, values:
 
 fn blocks<E: OptimizerReal>(kind: ReductionKind, values: &[u8], out: &mut impl FnMut(f64)) {
     assert!(values.len().is_multiple_of(E::BYTES), "{} bytes are not whole elements", values.len());
-    for block in values.chunks(SQUARE_BLOCK_BYTES as usize) {
-        let elements = block.chunks_exact(E::BYTES).map(|element| E::read(element, 0).widen());
-        out(match kind {
-            ReductionKind::Sum => elements.fold(0.0, |total, element| total + element),
-            ReductionKind::SquareSum => elements.fold(0.0, |total, element| total + element.powi(2)),
-            ReductionKind::Total => unreachable!("trainers make a total"),
-        });
+    match kind {
+        ReductionKind::Sum => sums::<E>(values, |element| element, out),
+        ReductionKind::SquareSum => sums::<E>(values, |element| element * element, out),
+        ReductionKind::Total => unreachable!("trainers make a total"),
+    }
+}
+
+/// Blocks that are summed side by side: an addition waits for the one before it in its block, and for no other.
+const BLOCKS_AT_ONCE: usize = 8;
+
+fn sums<E: OptimizerReal>(values: &[u8], addend: impl Fn(f64) -> f64, out: &mut impl FnMut(f64)) {
+    const BLOCK: usize = SQUARE_BLOCK_BYTES as usize;
+    let (groups, rest) = values.as_chunks::<{ BLOCKS_AT_ONCE * BLOCK }>();
+    for group in groups {
+        let blocks: [&[u8]; BLOCKS_AT_ONCE] = std::array::from_fn(|block| &group[block * BLOCK..][..BLOCK]);
+        let mut totals = [0.0; BLOCKS_AT_ONCE];
+        for at in 0..BLOCK / E::BYTES {
+            for (total, block) in totals.iter_mut().zip(blocks) {
+                *total += addend(E::read(block, at).widen());
+            }
+        }
+        totals.into_iter().for_each(&mut *out);
+    }
+    for block in rest.chunks(BLOCK) {
+        let elements = block.chunks_exact(E::BYTES).map(|element| addend(E::read(element, 0).widen()));
+        out(elements.fold(0.0, |total, element| total + element));
     }
 }

@@ -136,7 +136,8 @@ impl Catalogue {
         if bytes == numbers * u64::from(NUMBER_BYTES) {
             return Ok(reader.layout.clone());
         }
-        Err(format!("a part of a total with {bytes} bytes; expected {numbers} of float64, one for each bucket of a table"))
+        let expected = numbers * u64::from(NUMBER_BYTES);
+        Err(format!("a part of a total with {bytes} bytes; expected {expected}: one float64, of a table one a bucket"))
     }
 
     /// How many numbers the next parameter has as this part of a total: one for each bucket of the table that reads it.

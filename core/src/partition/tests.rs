@@ -166,20 +166,49 @@ fn a_share_and_a_total_are_beside_the_parameter_that_reads_the_total() {
     assert_eq!(Catalogue::from_pages(catalogue.pages(64)).expect("its own").digest(), catalogue.digest());
     let refuse = |sizes: &[(u64, bool)], declaration: &Declaration| {
         let text = catalogue_of(&[1, 1], 4096, sizes).declare(declaration.clone()).expect_err("refused").to_string();
-        assert!(text.contains("; expected it after a whole parameter, first its share, then its total"), "{text}");
+        let expected = "; expected it after a whole parameter or a table, first its share, then its total";
+        assert!(text.contains(expected), "{text}");
     };
     refuse(&[], &share);
     refuse(&[(8192, false)], &share);
     refuse(&[(8192, true)], &total);
     refuse(&[(8192, true), (8, false)], &total);
-    let wide = Declaration { bytes: 16, ..share };
+    let wide = Declaration { bytes: 16, ..share.clone() };
+    let refused = catalogue_of(&[1, 1], 4096, &[(8192, true)]).declare(wide).expect_err("refused").to_string();
+    assert!(refused.contains("a part of a total with 16 bytes; expected 8: one float64"), "{refused}");
     check_refused(
-        wide,
-        "parameter \"share\": part of a total with 16 bytes of float64; expected one float64 and no sender",
+        Declaration { element_type: ElementType::Float32, ..share },
+        "parameter \"share\": part of a total with 8 bytes of float32; expected float64 and no sender",
     );
     let other = DeclarationMessage { total_part: 3, ..DeclarationMessage::from(&total) };
     let refused = Declaration::try_from(other).map(|read| read.total_part);
     assert_eq!(refused, Err(Failure::call("parameter \"total\": part 3 of a total; expected 0 to 2")));
+}
+
+#[test]
+fn the_numbers_of_a_tables_total_are_beside_its_buckets() {
+    for shards in [&[2, 3][..], &[1]] {
+        let mut catalogue = catalogue_of(shards, 4096, &[(4096, false), (40_000, false)]);
+        let table = catalogue.declare(sparse(100, 100, 4, 7)).expect("it is legal");
+        for (name, part) in [("share", TotalPart::Share), ("total", TotalPart::Total)] {
+            assert_eq!(catalogue.numbers_of_part(part), 7);
+            let part =
+                Declaration { element_type: ElementType::Float64, total_part: Some(part), ..declaration(name, 56) };
+            let lone = Declaration { bytes: 8, ..part.clone() };
+            assert!(catalogue.declare(lone).expect_err("refused").to_string().contains("8 bytes; expected 56"));
+            let index = catalogue.declare(part).expect("it is legal");
+            let [table, part] = [table, index].map(|index| catalogue.parameter(index).expect("it is declared"));
+            assert_eq!(part.chunk_count(), 7);
+            for (bucket, span) in part.chunks() {
+                assert_eq!((span.offset, span.bytes), (8 * bucket.0, 8));
+                assert_eq!(part.shard_of(bucket), table.shard_of(bucket));
+            }
+        }
+        let bytes: u64 =
+            (0..catalogue.topology().servers()).map(|server| catalogue.bytes_on(ServerIndex(server))).sum();
+        assert_eq!(bytes, 4096 + 40_000 + 7 * 229 + 2 * 56, "buckets of 1,600 bytes are of 229 each");
+        assert_eq!(Catalogue::from_pages(catalogue.pages(64)).expect("its own").digest(), catalogue.digest());
+    }
 }
 
 #[test]

@@ -219,7 +219,9 @@ impl Syntax {
             StatementKind::Assign(None, value) => value.factor_of_gradient(),
             _ => None,
         };
-        second.kind == StatementKind::Update && first.name == "g" && factor.is_some_and(|one| one.reads_gradients(false))
+        second.kind == StatementKind::Update
+            && first.name == "g"
+            && factor.is_some_and(|one| one.reads_gradients(false))
     }
 }
 

@@ -197,8 +197,7 @@ impl ChunkTable {
                 let first = chunks[members[0]].id;
                 let slot = |part: TotalPart| slot_indices[&part.of(first)];
                 let total = rule.has_total();
-                let total = total
-                    .then(|| TotalSlots { share: slot(TotalPart::Share), total: slot(TotalPart::Total) });
+                let total = total.then(|| TotalSlots { share: slot(TotalPart::Share), total: slot(TotalPart::Total) });
                 let group = Some(GroupIndex::new(groups.len()));
                 let new = Group::new(members, total);
                 new.chunks.iter().for_each(|slot_index| chunks[*slot_index].group = group);

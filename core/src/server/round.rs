@@ -197,7 +197,8 @@ impl OpenRound {
         }
     }
 
-    /// Folds every contribution, for a rule that needs the whole gradient.
+    /// Folds every contribution, for a rule that needs the whole gradient. A lone gradient of the parameter's type is
+    /// the sum as it is.
     pub(super) fn fold_all(
         &mut self,
         kernels: &mut dyn Kernels,
@@ -205,6 +206,11 @@ impl OpenRound {
         element_type: ElementType,
         bytes: u32,
     ) -> Result<(), Failure> {
+        if let ([lone], None) = (self.contributions(), &self.sum)
+            && lone.gradient().is_some_and(|gradient| gradient.element_type == element_type)
+        {
+            return Ok(());
+        }
         self.fold_before(kernels, pool, element_type, bytes, None)
     }
 

@@ -132,7 +132,10 @@ impl Serving {
         let reduced = self.reduce(cx, parameter_chunks, norm, total);
         for slot_index in parameter_chunks {
             if !self.apply(cx, *slot_index, norm, &reduced) {
-                assert!(self.table.chunks[*slot_index].bucket().is_some(), "there is room for every value of the group");
+                assert!(
+                    self.table.chunks[*slot_index].bucket().is_some(),
+                    "there is room for every value of the group"
+                );
                 return false;
             }
         }
