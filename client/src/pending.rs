@@ -85,20 +85,16 @@ impl Client {
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let into = FetchRequest::all(into);
             let chosen = state.select(gradients, Some(&into))?;
-            state.start_push(chosen, gradients, numbers, Some(into), book)
+            state.start_push(chosen, gradients, rate, Some(into), book)
         })
     }
 
     /// [`Client::push`], started as [`Client::start_push_pull`] is.
-    pub fn start_push(
-        &self,
-        gradients: &[GradientSlice<'static>],
-        numbers: Option<f64>,
-    ) -> Result<CallNumber, Failure> {
+    pub fn start_push(&self, gradients: &[GradientSlice<'static>], rate: Option<f64>) -> Result<CallNumber, Failure> {
         let memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let chosen = state.select(gradients, None)?;
-            state.start_push(chosen, gradients, numbers, None, book)
+            state.start_push(chosen, gradients, rate, None, book)
         })
     }
 
@@ -132,10 +128,10 @@ impl Client {
     ///
     /// # Errors
     /// As [`Calls::push_rows`].
-    pub fn start_push_rows(&self, gradients: &[GradientRows<'_>], numbers: Option<f64>) -> Result<CallNumber, Failure> {
+    pub fn start_push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<CallNumber, Failure> {
         let _memory = self.hold(sent_extents(gradients));
         self.start_with(&LoanBook::open(), HeldBuffers::default(), |state, book| {
-            state.start_push_rows(gradients, numbers, None, book)
+            state.start_push_rows(gradients, rate, None, book)
         })
     }
 
@@ -161,7 +157,7 @@ impl Client {
         let _memory = self.hold(sent_extents(gradients));
         let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.values)));
         self.start_with(&LoanBook::open(), memory, |state, book| {
-            state.start_push_rows(gradients, numbers, Some(into), book)
+            state.start_push_rows(gradients, rate, Some(into), book)
         })
     }
 
@@ -217,7 +213,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     pub fn push(&self, gradients: &[GradientSlice<'env>], rate: Option<f64>) -> Result<Pending<'scope>, Failure> {
         self.start(|state, book| {
             let chosen = state.select(gradients, None)?;
-            state.start_push(chosen, gradients, numbers, None, book)
+            state.start_push(chosen, gradients, rate, None, book)
         })
     }
 
@@ -234,7 +230,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
         self.start(|state, book| {
             let into = FetchRequest::all(into);
             let chosen = state.select(gradients, Some(&into))?;
-            state.start_push(chosen, gradients, numbers, Some(into), book)
+            state.start_push(chosen, gradients, rate, Some(into), book)
         })
     }
 
@@ -251,7 +247,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     /// # Errors
     /// The rows that are refused, and why; later failures are returned by [`Pending::wait`].
     pub fn push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_push_rows(gradients, numbers, None, book))
+        self.start(|state, book| state.start_push_rows(gradients, rate, None, book))
     }
 
     /// [`Client::pull_rows`], started: the rows of a later step travel while this one is computed.
@@ -272,7 +268,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
         rate: Option<f64>,
         into: Vec<DestinationRows<'env>>,
     ) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_push_rows(gradients, numbers, Some(into), book))
+        self.start(|state, book| state.start_push_rows(gradients, rate, Some(into), book))
     }
 
     fn start(

@@ -42,7 +42,7 @@ impl Client {
         let mut state = self.lock()?;
         state.ready()?;
         state.contain(|state| {
-            let call = state.start_push_rows(gradients, numbers, None, &LoanBook::open())?;
+            let call = state.start_push_rows(gradients, rate, None, &LoanBook::open())?;
             state.finish(call)
         })
     }
@@ -81,7 +81,7 @@ impl Client {
         let mut state = self.lock()?;
         state.ready()?;
         state.lend(|state, book| {
-            let call = state.start_push_rows(gradients, numbers, Some(borrowed(into)), book)?;
+            let call = state.start_push_rows(gradients, rate, Some(borrowed(into)), book)?;
             state.finish(call)
         })
     }
@@ -127,7 +127,7 @@ impl ClientGuard<'_> {
     ) -> Result<CallNumber, Failure> {
         check_rate(rate)?;
         let mut merges = std::mem::take(&mut self.memory.rows.merges);
-        let started = self.start_push_rows_with(gradients, numbers, into, book, &mut merges);
+        let started = self.start_push_rows_with(gradients, rate, into, book, &mut merges);
         self.memory.rows.merges = merges;
         started
     }
@@ -165,7 +165,7 @@ impl ClientGuard<'_> {
             bucketed.push(rows.map_err(|failure| named(declaration.name.as_str(), &failure))?);
         }
         self.learn_rounds(&chosen)?;
-        self.send_push_rows(&chosen, &bucketed, numbers, fetched)
+        self.send_push_rows(&chosen, &bucketed, rate, fetched)
     }
 }
 
@@ -237,8 +237,10 @@ impl ClientState {
         let (asked, received) = FetchedRows::bytes(&fetched);
         let fresh = self.open(Kind::Push, chosen, (as_u64(sent + asked), as_u64(received)))?;
         let mut memory = LendingMemory::new(self.memory.rows.kept.take(sent + asked + received));
-        let mut packer = self.packer(Kind::Push, chosen).with(Flags::default(), numbers.message());
-        packer = packer.with_controls(self.own_rates(chosen, numbers));
+        let mut packer = self
+            .packer(Kind::Push, chosen)
+            .with(Flags::default(), PushMessage { rate, is_void: false }.encode_to_vec());
+        packer = packer.with_controls(self.own_rates(chosen, rate));
         for (index, rows) in chosen.iter().zip(bucketed) {
             let progress = self.ready_job().progress(*index);
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();

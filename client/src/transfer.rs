@@ -40,7 +40,7 @@ impl Client {
         let mut state = self.lock()?;
         let chosen = state.select(gradients, None)?;
         state.lend(|state, book| {
-            let call = state.start_push(chosen, gradients, numbers, None, book)?;
+            let call = state.start_push(chosen, gradients, rate, None, book)?;
             state.finish(call)
         })
     }
@@ -59,7 +59,7 @@ impl Client {
         let into = borrowed(into);
         let chosen = state.select(gradients, Some(&into))?;
         state.lend(|state, book| {
-            let call = state.start_push(chosen, gradients, numbers, Some(into), book)?;
+            let call = state.start_push(chosen, gradients, rate, Some(into), book)?;
             state.finish(call)
         })
     }
@@ -307,8 +307,8 @@ impl ClientState {
         let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
-        let packer = self.packer(Kind::Push, &chosen).with(flags, numbers.message());
-        let packer = packer.with_controls(self.own_rates(&chosen, numbers));
+        let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate, is_void: false }.encode_to_vec());
+        let packer = packer.with_controls(self.own_rates(&chosen, rate));
         let orders = gradients.iter().zip(chosen).map(|(given, index)| {
             let (place, half) = places.next().unzip();
             ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }

@@ -107,7 +107,7 @@ impl Client {
     /// # Errors
     /// As [`Client::push_pull`]; and when there is a view of one of the parameters.
     pub fn push_pull_view(&self, gradients: &[GradientSlice<'_>], rate: Option<f64>) -> Result<View, Failure> {
-        self.push_pull_view_as(gradients, numbers, &vec![None; gradients.len()])
+        self.push_pull_view_as(gradients, rate, &vec![None; gradients.len()])
     }
 
     /// [`Client::push_pull_view`], of values that come as `halves` says, one for each gradient.
@@ -131,7 +131,7 @@ impl Client {
         let chosen = state.select(gradients, Some(&fetched(&wanted)))?;
         state.lend(|state, book| {
             let hold = state.hold(&wanted)?;
-            let call = state.start_push(chosen, gradients, numbers, Some(fetched(&wanted)), book)?;
+            let call = state.start_push(chosen, gradients, rate, Some(fetched(&wanted)), book)?;
             let numbers = state.push_sequences(call);
             let kept = state.finish_kept(call)?;
             let view = state.finish_view(kept, &wanted, &hold, book);
