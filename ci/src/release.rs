@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::debian::succeed;
-use crate::install::{self, Binaries, VERSION, components, deb, image, licences};
+use crate::install::{self, Binaries, VERSION, deb, image, licences};
 use crate::python;
 use crate::workspace::{Tally, Workspace};
 
@@ -57,10 +57,8 @@ fn build(workspace: &Workspace, out: &Path, profile: &str) -> Result<Tally> {
     image::archive(&workspace, &binaries, &out.join(image::archive_name()))?;
     archive(&workspace, &binaries, out, time.trim())?;
     let tally = python::publish(&workspace, out)?;
-    fs::write(out.join(format!("pserver-{VERSION}.cdx.json")), components::text(&workspace, licences::RELEASED, &[])?)
-        .context("components")?;
-    fs::copy(workspace.root().join("LICENSE"), out.join("LICENSE")).context("cannot copy the licence")?;
-    fs::write(out.join("THIRD-PARTY-LICENCES"), licences::text(&workspace, licences::RELEASED)?).context("licences")?;
+    let list = out.join(format!("pserver-{VERSION}.cdx.json"));
+    install::write_licences(&workspace, licences::RELEASED, &[], &list)?;
     let sums = succeed(workspace.command("sha256sum").args(names(out)?).current_dir(out))?;
     fs::write(out.join(SUMS), sums).context("cannot write the checksums")?;
     Ok(tally)
@@ -72,9 +70,7 @@ fn archive(workspace: &Workspace, binaries: &Binaries, out: &Path, time: &str) -
     let name = format!("pserver-{VERSION}-{}", std::env::consts::ARCH);
     let tree = built.join(&name);
     install::into(workspace, binaries, &tree)?;
-    for folder in ["bin/.debug", "lib/.debug"] {
-        fs::remove_dir_all(tree.join(folder)).with_context(|| format!("cannot remove {folder}"))?;
-    }
+    ["bin", "lib"].iter().try_for_each(|folder| install::remove_debug(&tree.join(folder)))?;
     let mut tar = workspace.command("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", &format!("--mtime=@{time}"), "--directory"]);
     tar.arg(&built).args(["--use-compress-program", "gzip -n9", "--create", "--file"]);

@@ -72,6 +72,12 @@ pub(crate) fn symbols(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
+/// Removes the debug information of programs or libraries that were stripped in a folder.
+pub(crate) fn remove_debug(folder: &Path) -> Result<()> {
+    let debug = folder.join(".debug");
+    fs::remove_dir_all(&debug).with_context(|| format!("cannot remove {}", debug.display()))
+}
+
 /// Strips a file; its debug information goes to `.debug` beside it, where gdb looks for it.
 pub(super) fn strip_to_debug(path: &Path, strip: &str) -> Result<()> {
     let folder = path.parent().context("a file is in a folder")?.join(".debug");

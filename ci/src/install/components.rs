@@ -9,20 +9,17 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::VERSION;
-use super::licences::{LinkedPackage, packages};
+use super::licences::{Linked, LinkedPackage};
 use crate::debian::succeed;
 use crate::workspace::Workspace;
 
-/// Packages of this workspace that nobody gets.
-const NOT_INSTALLED: [&str; 2] = ["pserver-bench", "pserver-ci"];
 /// The packages of this workspace that are installed, together.
 const OURS: &str = "pkg:generic/pserver";
 
-/// The list of what these packages of ours are linked with, and of more components, as text.
-pub(crate) fn text(workspace: &Workspace, ours: &[&str], more: &[Value]) -> Result<String> {
-    let (packages, metadata) = packages(workspace, ours)?;
+/// The list of what packages of ours are linked with, and of more components, as text.
+pub(super) fn text(workspace: &Workspace, linked: &Linked, more: &[Value]) -> Result<String> {
     let lock = std::fs::read_to_string(workspace.root().join("Cargo.lock")).context("Cargo.lock")?;
-    let mut list = list(&packages, &metadata, &checksums(&lock));
+    let mut list = list(linked, &checksums(&lock));
     let compiler = succeed(Command::new("rustc").arg("--version"))?;
     let standard = json!({
         "type": "library", "bom-ref": "pkg:generic/rust-std", "name": "rust-std", "version": compiler.trim(),
@@ -35,7 +32,8 @@ pub(crate) fn text(workspace: &Workspace, ours: &[&str], more: &[Value]) -> Resu
     Ok(serde_json::to_string_pretty(&list).context("JSON")? + "\n")
 }
 
-fn list(packages: &[LinkedPackage], metadata: &Value, checksums: &BTreeMap<(&str, &str), &str>) -> Value {
+fn list(linked: &Linked, checksums: &BTreeMap<(&str, &str), &str>) -> Value {
+    let Linked { packages, ours: own, metadata } = linked;
     let components: Vec<Value> = packages.iter().map(|package| component(package, checksums)).collect();
     let known: BTreeMap<&str, String> = packages.iter().map(|package| (&*package.id, purl(package))).collect();
     let ours = format!("{OURS}@{VERSION}");
@@ -43,9 +41,7 @@ fn list(packages: &[LinkedPackage], metadata: &Value, checksums: &BTreeMap<(&str
     let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for node in metadata["resolve"]["nodes"].as_array().into_iter().flatten() {
         let id = node["id"].as_str().unwrap_or_default();
-        let is_ours = metadata["workspace_members"].as_array().is_some_and(|all| all.iter().any(|one| one == id));
-        let is_ours = is_ours && !NOT_INSTALLED.iter().any(|name| id.contains(name));
-        let Some(from) = known.get(id).cloned().or(is_ours.then(|| ours.clone())) else { continue };
+        let Some(from) = known.get(id).cloned().or(own.contains(id).then(|| ours.clone())) else { continue };
         // A dependency of tests or of the build has another kind than null.
         let is_linked =
             |one: &&Value| one["dep_kinds"].as_array().is_some_and(|all| all.iter().any(|kind| kind["kind"].is_null()));
@@ -104,13 +100,14 @@ fn checksums(lock: &str) -> BTreeMap<(&str, &str), &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::install::licences::RELEASED;
+    use crate::install::licences::{RELEASED, linked};
 
     #[test]
     fn every_linked_package_has_its_licence_its_checksum_and_its_place() {
         let workspace = Workspace::of_this_program();
-        let list: Value =
-            serde_json::from_str(&text(&workspace, RELEASED, &[]).expect("cargo knows them")).expect("it is JSON");
+        let linked = linked(&workspace, RELEASED).expect("cargo knows them");
+        let list = text(&workspace, &linked, &[]).expect("cargo knows them");
+        let list: Value = serde_json::from_str(&list).expect("it is JSON");
         let components = list["components"].as_array().expect("components");
         assert!(components.len() > 50, "{}", components.len());
         for one in components {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{Binaries, VERSION, copy, files_below, tree, write};
+use super::{Binaries, VERSION, copy, files_below, remove_debug, tree, write};
 use crate::debian::succeed;
 use crate::workspace::{Tally, Workspace};
 
@@ -41,9 +41,7 @@ pub(crate) fn make(workspace: &Workspace, binaries: &Binaries, folder: &Path, co
 fn fill(workspace: &Workspace, binaries: &Binaries, root: &Path, architecture: &str) -> Result<()> {
     // The first call also empties the folder.
     tree(workspace, binaries, &root.join("usr"))?;
-    for folder in ["usr/bin/.debug", "usr/lib/.debug"] {
-        fs::remove_dir_all(root.join(folder)).with_context(|| format!("cannot remove {folder}"))?;
-    }
+    ["usr/bin", "usr/lib"].iter().try_for_each(|folder| remove_debug(&root.join(folder)))?;
     let licence = root.join("usr/share/doc/pserver/copyright");
     copy(&workspace.root().join("LICENSE"), &licence, super::FILE_MODE)?;
     let unit = root.join("usr/lib/systemd/system/pserver.service");

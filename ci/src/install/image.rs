@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Binaries, VERSION, binaries, components, copy, licences, set_mode, write};
+use super::{Binaries, VERSION, binaries, copy, licences, remove_debug, set_mode, write, write_licences};
 use crate::debian::succeed;
 use crate::workspace::{Tally, Workspace};
 
@@ -93,7 +93,7 @@ fn fill(workspace: &Workspace, binaries: &Binaries, context: &Path) -> Result<()
     let program = root.join("usr/bin/pserver");
     copy(&binaries.program, &program, super::PROGRAM_MODE)?;
     binaries::strip_to_debug(&program, "--strip-all")?;
-    fs::remove_dir_all(root.join("usr/bin/.debug")).context("cannot remove the debug information")?;
+    remove_debug(&root.join("usr/bin"))?;
     for library in libraries(&binaries.program)? {
         let owner = package_of(&library)?;
         ensure!(SYSTEM_PACKAGES.contains(&&*owner), "{} is of {owner}; name its licence here", library.display());
@@ -103,9 +103,7 @@ fn fill(workspace: &Workspace, binaries: &Binaries, context: &Path) -> Result<()
     write(&root.join("etc/passwd"), USERS)?;
     write(&root.join("etc/group"), GROUPS)?;
     let documents = root.join("usr/share/doc/pserver");
-    copy(&workspace.root().join("LICENSE"), &documents.join("LICENSE"), super::FILE_MODE)?;
-    write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace, licences::INSTALLED)?)?;
-    write(&documents.join("components.cdx.json"), &components::text(workspace, licences::INSTALLED, &system()?)?)?;
+    write_licences(workspace, licences::INSTALLED, &system()?, &documents.join(super::COMPONENTS))?;
     for package in SYSTEM_PACKAGES {
         let licence = PathBuf::from(format!("/usr/share/doc/{package}/copyright"));
         let real = fs::canonicalize(&licence).with_context(|| licence.display().to_string())?;

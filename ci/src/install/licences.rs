@@ -1,5 +1,5 @@
-//! Licences of the packages that are linked into the installed files, in one text: each licence text once, below the
-//! packages that carry it.
+//! Which packages are linked into the installed files, and their licences in one text: each licence text once, below
+//! the packages that carry it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -36,19 +36,32 @@ pub(crate) const INSTALLED: &[&str] = &["pserver-capi", "pserver"];
 /// Those, and that of the wheel.
 pub(crate) const RELEASED: &[&str] = &["pserver-capi", "pserver", "pserver-python"];
 
-/// The packages that are linked into these of ours, and cargo's metadata.
-pub(super) fn packages(workspace: &Workspace, ours: &[&str]) -> Result<(Vec<LinkedPackage>, Value)> {
-    let linked = linked(workspace, ours)?;
+/// What some packages of this workspace are linked with.
+pub(super) struct Linked {
+    /// Packages of others.
+    pub(super) packages: Vec<LinkedPackage>,
+    /// The identities of those of this workspace.
+    pub(super) ours: BTreeSet<String>,
+    /// Cargo's metadata of the workspace.
+    pub(super) metadata: Value,
+}
+
+/// What these packages of ours are linked with.
+pub(super) fn linked(workspace: &Workspace, ours: &[&str]) -> Result<Linked> {
+    let names = names(workspace, ours)?;
     let metadata = succeed(workspace.cargo().args(["metadata", "--format-version", "1", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
-    let mut found = Vec::new();
+    let (mut packages, mut ours) = (Vec::new(), BTreeSet::new());
     for package in metadata["packages"].as_array().context("cargo metadata has no packages")? {
         let string = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
-        let is_ours = package["source"].is_null();
-        if is_ours || !linked.contains(&format!("{} v{}", string("name"), string("version"))) {
+        if !names.contains(&format!("{} v{}", string("name"), string("version"))) {
             continue;
         }
-        found.push(LinkedPackage {
+        if package["source"].is_null() {
+            ours.insert(string("id"));
+            continue;
+        }
+        packages.push(LinkedPackage {
             name: string("name"),
             version: string("version"),
             // Cargo took a stroke for "or" once.
@@ -59,15 +72,15 @@ pub(super) fn packages(workspace: &Workspace, ours: &[&str]) -> Result<(Vec<Link
             folder: Path::new(&string("manifest_path")).parent().context("a manifest is in a folder")?.into(),
         });
     }
-    Ok((found, metadata))
+    Ok(Linked { packages, ours, metadata })
 }
 
 /// The text. A package without a file of a licence is named with its licence and authors.
-pub(crate) fn text(workspace: &Workspace, ours: &[&str]) -> Result<String> {
+pub(super) fn text(linked: &Linked) -> Result<String> {
     let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for package in packages(workspace, ours)?.0 {
+    for package in &linked.packages {
         let LinkedPackage { name, version, licence, repository, authors, folder, .. } = package;
-        let mut texts = texts(&folder)?;
+        let mut texts = texts(folder)?;
         if texts.is_empty() {
             texts.push(format!("No file with a licence. Authors: {authors}\n"));
         }
@@ -85,7 +98,7 @@ pub(crate) fn text(workspace: &Workspace, ours: &[&str]) -> Result<String> {
 }
 
 /// Name and version of each package that is linked, as cargo prints them. Procedural macros are not linked.
-fn linked(workspace: &Workspace, ours: &[&str]) -> Result<BTreeSet<String>> {
+fn names(workspace: &Workspace, ours: &[&str]) -> Result<BTreeSet<String>> {
     let mut tree: Command = workspace.cargo();
     tree.args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]);
     let lines = succeed(tree.args(ours.iter().flat_map(|package| ["--package", package])))?;

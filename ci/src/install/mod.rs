@@ -6,7 +6,7 @@
 //! [`components`], [`deb`] and [`image`].
 
 mod binaries;
-pub(crate) mod components;
+mod components;
 pub(crate) mod deb;
 pub(crate) mod image;
 pub(crate) mod licences;
@@ -17,11 +17,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::debian::succeed;
 use crate::workspace::{Tally, Workspace};
 
-pub(crate) use binaries::{Binaries, symbols};
+pub(crate) use binaries::{Binaries, remove_debug, symbols};
 
 /// All packages of the workspace have one version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -32,6 +33,8 @@ const FILE_MODE: u32 = 0o644;
 const PROGRAM_MODE: u32 = 0o755;
 /// Where documents are below the prefix.
 const DOCUMENTS: &str = "share/doc/pserver";
+/// The list of components among them.
+const COMPONENTS: &str = "components.cdx.json";
 /// Headers, and the module that Fortran compilers read.
 const HEADERS: [&str; 4] =
     ["paddle_pserver.h", "libpaddle_pserver_cclient.h", "paddle_pserver.hpp", "paddle_pserver.f90"];
@@ -92,11 +95,18 @@ fn tree(workspace: &Workspace, binaries: &Binaries, root: &Path) -> Result<()> {
     // The manual and the completions are those of the program that is installed.
     succeed(Command::new(&binaries.program).arg("pages").arg(root.join("share")))?;
     let documents = root.join(DOCUMENTS);
-    copy(&workspace.root().join("LICENSE"), &documents.join("LICENSE"), FILE_MODE)?;
-    write(&documents.join("THIRD-PARTY-LICENCES"), &licences::text(workspace, licences::INSTALLED)?)?;
-    write(&documents.join("components.cdx.json"), &components::text(workspace, licences::INSTALLED, &[])?)?;
+    write_licences(workspace, licences::INSTALLED, &[], &documents.join(COMPONENTS))?;
     operators_files(workspace, &documents)?;
     examples(workspace, &documents.join("examples"))
+}
+
+/// Writes the list of what these packages of ours are linked with, and of more components, and beside it our licence
+/// and theirs.
+pub(crate) fn write_licences(workspace: &Workspace, ours: &[&str], more: &[Value], list: &Path) -> Result<()> {
+    let linked = licences::linked(workspace, ours)?;
+    copy(&workspace.root().join("LICENSE"), &list.with_file_name("LICENSE"), FILE_MODE)?;
+    write(&list.with_file_name("THIRD-PARTY-LICENCES"), &licences::text(&linked)?)?;
+    write(list, &components::text(workspace, &linked, more)?)
 }
 
 /// Files for those who run servers: unit, manifests, dashboard and pages.

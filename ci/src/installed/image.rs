@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Site, TEXT_ARGUMENTS, job};
+use super::{Site, TEXT_ARGUMENTS, job, trainers};
 use crate::debian::succeed;
 use crate::install::VERSION;
 use crate::install::image::{NAME, Store};
@@ -39,12 +39,10 @@ pub(super) fn check(site: &Site<'_>) -> Result<()> {
     let mut copy = store.buildah();
     copy.args(["copy", "--quiet", "--chown", "1000:1000", "--chmod", "400", container]);
     succeed(copy.arg(&token).arg("/run/token"))?;
-    let trainer = || {
-        let mut command = job::bounded(folder.join("digits_c"));
-        command.args(TEXT_ARGUMENTS).current_dir(&folder).env("PSERVER_TOKEN_FILE", &token);
-        command
-    };
-    let trainers = (0..job::TRAINERS).map(|_| trainer()).collect();
+    let mut trainers = trainers(&folder, "digits_c", TEXT_ARGUMENTS);
+    for trainer in &mut trainers {
+        trainer.env("PSERVER_TOKEN_FILE", &token);
+    }
     job::train(&server, &["--checkpoint-dir", "/var/lib/pserver", "--token-file", "/run/token"], trainers)?;
     // The servers wrote as the image's user, to the folder that belongs to it.
     let report =

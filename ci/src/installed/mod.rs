@@ -35,26 +35,34 @@ struct Site<'a> {
 /// One check of the prefix. An error is a failure.
 struct Check {
     name: &'static str,
-    /// Programs without which the check is skipped. One with arguments must also succeed.
+    /// Programs without which the check is skipped.
     needs: &'static [&'static str],
+    /// Why this machine cannot run it, though it has the programs.
+    lacks: fn() -> Option<&'static str>,
     run: fn(&Site<'_>) -> Result<()>,
 }
 
-/// Containers need namespaces in which file systems may be mounted.
-const IMAGE: &[&str] = &["buildah", "unshare -Urm mount -t tmpfs none /mnt"];
+impl Check {
+    const fn new(name: &'static str, needs: &'static [&'static str], run: fn(&Site<'_>) -> Result<()>) -> Self {
+        Self { name, needs, lacks: || None, run }
+    }
+}
 
 const CHECKS: &[Check] = &[
-    Check { name: "the shared library has its name, no path and the committed symbols", needs: &[], run: library },
-    Check { name: "pages, completions and licences are there", needs: &["bash"], run: documents },
-    Check { name: "C and C++ by pkg-config", needs: &["pkg-config", "g++"], run: c_by_pkg_config },
-    Check { name: "Fortran by pkg-config", needs: &["pkg-config", "gfortran"], run: fortran_by_pkg_config },
-    Check { name: "MPICH by pkg-config", needs: &["pkg-config", "mpicc.mpich"], run: |site| mpi(site, "mpich") },
-    Check { name: "Open MPI by pkg-config", needs: &["pkg-config", "mpicc.openmpi"], run: |site| mpi(site, "openmpi") },
-    Check { name: "all examples by CMake", needs: &["cmake", "gfortran", "mpicc.mpich"], run: by_cmake },
-    Check { name: "a program that was built before starts with the library installed anew", needs: &[], run: again },
-    Check { name: "the program and the commands of the README", needs: &["cc", "pkg-config"], run: readme::check },
-    Check { name: "the Debian package is installed, used and removed", needs: &["dpkg-deb"], run: package::check },
-    Check { name: "two servers in containers of the image train", needs: IMAGE, run: image::check },
+    Check::new("the shared library has its name, no path and the committed symbols", &[], library),
+    Check::new("pages, completions and licences are there", &["bash"], documents),
+    Check::new("C and C++ by pkg-config", &["pkg-config", "g++"], c_by_pkg_config),
+    Check::new("Fortran by pkg-config", &["pkg-config", "gfortran"], fortran_by_pkg_config),
+    Check::new("MPICH by pkg-config", &["pkg-config", "mpicc.mpich"], |site| mpi(site, "mpich")),
+    Check::new("Open MPI by pkg-config", &["pkg-config", "mpicc.openmpi"], |site| mpi(site, "openmpi")),
+    Check::new("all examples by CMake", &["cmake", "gfortran", "mpicc.mpich"], by_cmake),
+    Check::new("a program that was built before starts with the library installed anew", &[], again),
+    Check::new("the program and the commands of the README", &["cc", "pkg-config"], readme::check),
+    Check::new("the Debian package is installed, used and removed", &["dpkg-deb"], package::check),
+    Check {
+        lacks: lacks_mounts,
+        ..Check::new("two servers in containers of the image train", &["buildah"], image::check)
+    },
 ];
 
 /// The task.
@@ -75,9 +83,10 @@ fn checked(workspace: &Workspace, folder: &Path) -> Result<Tally> {
     let site = Site { workspace, binaries, prefix, folder: folder.to_path_buf() };
     let mut total = Tally::default();
     for check in CHECKS {
-        if let Some(missing) = check.needs.iter().find(|program| !is_there(program)) {
-            let why = if missing.contains(' ') { "fails" } else { "is not installed" };
-            workspace.skip("installed", &format!("{missing} {why}: {}", check.name))?;
+        let missing = check.needs.iter().find(|program| !is_there(program));
+        let missing = missing.map(|program| format!("{program} is not installed"));
+        if let Some(why) = missing.or_else(|| (check.lacks)().map(str::to_owned)) {
+            workspace.skip("installed", &format!("{why}: {}", check.name))?;
             continue;
         }
         let began = Instant::now();
@@ -92,10 +101,13 @@ fn checked(workspace: &Workspace, folder: &Path) -> Result<Tally> {
     Ok(total)
 }
 
+/// Containers need namespaces in which file systems may be mounted.
+fn lacks_mounts() -> Option<&'static str> {
+    let mount = ["-Urm", "mount", "-t", "tmpfs", "none", "/mnt"];
+    succeed(Command::new("unshare").args(mount)).is_err().then_some("no file system may be mounted in a namespace")
+}
+
 fn is_there(program: &str) -> bool {
-    if let Some((program, arguments)) = program.split_once(' ') {
-        return succeed(Command::new(program).args(arguments.split(' '))).is_ok();
-    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
@@ -124,14 +136,9 @@ impl Site<'_> {
         self.prefix.join("bin/pserver")
     }
 
-    /// Four processes of a program train; each prints its accuracy.
+    /// Four processes of a program train on servers of the prefix; each prints its accuracy.
     fn train(&self, folder: &Path, program: &str, arguments: &[&str]) -> Result<()> {
-        let trainer = || {
-            let mut command = job::bounded(folder.join(program));
-            command.args(arguments).current_dir(folder);
-            command
-        };
-        job::train(&[self.pserver().into()], &[], (0..job::TRAINERS).map(|_| trainer()).collect())
+        job::train(&[self.pserver().into()], &[], trainers(folder, program, arguments))
             .with_context(|| format!("{}/{program}", folder.display()))
     }
 
@@ -145,6 +152,16 @@ impl Site<'_> {
         command.args(["./digits_mpi", "digits.csv"]);
         job::train(&[self.pserver().into()], &[], vec![command]).with_context(|| format!("mpirun.{mpi}"))
     }
+}
+
+/// Four processes of a program in a folder.
+fn trainers(folder: &Path, program: &str, arguments: &[&str]) -> Vec<Command> {
+    let trainer = |_| {
+        let mut command = job::bounded(folder.join(program));
+        command.args(arguments).current_dir(folder);
+        command
+    };
+    (0..job::TRAINERS).map(trainer).collect()
 }
 
 const TEXT_ARGUMENTS: &[&str] = &["mlp.program", "digits.csv", "4", "15", "model.safetensors"];

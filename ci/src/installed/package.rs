@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Site, TEXT_ARGUMENTS, built, job};
+use super::{Site, TEXT_ARGUMENTS, built, job, trainers};
 use crate::debian::succeed;
 use crate::install::{deb, files_below};
 
@@ -28,12 +28,7 @@ pub(super) fn check(site: &Site<'_>) -> Result<()> {
     let mut make = Command::new("make");
     make.current_dir(&folder).env("PKG_CONFIG_PATH", usr.join("lib/pkgconfig"));
     built(make.args(["--silent", "digits_c"]))?;
-    let trainer = || {
-        let mut command = job::bounded(folder.join("digits_c"));
-        command.args(TEXT_ARGUMENTS).current_dir(&folder);
-        command
-    };
-    job::train(&[usr.join("bin/pserver").into()], &[], (0..job::TRAINERS).map(|_| trainer()).collect())?;
+    job::train(&[usr.join("bin/pserver").into()], &[], trainers(&folder, "digits_c", TEXT_ARGUMENTS))?;
 
     dpkg(&root, "--purge", Path::new("pserver"))?;
     let left = if usr.exists() { files_below(&usr)? } else { Vec::new() };
