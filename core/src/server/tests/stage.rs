@@ -165,7 +165,7 @@ impl Parcel {
     }
 
     pub(super) fn rate(mut self, rate: Option<f64>) -> Self {
-        self.frame.control = PushMessage { rate, is_void: false }.encode_to_vec();
+        self.frame.control = PushMessage { rate, ..PushMessage::default() }.encode_to_vec();
         self
     }
 }
