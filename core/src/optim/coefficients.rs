@@ -26,7 +26,8 @@ pub struct Step {
 
 impl Step {
     /// The first update, with nothing but what is configured, of a sum that is not scaled.
-    pub const FIRST: Self = Self { version: Version(1), rate: None, norm: None, scale: 1.0, settings: StepSettings::NONE };
+    pub const FIRST: Self =
+        Self { version: Version(1), rate: None, norm: None, scale: 1.0, settings: StepSettings::NONE };
 }
 
 /// Every scalar of one update, computed once in binary64, as the reference uses them.

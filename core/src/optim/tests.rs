@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+mod settings;
 mod stages;
 
 use std::sync::Arc;

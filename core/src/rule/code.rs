@@ -43,8 +43,7 @@ pub(super) struct CodeBuilder {
 }
 
 /// Inputs that are unknown while code is generated; no known value depends on them.
-const NOTHING: ScalarInputs =
-    ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0, settings: StepSettings::NONE };
+const NOTHING: ScalarInputs = ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0, settings: StepSettings::NONE };
 
 impl CodeBuilder {
     pub(super) fn weight(&mut self) -> Operand {

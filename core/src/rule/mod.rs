@@ -30,9 +30,9 @@ mod print;
 pub mod reference;
 pub mod ssa;
 pub mod syntax;
-mod tunable;
 #[cfg(test)]
 mod tests;
+mod tunable;
 pub mod uses;
 
 pub use checked::{CheckedRule, RuleState, lower};

@@ -18,8 +18,8 @@ use crate::optim::{Prepared, Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
-    Height, Ids, PartialRead, RateChanges, Record, RowLayout, RowMerge, RowTable, RowWorkspace, RowsView,
-    TableCopy, TablePieces, TableSettings,
+    Height, Ids, PartialRead, RateChanges, Record, RowLayout, RowMerge, RowTable, RowWorkspace, RowsView, TableCopy,
+    TablePieces, TableSettings,
 };
 use crate::time::Now;
 use crate::wire::{Entry, Head, RowsPart};

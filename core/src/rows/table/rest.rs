@@ -6,8 +6,8 @@
 //! once, so it is never more work than the dense one. This module knows when less work suffices.
 
 use crate::dtype::ElementType;
-use crate::ids::Version;
 use crate::error::Failure;
+use crate::ids::Version;
 use crate::optim::{Algorithm, Prepared, Regularizer, Rule, Schedule, Step};
 use crate::rule::StepSettings;
 
