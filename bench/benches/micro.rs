@@ -113,7 +113,7 @@ fn updates(criterion: &mut Criterion) {
     ];
     for (name, algorithm) in algorithms {
         let rule = Rule { algorithm, ..Rule::default() };
-        let step = Step { version: Version(3), rate: Some(0.01), norm: None, scale: 1.0 };
+        let step = Step { version: Version(3), rate: Some(0.01), ..Step::FIRST };
         let prepared = Prepared::new(rule.clone()).expect("it is a rule");
         let mut kernels = Cpu::new();
         let mut scalars = Vec::new();

@@ -74,7 +74,7 @@ impl RuleBench {
 
     fn by_rule(&mut self, kernels: &mut Cpu, times: usize) {
         let (mut tensors, gradient) = Self::tensors(&mut self.memory, self.length);
-        let step = Step { version: Version(self.count), rate: None, norm: None, scale: 1.0 };
+        let step = Step { version: Version(self.count), ..Step::FIRST };
         let formula = self.rule.formula(&step, &mut self.scalars);
         let gradients = [Gradient { bytes: cast_slice(gradient), element_type: ElementType::Float32 }];
         let (weights, states) = tensors.split_first_mut().expect("there are weights");

@@ -84,7 +84,7 @@ impl Expected {
         match &self.rule {
             None => cpu::sum(element_type, &mut self.value, &gradients),
             Some(rule) => {
-                let step = Step { version: Version(self.rounds), rate: None, norm: None, scale: 1.0 };
+                let step = Step { version: Version(self.rounds), ..Step::FIRST };
                 let mut states: Vec<&mut [u8]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
                 self.kernels.update(Update {
                     formula: rule.formula(&step, &mut Vec::new()),

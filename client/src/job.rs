@@ -15,6 +15,7 @@ use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
 
 use super::call::CallNumber;
+use super::carried::PreparedRules;
 use super::control::answer;
 use super::engine::ClientEngine;
 use super::{ClientState, JobSharing, ParameterFacts};
@@ -37,6 +38,7 @@ pub(super) struct JoinedJob {
     lanes: Vec<Vec<LaneId>>,
     /// Whether any parameter has a learning rate of this client.
     pub(super) has_rates: bool,
+    pub(super) rules: PreparedRules,
     /// By parameter.
     progress: Vec<ParameterProgress>,
     /// How many questions there were, see [`JoinedJob::check_first`].
@@ -132,6 +134,7 @@ impl JoinedJob {
             sequence: 0,
             lanes,
             has_rates: false,
+            rules: PreparedRules::default(),
             progress: Vec::new(),
             question: 0,
         })

@@ -7,6 +7,7 @@ use pserver_core::ids::Version;
 use pserver_core::memory::{LoanBook, lend};
 
 use super::call::CallNumber;
+use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::rows::sent_extents;
 use super::transfer::FetchRequest;
@@ -74,27 +75,33 @@ impl Client {
     }
 
     /// [`Client::push_pull`], started on memory that lives as long as the process, as far as Rust can tell.
-    pub fn start_push_pull(
+    pub fn start_push_pull<'a>(
         &self,
         gradients: &[GradientSlice<'static>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationSlice<'static>>,
     ) -> Result<CallNumber, Failure> {
+        let numbers = numbers.into();
         let sent = gradients.iter().map(|given| Extent::of(given.content));
         let memory = self.hold(sent.chain(into.iter().map(|wanted| Extent::of(wanted.content))));
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let into = FetchRequest::all(into);
             let chosen = state.select(gradients, Some(&into))?;
-            state.start_push(chosen, gradients, rate, Some(into), book)
+            state.start_push(chosen, gradients, numbers, Some(into), book)
         })
     }
 
     /// [`Client::push`], started as [`Client::start_push_pull`] is.
-    pub fn start_push(&self, gradients: &[GradientSlice<'static>], rate: Option<f64>) -> Result<CallNumber, Failure> {
+    pub fn start_push<'a>(
+        &self,
+        gradients: &[GradientSlice<'static>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<CallNumber, Failure> {
+        let numbers = numbers.into();
         let memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let chosen = state.select(gradients, None)?;
-            state.start_push(chosen, gradients, rate, None, book)
+            state.start_push(chosen, gradients, numbers, None, book)
         })
     }
 
@@ -128,10 +135,15 @@ impl Client {
     ///
     /// # Errors
     /// As [`Calls::push_rows`].
-    pub fn start_push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<CallNumber, Failure> {
+    pub fn start_push_rows<'a>(
+        &self,
+        gradients: &[GradientRows<'_>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<CallNumber, Failure> {
+        let numbers = numbers.into();
         let _memory = self.hold(sent_extents(gradients));
         self.start_with(&LoanBook::open(), HeldBuffers::default(), |state, book| {
-            state.start_push_rows(gradients, rate, None, book)
+            state.start_push_rows(gradients, numbers, None, book)
         })
     }
 
@@ -148,16 +160,17 @@ impl Client {
     ///
     /// # Errors
     /// As [`Calls::push_pull_rows`].
-    pub fn start_push_pull_rows(
+    pub fn start_push_pull_rows<'a>(
         &self,
         gradients: &[GradientRows<'_>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationRows<'static>>,
     ) -> Result<CallNumber, Failure> {
+        let numbers = numbers.into();
         let _memory = self.hold(sent_extents(gradients));
         let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.values)));
         self.start_with(&LoanBook::open(), memory, |state, book| {
-            state.start_push_rows(gradients, rate, Some(into), book)
+            state.start_push_rows(gradients, numbers, Some(into), book)
         })
     }
 
@@ -210,10 +223,15 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     ///
     /// # Errors
     /// The gradient that is refused, and why; later failures are returned by [`Pending::wait`].
-    pub fn push(&self, gradients: &[GradientSlice<'env>], rate: Option<f64>) -> Result<Pending<'scope>, Failure> {
+    pub fn push<'a>(
+        &self,
+        gradients: &[GradientSlice<'env>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<Pending<'scope>, Failure> {
+        let numbers = numbers.into();
         self.start(|state, book| {
             let chosen = state.select(gradients, None)?;
-            state.start_push(chosen, gradients, rate, None, book)
+            state.start_push(chosen, gradients, numbers, None, book)
         })
     }
 
@@ -221,16 +239,17 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     ///
     /// # Errors
     /// As [`Calls::push`] and [`Calls::pull`].
-    pub fn push_pull(
+    pub fn push_pull<'a>(
         &self,
         gradients: &[GradientSlice<'env>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationSlice<'env>>,
     ) -> Result<Pending<'scope>, Failure> {
+        let numbers = numbers.into();
         self.start(|state, book| {
             let into = FetchRequest::all(into);
             let chosen = state.select(gradients, Some(&into))?;
-            state.start_push(chosen, gradients, rate, Some(into), book)
+            state.start_push(chosen, gradients, numbers, Some(into), book)
         })
     }
 
@@ -246,8 +265,13 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     ///
     /// # Errors
     /// The rows that are refused, and why; later failures are returned by [`Pending::wait`].
-    pub fn push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_push_rows(gradients, rate, None, book))
+    pub fn push_rows<'a>(
+        &self,
+        gradients: &[GradientRows<'_>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<Pending<'scope>, Failure> {
+        let numbers = numbers.into();
+        self.start(|state, book| state.start_push_rows(gradients, numbers, None, book))
     }
 
     /// [`Client::pull_rows`], started: the rows of a later step travel while this one is computed.
@@ -262,13 +286,14 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     ///
     /// # Errors
     /// As [`Calls::push_rows`] and [`Calls::pull_rows`].
-    pub fn push_pull_rows(
+    pub fn push_pull_rows<'a>(
         &self,
         gradients: &[GradientRows<'_>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationRows<'env>>,
     ) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_push_rows(gradients, rate, Some(into), book))
+        let numbers = numbers.into();
+        self.start(|state, book| state.start_push_rows(gradients, numbers, Some(into), book))
     }
 
     fn start(

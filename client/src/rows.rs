@@ -4,7 +4,6 @@
 //! part. A pull receives each unique row once; at the end of the call the rows are copied to the caller's destinations.
 //! A push that fetches is one call in two phases: its queries leave once every part of the push is answered.
 
-use prost::Message;
 use pserver_core::client::LaneId;
 use pserver_core::config::row_layout;
 use pserver_core::error::Failure;
@@ -13,15 +12,15 @@ use pserver_core::limits::LISTED_IDS_MAX;
 use pserver_core::memory::{LendingMemory, LoanBook};
 use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::rows::{Ids, RowLayout, RowMerge, RowsView};
-use pserver_core::wire::{Entry, Flags, Kind, PushMessage};
+use pserver_core::wire::{Entry, Flags, Kind};
 
 use super::bucketize::{BucketedRows, Bucketizer, RowQuery, take_ids};
 use super::call::CallNumber;
+use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::job::JoinedJob;
 use super::packer::{ChunkPiece, PackedFrame, Packer};
 use super::row_memory::{FetchedRows, RowMemory};
-use super::transfer::check_rate;
 use super::{Client, ClientState, DestinationRows, Extent, GradientRows};
 
 /// Ids in the answers of all buckets together, unless `LISTED_LEAST` needs more.
@@ -31,18 +30,23 @@ const LISTED_LEAST: usize = 1024;
 
 impl Client {
     /// Sends rows of gradients, or of deltas where the job optimises on the client. Rows may repeat; they are summed.
-    /// Every bucket of these parameters takes part in the round, also where no row of it is sent. `rate` replaces the
-    /// schedule's rate.
+    /// Every bucket of these parameters takes part in the round, also where no row of it is sent. `numbers` replace
+    /// configured ones.
     ///
     /// # Errors
     /// The rows that are refused, and why, also that a table would outgrow its declaration; or the server that did not
     /// answer before the deadline.
-    pub fn push_rows(&self, gradients: &[GradientRows<'_>], rate: Option<f64>) -> Result<(), Failure> {
+    pub fn push_rows<'a>(
+        &self,
+        gradients: &[GradientRows<'_>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<(), Failure> {
+        let numbers = numbers.into();
         let _memory = self.hold(sent_extents(gradients));
         let mut state = self.lock()?;
         state.ready()?;
         state.contain(|state| {
-            let call = state.start_push_rows(gradients, rate, None, &LoanBook::open())?;
+            let call = state.start_push_rows(gradients, numbers, None, &LoanBook::open())?;
             state.finish(call)
         })
     }
@@ -70,18 +74,19 @@ impl Client {
     /// # Errors
     /// As [`Client::push_rows`] and [`Client::pull_rows`]; and when both sides are not of the same parameters, in the
     /// same order.
-    pub fn push_pull_rows(
+    pub fn push_pull_rows<'a>(
         &self,
         gradients: &[GradientRows<'_>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         into: &mut [DestinationRows<'_>],
     ) -> Result<(), Failure> {
+        let numbers = numbers.into();
         let wanted = into.iter().flat_map(|wanted| [Extent::of(wanted.ids), Extent::of(wanted.values)]);
         let _memory = self.hold(sent_extents(gradients).chain(wanted));
         let mut state = self.lock()?;
         state.ready()?;
         state.lend(|state, book| {
-            let call = state.start_push_rows(gradients, rate, Some(borrowed(into)), book)?;
+            let call = state.start_push_rows(gradients, numbers, Some(borrowed(into)), book)?;
             state.finish(call)
         })
     }
@@ -121,13 +126,12 @@ impl ClientGuard<'_> {
     pub(super) fn start_push_rows<'env>(
         &mut self,
         gradients: &[GradientRows<'_>],
-        rate: Option<f64>,
+        numbers: CarriedNumbers<'_>,
         into: Option<Vec<DestinationRows<'env>>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
-        check_rate(rate)?;
         let mut merges = std::mem::take(&mut self.memory.rows.merges);
-        let started = self.start_push_rows_with(gradients, rate, into, book, &mut merges);
+        let started = self.start_push_rows_with(gradients, numbers, into, book, &mut merges);
         self.memory.rows.merges = merges;
         started
     }
@@ -135,7 +139,7 @@ impl ClientGuard<'_> {
     fn start_push_rows_with<'env>(
         &mut self,
         gradients: &[GradientRows<'_>],
-        rate: Option<f64>,
+        numbers: CarriedNumbers<'_>,
         into: Option<Vec<DestinationRows<'env>>>,
         book: &LoanBook<'env>,
         merges: &mut Vec<RowMerge>,
@@ -149,6 +153,7 @@ impl ClientGuard<'_> {
             chosen.push(index);
         }
         job.check_once(&chosen)?;
+        self.job.as_mut().expect("the job is ready").check_carried(&chosen, numbers)?;
         let count = given.len().max(merges.len());
         merges.resize_with(count.max(1), RowMerge::default);
         let (wanted, fetched) = self.queries(into.unwrap_or_default(), &mut merges[0], book)?;
@@ -165,7 +170,7 @@ impl ClientGuard<'_> {
             bucketed.push(rows.map_err(|failure| named(declaration.name.as_str(), &failure))?);
         }
         self.learn_rounds(&chosen)?;
-        self.send_push_rows(&chosen, &bucketed, rate, fetched)
+        self.send_push_rows(&chosen, &bucketed, numbers, fetched)
     }
 }
 
@@ -229,7 +234,7 @@ impl ClientState {
         &mut self,
         chosen: &[ParameterIndex],
         bucketed: &[BucketedRows<'_>],
-        rate: Option<f64>,
+        numbers: CarriedNumbers<'_>,
         fetched: Vec<FetchedRows>,
     ) -> Result<CallNumber, Failure> {
         let counts_rounds = self.ready_job().counts_rounds();
@@ -237,10 +242,8 @@ impl ClientState {
         let (asked, received) = FetchedRows::bytes(&fetched);
         let fresh = self.open(Kind::Push, chosen, (as_u64(sent + asked), as_u64(received)))?;
         let mut memory = LendingMemory::new(self.memory.rows.kept.take(sent + asked + received));
-        let mut packer = self
-            .packer(Kind::Push, chosen)
-            .with(Flags::default(), PushMessage { rate, is_void: false }.encode_to_vec());
-        packer = packer.with_controls(self.own_rates(chosen, rate));
+        let mut packer = self.packer(Kind::Push, chosen).with(Flags::default(), numbers.message());
+        packer = packer.with_controls(self.own_rates(chosen, numbers));
         for (index, rows) in chosen.iter().zip(bucketed) {
             let progress = self.ready_job().progress(*index);
             let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();

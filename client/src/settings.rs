@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use prost::Message;
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::error::Failure;
 use pserver_core::ids::ParameterIndex;
 use pserver_core::optim::Rule;
-use pserver_core::wire::PushMessage;
 
+use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::job::JoinedJob;
 use super::{Client, ClientState};
@@ -80,14 +79,18 @@ impl ClientGuard<'_> {
 
 impl ClientState {
     /// The control messages of gradients that bring a learning rate of their parameter, where the call brings none.
-    pub(super) fn own_rates(&self, chosen: &[ParameterIndex], rate: Option<f64>) -> BTreeMap<ParameterIndex, Vec<u8>> {
+    pub(super) fn own_rates(
+        &self,
+        chosen: &[ParameterIndex],
+        numbers: CarriedNumbers<'_>,
+    ) -> BTreeMap<ParameterIndex, Vec<u8>> {
         let job = self.job.as_ref().expect("the job is ready");
-        if rate.is_some() || !job.has_rates {
+        if numbers.rate.is_some() || !job.has_rates {
             return BTreeMap::new();
         }
         let own = |index: &ParameterIndex| {
             let rate = job.progress(*index).rate?;
-            Some((*index, PushMessage { rate: Some(rate), is_void: false }.encode_to_vec()))
+            Some((*index, CarriedNumbers { rate: Some(rate), ..numbers }.message()))
         };
         chosen.iter().filter_map(own).collect()
     }

@@ -18,6 +18,7 @@ use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
 
 use super::call::CallNumber;
+use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::control::{answer, unexpected};
 use super::job::{JoinedJob, ParameterProgress, check_dense};
@@ -31,16 +32,22 @@ const RATE_UNCHECKED_MAX: f64 = 1e6;
 
 impl Client {
     /// Sends gradients, or deltas where the job optimises on the client. It returns when every server has them for
-    /// good; a call that failed may be repeated and is not applied twice. `rate` replaces the schedule's rate.
+    /// good; a call that failed may be repeated and is not applied twice. `numbers` replace configured ones; an `Option`
+    /// is the learning rate alone.
     ///
     /// # Errors
     /// The gradient that is refused, and why; or the server that did not answer before the deadline.
-    pub fn push(&self, gradients: &[GradientSlice<'_>], rate: Option<f64>) -> Result<(), Failure> {
+    pub fn push<'a>(
+        &self,
+        gradients: &[GradientSlice<'_>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<(), Failure> {
+        let numbers = numbers.into();
         let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.lock()?;
         let chosen = state.select(gradients, None)?;
         state.lend(|state, book| {
-            let call = state.start_push(chosen, gradients, rate, None, book)?;
+            let call = state.start_push(chosen, gradients, numbers, None, book)?;
             state.finish(call)
         })
     }
@@ -49,39 +56,42 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::push`] and [`Client::pull`].
-    pub fn push_pull(
+    pub fn push_pull<'a>(
         &self,
         gradients: &[GradientSlice<'_>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         into: &mut [DestinationSlice<'_>],
     ) -> Result<(), Failure> {
+        let numbers = numbers.into();
         let mut state = self.lock()?;
         let into = borrowed(into);
         let chosen = state.select(gradients, Some(&into))?;
         state.lend(|state, book| {
-            let call = state.start_push(chosen, gradients, rate, Some(into), book)?;
+            let call = state.start_push(chosen, gradients, numbers, Some(into), book)?;
             state.finish(call)
         })
     }
 
-    /// Checks gradients, their rate and their destinations as a push does, and that all elements are finite unless
+    /// Checks gradients, their numbers and their destinations as a push does, and that all elements are finite unless
     /// servers take others; sends nothing. A program whose step is several calls checks all of them before the first
     /// one, so that servers have no part of a step that is refused.
     ///
     /// # Errors
     /// The gradient that a push would be refused for, and why.
-    pub fn check_push(
+    pub fn check_push<'a>(
         &self,
         gradients: &[GradientSlice<'_>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         into: Option<&mut [DestinationSlice<'_>]>,
     ) -> Result<(), Failure> {
+        let numbers = numbers.into();
         let takes_nonfinite = {
             let mut state = self.lock()?;
             let job = state.ready()?;
             let into = into.map(borrowed);
             let chosen = check_gradients(job, gradients, into.as_deref(), true)?;
-            check_rate(rate)?;
+            job.check_carried(&chosen.parameters, numbers)?;
+            let rate = numbers.rate;
             for index in chosen.parameters.iter().filter(|_| rate.is_some_and(|rate| RATE_UNCHECKED_MAX < rate)) {
                 let declaration = job.chosen(*index).declaration();
                 let config = ParameterConfig::decode(&declaration.config)?;
@@ -96,10 +106,20 @@ impl Client {
     /// [`check_push`](Self::check_push) for the values of rows.
     ///
     /// # Errors
-    /// Names the parameter, the element and its value; or the rate.
-    pub fn check_rows(&self, gradient: &GradientSlice<'_>, rate: Option<f64>) -> Result<(), Failure> {
-        check_rate(rate)?;
-        let takes_nonfinite = self.lock()?.joined()?.operator.takes_nonfinite;
+    /// Names the parameter, the element and its value; or the numbers.
+    pub fn check_rows<'a>(
+        &self,
+        gradient: &GradientSlice<'_>,
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<(), Failure> {
+        let numbers = numbers.into();
+        let takes_nonfinite = {
+            let mut state = self.lock()?;
+            let job = state.ready()?;
+            let index = job.parameter(gradient.name, &mut None)?;
+            job.check_carried(&[index], numbers)?;
+            job.operator.takes_nonfinite
+        };
         if takes_nonfinite { Ok(()) } else { check_finite(gradient) }
     }
 
@@ -262,7 +282,7 @@ impl ClientGuard<'_> {
         let flags = if into.is_empty() { Flags::default() } else { Flags::WANT_VALUE };
         let mut places = self.places(into, &fetched.parameters)?.into_iter();
         let sequence = self.open(Kind::Push, &chosen, (0, fetched.held))?;
-        let message = PushMessage { rate: None, is_void }.encode_to_vec();
+        let message = PushMessage { is_void, ..PushMessage::default() }.encode_to_vec();
         let packer = self.packer(Kind::Push, &chosen).with(flags, message);
         let orders = chosen.into_iter().map(|index| {
             let (place, half) = places.next().unzip();
@@ -296,19 +316,19 @@ impl ClientState {
         &mut self,
         chosen: SelectedParameters,
         gradients: &[GradientSlice<'env>],
-        rate: Option<f64>,
+        numbers: CarriedNumbers<'_>,
         into: Option<Vec<FetchRequest<'env>>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
-        check_rate(rate)?;
+        self.job.as_mut().expect("the job is ready").check_carried(&chosen.parameters, numbers)?;
         let has_places = into.is_some();
         let SelectedParameters { parameters: chosen, sent, held } = chosen;
         let mut places = self.places(into.unwrap_or_default(), &chosen)?.into_iter();
         let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
-        let packer = self.packer(Kind::Push, &chosen).with(flags, PushMessage { rate, is_void: false }.encode_to_vec());
-        let packer = packer.with_controls(self.own_rates(&chosen, rate));
+        let packer = self.packer(Kind::Push, &chosen).with(flags, numbers.message());
+        let packer = packer.with_controls(self.own_rates(&chosen, numbers));
         let orders = gradients.iter().zip(chosen).map(|(given, index)| {
             let (place, half) = places.next().unzip();
             ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }

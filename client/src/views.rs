@@ -11,6 +11,7 @@ use pserver_core::ids::{ParameterIndex, Version};
 use pserver_core::memory::{Arena, Budget, Lease, LoanBook};
 
 use super::call::ViewChunk;
+use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::transfer::FetchRequest;
 use super::{Client, Extent, GradientSlice};
@@ -106,8 +107,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::push_pull`]; and when there is a view of one of the parameters.
-    pub fn push_pull_view(&self, gradients: &[GradientSlice<'_>], rate: Option<f64>) -> Result<View, Failure> {
-        self.push_pull_view_as(gradients, rate, &vec![None; gradients.len()])
+    pub fn push_pull_view<'a>(
+        &self,
+        gradients: &[GradientSlice<'_>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+    ) -> Result<View, Failure> {
+        self.push_pull_view_as(gradients, numbers, &vec![None; gradients.len()])
     }
 
     /// [`Client::push_pull_view`], of values that come as `halves` says, one for each gradient.
@@ -117,12 +122,13 @@ impl Client {
     ///
     /// # Panics
     /// When there is not one for each gradient.
-    pub fn push_pull_view_as(
+    pub fn push_pull_view_as<'a>(
         &self,
         gradients: &[GradientSlice<'_>],
-        rate: Option<f64>,
+        numbers: impl Into<CarriedNumbers<'a>>,
         halves: &[Option<Half>],
     ) -> Result<View, Failure> {
+        let numbers = numbers.into();
         assert_eq!(gradients.len(), halves.len(), "each gradient's value comes as something");
         let _memory = self.hold(gradients.iter().map(|given| Extent::of(given.content)));
         let mut state = self.lock()?;
@@ -131,7 +137,7 @@ impl Client {
         let chosen = state.select(gradients, Some(&fetched(&wanted)))?;
         state.lend(|state, book| {
             let hold = state.hold(&wanted)?;
-            let call = state.start_push(chosen, gradients, rate, Some(fetched(&wanted)), book)?;
+            let call = state.start_push(chosen, gradients, numbers, Some(fetched(&wanted)), book)?;
             let numbers = state.push_sequences(call);
             let kept = state.finish_kept(call)?;
             let view = state.finish_view(kept, &wanted, &hold, book);

@@ -119,6 +119,9 @@ pub const RULE_DEPTH_MAX: usize = 128;
 pub const RULE_OPS_MAX: usize = 512;
 /// Scalars of a rule, after lowering, with the constants among them: computed before every update of every chunk.
 pub const RULE_SCALARS_MAX: usize = 256;
+/// Numbers of a rule that a step may carry other values of: every step holds room for so many, and Adam with both
+/// penalties has five.
+pub const TUNABLES_MAX: usize = 8;
 /// Most reductions of a rule, such as `norm(w)`; each is a pass over the parameter.
 pub const RULE_REDUCTIONS_MAX: usize = 16;
 const _: () = assert!(RULE_OPS_MAX <= 1 << 16 && RULE_SCALARS_MAX <= 1 << 16, "they are numbered in 16 bits");

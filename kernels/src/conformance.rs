@@ -248,7 +248,7 @@ fn check_exact(
     gradient_type: ElementType,
 ) {
     let rule = Rule { algorithm: algorithm.clone(), ..Rule::default() };
-    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 / 3.0 };
+    let step = Step { version: Version(1), scale: 1.0 / 3.0, ..Step::FIRST };
     let (coefficients, prepared) = (rule.coefficients(&step), Prepared::new(rule.clone()).expect("it is a rule"));
     let tensors = ChunkTensors {
         element_type,
@@ -277,7 +277,7 @@ fn check_update(
     let tensors = update_tensors(shape, element_type, rule);
     let norm = rule.clip_norm.map(|clip| clip * 1.7);
     let scale = if shape.count == 1 { 1.0 } else { 1.0 / shape.count as f64 };
-    let step = Step { version: Version(1 + shape.seed), rate: None, norm, scale };
+    let step = Step { version: Version(1 + shape.seed), norm, scale, ..Step::FIRST };
     let coefficients = rule.coefficients(&step);
     let found = tensors.whole_and_cut(kernels, (prepared, &step), shape);
     let plain = tensors.updated(&mut Plain, (prepared, &step), 0..shape.length, 0);

@@ -114,7 +114,7 @@ fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) 
     let (mut work, mut merge, mut dense) = (RowWorkspace::default(), RowMerge::default(), Dense::new(settings));
     for (version, round) in (1..).map(Version).zip(rounds) {
         let scale = 1.0 / round.contributions.len() as f64;
-        let step = Step { version, rate: round.rate, norm: None, scale };
+        let step = Step { version, rate: round.rate, scale, ..Step::FIRST };
         let rows: Vec<_> = round.contributions.iter().map(|rows| encode(settings.layout, rows)).collect();
         let views: Vec<_> = rows.iter().map(SelectedRows::view).collect();
         let merged = merge.unite(settings.layout, &views).expect("they fit");

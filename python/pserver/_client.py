@@ -20,7 +20,10 @@ from ._servers import Servers
 
 Array: TypeAlias = Any
 """An object with the buffer protocol (numpy arrays, memoryview) or with DLPack (torch tensors), on the host."""
+Settings: TypeAlias = Mapping[str, float]
+"""Numbers of a rule, by name."""
 
+NO_NUMBERS: tuple[None, tuple[()]] = (None, ())
 EAGER_TURNS = 16
 """So many turns of the event loop a task asks at once whether the call that it awaits is over."""
 POLL_SECONDS, POLL_SECONDS_MAX = 1e-3, 5e-3
@@ -206,9 +209,13 @@ class Client:
 
     # Steps
 
-    def push(self, gradients: Mapping[str, Array], *, rate: float | None = None) -> None:
-        """Sends gradients, or deltas in mode delta; ``rate`` replaces the learning rate of the configuration."""
-        self._raw.push(list(gradients), list(gradients.values()), rate)
+    def push(
+        self, gradients: Mapping[str, Array], *, rate: float | None = None, settings: Settings | None = None
+    ) -> None:
+        """Sends gradients, or deltas in mode delta; ``rate`` replaces the learning rate of the configuration, and
+        ``settings``, such as ``{"beta_1": 0.85}``, other numbers of the rule by name: those of the rule of every
+        parameter of the call."""
+        self._raw.push(list(gradients), list(gradients.values()), _numbers(rate, settings))
 
     def pull(
         self, what: Iterable[str] | Mapping[str, Array] | None = None, *, version: int = 0
@@ -229,54 +236,83 @@ class Client:
         return self._raw.pull(list(out), list(out.values()), least)
 
     def push_pull(
-        self, gradients: Mapping[str, Array], out: Mapping[str, Array] | None = None, *, rate: float | None = None
+        self,
+        gradients: Mapping[str, Array],
+        out: Mapping[str, Array] | None = None,
+        *,
+        rate: float | None = None,
+        settings: Settings | None = None,
     ) -> dict[str, Array]:
         """Sends gradients and fetches the same parameters with these gradients in them, into ``out`` or new arrays."""
         out = self._empty(gradients) if out is None else _ordered(gradients, out)
-        self._raw.push_pull(list(gradients), list(gradients.values()), list(out.values()), rate)
+        self._raw.push_pull(list(gradients), list(gradients.values()), list(out.values()), _numbers(rate, settings))
         return dict(out)
 
     def set(self, values: Mapping[str, Array]) -> None:
         """Replaces values. Updates are counted on, and the optimizer's state stays."""
         self._raw.set(list(values), list(values.values()))
 
-    def _check_push(self, gradients: Mapping[str, Array], out: Mapping[str, Array] | None, rate: float | None) -> None:
+    def _check_push(
+        self,
+        gradients: Mapping[str, Array],
+        out: Mapping[str, Array] | None,
+        rate: float | None,
+        settings: Settings | None = None,
+    ) -> None:
         """Refuses what :meth:`push_pull` would be refused for, before anything is sent: a step of several calls is
         checked whole before the first."""
         places = None if out is None else list(out.values())
-        self._raw.check_push(list(gradients), list(gradients.values()), places, rate)
+        self._raw.check_push(list(gradients), list(gradients.values()), places, _numbers(rate, settings))
 
-    def _check_push_rows(self, name: str, gradients: Array, rate: float | None) -> None:
+    def _check_push_rows(
+        self, name: str, gradients: Array, rate: float | None, settings: Settings | None = None
+    ) -> None:
         """The same for the gradients of rows."""
-        self._raw.check_rows(name, gradients, rate)
+        self._raw.check_rows(name, gradients, _numbers(rate, settings))
 
     def _start_pass(self, names: Sequence[str], out: Mapping[str, Array] | None, is_void: bool) -> Call:
         """Starts to say that this trainer has no gradients for these parameters in this round (mode sync), and to fetch
         them. ``is_void``: the round is no update, whatever others send."""
         return Call(self._raw.start_pass(names, is_void, None if out is None else list(out.values())))
 
-    def start_push(self, gradients: Mapping[str, Array], *, rate: float | None = None) -> Call:
+    def start_push(
+        self, gradients: Mapping[str, Array], *, rate: float | None = None, settings: Settings | None = None
+    ) -> Call:
         """:meth:`push`, started."""
-        return Call(self._raw.start(list(gradients), list(gradients.values()), None, rate))
+        return Call(self._raw.start(list(gradients), list(gradients.values()), None, _numbers(rate, settings)))
 
     def start_pull(self, out: Mapping[str, Array]) -> Call:
         """:meth:`pull`, started."""
-        return Call(self._raw.start(list(out), None, list(out.values()), None))
+        return Call(self._raw.start(list(out), None, list(out.values()), NO_NUMBERS))
 
     def start_push_pull(
-        self, gradients: Mapping[str, Array], out: Mapping[str, Array], *, rate: float | None = None
+        self,
+        gradients: Mapping[str, Array],
+        out: Mapping[str, Array],
+        *,
+        rate: float | None = None,
+        settings: Settings | None = None,
     ) -> Call:
         """:meth:`push_pull`, started."""
         out = _ordered(gradients, out)
-        return Call(self._raw.start(list(gradients), list(gradients.values()), list(out.values()), rate))
+        numbers = _numbers(rate, settings)
+        return Call(self._raw.start(list(gradients), list(gradients.values()), list(out.values()), numbers))
 
     # Rows
 
-    def push_rows(self, name: str, ids: Array, gradients: Array, *, rate: float | None = None) -> None:
+    def push_rows(
+        self,
+        name: str,
+        ids: Array,
+        gradients: Array,
+        *,
+        rate: float | None = None,
+        settings: Settings | None = None,
+    ) -> None:
         """Sends rows of a gradient, row after row in the order of the ids, which may repeat: rows are summed. Ids of
         several dimensions, such as (batch, slots), have rows of these and the width: (batch, slots, width)."""
         self._check_rows(name, ids, gradients)
-        self._raw.push_rows([name], [ids], [gradients], rate)
+        self._raw.push_rows([name], [ids], [gradients], _numbers(rate, settings))
 
     def pull_rows(self, name: str, ids: Array, out: Array | None = None) -> Array:
         """Fetches rows in the order of the ids, which may repeat, into ``out`` or a new array of the ids' shape and the
@@ -295,32 +331,50 @@ class Client:
         out: Array | None = None,
         *,
         rate: float | None = None,
+        settings: Settings | None = None,
     ) -> Array:
         """Sends rows of a gradient, and fetches the rows ``wanted`` with these gradients in them, such as those of the
         next step, into ``out`` or a new array. Repeated after an error, it applies no gradient twice."""
         out = self._empty_rows(name, wanted) if out is None else out
         self._check_rows(name, ids, gradients)
         self._check_rows(name, wanted, out)
-        self._raw.push_pull_rows([name], ([ids], [gradients]), ([wanted], [out]), rate)
+        self._raw.push_pull_rows([name], ([ids], [gradients]), ([wanted], [out]), _numbers(rate, settings))
         return out
 
-    def start_push_rows(self, name: str, ids: Array, gradients: Array, *, rate: float | None = None) -> Call:
+    def start_push_rows(
+        self,
+        name: str,
+        ids: Array,
+        gradients: Array,
+        *,
+        rate: float | None = None,
+        settings: Settings | None = None,
+    ) -> Call:
         """:meth:`push_rows`, started. Both arrays are the program's again when this returns."""
         self._check_rows(name, ids, gradients)
-        return Call(self._raw.start_push_rows([name], [ids], [gradients], rate))
+        return Call(self._raw.start_push_rows([name], [ids], [gradients], _numbers(rate, settings)))
 
     def start_pull_rows(self, name: str, ids: Array, out: Array) -> Call:
         """:meth:`pull_rows`, started: the rows of a later step travel while this one is computed."""
         self._check_rows(name, ids, out)
-        return Call(self._raw.start_pull_rows([name], ([ids], [out]), None, None))
+        return Call(self._raw.start_pull_rows([name], ([ids], [out]), None, NO_NUMBERS))
 
     def start_push_pull_rows(
-        self, name: str, ids: Array, gradients: Array, wanted: Array, out: Array, *, rate: float | None = None
+        self,
+        name: str,
+        ids: Array,
+        gradients: Array,
+        wanted: Array,
+        out: Array,
+        *,
+        rate: float | None = None,
+        settings: Settings | None = None,
     ) -> Call:
         """:meth:`push_pull_rows`, started. ``ids`` and ``gradients`` are the program's again when this returns."""
         self._check_rows(name, ids, gradients)
         self._check_rows(name, wanted, out)
-        return Call(self._raw.start_pull_rows([name], ([wanted], [out]), ([ids], [gradients]), rate))
+        numbers = _numbers(rate, settings)
+        return Call(self._raw.start_pull_rows([name], ([wanted], [out]), ([ids], [gradients]), numbers))
 
     def rows(self, name: str) -> NDArray[numpy.uint64]:
         """The ids of all rows that somebody has pushed to, ascending."""
@@ -620,6 +674,11 @@ def _ordered(gradients: Mapping[str, Array], out: Mapping[str, Array]) -> dict[s
         return {name: out[name] for name in gradients}
     only = sorted(gradients.keys() ^ out.keys())
     raise Refused(f"gradients and destinations of the same parameters are expected; {only} are on one side only")
+
+
+def _numbers(rate: float | None, settings: Settings | None) -> tuple[float | None, list[tuple[str, float]]]:
+    """What gradients carry, as the library reads it."""
+    return rate, [] if settings is None else list(settings.items())
 
 
 def _seconds(time: float | str | None) -> str | None:

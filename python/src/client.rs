@@ -16,6 +16,7 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyBytes;
 
 use crate::arrays::{Access, HeldArray, Staging, arrays, parameter};
+use crate::carried::RawNumbers;
 use crate::errors::{outcome, refused};
 use crate::rows::{RowArrays, row_ids, start_rows};
 use crate::session::{PythonSession, locked};
@@ -89,12 +90,12 @@ impl RawClient {
         py: Python<'_>,
         names: Vec<PyBackedStr>,
         gradients: Vec<Bound<'_, PyAny>>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<()> {
         let mut gradients = arrays(py, &names, &gradients, Access::Send)?;
         self.call(py, |session| {
             stage(session, &names, &mut gradients, Staging::Gradient)?;
-            session.client().push(&session.gradients(&names, &gradients)?, rate)
+            session.client().push(&session.gradients(&names, &gradients)?, numbers.carried())
         })
     }
 
@@ -106,23 +107,23 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         gradients: Vec<Bound<'_, PyAny>>,
         out: Option<Vec<Bound<'_, PyAny>>>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<()> {
         let gradients = arrays(py, &names, &gradients, Access::Read)?;
         let mut out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
         self.call(py, |session| {
             let given = session.gradients(&names, &gradients)?;
             let mut into = out.as_deref_mut().map(|out| session.destinations(&names, out)).transpose()?;
-            session.client().check_push(&given, rate, into.as_deref_mut())
+            session.client().check_push(&given, numbers.carried(), into.as_deref_mut())
         })
     }
 
     /// Checks the elements of gradients of rows.
-    fn check_rows(&self, py: Python<'_>, name: &str, gradient: &Bound<'_, PyAny>, rate: Option<f64>) -> PyResult<()> {
+    fn check_rows(&self, py: Python<'_>, name: &str, gradient: &Bound<'_, PyAny>, numbers: RawNumbers) -> PyResult<()> {
         let array = HeldArray::of(gradient, &parameter(name), Access::Read)?;
         self.call(py, |session| {
             let (element_type, content) = (array.element_type(), array.contents());
-            session.client().check_rows(&GradientSlice { name, element_type, content }, rate)
+            session.client().check_rows(&GradientSlice { name, element_type, content }, numbers.carried())
         })
     }
 
@@ -151,7 +152,7 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         gradients: Vec<Bound<'_, PyAny>>,
         out: Vec<Bound<'_, PyAny>>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<()> {
         let mut gradients = arrays(py, &names, &gradients, Access::Send)?;
         let mut out = arrays(py, &names, &out, Access::Fetch)?;
@@ -159,7 +160,7 @@ impl RawClient {
             stage(session, &names, &mut gradients, Staging::Gradient)?;
             stage(session, &names, &mut out, Staging::Destination)?;
             let given = session.gradients(&names, &gradients)?;
-            session.client().push_pull(&given, rate, &mut session.destinations(&names, &mut out)?)?;
+            session.client().push_pull(&given, numbers.carried(), &mut session.destinations(&names, &mut out)?)?;
             out.iter_mut().try_for_each(HeldArray::store)
         })
     }
@@ -171,14 +172,14 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         gradients: Option<Vec<Bound<'_, PyAny>>>,
         out: Option<Vec<Bound<'_, PyAny>>>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<RawCall> {
         let mut gradients = gradients.map(|all| arrays(py, &names, &all, Access::Send)).transpose()?;
         let mut out = out.map(|all| arrays(py, &names, &all, Access::Fetch)).transpose()?;
         self.started(py, |session| {
             stage(session, &names, gradients.as_deref_mut().unwrap_or_default(), Staging::Gradient)?;
             stage(session, &names, out.as_deref_mut().unwrap_or_default(), Staging::Destination)?;
-            session.start(&names, (gradients, out), rate)
+            session.start(&names, (gradients, out), &numbers)
         })
     }
 
@@ -200,10 +201,10 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         ids: Vec<Bound<'_, PyAny>>,
         gradients: Vec<Bound<'_, PyAny>>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<()> {
         let given = RowArrays::of(py, &names, &ids, &gradients, Access::Read)?;
-        self.call(py, |session| session.client().push_rows(&given.gradients(&names)?, rate))
+        self.call(py, |session| session.client().push_rows(&given.gradients(&names)?, numbers.carried()))
     }
 
     fn pull_rows(
@@ -224,13 +225,13 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         given: IdsAndValues<'_>,
         wanted: IdsAndValues<'_>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<()> {
         let given = RowArrays::of(py, &names, &given.0, &given.1, Access::Read)?;
         let mut out = RowArrays::of(py, &names, &wanted.0, &wanted.1, Access::Write)?;
         self.call(py, |session| {
             let given = given.gradients(&names)?;
-            session.client().push_pull_rows(&given, rate, &mut out.destinations(session, &names)?)
+            session.client().push_pull_rows(&given, numbers.carried(), &mut out.destinations(session, &names)?)
         })
     }
 
@@ -241,10 +242,10 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         ids: Vec<Bound<'_, PyAny>>,
         gradients: Vec<Bound<'_, PyAny>>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<RawCall> {
         let given = RowArrays::of(py, &names, &ids, &gradients, Access::Read)?;
-        self.started(py, |session| session.client().start_push_rows(&given.gradients(&names)?, rate))
+        self.started(py, |session| session.client().start_push_rows(&given.gradients(&names)?, numbers.carried()))
     }
 
     /// Starts a pull of rows, behind a push of the rows `given` of the same parameters.
@@ -254,11 +255,11 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         wanted: IdsAndValues<'_>,
         given: Option<IdsAndValues<'_>>,
-        rate: Option<f64>,
+        numbers: RawNumbers,
     ) -> PyResult<RawCall> {
         let given = given.map(|(ids, values)| RowArrays::of(py, &names, &ids, &values, Access::Read)).transpose()?;
         let out = RowArrays::of(py, &names, &wanted.0, &wanted.1, Access::Write)?;
-        self.started(py, |session| start_rows(session, &names, given, out, rate))
+        self.started(py, |session| start_rows(session, &names, given, out, &numbers))
     }
 
     /// Updates, and each tensor with its name.

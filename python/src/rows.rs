@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
 use crate::arrays::{Access, HeldArray, arrays, parameter};
+use crate::carried::RawNumbers;
 use crate::session::{PythonSession, name_for_good};
 
 /// Ids and values of rows, one array of each for each parameter.
@@ -73,11 +74,11 @@ pub(crate) fn start_rows(
     names: &[PyBackedStr],
     given: Option<RowArrays>,
     out: RowArrays,
-    rate: Option<f64>,
+    numbers: &RawNumbers,
 ) -> Result<CallNumber, Failure> {
     let (into, held) = out.lasting_destinations(session, names)?;
     let number = match given {
-        Some(given) => session.client().start_push_pull_rows(&given.gradients(names)?, rate, into),
+        Some(given) => session.client().start_push_pull_rows(&given.gradients(names)?, numbers.carried(), into),
         None => session.client().start_pull_rows(into),
     }?;
     session.keep(number, held);

@@ -11,6 +11,7 @@ use pserver_core::error::Failure;
 use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};
 
 use crate::arrays::HeldArray;
+use crate::carried::RawNumbers;
 
 /// A client that is open.
 pub(crate) struct PythonSession {
@@ -123,7 +124,7 @@ impl PythonSession {
         &self,
         names: &[impl AsRef<str>],
         (gradients, out): (Option<Vec<HeldArray>>, Option<Vec<HeldArray>>),
-        rate: Option<f64>,
+        numbers: &RawNumbers,
     ) -> Result<CallNumber, Failure> {
         let (mut given, mut into, has_out) = (Vec::new(), Vec::new(), out.is_some());
         let gradients = gradients.unwrap_or_default();
@@ -135,8 +136,8 @@ impl PythonSession {
         }
         self.lasting_destinations(names, &mut out, &mut into)?;
         let number = match (given.is_empty(), has_out) {
-            (false, true) => self.client.start_push_pull(&given, rate, into),
-            (false, false) => self.client.start_push(&given, rate),
+            (false, true) => self.client.start_push_pull(&given, numbers.carried(), into),
+            (false, false) => self.client.start_push(&given, numbers.carried()),
             (true, _) => self.client.start_pull(into),
         }?;
         let held = gradients.into_iter().chain(out).collect();

@@ -240,14 +240,6 @@ def test_a_norm_without_the_rows_of_a_table_says_so(job: Any) -> None:
         one.zero_grad()
 
 
-def test_a_schedule_of_momentum_says_what_to_do(job: Any) -> None:
-    model = network()["always"]
-    one = module().Optimizer(model.named_parameters(), "adam", 0.1, client=job())
-    torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=10)
-    with pytest.raises(pserver.Refused, match="betas is .* OneCycleLR and CyclicLR leave it with cycle_momentum=False"):
-        one.step()
-
-
 def test_a_reader_follows_what_is_trained_of_a_frozen_or_compiled_model(job: Any) -> None:
     def lora() -> Any:
         model = torch.nn.ModuleDict({"base": torch.nn.Linear(3, 3), "adapter": torch.nn.Linear(3, 3)})

@@ -194,7 +194,8 @@ def test_a_state_that_is_refused_changes_nothing(job: Any) -> None:
         ({**before, "rule": "adamw"}, "'adamw'; expected one of 'adam'"),
         ({**before, "param_groups": []}, r"groups with \[\] parameters; expected \[4\]"),
         (group(params=[0, 1, 2]), r"groups with \[3\] parameters"),
-        (group(betas=(0.5, 0.99)), "betas is .0.5, 0.99. in the state, and servers keep"),
+        (group(betas=(0.5,)), "betas is .0.5,. in the state; expected numbers of 0 or more, as .0.9, 0.999."),
+        (group(weight_decay=0.5), "weight_decay is 0.5 in the state, and the rule on servers has none"),
         (group(amsgrad=True), "amsgrad is True in the state"),
         (group(maximize=True), "maximize is True in the state"),
         (group(decoupled_weight_decay=True), "decoupled_weight_decay is True"),
@@ -217,14 +218,6 @@ def test_a_state_that_is_refused_changes_nothing(job: Any) -> None:
         for key, tensors in before["state"].items():
             assert all(torch.equal(tensor, after["state"][key][of]) for of, tensor in tensors.items()), text
     assert not any(optimizer.state.values())
-
-
-def test_a_setting_that_changes_after_the_construction_is_refused(job: Any) -> None:
-    ours = model()
-    optimizer = optimizer_of(ours, "sgd", job(), lr=0.1, momentum=0.9)
-    optimizer.param_groups[0]["momentum"] = 0.5
-    with pytest.raises(pserver.Refused, match="momentum is 0.5 at a step, and servers keep 0.9"):
-        train((ours, optimizer), 0, 1)
 
 
 def test_a_state_within_a_step_is_refused(job: Any) -> None:

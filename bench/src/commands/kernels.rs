@@ -196,7 +196,7 @@ impl KernelTimes {
     /// All in turns. The first of each touches memory that nobody has touched, and is not counted.
     fn take(tensors: &mut Tensors, fused: Option<Fused>, iterations: u32) -> Result<Self> {
         let mut times = Self::default();
-        let mut step = Step { version: Version(0), rate: None, norm: None, scale: 1.0 };
+        let mut step = Step { version: Version(0), ..Step::FIRST };
         for count in 0..=iterations {
             step.version.0 += 1;
             let kernel = timed(|| tensors.step(&step))?;

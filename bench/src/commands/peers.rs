@@ -341,7 +341,7 @@ impl Steps {
         let mut block = RoundBlock::default();
         for _ in 0..steps {
             self.count += 1;
-            let step = Step { version: Version(self.count), rate: None, norm: None, scale: 1.0 };
+            let step = Step { version: Version(self.count), ..Step::FIRST };
             let start = Instant::now();
             self.tensors.step(&step);
             block.seconds.push(start.elapsed().as_secs_f64());

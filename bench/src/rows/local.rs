@@ -204,7 +204,7 @@ impl<'a> TableBench<'a> {
     fn update(&mut self, ids: &[u64], unique: &mut usize) -> Result<[f64; 2]> {
         let (width, layout) = (self.plan.width as usize, self.table.layout());
         let version = Version(self.table.version().0 + 1);
-        let step = Step { version, rate: None, norm: None, scale: 1.0 };
+        let step = Step { version, ..Step::FIRST };
         let bytes: &[u8] = bytemuck::cast_slice(&self.gradients);
         let start = processor_seconds();
         let views = [RowsView::new(layout, ids, bytes)?];

@@ -148,7 +148,7 @@ impl World {
     fn push(&mut self, who: Who, round: u64, chunks: u64) {
         let gradients: Vec<Vec<u8>> = (0..chunks).map(|chunk| chunk_of(chunk, round)).collect();
         let head = Head { sequence: Sequence(round), ..Head::new(Kind::Push) };
-        let mut frame = Frame::with_control(head, &PushMessage { rate: None, is_void: false });
+        let mut frame = Frame::with_control(head, &PushMessage::default());
         let entry = |(chunk, bytes)| Entry::with_payload(id(chunk), Round(round), Float32, bytes);
         frame.entries = (0..).zip(gradients.iter().map(Vec::as_slice)).map(entry).collect();
         let payload: Vec<&[u8]> = gradients.iter().map(Vec::as_slice).collect();

@@ -4,7 +4,7 @@ use crate::error::Failure;
 use crate::limits::BUCKETS_MAX;
 use crate::optim::Range;
 use crate::partition::Declaration;
-use crate::rows::{Height, Initializer, ROW_IDS_MAX, RowLayout};
+use crate::rows::{CatchUp, Height, Initializer, ROW_IDS_MAX, RowLayout};
 
 use super::message::{ConstantConfig, GaussianConfig, SparseConfig, UniformConfig};
 
@@ -27,6 +27,14 @@ pub struct SparseSettings {
     pub first: u64,
     /// The initializer of a row.
     pub initializer: Initializer,
+}
+
+impl SparseSettings {
+    /// How updates that a row has missed are handled.
+    #[must_use]
+    pub const fn catch_up(&self) -> CatchUp {
+        if self.lazy { CatchUp::Lazy } else { CatchUp::Exact }
+    }
 }
 
 /// The common properties of the rows of a declared parameter; none where it is dense.

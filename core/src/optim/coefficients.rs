@@ -1,6 +1,7 @@
 //! Scalars of one update, as the reference uses them.
 
 use crate::ids::Version;
+use crate::rule::StepSettings;
 use crate::rule::ssa::ScalarInputs;
 
 use super::algorithm::Algorithm;
@@ -19,6 +20,14 @@ pub struct Step {
     /// The merged gradient is the sum over the trainers times this: `1 / N` for a mean, 1 for a sum. Integers are
     /// summed and never scaled.
     pub scale: f64,
+    /// Replace configured numbers of the rule for this update; see [`Prepared::settings`](super::Prepared::settings).
+    pub settings: StepSettings,
+}
+
+impl Step {
+    /// The first update, with nothing but what is configured, of a sum that is not scaled.
+    pub const FIRST: Self =
+        Self { version: Version(1), rate: None, norm: None, scale: 1.0, settings: StepSettings::NONE };
 }
 
 /// Every scalar of one update, computed once in binary64, as the reference uses them.
@@ -139,10 +148,12 @@ impl Rule {
     ///
     /// # Panics
     ///
-    /// When the step's version is zero, or when the rule has `clip_norm` and the step has no norm.
+    /// When the step's version is zero, when the rule has `clip_norm` and the step has no norm, and when the step has
+    /// settings: they are numbered by the code of a [`Prepared`](super::Prepared).
     #[must_use]
     pub fn coefficients(&self, step: &Step) -> Coefficients {
-        let ScalarInputs { rate, count, gradient_scale } = self.inputs(step);
+        assert!(step.settings.is_empty(), "the rule itself has the numbers of the reference");
+        let ScalarInputs { rate, count, gradient_scale, .. } = self.inputs(step);
         let mut coefficients = Coefficients {
             gradient_scale,
             gradient_bound: self.clip_value.unwrap_or(f64::INFINITY),
@@ -156,11 +167,11 @@ impl Rule {
         coefficients
     }
 
-    /// The values of `lr` and `n` in a rule's text, and the factor of the sum of the gradients.
+    /// The values of `lr` and `n` in a rule's text, the factor of the sum of the gradients, and the step's settings.
     ///
     /// # Panics
     ///
-    /// As [`coefficients`](Self::coefficients).
+    /// When the step's version is zero, or when the rule has `clip_norm` and the step has no norm.
     #[must_use]
     pub fn inputs(&self, step: &Step) -> ScalarInputs {
         assert!(1 <= step.version.0, "updates are counted from one");
@@ -169,6 +180,7 @@ impl Rule {
             // A count beyond 2^53 is rounded, which no rule depends on.
             count: step.version.0 as f64,
             gradient_scale: step.scale * self.norm_factor(step.norm),
+            settings: step.settings,
         }
     }
 

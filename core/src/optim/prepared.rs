@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Failure;
 use crate::rule::ssa::{Lowered, RuleReduction, StateResult};
-use crate::rule::{CheckedRule, RuleSettings, lower};
+use crate::rule::{CheckedRule, RuleSettings, StepSettings, Tunable, TunableId, TunableNames, lower};
 
 use super::algorithm::Algorithm;
 use super::coefficients::Step;
@@ -97,6 +97,55 @@ impl Prepared {
         self.code.as_ref().map_or(&[], |code| code.reductions())
     }
 
+    /// The numbers that a step may carry other values of.
+    pub fn tunables(&self) -> impl Iterator<Item = (TunableId, &Tunable)> {
+        (0..).map(TunableId).zip(self.code.iter().flat_map(|code| code.tunables()))
+    }
+
+    /// Settings of a step, by name, in place of those of the rule.
+    ///
+    /// # Errors
+    /// Names the setting that the rule does not have or that is given twice, the value that is out of its range, or
+    /// those with which the rule has other code than with the configured ones.
+    pub fn settings<'a>(&self, given: impl IntoIterator<Item = (&'a str, f64)>) -> Result<StepSettings, Failure> {
+        let mut settings = StepSettings::NONE;
+        for (name, value) in given {
+            let Some((id, tunable)) = self.tunables().find(|(_, tunable)| tunable.name == name) else {
+                return Err(self.no_tunable(name));
+            };
+            tunable.check(value)?;
+            if settings.of(id).is_some() {
+                return Err(Failure::call(format!("the step carries {name:?} twice; expected it once")));
+            }
+            settings.put(id, value);
+        }
+        match &self.code {
+            Some(code) if !code.is_of(settings) => Err(self.other_code(settings)),
+            _ => Ok(settings),
+        }
+    }
+
+    fn no_tunable(&self, name: &str) -> Failure {
+        let mut known: Vec<&str> = self.tunables().map(|(_, tunable)| tunable.name.as_str()).collect();
+        known.sort_unstable();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Failure::call(format!(
+            "the step carries {name:?}, which the rule does not have, or for which it was configured without a term; \
+             expected some of: {known}"
+        ))
+    }
+
+    fn other_code(&self, settings: StepSettings) -> Failure {
+        let carried = self.tunables().filter_map(|(id, tunable)| {
+            Some(format!("{} = {} (configured as {})", tunable.name, settings.of(id)?, tunable.value))
+        });
+        let carried = carried.collect::<Vec<_>>().join(", ");
+        Failure::call(format!(
+            "the step carries {carried}, with which the rule has other operations or an infinite number; expected \
+             values with the operations of the configured ones, or a job that is configured with such values"
+        ))
+    }
+
     /// The computation of this update. `scalars` is a buffer for its numbers; its content is replaced.
     ///
     /// # Panics
@@ -136,8 +185,9 @@ pub struct Numbers {
     scalars: Vec<f64>,
 }
 
-/// A step's version, rate, norm and scale as bits: zeros of either sign and different NaNs are distinct.
-type StepBits = (u64, Option<u64>, Option<u64>, u64);
+/// A step's version, rate, norm and scale as bits, where zeros of either sign and different NaNs are distinct, and its
+/// settings, which are finite and have no negative zero.
+type StepBits = (u64, Option<u64>, Option<u64>, u64, StepSettings);
 
 impl Numbers {
     /// The computation of an update by a rule, with the values of its reductions. Those are not compared: an update
@@ -153,7 +203,8 @@ impl Numbers {
             self.of = None;
             return rule.formula_reduced(step, reduced, &mut self.scalars);
         }
-        let bits = (step.version.0, step.rate.map(f64::to_bits), step.norm.map(f64::to_bits), step.scale.to_bits());
+        let [rate, norm] = [step.rate, step.norm].map(|number| number.map(f64::to_bits));
+        let bits = (step.version.0, rate, norm, step.scale.to_bits(), step.settings);
         if !matches!(&self.of, Some((known, of)) if Arc::ptr_eq(known, rule) && *of == bits) {
             code.evaluate(&rule.rule.inputs(step), &[], &mut self.scalars);
             self.of = Some((Arc::clone(rule), bits));
@@ -166,9 +217,8 @@ impl Numbers {
 fn pieces(rule: &Rule) -> Result<Vec<Arc<CheckedRule>>, Failure> {
     let mut pieces = Vec::new();
     if let Some(bound) = rule.clip_value {
-        pieces.push(piece(include_str!("../../rules/clip.rule"), &[("bound", bound)])?);
+        pieces.push(piece(include_str!("../../rules/clip.rule"), &[("bound", bound)], &[])?);
     }
-    let penalty = [("l1", rule.l1), ("l2", rule.l2)];
     let regularizer = match (&rule.algorithm, rule.regularizer) {
         _ if rule.l1 == 0.0 && rule.l2 == 0.0 => None,
         (Algorithm::AdamW { .. }, _) => Some(Regularizer::Decoupled),
@@ -177,15 +227,29 @@ fn pieces(rule: &Rule) -> Result<Vec<Arc<CheckedRule>>, Failure> {
         (_, regularizer) => Some(regularizer),
     };
     match regularizer {
-        Some(Regularizer::Coupled) => pieces.push(piece(include_str!("../../rules/coupled.rule"), &penalty)?),
-        Some(Regularizer::Decoupled) => pieces.push(piece(include_str!("../../rules/decoupled.rule"), &penalty)?),
+        Some(Regularizer::Coupled) => pieces.push(penalty(include_str!("../../rules/coupled.rule"), rule)?),
+        Some(Regularizer::Decoupled) => pieces.push(penalty(include_str!("../../rules/decoupled.rule"), rule)?),
         Some(Regularizer::Proximal) | None => {}
     }
     pieces.push(algorithm(rule)?);
     if regularizer == Some(Regularizer::Proximal) {
-        pieces.push(piece(include_str!("../../rules/proximal.rule"), &penalty)?);
+        pieces.push(penalty(include_str!("../../rules/proximal.rule"), rule)?);
     }
     Ok(pieces)
+}
+
+/// The text of a regularizer. A term that is configured as zero is left out, and no step brings it back.
+fn penalty(text: &str, rule: &Rule) -> Result<Arc<CheckedRule>, Failure> {
+    let has = |weight: f64| if weight == 0.0 { 0.0 } else { 1.0 };
+    let settings = [("l1", rule.l1), ("l2", rule.l2), ("has_l1", has(rule.l1)), ("has_l2", has(rule.l2))];
+    let tunables: &'static [(&'static str, &'static str)] = match &rule.algorithm {
+        // The names are those of the text's own parameters.
+        Algorithm::Custom(written) if ["l1", "l2"].iter().any(|name| written.parameters().contains_key(*name)) => &[],
+        _ if rule.l1 == 0.0 => &[("l2", "l2")],
+        _ if rule.l2 == 0.0 => &[("l1", "l1")],
+        _ => &[("l1", "l1"), ("l2", "l2")],
+    };
+    piece(text, &settings, tunables)
 }
 
 /// The text of the algorithm, with its constants.
@@ -193,39 +257,56 @@ pub(super) fn algorithm(rule: &Rule) -> Result<Arc<CheckedRule>, Failure> {
     match rule.algorithm {
         Algorithm::Custom(ref written) => Ok(Arc::clone(written)),
         Algorithm::Add | Algorithm::Sum => unreachable!("add and sum have no text"),
-        Algorithm::Sgd => piece(include_str!("../../rules/sgd.rule"), &[]),
+        Algorithm::Sgd => piece(include_str!("../../rules/sgd.rule"), &[], &[]),
         Algorithm::Momentum { momentum, nesterov: false } => {
-            piece(include_str!("../../rules/momentum.rule"), &[("mu", momentum)])
+            piece(include_str!("../../rules/momentum.rule"), &[("mu", momentum)], MOMENTUM)
         }
         Algorithm::Momentum { momentum, nesterov: true } => {
-            piece(include_str!("../../rules/nesterov.rule"), &[("mu", momentum)])
+            piece(include_str!("../../rules/nesterov.rule"), &[("mu", momentum)], MOMENTUM)
         }
-        Algorithm::Adagrad { epsilon } => piece(include_str!("../../rules/adagrad.rule"), &[("epsilon", epsilon)]),
+        Algorithm::Adagrad { epsilon } => {
+            let tunables = &[("epsilon", "epsilon")];
+            piece(include_str!("../../rules/adagrad.rule"), &[("epsilon", epsilon)], tunables)
+        }
         Algorithm::Adadelta { rho, epsilon } => {
-            piece(include_str!("../../rules/adadelta.rule"), &[("rho", rho), ("epsilon", epsilon)])
+            piece(include_str!("../../rules/adadelta.rule"), &[("rho", rho), ("epsilon", epsilon)], MEANS)
         }
         Algorithm::RmsProp { rho, epsilon, momentum: 0.0 } => {
-            piece(include_str!("../../rules/rmsprop.rule"), &[("rho", rho), ("epsilon", epsilon)])
+            piece(include_str!("../../rules/rmsprop.rule"), &[("rho", rho), ("epsilon", epsilon)], MEANS)
         }
         Algorithm::RmsProp { rho, epsilon, momentum } => {
             let settings = [("rho", rho), ("epsilon", epsilon), ("mu", momentum)];
-            piece(include_str!("../../rules/rmsprop_momentum.rule"), &settings)
+            let tunables = &[("rho", "rho"), ("epsilon", "epsilon"), ("mu", "momentum")];
+            piece(include_str!("../../rules/rmsprop_momentum.rule"), &settings, tunables)
         }
         Algorithm::Adam { beta1, beta2, epsilon } | Algorithm::AdamW { beta1, beta2, epsilon } => {
             let settings = [("beta_1", beta1), ("beta_2", beta2), ("epsilon", epsilon)];
-            piece(include_str!("../../rules/adam.rule"), &settings)
+            let tunables = &[("beta_1", "beta_1"), ("beta_2", "beta_2"), ("epsilon", "epsilon")];
+            piece(include_str!("../../rules/adam.rule"), &settings, tunables)
         }
         Algorithm::Ftrl { learning_rate_power, beta } => {
             let is_proximal = rule.regularizer == Regularizer::Proximal;
             let (l1, l2) = if is_proximal { (rule.l1, rule.l2) } else { (0.0, 0.0) };
             // The subtraction gives a positive zero for a power of zero, where a negation would give a negative one.
             let settings = [("power", 0.0 - learning_rate_power), ("beta", beta), ("l1", l1), ("l2", l2)];
-            piece(include_str!("../../rules/ftrl.rule"), &settings)
+            let tunables: &'static [(&'static str, &'static str)] =
+                if is_proximal { &[("beta", "beta"), ("l1", "l1"), ("l2", "l2")] } else { &[("beta", "beta")] };
+            piece(include_str!("../../rules/ftrl.rule"), &settings, tunables)
         }
     }
 }
 
-fn piece(text: &str, settings: &[(&str, f64)]) -> Result<Arc<CheckedRule>, Failure> {
+/// Tunables of momentum, whose texts call it `mu`.
+const MOMENTUM: &[(&str, &str)] = &[("mu", "momentum")];
+/// Tunables of means that decay by `rho`.
+const MEANS: &[(&str, &str)] = &[("rho", "rho"), ("epsilon", "epsilon")];
+
+/// A text with its settings, and the names of those that are tunable: in the text, and in configuration.
+fn piece(
+    text: &str,
+    settings: &[(&str, f64)],
+    tunables: &'static [(&'static str, &'static str)],
+) -> Result<Arc<CheckedRule>, Failure> {
     let settings: RuleSettings = settings.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-    CheckedRule::piece(text, &settings).map(Arc::new)
+    CheckedRule::piece(text, &settings, TunableNames::Some(tunables)).map(Arc::new)
 }

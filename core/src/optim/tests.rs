@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+mod settings;
 mod stages;
 
 use std::sync::Arc;
@@ -95,7 +96,7 @@ fn run(rule: &Rule, element_type: ElementType, weights: &[f64], gradients: &[&[f
     for (index, gradient) in gradients.iter().enumerate() {
         let bytes = to_bytes(element_type, gradient);
         let norm = square_sum(element_type, &bytes).sqrt();
-        let step = Step { version: Version(index as u64 + 1), rate: None, norm: Some(norm), scale: 1.0 };
+        let step = Step { version: Version(index as u64 + 1), norm: Some(norm), ..Step::FIRST };
         piece.update(rule, &step, &[Gradient { bytes: &bytes, element_type }]);
     }
     piece.weights()
@@ -149,7 +150,7 @@ fn the_numbers_of_an_update_are_its_own_whatever_came_before() {
         for rate in [None, Some(0.0), Some(-0.0), Some(0.25)] {
             for (norm, scale) in [(1.0, 1.0), (4.0, 1.0), (4.0, 1.0), (4.0, -1.0), (f64::NAN, 0.5)] {
                 for rule in rules.iter().chain(&rules[..1]) {
-                    let step = Step { version: Version(version), rate, norm: Some(norm), scale };
+                    let step = Step { version: Version(version), rate, norm: Some(norm), scale, ..Step::FIRST };
                     let expected = bits(rule.formula(&step, &mut Vec::new()));
                     assert_eq!(bits(numbers.formula(rule, &step, &[])), expected, "{:?} at {step:?}", rule.rule());
                     assert_eq!(bits(numbers.formula(rule, &step, &[])), expected, "the same once more");
@@ -266,7 +267,7 @@ fn l1_and_l2_enter_where_the_regularizer_says() {
 #[test]
 fn the_rate_is_the_schedules_or_the_steps_times_the_parameters_own() {
     let rule = Rule { rate_scale: 0.5, schedule: Schedule::Linear { rate: 1.0, a: 0.1, b: 0.0 }, ..Rule::default() };
-    let step = Step { version: Version(3), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(3), ..Step::FIRST };
     assert_eq!(rule.coefficients(&step).rate, 0.5 * (1.0 - 0.1 * 3.0));
     assert_eq!(rule.coefficients(&Step { rate: Some(8.0), ..step }).rate, 4.0);
 }
@@ -292,7 +293,7 @@ fn clipping_bounds_the_merged_gradient() {
         let bytes: Vec<Vec<u8>> = gradients.iter().map(|gradient| to_bytes(element_type, gradient)).collect();
         let gradients: Vec<_> = bytes.iter().map(|bytes| Gradient { bytes, element_type }).collect();
         let mut piece = Piece::new(&rule, element_type, &vec![0.0; expected.len()]);
-        piece.update(&rule, &Step { version: Version(1), rate: None, norm, scale }, &gradients);
+        piece.update(&rule, &Step { version: Version(1), norm, scale, ..Step::FIRST }, &gradients);
         assert_close(&piece.weights(), expected, 1e-15, &format!("{rule:?} {scale} {norm:?}"));
     };
     let by_value = Rule { clip_value: Some(1.0), ..Rule::default() };
@@ -311,7 +312,7 @@ fn clipping_bounds_the_merged_gradient() {
 #[test]
 #[should_panic(expected = "clip_norm needs the gradient's norm")]
 fn clipping_by_norm_without_a_norm_is_a_bug() {
-    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(1), ..Step::FIRST };
     let _ = Rule { clip_norm: Some(1.0), ..Rule::default() }.coefficients(&step);
 }
 
@@ -324,7 +325,7 @@ fn the_sum_is_in_trainer_order_and_in_the_parameters_type() {
         sum(element_type, &mut into, &gradients);
         assert_eq!(to_values(element_type, &into)[0].to_bits(), expected.to_bits(), "{terms:?}");
         let mut piece = Piece::new(&rule(Algorithm::Sgd, 1.0), element_type, &[0.0]);
-        let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+        let step = Step { version: Version(1), ..Step::FIRST };
         piece.update(&rule(Algorithm::Sgd, 1.0), &step, &gradients);
         assert_eq!(piece.weights(), [-expected], "an update sums as sum does: {terms:?}");
     };
@@ -373,7 +374,7 @@ fn integers_are_added_exactly_and_wrap() {
         let add = rule(Algorithm::Add, 1.0);
         let gradients: Vec<_> = terms.iter().map(|bytes| Gradient { bytes, element_type }).collect();
         // The scale of a mean does not reach integers.
-        let coefficients = add.coefficients(&Step { version: Version(1), rate: None, norm: None, scale: 0.5 });
+        let coefficients = add.coefficients(&Step { version: Version(1), scale: 0.5, ..Step::FIRST });
         let mut parameter = start;
         let piece = ParameterPiece { element_type, parameter: &mut parameter, states: &mut [] };
         update(&add, &coefficients, piece, &gradients);
@@ -409,7 +410,7 @@ fn add_is_exact_in_the_parameters_type() {
         let bytes: Vec<_> = terms.iter().map(|term| term.to_le_bytes()).collect();
         let element_type = ElementType::Float32;
         let gradients: Vec<_> = bytes.iter().map(|bytes| Gradient { bytes, element_type }).collect();
-        let coefficients = add.coefficients(&Step { version: Version(9), rate: None, norm: None, scale });
+        let coefficients = add.coefficients(&Step { version: Version(9), scale, ..Step::FIRST });
         let mut parameter = weight.to_le_bytes();
         let piece = ParameterPiece { element_type, parameter: &mut parameter, states: &mut [] };
         update(&add, &coefficients, piece, &gradients);
@@ -578,7 +579,7 @@ proptest! {
         let is_root = |name: &str| name.contains("square") || name == "second_moment";
         let states = rule.states().into_iter().zip([states.0, states.1]);
         let states: Vec<f64> = states.map(|(name, state)| if is_root(name) { state.abs() } else { state }).collect();
-        let step = Step { version: Version(version), rate: None, norm: None, scale: 1.0 };
+        let step = Step { version: Version(version), ..Step::FIRST };
         // The formula alone: the steps around it are the same for all and compared elsewhere.
         let bare = Rule { l1: 0.0, l2: 0.0, ..rule.clone() };
         let bare = if matches!(rule.algorithm, Algorithm::Ftrl { .. }) { rule.clone() } else { bare };
@@ -651,7 +652,7 @@ fn update_reduced(
     gradient: &[u8],
     piece: usize,
 ) {
-    let step = Step { version: Version(version), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(version), ..Step::FIRST };
     let reduced = reduce(&mut Plain, rule, &step, None, |each| {
         for begin in (0..weights.len()).step_by(piece) {
             let range = begin..weights.len().min(begin + piece);

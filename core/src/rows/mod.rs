@@ -20,5 +20,5 @@ pub use merge::{Merged, RowMerge, Unique};
 pub use selected::{Ids, RowsView, SelectedRows};
 pub use table::{
     CatchUp, PartialRead, RateChanges, Record, RowTable, RowWorkspace, Sorted, TableCopy, TablePieces, TableSettings,
-    TableUsage,
+    TableUsage, check_step_settings,
 };

@@ -7,6 +7,7 @@ use crate::error::Failure;
 use super::lower::{Lowering, RulePiece, RuleSettings};
 use super::ssa::Lowered;
 use super::syntax::{StatementKind, Syntax};
+use super::tunable::TunableNames;
 
 /// A checked rule: its text parses, its names are defined, its parameters are within their ranges, it assigns the
 /// parameter `w`, and it is within the limits.
@@ -15,6 +16,7 @@ pub struct CheckedRule {
     text: String,
     settings: RuleSettings,
     syntax: Syntax,
+    tunables: TunableNames,
     parameters: BTreeMap<String, f64>,
     states: Vec<RuleState>,
     has_reductions: bool,
@@ -36,18 +38,19 @@ impl CheckedRule {
     ///
     /// The error has the line, the column and the reason.
     pub fn new(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
-        let written = Self::piece(text, settings)?;
+        let written = Self::piece(text, settings, TunableNames::All)?;
         let mut lowering = Lowering::new();
-        lowering.add(&written.syntax, &written.settings, None)?;
+        lowering.add(written.rule_piece(), None)?;
         if !lowering.assigns_weight() {
             return Err(Failure::call("the rule never assigns w; expected a statement such as w -= lr * g"));
         }
         Ok(written)
     }
 
-    /// As [`new`](Self::new), for a text that is lowered before or after another one and need not assign `w`.
-    pub(crate) fn piece(text: &str, settings: &RuleSettings) -> Result<Self, Failure> {
-        Self::around(text, settings, None)
+    /// As [`new`](Self::new), for a text that is lowered before or after another one and need not assign `w`, and of
+    /// which these parameters are tunable.
+    pub(crate) fn piece(text: &str, settings: &RuleSettings, tunables: TunableNames) -> Result<Self, Failure> {
+        Self::around(text, settings, tunables, None)
     }
 
     /// A stage: statements before and after a rule, in whose place it has `update`. It may also assign `lr`.
@@ -64,8 +67,8 @@ impl CheckedRule {
     /// As [`new`](Self::new), when `update` is not there once, and when a state is declared after it.
     pub fn stage(text: &str) -> Result<Self, Failure> {
         // A rule that reads everything that a stage may assign, so that nothing of the stage is left out.
-        let inner = Self::piece("w -= lr * g", &RuleSettings::new())?;
-        let stage = Self::around(text, &RuleSettings::new(), Some(&[(&inner.syntax, &inner.settings)]))?;
+        let inner = Self::piece("w -= lr * g", &RuleSettings::new(), TunableNames::NONE)?;
+        let stage = Self::around(text, &RuleSettings::new(), TunableNames::NONE, Some(&[inner.rule_piece()]))?;
         let updates = stage.syntax.statements.iter().filter(|one| one.kind == StatementKind::Update).count();
         if updates != 1 {
             return Err(Failure::call(format!("found update {updates} times; expected it once")));
@@ -77,19 +80,25 @@ impl CheckedRule {
         Ok(stage)
     }
 
-    fn around(text: &str, settings: &RuleSettings, inner: Option<&[RulePiece<'_>]>) -> Result<Self, Failure> {
+    fn around(
+        text: &str,
+        settings: &RuleSettings,
+        tunables: TunableNames,
+        inner: Option<&[RulePiece<'_>]>,
+    ) -> Result<Self, Failure> {
         let syntax = Syntax::parse(text)?;
         let mut written = Self {
             text: text.to_owned(),
             settings: settings.clone(),
             syntax,
+            tunables,
             parameters: BTreeMap::new(),
             states: Vec::new(),
             has_reductions: false,
             has_total: false,
         };
         let mut lowering = Lowering::new();
-        let names = lowering.add(&written.syntax, &written.settings, inner)?;
+        let names = lowering.add(written.rule_piece(), inner)?;
         refuse_unused(settings, &names)?;
         written.parameters = names;
         let code = lowering.finish();
@@ -106,6 +115,10 @@ impl CheckedRule {
     /// As those of [`lower`](lower()).
     pub fn lower(&self) -> Result<Lowered, Failure> {
         lower(None, &[self])
+    }
+
+    fn rule_piece(&self) -> RulePiece<'_> {
+        RulePiece { syntax: &self.syntax, settings: &self.settings, tunables: self.tunables }
     }
 
     /// The text of the rule.
@@ -165,10 +178,10 @@ impl CheckedRule {
 /// When they are longer together than a rule may be, or have two states of one name.
 pub fn lower(stage: Option<&CheckedRule>, pieces: &[&CheckedRule]) -> Result<Lowered, Failure> {
     let mut lowering = Lowering::new();
-    let pieces: Vec<RulePiece<'_>> = pieces.iter().map(|piece| (&piece.syntax, &piece.settings)).collect();
+    let pieces: Vec<RulePiece<'_>> = pieces.iter().map(|piece| piece.rule_piece()).collect();
     match stage {
-        Some(stage) => drop(lowering.add(&stage.syntax, &stage.settings, Some(&pieces))?),
-        None => pieces.iter().try_for_each(|(syntax, settings)| lowering.add(syntax, settings, None).map(drop))?,
+        Some(stage) => drop(lowering.add(stage.rule_piece(), Some(&pieces))?),
+        None => pieces.iter().try_for_each(|piece| lowering.add(*piece, None).map(drop))?,
     }
     Ok(lowering.finish())
 }

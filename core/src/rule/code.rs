@@ -1,14 +1,18 @@
 //! Builder of straight-line code: numbers operations, merges equal ones and folds constants.
+//!
+//! A tunable number is no constant: a step may carry another value. Where its configured value decides about an
+//! operation, such as a factor of one that is omitted, the decision becomes a premise of the code.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::limits::{RULE_OPS_MAX, RULE_REDUCTIONS_MAX, RULE_SCALARS_MAX, STATES_MAX};
+use crate::limits::{RULE_OPS_MAX, RULE_REDUCTIONS_MAX, RULE_SCALARS_MAX, STATES_MAX, TUNABLES_MAX};
 
 use super::ssa::{
     Binary, Comparison, Lowered, ReductionId, ReductionKind, RuleFunction, RuleOp, RuleReduction, ScalarId,
     ScalarInput, ScalarInputs, ScalarOp, StateId, StateResult, Unary, ValueId,
 };
+use super::tunable::{Premises, StepSettings, Tunable, TunableId};
 
 /// An operand during code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +31,11 @@ pub(super) enum Operand {
 #[derive(Default)]
 pub(super) struct CodeBuilder {
     scalars: Vec<ScalarOp>,
+    /// The value of each scalar of configured numbers alone.
+    known: Vec<Option<f64>>,
+    tunables: Vec<Tunable>,
+    /// Scalars with tunables that have decided about operations.
+    decided: BTreeSet<ScalarId>,
     ops: Vec<RuleOp>,
     places: BTreeMap<RuleOp, ValueId>,
     /// Each with the element that it adds.
@@ -34,7 +43,7 @@ pub(super) struct CodeBuilder {
 }
 
 /// Inputs that are unknown while code is generated; no known value depends on them.
-const NOTHING: ScalarInputs = ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0 };
+const NOTHING: ScalarInputs = ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0, settings: StepSettings::NONE };
 
 impl CodeBuilder {
     pub(super) fn weight(&mut self) -> Operand {
@@ -60,10 +69,32 @@ impl CodeBuilder {
         Operand::Scalar(self.scalar(ScalarOp::Constant(value)))
     }
 
-    /// The value of an operand that is known before training; true is one, false zero.
+    /// A number that a step may carry another value of; a constant when there are as many tunables as may be.
+    pub(super) fn tunable(&mut self, tunable: Tunable) -> Operand {
+        let value = tunable.value;
+        match u8::try_from(self.tunables.len()) {
+            Ok(place) if usize::from(place) < TUNABLES_MAX => {
+                self.tunables.push(tunable);
+                Operand::Scalar(self.scalar(ScalarOp::Tunable(TunableId(place), value)))
+            }
+            _ => self.constant(value),
+        }
+    }
+
+    /// The configured value of an operand that is known before training; true is one, false zero.
     pub(super) fn known(&self, operand: Operand) -> Option<f64> {
         let (Operand::Scalar(scalar) | Operand::Truth(scalar)) = operand else { return None };
-        self.constant_of(scalar)
+        self.known[scalar.index()]
+    }
+
+    /// [`known`](Self::known), of which the code depends from now on: no step may carry what changes it.
+    pub(super) fn decide(&mut self, operand: Operand) -> Option<f64> {
+        let (Operand::Scalar(scalar) | Operand::Truth(scalar)) = operand else { return None };
+        let known = self.known[scalar.index()]?;
+        if !self.is_constant(scalar) {
+            self.decided.insert(scalar);
+        }
+        Some(known)
     }
 
     pub(super) fn unary(&mut self, unary: Unary, operand: Operand) -> Operand {
@@ -79,9 +110,18 @@ impl CodeBuilder {
         }
         // Operations that change no bit of any element are omitted.
         match (binary, self.known(left), self.known(right)) {
-            (Binary::Multiply | Binary::Divide, _, Some(1.0)) => return left,
-            (Binary::Multiply, Some(1.0), _) => return right,
-            (Binary::Subtract, _, Some(zero)) if zero.to_bits() == 0 => return left,
+            (Binary::Multiply | Binary::Divide, _, Some(1.0)) => {
+                self.decide(right);
+                return left;
+            }
+            (Binary::Multiply, Some(1.0), _) => {
+                self.decide(left);
+                return right;
+            }
+            (Binary::Subtract, _, Some(zero)) if zero.to_bits() == 0 => {
+                self.decide(right);
+                return left;
+            }
             _ => {}
         }
         let (mut left, mut right) = (self.element(left), self.element(right));
@@ -113,7 +153,7 @@ impl CodeBuilder {
     }
 
     pub(super) fn and(&mut self, left: Operand, right: Operand) -> Operand {
-        match (self.known(left), self.known(right), left, right) {
+        match (self.decide_beside(left, right), self.decide_beside(right, left), left, right) {
             (Some(0.0), ..) => left,
             (Some(_), ..) => right,
             (_, Some(0.0), ..) => right,
@@ -129,7 +169,7 @@ impl CodeBuilder {
     }
 
     pub(super) fn or(&mut self, left: Operand, right: Operand) -> Operand {
-        match (self.known(left), self.known(right), left, right) {
+        match (self.decide_beside(left, right), self.decide_beside(right, left), left, right) {
             (Some(0.0), ..) => right,
             (Some(_), ..) => left,
             (_, Some(0.0), ..) => left,
@@ -145,9 +185,6 @@ impl CodeBuilder {
     }
 
     pub(super) fn select(&mut self, condition: Operand, then: Operand, otherwise: Operand) -> Operand {
-        if let Some(truth) = self.known(condition) {
-            return if truth == 0.0 { otherwise } else { then };
-        }
         if then == otherwise {
             return then;
         }
@@ -155,6 +192,9 @@ impl CodeBuilder {
             (condition, then, otherwise)
         {
             return Operand::Scalar(self.scalar(ScalarOp::Select { condition, then, otherwise }));
+        }
+        if let Some(truth) = self.decide(condition) {
+            return if truth == 0.0 { otherwise } else { then };
         }
         let mask = self.mask(condition);
         let (then, otherwise) = (self.element(then), self.element(otherwise));
@@ -199,9 +239,14 @@ impl CodeBuilder {
             (Operand::Scalar(base), Operand::Scalar(exponent), _) => {
                 Operand::Scalar(self.scalar(ScalarOp::Power(base, exponent)))
             }
-            (base, _, Some(1.0)) => base,
-            (base, _, Some(2.0)) => self.binary(Binary::Multiply, base, base),
-            (base, _, Some(0.5)) => self.unary(Unary::SquareRoot, base),
+            (base, _, Some(known)) if [0.5, 1.0, 2.0].contains(&known) => {
+                self.decide(exponent);
+                match known {
+                    1.0 => base,
+                    2.0 => self.binary(Binary::Multiply, base, base),
+                    _ => self.unary(Unary::SquareRoot, base),
+                }
+            }
             (base, exponent, _) => {
                 let (base, exponent) = (self.element(base), self.element(exponent));
                 Operand::Element(self.op(RuleOp::Power(base, exponent)))
@@ -255,7 +300,20 @@ impl CodeBuilder {
             code: Arc::new(code.with_reductions_numbered(&numbers)),
         });
         let reductions = reductions.collect();
-        whole.with_reductions_numbered(&numbers).with_reductions(reductions)
+        let premises = self.premises();
+        whole.with_reductions_numbered(&numbers).with_reductions(reductions).with_tunables(self.tunables, premises)
+    }
+
+    /// The values of scalars for which the operations are the rule's.
+    fn premises(&self) -> Premises {
+        if self.tunables.is_empty() {
+            return Premises::default();
+        }
+        let known = |id: ScalarId| self.known[id.index()].expect("what has decided was known");
+        let decided = self.decided.iter().map(|id| (*id, known(*id))).collect();
+        let finite = (0..).map(ScalarId).zip(&self.known).filter(|(id, _)| !self.is_constant(*id));
+        let finite = finite.filter(|(_, known)| known.is_some_and(f64::is_finite)).map(|(id, _)| id).collect();
+        Premises { scalars: self.scalars.clone(), decided, finite }
     }
 
     /// The code that these results, the states' and the weight's, need.
@@ -346,6 +404,7 @@ impl CodeBuilder {
     fn scalar(&mut self, scalar: ScalarOp) -> ScalarId {
         let scalar = self.folded(scalar);
         let place = self.scalars.iter().position(|known| is_same(*known, scalar)).unwrap_or_else(|| {
+            self.known.push(self.known_value(scalar));
             self.scalars.push(scalar);
             self.scalars.len() - 1
         });
@@ -354,26 +413,44 @@ impl CodeBuilder {
 
     fn folded(&self, scalar: ScalarOp) -> ScalarOp {
         if let ScalarOp::Select { condition, then, otherwise } = scalar
-            && let Some(truth) = self.constant_of(condition)
+            && let ScalarOp::Constant(truth) = self.scalars[condition.index()]
         {
             return self.scalars[if truth == 0.0 { otherwise } else { then }.index()];
         }
-        if matches!(scalar, ScalarOp::Constant(_) | ScalarOp::Input(_) | ScalarOp::Reduced(_))
-            || scalar.operands().any(|operand| self.constant_of(operand).is_none())
-        {
+        if scalar.is_leaf() || !scalar.operands().all(|operand| self.is_constant(operand)) {
             return scalar;
         }
-        let operands: Vec<f64> = self.scalars.iter().map(|known| constant(*known).unwrap_or(f64::NAN)).collect();
-        ScalarOp::Constant(scalar.value(&NOTHING, &[], &operands))
+        ScalarOp::Constant(self.known_value(scalar).expect("its operands are constants"))
     }
 
-    fn constant_of(&self, scalar: ScalarId) -> Option<f64> {
-        constant(self.scalars[scalar.index()])
+    /// The value of a scalar of configured numbers alone.
+    fn known_value(&self, scalar: ScalarOp) -> Option<f64> {
+        match scalar {
+            ScalarOp::Input(_) | ScalarOp::Reduced(_) => return None,
+            ScalarOp::Select { condition, then, otherwise } => {
+                let truth = self.known[condition.index()]?;
+                return self.known[if truth == 0.0 { otherwise } else { then }.index()];
+            }
+            _ => {}
+        }
+        if scalar.operands().any(|operand| self.known[operand.index()].is_none()) {
+            return None;
+        }
+        let operands: Vec<f64> = self.known.iter().map(|known| known.unwrap_or(f64::NAN)).collect();
+        Some(scalar.value(&NOTHING, &[], &operands))
     }
-}
 
-fn constant(scalar: ScalarOp) -> Option<f64> {
-    if let ScalarOp::Constant(value) = scalar { Some(value) } else { None }
+    fn is_constant(&self, scalar: ScalarId) -> bool {
+        matches!(self.scalars[scalar.index()], ScalarOp::Constant(_))
+    }
+
+    /// The value of a condition that decides about an operation of both; with another scalar only a constant does.
+    fn decide_beside(&mut self, operand: Operand, other: Operand) -> Option<f64> {
+        match (operand, other) {
+            (Operand::Truth(truth), Operand::Truth(_)) if !self.is_constant(truth) => None,
+            _ => self.decide(operand),
+        }
+    }
 }
 
 /// Compares constants by their bits: zero is not negative zero.
@@ -416,9 +493,14 @@ impl RuleOp {
 }
 
 impl ScalarOp {
+    /// Whether it has no operands.
+    fn is_leaf(self) -> bool {
+        matches!(self, Self::Constant(_) | Self::Tunable(..) | Self::Input(_) | Self::Reduced(_))
+    }
+
     fn renumbered(self, scalar: impl Fn(ScalarId) -> ScalarId) -> Self {
         match self {
-            Self::Constant(_) | Self::Input(_) | Self::Reduced(_) => self,
+            Self::Constant(_) | Self::Tunable(..) | Self::Input(_) | Self::Reduced(_) => self,
             Self::Unary(unary, operand) => Self::Unary(unary, scalar(operand)),
             Self::Binary(binary, left, right) => Self::Binary(binary, scalar(left), scalar(right)),
             Self::Compare(comparison, left, right) => Self::Compare(comparison, scalar(left), scalar(right)),

@@ -18,12 +18,18 @@ use super::syntax::{
     ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Interval, Logic, NamedFunction, Relation, Statement,
     StatementKind, Syntax,
 };
+use super::tunable::{Tunable, TunableNames};
 
 /// Values of a rule's parameters, by name, as far as they are set.
 pub type RuleSettings = BTreeMap<String, f64>;
 
 /// A text and the values of its parameters.
-pub(super) type RulePiece<'a> = (&'a Syntax, &'a RuleSettings);
+#[derive(Clone, Copy)]
+pub(super) struct RulePiece<'a> {
+    pub(super) syntax: &'a Syntax,
+    pub(super) settings: &'a RuleSettings,
+    pub(super) tunables: TunableNames,
+}
 
 /// State of the lowering of all texts.
 pub(super) struct Lowering {
@@ -57,8 +63,7 @@ enum Meaning {
 /// State of the lowering of one text.
 struct TextLowering<'a> {
     lowering: &'a mut Lowering,
-    syntax: &'a Syntax,
-    settings: &'a RuleSettings,
+    piece: RulePiece<'a>,
     /// The rules in place of `update`, where the text is a stage.
     inner: Option<&'a [RulePiece<'a>]>,
     names: BTreeMap<&'a str, Meaning>,
@@ -84,14 +89,13 @@ impl Lowering {
     /// Adds a text; gives the values of its parameters. A stage has `inner`, the rules in place of its `update`.
     pub(super) fn add(
         &mut self,
-        syntax: &Syntax,
-        settings: &RuleSettings,
+        piece: RulePiece<'_>,
         inner: Option<&[RulePiece<'_>]>,
     ) -> Result<BTreeMap<String, f64>, Failure> {
+        let syntax = piece.syntax;
         let mut piece = TextLowering {
             lowering: self,
-            syntax,
-            settings,
+            piece,
             inner,
             names: BTreeMap::new(),
             parameters: BTreeMap::new(),
@@ -120,8 +124,7 @@ impl<'a> TextLowering<'a> {
         match kind {
             StatementKind::Parameter { interval, default } => {
                 self.refuse_known(*position, name)?;
-                let value = self.parameter(*position, name, interval.as_ref(), *default)?;
-                let value = self.lowering.code.constant(value);
+                let value = self.parameter(*position, name, *interval, *default)?;
                 self.names.insert(name, Meaning::Value(value));
             }
             StatementKind::State(initial) => {
@@ -138,8 +141,8 @@ impl<'a> TextLowering<'a> {
                 let inner = self.inner.ok_or_else(|| {
                     position.refuse("expected a statement of a rule, found update, which only a stage has")
                 })?;
-                for (syntax, settings) in inner {
-                    self.lowering.add(syntax, settings, None)?;
+                for piece in inner {
+                    self.lowering.add(*piece, None)?;
                 }
             }
         }
@@ -150,24 +153,28 @@ impl<'a> TextLowering<'a> {
         &mut self,
         position: Position,
         name: &str,
-        interval: Option<&Interval>,
+        interval: Option<Interval>,
         default: Option<f64>,
-    ) -> Result<f64, Failure> {
-        let value = self.settings.get(name).copied().or(default).ok_or_else(|| {
+    ) -> Result<Operand, Failure> {
+        let value = self.piece.settings.get(name).copied().or(default).ok_or_else(|| {
             position.refuse(format!("expected a value for the parameter {name:?}, which has no default, found none"))
         })?;
         let holds = interval.map_or(value.is_finite(), |interval| interval.holds(value));
         if !holds {
-            let range = interval.map_or("a finite number".to_owned(), ToString::to_string);
+            let range = interval.map_or("a finite number".to_owned(), |interval| interval.to_string());
             return Err(position.refuse(format!("expected {name:?} in {range}, found {value}")));
         }
         self.parameters.insert(name.to_owned(), value);
-        Ok(value)
+        let code = &mut self.lowering.code;
+        Ok(match self.piece.tunables.of(name) {
+            Some(tunable) => code.tunable(Tunable { name: tunable.to_owned(), value, interval }),
+            None => code.constant(value),
+        })
     }
 
     fn state(&mut self, position: Position, name: &'a str, initial: &'a Expression) -> Result<(), Failure> {
         let operand = self.real(initial)?;
-        let Some(value) = self.lowering.code.known(operand) else {
+        let Some(value) = self.lowering.code.decide(operand) else {
             let reason =
                 "expected a first value made of numbers and parameters, found one that changes with the update";
             return Err(initial.position.refuse(reason));
@@ -236,15 +243,14 @@ impl<'a> TextLowering<'a> {
         let is_declared = |statement: &&Statement| {
             statement.name == name && !matches!(statement.kind, StatementKind::Assign(..) | StatementKind::Update)
         };
-        if let Some(later) = self.syntax.statements.iter().find(is_declared) {
+        if let Some(later) = self.piece.syntax.statements.iter().find(is_declared) {
             let line = later.position.line;
             return Err(
                 position.refuse(format!("expected a name from above, found {name:?}, which comes on line {line}"))
             );
         }
-        if self.settings.contains_key(name) {
-            let value = self.parameter(position, name, None, None)?;
-            let meaning = Meaning::Value(self.lowering.code.constant(value));
+        if self.piece.settings.contains_key(name) {
+            let meaning = Meaning::Value(self.parameter(position, name, None, None)?);
             self.names.insert(name, meaning);
             return Ok(meaning);
         }

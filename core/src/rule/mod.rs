@@ -15,6 +15,7 @@
 //! ([`lower()`]) to the straight-line code that kernels run ([`ssa`]). There are two references:
 //! [`CheckedRule::interpret`] runs the text in binary64, and [`mod@reference`] runs the code with exactly the bits that
 //! every kernel must give. Code generators find the uses of each value in [`uses`].
+//! A step may carry other values of a rule's [`Tunable`] numbers.
 //!
 //! Not here: which rule a parameter has, and the steps around it ([`crate::optim`]); rules in a configuration
 //! ([`crate::config`]); code that runs it fast (`kernels`).
@@ -31,8 +32,11 @@ pub mod ssa;
 pub mod syntax;
 #[cfg(test)]
 mod tests;
+mod tunable;
 pub mod uses;
 
 pub use checked::{CheckedRule, RuleState, lower};
 pub use interpret::UpdateInputs;
 pub use lower::RuleSettings;
+pub(crate) use tunable::TunableNames;
+pub use tunable::{StepSettings, Tunable, TunableId};

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::limits::{RULE_OPS_MAX, RULE_REDUCTIONS_MAX, RULE_SCALARS_MAX, STATES_MAX};
 
 use super::elementary;
+use super::tunable::{Premises, StepSettings, Tunable, TunableId};
 
 /// The value that the operation at this place defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -170,8 +171,10 @@ pub enum RuleFunction {
 /// The definition of a scalar, computed once for every update, in binary64. True is one, false zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScalarOp {
-    /// A number of the rule's text or of its settings, or folded from such.
+    /// A number of the rule's text, or folded from such.
     Constant(f64),
+    /// A tunable: the value that the step carries, else this one, which is configured.
+    Tunable(TunableId, f64),
     /// An input of the update.
     Input(ScalarInput),
     /// The reduction at this place in [`Lowered::reductions`].
@@ -219,6 +222,8 @@ pub struct ScalarInputs {
     pub count: f64,
     /// [`ScalarInput::GradientScale`]
     pub gradient_scale: f64,
+    /// Values that the step carries in place of configured ones.
+    pub settings: StepSettings,
 }
 
 /// A state tensor: as long as the parameter and of its type.
@@ -265,6 +270,8 @@ pub struct Lowered {
     states: Vec<StateResult>,
     weight: ValueId,
     reductions: Vec<RuleReduction>,
+    tunables: Vec<Tunable>,
+    premises: Premises,
 }
 
 impl Lowered {
@@ -283,7 +290,8 @@ impl Lowered {
         for (place, scalar) in scalars.iter().enumerate() {
             assert!(scalar.operands().all(|id| id.index() < place), "scalar {place} uses one that is not before it");
         }
-        let lowered = Self { scalars, ops, states, weight, reductions: Vec::new() };
+        let (reductions, tunables, premises) = (Vec::new(), Vec::new(), Premises::default());
+        let lowered = Self { scalars, ops, states, weight, reductions, tunables, premises };
         for (place, op) in lowered.ops.iter().enumerate() {
             lowered.assert_operands(place, *op);
         }
@@ -311,6 +319,22 @@ impl Lowered {
     #[must_use]
     pub fn reductions(&self) -> &[RuleReduction] {
         &self.reductions
+    }
+
+    /// This code with the numbers that a step may carry other values of.
+    pub(super) fn with_tunables(self, tunables: Vec<Tunable>, premises: Premises) -> Self {
+        Self { tunables, premises, ..self }
+    }
+
+    /// The numbers that a step may carry other values of.
+    #[must_use]
+    pub fn tunables(&self) -> &[Tunable] {
+        &self.tunables
+    }
+
+    /// Whether this code is that of the rule with these settings too.
+    pub(crate) fn is_of(&self, settings: StepSettings) -> bool {
+        self.premises.hold(settings)
     }
 
     /// This code with other numbers of the reductions that it reads.
@@ -463,7 +487,7 @@ impl ScalarOp {
     /// The scalars it uses, in order.
     pub fn operands(self) -> impl Iterator<Item = ScalarId> {
         let operands = match self {
-            Self::Constant(_) | Self::Input(_) | Self::Reduced(_) => [None; 3],
+            Self::Constant(_) | Self::Tunable(..) | Self::Input(_) | Self::Reduced(_) => [None; 3],
             Self::Unary(_, operand) | Self::Call(_, operand) | Self::Single(operand) => [Some(operand), None, None],
             Self::Binary(_, left, right) | Self::Compare(_, left, right) | Self::Power(left, right) => {
                 [Some(left), Some(right), None]
@@ -478,6 +502,7 @@ impl ScalarOp {
         let at = |id: ScalarId| before[id.index()];
         match self {
             Self::Constant(value) => value,
+            Self::Tunable(id, configured) => inputs.settings.of(id).unwrap_or(configured),
             Self::Input(ScalarInput::Rate) => inputs.rate,
             Self::Input(ScalarInput::Count) => inputs.count,
             Self::Input(ScalarInput::GradientScale) => inputs.gradient_scale,

@@ -44,7 +44,11 @@ fn lowered(text: &str) -> Lowered {
 fn run(rule: &CheckedRule, weight: f64, gradient: f64, states: &mut [f64]) -> f64 {
     let code = rule.lower().expect("it was checked");
     let mut scalars = Vec::new();
-    code.evaluate(&ScalarInputs { rate: GIVEN.rate, count: GIVEN.count, gradient_scale: 1.0 }, &[], &mut scalars);
+    code.evaluate(
+        &ScalarInputs { rate: GIVEN.rate, count: GIVEN.count, gradient_scale: 1.0, settings: StepSettings::NONE },
+        &[],
+        &mut scalars,
+    );
     ElementMachine::new(&code).update(&code, &scalars, weight, gradient, states)
 }
 

@@ -22,6 +22,7 @@ use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, JobRun, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
+use crate::rows::check_step_settings;
 use crate::wire::{ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
 
 /// Marks the later entries of a chunk that a frame names more than once: the first one decides what they are.
@@ -97,9 +98,10 @@ impl Shard {
         match (head.kind, &self.phase) {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
-                let PushMessage { rate, is_void } = check_message(frame)?;
-                serving.check_push(frame, is_void, origin, run, admitted)?;
-                rate.map_or(Ok(()), |rate| serving.check_rate(rate, admitted))
+                let message = check_message(frame)?;
+                serving.check_push(frame, message.is_void, origin, run, admitted)?;
+                message.rate.map_or(Ok(()), |rate| serving.check_rate(rate, admitted))?;
+                serving.check_settings(&message, admitted)
             }
             (Kind::Set, Phase::Serving(serving)) => serving.check_set(frame, origin, run),
             (Kind::Leave, Phase::Serving(serving)) => serving.check_leave(head, origin, run),
@@ -223,6 +225,24 @@ impl Serving {
                 let name = self.table.held(chunk.id).name();
                 Refusal::invalid(format!("parameter \"{name}\": {failure}"))
             })?;
+        }
+        Ok(())
+    }
+
+    /// Checks the settings of a push against the rules of these chunks.
+    fn check_settings(&self, message: &PushMessage, admitted: &[Admitted]) -> Result<(), Refusal> {
+        if message.settings.is_empty() {
+            return Ok(());
+        }
+        let mut last = None;
+        for chunk in admitted.iter().map(|one| &self.table.chunks[one.slot_index()]) {
+            if last.replace(chunk.id.parameter) == Some(chunk.id.parameter) {
+                continue;
+            }
+            let parameter = self.table.held(chunk.id);
+            let catch_up = parameter.rows.as_ref().map(|plan| plan.sparse.catch_up());
+            check_step_settings(&chunk.rule, chunk.element_type, catch_up, message.named())
+                .map_err(|failure| Refusal::invalid(format!("parameter \"{}\": {failure}", parameter.name())))?;
         }
         Ok(())
     }

@@ -20,8 +20,8 @@ use crate::optim::{NOT_ROW_WISE, Prepared, ReducedPiece, Rule, Step};
 use crate::partition::{Buckets, Declaration};
 use crate::port::{Kernels, Plain};
 use crate::rows::{
-    CatchUp, Height, Ids, PartialRead, RateChanges, Record, RowLayout, RowMerge, RowTable, RowWorkspace, RowsView,
-    TableCopy, TablePieces, TableSettings,
+    Height, Ids, PartialRead, RateChanges, Record, RowLayout, RowMerge, RowTable, RowWorkspace, RowsView, TableCopy,
+    TablePieces, TableSettings,
 };
 use crate::time::Now;
 use crate::wire::{Entry, Head, RowsPart};
@@ -203,14 +203,14 @@ impl RowsPlan {
 impl Bucket {
     /// An empty bucket with memory for its most rows.
     pub(super) fn new(plan: &RowsPlan, index: ChunkIndex, rule: &Arc<Prepared>) -> Result<Self, Failure> {
-        let SparseSettings { lazy, seed, first, initializer, .. } = plan.sparse;
+        let SparseSettings { seed, first, initializer, .. } = plan.sparse;
         let settings = TableSettings {
             layout: plan.layout,
             rule: Arc::clone(rule),
             initializer,
             seed: seed.unwrap_or_default(),
             first,
-            catch_up: if lazy { CatchUp::Lazy } else { CatchUp::Exact },
+            catch_up: plan.sparse.catch_up(),
         };
         let states = rule.states().len();
         let pieces = pieces(plan.buckets.rows_in_each(), plan.layout.row_bytes() as u64 * (states as u64 + 1) + 8)?;

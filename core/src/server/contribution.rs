@@ -16,13 +16,15 @@ use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::rows::{RateChanges, RowLayout, RowsView};
 use crate::time::Now;
-use crate::wire::{Head, RowsPart};
+use crate::wire::{Head, RowsPart, SettingMessage};
 
 /// State shared by all gradients of one frame.
 #[derive(Clone)]
 pub(super) struct PushHeader {
     pub(super) call: CallId,
     pub(super) rate: Option<f64>,
+    /// Numbers of the rule that replace the configured ones.
+    pub(super) settings: Vec<SettingMessage>,
     /// Whether its rounds end without an update.
     pub(super) is_void: bool,
     /// Position of its journal record.

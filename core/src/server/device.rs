@@ -255,7 +255,7 @@ impl DeviceReservation {
 
 /// The device code of a rule, independent of the step.
 fn code_of(rule: &Prepared) -> Code {
-    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
+    let step = Step { version: Version(1), norm: Some(1.0), ..Step::FIRST };
     match rule.formula(&step, &mut Vec::new()) {
         Formula::Add { .. } => Code::Add,
         Formula::Sum { .. } => Code::Sum,

@@ -12,8 +12,9 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{PeerId, TrainerId};
 use crate::memory::Lease;
-use crate::optim::Gradient;
+use crate::optim::{Gradient, Prepared};
 use crate::port::{GradientLease, Kernels};
+use crate::rule::StepSettings;
 use crate::time::Now;
 use crate::wire::Head;
 
@@ -136,14 +137,25 @@ impl OpenRound {
         if let [lone] = self.contributions() {
             return lone.sending.rate;
         }
-        let rates = || self.contributions().iter().filter_map(|one| one.sending.rate);
-        let count = u32::try_from(rates().count()).ok().filter(|count| *count > 0)?;
-        let sum = rates().sum::<f64>();
-        if sum.is_finite() {
-            return Some(sum / f64::from(count));
+        mean(self.contributions().iter().filter_map(|one| one.sending.rate))
+    }
+
+    /// The settings sent with the contributions: of each the mean over those that carry it, as of the learning rate.
+    pub(super) fn settings(&self, rule: &Prepared) -> StepSettings {
+        let mut merged = StepSettings::NONE;
+        if self.contributions().iter().all(|one| one.sending.settings.is_empty()) {
+            return merged;
         }
-        // The sum of finite rates may overflow. Dividing first rounds differently, so it is done only then.
-        Some(rates().map(|rate| rate / f64::from(count)).sum::<f64>().min(f64::MAX))
+        for (id, tunable) in rule.tunables() {
+            let all = || self.contributions().iter().flat_map(|one| &one.sending.settings);
+            let values = || all().filter(|setting| setting.name == tunable.name).map(|setting| setting.value);
+            if let Some(mean) = mean(values()) {
+                // Rounding takes the mean of equal values beside them, and perhaps out of their range.
+                let (least, most) = (values().fold(f64::MAX, f64::min), values().fold(f64::MIN, f64::max));
+                merged.put(id, mean.clamp(least, most));
+            }
+        }
+        merged
     }
 
     pub(super) fn contributors(&self) -> usize {
@@ -257,4 +269,15 @@ impl OpenRound {
         self.sum = None;
         self.contributions.clear();
     }
+}
+
+/// The mean of finite numbers, added in order; none of none.
+fn mean(numbers: impl Iterator<Item = f64> + Clone) -> Option<f64> {
+    let count = u32::try_from(numbers.clone().count()).ok().filter(|count| *count > 0)?;
+    let sum = numbers.clone().sum::<f64>();
+    if sum.is_finite() {
+        return Some(sum / f64::from(count));
+    }
+    // The sum of finite numbers may overflow. Dividing first rounds differently, so it is done only then.
+    Some(numbers.map(|number| number / f64::from(count)).sum::<f64>().clamp(f64::MIN, f64::MAX))
 }

@@ -20,6 +20,7 @@ mod rounds;
 mod rows;
 mod runs;
 mod script;
+mod settings;
 mod stage;
 mod stalled;
 mod totals;

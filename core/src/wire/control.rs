@@ -116,6 +116,27 @@ pub struct PushMessage {
     /// Whether the rounds of its chunks end without an update, whatever others send.
     #[prost(bool, tag = "2")]
     pub is_void: bool,
+    /// Numbers of the rule that replace the configured ones for this gradient.
+    #[prost(message, repeated, tag = "3")]
+    pub settings: Vec<SettingMessage>,
+}
+
+/// A number of a rule, by its name.
+#[derive(Clone, PartialEq, Message)]
+pub struct SettingMessage {
+    /// A parameter of a rule's text, or an optimizer's constant as configuration names it.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its value.
+    #[prost(double, tag = "2")]
+    pub value: f64,
+}
+
+impl PushMessage {
+    /// The settings, by name.
+    pub fn named(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.settings.iter().map(|one| (one.name.as_str(), one.value))
+    }
 }
 
 /// Control message of a pull or set with [`Flags::STATE`](super::Flags::STATE): the part of the optimizer's state that

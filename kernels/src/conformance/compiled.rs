@@ -20,7 +20,7 @@ const COMPILED_OF: usize = 8;
 /// The code of a rule, for any step; none for a sum.
 #[must_use]
 pub fn code_of(prepared: &Prepared) -> Option<Arc<Lowered>> {
-    let step = Step { version: Version(1), rate: Some(1.0), norm: Some(1.0), scale: 1.0 };
+    let step = Step { version: Version(1), rate: Some(1.0), norm: Some(1.0), ..Step::FIRST };
     match prepared.formula(&step, &mut Vec::new()) {
         Formula::Rule { code, .. } => Some(Arc::clone(code)),
         Formula::Add { .. } | Formula::Sum { .. } => None,

@@ -103,7 +103,7 @@ impl ReferenceChunk {
         let gradients = self.gradients(round);
         let scale = 1.0 / gradients.len() as f64;
         let norm = self.keeps_sum().then(|| self.squares(round).into_iter().sum::<f64>().sqrt() * scale);
-        let step = Step { version: Version(round), rate: None, norm, scale };
+        let step = Step { version: Version(round), norm, scale, ..Step::FIRST };
         let mut numbers = Vec::new();
         let formula = self.prepared.formula(&step, &mut numbers);
         let scale = match formula {
@@ -276,7 +276,7 @@ fn momentum() -> Rule {
 }
 
 fn code_of(prepared: &Prepared) -> Code {
-    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
+    let step = Step { version: Version(1), norm: Some(1.0), ..Step::FIRST };
     match prepared.formula(&step, &mut Vec::new()) {
         Formula::Add { .. } => Code::Add,
         Formula::Sum { .. } => Code::Sum,

@@ -18,7 +18,8 @@ fn operation(scalar: ScalarOp) -> ScalarCode {
     operands.iter_mut().zip(scalar.operands()).for_each(|(into, id)| *into = id.0.into());
     // `kernels/cu/scalars.cu` has the same numbers.
     let (operation, value) = match scalar {
-        ScalarOp::Constant(value) => (0, value),
+        // A device computes the scalars of steps that carry no other value.
+        ScalarOp::Constant(value) | ScalarOp::Tunable(_, value) => (0, value),
         ScalarOp::Input(ScalarInput::Rate) => (1, 0.0),
         ScalarOp::Input(ScalarInput::Count) => (2, 0.0),
         ScalarOp::Input(ScalarInput::GradientScale) => (3, 0.0),

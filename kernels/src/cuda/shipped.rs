@@ -122,7 +122,7 @@ pub fn manifest(cubin: &[u8], ptx: &[u8]) -> String {
 
 fn code_of(rule: Rule) -> Arc<Lowered> {
     let prepared = Prepared::new(rule).expect("it is a rule");
-    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(1), ..Step::FIRST };
     match prepared.formula(&step, &mut Vec::new()) {
         Formula::Rule { code, .. } => Arc::clone(code),
         Formula::Add { .. } | Formula::Sum { .. } => unreachable!("add and sum have kernels of their own"),

@@ -262,7 +262,7 @@ fn reckon(
     (count, total, skip): (u32, f64, u32),
 ) -> Reckoned {
     let (emitted, clip_norm, scale) = (Emitted::of(code), prepared.rule().clip_norm, 0.25_f64);
-    let step = Step { version: Version(count.into()), rate: None, norm: Some(total.sqrt() * scale), scale };
+    let step = Step { version: Version(count.into()), norm: Some(total.sqrt() * scale), scale, ..Step::FIRST };
     let inputs = prepared.rule().inputs(&step);
     let (mut values, mut expected) = (Vec::new(), Vec::new());
     code.evaluate(&ScalarInputs { ..inputs }, &[], &mut values);
@@ -315,7 +315,7 @@ fn check_functions(launcher: &mut dyn Launcher, rules: &[Prepared]) {
     };
     let rules: Vec<&Prepared> = rules.iter().filter(|rule| has(launcher, rule)).collect();
     let mut port = Port::new(launcher);
-    let step = Step { version: Version(1), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(1), ..Step::FIRST };
     for (element_type, stretch) in FLOATS.into_iter().flat_map(|each| [(each, 0), (each, 1), (each, 2)]) {
         let (weights, gradients) = (numbers(element_type, stretch, 11), numbers(element_type, stretch, 12));
         for rule in &rules {

@@ -213,7 +213,7 @@ fn check_rows(
     let mut merge = RowMerge::default();
     let merged = merge.unite(layout, &views).expect("they fit").to_selected_rows();
     let prepared = Prepared::new(rule.clone()).expect("it is a rule");
-    let step = Step { version: Version(5), rate: None, norm: None, scale: 1.0 };
+    let step = Step { version: Version(5), ..Step::FIRST };
     let tensor_bytes = usize::try_from(RECORDS).expect("few") * width as usize * size(element_type);
     let tensors: Vec<Vec<u8>> = (0..=prepared.states().len())
         .map(|tensor| values(element_type, tensor_bytes / size(element_type), seed, tensor as u64))

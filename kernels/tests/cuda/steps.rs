@@ -163,7 +163,7 @@ fn update(
     states: &mut [Vec<u8>; 2],
     gradients: &[Vec<u8>; GRADIENTS],
 ) {
-    let step = Step { version: Version(version), rate: Some(rate), norm: None, scale: SCALE };
+    let step = Step { version: Version(version), rate: Some(rate), scale: SCALE, ..Step::FIRST };
     let mut scalars = Vec::new();
     Plain.update(Update {
         formula: rule.formula(&step, &mut scalars),

@@ -58,7 +58,7 @@ struct Case {
 impl Case {
     fn new(rule: &Rule, element_type: ElementType, gradient_type: ElementType, count: usize, length: usize) -> Self {
         let prepared = Prepared::new(rule.clone()).expect("it is a rule");
-        let step = Step { version: Version(3), rate: None, norm: rule.clip_norm, scale: 1.0 / count.max(1) as f64 };
+        let step = Step { version: Version(3), norm: rule.clip_norm, scale: 1.0 / count.max(1) as f64, ..Step::FIRST };
         let weights = values(element_type, length, 1, 3);
         let states: Vec<Vec<u8>> =
             (0..prepared.states().len()).map(|state| values(element_type, length, 2, state as u64)).collect();

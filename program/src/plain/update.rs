@@ -49,7 +49,7 @@ pub(super) fn apply_update(
         return Err(Failure::call("found a stage with total; expected one of a server, which has the job's trainers"));
     }
     let norm = rule.rule().clip_norm.map(|_| square_sum(element_type, &sum).sqrt());
-    let step = Step { version, rate, norm, scale: 1.0 };
+    let step = Step { version, rate, norm, ..Step::FIRST };
     let reduced = reduce(kernels, rule, &step, None, |piece| {
         piece(ReducedPiece { element_type, parameter: parameter.bytes(), states: &mut states, gradient: &sum });
     });

@@ -8,6 +8,7 @@ import torch
 
 from .._client import Array, Call, Client
 from .._errors import Error, Refused
+from ._rules import Numbers
 from ._weights import Places, Weight, forget, note
 
 
@@ -48,7 +49,8 @@ class Bucket:
         """Whether servers may have them, or a part: the call that sent them failed."""
         self.sent: list[Weight] = []
         """Those of which servers get a gradient, or that there is none."""
-        self.rate = 0.0
+        self.numbers = Numbers(0.0, {})
+        """What the gradients carry."""
         self._gradients: dict[str, Array] = {}
         """What the next call sends."""
         self._passing: list[str] = []
@@ -78,9 +80,9 @@ class Bucket:
         self._complete.add(at)
         return len(self._complete) == self._expected
 
-    def prepare(self, client: Client, rate: float, how: Sending) -> None:
+    def prepare(self, client: Client, numbers: Numbers, how: Sending) -> None:
         """Finds the gradients to send. Checks all that servers would refuse, before any is sent."""
-        self.rate, self._gradients, self._passing, self._is_void = rate, {}, [], how.is_void
+        self.numbers, self._gradients, self._passing, self._is_void = numbers, {}, [], how.is_void
         self.sent, self._versions, self._places = [], [], None
         for weight in self.weights:
             gradient = None if how.is_void else weight.gradient(how.wire, how.factor)
@@ -98,7 +100,7 @@ class Bucket:
             self.sent.append(weight)
         self._places = Places(self.sent, how.is_staged, reuses=True)
         if self._gradients:
-            client._check_push(self._gradients, self._places_of(self._gradients), rate)
+            client._check_push(self._gradients, self._places_of(self._gradients), *numbers)
 
     def _places_of(self, names: Iterable[str]) -> dict[str, Array]:
         assert self._places is not None, "it was prepared"
@@ -114,7 +116,8 @@ class Bucket:
             forget(self._places.written)
         try:
             if gradients:
-                self._calls.append(client.start_push_pull(gradients, self._places_of(gradients), rate=self.rate))
+                places, (rate, settings) = self._places_of(gradients), self.numbers
+                self._calls.append(client.start_push_pull(gradients, places, rate=rate, settings=settings))
             if passing:
                 self._calls.append(client._start_pass(passing, self._places_of(passing), self._is_void))
         except BaseException:

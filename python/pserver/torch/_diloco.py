@@ -10,6 +10,7 @@ from .._errors import Refused
 from ._buckets import acknowledged
 from ._embedding import Table
 from ._optimizer import Optimizer
+from ._rules import Numbers
 from ._weights import Places, Weight
 
 STATE = {"steps", "inner", "outer", "weights"}
@@ -45,11 +46,11 @@ class _Fragment:
         """The step of a period after which its outer step begins."""
         self.before = [weight.tensor.detach().clone() for weight in weights]
         """The weights of the last outer step."""
-        self._prepared: tuple[dict[str, Array], Places, float] | None = None
-        """What the next outer step sends, where values go, and its rate."""
+        self._prepared: tuple[dict[str, Array], Places, Numbers] | None = None
+        """What the next outer step sends, where values go, and what it carries."""
         self._gradients: dict[str, Array] = {}
         """What the outer step that has begun sends."""
-        self._rate = 0.0
+        self._numbers = Numbers(0.0, {})
         self._call: Call | None = None
         self._is_acknowledged = False
         """Whether servers have it."""
@@ -61,22 +62,26 @@ class _Fragment:
         """Whether an outer step has begun and is not finished."""
         return bool(self._gradients)
 
-    def prepare(self, client: Client, rate: float, wire: torch.dtype | None, is_started: bool) -> None:
+    def prepare(self, client: Client, numbers: Numbers, wire: torch.dtype | None, is_started: bool) -> None:
         """Finds the differences that an outer step sends, and checks them; ``is_started``: they travel while the
         weights are trained on."""
         pairs = zip(self.weights, self.before)
         gradients = {weight.name: Weight.sent(before - weight.tensor.detach(), wire) for weight, before in pairs}
         places = Places(self.weights, is_staged=is_started)
-        client._check_push(gradients, places.arrays, rate)
-        self._prepared = gradients, places, rate
+        client._check_push(gradients, places.arrays, *numbers)
+        self._prepared = gradients, places, numbers
 
     def begin(self, client: Client, is_started: bool) -> None:
         """Begins the outer step that was prepared."""
         assert self._prepared is not None, "it was prepared"
-        (self._gradients, self._places, self._rate), self._prepared = self._prepared, None
+        (self._gradients, self._places, self._numbers), self._prepared = self._prepared, None
         if is_started:
             self._sent = [weight.tensor.detach().clone() for weight in self.weights]
-            self._call = client.start_push_pull(self._gradients, self._places.arrays, rate=self._rate)
+            self._call = self._push(client, self._places)
+
+    def _push(self, client: Client, places: Places) -> Call:
+        rate, settings = self._numbers
+        return client.start_push_pull(self._gradients, places.arrays, rate=rate, settings=settings)
 
     def finish(self, client: Client) -> None:
         """Waits for the outer step. What was trained since its begin is added to its weights. After a failure another
@@ -85,7 +90,7 @@ class _Fragment:
         if not self._gradients or places is None:
             return
         if not self._is_acknowledged:
-            call = self._call or client.start_push_pull(self._gradients, places.arrays, rate=self._rate)
+            call = self._call or self._push(client, places)
             try:
                 call.wait()
             finally:
@@ -124,7 +129,7 @@ class DiLoCo:
     """
 
     outer: _Outer
-    """The outer optimizer, for schedules of its rate."""
+    """The outer optimizer, for schedules of its rate and its settings."""
 
     def __init__(
         self,
@@ -218,7 +223,7 @@ class DiLoCo:
 
     def _advance(self) -> None:
         """Finishes and begins the outer steps that are due. After a failure another call goes on where it failed."""
-        client, rate = self.outer.client, float(self.outer.param_groups[0]["lr"])
+        client, numbers = self.outer.client, self.outer._numbers(0)
         # PyTorch's schedulers look whether the optimizer has made a step.
         setattr(self.outer, "_opt_called", True)
         while self._ending:
@@ -227,7 +232,7 @@ class DiLoCo:
         # All are checked before one is sent: servers have nothing of an outer step that is refused.
         if not any(fragment.is_under_way for fragment in self._beginning):
             for fragment in self._beginning:
-                fragment.prepare(client, rate, self.wire, not self._waits)
+                fragment.prepare(client, numbers, self.wire, not self._waits)
         while self._beginning:
             fragment = self._beginning[0]
             if not fragment.is_under_way:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from .._client import Client
 from .._errors import Refused
+from ._rules import Numbers
 
 PREFETCHED_MAX = 16
 """Batches that may be prefetched and not used."""
@@ -113,8 +114,8 @@ class Table:
         self._thread: ThreadPoolExecutor | None = None
         self._prefetched: deque[RowBatch] = deque()
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._prepared: tuple[torch.Tensor, torch.Tensor, float] | None = None
-        """What the next call sends: ids, their rows, and the learning rate."""
+        self._prepared: tuple[torch.Tensor, torch.Tensor, Numbers] | None = None
+        """What the next call sends: ids, their rows, and what they carry."""
         self._push: "Future[None] | None" = None
         self._unsure: int | None = None
         """How many gradients servers may have: the call that sent them failed."""
@@ -251,7 +252,7 @@ class Table:
         self._gradients.clear()
         self._unsure = None
 
-    def prepare_push(self, rate: float, needs_all: bool) -> None:
+    def prepare_push(self, numbers: Numbers, needs_all: bool) -> None:
         """Finds the gradients of a step to send, unless they are on their way, and checks them."""
         self._prepared = None
         if self._push is not None and not (self._push.done() and self._push.exception() is not None):
@@ -269,15 +270,16 @@ class Table:
         values = [values for _, values in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
         pushed = ids[0] if len(ids) == 1 else torch.cat(ids)
         gradient = (values[0] if len(values) == 1 else torch.cat(values)).cpu().contiguous()
-        self.client._check_push_rows(self.name, gradient.numpy(), rate)
-        self._prepared = pushed, gradient, rate
+        self.client._check_push_rows(self.name, gradient.numpy(), *numbers)
+        self._prepared = pushed, gradient, numbers
 
     def start_push(self) -> None:
         """Starts to send the gradients that are prepared."""
         if self._prepared is None:
             return
-        (pushed, gradient, rate), self._prepared = self._prepared, None
-        self._push = self.run(lambda: self.client.push_rows(self.name, pushed.numpy(), gradient.numpy(), rate=rate))
+        (pushed, gradient, (rate, settings)), self._prepared = self._prepared, None
+        rows = pushed.numpy(), gradient.numpy()
+        self._push = self.run(lambda: self.client.push_rows(self.name, *rows, rate=rate, settings=settings))
         for batch in self._prefetched:
             batch.refresh(pushed)
 

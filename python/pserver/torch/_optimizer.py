@@ -15,8 +15,8 @@ from ._buffers import Buffers
 from ._buckets import Absent, Bucket, Sending, in_buckets, wait_all
 from ._clipping import Clipping
 from ._embedding import Table
-from ._rules import Rule, rule_of
-from ._state import check_settings, checked, groups_of, load, state_of
+from ._rules import Numbers, Rule, rule_of
+from ._state import checked, groups_of, load, state_of
 from ._table_state import checked_rows, load_rows, rows_of
 from ._weights import HALVES, Places, Weight, changed, forget, note
 
@@ -36,8 +36,8 @@ class Optimizer(torch.optim.Optimizer):
 
     ``params`` are parameters, named parameters, or groups with settings of their own, as for PyTorch's optimizers;
     those of :class:`Embedding` are tables of rows. ``rule`` is a name of :data:`RULES`, or a configuration in text such
-    as ``rule: '...'`` or ``rule_file: 'mine.rule'``. The learning rate of each group goes with each step, so PyTorch's
-    schedulers work. ``client`` is the last one of :func:`pserver.connect` unless it is given.
+    as ``rule: '...'`` or ``rule_file: 'mine.rule'``. The learning rate of each group goes with each step, and so do other
+    settings where they change, so PyTorch's schedulers work. ``client`` is the last one of :func:`pserver.connect` unless it is given.
 
     ``max_norm`` scales the gradients of a step, merged over all trainers, so that their norm is at most that.
     ``wire``, such as ``torch.bfloat16``, is the type in which gradients travel. ``overlap`` sends gradients while the
@@ -248,8 +248,9 @@ class Optimizer(torch.optim.Optimizer):
 
     # Steps
 
-    def _rate(self, group: int) -> float:
-        return float(self.param_groups[group]["lr"])
+    def _numbers(self, group: int) -> Numbers:
+        """What gradients of a group carry."""
+        return self._rules[group].numbers(self.param_groups[group], "at a step")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -275,7 +276,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _run_step(self) -> None:
-        self._check_rates()
+        self._check_numbers()
         self._read_scaler()
         self._check_gradients()
         self._check_weights()
@@ -292,7 +293,7 @@ class Optimizer(torch.optim.Optimizer):
         """Checks all that is left to send, and says what to do where servers have a part of the step already."""
         try:
             for group, table in self._tables:
-                table.prepare_push(self._rate(group), not self._is_alone)
+                table.prepare_push(self._numbers(group), not self._is_alone)
             self._prepare([bucket for bucket in self._buckets if not bucket.is_on_its_way])
         except Refused as error:
             if not self._is_in_step:
@@ -306,7 +307,7 @@ class Optimizer(torch.optim.Optimizer):
         complete, the contents of its weights are unspecified."""
         changes = changed(weight for bucket in buckets if not bucket.is_unsure for weight in bucket.weights)
         for bucket in buckets:
-            bucket.prepare(self.client, self._rate(bucket.group), self._how)
+            bucket.prepare(self.client, self._numbers(bucket.group), self._how)
         if not changes:
             return
         if not self._is_alone and self.client.mode != "sync":
@@ -347,13 +348,16 @@ class Optimizer(torch.optim.Optimizer):
             self._has_norm = True
         wait_all(self._buckets)
 
-    def _check_rates(self) -> None:
-        for rule, group in zip(self._rules, self.param_groups):
-            check_settings(rule.settings, group, "at a step")
+    def _check_numbers(self) -> None:
+        every = [self._numbers(group) for group in range(len(self.param_groups))]
         for bucket in self._buckets:
-            if bucket.is_started and bucket.rate != self._rate(bucket.group):
-                text = f"a learning rate of {self._rate(bucket.group)} after gradients were sent with {bucket.rate}"
+            sent, now = bucket.numbers, every[bucket.group]
+            if bucket.is_started and sent.rate != now.rate:
+                text = f"a learning rate of {now.rate} after gradients were sent with {sent.rate}"
                 raise Refused(f"{text}; expected it to be set before the backward pass, or overlap=False")
+            if bucket.is_started and sent.settings != now.settings:
+                text = f"settings {now.settings} after gradients were sent with {sent.settings}"
+                raise Refused(f"{text}; expected them to be set before the backward pass, or overlap=False")
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -429,8 +433,8 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes a state the job's: one of :meth:`state_dict`, also of a job with other servers and trainers, or one of
         PyTorch's optimizer of the same name. All of it is checked before any is replaced. One trainer calls it while
-        the others wait; in mode sync all may, each before its next step. Settings other than the learning rate are
-        those of the optimizer's construction. The weights stay (:meth:`set_weights`), and so do rows of tables that the
+        the others wait; in mode sync all may, each before its next step. The settings become those of the state, except
+        for one that makes another rule, such as ``amsgrad``, which is refused. The weights stay (:meth:`set_weights`), and so do rows of tables that the
         state does not have."""
         self._checked_state(state_dict)()
         self._fetch(weight for weight in self.weights if weight.tensor.dtype in HALVES)

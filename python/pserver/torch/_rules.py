@@ -1,14 +1,27 @@
-"""Rules by name, with PyTorch's settings, formulas and names of states, as configurations in text."""
+"""Rules by name, with PyTorch's settings, formulas and names of states, as configurations in text.
 
-from collections.abc import Callable
+A configuration has the settings of the optimizer's construction. Those that a group has at a step, where they are
+others, are carried by the step's gradients (:meth:`Rule.numbers`)."""
+
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, NamedTuple
+
+import torch
 
 from .._errors import Refused
 
 Settings = dict[str, Any]
 Made = tuple[str, dict[str, str]]
 """A configuration, and PyTorch's names of the rule's states by those that servers have."""
+
+
+class Numbers(NamedTuple):
+    """What gradients carry for the rule."""
+
+    rate: float
+    settings: dict[str, float]
+    """Settings of the rule that differ from the configuration's, by the servers' names."""
 
 
 class Rule(NamedTuple):
@@ -37,6 +50,34 @@ class Rule(NamedTuple):
     def others(self) -> Settings:
         """Settings of PyTorch's optimizers that no rule here has, with the value that is this rule's formula."""
         return {"maximize": False, "decoupled_weight_decay": self.name == "adamw"} if self.settings else {}
+
+    def numbers(self, group: Mapping[str, Any], when: str) -> Numbers:
+        """What gradients carry with the settings of a group."""
+        carried: dict[str, float] = {}
+        for key, kept in {**self.others, **self.settings}.items():
+            found = group.get(key, kept)
+            if found == kept or (isinstance(found, list) and tuple(found) == kept):
+                continue
+            names = CARRIED[self.name].get(key) if self.name in CARRIED else None
+            if names is None:
+                text = "expected it, or an optimizer that is constructed with the other"
+                raise Refused(f"{key} is {found} {when}, and servers keep {kept}; {text}")
+            if kept == 0 and key in OPTIONAL and self.name != "lion":
+                text = f"expected it, or an optimizer that is constructed with {key} above 0, which steps may then change"
+                raise Refused(f"{key} is {found} {when}, and the rule on servers has none; {text}")
+            if found == 0 and key == "momentum":
+                text = "expected a value above 0, as a rule without momentum keeps no state of it"
+                raise Refused(f"{key} is {found} {when}, and servers keep {kept}; {text}")
+            values = list(found) if isinstance(found, (tuple, list)) else [found]
+            if len(values) != len(names) or not all(_is_number(value) for value in values):
+                raise Refused(f"{key} is {found!r:.200} {when}; expected numbers of 0 or more, as {kept}")
+            before = kept if isinstance(kept, (tuple, list)) else [kept]
+            pairs = zip(names, before, values)
+            carried.update({name: float(value) for name, earlier, value in pairs if value != earlier})
+        rate = group.get("lr", 0.0)
+        if not isinstance(rate, (int, float, torch.Tensor)) or not 0 <= float(rate) < inf:
+            raise Refused(f"lr is {rate!r} {when}; expected a number of 0 or more")
+        return Numbers(float(rate), carried)
 
     def at_rate(self, rate: float) -> str:
         """The whole configuration."""
@@ -98,11 +139,13 @@ def _sgd(settings: Settings) -> Made:
     if momentum == 0:
         return f"optimizer: SGD{_coupled(settings)}", {}
     # The first gradient is not dampened.
-    share = f"select(n == 1, 1, {1 - dampening!r}) * " if dampening else ""
-    step = f"(g + {momentum!r} * momentum_buffer)" if settings["nesterov"] else "momentum_buffer"
+    share = "select(n == 1, 1, 1 - dampening) * " if dampening else ""
+    step = "(g + momentum * momentum_buffer)" if settings["nesterov"] else "momentum_buffer"
     text = _text(
+        f"param momentum in (0, inf) = {momentum!r}",
+        *([f"param dampening in [0, inf) = {dampening!r}"] if dampening else []),
         "state momentum_buffer = 0",
-        f"momentum_buffer = {momentum!r} * momentum_buffer + {share}g",
+        f"momentum_buffer = momentum * momentum_buffer + {share}g",
         f"w -= lr * {step}",
     )
     return text + _coupled(settings), _as_named("momentum_buffer")
@@ -125,11 +168,13 @@ def _adamw(settings: Settings) -> Made:
 def _adagrad(settings: Settings) -> Made:
     initial, epsilon = float(settings["initial_accumulator_value"]), float(settings["eps"])
     decay = float(settings["lr_decay"])
-    rate = f"lr / (1 + {decay!r} * (n - 1))" if decay else "lr"
+    rate = "lr / (1 + lr_decay * (n - 1))" if decay else "lr"
     text = _text(
+        f"param epsilon in [0, inf) = {epsilon!r}",
+        *([f"param lr_decay in [0, inf) = {decay!r}"] if decay else []),
         f"state square_sum = {initial!r}",
         "square_sum += g * g",
-        f"w -= {rate} * g / (sqrt(square_sum) + {epsilon!r})",
+        f"w -= {rate} * g / (sqrt(square_sum) + epsilon)",
     )
     return text + _coupled(settings), {"square_sum": "sum"}
 
@@ -143,18 +188,21 @@ def _adadelta(settings: Settings) -> Made:
 def _rmsprop(settings: Settings) -> Made:
     share, epsilon, momentum = (float(settings[name]) for name in ("alpha", "eps", "momentum"))
     states, mean = ["square_avg"], "square_avg"
-    lines = [f"square_avg = {share!r} * square_avg + {1 - share!r} * g * g"]
+    given = [f"param alpha in [0, inf) = {share!r}", f"param epsilon in [0, inf) = {epsilon!r}"]
+    lines = ["square_avg = alpha * square_avg + (1 - alpha) * g * g"]
     if settings["centered"]:
         states.append("grad_avg")
-        lines.append(f"grad_avg = {share!r} * grad_avg + {1 - share!r} * g")
+        lines.append("grad_avg = alpha * grad_avg + (1 - alpha) * g")
         mean = "max(square_avg - grad_avg * grad_avg, 0)"
-    lines.append(f"let step = g / (sqrt({mean}) + {epsilon!r})")
+    lines.append(f"let step = g / (sqrt({mean}) + epsilon)")
     if momentum:
+        given.append(f"param momentum in (0, inf) = {momentum!r}")
         states.append("momentum_buffer")
-        lines += [f"momentum_buffer = {momentum!r} * momentum_buffer + step", "w -= lr * momentum_buffer"]
+        lines += ["momentum_buffer = momentum * momentum_buffer + step", "w -= lr * momentum_buffer"]
     else:
         lines.append("w -= lr * step")
-    return _text(*(f"state {name} = 0" for name in states), *lines) + _coupled(settings), _as_named(*states)
+    text = _text(*given, *(f"state {name} = 0" for name in states), *lines)
+    return text + _coupled(settings), _as_named(*states)
 
 
 def _lion(settings: Settings) -> Made:
@@ -167,15 +215,18 @@ def _lion(settings: Settings) -> Made:
 def _amsgrad(settings: Settings) -> str:
     first, second = (float(beta) for beta in settings["betas"])
     return _text(
+        f"param beta_1 in [0, 1) = {first!r}",
+        f"param beta_2 in [0, 1) = {second!r}",
+        f"param epsilon in [0, inf) = {float(settings['eps'])!r}",
         "state exp_avg = 0",
         "state exp_avg_sq = 0",
         "state max_exp_avg_sq = 0",
-        f"let root = sqrt(1 - {second!r} ^ n)",
-        f"exp_avg = {first!r} * exp_avg + {1 - first!r} * g",
-        f"exp_avg_sq = {second!r} * exp_avg_sq + {1 - second!r} * g * g",
+        "let root = sqrt(1 - beta_2 ^ n)",
+        "exp_avg = beta_1 * exp_avg + (1 - beta_1) * g",
+        "exp_avg_sq = beta_2 * exp_avg_sq + (1 - beta_2) * g * g",
         "max_exp_avg_sq = max(max_exp_avg_sq, exp_avg_sq)",
-        f"let step = lr * root / (1 - {first!r} ^ n)",
-        f"w -= step * exp_avg / (sqrt(max_exp_avg_sq) + {float(settings['eps'])!r} * root)",
+        "let step = lr * root / (1 - beta_1 ^ n)",
+        "w -= step * exp_avg / (sqrt(max_exp_avg_sq) + epsilon * root)",
     )
 
 
@@ -197,8 +248,24 @@ def _as_named(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, torch.Tensor)) and 0 <= float(value) < inf
+
+
 IMPLEMENTATIONS = {"foreach", "fused", "capturable", "differentiable"}
 """Settings of PyTorch's optimizers that change no number, which may be given as false or None."""
+CARRIED: dict[str, dict[str, tuple[str, ...]]] = {
+    "sgd": {"momentum": ("momentum",), "dampening": ("dampening",), "weight_decay": ("l2",)},
+    "adam": {"betas": ("beta_1", "beta_2"), "eps": ("epsilon",), "weight_decay": ("l2",)},
+    "adamw": {"betas": ("beta_1", "beta_2"), "eps": ("epsilon",), "weight_decay": ("l2",)},
+    "adagrad": {"lr_decay": ("lr_decay",), "eps": ("epsilon",), "weight_decay": ("l2",)},
+    "adadelta": {"rho": ("rho",), "eps": ("epsilon",), "weight_decay": ("l2",)},
+    "rmsprop": {"alpha": ("alpha",), "eps": ("epsilon",), "momentum": ("momentum",), "weight_decay": ("l2",)},
+    "lion": {"betas": ("b1", "b2"), "weight_decay": ("wd",)},
+}
+"""Settings that a step may carry, with the servers' names of their numbers."""
+OPTIONAL = {"momentum", "dampening", "weight_decay", "lr_decay"}
+"""Settings of which a rule that is constructed with zero has no term."""
 ADAM_STATES = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
 

@@ -1,7 +1,6 @@
 """The optimizer's state of a parameter in PyTorch's layout, out of servers and into them."""
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +64,8 @@ def checked(client: Client, weight: Weight, rule: Rule, given: Mapping[str, Any]
 
 
 def groups_of(state_dict: Mapping[str, Any], name: str, rules: list[Rule], groups: list[Any]) -> list[dict[str, Any]]:
-    """The groups to load, if they are of the rule ``name`` and have the settings and the sizes of ``groups``."""
+    """The groups to load, if they are of the rule ``name`` and have the sizes of ``groups``, and settings that a step may
+    carry."""
     if not isinstance(state_dict, Mapping):
         raise Refused(f"a state of {type(state_dict).__name__}; expected that of an optimizer's state_dict()")
     if not {"state", "param_groups"} <= state_dict.keys():
@@ -83,22 +83,8 @@ def groups_of(state_dict: Mapping[str, Any], name: str, rules: list[Rule], group
     if found != expected:
         raise Refused(f"a state of groups with {found} parameters; expected {expected}, as the optimizer has")
     for rule, group in zip(rules, given):
-        check_settings({**rule.others, **rule.settings}, group, "in the state")
-        rate = group.get("lr", 0.0)
-        if not isinstance(rate, (int, float, torch.Tensor)) or not 0 <= float(rate) < inf:
-            raise Refused(f"lr is {rate!r} in the state; expected a number of 0 or more")
+        rule.numbers(group, "in the state")
     return [{**mine, **group} for mine, group in zip(groups, given)]
-
-
-def check_settings(expected: Mapping[str, Any], group: Mapping[str, Any], when: str) -> None:
-    """Refuses settings other than those with which the job was initialised."""
-    for key, kept in expected.items():
-        found = group.get(key, kept)
-        if found != kept and not (isinstance(found, list) and tuple(found) == kept):
-            text = f"servers keep {kept}; expected it, or an optimizer that is constructed with the other"
-            if key in {"betas", "momentum"}:
-                text = f"{text}: OneCycleLR and CyclicLR leave it with cycle_momentum=False"
-            raise Refused(f"{key} is {found} {when}, and {text}")
 
 
 def load(client: Client, every: list[Loaded]) -> None:

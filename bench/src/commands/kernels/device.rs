@@ -302,7 +302,7 @@ fn subject(measure: Measured) -> &'static str {
 }
 
 fn step(version: u64) -> Step {
-    Step { version: Version(version), rate: None, norm: None, scale: 1.0 }
+    Step { version: Version(version), ..Step::FIRST }
 }
 
 #[cfg(test)]

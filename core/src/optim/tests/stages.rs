@@ -104,7 +104,7 @@ fn a_share_is_of_what_the_total_is_of_and_the_update_has_the_total() {
         assert!(rule.rule().has_total() && !rule.rule().is_element_wise(), "{stage}");
         let element_type = ElementType::Float64;
         let [weights, gradient] = [[1.0, 2.0, 6.0], GRADIENT].map(|values| bytes_of(element_type, &values));
-        let step = Step { version: Version(3), rate: None, norm: None, scale: 1.0 };
+        let step = Step { version: Version(3), ..Step::FIRST };
         let mut visit = |piece: &mut dyn FnMut(ReducedPiece<'_, '_>)| {
             piece(ReducedPiece { element_type, parameter: &weights, states: &mut [], gradient: &gradient });
         };
@@ -122,7 +122,7 @@ fn a_share_is_of_what_the_total_is_of_and_the_update_has_the_total() {
 fn a_stage_costs_its_operations() {
     let operations = |config: &str| {
         let (rule, mut scalars) = (prepared(config), Vec::new());
-        let step = Step { version: Version(1), rate: None, norm: None, scale: 0.5 };
+        let step = Step { version: Version(1), scale: 0.5, ..Step::FIRST };
         let Formula::Rule { code, .. } = rule.formula(&step, &mut scalars) else { panic!("it has code") };
         code.ops().len()
     };

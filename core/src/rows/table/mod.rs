@@ -49,7 +49,7 @@ use tile::{Tile, TileRow, TileShape};
 pub use copy::TableCopy;
 pub use pieces::TablePieces;
 pub use reading::PartialRead;
-pub use rest::RateChanges;
+pub use rest::{RateChanges, check_step_settings};
 pub use settings::{CatchUp, TableSettings};
 
 /// Bytes of a row's last version.

@@ -6,8 +6,12 @@
 //! once, so it is never more work than the dense one. This module knows when less work suffices.
 
 use crate::dtype::ElementType;
+use crate::error::Failure;
 use crate::ids::Version;
 use crate::optim::{Algorithm, Prepared, Regularizer, Rule, Schedule, Step};
+use crate::rule::StepSettings;
+
+use super::settings::CatchUp;
 
 /// Condition under which a gradient of zero leaves a row unchanged, to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,28 @@ impl IdleRows {
             | Algorithm::AdamW { .. }
             | Algorithm::Ftrl { .. } => Self::AfterOne,
         }
+    }
+}
+
+/// Checks settings that a step carries for a parameter with this rule; `catch_up` is that of its table, if it has one.
+///
+/// # Errors
+/// As [`Prepared::settings`]; and for a table that replays missed updates, whose history has learning rates only.
+pub fn check_step_settings<'a>(
+    rule: &Prepared,
+    element_type: ElementType,
+    catch_up: Option<CatchUp>,
+    given: impl IntoIterator<Item = (&'a str, f64)>,
+) -> Result<StepSettings, Failure> {
+    let settings = rule.settings(given)?;
+    match catch_up {
+        Some(CatchUp::Exact) if !settings.is_empty() && IdleRows::of(rule.rule(), element_type) != IdleRows::Always => {
+            Err(Failure::call(
+                "the step carries settings for a table that replays missed updates, of which it keeps learning rates \
+                 only; expected none, or lazy: true",
+            ))
+        }
+        _ => Ok(settings),
     }
 }
 
@@ -106,7 +132,7 @@ pub(super) struct Past<'a> {
 impl Past<'_> {
     /// The step of the update that made this version. The gradient is zero, so scale and norm do not matter.
     pub(super) fn step(&self, version: Version) -> Step {
-        Step { version, rate: self.rates.at(version), norm: None, scale: 1.0 }
+        Step { version, rate: self.rates.at(version), ..Step::FIRST }
     }
 
     /// Whether all updates have the same scalars, so that a row that one of them left unchanged is unchanged by all.

@@ -68,7 +68,7 @@ impl Player {
         let views = [RowsView::new(self.table.layout(), &ids, &values).expect("a row for each id")];
         let mut merge = RowMerge::default();
         let merged = merge.unite(self.table.layout(), &views).expect("they fit");
-        let step = Step { version: Version(self.table.version().0 + 1), rate: None, norm: None, scale: 1.0 };
+        let step = Step { version: Version(self.table.version().0 + 1), ..Step::FIRST };
         self.table.apply(&mut self.work, &mut Plain, &merged, &step, &[]).map_err(|refusal| refusal.to_string())
     }
 
@@ -288,7 +288,7 @@ fn a_step_that_is_no_number_is_refused() {
     let mut check = |rate, scale, expected: &str| {
         let mut merge = RowMerge::default();
         let merged = merge.unite(player.table.layout(), &[]).expect("there is nothing");
-        let step = Step { version: Version(1), rate, norm: None, scale };
+        let step = Step { version: Version(1), rate, scale, ..Step::FIRST };
         let refusal = player.table.apply(&mut player.work, &mut Plain, &merged, &step, &[]).expect_err("it is refused");
         assert_eq!(refusal.to_string(), format!("a step's {expected}; expected a finite number, zero or above"));
     };

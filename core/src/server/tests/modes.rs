@@ -134,7 +134,7 @@ fn whole(trainers: &[Vec<f32>], rounds: usize, scale: f64) -> Vec<u8> {
     for version in 1..=rounds as u64 {
         crate::optim::sum(Float32, &mut sum, &gradients);
         let norm = Some(square_sum(Float32, &sum).sqrt() * scale);
-        let step = Step { version: crate::ids::Version(version), rate: None, norm, scale };
+        let step = Step { version: crate::ids::Version(version), norm, scale, ..Step::FIRST };
         Plain.update(Update {
             formula: prepared.formula(&step, &mut Vec::new()),
             element_type: Float32,

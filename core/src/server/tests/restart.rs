@@ -16,7 +16,7 @@ use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Round, Ticket, Version};
 use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
 use crate::prng::Prng;
-use crate::wire::{Entry, Flags, Frame, Head, Kind, RowsPart};
+use crate::wire::{Entry, Flags, Frame, Head, Kind, PushMessage, RowsPart, SettingMessage};
 
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
@@ -77,6 +77,21 @@ fn rows(prng: &mut Prng, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
     let values: Vec<f32> = (0..count * 3).map(|_| number()).collect();
     let ids = ids.iter().flat_map(|id| id.to_le_bytes());
     part.encode().into_iter().chain(ids).chain(values.iter().flat_map(|value| value.to_le_bytes())).collect()
+}
+
+/// A setting of a parameter's rule, or none.
+fn carried(prng: &mut Prng, plan: &Plan, parameter: u64) -> PushMessage {
+    let index = usize::try_from(parameter).expect("there are few");
+    let name = match plan.parameters[index].name {
+        "a" => "beta_1",
+        "g" | "c" => "momentum",
+        "r" => "b",
+        "t" => "l2",
+        _ => return PushMessage::default(),
+    };
+    let hundredths = u8::try_from(1 + prng.below(98)).expect("it is small");
+    let value = f64::from(hundredths) / 100.0;
+    PushMessage { settings: vec![SettingMessage { name: name.to_owned(), value }], ..PushMessage::default() }
 }
 
 fn payload(prng: &mut Prng, plan: &Plan, id: ChunkId) -> Vec<u8> {
@@ -300,7 +315,10 @@ impl Pair {
     fn push(&mut self, trainer: u32) -> Option<Parcel> {
         let plan = self.peace.plan.clone();
         let contents = self.peace.contents();
-        let wanted = 1 + self.prng.below((1 << plan.parameters.len()) - 1);
+        let only = self.prng.below(plan.parameters.len() as u64);
+        let is_only = self.prng.below(3) == 0;
+        let wanted = if is_only { 1 << only } else { 1 + self.prng.below((1 << plan.parameters.len()) - 1) };
+        let message = if is_only { carried(&mut self.prng, &plan, only) } else { PushMessage::default() };
         let mut wants = self.prng.below(2) == 0;
         let rounds = &mut self.rounds[trainer as usize];
         let mut entries = Vec::new();
@@ -327,12 +345,12 @@ impl Pair {
             return None;
         }
         let second = entries.split_off(1 + self.prng.index(entries.len()));
-        let first = self.peace.push(trainer, entries, wants);
+        let first = self.peace.push(trainer, entries, wants).carrying(&message);
         if !second.is_empty() {
             let mut head = first.frame.head;
             head.request = Ticket(head.request.0 + 1_000_000);
             let typed = second.into_iter().map(|(id, round, bytes)| (id, round, plan.element_type(id), bytes));
-            self.rest[trainer as usize] = Some(Parcel::new(head, typed.collect()));
+            self.rest[trainer as usize] = Some(Parcel::new(head, typed.collect()).carrying(&message));
         }
         Some(first)
     }
@@ -497,7 +515,9 @@ fn check(plan: &Plan, before: &str, after: &str) {
     }
     assert_eq!(peace.stage.contents(), stage.contents());
     peace.run(after);
-    Script::new(stage).run(after);
+    let mut restarted = Script::new(stage);
+    restarted.run(after);
+    assert_eq!(peace.stage.contents(), restarted.stage.contents());
 }
 
 #[test]
@@ -657,4 +677,26 @@ proptest! {
     ) {
         Pair::new(course).run();
     }
+}
+
+/// Momentum that a step may change, whose state shows the gradients' mean of it.
+const CARRIED: &str = "rule: 'param mu in (0, 1) = 0.5; state m = 0; m = mu * m + g; w -= lr * m' \
+                       regularizer: Coupled l2: 0.25 const_lr { learning_rate: 0.1 }";
+
+#[test]
+fn settings_of_open_and_applied_gradients_are_the_same_after_a_restart() {
+    let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float64, 1, CARRIED);
+    // A round that is applied, an open one, and a gradient that is ahead, each with its settings.
+    check(
+        &plan,
+        "push*mu:0.9*l2:0.5*0.3 1 1 w=0.3 -> 1 done w@1
+         push*mu:0.7 0 1 w=0.1 -> 0 done w@1
+         push*mu:0.6 1 2 w=0.7 -> 1 done w@2
+         push*mu:0.8*l2:0.125 1 3 w=0.9 ->",
+        "push*l2:0.0625 0 2 w=0.2 -> *
+         push 0 3 w=0.4 -> *
+         push*mu:0.3 0 4 w=0.4 -> 0 done w@4
+         push 1 4 w=0.5 -> 1 done w@4
+         show w -> *",
+    );
 }

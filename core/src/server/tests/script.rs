@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! push 0 1 w=1 x=2,3     trainer 0 pushes for round 1; w is the first chunk of parameter w, w.1 the second
-//! push+ 0 1 w=1          the same, and wants the value; push*0.5 sends the rate 0.5
+//! push+ 0 1 w=1          the same, and wants the value; push*0.5 sends the rate 0.5,
+//!                        push*a:0.5 the setting a
 //! push 0 1 w=none         trainer 0 has no gradient for w; void 0 1 w=none: the round is no update
 //! mend 0 1 w=2            trainer 0 pushes other gradients under the number of its last call
 //! again 0                trainer 0 sends its last push, set or leave once more
@@ -31,7 +32,9 @@ use crate::dtype::{ElementType, Half};
 use crate::ids::{ChunkId, Incarnation, Round};
 use crate::port::{Event, Plain, Simulated};
 use crate::wire::request::Request;
-use crate::wire::{self, ControlAnswer, ControlRequest, Entry, ErrorMessage, Flags, Frame, Kind, PushMessage};
+use crate::wire::{
+    self, ControlAnswer, ControlRequest, Entry, ErrorMessage, Flags, Frame, Kind, PushMessage, SettingMessage,
+};
 
 /// Runs a script on a shard that serves, and on one whose chunks live on an accelerator.
 pub(super) fn check(plan: Plan, script: &str) {
@@ -131,8 +134,11 @@ impl Script {
     }
 
     fn push(&mut self, command: &str, trainer: u32, round: u64, words: &[&str]) {
-        let rate = command.split_once('*').map(|(_, rate)| rate.parse().expect("a rate"));
-        let command = command.split('*').next().expect("it is never empty");
+        let mut parts = command.split('*');
+        let command = parts.next().expect("it is never empty");
+        let (settings, rates): (Vec<&str>, Vec<&str>) = parts.partition(|part| part.contains(':'));
+        let rate = rates.first().map(|rate| rate.parse().expect("a rate"));
+        let settings = settings.into_iter().map(setting).collect();
         let mut head = match command {
             "mend" => self.stage.head(Kind::Push, trainer),
             "push" | "push+" | "void" => self.stage.call(Kind::Push, trainer),
@@ -142,10 +148,8 @@ impl Script {
             head.flags = Flags::WANT_VALUE;
         }
         let entries = words.iter().map(|word| self.payload(word, round)).collect();
-        let mut parcel = Parcel::new(head, entries).rate(rate);
-        if command == "void" {
-            parcel.frame.control = PushMessage { rate, is_void: true }.encode_to_vec();
-        }
+        let message = PushMessage { rate, is_void: command == "void", settings };
+        let mut parcel = Parcel::new(head, entries).carrying(&message);
         parcel.frame.entries.iter_mut().zip(words).for_each(|(entry, word)| entry.half = half(word));
         self.send(trainer, parcel);
     }
@@ -275,4 +279,10 @@ fn numbers(element_type: ElementType, bytes: &[u8]) -> String {
         all.truncate(1);
     }
     all.join(",")
+}
+
+/// `name:value`
+fn setting(text: &str) -> SettingMessage {
+    let (name, value) = text.split_once(':').expect("a name and a value");
+    SettingMessage { name: name.to_owned(), value: value.parse().expect("a number") }
 }

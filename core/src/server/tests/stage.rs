@@ -172,8 +172,8 @@ impl Parcel {
         self
     }
 
-    pub(super) fn rate(mut self, rate: Option<f64>) -> Self {
-        self.frame.control = PushMessage { rate, is_void: false }.encode_to_vec();
+    pub(super) fn carrying(mut self, message: &PushMessage) -> Self {
+        self.frame.control = message.encode_to_vec();
         self
     }
 }

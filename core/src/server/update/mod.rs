@@ -71,6 +71,7 @@ impl Serving {
             rate: chunk.round.rate(),
             norm,
             scale: self.flows.of(slot_index).stage.scale(chunk.round.contributors()),
+            settings: chunk.round.settings(&chunk.rule),
         }
     }
 

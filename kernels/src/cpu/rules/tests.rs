@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::RULE_OPS_MAX;
 use pserver_core::optim::{self, Gradient};
+use pserver_core::rule::StepSettings;
 use pserver_core::rule::reference::ElementMachine;
 use pserver_core::rule::ssa::{
     Binary, Comparison, Lowered, RuleFunction, RuleOp, ScalarId, ScalarInputs, ScalarOp, StateId, StateResult, Unary,
@@ -245,7 +246,11 @@ fn check(case: &Case) {
     let code = Arc::new(code(&case.drawn, case.states));
     let element_type = if case.is_double { ElementType::Float64 } else { ElementType::Float32 };
     let mut scalars = Vec::new();
-    code.evaluate(&ScalarInputs { rate: 0.1, count: 3.0, gradient_scale: 0.5 }, &[], &mut scalars);
+    code.evaluate(
+        &ScalarInputs { rate: 0.1, count: 3.0, gradient_scale: 0.5, settings: StepSettings::NONE },
+        &[],
+        &mut scalars,
+    );
     let tensors: Vec<Misaligned> = (0..=case.states as u64).map(|which| tensor(case, which, element_type)).collect();
     let types = case
         .gradients
@@ -314,7 +319,11 @@ fn more_rules_than_are_kept_are_right_and_take_no_more_room() {
         let mut expected = 0.5;
         for code in all.iter().chain(&all).chain(all.iter().rev()) {
             let mut scalars = Vec::new();
-            code.evaluate(&ScalarInputs { rate: 0.1, count: 1.0, gradient_scale: 1.0 }, &[], &mut scalars);
+            code.evaluate(
+                &ScalarInputs { rate: 0.1, count: 1.0, gradient_scale: 1.0, settings: StepSettings::NONE },
+                &[],
+                &mut scalars,
+            );
             expected += scalars[0];
             let (weights, width) = (&mut weights, Width::Double);
             rules.update(RuleUpdate { code, scalars: &scalars, width, weights, states: &mut [], gradients: &[] });

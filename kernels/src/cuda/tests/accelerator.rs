@@ -40,7 +40,7 @@ fn library(module: &ModuleSource) -> Option<String> {
 }
 
 fn library_of(rules: Vec<Rule>) -> Option<String> {
-    let step = Step { version: Version(1), rate: None, norm: Some(1.0), scale: 1.0 };
+    let step = Step { version: Version(1), norm: Some(1.0), ..Step::FIRST };
     let emitted = |rule| {
         let prepared = Prepared::new(rule).expect("it is a rule");
         let mut scalars = Vec::new();

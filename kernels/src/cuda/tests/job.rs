@@ -83,7 +83,7 @@ pub(super) fn emitted(rule: &Prepared) -> Emitted {
 
 pub(super) fn step(version: u64) -> Step {
     // Another rate in every round, so that numbers of the round before are wrong ones.
-    Step { version: Version(version), rate: Some(version as f64 / 128.0), norm: None, scale: 0.5 }
+    Step { version: Version(version), rate: Some(version as f64 / 128.0), scale: 0.5, ..Step::FIRST }
 }
 
 /// Numbers that differ with the seed, none of them special.
