@@ -272,7 +272,6 @@ impl ClientGuard<'_> {
         }
         let mut last = None;
         let chosen: Vec<_> = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<_, _>>()?;
-        chosen.iter().try_for_each(|index| check_dense(job.chosen(*index)))?;
         job.check_once(&chosen)?;
         let fetched = check_destinations(job, &into)?;
         if !into.is_empty() && fetched.parameters != chosen {
@@ -282,7 +281,7 @@ impl ClientGuard<'_> {
         let flags = if into.is_empty() { Flags::default() } else { Flags::WANT_VALUE };
         let mut places = self.places(into, &fetched.parameters)?.into_iter();
         let sequence = self.open(Kind::Push, &chosen, (0, fetched.held))?;
-        let message = PushMessage { is_void, ..PushMessage::default() }.encode_to_vec();
+        let message = PushMessage { is_void, is_pass: true, ..PushMessage::default() }.encode_to_vec();
         let packer = self.packer(Kind::Push, &chosen).with(flags, message);
         let orders = chosen.into_iter().map(|index| {
             let (place, half) = places.next().unzip();

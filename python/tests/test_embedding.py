@@ -182,6 +182,39 @@ def test_the_norm_of_tables_and_weights_together_is_clipped(
         torch.testing.assert_close(networks[0].head.weight, networks[1].head.weight, rtol=0, atol=0)
 
 
+def test_a_table_without_a_gradient_anywhere_stays_as_it_is(job: Any, in_ranks: Any) -> None:
+    clients = [job(2, trainers=2, trainer=0), job(trainer=1)]
+    networks = [Ours("Embedding", lazy=False), Ours("Embedding", lazy=False)]
+    theirs = Theirs("Embedding")
+    theirs.table.sparse = False
+    ids = torch.arange(40)
+
+    def loss(network: Any, step: int, rank: int) -> Any:
+        # The table has no part in every third step, and in one of two ranks' every second.
+        if step % 3 == 0 or (step % 2 and rank):
+            return network.head(torch.ones(2, WIDTH) * step).square().mean()
+        return (network(ids + step + rank) - 1).square().mean()
+
+    def run(rank: int) -> None:
+        optimizer = module().Optimizer(networks[rank].named_parameters(), "adamw", 0.01, client=clients[rank])
+        for step in range(15):
+            loss(networks[rank], step, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    in_ranks(run)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=0.01)
+    for step in range(15):
+        for rank in range(2):
+            (loss(theirs, step, rank) / 2).backward()
+        assert (theirs.table.weight.grad is None) == (step % 3 == 0)
+        reference.step()
+        reference.zero_grad()
+    with torch.no_grad():
+        every = torch.arange(HEIGHT)
+        torch.testing.assert_close(networks[0].table(every), theirs.table(every), rtol=1e-5, atol=1e-5)
+
+
 def test_gradients_of_several_passes_are_summed_or_dropped(job: Any) -> None:
     client = job()
     ours, theirs = Ours("Embedding"), Theirs("Embedding")

@@ -23,7 +23,7 @@ use crate::error::Failure;
 use crate::ids::{Epoch, Generation, JobRun, NO_TRAINER, PeerId, Round, TrainerId};
 use crate::optim::Range;
 use crate::rows::check_step_settings;
-use crate::wire::{ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
+use crate::wire::{Entry, ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
 
 /// Marks the later entries of a chunk that a frame names more than once: the first one decides what they are.
 #[cold]
@@ -99,7 +99,7 @@ impl Shard {
             (Kind::Init | Kind::Finish, _) => self.check_generation(head),
             (Kind::Push, Phase::Serving(serving)) => {
                 let message = check_message(frame)?;
-                serving.check_push(frame, message.is_void, origin, run, admitted)?;
+                serving.check_push(frame, &message, origin, run, admitted)?;
                 message.rate.map_or(Ok(()), |rate| serving.check_rate(rate, admitted))?;
                 serving.check_settings(&message, admitted)
             }
@@ -151,7 +151,7 @@ impl Serving {
     fn check_push(
         &self,
         frame: &Frame,
-        is_void: bool,
+        message: &PushMessage,
         origin: Origin,
         run: JobRun,
         admitted: &mut Vec<Admitted>,
@@ -163,8 +163,8 @@ impl Serving {
         let (mut last, mut is_rising) = (None, true);
         for entry in &frame.entries {
             let slot_index = self.table.check_gradient(last, entry)?;
-            if is_void || entry.bytes == 0 {
-                self.check_pass(slot_index, is_void)?;
+            if message.is_void || message.is_pass || entry.bytes == 0 {
+                self.check_pass(slot_index, message, entry)?;
             }
             is_rising &= last < Some(slot_index);
             last = Some(slot_index);
@@ -186,14 +186,18 @@ impl Serving {
     }
 
     /// Refuses an entry without a gradient, or one that ends its round without an update, where no round waits for all.
-    fn check_pass(&self, slot_index: usize, is_void: bool) -> Result<(), Refusal> {
+    fn check_pass(&self, slot_index: usize, message: &PushMessage, entry: &Entry) -> Result<(), Refusal> {
         let chunk = &self.table.chunks[slot_index];
-        let is_dense = chunk.bucket().is_none();
-        if is_dense && self.flows.of(slot_index).pace == AccumulatorPace::Rounds || !is_dense && !is_void {
+        let (is_bucket, bytes) = (chunk.bucket().is_some(), entry.bytes);
+        let is_of_zeros = is_bucket && !message.is_void && !message.is_pass;
+        let text = if message.is_pass && bytes > 0 {
+            format!("{bytes} bytes of a gradient in a push that has none; expected no payload")
+        } else if is_of_zeros || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
             return Ok(());
-        }
+        } else {
+            "a push without a gradient; expected one, or a job in mode sync".to_owned()
+        };
         let name = self.table.held(chunk.id).name();
-        let text = "a push without a gradient; expected one, or a dense parameter in a job in mode sync";
         Err(Refusal::invalid(format!("parameter \"{name}\": {text}")))
     }
 

@@ -27,6 +27,8 @@ pub(super) struct PushHeader {
     pub(super) settings: Vec<SettingMessage>,
     /// Whether its rounds end without an update.
     pub(super) is_void: bool,
+    /// Whether its sender has no gradient for the frame's parameters.
+    pub(super) is_pass: bool,
     /// Position of its journal record.
     pub(super) position: u64,
     /// Time of its arrival, as in `Context::nanos`.

@@ -29,9 +29,10 @@ impl Serving {
         let (position, arrival) = (cx.position, self.arrivals);
         self.arrivals += 1;
         cx.counters.gradients.add(frame.entries.len() as u64);
-        let PushMessage { rate, is_void, settings } = message.clone();
+        let PushMessage { rate, is_void, settings, is_pass } = message.clone();
         let (nanos, peer, head) = (cx.nanos, cx.peer, frame.head);
-        let sending = Arc::new(PushHeader { call, rate, settings, is_void, position, arrival, nanos, peer, head });
+        let sending =
+            Arc::new(PushHeader { call, rate, settings, is_void, is_pass, position, arrival, nanos, peer, head });
         self.rejoin(cx.position, &frame.head);
         let mut body = body.into_iter();
         for (entry, admitted) in frame.entries.iter().zip(admitted) {

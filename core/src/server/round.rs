@@ -127,9 +127,11 @@ impl OpenRound {
     }
 
     /// Whether the round ends without an update: no trainer has a gradient, or one has declared it void.
-    pub(super) fn is_passed(&self) -> bool {
+    pub(super) fn is_passed(&self, is_bucket: bool) -> bool {
         let all = self.contributions();
-        all.iter().all(|one| one.bytes == 0) || all.iter().any(|one| one.sending.is_void)
+        // Without rows for a bucket, a trainer may have some for others: that gradient is zeros.
+        let has_none = |one: &Contribution| if is_bucket { one.sending.is_pass } else { one.bytes == 0 };
+        all.iter().all(has_none) || all.iter().any(|one| one.sending.is_void)
     }
 
     /// The mean of the learning rates sent with the contributions, summed in trainer order.

@@ -119,6 +119,10 @@ pub struct PushMessage {
     /// Numbers of the rule that replace the configured ones for this gradient.
     #[prost(message, repeated, tag = "3")]
     pub settings: Vec<SettingMessage>,
+    /// Whether the sender has no gradient for the frame's parameters. Of a table an entry without rows alone would be a
+    /// gradient of zeros.
+    #[prost(bool, tag = "4")]
+    pub is_pass: bool,
 }
 
 /// A number of a rule, by its name.

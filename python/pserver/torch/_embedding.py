@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from .._client import Client
 from .._errors import Refused
+from ._buckets import Absent
 from ._rules import Numbers
 
 PREFETCHED_MAX = 16
@@ -116,6 +117,8 @@ class Table:
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._prepared: tuple[torch.Tensor, torch.Tensor, Numbers] | None = None
         """What the next call sends: ids, their rows, and what they carry."""
+        self._passes = False
+        """Whether it says that there is no gradient."""
         self._push: "Future[None] | None" = None
         self._unsure: int | None = None
         """How many gradients servers may have: the call that sent them failed."""
@@ -252,9 +255,10 @@ class Table:
         self._gradients.clear()
         self._unsure = None
 
-    def prepare_push(self, numbers: Numbers, needs_all: bool) -> None:
-        """Finds the gradients of a step to send, unless they are on their way, and checks them."""
-        self._prepared = None
+    def prepare_push(self, numbers: Numbers, absent: Absent) -> None:
+        """Finds the gradients of a step to send, unless they are on their way, and checks them. ``absent``: what is sent
+        where there is none."""
+        self._prepared, self._passes = None, False
         if self._push is not None and not (self._push.done() and self._push.exception() is not None):
             return
         self._drop_zeroed()
@@ -263,9 +267,11 @@ class Table:
             text = "expected those that were sent, with which another step() completes this one"
             raise Refused(f'table "{self.name}": other gradients after servers may have got some; {text}')
         weight = self.stand_in()
-        # Frozen rows are so at every trainer, and decay nowhere.
-        if not self._gradients and not (needs_all and (weight is None or weight.requires_grad)):
-            return
+        if not self._gradients:
+            # Frozen rows are so at every trainer, and decay nowhere.
+            if absent == Absent.NOTHING or (weight is not None and not weight.requires_grad):
+                return
+            self._passes = absent == Absent.PASS
         ids = [ids for ids, _ in self._gradients] or [torch.empty(0, dtype=torch.int64)]
         values = [values for _, values in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
         pushed = ids[0] if len(ids) == 1 else torch.cat(ids)
@@ -279,7 +285,10 @@ class Table:
             return
         (pushed, gradient, (rate, settings)), self._prepared = self._prepared, None
         rows = pushed.numpy(), gradient.numpy()
-        self._push = self.run(lambda: self.client.push_rows(self.name, *rows, rate=rate, settings=settings))
+        if self._passes:
+            self._push = self.run(lambda: self.client._start_pass([self.name], None, False).wait())
+        else:
+            self._push = self.run(lambda: self.client.push_rows(self.name, *rows, rate=rate, settings=settings))
         for batch in self._prefetched:
             batch.refresh(pushed)
 

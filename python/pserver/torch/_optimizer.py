@@ -293,7 +293,7 @@ class Optimizer(torch.optim.Optimizer):
         """Checks all that is left to send, and says what to do where servers have a part of the step already."""
         try:
             for group, table in self._tables:
-                table.prepare_push(self._numbers(group), not self._is_alone)
+                table.prepare_push(self._numbers(group), self._how.absent)
             self._prepare([bucket for bucket in self._buckets if not bucket.is_on_its_way])
         except Refused as error:
             if not self._is_in_step:

@@ -96,8 +96,8 @@ fn a_push_without_a_gradient_is_refused_where_no_round_waits_for_all() {
         "push 0 0 w=none -> 0 error Invalid: parameter \"w\": a push without a gradient; expected one, or *",
     );
     check(
-        Plan::new(Mode::Sync, Merge::Mean, 1).with("w", Float32, 1, rows),
-        "void 0 1 w=none -> 0 error Invalid: parameter \"w\": a push without a gradient; expected one, or *",
+        Plan::new(Mode::Async, Merge::Mean, 1).with("w", Float32, 1, rows),
+        "void 0 0 w=none -> 0 error Invalid: parameter \"w\": a push without a gradient; expected one, or *",
     );
 }
 

@@ -8,7 +8,7 @@ use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
 use crate::server::shard::Phase;
-use crate::wire::{Flags, Kind, RowsPart, StateMessage};
+use crate::wire::{Flags, Kind, PushMessage, RowsPart, StateMessage};
 
 const SGD: &str = "const_lr { learning_rate: 1 } sparse { height: 100 width: 2 buckets: 1 constant { value: 10 } }";
 
@@ -192,6 +192,47 @@ fn a_contribution_without_rows_is_one() {
     // A part of no rows is a part.
     let none = push(&mut stage, 0, 3, part(0, 1, &[]));
     assert_eq!(kinds(&deliver(&mut stage, 0, &none)), [Kind::Done]);
+}
+
+/// Marks a push as one without a gradient, or as one that ends its round without an update.
+fn without(mut parcel: Parcel, is_void: bool) -> Parcel {
+    parcel.frame.control = PushMessage { is_void, is_pass: !is_void, ..PushMessage::default() }.encode_to_vec();
+    parcel
+}
+
+#[test]
+fn a_round_for_which_no_trainer_has_a_gradient_is_no_update_of_a_table() {
+    const MOMENTUM: &str = "sgd { momentum: 0.5 } const_lr { learning_rate: 1 } \
+                            sparse { height: 100 width: 2 buckets: 1 constant { value: 10 } }";
+    let mut stage = stage(Mode::Sync, 2, MOMENTUM);
+    let round = |stage: &mut Stage, number, parts: [Option<Vec<u8>>; 2]| {
+        for (trainer, payload) in (0..).zip(parts) {
+            let is_pass = payload.is_none();
+            let parcel = push(stage, trainer, number, payload.unwrap_or_default());
+            let parcel = if is_pass { without(parcel, false) } else { parcel };
+            assert_eq!(kinds(&deliver(stage, trainer, &parcel)), [Kind::Done], "{:?}", stage.errors());
+        }
+        pull(stage, 0, number, &[3])[0]
+    };
+    assert_eq!(round(&mut stage, 1, [Some(part(0, 1, &[(3, 1.0)])), None]), 9.0);
+    assert_eq!(round(&mut stage, 2, [None, None]), 9.0, "nobody has a gradient");
+    assert_eq!(round(&mut stage, 3, [None, Some(Vec::new())]), 8.5, "one has a gradient of zeros");
+    let mut last = |is_void| {
+        let parcel = push(&mut stage, 0, 4, part(0, 1, &[(3, 1.0)]));
+        without(parcel, is_void)
+    };
+    let (refused, void) = (last(false), last(true));
+    check_refused(&mut stage, &refused, "bytes of a gradient in a push that has none; expected no payload");
+    let other = push(&mut stage, 1, 4, part(0, 1, &[(3, 5.0)]));
+    for (trainer, parcel) in [(0, void), (1, other)] {
+        assert_eq!(kinds(&deliver(&mut stage, trainer, &parcel)), [Kind::Done]);
+    }
+    assert_eq!(pull(&mut stage, 0, 4, &[3]), [8.5], "it is void");
+    assert_eq!(round(&mut stage, 5, [Some(part(0, 1, &[(3, 1.0)])), None]), 7.25, "momentum is as before");
+
+    let mut stage = self::stage(Mode::Async, 1, MOMENTUM);
+    let parcel = without(push(&mut stage, 0, 0, Vec::new()), false);
+    check_refused(&mut stage, &parcel, "a push without a gradient; expected one, or a job in mode sync");
 }
 
 #[test]

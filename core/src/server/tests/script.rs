@@ -148,7 +148,7 @@ impl Script {
             head.flags = Flags::WANT_VALUE;
         }
         let entries = words.iter().map(|word| self.payload(word, round)).collect();
-        let message = PushMessage { rate, is_void: command == "void", settings };
+        let message = PushMessage { rate, is_void: command == "void", settings, is_pass: false };
         let mut parcel = Parcel::new(head, entries).carrying(&message);
         parcel.frame.entries.iter_mut().zip(words).for_each(|(entry, word)| entry.half = half(word));
         self.send(trainer, parcel);

@@ -39,7 +39,7 @@ impl Serving {
         };
         let is_passed = |slot_index: &usize| {
             let chunk = &self.table.chunks[*slot_index];
-            chunk.bucket().is_none() && chunk.round.is_passed()
+            chunk.round.is_passed(chunk.bucket().is_some())
         };
         slot_indices.iter().all(is_passed)
     }
