@@ -106,12 +106,15 @@ fn written(text: &str) -> Rule {
 fn a_step_with_parameters_of_a_text_gives_the_bits_of_a_text_with_these_numbers() {
     let text = |a: &str, b: &str| {
         let names = format!("param a in [0, 4) = {a}; param b = {b}; state m = 0; let c = 1 - a");
-        written(&format!("{names}; m = a * m + select(n == 1, 1, c) * g; w -= lr * m * select(a < 2, 0.5, b) / (b - 3)"))
+        written(&format!(
+            "{names}; m = a * m + select(n == 1, 1, c) * g; w -= lr * m * select(a < 2, 0.5, b) / (b - 3)"
+        ))
     };
     check(text("0.9", "2"), text("0.5", "2"), &[("a", 0.5)]);
     check(text("0.9", "2"), text("0.9", "-7"), &[("b", -7.0)]);
     check(text("0.9", "2"), text("3", "-7"), &[("b", -7.0), ("a", 3.0)]);
-    let conditions = |a: &str| written(&format!("param a = {a}; w -= select(a < 1 and n < 5 or a > 8, lr + a, 2 * a) * g"));
+    let conditions =
+        |a: &str| written(&format!("param a = {a}; w -= select(a < 1 and n < 5 or a > 8, lr + a, 2 * a) * g"));
     check(conditions("0.5"), conditions("9"), &[("a", 9.0)]);
 }
 

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::RULE_OPS_MAX;
 use pserver_core::optim::{self, Gradient};
+use pserver_core::rule::StepSettings;
 use pserver_core::rule::reference::ElementMachine;
 use pserver_core::rule::ssa::{
     Binary, Comparison, Lowered, RuleFunction, RuleOp, ScalarId, ScalarInputs, ScalarOp, StateId, StateResult, Unary,
