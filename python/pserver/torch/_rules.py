@@ -74,10 +74,7 @@ class Rule(NamedTuple):
             before = kept if isinstance(kept, (tuple, list)) else [kept]
             pairs = zip(names, before, values)
             carried.update({name: float(value) for name, earlier, value in pairs if value != earlier})
-        rate = group.get("lr", 0.0)
-        if not isinstance(rate, (int, float, torch.Tensor)) or not 0 <= float(rate) < inf:
-            raise Refused(f"lr is {rate!r} {when}; expected a number of 0 or more")
-        return Numbers(float(rate), carried)
+        return Numbers(float(group.get("lr", 0.0)), carried)
 
     def at_rate(self, rate: float) -> str:
         """The whole configuration."""

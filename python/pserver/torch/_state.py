@@ -1,6 +1,7 @@
 """The optimizer's state of a parameter in PyTorch's layout, out of servers and into them."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +84,9 @@ def groups_of(state_dict: Mapping[str, Any], name: str, rules: list[Rule], group
     if found != expected:
         raise Refused(f"a state of groups with {found} parameters; expected {expected}, as the optimizer has")
     for rule, group in zip(rules, given):
+        rate = group.get("lr", 0.0)
+        if not isinstance(rate, (int, float, torch.Tensor)) or not 0 <= float(rate) < inf:
+            raise Refused(f"lr is {rate!r} in the state; expected a number of 0 or more")
         rule.numbers(group, "in the state")
     return [{**mine, **group} for mine, group in zip(groups, given)]
 
