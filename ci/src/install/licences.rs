@@ -36,7 +36,7 @@ pub(crate) const INSTALLED: &[&str] = &["pserver-capi", "pserver"];
 /// Those, and that of the wheel.
 pub(crate) const RELEASED: &[&str] = &["pserver-capi", "pserver", "pserver-python"];
 
-/// What some packages of this workspace are linked with.
+/// The packages that some of this workspace are linked with.
 pub(super) struct Linked {
     /// Packages of others.
     pub(super) packages: Vec<LinkedPackage>,
@@ -46,7 +46,7 @@ pub(super) struct Linked {
     pub(super) metadata: Value,
 }
 
-/// What these packages of ours are linked with.
+/// The packages that these of ours are linked with.
 pub(super) fn linked(workspace: &Workspace, ours: &[&str]) -> Result<Linked> {
     let names = names(workspace, ours)?;
     let metadata = succeed(workspace.cargo().args(["metadata", "--format-version", "1", "--locked"]))?;

@@ -212,7 +212,7 @@ impl ChunkTable {
         part.and_then(|part| part.reader(index)).unwrap_or(index)
     }
 
-    /// The first chunk of those that are updated together with one and its share: of a bucket and its numbers the bucket.
+    /// The first chunk of the group that a chunk, or its share, is of: of a bucket's numbers the bucket.
     pub(super) fn first_of_group(&self, id: ChunkId) -> ChunkId {
         let parameter = self.reader_of(id.parameter);
         let is_table = self.parameters.get(&parameter).is_some_and(|reader| reader.rows.is_some());

@@ -199,7 +199,7 @@ impl RowTable {
         let rows = self.shape.rows();
         for start in (0..merged.len()).step_by(rows) {
             let end = merged.len().min(start + rows);
-            self.update_tile(work, kernels, merged, start..end, step, reduced);
+            self.update_tile(work, kernels, merged, start..end, (step, reduced));
         }
         if self.rest != IdleRows::Always && !self.settings.rule.rule().algorithm.is_exact() {
             self.rates.note(step.version, step.rate);
@@ -476,8 +476,7 @@ impl RowTable {
         kernels: &mut dyn Kernels,
         merged: &Merged<'_>,
         places: Range<usize>,
-        step: &Step,
-        reduced: &[f64],
+        (step, reduced): (&Step, &[f64]),
     ) {
         let RowWorkspace { tile, slots } = work;
         tile.begin(self.shape);
