@@ -6,13 +6,10 @@ use std::sync::Arc;
 use prost::Message;
 use pserver_core::config::ParameterConfig;
 use pserver_core::error::Failure;
-use pserver_core::ids::ParameterIndex;
 use pserver_core::optim::Prepared;
+use pserver_core::partition::Declaration;
 use pserver_core::rows::{CatchUp, check_step_settings};
 use pserver_core::wire::{PushMessage, SettingMessage};
-
-use super::job::JoinedJob;
-use super::transfer::check_rate;
 
 /// Numbers that a push carries in place of configured ones, for the update of which its gradients are a part.
 ///
@@ -51,37 +48,35 @@ impl CarriedNumbers<'_> {
 #[derive(Default)]
 pub(super) struct PreparedRules(BTreeMap<Vec<u8>, (Arc<Prepared>, Option<CatchUp>)>);
 
-impl JoinedJob {
+impl PreparedRules {
     /// Refuses numbers that servers would refuse for one of these parameters.
-    pub(super) fn check_carried(
+    pub(super) fn check<'a>(
         &mut self,
-        chosen: &[ParameterIndex],
+        declarations: impl Iterator<Item = &'a Declaration>,
         numbers: CarriedNumbers<'_>,
     ) -> Result<(), Failure> {
-        check_rate(numbers.rate)?;
-        if numbers.settings.is_empty() {
-            return Ok(());
+        match numbers.rate {
+            Some(rate) if !rate.is_finite() || rate < 0.0 => {
+                let text = format!("learning rate {rate}; expected a finite number that is not negative");
+                return Err(Failure::call(text));
+            }
+            _ if numbers.settings.is_empty() => return Ok(()),
+            _ => {}
         }
         let mut last: Option<&[u8]> = None;
-        let mut rules = std::mem::take(&mut self.rules);
-        let checked = chosen.iter().try_for_each(|index| {
-            let declaration = self.chosen(*index).declaration();
+        for declaration in declarations {
             // Most parameters have the configuration of the one before.
             if last.replace(&declaration.config) == Some(&declaration.config) {
-                return Ok(());
+                continue;
             }
-            let (rule, catch_up) = rules.rule(&declaration.config)?;
+            let (rule, catch_up) = self.rule(&declaration.config)?;
             let settings = numbers.settings.iter().copied();
             check_step_settings(&rule, declaration.element_type, catch_up, settings)
-                .map(drop)
-                .map_err(|failure| Failure::call(format!("parameter \"{}\": {failure}", declaration.name.as_str())))
-        });
-        self.rules = rules;
-        checked
+                .map_err(|failure| Failure::call(format!("parameter \"{}\": {failure}", declaration.name.as_str())))?;
+        }
+        Ok(())
     }
-}
 
-impl PreparedRules {
     fn rule(&mut self, config: &[u8]) -> Result<(Arc<Prepared>, Option<CatchUp>), Failure> {
         if let Some(known) = self.0.get(config) {
             return Ok(known.clone());

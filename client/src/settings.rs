@@ -97,6 +97,18 @@ impl ClientState {
 }
 
 impl JoinedJob {
+    /// Refuses numbers that servers would refuse for one of these parameters.
+    pub(super) fn check_carried(
+        &mut self,
+        chosen: &[ParameterIndex],
+        numbers: CarriedNumbers<'_>,
+    ) -> Result<(), Failure> {
+        let mut rules = std::mem::take(&mut self.rules);
+        let checked = rules.check(chosen.iter().map(|index| self.chosen(*index).declaration()), numbers);
+        self.rules = rules;
+        checked
+    }
+
     /// The declared configuration of a parameter.
     fn config(&self, index: ParameterIndex) -> Result<ParameterConfig, Failure> {
         ParameterConfig::decode(&self.chosen(index).declaration().config)

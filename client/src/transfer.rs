@@ -32,8 +32,8 @@ const RATE_UNCHECKED_MAX: f64 = 1e6;
 
 impl Client {
     /// Sends gradients, or deltas where the job optimises on the client. It returns when every server has them for
-    /// good; a call that failed may be repeated and is not applied twice. `numbers` replace configured ones; an `Option`
-    /// is the learning rate alone.
+    /// good; a call that failed may be repeated and is not applied twice. `numbers` replace configured ones, and an
+    /// `Option` is the learning rate alone.
     ///
     /// # Errors
     /// The gradient that is refused, and why; or the server that did not answer before the deadline.
@@ -573,15 +573,6 @@ fn borrowed<'a>(into: &'a mut [DestinationSlice<'_>]) -> Vec<FetchRequest<'a>> {
         half: one.half,
     };
     into.iter_mut().map(fetch).collect()
-}
-
-pub(super) fn check_rate(rate: Option<f64>) -> Result<(), Failure> {
-    match rate {
-        Some(rate) if !rate.is_finite() || rate < 0.0 => {
-            Err(Failure::call(format!("learning rate {rate}; expected a finite number that is not negative")))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Refuses a gradient with an element that is NaN or infinite.

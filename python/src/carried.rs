@@ -7,8 +7,7 @@ use pyo3::pybacked::PyBackedStr;
 use crate::session::name_for_good;
 
 /// A tuple of a learning rate or none, and of pairs of names and values.
-#[derive(FromPyObject)]
-pub(crate) struct RawNumbers(Option<f64>, #[pyo3(from_py_with = settings)] Vec<(&'static str, f64)>);
+pub(crate) struct RawNumbers(Option<f64>, Vec<(&'static str, f64)>);
 
 impl RawNumbers {
     /// The numbers as the client takes them.
@@ -17,7 +16,11 @@ impl RawNumbers {
     }
 }
 
-fn settings(pairs: &Bound<'_, PyAny>) -> PyResult<Vec<(&'static str, f64)>> {
-    let pairs: Vec<(PyBackedStr, f64)> = pairs.extract()?;
-    Ok(pairs.iter().map(|(name, value)| (name_for_good(name), *value)).collect())
+impl<'a, 'py> FromPyObject<'a, 'py> for RawNumbers {
+    type Error = PyErr;
+
+    fn extract(numbers: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let (rate, settings): (Option<f64>, Vec<(PyBackedStr, f64)>) = numbers.extract()?;
+        Ok(Self(rate, settings.iter().map(|(name, value)| (name_for_good(name), *value)).collect()))
+    }
 }

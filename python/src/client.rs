@@ -179,7 +179,7 @@ impl RawClient {
         self.started(py, |session| {
             stage(session, &names, gradients.as_deref_mut().unwrap_or_default(), Staging::Gradient)?;
             stage(session, &names, out.as_deref_mut().unwrap_or_default(), Staging::Destination)?;
-            session.start(&names, (gradients, out), &numbers)
+            session.start(&names, (gradients, out), numbers.carried())
         })
     }
 

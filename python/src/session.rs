@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pserver_client::environment::{Environment, ResolvedOptions, find};
 use pserver_client::launchers::Launchers;
-use pserver_client::{CallNumber, Client, DestinationSlice, GradientSlice, ParameterFacts, setting_file};
+use pserver_client::{
+    CallNumber, CarriedNumbers, Client, DestinationSlice, GradientSlice, ParameterFacts, setting_file,
+};
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};
 
 use crate::arrays::HeldArray;
-use crate::carried::RawNumbers;
 
 /// A client that is open.
 pub(crate) struct PythonSession {
@@ -124,7 +125,7 @@ impl PythonSession {
         &self,
         names: &[impl AsRef<str>],
         (gradients, out): (Option<Vec<HeldArray>>, Option<Vec<HeldArray>>),
-        numbers: &RawNumbers,
+        numbers: CarriedNumbers<'_>,
     ) -> Result<CallNumber, Failure> {
         let (mut given, mut into, has_out) = (Vec::new(), Vec::new(), out.is_some());
         let gradients = gradients.unwrap_or_default();
@@ -136,8 +137,8 @@ impl PythonSession {
         }
         self.lasting_destinations(names, &mut out, &mut into)?;
         let number = match (given.is_empty(), has_out) {
-            (false, true) => self.client.start_push_pull(&given, numbers.carried(), into),
-            (false, false) => self.client.start_push(&given, numbers.carried()),
+            (false, true) => self.client.start_push_pull(&given, numbers, into),
+            (false, false) => self.client.start_push(&given, numbers),
             (true, _) => self.client.start_pull(into),
         }?;
         let held = gradients.into_iter().chain(out).collect();

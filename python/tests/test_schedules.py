@@ -332,3 +332,8 @@ def test_calls_carry_settings_by_name(job: Any) -> None:
                 call(ones, settings=settings)
     with pytest.raises(TypeError):
         client.push(ones, settings={"mu": "half"})
+    # Beside a learning rate that this client's gradients bring by themselves.
+    assert not client.init_all({"w": np.zeros(2)}, f"{config} const_lr {{ learning_rate: 0.5 }}")
+    client.set({"w": np.zeros(2)})
+    client.set_state("w", {"m": np.ones(2)}, 4)
+    assert client.push_pull(ones, settings={"mu": 0.25})["w"].tolist() == [-0.625, -0.625]

@@ -289,9 +289,8 @@ pub(super) fn algorithm(rule: &Rule) -> Result<Arc<CheckedRule>, Failure> {
             let (l1, l2) = if is_proximal { (rule.l1, rule.l2) } else { (0.0, 0.0) };
             // The subtraction gives a positive zero for a power of zero, where a negation would give a negative one.
             let settings = [("power", 0.0 - learning_rate_power), ("beta", beta), ("l1", l1), ("l2", l2)];
-            let tunables: &'static [(&'static str, &'static str)] =
-                if is_proximal { &[("beta", "beta"), ("l1", "l1"), ("l2", "l2")] } else { &[("beta", "beta")] };
-            piece(include_str!("../../rules/ftrl.rule"), &settings, tunables)
+            // Its code shares the usual zeros and ones of these settings with constants of the text.
+            piece(include_str!("../../rules/ftrl.rule"), &settings, &[])
         }
     }
 }

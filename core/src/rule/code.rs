@@ -9,10 +9,10 @@ use std::sync::Arc;
 use crate::limits::{RULE_OPS_MAX, RULE_REDUCTIONS_MAX, RULE_SCALARS_MAX, STATES_MAX, TUNABLES_MAX};
 
 use super::ssa::{
-    Binary, Comparison, Lowered, ReductionId, ReductionKind, RuleFunction, RuleOp, RuleReduction, ScalarId,
+    Binary, Comparison, Lowered, Premises, ReductionId, ReductionKind, RuleFunction, RuleOp, RuleReduction, ScalarId,
     ScalarInput, ScalarInputs, ScalarOp, StateId, StateResult, Unary, ValueId,
 };
-use super::tunable::{Premises, StepSettings, Tunable, TunableId};
+use super::tunable::{StepSettings, Tunable, TunableId};
 
 /// An operand during code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,9 +13,10 @@ use crate::limits::STATES_MAX;
 use crate::text::Position;
 
 use super::code::{CodeBuilder, Operand};
+use super::interval::Interval;
 use super::ssa::{Binary, Comparison, Lowered, ReductionKind, ScalarInput, StateId, Unary};
 use super::syntax::{
-    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Interval, Logic, NamedFunction, Relation, Statement,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Logic, NamedFunction, Relation, Statement,
     StatementKind, Syntax,
 };
 use super::tunable::{Tunable, TunableNames};

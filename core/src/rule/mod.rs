@@ -24,6 +24,7 @@ mod checked;
 mod code;
 mod elementary;
 mod interpret;
+mod interval;
 mod lower;
 mod parser;
 mod print;
@@ -37,6 +38,7 @@ pub mod uses;
 
 pub use checked::{CheckedRule, RuleState, lower};
 pub use interpret::UpdateInputs;
+pub use interval::Interval;
 pub use lower::RuleSettings;
 pub(crate) use tunable::TunableNames;
 pub use tunable::{StepSettings, Tunable, TunableId};

@@ -5,9 +5,10 @@ use crate::limits::{RULE_DEPTH_MAX, RULE_TEXT_BYTES_MAX};
 use crate::text::Position;
 use crate::text::lexer::{Language, TextLexer, TextToken};
 
+use super::interval::Interval;
 use super::syntax::{
-    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, FUNCTIONS, Interval, KEYWORDS, Logic, NamedFunction,
-    Relation, Statement, StatementKind, Syntax,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, FUNCTIONS, KEYWORDS, Logic, NamedFunction, Relation,
+    Statement, StatementKind, Syntax,
 };
 
 /// The most levels of nested parentheses and operators. An expression of the permitted depth prints with at most one

@@ -2,10 +2,10 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use super::interval::Interval;
 use super::parser::Binding;
 use super::syntax::{
-    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Interval, Logic, Relation, Statement, StatementKind,
-    Syntax,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, Logic, Relation, Statement, StatementKind, Syntax,
 };
 
 impl Display for Syntax {

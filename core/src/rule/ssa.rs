@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::limits::{RULE_OPS_MAX, RULE_REDUCTIONS_MAX, RULE_SCALARS_MAX, STATES_MAX};
 
 use super::elementary;
-use super::tunable::{Premises, StepSettings, Tunable, TunableId};
+use super::tunable::{StepSettings, Tunable, TunableId};
 
 /// The value that the operation at this place defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -274,6 +274,16 @@ pub struct Lowered {
     premises: Premises,
 }
 
+/// Scalars for which the code was made: it is the rule's code as long as they keep their values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Premises {
+    pub(super) scalars: Vec<ScalarOp>,
+    /// Scalars that decided about operations, with their values.
+    pub(super) decided: Vec<(ScalarId, f64)>,
+    /// Scalars of configured numbers alone, which are finite.
+    pub(super) finite: Vec<ScalarId>,
+}
+
 impl Lowered {
     /// Straight-line code from its parts.
     ///
@@ -457,6 +467,20 @@ impl Lowered {
     fn assert_mask(&self, place: usize, operand: ValueId) {
         assert!(operand.index() < place, "operation {place} uses a value that is not before it");
         assert!(self.ops[operand.index()].is_mask(), "operation {place} uses a real where it needs a mask");
+    }
+}
+
+impl Premises {
+    /// Whether the code is that of the rule with these settings too.
+    pub(super) fn hold(&self, settings: StepSettings) -> bool {
+        // No premise depends on these inputs.
+        let inputs = ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0, settings };
+        let mut values = Vec::with_capacity(self.scalars.len());
+        for scalar in &self.scalars {
+            values.push(scalar.value(&inputs, &[0.0; RULE_REDUCTIONS_MAX], &values));
+        }
+        let is_kept = |(id, value): &(ScalarId, f64)| values[id.index()].to_bits() == value.to_bits();
+        self.decided.iter().all(is_kept) && self.finite.iter().all(|id| values[id.index()].is_finite())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::text::Position;
 
+use super::interval::Interval;
 use super::ssa::{Comparison, RuleFunction};
 
 /// The syntax tree of a rule. [`Syntax::parse`] makes it; it prints as text that parses to the same tree.
@@ -40,19 +41,6 @@ pub enum StatementKind {
     Assign(Option<ArithmeticOperator>, Expression),
     /// `update`, in a stage only: the place of the rule that the stage is around.
     Update,
-}
-
-/// The numbers between two others.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Interval {
-    /// Minus infinity when there is no bound.
-    pub low: f64,
-    /// Infinity when there is no bound.
-    pub high: f64,
-    /// Whether `low` itself is one of them.
-    pub has_low: bool,
-    /// Whether `high` itself is one of them.
-    pub has_high: bool,
 }
 
 /// A value, as written.
@@ -299,15 +287,5 @@ impl Relation {
             Self::Equal => (Comparison::Equal, false, false),
             Self::NotEqual => (Comparison::Equal, false, true),
         }
-    }
-}
-
-impl Interval {
-    /// Whether it contains a number. Infinities and NaN are in none.
-    #[must_use]
-    pub fn holds(&self, value: f64) -> bool {
-        let above = self.low < value || (self.has_low && self.low == value);
-        let below = value < self.high || (self.has_high && self.high == value);
-        value.is_finite() && above && below
     }
 }

@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use super::reference::ElementMachine;
 use super::ssa::{Binary, Lowered, RuleOp, ScalarInputs, round_to_binary32};
 use super::syntax::{
-    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, FUNCTIONS, Interval, Logic, NamedFunction, Relation,
-    Statement, StatementKind, Syntax,
+    ArithmeticOperator, ChainTerm, Expression, ExpressionKind, FUNCTIONS, Logic, NamedFunction, Relation, Statement,
+    StatementKind, Syntax,
 };
 use super::*;
 use crate::limits::{RULE_DEPTH_MAX, RULE_NAME_BYTES_MAX, RULE_OPS_MAX, RULE_TEXT_BYTES_MAX, STATES_MAX};

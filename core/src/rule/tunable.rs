@@ -1,13 +1,12 @@
 //! Tunables: the numbers of a rule that a step may carry other values of, such as Adam's `beta_1`.
 //!
-//! The code is made for the configured values. Values that would make other code are refused ([`Premises`]), so a step
+//! The code is made for the configured values. Values that would make other code are refused, so a step
 //! that carries some runs the same operations with other scalars.
 
 use crate::error::Failure;
-use crate::limits::{RULE_REDUCTIONS_MAX, TUNABLES_MAX};
+use crate::limits::TUNABLES_MAX;
 
-use super::ssa::{ScalarId, ScalarInputs, ScalarOp};
-use super::syntax::Interval;
+use super::interval::Interval;
 
 /// The tunable at this place in [`Lowered::tunables`](super::ssa::Lowered::tunables).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,16 +41,6 @@ pub(crate) enum TunableNames {
     All,
     /// These: the name in the text, and the name in configuration.
     Some(&'static [(&'static str, &'static str)]),
-}
-
-/// Scalars that the code was made for: it is the rule's code as long as they keep their values.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Premises {
-    pub(super) scalars: Vec<ScalarOp>,
-    /// Scalars that decided about operations, with their values.
-    pub(super) decided: Vec<(ScalarId, f64)>,
-    /// Scalars of configured numbers alone, which are finite.
-    pub(super) finite: Vec<ScalarId>,
 }
 
 impl StepSettings {
@@ -100,19 +89,5 @@ impl TunableNames {
             Self::All => Some(parameter),
             Self::Some(names) => names.iter().find(|(name, _)| *name == parameter).map(|(_, tunable)| *tunable),
         }
-    }
-}
-
-impl Premises {
-    /// Whether the code is that of the rule with these settings too.
-    pub(super) fn hold(&self, settings: StepSettings) -> bool {
-        // No premise depends on these inputs.
-        let inputs = ScalarInputs { rate: 0.0, count: 0.0, gradient_scale: 0.0, settings };
-        let mut values = Vec::with_capacity(self.scalars.len());
-        for scalar in &self.scalars {
-            values.push(scalar.value(&inputs, &[0.0; RULE_REDUCTIONS_MAX], &values));
-        }
-        let is_kept = |(id, value): &(ScalarId, f64)| values[id.index()].to_bits() == value.to_bits();
-        self.decided.iter().all(is_kept) && self.finite.iter().all(|id| values[id.index()].is_finite())
     }
 }
