@@ -40,7 +40,7 @@ impl CarriedNumbers<'_> {
     pub(super) fn message(self) -> Vec<u8> {
         let setting = |(name, value): &(&str, f64)| SettingMessage { name: (*name).to_owned(), value: *value };
         let settings = self.settings.iter().map(setting).collect();
-        PushMessage { rate: self.rate, is_void: false, settings }.encode_to_vec()
+        PushMessage { rate: self.rate, settings, ..PushMessage::default() }.encode_to_vec()
     }
 }
 
