@@ -42,8 +42,8 @@ pub struct Declaration {
 }
 
 /// The part of a parameter in a number that trainers make of several parameters. The parameter that reads the number is
-/// declared first, then its share, then its total, each one float64; all are on one shard. Those of a table have a number
-/// for each bucket, on its shard.
+/// declared first, then its share, then its total, each one float64; all are on one shard. For a table they have a
+/// number for each bucket, on its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TotalPart {
     /// A number that its server computes of the parameter before it in every round: version `n` is of round `n`.
