@@ -11,11 +11,12 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
         workspace.skip("deny", "cargo-deny is not installed; `cargo install --locked cargo-deny` installs it")?;
         return Ok(Tally::default());
     }
-    let check =
-        |what: &[&str]| workspace.step(workspace.cargo().args(["deny", "check", "--hide-inclusion-graph"]).args(what));
+    let check = |what: &[&str]| {
+        workspace.step(workspace.cargo().args(["deny", "--offline", "check", "--hide-inclusion-graph"]).args(what))
+    };
     let mut total = check(&["licenses", "bans", "sources"])?;
     if workspace.step(workspace.cargo().args(["deny", "fetch", "db"]))?.failed == 0 {
-        total += check(&["--disable-fetch", "advisories"])?;
+        total += check(&["advisories"])?;
     } else {
         workspace.skip("advisories", "the list of RustSec cannot be fetched")?;
     }
