@@ -78,7 +78,7 @@ def assert_alike(ours: Any, theirs: Any) -> None:
 
 
 def scheduled(make: Callable[[Any], Any]) -> Callable[[Any], Change]:
-    """Changes by a scheduler of PyTorch, which is made for the optimizer at once, and steps before each but the first."""
+    """Changes by a scheduler of PyTorch, which is made for the optimizer at once, and steps before each step but one."""
 
     def begin(optimizer: Any) -> Change:
         scheduler = make(optimizer)
@@ -180,7 +180,7 @@ CHANGES: list[tuple[str, dict[str, Any], Callable[[dict[str, Any], int], Any]]] 
 ]
 
 
-@pytest.mark.parametrize(("rule", "settings", "change"), CHANGES, ids=lambda given: given if isinstance(given, str) else "")
+@pytest.mark.parametrize(("rule", "settings", "change"), CHANGES, ids=[str(number) for number in range(len(CHANGES))])
 def test_settings_of_each_step_are_torchs(
     job: Any, in_ranks: Any, rule: str, settings: dict[str, Any], change: Callable[[dict[str, Any], int], Any]
 ) -> None:
@@ -312,6 +312,29 @@ def test_rows_of_a_lazy_table_take_settings_and_exact_ones_refuse_them(job: Any,
         with pytest.raises(pserver.Refused, match="table that replays missed updates.*expected none, or lazy: true"):
             optimizer.step()
         assert [parameter.version for parameter in client.parameters()] == [0]
+
+
+def test_an_outer_step_of_diloco_carries_settings(job: Any) -> None:
+    ours, theirs = network(), network()
+    inner = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+    diloco = module().DiLoCo(ours.parameters(), inner[0], every=1, client=job())
+    weights = [parameter.detach().clone().requires_grad_() for parameter in theirs.parameters()]
+    outer = torch.optim.SGD(weights, lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(5):
+        for group in (diloco.outer.param_groups[0], outer.param_groups[0]):
+            group["momentum"] = 0.9 - 0.15 * step
+        loss(ours, step, 0).backward()
+        assert diloco.step()
+        loss(theirs, step, 0).backward()
+        inner[1].step()
+        inner[1].zero_grad()
+        for weight, parameter in zip(weights, theirs.parameters()):
+            weight.grad = weight.detach() - parameter.detach()
+        outer.step()
+        with torch.no_grad():
+            for weight, parameter in zip(weights, theirs.parameters()):
+                parameter.copy_(weight)
+    assert_alike(ours, theirs)
 
 
 def test_calls_carry_settings_by_name(job: Any) -> None:

@@ -36,8 +36,9 @@ class Optimizer(torch.optim.Optimizer):
 
     ``params`` are parameters, named parameters, or groups with settings of their own, as for PyTorch's optimizers;
     those of :class:`Embedding` are tables of rows. ``rule`` is a name of :data:`RULES`, or a configuration in text such
-    as ``rule: '...'`` or ``rule_file: 'mine.rule'``. The learning rate of each group goes with each step, and so do other
-    settings where they change, so PyTorch's schedulers work. ``client`` is the last one of :func:`pserver.connect` unless it is given.
+    as ``rule: '...'`` or ``rule_file: 'mine.rule'``. The learning rate of each group goes with each step, and so do
+    other settings where they change, so PyTorch's schedulers work. ``client`` is the last one of
+    :func:`pserver.connect` unless it is given.
 
     ``max_norm`` scales the gradients of a step, merged over all trainers, so that their norm is at most that.
     ``wire``, such as ``torch.bfloat16``, is the type in which gradients travel. ``overlap`` sends gradients while the
@@ -434,8 +435,8 @@ class Optimizer(torch.optim.Optimizer):
         """Makes a state the job's: one of :meth:`state_dict`, also of a job with other servers and trainers, or one of
         PyTorch's optimizer of the same name. All of it is checked before any is replaced. One trainer calls it while
         the others wait; in mode sync all may, each before its next step. The settings become those of the state, except
-        for one that makes another rule, such as ``amsgrad``, which is refused. The weights stay (:meth:`set_weights`), and so do rows of tables that the
-        state does not have."""
+        for one that makes another rule, such as ``amsgrad``, which is refused. The weights stay
+        (:meth:`set_weights`), and so do rows of tables that the state does not have."""
         self._checked_state(state_dict)()
         self._fetch(weight for weight in self.weights if weight.tensor.dtype in HALVES)
 

@@ -63,7 +63,7 @@ class Rule(NamedTuple):
                 text = "expected it, or an optimizer that is constructed with the other"
                 raise Refused(f"{key} is {found} {when}, and servers keep {kept}; {text}")
             if kept == 0 and key in OPTIONAL and self.name != "lion":
-                text = f"expected it, or an optimizer that is constructed with {key} above 0, which steps may then change"
+                text = f"expected it, or an optimizer that is constructed with {key} above 0, which steps may change"
                 raise Refused(f"{key} is {found} {when}, and the rule on servers has none; {text}")
             if found == 0 and key == "momentum":
                 text = "expected a value above 0, as a rule without momentum keeps no state of it"

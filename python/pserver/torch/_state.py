@@ -65,8 +65,8 @@ def checked(client: Client, weight: Weight, rule: Rule, given: Mapping[str, Any]
 
 
 def groups_of(state_dict: Mapping[str, Any], name: str, rules: list[Rule], groups: list[Any]) -> list[dict[str, Any]]:
-    """The groups to load, if they are of the rule ``name`` and have the sizes of ``groups``, and settings that a step may
-    carry."""
+    """The groups to load, if they are of the rule ``name``, have the sizes of ``groups``, and have settings that a step
+    may carry."""
     if not isinstance(state_dict, Mapping):
         raise Refused(f"a state of {type(state_dict).__name__}; expected that of an optimizer's state_dict()")
     if not {"state", "param_groups"} <= state_dict.keys():
