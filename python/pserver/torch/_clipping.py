@@ -11,7 +11,7 @@ from sys import float_info
 
 import numpy
 
-from .._client import Client
+from .._client import Array, Client
 from .._errors import Refused
 
 SHARE = "algorithm: 'sum' total_part: Share"
@@ -27,6 +27,8 @@ class Clipping:
             raise Refused(f"max_norm is {max_norm}; expected a number above 0")
         self.max_norm = float(max_norm)
         self.total_norm = 0.0
+        self._numbers: dict[tuple[str, ...], TotalNumbers] = {}
+        """By the parameters that had gradients: memory for their numbers, mostly of all."""
 
     @property
     def stage(self) -> str:
@@ -45,14 +47,28 @@ class Clipping:
 
     def run(self, client: Client, names: Iterable[str]) -> None:
         """Between the gradients of these parameters and their values: fetches the shares and sends the norm."""
-        shares = {name: numpy.empty(client._facts(_share(name))[1]) for name in names}
-        if not shares:
+        key = tuple(names)
+        if not key:
             return
-        client.pull({_share(name): share for name, share in shares.items()})
-        self.total_norm = sqrt(sum(float(share.sum()) for share in shares.values()))
+        if key not in self._numbers:
+            self._numbers = {key: TotalNumbers(client, key)}
+        numbers = self._numbers[key]
+        client.pull(numbers.shares)
+        self.total_norm = sqrt(float(numbers.memory.sum()))
         # Servers take finite numbers. Beyond them gradients are scaled to zero, as PyTorch scales them.
-        number = min(self.total_norm, float_info.max)
-        client.push({_total(name): numpy.full(share.shape, number) for name, share in shares.items()})
+        numbers.memory.fill(min(self.total_norm, float_info.max))
+        client.push(numbers.totals)
+
+
+class TotalNumbers:
+    """The shares of some parameters, and their total in the same places: one array, of which each has a part."""
+
+    def __init__(self, client: Client, names: tuple[str, ...]) -> None:
+        counts = [client._facts(_share(name))[1][0] for name in names]
+        self.memory = numpy.empty(sum(counts))
+        parts = numpy.split(self.memory, numpy.cumsum(counts)[:-1])
+        self.shares: dict[str, Array] = {_share(name): part for name, part in zip(names, parts)}
+        self.totals: dict[str, Array] = {_total(name): part for name, part in zip(names, parts)}
 
 
 def _share(name: str) -> str:

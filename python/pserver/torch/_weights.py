@@ -33,7 +33,7 @@ class Weight:
         self.tensor = tensor
         self.noted: int | None = None
         """The checksum of the contents that the job's value has; none where it is not known what they are."""
-        self._stage: torch.Tensor | None = None
+        self._stage: tuple[torch.Tensor, Array] | None = None
         self._address = 0
         self._array: Array = None
 
@@ -75,14 +75,16 @@ class Weight:
             tensor = tensor.cpu()
         return array(tensor if tensor.is_contiguous() else tensor.contiguous())
 
-    def stage(self, reuses: bool) -> torch.Tensor:
-        """Memory of the host beside the tensor, for a value that is on its way. ``reuses``: one at a time is."""
-        stage, kind = self._stage, (self.tensor.shape, self.tensor.dtype)
-        if not reuses or stage is None or (stage.shape, stage.dtype) != kind:
-            stage = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="cpu")
+    def stage(self, reuses: bool) -> tuple[torch.Tensor, Array]:
+        """A tensor of the host beside this one, for a value that is on its way, and its memory. ``reuses``: one at a time
+        is."""
+        made, tensor = self._stage, self.tensor
+        if not reuses or made is None or made[0].shape != tensor.shape or made[0].dtype != tensor.dtype:
+            stage = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            made = stage, array(stage)
         if reuses:
-            self._stage = stage
-        return stage
+            self._stage = made
+        return made
 
     def destination(self) -> Array | None:
         """The parameter's memory, if a value can be written there."""
@@ -140,9 +142,8 @@ class Places:
         for weight in weights:
             place = None if is_staged else weight.destination()
             if place is None:
-                stage = weight.stage(reuses)
+                stage, place = weight.stage(reuses)
                 self.staged.append((weight, stage))
-                place = array(stage)
             else:
                 self.written.append(weight)
             self.arrays[weight.name] = place
@@ -150,6 +151,7 @@ class Places:
     @torch.no_grad()
     def finish(self) -> None:
         """Copies the values that were staged. Autograd learns of every tensor that was written."""
-        for weight, stage in self.staged:
-            weight.tensor.copy_(stage)
+        if self.staged:
+            # One call for all: of small tensors most of a copy is its call.
+            torch._foreach_copy_([weight.tensor for weight, _ in self.staged], [stage for _, stage in self.staged])
         torch.autograd.graph.increment_version([weight.tensor for weight in self.written])
