@@ -8,7 +8,9 @@ use pserver_core::checkpoint::{CoordinatorFile, CoordinatorState};
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::port::Event;
-use pserver_core::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, NonFinite, ServerOutput};
+use pserver_core::server::{
+    Coordinator, CoordinatorOptions, CoordinatorOutput, NonFinite, ServerOutput, server_without_job,
+};
 use pserver_core::time::Now;
 use pserver_core::wire::Head;
 use pserver_core::wire::answer::Saved;
@@ -46,9 +48,18 @@ impl CoordinatorNode {
             grace: start.settings.times.rank_grace,
             watches: start.settings.addresses.http.is_some(),
             takes_nonfinite: start.settings.job.nonfinite != NonFinite::Refuse,
+            model_dir: start.settings.storage.model_dir.display().to_string(),
         };
         let found =
             start.storage.as_ref().map(|owned| CoordinatorState::recall(&*owned.storage)).transpose()?.flatten();
+        let other = start.storage.as_ref().filter(|_| found.is_none());
+        if let Some(server) = other.map(|owned| server_without_job(&*owned.storage)).transpose()?.flatten() {
+            return Err(Failure::Node(format!(
+                "{} is 0: this checkpoint_dir has parameters of server {server} and no job of server 0; expected \
+                 --index {server}, the checkpoint_dir of server 0, or another one for a new job",
+                start.settings.named("index")
+            )));
+        }
         let file = start
             .storage
             .as_ref()

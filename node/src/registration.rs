@@ -73,11 +73,10 @@ pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration),
     let options = NetworkOptions { poll: PollPolicy::Block, devices, token, ..NetworkOptions::default() };
     let mut engine = ClientEngine::new(coordinator, COORDINATOR, Role::Server, start.reach.transports(options))?;
     let server = start.settings.index.into();
-    let register = RegisterRequest { server, entry: Some(start.entry()), renews: false, status: Vec::new() };
+    let servers = Some(start.settings.job.servers.into());
+    let register = RegisterRequest { server, entry: Some(start.entry()), renews: false, status: Vec::new(), servers };
     let joined = report_first(&mut engine, &register)?;
-    if let Some(job) = &joined.job {
-        start.settings.overruled(job, &joined.default_config).iter().for_each(|warning| tracing::warn!("{warning}"));
-    }
+    start.settings.overruled(&joined).iter().for_each(|warning| tracing::warn!("{warning}"));
     let job = ServedJob { epoch: Epoch(joined.epoch), committed: Generation(joined.generation) };
     let register = RegisterRequest { renews: true, ..register };
     let reporter = StatusReporter { watch: Arc::clone(&start.watch), is_asked: joined.watches };

@@ -20,6 +20,9 @@ use super::table_rows::{check_tables, fetch_all, pull_asked};
 use super::totals::{push_totals, receive_shares, shares};
 use pserver_client::{Client, DestinationSlice, GradientRows, GradientSlice};
 
+/// Names of a job in an error, at most.
+const NAMED_MAX: usize = 8;
+
 /// A trainer that runs its part of a program. Each step needs its data ([`feed`](Self::feed)), then
 /// [`step`](Self::step).
 pub struct Trainer<'c> {
@@ -132,6 +135,21 @@ impl ServerContents {
         Ok(Self { parameters: server_parameters(parts)?, queues: server_queues(parts)?, batch })
     }
 
+    /// Refuses a job that lacks a parameter or a queue.
+    fn check_names(&self, names: &[String]) -> Result<(), Failure> {
+        let parameters = self.parameters.iter().map(|one| ("parameter", &one.name));
+        let mut all = parameters.chain(self.queues.iter().map(|one| ("queue", &one.channel)));
+        match all.find(|(_, name)| !names.contains(name)) {
+            None => Ok(()),
+            Some((kind, name)) => Err(Failure::call(format!(
+                "found the {kind} {name:?} of this program and strategy, and in the job {} others ({}); expected the \
+                 program and the strategy with which the job was initialised",
+                names.len(),
+                names.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ")
+            ))),
+        }
+    }
+
     fn sharing(&self, parts: &[ProgramPart]) -> Result<ProgramSharing, Failure> {
         let trainers = parts.iter().flat_map(|part| &part.peers).filter(|peer| matches!(peer, ProgramPeer::Trainer(_)));
         let trainers = u32::try_from(trainers.count()).unwrap_or(u32::MAX);
@@ -148,10 +166,8 @@ fn initialise_with(
     settings: &OptimizerSettings,
 ) -> Result<(), Failure> {
     if !client.begin_init(settings)? {
-        // Names that the job lacks are refused later, as another program's.
-        let names = client.names()?;
-        let mut known = contents.parameters.iter().filter(|one| names.contains(&one.name));
-        return known.try_for_each(|one| client.follow_optimizer(&one.name, &one.settings()?));
+        contents.check_names(&client.names()?)?;
+        return contents.parameters.iter().try_for_each(|one| client.follow_optimizer(&one.name, &one.settings()?));
     }
     declare(client, parts, contents).and_then(|()| client.finish_init()).inspect_err(|_| {
         // Another trainer may have the memory that this one lacks. If the coordinator is unreachable, the lease

@@ -7,20 +7,11 @@ use pserver_client::environment::{SERVER_SETTINGS, client_settings};
 use pserver_core::config::OptimizerSettings;
 
 use super::Cli;
+use settings_page::{Outcome, rows};
 
-const PAGE: &str = include_str!("../../../docs/SETTINGS.md");
-
-/// The rows of a section: the settings in the first column, and the other cells.
-fn rows(section: &str) -> Vec<(Vec<&'static str>, Vec<&'static str>)> {
-    let (_, rest) = PAGE.split_once(&format!("\n## {section}\n")).expect("the page has the section");
-    let table = rest.split("\n## ").next().expect("it is never empty").lines().filter(|line| line.starts_with("| "));
-    let row = |line: &'static str| {
-        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-        (cells[0].split(", ").map(|name| name.trim_matches('`')).collect(), cells[1..].to_vec())
-    };
-    // The first line has the columns' names.
-    table.skip(1).map(row).collect()
-}
+#[path = "../../tests/cluster/settings_page.rs"]
+#[allow(dead_code, reason = "tests of processes use the rest")]
+mod settings_page;
 
 /// Checks that a section has exactly these settings, each once, and that each cell says what becomes of it.
 fn check(section: &str, expected: impl Iterator<Item = String>) {
@@ -30,8 +21,7 @@ fn check(section: &str, expected: impl Iterator<Item = String>) {
     assert_eq!(found.len(), names.len(), "{section}: a setting stands once in {names:?}");
     assert_eq!(found, expected.collect(), "{section}: docs/SETTINGS.md has the settings that exist");
     for cell in rows.iter().flat_map(|(_, cells)| cells) {
-        let outcomes = ["takes effect", "refused", "warned"];
-        assert!(outcomes.iter().any(|outcome| cell.contains(outcome)), "{section}: {cell:?} says what becomes of it");
+        assert!(Outcome::of_cell(cell).next().is_some(), "{section}: {cell:?} says what becomes of it");
     }
 }
 

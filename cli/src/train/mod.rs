@@ -105,14 +105,16 @@ struct ProcessArgs {
     #[arg(long, value_name = "ADDRESS")]
     connect: Option<String>,
     /// The rank of this trainer, from zero; the lowest free one when not given.
-    #[arg(long, requires = "connect")]
+    // clap does not ask for a required option that another one excludes.
+    #[arg(long, requires = "connect", conflicts_with_all = ["trainers", "servers", "checkpoint"])]
     rank: Option<u32>,
     /// The servers' checkpoint directory.
     #[arg(long, value_name = "FOLDER", conflicts_with = "connect")]
     checkpoint: Option<PathBuf>,
-    /// Go on from the checkpoint, after its last step; program, data, batch, shuffle and servers are those of before.
-    /// Of the optimizer a constant learning rate may be another, and after a training that ended the trainers, too.
-    #[arg(long, requires = "checkpoint")]
+    /// Go on from the checkpoint, after its last step; program, loss, data, batch, shuffle and servers are those of
+    /// before. Of the optimizer a constant learning rate may be another, and after a training that ended the trainers,
+    /// too.
+    #[arg(long, requires = "checkpoint", conflicts_with = "connect")]
     resume: bool,
     /// Be a child: print reports as JSON, and end with standard input.
     #[arg(long, hide = true, requires = "connect")]

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
+use pserver_core::checksum::checksum;
 use pserver_program::Graph;
 use pserver_trainer::{DataSet, ForwardRun, ValueFile, check_scalar, read_program, trainable};
 
@@ -17,6 +18,8 @@ pub(super) struct TrainingPlan {
     pub(super) validation: Option<Validation>,
     /// The loss, then the metrics.
     pub(super) watched: Vec<String>,
+    /// The checksum of the program's text, before gradients and optimizer are added.
+    pub(super) checksum: u32,
 }
 
 /// The forward part of the loss and the metrics, and the rows on which it is run in the end.
@@ -31,6 +34,7 @@ impl TrainingPlan {
         let program = read_program(&args.program)?;
         program.check_initialised()?;
         let program = program.into_program();
+        let checksum = checksum(program.to_string().as_bytes());
         let optimizer = args.optimizer.as_deref().map(optimizer_text).transpose()?;
         let graph = trainable(program.clone(), &args.loss, optimizer.as_deref()).with_context(shown)?;
         let graph = with_values(graph, args.values.as_deref())?;
@@ -60,7 +64,7 @@ impl TrainingPlan {
             check_save(path)?;
         }
         let validation = validation.transpose()?;
-        Ok(Self { graph, data, validation, watched })
+        Ok(Self { graph, data, validation, watched, checksum })
     }
 }
 

@@ -19,11 +19,23 @@ struct TrainingRecord {
     rows: usize,
     batch: u32,
     shuffle: Option<u64>,
+    /// None in the record of an earlier version, as the next.
+    #[serde(default)]
+    loss: Option<String>,
+    /// The checksum of the program's text, before gradients and optimizer are added.
+    #[serde(default)]
+    program: Option<u32>,
 }
 
 /// Writes the record of a new training, or compares that of a resumed one.
 pub(super) fn keep_or_check(args: &Args, plan: &TrainingPlan, folder: &Path) -> Result<()> {
-    let own = TrainingRecord { rows: plan.data.rows(), batch: args.batch, shuffle: args.shuffle };
+    let own = TrainingRecord {
+        rows: plan.data.rows(),
+        batch: args.batch,
+        shuffle: args.shuffle,
+        loss: Some(args.loss.clone()),
+        program: Some(plan.checksum),
+    };
     let path = folder.join(FILE);
     let shown = path.display();
     if !args.processes.resume {
@@ -31,23 +43,35 @@ pub(super) fn keep_or_check(args: &Args, plan: &TrainingPlan, folder: &Path) -> 
         let text = serde_json::to_string_pretty(&own)?;
         return std::fs::write(&path, text).with_context(|| format!("writing {shown}"));
     }
-    if !path.exists() {
-        let text = "the training of an earlier version, which kept no record of rows, batch and shuffle";
-        console::remark(format_args!("--resume: found no {shown}, as in {text}; expected the same ones"));
-        return Ok(());
-    }
     if let Some(values) = &args.values {
         let values = values.display();
         console::remark(format_args!("--values {values}: no effect beside --resume; the checkpoint has the values"));
     }
+    if !path.exists() {
+        let text = "the training of an earlier version, which kept no record of program, loss, rows, batch and shuffle";
+        console::remark(format_args!("--resume: found no {shown}, as in {text}; expected the same ones"));
+        return Ok(());
+    }
     let text = std::fs::read_to_string(&path).with_context(|| format!("reading {shown}"))?;
     let kept: TrainingRecord = serde_json::from_str(&text).with_context(|| format!("reading {shown}"))?;
-    own.check(&kept)
+    own.check(&kept, args)
 }
 
 impl TrainingRecord {
-    fn check(&self, kept: &Self) -> Result<()> {
+    fn check(&self, kept: &Self, args: &Args) -> Result<()> {
         let remedy = "or a new folder, which trains from the start";
+        if let (Some(own), Some(kept)) = (self.program, kept.program) {
+            let shown = args.program.display();
+            ensure!(
+                own == kept,
+                "{shown}: found a program whose text has the checksum {own:08x}; that of the training in the \
+                 checkpoint has {kept:08x}; expected the same program, {remedy}"
+            );
+        }
+        if let (Some(own), Some(kept)) = (&self.loss, &kept.loss) {
+            let found = "the training in the checkpoint has the loss";
+            ensure!(own == kept, "--loss {own}: {found} {kept}; expected --loss {kept}, {remedy}");
+        }
         ensure!(
             self.batch == kept.batch,
             "--batch {}: the training in the checkpoint has steps of {} rows, by which its epochs are counted; \

@@ -99,6 +99,12 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
         TrainingStrategy::ParameterServer => Training::join(&client, &plan.graph, args.batch as usize)?,
         TrainingStrategy::Columns => Training::join_columns(&client, &plan.graph, args.batch as usize)?,
     };
+    if let Some(values) = args.values.as_ref().filter(|_| training.steps_before() > 0 && !args.processes.reports) {
+        let (values, steps) = (values.display(), training.steps_before());
+        console::remark(format_args!(
+            "--values {values}: no effect in a job that has had {steps} steps and its values"
+        ));
+    }
     if !training.takes_data() {
         help(args, &mut training, &batches)?;
         return Ok(client.leave()?);

@@ -69,6 +69,7 @@ impl Simulation {
             grace,
             watches: false,
             takes_nonfinite: false,
+            model_dir: String::new(),
         };
         let mut coordinator = Coordinator::new(options, None).expect("nothing was kept");
         let server = ServerEntry { address: "tcp://127.0.0.1:1".to_owned(), shards: 1 };

@@ -153,7 +153,7 @@ fn another_number_of_servers_is_refused() {
     begin(&client(&servers.coordinator(), 0), &tensors()).expect("the tensors are initialised");
     servers.stop();
     let ended = refused(&Job { servers: 2, ..job }.arguments(0, "tcp://127.0.0.1:0", None));
-    check_text(&ended.words, &["1 servers", "with 2"]);
+    check_text(&ended.words, &["servers = 2 (from --servers)", "on 1 servers", "expected servers = 1"]);
 }
 
 /// A shell's words before the server's: no file may grow beyond so many blocks of 512 bytes.

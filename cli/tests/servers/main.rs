@@ -14,5 +14,6 @@ mod runs;
 mod saves;
 mod scribble;
 mod settings;
+mod settings_table;
 mod snapshot;
 mod token;

@@ -17,5 +17,6 @@ mod train;
 mod train_columns;
 mod train_examples;
 mod train_resume;
+mod train_settings;
 mod transpile;
 mod words;

@@ -28,8 +28,8 @@ use crate::time::Now;
 use crate::wire::answer::{Answer, Initialised, Saved};
 use crate::wire::request::{Commit, Request};
 use crate::wire::{
-    ControlAnswer, ControlRequest, ErrorCode, Frame, Head, HelloMessage, JobMessage, JoinRequest, Joined, Kind,
-    RegisterRequest, ServerEntry, TopologyMessage, WelcomeMessage,
+    ControlAnswer, ControlRequest, ErrorCode, FirstServerMessage, Frame, Head, HelloMessage, JobMessage, JoinRequest,
+    Joined, Kind, RegisterRequest, ServerEntry, TopologyMessage, WelcomeMessage,
 };
 
 /// Deadline of a claim that only an event can decide.
@@ -450,7 +450,9 @@ impl Coordinator {
             Request::Register(register) => {
                 let entry = register.entry.as_ref();
                 let entry = entry.ok_or_else(|| Refusal::invalid("a registration without an address"))?;
-                self.check_server(register.server, entry).map_err(|failure| Refusal::invalid(failure.to_string()))
+                let counted = self.servers.check_count(register);
+                let checked = counted.and_then(|()| self.check_server(register.server, entry));
+                checked.map_err(|failure| Refusal::invalid(failure.to_string()))
             }
             Request::Join(JoinRequest { trainer: Some(trainer), .. }) => {
                 self.ranks.check(TrainerId(*trainer)).map(drop)
@@ -568,6 +570,10 @@ impl Coordinator {
             run: self.ranks.run().0,
             is_mode_given: self.options.given.has("mode"),
             is_merge_given: self.options.given.has("merge"),
+            first_server: (trainer == NO_TRAINER).then(|| FirstServerMessage {
+                lease_millis: u64::try_from(self.options.lease.as_millis()).unwrap_or(u64::MAX),
+                model_dir: self.options.model_dir.clone(),
+            }),
         }
     }
 
@@ -716,10 +722,12 @@ impl Coordinator {
             let first = kept.pages.first().map(|page| CataloguePage::decode(page.as_slice()));
             self.placed = first.transpose().map_err(unreadable)?.map(|page| page.shards).unwrap_or_default();
             if self.placed.len() != self.servers.len() {
+                let (before, now) = (self.placed.len(), self.servers.len());
+                let shown = self.options.given.0.get("servers");
                 return Err(Failure::Node(format!(
-                    "this job was initialised on {} servers and is started with {}",
-                    self.placed.len(),
-                    self.servers.len()
+                    "{}: the job in this checkpoint_dir was initialised on {before} servers, which stays; expected \
+                     servers = {before}, or another checkpoint_dir for a new job",
+                    shown.cloned().unwrap_or_else(|| format!("servers = {now} (default)"))
                 )));
             }
             let resumed = CommittedJob {

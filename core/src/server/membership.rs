@@ -422,16 +422,33 @@ impl ServerSlots {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.entry.is_none()).map(|(index, _)| index)
     }
 
+    /// Refuses a server whose settings have another number of servers.
+    pub(super) fn check_count(&self, register: &RegisterRequest) -> Result<(), Failure> {
+        let (server, count) = (register.server, self.slots.len());
+        match register.servers.filter(|servers| *servers as usize != count) {
+            None => Ok(()),
+            Some(other) => Err(Failure::call(format!(
+                "server {server} is started with servers = {other}, and server 0 with servers = {count}; expected \
+                 --servers {count}, or the --coordinator of another job"
+            ))),
+        }
+    }
+
     /// Checks the server's index and that its shard count is unchanged; `placed` is the count at placement.
     pub(super) fn check(&self, server: u32, entry: &ServerEntry, placed: Option<u32>) -> Result<(), Failure> {
         let count = self.slots.len();
         let Some(slot) = self.slots.get(server as usize) else {
-            return Err(Failure::call(format!("server index {server}: this job has {count} servers, numbered from 0")));
+            let expected =
+                format!("expected an --index below {count}, or servers that are all started with more --servers");
+            return Err(Failure::call(format!(
+                "server index {server}: this job has {count} servers, numbered from 0; {expected}"
+            )));
         };
         let before = slot.entry.as_ref().map(|before| before.shards).or(placed);
         if let Some(before) = before.filter(|before| *before != entry.shards) {
             return Err(Failure::call(format!(
-                "server {server} had {before} shards and comes back with {}: chunks would move to other shards",
+                "server {server} had {before} shards and comes back with {}: chunks would move to other shards; \
+                 expected --shards {before}",
                 entry.shards
             )));
         }

@@ -101,4 +101,4 @@ pub use report::{
 pub use shard::Shard;
 pub use snapshot::{JournalOptions, Restored, Visit};
 pub use status::ShardStatus;
-pub use survey::{LOST, survey, survey_holdings};
+pub use survey::{LOST, server_without_job, survey, survey_holdings};

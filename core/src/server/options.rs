@@ -70,6 +70,8 @@ pub struct CoordinatorOptions {
     pub watches: bool,
     /// Whether servers take gradients with NaN or infinite elements.
     pub takes_nonfinite: bool,
+    /// The folder that saved models stay in, as other servers are told.
+    pub model_dir: String,
 }
 
 /// The settings of a job that the operator has made, by name, each as a person reads it: `trainers = 3 (from

@@ -53,6 +53,17 @@ pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport,
     Ok(report)
 }
 
+/// A server other than 0 that has parameters below the root. Without a coordinator's file a server 0 would begin
+/// another job beside them.
+///
+/// # Errors
+/// When the storage refuses to list.
+pub fn server_without_job(storage: &dyn Storage) -> Result<Option<u16>, Failure> {
+    let servers = numbers(storage, "", owner::SERVER)?;
+    let mut others = servers.into_iter().filter(|server| *server > 0);
+    Ok(others.find(|server| identity_of(storage, &shard_directory(*server, 0)).is_some()))
+}
+
 /// The holdings of every server and shard of a job below the root, from their newest checkpoints, which are read whole.
 ///
 /// # Errors
@@ -111,7 +122,13 @@ fn coordinator(storage: &dyn Storage, report: &mut InspectReport) -> Option<Reca
             Ok(job)
         }
         None => {
-            report.note("there is no coordinator's file: server 0 begins another job".to_owned());
+            match server_without_job(storage)? {
+                Some(server) => {
+                    let text = format!("there is no coordinator's file, and server {server} has parameters");
+                    report.fault(InspectVerdict::Refused, InspectCause::Missing, text);
+                }
+                None => report.note("there is no coordinator's file: server 0 begins another job".to_owned()),
+            }
             Ok(RecalledJob::default())
         }
     });

@@ -234,6 +234,9 @@ pub struct RegisterRequest {
     /// Its status for the page of the job, in JSON; empty unless server 0 watches.
     #[prost(bytes = "vec", tag = "4")]
     pub status: Vec<u8>,
+    /// The servers that the job has by this server's settings.
+    #[prost(uint32, optional, tag = "5")]
+    pub servers: Option<u32>,
 }
 
 /// Join of a trainer.
@@ -248,6 +251,8 @@ pub struct JoinRequest {
 }
 
 /// A trainer was accepted.
+//
+// tidy: allow fields: a message of the protocol, which is read as a whole.
 #[derive(Clone, PartialEq, Message)]
 pub struct Joined {
     /// Its rank.
@@ -286,6 +291,20 @@ pub struct Joined {
     /// Whether servers take gradients with NaN or infinite elements.
     #[prost(bool, tag = "12")]
     pub takes_nonfinite: bool,
+    /// Settings of server 0 with which a server that registers compares its own.
+    #[prost(message, optional, tag = "13")]
+    pub first_server: Option<FirstServerMessage>,
+}
+
+/// Settings of server 0 that count for the whole job and are no part of [`JobMessage`].
+#[derive(Clone, PartialEq, Message)]
+pub struct FirstServerMessage {
+    /// The lease of the initialising trainer.
+    #[prost(uint64, tag = "1")]
+    pub lease_millis: u64,
+    /// The folder that saved models stay in.
+    #[prost(string, tag = "2")]
+    pub model_dir: String,
 }
 
 /// Request for a page of the catalogue.

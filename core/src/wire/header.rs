@@ -102,10 +102,13 @@ impl Flags {
     pub const LIST: Self = Self(4);
     /// On a pull and a set: of the optimizer's states, as the [`StateMessage`](super::StateMessage) says.
     pub const STATE: Self = Self(8);
+    /// The sender wants checksums in payloads of this connection, whether or not both ends are on one host. Set by
+    /// transports.
+    pub const WANT_CHECKS: Self = Self(16);
     /// On a push: no element of its payloads is NaN or infinite, if they are floats. The receiving transport sets the
     /// flag when it has read the payloads anyway. [`Frame::encode`](super::Frame::encode) never sends it.
     pub const FINITE: Self = Self(1 << 15);
-    const KNOWN: u16 = 15;
+    const KNOWN: u16 = 31;
 
     /// Whether every bit of `other` is set.
     #[must_use]

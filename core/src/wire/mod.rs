@@ -17,9 +17,9 @@ mod tests;
 
 pub use address::{Address, Scheme};
 pub use control::{
-    CatalogueRequest, ControlAnswer, ControlRequest, ErrorCode, ErrorMessage, FinishMessage, HelloMessage, InitMessage,
-    JobMessage, JoinRequest, Joined, OfferMessage, PushMessage, RegisterRequest, Role, ServerEntry, SettingMessage,
-    StateMessage, TopologyMessage, WelcomeMessage, answer, request,
+    CatalogueRequest, ControlAnswer, ControlRequest, ErrorCode, ErrorMessage, FinishMessage, FirstServerMessage,
+    HelloMessage, InitMessage, JobMessage, JoinRequest, Joined, OfferMessage, PushMessage, RegisterRequest, Role,
+    ServerEntry, SettingMessage, StateMessage, TopologyMessage, WelcomeMessage, answer, request,
 };
 pub use frame::{Entry, Frame};
 pub use header::{Flags, HEADER_BYTES, Head, Kind, WIRE_VERSION, WireError};

@@ -258,6 +258,7 @@ fn options() -> CoordinatorOptions {
         lease: Duration::from_secs(1),
         watches: false,
         takes_nonfinite: false,
+        model_dir: String::new(),
         grace: Duration::from_secs(1),
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! Each is a warning and not an error: an environment or a file may be shared by servers and trainers of several jobs.
 
+use std::time::Duration;
+
 use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use pserver_core::server::OperatorSettings;
-use pserver_core::wire::{JobMessage, Scheme};
+use pserver_core::wire::{Joined, Scheme};
 use pserver_transport::verbs::DeviceChoice;
 
 use super::{DeviceSetting, Settings};
@@ -16,8 +18,6 @@ pub(super) struct ExplicitSetting {
     pub(super) name: &'static str,
     /// The setting as a person reads it: `trainers = 3 (from --trainers)`.
     pub(super) shown: String,
-    /// Whether it comes from the command line, which is for this server alone.
-    pub(super) is_flag: bool,
 }
 
 impl Settings {
@@ -65,17 +65,18 @@ impl Settings {
 
     /// Warnings for the operator of a server other than 0: settings that are the whole job's, and which server 0 was
     /// given otherwise.
-    pub(crate) fn overruled(&self, job: &JobMessage, default_config: &[u8]) -> Vec<String> {
+    pub(crate) fn overruled(&self, joined: &Joined) -> Vec<String> {
+        let Some(job) = &joined.job else { return Vec::new() };
         let mode = Mode::from_numbers(job.mode, job.staleness);
         let merge = Merge::from_number(job.merge);
         let rule = OptimizerSettings::from_text(&self.job.optimizer).ok().map(|own| own.rule.unwrap_or_default());
-        let optimizer = rule.map(|rule| ParameterConfig { rule, sparse: None }.encode());
-        let differing = [
-            (
-                "mode",
-                mode != Some(self.job.mode),
-                format!("the job's mode is {}", mode.map_or_else(unknown, shown_mode)),
-            ),
+        let own_config = rule.map(|rule| ParameterConfig { rule, sparse: None }.encode());
+        let optimizer = ParameterConfig::decode(&joined.default_config).map_or_else(|_| unknown(), |one| one.to_text());
+        let is_other_mode = mode != Some(self.job.mode);
+        let shown_mode = mode.map_or_else(unknown, shown_mode);
+        let mut differing = vec![
+            ("mode", is_other_mode, format!("the job's mode is {shown_mode}")),
+            ("staleness", is_other_mode, format!("the job's mode is {shown_mode}")),
             (
                 "merge",
                 merge != Some(self.job.merge),
@@ -87,10 +88,19 @@ impl Settings {
                 self.job.chunk_bytes != job.chunk_bytes,
                 format!("the job's chunks have {} bytes", job.chunk_bytes),
             ),
-            ("optimizer", optimizer.as_deref() != Some(default_config), "the job's optimizer differs".to_owned()),
-            ("lease_seconds", self.is_flag("lease_seconds"), "server 0 gives the lease".to_owned()),
-            ("model_dir", self.is_flag("model_dir"), "server 0 saves models".to_owned()),
+            (
+                "optimizer",
+                own_config.as_ref() != Some(&joined.default_config),
+                format!("the job's optimizer is `{optimizer}`"),
+            ),
         ];
+        if let Some(first) = &joined.first_server {
+            let (lease, model_dir) = (Duration::from_millis(first.lease_millis), &first.model_dir);
+            let is_other_folder = self.storage.model_dir.display().to_string() != *model_dir;
+            let seconds = lease.as_secs_f64();
+            differing.push(("lease_seconds", self.times.lease != lease, format!("its lease has {seconds} s")));
+            differing.push(("model_dir", is_other_folder, format!("it saves models in {model_dir}")));
+        }
         let warning = |(name, differs, job): (&str, bool, String)| {
             let made = self.made.iter().find(|made| differs && made.name == name)?;
             let index = self.index;
@@ -108,10 +118,6 @@ impl Settings {
     pub(crate) fn named(&self, name: &'static str) -> String {
         let origin = self.made.iter().find(|made| made.name == name).and_then(|made| made.shown.rsplit_once(" ("));
         origin.map_or_else(|| format!("{name} (default)"), |(_, origin)| format!("{name} ({origin}"))
-    }
-
-    fn is_flag(&self, name: &str) -> bool {
-        self.made.iter().any(|made| made.name == name && made.is_flag)
     }
 }
 

@@ -149,7 +149,6 @@ impl SettingTexts {
         let shown = |(name, found): &(&'static str, SettingValue)| ExplicitSetting {
             name,
             shown: format!("{name} = {} (from {})", found.text, OriginName(&found.origin, name)),
-            is_flag: found.origin == SettingOrigin::Flag,
         };
         made.map(shown).collect()
     }

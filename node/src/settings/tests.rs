@@ -9,7 +9,7 @@ use pserver_client::environment::SERVER_SETTINGS;
 use pserver_core::config::{Merge, Mode, ParameterConfig};
 use pserver_core::optim::Rule;
 use pserver_core::server::NonFinite;
-use pserver_core::wire::JobMessage;
+use pserver_core::wire::{FirstServerMessage, JobMessage, Joined};
 use tempfile::TempDir;
 
 use super::{DeviceSetting, JournalSetting, LogFormat, LogLevel, ServeArgs, Settings};
@@ -435,12 +435,18 @@ fn variables_and_settings_without_an_effect_are_warned_about_by_name() {
 
 #[test]
 fn settings_of_the_whole_job_that_server_0_was_given_otherwise_are_warned_about() {
-    let job = JobMessage { mode: 1, staleness: 0, merge: 0, trainers: 2, chunk_bytes: 1 << 20 };
-    let config = ParameterConfig { rule: Rule::default(), sparse: None }.encode();
+    let config = ParameterConfig { rule: Rule::default(), sparse: None };
+    let joined = Joined {
+        job: Some(JobMessage { mode: 1, staleness: 0, merge: 0, trainers: 2, chunk_bytes: 1 << 20 }),
+        default_config: config.encode(),
+        first_server: Some(FirstServerMessage { lease_millis: 10_000, model_dir: "models".to_owned() }),
+        ..Joined::default()
+    };
+    let optimizer = format!("the job's optimizer is `{}`", config.to_text());
     let check = |flags: &str, expected: &[&str]| {
         let settings = load(&format!("--index 1 --servers 2 --coordinator a:1 {flags}"), "", "").unwrap();
         let expected: Vec<String> = expected.iter().map(|one| (*one).to_owned()).collect();
-        assert_eq!(settings.overruled(&job, &config), expected, "{flags}");
+        assert_eq!(settings.overruled(&joined), expected, "{flags}");
     };
     let counts = "has no effect on server 1: server 0's setting counts, and";
     check("", &[]);
@@ -448,8 +454,13 @@ fn settings_of_the_whole_job_that_server_0_was_given_otherwise_are_warned_about(
     check("--trainers 3", &[&format!("trainers = 3 (from --trainers) {counts} the job has 2 trainers")]);
     check("--mode delta", &[&format!("mode = delta (from --mode) {counts} the job's mode is async")]);
     check("--merge sum", &[&format!("merge = sum (from --merge) {counts} the job's merge is mean")]);
-    check("--optimizer l2:1", &[&format!("optimizer = l2:1 (from --optimizer) {counts} the job's optimizer differs")]);
-    check("--model-dir m", &[&format!("model_dir = m (from --model-dir) {counts} server 0 saves models")]);
+    check("--optimizer l2:1", &[&format!("optimizer = l2:1 (from --optimizer) {counts} {optimizer}")]);
+    check("--model-dir m", &[&format!("model_dir = m (from --model-dir) {counts} it saves models in models")]);
+    check("--model-dir models --lease-seconds 10", &[]);
+    check("--lease-seconds 7.5", &[&format!("lease_seconds = 7.5 (from --lease-seconds) {counts} its lease has 10 s")]);
+    let [mode, staleness] = ["mode = bounded (from --mode)", "staleness = 3 (from --staleness)"]
+        .map(|shown| format!("{shown} {counts} the job's mode is async"));
+    check("--mode bounded --staleness 3", &[&mode, &staleness]);
 }
 
 #[test]

@@ -41,6 +41,16 @@ impl ChecksumDecision {
         Self { checks, is_on: None }
     }
 
+    /// Whether this side requires checksums of its peer.
+    pub(super) fn insists(&self) -> bool {
+        self.checks == ChecksumPolicy::Always
+    }
+
+    /// The peer requires checksums.
+    pub(super) fn follow_peer(&mut self) {
+        self.is_on = Some(true);
+    }
+
     /// Whether payloads of this connection carry checksums.
     pub(super) fn is_on(&mut self, stream: &TcpStream) -> bool {
         let checks = self.checks;

@@ -33,7 +33,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::limits::{RECEIVES_MAX, UNREAD_BYTES_MAX};
 use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
-use pserver_core::wire::{Address, Scheme};
+use pserver_core::wire::{Address, Flags, Scheme};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Sleep;
 
@@ -254,7 +254,9 @@ impl Network {
     }
 
     fn accept(&mut self) {
-        while let Ok(AcceptedConnection { stream, hello, origin, scheme }) = self.incoming.accepted.try_recv() {
+        while let Ok(AcceptedConnection { stream, mut hello, origin, scheme }) = self.incoming.accepted.try_recv() {
+            // The client repeats it in its next frame.
+            hello.head.flags = hello.head.flags.without(Flags::WANT_CHECKS);
             let peer = self.next_peer();
             let transport = stream.transport(scheme);
             self.events.push(Event::Accepted { peer, origin, transport });

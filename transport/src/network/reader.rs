@@ -39,6 +39,8 @@ pub(super) struct TcpReader {
     /// Whether checksums are required. The sender decides otherwise, because a proxy may hide that both ends are on one
     /// host.
     insists: bool,
+    /// Whether the peer has said that it requires checksums.
+    peer_insists: bool,
     state: TcpReadState,
 }
 
@@ -56,6 +58,7 @@ impl TcpReader {
     pub(super) fn new(checks: ChecksumPolicy) -> Self {
         Self {
             insists: checks == ChecksumPolicy::Always,
+            peer_insists: false,
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -63,6 +66,11 @@ impl TcpReader {
             ahead: BUFFER_BYTES,
             state: TcpReadState::Header,
         }
+    }
+
+    /// Whether the peer requires checksums in what this side sends.
+    pub(super) fn peer_insists(&self) -> bool {
+        self.peer_insists
     }
 
     /// Starts with bytes that were read before.
@@ -139,6 +147,7 @@ impl TcpReader {
                 if self.insists && prefix.head().flags.contains(Flags::UNCHECKED) {
                     return Err(WireError::Unchecked.into());
                 }
+                self.peer_insists |= prefix.head().flags.contains(Flags::WANT_CHECKS);
                 self.state = TcpReadState::Rest(prefix);
                 self.start += HEADER_BYTES;
                 Ok(true)
@@ -162,7 +171,7 @@ impl TcpReader {
         };
         let length = prefix.rest_bytes();
         let there = &self.buffer[self.start..self.end];
-        let frame = if length <= self.buffer.len() {
+        let mut frame = if length <= self.buffer.len() {
             let Some(rest) = there.get(..length) else {
                 return Ok(false);
             };
@@ -181,6 +190,7 @@ impl TcpReader {
             self.rest.shrink_to(REST_BYTES_KEPT);
             frame
         };
+        frame.head.flags = frame.head.flags.without(Flags::WANT_CHECKS);
         let payload = frame.payload_bytes();
         self.ahead = if payload > DIRECT_BYTES { AHEAD_BYTES } else { BUFFER_BYTES };
         if payload > 0 {

@@ -84,6 +84,9 @@ impl Connection for TcpConnection {
         let written = writer.turn(peer, stream, events);
         *is_paused = unread.is_some_and(|unread| unread.is_reached(writer.queue.len(), writer.held()));
         let read = if *is_paused { IoProgress::Idle } else { reader.turn(peer, stream, events)? };
+        if reader.peer_insists() {
+            writer.follow_peer();
+        }
         let written = match (written, &read) {
             (Ok(written), _) => written,
             // Input that arrived before the error, perhaps a refusal, is read first.

@@ -88,7 +88,10 @@ impl TcpQueuedFrame {
         self.head.len() + self.body.iter().map(|parcel| parcel.len() as usize).sum::<usize>()
     }
 
-    fn seal(&mut self, checks: bool) {
+    fn seal(&mut self, checks: bool, insists: bool) {
+        if insists {
+            self.frame.head.flags = self.frame.head.flags.with(Flags::WANT_CHECKS);
+        }
         if checks {
             write_checksums(&mut self.frame, &self.body);
         } else if !self.body.is_empty() {
@@ -101,6 +104,11 @@ impl TcpQueuedFrame {
 impl TcpWriter {
     pub(super) fn new(checks: ChecksumPolicy) -> Self {
         Self { checking: ChecksumDecision::new(checks), queue: VecDeque::new(), sealed: 0, slice: 0, offset: 0 }
+    }
+
+    /// The peer requires checksums in frames that are not sealed yet.
+    pub(super) fn follow_peer(&mut self) {
+        self.checking.follow_peer();
     }
 
     /// Bytes that the queue holds.
@@ -157,12 +165,13 @@ impl TcpWriter {
 
     /// Seals as many frames as one call should write.
     fn seal(&mut self, checks: bool) {
+        let insists = self.checking.insists();
         let mut bytes =
             self.queue.iter().take(self.sealed).map(TcpQueuedFrame::length).sum::<usize>() - self.sent_bytes();
         while bytes < CALL_BYTES
             && let Some(next) = self.queue.get_mut(self.sealed)
         {
-            next.seal(checks);
+            next.seal(checks, insists);
             bytes += next.length();
             self.sealed += 1;
         }

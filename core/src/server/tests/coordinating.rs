@@ -51,6 +51,7 @@ fn options() -> CoordinatorOptions {
         grace,
         watches: true,
         takes_nonfinite: false,
+        model_dir: String::new(),
     }
 }
 
@@ -195,6 +196,7 @@ impl Desk {
             entry: Some(ServerEntry { address: format!("tcp://s{index}:1"), shards }),
             renews: words.contains(&"again"),
             status: Vec::new(),
+            servers: words.iter().find_map(|word| word.strip_prefix("of=")?.parse().ok()),
         };
         match words[0] {
             "servers" => {
@@ -402,7 +404,8 @@ fn who_joins_waits_for_all_servers() {
          register s0 0 1 -> s0 joined
          join b ->
          register s2 2 1 -> s2 Invalid: server index 2: this job has 2 servers, numbered from 0
-         register s1 1 2 -> s1 joined & a joined 0.1 & b joined 1.1
+         register s1 1 2 of=3 -> s1 Invalid: server 1 is started with servers = 3, and server 0 with servers = 2
+         register s1 1 2 of=2 -> s1 joined & a joined 0.1 & b joined 1.1
          register s1 1 3 -> s1 Invalid: server 1 had 2 shards and comes back with 3
          register s1 1 2 -> s1 joined",
     );
@@ -444,7 +447,9 @@ fn another_number_of_servers_is_refused() {
     assert_eq!(desk.coordinator.generation(), Generation(1));
     let refused = Coordinator::new(CoordinatorOptions { servers: 3, ..options() }, Some(&desk.kept)).err();
     let text = refused.expect("it is refused").to_string();
-    assert_eq!(text, "this job was initialised on 2 servers and is started with 3");
+    let words =
+        ["servers = 3 (default): ", "initialised on 2 servers", "expected servers = 2, or another checkpoint_dir"];
+    words.iter().for_each(|word| assert!(text.contains(word), "{text}"));
 }
 
 /// With a reused incarnation, shards take the gradients of a new process for resends of an earlier one.

@@ -1,0 +1,362 @@
+//! Every cell of the table of `pserver train` on `docs/SETTINGS.md`: a case contradicts a training that ended with the
+//! setting, and checks what the cell says.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use crate::cluster::job::{Job, TCP};
+use crate::cluster::process::Processes;
+use crate::cluster::settings_page::Outcome::{Refused, TakesEffect, Warned};
+use crate::cluster::settings_page::{Case, check};
+use crate::trainings::{Place, Said, numbers};
+use pserver_program::{Elements, Tensor};
+use pserver_trainer::write_tensors;
+
+const TRAIN: &str = "`pserver train`";
+const PROGRAM: &str = "block 0 {
+    data x: float32[batch, 3]
+    parameter w: float32[3, 4]
+    parameter b: float32[4]
+    initialise w = given(name=\"w\")
+    initialise b = fill(value=0.25)
+    forward product = matmul(x, w)
+    forward y = add(product, b)
+    forward square = mul(y, y)
+    forward loss = mean(square)
+    forward other = mean(y)
+}
+";
+/// The arguments of a training of two epochs, each with its value.
+const ARGUMENTS: [(&str, &str); 6] = [
+    ("--data", "data.csv"),
+    ("--batch", "8"),
+    ("--epochs", "2"),
+    ("--optimizer", "optimizer: SGD const_lr { learning_rate: 0.0625 }"),
+    ("--values", "values.npz"),
+    ("--save", "model.safetensors"),
+];
+/// The same optimizer, with which parameters stay.
+const STILL: (&str, &str) = ("--optimizer", "optimizer: SGD const_lr { learning_rate: 0 }");
+const ADAM: (&str, &str) = ("--optimizer", "optimizer: Adam adam { } const_lr { learning_rate: 0.0625 }");
+
+type Model = BTreeMap<String, Tensor>;
+
+/// A folder with a training of two epochs, and what it and one of four epochs end with.
+struct TrainScene {
+    place: Place,
+    two: Model,
+    four: Model,
+    trainers: &'static str,
+}
+
+impl TrainScene {
+    fn new(trainers: &'static str) -> Self {
+        let place = Place::new();
+        place.write("net.program", PROGRAM);
+        place.write("other.program", &PROGRAM.replace("square = mul(y, y)", "square = mul(y, product)"));
+        let more = PROGRAM.replace(
+            "    initialise w",
+            "    parameter c: float32[]\n    initialise c = fill(value=1.0)\n    initialise w",
+        );
+        place.write(
+            "more.program",
+            &more.replace("square = mul(y, y)", "moved = add(y, c)\n    forward square = mul(moved, y)"),
+        );
+        let table = |rows: u32, factor: u32| {
+            let mut text = "x.0,x.1,x.2\n".to_owned();
+            for row in 0..rows {
+                writeln!(text, "{},{},{}", row * factor % 3, row % 5, row % 2).expect("a string takes everything");
+            }
+            text
+        };
+        place.write("data.csv", &table(24, 1));
+        place.write("other.csv", &table(24, 2));
+        place.write("long.csv", &table(32, 1));
+        for (file, number) in [("values.npz", 0.5), ("others.npz", 0.25)] {
+            let value = |length: usize| Elements::Float32(vec![number; length]);
+            let values = [("w".to_owned(), Tensor::new(vec![3, 4], value(12)))];
+            write_tensors(&place.path().join(file), &values).expect("it is written");
+        }
+        let scene = Self { place, two: Model::new(), four: Model::new(), trainers };
+        let four = scene.local("whole", &[("--epochs", "4")]);
+        assert!(four.is_success, "{four:?}");
+        let four = scene.model();
+        let two = scene.local("kept", &[]);
+        assert!(two.is_success, "{two:?}");
+        let two = scene.model();
+        Self { two, four, ..scene }
+    }
+
+    /// `pserver train` with changed arguments; one with a value that is empty is a flag.
+    fn run(&self, program: &str, changes: &[(&str, &str)]) -> Said {
+        let mut all: Vec<(&str, &str)> = ARGUMENTS.to_vec();
+        for (name, value) in changes {
+            all.retain(|(known, _)| known != name);
+            all.push((name, value));
+        }
+        let mut words = vec!["train", program];
+        all.iter().for_each(|(name, value)| words.extend([*name, *value].iter().filter(|word| !word.is_empty())));
+        let _ = fs::remove_file(self.place.path().join("model.safetensors"));
+        self.place.run(&words)
+    }
+
+    /// A training with its own servers.
+    fn local(&self, folder: &str, changes: &[(&str, &str)]) -> Said {
+        self.run("net.program", &[&[("--trainers", self.trainers), ("--checkpoint", folder)], changes].concat())
+    }
+
+    fn model(&self) -> Model {
+        self.place.model("model.safetensors")
+    }
+
+    /// A copy of the training's checkpoint.
+    fn copied(&self) -> &'static str {
+        let again = self.place.path().join("again");
+        let _ = fs::remove_dir_all(&again);
+        copy(&self.place.path().join("kept"), &again);
+        "again"
+    }
+
+    /// Resumes the copy to four epochs with changes.
+    fn resume(&self, changes: &[(&str, &str)]) -> Said {
+        self.local("again", &[&[("--resume", ""), ("--epochs", "4")], changes].concat())
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("there is room");
+    for entry in fs::read_dir(from).expect("it is there") {
+        let entry = entry.expect("it can be read");
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).expect("there is room");
+        }
+    }
+}
+
+/// It warns of nothing but the values, which a program with an op given needs also where they have no effect.
+fn must_succeed(said: &Said) {
+    let is_warning = |line: &str| line.contains("no effect") && !line.starts_with("--values values.npz: ");
+    assert!(said.is_success && !said.errors.lines().any(is_warning), "{said:?}");
+}
+
+fn must_refuse(said: &Said, words: &[&str]) {
+    assert!(!said.is_success, "expected {words:?}: {said:?}");
+    words.iter().for_each(|word| assert!(said.errors.contains(word), "expected {word:?}: {said:?}"));
+}
+
+#[test]
+fn settings_beside_resume_do_what_the_page_says() {
+    let cases: [Case<TrainScene>; 7] = [
+        (&["--optimizer"], TakesEffect, |scene| {
+            scene.copied();
+            must_succeed(&scene.resume(&[STILL]));
+            assert!(scene.model() == scene.two, "the rate of zero moves nothing");
+        }),
+        (
+            &[
+                "--optimizer",
+                "--batch",
+                "--shuffle",
+                "--data",
+                "--validation",
+                "--trainers",
+                "--servers",
+                "--strategy",
+                "program",
+                "--loss",
+                "--connect",
+                "--rank",
+            ],
+            Refused,
+            resume_refused,
+        ),
+        (&["--trainers"], TakesEffect, |scene| {
+            scene.copied();
+            must_succeed(&scene.resume(&[STILL, ("--trainers", "1")]));
+            assert!(scene.model() == scene.two, "the rate of zero moves nothing");
+        }),
+        (&["--epochs", "--save", "--checkpoint", "--resume"], TakesEffect, |scene| {
+            scene.copied();
+            must_go_on(&scene.resume(&[]), scene);
+        }),
+        (&["--metric"], TakesEffect, |scene| {
+            scene.copied();
+            let said = scene.resume(&[("--metric", "other")]);
+            must_go_on(&said, scene);
+            assert!(numbers(&said.output).contains_key("other"), "{said:?}");
+        }),
+        (&["--values"], Warned, |scene| {
+            scene.copied();
+            let said = scene.resume(&[("--values", "others.npz")]);
+            must_go_on(&said, scene);
+            let words = "--values others.npz: no effect beside --resume; the checkpoint has the values";
+            assert!(said.errors.contains(words), "{said:?}");
+        }),
+        (&["--values"], Warned, |scene| {
+            let kept = scene.copied();
+            fs::remove_file(scene.place.path().join(kept).join("training.json")).expect("the record is there");
+            let said = scene.resume(&[("--values", "others.npz")]);
+            assert!(said.errors.contains("--values others.npz: no effect beside --resume"), "{said:?}");
+            assert!(said.errors.contains("found no again/training.json"), "{said:?}");
+        }),
+    ];
+    check(TRAIN, 0, &TrainScene::new("2"), &cases);
+}
+
+/// The training went on with the step after its last one; what `--values` says is left to the caller.
+fn must_go_on(said: &Said, scene: &TrainScene) {
+    assert!(said.is_success, "{said:?}");
+    assert!(scene.model() == scene.four, "the bits are those of a training without a break");
+}
+
+/// All on one checkpoint, which then goes on as if nothing had been asked.
+fn resume_refused(scene: &TrainScene) {
+    scene.copied();
+    let table: [(&[(&str, &str)], &[&str]); 11] = [
+        (&[("--batch", "4")], &["--batch 4: ", "has steps of 8 rows", "expected --batch 8, or a new folder"]),
+        (&[("--shuffle", "7")], &["found --shuffle 7: ", "has no --shuffle", "expected the same, or a new folder"]),
+        (&[("--data", "long.csv")], &["--data: found 32 rows", "has 24", "expected as many, or a new folder"]),
+        (&[("--validation", "0.5")], &["--data: found 12 rows", "has 24", "expected as many, or a new folder"]),
+        (&[("--loss", "other")], &["--loss other: ", "has the loss loss", "expected --loss loss, or a new folder"]),
+        (&[("--servers", "2")], &["servers = 2 (from --servers)", "on 1 servers", "expected servers = 1"]),
+        (&[("--strategy", "columns")], &["found --strategy columns", "expected --strategy parameter-server"]),
+        (&[("--connect", "127.0.0.1:1")], &["cannot be used with", "--connect"]),
+        (&[("--rank", "0")], &["'--trainers <TRAINERS>' cannot be used with '--rank"]),
+        (&[ADAM], &["found the optimizer `", "Adam", "0.0625", "only a constant learning rate may change"]),
+        // The trainers that were refused have not left.
+        (&[("--trainers", "4")], &["trainers = 4 (from --trainers)", "has 2 trainers", "expected trainers = 2"]),
+    ];
+    for (changes, words) in table {
+        must_refuse(&scene.resume(changes), words);
+    }
+    let other = [("--trainers", "2"), ("--checkpoint", "again"), ("--resume", ""), ("--epochs", "4")];
+    let words = ["other.program: found a program", "that of the training in the checkpoint has", "expected the same"];
+    must_refuse(&scene.run("other.program", &other), &words);
+    must_go_on(&scene.resume(&[]), scene);
+}
+
+/// A job of one trainer, trained for two epochs, and a second trainer that joins it for two more.
+struct Running {
+    processes: Processes,
+    address: String,
+}
+
+impl Running {
+    fn new(trainers: u32) -> Self {
+        let processes = Processes::start(Job { bind: TCP, ..Job::new(1, trainers) });
+        let address = processes.coordinator().to_string();
+        Self { processes, address }
+    }
+
+    fn trained(scene: &TrainScene) -> Self {
+        let running = Self::new(1);
+        let said = running.join(scene, "net.program", &[("--epochs", "2")]);
+        assert!(said.is_success && scene.model() == scene.two, "{said:?}");
+        running
+    }
+
+    fn join(&self, scene: &TrainScene, program: &str, changes: &[(&str, &str)]) -> Said {
+        scene.run(program, &[&[("--connect", self.address.as_str()), ("--epochs", "4")], changes].concat())
+    }
+}
+
+/// A trainer with a change trains on, to other values than without it.
+fn joined(scene: &TrainScene, program: &str, change: &[(&str, &str)]) -> (Said, Model) {
+    let running = Running::trained(scene);
+    let said = running.join(scene, program, change);
+    assert!(said.is_success, "{change:?}: {said:?}");
+    running.processes.terminate();
+    (said, scene.model())
+}
+
+#[test]
+fn settings_beside_connect_do_what_the_page_says() {
+    let cases: [Case<TrainScene>; 7] = [
+        (&["--optimizer"], TakesEffect, |scene| assert!(joined(scene, "net.program", &[STILL]).1 == scene.two)),
+        (&["--batch", "--shuffle", "--data", "--validation", "program", "--loss"], TakesEffect, |scene| {
+            let changes = [("--batch", "4"), ("--shuffle", "7"), ("--data", "other.csv"), ("--validation", "0.25")];
+            for change in changes.into_iter().chain([("--loss", "other")]) {
+                let (said, model) = joined(scene, "net.program", &[change]);
+                assert!(model != scene.two && model != scene.four, "{change:?}: {said:?}");
+            }
+            let model = joined(scene, "other.program", &[]).1;
+            assert!(model != scene.two && model != scene.four);
+        }),
+        (
+            &["--optimizer", "--trainers", "--servers", "--strategy", "program", "--checkpoint", "--resume"],
+            Refused,
+            connect_refused,
+        ),
+        (&["--epochs", "--save", "--connect", "--rank"], TakesEffect, |scene| {
+            assert!(joined(scene, "net.program", &[("--rank", "0")]).1 == scene.four);
+        }),
+        (&["--metric"], TakesEffect, |scene| {
+            let said = joined(scene, "net.program", &[("--metric", "other")]).0;
+            assert!(numbers(&said.output).contains_key("other"), "{said:?}");
+        }),
+        (&["--values"], TakesEffect, |scene| {
+            let running = Running::new(1);
+            let said = running.join(scene, "net.program", &[("--values", "others.npz")]);
+            must_succeed(&said);
+            assert!(scene.model() != scene.four, "it begins with other values");
+            running.processes.terminate();
+        }),
+        (&["--values"], Warned, |scene| {
+            let (said, model) = joined(scene, "net.program", &[("--values", "others.npz")]);
+            assert!(model == scene.four, "{said:?}");
+            let words = "--values others.npz: no effect in a job that has had 6 steps and its values";
+            assert!(said.errors.contains(words), "{said:?}");
+        }),
+    ];
+    check(TRAIN, 1, &TrainScene::new("1"), &cases);
+}
+
+/// All beside one job, which then goes on as if nothing had been asked.
+fn connect_refused(scene: &TrainScene) {
+    let running = Running::trained(scene);
+    let table: [(&str, &[(&str, &str)], &[&str]); 6] = [
+        (
+            "net.program",
+            &[ADAM],
+            &["found the optimizer `", "Adam", "0.0625", "only a constant learning rate may change"],
+        ),
+        ("net.program", &[("--trainers", "2")], &["'--connect <ADDRESS>' cannot be used with '--trainers"]),
+        ("net.program", &[("--servers", "2")], &["'--connect <ADDRESS>' cannot be used with '--servers"]),
+        ("net.program", &[("--checkpoint", "again")], &["cannot be used with", "--checkpoint"]),
+        ("net.program", &[("--resume", "")], &["'--connect <ADDRESS>' cannot be used with '--resume"]),
+        ("more.program", &[], &["found the parameter \"c\"", "in the job 2 others (w, b)", "expected the program"]),
+    ];
+    for (program, changes, words) in table {
+        must_refuse(&running.join(scene, program, changes), words);
+    }
+    must_succeed(&running.join(scene, "net.program", &[]));
+    assert!(scene.model() == scene.four);
+    running.processes.terminate();
+    other_strategy(scene);
+}
+
+/// Two trainers of a job whose parameters are on servers; one would come again with columns of its own.
+fn other_strategy(scene: &TrainScene) {
+    let running = Running::new(2);
+    let both = |epochs: &str| {
+        let join = |rank: &str| running.join(scene, "net.program", &[("--rank", rank), ("--epochs", epochs)]);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| join("0"));
+            must_succeed(&join("1"));
+            must_succeed(&first.join().expect("it does not panic"));
+        });
+    };
+    both("2");
+    let said = running.join(scene, "net.program", &[("--rank", "0"), ("--strategy", "columns")]);
+    must_refuse(
+        &said,
+        &["found the queue \"x", "in the job 2 others (w, b)", "and the strategy with which the job was initialised"],
+    );
+    both("4");
+    running.processes.terminate();
+}
