@@ -42,6 +42,10 @@ const STILL: (&str, &str) = ("--optimizer", "optimizer: SGD const_lr { learning_
 const ADAM: (&str, &str) = ("--optimizer", "optimizer: Adam adam { } const_lr { learning_rate: 0.0625 }");
 
 type Model = BTreeMap<String, Tensor>;
+/// Changed arguments, each with its value; a flag's is empty.
+type Changes<'a> = &'a [(&'a str, &'a str)];
+/// Parts of an error text.
+type Words<'a> = &'a [&'a str];
 
 /// A folder with a training of two epochs, and what it and one of four epochs end with.
 struct TrainScene {
@@ -89,8 +93,8 @@ impl TrainScene {
         Self { two, four, ..scene }
     }
 
-    /// `pserver train` with changed arguments; one with a value that is empty is a flag.
-    fn run(&self, program: &str, changes: &[(&str, &str)]) -> Said {
+    /// `pserver train` with changed arguments.
+    fn run(&self, program: &str, changes: Changes<'_>) -> Said {
         let mut all: Vec<(&str, &str)> = ARGUMENTS.to_vec();
         for (name, value) in changes {
             all.retain(|(known, _)| known != name);
@@ -103,7 +107,7 @@ impl TrainScene {
     }
 
     /// A training with its own servers.
-    fn local(&self, folder: &str, changes: &[(&str, &str)]) -> Said {
+    fn local(&self, folder: &str, changes: Changes<'_>) -> Said {
         self.run("net.program", &[&[("--trainers", self.trainers), ("--checkpoint", folder)], changes].concat())
     }
 
@@ -120,7 +124,7 @@ impl TrainScene {
     }
 
     /// Resumes the copy to four epochs with changes.
-    fn resume(&self, changes: &[(&str, &str)]) -> Said {
+    fn resume(&self, changes: Changes<'_>) -> Said {
         self.local("again", &[&[("--resume", ""), ("--epochs", "4")], changes].concat())
     }
 }
@@ -144,7 +148,7 @@ fn must_succeed(said: &Said) {
     assert!(said.is_success && !said.errors.lines().any(is_warning), "{said:?}");
 }
 
-fn must_refuse(said: &Said, words: &[&str]) {
+fn must_refuse(said: &Said, words: Words<'_>) {
     assert!(!said.is_success, "expected {words:?}: {said:?}");
     words.iter().for_each(|word| assert!(said.errors.contains(word), "expected {word:?}: {said:?}"));
 }
@@ -217,7 +221,7 @@ fn must_go_on(said: &Said, scene: &TrainScene) {
 /// All on one checkpoint, which then goes on as if nothing had been asked.
 fn resume_refused(scene: &TrainScene) {
     scene.copied();
-    let table: [(&[(&str, &str)], &[&str]); 11] = [
+    let table: [(Changes<'_>, Words<'_>); 11] = [
         (&[("--batch", "4")], &["--batch 4: ", "has steps of 8 rows", "expected --batch 8, or a new folder"]),
         (&[("--shuffle", "7")], &["found --shuffle 7: ", "has no --shuffle", "expected the same, or a new folder"]),
         (&[("--data", "long.csv")], &["--data: found 32 rows", "has 24", "expected as many, or a new folder"]),
@@ -260,7 +264,7 @@ impl Running {
         running
     }
 
-    fn join(&self, scene: &TrainScene, program: &str, changes: &[(&str, &str)]) -> Said {
+    fn join(&self, scene: &TrainScene, program: &str, changes: Changes<'_>) -> Said {
         scene.run(program, &[&[("--connect", self.address.as_str()), ("--epochs", "4")], changes].concat())
     }
 }
@@ -319,7 +323,7 @@ fn settings_beside_connect_do_what_the_page_says() {
 /// All beside one job, which then goes on as if nothing had been asked.
 fn connect_refused(scene: &TrainScene) {
     let running = Running::trained(scene);
-    let table: [(&str, &[(&str, &str)], &[&str]); 6] = [
+    let table: [(&str, Changes<'_>, Words<'_>); 6] = [
         (
             "net.program",
             &[ADAM],
