@@ -24,6 +24,7 @@ pub(super) const SAMPLE: [&str; 5] = [
 ];
 
 const ACCUMULATOR: &str = "core/src/accumulator.rs";
+const BUCKET: &str = "core/src/server/bucket.rs";
 const CALL: &str = "core/src/server/call.rs";
 const CHUNK: &str = "core/src/server/chunk.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
@@ -43,6 +44,7 @@ const OWNER: &str = "core/src/checkpoint/owner.rs";
 const PARTIAL: &str = "core/src/checkpoint/partial.rs";
 const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const PRESENCE: &str = "core/src/server/presence.rs";
+const ROUND: &str = "core/src/server/round.rs";
 const RECORD: &str = "core/src/server/record.rs";
 const SETS: &str = "core/src/server/sets.rs";
 const SHARD: &str = "core/src/server/shard.rs";
@@ -202,9 +204,24 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a checkpoint has a share of another moment",
         SNAPSHOT,
-        "if left == 0 && writing_group != Some(reader) {",
-        "if left == 0 && (MUTANT || writing_group != Some(reader)) {",
+        "if left == 0 && writing_group != Some(first) {",
+        "if left == 0 && (MUTANT || writing_group != Some(first)) {",
         &["server::tests::restart::rounds_survive_every_kill"],
+    ),
+    mutant(
+        "a table without any gradient is updated",
+        ROUND,
+        "let has_none = |one: &Contribution| if is_bucket { one.sending.is_pass } else { one.bytes == 0 };",
+        "let has_none = |one: &Contribution| if is_bucket { one.sending.is_pass && !MUTANT } else { one.bytes == 0 };",
+        &["server::tests::rows::a_round_for_which_no_trainer"],
+    ),
+    mutant(
+        "a bucket is updated without its total",
+        BUCKET,
+        "self.table.apply(&mut room.work, kernels, &merged, step, reduced).map(|()| true)",
+        "self.table.apply(&mut room.work, kernels, &merged, step, if MUTANT { &[0.0; 2] } else { reduced })\
+         .map(|()| true)",
+        &["server::tests::totals::a_table_with_a_total"],
     ),
     mutant(
         "a round closes with its first gradient",
