@@ -83,11 +83,13 @@ impl Client {
             }
             _ => 1,
         };
-        if count > 1 {
-            let numbers = content.repeat(usize::try_from(count).unwrap_or(usize::MAX));
-            let declaration = state.declaration(name, element_type, &[], &numbers, settings)?;
-            return state.init_param(declaration, &numbers);
-        }
+        let numbers;
+        let (shape, content) = if count > 1 {
+            numbers = content.repeat(usize::try_from(count).unwrap_or(usize::MAX));
+            (&[][..], numbers.as_slice())
+        } else {
+            (shape, content)
+        };
         let declaration = state.declaration(name, element_type, shape, content, settings)?;
         state.init_param(declaration, content)
     }

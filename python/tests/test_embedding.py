@@ -115,27 +115,52 @@ def test_a_table_that_is_not_lazy_is_a_dense_parameter(job: Any) -> None:
             one.zero_grad()
 
 
+def loss_of_some(network: Any, step: int, rank: int) -> Any:
+    """The loss of a rank's batch; the second rank has none in every third step."""
+    if rank == 0 or step % 3:
+        return (network(ids_of(2 * step + rank, 12)) - 1).square().mean()
+    return None
+
+
+def train_two(
+    in_ranks: Any, clients: list[Any], networks: list[Any], loss: Any, steps: int, *rule: Any, **given: Any
+) -> list[Any]:
+    """Both ranks make these steps; the optimizer's norm after each of the first rank's, where it clips."""
+    norms: list[Any] = []
+
+    def run(rank: int) -> None:
+        optimizer = module().Optimizer(networks[rank].named_parameters(), *rule, client=clients[rank], **given)
+        for step in range(steps):
+            one = loss(networks[rank], step, rank)
+            if one is not None:
+                one.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if rank == 0 and "max_norm" in given:
+                norms.append(optimizer.total_norm)
+
+    in_ranks(run)
+    return norms
+
+
+def train_theirs(theirs: Any, reference: Any, loss: Any, steps: int, before_step: Any = lambda step: None) -> None:
+    """The same by PyTorch, with the mean of both ranks' gradients."""
+    for step in range(steps):
+        for rank in range(2):
+            one = loss(theirs, step, rank)
+            if one is not None:
+                (one / 2).backward()
+        before_step(step)
+        reference.step()
+        reference.zero_grad()
+
+
 def test_two_trainers_share_a_table_and_one_may_have_no_rows(job: Any, in_ranks: Any) -> None:
     clients = [job(trainers=2, trainer=0), job(trainer=1)]
     networks = [Ours("Embedding"), Ours("Embedding")]
     theirs = Theirs("Embedding")
-
-    def run(rank: int) -> None:
-        optimizer = module().Optimizer(networks[rank].named_parameters(), "sgd", 0.1, client=clients[rank])
-        for step in range(20):
-            if rank == 0 or step % 3:
-                (networks[rank](ids_of(2 * step + rank, 12)) - 1).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    in_ranks(run)
-    reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    for step in range(20):
-        for rank in range(2):
-            if rank == 0 or step % 3:
-                ((theirs(ids_of(2 * step + rank, 12)) - 1).square().mean() / 2).backward()
-        reference.step()
-        reference.zero_grad()
+    train_two(in_ranks, clients, networks, loss_of_some, 20, "sgd", 0.1)
+    train_theirs(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1), loss_of_some, 20)
     with torch.no_grad():
         every = torch.arange(HEIGHT)
         torch.testing.assert_close(networks[0].table(every), theirs.table(every), rtol=1e-5, atol=1e-5)
@@ -150,31 +175,15 @@ def test_the_norm_of_tables_and_weights_together_is_clipped(
     networks = [Ours("Embedding", lazy=lazy), Ours("Embedding", lazy=lazy)]
     theirs = Theirs("Embedding")
     theirs.table.sparse = False
-    norms: list[float] = []
-
-    def run(rank: int) -> None:
-        given = {"client": clients[rank], "max_norm": 0.3}
-        optimizer = module().Optimizer(networks[rank].named_parameters(), rule, rate, **given)
-        for step in range(20):
-            if rank == 0 or step % 3:
-                (networks[rank](ids_of(2 * step + rank, 12)) - 1).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if rank == 0:
-                norms.append(optimizer.total_norm)
-
-    in_ranks(run)
+    norms = train_two(in_ranks, clients, networks, loss_of_some, 20, rule, rate, max_norm=0.3)
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[rule]
-    reference = kind(theirs.parameters(), lr=rate)
-    for step in range(20):
-        for rank in range(2):
-            if rank == 0 or step % 3:
-                ((theirs(ids_of(2 * step + rank, 12)) - 1).square().mean() / 2).backward()
+
+    def clip(step: int) -> None:
         norm = float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.3))
         assert norms[step] == pytest.approx(norm, rel=1e-4)
-        reference.step()
-        reference.zero_grad()
-    assert any(norm < 0.3 for norm in norms) and any(norm > 0.3 for norm in norms)
+
+    train_theirs(theirs, kind(theirs.parameters(), lr=rate), loss_of_some, 20, clip)
+    assert len(norms) == 20 and any(norm < 0.3 for norm in norms) and any(norm > 0.3 for norm in norms)
     with torch.no_grad():
         every = torch.arange(HEIGHT)
         torch.testing.assert_close(networks[0].table(every), theirs.table(every), rtol=1e-4, atol=1e-5)
@@ -195,21 +204,11 @@ def test_a_table_without_a_gradient_anywhere_stays_as_it_is(job: Any, in_ranks: 
             return network.head(torch.ones(2, WIDTH) * step).square().mean()
         return (network(ids + step + rank) - 1).square().mean()
 
-    def run(rank: int) -> None:
-        optimizer = module().Optimizer(networks[rank].named_parameters(), "adamw", 0.01, client=clients[rank])
-        for step in range(15):
-            loss(networks[rank], step, rank).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    in_ranks(run)
-    reference = torch.optim.AdamW(theirs.parameters(), lr=0.01)
-    for step in range(15):
-        for rank in range(2):
-            (loss(theirs, step, rank) / 2).backward()
+    def check(step: int) -> None:
         assert (theirs.table.weight.grad is None) == (step % 3 == 0)
-        reference.step()
-        reference.zero_grad()
+
+    train_two(in_ranks, clients, networks, loss, 15, "adamw", 0.01)
+    train_theirs(theirs, torch.optim.AdamW(theirs.parameters(), lr=0.01), loss, 15, check)
     with torch.no_grad():
         every = torch.arange(HEIGHT)
         torch.testing.assert_close(networks[0].table(every), theirs.table(every), rtol=1e-5, atol=1e-5)

@@ -121,8 +121,7 @@ impl Serving {
         let share = &mut self.table.chunks[slots.share];
         let mut room = share.make_writable(cx.pool);
         for slot_index in gradients {
-            let chunk = &mut self.table.chunks[*slot_index];
-            room = room.and_then(|()| if chunk.bucket().is_some() { Ok(()) } else { chunk.fold_all(cx) });
+            room = room.and_then(|()| self.table.chunks[*slot_index].fold_all(cx));
         }
         let Ok(number) = room.and_then(|()| self.share_of(cx, gradients)) else {
             self.stall(gradients[0], StallReason::Memory);
@@ -193,10 +192,8 @@ impl Serving {
         if self.flows.sender(slot_index) != Sender::Nobody {
             return slot_index;
         }
-        let ChunkId { parameter, chunk } = self.table.chunks[slot_index].id;
-        let reader = TotalPart::Share.reader(parameter);
-        let reader = reader.and_then(|parameter| self.table.slot_index(ChunkId { parameter, chunk }));
-        reader.unwrap_or(slot_index)
+        let first = self.table.first_of_group(self.table.chunks[slot_index].id);
+        self.table.slot_index(first).unwrap_or(slot_index)
     }
 
     /// Forgets a share whose round is open again.

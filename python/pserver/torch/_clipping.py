@@ -27,8 +27,8 @@ class Clipping:
             raise Refused(f"max_norm is {max_norm}; expected a number above 0")
         self.max_norm = float(max_norm)
         self.total_norm = 0.0
-        self._numbers: dict[tuple[str, ...], TotalNumbers] = {}
-        """By the parameters that had gradients: memory for their numbers, mostly of all."""
+        self._numbers: TotalNumbers | None = None
+        """Memory for the numbers of the parameters that had gradients last."""
 
     @property
     def stage(self) -> str:
@@ -47,12 +47,12 @@ class Clipping:
 
     def run(self, client: Client, names: Iterable[str]) -> None:
         """Between the gradients of these parameters and their values: fetches the shares and sends the norm."""
-        key = tuple(names)
-        if not key:
+        wanted = tuple(names)
+        if not wanted:
             return
-        if key not in self._numbers:
-            self._numbers = {key: TotalNumbers(client, key)}
-        numbers = self._numbers[key]
+        numbers = self._numbers
+        if numbers is None or numbers.names != wanted:
+            numbers = self._numbers = TotalNumbers(client, wanted)
         client.pull(numbers.shares)
         self.total_norm = sqrt(float(numbers.memory.sum()))
         # Servers take finite numbers. Beyond them gradients are scaled to zero, as PyTorch scales them.
@@ -64,6 +64,7 @@ class TotalNumbers:
     """The shares of some parameters, and their total in the same places: one array, of which each has a part."""
 
     def __init__(self, client: Client, names: tuple[str, ...]) -> None:
+        self.names = names
         counts = [client._facts(_share(name))[1][0] for name in names]
         self.memory = numpy.empty(sum(counts))
         parts = numpy.split(self.memory, numpy.cumsum(counts)[:-1])

@@ -284,10 +284,10 @@ class Table:
         if self._prepared is None:
             return
         (pushed, gradient, (rate, settings)), self._prepared = self._prepared, None
-        rows = pushed.numpy(), gradient.numpy()
         if self._passes:
             self._push = self.run(lambda: self.client._start_pass([self.name], None, False).wait())
         else:
+            rows = pushed.numpy(), gradient.numpy()
             self._push = self.run(lambda: self.client.push_rows(self.name, *rows, rate=rate, settings=settings))
         for batch in self._prefetched:
             batch.refresh(pushed)
