@@ -2,14 +2,15 @@
 //!
 //! Not here: the order and the end of calls (`calls`).
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Thread;
 use std::time::Duration;
 
-use pserver_core::client::LaneId;
+use pserver_core::client::{LaneId, Overwritten};
 use pserver_core::error::Failure;
-use pserver_core::ids::{ChunkIndex, ParameterIndex, Round, Sequence, Ticket, Version};
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::{Lease, Mapping};
 use pserver_core::time::Now;
 use pserver_core::wire::Kind;
@@ -100,6 +101,8 @@ pub(super) struct CallOutcome {
     pub(super) earliest: Option<Version>,
     /// Received chunks of a view.
     pub(super) kept: Vec<ViewChunk>,
+    /// The contents that values have replaced, where they are watched.
+    pub(super) overwritten: BTreeMap<ChunkId, Overwritten>,
     /// The answer to a control call.
     pub(super) answer: Vec<u8>,
 }

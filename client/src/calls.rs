@@ -8,15 +8,16 @@
 //! Requests to the coordinator, and requests that initialise servers, are control calls about no parameter.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Thread, ThreadId};
 use std::time::Duration;
 
 use prost::Message;
-use pserver_core::client::{AwaitedAnswer, Finished, LaneId, Refused, RequestBody};
+use pserver_core::client::{AwaitedAnswer, Finished, LaneId, Overwritten, Refused, RequestBody};
 use pserver_core::error::{CallEnd, Failure};
-use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket, Version};
+use pserver_core::ids::{ChunkId, ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::Mapping;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -378,6 +379,8 @@ impl ClientState {
             let seen = seen.filter(|(entry, _)| job.progress(entry.id.parameter).round.is_none());
             call.outcome.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
         }
+        let overwritten = finished.entries.iter().map(|entry| entry.id).zip(finished.overwritten);
+        call.outcome.overwritten.extend(overwritten);
         let kept = finished.entries.iter().zip(finished.kept);
         let kept = kept.map(|(Entry { id, .. }, lease)| ViewChunk { parameter: id.parameter, chunk: id.chunk, lease });
         call.outcome.kept.extend(kept);
@@ -577,6 +580,11 @@ impl ClientGuard<'_> {
     /// Waits until a call is over, and says the highest version among its answers.
     pub(super) fn finish_latest(&mut self, number: CallNumber) -> Result<Version, Failure> {
         self.finish_call(number).map(|call| call.outcome.latest)
+    }
+
+    /// Waits until a call is over, and says what its values have replaced.
+    pub(super) fn finish_watched(&mut self, number: CallNumber) -> Result<BTreeMap<ChunkId, Overwritten>, Failure> {
+        self.finish_call(number).map(|call| call.outcome.overwritten)
     }
 
     /// Waits until a call is over, and says the version of all its answers; none when they differ.

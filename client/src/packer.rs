@@ -21,6 +21,8 @@ pub(super) struct Packer {
     controls: BTreeMap<ParameterIndex, Vec<u8>>,
     /// Whether values come back.
     fetches: bool,
+    /// Whether what they replace is watched.
+    is_watched: bool,
     bytes_max: u32,
     /// Chunks that are still to come.
     expected: usize,
@@ -56,6 +58,7 @@ impl Packer {
             control: Vec::new(),
             controls: BTreeMap::new(),
             fetches,
+            is_watched: false,
             bytes_max,
             expected,
             open: Vec::new(),
@@ -77,6 +80,11 @@ impl Packer {
     /// Frames whose chunks of these parameters bring control messages of their own.
     pub(super) fn with_controls(self, controls: BTreeMap<ParameterIndex, Vec<u8>>) -> Self {
         Self { controls, ..self }
+    }
+
+    /// Frames with `flags`, of which what their values replace is watched.
+    pub(super) fn watched(self, flags: Flags) -> Self {
+        Self { flags, is_watched: true, ..self }
     }
 
     /// Frames that request no values.
@@ -132,7 +140,7 @@ impl Packer {
         let brings = if self.kind == Kind::Pull { 0 } else { room };
         let fetches = if self.fetches { room } else { 0 };
         let (payload, into) = (Vec::with_capacity(brings), Vec::with_capacity(fetches));
-        let body = RequestBody { payload, into, priority: u32::MAX };
+        let body = RequestBody { payload, into, is_watched: self.is_watched, priority: u32::MAX };
         let frame = Frame { head, entries: Vec::with_capacity(room), control: self.control_of(parameter).clone() };
         PackedFrame { frame, body, bytes: 0 }
     }

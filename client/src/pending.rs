@@ -127,7 +127,7 @@ impl Client {
     pub fn start_pull(&self, into: Vec<DestinationSlice<'static>>) -> Result<CallNumber, Failure> {
         let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.content)));
         self.start_with(&LoanBook::open(), memory, |state, book| {
-            state.start_pull(FetchRequest::all(into), Version(0), book)
+            state.start_pull(FetchRequest::all(into), Version(0), None, book)
         })
     }
 
@@ -258,7 +258,7 @@ impl<'scope, 'env> Calls<'scope, 'env> {
     /// # Errors
     /// The destination that is refused, and why; later failures are returned by [`Pending::wait`].
     pub fn pull(&self, into: Vec<DestinationSlice<'env>>) -> Result<Pending<'scope>, Failure> {
-        self.start(|state, book| state.start_pull(FetchRequest::all(into), Version(0), book))
+        self.start(|state, book| state.start_pull(FetchRequest::all(into), Version(0), None, book))
     }
 
     /// [`Client::push_rows`], started. The rows are copied: their memory is the caller's when this returns.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
+use pserver_core::checksum::join;
 use pserver_core::client::RequestBody;
 use pserver_core::config::ParameterConfig;
 use pserver_core::dtype::{ElementType, Half};
@@ -24,6 +25,15 @@ use super::control::{answer, unexpected};
 use super::job::{JoinedJob, ParameterProgress, check_dense};
 use super::packer::{ChunkPiece, Packer};
 use super::{Client, ClientState, DestinationSlice, Extent, GradientSlice};
+
+/// The CRC32C of a destination's contents, before and after its value arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverwrittenValue {
+    /// Of the contents that the value has replaced.
+    pub before: u32,
+    /// Of the value.
+    pub after: u32,
+}
 
 /// Longest wait for the coordinator when a rank is released; its answer depends on no trainer.
 const RELEASE_LONGEST: Duration = Duration::from_secs(1);
@@ -141,9 +151,41 @@ impl Client {
         let mut state = self.lock()?;
         state.ready()?;
         state.lend(|state, book| {
-            let call = state.start_pull(borrowed(into), least, book)?;
+            let call = state.start_pull(borrowed(into), least, None, book)?;
             state.finish_latest(call)
         })
+    }
+
+    /// As [`Client::pull`], and says of each destination what the value has replaced in it. With `is_of_step` the
+    /// values are those that the gradients of this trainer have made, as [`Client::push_pull`] fetches them: in sync
+    /// mode without what other trainers have set since.
+    ///
+    /// # Errors
+    /// As [`Client::pull`].
+    pub fn pull_watched(
+        &self,
+        into: &mut [DestinationSlice<'_>],
+        is_of_step: bool,
+    ) -> Result<Vec<OverwrittenValue>, Failure> {
+        let mut state = self.lock()?;
+        let job = state.ready()?;
+        let mut last = None;
+        let parameters: Vec<_> = into.iter().map(|one| job.parameter(one.name, &mut last)).collect::<Result<_, _>>()?;
+        let watch = if is_of_step { Flags::OF_STEP } else { Flags::default() };
+        let chunks = state.lend(|state, book| {
+            let call = state.start_pull(borrowed(into), Version(0), Some(watch), book)?;
+            state.finish_watched(call)
+        })?;
+        let of = |parameter| {
+            let first = ChunkId { parameter, chunk: ChunkIndex(0) };
+            let last = ChunkId { parameter, chunk: ChunkIndex(u64::MAX) };
+            let parts = chunks.range(first..=last).map(|(_, part)| part);
+            parts.fold(OverwrittenValue::default(), |whole, part| OverwrittenValue {
+                before: join(whole.before, part.before, part.bytes.into()),
+                after: join(whole.after, part.after, part.bytes.into()),
+            })
+        };
+        Ok(parameters.into_iter().map(of).collect())
     }
 
     /// Replaces parameters by the values given. The count of updates and the optimizer's state stay.
@@ -338,11 +380,13 @@ impl ClientState {
         }))
     }
 
-    /// Starts to fetch parameters, each with at least this many updates.
+    /// Starts to fetch parameters, each with at least this many updates; with `watch`, frames have these flags, and
+    /// the contents that values replace are watched.
     pub(super) fn start_pull<'env>(
         &mut self,
         into: Vec<FetchRequest<'env>>,
         least: Version,
+        watch: Option<Flags>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let SelectedParameters { parameters: chosen, held: received, .. } =
@@ -351,6 +395,7 @@ impl ClientState {
         let places = self.places(into, &chosen)?;
         self.open(Kind::Pull, &chosen, (0, received))?;
         let packer = self.packer(Kind::Pull, &chosen);
+        let packer = if let Some(flags) = watch { packer.watched(flags) } else { packer };
         let order = |((place, half), index)| ParameterTransfer { index, given: None, place: Some(place), half };
         let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {

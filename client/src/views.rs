@@ -97,7 +97,7 @@ impl Client {
         state.ready()?;
         state.lend(|state, book| {
             let hold = state.hold(wanted)?;
-            let call = state.start_pull(fetched(wanted), Version(0), book)?;
+            let call = state.start_pull(fetched(wanted), Version(0), None, book)?;
             let kept = state.finish_kept(call)?;
             state.finish_view(kept, wanted, &hold, book)
         })
@@ -180,7 +180,7 @@ impl ClientGuard<'_> {
                 return Ok(view);
             }
             drop(view);
-            let call = self.start_pull(fetched(wanted), Version(0), book)?;
+            let call = self.start_pull(fetched(wanted), Version(0), None, book)?;
             kept = self.finish_kept(call)?;
         }
         Err(Failure::call("connections ended repeatedly while the view was fetched; the call may be repeated"))

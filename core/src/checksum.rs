@@ -6,6 +6,9 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 /// The initial state of a CRC32C, and the mask that inverts it at the end.
 const INVERTED: u64 = 0xffff_ffff;
+/// The polynomial of CRC32C, and x to the 8th: their highest coefficients are in the lowest bits.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+const X_TO_THE_8TH: u32 = 1 << 23;
 
 /// The CRC32C of `bytes`; zero for none.
 #[must_use]
@@ -25,13 +28,38 @@ pub fn append(sum: u32, bytes: &[u8]) -> u32 {
     narrow(digest.finalize())
 }
 
+/// The CRC32C of some bytes and others after them: `first` is that of the former, `second` that of the latter.
+#[must_use]
+pub fn join(first: u32, second: u32, bytes_of_second: u64) -> u32 {
+    // The former bytes stand as many bits before the latter ones: their remainder is multiplied by that power of x.
+    let (mut shifted, mut power, mut left) = (first, X_TO_THE_8TH, bytes_of_second);
+    while 0 < left && shifted != 0 {
+        if left % 2 == 1 {
+            shifted = product(power, shifted);
+        }
+        power = product(power, power);
+        left /= 2;
+    }
+    shifted ^ second
+}
+
+/// The product of two polynomials modulo that of CRC32C; their highest coefficients are in the lowest bits.
+fn product(one: u32, mut other: u32) -> u32 {
+    let mut sum = 0;
+    for place in (0..u32::BITS).rev() {
+        sum ^= if one >> place & 1 == 1 { other } else { 0 };
+        other = (other >> 1) ^ if other & 1 == 1 { POLYNOMIAL } else { 0 };
+    }
+    sum
+}
+
 fn narrow(sum: u64) -> u32 {
     u32::try_from(sum).expect("a CRC32C has 32 bits")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{append, checksum};
+    use super::{append, checksum, join};
 
     /// The vectors of RFC 3720, B.4.
     #[test]
@@ -50,6 +78,8 @@ mod tests {
         for cut in [0, 1, 7, 63, 64, 65, 255, 256, 4096, 9_999, 10_000] {
             let (first, second) = bytes.split_at(cut);
             assert_eq!(append(checksum(first), second), checksum(&bytes), "cut at {cut}");
+            let joined = join(checksum(first), checksum(second), second.len() as u64);
+            assert_eq!(joined, checksum(&bytes), "cut at {cut}");
         }
     }
 }

@@ -27,7 +27,6 @@ from turns import by_turns, micros, ratio, say_where, timed
 
 RANKS = 2
 RATE = 1e-3
-BUCKET_BYTES = 1 << 20
 LAYER = [768 * 256, 768, 256 * 256, 256, 1024 * 256, 1024, 1024 * 256, 256, 256, 256, 256, 256]
 """The parameters of a ``TransformerEncoderLayer(256, 4, 1024)``, in elements."""
 CASES = {
@@ -128,9 +127,7 @@ def rank(options: argparse.Namespace) -> None:
     theirs, ours, overlapped, alone, reduced = (Model(sizes, options.rank) for _ in range(5))
     parallel = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
     optimizer = Optimizer(ours.parameters(), "sgd", RATE, client=clients[0])
-    of_buckets = Optimizer(
-        overlapped.parameters(), "sgd", RATE, client=clients[1], overlap=True, bucket_bytes=BUCKET_BYTES
-    )
+    of_buckets = Optimizer(overlapped.parameters(), "sgd", RATE, client=clients[1], overlap=True)
     contestants = {
         "DDP": step(parallel, torch.optim.SGD(theirs.parameters(), RATE, fused=True)),
         "ours": step(ours, optimizer),

@@ -235,6 +235,11 @@ class Client:
         them has. Where that is ``least``, all parts have as many: they are of one version."""
         return self._raw.pull(list(out), list(out.values()), least)
 
+    def _pull_watched(self, out: Mapping[str, Array], is_of_step: bool) -> list[tuple[int, int]]:
+        """:meth:`pull` into arrays of the host, which says of each the checksums of its contents before and after.
+        ``is_of_step``: the values that this trainer's gradients have made, without what others have set since."""
+        return self._raw.pull_watched(list(out), list(out.values()), is_of_step)
+
     def push_pull(
         self,
         gradients: Mapping[str, Array],

@@ -146,6 +146,23 @@ impl RawClient {
         })
     }
 
+    /// Fetches values, and returns of each array the checksums of its contents before and after. `is_of_step`: those
+    /// that this trainer's gradients have made.
+    fn pull_watched(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        out: Vec<Bound<'_, PyAny>>,
+        is_of_step: bool,
+    ) -> PyResult<Vec<(u32, u32)>> {
+        let mut out = arrays(py, &names, &out, Access::Write)?;
+        self.call(py, |session| {
+            let overwritten =
+                session.client().pull_watched(&mut session.destinations(&names, &mut out)?, is_of_step)?;
+            Ok(overwritten.into_iter().map(|one| (one.before, one.after)).collect())
+        })
+    }
+
     fn push_pull(
         &self,
         py: Python<'_>,

@@ -1,6 +1,8 @@
 """Weights that the program sets between two steps are the job's from then on, as with PyTorch's optimizers."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -144,6 +146,51 @@ def test_a_weight_that_is_changed_after_its_gradient_was_sent_is_named(job: Any)
     one.zero_grad()
     loss(network, 1).backward()
     one.step()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_slow_trainer_gets_the_weights_of_the_step_and_not_those_that_a_quick_one_has_set(
+    job: Any, overlap: bool, monkeypatch: Any
+) -> None:
+    import pserver.torch
+
+    clients = [job(trainers=2, trainer=0), job(trainer=1)]
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in clients]
+    both = [
+        pserver.torch.Optimizer([weight], "sgd", 0.5, client=client, overlap=overlap)
+        for weight, client in zip(weights, clients)
+    ]
+    fetch, set_by_quick = clients[1]._pull_watched, threading.Event()
+
+    def late(*given: Any) -> Any:
+        assert set_by_quick.wait(30)
+        return fetch(*given)
+
+    def begin(at: int) -> None:
+        weights[at].square().sum().backward()
+
+    with ThreadPoolExecutor(1) as threads:
+        begin(0), begin(1)
+        monkeypatch.setattr(clients[1], "_pull_watched", late)
+        slow = threads.submit(both[1].step)
+        both[0].step()
+        assert weights[0].tolist() == [0, 0, 0]
+        # The quick one is in its next step, for which both add one to the weights.
+        both[0].zero_grad()
+        weights[0].data += 1
+        begin(0)
+        both[0]._prepare([bucket for bucket in both[0]._buckets if not bucket.is_on_its_way])
+        assert clients[1].pull(["parameter.0"])["parameter.0"].tolist() == [1, 1, 1]
+        set_by_quick.set()
+        slow.result(30)
+        assert weights[1].tolist() == [0, 0, 0]
+        both[1].zero_grad()
+        weights[1].data += 1
+        begin(1)
+        slow = threads.submit(both[1].step)
+        both[0].step()
+        slow.result(30)
+    assert weights[0].tolist() == weights[1].tolist() == [0, 0, 0]
 
 
 def test_where_trainers_take_no_turns_a_changed_weight_is_refused(job: Any) -> None:

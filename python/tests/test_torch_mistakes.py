@@ -47,7 +47,7 @@ def test_mistakes_with_tensors_say_what_to_do_and_change_nothing(job: Any) -> No
     ones = torch.ones(2, 3)
     refused: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "another shape": (other(torch.ones(4, 4)), pserver.Refused, r"shape \[4, 4\]; expected the shape \[2, 3\]"),
-        "another type": (other(ones.double()), pserver.Refused, "float64 for its value; expected float32"),
+        "another type": (other(ones.double()), pserver.Refused, "float64 for its value; expected torch.float32"),
         "NaN": (gradient(ones * float("nan")), pserver.Refused, "has NaN"),
         "a sparse gradient": (gradient(ones.to_sparse()), pserver.Refused, "sparse gradient"),
         "a rate of NaN": (gradient(ones, float("nan")), pserver.Refused, "learning rate NaN"),
@@ -320,17 +320,17 @@ def test_a_step_whose_end_is_unknown_is_completed_and_not_replaced(job: Any) -> 
 def test_zero_grad_completes_the_step_of_a_single_trainer_whose_end_is_unknown(job: Any, monkeypatch: Any) -> None:
     client, weight = job(), torch.nn.Parameter(torch.zeros(1))
     one = module().Optimizer([weight], "sgd", 1.0, client=client)
-    start = client.start_push_pull
+    start = client.start_push
 
     class Lost:
         def wait(self) -> None:
             raise pserver.Timeout("no answer")
 
     def lost(*_: Any, **named: Any) -> Any:
-        monkeypatch.setattr(client, "start_push_pull", start)
+        monkeypatch.setattr(client, "start_push", start)
         return Lost()
 
-    monkeypatch.setattr(client, "start_push_pull", lost)
+    monkeypatch.setattr(client, "start_push", lost)
     weight.grad = torch.ones(1)
     with pytest.raises(pserver.Timeout):
         one.step()

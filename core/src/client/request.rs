@@ -1,5 +1,6 @@
 //! A request: its frame, its receive buffers and its progress.
 
+use crate::checksum::checksum;
 use crate::error::{CallEnd, Failure};
 use crate::ids::{Ticket, Version};
 use crate::memory::Lease;
@@ -14,8 +15,21 @@ pub struct RequestBody {
     /// Receive buffers of the entries' values, one each, or none at all. A lease may be returned as another one, which
     /// is a view of the server's memory.
     pub into: Vec<Incoming>,
+    /// Whether [`Finished::overwritten`] is wanted of the receive buffers.
+    pub is_watched: bool,
     /// Priority within the lane: the least number goes first, equal ones in order of arrival.
     pub priority: u32,
+}
+
+/// The CRC32C of a receive buffer's contents, before and after its value arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overwritten {
+    /// Of the contents that the value replaced.
+    pub before: u32,
+    /// Of the value.
+    pub after: u32,
+    /// The buffer's length.
+    pub bytes: u32,
 }
 
 /// A request that was answered.
@@ -29,6 +43,8 @@ pub struct Finished {
     pub versions: Vec<Version>,
     /// The leases that hold values, in the order of the entries.
     pub kept: Vec<Lease>,
+    /// Of each entry, where that was wanted.
+    pub overwritten: Vec<Overwritten>,
 }
 
 /// A request that was refused.
@@ -70,9 +86,7 @@ pub(super) struct PendingRequest {
     pub(super) bytes: u64,
     /// The payloads; `None` while the transport has them.
     pub(super) payload: Option<Vec<Outgoing>>,
-    into: Vec<Option<Incoming>>,
-    /// Receive buffers that the transport has.
-    borrowed: usize,
+    places: ReceivePlaces,
     /// Whether it is in flight; a transmitted payload may still be read.
     pub(super) is_in_flight: bool,
     versions: Vec<Option<Version>>,
@@ -84,6 +98,15 @@ pub(super) struct PendingRequest {
     refused: Option<Refused>,
 }
 
+/// The receive buffers of a request, in the order of its entries.
+struct ReceivePlaces {
+    into: Vec<Option<Incoming>>,
+    /// Of each, if that is wanted; none for one that no value has begun to replace.
+    watch: Vec<Option<Overwritten>>,
+    /// How many the transport has.
+    borrowed: usize,
+}
+
 impl PendingRequest {
     pub(super) fn new(frame: Frame, body: RequestBody) -> Self {
         assert!(
@@ -91,13 +114,16 @@ impl PendingRequest {
             "there is a place for every entry's value, or for none"
         );
         Self {
+            places: ReceivePlaces {
+                watch: vec![None; if body.is_watched { body.into.len() } else { 0 }],
+                into: body.into.into_iter().map(Some).collect(),
+                borrowed: 0,
+            },
             versions: vec![None; frame.entries.len()],
             missing: frame.entries.len().max(1),
             priority: body.priority,
             bytes: frame.payload_bytes(),
             payload: Some(body.payload),
-            into: body.into.into_iter().map(Some).collect(),
-            borrowed: 0,
             is_in_flight: false,
             frame,
             cursor: 0,
@@ -112,7 +138,7 @@ impl PendingRequest {
 
     /// Whether the transport holds no buffer of it.
     pub(super) fn is_returned(&self) -> bool {
-        self.payload.is_some() && self.borrowed == 0
+        self.payload.is_some() && self.places.borrowed == 0
     }
 
     /// Whether it may be sent.
@@ -141,19 +167,26 @@ impl PendingRequest {
     /// Borrows the receive buffer of an entry's value, if it is expected and fits.
     pub(super) fn borrow_buffer(&mut self, entry: &Entry) -> Option<(usize, Incoming)> {
         let index = self.find(entry)?;
-        let place = self.into.get_mut(index)?;
+        let place = self.places.into.get_mut(index)?;
         // Both half-precision types have the same length.
         let is_other = self.frame.entries[index].half.is_some_and(|half| half.element_type() != entry.element_type);
         if is_other || place.as_ref().is_none_or(|place| place.len() != entry.bytes) {
             return None;
         }
-        self.borrowed += 1;
-        place.take().map(|place| (index, place))
+        self.places.borrowed += 1;
+        let place = place.take()?;
+        if let Some(watch) = self.places.watch.get_mut(index) {
+            // While the memory is read it comes into the cache, where the value is then written. A part of an answer
+            // that a lost connection has left there later is not the caller's.
+            let before = |bytes| Overwritten { before: checksum(bytes), after: 0, bytes: place.len() };
+            watch.get_or_insert_with(|| before(place.bytes()));
+        }
+        Some((index, place))
     }
 
     pub(super) fn return_buffer(&mut self, index: usize, place: Incoming) {
-        self.into[index] = Some(place);
-        self.borrowed -= 1;
+        self.places.into[index] = Some(place);
+        self.places.borrowed -= 1;
     }
 
     pub(super) fn answer_whole(&mut self, frame: &Frame) {
@@ -163,7 +196,7 @@ impl PendingRequest {
 
     /// Handles an acknowledgement, or a discarded value. An entry whose value is expected stays open.
     pub(super) fn answer_entry(&mut self, entry: &Entry) {
-        if self.into.is_empty()
+        if self.places.into.is_empty()
             && let Some(index) = self.find(entry)
         {
             self.answer_at(index, entry);
@@ -175,6 +208,9 @@ impl PendingRequest {
         if self.versions[index].is_none() {
             self.versions[index] = Some(Version(entry.round.0));
             self.missing -= 1;
+            if let Some(Some(watch)) = self.places.watch.get_mut(index) {
+                watch.after = self.places.into[index].as_ref().map_or(0, |place| checksum(place.bytes()));
+            }
         }
     }
 
@@ -183,11 +219,13 @@ impl PendingRequest {
             Some(refused) => Err(refused),
             None => {
                 let versions = self.versions.into_iter().flatten().collect();
-                let kept = self.into.into_iter().flatten().filter_map(|place| match place {
+                let kept = self.places.into.into_iter().flatten().filter_map(|place| match place {
                     Incoming::Chunk { lease, .. } => Some(lease),
                     Incoming::Loan(_) | Incoming::Discard { .. } => None,
                 });
-                Ok(Finished { control: self.control, entries: self.frame.entries, versions, kept: kept.collect() })
+                let overwritten = self.places.watch.into_iter().flatten().collect();
+                let (control, entries) = (self.control, self.frame.entries);
+                Ok(Finished { control, entries, versions, kept: kept.collect(), overwritten })
             }
         }
     }
@@ -198,7 +236,7 @@ impl PendingRequest {
         let is_open = |at: &usize| {
             self.frame.entries[*at].id == entry.id
                 && self.versions[*at].is_none()
-                && self.into.get(*at).is_none_or(Option::is_some)
+                && self.places.into.get(*at).is_none_or(Option::is_some)
         };
         let index = (self.cursor..count).chain(0..self.cursor).find(is_open)?;
         self.cursor = index;

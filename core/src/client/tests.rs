@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::{Client, ClientOutput, ConnectionChange, Identity, LaneId, Refused, RequestBody};
+use super::{Client, ClientOutput, ConnectionChange, Identity, LaneId, Overwritten, Refused, RequestBody};
+use crate::checksum::checksum;
 use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
 use crate::dtype::Half;
 use crate::ids::{
@@ -374,6 +375,33 @@ fn values_land_in_their_places() {
         line.values(ticket, &[(1, 4)]);
     });
     assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
+}
+
+#[test]
+fn a_watched_place_tells_what_was_in_it_before_the_first_answer_and_what_is() {
+    let mut memory = [7u8; 8];
+    lend(|book| {
+        let (first, second) = memory.split_at_mut(4);
+        let mut line = Line::connected();
+        let into = [first, second].map(|place| Incoming::Loan(book.write(place))).into();
+        let body = RequestBody { into, is_watched: true, ..RequestBody::default() };
+        let ticket = line.ask(Kind::Pull, &[1, 2], body);
+        line.welcome();
+        line.sent();
+        line.values(ticket, &[(2, 4)]);
+        // Half of the other value has come when the connection ends.
+        let (_, mut torn) = line.begin_values(ticket, &[(1, 4)]);
+        torn[0].bytes_mut()[..2].fill(9);
+        line.gone(torn);
+        line.wait(20);
+        line.welcome();
+        line.sent();
+        line.values(ticket, &[(1, 4), (2, 4)]);
+        let finished = line.client.take(ticket).expect("it is over").expect("it was answered");
+        let expected =
+            [[1; 4], [2; 4]].map(|value| Overwritten { before: checksum(&[7; 4]), after: checksum(&value), bytes: 4 });
+        assert_eq!(finished.overwritten, expected);
+    });
 }
 
 /// The wire refuses such a frame; a transport that lets it through takes nothing down with it.

@@ -62,6 +62,9 @@ pub(super) struct Chunk {
     pub(super) sealed: u8,
     /// A set that waits for earlier updates.
     pub(super) deferred_set: Option<Box<DeferredSet>>,
+    /// In rounds of several trainers: the value that the last update made, where a set has replaced it since. A trainer
+    /// that fetches it later gets that of its step, as those before the set did. It is in no checkpoint.
+    pub(super) of_step: Option<Arc<Value>>,
     /// Optimizer state; of a chunk on an accelerator the last stored copy, and empty while a transfer has it.
     pub(super) states: Vec<Lease>,
     /// State on an accelerator, if the chunk lives on one.
@@ -96,6 +99,7 @@ impl Chunk {
             noted: None,
             sealed: 0,
             deferred_set: None,
+            of_step: None,
             states: Vec::new(),
             on_device: None,
             restored: None,
@@ -131,6 +135,12 @@ impl Chunk {
     /// The value's bytes.
     pub(super) fn value_bytes(&self) -> &[u8] {
         self.dense().bytes()
+    }
+
+    /// Keeps the value, which a set is about to replace, for trainers that have not fetched it yet.
+    pub(super) fn keep_of_step(&mut self) {
+        let value = self.value();
+        self.of_step.get_or_insert(value);
     }
 
     /// Replaces the value and drops its half-precision copies. The version counts updates and stays.
@@ -218,6 +228,7 @@ impl Chunk {
             }
         }
         self.round.close();
+        self.of_step = None;
         self.sealed = self.sealed.saturating_sub(1);
     }
 

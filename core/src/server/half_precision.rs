@@ -19,7 +19,7 @@ use super::stalls::StallReason;
 use super::waiters::Waiter;
 use crate::dtype::Half;
 use crate::memory::Value;
-use crate::wire::Entry;
+use crate::wire::{Entry, Flags, Kind};
 
 impl Serving {
     /// Refuses half precision for sparse parameters and types other than float32.
@@ -50,21 +50,32 @@ impl Serving {
         )))
     }
 
-    /// The value in the requested type. A missing copy is made if there is a lease that no update waits for.
-    fn value_as(&self, cx: &mut Context<'_>, slot_index: usize, half: Option<Half>) -> Option<Arc<Value>> {
+    /// The value in the requested type, or in place of it the `replaced` one. A missing copy is made if there is a
+    /// lease that no update waits for.
+    fn value_as(
+        &self,
+        cx: &mut Context<'_>,
+        slot_index: usize,
+        half: Option<Half>,
+        replaced: Option<&Arc<Value>>,
+    ) -> Option<Arc<Value>> {
         let chunk = &self.table.chunks[slot_index];
-        let Some(half) = half else { return Some(chunk.value()) };
-        if let Some(made) = cx.pool.halves.get(chunk.id, half) {
-            return Some(made);
+        let Some(half) = half else { return Some(replaced.map_or_else(|| chunk.value(), Arc::clone)) };
+        let kept = cx.pool.halves.get(chunk.id, half).filter(|_| replaced.is_none());
+        if kept.is_some() {
+            return kept;
         }
         if self.lacks(StallReason::Memory) {
             return None;
         }
         let bytes = chunk.bytes / 2;
         let mut made = Value::new(cx.pool.take(bytes).ok()?, bytes);
-        cx.kernels.narrow_to_half(half, chunk.value_bytes(), made.bytes_mut());
+        let value = replaced.map_or_else(|| chunk.value_bytes(), |replaced| replaced.bytes());
+        cx.kernels.narrow_to_half(half, value, made.bytes_mut());
         let made = Arc::new(made);
-        cx.pool.halves.keep(chunk.id, half, &made);
+        if replaced.is_none() {
+            cx.pool.halves.keep(chunk.id, half, &made);
+        }
         Some(made)
     }
 
@@ -74,7 +85,7 @@ impl Serving {
         let mut made = RoundHalves::default();
         for half in waiting.filter_map(|one| one.half) {
             if made.get(half).is_none() {
-                made.put(half, self.value_as(cx, slot_index, Some(half)));
+                made.put(half, self.value_as(cx, slot_index, Some(half), None));
             }
         }
         made
@@ -82,7 +93,9 @@ impl Serving {
 
     /// Sends the value in the requested type, or queues the answer until a lease is free.
     pub(super) fn send_value(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
-        match self.value_as(cx, slot_index, waiter.half) {
+        let is_of_step = waiter.head.kind == Kind::Push || waiter.head.flags.contains(Flags::OF_STEP);
+        let replaced = self.table.chunks[slot_index].of_step.as_ref().filter(|_| is_of_step);
+        match self.value_as(cx, slot_index, waiter.half, replaced) {
             Some(value) => {
                 let entry = self.table.chunks[slot_index].value_entry(waiter.half);
                 cx.replies.value(waiter.peer, &waiter.head, entry, value);

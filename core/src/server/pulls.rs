@@ -6,9 +6,10 @@ use super::reply::Refusal;
 use super::serving::Serving;
 use super::states::state_of;
 use super::waiters::{RowsRequest, Waiter};
+use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, Version};
 use crate::memory::Lease;
-use crate::wire::{Flags, Frame, Kind};
+use crate::wire::{Entry, Flags, Frame, Kind};
 
 impl Serving {
     /// Answers a pull, or queues it until its version exists.
@@ -32,10 +33,23 @@ impl Serving {
             let is_bucket = self.table.chunks[slot_index].bucket().is_some();
             let ids = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
             let wish = is_bucket.then_some(RowsRequest { ids, bytes: entry.bytes });
-            let (version, half) = (Version(entry.round.0), entry.half);
+            let (version, half) = (self.awaited_version(slot_index, frame, entry), entry.half);
             self.answer_or_wait(cx, slot_index, Waiter { peer, head: frame.head, version, since: cx.now, half, wish });
         }
         Ok(())
+    }
+
+    /// The version that an entry of a pull waits for. Without rounds, a pull of the step waits for the trainer's own
+    /// gradients that are not in the value yet, such as those on their way to an accelerator.
+    fn awaited_version(&self, slot_index: usize, frame: &Frame, entry: &Entry) -> Version {
+        let (chunk, trainer) = (&self.table.chunks[slot_index], frame.head.trainer);
+        let is_of_step = frame.head.flags.contains(Flags::OF_STEP);
+        if !is_of_step || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
+            return Version(entry.round.0);
+        }
+        let is_open = chunk.round.contribution(trainer).is_some() || chunk.round.ahead(trainer).is_some();
+        let open = if is_open { chunk.round.contributors() + chunk.round.all_ahead().len() } else { 0 };
+        Version(entry.round.0.max(chunk.version.0 + open as u64))
     }
 
     pub(super) fn answer_or_wait(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {

@@ -97,6 +97,7 @@ impl Serving {
         (peer, head): (Option<PeerId>, &Head),
         replacement: Replacement,
     ) {
+        let keeps = self.flows.of(slot_index).pace == AccumulatorPace::Rounds && 1 < self.job.trainers;
         let chunk = &mut self.table.chunks[slot_index];
         let heard = chunk.heard_mut(head.trainer);
         let is_new = !heard.set.covers(call);
@@ -104,7 +105,12 @@ impl Serving {
         if is_new {
             heard.set = call;
             match replacement {
-                Replacement::Value(lease) => chunk.set_value(cx.pool, lease),
+                Replacement::Value(lease) => {
+                    if keeps {
+                        chunk.keep_of_step();
+                    }
+                    chunk.set_value(cx.pool, lease);
+                }
                 Replacement::State(state, lease) => chunk.states[state] = lease,
                 // The check keeps both below 2^62.
                 Replacement::Updates(updates) => chunk.set_updates(updates),

@@ -105,10 +105,14 @@ impl Flags {
     /// The sender wants checksums in payloads of this connection, whether or not both ends are on one host. Set by
     /// transports.
     pub const WANT_CHECKS: Self = Self(16);
+    /// On a pull: the value that the updates of the trainer's gradients made, which a push with
+    /// [`WANT_VALUE`](Self::WANT_VALUE) would have brought: with all of them in it, and in rounds without what others
+    /// have set since.
+    pub const OF_STEP: Self = Self(32);
     /// On a push: no element of its payloads is NaN or infinite, if they are floats. The receiving transport sets the
     /// flag when it has read the payloads anyway. [`Frame::encode`](super::Frame::encode) never sends it.
     pub const FINITE: Self = Self(1 << 15);
-    const KNOWN: u16 = 31;
+    const KNOWN: u16 = 63;
 
     /// Whether every bit of `other` is set.
     #[must_use]

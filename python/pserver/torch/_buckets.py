@@ -9,7 +9,7 @@ import torch
 from .._client import Array, Call, Client
 from .._errors import Error, Refused
 from ._rules import Numbers
-from ._weights import Places, Weight, forget, note
+from ._weights import Weight
 
 
 class Absent(Enum):
@@ -29,8 +29,6 @@ class Sending(NamedTuple):
     absent: Absent
     wire: torch.dtype | None
     """The type in which they travel; none for their own."""
-    is_staged: bool
-    """Whether values are fetched beside the weights, which the backward pass still uses."""
     factor: float = 1.0
     """What gradients are multiplied by."""
     is_void: bool = False
@@ -61,7 +59,6 @@ class Bucket:
         self._complete: set[int] = set()
         self._expected: int | None = None
         self._calls: list[Call] = []
-        self._places: Places | None = None
 
     @property
     def is_on_its_way(self) -> bool:
@@ -74,16 +71,16 @@ class Bucket:
         return self.is_on_its_way or self.is_unsure
 
     def completed(self, at: int) -> bool:
-        """Notes that the backward pass has the gradient of the weight ``at``; true when all are there."""
+        """Notes that the backward pass has the gradient of the weight ``at``; true when all are there, or were sent."""
         if self._expected is None:
             self._expected = sum(weight.tensor.requires_grad for weight in self.weights)
         self._complete.add(at)
-        return len(self._complete) == self._expected
+        return len(self._complete) == self._expected or self.is_started
 
     def prepare(self, client: Client, numbers: Numbers, how: Sending) -> None:
         """Finds the gradients to send. Checks all that servers would refuse, before any is sent."""
         self.numbers, self._gradients, self._passing, self._is_void = numbers, {}, [], how.is_void
-        self.sent, self._versions, self._places = [], [], None
+        self.sent, self._versions = [], []
         for weight in self.weights:
             gradient = None if how.is_void else weight.gradient(how.wire, how.factor)
             self._versions.append((weight, weight.tensor.grad, _version(weight.tensor.grad)))
@@ -97,29 +94,22 @@ class Bucket:
                     gradient = weight.zeros()
             if gradient is not None:
                 self._gradients[weight.name] = gradient
+            weight.check()
             self.sent.append(weight)
-        self._places = Places(self.sent, how.is_staged, reuses=True)
         if self._gradients:
-            client._check_push(self._gradients, self._places_of(self._gradients), *numbers)
-
-    def _places_of(self, names: Iterable[str]) -> dict[str, Array]:
-        assert self._places is not None, "it was prepared"
-        return {name: self._places.arrays[name] for name in names}
+            client._check_push(self._gradients, None, *numbers)
 
     def start(self, client: Client) -> None:
-        """Starts to send what is prepared, and to fetch the values with it: of the very step, also where another
-        trainer, which has them already, sets others."""
+        """Starts to send what is prepared."""
         gradients, passing = self._gradients, self._passing
         self._gradients, self._passing = {}, []
         self.is_sent = not self.sent
-        if self._places is not None:
-            forget(self._places.written)
         try:
             if gradients:
-                places, (rate, settings) = self._places_of(gradients), self.numbers
-                self._calls.append(client.start_push_pull(gradients, places, rate=rate, settings=settings))
+                rate, settings = self.numbers
+                self._calls.append(client.start_push(gradients, rate=rate, settings=settings))
             if passing:
-                self._calls.append(client._start_pass(passing, self._places_of(passing), self._is_void))
+                self._calls.append(client._start_pass(passing, None, self._is_void))
         except BaseException:
             # All is started again.
             self._end_calls(False)
@@ -150,15 +140,11 @@ class Bucket:
                 call.wait()
         finally:
             self._end_calls(True)
-        if self._places is not None:
-            self._places.finish()
-            self._places = None
-            note(self.sent)
 
     def reset(self) -> None:
         """The next step begins."""
         self.is_sent = self.is_unsure = False
-        self._places = self._expected = None
+        self._expected = None
         self._gradients, self._passing = {}, []
         self.sent = []
         self._versions = []

@@ -18,7 +18,7 @@ from ._embedding import Table
 from ._rules import Numbers, Rule, rule_of
 from ._state import checked, groups_of, load, state_of
 from ._table_state import checked_rows, load_rows, rows_of
-from ._weights import HALVES, Places, Weight, changed, forget, note
+from ._weights import HALVES, Weight, changed, fetch, note
 
 BUCKET_BYTES = 8 << 20
 OF_GROUPS = {"params", "param_names", "lr", "initial_lr"}
@@ -105,7 +105,7 @@ class Optimizer(torch.optim.Optimizer):
         self._stand_in_states()
         self._is_alone = self.client.trainers == 1
         self._overlaps = overlap
-        self._how = Sending(self._absent(), wire, overlap)
+        self._how = Sending(self._absent(), wire)
         if overlap:
             self._hook()
 
@@ -217,7 +217,7 @@ class Optimizer(torch.optim.Optimizer):
 
                 def completed(_: torch.Tensor, bucket: Bucket = bucket, at: int = at) -> None:
                     optimizer = this()
-                    if optimizer is not None and optimizer._is_syncing and not optimizer.client.is_closed:
+                    if optimizer is not None and optimizer._is_syncing and bucket.completed(at):
                         optimizer._completed(bucket, at)
 
                 # Frozen weights have no gradients to wait for.
@@ -225,11 +225,13 @@ class Optimizer(torch.optim.Optimizer):
                     weight.tensor.register_post_accumulate_grad_hook(completed)  # type: ignore[no-untyped-call]
 
     def _completed(self, bucket: Bucket, at: int) -> None:
+        if self.client.is_closed:
+            return
         if bucket.is_started:
             bucket.forget_gradients()
             text = "expected step() after a backward pass; earlier ones belong in `with optimizer.no_sync():`"
             raise Refused(f'parameter "{bucket.weights[at].name}": a gradient after it was sent; {text}')
-        if bucket.completed(at) and not self._is_held:
+        if not self._is_held:
             try:
                 self._prepare([bucket])
             except Refused:
@@ -280,7 +282,6 @@ class Optimizer(torch.optim.Optimizer):
         self._check_numbers()
         self._read_scaler()
         self._check_gradients()
-        self._check_weights()
         self._has_failed = True
         self._prepare_step()
         for _, table in self._tables:
@@ -304,8 +305,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _prepare(self, buckets: list[Bucket]) -> None:
-        """Checks the gradients of buckets, and sends weights that the program has changed. Until an unsure bucket is
-        complete, the contents of its weights are unspecified."""
+        """Checks the gradients of buckets, and sends weights that the program has changed. Of an unsure bucket servers
+        may have gradients already, which come before."""
         changes = changed(weight for bucket in buckets if not bucket.is_unsure for weight in bucket.weights)
         for bucket in buckets:
             bucket.prepare(self.client, self._numbers(bucket.group), self._how)
@@ -315,14 +316,6 @@ class Optimizer(torch.optim.Optimizer):
             text = "where other trainers change it too; expected set_weights(), which makes this trainer's the job's"
             raise Refused(f'parameter "{changes[0].name}" was changed in mode {self.client.mode}, {text}')
         self._set(changes)
-
-    def _check_weights(self) -> None:
-        """Refuses weights that were changed after their gradients were sent: what comes back is computed without."""
-        changes = changed(weight for bucket in self._buckets if bucket.is_started for weight in bucket.weights)
-        if changes:
-            note(changes)
-            text = "expected it before the backward pass or after step(), or overlap=False; another step() undoes it"
-            raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')
 
     def _end_step(self) -> None:
         self._reset()
@@ -348,6 +341,10 @@ class Optimizer(torch.optim.Optimizer):
             self._clipping.run(self.client, sent + [table.name for _, table in self._tables if table.is_sent])
             self._has_norm = True
         wait_all(self._buckets)
+        # What comes back is computed without changes after the gradient was sent.
+        if changes := fetch(self.client, (weight for bucket in self._buckets for weight in bucket.sent), True):
+            text = "expected it before the backward pass or after step(), or overlap=False; another step() undoes it"
+            raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')
 
     def _check_numbers(self) -> None:
         every = [self._numbers(group) for group in range(len(self.param_groups))]
@@ -438,7 +435,7 @@ class Optimizer(torch.optim.Optimizer):
         for one that makes another rule, such as ``amsgrad``, which is refused. The weights stay
         (:meth:`set_weights`), and so do rows of tables that the state does not have."""
         self._checked_state(state_dict)()
-        self._fetch(weight for weight in self.weights if weight.tensor.dtype in HALVES)
+        fetch(self.client, (weight for weight in self.weights if weight.tensor.dtype in HALVES))
 
     def _checked_state(self, state_dict: Mapping[str, Any]) -> Callable[[], None]:
         """Checks a state; returns what loads it."""
@@ -484,7 +481,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def fetch_weights(self) -> None:
         """Fetches the newest weights, as after a restart of this trainer."""
-        self._fetch(self.weights)
+        fetch(self.client, self.weights)
 
     def set_weights(self) -> None:
         """Makes this trainer's weights the job's, as after ``model.load_state_dict``. One trainer calls it, or all with
@@ -498,13 +495,4 @@ class Optimizer(torch.optim.Optimizer):
 
     def _set(self, weights: list[Weight]) -> None:
         self.client.set({weight.name: weight.value() for weight in weights})
-        note(weights)
-
-    def _fetch(self, weights: Iterable[Weight]) -> None:
-        weights = list(weights)
-        places = Places(weights)
-        forget(weights)
-        if places.arrays:
-            self.client.pull(places.arrays)
-        places.finish()
         note(weights)

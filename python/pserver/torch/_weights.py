@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from .. import _pserver
-from .._client import Array
+from .._client import Array, Client
 from .._errors import Refused
 
 NUMPY_TYPES = {torch.float32, torch.float64, torch.float16}
@@ -33,6 +33,7 @@ class Weight:
         self.tensor = tensor
         self.noted: int | None = None
         """The checksum of the contents that the job's value has; none where it is not known what they are."""
+        self._declared = self.dtype, tensor.shape
         self._stage: tuple[torch.Tensor, Array] | None = None
         self._address = 0
         self._array: Array = None
@@ -41,6 +42,16 @@ class Weight:
     def dtype(self) -> torch.dtype:
         """The type at the servers, which update half precision in float32."""
         return torch.float32 if self.tensor.dtype in HALVES else self.tensor.dtype
+
+    def check(self) -> None:
+        """Refuses a tensor that has become one for which servers have no value."""
+        dtype, shape = self._declared
+        if self.dtype != dtype:
+            text = f"a tensor of {self.dtype} for its value; expected {dtype}, as when the optimizer was made"
+            raise Refused(f'parameter "{self.name}": {text}')
+        if self.tensor.shape != shape:
+            text = f"the shape {list(self.tensor.shape)}; expected the shape {list(shape)}"
+            raise Refused(f'parameter "{self.name}": {text}, as when the optimizer was made')
 
     def value(self) -> Array:
         """The present value as servers have it."""
@@ -104,7 +115,7 @@ def note(weights: Iterable[Weight]) -> None:
 
 
 def forget(weights: Iterable[Weight]) -> None:
-    """Values are about to be fetched into these tensors: until they are here, the contents are unspecified."""
+    """What is in these tensors is not known any more."""
     for weight in weights:
         weight.noted = None
 
@@ -128,6 +139,27 @@ def _checksums(weights: list[Weight]) -> list[int]:
     found = dict(zip(elsewhere, map(int, sums)))
     here = iter(_pserver.checksums([place for place in places if place is not None]))
     return [found[at] if at in found else next(here) for at in range(len(places))]
+
+
+def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -> list[Weight]:
+    """Fetches the values of weights, with ``is_of_step`` those that this trainer's gradients have made, and notes them.
+    Returns then the weights that the program had changed since they were noted: their values are the job's now."""
+    places = Places(weights, reuses=True)
+    if not places.arrays:
+        return []
+    elsewhere = [weight for weight, _ in places.staged]
+    were_changed = changed(elsewhere) if is_of_step else []
+    noted = [weight.noted for weight in places.written]
+    # Until the values are here, the contents are unspecified.
+    forget(places.written)
+    sums = dict(zip(places.arrays, client._pull_watched(places.arrays, is_of_step)))
+    places.finish()
+    note(elsewhere)
+    for weight, known in zip(places.written, noted):
+        before, weight.noted = sums[weight.name]
+        if is_of_step and known is not None and before != known:
+            were_changed.append(weight)
+    return were_changed
 
 
 class Places:

@@ -61,6 +61,18 @@ fn pulls_read_the_version_before_and_the_next_round_waits() {
 }
 
 #[test]
+fn who_wants_the_value_of_its_step_waits_for_its_gradients_on_the_device() {
+    check(
+        plan(Mode::Async, 2),
+        "push 0 0 w=1 -> 0 done w@1
+         pull 0 0 w -> 0 value w@0=0
+         pull+ 0 0 w ->
+         pull+ 1 0 w -> 1 value w@0=0
+         finish -> 0 value w@1=-1",
+    );
+}
+
+#[test]
 fn a_gradient_of_no_round_waits_for_the_one_before_it() {
     check(
         plan(Mode::Async, 2),

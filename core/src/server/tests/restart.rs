@@ -521,6 +521,24 @@ fn check(plan: &Plan, before: &str, after: &str) {
 }
 
 #[test]
+fn the_value_of_a_step_outlasts_a_set_and_a_restart_by_the_journal() {
+    let storage = InMemory::new();
+    let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2, "optimizer: SGD");
+    let mut stage = Stage::empty(plan.clone());
+    restore(&mut stage, &storage, false);
+    stage.initialise();
+    let mut script = Script::new(stage);
+    script.run("push 0 1 w=100 -> *\n push 1 1 w=100 -> *\n set 0 w=10 -> *\n pull+ 1 1 w -> 1 value w@1=-100");
+    let mut restarted = Stage::empty(plan);
+    restore(&mut restarted, &storage.copy(), false);
+    for (trainer, actor) in script.stage.actors {
+        restarted.connect(trainer, actor.incarnation);
+    }
+    restarted.answers.clear();
+    Script::new(restarted).run("pull 1 1 w -> 1 value w@1=10\n pull+ 1 1 w -> 1 value w@1=-100");
+}
+
+#[test]
 fn half_a_gradient_is_gone_or_there_after_a_restart_as_before_it() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     let after = "push 0 0 g=1 g.1=1 -> *\n show g g.1 -> ";

@@ -447,6 +447,36 @@ fn a_set_replaces_once_and_leaves_the_round_open() {
 }
 
 #[test]
+fn a_trainer_that_fetches_late_gets_the_value_of_its_step_whatever_was_set_since() {
+    let step = "push 0 1 w=1 -> 0 done w@1
+         push 1 1 w=1 -> 1 done w@1
+         set 0 w=10 -> 0 done w@1
+         set 0 w=20 -> 0 done w@1
+         pull 1 1 w w/b -> 1 value w@1=20 w@1=20b
+         pull+ 1 1 w w/b w/h -> 1 value w@1=-1 w@1=-1b w@1=-1h
+         pull 1 1 w/b -> 1 value w@1=20b
+         push 0 2 w=1 -> 0 done w@2
+         pull+ 0 2 w ->
+         push+ 1 2 w=1 -> 1 value w@2=19 & 0 value w@2=19
+         pull+ 1 2 w -> 1 value w@2=19";
+    check(mean(2), step);
+    // Also one that sends its gradient again, and one that fetches before any step.
+    check(
+        mean(2),
+        "push 0 1 w=1 -> 0 done w@1
+         push+ 1 1 w=1 -> 1 value w@1=-1
+         set 0 w=10 -> 0 done w@1
+         again 0 -> 0 done w@1
+         redial 1 ->
+         again 1 -> 1 value w@1=-1",
+    );
+    // A trainer alone has set it itself; and without rounds there is no value of a step.
+    check(mean(1), "push 0 1 w=1 -> 0 done w@1\n set 0 w=10 -> 0 done w@1\n pull+ 0 1 w -> 0 value w@1=10");
+    let any = Plan::new(Mode::Async, Merge::Sum, 2).with("w", Float32, 2, SGD);
+    check(any, "push 0 0 w=1 -> 0 done w@1\n set 1 w=10 -> 1 done w@1\n pull+ 0 0 w -> 0 value w@1=10");
+}
+
+#[test]
 fn a_reader_keeps_the_version_it_began_with() {
     let mut script = Script::new(Stage::serving(mean(1)));
     script.run("push 0 1 w=1 -> 0 done w@1\n hold\n pull 0 0 w -> 0 value w@1=-1\n push+ 0 2 w=1 -> 0 value w@2=-2");

@@ -12,6 +12,7 @@
 //! gone 0, ask 0          the connection of trainer 0 ends; it asks what its calls wait for
 //! pull 0 2 w             trainer 0 wants version 2 at least
 //! pull 0 2 w/b, push+ 0 1 w/h=1    the same, and wants the value as bfloat16, as binary16
+//! pull+ 0 2 w             the same, and wants the value of its step
 //! set 0 w=1, leave 0, wait 60000, show w, hold, release
 //! starve, spare w w      every lease that is free is taken; one for each of these chunks is given back
 //! feed                   what was taken and is held comes back, and the shard is told
@@ -33,7 +34,7 @@ use crate::ids::{ChunkId, Incarnation, Round};
 use crate::port::{Event, Plain, Simulated};
 use crate::wire::request::Request;
 use crate::wire::{
-    self, ControlAnswer, ControlRequest, Entry, ErrorMessage, Flags, Frame, Kind, PushMessage, SettingMessage,
+    self, ControlAnswer, ControlRequest, Entry, ErrorMessage, Flags, Frame, Head, Kind, PushMessage, SettingMessage,
 };
 
 /// Runs a script on a shard that serves, and on one whose chunks live on an accelerator.
@@ -86,7 +87,8 @@ impl Script {
                 let frame = Frame::with_control(head, &message);
                 self.stage.deliver(number(1), &Parcel { frame, body: Vec::new() });
             }
-            "pull" => self.pull(number(1), number(2).into(), &words[3..]),
+            "pull" => self.pull(Flags::default(), number(1), number(2).into(), &words[3..]),
+            "pull+" => self.pull(Flags::OF_STEP, number(1), number(2).into(), &words[3..]),
             "set" => {
                 let head = self.stage.call(Kind::Set, number(1));
                 let entries = words[2..].iter().map(|word| self.payload(word, 0)).collect();
@@ -125,8 +127,8 @@ impl Script {
         self.stage.answers.clear();
     }
 
-    fn pull(&mut self, trainer: u32, version: u64, words: &[&str]) {
-        let head = self.stage.head(Kind::Pull, trainer);
+    fn pull(&mut self, flags: Flags, trainer: u32, version: u64, words: &[&str]) {
+        let head = Head { flags, ..self.stage.head(Kind::Pull, trainer) };
         let bare = |id| Entry::bare(id, Round(version), ElementType::Float32);
         let entries = words.iter().map(|word| Entry { half: half(word), ..bare(self.chunk(word)) }).collect();
         let frame = Frame { entries, ..Frame::bare(head) };
