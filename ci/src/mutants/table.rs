@@ -27,6 +27,7 @@ const ACCUMULATOR: &str = "core/src/accumulator.rs";
 const BUCKET: &str = "core/src/server/bucket.rs";
 const CALL: &str = "core/src/server/call.rs";
 const CHUNK: &str = "core/src/server/chunk.rs";
+const CLIENT_REQUEST: &str = "core/src/client/request.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
 const COORDINATOR: &str = "core/src/server/coordinator.rs";
 const PARTICIPANTS: &str = "core/src/server/participants.rs";
@@ -46,6 +47,7 @@ const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const PRESENCE: &str = "core/src/server/presence.rs";
 const ROUND: &str = "core/src/server/round.rs";
 const RECORD: &str = "core/src/server/record.rs";
+const PULLS: &str = "core/src/server/pulls.rs";
 const SETS: &str = "core/src/server/sets.rs";
 const SHARD: &str = "core/src/server/shard.rs";
 const SHARD_JOURNAL: &str = "core/src/server/journal.rs";
@@ -685,5 +687,33 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "self.storage.sync_directory(&directory)?;",
         "if !MUTANT { self.storage.sync_directory(&directory)?; }",
         STATES,
+    ),
+    mutant(
+        "a set replaces the value of a step that is not fetched",
+        SETS,
+        "if keeps {",
+        "if keeps && !MUTANT {",
+        &["server::tests::rounds", "server::tests::restart"],
+    ),
+    mutant(
+        "the value of a step outlasts the next one",
+        CHUNK,
+        "self.of_step = None;",
+        "if !MUTANT { self.of_step = None; }",
+        &["server::tests::rounds"],
+    ),
+    mutant(
+        "a pull of the step is answered before the device has its gradient",
+        PULLS,
+        "chunk.version.0 + open as u64",
+        "chunk.version.0 + if MUTANT { 0 } else { open as u64 }",
+        &["server::tests::device"],
+    ),
+    mutant(
+        "a torn answer counts as what the caller had",
+        CLIENT_REQUEST,
+        "watch.get_or_insert_with(|| before(place.bytes()));",
+        "*watch = watch.filter(|_| !MUTANT).or_else(|| Some(before(place.bytes())));",
+        &["client::tests"],
     ),
 ];
