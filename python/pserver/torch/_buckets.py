@@ -74,8 +74,10 @@ class Bucket:
         """Notes that the backward pass has the gradient of the weight ``at``; true when all are there, or were sent."""
         if self._expected is None:
             self._expected = sum(weight.tensor.requires_grad for weight in self.weights)
-        self._complete.add(at)
-        return len(self._complete) == self._expected or self.is_started
+        complete = self._complete
+        complete.add(at)
+        # Of many small parameters this is much of what overlap costs: properties are written out.
+        return len(complete) == self._expected or self.is_sent or self.is_unsure or bool(self._calls)
 
     def prepare(self, client: Client, numbers: Numbers, how: Sending) -> None:
         """Finds the gradients to send. Checks all that servers would refuse, before any is sent."""
