@@ -106,21 +106,12 @@ impl Client {
     }
 
     /// Starts to say that this trainer has no gradients for these parameters in their next round, in mode sync. A round
-    /// for which no trainer has a gradient is no update. `is_void`: the round is none whatever the others send. `into`
-    /// is empty, or has a destination for each parameter.
+    /// for which no trainer has a gradient is no update. `is_void`: the round is none whatever the others send.
     ///
     /// # Errors
     /// The parameter that is refused, and why; later failures are returned by [`Client::wait`].
-    pub fn start_pass(
-        &self,
-        names: &[&str],
-        is_void: bool,
-        into: Vec<DestinationSlice<'static>>,
-    ) -> Result<CallNumber, Failure> {
-        let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.content)));
-        self.start_with(&LoanBook::open(), memory, |state, book| {
-            state.start_pass(names, is_void, FetchRequest::all(into), book)
-        })
+    pub fn start_pass(&self, names: &[&str], is_void: bool) -> Result<CallNumber, Failure> {
+        self.start_with(&LoanBook::open(), HeldBuffers::default(), |state, _| state.start_pass(names, is_void))
     }
 
     /// [`Client::pull`], started as [`Client::start_push_pull`] is.

@@ -300,13 +300,7 @@ impl ClientGuard<'_> {
     }
 
     /// Starts a push without gradients for parameters, of which each round counts one of every trainer.
-    pub(super) fn start_pass<'env>(
-        &mut self,
-        names: &[&str],
-        is_void: bool,
-        into: Vec<FetchRequest<'env>>,
-        book: &LoanBook<'env>,
-    ) -> Result<CallNumber, Failure> {
+    pub(super) fn start_pass(&mut self, names: &[&str], is_void: bool) -> Result<CallNumber, Failure> {
         let job = self.ready()?;
         if !job.counts_rounds() {
             let mode = job.sharing().mode;
@@ -315,21 +309,12 @@ impl ClientGuard<'_> {
         let mut last = None;
         let chosen: Vec<_> = names.iter().map(|name| job.parameter(name, &mut last)).collect::<Result<_, _>>()?;
         job.check_once(&chosen)?;
-        let fetched = check_destinations(job, &into)?;
-        if !into.is_empty() && fetched.parameters != chosen {
-            return Err(Failure::call("destinations of other parameters; expected one for each, in the same order"));
-        }
         self.learn_rounds(&chosen)?;
-        let flags = if into.is_empty() { Flags::default() } else { Flags::WANT_VALUE };
-        let mut places = self.places(into, &fetched.parameters)?.into_iter();
-        let sequence = self.open(Kind::Push, &chosen, (0, fetched.held))?;
+        let sequence = self.open(Kind::Push, &chosen, (0, 0))?;
         let message = PushMessage { is_void, is_pass: true, ..PushMessage::default() }.encode_to_vec();
-        let packer = self.packer(Kind::Push, &chosen).with(flags, message);
-        let orders = chosen.into_iter().map(|index| {
-            let (place, half) = places.next().unzip();
-            ParameterTransfer { index, given: None, place, half: half.flatten() }
-        });
-        Ok(self.pack(packer, orders, book, |progress| {
+        let packer = self.packer(Kind::Push, &chosen).with(Flags::default(), message);
+        let orders = chosen.into_iter().map(|index| ParameterTransfer { index, given: None, place: None, half: None });
+        Ok(self.pack(packer, orders, &LoanBook::open(), |progress| {
             (progress.round.unwrap_or_default(), progress.push_again.unwrap_or(sequence))
         }))
     }

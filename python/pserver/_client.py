@@ -275,10 +275,10 @@ class Client:
         """The same for the gradients of rows."""
         self._raw.check_rows(name, gradients, _numbers(rate, settings))
 
-    def _start_pass(self, names: Sequence[str], out: Mapping[str, Array] | None, is_void: bool) -> Call:
-        """Starts to say that this trainer has no gradients for these parameters in this round (mode sync), and to fetch
-        them. ``is_void``: the round is no update, whatever others send."""
-        return Call(self._raw.start_pass(names, is_void, None if out is None else list(out.values())))
+    def _start_pass(self, names: Sequence[str], is_void: bool) -> Call:
+        """Starts to say that this trainer has no gradients for these parameters in this round (mode sync). ``is_void``:
+        the round is no update, whatever others send."""
+        return Call(self._raw.start_pass(names, is_void))
 
     def start_push(
         self, gradients: Mapping[str, Array], *, rate: float | None = None, settings: Settings | None = None

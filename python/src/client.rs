@@ -200,16 +200,9 @@ impl RawClient {
         })
     }
 
-    /// Starts a push without gradients, and with `out` a pull.
-    fn start_pass(
-        &self,
-        py: Python<'_>,
-        names: Vec<PyBackedStr>,
-        is_void: bool,
-        out: Option<Vec<Bound<'_, PyAny>>>,
-    ) -> PyResult<RawCall> {
-        let out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
-        self.started(py, |session| session.start_pass(&names, is_void, out.unwrap_or_default()))
+    /// Starts a push without gradients.
+    fn start_pass(&self, py: Python<'_>, names: Vec<PyBackedStr>, is_void: bool) -> PyResult<RawCall> {
+        self.started(py, |session| session.start_pass(&names, is_void))
     }
 
     fn push_rows(

@@ -146,19 +146,10 @@ impl PythonSession {
         Ok(number)
     }
 
-    /// Starts a push without gradients, and with destinations a pull, and holds these until the call is over.
-    pub(crate) fn start_pass(
-        &self,
-        names: &[impl AsRef<str>],
-        is_void: bool,
-        mut out: Vec<HeldArray>,
-    ) -> Result<CallNumber, Failure> {
-        let mut into = Vec::new();
-        self.lasting_destinations(names, &mut out, &mut into)?;
+    /// Starts a push without gradients.
+    pub(crate) fn start_pass(&self, names: &[impl AsRef<str>], is_void: bool) -> Result<CallNumber, Failure> {
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-        let number = self.client.start_pass(&names, is_void, into)?;
-        self.keep(number, out);
-        Ok(number)
+        self.client.start_pass(&names, is_void)
     }
 
     /// Destinations of a started call.

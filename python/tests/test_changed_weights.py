@@ -142,6 +142,7 @@ def test_a_weight_that_is_changed_after_its_gradient_was_sent_is_named(job: Any)
     network[0].weight.data.clamp_(-0.01, 0.01)
     with pytest.raises(pserver.Refused, match='"0.weight" was changed after its gradient was sent; expected it before'):
         one.step()
+    assert network[0].weight.abs().max() > 0.1
     one.step()
     one.zero_grad()
     loss(network, 1).backward()

@@ -697,9 +697,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "the value of a step outlasts the next one",
-        CHUNK,
-        "self.of_step = None;",
-        "if !MUTANT { self.of_step = None; }",
+        SERVER_FLOW,
+        "slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].of_step = None);",
+        "slot_indices.iter().filter(|_| !MUTANT).for_each(|slot_index| self.table.chunks[*slot_index].of_step = None);",
         &["server::tests::rounds"],
     ),
     mutant(

@@ -228,7 +228,6 @@ impl Chunk {
             }
         }
         self.round.close();
-        self.of_step = None;
         self.sealed = self.sealed.saturating_sub(1);
     }
 

@@ -1,6 +1,7 @@
 //! Pulls, and the answers to all requests that wait for a version.
 
 use super::context::Context;
+use super::contribution::Contribution;
 use super::initialisation::unknown;
 use super::reply::Refusal;
 use super::serving::Serving;
@@ -47,8 +48,15 @@ impl Serving {
         if !is_of_step || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
             return Version(entry.round.0);
         }
-        let is_open = chunk.round.contribution(trainer).is_some() || chunk.round.ahead(trainer).is_some();
-        let open = if is_open { chunk.round.contributors() + chunk.round.all_ahead().len() } else { 0 };
+        let entered = chunk.round.contributors();
+        let before = |one: &Contribution| {
+            let earlier = chunk.round.all_ahead().iter().filter(|other| other.sending.arrival <= one.sending.arrival);
+            entered + earlier.count()
+        };
+        let open = match chunk.round.contribution(trainer) {
+            Some(_) => entered,
+            None => chunk.round.ahead(trainer).map_or(0, before),
+        };
         Version(entry.round.0.max(chunk.version.0 + open as u64))
     }
 

@@ -97,8 +97,10 @@ impl Serving {
         (peer, head): (Option<PeerId>, &Head),
         replacement: Replacement,
     ) {
-        let keeps = self.flows.of(slot_index).pace == AccumulatorPace::Rounds && 1 < self.job.trainers;
+        let has_rounds = self.flows.of(slot_index).pace == AccumulatorPace::Rounds && 1 < self.job.trainers;
         let chunk = &mut self.table.chunks[slot_index];
+        // Nobody fetches the value of a step that there was none of, such as that of a buffer.
+        let keeps = has_rounds && 0 < chunk.version.0;
         let heard = chunk.heard_mut(head.trainer);
         let is_new = !heard.set.covers(call);
         let replaces_value = is_new && matches!(replacement, Replacement::Value(_));

@@ -106,8 +106,8 @@ impl Flags {
     /// transports.
     pub const WANT_CHECKS: Self = Self(16);
     /// On a pull: the value that the updates of the trainer's gradients made, which a push with
-    /// [`WANT_VALUE`](Self::WANT_VALUE) would have brought: with all of them in it, and in rounds without what others
-    /// have set since.
+    /// [`WANT_VALUE`](Self::WANT_VALUE) would have brought: with all of them in it, and in rounds of several trainers
+    /// without what was set since, unless the server has come back since then from a later checkpoint.
     pub const OF_STEP: Self = Self(32);
     /// On a push: no element of its payloads is NaN or infinite, if they are floats. The receiving transport sets the
     /// flag when it has read the payloads anyway. [`Frame::encode`](super::Frame::encode) never sends it.

@@ -111,7 +111,7 @@ class Bucket:
                 rate, settings = self.numbers
                 self._calls.append(client.start_push(gradients, rate=rate, settings=settings))
             if passing:
-                self._calls.append(client._start_pass(passing, None, self._is_void))
+                self._calls.append(client._start_pass(passing, self._is_void))
         except BaseException:
             # All is started again.
             self._end_calls(False)

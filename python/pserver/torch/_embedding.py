@@ -285,7 +285,7 @@ class Table:
             return
         (pushed, gradient, (rate, settings)), self._prepared = self._prepared, None
         if self._passes:
-            self._push = self.run(lambda: self.client._start_pass([self.name], None, False).wait())
+            self._push = self.run(lambda: self.client._start_pass([self.name], False).wait())
         else:
             rows = pushed.numpy(), gradient.numpy()
             self._push = self.run(lambda: self.client.push_rows(self.name, *rows, rate=rate, settings=settings))

@@ -334,7 +334,7 @@ class Optimizer(torch.optim.Optimizer):
             if not bucket.is_on_its_way:
                 bucket.start(self.client)
         if self._clipping is not None and not self._has_norm:
-            # Servers update, and answer, when they have the norm.
+            # Servers update when they have the norm.
             for _, table in self._tables:
                 table.wait_push()
             sent = [weight.name for bucket in self._buckets for weight in bucket.sent]
@@ -343,7 +343,8 @@ class Optimizer(torch.optim.Optimizer):
         wait_all(self._buckets)
         # What comes back is computed without changes after the gradient was sent.
         if changes := fetch(self.client, (weight for bucket in self._buckets for weight in bucket.sent), True):
-            text = "expected it before the backward pass or after step(), or overlap=False; another step() undoes it"
+            text = "expected it before the backward pass or after step(), or overlap=False"
+            text = f"{text}; it has the job's value again, and another step() completes this one"
             raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')
 
     def _check_numbers(self) -> None:

@@ -149,16 +149,19 @@ def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -
         return []
     elsewhere = [weight for weight, _ in places.staged]
     were_changed = changed(elsewhere) if is_of_step else []
-    noted = [weight.noted for weight in places.written]
-    # Until the values are here, the contents are unspecified.
-    forget(places.written)
+    if not is_of_step:
+        # A part of the values may come before a failure.
+        forget(places.written)
     sums = dict(zip(places.arrays, client._pull_watched(places.arrays, is_of_step)))
+    for weight in places.written:
+        before, after = sums[weight.name]
+        # A fetch of the step that failed, and which this one repeats, may have brought the value.
+        if weight.noted not in (None, before) and before != after:
+            were_changed.append(weight)
+        weight.noted = after
+    forget(elsewhere)
     places.finish()
     note(elsewhere)
-    for weight, known in zip(places.written, noted):
-        before, weight.noted = sums[weight.name]
-        if is_of_step and known is not None and before != known:
-            were_changed.append(weight)
     return were_changed
 
 

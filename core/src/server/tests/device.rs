@@ -70,6 +70,18 @@ fn who_wants_the_value_of_its_step_waits_for_its_gradients_on_the_device() {
          pull+ 1 0 w -> 1 value w@0=0
          finish -> 0 value w@1=-1",
     );
+    // A gradient that came later is none of its own.
+    check(
+        plan(Mode::Async, 3),
+        "push 0 0 m=1 -> 0 done m@1
+         push 1 0 m=1 ->
+         push 2 0 m=1 ->
+         pull+ 1 0 m ->
+         pull+ 0 0 m ->
+         turn -> 0 value m@1=-1 & 1 done m@2
+         turn -> 1 value m@2=-2.5 & 2 done m@3
+         turn -> ",
+    );
 }
 
 #[test]
