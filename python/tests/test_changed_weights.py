@@ -149,6 +149,50 @@ def test_a_weight_that_is_changed_after_its_gradient_was_sent_is_named(job: Any)
     one.step()
 
 
+def test_a_weight_whose_memory_is_not_in_one_piece_is_named_too(job: Any) -> None:
+    import pserver.torch
+
+    weight = torch.nn.Parameter(torch.ones(4, 3).t())
+    one = pserver.torch.Optimizer([weight], "sgd", 0.5, client=job(), overlap=True)
+    weight.square().sum().backward()
+    weight.data.add_(1)
+    with pytest.raises(pserver.Refused, match="was changed after its gradient was sent"):
+        one.step()
+    one.step()
+    assert not weight.is_contiguous() and (weight == 0).all()
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_changed_weight_is_named_after_a_fetch_that_failed_and_an_unchanged_one_is_not(
+    job: Any, arrives: bool, monkeypatch: Any
+) -> None:
+    network, client = model(), job()
+    one = optimizer_of(network, client, overlap=True)
+    fetch = client._pull_watched
+
+    def failing(*given: Any) -> Any:
+        monkeypatch.setattr(client, "_pull_watched", fetch)
+        if arrives:
+            fetch(*given)
+        raise pserver.Timeout("no answer")
+
+    loss(network, 0).backward()
+    monkeypatch.setattr(client, "_pull_watched", failing)
+    if not arrives:
+        network[0].weight.data.clamp_(-0.01, 0.01)
+    with pytest.raises(pserver.Timeout):
+        one.step()
+    if not arrives:
+        with pytest.raises(pserver.Refused, match='"0.weight" was changed after its gradient was sent'):
+            one.step()
+    one.step()
+    for name, value in client.pull().items():
+        assert value.tolist() == network.get_parameter(name).tolist()
+    one.zero_grad()
+    loss(network, 1).backward()
+    one.step()
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_slow_trainer_gets_the_weights_of_the_step_and_not_those_that_a_quick_one_has_set(
     job: Any, overlap: bool, monkeypatch: Any
