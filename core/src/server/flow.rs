@@ -57,7 +57,7 @@ impl Serving {
             if !slot_indices.iter().all(|slot_index| self.may_update(pace, *slot_index)) {
                 break false;
             }
-            // Who has sent a gradient for this update has fetched the value of the last one, whose memory it may need.
+            // The trainers of this update have fetched the value of the last one, whose memory this one may need.
             slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].of_step = None);
             if !self.update(cx, unit) {
                 break true;
