@@ -8,7 +8,6 @@
 //! Requests to the coordinator, and requests that initialise servers, are control calls about no parameter.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Thread, ThreadId};
@@ -17,7 +16,7 @@ use std::time::Duration;
 use prost::Message;
 use pserver_core::client::{AwaitedAnswer, Finished, LaneId, Overwritten, Refused, RequestBody};
 use pserver_core::error::{CallEnd, Failure};
-use pserver_core::ids::{ChunkId, ParameterIndex, Round, Sequence, Ticket, Version};
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::Mapping;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -582,9 +581,15 @@ impl ClientGuard<'_> {
         self.finish_call(number).map(|call| call.outcome.latest)
     }
 
-    /// Waits until a call is over, and says what its values have replaced.
-    pub(super) fn finish_watched(&mut self, number: CallNumber) -> Result<BTreeMap<ChunkId, Overwritten>, Failure> {
-        self.finish_call(number).map(|call| call.outcome.overwritten)
+    /// Waits until a call is over, and says what the value of each of its parameters has replaced.
+    pub(super) fn finish_watched(&mut self, number: CallNumber) -> Result<Vec<Overwritten>, Failure> {
+        let Call { subject, outcome, .. } = self.finish_call(number)?;
+        let of = |parameter| {
+            let [first, last] = [0, u64::MAX].map(|chunk| ChunkId { parameter, chunk: ChunkIndex(chunk) });
+            let chunks = outcome.overwritten.range(first..=last).map(|(_, chunk)| *chunk);
+            chunks.fold(Overwritten::default(), Overwritten::followed_by)
+        };
+        Ok(subject.parameters.into_iter().map(of).collect())
     }
 
     /// Waits until a call is over, and says the version of all its answers; none when they differ.

@@ -82,7 +82,7 @@ pub use listing::ListedParameter;
 pub use loading::GivenValue;
 pub use optimizer_state::{OptimizerState, StateSlice, StateTensor};
 pub use row_states::{RowStates, TableProgress};
-pub use transfer::{OverwrittenValue, check_half};
+pub use transfer::check_half;
 
 /// The deadline of a call that the program does not choose. A call goes on past it while every server that has not
 /// answered says that it waits for a trainer, as it ends that wait itself: at its round timeout (10 minutes), or soon

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use pserver_core::checksum::join;
-use pserver_core::client::RequestBody;
+use pserver_core::client::{Overwritten, RequestBody};
 use pserver_core::config::ParameterConfig;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
@@ -25,15 +24,6 @@ use super::control::{answer, unexpected};
 use super::job::{JoinedJob, ParameterProgress, check_dense};
 use super::packer::{ChunkPiece, Packer};
 use super::{Client, ClientState, DestinationSlice, Extent, GradientSlice};
-
-/// The CRC32C of a destination's contents, before and after its value arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OverwrittenValue {
-    /// Of the contents that the value has replaced.
-    pub before: u32,
-    /// Of the value.
-    pub after: u32,
-}
 
 /// Longest wait for the coordinator when a rank is released; its answer depends on no trainer.
 const RELEASE_LONGEST: Duration = Duration::from_secs(1);
@@ -166,26 +156,14 @@ impl Client {
         &self,
         into: &mut [DestinationSlice<'_>],
         is_of_step: bool,
-    ) -> Result<Vec<OverwrittenValue>, Failure> {
+    ) -> Result<Vec<Overwritten>, Failure> {
         let mut state = self.lock()?;
-        let job = state.ready()?;
-        let mut last = None;
-        let parameters: Vec<_> = into.iter().map(|one| job.parameter(one.name, &mut last)).collect::<Result<_, _>>()?;
+        state.ready()?;
         let watch = if is_of_step { Flags::OF_STEP } else { Flags::default() };
-        let chunks = state.lend(|state, book| {
+        state.lend(|state, book| {
             let call = state.start_pull(borrowed(into), Version(0), Some(watch), book)?;
             state.finish_watched(call)
-        })?;
-        let of = |parameter| {
-            let first = ChunkId { parameter, chunk: ChunkIndex(0) };
-            let last = ChunkId { parameter, chunk: ChunkIndex(u64::MAX) };
-            let parts = chunks.range(first..=last).map(|(_, part)| part);
-            parts.fold(OverwrittenValue::default(), |whole, part| OverwrittenValue {
-                before: join(whole.before, part.before, part.bytes.into()),
-                after: join(whole.after, part.after, part.bytes.into()),
-            })
-        };
-        Ok(parameters.into_iter().map(of).collect())
+        })
     }
 
     /// Replaces parameters by the values given. The count of updates and the optimizer's state stay.

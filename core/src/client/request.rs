@@ -1,6 +1,6 @@
 //! A request: its frame, its receive buffers and its progress.
 
-use crate::checksum::checksum;
+use crate::checksum::{checksum, join};
 use crate::error::{CallEnd, Failure};
 use crate::ids::{Ticket, Version};
 use crate::memory::Lease;
@@ -29,7 +29,19 @@ pub struct Overwritten {
     /// Of the value.
     pub after: u32,
     /// The buffer's length.
-    pub bytes: u32,
+    pub bytes: u64,
+}
+
+impl Overwritten {
+    /// Of this buffer and of the one after it, as one.
+    #[must_use]
+    pub fn followed_by(self, next: Self) -> Self {
+        Self {
+            before: join(self.before, next.before, next.bytes),
+            after: join(self.after, next.after, next.bytes),
+            bytes: self.bytes + next.bytes,
+        }
+    }
 }
 
 /// A request that was answered.
@@ -178,7 +190,7 @@ impl PendingRequest {
         if let Some(watch) = self.places.watch.get_mut(index) {
             // While the memory is read it comes into the cache, where the value is then written. A part of an answer
             // that a lost connection has left there later is not the caller's.
-            let before = |bytes| Overwritten { before: checksum(bytes), after: 0, bytes: place.len() };
+            let before = |bytes| Overwritten { before: checksum(bytes), after: 0, bytes: place.len().into() };
             watch.get_or_insert_with(|| before(place.bytes()));
         }
         Some((index, place))

@@ -50,33 +50,27 @@ impl Serving {
         )))
     }
 
-    /// The value in the requested type, or in place of it the `replaced` one. A missing copy is made if there is a
-    /// lease that no update waits for.
-    fn value_as(
-        &self,
-        cx: &mut Context<'_>,
-        slot_index: usize,
-        half: Option<Half>,
-        replaced: Option<&Arc<Value>>,
-    ) -> Option<Arc<Value>> {
+    /// The value in the requested type. A missing copy is made and kept.
+    fn value_as(&self, cx: &mut Context<'_>, slot_index: usize, half: Option<Half>) -> Option<Arc<Value>> {
         let chunk = &self.table.chunks[slot_index];
-        let Some(half) = half else { return Some(replaced.map_or_else(|| chunk.value(), Arc::clone)) };
-        let kept = cx.pool.halves.get(chunk.id, half).filter(|_| replaced.is_none());
-        if kept.is_some() {
-            return kept;
+        let Some(half) = half else { return Some(chunk.value()) };
+        if let Some(made) = cx.pool.halves.get(chunk.id, half) {
+            return Some(made);
         }
+        let made = self.narrowed(cx, half, chunk.value_bytes())?;
+        cx.pool.halves.keep(chunk.id, half, &made);
+        Some(made)
+    }
+
+    /// A copy of a value in half precision, if there is a lease that no update waits for.
+    fn narrowed(&self, cx: &mut Context<'_>, half: Half, value: &[u8]) -> Option<Arc<Value>> {
         if self.lacks(StallReason::Memory) {
             return None;
         }
-        let bytes = chunk.bytes / 2;
+        let bytes = u32::try_from(value.len() / 2).expect("a chunk's bytes are counted in 32 bits");
         let mut made = Value::new(cx.pool.take(bytes).ok()?, bytes);
-        let value = replaced.map_or_else(|| chunk.value_bytes(), |replaced| replaced.bytes());
         cx.kernels.narrow_to_half(half, value, made.bytes_mut());
-        let made = Arc::new(made);
-        if replaced.is_none() {
-            cx.pool.halves.keep(chunk.id, half, &made);
-        }
-        Some(made)
+        Some(Arc::new(made))
     }
 
     /// The copies that a round's answers need, as far as they can be made.
@@ -85,7 +79,7 @@ impl Serving {
         let mut made = RoundHalves::default();
         for half in waiting.filter_map(|one| one.half) {
             if made.get(half).is_none() {
-                made.put(half, self.value_as(cx, slot_index, Some(half), None));
+                made.put(half, self.value_as(cx, slot_index, Some(half)));
             }
         }
         made
@@ -95,7 +89,12 @@ impl Serving {
     pub(super) fn send_value(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
         let is_of_step = waiter.head.kind == Kind::Push || waiter.head.flags.contains(Flags::OF_STEP);
         let replaced = self.table.chunks[slot_index].of_step.as_ref().filter(|_| is_of_step);
-        match self.value_as(cx, slot_index, waiter.half, replaced) {
+        let value = match (replaced, waiter.half) {
+            (None, half) => self.value_as(cx, slot_index, half),
+            (Some(replaced), None) => Some(Arc::clone(replaced)),
+            (Some(replaced), Some(half)) => self.narrowed(cx, half, replaced.bytes()),
+        };
+        match value {
             Some(value) => {
                 let entry = self.table.chunks[slot_index].value_entry(waiter.half);
                 cx.replies.value(waiter.peer, &waiter.head, entry, value);

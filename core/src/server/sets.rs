@@ -99,7 +99,7 @@ impl Serving {
     ) {
         let has_rounds = self.flows.of(slot_index).pace == AccumulatorPace::Rounds && 1 < self.job.trainers;
         let chunk = &mut self.table.chunks[slot_index];
-        // Nobody fetches the value of a step that there was none of, such as that of a buffer.
+        // A chunk without an update, such as a buffer's, has no value of a step.
         let keeps = has_rounds && 0 < chunk.version.0;
         let heard = chunk.heard_mut(head.trainer);
         let is_new = !heard.set.covers(call);

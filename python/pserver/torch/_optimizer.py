@@ -341,7 +341,7 @@ class Optimizer(torch.optim.Optimizer):
             self._clipping.run(self.client, sent + [table.name for _, table in self._tables if table.is_sent])
             self._has_norm = True
         wait_all(self._buckets)
-        # What comes back is computed without changes after the gradient was sent.
+        # The values are computed without changes after the gradient was sent.
         if changes := fetch(self.client, (weight for bucket in self._buckets for weight in bucket.sent), True):
             text = "expected it before the backward pass or after step(), or overlap=False"
             text = f"{text}; it has the job's value again, and another step() completes this one"

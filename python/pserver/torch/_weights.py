@@ -115,7 +115,7 @@ def note(weights: Iterable[Weight]) -> None:
 
 
 def forget(weights: Iterable[Weight]) -> None:
-    """What is in these tensors is not known any more."""
+    """The contents of these tensors are not known any more."""
     for weight in weights:
         weight.noted = None
 
