@@ -95,6 +95,7 @@ pub(super) const KINDS: &[&str] = &[
     "avg_pool2d",
     "gelu",
     "layer_norm",
+    "batch_norm",
     "slice",
     "gather",
     "dropout",
@@ -102,6 +103,7 @@ pub(super) const KINDS: &[&str] = &[
     "gather_gradient",
     "gelu_gradient",
     "layer_norm_gradient",
+    "batch_norm_gradient",
     "conv2d_input_gradient",
     "conv2d_filter_gradient",
     "max_pool2d_gradient",
@@ -198,7 +200,10 @@ fn network_attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
         OpKind::Gelu { approximate } | OpKind::GeluGradient { approximate } => {
             unless(!approximate, "approximate", Bool(true))
         }
-        OpKind::LayerNorm { epsilon } | OpKind::LayerNormGradient { epsilon } => vec![("epsilon", Real(*epsilon))],
+        OpKind::LayerNorm { epsilon }
+        | OpKind::LayerNormGradient { epsilon }
+        | OpKind::BatchNorm { epsilon }
+        | OpKind::BatchNormGradient { epsilon } => vec![("epsilon", Real(*epsilon))],
         OpKind::Conv2d { steps } | OpKind::Conv2dInputGradient { steps } | OpKind::Conv2dFilterGradient { steps } => {
             steps_attributes(*steps)
         }
@@ -330,6 +335,7 @@ fn network(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, A
         "avg_pool2d" => OpKind::AvgPool2d { size: reader.pair("size", None)?, steps: reader.steps()? },
         "gelu" => OpKind::Gelu { approximate: reader.flag("approximate")? },
         "layer_norm" => OpKind::LayerNorm { epsilon: reader.real("epsilon")? },
+        "batch_norm" => OpKind::BatchNorm { epsilon: reader.real("epsilon")? },
         "slice" => OpKind::Slice {
             axis: reader.small("axis")?,
             start: reader.whole("start", None)?,
@@ -345,6 +351,7 @@ fn network(name: &str, reader: &mut AttributeReader) -> Result<Option<OpKind>, A
         "gather_gradient" => OpKind::GatherGradient,
         "gelu_gradient" => OpKind::GeluGradient { approximate: reader.flag("approximate")? },
         "layer_norm_gradient" => OpKind::LayerNormGradient { epsilon: reader.real("epsilon")? },
+        "batch_norm_gradient" => OpKind::BatchNormGradient { epsilon: reader.real("epsilon")? },
         "conv2d_input_gradient" => OpKind::Conv2dInputGradient { steps: reader.steps()? },
         "conv2d_filter_gradient" => OpKind::Conv2dFilterGradient { steps: reader.steps()? },
         "max_pool2d_gradient" => OpKind::MaxPool2dGradient { size: reader.pair("size", None)?, steps: reader.steps()? },

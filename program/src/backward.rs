@@ -25,8 +25,9 @@ pub struct ParameterGradient {
 /// Appends the ops that compute the gradient of `loss` by every parameter it depends on, and returns their variables.
 ///
 /// The gradient of `x` is called `x@gradient`; where `x` is used more than once, the parts are called `x@gradient@0`
-/// and so on, and a `sum` adds them, the last use first. The new ops have the role [`Backward`](OpRole::Backward). An
-/// op whose outputs the loss does not depend on gets none.
+/// and so on, and a `sum` adds them, the last use first. The new ops have the role [`Backward`](OpRole::Backward) and
+/// follow the last forward op. An op whose outputs the loss does not depend on gets none, and neither does a parameter
+/// that an op of the role [`Optimize`](OpRole::Optimize) writes already.
 ///
 /// # Errors
 /// When the program is invalid; when `loss` is no scalar of f32 or f64 that an op of block 0 gives, or depends on no
@@ -49,8 +50,11 @@ pub fn append_backward(program: &mut Program, loss: &str) -> Result<Vec<Paramete
     }
     let Backward { variables, ops, .. } = backward;
     let mut appended = program.clone();
-    appended.blocks[0].variables.extend(variables);
-    appended.blocks[0].ops.extend(ops);
+    let block = &mut appended.blocks[0];
+    block.variables.extend(variables);
+    // Optimizer ops that are there already come after it: gradients are those of the values before an update.
+    let place = block.ops.iter().rposition(|op| op.role == OpRole::Forward).map_or(block.ops.len(), |last| last + 1);
+    block.ops.splice(place..place, ops);
     *program = Graph::new(appended)?.into_program();
     Ok(gradients)
 }
@@ -92,8 +96,11 @@ struct PartialGradient {
 impl<'a> Backward<'a> {
     fn new(graph: &'a Graph) -> Self {
         let block = &graph.program().blocks[0];
+        let optimizing = block.ops.iter().filter(|op| op.role == OpRole::Optimize);
+        let updated: BTreeSet<&str> = optimizing.flat_map(|op| &op.outputs).map(String::as_str).collect();
         let parameters = block.variables.iter().filter(|variable| variable.purpose == Purpose::Parameter);
-        let mut influenced: BTreeSet<&str> = parameters.map(|variable| variable.name.as_str()).collect();
+        let mut influenced: BTreeSet<&str> =
+            parameters.map(|variable| variable.name.as_str()).filter(|name| !updated.contains(name)).collect();
         for op in block.ops.iter().filter(|op| op.role == OpRole::Forward) {
             if rules::passes(&op.kind) && op.inputs.iter().any(|input| influenced.contains(input.as_str())) {
                 influenced.extend(op.outputs.iter().map(String::as_str));

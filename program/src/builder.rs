@@ -343,6 +343,13 @@ impl Builder {
     pub fn layer_norm(&self, x: Symbol, scale: Symbol, bias: Symbol, epsilon: f64) -> Symbol {
         self.one(OpKind::LayerNorm { epsilon }, &[x, scale, bias])
     }
+
+    /// [`OpKind::BatchNorm`] with the scale, bias, mean and variance of each channel.
+    pub fn batch_norm(&self, x: Symbol, by_channel: [Symbol; 4], step: Symbol, epsilon: f64) -> [Symbol; 3] {
+        let [scale, bias, mean, variance] = by_channel;
+        self.op(OpKind::BatchNorm { epsilon }, &[x, scale, bias, mean, variance, step])
+    }
+
     /// [`OpKind::Slice`] from `start` to before `end`.
     pub fn slice(&self, x: Symbol, axis: u32, start: u64, end: u64) -> Symbol {
         self.one(OpKind::Slice { axis, start, end }, &[x])

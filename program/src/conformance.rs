@@ -172,6 +172,9 @@ fn network_cases() -> Vec<OpCase> {
         plain(OpKind::GeluGradient { approximate: true }, &[&[65], &[65]]),
         plain(OpKind::LayerNorm { epsilon: 1e-5 }, &[&[2, 3, 7], &[7], &[7]]),
         OpCase { outputs: 2, ..plain(OpKind::LayerNormGradient { epsilon: 1e-5 }, &[&[2, 3, 7], &[7], &[2, 3, 7]]) },
+        ids(OpKind::BatchNorm { epsilon: 1e-5 }, &[&[4, 3, 5], &[3], &[3], &[3], &[3], &[]], 5, 3),
+        // With this epsilon no root is of a number below zero.
+        ids(OpKind::BatchNormGradient { epsilon: 5.0 }, &[&[4, 3, 5], &[3], &[3], &[3], &[], &[4, 3, 5]], 4, 2),
         plain(OpKind::MaxPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
         plain(OpKind::AvgPool2d { size: [2, 3], steps }, &[&[2, 3, 5, 4]]),
         plain(OpKind::MaxPool2dGradient { size: [2, 3], steps }, &[&[2, 3, 5, 4], &[2, 3, 3, 2]]),

@@ -297,6 +297,14 @@ pub enum OpKind {
         /// Above zero.
         epsilon: f64,
     },
+    /// `(x[n, c, ...], scale[c], bias[c], mean[c], variance[c], step: int64 scalar) -> (x's shape, c, c)`: for each
+    /// channel `(x - mean) / sqrt(variance + epsilon)`, times the scale, and the bias added; then the mean and the
+    /// variance that this was computed with. They are those of the channel's elements in `x`, with the variance of all
+    /// elements, not of a sample; at a step below zero, as for a prediction, they are the inputs.
+    BatchNorm {
+        /// Above zero.
+        epsilon: f64,
+    },
     /// `(x) -> x's elements` from `start` on, before `end`, along one fixed dimension; of any type.
     Slice {
         /// The dimension, from zero.
@@ -336,6 +344,11 @@ pub enum OpKind {
     },
     /// `(x, scale, dy) -> (dx, dscale)` with `y = layer_norm(x, scale, bias)`.
     LayerNormGradient {
+        /// That of the layer.
+        epsilon: f64,
+    },
+    /// `(x, scale, mean, variance, step, dy) -> (dx, dscale)` with `y, mean, variance = batch_norm(x, scale, ...)`.
+    BatchNormGradient {
         /// That of the layer.
         epsilon: f64,
     },
@@ -477,6 +490,7 @@ impl OpKind {
             Self::AvgPool2d { .. } => "avg_pool2d",
             Self::Gelu { .. } => "gelu",
             Self::LayerNorm { .. } => "layer_norm",
+            Self::BatchNorm { .. } => "batch_norm",
             Self::Slice { .. } => "slice",
             Self::Gather => "gather",
             Self::Dropout { .. } => "dropout",
@@ -510,6 +524,7 @@ impl OpKind {
             Self::GatherGradient => "gather_gradient",
             Self::GeluGradient { .. } => "gelu_gradient",
             Self::LayerNormGradient { .. } => "layer_norm_gradient",
+            Self::BatchNormGradient { .. } => "batch_norm_gradient",
             Self::Conv2dInputGradient { .. } => "conv2d_input_gradient",
             Self::Conv2dFilterGradient { .. } => "conv2d_filter_gradient",
             Self::MaxPool2dGradient { .. } => "max_pool2d_gradient",

@@ -225,6 +225,67 @@ class Forms(ExportTest):
         sizes = ("--batch", "2", "--epochs", "3", "--optimizer", "const_lr { learning_rate: 0.1 }", "--trainers", "2")
         self.run_pserver("train", "net.program", "--data", "data.safetensors", "--values", "values.safetensors", *sizes)
 
+    def check_batch_norms(self, trainers: int) -> None:
+        """A model is trained as by torch, with the mean of the trainers' gradients and of their averages."""
+        torch.manual_seed(3)
+        layers = (nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 5))
+        unkept = nn.BatchNorm1d(5, affine=False, track_running_stats=False)
+        model = nn.Sequential(*layers, nn.BatchNorm1d(5, momentum=0.3), unkept)
+        x, label = torch.randn(24, 2, 4, 4) * 3 + 1, torch.randint(0, 5, (24,))
+        data = {"input": x, "target": label}
+        program = export_program(model, (x,), loss=F.cross_entropy, targets=(label,))
+        program.write(self.folder / "net.program", self.folder / "values.safetensors")
+        write_safetensors(self.folder / "data.safetensors", data)
+        files = ("--data", "data.safetensors", "--values", "values.safetensors", "--save", "trained.safetensors")
+        sizes = ("--batch", "8", "--epochs", "4", "--trainers", str(trainers), "--servers", "2")
+        self.run_pserver("train", "net.program", *files, *sizes, "--optimizer", "const_lr { learning_rate: 0.1 }")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        averages = [each for each in model.buffers() if each.is_floating_point()]
+        for rows in [*torch.arange(24).split(8)] * 4:
+            before, sums = [each.clone() for each in averages], [torch.zeros_like(each) for each in averages]
+            optimizer.zero_grad()
+            for part in rows.chunk(trainers):
+                (F.cross_entropy(model(x[part]), label[part]) / trainers).backward()
+                for each, began, total in zip(averages, before, sums):
+                    total += each / trainers
+                    each.copy_(began)
+            for each, total in zip(averages, sums):
+                each.copy_(total)
+            optimizer.step()
+        trained = read_safetensors(self.folder / "trained.safetensors")
+        state = {name: each for name, each in model.state_dict().items() if "num_batches" not in name}
+        self.assertEqual(trained.keys(), state.keys())
+        for name, value in trained.items():
+            self.check_close(f"{trainers} trainers, {name}", value, state[name])
+        # The last layer has no averages: it takes the rows of a prediction together.
+        files = ("--model", "trained.safetensors", "--data", "data.safetensors", "-o", "found.safetensors")
+        self.run_pserver("predict", "net.program", *files, "--fetch", program.outputs[-1])
+        found = read_safetensors(self.folder / "found.safetensors")[program.outputs[-1]]
+        model.eval()
+        self.check_close("predicted", found, model(x).detach())
+
+    def test_batch_norm(self) -> None:
+        for trainers in (1, 2):
+            self.check_batch_norms(trainers)
+
+    def test_batch_norm_of_a_fixed_batch(self) -> None:
+        """The average is of a sample's variance."""
+        program = export_program(nn.BatchNorm1d(3), (torch.randn(5, 3),), dynamic_batch=False)
+        self.assertIn("fill(value=5.0)", program.text)
+
+    def test_batch_norms_need_an_optimizer_for_the_others(self) -> None:
+        x = torch.randn(4, 3)
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        program = export_program(model, (x,), loss=F.mse_loss, targets=(x,))
+        program.write(self.folder / "net.program", self.folder / "values.safetensors")
+        write_safetensors(self.folder / "data.safetensors", {"input": x, "target": x})
+        files = ("--data", "data.safetensors", "--values", "values.safetensors", "--batch", "4", "--epochs", "1")
+        done = subprocess.run(
+            [*PROGRAM, "train", "net.program", *files], cwd=self.folder, capture_output=True, text=True
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("no op of the role optimize that writes \"0.weight\", on which the loss depends", done.stderr)
+
     def test_fixed_batch(self) -> None:
         program = export_program(nn.Linear(3, 2), (torch.randn(4, 3),), dynamic_batch=False, data_names=["pixels"])
         self.assertEqual(program.data, {"pixels": "float32[4, 3]"})

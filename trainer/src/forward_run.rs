@@ -93,7 +93,7 @@ impl ForwardRun {
                 _ => {}
             }
         }
-        for (name, value) in StepNumbers::of(&self.graph).values_without_dropout() {
+        for (name, value) in StepNumbers::of(&self.graph).values_of_predictions() {
             run.set(name, value)?;
         }
         let rows: Vec<usize> = (0..data.rows()).collect();

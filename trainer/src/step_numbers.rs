@@ -1,11 +1,12 @@
-//! Data of ops `dropout`, which no file has: the number of the step, and that of its first row.
+//! Data of ops that predict otherwise than they train (`dropout`, `batch_norm`), which no file has: the number of the
+//! step, and that of its first row.
 
 use pserver_program::{Elements, Graph, OpKind, Purpose, Tensor, VariableFacts};
 
-/// The step that is fed where nothing is dropped.
+/// The step that is fed for predictions.
 const NO_STEP: i64 = -1;
 
-/// The data variables that ops `dropout` of a program read as numbers of a step and of a row.
+/// The data variables that ops of a program read as numbers of a step and of a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepNumbers {
     steps: Vec<String>,
@@ -16,11 +17,14 @@ impl StepNumbers {
     pub(crate) fn of(graph: &Graph) -> Self {
         let mut numbers = Self::default();
         for op in graph.program().blocks.iter().flat_map(|block| &block.ops) {
-            if let (OpKind::Dropout { .. }, [_, places @ ..]) = (&op.kind, op.inputs.as_slice()) {
-                for (name, known) in places.iter().zip([&mut numbers.steps, &mut numbers.firsts]) {
-                    if is_scalar_data(graph, name) && !known.contains(name) {
-                        known.push(name.clone());
-                    }
+            let places = match (&op.kind, op.inputs.as_slice()) {
+                (OpKind::Dropout { .. }, [_, places @ ..])
+                | (OpKind::BatchNorm { .. }, [_, _, _, _, _, places @ ..]) => places,
+                _ => continue,
+            };
+            for (name, known) in places.iter().zip([&mut numbers.steps, &mut numbers.firsts]) {
+                if is_scalar_data(graph, name) && !known.contains(name) {
+                    known.push(name.clone());
                 }
             }
         }
@@ -37,8 +41,8 @@ impl StepNumbers {
         self.with(step, i64::try_from(first).expect("rows are in memory"))
     }
 
-    /// The variables' values where nothing is dropped.
-    pub(crate) fn values_without_dropout(&self) -> impl Iterator<Item = (&str, Tensor)> {
+    /// The variables' values for predictions.
+    pub(crate) fn values_of_predictions(&self) -> impl Iterator<Item = (&str, Tensor)> {
         self.with(NO_STEP, 0)
     }
 

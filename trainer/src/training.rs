@@ -11,7 +11,8 @@ use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
 use pserver_program::transpile::{Cluster, Columns, CostModel, ParameterServer, Transpiler};
 use pserver_program::{
-    Elements, Graph, OpRole, Program, Purpose, Tensor, VariableFacts, VariableValue, append_backward, append_optimizer,
+    Elements, Graph, OpRole, ParameterGradient, Program, Purpose, Tensor, VariableFacts, VariableValue,
+    append_backward, append_optimizer,
 };
 
 use super::data::DataSet;
@@ -20,21 +21,32 @@ use super::kept_columns::KeptColumns;
 use super::step_numbers::StepNumbers;
 use super::trainer::{Trainer, initialise, initialise_shared};
 
-/// Adds gradients and optimizer to a program that has neither. A program with ops of the role `optimize` is returned as
-/// it is; then there is no `optimizer`.
+/// Adds gradients and an optimizer to a program that has no gradients, for the parameters that no op of the role
+/// `optimize` writes. A program that has both is returned as it is; then there is no `optimizer`.
 ///
 /// `optimizer` is an `OptimizerConfig` in protobuf's text form, as `paddle_begin_init_params` takes it.
 ///
 /// # Errors
 /// When the loss is no scalar of a float type that an op gives or has no gradient; when the configuration is invalid;
-/// when the program has an optimizer and another one is given, or has none and none is given, or has gradients only.
+/// when the program has gradients and an optimizer, and another one is given; when it has no optimizer and none is
+/// given, or has gradients only.
 pub fn trainable(mut program: Program, loss: &str, optimizer: Option<&str>) -> Result<Graph, Failure> {
     let has = |role| program.blocks.iter().flat_map(|block| &block.ops).any(|op| op.role == role);
     match (has(OpRole::Optimize), has(OpRole::Backward), optimizer) {
-        (true, _, None) => {}
-        (true, _, Some(_)) => {
+        (true, true, None) => {}
+        (true, false, None) => {
+            let gradients = append_backward(&mut program.clone(), loss).unwrap_or_default();
+            if let Some(ParameterGradient { parameter, .. }) = gradients.first() {
+                return Err(Failure::call(format!(
+                    "found no optimizer and no op of the role optimize that writes {parameter:?}, on which the loss \
+                     depends; expected a configuration such as \"const_lr {{ learning_rate: 0.1 }}\""
+                )));
+            }
+        }
+        (true, true, Some(_)) => {
             return Err(Failure::call(
-                "found an optimizer beside a program that has ops of the role optimize; expected one of the two",
+                "found an optimizer beside a program that has ops of the roles backward and optimize; expected one of \
+                 the two",
             ));
         }
         (false, true, _) => {
@@ -48,7 +60,7 @@ pub fn trainable(mut program: Program, loss: &str, optimizer: Option<&str>) -> R
                  \"const_lr { learning_rate: 0.1 }\"",
             ));
         }
-        (false, false, Some(optimizer)) => {
+        (_, false, Some(optimizer)) => {
             let gradients = append_backward(&mut program, loss)?;
             append_optimizer(&mut program, optimizer, &gradients)?;
         }
@@ -251,7 +263,8 @@ impl<'c> Training<'c> {
         Ok(())
     }
 
-    /// One step on these rows of the data. Ops `dropout` whose step is data get the number of the job's step, from 0.
+    /// One step on these rows of the data. Ops `dropout` and `batch_norm` whose step is data get the number of the
+    /// job's step, from 0.
     ///
     /// # Errors
     /// As [`Trainer::step`]; another call with the same rows repeats the step.

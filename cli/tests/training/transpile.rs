@@ -46,7 +46,10 @@ fn a_forward_part_is_divided_with_the_optimizer_that_is_given() {
     let refused = transpile(&documents(), &["mlp.program"]).expect_err("servers would have nothing to do");
     assert!(refused.contains("mlp.program: found no optimizer and no op of the role optimize"), "{refused}");
     let twice = transpile(&documents(), &["example.program", "--optimizer", optimizer]).expect_err("it has one");
-    assert!(twice.contains("found an optimizer beside a program that has ops of the role optimize"), "{twice}");
+    assert!(
+        twice.contains("found an optimizer beside a program that has ops of the roles backward and optimize"),
+        "{twice}"
+    );
     let unknown = ["mlp.program", "--optimizer", optimizer, "--loss", "losss"];
     let refused = transpile(&documents(), &unknown).expect_err("there is no such variable");
     assert!(refused.contains("\"losss\""), "{refused}");

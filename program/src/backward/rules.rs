@@ -106,6 +106,7 @@ fn network(flow: &mut OpGradient<'_, '_>) -> Result<(), String> {
             flow.make(0, OpKind::Dropout { rate: *rate, seed: *seed }, &inputs);
         }
         OpKind::LayerNorm { epsilon } => flow.layer_norm(*epsilon),
+        OpKind::BatchNorm { epsilon } => return flow.batch_norm(*epsilon),
         OpKind::MaxPool2d { size, steps } => flow.by_input(OpKind::MaxPool2dGradient { size: *size, steps: *steps }),
         OpKind::AvgPool2d { size, steps } => flow.by_input(OpKind::AvgPool2dGradient { size: *size, steps: *steps }),
         other => {
@@ -325,15 +326,42 @@ impl OpGradient<'_, '_> {
     fn layer_norm(&mut self, epsilon: f64) {
         let output_gradient = self.output_gradient();
         let (x, scale) = (&self.op.inputs[0], &self.op.inputs[1]);
+        self.input_and_scale(OpKind::LayerNormGradient { epsilon }, &[x, scale, &output_gradient]);
+        self.repeated(2, &output_gradient);
+    }
+
+    fn batch_norm(&mut self, epsilon: f64) -> Result<(), String> {
+        let [Some(output_gradient), None, None] = &self.output_gradients[..] else {
+            return Err("found a loss that depends on a batch's mean or variance; expected it to depend on the first \
+                        output alone"
+                .to_owned());
+        };
+        let output_gradient = output_gradient.clone();
+        if let Some(place) = (3..5).find(|place| self.is_needed[*place]) {
+            return Err(format!(
+                "found {:?}, which is trained, as a mean or variance for predictions; expected one that ops of the \
+                 role optimize write",
+                self.op.inputs[place]
+            ));
+        }
+        let op = self.op;
+        let inputs = [&op.inputs[0], &op.inputs[1], &op.outputs[1], &op.outputs[2], &op.inputs[5], &output_gradient];
+        self.input_and_scale(OpKind::BatchNormGradient { epsilon }, &inputs.map(String::as_str));
+        let VariableFacts::Dense { shape, .. } = self.facts(0) else { unreachable!("a checked input is dense") };
+        let axes = (0_u32..).zip(shape).map(|(axis, _)| axis).filter(|axis| *axis != 1).collect();
+        self.make(2, OpKind::ReduceSum { axes, keep: false }, &[&output_gradient]);
+        Ok(())
+    }
+
+    /// Appends the op that gives the gradients of the first two inputs, if one of them is needed.
+    fn input_and_scale(&mut self, kind: OpKind, inputs: &[&str]) {
         if self.is_needed[0] || self.is_needed[1] {
-            let names = [x, scale].map(|of| self.backward.part_name(of));
-            let kind = OpKind::LayerNormGradient { epsilon };
-            self.backward.push(kind, &[x, scale, &output_gradient], names.to_vec());
+            let names = [0, 1].map(|place: usize| self.backward.part_name(&self.op.inputs[place]));
+            self.backward.push(kind, inputs, names.to_vec());
             for (place, name) in names.into_iter().enumerate().filter(|(place, _)| self.is_needed[*place]) {
                 self.backward.record(&self.op.inputs[place], name);
             }
         }
-        self.repeated(2, &output_gradient);
     }
 
     /// A function whose derivative is computed from its only input.

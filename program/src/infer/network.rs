@@ -60,6 +60,21 @@ pub(super) fn outputs(operands: &Operands<'_>) -> LayerOutputs {
             operands.exactly(2, operands.input(0))?;
             Ok(vec![operands.input(0).clone(), row])
         }
+        OpKind::BatchNorm { epsilon } => {
+            inputs(6)?;
+            let channel = by_channel(operands, *epsilon)?;
+            (2..5).try_for_each(|place| operands.exactly(place, &channel))?;
+            operands.exactly_dense(5, ElementType::Int64, &[])?;
+            Ok(vec![operands.input(0).clone(), channel.clone(), channel])
+        }
+        OpKind::BatchNormGradient { epsilon } => {
+            inputs(6)?;
+            let channel = by_channel(operands, *epsilon)?;
+            (2..4).try_for_each(|place| operands.exactly(place, &channel))?;
+            operands.exactly_dense(4, ElementType::Int64, &[])?;
+            operands.exactly(5, operands.input(0))?;
+            Ok(vec![operands.input(0).clone(), channel])
+        }
         _ => arranged(operands),
     }
 }
@@ -103,15 +118,31 @@ fn arranged(operands: &Operands<'_>) -> LayerOutputs {
 
 /// The facts of a scale for the last dimension of the input at place 0, which the input at place 1 has.
 fn normalised(operands: &Operands<'_>, epsilon: f64) -> Result<VariableFacts, String> {
-    if !(epsilon.is_finite() && epsilon > 0.0) {
-        return Err(format!("found epsilon {epsilon}; expected a finite number above zero"));
-    }
+    check_epsilon(epsilon)?;
     let (element_type, [.., Dim::Fixed(width)]) = operands.floats(0)? else {
         return Err(operands.misfit(0, "a last dimension that is fixed"));
     };
     let row = VariableFacts::fixed(element_type, &[*width]);
     operands.exactly(1, &row)?;
     Ok(row)
+}
+
+/// The facts of a scale for dimension 1 of the input at place 0, which the input at place 1 has.
+fn by_channel(operands: &Operands<'_>, epsilon: f64) -> Result<VariableFacts, String> {
+    check_epsilon(epsilon)?;
+    let (element_type, [_, Dim::Fixed(channels), ..]) = operands.floats(0)? else {
+        return Err(operands.misfit(0, "two dimensions or more, of which the second is fixed"));
+    };
+    let channel = VariableFacts::fixed(element_type, &[*channels]);
+    operands.exactly(1, &channel)?;
+    Ok(channel)
+}
+
+fn check_epsilon(epsilon: f64) -> Result<(), String> {
+    match epsilon.is_finite() && epsilon > 0.0 {
+        true => Ok(()),
+        false => Err(format!("found epsilon {epsilon}; expected a finite number above zero")),
+    }
 }
 
 fn slice(operands: &Operands<'_>, axis: u32, start: u64, end: u64) -> Result<VariableFacts, String> {

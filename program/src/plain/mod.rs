@@ -1,11 +1,13 @@
 //! Reference implementation of every arithmetic op, one element after another. Kernels are compared with it.
 //!
-//! Everything is computed in the type of the values. Every sum runs from the first element to the last, whatever its
-//! length, so equal inputs give equal bits. `exp`, `ln` and `tanh` are those of the system's library, which may differ
-//! in the last bit between machines. Ops of the role `optimize` compute these functions, powers and sums over
-//! everything as rules of servers do, so that a server's stage has the bits of one process.
+//! Everything is computed in the type of the values, but for sums of `batch_norm`, which are in binary64. Every sum
+//! runs from the first element to the last, whatever its length, so equal inputs give equal bits. `exp`, `ln` and
+//! `tanh` are those of the system's library, which may differ in the last bit between machines. Ops of the role
+//! `optimize` compute these functions, powers and sums over everything as rules of servers do, so that a server's stage
+//! has the bits of one process.
 
 mod arrange;
+mod batch_norm;
 mod loss;
 mod matrix;
 mod network;
@@ -136,6 +138,8 @@ fn real_outputs<R: TensorReal>(kind: &OpKind, inputs: &[&VariableValue]) -> OpOu
         }
         OpKind::LayerNorm { epsilon } => network::layer_norm::<R>(inputs, *epsilon),
         OpKind::LayerNormGradient { epsilon } => return Ok(network::layer_norm_gradient::<R>(inputs, *epsilon)),
+        OpKind::BatchNorm { epsilon } => return Ok(batch_norm::output::<R>(inputs, *epsilon)),
+        OpKind::BatchNormGradient { epsilon } => return Ok(batch_norm::gradient::<R>(inputs, *epsilon)),
         kind => match pointwise::outputs::<R>(kind, inputs).or_else(|| window::output::<R>(kind, inputs)) {
             Some(output) => output,
             None => return loss::outputs::<R>(kind, inputs),

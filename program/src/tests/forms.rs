@@ -83,6 +83,8 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "gelu_gradient" => OpKind::GeluGradient { approximate: yes },
         "layer_norm" => OpKind::LayerNorm { epsilon: real },
         "layer_norm_gradient" => OpKind::LayerNormGradient { epsilon: real },
+        "batch_norm" => OpKind::BatchNorm { epsilon: real },
+        "batch_norm_gradient" => OpKind::BatchNormGradient { epsilon: real },
         "conv2d" => OpKind::Conv2d { steps },
         "max_pool2d" => OpKind::MaxPool2d { size, steps },
         "avg_pool2d" => OpKind::AvgPool2d { size, steps },

@@ -338,6 +338,16 @@ fn the_gradients_of_networks_agree_with_differences() {
         let x = p.data("x", F64, [Dim::Batch, Dim::Fixed(5)]);
         p.mean(p.tanh(p.layer_norm(x, parameter(p, "scale", &[5]), p.data("bias", F64, [Dim::Fixed(5)]), 0.01)))
     });
+    // The steps are 0 or above, and below zero.
+    for (name, factor) in [("batch_norm", 3.0), ("batch_norm of predictions", -3.0)] {
+        check(name, |p| {
+            let [x, scale, bias] =
+                [("x", &[3, 2, 4][..]), ("scale", &[2]), ("bias", &[2])].map(|(n, s)| parameter(p, n, s));
+            let [mean, variance] = ["mean", "variance"].map(|name| p.data(name, F64, [Dim::Fixed(2)]));
+            let step = p.cast(p.scale(p.exp(p.data("step", F64, [])), factor), ElementType::Int64);
+            weighed(p, p.batch_norm(x, [scale, bias, mean, p.exp(variance)], step, 0.01)[0], &[3, 2, 4])
+        });
+    }
     check("padding", |p| {
         let ids = p.data("ids", ElementType::Int64, [Dim::Batch, Dim::Fixed(2)]);
         let [rows] = p.op(crate::OpKind::LookupTable { padding: Some(2) }, &[parameter(p, "table", &[4, 3]), ids]);
@@ -439,9 +449,43 @@ proptest! {
 /// Writes a loss.
 type Loss = fn(&Builder) -> Symbol;
 
+/// A `batch_norm` of a parameter.
+fn normalised(p: &Builder, mean: Symbol) -> [Symbol; 3] {
+    let [scale, bias, variance] = ["scale", "bias", "variance"].map(|name| p.data(name, F64, [Dim::Fixed(3)]));
+    p.batch_norm(parameter(p, "a", &[4, 3]), [scale, bias, mean, variance], p.data("step", ElementType::Int64, []), 0.1)
+}
+
+#[test]
+fn a_parameter_that_an_op_updates_already_gets_no_gradient() {
+    let mut program: Program = "block 0 {
+        data x: float32[batch, 3]
+        data step: int64[]
+        parameter w: float32[3]
+        parameter mean: float32[3]
+        state mean@count: int64[]
+        initialise w = fill(value=1.0)
+        initialise mean = fill(value=0.0)
+        initialise mean@count = fill(value=0.0)
+        forward zeros = scale(w, factor=0.0)
+        forward y, seen, variance = batch_norm(x, w, zeros, mean, w, step, epsilon=0.01)
+        forward loss = mean(y)
+        optimize mean, mean@count = update(mean, seen, mean@count, config=\"rule: 'w = 0.9*w + 0.1*g'\")
+    }"
+    .parse()
+    .unwrap();
+    // `w` as a variance for predictions is refused, and `mean` is not trained.
+    let refused = append_backward(&mut program, "loss").unwrap_err().to_string();
+    assert!(refused.contains("found \"w\", which is trained"), "{refused}");
+    let op = program.blocks[0].ops.iter_mut().find(|op| op.inputs.len() == 6).unwrap();
+    op.inputs[4] = "mean".to_owned();
+    let gradients = append_backward(&mut program, "loss").unwrap();
+    assert_eq!(gradients.iter().map(|found| found.parameter.as_str()).collect::<Vec<_>>(), ["w"]);
+    assert_eq!(program.blocks[0].ops.last().unwrap().role, crate::OpRole::Optimize, "its update comes last");
+}
+
 #[test]
 fn what_has_no_gradient_is_refused() {
-    let table: [(&str, Loss, &str); 5] = [
+    let table: [(&str, Loss, &str); 7] = [
         ("no parameter", |p| p.mean(p.data("x", F64, [Dim::Batch])), "depends on no parameter"),
         ("no scalar", |p| p.tanh(parameter(p, "a", &[2])), "the loss \"loss\" is float64[2]; expected a scalar"),
         (
@@ -451,6 +495,16 @@ fn what_has_no_gradient_is_refused() {
                 p.mean(p.softmax_with_cross_entropy(parameter(p, "a", &[3, 4]), label).1)
             },
             "op 1 softmax_with_cross_entropy: found probabilities",
+        ),
+        (
+            "through a batch's mean",
+            |p| p.mean(normalised(p, p.data("mean", F64, [Dim::Fixed(3)]))[1]),
+            "op 1 batch_norm: found a loss that depends on a batch's mean or variance",
+        ),
+        (
+            "to a mean for predictions",
+            |p| p.mean(normalised(p, parameter(p, "kept", &[3]))[0]),
+            "op 2 batch_norm: found \"kept\", which is trained, as a mean or variance for predictions",
         ),
         (
             "to a label",

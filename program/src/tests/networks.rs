@@ -2,7 +2,9 @@
 
 use std::slice::from_ref;
 
-use crate::{Block, Dim, Elements, Graph, Op, OpKind, OpRole, PlainArithmetic, PlainRun, Program, Purpose, Tensor};
+use crate::{
+    Block, Builder, Dim, Elements, Graph, Op, OpKind, OpRole, PlainArithmetic, PlainRun, Program, Purpose, Tensor,
+};
 use crate::{Variable, VariableFacts, VariableValue, WindowSteps};
 use pserver_core::dtype::ElementType::{Float32, Float64, Int64};
 use pserver_core::error::Failure;
@@ -12,21 +14,27 @@ fn reals(shape: &[u64], values: &[f64]) -> Tensor {
     Tensor::new(shape, Elements::Float64(values.to_vec()))
 }
 
-/// One op of these inputs in the plain form: its first output.
+/// One op of these inputs in the plain form: its only output.
 fn plain(kind: OpKind, inputs: &[Tensor]) -> Result<VariableValue, Failure> {
+    Ok(plain_outputs(kind, inputs, 1)?.remove(0))
+}
+
+/// One op of these inputs in the plain form: its outputs.
+fn plain_outputs(kind: OpKind, inputs: &[Tensor], outputs: usize) -> Result<Vec<VariableValue>, Failure> {
     let names: Vec<String> = (0..inputs.len()).map(|place| format!("x{place}")).collect();
     let variables = names.iter().zip(inputs).map(|(name, input)| {
         let facts = VariableFacts::fixed(input.elements().element_type(), input.shape());
         Variable { name: name.clone(), facts, purpose: Purpose::Data }
     });
     let variables = variables.collect();
-    let op = Op { kind, inputs: names.clone(), outputs: vec!["y".to_owned()], role: OpRole::Forward };
+    let outputs: Vec<String> = (0..outputs).map(|place| format!("y{place}")).collect();
+    let op = Op { kind, inputs: names.clone(), outputs: outputs.clone(), role: OpRole::Forward };
     let graph = Graph::new(Program { blocks: vec![Block { parent: None, variables, ops: vec![op] }] })?;
     let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
     let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels)?;
     names.iter().zip(inputs).try_for_each(|(name, input)| run.set(name, input.clone()))?;
     run.step()?;
-    Ok(run.value("y").unwrap().clone())
+    Ok(outputs.iter().map(|name| run.value(name).unwrap().clone()).collect())
 }
 
 fn gives(kind: OpKind, inputs: &[Tensor], shape: &[u64], expected: &[f64]) {
@@ -141,6 +149,82 @@ fn layers_give_what_was_computed_by_hand() {
     let (scale, bias) = (reals(&[2], &[10.0, 100.0]), reals(&[2], &[1.0, 2.0]));
     let expected = [-9.0, 102.0, 1.0, 2.0].map(|y: f64| y);
     gives(OpKind::LayerNorm { epsilon: 1e-300 }, &[rows, scale, bias], &[2, 2], &expected);
+}
+
+/// The outputs of `batch_norm` with this step.
+fn normalised(x: Tensor, by_channel: [&[f64]; 4], step: i64) -> Vec<Vec<f64>> {
+    let p = Builder::new();
+    let fixed = |tensor: &Tensor| tensor.shape().iter().map(|length| Dim::Fixed(*length)).collect::<Vec<_>>();
+    let names = ["scale", "bias", "mean", "variance"];
+    let channels = names.map(|name| p.data(name, Float64, [Dim::Fixed(x.shape()[1])]));
+    let outputs = p.batch_norm(p.data("x", Float64, fixed(&x)), channels, p.data("step", Int64, []), 1e-300);
+    let outputs = outputs.map(|output| p.name(output));
+    let graph = p.finish().unwrap();
+    let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
+    let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels).unwrap();
+    for (name, values) in names.iter().zip(by_channel) {
+        run.set(name, reals(&[values.len() as u64], values)).unwrap();
+    }
+    run.set("x", x).unwrap();
+    run.set("step", number(step)).unwrap();
+    run.step().unwrap();
+    let outputs = outputs.iter().map(|name| match run.value(name).unwrap().tensor().elements() {
+        Elements::Float64(values) => values.clone(),
+        other => panic!("{}", other.element_type()),
+    });
+    outputs.collect()
+}
+
+#[test]
+fn channels_are_normalised_by_the_batch_and_in_predictions_by_what_is_given() {
+    // Channel 0 is 1, 5, 1, 5, of mean 3 and variance 4; channel 1 is 7, 7, 9, 9.
+    let x = reals(&[2, 2, 2], &[1.0, 5.0, 7.0, 7.0, 1.0, 5.0, 9.0, 9.0]);
+    let by_channel: [&[f64]; 4] = [&[10.0, 100.0], &[1.0, 2.0], &[1.0, 3.0], &[16.0, 4.0]];
+    let y = vec![-9.0, 11.0, -98.0, -98.0, -9.0, 11.0, 102.0, 102.0];
+    assert_eq!(normalised(x.clone(), by_channel, 0), [y, vec![3.0, 8.0], vec![4.0, 1.0]]);
+    let y = vec![1.0, 11.0, 202.0, 202.0, 1.0, 11.0, 302.0, 302.0];
+    assert_eq!(normalised(x.clone(), by_channel, -1), [y, vec![1.0, 3.0], vec![16.0, 4.0]]);
+    // Each row has its channels alone.
+    let matrix = reals(&[2, 2], &[1.0, 7.0, 5.0, 9.0]);
+    assert_eq!(normalised(matrix, by_channel, 3)[0], [-9.0, -98.0, 11.0, 102.0]);
+}
+
+#[test]
+fn a_channel_of_many_elements_keeps_its_digits() {
+    let many = 1 << 20;
+    let x = Tensor::new([many, 1], Elements::Float32((0..many).map(|place| 100.0 + (place % 2) as f32).collect()));
+    let one = |value| Tensor::new([1], Elements::Float32(vec![value]));
+    let (ones, zeros) = (one(1.0), one(0.0));
+    let found = plain_outputs(
+        OpKind::BatchNorm { epsilon: 1e-30 },
+        &[x, ones.clone(), zeros.clone(), zeros, ones, number(0)],
+        3,
+    );
+    let numbers = found.unwrap()[1..].iter().map(|value| value.tensor().elements().clone()).collect::<Vec<_>>();
+    assert_eq!(numbers, [Elements::Float32(vec![100.5]), Elements::Float32(vec![0.25])]);
+}
+
+#[test]
+fn batch_norm_says_what_does_not_fit() {
+    let (x, channel, wide) = (counted(&[2, 3, 4]), counted(&[3]), counted(&[4]));
+    let refuse = |epsilon, place: usize, given: Tensor, expected: &str| {
+        let mut inputs = [x.clone(), channel.clone(), channel.clone(), channel.clone(), channel.clone(), number(0)];
+        inputs[place] = given;
+        let failure = plain_outputs(OpKind::BatchNorm { epsilon }, &inputs, 3).unwrap_err().to_string();
+        assert_eq!(failure, format!("block 0, op 0 batch_norm: {expected}"));
+    };
+    refuse(0.0, 0, x.clone(), "found epsilon 0; expected a finite number above zero");
+    for (place, name) in [(1, "x1"), (2, "x2"), (3, "x3"), (4, "x4")] {
+        let expected = format!("input {} \"{name}\" is float64[4]; expected float64[3]", place + 1);
+        refuse(0.1, place, wide.clone(), &expected);
+    }
+    refuse(0.1, 5, wide.clone(), "input 6 \"x5\" is float64[4]; expected int64[]");
+    refuse(
+        0.1,
+        0,
+        wide.clone(),
+        "input 1 \"x0\" is float64[4]; expected two dimensions or more, of which the second is fixed",
+    );
 }
 
 #[test]

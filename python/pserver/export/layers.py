@@ -216,6 +216,48 @@ def _batch_norm(t: Translator, input: Value, weight: Value, bias: Value, running
     return (_by_channel(t, normal, weight, bias),)
 
 
+@maps_nodes(aten._native_batch_norm_legit_functional.default)
+def _batch_norm_in_training(t: Translator, node: Node) -> Value:
+    """Batch statistics, whose averages are parameters with an optimizer of their own. A prediction has the averages."""
+    input, weight, bias, mean, variance = (source(node, name) for name in ("input", "weight", "bias", "running_mean",
+                                                                          "running_var"))
+    if not source(node, "training"):
+        t.refuse("found new averages without training; expected training")
+    x = t.float_variable(t.needed(input))
+    kept = [t.kept(each) for each in (mean, variance)]
+    given = [None if each is None else t.needed(each) for each in (weight, bias)]
+    y, *seen = _normalised(t, x, given, kept, t.step_numbers()[0], source(node, "eps"))
+    # The average is of a sample's variance.
+    share, one = fixed_elements(x.shape[2:]), t.filled(1.0, (), x.dtype)
+    if x.shape[0] is None:
+        count = t.batch_size(share, x.dtype)
+    else:
+        count = t.filled(x.shape[0] * share, (), x.dtype)
+    correction = t.binary("div", count, t.binary("sub", count, one))
+    seen[1] = t.binary("mul", seen[1], correction)
+    momentum = source(node, "momentum")
+    return (y, t.error("found the batch's mean; expected only the output"),
+            t.error("found the batch's deviation; expected only the output"),
+            *(t.moved(parameter, value, momentum) for parameter, value in zip(kept, seen)))
+
+
+@maps(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_without_averages(t: Translator, input: Value, weight: Value, bias: Value, training: bool,
+                                 momentum: float, eps: float) -> Value:
+    x = t.float_variable(input)
+    unread = [t.filled(each, (fixed_elements(x.shape[1:2]),), x.dtype) for each in (0.0, 1.0)]
+    return _normalised(t, x, [weight, bias], unread, t.filled(0.0, (), torch.int64), eps)
+
+
+def _normalised(t: Translator, x: Variable, given: Sequence[Value], kept: Sequence[Variable], step: Variable,
+                eps: float) -> tuple[Variable, ...]:
+    """The output, and the mean and the variance of each channel."""
+    channels = (fixed_elements(x.shape[1:2]),)
+    scale, shift = (t.filled(usual, channels, x.dtype) if each is None else t.variable(each, x.dtype)
+                    for usual, each in zip((1.0, 0.0), given))
+    return t.emit_outputs("batch_norm", [x, scale, shift, *kept, step], [x.shape, channels, channels], epsilon=eps)
+
+
 @maps(aten.native_dropout.default, aten.dropout.default)
 def _dropout(t: Translator, input: Value, p: float, train: bool | None = True) -> Value:
     x = t.float_variable(input)

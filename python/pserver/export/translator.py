@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,15 @@ class TorchProgram:
 
 
 @dataclass(frozen=True)
+class MovingAverage:
+    """A parameter that moves towards a value of each step, as `(1 - momentum)` of it and `momentum` of the value."""
+
+    parameter: Variable
+    value: Variable
+    momentum: float
+
+
+@dataclass(frozen=True)
 class BatchMultiple:
     """A number that is a multiple of the batch."""
 
@@ -92,6 +102,7 @@ class Translator:
         self.kept_alive: list[Tensor] = []
         self.dropouts = 0
         self.numbers: list[Variable] = []
+        self.averages: list[MovingAverage] = []
         self.ones: Variable | None = None
         self.node: Node = next(iter(exported.graph.nodes))
         self.batch: Any = None
@@ -111,19 +122,20 @@ class Translator:
                 self.values[self.node] = self._data(names) if is_tensor else _number(spec.arg)
             else:
                 self.values[self.node] = self._stored(spec.target or "", spec.kind, by_value)
-        for spec in signature.output_specs:
-            if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
-                raise self._changed(spec)
         for node in self.exported.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 self.node = node
                 self.values[node] = self._translated(node)
+        for spec in signature.output_specs:
+            if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
+                self._check_changed(spec)
         return self._finished(output_names)
 
     def _finished(self, output_names: Sequence[str] | None) -> TorchProgram:
         self.node = self.exported.graph.output_node()
         found: list[Variable] = []
-        for node in flattened(self.exported.graph.output_node().args):
+        mutations = len(self.exported.graph_signature.buffers_to_mutate)
+        for node in flattened(self.exported.graph.output_node().args)[mutations:]:
             if isinstance(node, Node):
                 value = self.needed(node)
                 self.node = node
@@ -131,7 +143,9 @@ class Translator:
             else:
                 self.refuse(f"found the output {node!r}; expected a tensor")
         renamed = self._renamed(found, self._output_names(found, output_names))
-        self.writer.used([variable.name for variable in found])
+        for average in self.averages:
+            self._update(average)
+        self.writer.used([variable.name for variable in (*found, *(each.parameter for each in self.averages))])
         known = {each.name for _, each in self.writer.variables}
         self.comments += [
             f"parameter {quoted(name)} has no effect on the outputs and is left out"
@@ -177,11 +191,33 @@ class Translator:
             self.parameters[name] = stored.detach().clone()
         return by_value[key]
 
-    def _changed(self, spec: Any) -> ExportError:
+    def _check_changed(self, spec: Any) -> None:
+        """Refuses a value that the model keeps between runs, unless it is an average of a batch norm, or its counter,
+        which nothing reads."""
         name = str(spec.target).removeprefix(self.prefix)
-        written = next(node for node in self.exported.graph.nodes if node.name == spec.arg.name)
-        return refusal(written, f"found a new value of {name!r}, which the model keeps between runs; expected none, "
-                                  "as only optimizer ops change variables (a batch_norm needs eval())")
+        self.node = next(node for node in self.exported.graph.nodes if node.name == spec.arg.name)
+        value = self.values[self.node]
+        if isinstance(value, MovingAverage) and value.parameter.name == name:
+            return
+        if isinstance(value, ExportError) and self.node.target is operator.getitem:
+            raise value
+        inputs = self.node.all_input_nodes
+        if name.endswith("num_batches_tracked") and isinstance(value, Tensor) and len(inputs) == 1 == len(inputs[0].users):
+            self.comments.append(f"buffer {quoted(name)} only counts batches and is left out")
+            return
+        self.refuse(f"found a new value of {name!r}, which the model keeps between runs; expected none but a batch "
+                    "norm's, as only optimizer ops change variables")
+
+    def _update(self, average: MovingAverage) -> None:
+        """An optimizer of the average's own: its gradient is the value, and its update their sum."""
+        parameter, momentum = average.parameter, average.momentum
+        count = self.writer.declare("state", Variable(self.writer.unique(f"{parameter.name}@count"), (), torch.int64))
+        self.writer.ops.insert(0, ProgramOp("initialise", [count.name], "fill", [], {"value": 0.0}))
+        rule = f"rule: 'w = {1 - momentum!r}*w + {momentum!r}*g'"
+        inputs = [parameter.name, average.value.name, count.name]
+        self.writer.ops.append(
+            ProgramOp("optimize", [parameter.name, count.name], "update", inputs, {"config": rule})
+        )
 
     def _output_names(self, found: list[Variable], given: Sequence[str] | None) -> list[str]:
         if given is not None:
@@ -300,6 +336,22 @@ class Translator:
 
     # The methods for handlers.
 
+    def kept(self, node: Node) -> Variable:
+        """The parameter of a buffer that the model keeps between runs."""
+        target = self.exported.graph_signature.inputs_to_buffers.get(node.name)
+        if target is None:
+            self.refuse(f"found {node.name!r}, which is computed; expected a buffer of the model")
+        name, value = target.removeprefix(self.prefix), self.needed(node)
+        if name in self.parameters:
+            self.refuse(f"found {name!r} kept by two layers; expected one")
+        made = Variable(self.writer.unique(name), tuple(value.shape), self.checked_type(value.dtype))
+        self.parameters[name] = value.clone()
+        return self.writer.declare("parameter", made)
+
+    def moved(self, parameter: Variable, value: Variable, momentum: float) -> MovingAverage:
+        self.averages.append(MovingAverage(parameter, value, momentum))
+        return self.averages[-1]
+
     def refuse(self, reason: str) -> NoReturn:
         raise self.error(reason)
 
@@ -344,8 +396,7 @@ class Translator:
         **attributes: Any,
     ) -> Variable:
         """Writes a forward op with one output. Attributes that are None are left out."""
-        base = "output" if self.node.op == "output" else self.node.name
-        variable = Variable(self.writer.unique(base), tuple(shape), dtype)
+        variable = Variable(self.writer.unique(self._base()), tuple(shape), dtype)
         kept = {name: value for name, value in attributes.items() if value is not None}
         self.writer.ops.append(ProgramOp("forward", [variable.name], kind, [each.name for each in inputs], kept))
         return variable
@@ -354,10 +405,15 @@ class Translator:
         self, kind: str, inputs: Sequence[Variable], outputs: Sequence[Shape], /, **attributes: Any
     ) -> tuple[Variable, ...]:
         dtype = inputs[0].dtype
-        made = tuple(Variable(self.writer.unique(self.node.name), shape, dtype) for shape in outputs)
+        made = tuple(Variable(self.writer.unique(self._base()), shape, dtype) for shape in outputs)
         op = ProgramOp("forward", [each.name for each in made], kind, [each.name for each in inputs], attributes)
         self.writer.ops.append(op)
         return made
+
+    def _base(self) -> str:
+        """What variables of the node are called."""
+        name = "output" if self.node.op == "output" else self.node.name
+        return re.sub("_native_batch_norm_legit(_functional|_no_training)?", "batch_norm", name)
 
     def filled(self, value: float, shape: Sequence[int], dtype: torch.dtype) -> Variable:
         """A tensor of equal elements."""
@@ -437,7 +493,7 @@ class Translator:
     def step_numbers(self) -> list[Variable]:
         """The step's number, and that of its first row, which `pserver train` feeds."""
         for name in ("step", "first")[len(self.numbers) :]:
-            variable = Variable(self.writer.unique(f"dropout.{name}"), (), torch.int64)
+            variable = Variable(self.writer.unique(f"training.{name}"), (), torch.int64)
             self.numbers.append(self.writer.declare("data", variable))
         return self.numbers
 
