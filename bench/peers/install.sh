@@ -12,11 +12,11 @@ if [ -e "$folder/$kit/installed" ] && { [ "$kit" != openmpi ] || [ -x "$folder/$
     exit 0
 fi
 
-# A virtual environment with packages, and nothing that they only need elsewhere.
+# A virtual environment with packages, and nothing that they only need elsewhere. Python compiles what is imported.
 environment() {
     rm -rf "${folder:?}/$kit"
     ${PYTHON:-python3} -m venv "$folder/$kit"
-    "$folder/$kit/bin/pip" install --quiet --no-deps "$@"
+    "$folder/$kit/bin/pip" install --quiet --no-compile --no-deps "$@"
 }
 
 # Packages of Debian's.
@@ -58,7 +58,7 @@ torch)
     environment torch==2.15.0 numpy filelock typing-extensions setuptools sympy mpmath networkx jinja2 markupsafe \
         fsspec nvidia-cudnn-cu13==9.26.0.51 nvidia-cusparselt-cu13==0.8.1 nvidia-nccl-cu13==2.30.7 \
         nvidia-nvshmem-cu13==3.7.2
-    "$folder/$kit/bin/pip" install --quiet \
+    "$folder/$kit/bin/pip" install --quiet --no-compile \
         'cuda-toolkit[cublas,cudart,cufft,cufile,cupti,cusparse,nvjitlink,nvrtc]==13.2.2' 2>&1
     "$folder/$kit/bin/python" "$here/torch_gloo.py" --version
     ;;

@@ -80,11 +80,6 @@ pub(crate) const TASKS: &[Task] = &[
     Task { name: "aarch64", about: "The sources compile for another processor", run: Run::Alone(aarch64::run) },
     Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: Run::Alone(gpu::run) },
     Task {
-        name: "cuda-artifacts",
-        about: "The committed CUDA artifacts are those of the sources",
-        run: Run::Alone(kernels::check),
-    },
-    Task {
         name: "mutants-sample",
         about: "Five of the faults that `cargo ci mutants` plants",
         run: Run::Alone(mutants::sample),
@@ -117,13 +112,18 @@ const LONG: &[Task] = &[
     Task { name: "long-tests", about: "All tests with PSERVER_FULL=1", run: Run::Alone(long_tests) },
     Task {
         name: "long-properties",
-        about: "The properties of core, kernels and transport with 4,096 cases each",
+        about: "The properties of core, kernels and transport with 4,096 cases each, of the slow ones 1,024",
         run: Run::Alone(long_properties),
     },
     Task {
         name: "long-gpu",
         about: "All of the script for a device on the stand-in driver",
         run: Run::Alone(gpu::long),
+    },
+    Task {
+        name: "cuda-artifacts",
+        about: "The committed CUDA artifacts are those that the pinned compilers make",
+        run: Run::Alone(kernels::check),
     },
     Task {
         name: "long-soft-roce",
@@ -336,11 +336,17 @@ fn doc(workspace: &Workspace) -> Result<Tally> {
     workspace.step(cargo.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
+/// Cases of a property in a run of all tests. Each run has other ones, and `cargo ci long` has many.
+const CASES: &str = "96";
+
 /// Tests of processes wait for disks and for one another most of the time: twice as many run as there are processors.
 fn rust_tests(workspace: &Workspace) -> Result<Tally> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut cargo = workspace.cargo();
     cargo.args(["test", "--workspace", "--no-fail-fast"]).env("RUST_TEST_THREADS", (2 * processors).to_string());
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        cargo.env("PROPTEST_CASES", CASES);
+    }
     workspace.tests(&mut cargo)
 }
 
