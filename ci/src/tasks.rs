@@ -112,7 +112,7 @@ const LONG: &[Task] = &[
     Task { name: "long-tests", about: "All tests with PSERVER_FULL=1", run: Run::Alone(long_tests) },
     Task {
         name: "long-properties",
-        about: "The properties of core, kernels and transport with 4,096 cases each, of the slow ones 1,024",
+        about: "The properties of core, kernels and transport with 4,096 cases each",
         run: Run::Alone(long_properties),
     },
     Task {
@@ -336,17 +336,11 @@ fn doc(workspace: &Workspace) -> Result<Tally> {
     workspace.step(cargo.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Cases of a property in a run of all tests. Each run has other ones, and `cargo ci long` has many.
-const CASES: &str = "96";
-
 /// Tests of processes wait for disks and for one another most of the time: twice as many run as there are processors.
 fn rust_tests(workspace: &Workspace) -> Result<Tally> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut cargo = workspace.cargo();
     cargo.args(["test", "--workspace", "--no-fail-fast"]).env("RUST_TEST_THREADS", (2 * processors).to_string());
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        cargo.env("PROPTEST_CASES", CASES);
-    }
     workspace.tests(&mut cargo)
 }
 
@@ -362,7 +356,7 @@ fn long_tests(workspace: &Workspace) -> Result<Tally> {
     workspace.tests(workspace.cargo().args(["test", "--workspace", "--no-fail-fast"]).env("PSERVER_FULL", "1"))
 }
 
-/// `PROPTEST_CASES` is the number of cases of each property that does not say a number itself.
+/// `PROPTEST_CASES` is the number of cases of every property, also of one that says a number itself.
 fn long_properties(workspace: &Workspace) -> Result<Tally> {
     let mut cargo = workspace.cargo();
     cargo.args(["test", "--workspace", "--no-fail-fast", "--lib"]);

@@ -69,8 +69,6 @@ const HOSTS: (&str, &str) = ("etc/hosts", "127.0.0.1 localhost\n10.9.0.1 server\
 /// The files of a machine.
 pub(super) struct Furnishing {
     pub(super) kernel: PathBuf,
-    /// The program `pserver` of this machine, as guests have it.
-    pub(super) pserver: PathBuf,
     image: Image,
 }
 
@@ -113,7 +111,7 @@ impl Furnishing {
         image.program("init", &this, &libraries)?;
         add_modules(&mut image, &root.join("lib/modules").join(version))?;
         let kernel = root.join("boot").join(format!("vmlinuz-{version}"));
-        Ok(Self { kernel, pserver: PathBuf::new(), image })
+        Ok(Self { kernel, image })
     }
 
     /// Adds a program of this workspace, without its symbols.

@@ -16,7 +16,6 @@ mod report;
 mod verdicts;
 
 use std::fs;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,7 +61,7 @@ fn begin_with(workspace: &Workspace, build: Build, scenario: Scenario) -> Result
         Err(error) => return Ok(Box::new(move |workspace| skip(workspace, &format!("{error:#}")))),
     };
     let (mut furnishing, lock) = furnish(workspace, &downloads, build)?;
-    let (pserver, workspace) = (furnishing.pserver.clone(), workspace.clone());
+    let workspace = workspace.clone();
     let machines = thread::spawn(move || -> Result<MachineReports> {
         // Held until the machines are off.
         let _lock = lock;
@@ -74,13 +73,13 @@ fn begin_with(workspace: &Workspace, build: Build, scenario: Scenario) -> Result
     });
     Ok(Box::new(move |workspace| {
         let said = machines.join().map_err(|_| anyhow!("the thread that runs machines panicked"))?;
-        judge(workspace, &pserver, scenario, &said?)
+        judge(workspace, scenario, &said?)
     }))
 }
 
 /// The verdict on the machines. The tests of this machine are over: a test that they skipped and a guest passed is
 /// not counted as skipped.
-fn judge(workspace: &Workspace, pserver: &Path, scenario: Scenario, said: &MachineReports) -> Result<Tally> {
+fn judge(workspace: &Workspace, scenario: Scenario, said: &MachineReports) -> Result<Tally> {
     let MachineReports { alone: report, server, trainer, took } = said;
     let mut total = judged(workspace, &[(scenario, report), (plan::SERVER, server), (plan::TRAINER, trainer)])?;
     if report.run("ib_write_bw").is_some() {
@@ -88,7 +87,7 @@ fn judge(workspace: &Workspace, pserver: &Path, scenario: Scenario, said: &Machi
     }
     total += verdicts::nothing_is_copied(report);
     total += verdicts::models_agree(server);
-    total += verdicts::digits_agree(workspace, pserver, report)?;
+    total += verdicts::digits_agree(report);
     let passed = report.tests_passed().collect();
     let count = workspace.make_up_for("rdma", &passed)?;
     say!("soft-roce: {count} tests that skipped for want of a device have passed in the guest");

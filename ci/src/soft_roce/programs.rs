@@ -67,7 +67,6 @@ pub(super) fn add(workspace: &Workspace, furnishing: &mut Furnishing, build: Bui
     for name in PROGRAMS {
         furnishing.add(workspace, name, Path::new(&programs.program(name, false)?))?;
     }
-    furnishing.pserver = PathBuf::from(programs.program("pserver", false)?);
     // The tests of a package know where its programs are.
     furnishing.link(&tests.program("pserver", false)?, "/bin/pserver");
     add_c_programs(workspace, furnishing, Path::new(&programs.file(LIBRARY)?))?;

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
-use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use proptest::{collection, prop_assert_eq};
 
 use crate::dtype::ElementType;
@@ -60,6 +60,8 @@ fn contribution(width: usize) -> impl Strategy<Value = (Vec<u64>, Vec<f32>)> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
     #[test]
     fn a_merge_is_the_sum_of_dense_forms_to_the_bit(
         (width, contributions) in prop_oneof![Just(1), Just(3), Just(64), Just(65), Just(130)]

@@ -429,6 +429,8 @@ impl Twins {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
     #[test]
     fn what_lands_at_once_comes_to_what_comes_of_it_one_by_one(
         mode in prop::sample::select(vec![Mode::Sync, Mode::Async, Mode::Staleness { bound: 1 }, Mode::Delta]),

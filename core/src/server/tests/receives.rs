@@ -340,6 +340,8 @@ fn play(stage: Stage, receives: usize, acts: &[TrainerAction]) -> (Vec<String>, 
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
     #[test]
     fn frames_that_land_at_once_do_what_they_do_one_after_the_other(
         acts in prop::collection::vec(act(), 1..120),

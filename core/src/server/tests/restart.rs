@@ -654,12 +654,10 @@ fn differences_or_bounded() -> impl Strategy<Value = Mode> {
 }
 
 /// A case here takes long.
-fn cases() -> ProptestConfig {
-    ProptestConfig::with_cases(ProptestConfig::default().cases / 4)
-}
+const CASES: u32 = 24;
 
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
     fn rounds_survive_every_kill(course in course(Just(Mode::Sync), 0)) {

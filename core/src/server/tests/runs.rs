@@ -408,12 +408,10 @@ fn restore(stage: &mut Stage, disk: &InMemory) {
 }
 
 /// A case here takes long.
-fn cases() -> ProptestConfig {
-    ProptestConfig::with_cases(ProptestConfig::default().cases / 4)
-}
+const CASES: u32 = 24;
 
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
     fn jobs_in_a_row_are_as_one_undisturbed(seed in any::<u64>(), kills in prop_oneof![Just(0u64), 1u64..12]) {
