@@ -10,6 +10,7 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,11 @@ class ExportTest(unittest.TestCase):
         for rows in (slice(None), slice(1)):
             data = {name: each[rows] for name, each in zip(program.data, inputs)}
             expected = model(*(each[rows] for each in inputs))
-            found = self.predict(program, data, program.outputs[:1])
-            self.check_close(str(rows), found[program.outputs[0]], expected.detach().float())
+            named = expected if isinstance(expected, dict) else {program.outputs[0]: expected}
+            found = self.predict(program, data, list(named))
+            for name, value in named.items():
+                with self.subTest(f"{name} of {rows}"):
+                    self.check_close(name, found[name], value.detach().float())
         return program
 
     def check_refused(self, model: nn.Module, inputs: tuple[Tensor, ...], line: str, expected: str) -> None:
@@ -148,13 +152,7 @@ class Forms(ExportTest):
             "prelu": lambda x, w: F.prelu(x, w),
             "variance": lambda x, w: (x * w).var(dim=1),
         }
-        model = Scaled(computations)
-        program = export_program(model, (x,))
-        for rows in (x, x[:1]):
-            found = self.predict(program, {"x": rows}, program.outputs)
-            for name, expected in model(rows).items():
-                with self.subTest(f"{name} of {len(rows)} rows"):
-                    self.check_close(name, found[name], expected.detach().float())
+        self.check_forward(Scaled(computations), x)
 
     def test_computed_ids(self) -> None:
         """Integers are computed exactly."""
@@ -256,11 +254,9 @@ class Forms(ExportTest):
         for name, value in trained.items():
             self.check_close(f"{trainers} trainers, {name}", value, state[name])
         # The last layer has no averages: it takes the rows of a prediction together.
-        files = ("--model", "trained.safetensors", "--data", "data.safetensors", "-o", "found.safetensors")
-        self.run_pserver("predict", "net.program", *files, "--fetch", program.outputs[-1])
-        found = read_safetensors(self.folder / "found.safetensors")[program.outputs[-1]]
-        model.eval()
-        self.check_close("predicted", found, model(x).detach())
+        output = program.outputs[-1]
+        found = self.predict(replace(program, values=trained), data, [output])[output]
+        self.check_close("predicted", found, model.eval()(x).detach())
 
     def test_batch_norm(self) -> None:
         for trainers in (1, 2):

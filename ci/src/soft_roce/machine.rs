@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use crate::soft_roce::report::Report;
 
 const PROGRAM: &str = "qemu-system-x86_64";
-/// An old one: QEMU spends a third less time on it than on `max`, whose vectors and page tables are longer.
+/// An old one: QEMU spends two fifths less time on it than on `max`, whose vectors and page tables are longer.
 const PROCESSOR: &str = "Nehalem";
 const PROCESSORS: &str = "2";
 const MEBIBYTES: &str = "3072";

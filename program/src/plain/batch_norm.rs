@@ -2,6 +2,7 @@
 
 use crate::value::{Elements, Tensor, VariableValue};
 
+use super::network::inverse_deviation;
 use super::pointwise::index;
 use super::real::TensorReal;
 
@@ -31,8 +32,7 @@ impl Channels {
         self.places(channel).flat_map(|places| elements[places].iter().copied()).collect()
     }
 
-    fn put<R: TensorReal>(&self, channel: usize, to: &mut [R], values: impl Iterator<Item = R>) {
-        let mut values = values;
+    fn put<R: TensorReal>(&self, channel: usize, to: &mut [R], mut values: impl Iterator<Item = R>) {
         for places in self.places(channel) {
             to[places].iter_mut().zip(&mut values).for_each(|(element, value)| *element = value);
         }
@@ -54,20 +54,16 @@ fn is_training(step: &VariableValue) -> bool {
     matches!(step.tensor().elements(), Elements::Int64(step) if step.first().is_some_and(|step| *step >= 0))
 }
 
-fn inverse_deviation<R: TensorReal>(variance: R, epsilon: f64) -> R {
-    R::ONE / (variance + R::nearest(epsilon)).sqrt()
-}
-
 /// The normalised tensor, and the mean and the variance of each channel.
 pub(super) fn output<R: TensorReal>(inputs: &[&VariableValue], epsilon: f64) -> Vec<VariableValue> {
     let x = inputs[0].tensor();
     let [scale, bias, means, variances] = [1, 2, 3, 4].map(|place: usize| numbers::<R>(inputs[place]));
-    let channels = Channels::of(x);
+    let (channels, is_training) = (Channels::of(x), is_training(inputs[5]));
     let mut y = vec![R::ZERO; x.elements().len()];
     let (mut means, mut variances) = (means.to_vec(), variances.to_vec());
     for channel in 0..scale.len() {
         let values = channels.take::<R>(channel, x);
-        if is_training(inputs[5]) {
+        if is_training {
             let mean = R::nearest(total(values.iter().copied()) / values.len() as f64);
             let squares = values.iter().map(|value| (*value - mean) * (*value - mean));
             (means[channel], variances[channel]) = (mean, R::nearest(total(squares) / values.len() as f64));
@@ -85,7 +81,7 @@ pub(super) fn output<R: TensorReal>(inputs: &[&VariableValue], epsilon: f64) -> 
 pub(super) fn gradient<R: TensorReal>(inputs: &[&VariableValue], epsilon: f64) -> Vec<VariableValue> {
     let (x, slope) = (inputs[0].tensor(), inputs[5].tensor());
     let [scale, means, variances] = [1, 2, 3].map(|place: usize| numbers::<R>(inputs[place]));
-    let channels = Channels::of(x);
+    let (channels, is_training) = (Channels::of(x), is_training(inputs[4]));
     let mut x_gradient = vec![R::ZERO; x.elements().len()];
     let mut scale_gradient = Vec::with_capacity(scale.len());
     for channel in 0..scale.len() {
@@ -93,7 +89,7 @@ pub(super) fn gradient<R: TensorReal>(inputs: &[&VariableValue], epsilon: f64) -
         let values = channels.take::<R>(channel, x).into_iter().map(|value| (value - means[channel]) * inverse);
         let (values, slopes) = (values.collect::<Vec<R>>(), channels.take::<R>(channel, slope));
         let along = total(values.iter().zip(&slopes).map(|(value, slope)| *value * *slope));
-        let share = |sum: f64| R::nearest(if is_training(inputs[4]) { sum / values.len() as f64 } else { 0.0 });
+        let share = |sum: f64| R::nearest(if is_training { sum / values.len() as f64 } else { 0.0 });
         let (shift, stretch) = (share(total(slopes.iter().copied())), share(along));
         let factor = scale[channel] * inverse;
         let elements = values.iter().zip(&slopes).map(|(value, slope)| factor * (*slope - shift - *value * stretch));

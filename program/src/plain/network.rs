@@ -76,6 +76,11 @@ pub(super) fn layer_norm_gradient<R: TensorReal>(inputs: &[&VariableValue], epsi
     vec![x_gradient.into(), Tensor::new(scale.shape(), R::wrap(scale_gradient)).into()]
 }
 
+/// One over a standard deviation.
+pub(super) fn inverse_deviation<R: TensorReal>(variance: R, epsilon: f64) -> R {
+    R::ONE / (variance + R::nearest(epsilon)).sqrt()
+}
+
 /// A row of mean zero and variance one, as far as epsilon lets it.
 struct NormalisedRow<R> {
     values: Vec<R>,
@@ -89,7 +94,7 @@ impl<R: TensorReal> NormalisedRow<R> {
         let away: Vec<R> = row.iter().map(|value| *value - mean).collect();
         let squares: Vec<R> = away.iter().map(|away| *away * *away).collect();
         let variance = total(&squares) / R::count(row.len());
-        let inverse = R::ONE / (variance + R::nearest(epsilon)).sqrt();
+        let inverse = inverse_deviation(variance, epsilon);
         Self { values: away.iter().map(|away| *away * inverse).collect(), inverse }
     }
 }

@@ -15,7 +15,7 @@ from .arithmetic import inverted
 from .graph import aten, source, type_of
 from .shapes import RESHAPES
 from .text import Shape, Variable
-from .translator import Translator, Value, fixed_elements, maps, maps_nodes, pair, shown
+from .translator import BatchMultiple, Translator, Value, fixed_elements, maps, maps_nodes, pair, shown
 
 # The score of a masked place in attention: its weight is zero in float32 and float64, and differences are finite.
 MASKED_SCORE = -1e30
@@ -228,12 +228,9 @@ def _batch_norm_in_training(t: Translator, node: Node) -> Value:
     given = [None if each is None else t.needed(each) for each in (weight, bias)]
     y, *seen = _normalised(t, x, given, kept, t.step_numbers()[0], source(node, "eps"))
     # The average is of a sample's variance.
-    share, one = fixed_elements(x.shape[2:]), t.filled(1.0, (), x.dtype)
-    if x.shape[0] is None:
-        count = t.batch_size(share, x.dtype)
-    else:
-        count = t.filled(x.shape[0] * share, (), x.dtype)
-    correction = t.binary("div", count, t.binary("sub", count, one))
+    rows, share = x.shape[0], fixed_elements(x.shape[2:])
+    count = t.variable(BatchMultiple(share) if rows is None else rows * share, x.dtype)
+    correction = t.binary("div", count, t.binary("sub", count, t.filled(1.0, (), x.dtype)))
     seen[1] = t.binary("mul", seen[1], correction)
     momentum = source(node, "momentum")
     return (y, t.error("found the batch's mean; expected only the output"),

@@ -186,10 +186,13 @@ class Translator:
         # Parameters that share their elements are one.
         key = (stored.data_ptr(), tuple(stored.shape), stored.stride())
         if key not in by_value:
-            shape, dtype = self.output()
-            by_value[key] = self.writer.declare("parameter", Variable(self.writer.unique(name), shape, dtype))
-            self.parameters[name] = stored.detach().clone()
+            by_value[key] = self._parameter(name, stored)
         return by_value[key]
+
+    def _parameter(self, name: str, value: Tensor) -> Variable:
+        self.parameters[name] = value.detach().clone()
+        made = Variable(self.writer.unique(name), self.shape_of(value.shape), self.checked_type(value.dtype))
+        return self.writer.declare("parameter", made)
 
     def _check_changed(self, spec: Any) -> None:
         """Refuses a value that the model keeps between runs, unless it is an average of a batch norm, or its counter,
@@ -341,12 +344,10 @@ class Translator:
         target = self.exported.graph_signature.inputs_to_buffers.get(node.name)
         if target is None:
             self.refuse(f"found {node.name!r}, which is computed; expected a buffer of the model")
-        name, value = target.removeprefix(self.prefix), self.needed(node)
+        name = target.removeprefix(self.prefix)
         if name in self.parameters:
             self.refuse(f"found {name!r} kept by two layers; expected one")
-        made = Variable(self.writer.unique(name), tuple(value.shape), self.checked_type(value.dtype))
-        self.parameters[name] = value.clone()
-        return self.writer.declare("parameter", made)
+        return self._parameter(name, self.needed(node))
 
     def moved(self, parameter: Variable, value: Variable, momentum: float) -> MovingAverage:
         self.averages.append(MovingAverage(parameter, value, momentum))
