@@ -62,8 +62,14 @@ fn check_wheel(workspace: &Workspace, is_release: bool) -> Result<Tally> {
     let environment = folder.join("environment");
     total += install(workspace, &environment, &wheel, torch.as_deref())?;
     name_folders(&environment, torch.as_deref().into_iter().chain([tools.as_path()]))?;
-    total += test(workspace, &environment)?;
-    total += check_types(workspace, &environment, &folder, torch.is_some())?;
+    // The types keep one processor, and the tests wait now and then.
+    let (types, tests) = std::thread::scope(|threads| {
+        let types = threads.spawn(|| check_types(workspace, &environment, &folder, torch.is_some()));
+        let tests = test(workspace, &environment);
+        (types.join().expect("it does not panic"), tests)
+    });
+    total += tests?;
+    total += types?;
     Ok(total)
 }
 
@@ -143,6 +149,8 @@ fn test(workspace: &Workspace, environment: &Path) -> Result<Tally> {
     // The tests begin in their own folder: beside the sources, Python would take the package from there.
     let mut pytest = python(workspace, environment);
     pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto"]);
+    // Every processor has a test already: threads of torch that wait for work would only take it from them.
+    pytest.env("OMP_NUM_THREADS", "1");
     workspace.tests(pytest.current_dir(workspace.root().join("python/tests")))
 }
 

@@ -80,9 +80,9 @@ pub(crate) const TASKS: &[Task] = &[
     Task { name: "aarch64", about: "The sources compile for another processor", run: Run::Alone(aarch64::run) },
     Task { name: "gpu", about: "The CUDA side on a device, where there is one", run: Run::Alone(gpu::run) },
     Task {
-        name: "mutants-sample",
-        about: "Five of the faults that `cargo ci mutants` plants",
-        run: Run::Alone(mutants::sample),
+        name: "mutants-check",
+        about: "The faults that `cargo ci mutants` plants compile",
+        run: Run::Alone(mutants::check),
     },
     Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: Run::Alone(rust_tests) },
     Task {

@@ -14,15 +14,6 @@ pub(super) struct Mutant {
     pub(super) tests: &'static [&'static str],
 }
 
-/// The faults that every `cargo ci test` plants; their tests are short.
-pub(super) const SAMPLE: [&str; 5] = [
-    "a failed append is acknowledged",
-    "a join is not journalled",
-    "a checkpoint's file is not synced before its rename",
-    "a gradient of the next round enters the open one",
-    "a duplicate push is applied again",
-];
-
 const ACCUMULATOR: &str = "core/src/accumulator.rs";
 const BUCKET: &str = "core/src/server/bucket.rs";
 const CALL: &str = "core/src/server/call.rs";

@@ -51,14 +51,20 @@ pub(crate) trait Launcher: Send {
 }
 
 /// Runs a check on every launcher for this module's kernels: the shim's process, where there is g++, and [`on_device`].
-pub(crate) fn on_every(module: &ModuleSource, check: impl Fn(&mut dyn Launcher)) {
-    if !standin::is_inside() && Launchers::wanted() == Launchers::All {
-        // Its skip stands for the stand-in driver too, which is made by the same compiler.
-        let Some(mut shim) = Shim::new(module) else { return if_there(module, check) };
-        check(&mut shim);
-        assert!(shim.end().success(), "a kernel left its buffers");
+/// At the same time: a launcher keeps at most one processor busy.
+pub(crate) fn on_every(module: &ModuleSource, check: impl Fn(&mut dyn Launcher) + Sync) {
+    if standin::is_inside() || Launchers::wanted() != Launchers::All {
+        return on_device(module, |device| check(device));
     }
-    on_device(module, |device| check(device));
+    // Its skip stands for the stand-in driver too, which is made by the same compiler.
+    let Some(mut shim) = Shim::new(module) else { return if_there(module, check) };
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            check(&mut shim);
+            assert!(shim.end().success(), "a kernel left its buffers");
+        });
+        on_device(module, |device| check(device));
+    });
 }
 
 /// Runs a check on the first device, where there is one; else on the simulated driver, in a process of its own.

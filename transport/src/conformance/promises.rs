@@ -186,7 +186,7 @@ fn back_pressure(rig: &mut ConformanceRig) {
 
 /// A server answers each request with 64 KiB to a client that does not read.
 fn unread_answers(rig: &mut ConformanceRig) {
-    const ASKED: u64 = 4000;
+    const ASKED: u64 = 2000;
     /// Unread answers at most: the frames of a queue, and those in the system's buffers or in a ring of references.
     const MOST: u64 = 1000;
     let (near, far) = rig.connect();
