@@ -114,8 +114,8 @@ struct BufferShape {
     seed: u64,
 }
 
-/// Lengths that some vectors or none fit into, and a long one: around every multiple of eight where `PSERVER_FULL` is not
-/// set, all of them where it is.
+/// Lengths that some vectors or none fit into, and a long one. `PSERVER_FULL` has all of them, else those around
+/// multiples of eight do.
 fn shapes() -> impl Iterator<Item = BufferShape> {
     let is_full = std::env::var_os("PSERVER_FULL").is_some();
     let lengths = (1..=67).filter(move |length| is_full || matches!(length % 8, 0 | 1 | 7));
