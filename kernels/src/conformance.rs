@@ -379,9 +379,11 @@ fn neighbours(
         .collect()
 }
 
-/// From the oracle's `answer` in units; infinite when only one of the two is infinite or not a number.
+/// From the oracle's `answer` in units; infinite when only one of the two is infinite or not a number. A finite answer
+/// that is too large for the type is judged where its neighbours are numbers: of those of a square that is zero, one is
+/// not.
 fn distance(answer: f64, found: f64, unit: f64, largest: f64) -> f64 {
-    if largest < answer.abs() {
+    if largest < answer.abs() && (unit.is_finite() || answer.is_infinite()) {
         if found == answer.signum() * f64::INFINITY { 0.0 } else { f64::INFINITY }
     } else if answer.is_nan() {
         if found.is_nan() { 0.0 } else { f64::INFINITY }

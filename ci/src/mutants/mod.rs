@@ -51,6 +51,8 @@ fn planted(workspace: &Workspace, what: &str) -> Result<(PathBuf, Command)> {
     let mut cargo = workspace.cargo();
     cargo.current_dir(&folder).env("CARGO_TARGET_DIR", &target).env("CARGO_PROFILE_DEV_DEBUG", "0");
     cargo.args([what, "--workspace", "--test", PROGRAM]);
+    // A copy that runs a few times is not optimised. For cargo it is also another package than the workspace's own.
+    cargo.args(["--config", "profile.dev.package.pserver-core.opt-level=0"]);
     Ok((folder, cargo))
 }
 
@@ -98,8 +100,7 @@ enum Found {
 impl TestProgram {
     fn build(workspace: &Workspace) -> Result<Self> {
         let (folder, mut cargo) = planted(workspace, "test")?;
-        // A copy that runs a few times is not optimised.
-        cargo.args(["--no-run", "--config", "profile.dev.package.pserver-core.opt-level=0"]);
+        cargo.arg("--no-run");
         let built = Built::of(&mut cargo).context("the copy with the faults does not build")?;
         let output = folder.join("output");
         Ok(Self { program: built.program(PROGRAM, true)?, folder, output })
