@@ -16,8 +16,9 @@ const SCRIPT: &str = "kernels/cu/check-on-gpu.sh";
 /// The parts that `cargo ci test` runs on the stand-in: one of each kind. The others differ in an argument (`bits-ptx`
 /// in the image, `racecheck` in the sanitizer's tool); `cargo ci long` runs them. `torch-step` is a test of the
 /// Python package.
-const SHORT_PARTS: &str = "probe,bits-cubin,kernels,step,digits,suite,memcheck,end-to-end";
-const ALL_PARTS: &str = "probe,bits-cubin,kernels,step,digits,torch-peer,suite,bits-ptx,memcheck,racecheck,end-to-end";
+const SHORT_PARTS: &str = "probe,driver,bits-cubin,kernels,step,digits,suite,memcheck,end-to-end";
+const ALL_PARTS: &str =
+    "probe,driver,bits-cubin,kernels,step,digits,torch-peer,suite,bits-ptx,memcheck,racecheck,end-to-end";
 /// A program with the arguments of compute-sanitizer: it runs its program and checks nothing.
 const SANITIZER: &str = "#!/bin/sh\nwhile [ \"${1#--}\" != \"$1\" ]; do shift 2; done\nexec \"$@\"\n";
 /// A program with the arguments of a Python that has torch. It prints no measurement.

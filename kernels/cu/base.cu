@@ -6,7 +6,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum { GRADIENTS_MAX = 64, STATES_MAX = 8 };
+enum { GRADIENTS_MAX = 64, STATES_MAX = 8, NUMBERS_MAX = 256 };
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, WORD, LONG };
 enum { MERGE_SUM, MERGE_ADD, MERGE_SCALE };
 
@@ -14,6 +14,7 @@ struct UpdateArguments {
     u64 elements, weights, states[STATES_MAX], sum, scalars, skip, copy;
     u32 count, gradient_kind, copy_kind, merge;
     u64 gradients[GRADIENTS_MAX];
+    u64 numbers[NUMBERS_MAX];
 };
 
 struct SquaresArguments {
@@ -65,13 +66,36 @@ struct ScalarsArguments {
     u32 operations, used, kind, advances;
 };
 
-static_assert(sizeof(UpdateArguments) == 640 && sizeof(RowsArguments) == 864, "as arguments.rs has them");
+static_assert(sizeof(UpdateArguments) == 2688 && sizeof(RowsArguments) == 864, "as arguments.rs has them");
 static_assert(sizeof(FiniteArguments) == 536 && sizeof(SortArguments) == 64, "as arguments.rs has them");
 static_assert(sizeof(ScalarCode) == 24 && sizeof(ScalarsArguments) == 64, "as arguments.rs has them");
 
 template <typename T> __device__ __forceinline__ T* at(u64 address) {
     return (T*)address;
 }
+
+// The numbers of a launch, by place: in the device's memory, where a kernel before this one computed them, else in the
+// argument itself. The two loads differ, so that the compiler does not make one of them that could be from anywhere.
+#ifdef __CUDA_ARCH__
+template <typename T> __device__ __forceinline__ T of_device(u64 address, int place) {
+    return __ldg(at<const T>(address) + place);
+}
+#else
+template <typename T> T of_device(u64 address, int place) {
+    return at<const T>(address)[place];
+}
+#endif
+template <typename T> struct NumbersOf {
+    const UpdateArguments& a;
+    __device__ __forceinline__ T operator()(int place) const {
+        T number = ((const T*)a.numbers)[place];
+        // Without the hint some rules need registers that they have not.
+        if (__builtin_expect(a.scalars != 0, 0)) {
+            number = of_device<T>(a.scalars, place);
+        }
+        return number;
+    }
+};
 
 __device__ __forceinline__ bool is_skipped(u64 skip) {
     return skip != 0 && *at<const u32>(skip) != 0;

@@ -42,7 +42,7 @@ template <typename T> __device__ __forceinline__ void merge_all(const UpdateArgu
         return;
     }
     Scaling<T> scaled;
-    scaled.scale = a.merge != MERGE_SUM && a.scalars != 0 ? *at<const T>(a.scalars) : (T)1;
+    scaled.scale = NumbersOf<T>{a}(0);
     over<Pack<T>::LENGTH>(
         a.elements, is_aligned(a, 0), [&](u64 index) { merge_at<T, Whole<T>>(a, scaled, index); },
         [&](u64 index) { merge_at<T, Single<T>>(a, scaled, index); });

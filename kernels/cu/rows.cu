@@ -64,7 +64,7 @@ template <typename Rule> __device__ __forceinline__ void rows_all(const RowsArgu
     if (is_skipped(a.skip)) {
         return;
     }
-    const Rule rule(at<const T>(a.scalars));
+    const Rule rule([&](int place) { return at<const T>(a.scalars)[place]; });
     u64 bits = a.records | a.stride | a.state_stride;
     for (u32 gradient = 0; gradient < a.count; gradient++) {
         bits |= a.gradients[gradient];

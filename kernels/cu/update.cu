@@ -55,7 +55,7 @@ template <typename Rule> __device__ __forceinline__ void update_all(const Update
     if (is_skipped(a.skip)) {
         return;
     }
-    const Rule rule(at<const T>(a.scalars));
+    const Rule rule(NumbersOf<T>{a});
     over<Pack<T>::LENGTH>(
         a.elements, is_aligned(a, Rule::STATES), [&](u64 index) { update_at<Rule, Whole<T>>(a, rule, index); },
         [&](u64 index) { update_at<Rule, Single<T>>(a, rule, index); });

@@ -224,6 +224,15 @@ impl Lease {
         matches!(self.backing, Backing::View(_))
     }
 
+    /// The other process's memory that the lease is a view of.
+    #[must_use]
+    pub fn foreign(&self) -> Option<&Arc<ReadOnly>> {
+        match &self.backing {
+            Backing::Slot { .. } => None,
+            Backing::View(view) => Some(&view.memory),
+        }
+    }
+
     /// Whether all bytes that were read so far are valid. False only for a view whose owner no longer keeps it.
     #[must_use]
     pub fn is_kept(&self) -> bool {

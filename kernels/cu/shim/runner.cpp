@@ -83,7 +83,7 @@ static void launch() {
     char name[128] = {};
     take(name, number() % sizeof name);
     unsigned grid[3] = {(unsigned)number(), (unsigned)number(), 1}, block[3] = {256, 1, 1};
-    alignas(16) char arguments[1024];
+    alignas(16) char arguments[4096];
     take(arguments, number() % sizeof arguments);
     for (Number left = number(); left != 0; left--) {
         relocate(arguments);

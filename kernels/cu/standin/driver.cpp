@@ -140,11 +140,14 @@ struct Opened {
 struct Event {
   uint64_t recorded = 0, happened = 0;
   double when = 0;
+  bool has_time = true;
 };
 
 struct Operation {
   std::function<void()> work;
   std::shared_ptr<Event> event;  // waited for, or none
+  const volatile uint64_t* word = nullptr;  // of the host, waited for until it has this value
+  uint64_t value = 0;
   uint64_t version = 0;
   uint64_t host = 0, host_bytes = 0;  // the memory of the host that it reads or writes
   unsigned devices = 0;               // bits, by ordinal: those whose memory it reaches beside its stream's
@@ -159,6 +162,8 @@ struct Stream {
   std::deque<Operation> operations;
   uint64_t weight = 1, number = 0;
   int ordinal = 0;
+  bool is_blocking = false;   // copies without a stream wait for it
+  bool is_destroyed = false;  // it lives until its work is done
   std::unique_ptr<Graph> capture;  // while it is captured: what was launched, and does not run
 };
 
@@ -200,9 +205,9 @@ struct Taken {
   uint64_t bytes;
 };
 const Taken taken[] = {
-    {"pserver_update_", 640}, {"pserver_sum_", 640},      {"pserver_squares_", 24}, {"pserver_total", 24},
-    {"pserver_finite", 536},  {"pserver_cast", 32},       {"pserver_scalars", 64},  {"pserver_sort_", 64},
-    {"pserver_segment_", 64}, {"pserver_scan", 16},       {"pserver_rows_", 864},   {"standin_", 24},
+    {"pserver_update_", 2688}, {"pserver_sum_", 2688}, {"pserver_squares_", 24}, {"pserver_total", 24},
+    {"pserver_finite", 536},   {"pserver_cast", 32},   {"pserver_scalars", 64},  {"pserver_sort_", 64},
+    {"pserver_segment_", 64},  {"pserver_scan", 16},   {"pserver_rows_", 864},   {"standin_", 24},
 };
 
 struct Failure {
@@ -254,11 +259,17 @@ struct World {
   }
 
   // The injected error of the call, or zero.
-  Code called(const char* call) {
+  Code injected(const char* call) {
     const uint64_t nth = ++calls[call];
     for (const Failure& failure : failures)
       if (failure.call == call && failure.nth == nth) return failure.code;
-    return sticky;
+    return SUCCESS;
+  }
+
+  // The same, or the error that stays.
+  Code called(const char* call) {
+    const Code code = injected(call);
+    return code ? code : sticky;
   }
 
   void happen(Stream* stream) {
@@ -269,8 +280,17 @@ struct World {
       sticky = code;
       return;
     }
-    const Opened opened(device, 1u << stream->ordinal | operation.devices);
-    operation.work();
+    {
+      const Opened opened(device, 1u << stream->ordinal | operation.devices);
+      operation.work();
+    }
+    if (stream->is_destroyed && stream->operations.empty()) remove(stream);
+  }
+
+  void remove(Stream* stream) {
+    streams.erase(stream);
+    if (behind == stream) behind = nullptr;
+    delete stream;
   }
 
   // One operation of a stream that is drawn; false when none can go on.
@@ -281,6 +301,7 @@ struct World {
       if (stream->operations.empty()) continue;
       const Operation& head = stream->operations.front();
       if (head.event && head.event->happened < head.version) continue;
+      if (head.word && *head.word != head.value) continue;
       able.push_back(stream);
       weights += stream->weight;
     }
@@ -331,9 +352,19 @@ struct World {
     });
   }
 
+  // As a copy without a stream does: for the default stream of a context, and for those that block it.
+  Code wait_for_default(const Context* context) {
+    return until([&] {
+      for (Stream* stream : streams)
+        if ((stream->is_blocking || stream == context->own) && !stream->operations.empty()) return false;
+      return true;
+    });
+  }
+
   size_t objects() const {
     size_t own = 0;
     for (const Context& context : contexts) own += context.own != nullptr;
+    for (const Stream* stream : streams) own += stream->is_destroyed;
     return device.bytes.size() + pinned.bytes.size() + streams.size() - own + events.size() + modules.size() +
            graphs.size();
   }
@@ -365,6 +396,12 @@ thread_local std::vector<Context*> beneath;
 #define CALL_IN_CONTEXT(name) \
   CALL(name)                  \
   if (!current) return INVALID_CONTEXT;
+// Calls that do not reach the device: an error that stays is not theirs.
+#define CALL_BESIDE_DEVICE(name)                                    \
+  World& here = world();                                            \
+  std::lock_guard<std::recursive_mutex> lock(here.mutex);           \
+  if (const Code code = here.injected(#name)) return code;          \
+  if (!here.is_initialized) return NOT_INITIALIZED;
 
 Stream* new_stream(World& here) {
   Stream* stream = new Stream;
@@ -383,7 +420,7 @@ Stream* stream_of(World& here, void* handle, bool may_be_captured = false) {
     return current->own;
   }
   for (Stream* stream : here.streams) {
-    if (stream != handle) continue;
+    if (stream != handle || stream->is_destroyed) continue;
     if (stream->capture && !may_be_captured) broken("a stream that is captured is used for something else");
     return stream;
   }
@@ -427,8 +464,13 @@ struct Fill {
 struct Add {
   uint64_t from, into, words;
 };
-int has_own(const char* name) { return !strcmp(name, "standin_fill") || !strcmp(name, "standin_add"); }
+// A kernel that ends when a word of the host has a value, which is judged before it runs.
+const char* const UNTIL = "standin_until";
+int has_own(const char* name) {
+  return !strcmp(name, "standin_fill") || !strcmp(name, "standin_add") || !strcmp(name, UNTIL);
+}
 int launch_own(const char* name, const unsigned*, const unsigned*, unsigned, void** args) {
+  if (!strcmp(name, UNTIL)) return 0;
   if (!strcmp(name, "standin_fill")) {
     const Fill fill = *(const Fill*)args[0];
     check_device(world(), fill.start, fill.words * 8, "a kernel");
@@ -454,6 +496,7 @@ const char* name_of(Code code) {
     case INVALID_CONTEXT: return "CUDA_ERROR_INVALID_CONTEXT";
     case 209: return "CUDA_ERROR_NO_BINARY_FOR_GPU";
     case 214: return "CUDA_ERROR_ECC_UNCORRECTABLE";
+    case 218: return "CUDA_ERROR_INVALID_PTX";
     case 222: return "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
     case INVALID_HANDLE: return "CUDA_ERROR_INVALID_HANDLE";
     case NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
@@ -461,7 +504,9 @@ const char* name_of(Code code) {
     case 700: return "CUDA_ERROR_ILLEGAL_ADDRESS";
     case 701: return "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
     case ALREADY_REGISTERED: return "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
+    case 713: return "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
     case 719: return "CUDA_ERROR_LAUNCH_FAILED";
+    case 801: return "CUDA_ERROR_NOT_SUPPORTED";
     default: return nullptr;
   }
 }
@@ -489,73 +534,75 @@ Code cuInit(unsigned flags) {
 
 Code cuDriverGetVersion(int* version) {
   *version = (int)setting("PSERVER_STANDIN_VERSION", 12040);
-  return world().called("cuDriverGetVersion");
+  return world().injected("cuDriverGetVersion");
 }
 
 Code cuDeviceGetCount(int* count) {
-  CALL(cuDeviceGetCount)
+  CALL_BESIDE_DEVICE(cuDeviceGetCount)
   *count = (int)setting("PSERVER_STANDIN_DEVICES", 1);
   if (*count > DEVICES_MAX) broken("more devices than there are");
   return SUCCESS;
 }
 
 Code cuDeviceGet(int* device, int ordinal) {
-  CALL(cuDeviceGet)
+  CALL_BESIDE_DEVICE(cuDeviceGet)
   if (ordinal < 0 || ordinal >= (int)setting("PSERVER_STANDIN_DEVICES", 1)) return INVALID_DEVICE;
   *device = ordinal;
   return SUCCESS;
 }
 
 Code cuDeviceGetName(char* name, int length, int) {
-  CALL(cuDeviceGetName)
+  CALL_BESIDE_DEVICE(cuDeviceGetName)
   snprintf(name, length, "stand-in");
   return SUCCESS;
 }
 
 Code cuDeviceGetAttribute(int* value, int attribute, int) {
-  CALL(cuDeviceGetAttribute)
+  CALL_BESIDE_DEVICE(cuDeviceGetAttribute)
   switch (attribute) {
     case 75: *value = 9; break;   // compute capability, major
     case 76: *value = 0; break;   // minor
     case 16: *value = 4; break;   // multiprocessors
+    case 113: *value = 1; break;  // memory that is read-only can be registered
     default: return INVALID_VALUE;
   }
   return SUCCESS;
 }
 
 Code cuDeviceTotalMem_v2(size_t* bytes, int) {
-  CALL(cuDeviceTotalMem_v2)
+  CALL_BESIDE_DEVICE(cuDeviceTotalMem_v2)
   *bytes = here.limit;
   return SUCCESS;
 }
 
 Code cuDevicePrimaryCtxRetain(void** context, int ordinal) {
-  CALL(cuDevicePrimaryCtxRetain)
+  CALL_BESIDE_DEVICE(cuDevicePrimaryCtxRetain)
   ++here.contexts[ordinal].retained;
   *context = &here.contexts[ordinal];
   return SUCCESS;
 }
 
 Code cuDevicePrimaryCtxRelease_v2(int ordinal) {
-  CALL(cuDevicePrimaryCtxRelease_v2)
+  CALL_BESIDE_DEVICE(cuDevicePrimaryCtxRelease_v2)
   if (--here.contexts[ordinal].retained == 0)
     for (const auto& range : here.device.ordinals)
-      if (range.second == ordinal) broken("a context is released with memory of its device");
+      if (range.second == ordinal && !here.sticky) broken("a context is released with memory of its device");
   for (const Context& context : here.contexts)
     if (context.retained > 0) return SUCCESS;
-  if (here.objects() > 0) broken("a context is released with " + std::to_string(here.objects()) + " objects");
+  // What cannot be given back after an error that stays goes with the context.
+  if (here.objects() > 0 && !here.sticky) broken("a context is released with " + std::to_string(here.objects()) + " objects");
   return SUCCESS;
 }
 
 Code cuCtxSetCurrent(void* context) {
-  CALL(cuCtxSetCurrent)
+  CALL_BESIDE_DEVICE(cuCtxSetCurrent)
   if (context && !((Context*)context)->retained) broken("a context that was released is made current");
   current = (Context*)context;
   return SUCCESS;
 }
 
 Code cuCtxPushCurrent_v2(void* context) {
-  CALL(cuCtxPushCurrent_v2)
+  CALL_BESIDE_DEVICE(cuCtxPushCurrent_v2)
   if (!context || !((Context*)context)->retained) return INVALID_CONTEXT;
   beneath.push_back(current);
   current = (Context*)context;
@@ -563,7 +610,7 @@ Code cuCtxPushCurrent_v2(void* context) {
 }
 
 Code cuCtxPopCurrent_v2(void** context) {
-  CALL(cuCtxPopCurrent_v2)
+  CALL_BESIDE_DEVICE(cuCtxPopCurrent_v2)
   if (beneath.empty()) broken("a context is popped that was not pushed");
   // A caller that pushes a context leaves no copy in flight: the owner may free the memory of the copy.
   if (current->own)
@@ -640,6 +687,7 @@ Code cuMemFree_v2(uint64_t address) {
 
 Code cuMemHostAlloc(void** start, size_t bytes, unsigned flags) {
   CALL_IN_CONTEXT(cuMemHostAlloc)
+  if (!bytes) return INVALID_VALUE;
   if (flags & 4) broken("write-combined memory, which the processor reads slowly");
   *start = aligned_alloc(4096, whole_pages(bytes));
   if (!*start) return OUT_OF_MEMORY;
@@ -657,8 +705,32 @@ Code cuMemFreeHost(void* start) {
   return SUCCESS;
 }
 
-Code cuMemHostRegister_v2(void* start, size_t bytes, unsigned) {
+// Whether all of this is memory of the process, and whether all of it can be written.
+struct Mapped {
+  bool is_there = false, is_writable = true;
+  Mapped(uint64_t start, uint64_t bytes) {
+    std::ifstream maps("/proc/self/maps");
+    uint64_t reached = start;
+    for (std::string line; std::getline(maps, line);) {
+      uint64_t low = 0, high = 0;
+      char may_read = 0, may_write = 0;
+      if (sscanf(line.c_str(), "%lx-%lx %c%c", &low, &high, &may_read, &may_write) != 4) continue;
+      if (high <= reached || reached < low || may_read != 'r') continue;
+      is_writable = is_writable && may_write == 'w';
+      reached = high;
+      if (start + bytes <= reached) {
+        is_there = true;
+        return;
+      }
+    }
+  }
+};
+
+Code cuMemHostRegister_v2(void* start, size_t bytes, unsigned flags) {
   CALL_IN_CONTEXT(cuMemHostRegister_v2)
+  const bool is_read_only = flags & 8;
+  const Mapped mapped((uint64_t)start, bytes);
+  if (!bytes || !mapped.is_there || !(mapped.is_writable || is_read_only)) return INVALID_VALUE;
   auto next = here.pinned.bytes.lower_bound((uint64_t)start);
   if (next != here.pinned.bytes.end() && next->first < (uint64_t)start + bytes) return ALREADY_REGISTERED;
   if (next != here.pinned.bytes.begin()) {
@@ -679,12 +751,12 @@ Code cuMemHostUnregister(void* start) {
   return SUCCESS;
 }
 
-// These two wait for what was submitted before, as those that take no stream do.
+// These two take no stream: they wait for the default one, and for no stream of the caller's that is non-blocking.
 Code cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
   CALL_IN_CONTEXT(cuMemcpyHtoD_v2)
   check_device(here, to, bytes, "a copy to the device");
   if (!here.pinned.hold((uint64_t)from, bytes, "a copy from the host")) note_unpinned("to the device", bytes);
-  if (const Code code = here.drain()) return code;
+  if (const Code code = here.wait_for_default(current)) return code;
   const Opened opened(here.device, 1u << here.device.ordinal(to));
   memcpy((void*)to, from, bytes);
   return SUCCESS;
@@ -694,7 +766,7 @@ Code cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
   CALL_IN_CONTEXT(cuMemcpyDtoH_v2)
   check_device(here, from, bytes, "a copy from the device");
   if (!here.pinned.hold((uint64_t)to, bytes, "a copy to the host")) note_unpinned("from the device", bytes);
-  if (const Code code = here.drain()) return code;
+  if (const Code code = here.wait_for_default(current)) return code;
   const Opened opened(here.device, 1u << here.device.ordinal(from));
   memcpy(to, (const void*)from, bytes);
   return SUCCESS;
@@ -786,19 +858,24 @@ Code cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, void* stream
   return SUCCESS;
 }
 
-Code cuStreamCreate(void** handle, unsigned) {
+Code cuStreamCreate(void** handle, unsigned flags) {
   CALL_IN_CONTEXT(cuStreamCreate)
-  *handle = new_stream(here);
+  if (flags > 1) return INVALID_VALUE;
+  Stream* stream = new_stream(here);
+  stream->is_blocking = !flags;
+  *handle = stream;
   return SUCCESS;
 }
 
 Code cuStreamDestroy_v2(void* handle) {
   CALL_IN_CONTEXT(cuStreamDestroy_v2)
   Stream* stream = stream_of(here, handle);
-  const Code code = here.until([&] { return stream->operations.empty(); });
-  here.streams.erase(stream);
-  delete stream;
-  return code;
+  if (stream->operations.empty()) {
+    here.remove(stream);
+  } else {
+    stream->is_destroyed = true;
+  }
+  return SUCCESS;
 }
 
 Code cuStreamSynchronize(void* handle) {
@@ -818,9 +895,11 @@ Code cuStreamWaitEvent(void* handle, void* event, unsigned) {
   return SUCCESS;
 }
 
-Code cuEventCreate(void** handle, unsigned) {
+Code cuEventCreate(void** handle, unsigned flags) {
   CALL_IN_CONTEXT(cuEventCreate)
+  if (flags > 3) return INVALID_VALUE;
   auto event = std::make_shared<Event>();
+  event->has_time = !(flags & 2);
   here.events[event.get()] = event;
   *handle = event.get();
   return SUCCESS;
@@ -857,6 +936,8 @@ Code cuEventQuery(void* handle) {
 Code cuEventElapsedTime(float* milliseconds, void* start, void* end) {
   CALL_IN_CONTEXT(cuEventElapsedTime)
   auto first = event_of(here, start), last = event_of(here, end);
+  for (const auto& event : {first, last})
+    if (!event->has_time || !event->recorded) return INVALID_HANDLE;
   if (first->happened != first->recorded || last->happened != last->recorded) return NOT_READY;
   *milliseconds = (float)((last->when - first->when) * 1e3);
   return SUCCESS;
@@ -926,6 +1007,7 @@ Code cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, unsigned w
       if (!file || fprintf(file, "%s\n", name.c_str()) < 0 || fflush(file)) broken(std::string("cannot write ") + path);
     }
   };
+  if (function->name == UNTIL) operation.word = (const volatile uint64_t*)words[0], operation.value = words[1];
   Stream* own = stream_of(here, stream, true);
   if (own->capture) {
     own->capture->kernels.push_back(std::move(operation.work));

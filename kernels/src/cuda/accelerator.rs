@@ -1,9 +1,9 @@
 //! CUDA accelerator: chunks in device memory, updated by work that runs on three streams.
 //!
 //! ```text
-//! In       numbers, gradients -> bank    numbers, gradients -> next bank
-//! Compute                        sum and rule, in the slot                  sum and rule, in another slot
-//! Out                                                         parameter ->
+//! In       gradients -> bank    gradients -> next bank
+//! Compute                       sum and rule, in the slot    sum and rule, in another slot
+//! Out                                                        parameter ->
 //! ```
 //!
 //! Events order the copies and kernels of one piece of work; the next one overlaps with it. The host never blocks; it
@@ -11,7 +11,6 @@
 //! is submitted as far as pieces are free, a little in every turn of the caller's loop.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,19 +25,14 @@ use super::checked::DriverError;
 use super::chunk_memory::{ChunkMemory, ChunkRanges};
 use super::code::KernelLoader;
 use super::gathering::{Banks, aligned};
-use super::in_flight::{
-    DeviceScratch, HostScratch, PreparedWork, ScratchMemory, Submission, SubmittedWork, WorkOutcomes,
-};
-use super::pinned_arena::PinnedArena;
+use super::in_flight::{FreeEvents, PreparedWork, Submission, SubmittedWork, WorkEvents, WorkOutcomes};
+use super::pinned_arena::PinnedArenas;
 use super::safe::{CudaContext, CudaEvent, DeviceMemory, DeviceRange, PinnedMemory, Ring, StreamSet};
 use super::settings::CudaSettings;
 use super::slot::{KeptSum, SlotState};
 
 /// Work items in flight: enough that copies and kernels of several chunks overlap, also in a round of small chunks.
 const DEPTH: usize = 64;
-
-/// Bytes of the numbers of one update, at most.
-const NUMBERS_BYTES: usize = RULE_SCALARS_MAX * 8;
 
 /// Pieces of the staging ring for memory that is not pinned.
 pub(super) const RING_PIECES: usize = 8;
@@ -60,9 +54,9 @@ pub struct Cuda {
     pub(super) prepared: PreparedWork,
     pub(super) kernels: KernelLoader,
     pub(super) summing: SumMemory,
-    pub(super) scratch: ScratchMemory,
+    pub(super) events: WorkEvents,
     pub(super) chunks: ResidentChunks,
-    pub(super) arenas: Vec<PinnedArena>,
+    pub(super) arenas: PinnedArenas,
     pub(super) outcomes: WorkOutcomes,
 }
 
@@ -101,12 +95,12 @@ impl Cuda {
         let refused = |error: DriverError| Failure::call(format!("CUDA device {}: {error}", settings.ordinal));
         let sum_bytes = aligned(u64::from(settings.chunk_bytes));
         let gradient_bytes = settings.gradient_bytes;
-        let fixed = sum_bytes + gradient_bytes + (DEPTH * NUMBERS_BYTES) as u64;
+        let fixed = sum_bytes + gradient_bytes;
         let memory = DeviceMemory::new(&context, fixed).map_err(|error| {
             let (free, total) = context.memory().unwrap_or((0, 0));
             Failure::call(format!(
-                "memory of CUDA device {}: {fixed} bytes were asked for (gradients {gradient_bytes}, a sum {sum_bytes} \
-                 and numbers), {free} of {total} are free: {error}",
+                "memory of CUDA device {}: {fixed} bytes were asked for (gradients {gradient_bytes}, a sum \
+                 {sum_bytes}), {free} of {total} are free: {error}",
                 settings.ordinal
             ))
         })?;
@@ -118,24 +112,18 @@ impl Cuda {
                 Failure::call(format!("CUDA device {ordinal}: {bytes} {text}: {error}"))
             })
         };
-        let host_scratch = pinned(DEPTH * NUMBERS_BYTES)?.pieces(NUMBERS_BYTES);
         let piece_bytes = (settings.staging_bytes as usize / RING_PIECES).max(1);
         let ring = pinned(piece_bytes * RING_PIECES)?.pieces(piece_bytes);
-        let mut device_scratch = Vec::with_capacity(DEPTH);
-        let mut free = Vec::with_capacity(DEPTH);
-        for (scratch, numbers) in host_scratch.into_iter().enumerate() {
-            let event = || CudaEvent::new(&context, false).map_err(refused);
-            let from = sum_bytes + gradient_bytes + (scratch * NUMBERS_BYTES) as u64;
-            let place = part(from..from + NUMBERS_BYTES as u64);
-            device_scratch.push(DeviceScratch { numbers: place, reached: event()? });
-            free.push(HostScratch { scratch, numbers, end: event()? });
-        }
+        let event = || CudaEvent::new(&context, false).map_err(refused);
+        let reached = (0..DEPTH).map(|_| event()).collect::<Result<Vec<_>, _>>()?;
+        let free = (0..DEPTH).map(|place| Ok(FreeEvents { place, end: event()? }));
+        let free = free.collect::<Result<Vec<_>, Failure>>()?;
         Ok(Self {
             streams: StreamSet::new(&context, DEPTH).map_err(refused)?,
             ring: Ring::new(&context, ring).map_err(refused)?,
             submission: None,
             prepared: PreparedWork {
-                packed: Vec::with_capacity(NUMBERS_BYTES),
+                packed: Vec::with_capacity(size_of::<[f64; RULE_SCALARS_MAX]>()),
                 gradients: Vec::with_capacity(GRADIENTS_MAX),
                 is_pinned: Vec::with_capacity(GRADIENTS_MAX),
                 pinned: Vec::new(),
@@ -145,12 +133,12 @@ impl Cuda {
                 banks: Banks::new(&context, &part(sum_bytes..sum_bytes + gradient_bytes)).map_err(refused)?,
                 partial: part(0..sum_bytes),
             },
-            scratch: ScratchMemory { device: device_scratch, free },
+            events: WorkEvents { reached, free },
             chunks: ResidentChunks {
                 memory: ChunkMemory::new(&context, settings.memory_bytes, fixed),
                 slots: Vec::new(),
             },
-            arenas: Vec::new(),
+            arenas: PinnedArenas::new(&context),
             outcomes: WorkOutcomes { failed: Vec::new(), completed: Vec::with_capacity(DEPTH) },
             device: DeviceState { name, settings, lost: None },
             context,
@@ -164,22 +152,18 @@ impl Cuda {
 
     /// Unpins arenas, unless the device may still access them.
     fn release_arenas(&mut self) {
-        if !self.device.is_lost() && self.streams.len() == 0 {
-            self.arenas.clear();
-        } else {
-            self.arenas.drain(..).for_each(mem::forget);
-        }
+        self.arenas.clear(self.device.is_lost() || 0 < self.streams.len());
     }
 
     /// Continues a partial submission, and collects completed work from the streams.
     fn collect(&mut self) -> Result<(), Failure> {
         self.device.check_alive()?;
         self.advance()?;
-        let Self { streams, scratch: ScratchMemory { free, .. }, chunks, outcomes, .. } = self;
+        let Self { streams, events: WorkEvents { free, .. }, chunks, outcomes, .. } = self;
         let WorkOutcomes { failed, completed } = outcomes;
         let collected = streams.release(|ticket, job, end| {
-            let SubmittedWork { work, scratch, numbers } = job;
-            free.push(HostScratch { scratch, numbers, end });
+            let SubmittedWork { work, place } = job;
+            free.push(FreeEvents { place, end });
             let slot = &mut chunks.slots[work.slot().0 as usize];
             slot.is_busy = false;
             let spoilt = failed.iter().position(|(other, _)| *other == ticket);
@@ -231,10 +215,7 @@ impl Accelerator for Cuda {
 
     fn pin(&mut self, arena: &Arena) -> Result<(), Failure> {
         self.device.check_alive()?;
-        let mut locked = PinnedArena::new(arena);
-        locked.try_first(&self.context).map_err(Failure::call)?;
-        self.arenas.push(locked);
-        Ok(())
+        self.arenas.add(arena).map_err(Failure::call)
     }
 
     fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted> {
@@ -275,9 +256,7 @@ impl Accelerator for Cuda {
                 self.streams.synchronize()
             });
             let emptied = waited.and_then(|()| {
-                self.streams.empty(|job, end| {
-                    self.scratch.free.push(HostScratch { scratch: job.scratch, numbers: job.numbers, end });
-                })
+                self.streams.empty(|job, end| self.events.free.push(FreeEvents { place: job.place, end }))
             });
             emptied.unwrap_or_else(|refused| drop(self.lose(&refused)));
         }
@@ -293,6 +272,9 @@ impl Accelerator for Cuda {
         self.device.check_alive()?;
         self.context.enter().map_err(|refused| self.lose(&refused))?;
         self.advance()?;
+        if self.streams.len() == 0 {
+            self.arenas.forget_trainers_that_left();
+        }
         while self.submission.is_none()
             && self.streams.has_room()
             && let Some(work) = queue.pop_front()

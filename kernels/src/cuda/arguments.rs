@@ -4,9 +4,9 @@
 //! the same structures. They are plain numbers (`bytemuck::Pod`, initialised with zeros), so building one is safe;
 //! launching a kernel on one is not.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{Pod, Zeroable, bytes_of_mut};
 use pserver_core::dtype::ElementType;
-use pserver_core::limits::STATES_MAX;
+use pserver_core::limits::{RULE_SCALARS_MAX, STATES_MAX};
 
 /// Gradients that one launch adds. A caller with more adds the others beforehand with [`sum_entry`], which changes no
 /// bit.
@@ -87,6 +87,7 @@ pub enum SumMode {
 /// The sum is `sum`, where there is one, plus the gradients in order, in the parameter's own type; it starts from the
 /// first of them, and is zero when there is none. `weights`, `states` and `copy` are each the launch's alone; `sum` and
 /// a gradient of the parameter's own type may be `weights` in `pserver_sum_*`, which makes it `w += g`.
+// tidy: allow fields: the arguments of a kernel, whose layout is that of `kernels/cu/base.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct UpdateArguments {
@@ -98,9 +99,7 @@ pub struct UpdateArguments {
     pub states: [DeviceAddress; STATES_MAX],
     /// A partial sum of the parameter's type, or none.
     pub sum: DeviceAddress,
-    /// The rule's scalars as [`Emitted::pack`](super::Emitted::pack) lays them out, of the parameter's type. For
-    /// `pserver_sum_*` one number of the parameter's type, the scale, rounded to nearest; none for integers and for
-    /// [`SumMode::Sum`].
+    /// The numbers where a kernel has computed them; none where they are in `numbers`.
     pub scalars: DeviceAddress,
     /// A `u32` or none: the kernel does nothing unless it is zero.
     pub skip: DeviceAddress,
@@ -116,6 +115,20 @@ pub struct UpdateArguments {
     pub merge: u32,
     /// The gradients in trainer order.
     pub gradients: [DeviceAddress; GRADIENTS_MAX],
+    /// The rule's scalars as [`Emitted::pack`](super::Emitted::pack) lays them out, of the parameter's type. For
+    /// `pserver_sum_*` one number of the parameter's type, the scale, rounded to nearest; none for integers and for
+    /// [`SumMode::Sum`].
+    pub numbers: [u64; RULE_SCALARS_MAX],
+}
+
+impl UpdateArguments {
+    /// Sets the numbers to these bytes.
+    ///
+    /// # Panics
+    /// With more than a rule has.
+    pub fn set_numbers(&mut self, packed: &[u8]) {
+        bytes_of_mut(&mut self.numbers)[..packed.len()].copy_from_slice(packed);
+    }
 }
 
 /// Taken by `pserver_squares_f32` and `pserver_squares_f64`: one thread for every block of
@@ -247,7 +260,7 @@ pub struct RowsArguments {
     /// From a row's weights to its first state and from a state to the next, in bytes; a multiple of the element's
     /// size. For separate tensors this is the length of a tensor, and `stride` that of a row.
     pub state_stride: u64,
-    /// As in [`UpdateArguments`].
+    /// The rule's scalars, as [`UpdateArguments::numbers`] has them.
     pub scalars: DeviceAddress,
     /// As in [`UpdateArguments`].
     pub skip: DeviceAddress,
@@ -341,7 +354,7 @@ pub fn squares_entry(element_type: ElementType) -> Option<&'static str> {
     }
 }
 
-const _: () = assert!(size_of::<UpdateArguments>() == 640, "kernels/cu/base.cu has the same numbers");
+const _: () = assert!(size_of::<UpdateArguments>() == 2688, "kernels/cu/base.cu has the same numbers");
 const _: () = assert!(size_of::<RowsArguments>() == 864);
 const _: () = assert!(size_of::<FiniteArguments>() == 536 && size_of::<SortArguments>() == 64);
 const _: () = assert!(size_of::<ScalarCode>() == 24 && size_of::<ScalarsArguments>() == 64);

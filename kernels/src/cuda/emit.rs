@@ -161,9 +161,10 @@ fn structure(code: &Lowered, uses: &Uses, used: &[ScalarId]) -> String {
     for place in 0..used.len() {
         line(&mut text, 1, format_args!("Real c{place};"));
     }
-    line(&mut text, 1, format_args!("__device__ __forceinline__ explicit {NAMELESS}(const Real* scalars) {{"));
+    line(&mut text, 1, format_args!("template <typename Numbers>"));
+    line(&mut text, 1, format_args!("__device__ __forceinline__ explicit {NAMELESS}(const Numbers& numbers) {{"));
     for place in 0..used.len() {
-        line(&mut text, 2, format_args!("c{place} = scalars[{place}];"));
+        line(&mut text, 2, format_args!("c{place} = numbers({place});"));
     }
     line(&mut text, 1, format_args!("}}"));
     line(&mut text, 1, format_args!("__device__ __forceinline__ void run(Real& w, Real* s, Real g) const {{"));

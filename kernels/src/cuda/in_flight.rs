@@ -7,7 +7,7 @@ use pserver_core::error::Failure;
 use pserver_core::port::{Done, Work};
 
 use super::arguments::UpdateArguments;
-use super::safe::{CudaEvent, DeviceRange, PinnedRange, Ticket};
+use super::safe::{CudaEvent, DeviceRange, Ticket};
 
 /// The kind of work, after the streams took ownership of it.
 #[derive(Clone, Copy)]
@@ -23,14 +23,13 @@ pub(super) struct Submission {
     pub(super) ticket: Ticket,
     /// The index of the slot.
     pub(super) index: usize,
-    pub(super) scratch: usize,
+    /// The number of its events.
+    pub(super) place: usize,
     pub(super) task: WorkKind,
     /// The kernel's arguments.
     pub(super) launch: UpdateArguments,
     pub(super) group: GradientGroup,
     pub(super) copy: CopyProgress,
-    /// Whether the copy of its numbers has been submitted.
-    pub(super) is_begun: bool,
     /// Whether its slot has been written.
     pub(super) is_written: bool,
 }
@@ -68,11 +67,12 @@ pub(super) struct PreparedWork {
     pub(super) pinned: Vec<(usize, DeviceRange)>,
 }
 
-/// Memory and events for the numbers of work in flight.
-pub(super) struct ScratchMemory {
-    pub(super) device: Vec<DeviceScratch>,
-    /// The host's half, of work that is not in flight.
-    pub(super) free: Vec<HostScratch>,
+/// Events of work in flight.
+pub(super) struct WorkEvents {
+    /// By number: recorded behind the kernel of one piece of work.
+    pub(super) reached: Vec<CudaEvent>,
+    /// Those of work that is not in flight.
+    pub(super) free: Vec<FreeEvents>,
 }
 
 /// Results that the caller has not polled yet.
@@ -83,24 +83,14 @@ pub(super) struct WorkOutcomes {
     pub(super) completed: Vec<Done>,
 }
 
-/// Device memory and event of one piece of work in flight.
-pub(super) struct DeviceScratch {
-    pub(super) numbers: DeviceRange,
-    /// Recorded first after the copy in (work without gradients) and later after the kernel. A wait refers to the last
-    /// record before it, so one event serves both.
-    pub(super) reached: CudaEvent,
-}
-
-/// Pinned memory and event of one piece of work in flight.
-pub(super) struct HostScratch {
-    pub(super) scratch: usize,
-    pub(super) numbers: PinnedRange,
+/// The events of one piece of work that is not in flight: the number of one, and the one of its end.
+pub(super) struct FreeEvents {
+    pub(super) place: usize,
     pub(super) end: CudaEvent,
 }
 
 /// A piece of work in flight.
 pub(super) struct SubmittedWork {
     pub(super) work: Work,
-    pub(super) scratch: usize,
-    pub(super) numbers: PinnedRange,
+    pub(super) place: usize,
 }

@@ -14,9 +14,7 @@ use super::arguments::{ElementKind, GRADIENTS_MAX, UpdateArguments};
 use super::checked::DriverError;
 use super::code::{KernelLoader, ShippedImage};
 use super::gathering::aligned;
-use super::safe::{
-    CudaContext, CudaEvent, DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, StreamId, StreamSet, Ticket, grid,
-};
+use super::safe::{CudaContext, CudaEvent, DeviceMemory, PinnedMemory, PinnedRange, StreamId, StreamSet, Ticket, grid};
 use super::settings::CudaSettings;
 
 /// Duration of work within the device before it is timed: an idle device starts at a lower clock, and kernels with
@@ -230,21 +228,18 @@ impl Probe {
         let own = aligned(timed.elements * timed.element_type.bytes());
         let each = aligned(timed.elements * timed.gradient_type.bytes());
         let states = timed.code.states() as u64;
-        let place = aligned(numbers.len().max(1) as u64);
-        let memory = DeviceMemory::new(&self.context, place + own * (1 + states) + each * timed.gradients as u64)?;
-        let all = memory.part(0..place + own * (1 + states) + each * timed.gradients as u64);
+        let bytes = own * (1 + states) + each * timed.gradients as u64;
+        let memory = DeviceMemory::new(&self.context, bytes)?;
+        let all = memory.part(0..bytes);
         self.streams.fill(StreamId::Compute, &all, FILLING)?;
         self.streams.synchronize()?;
-        if !numbers.is_empty() {
-            self.bring(numbers, &all.part(0..numbers.len() as u64))?;
-        }
         let address = |offset: u64| all.address() + offset;
         let mut launch = UpdateArguments {
             elements: timed.elements,
-            weights: address(place),
+            weights: all.address(),
             states: [0; _],
             sum: 0,
-            scalars: if numbers.is_empty() { 0 } else { address(0) },
+            scalars: 0,
             skip: 0,
             copy: 0,
             count: u32::try_from(timed.gradients).expect("there are at most 64"),
@@ -252,22 +247,14 @@ impl Probe {
             copy_kind: ElementKind::of(timed.element_type).code(),
             merge: 0,
             gradients: [0; GRADIENTS_MAX],
+            numbers: [0; _],
         };
-        let state = |index: u64| address(place + own * (1 + index));
+        launch.set_numbers(numbers);
+        let state = |index: u64| address(own * (1 + index));
         launch.states.iter_mut().zip(0..states).for_each(|(into, index)| *into = state(index));
-        let gradient = |index: u64| address(place + own * (1 + states) + each * index);
+        let gradient = |index: u64| address(own * (1 + states) + each * index);
         launch.gradients.iter_mut().zip(0..timed.gradients as u64).for_each(|(into, index)| *into = gradient(index));
         Ok((memory, launch))
-    }
-
-    fn bring(&mut self, bytes: &[u8], to: &DeviceRange) -> Result<(), DriverError> {
-        let mut pieces = PinnedMemory::new(&self.context, bytes.len())?.pieces(bytes.len());
-        let mut piece = pieces.pop().expect("the memory is one piece");
-        piece.bytes_mut().copy_from_slice(bytes);
-        let end = CudaEvent::new(&self.context, false)?;
-        let ticket = self.streams.hold(HostBuffer { piece }, end);
-        self.streams.copy_in(ticket, |held| held.piece.bytes(), to)?;
-        self.back(StreamId::In, ticket).map(drop)
     }
 
     /// The device's seconds for the work submitted to one stream.

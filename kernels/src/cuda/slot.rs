@@ -1,6 +1,6 @@
 //! A chunk that lives on the device: its memory, its kernels, and the checks of work for it.
 
-use pserver_core::limits::STATES_MAX;
+use pserver_core::limits::{RULE_SCALARS_MAX, STATES_MAX};
 use pserver_core::memory::Lease;
 use pserver_core::port::{GradientLease, Resident, Work};
 
@@ -106,6 +106,7 @@ impl SlotState {
             copy_kind: own,
             merge: self.program.numbers.merge() as u32,
             gradients: [0; GRADIENTS_MAX],
+            numbers: [0; RULE_SCALARS_MAX],
         }
     }
 }

@@ -11,7 +11,7 @@ use super::accelerator::{Cuda, RING_PIECES};
 use super::arguments::{ElementKind, SquaresArguments, SumMode, UpdateArguments};
 use super::checked::DriverError;
 use super::gathering::{GatherPlan, aligned};
-use super::in_flight::{CopyProgress, GradientGroup, HostScratch, Submission, SubmittedWork, WorkKind};
+use super::in_flight::{CopyProgress, FreeEvents, GradientGroup, Submission, SubmittedWork, WorkKind};
 use super::safe::{DeviceRange, StreamId, Ticket, grid, grid_of};
 
 /// The error of a partial submission, and whether its slot has been written.
@@ -35,7 +35,6 @@ impl Cuda {
         slot.is_busy = true;
         let mut launch = slot.arguments();
         self.prepared.gradients.clear();
-        self.prepared.packed.clear();
         self.prepared.pinned.clear();
         let task = match &work {
             Work::Load { states, .. } => WorkKind::Load { states: states.len() },
@@ -56,22 +55,21 @@ impl Cuda {
                         .extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
                 }
                 slot.program.numbers.pack(slot.resident.element_type, numbers, &mut self.prepared.packed);
+                launch.set_numbers(&self.prepared.packed);
                 WorkKind::Update
             }
         };
         self.lock(&work);
-        let HostScratch { scratch, mut numbers, end } = self.scratch.free.pop().expect("the caller checked has_room");
-        numbers.bytes_mut()[..self.prepared.packed.len()].copy_from_slice(&self.prepared.packed);
-        let ticket = self.streams.hold(SubmittedWork { work, scratch, numbers }, end);
+        let FreeEvents { place, end } = self.events.free.pop().expect("the caller checked has_room");
+        let ticket = self.streams.hold(SubmittedWork { work, place }, end);
         self.submission = Some(Submission {
             ticket,
             index,
-            scratch,
+            place,
             task,
             launch,
             group: GradientGroup::default(),
             copy: CopyProgress::default(),
-            is_begun: false,
             is_written: false,
         });
         self.advance()
@@ -102,24 +100,25 @@ impl Cuda {
 
     /// Pins the pages that the work's copies touch, and records which sources of copies to the device are not pinned.
     fn lock(&mut self, work: &Work) {
-        let (arenas, context, is_pinned) = (&mut self.arenas, &self.context, &mut self.prepared.is_pinned);
-        let mut lock =
-            |bytes: &[u8]| arenas.iter_mut().find_map(|arena| arena.lock(context, bytes)).unwrap_or_default();
+        let (arenas, is_pinned) = (&mut self.arenas, &mut self.prepared.is_pinned);
         is_pinned.clear();
+        if let Work::Load { parameter, .. } = work {
+            is_pinned.push(arenas.lock_bytes(parameter.bytes()).unwrap_or_default());
+        }
+        let mut lock = |lease: &Lease| arenas.lock(lease);
         match work {
-            Work::Load { parameter, states, .. } => {
-                is_pinned.push(lock(parameter.bytes()));
-                is_pinned.extend(states.iter().map(|lease| lock(lease.bytes())));
+            Work::Load { states, .. } => {
+                is_pinned.extend(states.iter().map(lock));
             }
             Work::Update { is_summed: true, into, .. } => {
-                lock(into.bytes());
+                lock(into);
             }
             Work::Sum { gradients, squares: into, .. } | Work::Update { gradients, into, .. } => {
-                is_pinned.extend(gradients.iter().map(|gradient| lock(gradient.lease.bytes())));
-                lock(into.bytes());
+                is_pinned.extend(gradients.iter().map(|gradient| lock(&gradient.lease)));
+                lock(into);
             }
             Work::Store { states, .. } => states.iter().for_each(|lease| {
-                lock(lease.bytes());
+                lock(lease);
             }),
         }
     }
@@ -194,7 +193,7 @@ impl Cuda {
             }
             self.sum_group(submission)?;
         }
-        let (slot, scratch) = (&self.chunks.slots[submission.index], &self.scratch.device[submission.scratch]);
+        let (slot, reached) = (&self.chunks.slots[submission.index], &self.events.reached[submission.place]);
         let kept = slot.kept.as_ref().expect("the work was checked");
         let (elements, values) = (submission.launch.elements, kept.sum.address());
         if self.prepared.gradients.is_empty() {
@@ -205,8 +204,8 @@ impl Cuda {
         let threads = u64::from(slot.resident.squares_bytes()) / 8;
         let squares = SquaresArguments { values, elements, squares: kept.squares.address() };
         self.streams.launch(&kept.entry, grid_of(threads), &squares)?;
-        self.streams.record(StreamId::Compute, &scratch.reached)?;
-        self.streams.wait(StreamId::Out, &scratch.reached)?;
+        self.streams.record(StreamId::Compute, reached)?;
+        self.streams.wait(StreamId::Out, reached)?;
         let length = slot.resident.squares_bytes() as usize;
         self.streams.copy_out(submission.ticket, &kept.squares, |job| &mut into(job).bytes_mut()[..length])?;
         self.streams.close(StreamId::Out, submission.ticket)?;
@@ -214,27 +213,19 @@ impl Cuda {
     }
 
     fn update(&mut self, submission: &mut Submission) -> Result<bool, DriverError> {
-        if !std::mem::replace(&mut submission.is_begun, true) && !self.prepared.packed.is_empty() {
-            let numbers = self.prepared.packed.len();
-            let place = self.scratch.device[submission.scratch].numbers.part(0..numbers as u64);
-            self.streams.copy_in(submission.ticket, |job| &job.numbers.bytes()[..numbers], &place)?;
-            submission.launch.scalars = place.address();
-        }
         while self.next_group(submission)? {
             if !self.gather(submission)? {
                 return Ok(false);
             }
             self.sum_group(submission)?;
         }
-        let (slot, scratch) = (&self.chunks.slots[submission.index], &self.scratch.device[submission.scratch]);
+        let (slot, reached) = (&self.chunks.slots[submission.index], &self.events.reached[submission.place]);
         if self.prepared.gradients.is_empty() {
-            let grid = grid(submission.launch.elements);
-            self.streams.record(StreamId::In, &scratch.reached)?;
-            self.streams.wait(StreamId::Compute, &scratch.reached)?;
-            self.streams.launch(&slot.program.entry, grid, &submission.launch)?;
+            // Nothing is copied in, and what the slot holds was there before this work began.
+            self.streams.launch(&slot.program.entry, grid(submission.launch.elements), &submission.launch)?;
             submission.is_written = true;
-            self.streams.record(StreamId::Compute, &scratch.reached)?;
-            self.streams.wait(StreamId::Out, &scratch.reached)?;
+            self.streams.record(StreamId::Compute, reached)?;
+            self.streams.wait(StreamId::Out, reached)?;
         } else {
             // The kernel released the last group's bank.
             self.streams.wait(StreamId::Out, &self.summing.banks.bank(submission.group.bank).used)?;
@@ -299,7 +290,7 @@ impl Cuda {
         self.streams.wait(StreamId::Compute, &bank.filled)?;
         if kept.is_some() || group.end < self.prepared.gradients.len() {
             let weights = kept.unwrap_or_else(|| self.summing.partial.address());
-            let partial = UpdateArguments { weights, scalars: 0, merge: SumMode::Sum as u32, ..*launch };
+            let partial = UpdateArguments { weights, merge: SumMode::Sum as u32, ..*launch };
             self.streams.launch(&slot.sum, grid(launch.elements), &partial)?;
             launch.sum = weights;
         } else {

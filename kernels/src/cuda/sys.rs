@@ -61,6 +61,8 @@ pub(super) const KIND_DEVICE: c_uint = cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE 
 /// A capture that calls of other threads do not invalidate.
 pub(super) const CAPTURE_OF_THREAD: c_uint = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_uint;
 pub(super) const PORTABLE: c_uint = cuda::CU_MEMHOSTALLOC_PORTABLE;
+/// Memory that is registered and that the device only reads.
+pub(super) const READ_ONLY: c_uint = cuda::CU_MEMHOSTREGISTER_READ_ONLY;
 const _: () = assert!(PORTABLE == cuda::CU_MEMHOSTREGISTER_PORTABLE, "one flag serves both");
 
 /// The driver's library names, in search order. The second may be a linker stub.

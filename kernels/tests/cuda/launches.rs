@@ -61,9 +61,7 @@ impl Launch<'_> {
         if let Some(sum) = self.sum {
             place(offset_of!(UpdateArguments, sum), launcher.buffer(sum, align));
         }
-        if !self.scalars.is_empty() {
-            place(offset_of!(UpdateArguments, scalars), launcher.buffer(self.scalars, 0));
-        }
+        arguments.set_numbers(self.scalars);
         if let Some(skip) = self.skip {
             place(offset_of!(UpdateArguments, skip), launcher.buffer(&skip.to_le_bytes(), 4));
         }

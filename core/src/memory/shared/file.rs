@@ -1,6 +1,7 @@
 //! Files in memory: made and sealed by one process, checked and mapped by others.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -96,6 +97,13 @@ impl ReadOnly {
         let length = usize::try_from(bytes).map_err(|error| refused("mapping", &error))?;
         let map = MmapOptions::new().len(length).map_raw_read_only(descriptor);
         Ok(Self { map: map.map_err(|error| refused(&format!("mapping {bytes} bytes"), &error))? })
+    }
+
+    /// All of it, for a device that locks it in memory and reads it.
+    #[must_use]
+    pub fn mapping(&self) -> NonNull<[u8]> {
+        let start = NonNull::new(self.map.as_mut_ptr()).expect("a mapping does not begin at address zero");
+        NonNull::slice_from_raw_parts(start, self.map.len())
     }
 
     /// How many bytes it has.

@@ -21,6 +21,8 @@ pub(in crate::cuda) struct Properties {
     /// The compute capability: (9, 0) is `sm_90`.
     pub(in crate::cuda) capability: (u32, u32),
     pub(in crate::cuda) multiprocessors: u32,
+    /// Whether memory that this process may only read can be pinned.
+    pub(in crate::cuda) pins_read_only: bool,
     /// The driver's CUDA version: (12, 4).
     pub(in crate::cuda) driver: (u32, u32),
 }
@@ -228,6 +230,7 @@ fn properties(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Propert
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        pins_read_only: attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0,
         driver: (version / 1000, version % 1000 / 10),
     })
 }

@@ -6,10 +6,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use pserver_core::memory::Arena;
+use pserver_core::memory::shared::ReadOnly;
 
 use super::CudaContext;
 use crate::cuda::checked::DriverError;
-use crate::cuda::sys::{CUdeviceptr, PORTABLE};
+use crate::cuda::sys::{CUdeviceptr, PORTABLE, READ_ONLY};
 
 /// One allocation of device memory. It is not from a pool, so that a network card can register it.
 pub(in crate::cuda) struct DeviceMemory {
@@ -40,11 +41,20 @@ pub(in crate::cuda) struct PinnedRange {
     bytes: usize,
 }
 
-/// A pinned range of an arena. It keeps the arena.
+/// Memory of the host that is mapped as long as this exists.
+#[derive(Clone)]
+pub(in crate::cuda) enum HostMapping {
+    /// An arena of this process.
+    Arena(Arena),
+    /// Another process's memory, which is read and not written.
+    View(Arc<ReadOnly>),
+}
+
+/// A pinned range of a mapping. It keeps the mapping.
 pub(in crate::cuda) struct RegisteredRange {
     context: Arc<CudaContext>,
     start: *mut c_void,
-    arena: Arena,
+    mapping: Arc<HostMapping>,
 }
 
 // SAFETY: pinned memory is ordinary memory, freed by whichever thread drops it; its bytes are reached through pieces.
@@ -153,27 +163,46 @@ impl PinnedRange {
     }
 }
 
+impl HostMapping {
+    /// The range of all its bytes.
+    pub(in crate::cuda) fn all(&self) -> NonNull<[u8]> {
+        match self {
+            Self::Arena(arena) => arena.mapping(),
+            Self::View(memory) => memory.mapping(),
+        }
+    }
+
+    /// Whether nobody else has it mapped any more: its trainer has gone.
+    pub(in crate::cuda) fn is_last(&self) -> bool {
+        matches!(self, Self::View(memory) if Arc::strong_count(memory) == 1)
+    }
+}
+
 // SAFETY: the address is handed back to the driver and never followed.
 unsafe impl Send for RegisteredRange {}
 
 impl RegisteredRange {
-    /// Pins a range of the arena, in bytes from its start. No byte is touched.
+    /// Pins a range of the mapping, in bytes from its start. No byte is touched.
     ///
     /// # Panics
     /// When the range is out of bounds.
     pub(in crate::cuda) fn new(
         context: &Arc<CudaContext>,
-        arena: &Arena,
+        mapping: &Arc<HostMapping>,
         range: Range<usize>,
     ) -> Result<Self, DriverError> {
         context.enter()?;
-        let mapping = arena.mapping();
-        assert!(range.start < range.end && range.end <= mapping.len(), "{range:?} of {} bytes", mapping.len());
-        let start = mapping.as_ptr().cast::<u8>().wrapping_add(range.start).cast::<c_void>();
-        // SAFETY: the range is inside the arena's mapping, which is kept until it is unregistered; no byte changes.
-        let code = unsafe { (context.driver.cuMemHostRegister_v2)(start, range.len(), PORTABLE) };
+        let all = mapping.all();
+        assert!(range.start < range.end && range.end <= all.len(), "{range:?} of {} bytes", all.len());
+        let start = all.as_ptr().cast::<u8>().wrapping_add(range.start).cast::<c_void>();
+        let flags = match **mapping {
+            HostMapping::Arena(_) => PORTABLE,
+            HostMapping::View(_) => PORTABLE | READ_ONLY,
+        };
+        // SAFETY: the range is inside the mapping, which is kept until it is unregistered; no byte changes.
+        let code = unsafe { (context.driver.cuMemHostRegister_v2)(start, range.len(), flags) };
         context.called("cuMemHostRegister", code)?;
-        Ok(Self { context: Arc::clone(context), start, arena: arena.clone() })
+        Ok(Self { context: Arc::clone(context), start, mapping: Arc::clone(mapping) })
     }
 }
 
@@ -181,10 +210,10 @@ impl Drop for RegisteredRange {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
             // The device is lost, and may still write: the pages are leaked.
-            std::mem::forget(self.arena.clone());
+            std::mem::forget(Arc::clone(&self.mapping));
             return;
         }
-        // SAFETY: `new` registered this address, once, and the arena is still mapped.
+        // SAFETY: `new` registered this address, once, and it is still mapped.
         let code = unsafe { (self.context.driver.cuMemHostUnregister)(self.start) };
         self.context.dropped("cuMemHostUnregister", code);
     }

@@ -19,6 +19,6 @@ pub(super) use compiler::Compiler;
 pub(super) use context::CudaContext;
 pub use foreign::{ForeignClaim, ForeignMemory, MemoryOwner};
 pub(super) use graph::CapturedGraph;
-pub(super) use memory::{DeviceMemory, DeviceRange, PinnedMemory, PinnedRange, RegisteredRange};
+pub(super) use memory::{DeviceMemory, DeviceRange, HostMapping, PinnedMemory, PinnedRange, RegisteredRange};
 pub(super) use module::{CudaModule, Grid, KernelFunction, grid, grid_of};
 pub(super) use streams::{CudaEvent, Ring, StreamId, StreamSet, Ticket};

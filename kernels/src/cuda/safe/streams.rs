@@ -6,6 +6,7 @@
 //!
 //! When the driver fails in the middle, the state of a stream is unknown: the values are then leaked.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::mem;
 use std::ptr;
@@ -52,6 +53,8 @@ pub(in crate::cuda) struct StreamSet<W> {
     /// Never longer than its initial capacity, so that a value does not move.
     held: Vec<Option<InFlight<W>>>,
     free: Vec<usize>,
+    /// By stream: the values that end there, the oldest first. The events of one stream happen in order.
+    closed: [VecDeque<usize>; 3],
 }
 
 /// A value in use by a stream, and the event of its end.
@@ -206,6 +209,7 @@ impl<W> StreamSet<W> {
             streams,
             held,
             free: (0..most).rev().collect(),
+            closed: Default::default(),
         })
     }
 
@@ -396,6 +400,7 @@ impl<W> StreamSet<W> {
         let handle = self.open(ticket).end.handle;
         self.context.called("cuEventRecord", self.record_handle(stream, handle))?;
         self.open(ticket).is_closed = true;
+        self.closed[stream as usize].push_back(ticket.0);
         Ok(())
     }
 
@@ -416,11 +421,14 @@ impl<W> StreamSet<W> {
         Ok(())
     }
 
-    /// Releases every value whose end has happened, with its event.
+    /// Releases every value whose end has happened, with its event. Of each stream one event more is asked.
     pub(in crate::cuda) fn release(&mut self, mut give: impl FnMut(Ticket, W, CudaEvent)) -> Result<(), DriverError> {
-        for index in 0..self.held.len() {
-            let Some(held) = &self.held[index] else { continue };
-            if held.is_closed && held.end.has_happened()? {
+        for closed in &mut self.closed {
+            while let Some(&index) = closed.front() {
+                if !self.held[index].as_ref().expect("a value is released once").end.has_happened()? {
+                    break;
+                }
+                closed.pop_front();
                 let InFlight { value, end, .. } = self.held[index].take().expect("it was there");
                 self.free.push(index);
                 give(Ticket(index), value, end);

@@ -1,12 +1,13 @@
 //! A small job on an accelerator, and the same in plain code beside it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pserver_core::dtype::ElementType::{self, Bfloat16, Float16, Float32, Float64, Int64, Uint32};
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
+use pserver_core::memory::shared::{GiveBack, ReadOnly};
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Schedule, Step};
 use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
@@ -127,8 +128,7 @@ pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
     let mut budget = Budget::new();
     budget.line("test", CHUNK_BYTES, LEASES);
     let arena = || Arena::new(&budget).expect("there is memory");
-    // The second arena is not pinned, like another process's memory.
-    let arenas = Arenas { own: arena(), foreign: arena() };
+    let arenas = Arenas { own: arena(), unpinned: arena(), trainer: Trainer::new(&budget) };
     let mut fate = Fate::default();
     // Nothing is pinned when it cannot be.
     let _ = device.pin(&arenas.own);
@@ -136,14 +136,56 @@ pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
         fate.lost = Some(failure.to_string());
     }
     device.clear();
-    fate.kept = arenas.own.usage().slots_in_use + arenas.foreign.usage().slots_in_use;
+    let kept = [&arenas.own, &arenas.unpinned, &arenas.trainer.arena].map(|arena| arena.usage().slots_in_use);
+    fate.kept = kept.iter().sum();
+    if fate.lost.is_none() {
+        assert_eq!(Arc::strong_count(&arenas.trainer.memory), 1, "a device that is well keeps no trainer's memory");
+    }
     fate
 }
 
 /// Where leases are from.
 struct Arenas {
     own: Arena,
-    foreign: Arena,
+    unpinned: Arena,
+    trainer: Trainer,
+}
+
+/// Another process's arena, and how this one has mapped it.
+pub(super) struct Trainer {
+    arena: Arena,
+    pub(super) memory: Arc<ReadOnly>,
+}
+
+/// A lease that a trainer has lent.
+struct Lent(Mutex<Option<Lease>>);
+
+impl GiveBack for Lent {
+    fn give_back(&self, _: u32, _: u32) {
+        self.0.lock().expect("no test panics with it").take();
+    }
+
+    fn is_kept(&self) -> bool {
+        true
+    }
+}
+
+impl Trainer {
+    pub(super) fn new(budget: &Budget) -> Self {
+        let arena = Arena::shared(budget).expect("this system shares memory");
+        let lease = arena.take(1).expect("there is a lease");
+        let descriptor = lease.shared().expect("the arena is shared").file.descriptor().try_clone_to_owned();
+        let memory = ReadOnly::open(&descriptor.expect("descriptors are left")).expect("it is sealed");
+        Self { arena, memory: Arc::new(memory) }
+    }
+
+    /// A view of a lease with these bytes.
+    pub(super) fn lend(&self, bytes: &[u8]) -> Lease {
+        let lease = lease(&self.arena, bytes);
+        let (offset, length) = (lease.shared().expect("the arena is shared").offset, lease.len());
+        let lent = Arc::new(Lent(Mutex::new(Some(lease))));
+        Lease::view(&self.memory, offset, length, lent, 0).expect("it is inside")
+    }
 }
 
 fn play(device: &mut dyn Accelerator, arenas: &Arenas, fate: &mut Fate) -> Result<(), Failure> {
@@ -262,10 +304,14 @@ impl Chunk {
         (0..count).map(|trainer| values(self.gradient_type, elements, seed(trainer))).collect()
     }
 
-    /// Every other gradient is in memory that is not pinned.
+    /// Gradients are in memory of this process that is pinned, in memory that is not, and in a trainer's.
     fn begin(&self, arenas: &Arenas, round: u64) -> Work {
         let gradient = |(index, bytes): (usize, Vec<u8>)| {
-            let lease = lease(if index % 2 == 0 { &arenas.own } else { &arenas.foreign }, &bytes);
+            let lease = match index % 3 {
+                0 => lease(&arenas.own, &bytes),
+                1 => lease(&arenas.unpinned, &bytes),
+                _ => arenas.trainer.lend(&bytes),
+            };
             GradientLease { bytes: lease.len(), lease, element_type: self.gradient_type }
         };
         let gradients = self.gradients(round).into_iter().enumerate().map(gradient).collect();

@@ -6,8 +6,8 @@ use pserver_core::memory::{Arena, Budget, Lease};
 
 use super::standin::{each, each_seed};
 use crate::cuda::safe::{
-    CudaContext, CudaEvent, CudaModule, DeviceMemory, DeviceRange, Grid, KernelFunction, RegisteredRange, StreamId,
-    StreamSet, Ticket,
+    CudaContext, CudaEvent, CudaModule, DeviceMemory, DeviceRange, Grid, HostMapping, KernelFunction, RegisteredRange,
+    StreamId, StreamSet, Ticket,
 };
 
 const BYTES: u32 = 4096;
@@ -29,7 +29,8 @@ impl Bench {
         let mut budget = Budget::new();
         budget.line("test", BYTES, leases);
         let arena = Arena::new(&budget).expect("there is memory");
-        let pinned = RegisteredRange::new(&context, &arena, 0..arena.mapping().len()).expect("it can be pinned");
+        let mapping = Arc::new(HostMapping::Arena(arena.clone()));
+        let pinned = RegisteredRange::new(&context, &mapping, 0..mapping.all().len()).expect("it can be pinned");
         let module = CudaModule::load(&context, b".version 8.4").expect("it is PTX");
         let add = module.entry("standin_add").expect("the stand-in has it");
         Self { streams: StreamSet::new(&context, 64).expect("there are streams"), context, arena, add, _pinned: pinned }
