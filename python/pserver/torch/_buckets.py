@@ -9,7 +9,8 @@ import torch
 from .._client import Array, Call, Client
 from .._errors import Error, Refused
 from ._rules import Numbers
-from ._weights import Weight
+from ._staging import Copies
+from ._weights import Weight, gradients_of
 
 
 class Absent(Enum):
@@ -51,6 +52,10 @@ class Bucket:
         """What the gradients carry."""
         self._gradients: dict[str, Array] = {}
         """What the next call sends."""
+        self.is_prepared = False
+        """Whether a backward pass has found its gradients, which are on their way to the host, and it is not started."""
+        self._copies: list[Copies] = []
+        """Copies of these gradients from a device that have begun."""
         self._passing: list[str] = []
         """For which parameters another says that there is none."""
         self._is_void = False
@@ -67,8 +72,13 @@ class Bucket:
 
     @property
     def is_started(self) -> bool:
-        """Whether servers have the gradients of this step, or may have them."""
-        return self.is_on_its_way or self.is_unsure
+        """Whether servers have the gradients of this step, may have them, or get those that there were."""
+        return self.is_on_its_way or self.is_unsure or self.is_prepared
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether everything that was found is in the host's memory."""
+        return all(copies.are_over() for copies in self._copies)
 
     def completed(self, at: int) -> bool:
         """Notes that the backward pass has the gradient of the weight ``at``; true when all are there, or were sent."""
@@ -77,12 +87,14 @@ class Bucket:
         complete = self._complete
         complete.add(at)
         # Of many small parameters this is much of what overlap costs: properties are written out.
-        return len(complete) == self._expected or self.is_sent or self.is_unsure or bool(self._calls)
+        is_begun = self.is_sent or self.is_unsure or self.is_prepared or bool(self._calls)
+        return len(complete) == self._expected or is_begun
 
-    def prepare(self, client: Client, numbers: Numbers, how: Sending) -> None:
-        """Finds the gradients to send. Checks all that servers would refuse, before any is sent."""
-        self.numbers, self._gradients, self._passing, self._is_void = numbers, {}, [], how.is_void
+    def find(self, client: Client, how: Sending) -> None:
+        """Finds the gradients to send, and begins to copy those of a device to the host."""
+        self._passing, self._is_void = [], how.is_void
         self.sent, self._versions = [], []
+        found: list[tuple[Weight, torch.Tensor]] = []
         for weight in self.weights:
             gradient = None if how.is_void else weight.gradient(how.wire, how.factor)
             self._versions.append((weight, weight.tensor.grad, _version(weight.tensor.grad)))
@@ -95,16 +107,23 @@ class Bucket:
                 else:
                     gradient = weight.zeros()
             if gradient is not None:
-                self._gradients[weight.name] = gradient
+                found.append((weight, gradient))
             weight.check()
             self.sent.append(weight)
+        self._gradients, self._copies = gradients_of(client, found)
+
+    def check(self, client: Client, numbers: Numbers) -> None:
+        """Refuses all that servers would refuse, before any of it is sent."""
+        self.numbers = numbers
+        for copies in self._copies:
+            copies.wait()
         if self._gradients:
             client._check_push(self._gradients, None, *numbers)
 
     def start(self, client: Client) -> None:
-        """Starts to send what is prepared."""
+        """Starts to send what was found."""
         gradients, passing = self._gradients, self._passing
-        self._gradients, self._passing = {}, []
+        self._gradients, self._passing, self.is_prepared = {}, [], False
         self.is_sent = not self.sent
         try:
             if gradients:
@@ -145,9 +164,9 @@ class Bucket:
 
     def reset(self) -> None:
         """The next step begins."""
-        self.is_sent = self.is_unsure = False
+        self.is_sent = self.is_unsure = self.is_prepared = False
         self._expected = None
-        self._gradients, self._passing = {}, []
+        self._gradients, self._passing, self._copies = {}, [], []
         self.sent = []
         self._versions = []
         self._complete.clear()

@@ -79,6 +79,8 @@ class Optimizer(torch.optim.Optimizer):
         self._tables: list[tuple[int, Table]] = []
         self._of_model = Buffers(buffers)
         self._buckets: list[Bucket] = []
+        self._prepared: list[Bucket] = []
+        """Buckets whose gradients a backward pass has found, and whose calls are not started."""
         self._is_syncing = True
         self._has_failed = False
         """The last step failed, and servers may have a part of it."""
@@ -233,12 +235,27 @@ class Optimizer(torch.optim.Optimizer):
             raise Refused(f'parameter "{bucket.weights[at].name}": a gradient after it was sent; {text}')
         if not self._is_held:
             try:
-                self._prepare([bucket])
+                bucket.find(self.client, self._how)
+                bucket.is_prepared = True
+                self._prepared.append(bucket)
+                self._start_prepared()
             except Refused:
                 # The step refuses it, before it sends what is left.
                 self._is_held = True
-            else:
-                bucket.start(self.client)
+                self._forget_prepared()
+
+    def _start_prepared(self, waits: bool = False) -> None:
+        """Starts to send the buckets that the backward pass has prepared, in their order: those whose gradients are in
+        the host's memory, or all."""
+        while self._prepared and (waits or self._prepared[0].is_ready):
+            self._prepare(self._prepared[:1])
+            self._prepared.pop(0).start(self.client)
+
+    def _forget_prepared(self) -> None:
+        """The step prepares these buckets again."""
+        for bucket in self._prepared:
+            bucket.is_prepared = False
+        self._prepared.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -279,6 +296,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _run_step(self) -> None:
+        try:
+            self._start_prepared(waits=True)
+        except Refused:
+            # They are refused below, with what is to be done about them.
+            self._forget_prepared()
         self._check_numbers()
         self._read_scaler()
         self._check_gradients()
@@ -309,7 +331,10 @@ class Optimizer(torch.optim.Optimizer):
         may have gradients already, which come before."""
         changes = changed(weight for bucket in buckets if not bucket.is_unsure for weight in bucket.weights)
         for bucket in buckets:
-            bucket.prepare(self.client, self._numbers(bucket.group), self._how)
+            if not bucket.is_prepared:
+                bucket.find(self.client, self._how)
+        for bucket in buckets:
+            bucket.check(self.client, self._numbers(bucket.group))
         if not changes:
             return
         if not self._is_alone and self.client.mode != "sync":
@@ -326,6 +351,7 @@ class Optimizer(torch.optim.Optimizer):
         """The next step begins."""
         self._has_failed = self._is_held = self._has_norm = False
         self._how = self._how._replace(factor=1.0, is_void=False)
+        self._prepared.clear()
         for bucket in self._buckets:
             bucket.reset()
 

@@ -1,12 +1,14 @@
 """Tensors of a model beside their names at the servers: what is sent of them, and where fetched values go."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from .. import _pserver
 from .._client import Array, Client
 from .._errors import Refused
+from . import _staging
+from ._staging import Block, Copies, Place
 
 NUMPY_TYPES = {torch.float32, torch.float64, torch.float16}
 HALVES = {torch.float16, torch.bfloat16}
@@ -34,7 +36,8 @@ class Weight:
         self.noted: int | None = None
         """The checksum of the contents that the job's value has; none where it is not known what they are."""
         self._declared = self.dtype, tensor.shape
-        self._stage: tuple[torch.Tensor, Array] | None = None
+        self._places: dict[str, Place] = {}
+        """Memory of the host beside this tensor, by what it is for."""
         self._address = 0
         self._array: Array = None
 
@@ -57,23 +60,28 @@ class Weight:
         """The present value as servers have it."""
         return array(self.tensor.detach().to("cpu", self.dtype).contiguous())
 
-    def gradient(self, wire: torch.dtype | None = None, factor: float = 1.0) -> Array | None:
-        """The gradient times ``factor``, if there is one, in the type ``wire`` or its own."""
+    def gradient(self, wire: torch.dtype | None = None, factor: float = 1.0) -> torch.Tensor | None:
+        """The gradient times ``factor``, if there is one, in the type ``wire`` or its own, where it is."""
         found = self.tensor.grad
         if found is None:
             return None
         if found.is_sparse:
             text = "expected a dense one, or pserver.torch.Embedding, whose gradients are rows"
             raise Refused(f'parameter "{self.name}": a sparse gradient; {text}')
-        return self.sent(found if factor == 1.0 else found * factor, wire)
+        return self.narrowed(found if factor == 1.0 else found * factor, wire)
 
-    def zeros(self) -> Array:
+    def zeros(self) -> torch.Tensor:
         """A gradient without effect on the sum."""
-        return array(torch.zeros(self.tensor.shape, dtype=self.tensor.dtype, device="cpu"))
+        return torch.zeros(self.tensor.shape, dtype=self.tensor.dtype, device="cpu")
 
     @staticmethod
     def sent(tensor: torch.Tensor, wire: torch.dtype | None) -> Array:
         """The tensor's memory where it can be sent as it is, else that of a copy."""
+        return memory(Weight.narrowed(tensor, wire).cpu())
+
+    @staticmethod
+    def narrowed(tensor: torch.Tensor, wire: torch.dtype | None) -> torch.Tensor:
+        """The tensor in the type in which it travels."""
         if tensor.requires_grad:
             tensor = tensor.detach()
         if wire is not None:
@@ -82,29 +90,55 @@ class Weight:
                 text = "expected wire=torch.bfloat16, which has float32's range, or gradients below 65504"
                 raise Refused(f"gradients of up to {float(tensor.abs().max()):.3g} in wire=torch.float16; {text}")
             tensor = narrow
-        if not tensor.is_cpu:
-            tensor = tensor.cpu()
-        return array(tensor if tensor.is_contiguous() else tensor.contiguous())
+        return tensor
 
-    def stage(self, reuses: bool) -> tuple[torch.Tensor, Array]:
-        """A tensor of the host beside this one, for a value that is on its way, and its memory. ``reuses``: one at a time
-        is."""
-        made, tensor = self._stage, self.tensor
-        if not reuses or made is None or made[0].shape != tensor.shape or made[0].dtype != tensor.dtype:
-            stage = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            made = stage, array(stage)
-        if reuses:
-            self._stage = made
-        return made
+    def stage(self) -> tuple[torch.Tensor, Array]:
+        """A new tensor of the host beside this one, for a value that is on its way, and its memory."""
+        stage = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="cpu")
+        return stage, array(stage)
 
     def destination(self) -> Array | None:
         """The parameter's memory, if a value can be written there."""
         value = self.tensor
-        if not value.is_cpu or not value.is_contiguous():
+        if not _staging.is_here(value) or not value.is_contiguous():
             return None
         if value.data_ptr() != self._address:
             self._address, self._array = value.data_ptr(), array(value.detach())
         return self._array
+
+
+def memory(tensor: torch.Tensor) -> Array:
+    """The memory of a tensor of the host, or of a contiguous copy."""
+    return array(tensor if tensor.is_contiguous() else tensor.contiguous())
+
+
+def beside(client: Client, use: str, wanted: Sequence[tuple[Weight, torch.dtype]]) -> list[Place]:
+    """Places in memory of the host beside weights of devices, for values of these types: for each use one, which serves
+    again. New ones lie in a block for each device."""
+    missing: dict[torch.device, list[tuple[Weight, torch.dtype]]] = {}
+    for weight, dtype in wanted:
+        place = weight._places.get(use)
+        if place is None or (place.tensor.shape, place.tensor.dtype) != (weight.tensor.shape, dtype):
+            missing.setdefault(weight.tensor.device, []).append((weight, dtype))
+    for device, some in missing.items():
+        block = Block(client, [(weight.tensor.shape, dtype) for weight, dtype in some], device)
+        for (weight, _), tensor in zip(some, block.tensors):
+            weight._places[use] = Place(tensor, array(tensor), block)
+    return [weight._places[use] for weight, _ in wanted]
+
+
+def gradients_of(
+    client: Client, found: Sequence[tuple[Weight, torch.Tensor]]
+) -> tuple[dict[str, Array], list[Copies]]:
+    """The memory of the host from which gradients are sent, and the copies to it that have begun."""
+    gradients = {weight.name: memory(one) for weight, one in found if _staging.is_here(one)}
+    elsewhere = [(weight, one) for weight, one in found if not _staging.is_here(one)]
+    if not elsewhere:
+        return gradients, []
+    places = beside(client, "gradient", [(weight, one.dtype) for weight, one in elsewhere])
+    copies = _staging.bring(places, [one for _, one in elsewhere])
+    gradients.update({weight.name: place.array for (weight, _), place in zip(elsewhere, places)})
+    return gradients, copies
 
 
 def note(weights: Iterable[Weight]) -> None:
@@ -136,7 +170,8 @@ def _checksums(weights: list[Weight]) -> list[int]:
     # All sums are computed before the first is asked for, so that a device is waited for once.
     tensors = [weights[at].tensor.detach() for at in elsewhere]
     sums = [tensor.contiguous().view(BITS[tensor.element_size()]).sum() for tensor in tensors]
-    found = dict(zip(elsewhere, map(int, sums)))
+    # They come in one copy.
+    found = dict(zip(elsewhere, torch.stack([one.to(sums[0].device) for one in sums]).tolist()))
     here = iter(_pserver.checksums([place for place in places if place is not None]))
     return [found[at] if at in found else next(here) for at in range(len(places))]
 
@@ -144,7 +179,7 @@ def _checksums(weights: list[Weight]) -> list[int]:
 def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -> list[Weight]:
     """Fetches the values of weights, with ``is_of_step`` those that this trainer's gradients have made, and notes them.
     Returns then the weights that the program had changed since they were noted: their values are the job's now."""
-    places = Places(weights, reuses=True)
+    places = Places(weights, client=client)
     if not places.arrays:
         return []
     elsewhere = [weight for weight, _ in places.staged]
@@ -167,26 +202,41 @@ def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -
 
 class Places:
     """Where the values of weights are fetched to: the parameters' memory, or memory of the host from which
-    :meth:`finish` copies them. ``is_staged``: always the latter; ``reuses``: that of the last time, which is over."""
+    :meth:`finish` copies them. ``is_staged``: always the latter; ``client``: that is its library's, which serves again
+    after :meth:`finish`."""
 
-    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, reuses: bool = False) -> None:
+    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, client: Client | None = None) -> None:
         self.arrays: dict[str, Array] = {}
         self.staged: list[tuple[Weight, torch.Tensor]] = []
         self.written: list[Weight] = []
         """Those whose own memory is written."""
+        self._places: list[Place] = []
+        elsewhere: list[Weight] = []
         for weight in weights:
             place = None if is_staged else weight.destination()
-            if place is None:
-                stage, place = weight.stage(reuses)
+            if place is not None:
+                self.written.append(weight)
+                self.arrays[weight.name] = place
+            elif client is None:
+                stage, self.arrays[weight.name] = weight.stage()
                 self.staged.append((weight, stage))
             else:
-                self.written.append(weight)
-            self.arrays[weight.name] = place
+                elsewhere.append(weight)
+        if client is not None and elsewhere:
+            self._places = beside(client, "value", [(weight, weight.tensor.dtype) for weight in elsewhere])
+            for weight, one in zip(elsewhere, self._places):
+                # The last value may still be on its way to the device.
+                one.block.copies.wait()
+                self.arrays[weight.name] = one.array
+                self.staged.append((weight, one.tensor))
 
     @torch.no_grad()
     def finish(self) -> None:
         """Copies the values that were staged. Autograd learns of every tensor that was written."""
-        if self.staged:
+        tensors = [weight.tensor for weight, _ in self.staged]
+        if self._places:
+            _staging.give(self._places, tensors)
+        elif self.staged:
             # One call for all: of small tensors most of a copy is its call.
-            torch._foreach_copy_([weight.tensor for weight, _ in self.staged], [stage for _, stage in self.staged])
+            torch._foreach_copy_(tensors, [stage for _, stage in self.staged])
         torch.autograd.graph.increment_version([weight.tensor for weight in self.written])
