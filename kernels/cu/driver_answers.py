@@ -93,13 +93,16 @@ class Asked(Driver):
         return getattr(self.library, name)(*arguments)
 
     def opened(self):
+        """With the kernels: a driver may wait for the device when it loads code."""
         self.open()
+        self.module = c.c_void_p()
+        self.cuModuleLoadData(c.byref(self.module), KERNELS)
+        self.kernels = {name: self.kernel(name) for name in (b"standin_fill", b"standin_until")}
         return self
 
     def kernel(self, name):
-        module, function = c.c_void_p(), c.c_void_p()
-        self.cuModuleLoadData(c.byref(module), KERNELS)
-        self.cuModuleGetFunction(c.byref(function), module, name)
+        function = c.c_void_p()
+        self.cuModuleGetFunction(c.byref(function), self.module, name)
         return function
 
     def launch_code(self, function, words, stream, grid=(1, 1, 1), block=(1, 1, 1)):
@@ -109,13 +112,13 @@ class Asked(Driver):
         return self.code("cuLaunchKernel", function, *grid, *block, 0, stream, None, extra)
 
     def fill(self, memory, value, stream, words=WORDS):
-        code = self.launch_code(self.kernel(b"standin_fill"), (memory.value, words, value), stream)
+        code = self.launch_code(self.kernels[b"standin_fill"], (memory.value, words, value), stream)
         assert code == SUCCESS, code
 
     def hold_up(self, stream):
         """Work of the stream that ends when the word that is returned is set."""
         word = self.words(1)
-        code = self.launch_code(self.kernel(b"standin_until"), (c.addressof(word), 1, 0), stream)
+        code = self.launch_code(self.kernels[b"standin_until"], (c.addressof(word), 1, 0), stream)
         assert code == SUCCESS, code
         return word
 
@@ -644,15 +647,13 @@ def a_module_of_nonsense(driver):
 @answers(NOT_FOUND)
 def a_kernel_that_is_not_there(driver):
     driver.opened()
-    module = c.c_void_p()
-    driver.cuModuleLoadData(c.byref(module), KERNELS)
-    return driver.code("cuModuleGetFunction", c.byref(c.c_void_p()), module, b"standin_nothing")
+    return driver.code("cuModuleGetFunction", c.byref(c.c_void_p()), driver.module, b"standin_nothing")
 
 
 @answers([INVALID_VALUE] * 4)
 def grids_and_blocks_that_are_too_large_or_empty(driver):
     driver.opened()
-    kernel, stream, words = driver.kernel(b"standin_fill"), driver.stream(), (driver.alloc(BYTES).value, 1, 1)
+    kernel, stream, words = driver.kernels[b"standin_fill"], driver.stream(), (driver.alloc(BYTES).value, 1, 1)
     return [
         driver.launch_code(kernel, words, stream, grid=(1, 65_536, 1)),
         driver.launch_code(kernel, words, stream, grid=(0, 1, 1)),
@@ -664,7 +665,7 @@ def grids_and_blocks_that_are_too_large_or_empty(driver):
 @answers(INVALID_VALUE, aborts="takes 24 bytes and was handed 16")
 def arguments_that_are_too_short(driver):
     driver.opened()
-    return driver.launch_code(driver.kernel(b"standin_fill"), (driver.alloc(BYTES).value, 1), driver.stream())
+    return driver.launch_code(driver.kernels[b"standin_fill"], (driver.alloc(BYTES).value, 1), driver.stream())
 
 
 @answers([0, 7])
@@ -672,7 +673,7 @@ def what_is_captured_runs_when_its_graph_does(driver):
     driver.opened()
     stream, memory, words = driver.stream(), driver.alloc(BYTES), driver.words()
     driver.cuMemsetD8Async(memory, c.c_ubyte(0), size(BYTES), stream)
-    kernel = driver.kernel(b"standin_fill")
+    kernel = driver.kernels[b"standin_fill"]
     graph, ready = c.c_void_p(), c.c_void_p()
     driver.cuStreamBeginCapture_v2(stream, 1)
     driver.launch_code(kernel, (memory.value, WORDS, 7), stream)
@@ -695,7 +696,7 @@ def after_an_error(driver):
     driver.opened()
     kept = driver.alloc(BYTES), driver.stream(), driver.event(NO_TIMING), driver.pinned(BYTES)
     stream = driver.stream()
-    kernel = driver.kernel(b"standin_fill")
+    kernel = driver.kernels[b"standin_fill"]
     driver.launch_code(kernel, (8 if not IS_SMALL else kept[0].value, 1, 1), stream)
     code = driver.code("cuStreamSynchronize", stream)
     assert code == ILLEGAL_ADDRESS, code

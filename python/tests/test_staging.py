@@ -98,3 +98,70 @@ def test_memory_of_the_host_serves_again(elsewhere: list[Late], monkeypatch: pyt
     with pserver.connect(servers=1) as client:
         trained(client, torch.float32)
     assert len(blocks) == 2, "one for gradients and one for values, for all steps"
+
+
+def begun(client: pserver.Client, **settings: Any) -> tuple[Optimizer, torch.nn.Sequential]:
+    """An optimizer after its first backward pass."""
+    net = model(torch.float32)
+    optimizer = Optimizer(net.parameters(), "sgd", lr=0.5, client=client, overlap=True, **settings)
+    net(torch.ones(8, 20)).square().mean().backward()
+    return optimizer, net
+
+
+def weights_after(change: Callable[[Optimizer, torch.nn.Sequential], None]) -> list[torch.Tensor]:
+    """Those of PyTorch's optimizer after the same step."""
+    net = model(torch.float32)
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.5)
+    net(torch.ones(8, 20)).square().mean().backward()
+    change(optimizer, net)
+    optimizer.step()
+    return [tensor.detach() for tensor in net.parameters()]
+
+
+def assert_close(net: torch.nn.Sequential, expected: list[torch.Tensor]) -> None:
+    for found, one in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(found.detach(), one, rtol=0, atol=1e-6)
+
+
+def test_a_gradient_that_changes_before_its_copy_is_over_is_copied_again(elsewhere: list[Late]) -> None:
+    def halve(optimizer: Optimizer, net: torch.nn.Sequential) -> None:
+        for tensor in net.parameters():
+            assert tensor.grad is not None
+            tensor.grad.mul_(0.5)
+
+    with pserver.connect(servers=1) as client:
+        optimizer, net = begun(client)
+        assert [copies.is_over for copies in elsewhere] == [False], "one bucket, which is not sent"
+        halve(optimizer, net)
+        optimizer.step()
+        assert_close(net, weights_after(halve))
+
+
+def test_a_rate_that_was_set_too_late_is_set_back_and_the_step_ends(elsewhere: list[Late]) -> None:
+    with pserver.connect(servers=1) as client:
+        optimizer, net = begun(client, bucket_bytes=1000)
+        elsewhere[0].wait()
+        optimizer._start_prepared()
+        assert [bucket.is_started for bucket in optimizer._buckets] == [True, False]
+        optimizer.param_groups[0]["lr"] = 0.25
+        with pytest.raises(pserver.Refused, match="a learning rate of 0.25 after gradients were sent with 0.5"):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.5
+        optimizer.step()
+        assert_close(net, weights_after(lambda optimizer, net: None))
+
+
+def test_gradients_that_are_not_sent_may_be_left_out(elsewhere: list[Late]) -> None:
+    with pserver.connect(servers=1) as client:
+        optimizer, net = begun(client)
+        optimizer.zero_grad()
+        net(torch.ones(8, 20)).square().mean().backward()
+        optimizer.step()
+        assert_close(net, weights_after(lambda optimizer, net: None))
+
+
+def test_a_second_backward_pass_is_refused_before_the_first_is_sent(elsewhere: list[Late]) -> None:
+    with pserver.connect(servers=1) as client:
+        _, net = begun(client)
+        with pytest.raises(pserver.Refused, match="a gradient after it was sent; expected step\\(\\)"):
+            net(torch.ones(8, 20)).square().mean().backward()

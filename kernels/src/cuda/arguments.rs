@@ -322,7 +322,7 @@ pub struct ScalarsArguments {
     pub places: DeviceAddress,
     /// The destination, in the parameter's type.
     pub scalars: DeviceAddress,
-    /// How many operations; at most [`RULE_SCALARS_MAX`](pserver_core::limits::RULE_SCALARS_MAX).
+    /// How many operations; at most [`RULE_SCALARS_MAX`].
     pub operations: u32,
     /// The number of scalars to store.
     pub used: u32,

@@ -114,10 +114,14 @@ impl PinnedArena {
         }
         if matches!(self.pieces[index], PinState::Free) {
             let range = index * PIECE_BYTES..((index + 1) * PIECE_BYTES).min(self.len());
+            let bytes = range.len();
             self.pieces[index] = match RegisteredRange::new(context, &self.mapping, range) {
                 Ok(registered) => PinState::Held { _registered: registered },
                 Err(error) => {
-                    tracing::warn!(%error, "{PIECE_BYTES} bytes of memory cannot be pinned; their copies are slower");
+                    // One line for an arena, whose other pieces will be refused as well.
+                    if !self.pieces.iter().any(|piece| matches!(piece, PinState::Refused)) {
+                        tracing::warn!(%error, "{bytes} bytes of memory cannot be pinned; their copies are slower");
+                    }
                     PinState::Refused
                 }
             };

@@ -1,6 +1,6 @@
 """Gradients that travel in one call: of a group, or, with overlap, of some parameters that are last in a model."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from .._client import Array, Call, Client
 from .._errors import Error, Refused
 from ._rules import Numbers
 from ._staging import Copies
-from ._weights import Weight, gradients_of
+from ._weights import Weight, begin_changed, gradients_of
 
 
 class Absent(Enum):
@@ -56,6 +56,10 @@ class Bucket:
         """Whether a backward pass has found its gradients, which are on their way to the host, and it is not started."""
         self._copies: list[Copies] = []
         """Copies of these gradients from a device that have begun."""
+        self._how: Sending | None = None
+        """How what was found is sent."""
+        self.changed_weights: Callable[[], list[Weight]] = list
+        """Those that the program had changed when the gradients were found."""
         self._passing: list[str] = []
         """For which parameters another says that there is none."""
         self._is_void = False
@@ -72,8 +76,8 @@ class Bucket:
 
     @property
     def is_started(self) -> bool:
-        """Whether servers have the gradients of this step, may have them, or get those that there were."""
-        return self.is_on_its_way or self.is_unsure or self.is_prepared
+        """Whether servers have the gradients of this step, or may have them."""
+        return self.is_on_its_way or self.is_unsure
 
     @property
     def is_ready(self) -> bool:
@@ -90,8 +94,10 @@ class Bucket:
         is_begun = self.is_sent or self.is_unsure or self.is_prepared or bool(self._calls)
         return len(complete) == self._expected or is_begun
 
-    def find(self, client: Client, how: Sending) -> None:
-        """Finds the gradients to send, and begins to copy those of a device to the host."""
+    def find(self, how: Sending) -> None:
+        """Finds the gradients to send, and begins to copy those of a device to the host; and to look for weights that
+        the program has changed."""
+        self._how, self.changed_weights = how, begin_changed(self.weights)
         self._passing, self._is_void = [], how.is_void
         self.sent, self._versions = [], []
         found: list[tuple[Weight, torch.Tensor]] = []
@@ -110,7 +116,11 @@ class Bucket:
                 found.append((weight, gradient))
             weight.check()
             self.sent.append(weight)
-        self._gradients, self._copies = gradients_of(client, found)
+        self._gradients, self._copies = gradients_of(found)
+
+    def is_found(self, how: Sending) -> bool:
+        """Whether a backward pass has found the gradients that there are, to be sent in this way."""
+        return self.is_prepared and self._how == how and self.changed() is None
 
     def check(self, client: Client, numbers: Numbers) -> None:
         """Refuses all that servers would refuse, before any of it is sent."""

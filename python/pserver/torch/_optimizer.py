@@ -1,5 +1,6 @@
 """The optimizer whose rule runs on servers."""
 
+import threading
 import warnings
 import weakref
 from collections import defaultdict
@@ -18,7 +19,7 @@ from ._embedding import Table
 from ._rules import Numbers, Rule, rule_of
 from ._state import checked, groups_of, load, state_of
 from ._table_state import checked_rows, load_rows, rows_of
-from ._weights import HALVES, Weight, changed, fetch, note
+from ._weights import HALVES, Weight, fetch, note
 
 BUCKET_BYTES = 8 << 20
 OF_GROUPS = {"params", "param_names", "lr", "initial_lr"}
@@ -81,6 +82,7 @@ class Optimizer(torch.optim.Optimizer):
         self._buckets: list[Bucket] = []
         self._prepared: list[Bucket] = []
         """Buckets whose gradients a backward pass has found, and whose calls are not started."""
+        self._preparing = threading.Lock()
         self._is_syncing = True
         self._has_failed = False
         """The last step failed, and servers may have a part of it."""
@@ -229,33 +231,30 @@ class Optimizer(torch.optim.Optimizer):
     def _completed(self, bucket: Bucket, at: int) -> None:
         if self.client.is_closed:
             return
-        if bucket.is_started:
+        if bucket.is_started or bucket.is_prepared:
+            # Of a bucket that is only prepared, the step sends what there is then.
+            self._is_held, bucket.is_prepared = self._is_held or bucket.is_prepared, False
             bucket.forget_gradients()
             text = "expected step() after a backward pass; earlier ones belong in `with optimizer.no_sync():`"
             raise Refused(f'parameter "{bucket.weights[at].name}": a gradient after it was sent; {text}')
         if not self._is_held:
             try:
-                bucket.find(self.client, self._how)
-                bucket.is_prepared = True
-                self._prepared.append(bucket)
-                self._start_prepared()
+                # A backward pass over several devices has a thread for each.
+                with self._preparing:
+                    bucket.find(self._how)
+                    bucket.is_prepared = True
+                    self._prepared.append(bucket)
+                    self._start_prepared()
             except Refused:
                 # The step refuses it, before it sends what is left.
                 self._is_held = True
-                self._forget_prepared()
 
-    def _start_prepared(self, waits: bool = False) -> None:
+    def _start_prepared(self) -> None:
         """Starts to send the buckets that the backward pass has prepared, in their order: those whose gradients are in
-        the host's memory, or all."""
-        while self._prepared and (waits or self._prepared[0].is_ready):
+        the host's memory. The step sends the others."""
+        while self._prepared and not self._is_held and self._prepared[0].is_ready:
             self._prepare(self._prepared[:1])
             self._prepared.pop(0).start(self.client)
-
-    def _forget_prepared(self) -> None:
-        """The step prepares these buckets again."""
-        for bucket in self._prepared:
-            bucket.is_prepared = False
-        self._prepared.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -296,11 +295,6 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _run_step(self) -> None:
-        try:
-            self._start_prepared(waits=True)
-        except Refused:
-            # They are refused below, with what is to be done about them.
-            self._forget_prepared()
         self._check_numbers()
         self._read_scaler()
         self._check_gradients()
@@ -315,6 +309,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _prepare_step(self) -> None:
         """Checks all that is left to send, and says what to do where servers have a part of the step already."""
+        self._prepared.clear()
         try:
             for group, table in self._tables:
                 table.prepare_push(self._numbers(group), self._how.absent)
@@ -329,10 +324,10 @@ class Optimizer(torch.optim.Optimizer):
     def _prepare(self, buckets: list[Bucket]) -> None:
         """Checks the gradients of buckets, and sends weights that the program has changed. Of an unsure bucket servers
         may have gradients already, which come before."""
-        changes = changed(weight for bucket in buckets if not bucket.is_unsure for weight in bucket.weights)
         for bucket in buckets:
-            if not bucket.is_prepared:
-                bucket.find(self.client, self._how)
+            if not bucket.is_found(self._how):
+                bucket.find(self._how)
+        changes = [weight for bucket in buckets if not bucket.is_unsure for weight in bucket.changed_weights()]
         for bucket in buckets:
             bucket.check(self.client, self._numbers(bucket.group))
         if not changes:

@@ -1,13 +1,11 @@
-"""Memory of the host beside tensors of a device: the library's own, from which servers of this host read gradients
-without a copy, and pinned, so that a CUDA device copies while the program goes on."""
+"""Memory of the host beside tensors of a device. It is pinned, so that a CUDA device copies while the program goes on."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from .._client import Array, Client
+from .._client import Array
 
 ALIGNMENT = 64
 """Bytes: where a tensor begins in a block."""
@@ -35,37 +33,36 @@ class Copies:
 OVER = Copies(None)
 
 
-class Block:
-    """Tensors in one piece of the library's memory, beside some of a device."""
+def read(tensor: torch.Tensor) -> tuple[torch.Tensor, Copies]:
+    """Begins to copy a tensor of a device to the host, behind what computes it: the copy, and when it is over."""
+    into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    into.copy_(tensor, non_blocking=True)
+    return into, Copies(recorded(torch.cuda.current_stream(tensor.device))) if tensor.is_cuda else OVER
 
-    def __init__(self, client: Client, kinds: Sequence[tuple[torch.Size, torch.dtype]], device: torch.device) -> None:
+
+def recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """An event behind what the stream has to do."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+class Block:
+    """Tensors in one piece of memory of the host, beside some of a device."""
+
+    def __init__(self, kinds: Sequence[tuple[torch.Size, torch.dtype]], device: torch.device) -> None:
+        self.device = device
         self.copies = OVER
         """The copies that began last."""
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in kinds]
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
-        self._memory = client.empty(max(ALIGNMENT, starts[-1]), "uint8")
-        whole = torch.from_numpy(self._memory)
+        is_cuda = device.type == "cuda"
+        whole = torch.empty(starts[-1], dtype=torch.uint8, device="cpu", pin_memory=is_cuda)
         pieces = [(start, size, *kind) for start, size, kind in zip(starts, sizes, kinds)]
         self.tensors = [whole[start : start + size].view(dtype).view(shape) for start, size, shape, dtype in pieces]
-        self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        self._is_pinned = False
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            # cudaHostRegisterPortable: every device of the process may copy.
-            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            code = int(runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), 1))
-            self._is_pinned = code == 0
-            if not self._is_pinned:
-                text = f"{whole.numel()} bytes of the host's memory cannot be pinned (CUDA error {code})"
-                warnings.warn(f"{text}: copies to and from {device} are slower", RuntimeWarning, stacklevel=2)
-
-    def __del__(self) -> None:
-        if getattr(self, "_is_pinned", False):
-            self.copies.wait()
-            torch.cuda.cudart().cudaHostUnregister(self._memory.ctypes.data)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
 
     def bring(self, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         """Begins to copy tensors of the device into places of the block, behind what computes them."""
@@ -75,7 +72,7 @@ class Block:
         """Begins to copy places of the block into tensors of the device. What is computed there later has the values."""
         self._copy(tensors, places, tensors)
         if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def _copy(
         self, into: Sequence[torch.Tensor], out_of: Sequence[torch.Tensor], of_device: Sequence[torch.Tensor]
@@ -83,15 +80,13 @@ class Block:
         if self._stream is None:
             torch._foreach_copy_(list(into), list(out_of))
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             torch._foreach_copy_(list(into), list(out_of), non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
         for tensor in of_device:
             # Its memory is not given to another tensor before the copy is over.
             tensor.record_stream(self._stream)
-        self.copies = Copies(event)
+        self.copies = Copies(recorded(self._stream))
 
 
 class Place(NamedTuple):

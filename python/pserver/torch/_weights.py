@@ -1,6 +1,6 @@
 """Tensors of a model beside their names at the servers: what is sent of them, and where fetched values go."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -112,30 +112,29 @@ def memory(tensor: torch.Tensor) -> Array:
     return array(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
-def beside(client: Client, use: str, wanted: Sequence[tuple[Weight, torch.dtype]]) -> list[Place]:
+def beside(use: str, wanted: Sequence[tuple[Weight, torch.dtype]]) -> list[Place]:
     """Places in memory of the host beside weights of devices, for values of these types: for each use one, which serves
     again. New ones lie in a block for each device."""
     missing: dict[torch.device, list[tuple[Weight, torch.dtype]]] = {}
     for weight, dtype in wanted:
         place = weight._places.get(use)
-        if place is None or (place.tensor.shape, place.tensor.dtype) != (weight.tensor.shape, dtype):
-            missing.setdefault(weight.tensor.device, []).append((weight, dtype))
+        device, kind = weight.tensor.device, (weight.tensor.shape, dtype)
+        if place is None or place.block.device != device or (place.tensor.shape, place.tensor.dtype) != kind:
+            missing.setdefault(device, []).append((weight, dtype))
     for device, some in missing.items():
-        block = Block(client, [(weight.tensor.shape, dtype) for weight, dtype in some], device)
+        block = Block([(weight.tensor.shape, dtype) for weight, dtype in some], device)
         for (weight, _), tensor in zip(some, block.tensors):
             weight._places[use] = Place(tensor, array(tensor), block)
     return [weight._places[use] for weight, _ in wanted]
 
 
-def gradients_of(
-    client: Client, found: Sequence[tuple[Weight, torch.Tensor]]
-) -> tuple[dict[str, Array], list[Copies]]:
+def gradients_of(found: Sequence[tuple[Weight, torch.Tensor]]) -> tuple[dict[str, Array], list[Copies]]:
     """The memory of the host from which gradients are sent, and the copies to it that have begun."""
     gradients = {weight.name: memory(one) for weight, one in found if _staging.is_here(one)}
     elsewhere = [(weight, one) for weight, one in found if not _staging.is_here(one)]
     if not elsewhere:
         return gradients, []
-    places = beside(client, "gradient", [(weight, one.dtype) for weight, one in elsewhere])
+    places = beside("gradient", [(weight, one.dtype) for weight, one in elsewhere])
     copies = _staging.bring(places, [one for _, one in elsewhere])
     gradients.update({weight.name: place.array for (weight, _), place in zip(elsewhere, places)})
     return gradients, copies
@@ -144,7 +143,7 @@ def gradients_of(
 def note(weights: Iterable[Weight]) -> None:
     """The contents of these tensors are the job's values."""
     all_weights = list(weights)
-    for weight, checksum in zip(all_weights, _checksums(all_weights)):
+    for weight, checksum in zip(all_weights, _begin_checksums(all_weights)()):
         weight.noted = checksum
 
 
@@ -155,31 +154,42 @@ def forget(weights: Iterable[Weight]) -> None:
 
 
 def changed(weights: Iterable[Weight]) -> list[Weight]:
-    """Weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through NumPy. Only the
-    contents tell: neither ``.data`` nor NumPy counts a version of the tensor."""
+    """Weights that the program has changed since they were noted."""
+    return begin_changed(weights)()
+
+
+def begin_changed(weights: Iterable[Weight]) -> Callable[[], list[Weight]]:
+    """Begins to look for weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through
+    NumPy. Only the contents tell: neither ``.data`` nor NumPy counts a version of the tensor."""
     noted = [weight for weight in weights if weight.noted is not None]
-    return [weight for weight, checksum in zip(noted, _checksums(noted)) if weight.noted != checksum]
+    sums = _begin_checksums(noted)
+    return lambda: [weight for weight, checksum in zip(noted, sums()) if weight.noted != checksum]
 
 
-def _checksums(weights: list[Weight]) -> list[int]:
-    """A checksum of the contents of each tensor, computed where it is."""
+def _begin_checksums(weights: list[Weight]) -> Callable[[], list[int]]:
+    """Begins to compute a checksum of the contents of each tensor, where it is. A device is not waited for."""
     places = [weight.destination() for weight in weights]
     elsewhere = [at for at, place in enumerate(places) if place is None]
     if not elsewhere:
-        return _pserver.checksums(places)
-    # All sums are computed before the first is asked for, so that a device is waited for once.
+        return lambda: _pserver.checksums(places)
     tensors = [weights[at].tensor.detach() for at in elsewhere]
     sums = [tensor.contiguous().view(BITS[tensor.element_size()]).sum() for tensor in tensors]
     # They come in one copy.
-    found = dict(zip(elsewhere, torch.stack([one.to(sums[0].device) for one in sums]).tolist()))
-    here = iter(_pserver.checksums([place for place in places if place is not None]))
-    return [found[at] if at in found else next(here) for at in range(len(places))]
+    of_devices, copies = _staging.read(torch.stack([one.to(sums[0].device) for one in sums]))
+
+    def finish() -> list[int]:
+        copies.wait()
+        found = dict(zip(elsewhere, of_devices.tolist()))
+        here = iter(_pserver.checksums([place for place in places if place is not None]))
+        return [found[at] if at in found else next(here) for at in range(len(places))]
+
+    return finish
 
 
 def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -> list[Weight]:
     """Fetches the values of weights, with ``is_of_step`` those that this trainer's gradients have made, and notes them.
     Returns then the weights that the program had changed since they were noted: their values are the job's now."""
-    places = Places(weights, client=client)
+    places = Places(weights, reuses=True)
     if not places.arrays:
         return []
     elsewhere = [weight for weight, _ in places.staged]
@@ -202,10 +212,9 @@ def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -
 
 class Places:
     """Where the values of weights are fetched to: the parameters' memory, or memory of the host from which
-    :meth:`finish` copies them. ``is_staged``: always the latter; ``client``: that is its library's, which serves again
-    after :meth:`finish`."""
+    :meth:`finish` copies them. ``is_staged``: always the latter; ``reuses``: that of the last time, which is over."""
 
-    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, client: Client | None = None) -> None:
+    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, reuses: bool = False) -> None:
         self.arrays: dict[str, Array] = {}
         self.staged: list[tuple[Weight, torch.Tensor]] = []
         self.written: list[Weight] = []
@@ -217,13 +226,13 @@ class Places:
             if place is not None:
                 self.written.append(weight)
                 self.arrays[weight.name] = place
-            elif client is None:
+            elif not reuses:
                 stage, self.arrays[weight.name] = weight.stage()
                 self.staged.append((weight, stage))
             else:
                 elsewhere.append(weight)
-        if client is not None and elsewhere:
-            self._places = beside(client, "value", [(weight, weight.tensor.dtype) for weight in elsewhere])
+        if elsewhere:
+            self._places = beside("value", [(weight, weight.tensor.dtype) for weight in elsewhere])
             for weight, one in zip(elsewhere, self._places):
                 # The last value may still be on its way to the device.
                 one.block.copies.wait()
