@@ -122,6 +122,13 @@ class Asked(Driver):
         assert code == SUCCESS, code
         return word
 
+    def fill_later(self, value=7):
+        """A stream, memory that is filled there, an event behind that, and the word that the stream waits for."""
+        stream, memory = self.stream(), self.alloc(BYTES)
+        go_on = self.hold_up(stream)
+        self.fill(memory, value, stream)
+        return stream, memory, self.behind(stream), go_on
+
     def words(self, count=WORDS):
         """Pinned memory of the host with zeros."""
         start = self.pinned(8 * count)
@@ -489,9 +496,8 @@ def a_copy_to_memory_that_is_not_pinned_is_over_when_the_call_returns(driver):
 @answers(0)
 def a_copy_to_memory_that_is_pinned_is_not(driver):
     driver.opened()
-    memory, stream, words = driver.alloc(BYTES), driver.stream(), driver.words()
-    go_on = driver.hold_up(stream)
-    driver.fill(memory, 7, stream)
+    words = driver.words()
+    stream, memory, _, go_on = driver.fill_later()
     driver.cuMemcpyDtoHAsync_v2(words, memory, size(BYTES), stream)
     found = words[0]
     go_on[0] = 1
@@ -608,10 +614,8 @@ def the_time_to_an_event_that_has_not_happened(driver):
 @answers([SUCCESS, False, 7])
 def a_stream_that_is_destroyed_ends_its_work(driver):
     driver.opened()
-    stream, other, memory, words = driver.stream(), driver.stream(), driver.alloc(BYTES), driver.words()
-    go_on = driver.hold_up(stream)
-    driver.fill(memory, 7, stream)
-    event = driver.behind(stream)
+    other, words = driver.stream(), driver.words()
+    stream, memory, event, go_on = driver.fill_later()
     code = driver.code("cuStreamDestroy_v2", stream)
     was_over = driver.has_happened(event)
     go_on[0] = 1
@@ -624,10 +628,8 @@ def a_stream_that_is_destroyed_ends_its_work(driver):
 @answers([SUCCESS, 7])
 def an_event_that_is_destroyed_is_still_waited_for(driver):
     driver.opened()
-    stream, other, memory, words = driver.stream(), driver.stream(), driver.alloc(BYTES), driver.words()
-    go_on = driver.hold_up(stream)
-    driver.fill(memory, 7, stream)
-    event = driver.behind(stream)
+    other, words = driver.stream(), driver.words()
+    _, memory, event, go_on = driver.fill_later()
     driver.cuStreamWaitEvent(other, event, 0)
     code = driver.code("cuEventDestroy_v2", event)
     driver.cuMemcpyDtoHAsync_v2(words, memory, size(BYTES), other)

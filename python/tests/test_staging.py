@@ -165,3 +165,19 @@ def test_a_second_backward_pass_is_refused_before_the_first_is_sent(elsewhere: l
         _, net = begun(client)
         with pytest.raises(pserver.Refused, match="a gradient after it was sent; expected step\\(\\)"):
             net(torch.ones(8, 20)).square().mean().backward()
+
+
+def test_a_refused_gradient_is_found_again_also_where_no_version_counts() -> None:
+    """``.data`` counts no version, and a narrowed gradient is a copy."""
+    with pserver.connect(servers=1) as client:
+        net = model(torch.float32)
+        optimizer = Optimizer(net.parameters(), "sgd", lr=0.5, client=client, overlap=True, wire=torch.bfloat16)
+        before = [tensor.detach().clone() for tensor in net.parameters()]
+        net(torch.full((8, 20), float("nan"))).sum().backward()
+        with pytest.raises(pserver.Refused, match="the gradient has NaN"):
+            optimizer.step()
+        for tensor in net.parameters():
+            assert tensor.grad is not None
+            tensor.grad.data.zero_()
+        optimizer.step()
+        assert_close(net, before)

@@ -388,20 +388,17 @@ thread_local Context* current = nullptr;
 thread_local std::vector<Context*> beneath;
 
 // Locks, and returns early when this call is to fail.
-#define CALL(name)                                                  \
+#define CALL_THAT_FAILS_AS(name, failing)                           \
   World& here = world();                                            \
   std::lock_guard<std::recursive_mutex> lock(here.mutex);           \
-  if (const Code code = here.called(#name)) return code;            \
+  if (const Code code = here.failing(#name)) return code;           \
   if (!here.is_initialized) return NOT_INITIALIZED;
+#define CALL(name) CALL_THAT_FAILS_AS(name, called)
 #define CALL_IN_CONTEXT(name) \
   CALL(name)                  \
   if (!current) return INVALID_CONTEXT;
 // Calls that do not reach the device: an error that stays is not theirs.
-#define CALL_BESIDE_DEVICE(name)                                    \
-  World& here = world();                                            \
-  std::lock_guard<std::recursive_mutex> lock(here.mutex);           \
-  if (const Code code = here.injected(#name)) return code;          \
-  if (!here.is_initialized) return NOT_INITIALIZED;
+#define CALL_BESIDE_DEVICE(name) CALL_THAT_FAILS_AS(name, injected)
 
 Stream* new_stream(World& here) {
   Stream* stream = new Stream;

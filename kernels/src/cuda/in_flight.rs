@@ -71,7 +71,7 @@ pub(super) struct PreparedWork {
 pub(super) struct WorkEvents {
     /// By number: recorded behind the kernel of one piece of work.
     pub(super) reached: Vec<CudaEvent>,
-    /// Those of work that is not in flight.
+    /// The events of work that is not in flight.
     pub(super) free: Vec<FreeEvents>,
 }
 

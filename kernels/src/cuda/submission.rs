@@ -102,23 +102,20 @@ impl Cuda {
     fn lock(&mut self, work: &Work) {
         let (arenas, is_pinned) = (&mut self.arenas, &mut self.prepared.is_pinned);
         is_pinned.clear();
-        if let Work::Load { parameter, .. } = work {
-            is_pinned.push(arenas.lock_bytes(parameter.bytes()).unwrap_or_default());
-        }
-        let mut lock = |lease: &Lease| arenas.lock(lease);
         match work {
-            Work::Load { states, .. } => {
-                is_pinned.extend(states.iter().map(lock));
+            Work::Load { parameter, states, .. } => {
+                is_pinned.push(arenas.lock_bytes(parameter.bytes()).unwrap_or_default());
+                is_pinned.extend(states.iter().map(|lease| arenas.lock(lease)));
             }
             Work::Update { is_summed: true, into, .. } => {
-                lock(into);
+                arenas.lock(into);
             }
             Work::Sum { gradients, squares: into, .. } | Work::Update { gradients, into, .. } => {
-                is_pinned.extend(gradients.iter().map(|gradient| lock(&gradient.lease)));
-                lock(into);
+                is_pinned.extend(gradients.iter().map(|gradient| arenas.lock(&gradient.lease)));
+                arenas.lock(into);
             }
             Work::Store { states, .. } => states.iter().for_each(|lease| {
-                lock(lease);
+                arenas.lock(lease);
             }),
         }
     }

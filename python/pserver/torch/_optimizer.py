@@ -246,8 +246,10 @@ class Optimizer(torch.optim.Optimizer):
                     self._prepared.append(bucket)
                     self._start_prepared()
             except Refused:
-                # The step refuses it, before it sends what is left.
+                # The step refuses it, before it sends what is left: it finds these gradients again, corrected ones too.
                 self._is_held = True
+                for one in self._prepared:
+                    one.is_prepared = False
 
     def _start_prepared(self) -> None:
         """Starts to send the buckets that the backward pass has prepared, in their order: those whose gradients are in

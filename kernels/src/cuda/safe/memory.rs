@@ -42,7 +42,6 @@ pub(in crate::cuda) struct PinnedRange {
 }
 
 /// Memory of the host that is mapped as long as this exists.
-#[derive(Clone)]
 pub(in crate::cuda) enum HostMapping {
     /// An arena of this process.
     Arena(Arena),
