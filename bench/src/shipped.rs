@@ -162,7 +162,7 @@ impl ClientTrainer {
         if job.buffers == Buffers::Own {
             // Both stay as long as the client.
             for memory in [gradient.bytes(), &value] {
-                client.register(memory.as_ptr().expose_provenance(), memory.len())?;
+                client.register(memory.as_ptr().expose_provenance(), memory.len(), None)?;
             }
         }
         let trainer = Self { client, job: job.clone(), names, places, gradient, value, view: None };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pserver_core::error::Failure;
 use pserver_core::memory::{Buffer, Mapping};
-use pserver_kernels::cuda::{ForeignClaim, ForeignMemory, MemoryOwner};
+use pserver_kernels::cuda::{ForeignClaim, ForeignMemory, ForeignStream, MemoryOwner};
 
 use super::Client;
 
@@ -105,13 +105,14 @@ impl Client {
 
     /// Notes memory of the caller's own, of the host or of a device. A network card that moves gradients and values
     /// reads and writes memory of the host where it is; through shared memory and over TCP it is copied. It stays where
-    /// it is until [`Client::unregister`] or the end of the client, which is the caller's to see to.
+    /// it is until [`Client::unregister`] or the end of the client, which is the caller's to see to. Memory of a device
+    /// is read and written in the order of `stream`, or of its context's default stream.
     ///
     /// # Errors
     /// When some of it is known already, or it is no memory.
-    pub fn register(&self, address: usize, bytes: usize) -> Result<(), Failure> {
+    pub fn register(&self, address: usize, bytes: usize, stream: Option<ForeignStream>) -> Result<(), Failure> {
         let origin = match ForeignMemory::find(address, bytes)? {
-            MemoryOwner::Device(memory) => MemoryOrigin::Device(memory),
+            MemoryOwner::Device(memory) => MemoryOrigin::Device(memory.in_stream(stream.unwrap_or_default())),
             MemoryOwner::Managed => MemoryOrigin::Managed,
             MemoryOwner::Host => MemoryOrigin::Host(Arc::new(Mapping::of_caller(address, bytes)?)),
         };

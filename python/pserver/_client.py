@@ -22,6 +22,8 @@ Array: TypeAlias = Any
 """An object with the buffer protocol (numpy arrays, memoryview) or with DLPack (torch tensors), on the host."""
 Settings: TypeAlias = Mapping[str, float]
 """Numbers of a rule, by name."""
+Stream: TypeAlias = Any
+"""A CUDA stream: one of torch or CuPy, another object with ``__cuda_stream__``, its handle as a number, or None."""
 
 NO_NUMBERS: tuple[None, tuple[()]] = (None, ())
 EAGER_TURNS = 16
@@ -210,30 +212,41 @@ class Client:
     # Steps
 
     def push(
-        self, gradients: Mapping[str, Array], *, rate: float | None = None, settings: Settings | None = None
+        self,
+        gradients: Mapping[str, Array],
+        *,
+        rate: float | None = None,
+        settings: Settings | None = None,
+        stream: Stream = None,
     ) -> None:
         """Sends gradients, or deltas in mode delta; ``rate`` replaces the learning rate of the configuration, and
         ``settings``, such as ``{"beta_1": 0.85}``, other numbers of the rule by name: those of the rule of every
-        parameter of the call."""
-        self._raw.push(list(gradients), list(gradients.values()), _numbers(rate, settings))
+        parameter of the call. Memory of a CUDA device (:meth:`register`) is read in the order of ``stream``."""
+        arrays = list(gradients.values())
+        self._raw.push(list(gradients), arrays, _numbers(rate, settings), _stream(stream))
 
     def pull(
-        self, what: Iterable[str] | Mapping[str, Array] | None = None, *, version: int = 0
+        self,
+        what: Iterable[str] | Mapping[str, Array] | None = None,
+        *,
+        version: int = 0,
+        stream: Stream = None,
     ) -> dict[str, Array]:
         """Fetches parameters: into the arrays of a mapping, or those of these names (all without any) into new numpy
-        arrays. It waits until each has had ``version`` updates."""
+        arrays. It waits until each has had ``version`` updates. Memory of a CUDA device is written in the order of
+        ``stream``, and has the values when this returns."""
         if isinstance(what, str):
             raise TypeError(f'a text; expected a list of names, ["{what}"]')
         if not isinstance(what, Mapping):
             names = what if what is not None else (one.name for one in self.parameters() if not one.is_rows)
             what = self._empty(names)
-        self.pull_version(what, version)
+        self.pull_version(what, version, stream=stream)
         return dict(what)
 
-    def pull_version(self, out: Mapping[str, Array], least: int = 0) -> int:
+    def pull_version(self, out: Mapping[str, Array], least: int = 0, *, stream: Stream = None) -> int:
         """:meth:`pull` of at least so many updates into the arrays of a mapping; returns the most updates that a part of
         them has. Where that is ``least``, all parts have as many: they are of one version."""
-        return self._raw.pull(list(out), list(out.values()), least)
+        return self._raw.pull(list(out), list(out.values()), least, _stream(stream))
 
     def _pull_watched(self, out: Mapping[str, Array], is_of_step: bool) -> list[tuple[int, int]]:
         """:meth:`pull` into arrays of the host, which says of each the checksums of its contents before and after.
@@ -247,10 +260,13 @@ class Client:
         *,
         rate: float | None = None,
         settings: Settings | None = None,
+        stream: Stream = None,
     ) -> dict[str, Array]:
-        """Sends gradients and fetches the same parameters with these gradients in them, into ``out`` or new arrays."""
+        """Sends gradients and fetches the same parameters with these gradients in them, into ``out`` or new arrays.
+        Memory of a CUDA device is read and written in the order of ``stream``."""
         out = self._empty(gradients) if out is None else _ordered(gradients, out)
-        self._raw.push_pull(list(gradients), list(gradients.values()), list(out.values()), _numbers(rate, settings))
+        arrays = list(gradients.values()), list(out.values())
+        self._raw.push_pull(list(gradients), arrays, _numbers(rate, settings), _stream(stream))
         return dict(out)
 
     def set(self, values: Mapping[str, Array]) -> None:
@@ -281,14 +297,20 @@ class Client:
         return Call(self._raw.start_pass(names, is_void))
 
     def start_push(
-        self, gradients: Mapping[str, Array], *, rate: float | None = None, settings: Settings | None = None
+        self,
+        gradients: Mapping[str, Array],
+        *,
+        rate: float | None = None,
+        settings: Settings | None = None,
+        stream: Stream = None,
     ) -> Call:
         """:meth:`push`, started."""
-        return Call(self._raw.start(list(gradients), list(gradients.values()), None, _numbers(rate, settings)))
+        arrays = list(gradients.values()), None
+        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)))
 
-    def start_pull(self, out: Mapping[str, Array]) -> Call:
+    def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:
         """:meth:`pull`, started."""
-        return Call(self._raw.start(list(out), None, list(out.values()), NO_NUMBERS))
+        return Call(self._raw.start(list(out), (None, list(out.values())), NO_NUMBERS, _stream(stream)))
 
     def start_push_pull(
         self,
@@ -297,11 +319,12 @@ class Client:
         *,
         rate: float | None = None,
         settings: Settings | None = None,
+        stream: Stream = None,
     ) -> Call:
         """:meth:`push_pull`, started."""
         out = _ordered(gradients, out)
-        numbers = _numbers(rate, settings)
-        return Call(self._raw.start(list(gradients), list(gradients.values()), list(out.values()), numbers))
+        arrays = list(gradients.values()), list(out.values())
+        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)))
 
     # Rows
 
@@ -499,14 +522,16 @@ class Client:
         made: NDArray[Any] = numpy.frombuffer(cast(Any, self._raw.buffer([max(1, count * kind.itemsize)], None)), kind, count)
         return made.reshape(sizes)
 
-    def register(self, array: Array, replicas: Iterable[Array] = ()) -> None:
+    def register(self, array: Array, replicas: Iterable[Array] = (), *, stream: Stream = None) -> None:
         """Registers memory of a CUDA device, which then may stand in :meth:`push`, :meth:`pull`, :meth:`push_pull`, in
         the same calls started, and in :meth:`set`: through pages of the host, as large, that are made here. Of memory
         of the host a network card moves gradients without a copy. The array is kept until :meth:`unregister`.
 
-        Arrays of the device have DLPack or ``__cuda_array_interface__``. A call waits for the stream that computes them.
-        ``replicas`` are on other devices: a gradient is the sum of all, and a value is written to all."""
-        self._raw.register(array, list(replicas))
+        Arrays of the device have DLPack or ``__cuda_array_interface__``. They are read and written in the order of
+        ``stream``, or of the stream that a call names, by default the default stream: a call waits for what computes
+        them, and for nothing in other streams that do not block. ``replicas`` are on other devices, without a stream: a
+        gradient is the sum of all, and a value is written to all."""
+        self._raw.register(array, list(replicas), _stream(stream))
 
     def unregister(self, array: Array) -> None:
         """Ends :meth:`register` of an array, and of its replicas."""
@@ -684,6 +709,23 @@ def _ordered(gradients: Mapping[str, Array], out: Mapping[str, Array]) -> dict[s
 def _numbers(rate: float | None, settings: Settings | None) -> tuple[float | None, list[tuple[str, float]]]:
     """What gradients carry, as the library reads it."""
     return rate, [] if settings is None else list(settings.items())
+
+
+def _stream(stream: Stream) -> int | None:
+    """The handle of a stream."""
+    if stream is None:
+        return None
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version, handle = protocol()
+        if version != 0:
+            raise TypeError(f"a stream of version {version} of __cuda_stream__; expected version 0")
+    else:
+        handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+    if not isinstance(handle, int) or isinstance(handle, bool) or handle < 0:
+        text = "expected a stream of torch or CuPy, an object with __cuda_stream__, or a handle of 0 or more"
+        raise TypeError(f"a stream of {type(stream).__name__} {stream!r:.100}; {text}")
+    return handle
 
 
 def _seconds(time: float | str | None) -> str | None:

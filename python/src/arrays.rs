@@ -10,7 +10,7 @@ use std::slice;
 use pserver_client::Client;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_kernels::cuda::ForeignClaim;
+use pserver_kernels::cuda::{ForeignClaim, ForeignStream};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::intern;
@@ -30,15 +30,26 @@ use crate::tensors::LibraryTensor;
 pub(crate) enum Access {
     Read,
     Write,
-    /// To read, also on a device.
-    Send,
-    /// To write, also on a device.
-    Fetch,
+    /// To read, also on a device, in the order of this stream if there is one.
+    Send(GivenStream),
+    /// To write, as well.
+    Fetch(GivenStream),
 }
+
+/// The CUDA stream that a program has given for arrays of a device.
+pub(crate) type GivenStream = Option<usize>;
 
 impl Access {
     fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::Fetch)
+        matches!(self, Self::Write | Self::Fetch(_))
+    }
+
+    /// Whether memory of a device will do, and the stream for it.
+    fn stream(self) -> Option<GivenStream> {
+        match self {
+            Self::Send(stream) | Self::Fetch(stream) => Some(stream),
+            Self::Read | Self::Write => None,
+        }
     }
 }
 
@@ -61,6 +72,8 @@ pub(crate) struct HeldArray {
     shape: Vec<u64>,
     /// Address and bytes of memory of a device. Its contents are in `claim`, once it is staged.
     device: Option<(usize, usize)>,
+    /// The stream in whose order that memory is read and written; none for the one it was registered with.
+    stream: Option<ForeignStream>,
     claim: Option<ForeignClaim>,
     #[expect(dead_code, reason = "it is held, and dropped with the array")]
     keeper: Keeper,
@@ -89,6 +102,12 @@ pub(crate) fn arrays(
         return Err(refused(py, format!("{found} arrays for {expected} parameters; expected one for each")));
     }
     names.iter().zip(objects).map(|(name, object)| HeldArray::of(object, &parameter(name), access)).collect()
+}
+
+/// Writes fetched values to the devices of their arrays.
+pub(crate) fn store(arrays: &mut [HeldArray]) -> Result<(), Failure> {
+    arrays.iter_mut().try_for_each(HeldArray::store)?;
+    arrays.iter_mut().try_for_each(HeldArray::settle)
 }
 
 /// Keeps the memory of an array alive.
@@ -216,7 +235,9 @@ impl HeldArray {
         let device = object.call_method0(intern!(py, "__dlpack_device__")).and_then(|device| device.extract());
         // An object without a device gets its error from `__dlpack__`.
         if device.is_ok_and(|(kind, _): (i32, i32)| kind == DEVICE_CUDA) {
-            versions.set_item("stream", DEFAULT_STREAM)?;
+            // The library that computes the array has this stream wait for what does.
+            let stream = access.stream().flatten().filter(|stream| 0 < *stream);
+            versions.set_item("stream", stream.unwrap_or(DEFAULT_STREAM))?;
         }
         let capsule = match object.call_method("__dlpack__", (), Some(&versions)) {
             Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__"),
@@ -236,8 +257,8 @@ impl HeldArray {
         keeper: Keeper,
     ) -> PyResult<Self> {
         let kind = tensor.device.kind;
-        let is_on_device = kind == DEVICE_CUDA && matches!(access, Access::Send | Access::Fetch);
-        if !is_on_device && kind != DEVICE_HOST && kind != DEVICE_PINNED {
+        let stream = access.stream().filter(|_| kind == DEVICE_CUDA);
+        if stream.is_none() && kind != DEVICE_HOST && kind != DEVICE_PINNED {
             return Err(refused(
                 py,
                 format!("{what}: memory of a device (DLPack's kind {kind}); expected memory of the host: .cpu()"),
@@ -268,8 +289,9 @@ impl HeldArray {
             return Err(refused(py, format!("{what}: a tensor without memory; expected one that has values")));
         }
         let start = tensor.data.cast::<u8>().wrapping_add(offset);
-        if is_on_device {
-            return Ok(Self::on_device(start.addr(), bytes, element_type, shape, keeper));
+        if let Some(stream) = stream {
+            let held = Self::new(std::ptr::null_mut(), 0, element_type, shape, keeper);
+            return Ok(held.on_device(start.addr(), bytes, stream));
         }
         Ok(Self::new(start, bytes, element_type, shape, keeper))
     }
@@ -277,9 +299,9 @@ impl HeldArray {
     /// Memory of a CUDA device by its address, as `__cuda_array_interface__` says it.
     fn of_cuda(interface: &Bound<'_, PyAny>, what: &str, access: Access, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        if !matches!(access, Access::Send | Access::Fetch) {
+        let Some(given) = access.stream() else {
             return Err(refused(py, format!("{what}: memory of a CUDA device; expected memory of the host")));
-        }
+        };
         let (address, is_read_only): (usize, bool) = interface.get_item("data")?.extract()?;
         let shape: Vec<u64> = interface.get_item("shape")?.extract()?;
         let format: String = interface.get_item("typestr")?.extract()?;
@@ -296,22 +318,23 @@ impl HeldArray {
         let unknown = || refused(py, unknown_type(what, &format!("elements of {format:?}")));
         let element_type = element_type.ok_or_else(unknown)?;
         let entry = |name: &str| interface.call_method1("get", (name,));
-        let stream = entry("stream")?.extract::<Option<i64>>()?;
-        if stream.is_some_and(|stream| stream != DEFAULT_STREAM) {
-            let found = stream.unwrap_or_default();
-            return Err(refused(
-                py,
-                format!("{what}: memory of stream {found}; expected {DEFAULT_STREAM}, the default"),
-            ));
-        }
+        let stream = given.or(entry("stream")?.extract::<GivenStream>()?);
         check_layout(py, what, entry("strides")?.is_none(), access.writes() && is_read_only)?;
         let bytes = bytes_of(py, what, element_type, &shape)?;
-        Ok(Self::on_device(address, bytes, element_type, shape, Keeper::Capsule(object.clone().unbind())))
+        let keeper = Keeper::Capsule(object.clone().unbind());
+        let held = Self::new(std::ptr::null_mut(), 0, element_type, shape, keeper);
+        Ok(held.on_device(address, bytes, stream))
     }
 
-    fn on_device(address: usize, bytes: usize, element_type: ElementType, shape: Vec<u64>, keeper: Keeper) -> Self {
-        let device = Some((address, bytes)).filter(|(_, bytes)| 0 < *bytes);
-        Self { device, ..Self::new(std::ptr::null_mut(), 0, element_type, shape, keeper) }
+    fn on_device(mut self, address: usize, bytes: usize, stream: GivenStream) -> Self {
+        self.device = Some((address, bytes)).filter(|(_, bytes)| 0 < *bytes);
+        self.stream = stream.map(ForeignStream::of);
+        self
+    }
+
+    /// The stream that the program has given.
+    pub(crate) fn stream(&self) -> Option<ForeignStream> {
+        self.stream
     }
 
     /// The address and the bytes of the memory, and whether it is of a device.
@@ -319,7 +342,8 @@ impl HeldArray {
         self.device.map_or((self.start.addr(), self.bytes, false), |(address, bytes)| (address, bytes, true))
     }
 
-    /// Gives memory of a device pages of the host for one call, with the contents to send; other memory stays.
+    /// Gives memory of a device pages of the host for one call, and begins to copy the contents to send: they are there
+    /// after [`HeldArray::settle`]. Other memory stays.
     pub(crate) fn stage(&mut self, client: &Client, what: &str, staging: Staging) -> Result<(), Failure> {
         let Some((address, bytes)) = self.device else { return Ok(()) };
         let mut claim = client.claim(address, bytes)?.ok_or_else(|| {
@@ -328,9 +352,12 @@ impl HeldArray {
                  of the host: .cpu()"
             ))
         })?;
+        if let Some(stream) = self.stream {
+            claim.set_stream(stream);
+        }
         match staging {
-            Staging::Gradient => claim.fetch_sum(self.element_type)?,
-            Staging::Value => claim.fetch()?,
+            Staging::Gradient => claim.begin_fetch_sum(self.element_type)?,
+            Staging::Value => claim.begin_fetch()?,
             Staging::Destination => {}
         }
         (self.start, self.bytes) = (claim.start().as_ptr(), bytes);
@@ -338,15 +365,20 @@ impl HeldArray {
         Ok(())
     }
 
-    /// Writes a fetched value to its device.
+    /// Begins to write a fetched value to its device, which has it after [`HeldArray::settle`].
     pub(crate) fn store(&mut self) -> Result<(), Failure> {
-        self.claim.as_mut().map_or(Ok(()), ForeignClaim::store)
+        self.claim.as_mut().map_or(Ok(()), ForeignClaim::begin_store)
+    }
+
+    /// Waits for what was begun.
+    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
+        self.claim.as_mut().map_or(Ok(()), ForeignClaim::settle)
     }
 
     fn new(start: *mut u8, bytes: usize, element_type: ElementType, shape: Vec<u64>, keeper: Keeper) -> Self {
         // A slice has an address, aligned for every type, even where it has no bytes.
         let start = if bytes == 0 { NonNull::<u64>::dangling().as_ptr().cast() } else { start };
-        Self { start, bytes, element_type, shape, device: None, claim: None, keeper }
+        Self { start, bytes, element_type, shape, device: None, stream: None, claim: None, keeper }
     }
 }
 

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyBytes;
 
-use crate::arrays::{Access, HeldArray, Staging, arrays, parameter};
+use crate::arrays::{Access, GivenStream, HeldArray, Staging, arrays, parameter, store};
 use crate::carried::RawNumbers;
 use crate::errors::{outcome, refused};
 use crate::rows::{RowArrays, row_ids, start_rows};
@@ -30,8 +30,10 @@ pub(crate) struct RawClient {
     process: u32,
 }
 
+type Arrays<'py> = Vec<Bound<'py, PyAny>>;
+
 /// Ids and values of rows, one array of each for each parameter.
-type IdsAndValues<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
+type IdsAndValues<'py> = (Arrays<'py>, Arrays<'py>);
 
 /// Updates, and tensors with their names.
 type RawState = (u64, Vec<(String, LibraryTensor)>);
@@ -91,8 +93,9 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         gradients: Vec<Bound<'_, PyAny>>,
         numbers: RawNumbers,
+        stream: GivenStream,
     ) -> PyResult<()> {
-        let mut gradients = arrays(py, &names, &gradients, Access::Send)?;
+        let mut gradients = arrays(py, &names, &gradients, Access::Send(stream))?;
         self.call(py, |session| {
             stage(session, &names, &mut gradients, Staging::Gradient)?;
             session.client().push(&session.gradients(&names, &gradients)?, numbers.carried())
@@ -128,7 +131,7 @@ impl RawClient {
     }
 
     fn set(&self, py: Python<'_>, names: Vec<PyBackedStr>, values: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        let mut values = arrays(py, &names, &values, Access::Send)?;
+        let mut values = arrays(py, &names, &values, Access::Send(None))?;
         self.call(py, |session| {
             stage(session, &names, &mut values, Staging::Value)?;
             session.client().set(&session.gradients(&names, &values)?)
@@ -136,13 +139,20 @@ impl RawClient {
     }
 
     /// Returns the most updates that a chunk of them has.
-    fn pull(&self, py: Python<'_>, names: Vec<PyBackedStr>, out: Vec<Bound<'_, PyAny>>, version: u64) -> PyResult<u64> {
-        let mut out = arrays(py, &names, &out, Access::Fetch)?;
+    fn pull(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        out: Vec<Bound<'_, PyAny>>,
+        version: u64,
+        stream: GivenStream,
+    ) -> PyResult<u64> {
+        let mut out = arrays(py, &names, &out, Access::Fetch(stream))?;
         self.call(py, |session| {
             stage(session, &names, &mut out, Staging::Destination)?;
             let mut into = session.destinations(&names, &mut out)?;
             let version = session.client().pull_version(&mut into, Version(version))?;
-            out.iter_mut().try_for_each(HeldArray::store).map(|()| version.0)
+            store(&mut out).map(|()| version.0)
         })
     }
 
@@ -167,18 +177,18 @@ impl RawClient {
         &self,
         py: Python<'_>,
         names: Vec<PyBackedStr>,
-        gradients: Vec<Bound<'_, PyAny>>,
-        out: Vec<Bound<'_, PyAny>>,
+        both: (Arrays<'_>, Arrays<'_>),
         numbers: RawNumbers,
+        stream: GivenStream,
     ) -> PyResult<()> {
-        let mut gradients = arrays(py, &names, &gradients, Access::Send)?;
-        let mut out = arrays(py, &names, &out, Access::Fetch)?;
+        let mut gradients = arrays(py, &names, &both.0, Access::Send(stream))?;
+        let mut out = arrays(py, &names, &both.1, Access::Fetch(stream))?;
         self.call(py, |session| {
             stage(session, &names, &mut gradients, Staging::Gradient)?;
             stage(session, &names, &mut out, Staging::Destination)?;
             let given = session.gradients(&names, &gradients)?;
             session.client().push_pull(&given, numbers.carried(), &mut session.destinations(&names, &mut out)?)?;
-            out.iter_mut().try_for_each(HeldArray::store)
+            store(&mut out)
         })
     }
 
@@ -187,12 +197,12 @@ impl RawClient {
         &self,
         py: Python<'_>,
         names: Vec<PyBackedStr>,
-        gradients: Option<Vec<Bound<'_, PyAny>>>,
-        out: Option<Vec<Bound<'_, PyAny>>>,
+        both: (Option<Arrays<'_>>, Option<Arrays<'_>>),
         numbers: RawNumbers,
+        stream: GivenStream,
     ) -> PyResult<RawCall> {
-        let mut gradients = gradients.map(|all| arrays(py, &names, &all, Access::Send)).transpose()?;
-        let mut out = out.map(|all| arrays(py, &names, &all, Access::Fetch)).transpose()?;
+        let mut gradients = both.0.map(|all| arrays(py, &names, &all, Access::Send(stream))).transpose()?;
+        let mut out = both.1.map(|all| arrays(py, &names, &all, Access::Fetch(stream))).transpose()?;
         self.started(py, |session| {
             stage(session, &names, gradients.as_deref_mut().unwrap_or_default(), Staging::Gradient)?;
             stage(session, &names, out.as_deref_mut().unwrap_or_default(), Staging::Destination)?;
@@ -473,15 +483,21 @@ impl RawClient {
     }
 
     /// Registers memory of a device or of the host, and memory of devices that is one with it.
-    fn register(&self, py: Python<'_>, array: &Bound<'_, PyAny>, replicas: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        let held = |one: &Bound<'_, PyAny>| HeldArray::of(one, "an array to register", Access::Fetch);
+    fn register(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        replicas: Vec<Bound<'_, PyAny>>,
+        stream: GivenStream,
+    ) -> PyResult<()> {
+        let held = |one: &Bound<'_, PyAny>| HeldArray::of(one, "an array to register", Access::Fetch(stream));
         let array = held(array)?;
         let replicas = replicas.iter().map(held).collect::<PyResult<Vec<_>>>()?;
         self.call(py, |session| session.register(array, replicas))
     }
 
     fn unregister(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let array = HeldArray::of(array, "a registered array", Access::Fetch)?;
+        let array = HeldArray::of(array, "a registered array", Access::Fetch(None))?;
         self.call(py, |session| session.unregister(array.place().0))
     }
 
@@ -565,15 +581,16 @@ fn settings(py: Python<'_>, config: Option<&str>) -> PyResult<OptimizerSettings>
     outcome(py, read.map(Option::unwrap_or_default))
 }
 
-/// Gives arrays on devices pages of the host for one call.
+/// Gives arrays on devices pages of the host for one call, with the contents to send.
 fn stage(
     session: &PythonSession,
     names: &[PyBackedStr],
     arrays: &mut [HeldArray],
     staging: Staging,
 ) -> Result<(), Failure> {
-    let mut all = names.iter().zip(arrays);
-    all.try_for_each(|(name, array)| array.stage(session.client(), &parameter(name), staging))
+    let mut all = names.iter().zip(arrays.iter_mut());
+    all.try_for_each(|(name, array)| array.stage(session.client(), &parameter(name), staging))?;
+    arrays.iter_mut().try_for_each(HeldArray::settle)
 }
 
 /// Tensors of a state, each of this shape.

@@ -16,7 +16,7 @@ pub(crate) const DEVICE_PINNED: i32 = 3;
 /// Memory of a CUDA device.
 pub(crate) const DEVICE_CUDA: i32 = 2;
 /// The number of CUDA's legacy default stream, after whose work the library reads.
-pub(crate) const DEFAULT_STREAM: i64 = 1;
+pub(crate) const DEFAULT_STREAM: usize = 1;
 /// Names of capsules of both forms.
 const VERSIONED: &CStr = c"dltensor_versioned";
 const MANAGED: &CStr = c"dltensor";

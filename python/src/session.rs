@@ -12,7 +12,7 @@ use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
 use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};
 
-use crate::arrays::HeldArray;
+use crate::arrays::{HeldArray, store};
 
 /// A client that is open.
 pub(crate) struct PythonSession {
@@ -176,7 +176,7 @@ impl PythonSession {
                  know it; expected memory of a device of this process, or of the host: .cpu()"
             )));
         }
-        self.client.register(address, bytes)?;
+        self.client.register(address, bytes, array.stream())?;
         let replicated = replicas.iter().try_for_each(|one| {
             let (replica, bytes, _) = one.place();
             self.client.register_replica(address, replica, bytes)
@@ -206,7 +206,7 @@ impl PythonSession {
     /// Writes the values that a call has fetched to the devices of its destinations.
     pub(crate) fn store(&self, call: CallNumber) -> Result<(), Failure> {
         let mut started = locked(&self.started);
-        started.arrays.get_mut(&call).into_iter().flatten().try_for_each(HeldArray::store)
+        started.arrays.get_mut(&call).map_or(Ok(()), |all| store(all))
     }
 
     /// Lets go of the arrays of a call whose result was taken.

@@ -86,6 +86,63 @@ def refused(text: str, call: Any) -> None:
         call()
 
 
+class Stream:
+    """A stream that waits for no other one."""
+
+    def __init__(self) -> None:
+        handle = ctypes.c_void_p()
+        called("cuStreamCreate", ctypes.byref(handle), 1)
+        assert handle.value is not None
+        self.handle = handle.value
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+    def filled(self, array: OnDevice, byte: int) -> OnDevice:
+        """The array, which the stream fills with this byte."""
+        array.fill(float("nan"))
+        where, bytes_filled = ctypes.c_uint64(array.address), ctypes.c_size_t(4 * COUNT)
+        called("cuMemsetD8Async", where, ctypes.c_ubyte(byte), bytes_filled, ctypes.c_void_p(self.handle))
+        return array
+
+
+def number(byte: int) -> Any:
+    """The number that has this byte four times."""
+    return np.frombuffer(bytes([byte] * 4), np.float32)[0]
+
+
+def in_streams(client: pserver.Client, stream: Stream, gradient: OnDevice, value: OnDevice) -> None:
+    """A call reads and writes in the order of the stream that it names, or that the array was registered with."""
+    before = client.pull(["w"])
+    client.set({"w": np.zeros(COUNT, np.float32)})
+    expected = np.float32(0)
+    for byte, given in enumerate((stream, stream.handle), 0x3D):
+        client.register(gradient)
+        client.push({"w": stream.filled(gradient, byte)}, stream=given)
+        expected += number(byte)
+        assert gradient.streams[-1] == stream.handle, "the producer's stream is waited for by this one"
+        client.unregister(gradient)
+    client.register(gradient, stream=stream)
+    client.push({"w": stream.filled(gradient, 0x3F)})
+    client.push({"w": ByAddress(stream.filled(gradient, 0x3E), stream=stream.handle)})
+    expected = expected + number(0x3F) + number(0x3E)
+    stream.filled(value, 0)
+    client.pull({"w": value}, stream=stream)
+    assert (value.values() == expected).all()
+    client.push_pull({"w": stream.filled(gradient, 0x3D)}, {"w": value}, stream=stream)
+    client.start_push_pull({"w": stream.filled(gradient, 0x3E)}, {"w": value}, stream=stream).wait()
+    client.start_push({"w": stream.filled(gradient, 0x3F)}, stream=stream).wait()
+    client.start_pull({"w": value}, stream=stream).wait()
+    for byte in (0x3D, 0x3E, 0x3F):
+        expected += number(byte)
+    assert (value.values() == expected).all()
+    for wrong in ("s", -1, True, 1.5, object()):
+        with pytest.raises(TypeError, match="expected a stream of torch or CuPy"):
+            client.push({"w": gradient}, stream=wrong)
+    client.unregister(gradient)
+    client.set(before)
+
+
 def main() -> None:
     context = ctypes.c_void_p()
     called("cuInit", 0)
@@ -115,15 +172,17 @@ def main() -> None:
         assert (value.values() == 17).all()
         refused("of a device", lambda: client.push_rows("w", np.zeros(1, np.int64), gradient))
         refused("of a CUDA device", lambda: client.load({"w": ByAddress(value)}))
-        refused("stream 2; expected 1", lambda: client.push({"w": ByAddress(value, stream=2)}))
         refused("follow one another", lambda: client.push({"w": ByAddress(value, strides=(8,))}))
         refused("elements of \"<c8\"", lambda: client.push({"w": ByAddress(value, typestr="<c8")}))
         refused("expected one to write", lambda: client.pull({"w": ByAddress(value, data=(value.address, True))}))
         client.unregister(gradient)
+        stream = Stream()
+        in_streams(client, stream, gradient, value)
         refused("not registered", lambda: client.push({"w": gradient}))
         client.register(gradient.fill(1), [other])
         client.pull({"w": gradient})
         assert (gradient.values() == 17).all() and (other.values() == 17).all()
+        refused("a stream for memory with replicas", lambda: client.push({"w": gradient}, stream=stream))
         refused("does not know it", lambda: client.register(ByAddress(value, data=(4096, False))))
     print("trained")
 

@@ -39,8 +39,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
     """Tensors are not here, and the copies of gradients are late: those that were made."""
     made: list[Late] = []
 
-    def bring(block: Any, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-        into, out_of = list(places), list(tensors)
+    def bring(block: Any, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        into, out_of = [block.tensors[at] for at in places], list(tensors)
         for place in into:
             place.fill_(float("nan"))
         block.copies = Late(lambda: torch._foreach_copy_(into, out_of))
@@ -181,3 +181,42 @@ def test_a_refused_gradient_is_found_again_also_where_no_version_counts() -> Non
             tensor.grad.data.zero_()
         optimizer.step()
         assert_close(net, before)
+
+
+KINDS = [(torch.Size(shape), dtype) for shape, dtype in [
+    ((3, 5), torch.float32), ((_staging.PACKED_BYTES_MAX,), torch.float32), ((), torch.float64), ((0,), torch.float32),
+    ((7,), torch.bfloat16), ((9,), torch.float32),
+]]
+
+
+@pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4, 5], [5, 0], [2, 4], [1], [3]])
+def test_a_copy_writes_the_places_that_it_names(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
+    block = _staging.Block(KINDS, torch.device("cpu"))
+    assert [len(block._packed), len(block.tensors)] == [5, 6], "the large one is copied by itself"
+    tensors = [torch.full((2, *shape), 1.5 + at, dtype=dtype)[1] for at, (shape, dtype) in enumerate(KINDS)]
+    for place in block.tensors:
+        place.zero_()
+    block.bring(chosen, [tensors[at] for at in chosen])
+    for at, (place, tensor) in enumerate(zip(block.tensors, tensors)):
+        assert torch.equal(place, tensor if at in chosen else torch.zeros_like(tensor))
+        place.neg_()
+    block.give(chosen, [tensors[at] for at in chosen])
+    for at, tensor in enumerate(tensors):
+        assert torch.equal(tensor, torch.full_like(tensor, -(1.5 + at) if at in chosen else 1.5 + at))
+
+
+def test_neighbours_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
+    block = _staging.Block(KINDS, torch.device("cpu"))
+    assert [len(block._runs(places)) for places in ([0, 1, 2, 3, 4, 5], [0, 2], [0, 4], [1])] == [1, 1, 2, 0]
+
+
+def test_elements_get_the_type_of_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
+    sizes = [11, _staging.PACKED_BYTES_MAX]
+    block = _staging.Block([(torch.Size([size]), torch.bfloat16) for size in sizes], torch.device("cpu"))
+    tensors = [torch.linspace(-3, 3, size) for size in sizes]
+    block.bring([0, 1], tensors)
+    for place, tensor in zip(block.tensors, tensors, strict=True):
+        assert torch.equal(place, tensor.to(torch.bfloat16))

@@ -155,6 +155,7 @@ fn given<'call>(
     let bytes = session.declared(name, element_type(claim.element_type, name)?)?;
     let (content_len, mut staged) = (long(bytes), Staged::default());
     let content = staged.sent_from(&session.client, claim.content, content_len, read)?;
+    staged.settle()?;
     let given = call.parameter(&TensorClaim { content, content_len, ..claim.into() }, "parameter")?;
     Ok((session, given, staged))
 }

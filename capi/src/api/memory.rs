@@ -88,7 +88,7 @@ pub extern "C" fn paddle_register_buffer(client: *mut ClientHandle, memory: *mut
     guard("paddle_register_buffer", -1, |call| {
         let session = Handle::of_pointer(client).find()?;
         call.aligned(memory.cast::<u8>().cast_const(), "memory")?;
-        session.client.register(memory.expose_provenance(), bytes).map(|()| 0)
+        session.client.register(memory.expose_provenance(), bytes, None).map(|()| 0)
     })
 }
 

@@ -104,6 +104,7 @@ impl<'call> RowRequest<'call> {
             given(call, &TensorClaim { content, ..*claim }, &format!("grads[{index}]"))
         };
         let given = grads.iter().enumerate().map(given).collect::<Result<Vec<_>, _>>()?;
+        staged.settle()?;
         let wanted = |(index, claim): (usize, &TensorClaim)| {
             let content = staged.wanted_at(client, claim.content, claim.content_len)?;
             let wanted = wanted(call, &TensorClaim { content, ..*claim }, &format!("dst[{index}]"))?;
@@ -169,6 +170,7 @@ pub(super) fn rows_to_set<'call>(
     staged: &mut Staged,
 ) -> Result<GradientRows<'call>, Failure> {
     let content = staged.sent_from(client, claim.content, claim.content_len, As::Value)?;
+    staged.settle()?;
     given(call, &TensorClaim { content, ..claim }, what)
 }
 

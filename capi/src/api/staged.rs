@@ -51,7 +51,9 @@ impl Staged {
             let content = self.sent_from(client, claim.content, claim.content_len, read)?;
             call.parameter(&TensorClaim { content, ..*claim }, &format!("grads[{index}]"))
         };
-        claims.iter().enumerate().map(sent).collect()
+        let gradients = claims.iter().enumerate().map(sent).collect::<Result<_, _>>()?;
+        self.settle()?;
+        Ok(gradients)
     }
 
     /// A value as it is sent, checked.
@@ -64,6 +66,7 @@ impl Staged {
     ) -> Result<GradientSlice<'call>, Failure> {
         let claim = claim.into();
         let content = self.sent_from(client, claim.content, claim.content_len, As::Value)?;
+        self.settle()?;
         call.parameter(&TensorClaim { content, ..claim }, what)
     }
 
@@ -81,7 +84,8 @@ impl Staged {
         claims.iter().map(wanted).collect()
     }
 
-    /// Where content is read from: on a device, from pages that it was copied to.
+    /// Where content is read from: on a device, from pages that it is copied to, which have it after
+    /// [`Staged::settle`].
     pub(super) fn sent_from(
         &mut self,
         client: &Client,
@@ -98,10 +102,10 @@ impl Staged {
                 )));
             }
             As::Gradient(number) => match ElementType::from_number(i64::from(number)) {
-                Some(element_type) => claim.fetch_sum(element_type)?,
-                None => claim.fetch()?, // it is refused by who looks at it
+                Some(element_type) => claim.begin_fetch_sum(element_type)?,
+                None => claim.begin_fetch()?, // it is refused by who looks at it
             },
-            As::Value | As::Rows => claim.fetch()?,
+            As::Value | As::Rows => claim.begin_fetch()?,
         }
         let start = claim.start().as_ptr().cast();
         self.sent.push(Page { claim, theirs: content.addr() });
@@ -121,9 +125,15 @@ impl Staged {
         Ok(start)
     }
 
+    /// Waits until the pages have what is sent.
+    pub(super) fn settle(&mut self) -> Result<(), Failure> {
+        self.sent.iter_mut().try_for_each(|page| page.claim.settle())
+    }
+
     /// Writes what was fetched to the device.
     pub(super) fn store(&mut self) -> Result<(), Failure> {
-        self.wanted.iter_mut().try_for_each(|page| page.claim.store())
+        self.wanted.iter_mut().try_for_each(|page| page.claim.begin_store())?;
+        self.wanted.iter_mut().try_for_each(|page| page.claim.settle())
     }
 
     /// Where the caller has what lies here.

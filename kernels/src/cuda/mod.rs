@@ -54,7 +54,7 @@ pub use emit::Emitted;
 pub use gathering::GatherPlan;
 pub use launcher::{KernelLaunch, KernelLauncher, LaunchBuffer, LaunchGraph};
 pub use probe::{CopyDirection, Probe, TimedUpdate};
-pub use safe::{ForeignClaim, ForeignMemory, MemoryOwner};
+pub use safe::{ForeignClaim, ForeignMemory, ForeignStream, MemoryOwner};
 pub use settings::{CudaSettings, rules_folder};
 pub use source::ModuleSource;
 

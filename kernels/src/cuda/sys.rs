@@ -170,7 +170,6 @@ functions! {
         cuMemFreeHost(*mut c_void);
         cuMemHostRegister_v2(*mut c_void, usize, c_uint);
         cuMemHostUnregister(*mut c_void);
-        cuMemcpyHtoD_v2(CUdeviceptr, *const c_void, usize);
         cuMemcpyDtoH_v2(*mut c_void, CUdeviceptr, usize);
         cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);

@@ -34,11 +34,11 @@ fn a_gradient_is_the_sum_of_all_places_and_a_value_goes_to_all() {
                 all.replicate(device.place(*other), bytes).expect("it is a device's, and as long");
             }
             let mut claim = all.claim(0, bytes).expect("it is unclaimed");
-            claim.fetch_sum(element_type).expect("it is summed");
+            claim.begin_fetch_sum(element_type).and_then(|()| claim.settle()).expect("it is summed");
             let name = format!("{element_type}, {align} bytes behind a multiple of 16");
             assert_same(element_type, claim.bytes(), &sum(element_type, &contents), &name);
             claim.bytes_mut().fill(0x3c);
-            claim.store().expect("it is written");
+            claim.begin_store().and_then(|()| claim.settle()).expect("it is written");
             for buffer in &buffers {
                 assert_eq!(device.read(*buffer, bytes), vec![0x3c; bytes], "{name}");
             }

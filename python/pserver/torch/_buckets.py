@@ -102,7 +102,7 @@ class Bucket:
         self.sent, self._versions = [], []
         found: list[tuple[Weight, torch.Tensor]] = []
         for weight in self.weights:
-            gradient = None if how.is_void else weight.gradient(how.wire, how.factor)
+            gradient = None if how.is_void else weight.gradient(how.factor)
             self._versions.append((weight, weight.tensor.grad, _version(weight.tensor.grad)))
             if gradient is None:
                 # Frozen weights are so at every trainer, and decay nowhere.
@@ -116,7 +116,7 @@ class Bucket:
                 found.append((weight, gradient))
             weight.check()
             self.sent.append(weight)
-        self._gradients, self._copies = gradients_of(found)
+        self._gradients, self._copies = gradients_of(found, how.wire)
 
     def is_found(self, how: Sending) -> bool:
         """Whether a backward pass has found the gradients that there are, to be sent in this way."""

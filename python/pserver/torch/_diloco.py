@@ -11,7 +11,7 @@ from ._buckets import acknowledged
 from ._embedding import Table
 from ._optimizer import Optimizer
 from ._rules import Numbers
-from ._weights import Places, Weight
+from ._weights import Places, Weight, gradients_of
 
 STATE = {"steps", "inner", "outer", "weights"}
 
@@ -65,9 +65,11 @@ class _Fragment:
     def prepare(self, client: Client, numbers: Numbers, wire: torch.dtype | None, is_started: bool) -> None:
         """Finds the differences that an outer step sends, and checks them; ``is_started``: they travel while the
         weights are trained on."""
-        pairs = zip(self.weights, self.before)
-        gradients = {weight.name: Weight.sent(before - weight.tensor.detach(), wire) for weight, before in pairs}
-        places = Places(self.weights, is_staged=is_started)
+        differences = torch._foreach_sub(self.before, [weight.tensor.detach() for weight in self.weights])
+        gradients, copies = gradients_of(list(zip(self.weights, differences)), wire)
+        places = Places(self.weights, is_staged=is_started, reuses=True)
+        for one in copies:
+            one.wait()
         client._check_push(gradients, places.arrays, *numbers)
         self._prepared = gradients, places, numbers
 
@@ -97,10 +99,9 @@ class _Fragment:
                 self._call = None
                 self._is_acknowledged = acknowledged(call)
         if self._sent:
-            for (weight, value), before, sent in zip(places.staged, self.before, self._sent):
-                value = value.to(before.device)
-                before.copy_(value)
-                weight.tensor.detach().add_(value - sent)
+            places.finish(self.before)
+            changes = torch._foreach_sub(self.before, self._sent)
+            torch._foreach_add_([weight.tensor.detach() for weight in self.weights], changes)
         else:
             places.finish()
             self.keep_weights()

@@ -22,6 +22,7 @@ from .._client import Client
 from .._errors import Refused
 from ._buckets import Absent
 from ._rules import Numbers
+from ._staging import Copies, is_here, read, sent_to
 
 PREFETCHED_MAX = 16
 """Batches that may be prefetched and not used."""
@@ -56,10 +57,16 @@ class RowBatch:
     padding: int | None = None
     """The place of the row of zeros."""
 
-    def __init__(self, table: "Table", ids: torch.Tensor) -> None:
-        self.ids = ids
+    def __init__(self, table: "Table", ids: torch.Tensor, copies: Copies) -> None:
+        self._ids, self._copies = ids, copies
         self._table = table
         self._last = table.run(self._pull)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """Its ids, when they are in the host's memory."""
+        self._copies.wait()
+        return self._ids
 
     def _pull(self) -> None:
         table = self._table
@@ -74,7 +81,8 @@ class RowBatch:
                 moved = torch.where(inverse > at, inverse - 1, inverse)
                 self.inverse = torch.where(inverse == at, count, moved)
         # The row of the padding, where there is one, stays as it is.
-        self.rows = torch.zeros(count + (self.padding is not None), table.width, dtype=table.dtype)
+        shape = (count + (self.padding is not None), table.width)
+        self.rows = torch.zeros(shape, dtype=table.dtype, pin_memory=table.device.type == "cuda")
         table.pull(self.wanted, self.rows[:count])
 
     def refresh(self, pushed: torch.Tensor) -> None:
@@ -108,13 +116,16 @@ class Table:
         self.height, self.width, self.dtype, self.is_lazy = height, width, dtype, is_lazy
         self.padding_idx = None if padding_idx is None else padding_idx % height
         self.seconds_waited = 0.0
+        self.device = torch.device("cpu")
+        """Where a batch is used."""
         self._initial = initial
         self._seed = torch.initial_seed()
         """The seed of the program's random numbers when the table was made."""
         self._client: Client | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._prefetched: deque[RowBatch] = deque()
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor, Copies]] = []
+        """Ids and their rows, in the host's memory when the copies are over."""
         self._prepared: tuple[torch.Tensor, torch.Tensor, Numbers] | None = None
         """What the next call sends: ids, their rows, and what they carry."""
         self._passes = False
@@ -197,18 +208,21 @@ class Table:
         if len(self._prefetched) >= PREFETCHED_MAX:
             raise Refused(f"{PREFETCHED_MAX} prefetched batches were not used; expected a forward pass with their ids")
         self.client
-        self._prefetched.append(RowBatch(self, _flat(ids).clone()))
+        flat, copies = _flat(ids)
+        # The program may write its own later.
+        self._prefetched.append(RowBatch(self, flat.clone() if is_here(ids) else flat, copies))
 
     def batch(self, ids: torch.Tensor) -> RowBatch:
         """The rows of these ids, from servers unless they were prefetched."""
         self.client
-        flat = _flat(ids)
+        flat, copies = _flat(ids)
+        copies.wait()
         for batch in self._prefetched:
             if torch.equal(batch.ids, flat):
                 self._prefetched.remove(batch)
                 break
         else:
-            batch = RowBatch(self, flat)
+            batch = RowBatch(self, flat, copies)
         self._wait(batch.wait)
         return batch
 
@@ -222,7 +236,7 @@ class Table:
         if weight is not None and weight.grad is None:
             weight.grad = torch.zeros_like(weight).as_subclass(RowGradients)
             weight.grad.table = self.name
-        self._gradients.append((ids, rows.grad[: len(ids)]))
+        self._gradients.append((ids, *read(rows.grad[: len(ids)])))
         rows.grad = None
 
     def stand_in(self) -> torch.Tensor | None:
@@ -272,10 +286,12 @@ class Table:
             if absent == Absent.NOTHING or (weight is not None and not weight.requires_grad):
                 return
             self._passes = absent == Absent.PASS
-        ids = [ids for ids, _ in self._gradients] or [torch.empty(0, dtype=torch.int64)]
-        values = [values for _, values in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
+        for _, _, copies in self._gradients:
+            copies.wait()
+        ids = [ids for ids, _, _ in self._gradients] or [torch.empty(0, dtype=torch.int64)]
+        values = [values for _, values, _ in self._gradients] or [torch.empty(0, self.width, dtype=self.dtype)]
         pushed = ids[0] if len(ids) == 1 else torch.cat(ids)
-        gradient = (values[0] if len(values) == 1 else torch.cat(values)).cpu().contiguous()
+        gradient = (values[0] if len(values) == 1 else torch.cat(values)).contiguous()
         self.client._check_push_rows(self.name, gradient.numpy(), *numbers)
         self._prepared = pushed, gradient, numbers
 
@@ -350,13 +366,14 @@ class _Rows(torch.nn.Module):
 
     def _batch(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Where the row of each id is among rows, the rows, and the place of the padding."""
+        self._table.device = ids.device
         batch = self._table.batch(ids)
-        rows = batch.rows.to(ids.device)
+        rows = sent_to(ids.device, batch.rows)
         if torch.is_grad_enabled() and self.weight.requires_grad:
             rows.requires_grad_()
             keep = partial(self._table.keep, batch.wanted)
             rows.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
-        return batch.inverse.to(ids.device).view(ids.shape), rows, batch.padding
+        return sent_to(ids.device, batch.inverse).view(ids.shape), rows, batch.padding
 
     def _save_to_state_dict(self, *_: Any) -> None:
         """The rows are in the servers' checkpoints, and in what :func:`save_model` saves."""
@@ -442,7 +459,8 @@ class EmbeddingBag(_Rows):
         )
 
 
-def _flat(ids: torch.Tensor) -> torch.Tensor:
+def _flat(ids: torch.Tensor) -> tuple[torch.Tensor, Copies]:
+    """The ids in one row, in the host's memory when the copies are over."""
     if ids.dtype not in {torch.int64, torch.int32}:
         raise Refused(f"ids of {ids.dtype}; expected torch.int64 or torch.int32")
-    return ids.detach().to("cpu", torch.int64).reshape(-1)
+    return read(ids.detach().to(torch.int64).reshape(-1))

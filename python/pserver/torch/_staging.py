@@ -1,7 +1,8 @@
 """Memory of the host beside tensors of a device. It is pinned, so that a CUDA device copies while the program goes on."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -9,6 +10,9 @@ from .._client import Array
 
 ALIGNMENT = 64
 """Bytes: where a tensor begins in a block."""
+PACKED_BYTES_MAX = 256 << 10
+"""A tensor of more is copied by itself."""
+Pairs: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def is_here(tensor: torch.Tensor) -> bool:
@@ -34,10 +38,20 @@ OVER = Copies(None)
 
 
 def read(tensor: torch.Tensor) -> tuple[torch.Tensor, Copies]:
-    """Begins to copy a tensor of a device to the host, behind what computes it: the copy, and when it is over."""
+    """Begins to copy a tensor of a device to the host, behind what computes it: the copy, and when it is over. Of a
+    tensor of the host it is the tensor."""
+    if is_here(tensor):
+        return tensor, OVER
     into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     into.copy_(tensor, non_blocking=True)
     return into, Copies(recorded(torch.cuda.current_stream(tensor.device))) if tensor.is_cuda else OVER
+
+
+def sent_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the host on a device. The program's later work there has it, and nobody waits."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -48,42 +62,86 @@ def recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 class Block:
-    """Tensors in one piece of memory of the host, beside some of a device."""
+    """Tensors in one piece of memory of the host, beside some of a device. Small ones are copied in one piece, which
+    the device has too: of small tensors most of a copy is its call."""
 
     def __init__(self, kinds: Sequence[tuple[torch.Size, torch.dtype]], device: torch.device) -> None:
         self.device = device
         self.copies = OVER
         """The copies that began last."""
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in kinds]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+        starts, end, packed_bytes = [0] * len(sizes), 0, 0
+        for at in sorted(range(len(sizes)), key=lambda at: sizes[at] > PACKED_BYTES_MAX):
+            starts[at] = end
+            end += -(-sizes[at] // ALIGNMENT) * ALIGNMENT
+            packed_bytes = end if sizes[at] <= PACKED_BYTES_MAX else packed_bytes
+
+        def views(whole: torch.Tensor) -> list[torch.Tensor]:
+            """The tensors that lie there entirely."""
+            pieces = [(start, start + size, *kind) for start, size, kind in zip(starts, sizes, kinds)]
+            return [whole[a:b].view(dtype).view(shape) for a, b, shape, dtype in pieces if b <= len(whole)]
+
         is_cuda = device.type == "cuda"
-        whole = torch.empty(starts[-1], dtype=torch.uint8, device="cpu", pin_memory=is_cuda)
-        pieces = [(start, size, *kind) for start, size, kind in zip(starts, sizes, kinds)]
-        self.tensors = [whole[start : start + size].view(dtype).view(shape) for start, size, shape, dtype in pieces]
         self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
+        self._whole = torch.empty(end, dtype=torch.uint8, device="cpu", pin_memory=is_cuda)
+        self.tensors = views(self._whole)
+        packs = packed_bytes > 0 and not is_here(torch.empty(0, device=device))
+        with self._behind_others([]):
+            # The memory is the stream's, which is done with it before it is another tensor's.
+            self._there = torch.empty(packed_bytes if packs else 0, dtype=torch.uint8, device=device)
+        packed = [at for at, size in enumerate(sizes) if packs and size <= PACKED_BYTES_MAX]
+        self._packed = dict(zip(packed, views(self._there))) if packs else {}
+        self._spans = {at: (starts[at], starts[at] + -(-sizes[at] // ALIGNMENT) * ALIGNMENT) for at in packed}
 
-    def bring(self, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-        """Begins to copy tensors of the device into places of the block, behind what computes them."""
-        self._copy(places, tensors, tensors)
+    def bring(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """Begins to copy tensors of the device into places of the block, behind what computes them. Their elements get
+        the type of the place."""
+        with self._behind_others(tensors):
+            packed, others = self._sorted(places, tensors)
+            if packed:
+                torch._foreach_copy_([one for one, _ in packed], [one for _, one in packed])
+            for run in self._runs(places):
+                self._whole[run].copy_(self._there[run], non_blocking=True)
+            if others:
+                torch._foreach_copy_([one for one, _ in others], [one for _, one in others], non_blocking=True)
 
-    def give(self, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    def give(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """Begins to copy places of the block into tensors of the device. What is computed there later has the values."""
-        self._copy(tensors, places, tensors)
+        with self._behind_others(tensors):
+            packed, others = self._sorted(places, tensors)
+            for run in self._runs(places):
+                self._there[run].copy_(self._whole[run], non_blocking=True)
+            if packed:
+                torch._foreach_copy_([one for _, one in packed], [one for one, _ in packed])
+            if others:
+                torch._foreach_copy_([one for _, one in others], [one for one, _ in others], non_blocking=True)
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
-    def _copy(
-        self, into: Sequence[torch.Tensor], out_of: Sequence[torch.Tensor], of_device: Sequence[torch.Tensor]
-    ) -> None:
+    def _sorted(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> tuple[Pairs, Pairs]:
+        """Places of the piece that the device has with their tensors, and the other places with theirs."""
+        packed = [(self._packed[at], tensor) for at, tensor in zip(places, tensors) if at in self._packed]
+        others = [(self.tensors[at], tensor) for at, tensor in zip(places, tensors) if at not in self._packed]
+        return packed, others
+
+    def _runs(self, places: Sequence[int]) -> list[slice]:
+        """The bytes of these places in the piece that the device has, those of neighbours together."""
+        found: list[slice] = []
+        for begin, end in sorted(self._spans[at] for at in places if at in self._spans):
+            joins = found and found[-1].stop == begin
+            found.append(slice(found.pop().start if joins else begin, end))
+        return found
+
+    @contextmanager
+    def _behind_others(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Copies within it are in the block's stream, behind everything that the program has the device do by now."""
         if self._stream is None:
-            torch._foreach_copy_(list(into), list(out_of))
+            yield
             return
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
-            torch._foreach_copy_(list(into), list(out_of), non_blocking=True)
-        for tensor in of_device:
+            yield
+        for tensor in tensors:
             # Its memory is not given to another tensor before the copy is over.
             tensor.record_stream(self._stream)
         self.copies = Copies(recorded(self._stream))
@@ -95,14 +153,15 @@ class Place(NamedTuple):
     tensor: torch.Tensor
     array: Array
     block: Block
+    at: int
 
 
-def by_block(places: Sequence[Place], tensors: Sequence[torch.Tensor]) -> Iterable[tuple[Block, Any, Any]]:
+def by_block(places: Sequence[Place], tensors: Sequence[torch.Tensor]) -> Iterable[tuple[Block, list[int], Any]]:
     """Blocks, and the places and tensors of each."""
-    found: dict[int, tuple[Block, list[torch.Tensor], list[torch.Tensor]]] = {}
+    found: dict[int, tuple[Block, list[int], list[torch.Tensor]]] = {}
     for place, tensor in zip(places, tensors):
         _, some, others = found.setdefault(id(place.block), (place.block, [], []))
-        some.append(place.tensor)
+        some.append(place.at)
         others.append(tensor)
     return found.values()
 

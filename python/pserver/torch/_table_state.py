@@ -80,7 +80,7 @@ def checked_rows(table: Table, rule: Rule, given: Mapping[str, Any]) -> LoadedRo
     updates = given["updates"]
     if type(updates) is not int or not 0 <= updates <= UPDATES_MAX:
         raise Refused(f"{where}: updates {updates!r}; expected a number, at most {UPDATES_MAX}")
-    return LoadedRows(table, ids.cpu().numpy(), rows, tensors, updates, _rates(where, given["rates"], updates))
+    return LoadedRows(table, ids.to("cpu").numpy(), rows, tensors, updates, _rates(where, given["rates"], updates))
 
 
 def _rates(where: str, given: Any, updates: int) -> list[tuple[int, float | None]]:

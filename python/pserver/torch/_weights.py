@@ -60,42 +60,19 @@ class Weight:
         """The present value as servers have it."""
         return array(self.tensor.detach().to("cpu", self.dtype).contiguous())
 
-    def gradient(self, wire: torch.dtype | None = None, factor: float = 1.0) -> torch.Tensor | None:
-        """The gradient times ``factor``, if there is one, in the type ``wire`` or its own, where it is."""
+    def gradient(self, factor: float = 1.0) -> torch.Tensor | None:
+        """The gradient times ``factor``, if there is one, where it is."""
         found = self.tensor.grad
         if found is None:
             return None
         if found.is_sparse:
             text = "expected a dense one, or pserver.torch.Embedding, whose gradients are rows"
             raise Refused(f'parameter "{self.name}": a sparse gradient; {text}')
-        return self.narrowed(found if factor == 1.0 else found * factor, wire)
+        return found if factor == 1.0 else found * factor
 
     def zeros(self) -> torch.Tensor:
         """A gradient without effect on the sum."""
         return torch.zeros(self.tensor.shape, dtype=self.tensor.dtype, device="cpu")
-
-    @staticmethod
-    def sent(tensor: torch.Tensor, wire: torch.dtype | None) -> Array:
-        """The tensor's memory where it can be sent as it is, else that of a copy."""
-        return memory(Weight.narrowed(tensor, wire).cpu())
-
-    @staticmethod
-    def narrowed(tensor: torch.Tensor, wire: torch.dtype | None) -> torch.Tensor:
-        """The tensor in the type in which it travels."""
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        if wire is not None:
-            narrow = tensor.to(wire)
-            if wire == torch.float16 and bool(torch.isinf(narrow).any()) and not bool(torch.isinf(tensor).any()):
-                text = "expected wire=torch.bfloat16, which has float32's range, or gradients below 65504"
-                raise Refused(f"gradients of up to {float(tensor.abs().max()):.3g} in wire=torch.float16; {text}")
-            tensor = narrow
-        return tensor
-
-    def stage(self) -> tuple[torch.Tensor, Array]:
-        """A new tensor of the host beside this one, for a value that is on its way, and its memory."""
-        stage = torch.empty(self.tensor.shape, dtype=self.tensor.dtype, device="cpu")
-        return stage, array(stage)
 
     def destination(self) -> Array | None:
         """The parameter's memory, if a value can be written there."""
@@ -112,32 +89,56 @@ def memory(tensor: torch.Tensor) -> Array:
     return array(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
-def beside(use: str, wanted: Sequence[tuple[Weight, torch.dtype]]) -> list[Place]:
-    """Places in memory of the host beside weights of devices, for values of these types: for each use one, which serves
-    again. New ones lie in a block for each device."""
+def beside(use: str | None, wanted: Sequence[tuple[Weight, torch.dtype]]) -> list[Place]:
+    """Places in memory of the host beside weights, for values of these types: for each use one, which serves again, and
+    without a use new ones. New ones lie in a block for each device."""
+    found: dict[int, Place] = {}
     missing: dict[torch.device, list[tuple[Weight, torch.dtype]]] = {}
     for weight, dtype in wanted:
-        place = weight._places.get(use)
+        place = None if use is None else weight._places.get(use)
         device, kind = weight.tensor.device, (weight.tensor.shape, dtype)
         if place is None or place.block.device != device or (place.tensor.shape, place.tensor.dtype) != kind:
             missing.setdefault(device, []).append((weight, dtype))
+        else:
+            found[id(weight)] = place
     for device, some in missing.items():
         block = Block([(weight.tensor.shape, dtype) for weight, dtype in some], device)
-        for (weight, _), tensor in zip(some, block.tensors):
-            weight._places[use] = Place(tensor, array(tensor), block)
-    return [weight._places[use] for weight, _ in wanted]
+        for at, (weight, _) in enumerate(some):
+            tensor = block.tensors[at]
+            found[id(weight)] = place = Place(tensor, array(tensor), block, at)
+            if use is not None:
+                weight._places[use] = place
+    return [found[id(weight)] for weight, _ in wanted]
 
 
-def gradients_of(found: Sequence[tuple[Weight, torch.Tensor]]) -> tuple[dict[str, Array], list[Copies]]:
-    """The memory of the host from which gradients are sent, and the copies to it that have begun."""
-    gradients = {weight.name: memory(one) for weight, one in found if _staging.is_here(one)}
-    elsewhere = [(weight, one) for weight, one in found if not _staging.is_here(one)]
+def gradients_of(
+    found: Sequence[tuple[Weight, torch.Tensor]], wire: torch.dtype | None
+) -> tuple[dict[str, Array], list[Copies]]:
+    """The memory of the host from which gradients are sent, in the type ``wire`` or their own, and the copies to it that
+    have begun."""
+    gradients = {weight.name: memory(narrowed(one, wire)) for weight, one in found if _staging.is_here(one)}
+    elsewhere = [(weight, one.detach()) for weight, one in found if not _staging.is_here(one)]
     if not elsewhere:
         return gradients, []
-    places = beside("gradient", [(weight, one.dtype) for weight, one in elsewhere])
+    if wire == torch.float16:
+        elsewhere = [(weight, narrowed(one, wire)) for weight, one in elsewhere]
+    places = beside("gradient", [(weight, wire or one.dtype) for weight, one in elsewhere])
     copies = _staging.bring(places, [one for _, one in elsewhere])
     gradients.update({weight.name: place.array for (weight, _), place in zip(elsewhere, places)})
     return gradients, copies
+
+
+def narrowed(tensor: torch.Tensor, wire: torch.dtype | None) -> torch.Tensor:
+    """The tensor in the type in which it travels."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if wire is None:
+        return tensor
+    narrow = tensor.to(wire)
+    if wire == torch.float16 and bool(torch.isinf(narrow).any()) and not bool(torch.isinf(tensor).any()):
+        text = "expected wire=torch.bfloat16, which has float32's range, or gradients below 65504"
+        raise Refused(f"gradients of up to {float(tensor.abs().max()):.3g} in wire=torch.float16; {text}")
+    return narrow
 
 
 def note(weights: Iterable[Weight]) -> None:
@@ -192,7 +193,7 @@ def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -
     places = Places(weights, reuses=True)
     if not places.arrays:
         return []
-    elsewhere = [weight for weight, _ in places.staged]
+    elsewhere = places.staged
     were_changed = changed(elsewhere) if is_of_step else []
     if not is_of_step:
         # A part of the values may come before a failure.
@@ -216,36 +217,27 @@ class Places:
 
     def __init__(self, weights: Iterable[Weight], is_staged: bool = False, reuses: bool = False) -> None:
         self.arrays: dict[str, Array] = {}
-        self.staged: list[tuple[Weight, torch.Tensor]] = []
+        self.staged: list[Weight] = []
         self.written: list[Weight] = []
         """Those whose own memory is written."""
-        self._places: list[Place] = []
-        elsewhere: list[Weight] = []
         for weight in weights:
             place = None if is_staged else weight.destination()
             if place is not None:
                 self.written.append(weight)
                 self.arrays[weight.name] = place
-            elif not reuses:
-                stage, self.arrays[weight.name] = weight.stage()
-                self.staged.append((weight, stage))
             else:
-                elsewhere.append(weight)
-        if elsewhere:
-            self._places = beside("value", [(weight, weight.tensor.dtype) for weight in elsewhere])
-            for weight, one in zip(elsewhere, self._places):
-                # The last value may still be on its way to the device.
-                one.block.copies.wait()
-                self.arrays[weight.name] = one.array
-                self.staged.append((weight, one.tensor))
+                self.staged.append(weight)
+        wanted = [(weight, weight.tensor.dtype) for weight in self.staged]
+        self._places = beside("value" if reuses else None, wanted)
+        for weight, one in zip(self.staged, self._places):
+            # The last value may still be on its way to the device.
+            one.block.copies.wait()
+            self.arrays[weight.name] = one.array
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Copies the values that were staged. Autograd learns of every tensor that was written."""
-        tensors = [weight.tensor for weight, _ in self.staged]
-        if self._places:
-            _staging.give(self._places, tensors)
-        elif self.staged:
-            # One call for all: of small tensors most of a copy is its call.
-            torch._foreach_copy_(tensors, [stage for _, stage in self.staged])
+    def finish(self, into: Sequence[torch.Tensor] | None = None) -> None:
+        """Copies the values that were staged, to ``into`` instead of the parameters if it is given. Autograd learns of
+        every tensor that was written."""
+        if self.staged:
+            _staging.give(self._places, into or [weight.tensor for weight in self.staged])
         torch.autograd.graph.increment_version([weight.tensor for weight in self.written])

@@ -15,16 +15,17 @@ use super::region::{DeviceAllocation, DeviceRegion, warn};
 use super::replicas::Replicas;
 use crate::cuda::checked::{DriverError, called};
 use crate::cuda::sys::{
-    self, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUpointer_attribute as Attribute, Driver, ERRORS_OF_STRANGERS,
-    KIND_DEVICE, KIND_HOST, PORTABLE,
+    self, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUpointer_attribute as Attribute, CUstream, Driver,
+    ERRORS_OF_STRANGERS, KIND_DEVICE, KIND_HOST, PORTABLE,
 };
 
 /// A range of device memory and a host buffer of the same size, through which its bytes are transferred. They are equal
-/// only after [`ForeignClaim::fetch`] and [`ForeignClaim::store`].
+/// only when a [`ForeignClaim::begin_fetch`] or a [`ForeignClaim::begin_store`] has settled.
 pub struct ForeignMemory {
     /// Replicas on other devices.
     replicas: Mutex<Replicas>,
     pinned: NonNull<u8>,
+    stream: ForeignStream,
     claimed: Mutex<Vec<Range<usize>>>,
     place: DeviceRegion,
 }
@@ -33,6 +34,26 @@ pub struct ForeignMemory {
 pub struct ForeignClaim {
     memory: Arc<ForeignMemory>,
     range: Range<usize>,
+    stream: ForeignStream,
+    /// Whether a copy was begun whose end was not waited for.
+    is_in_flight: bool,
+}
+
+/// A stream of the caller's, in whose order memory of the device is read and written. By default it is the default
+/// stream of the memory's context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForeignStream(usize);
+
+impl ForeignStream {
+    /// The stream of this number, as CUDA's libraries say it: its handle, or 0 or 1 for the default stream.
+    #[must_use]
+    pub fn of(number: usize) -> Self {
+        Self(if number == 1 { 0 } else { number })
+    }
+
+    fn handle(self) -> CUstream {
+        ptr::with_exposed_provenance_mut(self.0)
+    }
 }
 
 /// The owner of a range of memory.
@@ -95,11 +116,21 @@ impl ForeignMemory {
         let pinned = NonNull::new(start.cast::<u8>()).expect("the driver said that it gave memory");
         // SAFETY: the driver gave as many bytes from there on, and no other reference to them exists yet.
         unsafe { pinned.write_bytes(0, place.bytes) };
-        Ok(Arc::new(Self { place, pinned, claimed: Mutex::default(), replicas: Mutex::default() }))
+        let (stream, claimed, replicas) = (ForeignStream::default(), Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { replicas, pinned, stream, claimed, place }))
     }
 
-    /// Adds a replica, usually on another device: [`ForeignClaim::fetch_sum`] reads the sum of all replicas, and
-    /// [`ForeignClaim::store`] writes to all.
+    /// Memory that nobody else has yet, of which claims use this stream.
+    #[must_use]
+    pub fn in_stream(mut self: Arc<Self>, stream: ForeignStream) -> Arc<Self> {
+        if let Some(memory) = Arc::get_mut(&mut self) {
+            memory.stream = stream;
+        }
+        self
+    }
+
+    /// Adds a replica, usually on another device: [`ForeignClaim::begin_fetch_sum`] reads the sum of all replicas, and
+    /// [`ForeignClaim::begin_store`] writes to all.
     ///
     /// # Errors
     /// [`Failure::Call`] when a call is using this memory, when the replica is no device memory, has another length or
@@ -156,7 +187,7 @@ impl ForeignMemory {
             )));
         }
         claimed.push(range.clone());
-        Ok(ForeignClaim { memory: Arc::clone(self), range })
+        Ok(ForeignClaim { memory: Arc::clone(self), range, stream: self.stream, is_in_flight: false })
     }
 
     fn claimed(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
@@ -181,32 +212,73 @@ impl Drop for ForeignMemory {
 }
 
 impl ForeignClaim {
-    /// Copies from the device to the host buffer, after all earlier work on the device's default stream. Replicas are
-    /// not read.
+    /// The claim in the order of another stream, which its caller keeps until the claim is dropped.
+    pub fn set_stream(&mut self, stream: ForeignStream) {
+        self.stream = stream;
+    }
+
+    /// Begins to copy from the device to the host buffer, behind all earlier work on the stream. The buffer has the
+    /// bytes after [`ForeignClaim::settle`]. Replicas are not read.
     ///
     /// # Errors
     /// [`Failure::Call`] with the driver's error.
-    pub fn fetch(&mut self) -> Result<(), Failure> {
-        let (place, start, length) = (&self.memory.place, self.start().as_ptr().cast::<c_void>(), self.range.len());
-        let copied = place.enter().and_then(|_entered| {
-            // SAFETY: both ranges are whole, by `claim`, and the host's has this one owner, borrowed here alone.
-            let code = unsafe { (place.driver.cuMemcpyDtoH_v2)(start, self.address(), length) };
-            called(&place.driver, "cuMemcpyDtoH", code)
-        });
-        copied.map_err(|refused| Failure::call(format!("reading {length} bytes of a device's memory: {refused}")))
+    pub fn begin_fetch(&mut self) -> Result<(), Failure> {
+        let (start, length) = (self.start().as_ptr().cast::<c_void>(), self.range.len());
+        let (address, stream) = (self.address(), self.stream.handle());
+        self.begin("reading", length, |driver| {
+            // SAFETY: both ranges are whole, by `claim`, and the host's has this one owner, which gives no access to it
+            // and is not dropped before the copy is over.
+            let code = unsafe { (driver.cuMemcpyDtoHAsync_v2)(start, address, length, stream) };
+            called(driver, "cuMemcpyDtoHAsync", code)
+        })
     }
 
-    /// As [`ForeignClaim::fetch`], of the sum of this memory and its replicas, in the order in which they were added:
-    /// half precision is summed in binary32 and rounded once. The first device computes it, and no replica changes.
+    /// Submits a copy to the stream.
+    fn begin(
+        &mut self,
+        doing: &str,
+        length: usize,
+        submit: impl FnOnce(&Driver) -> Result<(), DriverError>,
+    ) -> Result<(), Failure> {
+        self.settle()?;
+        let place = &self.memory.place;
+        let begun = place.enter().and_then(|_entered| submit(&place.driver));
+        self.is_in_flight = begun.is_ok();
+        begun.map_err(|refused| Failure::call(format!("{doing} {length} bytes of a device's memory: {refused}")))
+    }
+
+    /// Waits until the copy that was begun is over, if there is one.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] with the driver's error.
+    pub fn settle(&mut self) -> Result<(), Failure> {
+        if !self.is_in_flight {
+            return Ok(());
+        }
+        let place = &self.memory.place;
+        let waited = place.enter().and_then(|_entered| {
+            // SAFETY: the caller keeps the stream until the claim is dropped.
+            let code = unsafe { (place.driver.cuStreamSynchronize)(self.stream.handle()) };
+            called(&place.driver, "cuStreamSynchronize", code)
+        });
+        self.is_in_flight = false;
+        let bytes = self.range.len();
+        waited.map_err(|refused| Failure::call(format!("copying {bytes} bytes of a device's memory: {refused}")))
+    }
+
+    /// As [`ForeignClaim::begin_fetch`], of the sum of this memory and its replicas, in the order in which they were
+    /// added: half precision is summed in binary32 and rounded once. The first device computes it, and no replica
+    /// changes.
     ///
     /// # Errors
     /// [`Failure::Call`] with the driver's error, or when the memory does not consist of whole elements.
-    pub fn fetch_sum(&mut self, element_type: ElementType) -> Result<(), Failure> {
+    pub fn begin_fetch_sum(&mut self, element_type: ElementType) -> Result<(), Failure> {
         let memory = Arc::clone(&self.memory);
         let mut replicas = memory.replicas();
         if replicas.is_empty() {
-            return self.fetch();
+            return self.begin_fetch();
         }
+        self.check_default_stream()?;
         let (place, range) = (&memory.place, self.range.clone());
         let _entered = place.enter().map_err(|refused| Failure::call(refused.to_string()))?;
         replicas.sum(place, range, element_type, self.bytes_mut())
@@ -218,25 +290,40 @@ impl ForeignClaim {
         !self.memory.replicas().is_empty()
     }
 
-    /// Copies the host buffer to the device, and to its replicas.
+    /// Begins to copy the host buffer to the device, and copies it to its replicas. The device has the bytes after
+    /// [`ForeignClaim::settle`].
     ///
     /// # Errors
     /// [`Failure::Call`] with the driver's error; then some of them may have been written.
-    pub fn store(&mut self) -> Result<(), Failure> {
-        let (place, start, length) = (&self.memory.place, self.start().as_ptr().cast::<c_void>(), self.range.len());
-        let copied = place.enter().and_then(|_entered| {
-            // SAFETY: both ranges are whole, by `claim`, and the host's has this one owner, borrowed here alone.
-            let code = unsafe { (place.driver.cuMemcpyHtoD_v2)(self.address(), start, length) };
-            called(&place.driver, "cuMemcpyHtoD", code)?;
-            let replicas = self.memory.replicas();
-            if replicas.is_empty() { Ok(()) } else { replicas.spread(place, &self.range) }
-        });
-        copied.map_err(|refused| Failure::call(format!("writing {length} bytes of a device's memory: {refused}")))
+    pub fn begin_store(&mut self) -> Result<(), Failure> {
+        let memory = Arc::clone(&self.memory);
+        let replicas = memory.replicas();
+        if !replicas.is_empty() {
+            self.check_default_stream()?;
+        }
+        let (start, length) = (self.start().as_ptr().cast::<c_void>(), self.range.len());
+        let (address, stream, range) = (self.address(), self.stream.handle(), self.range.clone());
+        self.begin("writing", length, |driver| {
+            // SAFETY: as in `begin_fetch`.
+            let code = unsafe { (driver.cuMemcpyHtoDAsync_v2)(address, start, length, stream) };
+            called(driver, "cuMemcpyHtoDAsync", code)?;
+            if replicas.is_empty() { Ok(()) } else { replicas.spread(&memory.place, &range) }
+        })
     }
 
-    /// The host buffer.
+    /// Refuses another stream for memory with replicas: each device has a stream of its own.
+    fn check_default_stream(&self) -> Result<(), Failure> {
+        if self.stream == ForeignStream::default() {
+            return Ok(());
+        }
+        let text = "a stream for memory with replicas, which are read behind the default stream of each device";
+        Err(Failure::call(format!("{text}; expected none")))
+    }
+
+    /// The host buffer, while no copy is in flight.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
+        assert!(!self.is_in_flight, "nobody reads what a device writes");
         // SAFETY: the range is inside the pinned bytes, which were zeroed, and has this one owner.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.range.len()) }
     }
@@ -244,6 +331,7 @@ impl ForeignClaim {
     /// The host buffer, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(!self.is_in_flight, "nobody writes what a device reads");
         // SAFETY: as above, and the owner is borrowed here alone.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.range.len()) }
     }
@@ -262,6 +350,9 @@ impl ForeignClaim {
 
 impl Drop for ForeignClaim {
     fn drop(&mut self) {
+        if let Err(error) = self.settle() {
+            tracing::warn!(%error, "a copy of a call that has ended was not waited for");
+        }
         self.memory.claimed().retain(|other| *other != self.range);
     }
 }

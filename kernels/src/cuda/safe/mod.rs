@@ -17,7 +17,7 @@ mod streams;
 
 pub(super) use compiler::Compiler;
 pub(super) use context::CudaContext;
-pub use foreign::{ForeignClaim, ForeignMemory, MemoryOwner};
+pub use foreign::{ForeignClaim, ForeignMemory, ForeignStream, MemoryOwner};
 pub(super) use graph::CapturedGraph;
 pub(super) use memory::{DeviceMemory, DeviceRange, HostMapping, PinnedMemory, PinnedRange, RegisteredRange};
 pub(super) use module::{CudaModule, Grid, KernelFunction, grid, grid_of};

@@ -52,11 +52,11 @@ fn bytes_go_from_a_device_to_the_host_and_back_through_pinned_pages() {
         let address = usize::try_from(memory.part(0..1).address()).expect("an address has 64 bits");
         let foreign = device(ForeignMemory::find(address + 100, 600).expect("it is a device's"));
         let mut claim = foreign.claim(8, 64).expect("it is there");
-        claim.fetch().expect("it can be read");
+        claim.begin_fetch().and_then(|()| claim.settle()).expect("it can be read");
         // The simulated driver's fill of new memory.
         assert_eq!(claim.bytes(), [0xa5; 64]);
         claim.bytes_mut().fill(7);
-        claim.store().expect("it can be written");
+        claim.begin_store().and_then(|()| claim.settle()).expect("it can be written");
         let mut beside = foreign.claim(72, 8).expect("it is unclaimed");
         let refused = foreign.claim(71, 1).map(drop).expect_err("it is claimed").to_string();
         assert!(refused.contains("1 bytes of a device's memory are used by a call that is in progress"), "{refused}");
@@ -64,14 +64,32 @@ fn bytes_go_from_a_device_to_the_host_and_back_through_pinned_pages() {
         assert!(refused.contains("11 bytes of a device's memory, of which 10 are registered"), "{refused}");
         drop(claim);
         let mut again = foreign.claim(0, 72).expect("the claim was dropped");
-        again.fetch().expect("it can be read");
-        beside.fetch().expect("it can be read");
+        again.begin_fetch().and_then(|()| again.settle()).expect("it can be read");
+        beside.begin_fetch().and_then(|()| beside.settle()).expect("it can be read");
         assert_eq!((&again.bytes()[..8], &again.bytes()[8..]), (&[0xa5; 8][..], &[7; 64][..]));
         assert_eq!(beside.bytes(), [0xa5; 8]);
     });
     if !is_inside() {
         assert!(fs::read(log.1).is_err(), "a copy of memory that is not pinned");
     }
+}
+
+#[test]
+fn a_claim_that_is_dropped_waits_for_its_copy() {
+    each(&[&[GUARD]], || {
+        let context = CudaContext::open(0).expect("there is one");
+        let memory = DeviceMemory::new(&context, 1000).expect("there is as much");
+        let address = usize::try_from(memory.part(0..1).address()).expect("an address has 64 bits");
+        let foreign = device(ForeignMemory::find(address, 600).expect("it is a device's"));
+        let mut claim = foreign.claim(0, 300).expect("it is unclaimed");
+        claim.begin_fetch().expect("it can be read");
+        drop(claim);
+        let mut again = foreign.claim(0, 300).expect("the claim was dropped");
+        again.bytes_mut().fill(7);
+        let mut beside = foreign.claim(300, 8).expect("it is unclaimed");
+        beside.begin_fetch().and_then(|()| beside.settle()).expect("all that the stream had to do is done");
+        assert_eq!(again.bytes(), [7; 300]);
+    });
 }
 
 #[test]
@@ -104,7 +122,7 @@ fn memory_that_is_not_all_there_is_refused_with_what_is() {
 #[test]
 fn what_the_driver_refuses_is_said() {
     each(
-        &[&[("PSERVER_STANDIN_FAIL", "cuMemHostAlloc:1:2,cuMemcpyDtoH_v2:1:700,cuPointerGetAttribute:1:999")]],
+        &[&[("PSERVER_STANDIN_FAIL", "cuMemHostAlloc:1:2,cuMemcpyDtoHAsync_v2:1:700,cuPointerGetAttribute:1:999")]],
         || {
             let context = CudaContext::open(0).expect("there is one");
             let memory = DeviceMemory::new(&context, 1000).expect("there is as much");
@@ -124,8 +142,12 @@ fn what_the_driver_refuses_is_said() {
             );
             let address = usize::try_from(address).expect("an address has 64 bits");
             let foreign = device(ForeignMemory::find(address, 8).expect("it is a device's"));
-            let refused = foreign.claim(0, 8).expect("it is there").fetch().expect_err("the driver fails").to_string();
-            assert_eq!(refused, "reading 8 bytes of a device's memory: cuMemcpyDtoH: CUDA_ERROR_ILLEGAL_ADDRESS (700)");
+            let refused =
+                foreign.claim(0, 8).expect("it is there").begin_fetch().expect_err("the driver fails").to_string();
+            assert_eq!(
+                refused,
+                "reading 8 bytes of a device's memory: cuMemcpyDtoHAsync: CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+            );
         },
     );
 }

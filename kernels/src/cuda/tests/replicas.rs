@@ -67,14 +67,14 @@ impl Replicated {
         for (one, content) in self.each.iter().zip(contents) {
             let mut claim = whole(one);
             claim.bytes_mut().copy_from_slice(content);
-            claim.store().expect("it can be written");
+            claim.begin_store().and_then(|()| claim.settle()).expect("it can be written");
         }
     }
 
     fn contents(&self) -> Vec<Vec<u8>> {
         let read = |one| {
             let mut claim = whole(one);
-            claim.fetch().expect("it can be read");
+            claim.begin_fetch().and_then(|()| claim.settle()).expect("it can be read");
             claim.bytes().to_vec()
         };
         self.each.iter().map(read).collect()
@@ -149,7 +149,7 @@ fn what_is_read_is_the_sum_of_all_devices_in_their_order() {
                 let contents = numbers(element_type, bytes);
                 memory.fill(&contents);
                 let mut claim = whole(&memory.all);
-                claim.fetch_sum(element_type).expect("it can be summed");
+                claim.begin_fetch_sum(element_type).and_then(|()| claim.settle()).expect("it can be summed");
                 assert!(claim.bytes() == sum(element_type, &contents), "{element_type}, {bytes} bytes");
                 assert!(memory.contents() == contents, "{element_type}: no gradient changes");
             }
@@ -164,12 +164,12 @@ fn some_of_it_is_summed_also_where_that_is_not_on_a_multiple_of_16() {
         let contents = numbers(ElementType::Float32, 4096);
         memory.fill(&contents);
         let mut claim = memory.all.claim(12, 100).expect("it is unclaimed");
-        claim.fetch_sum(ElementType::Float32).expect("it can be summed");
+        claim.begin_fetch_sum(ElementType::Float32).and_then(|()| claim.settle()).expect("it can be summed");
         assert_eq!(claim.bytes(), &sum(ElementType::Float32, &contents)[12..112]);
-        claim.fetch().expect("it can be read");
+        claim.begin_fetch().and_then(|()| claim.settle()).expect("it can be read");
         assert_eq!(claim.bytes(), &contents[0][12..112], "a value is the first one's");
         drop(claim);
-        let refused = memory.all.claim(2, 100).expect("it is unclaimed").fetch_sum(ElementType::Float32);
+        let refused = memory.all.claim(2, 100).expect("it is unclaimed").begin_fetch_sum(ElementType::Float32);
         let text = refused.expect_err("no element begins there").to_string();
         assert!(
             text.contains("100 bytes of float32 and their replicas") && text.contains("no multiple of 4"),
@@ -186,7 +186,7 @@ fn what_is_written_goes_to_all_devices() {
         let before = memory.contents();
         let mut claim = memory.all.claim(100, 500).expect("it is unclaimed");
         claim.bytes_mut().fill(7);
-        claim.store().expect("it can be written");
+        claim.begin_store().and_then(|()| claim.settle()).expect("it can be written");
         for (after, before) in memory.contents().iter().zip(&before) {
             assert_eq!(after[100..600], [7; 500]);
             assert_eq!((&after[..100], &after[600..]), (&before[..100], &before[600..]));
@@ -214,10 +214,10 @@ fn what_default_streams_were_told_has_happened_before_a_sum_and_before_a_value()
         };
         let told: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 1 + u64::from(ordinal))).collect();
         let mut claim = whole(&memory.all);
-        claim.fetch_sum(ElementType::Uint64).expect("it can be summed");
+        claim.begin_fetch_sum(ElementType::Uint64).and_then(|()| claim.settle()).expect("it can be summed");
         assert_eq!(claim.bytes(), bytemuck::bytes_of(&[6_u64; 8]));
         let told_again: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 7)).collect();
-        claim.store().expect("it can be written");
+        claim.begin_store().and_then(|()| claim.settle()).expect("it can be written");
         drop(claim);
         for content in memory.contents() {
             assert_eq!(content, bytemuck::bytes_of(&[6_u64; 8]));
@@ -263,9 +263,9 @@ fn at_most_64_places_are_one() {
         let every = find(at(0), 64 * 64);
         let mut claim = whole(&every);
         claim.bytes_mut().copy_from_slice(bytemuck::cast_slice(&[1_u32; 64 * 16]));
-        claim.store().expect("it can be written");
+        claim.begin_store().and_then(|()| claim.settle()).expect("it can be written");
         let mut claim = whole(&all);
-        claim.fetch_sum(ElementType::Uint32).expect("it can be summed");
+        claim.begin_fetch_sum(ElementType::Uint32).and_then(|()| claim.settle()).expect("it can be summed");
         assert_eq!(claim.bytes(), bytemuck::cast_slice::<u32, u8>(&[64; 16]));
     });
 }
@@ -282,9 +282,9 @@ fn what_the_driver_refuses_is_said_and_the_next_call_is_well() {
             "the sum of 1000 bytes and their replicas: cuMemcpyPeerAsync: CUDA_ERROR_LAUNCH_FAILED",
             "the sum of 1000 bytes and their replicas: cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
         ] {
-            let text = whole(&all).fetch_sum(ElementType::Float32).expect_err("the driver fails").to_string();
+            let text = whole(&all).begin_fetch_sum(ElementType::Float32).expect_err("the driver fails").to_string();
             assert!(text.contains(expected), "{text}");
         }
-        whole(&all).fetch_sum(ElementType::Float32).expect("the driver is well");
+        whole(&all).begin_fetch_sum(ElementType::Float32).expect("the driver is well");
     });
 }
