@@ -27,6 +27,7 @@
 //                                        to name the context
 //   PSERVER_STANDIN_STRANGERS=201        the error for an address that was not allocated, in place of 1
 //   PSERVER_STANDIN_UNPINNED=/file       a line for every copy of memory that is not pinned
+//   PSERVER_STANDIN_CALLS=/file          a line for every call
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -238,11 +239,13 @@ struct World {
   // A delayed stream: it runs only while no other can.
   Stream* behind = nullptr;
   uint64_t behind_for = 0;
+  std::ofstream log;
 
   World() {
     random.seed(setting("PSERVER_STANDIN_SEED", 1));
     for (int ordinal = 0; ordinal < DEVICES_MAX; ++ordinal) contexts[ordinal].ordinal = ordinal;
     limit = setting("PSERVER_STANDIN_MEMORY", 256 << 20);
+    if (const char* path = getenv("PSERVER_STANDIN_CALLS")) log.open(path, std::ios::app);
     const char* fail = getenv("PSERVER_STANDIN_FAIL");
     std::istringstream list(fail ? fail : "");
     for (std::string one; std::getline(list, one, ',');) {
@@ -261,6 +264,7 @@ struct World {
   // The injected error of the call, or zero.
   Code injected(const char* call) {
     const uint64_t nth = ++calls[call];
+    if (log.is_open()) log << call << std::endl;
     for (const Failure& failure : failures)
       if (failure.call == call && failure.nth == nth) return failure.code;
     return SUCCESS;
@@ -783,8 +787,7 @@ Code cuMemcpyPeerAsync(uint64_t to, void* into, uint64_t from, void* out, size_t
   return SUCCESS;
 }
 
-Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
-  CALL_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
+static void copy_in(World& here, uint64_t to, const void* from, size_t bytes, void* stream) {
   check_device(here, to, bytes, "a copy to the device");
   Operation operation;
   if (here.pinned.hold((uint64_t)from, bytes, "a copy from the host")) {
@@ -797,6 +800,23 @@ Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* str
     operation.work = [=] { memcpy((void*)to, staged->data(), bytes); };
   }
   stream_of(here, stream)->operations.push_back(std::move(operation));
+}
+
+// Whether the memory of the host is pinned.
+static bool copy_out(World& here, void* to, uint64_t from, size_t bytes, void* stream) {
+  check_device(here, from, bytes, "a copy from the device");
+  const bool is_pinned = here.pinned.hold((uint64_t)to, bytes, "a copy to the host");
+  if (!is_pinned) note_unpinned("from the device", bytes);
+  Operation operation;
+  operation.host = (uint64_t)to, operation.host_bytes = bytes;
+  operation.work = [=] { memcpy(to, (const void*)from, bytes); };
+  stream_of(here, stream)->operations.push_back(std::move(operation));
+  return is_pinned;
+}
+
+Code cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+  CALL_IN_CONTEXT(cuMemcpyHtoDAsync_v2)
+  copy_in(here, to, from, bytes, stream);
   return SUCCESS;
 }
 
@@ -812,26 +832,23 @@ Code cuMemcpyBatchAsync_v2(uint64_t* to, uint64_t* from, size_t* bytes, size_t c
   // The first attributes are those of the first copy; in the order of the stream, as ours are.
   if (!count || !stream || !kinds || count < kinds || indices[0] != 0) return INVALID_VALUE;
   if (kinds != 1 || attributes->order != 1 || attributes->flags) broken("attributes of a batch");
-  for (size_t one = 0; one < count; one++) {
-    if (!here.pinned.hold(from[one], bytes[one], "a copy of a batch")) broken("a batch of memory that is not pinned");
-  }
   // Copies of a batch have no order among themselves.
   for (size_t one = count; one-- > 0;) {
-    if (const Code code = cuMemcpyHtoDAsync_v2(to[one], (const void*)from[one], bytes[one], stream)) return code;
+    const bool goes_in = here.device.hold(to[one], bytes[one], "a copy of a batch");
+    if (!here.pinned.hold(goes_in ? from[one] : to[one], bytes[one], "a copy of a batch"))
+      broken("a batch of memory that is not pinned");
+    if (goes_in)
+      copy_in(here, to[one], (const void*)from[one], bytes[one], stream);
+    else
+      copy_out(here, (void*)to[one], from[one], bytes[one], stream);
   }
   return SUCCESS;
 }
 
 Code cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   CALL_IN_CONTEXT(cuMemcpyDtoHAsync_v2)
-  check_device(here, from, bytes, "a copy from the device");
-  const bool is_pinned = here.pinned.hold((uint64_t)to, bytes, "a copy to the host");
-  if (!is_pinned) note_unpinned("from the device", bytes);
-  Operation operation;
-  operation.host = (uint64_t)to, operation.host_bytes = bytes;
-  operation.work = [=] { memcpy(to, (const void*)from, bytes); };
+  const bool is_pinned = copy_out(here, to, from, bytes, stream);
   Stream* own = stream_of(here, stream);
-  own->operations.push_back(std::move(operation));
   // As the driver does: into memory that is not pinned a copy is over when the call returns.
   return is_pinned ? SUCCESS : here.until([&] { return own->operations.empty(); });
 }

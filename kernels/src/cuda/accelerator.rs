@@ -116,7 +116,7 @@ impl Cuda {
         let ring = pinned(piece_bytes * RING_PIECES)?.pieces(piece_bytes);
         let event = || CudaEvent::new(&context, false).map_err(refused);
         let reached = (0..DEPTH).map(|_| event()).collect::<Result<Vec<_>, _>>()?;
-        let free = (0..DEPTH).map(|place| Ok(FreeEvents { place, end: event()? }));
+        let free = (0..DEPTH).map(|place| Ok(FreeEvents { place, end: event()?, works: Vec::new() }));
         let free = free.collect::<Result<Vec<_>, Failure>>()?;
         Ok(Self {
             streams: StreamSet::new(&context, DEPTH).map_err(refused)?,
@@ -127,6 +127,7 @@ impl Cuda {
                 gradients: Vec::with_capacity(GRADIENTS_MAX),
                 is_pinned: Vec::with_capacity(GRADIENTS_MAX),
                 pinned: Vec::new(),
+                launches: Vec::new(),
             },
             kernels: KernelLoader::new(&context, settings.cache.as_deref())?,
             summing: SumMemory {
@@ -162,18 +163,20 @@ impl Cuda {
         let Self { streams, events: WorkEvents { free, .. }, chunks, outcomes, .. } = self;
         let WorkOutcomes { failed, completed } = outcomes;
         let collected = streams.release(|ticket, job, end| {
-            let SubmittedWork { work, place } = job;
-            free.push(FreeEvents { place, end });
-            let slot = &mut chunks.slots[work.slot().0 as usize];
-            slot.is_busy = false;
-            let spoilt = failed.iter().position(|(other, _)| *other == ticket);
-            let outcome = spoilt.map_or(Ok(()), |place| Err(failed.swap_remove(place).1));
-            match &outcome {
-                Ok(()) => slot.record_completion(&work),
-                Err(Failure::Device(reason)) => slot.broken = Some(reason.clone()),
-                Err(_) => {}
+            let SubmittedWork { mut works, place } = job;
+            let spoilt = failed.iter().position(|one| one.ticket == ticket).map(|place| failed.swap_remove(place));
+            for (number, work) in works.drain(..).enumerate() {
+                let slot = &mut chunks.slots[work.slot().0 as usize];
+                slot.is_busy = false;
+                let outcome = spoilt.as_ref().map_or(Ok(()), |spoilt| Err(spoilt.outcome(number, work.slot())));
+                match &outcome {
+                    Ok(()) => slot.record_completion(&work),
+                    Err(Failure::Device(reason)) => slot.broken = Some(reason.clone()),
+                    Err(_) => {}
+                }
+                completed.push(Done { work, outcome });
             }
-            completed.push(Done { work, outcome });
+            free.push(FreeEvents { place, end, works });
         });
         collected.map_err(|refused| self.lose(&refused))
     }
@@ -256,7 +259,10 @@ impl Accelerator for Cuda {
                 self.streams.synchronize()
             });
             let emptied = waited.and_then(|()| {
-                self.streams.empty(|job, end| self.events.free.push(FreeEvents { place: job.place, end }))
+                self.streams.empty(|SubmittedWork { mut works, place }, end| {
+                    works.clear();
+                    self.events.free.push(FreeEvents { place, end, works });
+                })
             });
             emptied.unwrap_or_else(|refused| drop(self.lose(&refused)));
         }
@@ -275,11 +281,14 @@ impl Accelerator for Cuda {
         if self.streams.len() == 0 {
             self.arenas.forget_trainers_that_left();
         }
-        while self.submission.is_none()
-            && self.streams.has_room()
-            && let Some(work) = queue.pop_front()
-        {
-            self.begin(work)?;
+        while self.submission.is_none() && self.streams.has_room() {
+            match self.together(queue) {
+                0 | 1 => {
+                    let Some(work) = queue.pop_front() else { break };
+                    self.begin(work)?;
+                }
+                count => self.begin_together(queue, count)?,
+            }
         }
         Ok(())
     }

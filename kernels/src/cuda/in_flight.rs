@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::port::{Done, Work};
+use pserver_core::port::{DeviceSlot, Done, Work};
 
 use super::arguments::UpdateArguments;
+use super::checked::DriverError;
 use super::safe::{CudaEvent, DeviceRange, Ticket};
 
 /// The kind of work, after the streams took ownership of it.
@@ -63,8 +64,10 @@ pub(super) struct PreparedWork {
     pub(super) gradients: Vec<(u32, ElementType)>,
     /// For each copy to the device, in order: whether its source is pinned.
     pub(super) is_pinned: Vec<bool>,
-    /// Copies of pinned gradients that go in one call: which, and where to.
+    /// Copies of pinned memory that go in one call: which, and the place on the device.
     pub(super) pinned: Vec<(usize, DeviceRange)>,
+    /// The kernels' arguments of updates that are submitted together.
+    pub(super) launches: Vec<UpdateArguments>,
 }
 
 /// Events of work in flight.
@@ -77,20 +80,39 @@ pub(super) struct WorkEvents {
 
 /// Results that the caller has not polled yet.
 pub(super) struct WorkOutcomes {
-    /// Work that was not submitted in full, and the reason.
-    pub(super) failed: Vec<(Ticket, Failure)>,
+    /// Work that was not submitted in full.
+    pub(super) failed: Vec<FailedWork>,
     /// Completed work.
     pub(super) completed: Vec<Done>,
 }
 
-/// The events of one piece of work that is not in flight: the number of one, and the one of its end.
+/// The events of work that is not in flight: the number of one, and the one of its end. And an empty list for it.
 pub(super) struct FreeEvents {
     pub(super) place: usize,
     pub(super) end: CudaEvent,
+    pub(super) works: Vec<Work>,
 }
 
-/// A piece of work in flight.
+/// Work in flight: one piece, or updates that were submitted together.
 pub(super) struct SubmittedWork {
-    pub(super) work: Work,
+    pub(super) works: Vec<Work>,
     pub(super) place: usize,
+}
+
+/// Work that was not submitted in full.
+pub(super) struct FailedWork {
+    pub(super) ticket: Ticket,
+    pub(super) refused: DriverError,
+    /// The first pieces of it, whose slots were written.
+    pub(super) written: usize,
+}
+
+impl FailedWork {
+    /// The outcome of the piece of this number, which is of this slot.
+    pub(super) fn outcome(&self, number: usize, slot: DeviceSlot) -> Failure {
+        if number < self.written {
+            return Failure::Device(format!("slot {slot} is broken: {}", self.refused));
+        }
+        Failure::call(format!("slot {slot}: {}", self.refused))
+    }
 }

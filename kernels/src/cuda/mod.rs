@@ -45,6 +45,7 @@ mod submission;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod together;
 
 pub use accelerator::Cuda;
 pub use accelerator_kernels::AcceleratorKernels;

@@ -88,6 +88,12 @@ impl SlotState {
         u64::from(self.resident.bytes) / self.resident.element_type.bytes()
     }
 
+    /// Enters the numbers of an update; `packed` is room for them.
+    pub(super) fn set_numbers(&self, launch: &mut UpdateArguments, numbers: &[f64], packed: &mut Vec<u8>) {
+        self.program.numbers.pack(self.resident.element_type, numbers, packed);
+        launch.set_numbers(packed);
+    }
+
     /// The kernel's arguments, without gradients and numbers.
     pub(super) fn arguments(&self) -> UpdateArguments {
         let mut states = [0; STATES_MAX];

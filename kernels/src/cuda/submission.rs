@@ -11,14 +11,8 @@ use super::accelerator::{Cuda, RING_PIECES};
 use super::arguments::{ElementKind, SquaresArguments, SumMode, UpdateArguments};
 use super::checked::DriverError;
 use super::gathering::{GatherPlan, aligned};
-use super::in_flight::{CopyProgress, FreeEvents, GradientGroup, Submission, SubmittedWork, WorkKind};
+use super::in_flight::{CopyProgress, FailedWork, FreeEvents, GradientGroup, Submission, SubmittedWork, WorkKind};
 use super::safe::{DeviceRange, StreamId, Ticket, grid, grid_of};
-
-/// The error of a partial submission, and whether its slot has been written.
-struct Stopped {
-    refused: DriverError,
-    is_written: bool,
-}
 
 impl Cuda {
     /// Submits one piece of work, completely or as far as the ring has room. A driver error is the work's outcome, or
@@ -54,14 +48,14 @@ impl Cuda {
                         .gradients
                         .extend(gradients.iter().map(|gradient| (gradient.bytes, gradient.element_type)));
                 }
-                slot.program.numbers.pack(slot.resident.element_type, numbers, &mut self.prepared.packed);
-                launch.set_numbers(&self.prepared.packed);
+                slot.set_numbers(&mut launch, numbers, &mut self.prepared.packed);
                 WorkKind::Update
             }
         };
         self.lock(&work);
-        let FreeEvents { place, end } = self.events.free.pop().expect("the caller checked has_room");
-        let ticket = self.streams.hold(SubmittedWork { work, place }, end);
+        let FreeEvents { place, end, mut works } = self.events.free.pop().expect("the caller checked has_room");
+        works.push(work);
+        let ticket = self.streams.hold(SubmittedWork { works, place }, end);
         self.submission = Some(Submission {
             ticket,
             index,
@@ -91,10 +85,7 @@ impl Cuda {
                 self.submission = Some(submission);
                 Ok(())
             }
-            Err(refused) => {
-                let Submission { ticket, index, is_written, .. } = submission;
-                self.fail_work(ticket, index, &Stopped { refused, is_written })
-            }
+            Err(refused) => self.fail_work(submission.ticket, refused, usize::from(submission.is_written)),
         }
     }
 
@@ -299,18 +290,13 @@ impl Cuda {
         self.streams.record(StreamId::Compute, &bank.used)
     }
 
-    /// Waits for the submitted part of failed work, and returns its leases; or marks the device as lost.
-    fn fail_work(&mut self, ticket: Ticket, index: usize, stopped: &Stopped) -> Result<(), Failure> {
-        let Stopped { refused, is_written } = stopped;
+    /// Waits for the submitted part of failed work, of which the first `written` pieces have written their slots, and
+    /// returns its leases; or marks the device as lost.
+    pub(super) fn fail_work(&mut self, ticket: Ticket, refused: DriverError, written: usize) -> Result<(), Failure> {
         if !refused.is_of_the_call() {
-            return Err(self.lose(refused));
+            return Err(self.lose(&refused));
         }
-        let failure = if *is_written {
-            Failure::Device(format!("slot {index} is broken: {refused}"))
-        } else {
-            Failure::call(format!("slot {index}: {refused}"))
-        };
-        self.outcomes.failed.push((ticket, failure));
+        self.outcomes.failed.push(FailedWork { ticket, refused, written });
         self.streams.close_early(ticket).map_err(|refused| self.lose(&refused))
     }
 }
@@ -327,24 +313,24 @@ fn next_group(gradients: &[(u32, ElementType)], first: usize, room: u64) -> Opti
 type ItemBytes = fn(&SubmittedWork, usize) -> &[u8];
 
 fn loaded(job: &SubmittedWork, item: usize) -> &[u8] {
-    let Work::Load { parameter, states, .. } = &job.work else { unreachable!("only a load brings states") };
+    let Work::Load { parameter, states, .. } = &job.works[0] else { unreachable!("only a load brings states") };
     item.checked_sub(1).map_or_else(|| parameter.bytes(), |place| states[place].bytes())
 }
 
 fn stored(job: &mut SubmittedWork, place: usize) -> &mut Lease {
-    let Work::Store { states, .. } = &mut job.work else { unreachable!("only a store takes states") };
+    let Work::Store { states, .. } = &mut job.works[0] else { unreachable!("only a store takes states") };
     &mut states[place]
 }
 
 fn gradient(job: &SubmittedWork, index: usize) -> &[u8] {
-    let (Work::Sum { gradients, .. } | Work::Update { gradients, .. }) = &job.work else {
+    let (Work::Sum { gradients, .. } | Work::Update { gradients, .. }) = &job.works[0] else {
         unreachable!("only a sum and an update have gradients")
     };
     gradients[index].gradient().bytes
 }
 
 fn into(job: &mut SubmittedWork) -> &mut Lease {
-    let (Work::Sum { squares: into, .. } | Work::Update { into, .. }) = &mut job.work else {
+    let (Work::Sum { squares: into, .. } | Work::Update { into, .. }) = &mut job.works[0] else {
         unreachable!("only a sum and an update have one place")
     };
     into

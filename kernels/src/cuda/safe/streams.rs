@@ -48,6 +48,8 @@ pub(in crate::cuda) struct StreamSet<W> {
     context: Arc<CudaContext>,
     /// Copies in one call, where the driver has them for this device.
     batches: Option<Batches>,
+    /// The copies of such a call, kept to avoid allocations.
+    copies: CopyBatch,
     /// In the order of [`StreamId`].
     streams: [Stream; 3],
     /// Never longer than its initial capacity, so that a value does not move.
@@ -55,6 +57,28 @@ pub(in crate::cuda) struct StreamSet<W> {
     free: Vec<usize>,
     /// By stream: the values that end there, the oldest first. The events of one stream happen in order.
     closed: [VecDeque<usize>; 3],
+}
+
+/// Copies of one call: addresses of the device or of the host.
+#[derive(Default)]
+struct CopyBatch {
+    targets: Vec<u64>,
+    sources: Vec<u64>,
+    lengths: Vec<usize>,
+}
+
+impl CopyBatch {
+    fn clear(&mut self) {
+        self.targets.clear();
+        self.sources.clear();
+        self.lengths.clear();
+    }
+
+    fn add(&mut self, target: u64, source: u64, length: usize) {
+        self.targets.push(target);
+        self.sources.push(source);
+        self.lengths.push(length);
+    }
 }
 
 /// A value in use by a stream, and the event of its end.
@@ -206,6 +230,7 @@ impl<W> StreamSet<W> {
         Ok(Self {
             context: Arc::clone(context),
             batches: sys::driver().and_then(|library| Batches::load(library).ok()),
+            copies: CopyBatch::default(),
             streams,
             held,
             free: (0..most).rev().collect(),
@@ -259,41 +284,77 @@ impl<W> StreamSet<W> {
         parts: &mut Vec<(usize, DeviceRange)>,
         from: impl for<'a> Fn(&'a W, usize) -> &'a [u8],
     ) -> Result<(), DriverError> {
-        let Some(batches) = self.batches.filter(|_| 1 < parts.len()) else {
-            return parts.drain(..).try_for_each(|(number, to)| self.copy_in(ticket, |held| from(held, number), &to));
-        };
-        let stream = self.stream(StreamId::In);
+        let mut copies = mem::take(&mut self.copies);
+        copies.clear();
         let held = &self.open(ticket).value;
-        let sources = parts.iter().map(|(number, to)| {
+        for (number, to) in parts.iter() {
             let bytes = from(held, *number);
             assert_eq!(bytes.len() as u64, to.bytes(), "a copy has one length");
-            (bytes.as_ptr().expose_provenance() as u64, bytes.len())
-        });
-        let (mut sources, mut lengths): (Vec<u64>, Vec<usize>) = sources.unzip();
-        let mut targets: Vec<u64> = parts.iter().map(|(_, to)| to.address()).collect();
+            copies.add(to.address(), bytes.as_ptr().expose_provenance() as u64, bytes.len());
+        }
+        // SAFETY: the bytes are inside a value that is owned by `held`, which neither moves it nor gives access to it
+        // before the event that `close` records behind these copies; the places are kept as those of `copy_in`.
+        let begun = unsafe { self.copy_batch(&mut copies, StreamId::In) };
+        self.copies = copies;
+        if begun? {
+            parts.clear();
+        }
+        parts.drain(..).try_for_each(|(number, to)| self.copy_in(ticket, |held| from(held, number), &to))
+    }
+
+    /// As [`StreamSet::copy_all_in`], from the device into the first bytes of parts of a value.
+    pub(in crate::cuda) fn copy_all_out(
+        &mut self,
+        ticket: Ticket,
+        parts: &mut Vec<(usize, DeviceRange)>,
+        into: impl for<'a> Fn(&'a mut W, usize) -> &'a mut [u8],
+    ) -> Result<(), DriverError> {
+        let length = |part: &DeviceRange| usize::try_from(part.bytes()).expect("an address has 64 bits");
+        let mut copies = mem::take(&mut self.copies);
+        copies.clear();
+        let held = &mut self.open(ticket).value;
+        for (number, from) in parts.iter() {
+            let bytes = &mut into(held, *number)[..length(from)];
+            copies.add(bytes.as_mut_ptr().expose_provenance() as u64, from.address(), bytes.len());
+        }
+        // SAFETY: as in `copy_all_in`.
+        let begun = unsafe { self.copy_batch(&mut copies, StreamId::Out) };
+        self.copies = copies;
+        if begun? {
+            parts.clear();
+        }
+        parts.drain(..).try_for_each(|(number, from)| {
+            self.copy_out(ticket, &from, |held| &mut into(held, number)[..length(&from)])
+        })
+    }
+
+    /// Submits several copies to a stream in one call; false where the driver has no such call, or there is one copy.
+    ///
+    /// # Safety
+    /// The memory of each is there until the stream has done them.
+    unsafe fn copy_batch(&mut self, copies: &mut CopyBatch, stream: StreamId) -> Result<bool, DriverError> {
+        let Some(batches) = self.batches.filter(|_| 1 < copies.lengths.len()) else { return Ok(false) };
         let mut attributes = CopyAttributes { order: ORDER_OF_STREAM, hints: [0; 4], flags: 0 };
         let mut first_with_them = 0;
-        // SAFETY: the bytes are inside a value that is owned by `held`, which neither moves it nor gives access to it
-        // before the event that `close` records behind these copies; the places are kept as those of `copy_in`. The
-        // driver reads the lists before it returns.
+        // SAFETY: the caller's, and the driver reads the lists before it returns.
         let code = unsafe {
             (batches.cuMemcpyBatchAsync_v2)(
-                targets.as_mut_ptr(),
-                sources.as_mut_ptr(),
-                lengths.as_mut_ptr(),
-                lengths.len(),
+                copies.targets.as_mut_ptr(),
+                copies.sources.as_mut_ptr(),
+                copies.lengths.as_mut_ptr(),
+                copies.lengths.len(),
                 &raw mut attributes,
                 &raw mut first_with_them,
                 1,
-                stream,
+                self.stream(stream),
             )
         };
         if code == CUDA_ERROR_NOT_SUPPORTED {
             self.batches = None;
-            return self.copy_all_in(ticket, parts, from);
+            return Ok(false);
         }
-        parts.clear();
-        self.context.called("cuMemcpyBatchAsync", code)
+        self.context.called("cuMemcpyBatchAsync", code)?;
+        Ok(true)
     }
 
     /// Copies the first of a value's bytes to the device through one piece of the ring; returns the number of bytes,
@@ -444,6 +505,11 @@ impl<W> StreamSet<W> {
             self.release(|_, value, end| give(value, end))?;
         }
         Ok(())
+    }
+
+    /// A value for which no copy back was submitted yet.
+    pub(in crate::cuda) fn value(&self, ticket: Ticket) -> &W {
+        &self.held[ticket.0].as_ref().expect("a ticket is good until its value is released").value
     }
 
     fn open(&mut self, ticket: Ticket) -> &mut InFlight<W> {

@@ -158,6 +158,85 @@ fn check_failure(failing: &str, expected: impl Fn(&Fate) -> bool) {
     });
 }
 
+/// As above, of updates that are submitted together.
+fn check_failure_together(failing: &str, expected: impl Fn(&Fate) -> bool) {
+    let Some(library) = library(&job::module()) else { return };
+    each_seed(3, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_FAIL", failing)], || {
+        let fate = job::run_in(&mut open(), true);
+        assert!(expected(&fate), "{failing}: {fate:?}");
+    });
+}
+
+/// Of this job the second and the third chunk have room in one bank, and so have the fourth and the fifth.
+#[test]
+fn updates_that_are_submitted_together_have_the_bits_of_the_plain_form_in_every_order() {
+    let Some(library) = library(&job::module()) else { return };
+    let roomy = || CudaSettings { gradient_bytes: 4 << 20, ..settings() };
+    each_seed(8, &[("PSERVER_STANDIN_KERNELS", &library)], || {
+        assert_eq!(job::run_in(&mut open(), true), Fate::default());
+        assert_eq!(job::run_in(&mut Cuda::open(roomy()).expect("the stand-in is there"), true), Fate::default());
+    });
+}
+
+#[test]
+fn updates_that_are_submitted_together_take_one_call_for_copies_each_way_and_one_for_each_event() {
+    let Some(library) = library(&job::module()) else { return };
+    let folder = tempfile::tempdir().expect("there is a folder for tests");
+    let log = folder.path().join("calls").display().to_string();
+    let log = std::env::var("PSERVER_STANDIN_CALLS").unwrap_or(log);
+    const CHUNKS: usize = 8;
+    each(&[&[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_CALLS", &log)]], || {
+        let mut budget = Budget::new();
+        budget.line("test", CHUNK_BYTES, 4 * CHUNKS as u64);
+        let arena = Arena::new(&budget).expect("there is memory");
+        let mut device =
+            Cuda::open(CudaSettings { gradient_bytes: 4 << 20, ..settings() }).expect("the stand-in is there");
+        device.pin(&arena).expect("it can be pinned");
+        let lease = || arena.take_zeroed(CHUNK_BYTES).expect("it is free");
+        let resident = Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: Code::Add, keeps_sum: false };
+        let slots: Vec<_> = (0..CHUNKS).map(|_| device.adopt(&resident).expect("there is room")).collect();
+        for &slot in &slots {
+            let parameter = Arc::new(Value::new(lease(), CHUNK_BYTES));
+            run(&mut device, Work::Load { slot, parameter, states: Vec::new() }).1.expect("nothing fails");
+        }
+        let update = |&slot| {
+            let gradient = GradientLease { lease: lease(), bytes: CHUNK_BYTES, element_type: FLOATS[0] };
+            Work::Update { slot, numbers: vec![1.0], gradients: vec![gradient], is_summed: false, into: lease() }
+        };
+        let mut queue = slots.iter().map(update).collect();
+        let before = std::fs::read_to_string(&log).expect("there were calls").lines().count();
+        device.submit(&mut queue).expect("the device is well");
+        assert!(queue.is_empty());
+        let text = std::fs::read_to_string(&log).expect("there were calls");
+        let count = |call: &str| text.lines().skip(before).filter(|line| line.starts_with(call)).count();
+        let names = ["cuMemcpyBatchAsync", "cuMemcpy", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"];
+        assert_eq!(names.map(count), [2, 2, CHUNKS, 3, 3], "{text}");
+        let mut done = Vec::new();
+        while done.len() < CHUNKS {
+            device.wait(Duration::from_secs(1));
+            device.poll(&mut done).expect("the device is well");
+        }
+        assert!(done.iter().all(|one| one.outcome.is_ok()));
+    });
+}
+
+/// The third and the fourth kernel of the job are launched together.
+#[test]
+fn a_kernel_that_cannot_be_launched_with_others_breaks_the_slots_before_it_and_leaves_those_behind_it() {
+    check_failure_together("cuLaunchKernel:4:701", |fate| (fate.refused, fate.broken, fate.kept) == (1, 1, 0));
+}
+
+/// The third call for several copies is that to the device of two updates together.
+#[test]
+fn copies_of_several_updates_that_are_refused_leave_all_slots_as_they_were() {
+    check_failure_together("cuMemcpyBatchAsync_v2:3:1", |fate| (fate.refused, fate.broken, fate.kept) == (2, 0, 0));
+}
+
+#[test]
+fn copies_of_several_updates_that_are_refused_after_the_kernels_break_the_slots_of_all() {
+    check_failure_together("cuMemcpyBatchAsync_v2:4:1", |fate| (fate.refused, fate.broken, fate.kept) == (0, 2, 0));
+}
+
 fn refused(fate: &Fate) -> bool {
     (fate.refused, fate.broken, &fate.lost, fate.kept) == (1, 0, &None, 0)
 }

@@ -125,6 +125,11 @@ pub(super) fn digest() -> String {
 
 /// Runs the job, and compares everything that comes back with the plain form.
 pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
+    run_in(device, false)
+}
+
+/// As [`run`]. `is_all_pinned`: no memory is left that is not, so that updates are submitted together.
+pub(super) fn run_in(device: &mut dyn Accelerator, is_all_pinned: bool) -> Fate {
     let mut budget = Budget::new();
     budget.line("test", CHUNK_BYTES, LEASES);
     let arena = || Arena::new(&budget).expect("there is memory");
@@ -132,6 +137,9 @@ pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
     let mut fate = Fate::default();
     // Nothing is pinned when it cannot be.
     let _ = device.pin(&arenas.own);
+    if is_all_pinned {
+        device.pin(&arenas.unpinned).expect("it can be pinned");
+    }
     if let Err(failure) = play(device, &arenas, &mut fate) {
         fate.lost = Some(failure.to_string());
     }
