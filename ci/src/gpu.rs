@@ -14,8 +14,8 @@ use crate::workspace::{Tally, Workspace};
 
 const SCRIPT: &str = "kernels/cu/check-on-gpu.sh";
 /// The parts that `cargo ci test` runs on the stand-in: one of each kind. The others differ in an argument (`bits-ptx`
-/// in the image, `racecheck` in the sanitizer's tool); `cargo ci long` runs them. `torch-step` is a test of the
-/// Python package.
+/// in the image, `racecheck` in the sanitizer's tool); `cargo ci long` runs them. The programs of `torch-bits` and
+/// `torch-step` are tests of the Python package.
 const SHORT_PARTS: &str = "probe,driver,bits-cubin,kernels,step,digits,suite,memcheck,end-to-end";
 const ALL_PARTS: &str =
     "probe,driver,bits-cubin,kernels,step,digits,torch-peer,suite,bits-ptx,memcheck,racecheck,end-to-end";

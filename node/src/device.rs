@@ -10,6 +10,7 @@ use pserver_core::server::NoRoom;
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::cuda::{Cuda, CudaDevice, CudaSettings};
 
+use crate::device_speed::MeasuredWork;
 use crate::settings::{DeviceSetting, Settings};
 
 /// The most polls that a piece of simulated work takes.
@@ -32,33 +33,45 @@ pub(super) fn open(settings: &Settings) -> Result<Vec<ShardDevice>, Failure> {
             Ok((0..settings.shards).map(|_| Some(simulated() as Box<dyn Accelerator>)).collect())
         }
         DeviceSetting::Cuda { ordinal } => {
-            let (opened, refused) = CudaDevice::look(ordinal)
+            let OpenedShards { devices, refused, text } = CudaDevice::look(ordinal)
                 .and_then(|found| open_shards(&found, &for_shard(settings, ordinal), settings))
                 .map_err(|failure| Failure::Node(format!("device cuda:{ordinal}: {failure}")))?;
+            tracing::info!("device: {text}");
             match refused.first() {
-                None => Ok(opened),
+                None => Ok(devices),
                 Some((shard, failure)) => Err(Failure::Node(format!(
                     "device cuda:{ordinal}: shard {shard} of {}: {failure}",
                     settings.shards
                 ))),
             }
         }
-        DeviceSetting::Auto => {
-            match CudaDevice::look(0).and_then(|found| open_shards(&found, &for_shard(settings, 0), settings)) {
-                Ok((opened, refused)) => {
-                    if let Some((_, failure)) = refused.first() {
-                        let shards: Vec<String> = refused.iter().map(|(shard, _)| shard.to_string()).collect();
-                        tracing::warn!("device: cpu for shards {}: {failure}", shards.join(", "));
-                    }
-                    Ok(opened)
-                }
-                Err(failure) => {
-                    tracing::info!("device: cpu: {failure}");
-                    Ok(none())
-                }
-            }
-        }
+        DeviceSetting::Auto => Ok(open_better(settings).unwrap_or_else(|why| {
+            tracing::info!("device: cpu: {why}");
+            none()
+        })),
     }
+}
+
+/// Opens the first device of CUDA if it is the better choice, or says why it is not.
+fn open_better(settings: &Settings) -> Result<Vec<ShardDevice>, String> {
+    let each = for_shard(settings, 0);
+    let found = CudaDevice::look(0).map_err(|failure| failure.to_string())?;
+    let OpenedShards { mut devices, refused, text } =
+        open_shards(&found, &each, settings).map_err(|failure| failure.to_string())?;
+    let Some(first) = devices.iter_mut().flatten().next() else {
+        return Err(refused.first().map_or_else(|| "no shards".to_owned(), |(_, failure)| failure.to_string()));
+    };
+    let work = MeasuredWork::new(settings.job.chunk_bytes, gradients_at_once(settings), settings.shards);
+    let speeds = work.measure(first.as_mut()).map_err(|failure| format!("cuda:0 was not measured: {failure}"))?;
+    if !speeds.prefers_accelerator() {
+        return Err(format!("cuda:0 is slower: {speeds}; --device cuda:0 takes it all the same"));
+    }
+    tracing::info!("device: {text}; {speeds}");
+    if let Some((_, failure)) = refused.first() {
+        let shards: Vec<String> = refused.iter().map(|(shard, _)| shard.to_string()).collect();
+        tracing::warn!("device: cpu for shards {}: {failure}", shards.join(", "));
+    }
+    Ok(devices)
 }
 
 /// The policy for parameters that do not fit: a configured device must hold all that it can.
@@ -69,32 +82,35 @@ pub(super) fn no_room(settings: &Settings) -> NoRoom {
 /// A shard for which the device could not be opened, and the failure.
 type RefusedShard = (u16, Failure);
 
-/// Opens the device for each shard; also returns the shards for which it failed.
-fn open_shards(
-    found: &CudaDevice,
-    each: &CudaSettings,
-    settings: &Settings,
-) -> Result<(Vec<ShardDevice>, Vec<RefusedShard>), Failure> {
+/// The devices of shards, those that were refused one, and the choice in words.
+struct OpenedShards {
+    devices: Vec<ShardDevice>,
+    refused: Vec<RefusedShard>,
+    text: String,
+}
+
+/// Opens the device for each shard.
+fn open_shards(found: &CudaDevice, each: &CudaSettings, settings: &Settings) -> Result<OpenedShards, Failure> {
     let (free, total) = found.memory()?;
-    let (mut opened, mut refused): (Vec<ShardDevice>, Vec<_>) = (Vec::new(), Vec::new());
+    let (mut devices, mut refused): (Vec<ShardDevice>, Vec<_>) = (Vec::new(), Vec::new());
     for shard in 0..settings.shards {
         match Cuda::open(each.clone()) {
-            Ok(cuda) => opened.push(Some(Box::new(cuda))),
+            Ok(cuda) => devices.push(Some(Box::new(cuda))),
             Err(failure) => {
                 refused.push((shard, failure));
-                opened.push(None);
+                devices.push(None);
             }
         }
     }
     let have = usize::from(settings.shards) - refused.len();
-    tracing::info!(
-        "device: cuda:{} ({}) for {have} of {} shards; {free} of its {total} bytes were free; {}",
+    let text = format!(
+        "cuda:{} ({}) for {have} of {} shards; {free} of its {total} bytes were free; {}",
         each.ordinal,
         found.name(),
         settings.shards,
         summary(each, settings)
     );
-    Ok((opened, refused))
+    Ok(OpenedShards { devices, refused, text })
 }
 
 /// Describes the device memory of each shard, and its reason.

@@ -9,6 +9,7 @@
 
 mod coordinating;
 mod device;
+mod device_speed;
 pub mod events;
 mod memory_limit;
 pub mod progress;

@@ -37,6 +37,11 @@ def test_tables_are_compared_with_torchs() -> None:
     assert said.count("waits for rows") == 4
 
 
+def test_bits_on_a_device_are_compared_with_those_on_the_host() -> None:
+    figures = [json.loads(line) for line in output_of("device_check.py", "--device", "cpu").splitlines()]
+    assert len(figures) == 14 and all(figure["wrong"] == 0 for figure in figures)
+
+
 def test_steps_on_a_device_are_compared_with_the_link() -> None:
     said = output_of("device_step.py", "--elements", "1000", "--device", "cpu")
     figures = [json.loads(line) for line in said.splitlines()]

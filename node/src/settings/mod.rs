@@ -47,7 +47,7 @@ pub enum JournalSetting {
 /// The device that updates parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceSetting {
-    /// The first device of CUDA, or the processor where there is none.
+    /// The first device of CUDA, or the processor where there is none or it is slower.
     Auto,
     /// The processor.
     Cpu,
