@@ -321,7 +321,9 @@ impl Client {
             })?;
         }
         let own_user_alone = options.is_coordinator_default;
-        let transport = NetworkOptions { poll, checks, devices, token, own_user_alone, ..NetworkOptions::default() };
+        let device_turn = options.trainer.unwrap_or(0) as usize;
+        let transport =
+            NetworkOptions { poll, checks, devices, device_turn, token, own_user_alone, ..NetworkOptions::default() };
         let verbs = SharedVerbsCounters::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
     }

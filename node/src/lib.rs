@@ -276,7 +276,10 @@ impl SessionThreads {
         };
         let first_shard = all.len();
         for (shard, accelerator) in (0..settings.shards).zip(device::open(settings)?) {
-            let options = NetworkOptions { poll: settings.poll, checks: settings.addresses.checks, ..options() };
+            let (poll, checks) = (settings.poll, settings.addresses.checks);
+            // Servers of a host, and the shards of each, use different ones of several equal cards.
+            let device_turn = usize::from(settings.index) * usize::from(settings.shards) + usize::from(shard);
+            let options = NetworkOptions { poll, checks, device_turn, ..options() };
             let transport = transport(shard + 1, options)?;
             let control = SessionControl::new(transport.doorbell());
             let node = ShardNode::new(start, shard, job, transport.capabilities(), accelerator)?;

@@ -61,6 +61,7 @@ const UNSAFE_DOORS: &[&str] = &[
     "ci/rdma-sys-check/src",
     // Counts what is allocated.
     "transport/tests/allocations",
+    "transport/examples/false_ibverbs",
 ];
 
 /// The rule: `core` and `program` have no outside.

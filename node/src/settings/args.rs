@@ -127,14 +127,14 @@ pub struct ServeArgs {
     #[arg(long, help_heading = ADDRESSES, value_name = "WHERE")]
     pub checks: Option<String>,
     /// Processor that updates parameters: cpu, cuda:N (the device of that number, which must have room for all
-    /// chunks that it can update), or auto (the first CUDA device if there is one, for the chunks that fit)
-    /// [default: auto].
+    /// chunks that it can update), or auto (the first CUDA device if there is one that is not slower, for the chunks
+    /// that fit) [default: auto].
     #[arg(long, help_heading = DEVICE, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// The RDMA device of connections between machines: auto (the one that has the address of a connection, else the
-    /// most suitable), none, or a name, with its port and the number of its address if it has several: mlx5_0,
-    /// mlx5_0:1 or mlx5_0:1:3 [default: auto].
-    #[arg(long, help_heading = ADDRESSES, value_name = "DEVICE")]
+    /// The RDMA devices of connections between machines: auto (the best ones), none, or names, with port and number of
+    /// the address where a device has several: mlx5_0, mlx5_0:1:3, or mlx5_0,mlx5_1, which shards use in turn; mlx5_*
+    /// means all that begin so, and ^mlx5_bond_0 all others [default: auto].
+    #[arg(long, help_heading = ADDRESSES, value_name = "DEVICES")]
     pub rdma_device: Option<String>,
     /// The address at which metrics, status and the page of the job are served over HTTP (docs/WATCH.md); without it
     /// there is no such listener.

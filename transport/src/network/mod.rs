@@ -76,6 +76,7 @@ const BORROWED_POLL: Duration = Duration::from_millis(1);
 const BORROWED_POLL_LONGEST: Duration = Duration::from_millis(128);
 
 /// Options of a transport: sockets, timeouts, limits and policies.
+// tidy: allow fields: each has a default, and a caller names the few that differ
 #[derive(Clone, Debug)]
 pub struct NetworkOptions {
     /// Options of TCP sockets.
@@ -94,8 +95,10 @@ pub struct NetworkOptions {
     pub checks: ChecksumPolicy,
     /// The policy of waits.
     pub poll: PollPolicy,
-    /// The device for connections over verbs.
+    /// The devices for connections over verbs.
     pub devices: VerbsDevices,
+    /// Which of several equal devices the first connection uses: each process and each shard has another number.
+    pub device_turn: usize,
     /// The job's token, by which both ends authenticate. Without one a client asks a loopback server of its user.
     pub token: Option<JobToken>,
     /// Whether a loopback listener without a token makes one for clients of its user. A listener without any token
@@ -117,6 +120,7 @@ impl Default for NetworkOptions {
             checks: ChecksumPolicy::BetweenHosts,
             poll: PollPolicy::Adaptive,
             devices: VerbsDevices::Best,
+            device_turn: 0,
             token: None,
             local_token: false,
             own_user_alone: false,
@@ -198,8 +202,12 @@ impl Network {
             move || wakeups.notify_wait()
         });
         let watcher = DeviceWatcher { runtime: runtime.tokio().handle().clone(), doorbell: doorbell.clone() };
-        let device_context =
-            DeviceContext::new(options.devices.clone(), options.checks == ChecksumPolicy::Always, watcher);
+        let device_context = DeviceContext::new(
+            options.devices.clone(),
+            options.device_turn,
+            options.checks == ChecksumPolicy::Always,
+            watcher,
+        );
         let (sender, accepted) = ConnectionSender::new(&wakeups, device_context.clone());
         let alarm = runtime.alarm();
         Ok(Self {

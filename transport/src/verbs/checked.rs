@@ -5,6 +5,7 @@
 
 use std::ffi::{CStr, c_int};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -47,8 +48,24 @@ pub(super) fn library() -> Result<&'static Verbs, VerbsError> {
 /// An open device.
 pub(super) type ContextPointer = NonNull<ibv_context>;
 
-/// Opens every device that can be opened. `keep` receives its name and owns its context.
-pub(super) fn open_all(verbs: &Verbs, mut keep: impl FnMut(String, ContextPointer)) -> Result<(), VerbsError> {
+/// A device in the library's list, while the list is there.
+pub(super) struct ListedDevice {
+    pub(super) name: String,
+    pub(super) transport: ibv_transport_type,
+    /// Its folder in sysfs.
+    pub(super) sysfs: PathBuf,
+    device: *mut ibv_device,
+}
+
+impl ListedDevice {
+    /// Opens it. The caller closes the context.
+    pub(super) fn open(&self, verbs: &Verbs) -> Result<ContextPointer, VerbsError> {
+        found(call!(verbs, ibv_open_device, self.device)?, "opening a device")
+    }
+}
+
+/// Visits every device.
+pub(super) fn each_device(verbs: &Verbs, mut visit: impl FnMut(ListedDevice)) -> Result<(), VerbsError> {
     let mut count: c_int = 0;
     let list = call!(verbs, ibv_get_device_list, &raw mut count)?;
     let list = NonNull::new(list).ok_or_else(|| reasons::unlisted(&io::Error::last_os_error()))?;
@@ -60,10 +77,12 @@ pub(super) fn open_all(verbs: &Verbs, mut keep: impl FnMut(String, ContextPointe
         let name = call!(verbs, ibv_get_device_name, device)?;
         // SAFETY: the name of a device in a list is a C string as long as the list is there.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        match found(call!(verbs, ibv_open_device, device)?, "opening a device") {
-            Ok(context) => keep(name, context),
-            Err(fault) => tracing::warn!(name, %fault, "an RDMA device does not open"),
-        }
+        // SAFETY: the device of a list that is not freed yet, whose description is not written.
+        let ibv_device { transport_type: transport, ibdev_path, .. } = unsafe { device.read() };
+        // SAFETY: the path is a C string with an end.
+        let sysfs = unsafe { CStr::from_ptr(ibdev_path.as_ptr()) };
+        let sysfs = PathBuf::from(sysfs.to_string_lossy().into_owned());
+        visit(ListedDevice { name, transport, sysfs, device });
     }
     call!(verbs, ibv_free_device_list, list.as_ptr())
 }
@@ -125,15 +144,64 @@ pub(super) fn port(verbs: &Verbs, context: ContextPointer, number: u8) -> Result
     Ok(port)
 }
 
-/// The GIDs of a device's ports, without empty entries.
-pub(super) fn gids(verbs: &Verbs, context: ContextPointer) -> Result<Vec<ibv_gid_entry>, VerbsError> {
-    /// More than cards use.
-    const GIDS_MAX: usize = 512;
-    let mut gids = vec![ibv_gid_entry::default(); GIDS_MAX];
-    let size = size_of::<ibv_gid_entry>();
-    let known = call!(verbs, _ibv_query_gid_table, context.as_ptr(), gids.as_mut_ptr(), GIDS_MAX, 0, size)?;
-    let failed = |_| VerbsError::new(format!("asking for a device's addresses: error {}", known.unsigned_abs()));
-    gids.truncate(usize::try_from(known).map_err(failed)?);
+/// The GIDs of a device's port, without empty entries. `sysfs` is the device's folder there.
+pub(super) fn gids(
+    verbs: &Verbs,
+    context: ContextPointer,
+    number: u8,
+    port: &ibv_port_attr,
+    sysfs: &Path,
+) -> Result<Vec<ibv_gid_entry>, VerbsError> {
+    if verbs._ibv_query_gid_table.is_err() {
+        return each_gid(verbs, context, number, port, sysfs);
+    }
+    /// Entries of all ports that are asked for, and more where these are too few.
+    const GIDS: [usize; 3] = [512, 4096, 32768];
+    let mut known = 0;
+    for most in GIDS {
+        let mut gids = vec![ibv_gid_entry::default(); most];
+        let size = size_of::<ibv_gid_entry>();
+        known = call!(verbs, _ibv_query_gid_table, context.as_ptr(), gids.as_mut_ptr(), most, 0, size)?;
+        if let Ok(count) = usize::try_from(known) {
+            gids.truncate(count);
+            gids.retain(|gid| gid.port_num == u32::from(number));
+            return Ok(gids);
+        }
+    }
+    Err(VerbsError::new(format!("asking for a device's addresses: error {}", known.unsigned_abs())))
+}
+
+/// The same from a library before rdma-core 32, which tells GIDs one by one; their types are in sysfs.
+fn each_gid(
+    verbs: &Verbs,
+    context: ContextPointer,
+    number: u8,
+    port: &ibv_port_attr,
+    sysfs: &Path,
+) -> Result<Vec<ibv_gid_entry>, VerbsError> {
+    let is_infiniband = u32::from(port.link_layer) != IBV_LINK_LAYER_ETHERNET;
+    let attributes = sysfs.join(format!("ports/{number}/gid_attrs"));
+    let told = |of: &str, index: c_int| std::fs::read_to_string(attributes.join(format!("{of}/{index}")));
+    let mut gids = Vec::new();
+    for index in 0..port.gid_tbl_len {
+        let mut gid = ibv_gid::default();
+        let code = call!(verbs, ibv_query_gid, context.as_ptr(), number, index, &raw mut gid)?;
+        // SAFETY: a GID is sixteen bytes in either form.
+        if code != 0 || unsafe { gid.raw } == [0; 16] {
+            continue;
+        }
+        let gid_type = match told("types", index).as_deref().map(str::trim) {
+            Ok("RoCE v2") => IBV_GID_TYPE_ROCE_V2,
+            _ if is_infiniband => IBV_GID_TYPE_IB,
+            _ => continue,
+        };
+        let interface = told("ndevs", index).ok();
+        let interface =
+            interface.and_then(|name| std::fs::read_to_string(format!("/sys/class/net/{}/ifindex", name.trim())).ok());
+        let ndev_ifindex = interface.and_then(|number| number.trim().parse().ok()).unwrap_or(0);
+        let (gid_index, port_num) = (index.unsigned_abs(), number.into());
+        gids.push(ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex });
+    }
     Ok(gids)
 }
 
@@ -290,6 +358,13 @@ pub(super) fn receive(
     // SAFETY: as in `post`.
     let (code, _) = unsafe { sys::post_recv(pair.as_ptr(), next) };
     zero(code, "posting room for messages")
+}
+
+/// The system destroys a leaked object with the process.
+pub(super) fn leave(result: Result<(), VerbsError>) {
+    if let Err(fault) = result {
+        tracing::warn!(%fault, "an RDMA object was not destroyed; the system frees it with the process");
+    }
 }
 
 fn found<T>(pointer: *mut T, result: &str) -> Result<NonNull<T>, VerbsError> {

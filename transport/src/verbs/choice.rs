@@ -1,29 +1,34 @@
 //! Selection of the device, port and GID that connections use.
 //!
-//! A configured name goes first. Otherwise the port whose address is that of the TCP connection is chosen, because it
-//! is known to reach the peer; else the port of the highest rank.
+//! Ports that cannot carry a connection are left out first: those without reliable-connected queue pairs, and GIDs
+//! whose address is another network namespace's. A configured list names the devices to choose from. Of the others come
+//! first: fast ports, then the port with the address of the TCP connection, which is known to reach the peer, then
+//! InfiniBand before RoCE, then ports near the processors of this process. Devices that are equal are dealt over the
+//! shards of a server and the connections of a trainer.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use super::VerbsDevices;
+use super::provider::{LinkLayer, PairAddress};
 use super::reasons::VerbsError;
 
-/// The setting that selects a device.
+/// The setting that selects devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The device of the connection's address, else the best one.
+    /// The best devices.
     #[default]
     Auto,
     /// No device.
     None,
-    /// The device of this name.
-    Named(DeviceName),
+    /// The best of the devices of these names.
+    Named(DeviceNames),
 }
 
 /// The accepted values, for error texts.
-pub const DEVICE_EXPECTED: &str = "auto, none, or an RDMA device: NAME, NAME:PORT or NAME:PORT:GID";
+pub const DEVICE_EXPECTED: &str = "auto, none, or RDMA devices: NAME, NAME:PORT or NAME:PORT:GID, several with commas, \
+                                   where * stands for any letters; ^ before them means all others";
 
 impl FromStr for DeviceChoice {
     type Err = ();
@@ -32,7 +37,7 @@ impl FromStr for DeviceChoice {
         match text {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
-            name => name.parse().map(Self::Named),
+            names => names.parse().map(Self::Named),
         }
     }
 }
@@ -42,7 +47,7 @@ impl fmt::Display for DeviceChoice {
         match self {
             Self::Auto => formatter.write_str("auto"),
             Self::None => formatter.write_str("none"),
-            Self::Named(name) => name.fmt(formatter),
+            Self::Named(names) => names.fmt(formatter),
         }
     }
 }
@@ -52,17 +57,41 @@ impl From<&DeviceChoice> for VerbsDevices {
         match choice {
             DeviceChoice::Auto => Self::Best,
             DeviceChoice::None => Self::None,
-            DeviceChoice::Named(name) => Self::Named(name.clone()),
+            DeviceChoice::Named(names) => Self::Named(names.clone()),
         }
     }
 }
 
-/// A device's name, with port and GID index where it has several.
+/// A list of devices to use, or of those not to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceName {
+pub struct DeviceNames {
+    excludes: bool,
+    names: Vec<DeviceName>,
+}
+
+/// A device's name, in which `*` stands for any letters, with port and GID index where it has several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DeviceName {
     device: String,
     port: Option<u8>,
     gid: Option<u8>,
+}
+
+impl FromStr for DeviceNames {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (excludes, list) = text.strip_prefix('^').map_or((false, text), |list| (true, list));
+        let names = list.split(',').map(str::parse).collect::<Result<Vec<DeviceName>, ()>>()?;
+        Ok(Self { excludes, names })
+    }
+}
+
+impl fmt::Display for DeviceNames {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut before = if self.excludes { "^" } else { "" };
+        self.names.iter().try_for_each(|name| write!(formatter, "{}{name}", std::mem::replace(&mut before, ",")))
+    }
 }
 
 impl FromStr for DeviceName {
@@ -70,7 +99,8 @@ impl FromStr for DeviceName {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut parts = text.split(':');
-        let device = parts.next().filter(|name| !name.is_empty() && name.chars().all(|one| one.is_ascii_graphic()));
+        let is_of_name = |one: char| one.is_ascii_graphic() && one != '^';
+        let device = parts.next().filter(|name| !name.is_empty() && name.chars().all(is_of_name));
         let device = device.ok_or(())?.to_owned();
         let number = |part: Option<&str>| part.map(|part| part.parse().map_err(|_| ())).transpose();
         let (port, gid) = (number(parts.next())?, number(parts.next())?);
@@ -86,6 +116,39 @@ impl fmt::Display for DeviceName {
     }
 }
 
+impl DeviceNames {
+    /// The place in the list of the name that means this port, or zero where all but the listed ones are meant; none
+    /// for a port that is not meant.
+    fn place(&self, candidate: &PortCandidate) -> Option<usize> {
+        let place = self.names.iter().position(|name| name.means(candidate));
+        if self.excludes { place.is_none().then_some(0) } else { place }
+    }
+
+    /// Whether a name has the GID's own index.
+    fn has_gid(&self, candidate: &PortCandidate) -> bool {
+        !self.excludes && self.names.iter().any(|name| name.gid.is_some() && name.means(candidate))
+    }
+}
+
+impl DeviceName {
+    fn means(&self, candidate: &PortCandidate) -> bool {
+        let Self { device, port, gid } = self;
+        let PortCandidate { port: own_port, gid: own_gid, device: own, .. } = candidate;
+        matches(device, own) && port.is_none_or(|port| port == *own_port) && gid.is_none_or(|gid| gid == *own_gid)
+    }
+}
+
+/// Whether a name is of a pattern, in which `*` stands for any letters.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((begin, rest)) => name.strip_prefix(begin).is_some_and(|left| {
+            let mut ends = left.char_indices().map(|(at, _)| at).chain([left.len()]);
+            ends.any(|at| matches(rest, &left[at..]))
+        }),
+    }
+}
+
 /// One address of an active port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PortCandidate {
@@ -93,70 +156,190 @@ pub(super) struct PortCandidate {
     pub(super) port: u8,
     pub(super) gid: u8,
     pub(super) address: IpAddr,
-    /// Preference when neither name nor address decides.
-    pub(super) rank: u8,
+    pub(super) layer: LinkLayer,
+    /// Megabits per second.
+    pub(super) speed: u32,
+    /// Whether the card is near the processors of this process, where the process has the processors of one node.
+    pub(super) is_near: bool,
+    /// Whether the address is one of this network namespace. Addresses of InfiniBand are of every namespace.
+    pub(super) is_here: bool,
+}
+
+/// The connection that a port is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ConnectionPlace {
+    /// The local address of its TCP connection.
+    pub(super) local: Option<IpAddr>,
+    /// Which of several equal devices, in turn.
+    pub(super) turn: usize,
+    /// The peer's link, if it is known.
+    pub(super) link: Option<PeerLink>,
+}
+
+/// The link of a peer's port, by which others reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PeerLink {
+    layer: LinkLayer,
+    address: IpAddr,
+}
+
+impl PeerLink {
+    /// The link of a peer's queue pair; none where it does not say it.
+    pub(super) fn of(there: &PairAddress) -> Option<Self> {
+        let address = std::net::Ipv6Addr::from(there.gid);
+        (there.layer != LinkLayer::Unknown)
+            .then(|| Self { layer: there.layer, address: IpAddr::V6(address).to_canonical() })
+    }
+
+    /// Whether queue pairs of these two ports can be connected: in one subnet of InfiniBand, or by addresses of one
+    /// kind.
+    fn reaches(&self, candidate: &PortCandidate) -> bool {
+        self.layer == candidate.layer
+            && match self.layer {
+                LinkLayer::InfiniBand => subnet(self.address) == subnet(candidate.address),
+                _ => kind(self.address) == kind(candidate.address),
+            }
+    }
+}
+
+impl fmt::Display for PeerLink {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} with the address {}", self.layer, self.address)
+    }
+}
+
+/// The subnet of an InfiniBand address.
+fn subnet(address: IpAddr) -> Option<[u8; 8]> {
+    let IpAddr::V6(address) = address else { return None };
+    address.octets()[..8].try_into().ok()
+}
+
+/// How far an address of RoCE version 2 reaches, and by which protocol: none of one kind reaches one of another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum AddressReach {
+    LinkLocal,
+    V6,
+    V4,
+}
+
+fn kind(address: IpAddr) -> AddressReach {
+    match address {
+        IpAddr::V4(_) => AddressReach::V4,
+        IpAddr::V6(address) if address.is_unicast_link_local() => AddressReach::LinkLocal,
+        IpAddr::V6(_) => AddressReach::V6,
+    }
 }
 
 impl PortCandidate {
-    fn is_meant(&self, name: &DeviceName) -> bool {
-        let DeviceName { device, port, gid } = name;
-        self.device == *device && port.is_none_or(|port| self.port == port) && gid.is_none_or(|gid| self.gid == gid)
+    /// Preference where neither name, speed nor address decides. InfiniBand needs no settings of the fabric.
+    fn rank(&self) -> u8 {
+        match (self.layer, kind(self.address)) {
+            (LinkLayer::InfiniBand, _) => 3,
+            (_, AddressReach::V4) => 2,
+            (_, AddressReach::V6) => 1,
+            (_, AddressReach::LinkLocal) => 0,
+        }
     }
 }
 
 impl fmt::Display for PortCandidate {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, port, gid, address, .. } = self;
-        write!(formatter, "{device}:{port}:{gid} ({address})")
+        let Self { device, port, gid, address, layer, speed, .. } = self;
+        write!(formatter, "{device}:{port}:{gid} ({layer}, {} Gbit/s, {address})", speed / 1000)
     }
 }
 
-/// The index of the candidate for connections from local address `local`. The first of equals wins.
+/// The index of the candidate for a connection. The first of equals of a device wins, and devices that are equal are
+/// taken in turn.
 ///
 /// # Errors
-/// No candidate, or none of that name; the text lists the candidates.
+/// No candidate, or none that is named, or that reaches the peer; the text lists the candidates.
 pub(super) fn choose(
     candidates: &[PortCandidate],
-    name: Option<&DeviceName>,
-    local: Option<IpAddr>,
+    names: Option<&DeviceNames>,
+    place: &ConnectionPlace,
 ) -> Result<usize, VerbsError> {
-    let meant = candidates.iter().enumerate().filter(|(_, one)| name.is_none_or(|name| one.is_meant(name)));
-    // `max_by_key` returns the last of equals, hence the reversed order.
-    let best = meant.rev().max_by_key(|(_, one)| (Some(one.address) == local, one.rank));
-    best.map(|(index, _)| index).ok_or_else(|| match (name, candidates) {
-        (_, []) => VerbsError::no_device("none has an active port"),
-        (Some(name), _) => {
-            let known: Vec<_> = candidates.iter().map(ToString::to_string).collect();
-            VerbsError::no_device(format!("expected one of {}, found no {name}", known.join(", ")))
+    let listed = || candidates.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if candidates.is_empty() {
+        return Err(VerbsError::no_device("none has an active port"));
+    }
+    let meant: Vec<(usize, &PortCandidate, usize)> = candidates
+        .iter()
+        .enumerate()
+        .filter_map(|(index, one)| Some((index, one, names.map_or(Some(0), |names| names.place(one))?)))
+        .collect();
+    if let (true, Some(names)) = (meant.is_empty(), names) {
+        return Err(VerbsError::no_device(format!("expected one of {}, found no {names}", listed())));
+    }
+    let is_usable = |one: &PortCandidate| one.is_here || names.is_some_and(|names| names.has_gid(one));
+    let usable: Vec<_> = meant.into_iter().filter(|(_, one, _)| is_usable(one)).collect();
+    if usable.is_empty() {
+        let text = "which are addresses of other network namespaces; expected one of this";
+        return Err(VerbsError::no_device(format!("found {}, {text}", listed())));
+    }
+    let reaching: Vec<_> =
+        usable.into_iter().filter(|(_, one, _)| place.link.is_none_or(|link| link.reaches(one))).collect();
+    let Some(best_speed) = reaching.iter().map(|(_, one, _)| one.speed).max() else {
+        let link = place.link.map(|link| link.to_string()).unwrap_or_default();
+        return Err(VerbsError::no_device(format!("the peer has {link}, found {}", listed())));
+    };
+    // A quarter slower is about as fast: a connection's own address then says more.
+    let is_fast = |one: &PortCandidate| best_speed.saturating_mul(3) <= one.speed.saturating_mul(4);
+    let is_listed = names.is_some_and(|names| !names.excludes);
+    let key = |one: &PortCandidate| {
+        let is_own = Some(one.address) == place.local;
+        (is_fast(one), is_own, one.rank(), one.is_near, one.speed)
+    };
+    // Of each device the best address. The first of equals, hence the reversed order.
+    let mut of_devices: Vec<(usize, &PortCandidate, usize)> = Vec::new();
+    for (index, one, at) in reaching {
+        match of_devices.iter_mut().find(|(_, other, _)| other.device == one.device) {
+            Some(known) if key(known.1) < key(one) => *known = (index, one, at),
+            Some(_) => {}
+            None => of_devices.push((index, one, at)),
         }
-        (None, _) => unreachable!("each of them is meant"),
-    })
+    }
+    if is_listed {
+        // The program's list is its choice: all of it is used, in its order.
+        of_devices.sort_by_key(|(_, _, at)| *at);
+    } else {
+        let best = of_devices.iter().map(|(_, one, _)| key(one)).max();
+        of_devices.retain(|(_, one, _)| Some(key(one)) == best);
+    }
+    Ok(of_devices[place.turn % of_devices.len()].0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn one(device: &str, port: u8, gid: u8, address: &str, speed: u32) -> PortCandidate {
+        let (device, address) = (device.to_owned(), address.parse().expect("an address"));
+        let layer = if speed % 2 == 1 { LinkLayer::InfiniBand } else { LinkLayer::Ethernet };
+        PortCandidate { device, port, gid, address, layer, speed, is_near: false, is_here: true }
+    }
+
+    /// Cards of Ethernet with 100 Gbit/s.
     fn candidates() -> Vec<PortCandidate> {
-        let one = |device: &str, port, gid, address: &str, rank| {
-            let (device, address) = (device.to_owned(), address.parse().expect("an address"));
-            PortCandidate { device, port, gid, address, rank }
-        };
         vec![
-            one("mlx5_0", 1, 0, "fe80::1", 1),
-            one("mlx5_0", 1, 3, "10.0.0.1", 3),
-            one("mlx5_1", 1, 3, "10.0.1.1", 3),
-            one("mlx5_1", 2, 3, "10.0.2.1", 3),
-            one("mlx5_10", 1, 0, "fe80::2", 2),
+            one("mlx5_0", 1, 0, "fe80::1", 100_000),
+            one("mlx5_0", 1, 3, "10.0.0.1", 100_000),
+            one("mlx5_1", 1, 3, "10.0.1.1", 100_000),
+            one("mlx5_1", 2, 3, "10.0.2.1", 100_000),
+            one("mlx5_10", 1, 0, "fe80::2", 100_000),
         ]
+    }
+
+    fn chosen(candidates: &[PortCandidate], names: &str, local: &str, turn: usize) -> Result<usize, VerbsError> {
+        let names: Option<DeviceNames> = (!names.is_empty()).then(|| names.parse().expect("names"));
+        let local = (!local.is_empty()).then(|| local.parse().expect("an address"));
+        choose(candidates, names.as_ref(), &ConnectionPlace { local, turn, link: None })
     }
 
     #[test]
     fn the_address_of_the_connection_goes_before_what_suits_best() {
-        let check = |name: &str, local: &str, expected: usize| {
-            let name = (!name.is_empty()).then(|| name.parse().expect("a name"));
-            let local = (!local.is_empty()).then(|| local.parse().expect("an address"));
-            assert_eq!(choose(&candidates(), name.as_ref(), local), Ok(expected), "{name:?}, {local:?}");
+        let check = |names: &str, local: &str, expected: usize| {
+            assert_eq!(chosen(&candidates(), names, local, 0), Ok(expected), "{names:?}, {local:?}");
         };
         check("", "", 1);
         check("", "10.0.1.1", 2);
@@ -170,34 +353,118 @@ mod tests {
         check("mlx5_0:1:0", "10.0.0.1", 0);
         check("mlx5_10", "", 4);
         check("mlx5_10:1", "", 4);
+        check("^mlx5_0", "", 2);
+        check("^mlx5_0,mlx5_1:1", "", 3);
+        check("mlx5_1*:1", "", 2);
+    }
+
+    #[test]
+    fn a_fast_card_goes_before_the_address_of_a_slow_one() {
+        let infiniband = |name: &str, speed: u32| one(name, 1, 0, "fe80::5", speed + 1);
+        let mut host = vec![one("mlx5_bond_0", 1, 3, "10.0.0.1", 100_000), infiniband("mlx5_4", 400_000)];
+        assert_eq!(chosen(&host, "", "10.0.0.1", 0), Ok(1), "the host's name is that of a slow card");
+        host[0].speed = 320_000;
+        assert_eq!(chosen(&host, "", "10.0.0.1", 0), Ok(0), "it is about as fast, and known to reach the peer");
+        assert_eq!(chosen(&host, "", "", 0), Ok(1), "InfiniBand goes before RoCE");
+        assert_eq!(chosen(&host, "mlx5_bond_*", "", 0), Ok(0));
+    }
+
+    #[test]
+    fn equal_cards_are_dealt_and_near_ones_go_before_far_ones() {
+        let mut host: Vec<_> = (0..4).map(|at| one(&format!("mlx5_{at}"), 1, 0, "fe80::5", 400_001)).collect();
+        let dealt = |host: &[_], names: &str| -> Vec<usize> {
+            (0..5).map(|turn| chosen(host, names, "", turn).expect("there are cards")).collect()
+        };
+        assert_eq!(dealt(&host, ""), [0, 1, 2, 3, 0]);
+        host[1].is_near = true;
+        host[2].is_near = true;
+        assert_eq!(dealt(&host, ""), [1, 2, 1, 2, 1]);
+        // A list is used in its order, whatever else could be preferred.
+        assert_eq!(dealt(&host, "mlx5_3,mlx5_0"), [3, 0, 3, 0, 3]);
+        assert_eq!(dealt(&host, "^mlx5_1"), [2, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn a_port_that_does_not_reach_the_peer_is_not_chosen() {
+        let host = [
+            one("mlx5_0", 1, 0, "fe80::1", 400_001),
+            one("mlx5_1", 1, 0, "fec0::1", 400_001),
+            one("mlx5_2", 1, 3, "10.0.0.1", 100_000),
+            one("mlx5_2", 1, 1, "fe80::1", 100_000),
+        ];
+        let towards = |layer, address: &str| {
+            let gid = match address.parse().expect("an address") {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            let there = PairAddress { number: 1, packet: 1, gid, lid: 1, mtu: 5, reads_in: 1, layer };
+            let place = ConnectionPlace { link: PeerLink::of(&there), ..ConnectionPlace::default() };
+            choose(&host, None, &place).map_err(|fault| fault.to_string())
+        };
+        assert_eq!(towards(LinkLayer::InfiniBand, "fe80::9"), Ok(0));
+        assert_eq!(towards(LinkLayer::InfiniBand, "fec0::9"), Ok(1));
+        assert_eq!(towards(LinkLayer::Ethernet, "10.0.0.9"), Ok(2));
+        assert_eq!(towards(LinkLayer::Ethernet, "fe80::9"), Ok(3));
+        assert_eq!(towards(LinkLayer::Unknown, "fe80::9"), Ok(0));
+        let refused = towards(LinkLayer::Ethernet, "2001:db8::9").expect_err("there is none");
+        assert!(
+            refused.contains("the peer has RoCE v2 with the address 2001:db8::9, found mlx5_0:1:0 (InfiniBand, 400")
+        );
+        assert!(towards(LinkLayer::InfiniBand, "fd00::9").is_err(), "another subnet");
+    }
+
+    #[test]
+    fn an_address_of_another_network_namespace_is_used_only_where_it_is_named() {
+        let mut host = vec![one("mlx5_0", 1, 3, "10.0.0.1", 100_000), one("mlx5_0", 1, 5, "10.0.9.1", 100_000)];
+        host[0].is_here = false;
+        assert_eq!(chosen(&host, "", "", 0), Ok(1));
+        assert_eq!(chosen(&host, "mlx5_0:1:3", "", 0), Ok(0));
+        host[1].is_here = false;
+        let refused = chosen(&host, "mlx5_0", "", 0).expect_err("both are elsewhere").to_string();
+        assert!(refused.contains("addresses of other network namespaces; expected one of this"), "{refused}");
     }
 
     #[test]
     fn a_name_that_nothing_has_is_refused_with_what_there_is() {
-        let check = |candidates: &[PortCandidate], name: Option<&str>, expected: &str| {
-            let name = name.map(|name| name.parse().expect("a name"));
-            let fault = choose(candidates, name.as_ref(), None).expect_err("there is none").to_string();
+        let check = |candidates: &[PortCandidate], names: &str, expected: &str| {
+            let fault = chosen(candidates, names, "", 0).expect_err("there is none").to_string();
             assert!(fault.contains(expected), "{fault}");
         };
         let all = candidates();
-        check(&all[1..3], Some("mlx5"), "expected one of mlx5_0:1:3 (10.0.0.1), mlx5_1:1:3 (10.0.1.1), found no mlx5");
-        check(&all, Some("mlx5_0:2"), "found no mlx5_0:2");
-        check(&all, Some("mlx5_0:1:1"), "found no mlx5_0:1:1");
-        check(&all[4..], Some("mlx5_1"), "found no mlx5_1");
-        check(&[], Some("mlx5_1"), "none has an active port");
-        check(&[], None, "none has an active port");
+        let listed = "expected one of mlx5_0:1:3 (RoCE v2, 100 Gbit/s, 10.0.0.1), mlx5_1:1:3 (RoCE v2, 100 Gbit/s, \
+                      10.0.1.1), found no mlx5";
+        check(&all[1..3], "mlx5", listed);
+        check(&all, "mlx5_0:2", "found no mlx5_0:2");
+        check(&all, "mlx5_0:1:1", "found no mlx5_0:1:1");
+        check(&all[4..], "mlx5_1,mlx5_2", "found no mlx5_1,mlx5_2");
+        check(&all, "^mlx5_*", "found no ^mlx5_*");
+        check(&[], "mlx5_1", "none has an active port");
+        check(&[], "", "none has an active port");
     }
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        for name in ["mlx5_0", "mlx5_0:1", "mlx5_0:1:3", "rxe0:2:0"] {
-            assert_eq!(name.parse::<DeviceName>().map(|name| name.to_string()), Ok(name.to_owned()));
-        }
-        for choice in ["auto", "none", "mlx5_0:1:3"] {
+        for choice in ["auto", "none", "mlx5_0", "mlx5_0:1:3", "mlx5_0,mlx5_1:2", "^mlx5_bond_0", "^mlx5_*,rxe0:1"] {
             assert_eq!(choice.parse::<DeviceChoice>().map(|choice| choice.to_string()), Ok(choice.to_owned()));
         }
-        for wrong in ["", ":1", "mlx5_0:", "mlx5_0:one", "mlx5_0:0", "mlx5_0:256", "mlx5_0:1:2:3", "mlx5 0"] {
-            assert_eq!(wrong.parse::<DeviceName>(), Err(()), "{wrong:?}");
+        let wrong =
+            ["", ":1", "mlx5_0:", "mlx5_0:one", "mlx5_0:0", "mlx5_0:256", "mlx5_0:1:2:3", "mlx5 0", "a,", "^", "a,^b"];
+        for wrong in wrong {
+            assert_eq!(wrong.parse::<DeviceChoice>(), Err(()), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn a_star_stands_for_any_letters() {
+        let check = |pattern, name, expected| assert_eq!(matches(pattern, name), expected, "{pattern} and {name}");
+        check("mlx5_0", "mlx5_0", true);
+        check("mlx5_1", "mlx5_10", false);
+        check("mlx5_*", "mlx5_10", true);
+        check("mlx5_*", "mlx5_", true);
+        check("*", "", true);
+        check("*_0", "mlx5_bond_0", true);
+        check("*bond*", "mlx5_bond_0", true);
+        check("m*5*1", "mlx5_10", false);
+        check("m*5*1*", "mlx5_10", true);
     }
 }

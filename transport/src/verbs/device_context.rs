@@ -17,6 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
+use super::choice::{ConnectionPlace, PeerLink};
 use super::connection::{ConnectionParts, ControlSocket, VerbsConnection};
 use super::credits::{CreditedMessages, slots};
 use super::denials::{DENIED_FOR, Denials};
@@ -38,6 +39,8 @@ pub(crate) struct DeviceContext(Arc<DeviceContextInner>);
 
 struct DeviceContextInner {
     devices: VerbsDevices,
+    /// Which of several equal devices the first connection uses.
+    turn: usize,
     is_checked: bool,
     counters: Arc<VerbsCounters>,
     watcher: DeviceWatcher,
@@ -55,8 +58,10 @@ pub(crate) struct DeviceWatcher {
 #[derive(Default)]
 struct OpenDevices {
     open: Vec<Arc<OpenDevice>>,
-    /// The device, or its error, by the local address of connections.
-    found: BTreeMap<Option<IpAddr>, DeviceLookup>,
+    /// The device, or its error, by the place of connections.
+    found: BTreeMap<ConnectionPlace, DeviceLookup>,
+    /// The servers that connections were made to, in order: each takes the next of several equal devices.
+    servers: Vec<String>,
 }
 
 /// An open device, or its error and the time until which that is remembered.
@@ -91,10 +96,11 @@ pub(crate) struct PairEndpoint {
 pub(crate) type OfferAnswer = Result<Box<PairEndpoint>, String>;
 
 impl DeviceContext {
-    pub(crate) fn new(devices: VerbsDevices, is_checked: bool, watcher: DeviceWatcher) -> Self {
+    pub(crate) fn new(devices: VerbsDevices, turn: usize, is_checked: bool, watcher: DeviceWatcher) -> Self {
         let (open_devices, denials) = (Mutex::default(), Mutex::default());
         Self(Arc::new(DeviceContextInner {
             devices,
+            turn,
             is_checked,
             counters: Arc::default(),
             watcher,
@@ -138,7 +144,8 @@ impl DeviceContext {
         if let Some(reason) = self.denial_reason(Some(address)).filter(|_| address.scheme == Scheme::Auto) {
             return Err(reason);
         }
-        let open_device = self.open_device(local).map_err(|fault| fault.to_string())?;
+        let place = ConnectionPlace { local, turn: self.turn(address), link: None };
+        let open_device = self.open_device(&place).map_err(|fault| fault.to_string())?;
         self.endpoint(&open_device, ConnectionSide::Connecting).map(Box::new).map_err(|error| {
             if address.scheme == Scheme::Auto {
                 self.deny(Some(address), &error.to_string());
@@ -159,7 +166,8 @@ impl DeviceContext {
             HandshakeMessage::Yes(there) => there,
             HandshakeMessage::No(reason) => return Err(reason),
         };
-        let open_device = self.open_device(local).map_err(|fault| format!("the server: {fault}"))?;
+        let place = ConnectionPlace { local, turn: self.0.turn, link: PeerLink::of(&there) };
+        let open_device = self.open_device(&place).map_err(|fault| format!("the server: {fault}"))?;
         let made = self.endpoint(&open_device, ConnectionSide::Accepting).inspect_err(|error| {
             if scheme == Scheme::Auto {
                 self.deny(None, &error.to_string());
@@ -212,29 +220,43 @@ impl DeviceContext {
         })
     }
 
-    /// The device for connections from this local address. A failure is remembered for [`REOPEN_DELAY`].
-    pub(super) fn open_device(&self, local: Option<IpAddr>) -> Result<Arc<OpenDevice>, VerbsError> {
-        let (mut open_devices, now) =
-            (self.0.open_devices.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    /// Which of several equal devices connections to a server use.
+    fn turn(&self, address: &Address) -> usize {
+        let (mut open_devices, name) = (self.open_devices(), address.to_string());
+        let servers = &mut open_devices.servers;
+        let place = servers.iter().position(|known| *known == name).unwrap_or_else(|| {
+            servers.push(name);
+            servers.len() - 1
+        });
+        self.0.turn + place
+    }
+
+    fn open_devices(&self) -> MutexGuard<'_, OpenDevices> {
+        self.0.open_devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device for a connection. A failure is remembered for [`REOPEN_DELAY`].
+    pub(super) fn open_device(&self, place: &ConnectionPlace) -> Result<Arc<OpenDevice>, VerbsError> {
+        let (mut open_devices, now) = (self.open_devices(), Instant::now());
         open_devices.open.retain(|open_device| open_device.health.failure().is_none());
         open_devices.found.retain(|_, found| match found {
             Ok(open_device) => open_device.health.failure().is_none(),
             Err((until, _)) => *until > now,
         });
-        if let Some(found) = open_devices.found.get(&local) {
+        if let Some(found) = open_devices.found.get(place) {
             return found.clone().map_err(|(_, fault)| fault);
         }
-        let found = self.find_device(&mut open_devices, local);
-        open_devices.found.insert(local, found.clone().map_err(|fault| (now + REOPEN_DELAY, fault)));
+        let found = self.find_device(&mut open_devices, place);
+        open_devices.found.insert(*place, found.clone().map_err(|fault| (now + REOPEN_DELAY, fault)));
         found
     }
 
     fn find_device(
         &self,
         open_devices: &mut OpenDevices,
-        local: Option<IpAddr>,
+        place: &ConnectionPlace,
     ) -> Result<Arc<OpenDevice>, VerbsError> {
-        let device = find(&self.0.devices, local)?;
+        let device = find(&self.0.devices, place)?;
         if let Some(open_device) = open_devices.open.iter().find(|open_device| open_device.name == device.name()) {
             return Ok(Arc::clone(open_device));
         }
@@ -254,16 +276,16 @@ impl DeviceContext {
     }
 }
 
-/// Selects the device for connections from this local address.
+/// Selects the device for a connection.
 ///
 /// # Errors
 /// The reason why there is none, and the remedy.
-pub(super) fn find(devices: &VerbsDevices, local: Option<IpAddr>) -> Result<VerbsDevice, VerbsError> {
+pub(super) fn find(devices: &VerbsDevices, place: &ConnectionPlace) -> Result<VerbsDevice, VerbsError> {
     match devices {
         VerbsDevices::None => Err(VerbsError::new("verbs are switched off")),
         VerbsDevices::This(device) => Ok(device.clone()),
-        VerbsDevices::Best => hardware_device::open(None, local),
-        VerbsDevices::Named(name) => hardware_device::open(Some(name), local),
+        VerbsDevices::Best => hardware_device::open(None, place),
+        VerbsDevices::Named(names) => hardware_device::open(Some(names), place),
     }
 }
 

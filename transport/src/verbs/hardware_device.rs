@@ -4,19 +4,20 @@
 //! completion queue, a region before its domain, a domain before its channel, and the device last.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, io};
 
-use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::{Arena, Budget, Mapped};
-use rustix::process::{Resource, getrlimit};
 
 use super::VerbsDevice;
-use super::checked::{self, ContextPointer, library};
-use super::choice::{DeviceName, PortCandidate, choose};
+use super::checked::{self, leave};
+use super::choice::{ConnectionPlace, DeviceNames, choose};
+use super::hardware_ports::{DeviceHandle, DevicePort, FoundPorts, other_fabric, ports};
+use super::locked_memory::memory_limit;
 use super::provider::{
     CompletionChannel, CompletionKind, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
     ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
@@ -36,34 +37,18 @@ const ROOM_RETRIES: u8 = 0;
 const INLINE_WANTED: u32 = 256;
 /// Completions per poll.
 const POLLED: usize = 32;
-/// Every device supports messages of this length.
-const MESSAGE_LEAST: u32 = 1024 * 1024;
 /// Bytes registered at start to test the limit of locked memory.
 const TRIAL_BYTES: u32 = 16 * 1024 * 1024;
-
-/// An open device.
-struct DeviceHandle {
-    verbs: &'static Verbs,
-    context: ContextPointer,
-}
-
-/// A port of a device with one of its GIDs.
-struct DevicePort {
-    handle: Arc<DeviceHandle>,
-    attributes: PortAttributes,
-    number: u8,
-    gid_index: u8,
-    is_global: bool,
-    queue_max: u32,
-    /// The longest work request.
-    message_max: u32,
-}
 
 /// A device that connections use.
 pub(super) struct HardwareDevice(Arc<DevicePort>);
 
 struct HardwareChannel {
     channel: NonNull<ibv_comp_channel>,
+    /// A descriptor of the device's events that is this channel's own: each may be watched by another thread.
+    events: OwnedFd,
+    /// The next of the device's events that this channel has not seen.
+    next_event: AtomicU64,
     port: Arc<DevicePort>,
 }
 
@@ -97,10 +82,6 @@ struct HardwarePair {
     polled: [ibv_wc; POLLED],
 }
 
-// SAFETY: libibverbs may be called from any thread; `close` is called once, when the last owner is dropped.
-unsafe impl Send for DeviceHandle {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceHandle {}
 // SAFETY: a channel may be read from any thread; it is destroyed once, by its only owner.
 unsafe impl Send for HardwareChannel {}
 // SAFETY: as above.
@@ -116,105 +97,21 @@ unsafe impl Sync for HardwareRegion {}
 // SAFETY: the pair and its queue have one owner, and the pointers in its lists are set anew by each call.
 unsafe impl Send for HardwarePair {}
 
-/// Opens the device of this name, or the best one for connections from `local`.
+/// Opens the best device for a connection, of these names if there are some.
 ///
 /// # Errors
 /// The reason why there is none, and the remedy.
-pub(super) fn open(name: Option<&DeviceName>, local: Option<IpAddr>) -> Result<VerbsDevice, VerbsError> {
-    let (candidates, mut ports): (Vec<_>, Vec<_>) = ports()?.into_iter().unzip();
-    let card = HardwareDevice(Arc::new(ports.swap_remove(choose(&candidates, name, local)?)));
+pub(super) fn open(names: Option<&DeviceNames>, place: &ConnectionPlace) -> Result<VerbsDevice, VerbsError> {
+    let FoundPorts { candidates, mut ports, mut unusable } = ports()?;
+    if candidates.is_empty() {
+        unusable.extend(other_fabric(Path::new("/sys")).map(str::to_owned));
+        if !unusable.is_empty() {
+            return Err(VerbsError::no_device(unusable.join("; ")));
+        }
+    }
+    let card = HardwareDevice(Arc::new(ports.swap_remove(choose(&candidates, names, place)?)));
     card.try_memory()?;
     Ok(VerbsDevice(Arc::new(card)))
-}
-
-/// Every active port with each of its GIDs.
-fn ports() -> Result<Vec<(PortCandidate, DevicePort)>, VerbsError> {
-    let verbs = library()?;
-    let mut devices = Vec::new();
-    // Each opened device has an owner at once, and so is closed on every path.
-    checked::open_all(verbs, |name, context| devices.push((name, Arc::new(DeviceHandle { verbs, context }))))?;
-    let asked = devices.iter().map(|(name, handle)| (name.as_str(), handle.ports(name)));
-    Ok(that_answer(asked))
-}
-
-/// The results of the devices that answer; a device that fails is left out.
-fn that_answer<'a, T>(asked: impl Iterator<Item = (&'a str, Result<Vec<T>, VerbsError>)>) -> Vec<T> {
-    let mut all = Vec::new();
-    for (name, said) in asked {
-        match said {
-            Ok(mut said) => all.append(&mut said),
-            Err(fault) => tracing::warn!(name, %fault, "an RDMA device is left out"),
-        }
-    }
-    all
-}
-
-impl DeviceHandle {
-    fn ports(self: &Arc<Self>, name: &str) -> Result<Vec<(PortCandidate, DevicePort)>, VerbsError> {
-        let Self { verbs, context } = **self;
-        let limits = checked::limits(verbs, context)?;
-        let gids = checked::gids(verbs, context)?;
-        // The runtime watches the descriptor, because idle connections are not polled.
-        //
-        // SAFETY: the descriptor is the device's, which is open as long as `self`.
-        let events = unsafe { BorrowedFd::borrow_raw(checked::events(context)) };
-        let nonblocking = rustix::io::ioctl_fionbio(events, true);
-        nonblocking.map_err(|error| VerbsError::new(format!("events that do not block: {error}")))?;
-        let mut ports = Vec::new();
-        for number in 1..=limits.phys_port_cnt {
-            let port = checked::port(verbs, context, number)?;
-            if port.state != IBV_PORT_ACTIVE {
-                continue;
-            }
-            let of_port = gids.iter().filter(|gid| gid.port_num == u32::from(number));
-            ports.extend(of_port.filter_map(|gid| DevicePort::new(self, name, &limits, (number, &port), gid)));
-        }
-        Ok(ports)
-    }
-}
-
-impl DevicePort {
-    fn new(
-        handle: &Arc<DeviceHandle>,
-        name: &str,
-        limits: &ibv_device_attr,
-        (number, port): (u8, &ibv_port_attr),
-        entry: &ibv_gid_entry,
-    ) -> Option<(PortCandidate, Self)> {
-        // SAFETY: a GID is sixteen bytes in either form.
-        let gid = unsafe { entry.gid.raw };
-        let address = Ipv6Addr::from(gid);
-        // Link-local addresses reach no other machine; RoCE version 1 is not routed.
-        let (rank, kind) = match entry.gid_type {
-            IBV_GID_TYPE_ROCE_V2 if address.to_ipv4_mapped().is_some() => (3, "RoCE v2"),
-            IBV_GID_TYPE_IB => (2, "InfiniBand"),
-            IBV_GID_TYPE_ROCE_V2 => (1, "RoCE v2"),
-            _ => return None,
-        };
-        let (gid_index, mtu) = (u8::try_from(entry.gid_index).ok()?, u8::try_from(port.active_mtu).ok()?);
-        let reads = |number: i32| u8::try_from(number.clamp(1, 255)).unwrap_or(1);
-        let attributes = PortAttributes {
-            name: format!("{name}:{number}:{gid_index}, {kind}, {address}"),
-            gid,
-            lid: port.lid,
-            mtu,
-            reads_out: reads(limits.max_qp_init_rd_atom),
-            reads_in: reads(limits.max_qp_rd_atom),
-            is_limited: memory_limit().is_some(),
-        };
-        let is_global = port.link_layer != u8::try_from(IBV_LINK_LAYER_INFINIBAND).unwrap_or(1);
-        let queue_max = u32::try_from(limits.max_qp_wr.min(limits.max_cqe)).unwrap_or(0);
-        let message_max = port.max_msg_sz.clamp(MESSAGE_LEAST, CHUNK_BYTES_MAX);
-        let handle = Arc::clone(handle);
-        let (device, address) = (name.to_owned(), IpAddr::V6(address).to_canonical());
-        let candidate = PortCandidate { device, port: number, gid: gid_index, address, rank };
-        Some((candidate, Self { handle, attributes, number, gid_index, is_global, queue_max, message_max }))
-    }
-
-    /// Send queue entries, when every payload has the largest length.
-    fn sends(&self, capacity: &PairCapacity) -> u32 {
-        capacity.posted_max * CHUNK_BYTES_MAX.div_ceil(self.message_max)
-    }
 }
 
 impl HardwareDevice {
@@ -230,25 +127,6 @@ impl HardwareDevice {
         let memory = lease.mapped().expect("a slot is memory of ours");
         self.completion_channel()?.domain()?.register(&memory, (0, memory.len()), RegionAccess::Local).map(drop)
     }
-}
-
-/// The limit of locked memory in bytes, if one applies to this process.
-fn memory_limit() -> Option<u64> {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let may_lock_all = may_lock_all(&read("/proc/self/status"), &read("/proc/self/uid_map"));
-    getrlimit(Resource::Memlock).current.filter(|_| !may_lock_all)
-}
-
-/// Whether a process of this status may lock memory beyond its limit (`CAP_IPC_LOCK`). Only the capability in the
-/// initial user namespace counts, whose map is the identity.
-fn may_lock_all(status: &str, users: &str) -> bool {
-    const LOCK: u32 = 14;
-    if !users.split_whitespace().eq(["0", "0", "4294967295"]) {
-        return false;
-    }
-    let effective = status.lines().find_map(|connection| connection.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
-    effective.is_some_and(|capabilities| capabilities >> LOCK & 1 == 1)
 }
 
 /// The error for a refused registration.
@@ -274,14 +152,17 @@ impl RdmaDevice for HardwareDevice {
     fn completion_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError> {
         let port = Arc::clone(&self.0);
         let channel = checked::channel(port.handle.verbs, port.handle.context)?;
-        let completion_channel = HardwareChannel { channel, port };
+        let events = port.handle.descriptor().try_clone_to_owned();
+        let events = events.map_err(|error| VerbsError::new(format!("watching a device's events: {error}")))?;
+        let next_event = AtomicU64::new(port.handle.next_event());
+        let completion_channel = HardwareChannel { channel, events, next_event, port };
         let nonblocking = rustix::io::ioctl_fionbio(completion_channel.descriptor(), true);
         nonblocking.map_err(|error| VerbsError::new(format!("a completion channel that does not block: {error}")))?;
         Ok(Arc::new(HardwareChannelHandle(Arc::new(completion_channel))))
     }
 
     fn device_memory(&self) -> Result<(), VerbsError> {
-        let DeviceHandle { verbs, context } = *self.0.handle;
+        let DeviceHandle { verbs, context, .. } = *self.0.handle;
         let domain = checked::domain(verbs, context)?;
         let tried = checked::try_device_memory(verbs, domain);
         checked::close_domain(verbs, domain)?;
@@ -324,17 +205,15 @@ impl CompletionChannel for HardwareChannelHandle {
     }
 
     fn events(&self) -> Option<BorrowedFd<'_>> {
-        let number = checked::events(self.0.port.handle.context);
-        // SAFETY: the descriptor is the device's, which is open as long as `self`.
-        Some(unsafe { BorrowedFd::borrow_raw(number) })
+        Some(self.0.events.as_fd())
     }
 
     fn failure(&self) -> Result<Option<String>, VerbsError> {
         let port = &self.0.port;
-        let mut failure = None;
-        while let Some((event, of)) = checked::event(self.0.verbs(), port.handle.context)? {
-            failure = meaning(event, of == i32::from(port.number)).or(failure);
-        }
+        let (events, next) = port.handle.events_from(self.0.next_event.load(Ordering::Relaxed))?;
+        self.0.next_event.store(next, Ordering::Relaxed);
+        let mut failures = events.into_iter().filter_map(|(event, of)| meaning(event, of == i32::from(port.number)));
+        let failure = failures.next_back();
         Ok(failure.map(|result| format!("{}: {result}", port.attributes.name)))
     }
 
@@ -392,8 +271,8 @@ impl ProtectionDomain for HardwareDomainHandle {
         };
         let attributes = &port.attributes;
         let packet = u32::try_from(RandomState::new().build_hasher().finish() & 0x00ff_ffff).expect("it has 24 bits");
-        let PortAttributes { gid, lid, mtu, reads_in, .. } = *attributes;
-        let end = PairAddress { number: checked::number(pair), packet, gid, lid, mtu, reads_in };
+        let PortAttributes { gid, lid, layer, mtu, reads_in, .. } = *attributes;
+        let end = PairAddress { number: checked::number(pair), packet, gid, lid, mtu, reads_in, layer };
         let mut made = HardwarePair {
             pair: Some(pair),
             queue,
@@ -520,7 +399,8 @@ impl QueuePair for HardwarePair {
             (self.end.mtu.min(there.mtu).into(), there.number, there.packet);
         (wish.max_dest_rd_atomic, wish.min_rnr_timer) = (self.end.reads_in, 12);
         wish.ah_attr = ibv_ah_attr { dlid: there.lid, port_num: port.number, ..ibv_ah_attr::default() };
-        if port.is_global || there.lid == 0 {
+        // Another subnet of InfiniBand is behind a router, which reads the global address.
+        if port.is_global || there.lid == 0 || there.gid[..8] != self.end.gid[..8] {
             let dgid = ibv_gid { raw: there.gid };
             wish.ah_attr.is_global = 1;
             wish.ah_attr.grh =
@@ -602,13 +482,6 @@ fn read(done: &ibv_wc) -> WorkCompletion {
     WorkCompletion { id, result: Ok(result) }
 }
 
-/// The system destroys a leaked object with the process.
-fn leave(result: Result<(), VerbsError>) {
-    if let Err(fault) = result {
-        tracing::warn!(%fault, "an RDMA object was not destroyed; the system frees it with the process");
-    }
-}
-
 impl Drop for HardwarePair {
     fn drop(&mut self) {
         leave(self.close());
@@ -636,12 +509,6 @@ impl Drop for HardwareChannel {
     }
 }
 
-impl Drop for DeviceHandle {
-    fn drop(&mut self) {
-        leave(checked::close(self.verbs, self.context));
-    }
-}
-
 impl fmt::Debug for HardwareDevice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "HardwareDevice({})", self.0.attributes.name)
@@ -651,33 +518,6 @@ impl fmt::Debug for HardwareDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_bad_device_leaves_the_others() {
-        let bad = || Err(VerbsError::new("asking for a device's limits: Input/output error"));
-        let check = |said: Vec<Result<Vec<u8>, VerbsError>>, expected: &[u8]| {
-            assert_eq!(that_answer(said.into_iter().map(|said| ("mlx5_0", said))), expected);
-        };
-        check(vec![Ok(vec![1]), bad(), Ok(vec![2, 3])], &[1, 2, 3]);
-        check(vec![bad()], &[]);
-        check(vec![], &[]);
-    }
-
-    #[test]
-    fn a_process_that_may_lock_all_memory_has_no_limit() {
-        let all = "         0          0 4294967295\n";
-        let check = |status: &str, users: &str, expected: bool| {
-            assert_eq!(may_lock_all(status, users), expected, "{status:?}, {users:?}");
-        };
-        check("Name:\tpserver\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\n", all, true);
-        check("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n", all, false);
-        check("CapEff:\t0000000000004000\n", all, true);
-        check("CapEff:\t0000000000004000\n", "         0       1000          1\n", false);
-        check("CapEff:\t0000000000004000\n", "", false);
-        check("CapEff:\t00000000a80425fb\n", all, false);
-        check("CapEff:\tnone\n", all, false);
-        check("", all, false);
-    }
 
     #[test]
     fn events_that_pairs_do_not_survive_have_a_meaning() {

@@ -14,7 +14,8 @@
 //! Read in this order: `provider` (the interface of a device), `work_requests` (requests in flight and their memory),
 //! `credits` (messages and flow control), `send` and `receive` (frames), `connection` (all of it as one connection),
 //! `device_context` (state that connections share), `handshake` (offer and answer), `software_device` (a device in
-//! process) and `faulty_device` (injected faults), `hardware_device` (libibverbs). `docs/WIRE.md` has the bytes,
+//! process) and `faulty_device` (injected faults), `hardware_device` (libibverbs), `hardware_ports` (its devices and
+//! ports) and `choice` (the one that a connection uses). `docs/WIRE.md` has the bytes,
 //! `docs/decisions/verbs-data-path.md` the reasons.
 
 mod checked;
@@ -28,9 +29,12 @@ mod device_health;
 mod faulty_device;
 mod handshake;
 mod hardware_device;
+mod hardware_ports;
+mod locked_memory;
 mod memory_span;
 #[cfg(test)]
 mod probe;
+mod processors;
 mod provider;
 mod reasons;
 mod receive;
@@ -49,13 +53,14 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-pub use choice::{DEVICE_EXPECTED, DeviceChoice, DeviceName};
+pub use choice::{DEVICE_EXPECTED, DeviceChoice, DeviceNames};
 pub use registry::VerbsCounters;
 
 pub(crate) use device_context::{DeviceContext, DeviceWatcher, OfferAnswer};
 pub(crate) use handshake::{AcceptedTransport, HandshakeResult, VerbsHandshake, WaitingFrames, accept_offer};
 
 use crate::connection::{ConnectionError, ConnectionSide};
+use choice::ConnectionPlace;
 use provider::RdmaDevice;
 use reasons::VerbsError;
 
@@ -81,11 +86,11 @@ const _: () = assert!(MESSAGES < POSTED_MAX, "payloads leave room for messages")
 pub enum VerbsDevices {
     /// No device.
     None,
-    /// The device whose address is the connection's, or else the best one of this machine.
+    /// The best devices of this machine.
     #[default]
     Best,
-    /// The device of this name: `mlx5_0`, or with port and GID index, `mlx5_0:1:3`.
-    Named(DeviceName),
+    /// The best of the devices of these names: `mlx5_0,mlx5_1`, or with port and GID index, `mlx5_0:1:3`.
+    Named(DeviceNames),
     /// This device.
     This(VerbsDevice),
 }
@@ -107,7 +112,7 @@ impl VerbsDevice {
     /// The reason why there is none: the library is missing, no device is usable, or the limit of locked memory is too
     /// low.
     pub fn find(devices: &VerbsDevices) -> Result<Self, String> {
-        device_context::find(devices, None).map_err(|fault| fault.to_string())
+        device_context::find(devices, &ConnectionPlace::default()).map_err(|fault| fault.to_string())
     }
 
     /// A text that says whether accelerator memory is registered with this device, and why not. It never is: this

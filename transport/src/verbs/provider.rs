@@ -23,6 +23,7 @@ pub(crate) struct PortAttributes {
     pub(crate) gid: [u8; 16],
     /// The port's LID in an InfiniBand subnet; zero over Ethernet.
     pub(crate) lid: u16,
+    pub(crate) layer: LinkLayer,
     /// The largest packet as a power of two: 1 is 256 bytes, 5 is 4,096.
     pub(crate) mtu: u8,
     /// Reads that one queue pair may have in flight, and that it may serve at once.
@@ -121,6 +122,28 @@ pub(crate) struct PairAddress {
     pub(crate) mtu: u8,
     /// Reads that it serves at once.
     pub(crate) reads_in: u8,
+    pub(crate) layer: LinkLayer,
+}
+
+/// The link layer of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum LinkLayer {
+    /// Not said: of a software device, or by an older peer.
+    Unknown = 0,
+    /// InfiniBand.
+    InfiniBand = 1,
+    /// Ethernet, with RoCE version 2.
+    Ethernet = 2,
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Unknown => "an unknown link",
+            Self::InfiniBand => "InfiniBand",
+            Self::Ethernet => "RoCE v2",
+        })
+    }
 }
 
 /// An address in the peer's memory with its remote key.

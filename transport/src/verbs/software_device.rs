@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::memory_span::MemorySpan;
 use super::provider::{
-    CompletionChannel, CompletionKind, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
+    CompletionChannel, CompletionKind, LinkLayer, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
     ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, RemoteAddress, WorkCompletion, WorkRequest,
 };
 use super::reasons::VerbsError;
@@ -112,8 +112,16 @@ impl SoftwareFabric {
 impl SoftwareDevice {
     pub(crate) fn new() -> Self {
         let name = "memory of this process".to_owned();
-        let attributes =
-            PortAttributes { name, gid: [0; 16], lid: 0, mtu: 5, reads_out: 16, reads_in: 16, is_limited: false };
+        let attributes = PortAttributes {
+            name,
+            gid: [0; 16],
+            lid: 0,
+            layer: LinkLayer::Unknown,
+            mtu: 5,
+            reads_out: 16,
+            reads_in: 16,
+            is_limited: false,
+        };
         Self { attributes, fabric: Arc::default() }
     }
 
@@ -219,7 +227,7 @@ impl ProtectionDomain for SoftwareDomain {
             event: Arc::clone(&self.event),
         };
         self.fabric.lock().pairs.insert(number, queues);
-        let end = PairAddress { number, packet, gid: [0; 16], lid: 0, mtu: 5, reads_in: 16 };
+        let end = PairAddress { number, packet, gid: [0; 16], lid: 0, mtu: 5, reads_in: 16, layer: LinkLayer::Unknown };
         Ok(Box::new(SoftwarePair { fabric: Arc::clone(&self.fabric), end }))
     }
 }

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::provider::{PairAddress, RemoteAddress};
+use super::provider::{LinkLayer, PairAddress, RemoteAddress};
 use super::{BULK_SLOTS, CONTROL_SLOTS, ConnectionError, SLOT_BYTES};
 
 /// Bytes of an offer or an answer.
@@ -40,7 +40,8 @@ struct RawHandshake {
     lid: U16,
     bulk: U16,
     note: U16,
-    reserved: U16,
+    layer: u8,
+    reserved: u8,
     slot_bytes: U32,
     unused: [u8; UNUSED],
 }
@@ -68,14 +69,15 @@ impl HandshakeMessage {
             lid: 0.into(),
             bulk: 0.into(),
             note: 0.into(),
-            reserved: 0.into(),
+            layer: LinkLayer::Unknown as u8,
+            reserved: 0,
             slot_bytes: 0.into(),
             unused: [0; UNUSED],
         };
         match self {
             Self::Yes(end) => {
-                let PairAddress { number, packet, gid, lid, mtu, reads_in } = *end;
-                (raw.answer, raw.mtu, raw.reads_in) = (YES, mtu, reads_in);
+                let PairAddress { number, packet, gid, lid, mtu, reads_in, layer } = *end;
+                (raw.answer, raw.mtu, raw.reads_in, raw.layer) = (YES, mtu, reads_in, layer as u8);
                 (raw.number, raw.packet, raw.gid, raw.lid) = (number.into(), packet.into(), gid, lid.into());
                 (raw.bulk, raw.note, raw.slot_bytes) = (BULK_SLOTS.into(), CONTROL_SLOTS.into(), SLOT_BYTES.into());
                 raw.as_bytes().try_into().expect("the message has its fixed length")
@@ -118,7 +120,13 @@ impl HandshakeMessage {
             return Err(wrong(&format!("names pair {number:#x}, packet {packet:#x}, packet length {}", raw.mtu)));
         }
         let (gid, lid, mtu, reads_in) = (raw.gid, raw.lid.get(), raw.mtu, raw.reads_in);
-        Ok(Self::Yes(PairAddress { number, packet, gid, lid, mtu, reads_in }))
+        let layer = match raw.layer {
+            0 => LinkLayer::Unknown,
+            1 => LinkLayer::InfiniBand,
+            2 => LinkLayer::Ethernet,
+            other => return Err(wrong(&format!("names link layer {other}; expected 0, 1 or 2"))),
+        };
+        Ok(Self::Yes(PairAddress { number, packet, gid, lid, mtu, reads_in, layer }))
     }
 
     /// Whether the bytes suffice to decode the message, or to refuse it.
@@ -236,7 +244,15 @@ mod tests {
     use super::*;
 
     fn end() -> PairAddress {
-        PairAddress { number: 0x0001_0203, packet: 0x00aa_bbcc, gid: [7; 16], lid: 3, mtu: 3, reads_in: 16 }
+        PairAddress {
+            number: 0x0001_0203,
+            packet: 0x00aa_bbcc,
+            gid: [7; 16],
+            lid: 3,
+            mtu: 3,
+            reads_in: 16,
+            layer: LinkLayer::Ethernet,
+        }
     }
 
     #[test]
@@ -270,6 +286,7 @@ mod tests {
         check(6, 6, "packet length 6");
         check(11, 1, "names pair 0x1010203");
         check(34, 9, "is for slots");
+        check(38, 3, "names link layer 3");
         let bytes = HandshakeMessage::Yes(end()).encode();
         assert!(HandshakeMessage::decode(&bytes[..9]).expect_err("short").contains("has 9 bytes, expected 1024"));
         assert!(HandshakeMessage::decode(&[]).expect_err("short").contains("has 0 bytes, expected 1024"));

@@ -11,6 +11,7 @@ use pserver_core::wire::{Address, OfferMessage};
 use super::fixtures::ends;
 use crate::conformance::rig::{ConformanceRig, hello};
 use crate::network::{NetworkOptions, PollPolicy};
+use crate::verbs::choice::ConnectionPlace;
 use crate::verbs::credits::{CreditedMessages, slots};
 use crate::verbs::memory_span::MemorySpan;
 use crate::verbs::provider::{
@@ -221,9 +222,12 @@ fn accesses_refused(seed: u64, tries: u32, runtime: &tokio::runtime::Handle) -> 
     let software_device = Arc::new(SoftwareDevice::new());
     let watcher = DeviceWatcher { runtime: runtime.clone(), doorbell: Doorbell::new(|| {}) };
     let device_context =
-        DeviceContext::new(VerbsDevices::This(VerbsDevice(Arc::clone(&software_device) as Arc<_>)), false, watcher);
+        DeviceContext::new(VerbsDevices::This(VerbsDevice(Arc::clone(&software_device) as Arc<_>)), 0, false, watcher);
     let server = device_context
-        .endpoint(&device_context.open_device(None).expect("a device"), ConnectionSide::Accepting)
+        .endpoint(
+            &device_context.open_device(&ConnectionPlace::default()).expect("a device"),
+            ConnectionSide::Accepting,
+        )
         .expect("an end of the server's");
     let mut budget = Budget::new();
     budget.line("parameters", 4096, 16);

@@ -5,4 +5,5 @@ mod failures;
 mod fallback;
 pub(super) mod fixtures;
 mod hostile_client;
+mod hosts;
 mod real;

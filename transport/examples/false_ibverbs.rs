@@ -1,0 +1,276 @@
+//! A libibverbs for tests, whose devices are those of a table. It is opened as `libibverbs.so.1` by the shipped way.
+//!
+//! `PSERVER_FALSE_IBVERBS` names the table. A line is a device, a port of the device before, or a GID of the port
+//! before:
+//!
+//! ```text
+//! device mlx5_0 ib /sys/class/infiniband/mlx5_0      ib, iwarp, usnic or unspecified; its folder in sysfs
+//! port active ib 128x2 lid=7 flags=0                 state, link layer, speed and width as the specification numbers
+//! gid 0 ib fe80::1                                   index; ib, roce1 or roce2; address
+//! ```
+//!
+//! `PSERVER_FALSE_IBVERBS_LOG` names a file that gets a line for each device that is opened or closed.
+
+use std::ffi::{CString, c_char, c_int};
+use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
+use std::net::IpAddr;
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::{env, fs, ptr};
+
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    clippy::multiple_unsafe_ops_per_block,
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    reason = "a generator wrote it, with C's names and without arguments"
+)]
+#[path = "../src/verbs/sys/bindings.rs"]
+mod bindings;
+
+#[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
+use bindings::*;
+
+/// The length of a port's table of addresses.
+const GIDS: c_int = 300;
+/// EINVAL
+const INVALID: c_int = 22;
+
+struct FalseDevice {
+    of_list: ibv_device,
+    ports: Vec<FalsePort>,
+}
+
+struct FalsePort {
+    attributes: ibv_port_attr,
+    gids: Vec<ibv_gid_entry>,
+}
+
+/// The devices of the table, for the rest of the process.
+struct Host(Vec<FalseDevice>);
+
+// SAFETY: the pointers in it are null, and it is only read.
+unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
+fn host() -> &'static Host {
+    static HOST: OnceLock<Host> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let path = env::var("PSERVER_FALSE_IBVERBS").expect("PSERVER_FALSE_IBVERBS names the table");
+        let mut devices: Vec<FalseDevice> = Vec::new();
+        for line in fs::read_to_string(path).expect("the table can be read").lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                ["device", name, transport, sysfs] => devices.push(FalseDevice::new(name, transport, sysfs)),
+                ["port", state, layer, speed, lid, flags] => {
+                    let device = devices.last_mut().expect("a device is before its ports");
+                    device.ports.push(FalsePort::new(state, layer, speed, (lid, flags)));
+                }
+                ["gid", index, kind, address] => {
+                    let ports = &mut devices.last_mut().expect("a device is before its addresses").ports;
+                    let number = u32::try_from(ports.len()).expect("there are few");
+                    ports.last_mut().expect("a port is before its addresses").add(number, index, kind, address);
+                }
+                [] => {}
+                _ => panic!("a line of another kind: {line}"),
+            }
+        }
+        Host(devices)
+    })
+}
+
+impl FalseDevice {
+    fn new(name: &str, transport: &str, sysfs: &str) -> Self {
+        let transport_type = match transport {
+            "ib" => IBV_TRANSPORT_IB,
+            "iwarp" => IBV_TRANSPORT_IWARP,
+            "usnic" => IBV_TRANSPORT_USNIC_UDP,
+            _ => IBV_TRANSPORT_UNSPECIFIED,
+        };
+        let mut of_list = ibv_device { transport_type, ..ibv_device::default() };
+        write(&mut of_list.name, name);
+        write(&mut of_list.ibdev_path, sysfs);
+        Self { of_list, ports: Vec::new() }
+    }
+}
+
+impl FalsePort {
+    fn new(state: &str, layer: &str, speed: &str, (lid, flags): (&str, &str)) -> Self {
+        let (active_speed, active_width) = speed.split_once('x').expect("a speed and a width");
+        let after = |text: &str, name: &str| text.strip_prefix(name).expect("a name and a number").to_owned();
+        let link_layer = if layer == "ib" { IBV_LINK_LAYER_INFINIBAND } else { IBV_LINK_LAYER_ETHERNET };
+        let attributes = ibv_port_attr {
+            state: if state == "active" { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
+            max_mtu: 5,
+            active_mtu: 5,
+            gid_tbl_len: GIDS,
+            max_msg_sz: 1 << 30,
+            lid: number(&after(lid, "lid=")),
+            flags: number(&after(flags, "flags=")),
+            active_speed: number(active_speed),
+            active_width: number(active_width),
+            link_layer: u8::try_from(link_layer).expect("it is 1 or 2"),
+            ..ibv_port_attr::default()
+        };
+        Self { attributes, gids: Vec::new() }
+    }
+
+    fn add(&mut self, port_num: u32, index: &str, kind: &str, address: &str) {
+        let octets = match address.parse().expect("an address") {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        let gid_type = match kind {
+            "ib" => IBV_GID_TYPE_IB,
+            "roce1" => IBV_GID_TYPE_ROCE_V1,
+            _ => IBV_GID_TYPE_ROCE_V2,
+        };
+        let gid = ibv_gid { raw: octets };
+        self.gids.push(ibv_gid_entry { gid, gid_index: number(index), port_num, gid_type, ndev_ifindex: 0 });
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+}
+
+fn write(into: &mut [c_char], text: &str) {
+    let text = CString::new(text).expect("it has no zeros");
+    into.iter_mut().zip(text.as_bytes_with_nul()).for_each(|(into, byte)| *into = byte.cast_signed());
+}
+
+fn log(what: &str, device: &FalseDevice) {
+    let Ok(path) = env::var("PSERVER_FALSE_IBVERBS_LOG") else { return };
+    let name = device.of_list.name.iter().map(|letter| letter.cast_unsigned()).take_while(|byte| *byte != 0);
+    let name = String::from_utf8(name.collect()).expect("a name");
+    let mut file = fs::File::options().append(true).create(true).open(path).expect("the log can be written");
+    writeln!(file, "{what} {name}").expect("the log can be written");
+}
+
+/// A device of the list.
+fn listed(device: *const ibv_device) -> &'static FalseDevice {
+    let known = host().0.iter().find(|one| ptr::eq(&raw const one.of_list, device));
+    known.expect("a device of the list")
+}
+
+fn device_of(context: *mut ibv_context) -> &'static FalseDevice {
+    // SAFETY: the context is one that `ibv_open_device` made.
+    let context = unsafe { &*context };
+    listed(context.device)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let devices = host().0.iter().map(|one| (&raw const one.of_list).cast_mut()).chain([ptr::null_mut()]);
+    let list: Box<[*mut ibv_device]> = devices.collect();
+    // SAFETY: the caller's place for a number.
+    unsafe { count.write(c_int::try_from(list.len() - 1).expect("there are few")) };
+    Box::leak(list).as_mut_ptr()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    let whole = ptr::slice_from_raw_parts_mut(list, host().0.len() + 1);
+    // SAFETY: `ibv_get_device_list` leaked it, with this length.
+    drop(unsafe { Box::from_raw(whole) });
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    listed(device).of_list.name.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    log("open", listed(device));
+    let (events, other) = UnixStream::pair().expect("descriptors are left");
+    // Nobody writes there, and it stays open.
+    let _ = other.into_raw_fd();
+    let context = ibv_context { device, async_fd: events.into_raw_fd(), ..ibv_context::default() };
+    Box::leak(Box::new(context))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    log("close", device_of(context));
+    // SAFETY: `ibv_open_device` leaked it.
+    drop(unsafe { Box::from_raw(context) });
+    0
+}
+
+/// There are no events: a read of the descriptor, which does not block, sets the error.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
+    // SAFETY: the context is one that `ibv_open_device` made.
+    let descriptor = unsafe { (*context).async_fd };
+    // SAFETY: the descriptor is the context's, and is not closed here.
+    let mut events = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(descriptor) });
+    -c_int::from(events.read(&mut [0; 1]).is_err())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_ack_async_event(_: *mut ibv_async_event) {}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, into: *mut ibv_device_attr) -> c_int {
+    let limits = ibv_device_attr {
+        phys_port_cnt: u8::try_from(device_of(context).ports.len()).expect("there are few"),
+        max_qp_wr: 32768,
+        max_cqe: 1 << 22,
+        max_qp_rd_atom: 16,
+        max_qp_init_rd_atom: 16,
+        ..ibv_device_attr::default()
+    };
+    // SAFETY: the caller's place for the limits.
+    unsafe { into.write(limits) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, number: u8, into: *mut ibv_port_attr) -> c_int {
+    let Some(port) = device_of(context).ports.get(usize::from(number) - 1) else { return INVALID };
+    // SAFETY: the caller's place for the attributes.
+    unsafe { into.write(port.attributes) };
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, number: u8, index: c_int, into: *mut ibv_gid) -> c_int {
+    let Some(port) = device_of(context).ports.get(usize::from(number) - 1) else { return INVALID };
+    let known = port.gids.iter().find(|gid| gid.gid_index == index.cast_unsigned());
+    // SAFETY: the caller's place for the address.
+    unsafe { into.write(known.map_or(ibv_gid { raw: [0; 16] }, |gid| gid.gid)) };
+    0
+}
+
+/// As the kernel does: fewer places than addresses are an error.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_gid_table(
+    context: *mut ibv_context,
+    into: *mut ibv_gid_entry,
+    most: usize,
+    _: u32,
+    _: usize,
+) -> isize {
+    let gids: Vec<ibv_gid_entry> = device_of(context).ports.iter().flat_map(|port| port.gids.iter().copied()).collect();
+    if most < gids.len() {
+        return -(INVALID as isize);
+    }
+    // SAFETY: the caller has room for `most` entries.
+    unsafe { ptr::copy_nonoverlapping(gids.as_ptr(), into, gids.len()) };
+    gids.len().cast_signed()
+}
