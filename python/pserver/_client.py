@@ -87,8 +87,10 @@ class Call:
     destinations are not touched. ``await call`` is :meth:`wait` without blocking the event loop; a task that is
     cancelled there, as by ``asyncio.wait_for``, cancels the call."""
 
-    def __init__(self, raw: _pserver.RawCall) -> None:
+    def __init__(self, raw: _pserver.RawCall, stream: Stream = None) -> None:
         self._raw = raw
+        self._stream = stream
+        """The CUDA stream in which values are copied to a device at the end. It lives as long as the call."""
 
     def wait(self) -> None:
         """Waits until the call is over, and raises what the blocking call would."""
@@ -158,6 +160,8 @@ class Client:
         self._known: dict[str, tuple[numpy.dtype[Any], tuple[int, ...], bool]] = {}
         self._servers: Servers | None = None
         self._is_closed = False
+        self._streams: list[Stream] = []
+        """Streams of registered arrays. They live as long as the client."""
         self._has_optimizer = False
         """Whether an optimizer has been constructed with this client."""
 
@@ -306,11 +310,11 @@ class Client:
     ) -> Call:
         """:meth:`push`, started."""
         arrays = list(gradients.values()), None
-        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)))
+        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)), stream)
 
     def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:
         """:meth:`pull`, started."""
-        return Call(self._raw.start(list(out), (None, list(out.values())), NO_NUMBERS, _stream(stream)))
+        return Call(self._raw.start(list(out), (None, list(out.values())), NO_NUMBERS, _stream(stream)), stream)
 
     def start_push_pull(
         self,
@@ -324,7 +328,7 @@ class Client:
         """:meth:`push_pull`, started."""
         out = _ordered(gradients, out)
         arrays = list(gradients.values()), list(out.values())
-        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)))
+        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)), stream)
 
     # Rows
 
@@ -527,11 +531,13 @@ class Client:
         the same calls started, and in :meth:`set`: through pages of the host, as large, that are made here. Of memory
         of the host a network card moves gradients without a copy. The array is kept until :meth:`unregister`.
 
-        Arrays of the device have DLPack or ``__cuda_array_interface__``. They are read and written in the order of
-        ``stream``, or of the stream that a call names, by default the default stream: a call waits for what computes
-        them, and for nothing in other streams that do not block. ``replicas`` are on other devices, without a stream: a
-        gradient is the sum of all, and a value is written to all."""
+        Arrays of the device have DLPack or ``__cuda_array_interface__``. They are read and written in the order of the
+        stream that a call names, which waits for the one that computes them; of a call without one in the order of
+        ``stream``, which the program makes wait for the others, or else of the default stream, which waits as well.
+        ``replicas`` are on other devices, without a stream: a gradient is the sum of all, and a value is written to
+        all."""
         self._raw.register(array, list(replicas), _stream(stream))
+        self._streams.append(stream)
 
     def unregister(self, array: Array) -> None:
         """Ends :meth:`register` of an array, and of its replicas."""

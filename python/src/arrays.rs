@@ -239,10 +239,12 @@ impl HeldArray {
             let stream = access.stream().flatten().filter(|stream| 0 < *stream);
             versions.set_item("stream", stream.unwrap_or(DEFAULT_STREAM))?;
         }
-        let capsule = match object.call_method("__dlpack__", (), Some(&versions)) {
-            Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__"),
-            other => other,
-        };
+        let mut capsule = object.call_method("__dlpack__", (), Some(&versions));
+        if capsule.as_ref().is_err_and(|error| error.is_instance_of::<PyTypeError>(py)) {
+            // Objects before DLPack 1 know no versions.
+            versions.del_item("max_version")?;
+            capsule = object.call_method("__dlpack__", (), Some(&versions));
+        }
         let capsule = capsule.map_err(|error| refused(py, format!("{what}: {}", error.value(py))))?;
         let tensor = tensor_of(&capsule)?;
         Self::of_tensor(py, what, access, tensor, Keeper::Capsule(capsule.unbind()))
@@ -318,7 +320,15 @@ impl HeldArray {
         let unknown = || refused(py, unknown_type(what, &format!("elements of {format:?}")));
         let element_type = element_type.ok_or_else(unknown)?;
         let entry = |name: &str| interface.call_method1("get", (name,));
-        let stream = given.or(entry("stream")?.extract::<GivenStream>()?);
+        let own = entry("stream")?.extract::<GivenStream>()?;
+        let default_as_zero = |stream| if stream == DEFAULT_STREAM { 0 } else { stream };
+        if let (Some(given), Some(own)) = (given, own)
+            && default_as_zero(given) != default_as_zero(own)
+        {
+            let text = format!("memory of stream {own:#x} for a call in stream {given:#x}; expected its own, or none");
+            return Err(refused(py, format!("{what}: {text}")));
+        }
+        let stream = given.or(own);
         check_layout(py, what, entry("strides")?.is_none(), access.writes() && is_read_only)?;
         let bytes = bytes_of(py, what, element_type, &shape)?;
         let keeper = Keeper::Capsule(object.clone().unbind());
@@ -328,7 +338,9 @@ impl HeldArray {
 
     fn on_device(mut self, address: usize, bytes: usize, stream: GivenStream) -> Self {
         self.device = Some((address, bytes)).filter(|(_, bytes)| 0 < *bytes);
-        self.stream = stream.map(ForeignStream::of);
+        // SAFETY: the package keeps the object of a stream as long as calls in it, and a program that gives a number
+        // keeps the stream; the protocols say the same of an array's.
+        self.stream = stream.map(|stream| unsafe { ForeignStream::of(stream) });
         self
     }
 
@@ -355,6 +367,7 @@ impl HeldArray {
         if let Some(stream) = self.stream {
             claim.set_stream(stream);
         }
+        claim.check_stream()?;
         match staging {
             Staging::Gradient => claim.begin_fetch_sum(self.element_type)?,
             Staging::Value => claim.begin_fetch()?,

@@ -176,6 +176,12 @@ impl PythonSession {
                  know it; expected memory of a device of this process, or of the host: .cpu()"
             )));
         }
+        if array.stream().is_some() && !replicas.is_empty() {
+            return Err(Failure::call(
+                "a stream for memory with replicas, which are read behind the default stream of each device; expected \
+                 none",
+            ));
+        }
         self.client.register(address, bytes, array.stream())?;
         let replicated = replicas.iter().try_for_each(|one| {
             let (replica, bytes, _) = one.place();

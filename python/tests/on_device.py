@@ -139,6 +139,8 @@ def in_streams(client: pserver.Client, stream: Stream, gradient: OnDevice, value
     for wrong in ("s", -1, True, 1.5, object()):
         with pytest.raises(TypeError, match="expected a stream of torch or CuPy"):
             client.push({"w": gradient}, stream=wrong)
+    other = ByAddress(gradient, stream=stream.handle)
+    refused("expected its own, or none", lambda: client.push({"w": other}, stream=1))
     client.unregister(gradient)
     client.set(before)
 
@@ -183,6 +185,11 @@ def main() -> None:
         client.pull({"w": gradient})
         assert (gradient.values() == 17).all() and (other.values() == 17).all()
         refused("a stream for memory with replicas", lambda: client.push({"w": gradient}, stream=stream))
+        with_replicas = {"w": gradient}
+        host = {"w": np.ones(COUNT, np.float32)}
+        refused("a stream for memory with replicas", lambda: client.push_pull(host, with_replicas, stream=stream))
+        assert (client.pull(["w"])["w"] == 17).all(), "nothing was sent"
+        refused("expected none", lambda: client.register(value, [other], stream=stream))
         refused("does not know it", lambda: client.register(ByAddress(value, data=(4096, False))))
     print("trained")
 

@@ -1,6 +1,7 @@
 """Tensors of devices through memory of the host: here every tensor counts as one of a device, and its copies end late."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from needs import need_torch
 need_torch()
 
 import pserver  # noqa: E402
-from pserver.torch import Optimizer, _staging  # noqa: E402
+from pserver.torch import DiLoCo, Embedding, Optimizer, _diloco, _staging  # noqa: E402
 
 
 class Late(_staging.Copies):
@@ -46,8 +47,14 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
         block.copies = Late(lambda: torch._foreach_copy_(into, out_of))
         made.append(block.copies)
 
+    def read(tensor: torch.Tensor) -> tuple[torch.Tensor, Late]:
+        # Neither numbers nor rows that a table has.
+        into = torch.full_like(tensor, float("nan") if tensor.is_floating_point() else 2**40)
+        return into, Late(lambda: into.copy_(tensor))
+
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
     monkeypatch.setattr(_staging.Block, "bring", bring)
+    monkeypatch.setattr(_staging, "read", read)
     return made
 
 
@@ -181,6 +188,48 @@ def test_a_refused_gradient_is_found_again_also_where_no_version_counts() -> Non
             tensor.grad.data.zero_()
         optimizer.step()
         assert_close(net, before)
+
+
+def looked_up(client: pserver.Client) -> list[torch.Tensor]:
+    torch.manual_seed(4)
+    table = Embedding(100, 8, padding_idx=5)
+    optimizer = Optimizer(table.named_parameters(), "adagrad", lr=0.1, client=client)
+    random = torch.Generator().manual_seed(9)
+    batches = [torch.randint(0, 100, (4, 6), generator=random) for _ in range(5)]
+    found = []
+    for at, ids in enumerate(batches):
+        found.append(table(ids).detach().clone())
+        assert not table._table._prefetched, "it was used"
+        if at + 1 < len(batches):
+            table.prefetch(batches[at + 1])
+        for factor in (1, 2):
+            (table(ids) * factor).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def averaged(client: pserver.Client, **settings: Any) -> list[torch.Tensor]:
+    net = model(torch.float32)
+    diloco = DiLoCo(net.parameters(), torch.optim.SGD(net.parameters(), lr=0.1), every=2, client=client, **settings)
+    for _ in range(6):
+        net(torch.ones(8, 20)).square().mean().backward()
+        diloco.step()
+    diloco.finish()
+    return [tensor.detach().clone() for tensor in net.parameters()]
+
+
+@pytest.mark.parametrize("run", [looked_up, averaged, partial(averaged, fragments=2), partial(averaged, wire=torch.bfloat16)])
+def test_tables_and_outer_steps_wait_for_their_copies(
+    run: Callable[[pserver.Client], list[torch.Tensor]], elsewhere: list[Late], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_diloco, "PIECE_ELEMENTS", 700)
+    with pserver.connect(servers=2) as client:
+        found = run(client)
+    monkeypatch.undo()
+    with pserver.connect(servers=2) as client:
+        expected = run(client)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 KINDS = [(torch.Size(shape), dtype) for shape, dtype in [

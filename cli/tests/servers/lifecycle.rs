@@ -185,7 +185,8 @@ fn what_a_device_has_no_room_for_is_refused_where_it_was_named_and_else_stays_on
     );
     drop(client);
     servers.stop();
-    for (device, memory) in [("cuda:0", "3MiB"), ("auto", "2MiB")] {
+    // On this driver every device is slower than the processor, which `auto` finds.
+    for (device, memory) in [("cuda:0", "3MiB"), ("auto", "3MiB")] {
         let (servers, client) = serve(device, memory);
         initialise(&client, &tensors).expect("all of it is somewhere");
         push_pull(&client, &tensors, 0, 1).expect("wherever it is, it is updated");

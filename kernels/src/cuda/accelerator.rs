@@ -168,7 +168,7 @@ impl Cuda {
             for (number, work) in works.drain(..).enumerate() {
                 let slot = &mut chunks.slots[work.slot().0 as usize];
                 slot.is_busy = false;
-                let outcome = spoilt.as_ref().map_or(Ok(()), |spoilt| Err(spoilt.outcome(number, work.slot())));
+                let outcome = spoilt.as_ref().map_or(Ok(()), |spoilt| spoilt.outcome(number, work.slot()));
                 match &outcome {
                     Ok(()) => slot.record_completion(&work),
                     Err(Failure::Device(reason)) => slot.broken = Some(reason.clone()),
@@ -268,6 +268,7 @@ impl Accelerator for Cuda {
         }
         self.outcomes.completed.clear();
         self.outcomes.failed.clear();
+        self.prepared.pinned.clear();
         self.chunks.slots.clear();
         self.release_arenas();
         self.chunks.memory.clear();

@@ -103,16 +103,21 @@ pub(super) struct SubmittedWork {
 pub(super) struct FailedWork {
     pub(super) ticket: Ticket,
     pub(super) refused: DriverError,
+    /// The first pieces of it, which were.
+    pub(super) complete: usize,
     /// The first pieces of it, whose slots were written.
     pub(super) written: usize,
 }
 
 impl FailedWork {
     /// The outcome of the piece of this number, which is of this slot.
-    pub(super) fn outcome(&self, number: usize, slot: DeviceSlot) -> Failure {
-        if number < self.written {
-            return Failure::Device(format!("slot {slot} is broken: {}", self.refused));
+    pub(super) fn outcome(&self, number: usize, slot: DeviceSlot) -> Result<(), Failure> {
+        if number < self.complete {
+            return Ok(());
         }
-        Failure::call(format!("slot {slot}: {}", self.refused))
+        if number < self.written {
+            return Err(Failure::Device(format!("slot {slot} is broken: {}", self.refused)));
+        }
+        Err(Failure::call(format!("slot {slot}: {}", self.refused)))
     }
 }

@@ -296,7 +296,8 @@ impl Cuda {
         if !refused.is_of_the_call() {
             return Err(self.lose(&refused));
         }
-        self.outcomes.failed.push(FailedWork { ticket, refused, written });
+        self.prepared.pinned.clear();
+        self.outcomes.failed.push(FailedWork { ticket, refused, complete: 0, written });
         self.streams.close_early(ticket).map_err(|refused| self.lose(&refused))
     }
 }

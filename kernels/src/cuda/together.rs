@@ -14,7 +14,7 @@ use super::accelerator::Cuda;
 use super::arguments::{ElementKind, GRADIENTS_MAX};
 use super::checked::DriverError;
 use super::gathering::aligned;
-use super::in_flight::{FreeEvents, SubmittedWork};
+use super::in_flight::{FailedWork, FreeEvents, SubmittedWork};
 use super::safe::{StreamId, Ticket, grid};
 
 /// Bytes of gradients that are copied at once: an H100's link has its full rate from 4 MiB on, and with more the copies
@@ -51,7 +51,7 @@ impl Cuda {
     }
 
     /// Submits this many updates of the queue, as [`Cuda::together`] has counted them. A driver error is the outcome of
-    /// each, or makes the device lost.
+    /// each, or makes the device lost; of a kernel that cannot be launched it is that of its update and of those behind.
     pub(super) fn begin_together(&mut self, queue: &mut VecDeque<Work>, count: usize) -> Result<(), Failure> {
         let FreeEvents { place, end, mut works } = self.events.free.pop().expect("the caller checked has_room");
         works.extend(queue.drain(..count));
@@ -81,27 +81,45 @@ impl Cuda {
         let ticket = self.streams.hold(SubmittedWork { works, place }, end);
         let mut launched = 0;
         match self.submit_together(ticket, number, &mut launched) {
-            Ok(()) => Ok(()),
+            Ok(None) => Ok(()),
+            Ok(Some(refused)) => {
+                self.outcomes.failed.push(FailedWork { ticket, refused, complete: launched, written: launched });
+                Ok(())
+            }
             Err(refused) => self.fail_work(ticket, refused, launched),
         }
     }
 
-    fn submit_together(&mut self, ticket: Ticket, bank: usize, launched: &mut usize) -> Result<(), DriverError> {
+    /// Counts the kernels that are launched; returns the error of the first that cannot be, behind which none is.
+    fn submit_together(
+        &mut self,
+        ticket: Ticket,
+        bank: usize,
+        launched: &mut usize,
+    ) -> Result<Option<DriverError>, DriverError> {
         let bank = self.summing.banks.bank(bank);
         self.streams.wait(StreamId::In, &bank.used)?;
         self.streams.copy_all_in(ticket, &mut self.prepared.pinned, gradient)?;
         self.streams.record(StreamId::In, &bank.filled)?;
         self.streams.wait(StreamId::Compute, &bank.filled)?;
+        let mut refused = None;
         for (at, launch) in self.prepared.launches.iter().enumerate() {
             let slot = &self.chunks.slots[self.streams.value(ticket).works[at].slot().0 as usize];
-            self.streams.launch(&slot.program.entry, grid(launch.elements), launch)?;
+            match self.streams.launch(&slot.program.entry, grid(launch.elements), launch) {
+                Err(error) if error.is_of_the_call() => {
+                    refused = Some(error);
+                    break;
+                }
+                launched => launched?,
+            }
             *launched += 1;
             self.prepared.pinned.push((at, slot.parameter.clone()));
         }
         self.streams.record(StreamId::Compute, &bank.used)?;
         self.streams.wait(StreamId::Out, &bank.used)?;
         self.streams.copy_all_out(ticket, &mut self.prepared.pinned, |job, at| into(job, at).bytes_mut())?;
-        self.streams.close(StreamId::Out, ticket)
+        self.streams.close(StreamId::Out, ticket)?;
+        Ok(refused)
     }
 }
 

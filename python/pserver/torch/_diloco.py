@@ -11,9 +11,12 @@ from ._buckets import acknowledged
 from ._embedding import Table
 from ._optimizer import Optimizer
 from ._rules import Numbers
-from ._weights import Places, Weight, gradients_of
+from ._staging import Copies
+from ._weights import Places, Weight, gradients_of, kept
 
 STATE = {"steps", "inner", "outer", "weights"}
+PIECE_ELEMENTS = 1 << 24
+"""Differences of so many elements are found at once, or of one parameter."""
 
 
 class _Outer(Optimizer):
@@ -65,13 +68,28 @@ class _Fragment:
     def prepare(self, client: Client, numbers: Numbers, wire: torch.dtype | None, is_started: bool) -> None:
         """Finds the differences that an outer step sends, and checks them; ``is_started``: they travel while the
         weights are trained on."""
-        differences = torch._foreach_sub(self.before, [weight.tensor.detach() for weight in self.weights])
-        gradients, copies = gradients_of(list(zip(self.weights, differences)), wire)
-        places = Places(self.weights, is_staged=is_started, reuses=True)
-        for one in copies:
+        gradients: dict[str, Array] = {}
+        begun: list[Copies] = []
+        for some, before in self._pieces():
+            differences = torch._foreach_sub(before, [weight.tensor.detach() for weight in some])
+            of_piece, copies = gradients_of(list(zip(some, differences)), wire)
+            gradients.update(of_piece)
+            begun += copies
+        places = Places(self.weights, is_staged=is_started, use=kept("value", self.weights))
+        for one in begun:
             one.wait()
         client._check_push(gradients, places.arrays, *numbers)
         self._prepared = gradients, places, numbers
+
+    def _pieces(self) -> Iterator[tuple[list[Weight], list[torch.Tensor]]]:
+        """Weights with those of the last outer step, in pieces whose differences take little memory."""
+        begin, elements = 0, 0
+        for at, weight in enumerate(self.weights):
+            if at > begin and elements + weight.tensor.numel() > PIECE_ELEMENTS:
+                yield self.weights[begin:at], self.before[begin:at]
+                begin, elements = at, 0
+            elements += weight.tensor.numel()
+        yield self.weights[begin:], self.before[begin:]
 
     def begin(self, client: Client, is_started: bool) -> None:
         """Begins the outer step that was prepared."""
@@ -100,8 +118,10 @@ class _Fragment:
                 self._is_acknowledged = acknowledged(call)
         if self._sent:
             places.finish(self.before)
-            changes = torch._foreach_sub(self.before, self._sent)
-            torch._foreach_add_([weight.tensor.detach() for weight in self.weights], changes)
+            sent = iter(self._sent)
+            for some, before in self._pieces():
+                changes = torch._foreach_sub(before, [next(sent) for _ in some])
+                torch._foreach_add_([weight.tensor.detach() for weight in some], changes)
         else:
             places.finish()
             self.keep_weights()

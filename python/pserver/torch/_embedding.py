@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from .._client import Client
 from .._errors import Refused
+from . import _staging
 from ._buckets import Absent
 from ._rules import Numbers
-from ._staging import Copies, is_here, read, sent_to
+from ._staging import Copies
 
 PREFETCHED_MAX = 16
 """Batches that may be prefetched and not used."""
@@ -210,7 +211,7 @@ class Table:
         self.client
         flat, copies = _flat(ids)
         # The program may write its own later.
-        self._prefetched.append(RowBatch(self, flat.clone() if is_here(ids) else flat, copies))
+        self._prefetched.append(RowBatch(self, flat.clone() if _staging.is_here(ids) else flat, copies))
 
     def batch(self, ids: torch.Tensor) -> RowBatch:
         """The rows of these ids, from servers unless they were prefetched."""
@@ -236,7 +237,7 @@ class Table:
         if weight is not None and weight.grad is None:
             weight.grad = torch.zeros_like(weight).as_subclass(RowGradients)
             weight.grad.table = self.name
-        self._gradients.append((ids, *read(rows.grad[: len(ids)])))
+        self._gradients.append((ids, *_staging.read(rows.grad[: len(ids)])))
         rows.grad = None
 
     def stand_in(self) -> torch.Tensor | None:
@@ -368,12 +369,12 @@ class _Rows(torch.nn.Module):
         """Where the row of each id is among rows, the rows, and the place of the padding."""
         self._table.device = ids.device
         batch = self._table.batch(ids)
-        rows = sent_to(ids.device, batch.rows)
+        rows = _staging.sent_to(ids.device, batch.rows)
         if torch.is_grad_enabled() and self.weight.requires_grad:
             rows.requires_grad_()
             keep = partial(self._table.keep, batch.wanted)
             rows.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
-        return sent_to(ids.device, batch.inverse).view(ids.shape), rows, batch.padding
+        return _staging.sent_to(ids.device, batch.inverse).view(ids.shape), rows, batch.padding
 
     def _save_to_state_dict(self, *_: Any) -> None:
         """The rows are in the servers' checkpoints, and in what :func:`save_model` saves."""
@@ -463,4 +464,4 @@ def _flat(ids: torch.Tensor) -> tuple[torch.Tensor, Copies]:
     """The ids in one row, in the host's memory when the copies are over."""
     if ids.dtype not in {torch.int64, torch.int32}:
         raise Refused(f"ids of {ids.dtype}; expected torch.int64 or torch.int32")
-    return read(ids.detach().to(torch.int64).reshape(-1))
+    return _staging.read(ids.detach().to(torch.int64).reshape(-1))

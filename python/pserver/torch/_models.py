@@ -12,7 +12,7 @@ from .._client import Client, last_client
 from .._errors import Error, Refused, Timeout
 from ._buffers import Buffers, plain
 from ._embedding import Table
-from ._weights import Places, Weight
+from ._weights import Places, Weight, kept
 
 ATTEMPTS = 50
 """Fetches of one update, each of which may have met servers between two versions."""
@@ -41,6 +41,7 @@ class Follower:
         self.versions: dict[str, int] = {}
         """The updates that each parameter of the model has had."""
         self._is_own, self._together, self._is_closed = is_own, together, False
+        self._fetches = 0
         self._weights: list[Weight] = []
         self._thread = ThreadPoolExecutor(1, "pserver-follow")
         self._fetched: "Future[Fetched | None] | None" = None
@@ -76,6 +77,8 @@ class Follower:
 
     def _fetch(self) -> "Fetched | None":
         """A whole version, into memory of its own, unless the model has it."""
+        # The values of the last fetch may still be installed.
+        self._fetches += 1
         for attempt in range(ATTEMPTS):
             versions = {one.name: one.version for one in self.client.parameters()}
             versions = {weight.name: versions[weight.name] for weight in self._weights}
@@ -83,7 +86,7 @@ class Follower:
                 buffers = self._buffers.fetched(self.client)
                 is_same = all(torch.equal(one, self._installed[name]) for name, one in buffers.items())
                 return None if is_same else Fetched(versions, None, buffers)
-            places = Places(self._weights, is_staged=True)
+            places = Places(self._weights, is_staged=True, use=kept(f"follower {self._fetches % 2}", self._weights))
             moving = [name for name, version in versions.items() if version > 0 or not self._together]
             counts = [versions[name] for name in moving]
             # Servers were asked one after the other, while the job went on: the list is made again.

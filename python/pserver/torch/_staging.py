@@ -43,7 +43,7 @@ def read(tensor: torch.Tensor) -> tuple[torch.Tensor, Copies]:
     if is_here(tensor):
         return tensor, OVER
     into = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    into.copy_(tensor, non_blocking=True)
+    into.copy_(tensor, non_blocking=tensor.is_cuda)
     return into, Copies(recorded(torch.cuda.current_stream(tensor.device))) if tensor.is_cuda else OVER
 
 
@@ -96,25 +96,27 @@ class Block:
     def bring(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """Begins to copy tensors of the device into places of the block, behind what computes them. Their elements get
         the type of the place."""
+        is_cuda = self._stream is not None
         with self._behind_others(tensors):
             packed, others = self._sorted(places, tensors)
             if packed:
                 torch._foreach_copy_([one for one, _ in packed], [one for _, one in packed])
             for run in self._runs(places):
-                self._whole[run].copy_(self._there[run], non_blocking=True)
+                self._whole[run].copy_(self._there[run], non_blocking=is_cuda)
             if others:
-                torch._foreach_copy_([one for one, _ in others], [one for _, one in others], non_blocking=True)
+                torch._foreach_copy_([one for one, _ in others], [one for _, one in others], non_blocking=is_cuda)
 
     def give(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """Begins to copy places of the block into tensors of the device. What is computed there later has the values."""
+        is_cuda = self._stream is not None
         with self._behind_others(tensors):
             packed, others = self._sorted(places, tensors)
             for run in self._runs(places):
-                self._there[run].copy_(self._whole[run], non_blocking=True)
+                self._there[run].copy_(self._whole[run], non_blocking=is_cuda)
             if packed:
                 torch._foreach_copy_([one for _, one in packed], [one for one, _ in packed])
             if others:
-                torch._foreach_copy_([one for _, one in others], [one for one, _ in others], non_blocking=True)
+                torch._foreach_copy_([one for _, one in others], [one for one, _ in others], non_blocking=is_cuda)
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 

@@ -190,7 +190,7 @@ def _begin_checksums(weights: list[Weight]) -> Callable[[], list[int]]:
 def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -> list[Weight]:
     """Fetches the values of weights, with ``is_of_step`` those that this trainer's gradients have made, and notes them.
     Returns then the weights that the program had changed since they were noted: their values are the job's now."""
-    places = Places(weights, reuses=True)
+    places = Places(weights, use="value")
     if not places.arrays:
         return []
     elsewhere = places.staged
@@ -211,11 +211,18 @@ def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -
     return were_changed
 
 
+def kept(use: str, weights: Iterable[Weight]) -> str | None:
+    """The use, where a weight is of a device, beside which memory is kept: pinned memory is slow to make. Of weights of
+    the host memory is not kept."""
+    return None if all(_staging.is_here(weight.tensor) for weight in weights) else use
+
+
 class Places:
     """Where the values of weights are fetched to: the parameters' memory, or memory of the host from which
-    :meth:`finish` copies them. ``is_staged``: always the latter; ``reuses``: that of the last time, which is over."""
+    :meth:`finish` copies them. ``is_staged``: always the latter; ``use``: that of the last time of this use, which is
+    over. Without a use it is new memory."""
 
-    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, reuses: bool = False) -> None:
+    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, use: str | None = None) -> None:
         self.arrays: dict[str, Array] = {}
         self.staged: list[Weight] = []
         self.written: list[Weight] = []
@@ -228,7 +235,7 @@ class Places:
             else:
                 self.staged.append(weight)
         wanted = [(weight, weight.tensor.dtype) for weight in self.staged]
-        self._places = beside("value" if reuses else None, wanted)
+        self._places = beside(use, wanted)
         for weight, one in zip(self.staged, self._places):
             # The last value may still be on its way to the device.
             one.block.copies.wait()

@@ -46,8 +46,11 @@ pub struct ForeignStream(usize);
 
 impl ForeignStream {
     /// The stream of this number, as CUDA's libraries say it: its handle, or 0 or 1 for the default stream.
+    ///
+    /// # Safety
+    /// The stream is there as long as claims use it, in the context of their memory.
     #[must_use]
-    pub fn of(number: usize) -> Self {
+    pub unsafe fn of(number: usize) -> Self {
         Self(if number == 1 { 0 } else { number })
     }
 
@@ -261,7 +264,8 @@ impl ForeignClaim {
             let code = unsafe { (place.driver.cuStreamSynchronize)(self.stream.handle()) };
             called(&place.driver, "cuStreamSynchronize", code)
         });
-        self.is_in_flight = false;
+        // After an error the copy may still be under way.
+        self.is_in_flight = waited.is_err();
         let bytes = self.range.len();
         waited.map_err(|refused| Failure::call(format!("copying {bytes} bytes of a device's memory: {refused}")))
     }
@@ -278,7 +282,7 @@ impl ForeignClaim {
         if replicas.is_empty() {
             return self.begin_fetch();
         }
-        self.check_default_stream()?;
+        self.check_stream_of(true)?;
         let (place, range) = (&memory.place, self.range.clone());
         let _entered = place.enter().map_err(|refused| Failure::call(refused.to_string()))?;
         replicas.sum(place, range, element_type, self.bytes_mut())
@@ -298,9 +302,7 @@ impl ForeignClaim {
     pub fn begin_store(&mut self) -> Result<(), Failure> {
         let memory = Arc::clone(&self.memory);
         let replicas = memory.replicas();
-        if !replicas.is_empty() {
-            self.check_default_stream()?;
-        }
+        self.check_stream_of(!replicas.is_empty())?;
         let (start, length) = (self.start().as_ptr().cast::<c_void>(), self.range.len());
         let (address, stream, range) = (self.address(), self.stream.handle(), self.range.clone());
         self.begin("writing", length, |driver| {
@@ -311,9 +313,16 @@ impl ForeignClaim {
         })
     }
 
-    /// Refuses another stream for memory with replicas: each device has a stream of its own.
-    fn check_default_stream(&self) -> Result<(), Failure> {
-        if self.stream == ForeignStream::default() {
+    /// Refuses another stream than the default one for memory with replicas: each device has its own.
+    ///
+    /// # Errors
+    /// [`Failure::Call`] says that no stream was expected.
+    pub fn check_stream(&self) -> Result<(), Failure> {
+        self.check_stream_of(self.has_replicas())
+    }
+
+    fn check_stream_of(&self, has_replicas: bool) -> Result<(), Failure> {
+        if self.stream == ForeignStream::default() || !has_replicas {
             return Ok(());
         }
         let text = "a stream for memory with replicas, which are read behind the default stream of each device";
@@ -351,7 +360,9 @@ impl ForeignClaim {
 impl Drop for ForeignClaim {
     fn drop(&mut self) {
         if let Err(error) = self.settle() {
-            tracing::warn!(%error, "a copy of a call that has ended was not waited for");
+            tracing::warn!(%error, "a copy may be under way after a call; its memory is not used again");
+            std::mem::forget(Arc::clone(&self.memory));
+            return;
         }
         self.memory.claimed().retain(|other| *other != self.range);
     }

@@ -328,7 +328,8 @@ impl<W> StreamSet<W> {
         })
     }
 
-    /// Submits several copies to a stream in one call; false where the driver has no such call, or there is one copy.
+    /// Submits several copies to a stream in one call; false where the driver has no such call or refuses this one, or
+    /// there is one copy.
     ///
     /// # Safety
     /// The memory of each is there until the stream has done them.
@@ -353,8 +354,11 @@ impl<W> StreamSet<W> {
             self.batches = None;
             return Ok(false);
         }
-        self.context.called("cuMemcpyBatchAsync", code)?;
-        Ok(true)
+        match self.context.called("cuMemcpyBatchAsync", code) {
+            // Single copies say which one is refused.
+            Err(refused) if refused.is_of_the_call() => Ok(false),
+            called => called.map(|()| true),
+        }
     }
 
     /// Copies the first of a value's bytes to the device through one piece of the ring; returns the number of bytes,

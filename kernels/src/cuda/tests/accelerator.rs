@@ -222,19 +222,26 @@ fn updates_that_are_submitted_together_take_one_call_for_copies_each_way_and_one
 
 /// The third and the fourth kernel of the job are launched together.
 #[test]
-fn a_kernel_that_cannot_be_launched_with_others_breaks_the_slots_before_it_and_leaves_those_behind_it() {
-    check_failure_together("cuLaunchKernel:4:701", |fate| (fate.refused, fate.broken, fate.kept) == (1, 1, 0));
+fn a_kernel_that_cannot_be_launched_with_others_leaves_its_slot_as_it_was_and_the_updates_before_it_happen() {
+    check_failure_together("cuLaunchKernel:4:701", refused);
+}
+
+#[test]
+fn the_first_of_several_kernels_that_cannot_be_launched_leaves_all_slots_as_they_were() {
+    check_failure_together("cuLaunchKernel:3:701", |fate| (fate.refused, fate.broken, fate.kept) == (2, 0, 0));
 }
 
 /// The third call for several copies is that to the device of two updates together.
 #[test]
 fn copies_of_several_updates_that_are_refused_leave_all_slots_as_they_were() {
-    check_failure_together("cuMemcpyBatchAsync_v2:3:1", |fate| (fate.refused, fate.broken, fate.kept) == (2, 0, 0));
+    let failing = "cuMemcpyBatchAsync_v2:3:1,cuMemcpyHtoDAsync_v2:16:1";
+    check_failure_together(failing, |fate| (fate.refused, fate.broken, fate.kept) == (2, 0, 0));
 }
 
 #[test]
 fn copies_of_several_updates_that_are_refused_after_the_kernels_break_the_slots_of_all() {
-    check_failure_together("cuMemcpyBatchAsync_v2:4:1", |fate| (fate.refused, fate.broken, fate.kept) == (0, 2, 0));
+    let failing = "cuMemcpyBatchAsync_v2:4:1,cuMemcpyDtoHAsync_v2:2:1";
+    check_failure_together(failing, |fate| (fate.refused, fate.broken, fate.kept) == (0, 2, 0));
 }
 
 fn refused(fate: &Fate) -> bool {
@@ -258,8 +265,8 @@ fn a_batch_of_copies_that_is_not_supported_becomes_single_copies() {
 
 /// Gradients of one chunk are copied in one call.
 #[test]
-fn a_batch_of_copies_that_is_refused_leaves_the_slot_as_it_was() {
-    check_failure("cuMemcpyBatchAsync_v2:2:1", refused);
+fn a_batch_of_copies_that_is_refused_becomes_single_copies() {
+    check_failure("cuMemcpyBatchAsync_v2:2:1", |fate| *fate == Fate::default());
 }
 
 #[test]
