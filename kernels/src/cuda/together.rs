@@ -51,7 +51,8 @@ impl Cuda {
     }
 
     /// Submits this many updates of the queue, as [`Cuda::together`] has counted them. A driver error is the outcome of
-    /// each, or makes the device lost; of a kernel that cannot be launched it is that of its update and of those behind.
+    /// each, or makes the device lost; of a kernel that cannot be launched it is that of its update and of those
+    /// behind.
     pub(super) fn begin_together(&mut self, queue: &mut VecDeque<Work>, count: usize) -> Result<(), Failure> {
         let FreeEvents { place, end, mut works } = self.events.free.pop().expect("the caller checked has_room");
         works.extend(queue.drain(..count));
