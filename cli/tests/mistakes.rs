@@ -53,7 +53,7 @@ const SETTINGS: &[Mistake] = &[
     ),
     (
         "--rdma-device|mlx5_0:x",
-        &["rdma_device (from --rdma-device) is \"mlx5_0:x\"", "expected auto, none, or an RDMA device"],
+        &["rdma_device (from --rdma-device) is \"mlx5_0:x\"", "expected auto, none, or RDMA devices"],
     ),
     ("--bind|7164", &["bind (from --bind) is \"7164\"", "no port", "expected host:port, such as 127.0.0.1:7164"]),
     ("--bind|127.0.0.1:99999", &["port \"99999\" is not a number from 0 to 65535", "expected host:port"]),

@@ -168,8 +168,8 @@ impl fmt::Display for MeasuredSpeeds {
         let (accelerator, processor) = (self.accelerator * 1e6, self.processor * 1e6);
         write!(
             formatter,
-            "an update of {chunk_bytes} bytes by {gradients} gradients, half of them bfloat16, takes {accelerator:.0} us \
-             there, and {processor:.0} us on the processor with {shards} shards"
+            "an update of {chunk_bytes} bytes by {gradients} gradients, half of them bfloat16, takes {accelerator:.0} \
+             us there, and {processor:.0} us on the processor with {shards} shards"
         )
     }
 }
