@@ -52,3 +52,10 @@ pub(crate) fn memory_bytes() -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
 }
+
+/// The settings of the fabric that this process's environment has; wrong ones are refused by the servers and clients.
+pub(crate) fn fabric() -> pserver_transport::verbs::FabricSettings {
+    pserver_transport::verbs::FabricSettings::find(&|name| std::env::var(name).ok())
+        .map(|(fabric, _)| fabric)
+        .unwrap_or_default()
+}

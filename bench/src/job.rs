@@ -231,7 +231,7 @@ impl BenchJob {
                 .rdma_device
                 .parse()
                 .map_err(|()| anyhow!("--rdma-device {}: expected {DEVICE_EXPECTED}", self.rdma_device))?;
-            let found = VerbsDevice::find(&VerbsDevices::from(&choice));
+            let found = VerbsDevice::find(&VerbsDevices::from(&choice), &crate::environment::fabric());
             found.map_err(|reason| anyhow!("--transport verbs: {reason}; expected tcp or shm"))?;
         }
         ensure!(

@@ -55,7 +55,7 @@ impl Route {
 
     fn over_verbs(rdma_device: &str) -> (NetworkLink, String) {
         let choice = rdma_device.parse::<DeviceChoice>().unwrap_or_default();
-        match VerbsDevice::find(&VerbsDevices::from(&choice)) {
+        match VerbsDevice::find(&VerbsDevices::from(&choice), &crate::environment::fabric()) {
             Ok(device) => (NetworkLink::of(&device), device.device_memory()),
             Err(reason) => (NetworkLink::new("unknown"), reason),
         }

@@ -28,7 +28,7 @@ use pserver_core::text::{nearest, shown, suggestion};
 use pserver_core::wire::Address;
 
 use pserver_transport::network::{CHECKS_EXPECTED, JobToken, POLL_EXPECTED};
-use pserver_transport::verbs::DEVICE_EXPECTED;
+use pserver_transport::verbs::{DEVICE_EXPECTED, FabricSettings, fabric_variables};
 
 use crate::ClientOptions;
 use crate::launchers::{LauncherValue, Launchers, PORT_DEFAULT};
@@ -101,7 +101,8 @@ pub fn variable_of(setting: &str) -> String {
 #[must_use]
 pub fn unknown_variables(environment: &[(String, String)]) -> Vec<String> {
     let servers = SERVER_SETTINGS.iter().map(|setting| variable_of(setting));
-    let known: Vec<String> = servers.chain(variables()).collect();
+    let of_fabrics = fabric_variables().map(str::to_owned);
+    let known: Vec<String> = servers.chain(variables()).chain(of_fabrics).collect();
     let is_unknown = |(name, text): &&(String, String)| {
         let rest = name.strip_prefix(PREFIX).filter(|_| !text.trim().is_empty() && !known.contains(name));
         rest.is_some_and(|rest| !OF_TESTS.iter().any(|start| rest.starts_with(start)))
@@ -208,6 +209,7 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
         poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
         checks: checks.read(|text| text.parse().ok(), CHECKS_EXPECTED)?,
         rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
+        fabric: FabricSettings::find(surroundings.variable).map_err(Failure::call)?.0,
         token: token(&token_file, surroundings)?,
     };
     if let (Some(rank), Some(size)) = (&trainer, &trainers) {

@@ -55,7 +55,7 @@ use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role, Scheme};
 use pserver_transport::loopback::Hub;
 use pserver_transport::network::{ChecksumPolicy, JobToken, Network, NetworkOptions, PollPolicy};
-use pserver_transport::verbs::{self, DeviceChoice, VerbsDevice, VerbsDevices};
+use pserver_transport::verbs::{self, DeviceChoice, FabricSettings, VerbsDevice, VerbsDevices};
 
 use bucketize::RowBuffers;
 use buffers::CallerMemory;
@@ -109,8 +109,10 @@ pub struct ClientOptions {
     pub poll: PollPolicy,
     /// Where payloads over TCP carry checksums.
     pub checks: ChecksumPolicy,
-    /// Which RDMA device connections use.
+    /// Which RDMA devices connections use.
     pub rdma_device: DeviceChoice,
+    /// Settings of the fabric of RDMA.
+    pub fabric: FabricSettings,
     /// The job's token, which servers that have one ask for.
     pub token: Option<JobToken>,
 }
@@ -129,6 +131,7 @@ impl ClientOptions {
             poll: PollPolicy::default(),
             checks: ChecksumPolicy::default(),
             rdma_device: DeviceChoice::default(),
+            fabric: FabricSettings::default(),
             token: None,
         }
     }
@@ -313,7 +316,7 @@ impl Client {
         let devices = VerbsDevices::from(&options.rdma_device);
         if options.coordinator.scheme == Scheme::Verbs {
             // Without a device no connection can be made, however long the client tried.
-            VerbsDevice::find(&devices).map_err(|reason| {
+            VerbsDevice::find(&devices, &options.fabric).map_err(|reason| {
                 let server = &options.coordinator;
                 Failure::call(format!(
                     "connecting to {server}: {reason}; expected an RDMA device, or an address without verbs://"
@@ -321,9 +324,9 @@ impl Client {
             })?;
         }
         let own_user_alone = options.is_coordinator_default;
-        let device_turn = options.trainer.unwrap_or(0) as usize;
-        let transport =
-            NetworkOptions { poll, checks, devices, device_turn, token, own_user_alone, ..NetworkOptions::default() };
+        let (device_turn, fabric) = (options.trainer.unwrap_or(0) as usize, options.fabric.clone());
+        let transport = NetworkOptions { poll, checks, devices, device_turn, fabric, ..NetworkOptions::default() };
+        let transport = NetworkOptions { token, own_user_alone, ..transport };
         let verbs = SharedVerbsCounters::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
     }

@@ -255,6 +255,7 @@ impl SessionThreads {
         let settings = &start.settings;
         let options = || NetworkOptions {
             devices: VerbsDevices::from(&settings.addresses.rdma_device),
+            fabric: settings.addresses.fabric.clone(),
             ..NetworkOptions::default()
         };
         let (mut all, mut watched) = (Vec::new(), Vec::new());
@@ -375,11 +376,11 @@ fn look_for_verbs(settings: &Settings) -> Result<(), Failure> {
     if !matches!(bind.scheme, Scheme::Verbs | Scheme::Auto) {
         return Ok(());
     }
-    let (devices, (say, said)) =
-        (VerbsDevices::from(&settings.addresses.rdma_device), bounded::<Result<(), String>>(1));
+    let (devices, fabric) = (VerbsDevices::from(&settings.addresses.rdma_device), settings.addresses.fabric.clone());
+    let (say, said) = bounded::<Result<(), String>>(1);
     let named = matches!(settings.addresses.rdma_device, DeviceChoice::Named(_)).then(|| settings.named("rdma_device"));
     let look = move || {
-        let found = VerbsDevice::find(&devices).map(|device| {
+        let found = VerbsDevice::find(&devices, &fabric).map(|device| {
             let memory = device.device_memory();
             tracing::info!(device = device.name(), "verbs: on; device memory over them: {memory}");
         });

@@ -70,7 +70,8 @@ pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration),
     })?;
     let devices = VerbsDevices::from(&start.settings.addresses.rdma_device);
     let token = start.token.clone();
-    let options = NetworkOptions { poll: PollPolicy::Block, devices, token, ..NetworkOptions::default() };
+    let fabric = start.settings.addresses.fabric.clone();
+    let options = NetworkOptions { poll: PollPolicy::Block, devices, fabric, token, ..NetworkOptions::default() };
     let mut engine = ClientEngine::new(coordinator, COORDINATOR, Role::Server, start.reach.transports(options))?;
     let server = start.settings.index.into();
     let servers = Some(start.settings.job.servers.into());

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
-use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
+use pserver_transport::verbs::{FabricChoice, FabricSettings, VerbsDevice, VerbsDevices};
 use serde_json::json;
 
 use crate::environment::memory_bytes;
@@ -175,16 +175,31 @@ fn rdma() -> Vec<Diagnosis> {
     found
 }
 
-/// The device that connections over verbs would use, and the support for memory of accelerators.
+/// The settings of the fabric, the ports that may be used and those that may not, the device that connections over
+/// verbs would use, and the support for memory of accelerators.
 fn verbs() -> Vec<Diagnosis> {
+    let fix = "expected a number or word that the setting has (docs/LAUNCH.md)";
+    let (fabric, choices) = match FabricSettings::find(&|name| std::env::var(name).ok()) {
+        Ok(found) => found,
+        Err(reason) => return vec![finding("RDMA settings", "bad", reason, fix)],
+    };
+    let setting = |choice: &FabricChoice| finding("RDMA setting", "note", choice.to_string(), fix);
+    let mut found: Vec<_> = choices.iter().map(setting).collect();
     let fix = "connections between machines go over TCP";
-    let device = match VerbsDevice::find(&VerbsDevices::Best) {
+    let (usable, unusable) = VerbsDevice::survey().unwrap_or_default();
+    found.extend(usable.into_iter().map(|port| finding("RDMA address", "note", port, fix)));
+    found.extend(unusable.into_iter().map(|reason| finding("RDMA port", "note", format!("not used: {reason}"), fix)));
+    let device = match VerbsDevice::find(&VerbsDevices::Best, &fabric) {
         Ok(device) => device,
-        Err(reason) => return vec![finding("verbs", "note", reason, fix)],
+        Err(reason) => {
+            found.push(finding("verbs", "note", reason, fix));
+            return found;
+        }
     };
     let fix_memory = "gradients of an accelerator go through the host";
-    let memory = finding("device memory over verbs", "note", device.device_memory(), fix_memory);
-    vec![finding("verbs", "ok", device.name(), fix), memory]
+    found.push(finding("verbs", "ok", device.name(), fix));
+    found.push(finding("device memory over verbs", "note", device.device_memory(), fix_memory));
+    found
 }
 
 fn reach(peer: &str, patience: f64) -> Diagnosis {

@@ -26,7 +26,7 @@ use pserver_core::limits;
 use pserver_core::server::NonFinite;
 use pserver_core::wire::Address;
 use pserver_transport::network::{CHECKS_EXPECTED, ChecksumPolicy, POLL_EXPECTED, PollPolicy};
-use pserver_transport::verbs::{self, DeviceChoice};
+use pserver_transport::verbs::{self, DeviceChoice, FabricSettings};
 
 pub use args::ServeArgs;
 use idle::ExplicitSetting;
@@ -164,8 +164,10 @@ pub struct AddressSettings {
     pub coordinator: Option<Address>,
     /// Where payloads over TCP carry checksums.
     pub checks: ChecksumPolicy,
-    /// Which RDMA device connections use.
+    /// Which RDMA devices connections use.
     pub rdma_device: DeviceChoice,
+    /// Settings of the fabric of RDMA, which the environment has.
+    pub fabric: FabricSettings,
     /// Where metrics, status and page are served; without it nowhere.
     pub http: Option<SocketAddr>,
 }
@@ -243,7 +245,12 @@ impl Settings {
     /// All wrong values at once: each with its name, where it came from, what it was and what was expected.
     pub fn load(args: &ServeArgs, environment: &[(String, String)]) -> Result<Self> {
         let sources = SettingTexts::collect(args, environment)?;
-        let (settings, mut problems) = Self::read(&sources);
+        let (mut settings, mut problems) = Self::read(&sources);
+        let variable = |name: &str| environment.iter().find(|(other, _)| other == name).map(|(_, text)| text.clone());
+        match FabricSettings::find(&variable) {
+            Ok((fabric, _)) => settings.addresses.fabric = fabric,
+            Err(problem) => problems.push(problem),
+        }
         if problems.is_empty() {
             problems = settings.contradictions(&sources);
         }
@@ -284,6 +291,7 @@ impl Settings {
                 coordinator: reader.take("coordinator", values::optional(values::reachable)),
                 checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
                 rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
+                fabric: FabricSettings::default(),
                 http: reader.take("http", values::optional(values::plain(HTTP_EXPECTED))),
             },
             storage: StorageSettings {

@@ -53,7 +53,7 @@ use wakeups::Wakeups;
 
 use crate::connection::UnreadLimit;
 use crate::payload::{assert_body, gone_event, returned_event};
-use crate::verbs::{DeviceContext, DeviceWatcher, VerbsCounters, VerbsDevices};
+use crate::verbs::{DeviceContext, DeviceWatcher, FabricSettings, VerbsCounters, VerbsDevices};
 
 /// Linux accepts no more slices in one vectored call.
 const SLICES_MAX: usize = 1024;
@@ -99,6 +99,8 @@ pub struct NetworkOptions {
     pub devices: VerbsDevices,
     /// Which of several equal devices the first connection uses: each process and each shard has another number.
     pub device_turn: usize,
+    /// Settings of their queue pairs.
+    pub fabric: FabricSettings,
     /// The job's token, by which both ends authenticate. Without one a client asks a loopback server of its user.
     pub token: Option<JobToken>,
     /// Whether a loopback listener without a token makes one for clients of its user. A listener without any token
@@ -121,6 +123,7 @@ impl Default for NetworkOptions {
             poll: PollPolicy::Adaptive,
             devices: VerbsDevices::Best,
             device_turn: 0,
+            fabric: FabricSettings::default(),
             token: None,
             local_token: false,
             own_user_alone: false,
@@ -203,8 +206,8 @@ impl Network {
         });
         let watcher = DeviceWatcher { runtime: runtime.tokio().handle().clone(), doorbell: doorbell.clone() };
         let device_context = DeviceContext::new(
-            options.devices.clone(),
-            options.device_turn,
+            (options.devices.clone(), options.device_turn),
+            options.fabric.clone(),
             options.checks == ChecksumPolicy::Always,
             watcher,
         );

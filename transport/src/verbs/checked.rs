@@ -242,14 +242,23 @@ pub(super) fn close_domain(verbs: &Verbs, domain: NonNull<ibv_pd>) -> Result<(),
     zero(call!(verbs, ibv_dealloc_pd, domain.as_ptr())?, "destroying a protection domain")
 }
 
-/// Registers `bytes` bytes at `address`, which the caller keeps mapped.
+/// Registers `bytes` bytes at `address`, which the caller keeps mapped. `is_relaxed`: writes of the card may pass one
+/// another, where library and kernel know it. Nothing here reads memory before the completion that announces it.
 pub(super) fn register(
     verbs: &Verbs,
     domain: NonNull<ibv_pd>,
     (address, bytes): (usize, usize),
     access: ibv_access_flags,
+    is_relaxed: bool,
 ) -> Result<NonNull<ibv_mr>, io::Error> {
     let start = std::ptr::with_exposed_provenance_mut(address);
+    if is_relaxed && verbs.ibv_reg_mr_iova2.is_ok() {
+        let relaxed = access | IBV_ACCESS_RELAXED_ORDERING;
+        let region = call!(verbs, ibv_reg_mr_iova2, domain.as_ptr(), start, bytes, address as u64, relaxed);
+        if let Ok(Some(region)) = region.map(NonNull::new) {
+            return Ok(region);
+        }
+    }
     let region = call!(verbs, ibv_reg_mr, domain.as_ptr(), start, bytes, access.cast_signed());
     NonNull::new(region.map_err(io::Error::other)?).ok_or_else(io::Error::last_os_error)
 }

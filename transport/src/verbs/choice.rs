@@ -257,6 +257,7 @@ impl fmt::Display for PortCandidate {
 pub(super) fn choose(
     candidates: &[PortCandidate],
     names: Option<&DeviceNames>,
+    gid_index: Option<u8>,
     place: &ConnectionPlace,
 ) -> Result<usize, VerbsError> {
     let listed = || candidates.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -271,8 +272,15 @@ pub(super) fn choose(
     if let (true, Some(names)) = (meant.is_empty(), names) {
         return Err(VerbsError::no_device(format!("expected one of {}, found no {names}", listed())));
     }
-    let is_usable = |one: &PortCandidate| one.is_here || names.is_some_and(|names| names.has_gid(one));
-    let usable: Vec<_> = meant.into_iter().filter(|(_, one, _)| is_usable(one)).collect();
+    // An index of the list's own goes before the setting for all.
+    let is_listed_gid = |one: &PortCandidate| names.is_some_and(|names| names.has_gid(one));
+    let is_of_index = |one: &PortCandidate| gid_index.is_none_or(|index| index == one.gid) || is_listed_gid(one);
+    let indexed: Vec<_> = meant.into_iter().filter(|(_, one, _)| is_of_index(one)).collect();
+    if let (true, Some(index)) = (indexed.is_empty(), gid_index) {
+        return Err(VerbsError::no_device(format!("expected one of {}, found no address {index}", listed())));
+    }
+    let is_usable = |one: &PortCandidate| one.is_here || gid_index.is_some() || is_listed_gid(one);
+    let usable: Vec<_> = indexed.into_iter().filter(|(_, one, _)| is_usable(one)).collect();
     if usable.is_empty() {
         let text = "which are addresses of other network namespaces; expected one of this";
         return Err(VerbsError::no_device(format!("found {}, {text}", listed())));
@@ -333,7 +341,7 @@ mod tests {
     fn chosen(candidates: &[PortCandidate], names: &str, local: &str, turn: usize) -> Result<usize, VerbsError> {
         let names: Option<DeviceNames> = (!names.is_empty()).then(|| names.parse().expect("names"));
         let local = (!local.is_empty()).then(|| local.parse().expect("an address"));
-        choose(candidates, names.as_ref(), &ConnectionPlace { local, turn, link: None })
+        choose(candidates, names.as_ref(), None, &ConnectionPlace { local, turn, link: None })
     }
 
     #[test]
@@ -399,7 +407,7 @@ mod tests {
             };
             let there = PairAddress { number: 1, packet: 1, gid, lid: 1, mtu: 5, reads_in: 1, layer };
             let place = ConnectionPlace { link: PeerLink::of(&there), ..ConnectionPlace::default() };
-            choose(&host, None, &place).map_err(|fault| fault.to_string())
+            choose(&host, None, None, &place).map_err(|fault| fault.to_string())
         };
         assert_eq!(towards(LinkLayer::InfiniBand, "fe80::9"), Ok(0));
         assert_eq!(towards(LinkLayer::InfiniBand, "fec0::9"), Ok(1));
@@ -422,6 +430,19 @@ mod tests {
         host[1].is_here = false;
         let refused = chosen(&host, "mlx5_0", "", 0).expect_err("both are elsewhere").to_string();
         assert!(refused.contains("addresses of other network namespaces; expected one of this"), "{refused}");
+    }
+
+    #[test]
+    fn an_index_for_all_goes_before_what_suits_best_and_behind_the_lists_own() {
+        let host = [one("mlx5_0", 1, 3, "10.0.0.1", 100_000), one("mlx5_0", 1, 5, "fe80::1", 100_000)];
+        let at = |names: &str, index| {
+            let names: Option<DeviceNames> = names.parse().ok();
+            choose(&host, names.as_ref(), index, &ConnectionPlace::default()).map_err(|fault| fault.to_string())
+        };
+        assert_eq!(at("", Some(5)), Ok(1));
+        assert_eq!(at("mlx5_0", Some(5)), Ok(1));
+        assert_eq!(at("mlx5_0:1:3", Some(5)), Ok(0));
+        assert!(at("", Some(4)).expect_err("there is none").contains("found no address 4"));
     }
 
     #[test]

@@ -17,11 +17,12 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
-use super::choice::{ConnectionPlace, PeerLink};
+use super::choice::{ConnectionPlace, DeviceChoice, PeerLink};
 use super::connection::{ConnectionParts, ControlSocket, VerbsConnection};
 use super::credits::{CreditedMessages, slots};
 use super::denials::{DENIED_FOR, Denials};
 use super::device_health::DeviceHealth;
+use super::fabric::FabricSettings;
 use super::provider::{CompletionChannel, PairAddress, ProtectionDomain, RegionAccess};
 use super::reasons::VerbsError;
 use super::registry::{MemoryRegistry, VerbsCounters};
@@ -41,6 +42,7 @@ struct DeviceContextInner {
     devices: VerbsDevices,
     /// Which of several equal devices the first connection uses.
     turn: usize,
+    fabric: FabricSettings,
     is_checked: bool,
     counters: Arc<VerbsCounters>,
     watcher: DeviceWatcher,
@@ -96,11 +98,17 @@ pub(crate) struct PairEndpoint {
 pub(crate) type OfferAnswer = Result<Box<PairEndpoint>, String>;
 
 impl DeviceContext {
-    pub(crate) fn new(devices: VerbsDevices, turn: usize, is_checked: bool, watcher: DeviceWatcher) -> Self {
+    pub(crate) fn new(
+        (devices, turn): (VerbsDevices, usize),
+        fabric: FabricSettings,
+        is_checked: bool,
+        watcher: DeviceWatcher,
+    ) -> Self {
         let (open_devices, denials) = (Mutex::default(), Mutex::default());
         Self(Arc::new(DeviceContextInner {
             devices,
             turn,
+            fabric,
             is_checked,
             counters: Arc::default(),
             watcher,
@@ -256,7 +264,7 @@ impl DeviceContext {
         open_devices: &mut OpenDevices,
         place: &ConnectionPlace,
     ) -> Result<Arc<OpenDevice>, VerbsError> {
-        let device = find(&self.0.devices, place)?;
+        let device = find(&self.0.devices, &self.0.fabric, place)?;
         if let Some(open_device) = open_devices.open.iter().find(|open_device| open_device.name == device.name()) {
             return Ok(Arc::clone(open_device));
         }
@@ -280,12 +288,19 @@ impl DeviceContext {
 ///
 /// # Errors
 /// The reason why there is none, and the remedy.
-pub(super) fn find(devices: &VerbsDevices, place: &ConnectionPlace) -> Result<VerbsDevice, VerbsError> {
-    match devices {
-        VerbsDevices::None => Err(VerbsError::new("verbs are switched off")),
-        VerbsDevices::This(device) => Ok(device.clone()),
-        VerbsDevices::Best => hardware_device::open(None, place),
-        VerbsDevices::Named(names) => hardware_device::open(Some(names), place),
+pub(super) fn find(
+    devices: &VerbsDevices,
+    fabric: &FabricSettings,
+    place: &ConnectionPlace,
+) -> Result<VerbsDevice, VerbsError> {
+    match (devices, &fabric.device) {
+        (VerbsDevices::None, _) => Err(VerbsError::new("verbs are switched off")),
+        (VerbsDevices::This(device), _) => Ok(device.clone()),
+        (VerbsDevices::Named(names), _) | (VerbsDevices::Best, DeviceChoice::Named(names)) => {
+            hardware_device::open(Some(names), fabric, place)
+        }
+        (VerbsDevices::Best, DeviceChoice::Auto) => hardware_device::open(None, fabric, place),
+        (VerbsDevices::Best, DeviceChoice::None) => Err(VerbsError::new("verbs are switched off by NCCL_IB_DISABLE")),
     }
 }
 

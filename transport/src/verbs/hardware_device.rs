@@ -16,6 +16,7 @@ use pserver_core::memory::{Arena, Budget, Mapped};
 use super::VerbsDevice;
 use super::checked::{self, leave};
 use super::choice::{ConnectionPlace, DeviceNames, choose};
+use super::fabric::FabricSettings;
 use super::hardware_ports::{DeviceHandle, DevicePort, FoundPorts, other_fabric, ports};
 use super::locked_memory::memory_limit;
 use super::provider::{
@@ -27,12 +28,6 @@ use super::status::CompletionStatus;
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
 
-/// Retransmission timeout: 4.096 µs times two to this power, 67 ms.
-const TIMEOUT: u8 = 14;
-/// Retransmissions. The value 7 means for ever over soft-RoCE.
-const RETRIES: u8 = 6;
-/// Credits guarantee a receive for every message, so none is resent for want of one.
-const ROOM_RETRIES: u8 = 0;
 /// Messages up to this length are posted inline where the device supports it.
 const INLINE_WANTED: u32 = 256;
 /// Completions per poll.
@@ -101,7 +96,11 @@ unsafe impl Send for HardwarePair {}
 ///
 /// # Errors
 /// The reason why there is none, and the remedy.
-pub(super) fn open(names: Option<&DeviceNames>, place: &ConnectionPlace) -> Result<VerbsDevice, VerbsError> {
+pub(super) fn open(
+    names: Option<&DeviceNames>,
+    fabric: &FabricSettings,
+    place: &ConnectionPlace,
+) -> Result<VerbsDevice, VerbsError> {
     let FoundPorts { candidates, mut ports, mut unusable } = ports()?;
     if candidates.is_empty() {
         unusable.extend(other_fabric(Path::new("/sys")).map(str::to_owned));
@@ -109,7 +108,9 @@ pub(super) fn open(names: Option<&DeviceNames>, place: &ConnectionPlace) -> Resu
             return Err(VerbsError::no_device(unusable.join("; ")));
         }
     }
-    let card = HardwareDevice(Arc::new(ports.swap_remove(choose(&candidates, names, place)?)));
+    let mut port = ports.swap_remove(choose(&candidates, names, fabric.gid_index, place)?);
+    port.use_settings(fabric)?;
+    let card = HardwareDevice(Arc::new(port));
     card.try_memory()?;
     Ok(VerbsDevice(Arc::new(card)))
 }
@@ -244,6 +245,7 @@ impl ProtectionDomain for HardwareDomainHandle {
             self.0.domain,
             (memory.address() + begin, bytes),
             access,
+            self.0.completion_channel.port.fabric.is_relaxed,
         );
         let region = registered.map_err(|error| unregistered(bytes, &error))?;
         let keys = checked::keys(region);
@@ -342,7 +344,8 @@ impl HardwarePair {
     fn initialise(&mut self, is_open: bool) -> Result<(), VerbsError> {
         let access = if is_open { IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ } else { 0 };
         let port_num = self.domain.completion_channel.port.number;
-        let mut wish = ibv_qp_attr { port_num, qp_access_flags: access, ..ibv_qp_attr::default() };
+        let pkey_index = self.domain.completion_channel.port.pkey_index;
+        let mut wish = ibv_qp_attr { port_num, pkey_index, qp_access_flags: access, ..ibv_qp_attr::default() };
         wish.qp_state = IBV_QPS_INIT;
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         checked::modify(self.verbs(), self.open()?, &mut wish, mask)
@@ -398,19 +401,26 @@ impl QueuePair for HardwarePair {
         (wish.path_mtu, wish.dest_qp_num, wish.rq_psn) =
             (self.end.mtu.min(there.mtu).into(), there.number, there.packet);
         (wish.max_dest_rd_atomic, wish.min_rnr_timer) = (self.end.reads_in, 12);
-        wish.ah_attr = ibv_ah_attr { dlid: there.lid, port_num: port.number, ..ibv_ah_attr::default() };
+        let (sl, dlid, port_num) = (port.fabric.service_level, there.lid, port.number);
+        wish.ah_attr = ibv_ah_attr { dlid, sl, port_num, ..ibv_ah_attr::default() };
         // Another subnet of InfiniBand is behind a router, which reads the global address.
         if port.is_global || there.lid == 0 || there.gid[..8] != self.end.gid[..8] {
             let dgid = ibv_gid { raw: there.gid };
             wish.ah_attr.is_global = 1;
-            wish.ah_attr.grh =
-                ibv_global_route { dgid, sgid_index: port.gid_index, hop_limit: 64, ..ibv_global_route::default() };
+            wish.ah_attr.grh = ibv_global_route {
+                dgid,
+                sgid_index: port.gid_index,
+                hop_limit: 64,
+                traffic_class: port.fabric.traffic_class,
+                ..ibv_global_route::default()
+            };
         }
         let receiving = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
         let mask = IBV_QP_STATE | receiving | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
         checked::modify(self.verbs(), pair, &mut wish, mask)?;
         let mut wish = ibv_qp_attr { qp_state: IBV_QPS_RTS, sq_psn: self.end.packet, ..ibv_qp_attr::default() };
-        (wish.timeout, wish.retry_cnt, wish.rnr_retry) = (TIMEOUT, RETRIES, ROOM_RETRIES);
+        (wish.timeout, wish.retry_cnt) = (port.fabric.timeout, port.fabric.retries);
+        wish.rnr_retry = port.fabric.room_retries;
         wish.max_rd_atomic = port.attributes.reads_out.min(there.reads_in).max(1);
         let sending = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN;
         checked::modify(self.verbs(), pair, &mut wish, IBV_QP_STATE | sending | IBV_QP_MAX_QP_RD_ATOMIC)

@@ -11,6 +11,7 @@ use pserver_core::limits::CHUNK_BYTES_MAX;
 
 use super::checked::{self, ContextPointer, ListedDevice, leave, library};
 use super::choice::PortCandidate;
+use super::fabric::{FabricSettings, PartitionKey};
 use super::locked_memory::memory_limit;
 use super::processors;
 use super::provider::{LinkLayer, PairCapacity, PortAttributes};
@@ -50,6 +51,8 @@ pub(super) struct DevicePort {
     pub(super) gid_index: u8,
     /// Whether packets need a global address.
     pub(super) is_global: bool,
+    pub(super) pkey_index: u16,
+    pub(super) fabric: FabricSettings,
     pub(super) queue_max: u32,
     /// The longest work request.
     pub(super) message_max: u32,
@@ -260,13 +263,62 @@ impl DevicePort {
             is_near: false,
             is_here: layer == LinkLayer::InfiniBand || is_of_this_namespace(address, entry.ndev_ifindex),
         };
-        let handle = Arc::clone(handle);
-        Some((candidate, Self { handle, attributes, number, gid_index, is_global, queue_max, message_max }))
+        let (handle, fabric, pkey_index) = (Arc::clone(handle), FabricSettings::default(), 0);
+        let port =
+            Self { handle, attributes, number, gid_index, is_global, pkey_index, fabric, queue_max, message_max };
+        Some((candidate, port))
+    }
+
+    /// Takes these settings.
+    ///
+    /// # Errors
+    /// When the port is not in the partition that they name.
+    pub(super) fn use_settings(&mut self, fabric: &FabricSettings) -> Result<(), VerbsError> {
+        self.fabric = fabric.clone();
+        self.is_global = self.attributes.layer == LinkLayer::Ethernet || fabric.is_global.unwrap_or(self.is_global);
+        let keys = partition_keys(&self.handle.sysfs, self.number);
+        self.pkey_index = pkey_index(&keys, fabric.pkey).map_err(|text| {
+            let name = &self.attributes.name;
+            VerbsError::new(format!("{name}: {text}"))
+        })?;
+        Ok(())
     }
 
     /// Send queue entries, when every payload has the largest length.
     pub(super) fn sends(&self, capacity: &PairCapacity) -> u32 {
         capacity.posted_max * CHUNK_BYTES_MAX.div_ceil(self.message_max)
+    }
+}
+
+/// The keys of a port's partitions, by their places; none where sysfs does not say them.
+fn partition_keys(sysfs: &Path, port: u8) -> Vec<u16> {
+    let key = |index: u32| {
+        let text = std::fs::read_to_string(sysfs.join(format!("ports/{port}/pkeys/{index}"))).ok()?;
+        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+    };
+    (0..).map_while(key).collect()
+}
+
+/// The place of the key that is wanted; by default of the first with full membership, and else the first.
+fn pkey_index(keys: &[u16], wanted: Option<PartitionKey>) -> Result<u16, String> {
+    /// The bit of full membership. Limited members of a partition do not reach one another.
+    const FULL: u16 = 0x8000;
+    let place = |is_it: &dyn Fn(u16) -> bool| {
+        let place = keys.iter().position(|key| is_it(*key));
+        place.map(|place| u16::try_from(place).expect("a table has at most 65,536"))
+    };
+    match wanted {
+        Some(PartitionKey::Index(index)) => Ok(index),
+        Some(PartitionKey::Value(value)) => {
+            let alike = |key: u16| key & !FULL == value & !FULL;
+            let found = place(&|key| key == value).or_else(|| place(&|key| alike(key) && key & FULL != 0));
+            found.or_else(|| place(&alike)).ok_or_else(|| {
+                let known: Vec<String> =
+                    keys.iter().filter(|key| **key != 0).map(|key| format!("{key:#06x}")).collect();
+                format!("no partition with the key {value:#06x}; expected one of {}", known.join(", "))
+            })
+        }
+        None => Ok(place(&|key| key & FULL != 0).unwrap_or(0)),
     }
 }
 
@@ -318,6 +370,22 @@ mod tests {
         check("rdmap0s6", IBV_TRANSPORT_UNSPECIFIED, "EFA");
         check("efa_0", IBV_TRANSPORT_UNSPECIFIED, "libfabric");
         check("usnic_0", IBV_TRANSPORT_USNIC_UDP, "without reliable-connected queue pairs");
+    }
+
+    #[test]
+    fn a_partition_is_the_one_that_is_named_or_the_first_with_full_membership() {
+        let keys = [0x7fff, 0xffff, 0x0001, 0x8002, 0x0000];
+        let check = |wanted, expected| assert_eq!(pkey_index(&keys, wanted), Ok(expected), "{wanted:?}");
+        check(None, 1);
+        check(Some(PartitionKey::Index(2)), 2);
+        check(Some(PartitionKey::Value(0x7fff)), 0);
+        check(Some(PartitionKey::Value(0xffff)), 1);
+        check(Some(PartitionKey::Value(0x8001)), 2);
+        check(Some(PartitionKey::Value(0x0002)), 3);
+        let refused = pkey_index(&keys, Some(PartitionKey::Value(0x8003))).expect_err("there is none");
+        assert_eq!(refused, "no partition with the key 0x8003; expected one of 0x7fff, 0xffff, 0x0001, 0x8002");
+        assert_eq!(pkey_index(&[], None), Ok(0));
+        assert_eq!(pkey_index(&[0x7fff], None), Ok(0));
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod credits;
 mod denials;
 mod device_context;
 mod device_health;
+mod fabric;
 #[cfg(test)]
 mod faulty_device;
 mod handshake;
@@ -54,13 +55,15 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use choice::{DEVICE_EXPECTED, DeviceChoice, DeviceNames};
+pub use fabric::{FabricChoice, FabricSettings, fabric_variables};
 pub use registry::VerbsCounters;
 
 pub(crate) use device_context::{DeviceContext, DeviceWatcher, OfferAnswer};
 pub(crate) use handshake::{AcceptedTransport, HandshakeResult, VerbsHandshake, WaitingFrames, accept_offer};
 
 use crate::connection::{ConnectionError, ConnectionSide};
-use choice::ConnectionPlace;
+use choice::{ConnectionPlace, PortCandidate};
+use hardware_ports::FoundPorts;
 use provider::RdmaDevice;
 use reasons::VerbsError;
 
@@ -111,8 +114,22 @@ impl VerbsDevice {
     /// # Errors
     /// The reason why there is none: the library is missing, no device is usable, or the limit of locked memory is too
     /// low.
-    pub fn find(devices: &VerbsDevices) -> Result<Self, String> {
-        device_context::find(devices, &ConnectionPlace::default()).map_err(|fault| fault.to_string())
+    pub fn find(devices: &VerbsDevices, fabric: &FabricSettings) -> Result<Self, String> {
+        device_context::find(devices, fabric, &ConnectionPlace::default()).map_err(|fault| fault.to_string())
+    }
+
+    /// The addresses of this machine's ports that connections may use, and the ports that they may not, with the
+    /// reasons.
+    ///
+    /// # Errors
+    /// The reason why devices cannot be listed.
+    pub fn survey() -> Result<(Vec<String>, Vec<String>), String> {
+        let FoundPorts { candidates, unusable, .. } = hardware_ports::ports().map_err(|fault| fault.to_string())?;
+        let text = |one: &PortCandidate| match one.is_here {
+            true => one.to_string(),
+            false => format!("{one}: of another network namespace"),
+        };
+        Ok((candidates.iter().map(text).collect(), unusable))
     }
 
     /// A text that says whether accelerator memory is registered with this device, and why not. It never is: this

@@ -12,7 +12,7 @@ use crate::conformance::rig::{ConformanceRig, SeenEvent, bytes, push};
 use crate::network::NetworkOptions;
 use crate::trace::Trace;
 use crate::verbs::software_device::SoftwareDevice;
-use crate::verbs::{VerbsDevice, VerbsDevices};
+use crate::verbs::{FabricSettings, VerbsDevice, VerbsDevices};
 
 const LENGTH: usize = 1 << 20;
 
@@ -236,5 +236,7 @@ fn without_a_device_it_is_said_and_tcp_is_taken_or_nothing() {
     check(device(), VerbsDevices::None, "tcp", Err("verbs only"));
     let one = device();
     check(one.clone(), one, "verbs", Ok(()));
-    assert!(VerbsDevice::find(&VerbsDevices::Named("none".parse().expect("a name"))).is_err());
+    assert!(
+        VerbsDevice::find(&VerbsDevices::Named("none".parse().expect("a name")), &FabricSettings::default()).is_err()
+    );
 }

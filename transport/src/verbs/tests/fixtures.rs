@@ -11,7 +11,7 @@ use pserver_core::wire::{Address, Scheme};
 
 use crate::conformance::TransportPair;
 use crate::network::{Listener, Network, NetworkOptions, Stop};
-use crate::verbs::{VerbsDevice, VerbsDevices};
+use crate::verbs::{FabricSettings, VerbsDevice, VerbsDevices};
 
 /// Stops a listener and joins its thread when dropped.
 struct ListenerGuard(Stop, Option<JoinHandle<()>>);
@@ -69,7 +69,7 @@ pub(super) fn far_away(server: &Address) -> Address {
 
 /// The device of this machine; without one, the named test is reported as skipped.
 pub(super) fn hardware(test: &str) -> Option<VerbsDevice> {
-    VerbsDevice::find(&VerbsDevices::Best).map_err(|why| skip(test, &why.to_string())).ok()
+    VerbsDevice::find(&VerbsDevices::Best, &FabricSettings::default()).map_err(|why| skip(test, &why.to_string())).ok()
 }
 
 /// Reports a skipped test, so that a run elsewhere can be required.

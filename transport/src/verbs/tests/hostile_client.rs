@@ -11,6 +11,7 @@ use pserver_core::wire::{Address, OfferMessage};
 use super::fixtures::ends;
 use crate::conformance::rig::{ConformanceRig, hello};
 use crate::network::{NetworkOptions, PollPolicy};
+use crate::verbs::FabricSettings;
 use crate::verbs::choice::ConnectionPlace;
 use crate::verbs::credits::{CreditedMessages, slots};
 use crate::verbs::memory_span::MemorySpan;
@@ -221,8 +222,12 @@ fn a_million_accesses_reach_nothing_of_the_server() {
 fn accesses_refused(seed: u64, tries: u32, runtime: &tokio::runtime::Handle) -> u32 {
     let software_device = Arc::new(SoftwareDevice::new());
     let watcher = DeviceWatcher { runtime: runtime.clone(), doorbell: Doorbell::new(|| {}) };
-    let device_context =
-        DeviceContext::new(VerbsDevices::This(VerbsDevice(Arc::clone(&software_device) as Arc<_>)), 0, false, watcher);
+    let device_context = DeviceContext::new(
+        (VerbsDevices::This(VerbsDevice(Arc::clone(&software_device) as Arc<_>)), 0),
+        FabricSettings::default(),
+        false,
+        watcher,
+    );
     let server = device_context
         .endpoint(
             &device_context.open_device(&ConnectionPlace::default()).expect("a device"),

@@ -11,7 +11,7 @@ use super::fixtures::skip;
 use crate::verbs::choice::{ConnectionPlace, PeerLink};
 use crate::verbs::device_context::find;
 use crate::verbs::provider::{LinkLayer, PairAddress};
-use crate::verbs::{DeviceChoice, VerbsDevices};
+use crate::verbs::{DeviceChoice, FabricSettings, VerbsDevices};
 
 /// A host, a connection of it, and the device that this gets, or words of the reason for none.
 struct Host {
@@ -21,15 +21,28 @@ struct Host {
     place: (&'static str, &'static str, usize),
     expected: &'static str,
     is_old: bool,
+    /// A variable of the environment.
+    variable: (&'static str, &'static str),
 }
 
 impl Host {
     fn new(about: &'static str, table: &[&str], expected: &'static str) -> Self {
-        Self { about, table: table.join("\n"), place: ("auto", "", 0), expected, is_old: false }
+        Self {
+            about,
+            table: table.join("\n"),
+            place: ("auto", "", 0),
+            expected,
+            is_old: false,
+            variable: ("LANG", "C"),
+        }
     }
 
     fn at(self, choice: &'static str, local: &'static str, turn: usize) -> Self {
         Self { place: (choice, local, turn), ..self }
+    }
+
+    fn with(self, name: &'static str, value: &'static str) -> Self {
+        Self { variable: (name, value), ..self }
     }
 
     /// With a library before rdma-core 32.
@@ -125,6 +138,20 @@ fn hosts(sysfs: &Path) -> Vec<Host> {
     ]
 }
 
+/// Hosts whose environment says how verbs are used.
+fn hosts_with_variables() -> Vec<Host> {
+    let dgx = dgx().join("\n");
+    let pod = device("mlx5_2", "ib", &format!("{ROCE}\ngid 3 roce2 10.0.0.5\ngid 5 roce2 127.0.0.9"));
+    vec![
+        Host::new("a DGX with NCCL's list", &[&dgx], "mlx5_4:1:0").with("NCCL_IB_HCA", "=mlx5_4,mlx5_5"),
+        Host::new("a DGX without NCCL's list", &[&dgx], "mlx5_3:1:0").with("NCCL_IB_HCA", "^mlx5_0,mlx5_1"),
+        Host::new("a list beside NCCL's", &[&dgx], "mlx5_6:1:0").with("NCCL_IB_HCA", "=mlx5_4").at("mlx5_6", "", 0),
+        Host::new("a DGX without NCCL's verbs", &[&dgx], "off by NCCL_IB_DISABLE").with("NCCL_IB_DISABLE", "1"),
+        Host::new("a pod with an index", &[&pod], "mlx5_2:1:3").with("NCCL_IB_GID_INDEX", "3"),
+        Host::new("a host without that index", &[&dgx], "found no address 9").with("UCX_IB_GID_INDEX", "9"),
+    ]
+}
+
 /// The false library, made with the tests; without it, the named test is reported as skipped.
 fn library(test: &str) -> Option<PathBuf> {
     let tests = std::env::current_exe().expect("a test has a path");
@@ -158,6 +185,7 @@ fn run_again(test: &str, (library, folder): (&Path, &Path), host: &Host) -> Stri
     let ended = Command::new(std::env::current_exe().expect("a test has a path"))
         .args(["--exact", test, "--nocapture"])
         .env("LD_LIBRARY_PATH", folder)
+        .env(host.variable.0, host.variable.1)
         .env("PSERVER_FALSE_IBVERBS", &table)
         .env("PSERVER_FALSE_IBVERBS_LOG", folder.join("log"))
         .env("HOST_PLACE", format!("{choice} {turn} {local}"))
@@ -166,6 +194,11 @@ fn run_again(test: &str, (library, folder): (&Path, &Path), host: &Host) -> Stri
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(ended.status.success(), "{}: {said}{}", host.about, String::from_utf8_lossy(&ended.stderr));
     said
+}
+
+/// The settings of this process.
+fn fabric() -> FabricSettings {
+    FabricSettings::find(&|name| std::env::var(name).ok()).expect("they are right").0
 }
 
 /// In such a process: the place that was asked for.
@@ -181,7 +214,7 @@ fn asked() -> Option<(VerbsDevices, ConnectionPlace)> {
 #[test]
 fn every_host_has_its_card() {
     if let Some((devices, place)) = asked() {
-        let found = find(&devices, &place).map(|device| device.name().to_owned());
+        let found = find(&devices, &fabric(), &place).map(|device| device.name().to_owned());
         return println!("<{}>", found.unwrap_or_else(|fault| fault.to_string()));
     }
     let test = "verbs::tests::hosts::every_host_has_its_card";
@@ -192,7 +225,7 @@ fn every_host_has_its_card() {
     for (index, kind) in [(0, "IB/RoCE v1"), (1, "RoCE v2"), (3, "RoCE v2")] {
         fs::write(types.join(index.to_string()), format!("{kind}\n")).expect("it can be written");
     }
-    let hosts = hosts(folder.path());
+    let hosts: Vec<_> = hosts(folder.path()).into_iter().chain(hosts_with_variables()).collect();
     for host in &hosts {
         let said = run_again(test, (&library, folder.path()), host);
         assert!(said.contains(host.expected), "{}: {said}; expected {}", host.about, host.expected);
@@ -214,8 +247,12 @@ fn a_card_is_opened_once_a_process() {
         };
         for turn in 0..10 {
             let place = ConnectionPlace { turn, ..ConnectionPlace::default() };
-            find(&VerbsDevices::Best, &place).expect("there are cards");
-            let refused = find(&VerbsDevices::Best, &ConnectionPlace { link: PeerLink::of(&link), ..place });
+            find(&VerbsDevices::Best, &FabricSettings::default(), &place).expect("there are cards");
+            let refused = find(
+                &VerbsDevices::Best,
+                &FabricSettings::default(),
+                &ConnectionPlace { link: PeerLink::of(&link), ..place },
+            );
             let text = refused.map(drop).expect_err("no card has such an address").to_string();
             assert!(text.contains("the peer has RoCE v2 with the address ::1, found mlx5_1:1:3"), "{text}");
         }

@@ -1,0 +1,388 @@
+//! Settings that a fabric of RDMA needs: a lossless class, a key of a partition, patience.
+//!
+//! A setting is looked for in variables of the environment: ours, then those that programs with NCCL or UCX have on the
+//! same machines. The first that is set counts.
+
+use std::fmt;
+
+use super::choice::{DEVICE_EXPECTED, DeviceChoice};
+
+/// The variables of a setting, and how each writes a value.
+struct FabricSetting {
+    name: &'static str,
+    default: &'static str,
+    /// Variables with the functions that translate them: to our form, or to nothing where the variable leaves the
+    /// choice.
+    variables: &'static [(&'static str, Translation)],
+    expected: &'static str,
+}
+
+type Translation = fn(&str) -> Option<String>;
+
+/// Settings of queue pairs, ports and registrations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FabricSettings {
+    /// The devices where the job's own setting leaves the choice.
+    pub(super) device: DeviceChoice,
+    /// The traffic class of RoCE (DSCP in its upper six bits).
+    pub(super) traffic_class: u8,
+    /// The service level of InfiniBand.
+    pub(super) service_level: u8,
+    /// The key of the partition; without one the first with full membership.
+    pub(super) pkey: Option<PartitionKey>,
+    /// The index of the address; without one the best.
+    pub(super) gid_index: Option<u8>,
+    /// Whether packets over InfiniBand have a global address; without it where a router needs one.
+    pub(super) is_global: Option<bool>,
+    /// Retransmission timeout: 4.096 us times two to this power.
+    pub(super) timeout: u8,
+    /// Retransmissions.
+    pub(super) retries: u8,
+    /// Retries where the receiver is not ready; 7 is for ever.
+    pub(super) room_retries: u8,
+    /// Whether writes of the card to memory may pass one another.
+    pub(super) is_relaxed: bool,
+}
+
+/// A partition of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartitionKey {
+    /// The place in the port's table.
+    Index(u16),
+    /// The key, of which the highest bit says full membership.
+    Value(u16),
+}
+
+/// A setting's value, and the variable that it is from or `default`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FabricChoice {
+    /// The setting.
+    pub setting: &'static str,
+    /// Its value.
+    pub text: String,
+    /// Its source.
+    pub origin: String,
+}
+
+impl fmt::Display for FabricChoice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} = {} (from {})", self.setting, self.text, self.origin)
+    }
+}
+
+const SETTINGS: [FabricSetting; 10] = [
+    FabricSetting {
+        name: "device",
+        default: "auto",
+        variables: &[
+            ("NCCL_IB_DISABLE", |text| (text != "0").then(|| "none".to_owned())),
+            ("NCCL_IB_HCA", devices_of_nccl),
+            ("UCX_NET_DEVICES", |text| (text != "all").then(|| text.to_owned())),
+        ],
+        expected: DEVICE_EXPECTED,
+    },
+    FabricSetting {
+        name: "gid_index",
+        default: "auto",
+        variables: &[
+            ("PSERVER_RDMA_GID_INDEX", plain),
+            ("NCCL_IB_GID_INDEX", unless_negative),
+            ("UCX_IB_GID_INDEX", plain),
+        ],
+        expected: "auto, or an index from 0 to 255",
+    },
+    FabricSetting {
+        name: "traffic_class",
+        default: "0",
+        variables: &[
+            ("PSERVER_RDMA_TRAFFIC_CLASS", plain),
+            ("NCCL_IB_TC", plain),
+            ("UCX_IB_TRAFFIC_CLASS", unless_auto),
+        ],
+        expected: "a number from 0 to 255",
+    },
+    FabricSetting {
+        name: "service_level",
+        default: "0",
+        variables: &[("PSERVER_RDMA_SERVICE_LEVEL", plain), ("NCCL_IB_SL", plain), ("UCX_IB_SL", unless_auto)],
+        expected: "a number from 0 to 15",
+    },
+    FabricSetting {
+        name: "pkey",
+        default: "auto",
+        variables: &[
+            ("PSERVER_RDMA_PKEY", plain),
+            ("NCCL_IB_PKEY", |text| Some(format!("index:{text}"))),
+            ("UCX_IB_PKEY", plain),
+        ],
+        expected: "auto, a key such as 0x8001, or index: with a place in the port's table",
+    },
+    FabricSetting {
+        name: "global",
+        default: "auto",
+        variables: &[("PSERVER_RDMA_GLOBAL", plain), ("UCX_IB_IS_GLOBAL", plain)],
+        expected: "auto, yes or no",
+    },
+    FabricSetting {
+        name: "timeout",
+        default: "14",
+        variables: &[("PSERVER_RDMA_TIMEOUT", plain), ("NCCL_IB_TIMEOUT", plain), ("UCX_RC_TIMEOUT", power_of_time)],
+        expected: "a number from 1 to 31: 4.096 us times two to this power",
+    },
+    FabricSetting {
+        name: "retries",
+        default: "6",
+        variables: &[("PSERVER_RDMA_RETRIES", plain), ("NCCL_IB_RETRY_CNT", plain), ("UCX_RC_RETRY_COUNT", plain)],
+        expected: "a number from 0 to 7",
+    },
+    FabricSetting {
+        name: "room_retries",
+        default: "7",
+        variables: &[("PSERVER_RDMA_ROOM_RETRIES", plain), ("UCX_RC_RNR_RETRY_COUNT", plain)],
+        expected: "a number from 0 to 7, which is for ever",
+    },
+    FabricSetting {
+        name: "relaxed_ordering",
+        default: "yes",
+        variables: &[
+            ("PSERVER_RDMA_RELAXED_ORDERING", plain),
+            ("NCCL_IB_PCI_RELAXED_ORDERING", relaxed),
+            ("UCX_IB_PCI_RELAXED_ORDERING", relaxed),
+        ],
+        expected: "yes or no",
+    },
+];
+
+impl Default for FabricSettings {
+    fn default() -> Self {
+        Self::find(&|_| None).expect("defaults are right").0
+    }
+}
+
+/// Every variable of ours.
+pub fn fabric_variables() -> impl Iterator<Item = &'static str> {
+    SETTINGS
+        .iter()
+        .flat_map(|setting| setting.variables)
+        .map(|(name, _)| *name)
+        .filter(|name| name.starts_with("PSERVER_"))
+}
+
+impl FabricSettings {
+    /// Looks for every setting. `variable` looks up a variable of the environment.
+    ///
+    /// # Errors
+    /// The variable that is wrong, what was found and what was expected.
+    pub fn find(variable: &dyn Fn(&str) -> Option<String>) -> Result<(Self, Vec<FabricChoice>), String> {
+        let choices: Vec<FabricChoice> = SETTINGS.iter().map(|setting| setting.choice(variable)).collect();
+        let read = |name: &str| choices.iter().find(|choice| choice.setting == name).expect("it is one of them");
+        let settings = Self {
+            device: read("device").parsed(|text| text.parse().ok())?,
+            traffic_class: read("traffic_class").number(0, 255)?,
+            service_level: read("service_level").number(0, 15)?,
+            pkey: read("pkey").unless_auto(|text| match text.strip_prefix("index:") {
+                Some(index) => index.parse().ok().map(PartitionKey::Index),
+                None => whole(text).map(PartitionKey::Value),
+            })?,
+            gid_index: read("gid_index").unless_auto(|text| whole(text).and_then(|index| u8::try_from(index).ok()))?,
+            is_global: read("global").unless_auto(truth)?,
+            timeout: read("timeout").number(1, 31)?,
+            retries: read("retries").number(0, 7)?,
+            room_retries: read("room_retries").number(0, 7)?,
+            is_relaxed: read("relaxed_ordering").parsed(truth)?,
+        };
+        Ok((settings, choices))
+    }
+}
+
+impl FabricSetting {
+    fn choice(&self, variable: &dyn Fn(&str) -> Option<String>) -> FabricChoice {
+        let said = self.variables.iter().find_map(|(name, translate)| {
+            let text = variable(name).filter(|text| !text.trim().is_empty())?;
+            Some((translate(text.trim())?, (*name).to_owned()))
+        });
+        let (text, origin) = said.unwrap_or_else(|| (self.default.to_owned(), "default".to_owned()));
+        FabricChoice { setting: self.name, text, origin }
+    }
+}
+
+impl FabricChoice {
+    fn parsed<T>(&self, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+        let expected = SETTINGS.iter().find(|one| one.name == self.setting).map_or("another value", |one| one.expected);
+        let Self { setting, text, origin } = self;
+        parse(text).ok_or_else(|| format!("{origin}: {setting} is {text:?}; expected {expected}"))
+    }
+
+    fn unless_auto<T>(&self, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, String> {
+        if self.text == "auto" { Ok(None) } else { self.parsed(parse).map(Some) }
+    }
+
+    fn number(&self, least: u8, most: u8) -> Result<u8, String> {
+        self.parsed(|text| u8::try_from(whole(text)?).ok().filter(|number| (least..=most).contains(number)))
+    }
+}
+
+/// A number, also of hexadecimal digits.
+fn whole(text: &str) -> Option<u16> {
+    text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |digits| u16::from_str_radix(digits, 16).ok())
+}
+
+fn truth(text: &str) -> Option<bool> {
+    match text {
+        "yes" | "y" | "on" | "1" => Some(true),
+        "no" | "n" | "off" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn plain(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+fn unless_auto(text: &str) -> Option<String> {
+    (text != "auto").then(|| text.to_owned())
+}
+
+/// A list of NCCL, whose names are beginnings of names unless `=` is before them.
+fn devices_of_nccl(text: &str) -> Option<String> {
+    let (sign, list) = text.strip_prefix('^').map_or(("", text), |list| ("^", list));
+    if let Some(names) = list.strip_prefix('=') {
+        return Some(format!("{sign}{names}"));
+    }
+    let begins = |name: &str| match name.split_once(':') {
+        Some((device, port)) => format!("{device}*:{port}"),
+        None => format!("{name}*"),
+    };
+    Some(format!("{sign}{}", list.split(',').map(begins).collect::<Vec<_>>().join(",")))
+}
+
+/// A number of NCCL, for which a negative one leaves the choice.
+fn unless_negative(text: &str) -> Option<String> {
+    (!text.starts_with('-')).then(|| text.to_owned())
+}
+
+/// Of NCCL 2 leaves the choice, of UCX `auto` and `try`.
+fn relaxed(text: &str) -> Option<String> {
+    (!matches!(text, "2" | "auto" | "try")).then(|| text.to_owned())
+}
+
+/// A time of UCX such as `1000000.00us`, as the least power that is as long.
+fn power_of_time(text: &str) -> Option<String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => 1e6,
+        "ms" => 1e3,
+        "us" => 1.0,
+        "ns" => 1e-3,
+        _ => return Some(text.to_owned()),
+    };
+    let Ok(time) = digits.parse::<f64>() else { return Some(text.to_owned()) };
+    let power = (1..=31).find(|power| time * unit <= 4.096 * f64::from(1_u32 << power));
+    Some(power.unwrap_or(31).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(variables: &[(&str, &str)]) -> Result<(FabricSettings, Vec<FabricChoice>), String> {
+        let variable =
+            |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, text)| (*text).to_owned());
+        FabricSettings::find(&variable)
+    }
+
+    #[test]
+    fn ours_goes_before_nccl_and_nccl_before_ucx() {
+        let check = |variables: &[(&str, &str)], change: fn(&mut FabricSettings), said: &str| {
+            let (settings, choices) = found(variables).expect("they are right");
+            let mut expected = FabricSettings::default();
+            change(&mut expected);
+            assert_eq!(settings, expected, "{variables:?}");
+            let texts: Vec<String> = choices.iter().map(ToString::to_string).collect();
+            assert!(texts.iter().any(|text| text == said), "{texts:?}; expected {said}");
+        };
+        check(&[], |_| {}, "traffic_class = 0 (from default)");
+        let (ours, nccl, ucx) =
+            (("PSERVER_RDMA_TRAFFIC_CLASS", "104"), ("NCCL_IB_TC", "106"), ("UCX_IB_TRAFFIC_CLASS", "108"));
+        check(&[ucx], |all| all.traffic_class = 108, "traffic_class = 108 (from UCX_IB_TRAFFIC_CLASS)");
+        check(&[ucx, nccl], |all| all.traffic_class = 106, "traffic_class = 106 (from NCCL_IB_TC)");
+        check(
+            &[ucx, nccl, ours],
+            |all| all.traffic_class = 104,
+            "traffic_class = 104 (from PSERVER_RDMA_TRAFFIC_CLASS)",
+        );
+        check(&[("UCX_IB_TRAFFIC_CLASS", "auto")], |_| {}, "traffic_class = 0 (from default)");
+        check(
+            &[("NCCL_IB_GID_INDEX", "-1"), ("UCX_IB_GID_INDEX", "3")],
+            |all| all.gid_index = Some(3),
+            "gid_index = 3 (from UCX_IB_GID_INDEX)",
+        );
+        check(
+            &[("NCCL_IB_PKEY", "1")],
+            |all| all.pkey = Some(PartitionKey::Index(1)),
+            "pkey = index:1 (from NCCL_IB_PKEY)",
+        );
+        check(
+            &[("UCX_IB_PKEY", "0x8001")],
+            |all| all.pkey = Some(PartitionKey::Value(0x8001)),
+            "pkey = 0x8001 (from UCX_IB_PKEY)",
+        );
+        check(
+            &[("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1")],
+            |all| all.device = "mlx5_0:1,mlx5_1".parse().expect("names"),
+            "device = mlx5_0:1,mlx5_1 (from NCCL_IB_HCA)",
+        );
+        check(
+            &[("NCCL_IB_HCA", "^mlx5_bond,mlx5_4:1")],
+            |all| all.device = "^mlx5_bond*,mlx5_4*:1".parse().expect("names"),
+            "device = ^mlx5_bond*,mlx5_4*:1 (from NCCL_IB_HCA)",
+        );
+        check(
+            &[("NCCL_IB_DISABLE", "1")],
+            |all| all.device = DeviceChoice::None,
+            "device = none (from NCCL_IB_DISABLE)",
+        );
+        check(
+            &[("NCCL_IB_DISABLE", "0"), ("UCX_NET_DEVICES", "mlx5_0:1")],
+            |all| all.device = "mlx5_0:1".parse().expect("names"),
+            "device = mlx5_0:1 (from UCX_NET_DEVICES)",
+        );
+        check(&[("UCX_NET_DEVICES", "all")], |_| {}, "device = auto (from default)");
+        check(&[("UCX_IB_IS_GLOBAL", "y")], |all| all.is_global = Some(true), "global = y (from UCX_IB_IS_GLOBAL)");
+        check(&[("NCCL_IB_TIMEOUT", "20")], |all| all.timeout = 20, "timeout = 20 (from NCCL_IB_TIMEOUT)");
+        check(&[("UCX_RC_TIMEOUT", "1000000.00us")], |all| all.timeout = 18, "timeout = 18 (from UCX_RC_TIMEOUT)");
+        check(&[("NCCL_IB_RETRY_CNT", "7")], |all| all.retries = 7, "retries = 7 (from NCCL_IB_RETRY_CNT)");
+        check(
+            &[("NCCL_IB_PCI_RELAXED_ORDERING", "0")],
+            |all| all.is_relaxed = false,
+            "relaxed_ordering = 0 (from NCCL_IB_PCI_RELAXED_ORDERING)",
+        );
+        check(&[("NCCL_IB_PCI_RELAXED_ORDERING", "2")], |_| {}, "relaxed_ordering = yes (from default)");
+        check(&[("PSERVER_RDMA_SERVICE_LEVEL", " ")], |_| {}, "service_level = 0 (from default)");
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_its_variable() {
+        let check = |name: &str, text: &str, expected: &str| {
+            let refused = found(&[(name, text)]).map(drop).expect_err("it is wrong");
+            assert!(refused.starts_with(&format!("{name}: ")) && refused.contains(expected), "{refused}");
+        };
+        check("NCCL_IB_TC", "256", "traffic_class is \"256\"; expected a number from 0 to 255");
+        check("NCCL_IB_SL", "x", "expected a number from 0 to 15");
+        check("PSERVER_RDMA_TIMEOUT", "0", "expected a number from 1 to 31");
+        check("UCX_RC_TIMEOUT", "long", "timeout is \"long\"");
+        check("PSERVER_RDMA_GID_INDEX", "300", "expected auto, or an index from 0 to 255");
+        check("UCX_IB_PKEY", "0xfffff", "expected auto, a key such as 0x8001");
+        check("PSERVER_RDMA_GLOBAL", "maybe", "expected auto, yes or no");
+    }
+
+    #[test]
+    fn a_time_is_the_least_power_that_is_as_long() {
+        let check = |text, expected: &str| assert_eq!(power_of_time(text).as_deref(), Some(expected), "{text}");
+        check("1s", "18");
+        check("4.096us", "1");
+        check("8.2us", "2");
+        check("67ms", "14");
+        check("10000s", "31");
+    }
+}
