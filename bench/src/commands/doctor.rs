@@ -178,7 +178,7 @@ fn rdma() -> Vec<Diagnosis> {
 /// The settings of the fabric, the ports that may be used and those that may not, the device that connections over
 /// verbs would use, and the support for memory of accelerators.
 fn verbs() -> Vec<Diagnosis> {
-    let fix = "expected a number or word that the setting has (docs/LAUNCH.md)";
+    let fix = "docs/LAUNCH.md#rdma-devices has its variables";
     let (fabric, choices) = match FabricSettings::find(&|name| std::env::var(name).ok()) {
         Ok(found) => found,
         Err(reason) => return vec![finding("RDMA settings", "bad", reason, fix)],
@@ -187,7 +187,7 @@ fn verbs() -> Vec<Diagnosis> {
     let mut found: Vec<_> = choices.iter().map(setting).collect();
     let fix = "connections between machines go over TCP";
     let (usable, unusable) = VerbsDevice::survey().unwrap_or_default();
-    found.extend(usable.into_iter().map(|port| finding("RDMA address", "note", port, fix)));
+    found.extend(usable.into_iter().map(|port| finding("RDMA address", "note", port, "--rdma-device chooses")));
     found.extend(unusable.into_iter().map(|reason| finding("RDMA port", "note", format!("not used: {reason}"), fix)));
     let device = match VerbsDevice::find(&VerbsDevices::Best, &fabric) {
         Ok(device) => device,
