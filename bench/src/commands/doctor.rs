@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
-use pserver_transport::verbs::{FabricChoice, FabricSettings, VerbsDevice, VerbsDevices};
+use pserver_transport::verbs::{DeviceChoice, FabricChoice, FabricSettings, VerbsDevice, VerbsDevices};
 use serde_json::json;
 
 use crate::environment::memory_bytes;
@@ -189,7 +189,8 @@ fn verbs() -> Vec<Diagnosis> {
     let (usable, unusable) = VerbsDevice::survey().unwrap_or_default();
     found.extend(usable.into_iter().map(|port| finding("RDMA address", "note", port, "--rdma-device chooses")));
     found.extend(unusable.into_iter().map(|reason| finding("RDMA port", "note", format!("not used: {reason}"), fix)));
-    let device = match VerbsDevice::find(&VerbsDevices::Best, &fabric) {
+    let choice = std::env::var("PSERVER_RDMA_DEVICE").ok().and_then(|text| text.parse::<DeviceChoice>().ok());
+    let device = match VerbsDevice::find(&VerbsDevices::from(&choice.unwrap_or_default()), &fabric) {
         Ok(device) => device,
         Err(reason) => {
             found.push(finding("verbs", "note", reason, fix));

@@ -7,12 +7,15 @@
 //! shards of a server and the connections of a trainer.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::str::FromStr;
 
 use super::VerbsDevices;
 use super::provider::{LinkLayer, PairAddress};
 use super::reasons::VerbsError;
+
+/// Begins the reason of a side whose ports do not reach the peer's.
+pub(super) const NOT_REACHED: &str = "the peer has";
 
 /// The setting that selects devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,6 +70,8 @@ impl From<&DeviceChoice> for VerbsDevices {
 pub struct DeviceNames {
     excludes: bool,
     names: Vec<DeviceName>,
+    /// Whether a list for other programs has the names: it says which devices there are for verbs, where it has any.
+    is_of_others: bool,
 }
 
 /// A device's name, in which `*` stands for any letters, with port and GID index where it has several.
@@ -83,7 +88,7 @@ impl FromStr for DeviceNames {
     fn from_str(text: &str) -> Result<Self, ()> {
         let (excludes, list) = text.strip_prefix('^').map_or((false, text), |list| (true, list));
         let names = list.split(',').map(str::parse).collect::<Result<Vec<DeviceName>, ()>>()?;
-        Ok(Self { excludes, names })
+        Ok(Self { excludes, names, is_of_others: false })
     }
 }
 
@@ -117,6 +122,16 @@ impl fmt::Display for DeviceName {
 }
 
 impl DeviceNames {
+    /// The names of a list for other programs.
+    pub(super) fn of_others(self) -> Self {
+        Self { is_of_others: true, ..self }
+    }
+
+    /// Whether all devices of the list are used, in its order.
+    fn is_order(&self) -> bool {
+        !self.excludes && !self.is_of_others && self.names.iter().all(|name| !name.device.contains('*'))
+    }
+
     /// The place in the list of the name that means this port, or zero where all but the listed ones are meant; none
     /// for a port that is not meant.
     fn place(&self, candidate: &PortCandidate) -> Option<usize> {
@@ -174,21 +189,34 @@ pub(super) struct ConnectionPlace {
     pub(super) turn: usize,
     /// The peer's link, if it is known.
     pub(super) link: Option<PeerLink>,
+    /// The link layer that the peer has not, as it has said.
+    pub(super) lacking: Option<LinkLayer>,
 }
 
 /// The link of a peer's port, by which others reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PeerLink {
     layer: LinkLayer,
+    /// Its address, of another host that of its net: peers of one net are answered alike.
     address: IpAddr,
 }
 
 impl PeerLink {
-    /// The link of a peer's queue pair; none where it does not say it.
+    /// The link of a peer's queue pair. A peer that does not say it has a LID in InfiniBand alone.
     pub(super) fn of(there: &PairAddress) -> Option<Self> {
-        let address = std::net::Ipv6Addr::from(there.gid);
-        (there.layer != LinkLayer::Unknown)
-            .then(|| Self { layer: there.layer, address: IpAddr::V6(address).to_canonical() })
+        let layer = layer_of(there)?;
+        let address = IpAddr::V6(Ipv6Addr::from(there.gid)).to_canonical();
+        let is_of_this_host = layer == LinkLayer::Ethernet && UdpSocket::bind((address, 0)).is_ok();
+        Some(Self { layer, address: if is_of_this_host { address } else { net(address) } })
+    }
+
+    /// How near a port is: with the peer's own address, or by the bits that its address begins with like the peer's.
+    fn nearness(&self, candidate: &PortCandidate) -> u32 {
+        match (self.address, candidate.address) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),
+            (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),
+            _ => 0,
+        }
     }
 
     /// Whether queue pairs of these two ports can be connected: in one subnet of InfiniBand, or by addresses of one
@@ -205,6 +233,29 @@ impl PeerLink {
 impl fmt::Display for PeerLink {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} with the address {}", self.layer, self.address)
+    }
+}
+
+/// The link layer of a queue pair; none of a software device.
+fn layer_of(there: &PairAddress) -> Option<LinkLayer> {
+    match there.layer {
+        LinkLayer::Unknown if there.gid == [0; 16] => None,
+        LinkLayer::Unknown if there.lid == 0 => Some(LinkLayer::Ethernet),
+        LinkLayer::Unknown => Some(LinkLayer::InfiniBand),
+        known => Some(known),
+    }
+}
+
+/// Whether queue pairs of these two can be connected, as far as they say it.
+pub(super) fn can_meet(here: &PairAddress, there: &PairAddress) -> bool {
+    layer_of(here).zip(layer_of(there)).is_none_or(|(one, other)| one == other)
+}
+
+/// The beginning of an address: 24 bits, or 64.
+fn net(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & !0xff)),
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
     }
 }
 
@@ -264,44 +315,61 @@ pub(super) fn choose(
     if candidates.is_empty() {
         return Err(VerbsError::no_device("none has an active port"));
     }
+    let all = || candidates.iter().enumerate().map(|(index, one)| (index, one, 0)).collect::<Vec<_>>();
     let meant: Vec<(usize, &PortCandidate, usize)> = candidates
         .iter()
         .enumerate()
         .filter_map(|(index, one)| Some((index, one, names.map_or(Some(0), |names| names.place(one))?)))
         .collect();
+    let meant = match names {
+        Some(names) if names.is_of_others && meant.is_empty() => all(),
+        _ => meant,
+    };
     if let (true, Some(names)) = (meant.is_empty(), names) {
         return Err(VerbsError::no_device(format!("expected one of {}, found no {names}", listed())));
     }
-    // An index of the list's own goes before the setting for all.
+    // An index of the list's own goes before the setting for all, which is that of RoCE.
     let is_listed_gid = |one: &PortCandidate| names.is_some_and(|names| names.has_gid(one));
-    let is_of_index = |one: &PortCandidate| gid_index.is_none_or(|index| index == one.gid) || is_listed_gid(one);
+    let is_of_index = |one: &PortCandidate| {
+        let is_free = one.layer == LinkLayer::InfiniBand || gid_index.is_none_or(|index| index == one.gid);
+        is_free || is_listed_gid(one)
+    };
     let indexed: Vec<_> = meant.into_iter().filter(|(_, one, _)| is_of_index(one)).collect();
     if let (true, Some(index)) = (indexed.is_empty(), gid_index) {
         return Err(VerbsError::no_device(format!("expected one of {}, found no address {index}", listed())));
     }
-    let is_usable = |one: &PortCandidate| one.is_here || gid_index.is_some() || is_listed_gid(one);
-    let usable: Vec<_> = indexed.into_iter().filter(|(_, one, _)| is_usable(one)).collect();
+    let is_usable = |one: &PortCandidate| one.is_here || is_listed_gid(one);
+    let is_any_usable = indexed.iter().any(|(_, one, _)| is_usable(one));
+    let usable: Vec<_> = match gid_index {
+        // The index says which one is meant, where there is no other.
+        Some(_) if !is_any_usable => indexed,
+        _ => indexed.into_iter().filter(|(_, one, _)| is_usable(one)).collect(),
+    };
     if usable.is_empty() {
-        let text = "which are addresses of other network namespaces; expected one of this";
+        let text = "which are addresses of other network namespaces; expected one of this, or a GID index";
         return Err(VerbsError::no_device(format!("found {}, {text}", listed())));
     }
-    let reaching: Vec<_> =
+    let mut reaching: Vec<_> =
         usable.into_iter().filter(|(_, one, _)| place.link.is_none_or(|link| link.reaches(one))).collect();
+    if reaching.iter().any(|(_, one, _)| Some(one.layer) != place.lacking) {
+        reaching.retain(|(_, one, _)| Some(one.layer) != place.lacking);
+    }
     let Some(best_speed) = reaching.iter().map(|(_, one, _)| one.speed).max() else {
         let link = place.link.map(|link| link.to_string()).unwrap_or_default();
-        return Err(VerbsError::no_device(format!("the peer has {link}, found {}", listed())));
+        return Err(VerbsError::no_device(format!("{NOT_REACHED} {link}, found {}", listed())));
     };
     // A quarter slower is about as fast: a connection's own address then says more.
     let is_fast = |one: &PortCandidate| best_speed.saturating_mul(3) <= one.speed.saturating_mul(4);
-    let is_listed = names.is_some_and(|names| !names.excludes);
+    let is_listed = names.is_some_and(DeviceNames::is_order);
     let key = |one: &PortCandidate| {
         let is_own = Some(one.address) == place.local;
-        (is_fast(one), is_own, one.rank(), one.is_near, one.speed)
+        let nearness = place.link.map_or(0, |link| link.nearness(one));
+        (is_fast(one), is_own, one.rank(), one.is_near, nearness, one.speed)
     };
     // Of each device the best address. The first of equals, hence the reversed order.
     let mut of_devices: Vec<(usize, &PortCandidate, usize)> = Vec::new();
     for (index, one, at) in reaching {
-        match of_devices.iter_mut().find(|(_, other, _)| other.device == one.device) {
+        match of_devices.iter_mut().find(|(_, other, place)| other.device == one.device && *place == at) {
             Some(known) if key(known.1) < key(one) => *known = (index, one, at),
             Some(_) => {}
             None => of_devices.push((index, one, at)),
@@ -341,7 +409,7 @@ mod tests {
     fn chosen(candidates: &[PortCandidate], names: &str, local: &str, turn: usize) -> Result<usize, VerbsError> {
         let names: Option<DeviceNames> = (!names.is_empty()).then(|| names.parse().expect("names"));
         let local = (!local.is_empty()).then(|| local.parse().expect("an address"));
-        choose(candidates, names.as_ref(), None, &ConnectionPlace { local, turn, link: None })
+        choose(candidates, names.as_ref(), None, &ConnectionPlace { local, turn, ..ConnectionPlace::default() })
     }
 
     #[test]
@@ -413,10 +481,10 @@ mod tests {
         assert_eq!(towards(LinkLayer::InfiniBand, "fec0::9"), Ok(1));
         assert_eq!(towards(LinkLayer::Ethernet, "10.0.0.9"), Ok(2));
         assert_eq!(towards(LinkLayer::Ethernet, "fe80::9"), Ok(3));
-        assert_eq!(towards(LinkLayer::Unknown, "fe80::9"), Ok(0));
+        assert_eq!(towards(LinkLayer::Unknown, "fe80::9"), Ok(0), "its LID is not zero");
         let refused = towards(LinkLayer::Ethernet, "2001:db8::9").expect_err("there is none");
         assert!(
-            refused.contains("the peer has RoCE v2 with the address 2001:db8::9, found mlx5_0:1:0 (InfiniBand, 400")
+            refused.contains("the peer has RoCE v2 with the address 2001:db8::, found mlx5_0:1:0 (InfiniBand, 400")
         );
         assert!(towards(LinkLayer::InfiniBand, "fd00::9").is_err(), "another subnet");
     }
@@ -443,6 +511,67 @@ mod tests {
         assert_eq!(at("mlx5_0", Some(5)), Ok(1));
         assert_eq!(at("mlx5_0:1:3", Some(5)), Ok(0));
         assert!(at("", Some(4)).expect_err("there is none").contains("found no address 4"));
+        let infiniband = [one("mlx5_1", 1, 0, "fe80::1", 400_001)];
+        assert_eq!(choose(&infiniband, None, Some(3), &ConnectionPlace::default()), Ok(0), "an index is of RoCE");
+        let mut pod = [one("mlx5_0", 1, 3, "10.0.0.1", 100_000), one("mlx5_1", 1, 3, "10.0.1.1", 100_000)];
+        pod[0].is_here = false;
+        assert_eq!(choose(&pod, None, Some(3), &ConnectionPlace::default()), Ok(1));
+        pod[1].is_here = false;
+        assert_eq!(choose(&pod, None, Some(3), &ConnectionPlace::default()), Ok(0), "there is no other");
+    }
+
+    #[test]
+    fn a_server_answers_with_the_card_that_is_nearest_to_the_peers() {
+        let address = |third: u8| format!("10.0.{third}.1");
+        let rails: Vec<_> = (0..4).map(|at| one(&format!("mlx5_{at}"), 1, 3, &address(at), 400_000)).collect();
+        let towards = |text: &str, turn| {
+            let gid = text.parse::<Ipv4Addr>().expect("an address").to_ipv6_mapped().octets();
+            let layer = LinkLayer::Ethernet;
+            let there = PairAddress { number: 1, packet: 1, gid, lid: 0, mtu: 5, reads_in: 1, layer };
+            choose(
+                &rails,
+                None,
+                None,
+                &ConnectionPlace { link: PeerLink::of(&there), turn, ..ConnectionPlace::default() },
+            )
+        };
+        for turn in 0..3 {
+            assert_eq!(towards("10.0.2.77", turn), Ok(2), "the rail of the peer");
+        }
+        assert_eq!((towards("10.1.0.9", 0), towards("10.1.0.9", 1)), (Ok(0), Ok(1)), "all are as far");
+        let of_host = [one("mlx5_0", 1, 3, "127.0.0.5", 400_000), one("mlx5_1", 1, 3, "127.0.0.6", 400_000)];
+        let gid = Ipv4Addr::new(127, 0, 0, 6).to_ipv6_mapped().octets();
+        let there = PairAddress { number: 1, packet: 1, gid, lid: 0, mtu: 5, reads_in: 1, layer: LinkLayer::Unknown };
+        let place = ConnectionPlace { link: PeerLink::of(&there), ..ConnectionPlace::default() };
+        assert_eq!(choose(&of_host, None, None, &place), Ok(1), "the peer's own card");
+    }
+
+    #[test]
+    fn a_layer_that_the_peer_lacks_is_not_offered_again_where_there_is_another() {
+        let host = [one("mlx5_0", 1, 0, "fe80::1", 400_001), one("mlx5_1", 1, 3, "10.0.0.1", 100_000)];
+        let without = |lacking| choose(&host, None, None, &ConnectionPlace { lacking, ..ConnectionPlace::default() });
+        assert_eq!(without(None), Ok(0));
+        assert_eq!(without(Some(LinkLayer::InfiniBand)), Ok(1));
+        assert_eq!(without(Some(LinkLayer::Ethernet)), Ok(0));
+        let alone = ConnectionPlace { lacking: Some(LinkLayer::InfiniBand), ..ConnectionPlace::default() };
+        assert_eq!(choose(&host[..1], None, None, &alone), Ok(0));
+    }
+
+    #[test]
+    fn a_list_for_other_programs_says_which_devices_there_are() {
+        let host = [
+            one("mlx5_1", 1, 3, "10.0.0.1", 25_000),
+            one("mlx5_0", 1, 0, "fe80::1", 400_001),
+            one("mlx5_2", 1, 0, "fe80::2", 400_001),
+        ];
+        let at = |names: &str, turn| {
+            let names = names.parse::<DeviceNames>().expect("names").of_others();
+            choose(&host, Some(&names), None, &ConnectionPlace { turn, ..ConnectionPlace::default() })
+        };
+        assert_eq!((at("mlx5*", 0), at("mlx5*", 1)), (Ok(1), Ok(2)), "the slow one is not used");
+        assert_eq!(at("mlx5_2,mlx5_1", 1), Ok(2));
+        assert_eq!(at("eth0", 0), Ok(1), "it names none of verbs");
+        assert_eq!(chosen(&host, "mlx5_*", "", 0), Ok(1), "and so is a pattern");
     }
 
     #[test]

@@ -17,13 +17,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
-use super::choice::{ConnectionPlace, DeviceChoice, PeerLink};
+use super::choice::{ConnectionPlace, DeviceChoice, NOT_REACHED, PeerLink, can_meet};
 use super::connection::{ConnectionParts, ControlSocket, VerbsConnection};
 use super::credits::{CreditedMessages, slots};
 use super::denials::{DENIED_FOR, Denials};
 use super::device_health::DeviceHealth;
 use super::fabric::FabricSettings;
-use super::provider::{CompletionChannel, PairAddress, ProtectionDomain, RegionAccess};
+use super::provider::{CompletionChannel, LinkLayer, PairAddress, ProtectionDomain, RegionAccess};
 use super::reasons::VerbsError;
 use super::registry::{MemoryRegistry, VerbsCounters};
 use super::staging::VerbsStaging;
@@ -33,6 +33,11 @@ use super::{ConnectionError, ConnectionSide, VerbsDevice, VerbsDevices, hardware
 
 /// Delay before a failed device is reopened.
 const REOPEN_DELAY: Duration = Duration::from_secs(2);
+
+/// No host has more cards.
+const TURNS: usize = 64;
+/// Places whose device is remembered.
+const PLACES_MAX: usize = 512;
 
 /// A handle; clones share the state.
 #[derive(Clone)]
@@ -62,8 +67,10 @@ struct OpenDevices {
     open: Vec<Arc<OpenDevice>>,
     /// The device, or its error, by the place of connections.
     found: BTreeMap<ConnectionPlace, DeviceLookup>,
-    /// The servers that connections were made to, in order: each takes the next of several equal devices.
-    servers: Vec<String>,
+    /// The connections that were begun: each takes the next of several equal devices.
+    begun: usize,
+    /// The link layers that servers have not, as they have said.
+    lacking: BTreeMap<String, LinkLayer>,
 }
 
 /// An open device, or its error and the time until which that is remembered.
@@ -92,6 +99,8 @@ impl AsRawFd for WatchedDescriptor {
 pub(crate) struct PairEndpoint {
     pub(super) parts: ConnectionParts,
     end: PairAddress,
+    /// The server that it is offered to.
+    server: Option<String>,
 }
 
 /// The answer to an offer: the connected local end, or the reason why there is none.
@@ -152,9 +161,9 @@ impl DeviceContext {
         if let Some(reason) = self.denial_reason(Some(address)).filter(|_| address.scheme == Scheme::Auto) {
             return Err(reason);
         }
-        let place = ConnectionPlace { local, turn: self.turn(address), link: None };
-        let open_device = self.open_device(&place).map_err(|fault| fault.to_string())?;
-        self.endpoint(&open_device, ConnectionSide::Connecting).map(Box::new).map_err(|error| {
+        let open_device = self.open_device(&self.place(address, local)).map_err(|fault| fault.to_string())?;
+        let made = self.endpoint(&open_device, ConnectionSide::Connecting);
+        made.map(|endpoint| Box::new(endpoint.to(address))).map_err(|error| {
             if address.scheme == Scheme::Auto {
                 self.deny(Some(address), &error.to_string());
             }
@@ -174,7 +183,8 @@ impl DeviceContext {
             HandshakeMessage::Yes(there) => there,
             HandshakeMessage::No(reason) => return Err(reason),
         };
-        let place = ConnectionPlace { local, turn: self.0.turn, link: PeerLink::of(&there) };
+        let link = PeerLink::of(&there);
+        let place = ConnectionPlace { local, turn: self.0.turn % TURNS, link, lacking: None };
         let open_device = self.open_device(&place).map_err(|fault| format!("the server: {fault}"))?;
         let made = self.endpoint(&open_device, ConnectionSide::Accepting).inspect_err(|error| {
             if scheme == Scheme::Auto {
@@ -215,6 +225,7 @@ impl DeviceContext {
         let (counters, health, is_checked) = (Arc::clone(counters), Arc::clone(&open_device.health), *is_checked);
         Ok(PairEndpoint {
             end,
+            server: None,
             parts: ConnectionParts {
                 messages,
                 local_registry,
@@ -228,15 +239,19 @@ impl DeviceContext {
         })
     }
 
-    /// Which of several equal devices connections to a server use.
-    fn turn(&self, address: &Address) -> usize {
-        let (mut open_devices, name) = (self.open_devices(), address.to_string());
-        let servers = &mut open_devices.servers;
-        let place = servers.iter().position(|known| *known == name).unwrap_or_else(|| {
-            servers.push(name);
-            servers.len() - 1
-        });
-        self.0.turn + place
+    /// The place of the next connection to a server.
+    fn place(&self, address: &Address, local: Option<IpAddr>) -> ConnectionPlace {
+        let mut open_devices = self.open_devices();
+        let turn = (self.0.turn + open_devices.begun) % TURNS;
+        open_devices.begun = (open_devices.begun + 1) % TURNS;
+        ConnectionPlace { local, turn, link: None, lacking: open_devices.lacking.get(&address.to_string()).copied() }
+    }
+
+    /// Notes a server's "no": if no port of it reaches the offered one, the next connection offers another layer.
+    pub(super) fn note_lacking(&self, endpoint: &PairEndpoint, reason: &str) {
+        if let Some(server) = endpoint.server.as_ref().filter(|_| reason.contains(NOT_REACHED)) {
+            self.open_devices().lacking.insert(server.clone(), endpoint.end.layer);
+        }
     }
 
     fn open_devices(&self) -> MutexGuard<'_, OpenDevices> {
@@ -253,6 +268,9 @@ impl DeviceContext {
         });
         if let Some(found) = open_devices.found.get(place) {
             return found.clone().map_err(|(_, fault)| fault);
+        }
+        if PLACES_MAX <= open_devices.found.len() {
+            open_devices.found.clear();
         }
         let found = self.find_device(&mut open_devices, place);
         open_devices.found.insert(*place, found.clone().map_err(|fault| (now + REOPEN_DELAY, fault)));
@@ -300,7 +318,10 @@ pub(super) fn find(
             hardware_device::open(Some(names), fabric, place)
         }
         (VerbsDevices::Best, DeviceChoice::Auto) => hardware_device::open(None, fabric, place),
-        (VerbsDevices::Best, DeviceChoice::None) => Err(VerbsError::new("verbs are switched off by NCCL_IB_DISABLE")),
+        (VerbsDevices::Best, DeviceChoice::None) => {
+            let text = "verbs are switched off by a variable of NCCL or UCX (`psbench doctor` says which)";
+            Err(VerbsError::new(text))
+        }
     }
 }
 
@@ -351,8 +372,16 @@ impl PairEndpoint {
         self.end
     }
 
+    fn to(self, server: &Address) -> Self {
+        Self { server: Some(server.to_string()), ..self }
+    }
+
     /// Connects the queue pair to the peer's. May block: the system resolves the peer's address.
     pub(super) fn join(mut self, there: &PairAddress) -> Result<Self, ConnectionError> {
+        if !can_meet(&self.end, there) {
+            let text = format!("this side offers {}, and the other side answers with {}", self.end.layer, there.layer);
+            return Err(ConnectionError::Device(text));
+        }
         self.parts.messages.work_requests.pair().connect(there)?;
         Ok(self)
     }

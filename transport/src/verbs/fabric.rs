@@ -4,6 +4,7 @@
 //! same machines. The first that is set counts.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use super::choice::{DEVICE_EXPECTED, DeviceChoice};
 
@@ -77,7 +78,7 @@ const SETTINGS: [FabricSetting; 10] = [
         variables: &[
             ("NCCL_IB_DISABLE", |text| (text != "0").then(|| "none".to_owned())),
             ("NCCL_IB_HCA", devices_of_nccl),
-            ("UCX_NET_DEVICES", |text| (text != "all").then(|| text.to_owned())),
+            ("UCX_NET_DEVICES", |text| list_of(text, |name| name.to_owned()).filter(|list| list != "all")),
         ],
         expected: DEVICE_EXPECTED,
     },
@@ -113,14 +114,14 @@ const SETTINGS: [FabricSetting; 10] = [
         variables: &[
             ("PSERVER_RDMA_PKEY", plain),
             ("NCCL_IB_PKEY", |text| Some(format!("index:{text}"))),
-            ("UCX_IB_PKEY", plain),
+            ("UCX_IB_PKEY", key_of_ucx),
         ],
         expected: "auto, a key such as 0x8001, or index: with a place in the port's table",
     },
     FabricSetting {
         name: "global",
         default: "auto",
-        variables: &[("PSERVER_RDMA_GLOBAL", plain), ("UCX_IB_IS_GLOBAL", plain)],
+        variables: &[("PSERVER_RDMA_GLOBAL", plain), ("UCX_IB_IS_GLOBAL", if_yes)],
         expected: "auto, yes or no",
     },
     FabricSetting {
@@ -174,24 +175,55 @@ impl FabricSettings {
     /// # Errors
     /// The variable that is wrong, what was found and what was expected.
     pub fn find(variable: &dyn Fn(&str) -> Option<String>) -> Result<(Self, Vec<FabricChoice>), String> {
-        let choices: Vec<FabricChoice> = SETTINGS.iter().map(|setting| setting.choice(variable)).collect();
-        let read = |name: &str| choices.iter().find(|choice| choice.setting == name).expect("it is one of them");
+        let mut choices: Vec<FabricChoice> = SETTINGS.iter().map(|setting| setting.choice(variable)).collect();
+        let all = &mut choices;
         let settings = Self {
-            device: read("device").parsed(|text| text.parse().ok())?,
-            traffic_class: read("traffic_class").number(0, 255)?,
-            service_level: read("service_level").number(0, 15)?,
-            pkey: read("pkey").unless_auto(|text| match text.strip_prefix("index:") {
-                Some(index) => index.parse().ok().map(PartitionKey::Index),
-                None => whole(text).map(PartitionKey::Value),
-            })?,
-            gid_index: read("gid_index").unless_auto(|text| whole(text).and_then(|index| u8::try_from(index).ok()))?,
-            is_global: read("global").unless_auto(truth)?,
-            timeout: read("timeout").number(1, 31)?,
-            retries: read("retries").number(0, 7)?,
-            room_retries: read("room_retries").number(0, 7)?,
-            is_relaxed: read("relaxed_ordering").parsed(truth)?,
+            device: find(all, "device", |text| text.parse().ok())?,
+            traffic_class: find(all, "traffic_class", number(0..=255))?,
+            service_level: find(all, "service_level", number(0..=15))?,
+            pkey: find(all, "pkey", unless_auto_of(key))?,
+            gid_index: find(all, "gid_index", unless_auto_of(number(0..=255)))?,
+            is_global: find(all, "global", unless_auto_of(truth))?,
+            timeout: find(all, "timeout", number(1..=31))?,
+            retries: find(all, "retries", number(0..=7))?,
+            room_retries: find(all, "room_retries", number(0..=7))?,
+            is_relaxed: find(all, "relaxed_ordering", truth)?,
+        };
+        let settings = match settings.device {
+            DeviceChoice::Named(names) => Self { device: DeviceChoice::Named(names.of_others()), ..settings },
+            _ => settings,
         };
         Ok((settings, choices))
+    }
+}
+
+/// The value of a setting. A wrong one of another program's variable is left out, and its choice says so.
+fn find<T>(choices: &mut [FabricChoice], name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+    let setting = SETTINGS.iter().find(|one| one.name == name).expect("it is a setting");
+    let choice = choices.iter_mut().find(|choice| choice.setting == name).expect("each setting has a choice");
+    if let Some(found) = parse(&choice.text) {
+        return Ok(found);
+    }
+    let wrong = format!("{}: {name} is {:?}; expected {}", choice.origin, choice.text, setting.expected);
+    if choice.origin.starts_with("PSERVER_") {
+        return Err(wrong);
+    }
+    (choice.text, choice.origin) = (setting.default.to_owned(), format!("default, without {wrong}"));
+    Ok(parse(setting.default).expect("a default is right"))
+}
+
+fn number(range: RangeInclusive<u8>) -> impl Fn(&str) -> Option<u8> {
+    move |text| u8::try_from(whole(text)?).ok().filter(|number| range.contains(number))
+}
+
+fn unless_auto_of<T>(parse: impl Fn(&str) -> Option<T>) -> impl Fn(&str) -> Option<Option<T>> {
+    move |text| if text == "auto" { Some(None) } else { parse(text).map(Some) }
+}
+
+fn key(text: &str) -> Option<PartitionKey> {
+    match text.strip_prefix("index:") {
+        Some(index) => whole(index).map(PartitionKey::Index),
+        None => whole(text).map(PartitionKey::Value),
     }
 }
 
@@ -206,29 +238,13 @@ impl FabricSetting {
     }
 }
 
-impl FabricChoice {
-    fn parsed<T>(&self, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
-        let expected = SETTINGS.iter().find(|one| one.name == self.setting).map_or("another value", |one| one.expected);
-        let Self { setting, text, origin } = self;
-        parse(text).ok_or_else(|| format!("{origin}: {setting} is {text:?}; expected {expected}"))
-    }
-
-    fn unless_auto<T>(&self, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, String> {
-        if self.text == "auto" { Ok(None) } else { self.parsed(parse).map(Some) }
-    }
-
-    fn number(&self, least: u8, most: u8) -> Result<u8, String> {
-        self.parsed(|text| u8::try_from(whole(text)?).ok().filter(|number| (least..=most).contains(number)))
-    }
-}
-
 /// A number, also of hexadecimal digits.
 fn whole(text: &str) -> Option<u16> {
     text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |digits| u16::from_str_radix(digits, 16).ok())
 }
 
 fn truth(text: &str) -> Option<bool> {
-    match text {
+    match text.to_ascii_lowercase().as_str() {
         "yes" | "y" | "on" | "1" => Some(true),
         "no" | "n" | "off" | "0" => Some(false),
         _ => None,
@@ -243,17 +259,32 @@ fn unless_auto(text: &str) -> Option<String> {
     (text != "auto").then(|| text.to_owned())
 }
 
+/// A list without its empty entries, each translated; none without any.
+fn list_of(text: &str, translate: impl Fn(&str) -> String) -> Option<String> {
+    let (sign, list) = text.strip_prefix('^').map_or(("", text), |list| ("^", list));
+    let names: Vec<String> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(translate).collect();
+    (!names.is_empty()).then(|| format!("{sign}{}", names.join(",")))
+}
+
 /// A list of NCCL, whose names are beginnings of names unless `=` is before them.
 fn devices_of_nccl(text: &str) -> Option<String> {
-    let (sign, list) = text.strip_prefix('^').map_or(("", text), |list| ("^", list));
-    if let Some(names) = list.strip_prefix('=') {
-        return Some(format!("{sign}{names}"));
+    if text.trim_start_matches('^').starts_with('=') {
+        return list_of(&text.replacen('=', "", 1), |name| name.to_owned());
     }
-    let begins = |name: &str| match name.split_once(':') {
+    list_of(text, |name| match name.split_once(':') {
         Some((device, port)) => format!("{device}*:{port}"),
         None => format!("{name}*"),
-    };
-    Some(format!("{sign}{}", list.split(',').map(begins).collect::<Vec<_>>().join(",")))
+    })
+}
+
+/// A key of UCX, which has 15 bits: a full member is meant.
+fn key_of_ucx(text: &str) -> Option<String> {
+    Some(whole(text).map_or_else(|| text.to_owned(), |key| format!("{:#06x}", key | 0x8000)))
+}
+
+/// Of UCX `n` leaves the choice.
+fn if_yes(text: &str) -> Option<String> {
+    (truth(text) != Some(false)).then(|| text.to_owned())
 }
 
 /// A number of NCCL, for which a negative one leaves the choice.
@@ -263,7 +294,7 @@ fn unless_negative(text: &str) -> Option<String> {
 
 /// Of NCCL 2 leaves the choice, of UCX `auto` and `try`.
 fn relaxed(text: &str) -> Option<String> {
-    (!matches!(text, "2" | "auto" | "try")).then(|| text.to_owned())
+    (!matches!(text.to_ascii_lowercase().as_str(), "2" | "auto" | "try")).then(|| text.to_owned())
 }
 
 /// A time of UCX such as `1000000.00us`, as the least power that is as long.
@@ -289,6 +320,10 @@ mod tests {
         let variable =
             |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, text)| (*text).to_owned());
         FabricSettings::find(&variable)
+    }
+
+    fn of_others(text: &str) -> DeviceChoice {
+        DeviceChoice::Named(text.parse::<super::super::DeviceNames>().expect("names").of_others())
     }
 
     #[test]
@@ -323,18 +358,18 @@ mod tests {
             "pkey = index:1 (from NCCL_IB_PKEY)",
         );
         check(
-            &[("UCX_IB_PKEY", "0x8001")],
+            &[("UCX_IB_PKEY", "0x0001")],
             |all| all.pkey = Some(PartitionKey::Value(0x8001)),
             "pkey = 0x8001 (from UCX_IB_PKEY)",
         );
         check(
             &[("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1")],
-            |all| all.device = "mlx5_0:1,mlx5_1".parse().expect("names"),
+            |all| all.device = of_others("mlx5_0:1,mlx5_1"),
             "device = mlx5_0:1,mlx5_1 (from NCCL_IB_HCA)",
         );
         check(
             &[("NCCL_IB_HCA", "^mlx5_bond,mlx5_4:1")],
-            |all| all.device = "^mlx5_bond*,mlx5_4*:1".parse().expect("names"),
+            |all| all.device = of_others("^mlx5_bond*,mlx5_4*:1"),
             "device = ^mlx5_bond*,mlx5_4*:1 (from NCCL_IB_HCA)",
         );
         check(
@@ -344,7 +379,7 @@ mod tests {
         );
         check(
             &[("NCCL_IB_DISABLE", "0"), ("UCX_NET_DEVICES", "mlx5_0:1")],
-            |all| all.device = "mlx5_0:1".parse().expect("names"),
+            |all| all.device = of_others("mlx5_0:1"),
             "device = mlx5_0:1 (from UCX_NET_DEVICES)",
         );
         check(&[("UCX_NET_DEVICES", "all")], |_| {}, "device = auto (from default)");
@@ -367,13 +402,40 @@ mod tests {
             let refused = found(&[(name, text)]).map(drop).expect_err("it is wrong");
             assert!(refused.starts_with(&format!("{name}: ")) && refused.contains(expected), "{refused}");
         };
-        check("NCCL_IB_TC", "256", "traffic_class is \"256\"; expected a number from 0 to 255");
-        check("NCCL_IB_SL", "x", "expected a number from 0 to 15");
+        check("PSERVER_RDMA_TRAFFIC_CLASS", "256", "traffic_class is \"256\"; expected a number from 0 to 255");
+        check("PSERVER_RDMA_SERVICE_LEVEL", "x", "expected a number from 0 to 15");
         check("PSERVER_RDMA_TIMEOUT", "0", "expected a number from 1 to 31");
-        check("UCX_RC_TIMEOUT", "long", "timeout is \"long\"");
         check("PSERVER_RDMA_GID_INDEX", "300", "expected auto, or an index from 0 to 255");
-        check("UCX_IB_PKEY", "0xfffff", "expected auto, a key such as 0x8001");
+        check("PSERVER_RDMA_PKEY", "0xfffff", "expected auto, a key such as 0x8001");
         check("PSERVER_RDMA_GLOBAL", "maybe", "expected auto, yes or no");
+    }
+
+    #[test]
+    fn a_wrong_value_of_another_programs_variable_is_left_out_and_said() {
+        let check = |name: &str, text: &str, expected: &str| {
+            let (settings, choices) = found(&[(name, text)]).expect("it is no error");
+            assert_eq!(settings, FabricSettings::default(), "{name}={text}");
+            let texts: Vec<String> = choices.iter().map(ToString::to_string).collect();
+            assert!(texts.iter().any(|one| one.contains(expected)), "{texts:?}");
+        };
+        check("NCCL_IB_TC", "1000", "traffic_class = 0 (from default, without NCCL_IB_TC: traffic_class is \"1000\"");
+        check("NCCL_IB_TIMEOUT", "0", "timeout = 14 (from default, without NCCL_IB_TIMEOUT");
+        check("UCX_RC_TIMEOUT", "long", "without UCX_RC_TIMEOUT");
+        check("UCX_RC_RETRY_COUNT", "inf", "without UCX_RC_RETRY_COUNT");
+        check("NCCL_IB_HCA", "=", "device = auto (from default)");
+        check("NCCL_IB_HCA", "mlx5 0", "without NCCL_IB_HCA");
+        check("UCX_IB_IS_GLOBAL", "n", "global = auto (from default)");
+        check("UCX_IB_PCI_RELAXED_ORDERING", "TRY", "relaxed_ordering = yes (from default)");
+    }
+
+    #[test]
+    fn lists_have_no_empty_entries() {
+        let check = |text, expected: &str| assert_eq!(devices_of_nccl(text).as_deref(), Some(expected), "{text}");
+        check("mlx5_0,", "mlx5_0*");
+        check("^mlx5_bond_0,", "^mlx5_bond_0*");
+        check("=mlx5_0,", "mlx5_0");
+        check("^=mlx5_0:1,,mlx5_1", "^mlx5_0:1,mlx5_1");
+        assert_eq!(devices_of_nccl("^,"), None);
     }
 
     #[test]

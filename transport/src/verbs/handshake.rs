@@ -146,7 +146,7 @@ impl VerbsHandshake {
         endpoint: Box<PairEndpoint>,
         (device_context, waker): (&DeviceContext, &Waker),
     ) -> Result<Option<HandshakeResult>, ConnectionError> {
-        match self.read_answer(socket, endpoint)? {
+        match self.read_answer(socket, endpoint, device_context)? {
             OfferReply::Yes(socket, endpoint, there) => {
                 let task = device_context.runtime().spawn_blocking(move || endpoint.join(&there));
                 self.poll_connecting(socket, task, waker)
@@ -160,12 +160,17 @@ impl VerbsHandshake {
         &self,
         mut socket: ControlSocket,
         endpoint: Box<PairEndpoint>,
+        device_context: &DeviceContext,
     ) -> Result<OfferReply, ConnectionError> {
         let bytes = std::mem::take(socket.bytes());
         // More bytes, or the end, may already be there.
         socket.socket_woken();
         if HandshakeMessage::begins(&bytes) {
-            return match HandshakeMessage::decode(&bytes).map_err(ConnectionError::Broken)? {
+            let answer = HandshakeMessage::decode(&bytes).map_err(ConnectionError::Broken)?;
+            if let HandshakeMessage::No(reason) = &answer {
+                device_context.note_lacking(&endpoint, reason);
+            }
+            return match answer {
                 HandshakeMessage::Yes(there) => Ok(OfferReply::Yes(socket, endpoint, there)),
                 HandshakeMessage::No(reason) if self.requires_verbs => Err(ConnectionError::Device(reason)),
                 HandshakeMessage::No(reason) => Ok(OfferReply::No(socket.into_stream(), Vec::new(), reason)),

@@ -101,7 +101,9 @@ pub(super) fn open(
     fabric: &FabricSettings,
     place: &ConnectionPlace,
 ) -> Result<VerbsDevice, VerbsError> {
-    let FoundPorts { candidates, mut ports, mut unusable } = ports()?;
+    let mut found = ports()?;
+    found.keep_partition(fabric);
+    let FoundPorts { candidates, mut ports, mut unusable } = found;
     if candidates.is_empty() {
         unusable.extend(other_fabric(Path::new("/sys")).map(str::to_owned));
         if !unusable.is_empty() {
@@ -155,7 +157,8 @@ impl RdmaDevice for HardwareDevice {
         let channel = checked::channel(port.handle.verbs, port.handle.context)?;
         let events = port.handle.descriptor().try_clone_to_owned();
         let events = events.map_err(|error| VerbsError::new(format!("watching a device's events: {error}")))?;
-        let next_event = AtomicU64::new(port.handle.next_event());
+        // Events before now are no reason to end connections that are to come.
+        let next_event = AtomicU64::new(port.handle.events_from(u64::MAX)?.1);
         let completion_channel = HardwareChannel { channel, events, next_event, port };
         let nonblocking = rustix::io::ioctl_fionbio(completion_channel.descriptor(), true);
         nonblocking.map_err(|error| VerbsError::new(format!("a completion channel that does not block: {error}")))?;

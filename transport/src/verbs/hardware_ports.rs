@@ -101,6 +101,8 @@ pub(super) fn ports() -> Result<FoundPorts, VerbsError> {
     drop(open);
     for (name, handle) in listed {
         if let Err(fault) = handle.add_ports(&name, &mut found) {
+            // The next search opens it anew.
+            handle.has_failed.store(true, Ordering::Relaxed);
             found.unusable.push(format!("{name}: {fault}"));
         }
     }
@@ -127,6 +129,25 @@ pub(super) fn other_fabric(sysfs: &Path) -> Option<&'static str> {
     sysfs.join("class/cxi").exists().then_some("Slingshot (cxi) has no verbs, but libfabric; expected TCP")
 }
 
+impl FoundPorts {
+    /// Leaves out ports of InfiniBand that are not in the partition of these settings.
+    pub(super) fn keep_partition(&mut self, fabric: &FabricSettings) {
+        if fabric.pkey.is_none() {
+            return;
+        }
+        let (candidates, ports) = (std::mem::take(&mut self.candidates), std::mem::take(&mut self.ports));
+        for (candidate, mut port) in candidates.into_iter().zip(ports) {
+            match port.use_settings(fabric) {
+                Ok(()) => {
+                    self.candidates.push(candidate);
+                    self.ports.push(port);
+                }
+                Err(fault) => self.unusable.push(fault.to_string()),
+            }
+        }
+    }
+}
+
 impl OpenCards {
     /// Forgets the devices of the process that this one was forked from, which that one closes.
     fn begin(&mut self) {
@@ -138,7 +159,10 @@ impl OpenCards {
 
     /// The device, opened unless it is open and well.
     fn handle(&self, verbs: &'static Verbs, device: &ListedDevice) -> Result<Arc<DeviceHandle>, VerbsError> {
-        let known = self.by_name.get(&device.name).filter(|handle| !handle.has_failed.load(Ordering::Relaxed));
+        let known = self.by_name.get(&device.name).filter(|handle| {
+            // A device that nobody watches may have failed since it was opened.
+            handle.events_from(u64::MAX).is_ok() && !handle.has_failed.load(Ordering::Relaxed)
+        });
         if let Some(handle) = known {
             return Ok(Arc::clone(handle));
         }
@@ -159,18 +183,14 @@ impl DeviceHandle {
         unsafe { BorrowedFd::borrow_raw(checked::events(self.context)) }
     }
 
-    /// The number of the next event.
-    pub(super) fn next_event(&self) -> u64 {
-        let log = self.log();
-        log.first + log.kept.len() as u64
-    }
-
-    /// The asynchronous events from this number on, and the number of the next.
+    /// The asynchronous events that queue pairs may not survive, from this number on, and the number of the next.
     pub(super) fn events_from(&self, number: u64) -> Result<(Vec<(ibv_event_type, i32)>, u64), VerbsError> {
         let mut log = self.log();
         while let Some(event) = checked::event(self.verbs, self.context)? {
-            if event.0 == IBV_EVENT_DEVICE_FATAL {
-                self.has_failed.store(true, Ordering::Relaxed);
+            match event.0 {
+                IBV_EVENT_DEVICE_FATAL => self.has_failed.store(true, Ordering::Relaxed),
+                IBV_EVENT_PORT_ERR => {}
+                _ => continue,
             }
             if log.kept.len() == EVENTS_KEPT {
                 log.kept.pop_front();
@@ -275,7 +295,11 @@ impl DevicePort {
     /// When the port is not in the partition that they name.
     pub(super) fn use_settings(&mut self, fabric: &FabricSettings) -> Result<(), VerbsError> {
         self.fabric = fabric.clone();
-        self.is_global = self.attributes.layer == LinkLayer::Ethernet || fabric.is_global.unwrap_or(self.is_global);
+        if self.attributes.layer == LinkLayer::Ethernet {
+            // It has one partition.
+            return Ok(());
+        }
+        self.is_global = fabric.is_global.unwrap_or(self.is_global);
         let keys = partition_keys(&self.handle.sysfs, self.number);
         self.pkey_index = pkey_index(&keys, fabric.pkey).map_err(|text| {
             let name = &self.attributes.name;
@@ -332,6 +356,8 @@ fn speed(port: &ibv_port_attr) -> u32 {
         32 => 25_000,
         64 => 50_000,
         128 => 100_000,
+        // Not said.
+        0 => 2_500,
         // A speed that these attributes have no number for is a newer one.
         _ => 200_000,
     };
@@ -399,7 +425,8 @@ mod tests {
         check(32, 1, 25_000);
         check(4, 2, 40_000);
         check(1, 8, 30_000);
-        check(0, 2, 800_000);
+        check(0, 2, 10_000);
+        check(255, 2, 800_000);
     }
 
     #[test]

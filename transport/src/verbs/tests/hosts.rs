@@ -146,9 +146,12 @@ fn hosts_with_variables() -> Vec<Host> {
         Host::new("a DGX with NCCL's list", &[&dgx], "mlx5_4:1:0").with("NCCL_IB_HCA", "=mlx5_4,mlx5_5"),
         Host::new("a DGX without NCCL's list", &[&dgx], "mlx5_3:1:0").with("NCCL_IB_HCA", "^mlx5_0,mlx5_1"),
         Host::new("a list beside NCCL's", &[&dgx], "mlx5_6:1:0").with("NCCL_IB_HCA", "=mlx5_4").at("mlx5_6", "", 0),
-        Host::new("a DGX without NCCL's verbs", &[&dgx], "off by NCCL_IB_DISABLE").with("NCCL_IB_DISABLE", "1"),
-        Host::new("a pod with an index", &[&pod], "mlx5_2:1:3").with("NCCL_IB_GID_INDEX", "3"),
-        Host::new("a host without that index", &[&dgx], "found no address 9").with("UCX_IB_GID_INDEX", "9"),
+        Host::new("a DGX without NCCL's verbs", &[&dgx], "off by a variable of NCCL").with("NCCL_IB_DISABLE", "1"),
+        Host::new("a pod with an index", &[&pod], "mlx5_2:1:5").with("NCCL_IB_GID_INDEX", "5"),
+        Host::new("a host whose index is of RoCE", &[&dgx], "mlx5_0:1:0").with("NCCL_IB_GID_INDEX", "3"),
+        Host::new("a card without that index", &[&pod], "found no address 9").with("UCX_IB_GID_INDEX", "9"),
+        Host::new("a DGX with a prefix", &[&dgx], "mlx5_0:1:0").with("NCCL_IB_HCA", "mlx5"),
+        Host::new("a DGX with UCX over TCP", &[&dgx], "mlx5_0:1:0").with("UCX_NET_DEVICES", "eth0"),
     ]
 }
 
@@ -208,7 +211,7 @@ fn asked() -> Option<(VerbsDevices, ConnectionPlace)> {
     let choice: DeviceChoice = words.next()?.parse().expect("it is a choice");
     let turn = words.next()?.parse().expect("it is a number");
     let local = words.next().filter(|text| !text.is_empty()).map(|text| text.parse().expect("it is an address"));
-    Some((VerbsDevices::from(&choice), ConnectionPlace { local, turn, link: None }))
+    Some((VerbsDevices::from(&choice), ConnectionPlace { local, turn, ..ConnectionPlace::default() }))
 }
 
 #[test]
