@@ -300,23 +300,18 @@ impl fmt::Display for PortCandidate {
     }
 }
 
-/// The index of the candidate for a connection. The first of equals of a device wins, and devices that are equal are
-/// taken in turn.
-///
-/// # Errors
-/// No candidate, or none that is named, or that reaches the peer; the text lists the candidates.
-pub(super) fn choose(
-    candidates: &[PortCandidate],
+/// A candidate with its index, and its place in the list of names.
+type PlacedCandidate<'a> = (usize, &'a PortCandidate, usize);
+
+/// The candidates that are named, have the index that is asked for, and are of this network namespace.
+fn usable<'a>(
+    candidates: &'a [PortCandidate],
     names: Option<&DeviceNames>,
     gid_index: Option<u8>,
-    place: &ConnectionPlace,
-) -> Result<usize, VerbsError> {
-    let listed = || candidates.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    if candidates.is_empty() {
-        return Err(VerbsError::no_device("none has an active port"));
-    }
+    listed: &dyn Fn() -> String,
+) -> Result<Vec<PlacedCandidate<'a>>, VerbsError> {
     let all = || candidates.iter().enumerate().map(|(index, one)| (index, one, 0)).collect::<Vec<_>>();
-    let meant: Vec<(usize, &PortCandidate, usize)> = candidates
+    let meant: Vec<PlacedCandidate<'_>> = candidates
         .iter()
         .enumerate()
         .filter_map(|(index, one)| Some((index, one, names.map_or(Some(0), |names| names.place(one))?)))
@@ -349,6 +344,25 @@ pub(super) fn choose(
         let text = "which are addresses of other network namespaces; expected one of this, or a GID index";
         return Err(VerbsError::no_device(format!("found {}, {text}", listed())));
     }
+    Ok(usable)
+}
+
+/// The index of the candidate for a connection. The first of equals of a device wins, and devices that are equal are
+/// taken in turn.
+///
+/// # Errors
+/// No candidate, or none that is named, or that reaches the peer; the text lists the candidates.
+pub(super) fn choose(
+    candidates: &[PortCandidate],
+    names: Option<&DeviceNames>,
+    gid_index: Option<u8>,
+    place: &ConnectionPlace,
+) -> Result<usize, VerbsError> {
+    let listed = || candidates.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if candidates.is_empty() {
+        return Err(VerbsError::no_device("none has an active port"));
+    }
+    let usable = usable(candidates, names, gid_index, &listed)?;
     let mut reaching: Vec<_> =
         usable.into_iter().filter(|(_, one, _)| place.link.is_none_or(|link| link.reaches(one))).collect();
     if reaching.iter().any(|(_, one, _)| Some(one.layer) != place.lacking) {
@@ -367,7 +381,7 @@ pub(super) fn choose(
         (is_fast(one), is_own, one.rank(), one.is_near, nearness, one.speed)
     };
     // Of each device the best address. The first of equals, hence the reversed order.
-    let mut of_devices: Vec<(usize, &PortCandidate, usize)> = Vec::new();
+    let mut of_devices: Vec<PlacedCandidate<'_>> = Vec::new();
     for (index, one, at) in reaching {
         match of_devices.iter_mut().find(|(_, other, place)| other.device == one.device && *place == at) {
             Some(known) if key(known.1) < key(one) => *known = (index, one, at),
