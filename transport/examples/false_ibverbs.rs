@@ -11,7 +11,7 @@
 //!
 //! `PSERVER_FALSE_IBVERBS_LOG` names a file that gets a line for each device that is opened or closed.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::io::{Read, Write};
 use std::mem::ManuallyDrop;
 use std::net::IpAddr;
@@ -145,13 +145,16 @@ fn number<T: std::str::FromStr>(text: &str) -> T {
 
 fn write(into: &mut [c_char], text: &str) {
     let text = CString::new(text).expect("it has no zeros");
-    into.iter_mut().zip(text.as_bytes_with_nul()).for_each(|(into, byte)| *into = byte.cast_signed());
+    let length = text.as_bytes_with_nul().len();
+    assert!(length <= into.len(), "{text:?} is too long");
+    // SAFETY: both have room for so many letters, and are not the same memory.
+    unsafe { ptr::copy_nonoverlapping(text.as_ptr(), into.as_mut_ptr(), length) };
 }
 
 fn log(what: &str, device: &FalseDevice) {
     let Ok(path) = env::var("PSERVER_FALSE_IBVERBS_LOG") else { return };
-    let name = device.of_list.name.iter().map(|letter| letter.cast_unsigned()).take_while(|byte| *byte != 0);
-    let name = String::from_utf8(name.collect()).expect("a name");
+    // SAFETY: `write` has put an end behind the name.
+    let name = unsafe { CStr::from_ptr(device.of_list.name.as_ptr()) }.to_string_lossy();
     let mut file = fs::File::options().append(true).create(true).open(path).expect("the log can be written");
     writeln!(file, "{what} {name}").expect("the log can be written");
 }
