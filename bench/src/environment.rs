@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use pserver_transport::verbs::{FabricChoice, FabricSettings};
 use serde_json::{Map, Value, json};
 
 /// The description of the machine above every result.
@@ -53,9 +54,15 @@ pub(crate) fn memory_bytes() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
 }
 
-/// The settings of the fabric that this process's environment has; wrong ones are refused by the servers and clients.
-pub(crate) fn fabric() -> pserver_transport::verbs::FabricSettings {
-    pserver_transport::verbs::FabricSettings::find(&|name| std::env::var(name).ok())
-        .map(|(fabric, _)| fabric)
-        .unwrap_or_default()
+/// The settings of the fabric that this process's environment has, and their sources.
+///
+/// # Errors
+/// The variable that is wrong.
+pub(crate) fn fabric_settings() -> Result<(FabricSettings, Vec<FabricChoice>), String> {
+    FabricSettings::find(&|name| std::env::var(name).ok())
+}
+
+/// The same without their sources; wrong ones are refused by the servers and clients.
+pub(crate) fn fabric() -> FabricSettings {
+    fabric_settings().map(|(fabric, _)| fabric).unwrap_or_default()
 }

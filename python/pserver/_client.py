@@ -537,7 +537,8 @@ class Client:
         ``replicas`` are on other devices, without a stream: a gradient is the sum of all, and a value is written to
         all."""
         self._raw.register(array, list(replicas), _stream(stream))
-        self._streams.append(stream)
+        if stream is not None:
+            self._streams.append(stream)
 
     def unregister(self, array: Array) -> None:
         """Ends :meth:`register` of an array, and of its replicas."""

@@ -201,7 +201,7 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     log("open", listed(device));
     let (events, other) = UnixStream::pair().expect("descriptors are left");
-    // Nobody writes there, and it stays open.
+    // The other end is never written to, and it stays open.
     let _ = other.into_raw_fd();
     let context = ibv_context { device, async_fd: events.into_raw_fd(), ..ibv_context::default() };
     Box::leak(Box::new(context))

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
-use pserver_transport::verbs::{DeviceChoice, FabricChoice, FabricSettings, VerbsDevice, VerbsDevices};
+use pserver_transport::verbs::{DeviceChoice, FabricChoice, VerbsDevice, VerbsDevices};
 use serde_json::json;
 
-use crate::environment::memory_bytes;
+use crate::environment::{fabric_settings, memory_bytes};
 use crate::report::{Column, Outcome, Report, plain};
 
 /// The options of `psbench doctor`.
@@ -179,7 +179,7 @@ fn rdma() -> Vec<Diagnosis> {
 /// verbs would use, and the support for memory of accelerators.
 fn verbs() -> Vec<Diagnosis> {
     let fix = "docs/LAUNCH.md#rdma-devices has its variables";
-    let (fabric, choices) = match FabricSettings::find(&|name| std::env::var(name).ok()) {
+    let (fabric, choices) = match fabric_settings() {
         Ok(found) => found,
         Err(reason) => return vec![finding("RDMA settings", "bad", reason, fix)],
     };

@@ -1,6 +1,6 @@
 //! Updates that are submitted together.
 //!
-//! Those at the front of the queue whose memory is pinned, and whose gradients fit, share a bank: one call copies all
+//! Updates at the front of the queue whose memory is pinned, and whose gradients fit, share a bank: one call copies all
 //! their gradients, one copies all their parameters back, and each event stands for all of them. A call takes 1 to 3 us
 //! of the host, and the link pauses between the copies of two calls.
 

@@ -77,7 +77,7 @@ class Follower:
 
     def _fetch(self) -> "Fetched | None":
         """A whole version, into memory of its own, unless the model has it."""
-        # The values of the last fetch may still be installed.
+        # The last fetch may not be installed yet: memory of two takes turns.
         self._fetches += 1
         for attempt in range(ATTEMPTS):
             versions = {one.name: one.version for one in self.client.parameters()}

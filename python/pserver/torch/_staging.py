@@ -70,28 +70,29 @@ class Block:
         self.copies = OVER
         """The copies that began last."""
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in kinds]
-        starts, end, packed_bytes = [0] * len(sizes), 0, 0
+        spans = [(0, 0)] * len(sizes)
+        end = 0
         for at in sorted(range(len(sizes)), key=lambda at: sizes[at] > PACKED_BYTES_MAX):
-            starts[at] = end
-            end += -(-sizes[at] // ALIGNMENT) * ALIGNMENT
-            packed_bytes = end if sizes[at] <= PACKED_BYTES_MAX else packed_bytes
+            spans[at] = (end, end + -(-sizes[at] // ALIGNMENT) * ALIGNMENT)
+            end = spans[at][1]
+        is_packed = not is_here(torch.empty(0, device=device))
+        packed = [at for at, size in enumerate(sizes) if is_packed and size <= PACKED_BYTES_MAX]
+        self._spans = {at: spans[at] for at in packed}
 
         def views(whole: torch.Tensor) -> list[torch.Tensor]:
             """The tensors that lie there entirely."""
-            pieces = [(start, start + size, *kind) for start, size, kind in zip(starts, sizes, kinds)]
+            pieces = [(start, start + size, *kind) for (start, _), size, kind in zip(spans, sizes, kinds)]
             return [whole[a:b].view(dtype).view(shape) for a, b, shape, dtype in pieces if b <= len(whole)]
 
         is_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._whole = torch.empty(end, dtype=torch.uint8, device="cpu", pin_memory=is_cuda)
         self.tensors = views(self._whole)
-        packs = packed_bytes > 0 and not is_here(torch.empty(0, device=device))
         with self._behind_others([]):
             # The memory is the stream's, which is done with it before it is another tensor's.
-            self._there = torch.empty(packed_bytes if packs else 0, dtype=torch.uint8, device=device)
-        packed = [at for at, size in enumerate(sizes) if packs and size <= PACKED_BYTES_MAX]
-        self._packed = dict(zip(packed, views(self._there))) if packs else {}
-        self._spans = {at: (starts[at], starts[at] + -(-sizes[at] // ALIGNMENT) * ALIGNMENT) for at in packed}
+            packed_bytes = max((end for _, end in self._spans.values()), default=0)
+            self._there = torch.empty(packed_bytes, dtype=torch.uint8, device=device)
+        self._packed = dict(zip(packed, views(self._there)))
 
     def bring(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """Begins to copy tensors of the device into places of the block, behind what computes them. Their elements get

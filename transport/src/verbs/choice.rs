@@ -7,7 +7,7 @@
 //! shards of a server and the connections of a trainer.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 use std::str::FromStr;
 
 use super::VerbsDevices;
@@ -206,8 +206,8 @@ impl PeerLink {
     pub(super) fn of(there: &PairAddress) -> Option<Self> {
         let layer = layer_of(there)?;
         let address = IpAddr::V6(Ipv6Addr::from(there.gid)).to_canonical();
-        let is_of_this_host = layer == LinkLayer::Ethernet && UdpSocket::bind((address, 0)).is_ok();
-        Some(Self { layer, address: if is_of_this_host { address } else { net(address) } })
+        let is_own = layer == LinkLayer::Ethernet && is_of_this_host((address, 0));
+        Some(Self { layer, address: if is_own { address } else { net(address) } })
     }
 
     /// How near a port is: with the peer's own address, or by the bits that its address begins with like the peer's.
@@ -224,7 +224,7 @@ impl PeerLink {
     fn reaches(&self, candidate: &PortCandidate) -> bool {
         self.layer == candidate.layer
             && match self.layer {
-                LinkLayer::InfiniBand => subnet(self.address) == subnet(candidate.address),
+                LinkLayer::InfiniBand => net(self.address) == net(candidate.address),
                 _ => kind(self.address) == kind(candidate.address),
             }
     }
@@ -251,7 +251,12 @@ pub(super) fn can_meet(here: &PairAddress, there: &PairAddress) -> bool {
     layer_of(here).zip(layer_of(there)).is_none_or(|(one, other)| one == other)
 }
 
-/// The beginning of an address: 24 bits, or 64.
+/// Whether an address is one of this host, as its network namespace has them: then a socket can have it.
+pub(super) fn is_of_this_host(address: impl ToSocketAddrs) -> bool {
+    UdpSocket::bind(address).is_ok()
+}
+
+/// The beginning of an address: 24 bits, or 64, which of InfiniBand are the subnet.
 fn net(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(address) => IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & !0xff)),
@@ -259,14 +264,8 @@ fn net(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The subnet of an InfiniBand address.
-fn subnet(address: IpAddr) -> Option<[u8; 8]> {
-    let IpAddr::V6(address) = address else { return None };
-    address.octets()[..8].try_into().ok()
-}
-
 /// How far an address of RoCE version 2 reaches, and by which protocol: none of one kind reaches one of another.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum AddressReach {
     LinkLocal,
     V6,
@@ -310,16 +309,14 @@ fn usable<'a>(
     gid_index: Option<u8>,
     listed: &dyn Fn() -> String,
 ) -> Result<Vec<PlacedCandidate<'a>>, VerbsError> {
-    let all = || candidates.iter().enumerate().map(|(index, one)| (index, one, 0)).collect::<Vec<_>>();
+    // A list for other programs that names none of these devices leaves the choice.
+    let is_free = |names: &DeviceNames| names.is_of_others && !candidates.iter().any(|one| names.place(one).is_some());
+    let names = names.filter(|names| !is_free(names));
     let meant: Vec<PlacedCandidate<'_>> = candidates
         .iter()
         .enumerate()
         .filter_map(|(index, one)| Some((index, one, names.map_or(Some(0), |names| names.place(one))?)))
         .collect();
-    let meant = match names {
-        Some(names) if names.is_of_others && meant.is_empty() => all(),
-        _ => meant,
-    };
     if let (true, Some(names)) = (meant.is_empty(), names) {
         return Err(VerbsError::no_device(format!("expected one of {}, found no {names}", listed())));
     }
@@ -380,7 +377,7 @@ pub(super) fn choose(
         let nearness = place.link.map_or(0, |link| link.nearness(one));
         (is_fast(one), is_own, one.rank(), one.is_near, nearness, one.speed)
     };
-    // Of each device the best address. The first of equals, hence the reversed order.
+    // Of each device the best address, of equals the first.
     let mut of_devices: Vec<PlacedCandidate<'_>> = Vec::new();
     for (index, one, at) in reaching {
         match of_devices.iter_mut().find(|(_, other, place)| other.device == one.device && *place == at) {

@@ -78,7 +78,7 @@ const SETTINGS: [FabricSetting; 10] = [
         variables: &[
             ("NCCL_IB_DISABLE", |text| (text != "0").then(|| "none".to_owned())),
             ("NCCL_IB_HCA", devices_of_nccl),
-            ("UCX_NET_DEVICES", |text| list_of(text, |name| name.to_owned()).filter(|list| list != "all")),
+            ("UCX_NET_DEVICES", |text| list_of(text, str::to_owned).filter(|list| list != "all")),
         ],
         expected: DEVICE_EXPECTED,
     },
@@ -162,11 +162,11 @@ impl Default for FabricSettings {
 
 /// Every variable of ours.
 pub fn fabric_variables() -> impl Iterator<Item = &'static str> {
-    SETTINGS
-        .iter()
-        .flat_map(|setting| setting.variables)
-        .map(|(name, _)| *name)
-        .filter(|name| name.starts_with("PSERVER_"))
+    SETTINGS.iter().flat_map(|setting| setting.variables).map(|(name, _)| *name).filter(|name| is_ours(name))
+}
+
+fn is_ours(variable: &str) -> bool {
+    variable.starts_with("PSERVER_")
 }
 
 impl FabricSettings {
@@ -178,7 +178,7 @@ impl FabricSettings {
         let mut choices: Vec<FabricChoice> = SETTINGS.iter().map(|setting| setting.choice(variable)).collect();
         let all = &mut choices;
         let settings = Self {
-            device: find(all, "device", |text| text.parse().ok())?,
+            device: find(all, "device", device_of_others)?,
             traffic_class: find(all, "traffic_class", number(0..=255))?,
             service_level: find(all, "service_level", number(0..=15))?,
             pkey: find(all, "pkey", unless_auto_of(key))?,
@@ -188,10 +188,6 @@ impl FabricSettings {
             retries: find(all, "retries", number(0..=7))?,
             room_retries: find(all, "room_retries", number(0..=7))?,
             is_relaxed: find(all, "relaxed_ordering", truth)?,
-        };
-        let settings = match settings.device {
-            DeviceChoice::Named(names) => Self { device: DeviceChoice::Named(names.of_others()), ..settings },
-            _ => settings,
         };
         Ok((settings, choices))
     }
@@ -205,11 +201,19 @@ fn find<T>(choices: &mut [FabricChoice], name: &str, parse: impl Fn(&str) -> Opt
         return Ok(found);
     }
     let wrong = format!("{}: {name} is {:?}; expected {}", choice.origin, choice.text, setting.expected);
-    if choice.origin.starts_with("PSERVER_") {
+    if is_ours(&choice.origin) {
         return Err(wrong);
     }
     (choice.text, choice.origin) = (setting.default.to_owned(), format!("default, without {wrong}"));
     Ok(parse(setting.default).expect("a default is right"))
+}
+
+/// The devices of a variable of other programs.
+fn device_of_others(text: &str) -> Option<DeviceChoice> {
+    match text.parse().ok()? {
+        DeviceChoice::Named(names) => Some(DeviceChoice::Named(names.of_others())),
+        choice => Some(choice),
+    }
 }
 
 fn number(range: RangeInclusive<u8>) -> impl Fn(&str) -> Option<u8> {
@@ -269,7 +273,7 @@ fn list_of(text: &str, translate: impl Fn(&str) -> String) -> Option<String> {
 /// A list of NCCL, whose names are beginnings of names unless `=` is before them.
 fn devices_of_nccl(text: &str) -> Option<String> {
     if text.trim_start_matches('^').starts_with('=') {
-        return list_of(&text.replacen('=', "", 1), |name| name.to_owned());
+        return list_of(&text.replacen('=', "", 1), str::to_owned);
     }
     list_of(text, |name| match name.split_once(':') {
         Some((device, port)) => format!("{device}*:{port}"),

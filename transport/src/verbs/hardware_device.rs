@@ -101,17 +101,14 @@ pub(super) fn open(
     fabric: &FabricSettings,
     place: &ConnectionPlace,
 ) -> Result<VerbsDevice, VerbsError> {
-    let mut found = ports()?;
-    found.keep_partition(fabric);
-    let FoundPorts { candidates, mut ports, mut unusable } = found;
+    let FoundPorts { candidates, mut ports, mut unusable } = ports(fabric)?;
     if candidates.is_empty() {
         unusable.extend(other_fabric(Path::new("/sys")).map(str::to_owned));
         if !unusable.is_empty() {
             return Err(VerbsError::no_device(unusable.join("; ")));
         }
     }
-    let mut port = ports.swap_remove(choose(&candidates, names, fabric.gid_index, place)?);
-    port.use_settings(fabric)?;
+    let port = ports.swap_remove(choose(&candidates, names, fabric.gid_index, place)?);
     let card = HardwareDevice(Arc::new(port));
     card.try_memory()?;
     Ok(VerbsDevice(Arc::new(card)))

@@ -1,7 +1,7 @@
 //! RDMA devices of this machine, each opened once a process, and their active ports.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pserver_core::limits::CHUNK_BYTES_MAX;
 
 use super::checked::{self, ContextPointer, ListedDevice, leave, library};
-use super::choice::PortCandidate;
+use super::choice::{PortCandidate, is_of_this_host};
 use super::fabric::{FabricSettings, PartitionKey};
 use super::locked_memory::memory_limit;
 use super::processors;
@@ -58,6 +58,15 @@ pub(super) struct DevicePort {
     pub(super) message_max: u32,
 }
 
+/// An active port, of which each GID is a port to choose from.
+struct ActivePort<'a> {
+    number: u8,
+    attributes: ibv_port_attr,
+    pkey_index: u16,
+    is_near: bool,
+    fabric: &'a FabricSettings,
+}
+
 /// Ports that may be chosen, and the devices and ports that may not, each with the reason.
 #[derive(Default)]
 pub(super) struct FoundPorts {
@@ -79,8 +88,9 @@ unsafe impl Sync for DeviceHandle {}
 
 static OPEN: Mutex<OpenCards> = Mutex::new(OpenCards { process: 0, by_name: BTreeMap::new() });
 
-/// Every active port with each of its GIDs.
-pub(super) fn ports() -> Result<FoundPorts, VerbsError> {
+/// Every active port with each of its GIDs. Ports of InfiniBand that are not in the partition of these settings are
+/// unusable.
+pub(super) fn ports(fabric: &FabricSettings) -> Result<FoundPorts, VerbsError> {
     let verbs = library()?;
     let mut found = FoundPorts::default();
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +110,7 @@ pub(super) fn ports() -> Result<FoundPorts, VerbsError> {
     open.by_name = listed.iter().cloned().collect();
     drop(open);
     for (name, handle) in listed {
-        if let Err(fault) = handle.add_ports(&name, &mut found) {
+        if let Err(fault) = handle.add_ports(&name, fabric, &mut found) {
             // The next search opens it anew.
             handle.has_failed.store(true, Ordering::Relaxed);
             found.unusable.push(format!("{name}: {fault}"));
@@ -127,25 +137,6 @@ fn why_unusable(name: &str, transport: ibv_transport_type) -> Option<&'static st
 /// The fabric of a machine without a device of verbs, and the remedy: Slingshot has none.
 pub(super) fn other_fabric(sysfs: &Path) -> Option<&'static str> {
     sysfs.join("class/cxi").exists().then_some("Slingshot (cxi) has no verbs, but libfabric; expected TCP")
-}
-
-impl FoundPorts {
-    /// Leaves out ports of InfiniBand that are not in the partition of these settings.
-    pub(super) fn keep_partition(&mut self, fabric: &FabricSettings) {
-        if fabric.pkey.is_none() {
-            return;
-        }
-        let (candidates, ports) = (std::mem::take(&mut self.candidates), std::mem::take(&mut self.ports));
-        for (candidate, mut port) in candidates.into_iter().zip(ports) {
-            match port.use_settings(fabric) {
-                Ok(()) => {
-                    self.candidates.push(candidate);
-                    self.ports.push(port);
-                }
-                Err(fault) => self.unusable.push(fault.to_string()),
-            }
-        }
-    }
 }
 
 impl OpenCards {
@@ -207,7 +198,12 @@ impl DeviceHandle {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_ports(self: &Arc<Self>, name: &str, found: &mut FoundPorts) -> Result<(), VerbsError> {
+    fn add_ports(
+        self: &Arc<Self>,
+        name: &str,
+        fabric: &FabricSettings,
+        found: &mut FoundPorts,
+    ) -> Result<(), VerbsError> {
         let Self { verbs, context, .. } = **self;
         let limits = checked::limits(verbs, context)?;
         let is_near = processors::is_near(&self.sysfs);
@@ -217,11 +213,22 @@ impl DeviceHandle {
                 found.unusable.push(format!("{name}:{number} is not active (state {})", port.state));
                 continue;
             }
+            let pkey_index = match u32::from(port.link_layer) {
+                // It has one partition.
+                IBV_LINK_LAYER_ETHERNET => Ok(0),
+                _ => pkey_index(partition_keys(&self.sysfs, number), fabric.pkey),
+            };
+            let pkey_index = match pkey_index {
+                Ok(index) => index,
+                Err(reason) => {
+                    found.unusable.push(format!("{name}:{number}: {reason}"));
+                    continue;
+                }
+            };
             let gids = checked::gids(verbs, context, number, &port, &self.sysfs)?;
-            let usable = gids.iter().filter_map(|gid| DevicePort::new(self, name, &limits, (number, &port), gid));
+            let port = ActivePort { number, attributes: port, pkey_index, is_near, fabric };
             let before = found.candidates.len();
-            for (mut candidate, port) in usable {
-                candidate.is_near = is_near;
+            for (candidate, port) in gids.iter().filter_map(|gid| DevicePort::new(self, name, &limits, &port, gid)) {
                 found.candidates.push(candidate);
                 found.ports.push(port);
             }
@@ -245,9 +252,10 @@ impl DevicePort {
         handle: &Arc<DeviceHandle>,
         name: &str,
         limits: &ibv_device_attr,
-        (number, port): (u8, &ibv_port_attr),
+        active: &ActivePort<'_>,
         entry: &ibv_gid_entry,
     ) -> Option<(PortCandidate, Self)> {
+        let ActivePort { number, attributes: ref port, pkey_index, is_near, fabric } = *active;
         // SAFETY: a GID is sixteen bytes in either form.
         let gid = unsafe { entry.gid.raw };
         let address = Ipv6Addr::from(gid);
@@ -270,7 +278,10 @@ impl DevicePort {
             reads_in: reads(limits.max_qp_rd_atom),
             is_limited: memory_limit().is_some(),
         };
-        let is_global = layer == LinkLayer::Ethernet || port.flags & GLOBAL_REQUIRED != 0;
+        let is_global = match layer {
+            LinkLayer::InfiniBand => fabric.is_global.unwrap_or(port.flags & GLOBAL_REQUIRED != 0),
+            _ => true,
+        };
         let queue_max = u32::try_from(limits.max_qp_wr.min(limits.max_cqe)).unwrap_or(0);
         let message_max = port.max_msg_sz.clamp(MESSAGE_LEAST, CHUNK_BYTES_MAX);
         let candidate = PortCandidate {
@@ -280,32 +291,13 @@ impl DevicePort {
             address,
             layer,
             speed,
-            is_near: false,
+            is_near,
             is_here: layer == LinkLayer::InfiniBand || is_of_this_namespace(address, entry.ndev_ifindex),
         };
-        let (handle, fabric, pkey_index) = (Arc::clone(handle), FabricSettings::default(), 0);
+        let (handle, fabric) = (Arc::clone(handle), fabric.clone());
         let port =
             Self { handle, attributes, number, gid_index, is_global, pkey_index, fabric, queue_max, message_max };
         Some((candidate, port))
-    }
-
-    /// Takes these settings.
-    ///
-    /// # Errors
-    /// When the port is not in the partition that they name.
-    pub(super) fn use_settings(&mut self, fabric: &FabricSettings) -> Result<(), VerbsError> {
-        self.fabric = fabric.clone();
-        if self.attributes.layer == LinkLayer::Ethernet {
-            // It has one partition.
-            return Ok(());
-        }
-        self.is_global = fabric.is_global.unwrap_or(self.is_global);
-        let keys = partition_keys(&self.handle.sysfs, self.number);
-        self.pkey_index = pkey_index(&keys, fabric.pkey).map_err(|text| {
-            let name = &self.attributes.name;
-            VerbsError::new(format!("{name}: {text}"))
-        })?;
-        Ok(())
     }
 
     /// Send queue entries, when every payload has the largest length.
@@ -314,36 +306,37 @@ impl DevicePort {
     }
 }
 
-/// The keys of a port's partitions, by their places; none where sysfs does not say them.
-fn partition_keys(sysfs: &Path, port: u8) -> Vec<u16> {
-    let key = |index: u32| {
+/// The keys of a port's partitions, by their places, each read when it is asked for; none where sysfs does not say
+/// them.
+fn partition_keys(sysfs: &Path, port: u8) -> impl Iterator<Item = u16> {
+    let key = move |index: u32| {
         let text = std::fs::read_to_string(sysfs.join(format!("ports/{port}/pkeys/{index}"))).ok()?;
         u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
     };
-    (0..).map_while(key).collect()
+    (0..).map_while(key)
 }
 
 /// The place of the key that is wanted; by default of the first with full membership, and else the first.
-fn pkey_index(keys: &[u16], wanted: Option<PartitionKey>) -> Result<u16, String> {
+fn pkey_index(keys: impl IntoIterator<Item = u16>, wanted: Option<PartitionKey>) -> Result<u16, String> {
     /// The bit of full membership. Limited members of a partition do not reach one another.
     const FULL: u16 = 0x8000;
-    let place = |is_it: &dyn Fn(u16) -> bool| {
-        let place = keys.iter().position(|key| is_it(*key));
-        place.map(|place| u16::try_from(place).expect("a table has at most 65,536"))
-    };
-    match wanted {
-        Some(PartitionKey::Index(index)) => Ok(index),
+    let mut keys = keys.into_iter();
+    let place = match wanted {
+        Some(PartitionKey::Index(index)) => return Ok(index),
         Some(PartitionKey::Value(value)) => {
             let alike = |key: u16| key & !FULL == value & !FULL;
+            let keys: Vec<u16> = keys.collect();
+            let place = |is_it: &dyn Fn(u16) -> bool| keys.iter().position(|key| is_it(*key));
             let found = place(&|key| key == value).or_else(|| place(&|key| alike(key) && key & FULL != 0));
             found.or_else(|| place(&alike)).ok_or_else(|| {
                 let known: Vec<String> =
                     keys.iter().filter(|key| **key != 0).map(|key| format!("{key:#06x}")).collect();
                 format!("no partition with the key {value:#06x}; expected one of {}", known.join(", "))
-            })
+            })?
         }
-        None => Ok(place(&|key| key & FULL != 0).unwrap_or(0)),
-    }
+        None => keys.position(|key| key & FULL != 0).unwrap_or(0),
+    };
+    Ok(u16::try_from(place).expect("a table has at most 65,536"))
 }
 
 /// Megabits per second of a port, by the numbers of the InfiniBand specification: 2.5 Gbit/s for each lane of speed 1.
@@ -375,9 +368,9 @@ fn speed(port: &ibv_port_attr) -> u32 {
 fn is_of_this_namespace(address: IpAddr, interface: u32) -> bool {
     match address {
         IpAddr::V6(address) if address.is_unicast_link_local() => {
-            interface == 0 || UdpSocket::bind(SocketAddrV6::new(address, 0, 0, interface)).is_ok()
+            interface == 0 || is_of_this_host(SocketAddrV6::new(address, 0, 0, interface))
         }
-        address => UdpSocket::bind((address, 0)).is_ok(),
+        address => is_of_this_host((address, 0)),
     }
 }
 
@@ -401,17 +394,17 @@ mod tests {
     #[test]
     fn a_partition_is_the_one_that_is_named_or_the_first_with_full_membership() {
         let keys = [0x7fff, 0xffff, 0x0001, 0x8002, 0x0000];
-        let check = |wanted, expected| assert_eq!(pkey_index(&keys, wanted), Ok(expected), "{wanted:?}");
+        let check = |wanted, expected| assert_eq!(pkey_index(keys, wanted), Ok(expected), "{wanted:?}");
         check(None, 1);
         check(Some(PartitionKey::Index(2)), 2);
         check(Some(PartitionKey::Value(0x7fff)), 0);
         check(Some(PartitionKey::Value(0xffff)), 1);
         check(Some(PartitionKey::Value(0x8001)), 2);
         check(Some(PartitionKey::Value(0x0002)), 3);
-        let refused = pkey_index(&keys, Some(PartitionKey::Value(0x8003))).expect_err("there is none");
+        let refused = pkey_index(keys, Some(PartitionKey::Value(0x8003))).expect_err("there is none");
         assert_eq!(refused, "no partition with the key 0x8003; expected one of 0x7fff, 0xffff, 0x0001, 0x8002");
-        assert_eq!(pkey_index(&[], None), Ok(0));
-        assert_eq!(pkey_index(&[0x7fff], None), Ok(0));
+        assert_eq!(pkey_index([], None), Ok(0));
+        assert_eq!(pkey_index([0x7fff], None), Ok(0));
     }
 
     #[test]

@@ -124,7 +124,8 @@ impl VerbsDevice {
     /// # Errors
     /// The reason why devices cannot be listed.
     pub fn survey() -> Result<(Vec<String>, Vec<String>), String> {
-        let FoundPorts { candidates, unusable, .. } = hardware_ports::ports().map_err(|fault| fault.to_string())?;
+        let found = hardware_ports::ports(&FabricSettings::default()).map_err(|fault| fault.to_string())?;
+        let FoundPorts { candidates, unusable, .. } = found;
         let text = |one: &PortCandidate| match one.is_here {
             true => one.to_string(),
             false => format!("{one}: of another network namespace"),

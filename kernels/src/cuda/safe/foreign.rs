@@ -228,7 +228,7 @@ impl ForeignClaim {
     pub fn begin_fetch(&mut self) -> Result<(), Failure> {
         let (start, length) = (self.start().as_ptr().cast::<c_void>(), self.range.len());
         let (address, stream) = (self.address(), self.stream.handle());
-        self.begin("reading", length, |driver| {
+        self.begin("reading", |driver| {
             // SAFETY: both ranges are whole, by `claim`, and the host's has this one owner, which gives no access to it
             // and is not dropped before the copy is over.
             let code = unsafe { (driver.cuMemcpyDtoHAsync_v2)(start, address, length, stream) };
@@ -237,17 +237,13 @@ impl ForeignClaim {
     }
 
     /// Submits a copy to the stream.
-    fn begin(
-        &mut self,
-        doing: &str,
-        length: usize,
-        submit: impl FnOnce(&Driver) -> Result<(), DriverError>,
-    ) -> Result<(), Failure> {
+    fn begin(&mut self, doing: &str, submit: impl FnOnce(&Driver) -> Result<(), DriverError>) -> Result<(), Failure> {
         self.settle()?;
         let place = &self.memory.place;
         let begun = place.enter().and_then(|_entered| submit(&place.driver));
         self.is_in_flight = begun.is_ok();
-        begun.map_err(|refused| Failure::call(format!("{doing} {length} bytes of a device's memory: {refused}")))
+        let bytes = self.range.len();
+        begun.map_err(|refused| Failure::call(format!("{doing} {bytes} bytes of a device's memory: {refused}")))
     }
 
     /// Waits until the copy that was begun is over, if there is one.
@@ -305,7 +301,7 @@ impl ForeignClaim {
         self.check_stream_of(!replicas.is_empty())?;
         let (start, length) = (self.start().as_ptr().cast::<c_void>(), self.range.len());
         let (address, stream, range) = (self.address(), self.stream.handle(), self.range.clone());
-        self.begin("writing", length, |driver| {
+        self.begin("writing", |driver| {
             // SAFETY: as in `begin_fetch`.
             let code = unsafe { (driver.cuMemcpyHtoDAsync_v2)(address, start, length, stream) };
             called(driver, "cuMemcpyHtoDAsync", code)?;

@@ -233,7 +233,6 @@ fn every_host_has_its_card() {
         let said = run_again(test, (&library, folder.path()), host);
         assert!(said.contains(host.expected), "{}: {said}; expected {}", host.about, host.expected);
     }
-    println!("{} hosts", hosts.len());
 }
 
 #[test]
