@@ -186,7 +186,7 @@ fn verbs() -> Vec<Diagnosis> {
     let setting = |choice: &FabricChoice| finding("RDMA setting", "note", choice.to_string(), fix);
     let mut found: Vec<_> = choices.iter().map(setting).collect();
     let fix = "connections between machines go over TCP";
-    let (usable, unusable) = VerbsDevice::survey().unwrap_or_default();
+    let (usable, unusable) = VerbsDevice::survey(&fabric).unwrap_or_default();
     found.extend(usable.into_iter().map(|port| finding("RDMA address", "note", port, "--rdma-device chooses")));
     found.extend(unusable.into_iter().map(|reason| finding("RDMA port", "note", format!("not used: {reason}"), fix)));
     let choice = std::env::var("PSERVER_RDMA_DEVICE").ok().and_then(|text| text.parse::<DeviceChoice>().ok());

@@ -118,13 +118,13 @@ impl VerbsDevice {
         device_context::find(devices, fabric, &ConnectionPlace::default()).map_err(|fault| fault.to_string())
     }
 
-    /// The addresses of this machine's ports that connections may use, and the ports that they may not, with the
-    /// reasons.
+    /// The addresses of this machine's ports that connections with these settings may use, and the ports that they may
+    /// not, with the reasons.
     ///
     /// # Errors
     /// The reason why devices cannot be listed.
-    pub fn survey() -> Result<(Vec<String>, Vec<String>), String> {
-        let found = hardware_ports::ports(&FabricSettings::default()).map_err(|fault| fault.to_string())?;
+    pub fn survey(fabric: &FabricSettings) -> Result<(Vec<String>, Vec<String>), String> {
+        let found = hardware_ports::ports(fabric).map_err(|fault| fault.to_string())?;
         let FoundPorts { candidates, unusable, .. } = found;
         let text = |one: &PortCandidate| match one.is_here {
             true => one.to_string(),

@@ -11,7 +11,7 @@ use super::fixtures::skip;
 use crate::verbs::choice::{ConnectionPlace, PeerLink};
 use crate::verbs::device_context::find;
 use crate::verbs::provider::{LinkLayer, PairAddress};
-use crate::verbs::{DeviceChoice, FabricSettings, VerbsDevices};
+use crate::verbs::{DeviceChoice, FabricSettings, VerbsDevice, VerbsDevices};
 
 /// A host, a connection of it, and the device that this gets, or words of the reason for none.
 struct Host {
@@ -272,4 +272,30 @@ fn a_card_is_opened_once_a_process() {
     lines.dedup();
     assert_eq!((count, lines.len()), (10, 10), "{log}");
     assert!(lines.iter().all(|line| line.starts_with("open ")), "{log}");
+}
+
+#[test]
+fn a_port_outside_the_partition_is_not_used_and_said() {
+    if let Some((devices, place)) = asked() {
+        let (usable, unusable) = VerbsDevice::survey(&fabric()).expect("there are cards");
+        assert!(usable.len() == 1 && usable[0].starts_with("mlx5_1:1:0"), "{usable:?}");
+        assert_eq!(unusable, ["mlx5_0:1: no partition with the key 0x8003; expected one of 0xffff, 0x8001"]);
+        let found = find(&devices, &fabric(), &place).expect("one card is in the partition");
+        return println!("<{}>", found.name());
+    }
+    let test = "verbs::tests::hosts::a_port_outside_the_partition_is_not_used_and_said";
+    let Some(library) = library(test) else { return };
+    let folder = tempfile::tempdir().expect("there is a folder for tests");
+    let cards = [("mlx5_0", ["0xffff", "0x8001"]), ("mlx5_1", ["0xffff", "0x8003"])].map(|(name, keys)| {
+        let sysfs = folder.path().join(name);
+        fs::create_dir_all(sysfs.join("ports/1/pkeys")).expect("it is new");
+        for (index, key) in keys.iter().enumerate() {
+            let place = sysfs.join(format!("ports/1/pkeys/{index}"));
+            fs::write(place, format!("{key}\n")).expect("it can be written");
+        }
+        format!("device {name} ib {}\n{INFINIBAND}", sysfs.display())
+    });
+    let host = Host::new("two partitions", &[&cards[0], &cards[1]], "<mlx5_1:1:0").with("PSERVER_RDMA_PKEY", "0x8003");
+    let said = run_again(test, (&library, folder.path()), &host);
+    assert!(said.contains(host.expected), "{said}");
 }
