@@ -226,8 +226,8 @@ class Client:
         """Sends gradients, or deltas in mode delta; ``rate`` replaces the learning rate of the configuration, and
         ``settings``, such as ``{"beta_1": 0.85}``, other numbers of the rule by name: those of the rule of every
         parameter of the call. Memory of a CUDA device (:meth:`register`) is read in the order of ``stream``."""
-        arrays = list(gradients.values())
-        self._raw.push(list(gradients), arrays, _numbers(rate, settings), _stream(stream))
+        names, arrays = _split(gradients)
+        self._raw.push(names, arrays, _numbers(rate, settings), _stream(stream))
 
     def pull(
         self,
@@ -250,7 +250,8 @@ class Client:
     def pull_version(self, out: Mapping[str, Array], least: int = 0, *, stream: Stream = None) -> int:
         """:meth:`pull` of at least so many updates into the arrays of a mapping; returns the most updates that a part of
         them has. Where that is ``least``, all parts have as many: they are of one version."""
-        return self._raw.pull(list(out), list(out.values()), least, _stream(stream))
+        names, places = _split(out)
+        return self._raw.pull(names, places, least, _stream(stream))
 
     def _pull_watched(self, out: Mapping[str, Array], is_of_step: bool) -> list[tuple[int, int]]:
         """:meth:`pull` into arrays of the host, which says of each the checksums of its contents before and after.
@@ -268,14 +269,14 @@ class Client:
     ) -> dict[str, Array]:
         """Sends gradients and fetches the same parameters with these gradients in them, into ``out`` or new arrays.
         Memory of a CUDA device is read and written in the order of ``stream``."""
-        out = self._empty(gradients) if out is None else _ordered(gradients, out)
-        arrays = list(gradients.values()), list(out.values())
-        self._raw.push_pull(list(gradients), arrays, _numbers(rate, settings), _stream(stream))
+        names, arrays = _split(gradients)
+        out = self._empty(names) if out is None else _ordered(gradients, out)
+        self._raw.push_pull(names, (arrays, list(out.values())), _numbers(rate, settings), _stream(stream))
         return dict(out)
 
     def set(self, values: Mapping[str, Array]) -> None:
         """Replaces values. Updates are counted on, and the optimizer's state stays."""
-        self._raw.set(list(values), list(values.values()))
+        self._raw.set(*_split(values))
 
     def _check_push(
         self,
@@ -309,12 +310,13 @@ class Client:
         stream: Stream = None,
     ) -> Call:
         """:meth:`push`, started."""
-        arrays = list(gradients.values()), None
-        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)), stream)
+        names, arrays = _split(gradients)
+        return Call(self._raw.start(names, (arrays, None), _numbers(rate, settings), _stream(stream)), stream)
 
     def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:
         """:meth:`pull`, started."""
-        return Call(self._raw.start(list(out), (None, list(out.values())), NO_NUMBERS, _stream(stream)), stream)
+        names, places = _split(out)
+        return Call(self._raw.start(names, (None, places), NO_NUMBERS, _stream(stream)), stream)
 
     def start_push_pull(
         self,
@@ -326,9 +328,9 @@ class Client:
         stream: Stream = None,
     ) -> Call:
         """:meth:`push_pull`, started."""
-        out = _ordered(gradients, out)
-        arrays = list(gradients.values()), list(out.values())
-        return Call(self._raw.start(list(gradients), arrays, _numbers(rate, settings), _stream(stream)), stream)
+        names, arrays = _split(gradients)
+        both = arrays, list(_ordered(gradients, out).values())
+        return Call(self._raw.start(names, both, _numbers(rate, settings), _stream(stream)), stream)
 
     # Rows
 
@@ -705,8 +707,16 @@ def _array(tensor: _pserver.Tensor) -> NDArray[Any]:
     return made.reshape(tensor.shape)
 
 
+def _split(arrays: Mapping[str, Array]) -> tuple[list[str], list[Array]]:
+    """Names and arrays of a mapping, in its order."""
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f'an object of type {type(arrays).__name__}; expected arrays by name, {{"w": array}}')
+    return list(arrays), list(arrays.values())
+
+
 def _ordered(gradients: Mapping[str, Array], out: Mapping[str, Array]) -> dict[str, Array]:
     """The destinations in the order of the gradients."""
+    _split(out)
     if len(gradients) == len(out) and all(name in out for name in gradients):
         return {name: out[name] for name in gradients}
     only = sorted(gradients.keys() ^ out.keys())
