@@ -9,6 +9,7 @@ use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing};
 use pserver_core::wire::{Frame, WireError};
 use thiserror::Error;
+use tokio::net::TcpStream;
 
 use crate::verbs::status::CompletionStatus;
 
@@ -84,6 +85,21 @@ pub(crate) trait Connection: Send {
     /// Whether the peer reads payloads in place, whose return causes no wake-up.
     fn has_borrowed(&self) -> bool {
         false
+    }
+
+    /// The stream of a connection over TCP.
+    fn tcp_stream(&self) -> Option<&TcpStream> {
+        None
+    }
+
+    /// Takes the message of an [`Offer`](pserver_core::wire::Kind::Offer) frame that arrived over TCP.
+    fn take_offer(&mut self) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Takes the bytes that were read from the stream behind a switch to verbs.
+    fn take_unread(&mut self) -> Vec<u8> {
+        Vec::new()
     }
 
     /// Whether anything arrived, where that is not certain once the connection is made.

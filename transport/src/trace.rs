@@ -127,6 +127,7 @@ impl Trace {
                 self.counters.connections.fetch_add(1, Relaxed);
                 tracing::trace!(peer = peer.0, origin, "accepted");
             }
+            Event::Moved { peer, transport } => tracing::trace!(peer = peer.0, transport, "moved"),
             Event::Head { peer, frame } => {
                 tracing::trace!(peer = peer.0, kind = ?frame.head.kind, "head")
             }

@@ -331,7 +331,7 @@ impl Client {
                     lane.history.is_made = true;
                 }
             }
-            Event::Accepted { .. } => {}
+            Event::Accepted { .. } | Event::Moved { .. } => {}
         }
     }
 

@@ -208,6 +208,13 @@ pub enum Event {
         /// The transport of the connection and the reason for it, for people: `shm: ...`.
         transport: String,
     },
+    /// The transport of an accepted connection has changed.
+    Moved {
+        /// The connection.
+        peer: PeerId,
+        /// The transport and the reason for it, for people.
+        transport: String,
+    },
     /// A frame with a payload has begun to arrive; nothing more of this peer is read before [`Submit::PostReceive`].
     Head {
         /// The connection.

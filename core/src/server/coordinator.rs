@@ -203,7 +203,7 @@ impl Coordinator {
             }
             Event::Received { peer, frame, .. } => self.landed(now, peer, &frame, &mut replies, out),
             Event::Gone { peer, .. } => self.gone(now, peer, &mut replies, out),
-            Event::Transmitted { .. } | Event::Sent { .. } | Event::Connected { .. } => {}
+            Event::Moved { .. } | Event::Transmitted { .. } | Event::Sent { .. } | Event::Connected { .. } => {}
         }
         self.flush(&mut replies, out);
     }

@@ -99,6 +99,13 @@ impl Presence {
         self.trainers.insert(trainer, KnownTrainer { run, origin, transport, closed: None });
     }
 
+    /// Records the transport of a trainer's connection, which has changed.
+    pub(super) fn moved(&mut self, trainer: TrainerId, transport: &str) {
+        if let Some(seen) = self.trainers.get_mut(&trainer) {
+            transport.clone_into(&mut seen.transport);
+        }
+    }
+
     /// Records that the last connection of a trainer closed.
     pub(super) fn closed(&mut self, now: Now, trainer: TrainerId) {
         if let Some(seen) = self.trainers.get_mut(&trainer) {

@@ -143,6 +143,7 @@ impl Shard {
             Event::Accepted { peer, origin, transport } => {
                 self.peers.insert(peer, ShardPeer::new(origin, transport));
             }
+            Event::Moved { peer, transport } => self.moved(peer, transport),
             Event::Head { peer, frame } => self.post_receive(peer, frame, |_| false, out),
             Event::Received { peer, frame, body } => {
                 self.received(now, peer, &frame, body, out);
@@ -164,6 +165,14 @@ impl Shard {
             }
             Event::Transmitted { .. } | Event::Connected { .. } => {}
         }
+    }
+
+    fn moved(&mut self, peer: PeerId, transport: String) {
+        let Some(peer) = self.peers.get_mut(&peer) else { return };
+        if let Some(who) = peer.who {
+            self.trainers.moved(who.trainer, &transport);
+        }
+        peer.transport = transport;
     }
 
     /// Removes a closed connection and starts the grace time of a trainer without another one.

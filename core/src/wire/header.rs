@@ -50,10 +50,12 @@ pub enum Kind {
     Error = 13,
     /// A trainer departs: no round waits for it.
     Leave = 14,
+    /// A transport's offer of verbs on a connection over TCP, the answer, or the switch. No session sees one.
+    Offer = 15,
 }
 
 impl Kind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Hello,
         Self::Welcome,
         Self::Refused,
@@ -68,6 +70,7 @@ impl Kind {
         Self::Value,
         Self::Error,
         Self::Leave,
+        Self::Offer,
     ];
 
     /// The kind with this number, if there is one.

@@ -174,6 +174,7 @@ fn back_pressure(rig: &mut ConformanceRig) {
     let (near, _) = rig.connect();
     rig.far.holds_all = true;
     flood(rig, near, 1000, 64 * 1024);
+    rig.until("a head is reported", |rig| heads(&rig.far) == 1);
     rig.settle();
     assert!(!rig.near.queue.is_empty(), "a peer that does not read takes 64 MB");
     assert_eq!(heads(&rig.far), 1, "one head is reported, and nothing is read before its places come");

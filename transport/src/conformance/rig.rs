@@ -264,6 +264,10 @@ impl RigSide {
                 self.check_finite(&frame, &body);
                 SeenEvent::Landed(peer, as_sent(frame), body.iter().map(|place| place.bytes().to_vec()).collect())
             }
+            Event::Moved { transport, .. } => {
+                assert!(transport.contains(": "), "a transport and its reason are named");
+                return;
+            }
             // Its buffers are still out.
             Event::Transmitted { .. } => {
                 self.left += 1;

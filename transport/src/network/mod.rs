@@ -19,6 +19,7 @@ mod setup;
 mod socket;
 mod tcp;
 mod token;
+mod upgrade;
 mod wakeups;
 mod writer;
 
@@ -280,7 +281,7 @@ impl Network {
                     self.events.push(Event::Received { peer, frame: hello, body: Vec::new() });
                     let unread =
                         UnreadLimit { frames: self.options.sends_queued_max, bytes: self.options.unread_bytes_max };
-                    self.add(peer, NetworkPeer::accepted(peer, connection, unread, &self.io.wakeups));
+                    self.add(peer, NetworkPeer::accepted(peer, connection, (unread, scheme), &self.io.wakeups));
                 }
                 Err(error) => self.events.push(gone_event(peer, format!("accepting: {error}"))),
             }

@@ -5,9 +5,10 @@ use std::task::Waker;
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing};
-use pserver_core::wire::{Address, ErrorCode, Frame};
+use pserver_core::wire::{Address, ErrorCode, Frame, Scheme};
 
 use super::setup::{ConnectionSetup, SetupProgress};
+use super::upgrade::{Upgrade, UpgradeProgress};
 use super::wakeups::{PeerWaker, Wakeups};
 use crate::connection::{Connection, ConnectionError, TicketedBody, UnreadLimit};
 use crate::refusal::refusal;
@@ -19,6 +20,8 @@ pub(super) struct NetworkPeer {
     stage: PeerStage,
     /// The address to which verbs are denied for a while if they fail, because TCP is allowed there too.
     offered: Option<Address>,
+    /// The way from TCP to verbs, while the connection goes over TCP and both sides may choose.
+    upgrade: Option<Box<Upgrade>>,
     /// The reason for closing. A closing connection sends its queue, shuts the socket down, and discards input until
     /// the peer closes: closing over unread bytes would discard what the peer has not read.
     closing: Option<String>,
@@ -54,20 +57,21 @@ impl NetworkPeer {
         Self::new(id, PeerStage::Setup(setup), wakeups)
     }
 
-    /// A peer that was accepted, with its limit of unread answers.
+    /// A peer that a listener of `scheme` accepted, with its limit of unread answers.
     pub(super) fn accepted(
         id: PeerId,
         connection: Box<dyn Connection>,
-        unread: UnreadLimit,
+        (unread, scheme): (UnreadLimit, Scheme),
         wakeups: &Arc<Wakeups>,
     ) -> Self {
-        Self { unread: Some(unread), ..Self::new(id, PeerStage::Established(connection), wakeups) }
+        let upgrade = connection.tcp_stream().map(|_| Box::new(Upgrade::of_server(scheme)));
+        Self { unread: Some(unread), upgrade, ..Self::new(id, PeerStage::Established(connection), wakeups) }
     }
 
     fn new(id: PeerId, stage: PeerStage, wakeups: &Arc<Wakeups>) -> Self {
         let wake = PeerWaker::new(id, wakeups);
-        let (offered, closing, unsent) = (None, None, Vec::new());
-        Self { id, stage, offered, closing, unsent, unread: None, waker: wake.waker(), wake, is_ready: false }
+        let (offered, upgrade, closing, unsent, unread) = (None, None, None, Vec::new(), None);
+        Self { id, stage, offered, upgrade, closing, unsent, unread, waker: wake.waker(), wake, is_ready: false }
     }
 
     fn connection(&self) -> Option<&dyn Connection> {
@@ -138,15 +142,16 @@ impl NetworkPeer {
             PeerStage::Setup(setup) => setup.len(),
             PeerStage::Established(connection) => connection.len(),
         };
-        queued < queued_max
+        queued + self.upgrade.as_ref().map_or(0, |upgrade| upgrade.len()) < queued_max
     }
 
     /// Queues a frame. A frame for a closing connection comes back with its end.
     pub(super) fn send(&mut self, ticket: Ticket, frame: Frame, body: Vec<Outgoing>) {
-        match &mut self.stage {
+        match (&mut self.stage, &mut self.upgrade) {
             _ if self.closing.is_some() => self.unsent.push((ticket, body)),
-            PeerStage::Setup(setup) => setup.send(ticket, frame, body),
-            PeerStage::Established(connection) => connection.send(Some(ticket), frame, body),
+            (PeerStage::Setup(setup), _) => setup.send(ticket, frame, body),
+            (PeerStage::Established(_), Some(upgrade)) if upgrade.is_holding() => upgrade.hold(ticket, frame, body),
+            (PeerStage::Established(connection), _) => connection.send(Some(ticket), frame, body),
         }
     }
 
@@ -163,17 +168,21 @@ impl NetworkPeer {
     pub(super) fn close(&mut self, reason: impl Into<String>) -> bool {
         let begins = self.closing.is_none();
         self.closing.get_or_insert_with(|| reason.into());
+        if let Some(mut upgrade) = self.upgrade.take() {
+            self.unsent.extend(upgrade.take_held());
+        }
         begins
     }
 
     /// The last event, with all buffers that the peer holds.
     pub(super) fn into_gone(self, reason: String) -> Event {
-        let Self { id: peer, stage, unsent: mut dropped, .. } = self;
+        let Self { id: peer, stage, unsent: mut dropped, mut upgrade, .. } = self;
         let (mut unsent, unfilled) = match stage {
             PeerStage::Setup(setup) => (setup.into_frames(), Vec::new()),
             PeerStage::Established(connection) => connection.into_buffers(),
         };
         unsent.append(&mut dropped);
+        unsent.extend(upgrade.iter_mut().flat_map(|upgrade| upgrade.take_held()));
         Event::Gone { peer, reason, unsent, unfilled }
     }
 
@@ -194,6 +203,10 @@ impl NetworkPeer {
                 SetupProgress::Pending => return TurnOutcome::Rest,
                 SetupProgress::Failed(reason) => return TurnOutcome::Over(reason),
                 SetupProgress::Established(connection, offered) => {
+                    if let Some(address) = offered.clone().filter(|_| connection.tcp_stream().is_some()) {
+                        let upgrade = Upgrade::of_client(address, connection.as_ref(), device_context);
+                        self.upgrade = Some(Box::new(upgrade));
+                    }
                     (self.stage, self.offered) = (PeerStage::Established(connection), offered);
                 }
             }
@@ -215,12 +228,25 @@ impl NetworkPeer {
 
     fn turn_open(&mut self, device_context: &DeviceContext, events: &mut Vec<Event>) -> TurnOutcome {
         let PeerStage::Established(connection) = &mut self.stage else { return TurnOutcome::Rest };
-        let error = match connection.turn(self.id, &self.waker, self.unread, events) {
-            Ok(true) => return TurnOutcome::Again,
-            Ok(false) => return TurnOutcome::Rest,
-            Err(error) => error,
-        };
         let is_accepted = self.unread.is_some();
+        let turn = connection.turn(self.id, &self.waker, self.unread, events);
+        let upgrade = self.upgrade.as_mut().map(|upgrade| upgrade.turn(connection, device_context, &self.waker));
+        let error = match (turn, upgrade) {
+            (Err(error), _) | (_, Some(Err(error))) => error,
+            (Ok(_), Some(Ok(UpgradeProgress::Queued))) | (Ok(true), Some(Ok(UpgradeProgress::Pending)) | None) => {
+                return TurnOutcome::Again;
+            }
+            (Ok(false), Some(Ok(UpgradeProgress::Pending)) | None) => return TurnOutcome::Rest,
+            (Ok(_), Some(Ok(UpgradeProgress::Switched))) => {
+                self.upgrade = None;
+                tracing::info!(peer = self.id.0, carried_by = "verbs", "a connection over TCP goes on over verbs");
+                if is_accepted {
+                    let transport = "verbs: the peer offers them again".to_owned();
+                    events.push(Event::Moved { peer: self.id, transport });
+                }
+                return TurnOutcome::Again;
+            }
+        };
         deny(device_context, (self.offered.as_ref(), is_accepted), connection.has_received(), &error);
         // The server is the last that can report a failure of its device to the client.
         let is_told = error.is_peers_fault() || is_accepted && error.is_devices_fault();

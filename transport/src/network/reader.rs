@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut, Read};
 
 use pserver_core::ids::PeerId;
 use pserver_core::port::{Event, Incoming};
-use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
+use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Kind, Prefix, WireError};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -41,6 +41,8 @@ pub(super) struct TcpReader {
     insists: bool,
     /// Whether the peer has said that it requires checksums.
     peer_insists: bool,
+    /// The message of an offer that was not taken.
+    offer: Option<Vec<u8>>,
     state: TcpReadState,
 }
 
@@ -50,6 +52,8 @@ enum TcpReadState {
     /// The head was reported; its receive buffers are not posted.
     AwaitingBuffers(Frame),
     Payload(PostedReceive),
+    /// The peer goes on over verbs.
+    Switched,
 }
 
 impl TcpReader {
@@ -59,6 +63,7 @@ impl TcpReader {
         Self {
             insists: checks == ChecksumPolicy::Always,
             peer_insists: false,
+            offer: None,
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -90,7 +95,7 @@ impl TcpReader {
         let (mut bytes, before, mut drained) = (0, events.len(), false);
         loop {
             while self.advance(peer, events)? {}
-            if matches!(self.state, TcpReadState::AwaitingBuffers(_)) {
+            if matches!(self.state, TcpReadState::AwaitingBuffers(_) | TcpReadState::Switched) {
                 return Ok(IoProgress::Idle);
             }
             if drained {
@@ -130,6 +135,18 @@ impl TcpReader {
         }
     }
 
+    /// Takes the message of an offer.
+    pub(super) fn take_offer(&mut self) -> Option<Vec<u8>> {
+        self.offer.take()
+    }
+
+    /// Takes the bytes behind a switch to verbs.
+    pub(super) fn take_unread(&mut self) -> Vec<u8> {
+        let unread = self.buffer[self.start..self.end].to_vec();
+        self.start = self.end;
+        unread
+    }
+
     /// Discards input of a closing connection; whether the peer has closed too.
     pub(super) fn discard(&mut self, stream: &TcpStream) -> io::Result<bool> {
         let (bytes, _) = receive(stream, &mut [IoSliceMut::new(&mut self.buffer)])?;
@@ -153,7 +170,7 @@ impl TcpReader {
                 Ok(true)
             }
             TcpReadState::Rest(_) => self.finish_head(peer, events),
-            TcpReadState::AwaitingBuffers(_) => Ok(false),
+            TcpReadState::AwaitingBuffers(_) | TcpReadState::Switched => Ok(false),
             TcpReadState::Payload(posted) => {
                 self.start += posted.copy(&self.buffer[self.start..self.end])?;
                 if posted.remaining() > 0 {
@@ -191,6 +208,9 @@ impl TcpReader {
             frame
         };
         frame.head.flags = frame.head.flags.without(Flags::WANT_CHECKS);
+        if frame.head.kind == Kind::Offer {
+            return self.receive_offer(frame.control);
+        }
         let payload = frame.payload_bytes();
         self.ahead = if payload > DIRECT_BYTES { AHEAD_BYTES } else { BUFFER_BYTES };
         if payload > 0 {
@@ -201,6 +221,14 @@ impl TcpReader {
             self.state = TcpReadState::Header;
         }
         Ok(true)
+    }
+
+    fn receive_offer(&mut self, message: Vec<u8>) -> Result<bool, ConnectionError> {
+        self.state = if message.is_empty() { TcpReadState::Switched } else { TcpReadState::Header };
+        match self.offer.replace(message) {
+            None => Ok(true),
+            Some(_) => Err(ConnectionError::Broken("two offers of verbs at once".to_owned())),
+        }
     }
 
     fn finish_payload(&mut self, peer: PeerId, events: &mut Vec<Event>) {

@@ -165,9 +165,11 @@ impl ConnectionSetup {
             Ok(None) => return SetupProgress::Pending,
             Err(error) => {
                 // The server has made its end by then, and would fail again.
-                if let (Some(address), ConnectionError::Device(_) | ConnectionError::Broken(_)) =
-                    (&self.offered, &error)
-                {
+                let is_of_verbs = matches!(
+                    error,
+                    ConnectionError::Device(_) | ConnectionError::Broken(_) | ConnectionError::Failed(_)
+                );
+                if let Some(address) = self.offered.as_ref().filter(|_| is_of_verbs) {
                     device_context.deny(Some(address), &error.to_string());
                 }
                 return SetupProgress::Failed(error.to_string());

@@ -101,6 +101,18 @@ impl Connection for TcpConnection {
         Ok(reads || writes)
     }
 
+    fn tcp_stream(&self) -> Option<&TcpStream> {
+        Some(&self.stream)
+    }
+
+    fn take_offer(&mut self) -> Option<Vec<u8>> {
+        self.reader.take_offer()
+    }
+
+    fn take_unread(&mut self) -> Vec<u8> {
+        self.reader.take_unread()
+    }
+
     fn turn_closing(
         &mut self,
         peer: PeerId,

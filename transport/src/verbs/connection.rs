@@ -67,6 +67,8 @@ pub(super) struct ConnectionParts {
     pub(super) health: Arc<DeviceHealth>,
     /// Whether payloads carry checksums.
     pub(super) is_checked: bool,
+    /// The outcomes that came before the connection was made.
+    pub(super) outcomes: Vec<RequestOutcome>,
 }
 
 impl VerbsConnection {
@@ -82,7 +84,7 @@ impl VerbsConnection {
             is_paused: false,
             health: parts.health,
             socket,
-            outcomes: Vec::new(),
+            outcomes: parts.outcomes,
         }
     }
 
@@ -320,7 +322,12 @@ impl Drop for VerbsConnection {
 
 impl ControlSocket {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, must_poll_socket: true, is_closed: false, bytes: Vec::new() }
+        Self::with_bytes(stream, Vec::new())
+    }
+
+    /// A socket of which these bytes were read.
+    pub(super) fn with_bytes(stream: TcpStream, bytes: Vec<u8>) -> Self {
+        Self { stream, must_poll_socket: true, is_closed: false, bytes }
     }
 
     pub(super) fn into_stream(self) -> TcpStream {
@@ -440,6 +447,7 @@ mod tests {
             counters,
             health,
             is_checked: false,
+            outcomes: Vec::new(),
         };
         let mut connection = VerbsConnection::new(socket, parts);
         let (peer, mut events) = (PeerId(1), Vec::new());

@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long verbs are not tried again at an address. A connection over TCP stays on TCP for its lifetime.
-pub(super) const DENIED_FOR: Duration = Duration::from_secs(60);
+/// How long verbs are not tried again at an address, at first and at most: the time doubles with each failure.
+/// Connections over TCP look again by themselves (`network::upgrade`).
+const DENIED_FIRST: Duration = Duration::from_secs(2);
+const DENIED_LONGEST: Duration = Duration::from_secs(64);
+/// An address without a failure for so long begins anew.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(128);
 
 /// Failures by address; the entry without an address is for connections that this side accepts.
 #[derive(Default)]
@@ -12,18 +16,27 @@ pub(super) struct Denials(BTreeMap<Option<String>, Denial>);
 
 struct Denial {
     until: Instant,
+    period: Duration,
     reason: String,
 }
 
 impl Denials {
-    pub(super) fn deny(&mut self, now: Instant, place: Option<String>, reason: &str) {
-        self.0.retain(|_, denial| denial.until > now);
-        self.0.insert(place, Denial { until: now + DENIED_FOR, reason: reason.to_owned() });
+    /// Denies verbs at an address, and returns for how long.
+    pub(super) fn deny(&mut self, now: Instant, place: Option<String>, reason: &str) -> Duration {
+        self.0.retain(|_, denial| now < denial.until + FORGOTTEN_AFTER);
+        let period = match self.0.get(&place) {
+            None => DENIED_FIRST,
+            // Connections that were begun together fail together.
+            Some(denial) if now < denial.until => denial.period,
+            Some(denial) => (2 * denial.period).min(DENIED_LONGEST),
+        };
+        self.0.insert(place, Denial { until: now + period, period, reason: reason.to_owned() });
+        period
     }
 
     /// The failure for which verbs are denied at an address.
     pub(super) fn reason(&self, now: Instant, place: Option<&str>) -> Option<&str> {
-        let denial = self.0.get(&place.map(str::to_owned)).filter(|denial| denial.until > now)?;
+        let denial = self.0.get(&place.map(str::to_owned)).filter(|denial| now < denial.until)?;
         Some(&denial.reason)
     }
 }
@@ -44,10 +57,23 @@ mod tests {
         check(&denials, second, Some("a:1"), Some("no answer"));
         check(&denials, second, Some("a:2"), None);
         check(&denials, second, None, None);
-        check(&denials, DENIED_FOR, Some("a:1"), None);
-        check(&denials, DENIED_FOR, Some("b:1"), Some("no memory"));
-        denials.deny(began + DENIED_FOR, None, "the card has failed");
-        check(&denials, DENIED_FOR, None, Some("the card has failed"));
-        assert_eq!(denials.0.len(), 2, "what is over is forgotten");
+        check(&denials, DENIED_FIRST, Some("a:1"), None);
+        check(&denials, DENIED_FIRST, Some("b:1"), Some("no memory"));
+        let later = DENIED_FIRST + second + FORGOTTEN_AFTER;
+        denials.deny(began + later, None, "the card has failed");
+        check(&denials, later, None, Some("the card has failed"));
+        assert_eq!(denials.0.len(), 1, "what is over for long is forgotten");
+    }
+
+    #[test]
+    fn the_time_doubles_with_each_failure_after_the_last() {
+        let (mut now, mut denials) = (Instant::now(), Denials::default());
+        let mut fails = |now| denials.deny(now, None, "no answer").as_secs();
+        for seconds in [2, 4, 8, 16, 32, 64, 64] {
+            assert_eq!(fails(now), seconds);
+            assert_eq!(fails(now), seconds, "another connection of the same time");
+            now += Duration::from_secs(seconds);
+        }
+        assert_eq!(fails(now + FORGOTTEN_AFTER), 2);
     }
 }

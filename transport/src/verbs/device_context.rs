@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use pserver_core::memory::Arena;
@@ -15,12 +16,13 @@ use pserver_core::port::Doorbell;
 use pserver_core::wire::{Address, Scheme};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use super::choice::{ConnectionPlace, DeviceChoice, NOT_REACHED, PeerLink, can_meet};
 use super::connection::{ConnectionParts, ControlSocket, VerbsConnection};
 use super::credits::{CreditedMessages, slots};
-use super::denials::{DENIED_FOR, Denials};
+use super::denials::Denials;
 use super::device_health::DeviceHealth;
 use super::fabric::FabricSettings;
 use super::provider::{CompletionChannel, LinkLayer, PairAddress, ProtectionDomain, RegionAccess};
@@ -28,12 +30,17 @@ use super::reasons::VerbsError;
 use super::registry::{MemoryRegistry, VerbsCounters};
 use super::staging::VerbsStaging;
 use super::wire_format::HandshakeMessage;
-use super::work_requests::InFlightRequests;
-use super::{ConnectionError, ConnectionSide, VerbsDevice, VerbsDevices, hardware_device};
+use super::work_requests::{InFlightRequests, RequestOutcome};
+use super::{ConnectionError, ConnectionSide, VerbsDevice, VerbsDevices, hardware_device, hardware_ports};
+use crate::connection::Connection;
 
 /// Delay before a failed device is reopened.
 const REOPEN_DELAY: Duration = Duration::from_secs(2);
 
+/// Time for a new pair's first message to reach the peer's card.
+const PROOF_LIMIT: Duration = Duration::from_secs(3);
+/// Pause between two looks for its acknowledgement.
+const PROOF_PAUSE: Duration = Duration::from_micros(50);
 /// No host has more cards.
 const TURNS: usize = 64;
 /// Places whose device is remembered.
@@ -131,19 +138,28 @@ impl DeviceContext {
     }
 
     /// The runtime for operations that may take long.
-    pub(super) fn runtime(&self) -> &Handle {
+    pub(crate) fn runtime(&self) -> &Handle {
         &self.0.watcher.runtime
     }
 
     /// Denies verbs for a while to connections with a choice: those to `address`, or without one those that this side
     /// accepts.
     pub(crate) fn deny(&self, address: Option<&Address>, reason: &str) {
-        let seconds = DENIED_FOR.as_secs();
+        let denied = self.denials().deny(Instant::now(), address.map(ToString::to_string), reason);
+        let seconds = denied.as_secs();
         match address {
             Some(address) => tracing::warn!(%address, reason, "no verbs for {seconds} s"),
             None => tracing::warn!(reason, "no verbs for accepted connections for {seconds} s"),
         }
-        self.denials().deny(Instant::now(), address.map(ToString::to_string), reason);
+    }
+
+    /// Whether this machine has devices at all, usable or not. May block.
+    pub(crate) fn has_devices(&self) -> bool {
+        match self.0.devices {
+            VerbsDevices::None => false,
+            VerbsDevices::This(_) => true,
+            VerbsDevices::Best | VerbsDevices::Named(_) => hardware_ports::are_listed(),
+        }
     }
 
     fn denial_reason(&self, address: Option<&Address>) -> Option<String> {
@@ -235,6 +251,7 @@ impl DeviceContext {
                 counters,
                 health,
                 is_checked,
+                outcomes: Vec::new(),
             },
         })
     }
@@ -248,7 +265,7 @@ impl DeviceContext {
     }
 
     /// Notes a server's "no": if no port of it reaches the offered one, the next connection offers another layer.
-    pub(super) fn note_lacking(&self, endpoint: &PairEndpoint, reason: &str) {
+    pub(crate) fn note_lacking(&self, endpoint: &PairEndpoint, reason: &str) {
         if let Some(server) = endpoint.server.as_ref().filter(|_| reason.contains(NOT_REACHED)) {
             self.open_devices().lacking.insert(server.clone(), endpoint.end.layer);
         }
@@ -368,12 +385,31 @@ fn watch(
 }
 
 impl PairEndpoint {
-    pub(super) fn end(&self) -> PairAddress {
+    pub(crate) fn end(&self) -> PairAddress {
         self.end
     }
 
     fn to(self, server: &Address) -> Self {
         Self { server: Some(server.to_string()), ..self }
+    }
+
+    /// Connects the client's queue pair to the server's, which is connected, and sends the first message; the peer's
+    /// card has taken it when this returns. Blocks for at most [`PROOF_LIMIT`], and while the system resolves addresses.
+    pub(crate) fn connect(self, there: &PairAddress) -> Result<Self, ConnectionError> {
+        let mut joined = self.join(there)?;
+        let ConnectionParts { messages, outcomes, .. } = &mut joined.parts;
+        messages.greet()?;
+        let until = Instant::now() + PROOF_LIMIT;
+        // The server answers the first message, so that outcomes are kept for the connection.
+        while !outcomes.iter().any(RequestOutcome::is_sent) {
+            messages.work_requests.collect(outcomes)?;
+            if until <= Instant::now() {
+                let text = format!("the server's card acknowledges no message within {PROOF_LIMIT:?}");
+                return Err(ConnectionError::Device(text));
+            }
+            thread::sleep(PROOF_PAUSE);
+        }
+        Ok(joined)
     }
 
     /// Connects the queue pair to the peer's. May block: the system resolves the peer's address.
@@ -386,13 +422,14 @@ impl PairEndpoint {
         Ok(self)
     }
 
-    /// The connection that ends with `socket`. The connecting side sends the first message.
-    pub(super) fn into_connection(mut self, socket: ControlSocket) -> Result<VerbsConnection, ConnectionError> {
-        let ConnectionParts { messages, side, counters, .. } = &mut self.parts;
-        if *side == ConnectionSide::Connecting {
-            messages.greet()?;
-        }
-        counters.connected();
-        Ok(VerbsConnection::new(socket, self.parts))
+    /// The connection that ends with `socket`.
+    pub(super) fn into_connection(self, socket: ControlSocket) -> VerbsConnection {
+        self.parts.counters.connected();
+        VerbsConnection::new(socket, self.parts)
+    }
+
+    /// The connection that goes on from a TCP connection, whose `unread` bytes were read from the stream.
+    pub(crate) fn take_over(self, stream: TcpStream, unread: Vec<u8>) -> Box<dyn Connection> {
+        Box::new(self.into_connection(ControlSocket::with_bytes(stream, unread)))
     }
 }

@@ -126,13 +126,13 @@ const SETTINGS: [FabricSetting; 10] = [
     },
     FabricSetting {
         name: "timeout",
-        default: "14",
+        default: "18",
         variables: &[("PSERVER_RDMA_TIMEOUT", plain), ("NCCL_IB_TIMEOUT", plain), ("UCX_RC_TIMEOUT", power_of_time)],
         expected: "a number from 1 to 31: 4.096 us times two to this power",
     },
     FabricSetting {
         name: "retries",
-        default: "6",
+        default: "7",
         variables: &[("PSERVER_RDMA_RETRIES", plain), ("NCCL_IB_RETRY_CNT", plain), ("UCX_RC_RETRY_COUNT", plain)],
         expected: "a number from 0 to 7",
     },
@@ -389,8 +389,8 @@ mod tests {
         check(&[("UCX_NET_DEVICES", "all")], |_| {}, "device = auto (from default)");
         check(&[("UCX_IB_IS_GLOBAL", "y")], |all| all.is_global = Some(true), "global = y (from UCX_IB_IS_GLOBAL)");
         check(&[("NCCL_IB_TIMEOUT", "20")], |all| all.timeout = 20, "timeout = 20 (from NCCL_IB_TIMEOUT)");
-        check(&[("UCX_RC_TIMEOUT", "1000000.00us")], |all| all.timeout = 18, "timeout = 18 (from UCX_RC_TIMEOUT)");
-        check(&[("NCCL_IB_RETRY_CNT", "7")], |all| all.retries = 7, "retries = 7 (from NCCL_IB_RETRY_CNT)");
+        check(&[("UCX_RC_TIMEOUT", "2000000.00us")], |all| all.timeout = 19, "timeout = 19 (from UCX_RC_TIMEOUT)");
+        check(&[("NCCL_IB_RETRY_CNT", "5")], |all| all.retries = 5, "retries = 5 (from NCCL_IB_RETRY_CNT)");
         check(
             &[("NCCL_IB_PCI_RELAXED_ORDERING", "0")],
             |all| all.is_relaxed = false,
@@ -423,7 +423,7 @@ mod tests {
             assert!(texts.iter().any(|one| one.contains(expected)), "{texts:?}");
         };
         check("NCCL_IB_TC", "1000", "traffic_class = 0 (from default, without NCCL_IB_TC: traffic_class is \"1000\"");
-        check("NCCL_IB_TIMEOUT", "0", "timeout = 14 (from default, without NCCL_IB_TIMEOUT");
+        check("NCCL_IB_TIMEOUT", "0", "timeout = 18 (from default, without NCCL_IB_TIMEOUT");
         check("UCX_RC_TIMEOUT", "long", "without UCX_RC_TIMEOUT");
         check("UCX_RC_RETRY_COUNT", "inf", "without UCX_RC_RETRY_COUNT");
         check("NCCL_IB_HCA", "=", "device = auto (from default)");

@@ -148,7 +148,7 @@ impl VerbsHandshake {
     ) -> Result<Option<HandshakeResult>, ConnectionError> {
         match self.read_answer(socket, endpoint, device_context)? {
             OfferReply::Yes(socket, endpoint, there) => {
-                let task = device_context.runtime().spawn_blocking(move || endpoint.join(&there));
+                let task = device_context.runtime().spawn_blocking(move || endpoint.connect(&there));
                 self.poll_connecting(socket, task, waker)
             }
             OfferReply::No(stream, bytes, reason) => Ok(Some(HandshakeResult::Tcp(stream, bytes, reason))),
@@ -198,7 +198,7 @@ impl VerbsHandshake {
             Poll::Ready(joined) => {
                 let endpoint =
                     joined.map_err(|error| ConnectionError::Lost(format!("connecting a pair: {error}")))??;
-                Ok(Some(HandshakeResult::Verbs(Box::new(endpoint.into_connection(socket)?))))
+                Ok(Some(HandshakeResult::Verbs(Box::new(endpoint.into_connection(socket)))))
             }
         }
     }
@@ -246,7 +246,7 @@ pub(crate) fn accept_offer(
         Some(Ok(endpoint)) => {
             socket.send(&HandshakeMessage::Yes(endpoint.end()).encode())?;
             tracing::debug!("a connection goes over verbs");
-            Ok(AcceptedTransport::Verbs(Box::new(endpoint.into_connection(socket).map_err(io::Error::other)?)))
+            Ok(AcceptedTransport::Verbs(Box::new(endpoint.into_connection(socket))))
         }
         Some(Err(reason)) => {
             socket.send(&HandshakeMessage::No(reason.clone()).encode())?;

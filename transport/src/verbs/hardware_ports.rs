@@ -119,6 +119,13 @@ pub(super) fn ports(fabric: &FabricSettings) -> Result<FoundPorts, VerbsError> {
     Ok(found)
 }
 
+/// Whether the system lists any device.
+pub(super) fn are_listed() -> bool {
+    let mut is_listed = false;
+    let listed = library().and_then(|verbs| checked::each_device(verbs, |_| is_listed = true));
+    listed.is_ok() && is_listed
+}
+
 /// Why a device of this transport cannot carry connections, if it cannot.
 fn why_unusable(name: &str, transport: ibv_transport_type) -> Option<&'static str> {
     match transport {

@@ -58,8 +58,9 @@ pub use choice::{DEVICE_EXPECTED, DeviceChoice, DeviceNames};
 pub use fabric::{FabricChoice, FabricSettings, fabric_variables};
 pub use registry::VerbsCounters;
 
-pub(crate) use device_context::{DeviceContext, DeviceWatcher, OfferAnswer};
+pub(crate) use device_context::{DeviceContext, DeviceWatcher, OfferAnswer, PairEndpoint};
 pub(crate) use handshake::{AcceptedTransport, HandshakeResult, VerbsHandshake, WaitingFrames, accept_offer};
+pub(crate) use wire_format::HandshakeMessage;
 
 use crate::connection::{ConnectionError, ConnectionSide};
 use choice::{ConnectionPlace, PortCandidate};

@@ -48,7 +48,7 @@ struct RawHandshake {
 
 /// An offer or an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum HandshakeMessage {
+pub(crate) enum HandshakeMessage {
     /// The address of this side's queue pair.
     Yes(PairAddress),
     /// The reason why this side has none.
@@ -56,7 +56,7 @@ pub(super) enum HandshakeMessage {
 }
 
 impl HandshakeMessage {
-    pub(super) fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
         let mut raw = RawHandshake {
             magic: MAGIC,
             version: VERSION,
@@ -95,7 +95,7 @@ impl HandshakeMessage {
     }
 
     /// Decodes a handshake message, or says what is wrong with it.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let wrong = |result: &str| format!("the verbs handshake {result}");
         // Another version's message may have another length, so the version is checked first.
         if let [magic @ .., version] = &bytes[..bytes.len().min(VERSION_AT + 1)]

@@ -58,6 +58,13 @@ pub(super) enum RequestOutcome {
     Completed(InFlightRequest),
 }
 
+impl RequestOutcome {
+    /// Whether a message of this side was sent, and acknowledged by the peer's card.
+    pub(super) fn is_sent(&self) -> bool {
+        matches!(self, Self::Completed(InFlightRequest::Message(_)))
+    }
+}
+
 /// A queue pair and the memory of its requests.
 pub(super) struct InFlightRequests {
     pair: Box<dyn QueuePair>,

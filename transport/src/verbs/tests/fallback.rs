@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use pserver_core::ids::PeerId;
 use pserver_core::port::Outgoing;
 use pserver_core::wire::{ErrorMessage, Kind};
 
+use super::failures::outstanding;
 use super::fixtures::{far_away, transports};
 use crate::conformance::TransportPair;
-use crate::conformance::rig::{ConformanceRig, bytes, hello, push};
+use crate::conformance::rig::{ConformanceRig, RigSide, SeenEvent, bytes, hello, push};
 use crate::network::{NetworkOptions, PollPolicy};
 use crate::verbs::faulty_device::{DeviceFault, FaultInjection, FaultyDevice};
 use crate::verbs::software_device::SoftwareDevice;
@@ -128,6 +131,73 @@ fn verbs_that_did_are_tried_again() {
     choice.device.inject(None);
     assert_eq!(choice.deliver(), 1);
     assert_eq!(choice.over_verbs(), [2, 2]);
+}
+
+/// Sends frames both ways over the connection of these peers until `is_enough`; every one arrives, in order.
+fn talk(choice: &mut FallbackRig, (near, far): (PeerId, PeerId), is_enough: impl Fn(&FallbackRig) -> bool) {
+    let numbers = |rig: &RigSide, first: usize| -> Vec<(u64, Vec<u8>)> {
+        let landed = rig.landed().skip(first).filter(|(_, frame, _)| frame.head.kind == Kind::Push);
+        landed.map(|(_, frame, body)| (frame.head.sequence.0, body.concat())).collect()
+    };
+    let first = (choice.rig.near.landed().count(), choice.rig.far.landed().count());
+    let mut sent = Vec::new();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_enough(choice) {
+        assert!(Instant::now() < until, "{} frames, and it is not enough", sent.len());
+        let number = sent.len() as u64;
+        let payload = bytes(if number.is_multiple_of(3) { 100_000 } else { 50 }, number);
+        for (side, peer) in [(&mut choice.rig.near, near), (&mut choice.rig.far, far)] {
+            let chunk = side.lease(&payload);
+            side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+        }
+        sent.push((number, payload));
+        // A few are in flight at any time.
+        choice.rig.until("earlier ones arrive", |rig| {
+            numbers(&rig.near, first.0).len() + 4 > sent.len() && numbers(&rig.far, first.1).len() + 4 > sent.len()
+        });
+        assert_eq!((choice.rig.near.gone(near), choice.rig.far.gone(far)), (None, None), "the connection goes on");
+    }
+    choice.rig.until("all arrive", |rig| {
+        numbers(&rig.near, first.0).len() == sent.len() && numbers(&rig.far, first.1).len() == sent.len()
+    });
+    choice.rig.until("the parcels are back", |rig| outstanding(rig) == 0);
+    assert!(numbers(&choice.rig.near, first.0) == sent, "the client has what the server sent");
+    assert!(numbers(&choice.rig.far, first.1) == sent, "the server has what the client sent");
+}
+
+/// The client's and the server's end of the last connection.
+fn last_ends(choice: &FallbackRig) -> (PeerId, PeerId) {
+    let near = choice.rig.near.seen.iter().rev().find_map(|seen| match seen {
+        SeenEvent::Connected(peer) => Some(*peer),
+        _ => None,
+    });
+    (near.expect("it is connected"), *choice.rig.far.accepted().last().expect("it was accepted"))
+}
+
+#[test]
+fn a_connection_over_tcp_returns_to_verbs_between_two_frames() {
+    let check = |fault: DeviceFault, is_open: bool| {
+        let mut choice = FallbackRig::new();
+        choice.device.inject(Some(FaultInjection { fault, is_open, after: 0 }));
+        choice.deliver();
+        let (ends, before) = (last_ends(&choice), choice.over_verbs());
+        let began = Instant::now();
+        // Longer than the first offer takes, which fails.
+        talk(&mut choice, ends, |_| began.elapsed() > Duration::from_millis(2500));
+        assert_eq!(choice.over_verbs(), before, "{fault:?}, {is_open}: over TCP as long as verbs fail");
+        choice.device.inject(None);
+        talk(&mut choice, ends, |choice| {
+            choice.over_verbs().iter().zip(before).all(|(now, before)| *now > before)
+        });
+        let known = choice.over_verbs();
+        let began = Instant::now();
+        talk(&mut choice, ends, |_| began.elapsed() > Duration::from_millis(200));
+        assert_eq!(choice.over_verbs(), known, "{fault:?}, {is_open}: once");
+    };
+    let faults =
+        [(DeviceFault::NoAnswer, true), (DeviceFault::ConnectFails, true), (DeviceFault::RegistrationFails, false)];
+    // Each waits for seconds.
+    thread::scope(|scope| faults.map(|(fault, is_open)| scope.spawn(move || check(fault, is_open))).map(drop));
 }
 
 /// A client whose queue pair takes long to connect occupies one pool thread, and neither the lane nor other clients.
