@@ -25,7 +25,9 @@ use super::credits::{CreditedMessages, slots};
 use super::denials::Denials;
 use super::device_health::DeviceHealth;
 use super::fabric::FabricSettings;
-use super::provider::{CompletionChannel, LinkLayer, PairAddress, ProtectionDomain, RegionAccess};
+use super::provider::{
+    CompletionChannel, DeviceNews, LinkLayer, PairAddress, PortAttributes, ProtectionDomain, RegionAccess,
+};
 use super::reasons::VerbsError;
 use super::registry::{MemoryRegistry, VerbsCounters};
 use super::staging::VerbsStaging;
@@ -85,7 +87,7 @@ type DeviceLookup = Result<Arc<OpenDevice>, (Instant, VerbsError)>;
 
 /// An open device.
 pub(super) struct OpenDevice {
-    name: String,
+    attributes: PortAttributes,
     completion_channel: Arc<dyn CompletionChannel>,
     /// The domain of accepted connections. Their memory is not accessible to peers, so they share one.
     domain: Arc<dyn ProtectionDomain>,
@@ -278,6 +280,11 @@ impl DeviceContext {
     /// The device for a connection. A failure is remembered for [`REOPEN_DELAY`].
     pub(super) fn open_device(&self, place: &ConnectionPlace) -> Result<Arc<OpenDevice>, VerbsError> {
         let (mut open_devices, now) = (self.open_devices(), Instant::now());
+        // Each device is asked: no change is left for later.
+        let changed = open_devices.open.iter().filter(|open_device| open_device.health.take_change()).count();
+        if changed > 0 {
+            open_devices.found.clear();
+        }
         open_devices.open.retain(|open_device| open_device.health.failure().is_none());
         open_devices.found.retain(|_, found| match found {
             Ok(open_device) => open_device.health.failure().is_none(),
@@ -300,20 +307,23 @@ impl DeviceContext {
         place: &ConnectionPlace,
     ) -> Result<Arc<OpenDevice>, VerbsError> {
         let device = find(&self.0.devices, &self.0.fabric, place)?;
-        if let Some(open_device) = open_devices.open.iter().find(|open_device| open_device.name == device.name()) {
+        let attributes = device.0.attributes();
+        if let Some(open_device) = open_devices.open.iter().find(|one| one.attributes == *attributes) {
             return Ok(Arc::clone(open_device));
         }
-        let (completion_channel, health, name) =
-            (device.0.completion_channel()?, Arc::<DeviceHealth>::default(), device.name().to_owned());
+        // Connections keep a device whose port has another address now.
+        open_devices.open.retain(|one| one.attributes.name != attributes.name);
+        let (completion_channel, health, attributes) =
+            (device.0.completion_channel()?, Arc::<DeviceHealth>::default(), attributes.clone());
         let domain = completion_channel.domain()?;
-        let local_registry = match device.0.attributes().is_limited {
+        let local_registry = match attributes.is_limited {
             true => MemoryRegistry::limited(&domain, RegionAccess::Local, &self.0.counters),
             false => MemoryRegistry::new(&domain, RegionAccess::Local, &self.0.counters),
         };
         watch(&completion_channel, &health, &self.0.watcher)
             .map_err(|error| VerbsError::new(format!("watching the device's completions: {error}")))?;
-        tracing::info!(device = name, "device memory: {}", device.device_memory());
-        let open_device = Arc::new(OpenDevice { name, completion_channel, domain, local_registry, health });
+        tracing::info!(device = attributes.name, "device memory: {}", device.device_memory());
+        let open_device = Arc::new(OpenDevice { attributes, completion_channel, domain, local_registry, health });
         open_devices.open.push(Arc::clone(&open_device));
         Ok(open_device)
     }
@@ -372,8 +382,14 @@ fn watch(
         (watch_descriptor(|channel| channel.events())?, doorbell.clone(), Arc::clone(health));
     runtime.spawn(async move {
         while let Ok(mut ready) = events.readable().await {
-            let failure = events.get_ref().0.failure().unwrap_or_else(|fault| Some(fault.to_string()));
-            if let Some(failure) = failure {
+            let news = events.get_ref().0.news().unwrap_or_else(|fault| {
+                let failure = Some(fault.to_string());
+                DeviceNews { failure, has_changed: true }
+            });
+            if news.has_changed {
+                health.change();
+            }
+            if let Some(failure) = news.failure {
                 tracing::warn!(failure, "an RDMA device failed; its connections are closed");
                 health.fail(failure);
                 return doorbell.ring();

@@ -9,7 +9,7 @@ use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::provider::{
-    CompletionChannel, CompletionKind, MemoryRegion, PairAddress, PairCapacity, PortAttributes, ProtectionDomain,
+    CompletionChannel, CompletionKind, DeviceNews, MemoryRegion, PairAddress, PairCapacity, PortAttributes, ProtectionDomain,
     QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
 };
 use super::reasons::VerbsError;
@@ -183,9 +183,10 @@ impl CompletionChannel for FaultyChannel {
         Some(self.1.events.as_fd())
     }
 
-    fn failure(&self) -> Result<Option<String>, VerbsError> {
+    fn news(&self) -> Result<DeviceNews, VerbsError> {
         let is_signaled = rustix::io::read(&self.1.events, &mut [0; 8]).is_ok();
-        Ok(is_signaled.then(|| "the device has failed".to_owned()))
+        let failure = is_signaled.then(|| "the device has failed".to_owned());
+        Ok(DeviceNews { failure, has_changed: false })
     }
 
     fn domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {

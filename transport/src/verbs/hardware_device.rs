@@ -20,7 +20,7 @@ use super::fabric::FabricSettings;
 use super::hardware_ports::{DeviceHandle, DevicePort, FoundPorts, other_fabric, ports};
 use super::locked_memory::memory_limit;
 use super::provider::{
-    CompletionChannel, CompletionKind, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
+    CompletionChannel, CompletionKind, DeviceNews, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
     ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
 };
 use super::reasons::{self, UnavailableCause, VerbsError};
@@ -135,11 +135,12 @@ fn unregistered(bytes: usize, error: &io::Error) -> VerbsError {
     VerbsError::new(reasons::text(&cause, memory_limit()))
 }
 
-/// The failure that an event means for a port's queue pairs, if it means one.
-fn meaning(event: ibv_event_type, is_of_port: bool) -> Option<&'static str> {
+/// The failure that an event means for a device's queue pairs, if it means one. They survive a port that goes down for
+/// as long as their requests are tried again.
+fn failure(event: ibv_event_type) -> Option<&'static str> {
     match event {
         IBV_EVENT_DEVICE_FATAL => Some("the device has failed"),
-        IBV_EVENT_PORT_ERR if is_of_port => Some("the port is down"),
+        IBV_EVENT_CQ_ERR => Some("a completion queue has failed"),
         _ => None,
     }
 }
@@ -209,13 +210,16 @@ impl CompletionChannel for HardwareChannelHandle {
         Some(self.0.events.as_fd())
     }
 
-    fn failure(&self) -> Result<Option<String>, VerbsError> {
+    fn news(&self) -> Result<DeviceNews, VerbsError> {
         let port = &self.0.port;
         let (events, next) = port.handle.events_from(self.0.next_event.load(Ordering::Relaxed))?;
         self.0.next_event.store(next, Ordering::Relaxed);
-        let mut failures = events.into_iter().filter_map(|(event, of)| meaning(event, of == i32::from(port.number)));
-        let failure = failures.next_back();
-        Ok(failure.map(|result| format!("{}: {result}", port.attributes.name)))
+        let last = events.iter().rev().find_map(|(event, _)| failure(*event));
+        for (event, number) in &events {
+            tracing::info!(device = port.attributes.name, event, number, "an RDMA device reports an event");
+        }
+        let failure = last.map(|result| format!("{}: {result}", port.attributes.name));
+        Ok(DeviceNews { failure, has_changed: !events.is_empty() })
     }
 
     fn domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
@@ -344,7 +348,7 @@ impl HardwarePair {
     fn initialise(&mut self, is_open: bool) -> Result<(), VerbsError> {
         let access = if is_open { IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ } else { 0 };
         let port_num = self.domain.completion_channel.port.number;
-        let pkey_index = self.domain.completion_channel.port.pkey_index;
+        let pkey_index = self.domain.completion_channel.port.attributes.pkey_index;
         let mut wish = ibv_qp_attr { port_num, pkey_index, qp_access_flags: access, ..ibv_qp_attr::default() };
         wish.qp_state = IBV_QPS_INIT;
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -530,13 +534,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_that_pairs_do_not_survive_have_a_meaning() {
-        let check = |event, is_of_port, expected: Option<&str>| assert_eq!(meaning(event, is_of_port), expected);
-        check(IBV_EVENT_DEVICE_FATAL, false, Some("the device has failed"));
-        check(IBV_EVENT_PORT_ERR, true, Some("the port is down"));
-        check(IBV_EVENT_PORT_ERR, false, None);
-        check(IBV_EVENT_PORT_ACTIVE, true, None);
-        check(IBV_EVENT_GID_CHANGE, true, None);
-        check(IBV_EVENT_QP_FATAL, true, None);
+    fn events_that_pairs_do_not_survive_are_failures() {
+        let check = |event, expected: Option<&str>| assert_eq!(failure(event), expected);
+        check(IBV_EVENT_DEVICE_FATAL, Some("the device has failed"));
+        check(IBV_EVENT_CQ_ERR, Some("a completion queue has failed"));
+        check(IBV_EVENT_PORT_ERR, None);
+        check(IBV_EVENT_PORT_ACTIVE, None);
+        check(IBV_EVENT_GID_CHANGE, None);
+        // The pair itself reports it.
+        check(IBV_EVENT_QP_FATAL, None);
     }
 }

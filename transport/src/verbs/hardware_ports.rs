@@ -51,7 +51,6 @@ pub(super) struct DevicePort {
     pub(super) gid_index: u8,
     /// Whether packets need a global address.
     pub(super) is_global: bool,
-    pub(super) pkey_index: u16,
     pub(super) fabric: FabricSettings,
     pub(super) queue_max: u32,
     /// The longest work request.
@@ -181,13 +180,21 @@ impl DeviceHandle {
         unsafe { BorrowedFd::borrow_raw(checked::events(self.context)) }
     }
 
-    /// The asynchronous events that queue pairs may not survive, from this number on, and the number of the next.
+    /// The asynchronous events of the device and its ports, from this number on, and the number of the next.
     pub(super) fn events_from(&self, number: u64) -> Result<(Vec<(ibv_event_type, i32)>, u64), VerbsError> {
         let mut log = self.log();
         while let Some(event) = checked::event(self.verbs, self.context)? {
             match event.0 {
                 IBV_EVENT_DEVICE_FATAL => self.has_failed.store(true, Ordering::Relaxed),
-                IBV_EVENT_PORT_ERR => {}
+                IBV_EVENT_CQ_ERR
+                | IBV_EVENT_PORT_ERR
+                | IBV_EVENT_PORT_ACTIVE
+                | IBV_EVENT_GID_CHANGE
+                | IBV_EVENT_LID_CHANGE
+                | IBV_EVENT_PKEY_CHANGE
+                | IBV_EVENT_SM_CHANGE
+                | IBV_EVENT_CLIENT_REREGISTER => {}
+                // The queue pair of another event reports it by its completions.
                 _ => continue,
             }
             if log.kept.len() == EVENTS_KEPT {
@@ -280,6 +287,7 @@ impl DevicePort {
             gid,
             lid: port.lid,
             layer,
+            pkey_index,
             mtu,
             reads_out: reads(limits.max_qp_init_rd_atom),
             reads_in: reads(limits.max_qp_rd_atom),
@@ -303,7 +311,7 @@ impl DevicePort {
         };
         let (handle, fabric) = (Arc::clone(handle), fabric.clone());
         let port =
-            Self { handle, attributes, number, gid_index, is_global, pkey_index, fabric, queue_max, message_max };
+            Self { handle, attributes, number, gid_index, is_global, fabric, queue_max, message_max };
         Some((candidate, port))
     }
 

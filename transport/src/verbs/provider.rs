@@ -15,7 +15,7 @@ use super::reasons::VerbsError;
 use super::status::CompletionStatus;
 
 /// Attributes of a device's port, as queried.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortAttributes {
     /// The device, its port and its address, for people.
     pub(crate) name: String,
@@ -24,6 +24,8 @@ pub(crate) struct PortAttributes {
     /// The port's LID in an InfiniBand subnet; zero over Ethernet.
     pub(crate) lid: u16,
     pub(crate) layer: LinkLayer,
+    /// The place of the partition's key in the port's table.
+    pub(crate) pkey_index: u16,
     /// The largest packet as a power of two: 1 is 256 bytes, 5 is 4,096.
     pub(crate) mtu: u8,
     /// Reads that one queue pair may have in flight, and that it may serve at once.
@@ -56,11 +58,20 @@ pub(crate) trait CompletionChannel: Send + Sync {
     /// Readable when the device reports an asynchronous event, if it reports them.
     fn events(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Consumes the asynchronous events; a failure after which queue pairs do not recover, if there is one.
-    fn failure(&self) -> Result<Option<String>, VerbsError>;
+    /// Consumes the asynchronous events.
+    fn news(&self) -> Result<DeviceNews, VerbsError>;
 
     /// Makes a protection domain: its keys are invalid in every other domain.
     fn domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
+}
+
+/// What asynchronous events have said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeviceNews {
+    /// A failure after which queue pairs do not recover.
+    pub(crate) failure: Option<String>,
+    /// Whether a port's state or addresses may be others, so that new connections look again.
+    pub(crate) has_changed: bool,
 }
 
 /// The remote access that a registration allows.

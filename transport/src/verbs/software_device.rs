@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::memory_span::MemorySpan;
 use super::provider::{
-    CompletionChannel, CompletionKind, LinkLayer, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
+    CompletionChannel, CompletionKind, DeviceNews, LinkLayer, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
     ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, RemoteAddress, WorkCompletion, WorkRequest,
 };
 use super::reasons::VerbsError;
@@ -117,6 +117,7 @@ impl SoftwareDevice {
             gid: [0; 16],
             lid: 0,
             layer: LinkLayer::Unknown,
+            pkey_index: 0,
             mtu: 5,
             reads_out: 16,
             reads_in: 16,
@@ -184,8 +185,8 @@ impl CompletionChannel for SoftwareChannel {
         None
     }
 
-    fn failure(&self) -> Result<Option<String>, VerbsError> {
-        Ok(None)
+    fn news(&self) -> Result<DeviceNews, VerbsError> {
+        Ok(DeviceNews::default())
     }
 
     fn domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {

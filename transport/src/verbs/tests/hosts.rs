@@ -14,7 +14,7 @@ use crate::verbs::provider::{LinkLayer, PairAddress};
 use crate::verbs::{DeviceChoice, FabricSettings, VerbsDevice, VerbsDevices};
 
 /// A host, a connection of it, and the device that this gets, or words of the reason for none.
-struct Host {
+pub(super) struct Host {
     about: &'static str,
     table: String,
     /// The setting, the local address or nothing, and the turn.
@@ -26,7 +26,7 @@ struct Host {
 }
 
 impl Host {
-    fn new(about: &'static str, table: &[&str], expected: &'static str) -> Self {
+    pub(super) fn new(about: &'static str, table: &[&str], expected: &'static str) -> Self {
         Self {
             about,
             table: table.join("\n"),
@@ -41,7 +41,7 @@ impl Host {
         Self { place: (choice, local, turn), ..self }
     }
 
-    fn with(self, name: &'static str, value: &'static str) -> Self {
+    pub(super) fn with(self, name: &'static str, value: &'static str) -> Self {
         Self { variable: (name, value), ..self }
     }
 
@@ -156,7 +156,7 @@ fn hosts_with_variables() -> Vec<Host> {
 }
 
 /// The false library, made with the tests; without it, the named test is reported as skipped.
-fn library(test: &str) -> Option<PathBuf> {
+pub(super) fn library(test: &str) -> Option<PathBuf> {
     let tests = std::env::current_exe().expect("a test has a path");
     let made =
         tests.parent().and_then(Path::parent).expect("tests are in a folder").join("examples/libfalse_ibverbs.so");
@@ -168,7 +168,7 @@ fn library(test: &str) -> Option<PathBuf> {
 }
 
 /// Runs the test again in a process for which the library is libibverbs.
-fn run_again(test: &str, (library, folder): (&Path, &Path), host: &Host) -> String {
+pub(super) fn run_again(test: &str, (library, folder): (&Path, &Path), host: &Host) -> String {
     let table = folder.join("table");
     fs::write(&table, &host.table).expect("the table can be written");
     let link = folder.join("libibverbs.so.1");
@@ -205,7 +205,7 @@ fn fabric() -> FabricSettings {
 }
 
 /// In such a process: the place that was asked for.
-fn asked() -> Option<(VerbsDevices, ConnectionPlace)> {
+pub(super) fn asked() -> Option<(VerbsDevices, ConnectionPlace)> {
     let text = std::env::var("HOST_PLACE").ok()?;
     let mut words = text.split(' ');
     let choice: DeviceChoice = words.next()?.parse().expect("it is a choice");

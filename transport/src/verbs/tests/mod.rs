@@ -2,6 +2,7 @@
 
 mod copies;
 mod failures;
+mod false_library;
 mod fallback;
 pub(super) mod fixtures;
 mod hostile_client;

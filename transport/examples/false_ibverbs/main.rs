@@ -9,15 +9,18 @@
 //! gid 0 ib fe80::1                                   index; ib, roce1 or roce2; address
 //! ```
 //!
+//! The devices carry connections within the process (`fabric`), and `false_ibverbs_event` reports an event of them.
+//!
 //! `PSERVER_FALSE_IBVERBS_LOG` names a file that gets a line for each device that is opened or closed.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io::{Read, Write};
 use std::mem::ManuallyDrop;
 use std::net::IpAddr;
-use std::os::fd::{FromRawFd, IntoRawFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{env, fs, ptr};
 
 #[allow(
@@ -33,8 +36,9 @@ use std::{env, fs, ptr};
     unreachable_pub,
     reason = "a generator wrote it, with C's names and without arguments"
 )]
-#[path = "../src/verbs/sys/bindings.rs"]
+#[path = "../../src/verbs/sys/bindings.rs"]
 mod bindings;
+mod fabric;
 
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use bindings::*;
@@ -43,12 +47,15 @@ use bindings::*;
 const GIDS: c_int = 300;
 /// EINVAL
 const INVALID: c_int = 22;
+/// EAGAIN
+const AGAIN: c_int = 11;
 
 struct FalseDevice {
     of_list: ibv_device,
-    ports: Vec<FalsePort>,
+    ports: Mutex<Vec<FalsePort>>,
 }
 
+#[derive(Clone)]
 struct FalsePort {
     attributes: ibv_port_attr,
     gids: Vec<ibv_gid_entry>,
@@ -64,28 +71,31 @@ unsafe impl Sync for Host {}
 
 fn host() -> &'static Host {
     static HOST: OnceLock<Host> = OnceLock::new();
-    HOST.get_or_init(|| {
-        let path = env::var("PSERVER_FALSE_IBVERBS").expect("PSERVER_FALSE_IBVERBS names the table");
-        let mut devices: Vec<FalseDevice> = Vec::new();
-        for line in fs::read_to_string(path).expect("the table can be read").lines() {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            match words[..] {
-                ["device", name, transport, sysfs] => devices.push(FalseDevice::new(name, transport, sysfs)),
-                ["port", state, layer, speed, lid, flags] => {
-                    let device = devices.last_mut().expect("a device is before its ports");
-                    device.ports.push(FalsePort::new(state, layer, speed, (lid, flags)));
-                }
-                ["gid", index, kind, address] => {
-                    let ports = &mut devices.last_mut().expect("a device is before its addresses").ports;
-                    let number = u32::try_from(ports.len()).expect("there are few");
-                    ports.last_mut().expect("a port is before its addresses").add(number, index, kind, address);
-                }
-                [] => {}
-                _ => panic!("a line of another kind: {line}"),
+    HOST.get_or_init(read_table)
+}
+
+/// The host of the table, as it is now.
+fn read_table() -> Host {
+    let path = env::var("PSERVER_FALSE_IBVERBS").expect("PSERVER_FALSE_IBVERBS names the table");
+    let mut devices: Vec<FalseDevice> = Vec::new();
+    for line in fs::read_to_string(path).expect("the table can be read").lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["device", name, transport, sysfs] => devices.push(FalseDevice::new(name, transport, sysfs)),
+            ["port", state, layer, speed, lid, flags] => {
+                let device = devices.last_mut().expect("a device is before its ports");
+                device.ports().push(FalsePort::new(state, layer, speed, (lid, flags)));
             }
+            ["gid", index, kind, address] => {
+                let mut ports = devices.last_mut().expect("a device is before its addresses").ports();
+                let number = u32::try_from(ports.len()).expect("there are few");
+                ports.last_mut().expect("a port is before its addresses").add(number, index, kind, address);
+            }
+            [] => {}
+            _ => panic!("a line of another kind: {line}"),
         }
-        Host(devices)
-    })
+    }
+    Host(devices)
 }
 
 impl FalseDevice {
@@ -99,7 +109,64 @@ impl FalseDevice {
         let mut of_list = ibv_device { transport_type, ..ibv_device::default() };
         write(&mut of_list.name, name);
         write(&mut of_list.ibdev_path, sysfs);
-        Self { of_list, ports: Vec::new() }
+        Self { of_list, ports: Mutex::default() }
+    }
+
+    fn ports(&self) -> MutexGuard<'_, Vec<FalsePort>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn name(&self) -> &CStr {
+        // SAFETY: `write` has put an end behind the name.
+        unsafe { CStr::from_ptr(self.of_list.name.as_ptr()) }
+    }
+}
+
+/// A descriptor that is readable as often as it was raised.
+struct Signal(UnixStream);
+
+impl Signal {
+    /// The side that raises it, and the descriptor.
+    fn new() -> (Self, c_int) {
+        let (near, far) = UnixStream::pair().expect("descriptors are left");
+        (Self(near), far.into_raw_fd())
+    }
+
+    fn raise(&mut self) {
+        self.0.write_all(&[1]).expect("nobody raises it so often");
+    }
+
+    /// Takes one raising back, if there is one.
+    fn lower(descriptor: c_int) {
+        // SAFETY: the caller's descriptor is open, and is not closed here.
+        let mut far = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(descriptor) });
+        far.read_exact(&mut [0; 1]).expect("it was raised");
+    }
+}
+
+/// Events of a device's context that were not read.
+struct Events {
+    waiting: VecDeque<(ibv_event_type, c_int)>,
+    signal: Signal,
+}
+
+/// The open contexts, by address.
+static CONTEXTS: Mutex<BTreeMap<usize, Events>> = Mutex::new(BTreeMap::new());
+
+fn contexts() -> MutexGuard<'static, BTreeMap<usize, Events>> {
+    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads the table again, and reports an event to every open context.
+#[unsafe(no_mangle)]
+extern "C" fn false_ibverbs_event(kind: ibv_event_type, port: c_int) {
+    for (device, now) in host().0.iter().zip(read_table().0) {
+        assert_eq!(device.name(), now.name(), "a table keeps its devices");
+        device.ports().clone_from(&now.ports());
+    }
+    for events in contexts().values_mut() {
+        events.waiting.push_back((kind, port));
+        events.signal.raise();
     }
 }
 
@@ -153,8 +220,7 @@ fn write(into: &mut [c_char], text: &str) {
 
 fn log(what: &str, device: &FalseDevice) {
     let Ok(path) = env::var("PSERVER_FALSE_IBVERBS_LOG") else { return };
-    // SAFETY: `write` has put an end behind the name.
-    let name = unsafe { CStr::from_ptr(device.of_list.name.as_ptr()) }.to_string_lossy();
+    let name = device.name().to_string_lossy();
     let mut file = fs::File::options().append(true).create(true).open(path).expect("the log can be written");
     writeln!(file, "{what} {name}").expect("the log can be written");
 }
@@ -169,6 +235,16 @@ fn device_of(context: *mut ibv_context) -> &'static FalseDevice {
     // SAFETY: the context is one that `ibv_open_device` made.
     let context = unsafe { &*context };
     listed(context.device)
+}
+
+/// Whether ports of this host have both addresses of a path by GIDs: the peer's, and this one's index.
+fn is_reached(path: &ibv_ah_attr) -> bool {
+    let ports: Vec<FalsePort> = host().0.iter().flat_map(|device| device.ports().clone()).collect();
+    let mut gids = ports.iter().flat_map(|port| &port.gids);
+    // SAFETY: a GID is sixteen bytes in either form.
+    let has = |gid: &ibv_gid_entry| unsafe { gid.gid.raw == path.grh.dgid.raw };
+    path.is_global == 0
+        || gids.clone().any(has) && gids.any(|gid| gid.gid_index == u32::from(path.grh.sgid_index))
 }
 
 #[unsafe(no_mangle)]
@@ -200,29 +276,40 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     log("open", listed(device));
-    let (events, other) = UnixStream::pair().expect("descriptors are left");
-    // The other end is never written to, and it stays open.
-    let _ = other.into_raw_fd();
-    let context = ibv_context { device, async_fd: events.into_raw_fd(), ..ibv_context::default() };
-    Box::leak(Box::new(context))
+    let (signal, async_fd) = Signal::new();
+    let mut context = ibv_context { device, async_fd, ..ibv_context::default() };
+    context.ops.post_send = Some(fabric::post_send);
+    context.ops.post_recv = Some(fabric::post_recv);
+    context.ops.poll_cq = Some(fabric::poll_cq);
+    context.ops.req_notify_cq = Some(fabric::req_notify_cq);
+    let context = Box::into_raw(Box::new(context));
+    contexts().insert(context.addr(), Events { waiting: VecDeque::new(), signal });
+    context
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     log("close", device_of(context));
-    // SAFETY: `ibv_open_device` leaked it.
-    drop(unsafe { Box::from_raw(context) });
+    contexts().remove(&context.addr());
+    // SAFETY: `ibv_open_device` made it.
+    let context = unsafe { Box::from_raw(context) };
+    // SAFETY: the descriptor is the context's, which ends here.
+    drop(unsafe { OwnedFd::from_raw_fd(context.async_fd) });
     0
 }
 
-/// There are no events: a read of the descriptor, which does not block, sets the error.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
-    // SAFETY: the context is one that `ibv_open_device` made.
-    let descriptor = unsafe { (*context).async_fd };
-    // SAFETY: the descriptor is the context's, and is not closed here.
-    let mut events = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(descriptor) });
-    -c_int::from(events.read(&mut [0; 1]).is_err())
+unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
+    let mut contexts = contexts();
+    let events = contexts.get_mut(&context.addr()).expect("an open device");
+    let Some((event_type, port_num)) = events.waiting.pop_front() else { return fabric::again() };
+    // SAFETY: the context is open.
+    Signal::lower(unsafe { (*context).async_fd });
+    let mut event = ibv_async_event { element: ibv_async_event__bindgen_ty_1 { qp: ptr::null_mut() }, event_type };
+    event.element.port_num = port_num;
+    // SAFETY: the caller's place for an event.
+    unsafe { into.write(event) };
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -231,7 +318,7 @@ extern "C" fn ibv_ack_async_event(_: *mut ibv_async_event) {}
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, into: *mut ibv_device_attr) -> c_int {
     let limits = ibv_device_attr {
-        phys_port_cnt: u8::try_from(device_of(context).ports.len()).expect("there are few"),
+        phys_port_cnt: u8::try_from(device_of(context).ports().len()).expect("there are few"),
         max_qp_wr: 32768,
         max_cqe: 1 << 22,
         max_qp_rd_atom: 16,
@@ -245,7 +332,7 @@ unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, into: *mut ibv_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, number: u8, into: *mut ibv_port_attr) -> c_int {
-    let Some(port) = device_of(context).ports.get(usize::from(number) - 1) else { return INVALID };
+    let Some(port) = device_of(context).ports().get(usize::from(number) - 1).cloned() else { return INVALID };
     // SAFETY: the caller's place for the attributes.
     unsafe { into.write(port.attributes) };
     0
@@ -253,7 +340,7 @@ unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, number: u8, into:
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, number: u8, index: c_int, into: *mut ibv_gid) -> c_int {
-    let Some(port) = device_of(context).ports.get(usize::from(number) - 1) else { return INVALID };
+    let Some(port) = device_of(context).ports().get(usize::from(number) - 1).cloned() else { return INVALID };
     let known = port.gids.iter().find(|gid| gid.gid_index == index.cast_unsigned());
     // SAFETY: the caller's place for the address.
     unsafe { into.write(known.map_or(ibv_gid { raw: [0; 16] }, |gid| gid.gid)) };
@@ -269,7 +356,8 @@ unsafe extern "C" fn _ibv_query_gid_table(
     _: u32,
     _: usize,
 ) -> isize {
-    let gids: Vec<ibv_gid_entry> = device_of(context).ports.iter().flat_map(|port| port.gids.iter().copied()).collect();
+    let ports = device_of(context).ports();
+    let gids: Vec<ibv_gid_entry> = ports.iter().flat_map(|port| port.gids.iter().copied()).collect();
     if most < gids.len() {
         return -(INVALID as isize);
     }
