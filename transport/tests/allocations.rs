@@ -118,7 +118,7 @@ impl CountedTransport {
                 }
                 Event::Received { .. } => self.landed += 1,
                 Event::Sent { .. } => self.sent += 1,
-                Event::Transmitted { .. } => {}
+                Event::Moved { .. } | Event::Transmitted { .. } => {}
                 Event::Gone { reason, .. } => panic!("the connection is over: {reason}"),
             }
         }

@@ -1,9 +1,9 @@
 //! Data path of the false library: reliable-connected queue pairs within the process, as hostile as cards may be.
 //!
-//! A thread moves payloads in pieces of a packet, in random order, also those of several work requests of a pair. Memory
-//! that a card may write holds [`POISON`] from the call that names it, or from the time at which the card takes up the
-//! request, until the last piece is there. A completion comes last, and those of a pair in order. A source is read when
-//! its piece is moved, so that memory that is used again too early shows.
+//! A thread moves payloads in pieces of a packet, in random order, also those of several work requests of a pair.
+//! Memory that a card may write holds [`POISON`] from the call that names it, or from the time at which the card takes
+//! the request up, until the last piece is there. A completion comes last, and those of a pair in order. A source is
+//! read when its piece is moved, so that memory that is used again too early shows.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
@@ -13,7 +13,7 @@ use std::{env, ptr, thread};
 
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use crate::bindings::*;
-use crate::{AGAIN, INVALID, Signal};
+use crate::{AGAIN, INVALID, RaisedDescriptor};
 
 /// Bytes of memory whose contents are not there yet.
 const POISON: u8 = 0xdb;
@@ -29,15 +29,15 @@ const INLINE_MAX: u32 = 128;
 #[derive(Default)]
 struct Fabric {
     pairs: BTreeMap<u32, Pair>,
-    regions: BTreeMap<u32, Region>,
+    regions: BTreeMap<u32, FalseRegion>,
     /// By address.
-    queues: BTreeMap<usize, Queue>,
+    queues: BTreeMap<usize, CompletionQueue>,
     channels: BTreeMap<usize, Channel>,
     made: u32,
     random: u64,
 }
 
-struct Region {
+struct FalseRegion {
     domain: usize,
     address: u64,
     bytes: u64,
@@ -47,10 +47,10 @@ struct Region {
 struct Channel {
     /// Queues that have announced a completion.
     announced: VecDeque<usize>,
-    signal: Signal,
+    signal: RaisedDescriptor,
 }
 
-struct Queue {
+struct CompletionQueue {
     channel: usize,
     done: VecDeque<ibv_wc>,
     entries: usize,
@@ -63,21 +63,21 @@ struct Pair {
     access: u32,
     there: u32,
     state: ibv_qp_state,
-    receives: VecDeque<Memory>,
-    sends: VecDeque<Request>,
+    receives: VecDeque<WorkMemory>,
+    sends: VecDeque<SendRequest>,
 }
 
-/// Memory of a work request, with the request's number.
+/// WorkMemory of a work request, with the request's number.
 #[derive(Clone, Copy)]
-struct Memory {
+struct WorkMemory {
     id: u64,
     address: u64,
     bytes: usize,
     key: u32,
 }
 
-struct Request {
-    memory: Memory,
+struct SendRequest {
+    memory: WorkMemory,
     inline: Option<Vec<u8>>,
     opcode: ibv_wr_opcode,
     is_signaled: bool,
@@ -147,7 +147,8 @@ impl Fabric {
 
     /// Moves one piece, or completes a request; whether there was something to do.
     fn step(&mut self) -> bool {
-        let busy: Vec<u32> = self.pairs.iter().filter(|(_, pair)| !pair.sends.is_empty()).map(|(key, _)| *key).collect();
+        let busy: Vec<u32> =
+            self.pairs.iter().filter(|(_, pair)| !pair.sends.is_empty()).map(|(key, _)| *key).collect();
         let mut left = busy;
         while !left.is_empty() {
             let number = left.swap_remove(self.below(left.len()));
@@ -192,7 +193,7 @@ impl Fabric {
     }
 
     /// The peer's receive that a message of this index fills.
-    fn receive_of(&self, number: u32, index: usize) -> Option<Memory> {
+    fn receive_of(&self, number: u32, index: usize) -> Option<WorkMemory> {
         let pair = &self.pairs[&number];
         let before = pair.sends.iter().take(index).filter(|request| request.takes_receive()).count();
         self.pairs.get(&pair.there)?.receives.get(before).copied()
@@ -203,7 +204,8 @@ impl Fabric {
         let pair = &self.pairs[&number];
         let request = &pair.sends[index];
         let (memory, remote, opcode) = (request.memory, request.remote, request.opcode);
-        let is_local = request.inline.is_some() || self.is_in(memory.key, (memory.address, memory.bytes), pair.domain, 0);
+        let is_local =
+            request.inline.is_some() || self.is_in(memory.key, (memory.address, memory.bytes), pair.domain, 0);
         if !is_local {
             return Err(IBV_WC_LOC_PROT_ERR);
         }
@@ -214,8 +216,8 @@ impl Fabric {
             _ => IBV_ACCESS_REMOTE_WRITE,
         };
         let is_message = opcode == IBV_WR_SEND;
-        let is_allowed = there.access & access != 0
-            && self.is_in(remote.1, (remote.0, memory.bytes), there.domain, access);
+        let is_allowed =
+            there.access & access != 0 && self.is_in(remote.1, (remote.0, memory.bytes), there.domain, access);
         if !is_message && !is_allowed {
             return Err(IBV_WC_REM_ACCESS_ERR);
         }
@@ -323,7 +325,7 @@ impl Fabric {
     /// Whether a range lies in a region of this key, domain and access; an empty one always does.
     fn is_in(&self, key: u32, (address, bytes): (u64, usize), domain: usize, access: u32) -> bool {
         let end = address.checked_add(bytes as u64);
-        let holds = |region: &Region| {
+        let holds = |region: &FalseRegion| {
             region.domain == domain
                 && region.access & access == access
                 && region.address <= address
@@ -333,7 +335,7 @@ impl Fabric {
     }
 }
 
-impl Request {
+impl SendRequest {
     /// Whether it fills a receive of the peer.
     fn takes_receive(&self) -> bool {
         matches!(self.opcode, IBV_WR_SEND | IBV_WR_RDMA_WRITE_WITH_IMM)
@@ -397,7 +399,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     let context = unsafe { (*domain).context };
     let mut fabric = fabric();
     let key = fabric.number();
-    let region = Region {
+    let region = FalseRegion {
         domain: key_of(domain),
         address: addr.expose_provenance() as u64,
         bytes: length as u64,
@@ -409,7 +411,12 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_reg_mr(domain: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+unsafe extern "C" fn ibv_reg_mr(
+    domain: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
     // SAFETY: the same arguments.
     unsafe { ibv_reg_mr_iova2(domain, address, length, 0, access.cast_unsigned()) }
 }
@@ -426,7 +433,7 @@ unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    let (signal, fd) = Signal::new();
+    let (signal, fd) = RaisedDescriptor::new();
     let channel = leak(ibv_comp_channel { context, fd, refcnt: 0 });
     fabric().channels.insert(key_of(channel), Channel { announced: VecDeque::new(), signal });
     channel
@@ -459,7 +466,7 @@ unsafe extern "C" fn ibv_get_cq_event(
         return again();
     };
     // SAFETY: the channel is open.
-    Signal::lower(unsafe { (*channel).fd });
+    RaisedDescriptor::lower(unsafe { (*channel).fd });
     // SAFETY: the caller's places.
     unsafe { queue.write(ptr::with_exposed_provenance_mut(announced)) };
     // SAFETY: as above.
@@ -469,8 +476,10 @@ unsafe extern "C" fn ibv_get_cq_event(
 
 /// Nothing is there now.
 pub(crate) fn again() -> c_int {
+    // SAFETY: it has no conditions.
+    let place = unsafe { errno() };
     // SAFETY: the place is this thread's.
-    unsafe { *errno() = AGAIN };
+    unsafe { place.write(AGAIN) };
     -1
 }
 
@@ -492,7 +501,7 @@ extern "C" fn ibv_create_cq(
 ) -> *mut ibv_cq {
     let queue = leak(ibv_cq { context, channel, cq_context, cqe, ..ibv_cq::default() });
     let entries = usize::try_from(cqe).expect("a positive number");
-    let made = Queue { channel: key_of(channel), done: VecDeque::new(), entries, is_armed: false };
+    let made = CompletionQueue { channel: key_of(channel), done: VecDeque::new(), entries, is_armed: false };
     fabric().queues.insert(queue.expose_provenance(), made);
     queue
 }
@@ -582,9 +591,10 @@ unsafe extern "C" fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int {
         let queue = fabric.queues.get_mut(&known.queue).expect("a queue outlives its pairs");
         queue.done.retain(|done| done.qp_num != number);
         // Requests of the peer that were under way have no answer.
-        let is_under_way = fabric.pairs.get(&known.there).is_some_and(|other| {
-            other.there == number && other.sends.iter().any(|request| request.pieces.is_some())
-        });
+        let is_under_way = fabric
+            .pairs
+            .get(&known.there)
+            .is_some_and(|other| other.there == number && other.sends.iter().any(|request| request.pieces.is_some()));
         if is_under_way {
             fabric.fail(known.there, IBV_WC_RETRY_EXC_ERR);
         }
@@ -614,7 +624,7 @@ pub(crate) unsafe extern "C" fn post_send(
         let remote = unsafe { request.wr.rdma };
         // SAFETY: either member has 32 bits.
         let immediate = unsafe { request.__bindgen_anon_1.imm_data };
-        let made = Request {
+        let made = SendRequest {
             memory,
             inline: inline.map(<[u8]>::to_vec),
             opcode: request.opcode,
@@ -661,13 +671,13 @@ pub(crate) unsafe extern "C" fn post_recv(
     0
 }
 
-fn memory(id: u64, entries: *const ibv_sge, count: c_int) -> Memory {
+fn memory(id: u64, entries: *const ibv_sge, count: c_int) -> WorkMemory {
     if count == 0 {
-        return Memory { id, address: 0, bytes: 0, key: 0 };
+        return WorkMemory { id, address: 0, bytes: 0, key: 0 };
     }
     // SAFETY: a request with an entry names it.
     let entry = unsafe { *entries };
-    Memory { id, address: entry.addr, bytes: entry.length as usize, key: entry.lkey }
+    WorkMemory { id, address: entry.addr, bytes: entry.length as usize, key: entry.lkey }
 }
 
 /// `ibv_poll_cq` of C's headers.

@@ -123,9 +123,9 @@ impl FalseDevice {
 }
 
 /// A descriptor that is readable as often as it was raised.
-struct Signal(UnixStream);
+struct RaisedDescriptor(UnixStream);
 
-impl Signal {
+impl RaisedDescriptor {
     /// The side that raises it, and the descriptor.
     fn new() -> (Self, c_int) {
         let (near, far) = UnixStream::pair().expect("descriptors are left");
@@ -147,7 +147,7 @@ impl Signal {
 /// Events of a device's context that were not read.
 struct Events {
     waiting: VecDeque<(ibv_event_type, c_int)>,
-    signal: Signal,
+    signal: RaisedDescriptor,
 }
 
 /// The open contexts, by address.
@@ -180,7 +180,8 @@ impl FalsePort {
             max_mtu: 5,
             active_mtu: 5,
             gid_tbl_len: GIDS,
-            max_msg_sz: 1 << 30,
+            // Longer payloads take several requests.
+            max_msg_sz: 1 << 20,
             lid: number(&after(lid, "lid=")),
             flags: number(&after(flags, "flags=")),
             active_speed: number(active_speed),
@@ -242,9 +243,9 @@ fn is_reached(path: &ibv_ah_attr) -> bool {
     let ports: Vec<FalsePort> = host().0.iter().flat_map(|device| device.ports().clone()).collect();
     let mut gids = ports.iter().flat_map(|port| &port.gids);
     // SAFETY: a GID is sixteen bytes in either form.
-    let has = |gid: &ibv_gid_entry| unsafe { gid.gid.raw == path.grh.dgid.raw };
-    path.is_global == 0
-        || gids.clone().any(has) && gids.any(|gid| gid.gid_index == u32::from(path.grh.sgid_index))
+    let raw = |gid: &ibv_gid| unsafe { gid.raw };
+    let has = |gid: &ibv_gid_entry| raw(&gid.gid) == raw(&path.grh.dgid);
+    path.is_global == 0 || gids.clone().any(has) && gids.any(|gid| gid.gid_index == u32::from(path.grh.sgid_index))
 }
 
 #[unsafe(no_mangle)]
@@ -276,7 +277,7 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     log("open", listed(device));
-    let (signal, async_fd) = Signal::new();
+    let (signal, async_fd) = RaisedDescriptor::new();
     let mut context = ibv_context { device, async_fd, ..ibv_context::default() };
     context.ops.post_send = Some(fabric::post_send);
     context.ops.post_recv = Some(fabric::post_recv);
@@ -304,7 +305,7 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, into: *mut i
     let events = contexts.get_mut(&context.addr()).expect("an open device");
     let Some((event_type, port_num)) = events.waiting.pop_front() else { return fabric::again() };
     // SAFETY: the context is open.
-    Signal::lower(unsafe { (*context).async_fd });
+    RaisedDescriptor::lower(unsafe { (*context).async_fd });
     let mut event = ibv_async_event { element: ibv_async_event__bindgen_ty_1 { qp: ptr::null_mut() }, event_type };
     event.element.port_num = port_num;
     // SAFETY: the caller's place for an event.

@@ -36,7 +36,7 @@ const DELAY_LONGEST: Duration = Duration::from_secs(64);
 
 /// The way of one connection from TCP to verbs.
 pub(super) struct Upgrade {
-    stage: Stage,
+    stage: UpgradeStage,
     side: UpgradeSide,
     /// Frames of this side behind its switch.
     held: WaitingFrames,
@@ -49,7 +49,7 @@ enum UpgradeSide {
     Server(Scheme),
 }
 
-enum Stage {
+enum UpgradeStage {
     /// Nothing is in progress.
     Idle,
     /// The client waits, then makes a queue pair. Without any device there is none.
@@ -83,19 +83,19 @@ impl Upgrade {
     /// The upgrade of a client's connection to an address that allows both.
     pub(super) fn of_client(address: Address, connection: &dyn Connection, device_context: &DeviceContext) -> Self {
         let mut upgrade =
-            Self { stage: Stage::Idle, side: UpgradeSide::Client(address, DELAY_FIRST), held: Vec::new() };
+            Self { stage: UpgradeStage::Idle, side: UpgradeSide::Client(address, DELAY_FIRST), held: Vec::new() };
         upgrade.prepare(connection, device_context);
         upgrade
     }
 
     /// The upgrade of an accepted connection.
     pub(super) fn of_server(scheme: Scheme) -> Self {
-        Self { stage: Stage::Idle, side: UpgradeSide::Server(scheme), held: Vec::new() }
+        Self { stage: UpgradeStage::Idle, side: UpgradeSide::Server(scheme), held: Vec::new() }
     }
 
     /// Whether this side's frames wait for the switch.
     pub(super) fn is_holding(&self) -> bool {
-        matches!(self.stage, Stage::Switching(_) | Stage::Draining(_))
+        matches!(self.stage, UpgradeStage::Switching(_) | UpgradeStage::Draining(_))
     }
 
     /// Frames that wait for the switch.
@@ -128,8 +128,8 @@ impl Upgrade {
             has_queued = self.receive(bytes, connection.as_mut(), device_context)?;
         }
         has_queued |= self.poll(connection.as_mut(), device_context, waker)?;
-        match std::mem::replace(&mut self.stage, Stage::Idle) {
-            Stage::Draining(endpoint) if connection.len() == 0 => {
+        match std::mem::replace(&mut self.stage, UpgradeStage::Idle) {
+            UpgradeStage::Draining(endpoint) if connection.len() == 0 => {
                 self.switch(connection, *endpoint, device_context)?;
                 Ok(UpgradeProgress::Switched)
             }
@@ -150,30 +150,30 @@ impl Upgrade {
         let message = if bytes.is_empty() { None } else { Some(HandshakeMessage::decode(&bytes)) };
         let message = message.transpose().map_err(ConnectionError::Broken)?;
         let is_client = matches!(self.side, UpgradeSide::Client(..));
-        let (stage, has_queued) = match (std::mem::replace(&mut self.stage, Stage::Idle), message, &self.side) {
-            (Stage::Idle, Some(HandshakeMessage::Yes(_)), UpgradeSide::Server(scheme)) => {
+        let (stage, has_queued) = match (std::mem::replace(&mut self.stage, UpgradeStage::Idle), message, &self.side) {
+            (UpgradeStage::Idle, Some(HandshakeMessage::Yes(_)), UpgradeSide::Server(scheme)) => {
                 let (context, scheme, local) = (device_context.clone(), *scheme, local(connection));
                 let answer = move || context.answer(&bytes, scheme, local);
-                (Stage::Answering(device_context.runtime().spawn_blocking(answer)), false)
+                (UpgradeStage::Answering(device_context.runtime().spawn_blocking(answer)), false)
             }
-            (Stage::Answered(_), Some(HandshakeMessage::No(reason)), _) => {
+            (UpgradeStage::Answered(_), Some(HandshakeMessage::No(reason)), _) => {
                 tracing::info!(reason, "a connection stays on TCP");
-                (Stage::Idle, false)
+                (UpgradeStage::Idle, false)
             }
-            (Stage::Answered(endpoint), None, _) => {
+            (UpgradeStage::Answered(endpoint), None, _) => {
                 connection.send(None, frame(Vec::new()), Vec::new());
-                (Stage::Draining(endpoint), true)
+                (UpgradeStage::Draining(endpoint), true)
             }
-            (Stage::Offered(endpoint), Some(HandshakeMessage::Yes(there)), _) => {
+            (UpgradeStage::Offered(endpoint), Some(HandshakeMessage::Yes(there)), _) => {
                 let prove = move || endpoint.connect(&there);
-                (Stage::Proving(device_context.runtime().spawn_blocking(prove)), false)
+                (UpgradeStage::Proving(device_context.runtime().spawn_blocking(prove)), false)
             }
-            (Stage::Offered(endpoint), Some(HandshakeMessage::No(reason)), _) => {
+            (UpgradeStage::Offered(endpoint), Some(HandshakeMessage::No(reason)), _) => {
                 device_context.note_lacking(&endpoint, &reason);
                 self.fail(&reason, connection, device_context);
                 return Ok(false);
             }
-            (Stage::Switching(endpoint), None, _) => (Stage::Draining(endpoint), false),
+            (UpgradeStage::Switching(endpoint), None, _) => (UpgradeStage::Draining(endpoint), false),
             _ => {
                 let (from, of) = if is_client { ("server", "answer") } else { ("client", "offer") };
                 return Err(ConnectionError::Broken(format!("the {from} sends an {of} of verbs out of order")));
@@ -192,20 +192,20 @@ impl Upgrade {
     ) -> Result<bool, ConnectionError> {
         let context = &mut Context::from_waker(waker);
         let (stage, message) = match &mut self.stage {
-            Stage::Preparing(task) => {
+            UpgradeStage::Preparing(task) => {
                 let Poll::Ready(prepared) = Pin::new(task).poll(context) else { return Ok(false) };
                 // A machine without any device has no upgrade.
                 let Some(endpoint) = prepared.map_err(|error| lost(&error))? else {
-                    self.stage = Stage::Idle;
+                    self.stage = UpgradeStage::Idle;
                     return Ok(false);
                 };
                 let offer = HandshakeMessage::Yes(endpoint.end());
-                (Stage::Offered(endpoint), Some(offer))
+                (UpgradeStage::Offered(endpoint), Some(offer))
             }
-            Stage::Proving(task) => {
+            UpgradeStage::Proving(task) => {
                 let Poll::Ready(proved) = Pin::new(task).poll(context) else { return Ok(false) };
                 match proved.map_err(|error| lost(&error))? {
-                    Ok(endpoint) => (Stage::Switching(Box::new(endpoint)), None),
+                    Ok(endpoint) => (UpgradeStage::Switching(Box::new(endpoint)), None),
                     Err(error) => {
                         let reason = error.to_string();
                         self.fail(&reason, connection, device_context);
@@ -214,14 +214,14 @@ impl Upgrade {
                     }
                 }
             }
-            Stage::Answering(task) => {
+            UpgradeStage::Answering(task) => {
                 let Poll::Ready(answered) = Pin::new(task).poll(context) else { return Ok(false) };
                 match answered.map_err(|error| lost(&error))? {
                     Ok(endpoint) => {
                         let answer = HandshakeMessage::Yes(endpoint.end());
-                        (Stage::Answered(endpoint), Some(answer))
+                        (UpgradeStage::Answered(endpoint), Some(answer))
                     }
-                    Err(reason) => (Stage::Idle, Some(HandshakeMessage::No(reason))),
+                    Err(reason) => (UpgradeStage::Idle, Some(HandshakeMessage::No(reason))),
                 }
             }
             _ => return Ok(false),
@@ -244,9 +244,8 @@ impl Upgrade {
     /// Begins to wait, and then to make a queue pair.
     fn prepare(&mut self, connection: &dyn Connection, device_context: &DeviceContext) {
         let UpgradeSide::Client(address, delay) = &self.side else { return };
-        let (context, address, mut delay, local) =
-            (device_context.clone(), address.clone(), *delay, local(connection));
-        self.stage = Stage::Preparing(device_context.runtime().spawn(async move {
+        let (context, address, mut delay, local) = (device_context.clone(), address.clone(), *delay, local(connection));
+        self.stage = UpgradeStage::Preparing(device_context.runtime().spawn(async move {
             loop {
                 tokio::time::sleep(delay).await;
                 let (context, address) = (context.clone(), address.clone());
@@ -279,7 +278,7 @@ impl Upgrade {
 
 impl Drop for Upgrade {
     fn drop(&mut self) {
-        if let Stage::Preparing(task) = &self.stage {
+        if let UpgradeStage::Preparing(task) = &self.stage {
             task.abort();
         }
     }

@@ -410,7 +410,7 @@ impl PairEndpoint {
     }
 
     /// Connects the client's queue pair to the server's, which is connected, and sends the first message; the peer's
-    /// card has taken it when this returns. Blocks for at most [`PROOF_LIMIT`], and while the system resolves addresses.
+    /// card has taken it when this returns. Blocks for at most [`PROOF_LIMIT`] and the system's search for the address.
     pub(crate) fn connect(self, there: &PairAddress) -> Result<Self, ConnectionError> {
         let mut joined = self.join(there)?;
         let ConnectionParts { messages, outcomes, .. } = &mut joined.parts;

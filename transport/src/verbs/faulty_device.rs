@@ -9,8 +9,8 @@ use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::provider::{
-    CompletionChannel, CompletionKind, DeviceNews, MemoryRegion, PairAddress, PairCapacity, PortAttributes, ProtectionDomain,
-    QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
+    CompletionChannel, CompletionKind, DeviceNews, MemoryRegion, PairAddress, PairCapacity, PortAttributes,
+    ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
 };
 use super::reasons::VerbsError;
 use super::software_device::SoftwareDevice;

@@ -310,8 +310,7 @@ impl DevicePort {
             is_here: layer == LinkLayer::InfiniBand || is_of_this_namespace(address, entry.ndev_ifindex),
         };
         let (handle, fabric) = (Arc::clone(handle), fabric.clone());
-        let port =
-            Self { handle, attributes, number, gid_index, is_global, fabric, queue_max, message_max };
+        let port = Self { handle, attributes, number, gid_index, is_global, fabric, queue_max, message_max };
         Some((candidate, port))
     }
 

@@ -65,7 +65,7 @@ pub(crate) trait CompletionChannel: Send + Sync {
     fn domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
 }
 
-/// What asynchronous events have said.
+/// Asynchronous events since the last call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceNews {
     /// A failure after which queue pairs do not recover.

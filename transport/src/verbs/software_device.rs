@@ -17,8 +17,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::memory_span::MemorySpan;
 use super::provider::{
-    CompletionChannel, CompletionKind, DeviceNews, LinkLayer, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
-    ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, RemoteAddress, WorkCompletion, WorkRequest,
+    CompletionChannel, CompletionKind, DeviceNews, LinkLayer, MemoryRegion, Operation, PairAddress, PairCapacity,
+    PortAttributes, ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, RemoteAddress,
+    WorkCompletion, WorkRequest,
 };
 use super::reasons::VerbsError;
 use super::status::CompletionStatus;

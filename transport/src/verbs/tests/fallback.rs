@@ -186,9 +186,7 @@ fn a_connection_over_tcp_returns_to_verbs_between_two_frames() {
         talk(&mut choice, ends, |_| began.elapsed() > Duration::from_millis(2500));
         assert_eq!(choice.over_verbs(), before, "{fault:?}, {is_open}: over TCP as long as verbs fail");
         choice.device.inject(None);
-        talk(&mut choice, ends, |choice| {
-            choice.over_verbs().iter().zip(before).all(|(now, before)| *now > before)
-        });
+        talk(&mut choice, ends, |choice| choice.over_verbs().iter().zip(before).all(|(now, before)| *now > before));
         let known = choice.over_verbs();
         let began = Instant::now();
         talk(&mut choice, ends, |_| began.elapsed() > Duration::from_millis(200));

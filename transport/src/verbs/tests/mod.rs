@@ -2,8 +2,8 @@
 
 mod copies;
 mod failures;
-mod false_library;
 mod fallback;
+mod false_library;
 pub(super) mod fixtures;
 mod hostile_client;
 mod hosts;
