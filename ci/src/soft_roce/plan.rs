@@ -131,9 +131,9 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
 ];
 
 /// Serves until the trainer says that it is done. With `auto` both sides may choose, and must have chosen verbs. With
-/// `flap` the wire loses one packet in a hundred and reorders one in twenty, the link is down for two seconds from when
-/// the trainer has done its first epoch, and then the device is gone for one. Ten seconds later all frames must go over
-/// verbs again: TCP has at most a segment for what ends the program.
+/// `flap` the wire loses one packet in a hundred and reorders one in twenty, and the link is down for two seconds from when
+/// the trainer has done its first epoch. Ten seconds later all frames must go over verbs again: TCP has at most the
+/// segments of what ends the program.
 const SERVE: &str = r#"
 mkdir /tmp/$2
 echo "the same on both machines" > /tmp/$2/token
@@ -146,7 +146,6 @@ if [ "$3" = flap ]; then
     nc -l -p $(($2 + 1000)) > /dev/null
     /bin/tc qdisc change dev eth0 root netem loss 1% delay 10ms reorder 5%
     /bin/ip link set eth0 down; sleep 2; /bin/ip link set eth0 up
-    rdma link delete rxe0; sleep 1; rdma link add rxe0 type rxe netdev eth0
     sleep 10
     segments=$(segments); bytes=$(bytes)
 fi

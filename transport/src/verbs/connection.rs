@@ -299,7 +299,10 @@ impl Connection for VerbsConnection {
     }
 
     fn has_work(&mut self) -> bool {
-        self.socket.must_poll_socket || self.messages.work_requests.has_news() || self.health.failure().is_some()
+        self.socket.must_poll_socket
+            || self.messages.must_turn()
+            || self.messages.work_requests.has_news()
+            || self.health.failure().is_some()
     }
 
     fn request_wakeup(&mut self) {

@@ -40,6 +40,10 @@ pub(super) struct CreditedMessages {
     bulk_owed: u16,
     control_owed: u16,
     borrowed_owed: u16,
+    /// Whether the report of a payload that was read waits a turn for an answer to carry it, and whether a turn must
+    /// follow.
+    is_fresh: bool,
+    must_turn: bool,
     sent: u32,
     received: u32,
     /// Bulk messages that were not read to their end.
@@ -78,6 +82,8 @@ impl CreditedMessages {
             bulk_owed: 0,
             control_owed: 0,
             borrowed_owed: 0,
+            is_fresh: false,
+            must_turn: false,
             sent: 0,
             received: 0,
             arrived: VecDeque::with_capacity(usize::from(BULK_SLOTS)),
@@ -162,13 +168,21 @@ impl CreditedMessages {
     /// The next message reports that the payload of one more frame was read.
     pub(super) fn owe_borrowed(&mut self) {
         self.borrowed_owed += 1;
+        self.is_fresh = true;
+    }
+
+    /// Whether a turn must follow, because a report waits.
+    pub(super) fn must_turn(&self) -> bool {
+        self.must_turn
     }
 
     /// Sends owed credits and reports that no other message carried, and posts the batch.
     pub(super) fn send_owed(&mut self) -> Result<(), ConnectionError> {
         self.close_open();
         let must = self.control_owed >= CONTROL_OWED && self.note > 0;
-        let should = (self.borrowed_owed > 0 || self.bulk_owed >= BULK_OWED) && self.note > CONTROL_KEPT;
+        self.must_turn = std::mem::take(&mut self.is_fresh) && self.borrowed_owed > 0;
+        let is_due = self.borrowed_owed > 0 && !self.must_turn || self.bulk_owed >= BULK_OWED;
+        let should = is_due && self.note > CONTROL_KEPT;
         if must || should {
             self.send_control(MessageKind::CreditsOnly, &[]);
         }

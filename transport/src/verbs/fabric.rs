@@ -132,7 +132,7 @@ const SETTINGS: [FabricSetting; 10] = [
     },
     FabricSetting {
         name: "retries",
-        default: "7",
+        default: "6",
         variables: &[("PSERVER_RDMA_RETRIES", plain), ("NCCL_IB_RETRY_CNT", plain), ("UCX_RC_RETRY_COUNT", plain)],
         expected: "a number from 0 to 7",
     },

@@ -28,8 +28,8 @@ use super::status::CompletionStatus;
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
 
-/// Messages up to this length are posted inline where the device supports it.
-const INLINE_WANTED: u32 = 256;
+/// Messages up to the first of these lengths that the device supports are posted inline: the card need not fetch them.
+const INLINE_WANTED: [u32; 5] = [1024, 512, 256, 64, 0];
 /// Completions per poll.
 const POLLED: usize = 32;
 /// Bytes registered at start to test the limit of locked memory.
@@ -266,8 +266,13 @@ impl ProtectionDomain for HardwareDomainHandle {
             return Err(VerbsError::new(format!("{entries} pieces of work at once; the device takes {queue_max}")));
         }
         let queue = checked::queue(verbs, port.handle.context, entries, completion_channel.channel)?;
-        let made = self.0.make(capacity, queue, INLINE_WANTED);
-        let made = made.or_else(|_| self.0.make(capacity, queue, 64)).or_else(|_| self.0.make(capacity, queue, 0));
+        let mut made = Err(VerbsError::new("no queue pair was tried"));
+        for inline in INLINE_WANTED {
+            made = self.0.make(capacity, queue, inline);
+            if made.is_ok() {
+                break;
+            }
+        }
         let (pair, inline_max) = match made {
             Ok(made) => made,
             Err(fault) => {

@@ -72,8 +72,9 @@ struct VerbsPostedReceive {
     missing: usize,
     /// Long payloads in all.
     long: usize,
-    /// Staging of the connecting side, by buffer index; and the number of buffers whose addresses the peer was told.
+    /// Staging of the connecting side, by buffer index.
     staged: Vec<(usize, Lease)>,
+    /// Long payloads whose buffers the peer was told, or that are being read from it.
     granted: usize,
 }
 
@@ -380,6 +381,7 @@ impl VerbsPostedReceive {
                 there.bytes
             )));
         }
+        self.granted += 1;
         let Some(key) = key else {
             // A discarded payload is not read.
             assert!(matches!(place, Incoming::Discard { .. }), "nothing lands in another process's memory");
@@ -388,6 +390,7 @@ impl VerbsPostedReceive {
         };
         let place = std::mem::replace(&mut self.buffers[self.place], Incoming::Discard { bytes });
         let index = ReceiveIndex { posted: self.write_number, place: self.place };
+        let index = (index, self.granted == self.long);
         messages.work_requests.read(Operation::Read(there.remote), index, place, staged, key);
         counters.moved(bytes as usize);
         Ok(Some(bytes as usize))

@@ -139,11 +139,12 @@ impl InFlightRequests {
         self.add(Operation::Send, span, InFlightRequest::Message(slot));
     }
 
-    /// Reads the peer's memory into a buffer, or into its staging.
+    /// Reads the peer's memory into a buffer, or into its staging. The last read of a frame is signaled, so that the
+    /// frame is complete before later ones of its batch are.
     pub(super) fn read(
         &mut self,
         operation: Operation,
-        index: ReceiveIndex,
+        (index, is_last): (ReceiveIndex, bool),
         mut place: Incoming,
         mut staged: Option<Lease>,
         key: u32,
@@ -153,6 +154,9 @@ impl InFlightRequests {
             None => MemorySpan::of_mut(place.bytes_mut(), key),
         };
         self.add(operation, span, InFlightRequest::Read { index, place, staged });
+        if let Some(read) = self.batch.last_mut() {
+            read.is_signaled = is_last;
+        }
     }
 
     /// Writes a payload to the peer's memory.
@@ -172,8 +176,8 @@ impl InFlightRequests {
         self.posted.push_back(flight);
     }
 
-    /// Posts all added receives and requests, each with one call. Only the last request of a batch is signaled: its
-    /// completion covers those before it.
+    /// Posts all added receives and requests, each with one call. The last request of a batch is signaled: a completion
+    /// covers the requests before it.
     pub(super) fn ring_doorbell(&mut self) -> Result<(), ConnectionError> {
         if self.lost.is_none() {
             self.lost = self.post_batch().err();
