@@ -212,14 +212,16 @@ impl Connection for VerbsConnection {
         let unfilled = self.receiver.take_unfilled();
         // The peer can access memory that it was told of as long as that is registered.
         let is_open = !is_closed && self.side == ConnectionSide::Connecting;
+        if is_open {
+            // Memory that other connections use is deregistered with theirs.
+            self.health.fail("a queue pair could not be destroyed".to_owned());
+        }
         if is_open && !self.sender.end_memory() {
             for parcel in frames.iter().flat_map(|(_, body)| body) {
                 if let Outgoing::Loan(loan) = parcel {
                     loan.tear();
                 }
             }
-        }
-        if is_open && !self.receiver.end_memory() {
             for place in &unfilled {
                 if let Incoming::Loan(loan) = place {
                     loan.tear();

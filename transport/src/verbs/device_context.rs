@@ -88,10 +88,12 @@ type DeviceLookup = Result<Arc<OpenDevice>, (Instant, VerbsError)>;
 /// An open device.
 pub(super) struct OpenDevice {
     attributes: PortAttributes,
-    completion_channel: Arc<dyn CompletionChannel>,
-    /// The domain of accepted connections. Their memory is not accessible to peers, so they share one.
+    /// The domain of this process's connections.
     domain: Arc<dyn ProtectionDomain>,
+    /// Memory of accepted connections, which is not accessible to peers.
     local_registry: MemoryRegistry,
+    /// Memory of connections that this side made: each is registered once, however many servers access it.
+    remote_registry: MemoryRegistry,
     health: Arc<DeviceHealth>,
 }
 
@@ -220,14 +222,10 @@ impl DeviceContext {
         side: ConnectionSide,
     ) -> Result<PairEndpoint, ConnectionError> {
         let DeviceContextInner { is_checked, counters, .. } = &*self.0;
-        let own = match side {
-            ConnectionSide::Accepting => None,
-            ConnectionSide::Connecting => Some(open_device.completion_channel.domain()?),
-        };
-        let domain = own.as_ref().unwrap_or(&open_device.domain);
-        let registry = |access| match &own {
-            None => open_device.local_registry.clone(),
-            Some(domain) => MemoryRegistry::new(domain, access, counters),
+        let domain = &open_device.domain;
+        let registry = match side {
+            ConnectionSide::Accepting => &open_device.local_registry,
+            ConnectionSide::Connecting => &open_device.remote_registry,
         };
         let pair = domain.pair(&InFlightRequests::capacity(side == ConnectionSide::Connecting))?;
         let arena = Arena::new(&slots()).map_err(|failure| ConnectionError::Device(failure.to_string()))?;
@@ -238,8 +236,8 @@ impl DeviceContext {
         drop(first);
         let end = pair.here();
         let messages = CreditedMessages::new(InFlightRequests::new(pair, key), &arena)?;
-        let (send_staging, receive_staging) = (registry(RegionAccess::RemoteRead), registry(RegionAccess::RemoteWrite));
-        let (send_staging, receive_staging) = (VerbsStaging::new(send_staging), VerbsStaging::new(receive_staging));
+        let (send_staging, receive_staging) =
+            (VerbsStaging::new(registry.clone()), VerbsStaging::new(registry.clone()));
         let (counters, health, is_checked) = (Arc::clone(counters), Arc::clone(&open_device.health), *is_checked);
         Ok(PairEndpoint {
             end,
@@ -320,10 +318,11 @@ impl DeviceContext {
             true => MemoryRegistry::limited(&domain, RegionAccess::Local, &self.0.counters),
             false => MemoryRegistry::new(&domain, RegionAccess::Local, &self.0.counters),
         };
+        let remote_registry = MemoryRegistry::new(&domain, RegionAccess::Remote, &self.0.counters);
         watch(&completion_channel, &health, &self.0.watcher)
             .map_err(|error| VerbsError::new(format!("watching the device's completions: {error}")))?;
         tracing::info!(device = attributes.name, "device memory: {}", device.device_memory());
-        let open_device = Arc::new(OpenDevice { attributes, completion_channel, domain, local_registry, health });
+        let open_device = Arc::new(OpenDevice { attributes, domain, local_registry, remote_registry, health });
         open_devices.open.push(Arc::clone(&open_device));
         Ok(open_device)
     }

@@ -241,8 +241,7 @@ impl ProtectionDomain for HardwareDomainHandle {
         let access = IBV_ACCESS_LOCAL_WRITE
             | match access {
                 RegionAccess::Local => 0,
-                RegionAccess::RemoteRead => IBV_ACCESS_REMOTE_READ,
-                RegionAccess::RemoteWrite => IBV_ACCESS_REMOTE_WRITE,
+                RegionAccess::Remote => IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
             };
         let registered = checked::register(
             self.0.completion_channel.verbs(),

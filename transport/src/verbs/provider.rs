@@ -79,10 +79,8 @@ pub(crate) struct DeviceNews {
 pub(crate) enum RegionAccess {
     /// No remote access.
     Local,
-    /// Peers of queue pairs in the same domain may read.
-    RemoteRead,
-    /// Peers of queue pairs in the same domain may write.
-    RemoteWrite,
+    /// Peers of open queue pairs in the same domain may read and write.
+    Remote,
 }
 
 /// A protection domain.

@@ -168,11 +168,6 @@ impl VerbsReceiver {
         self.posted_receives.drain(..).flat_map(|posted| posted.buffers).collect()
     }
 
-    /// Deregisters the memory that the peer was told of; whether the peer can write it no more.
-    pub(super) fn end_memory(&self) -> bool {
-        self.staging.registry().end()
-    }
-
     /// Whether the stream is between two frames.
     pub(super) fn is_between(&self, messages: &CreditedMessages) -> bool {
         matches!(self.state, VerbsReceiveState::Header) && self.posted_receives.is_empty() && messages.available() == 0

@@ -313,7 +313,7 @@ mod tests {
         let arena = Arena::new(&budget).expect("an arena");
         let lease = arena.take(1).expect("a slot");
         let memory = lease.mapped().expect("it is a slot");
-        let registry = MemoryRegistry::new(&domain, RegionAccess::RemoteWrite, &Arc::default());
+        let registry = MemoryRegistry::new(&domain, RegionAccess::Remote, &Arc::default());
         registry.remote_key_of(&lease).expect("it is registered");
         device.inject(fault.map(|fault| FaultInjection { fault, is_open: true, after: 0 }));
         end(registry);
@@ -378,7 +378,7 @@ mod tests {
         let software_device = SoftwareDevice::new();
         let domain = software_device.completion_channel().expect("a completion channel").domain().expect("a domain");
         let counters = Arc::<VerbsCounters>::default();
-        let registry = MemoryRegistry::new(&domain, RegionAccess::RemoteRead, &counters);
+        let registry = MemoryRegistry::new(&domain, RegionAccess::Remote, &counters);
         // Untouched pages take no memory.
         let buffer = Buffer::new(WHOLE).expect("this system shares memory");
         let begins =
@@ -401,7 +401,7 @@ mod tests {
             let device = FaultyDevice::new(Arc::new(SoftwareDevice::new()));
             let domain = device.completion_channel().expect("a completion channel").domain().expect("a domain");
             let counters = Arc::<VerbsCounters>::default();
-            let registry = MemoryRegistry::new(&domain, RegionAccess::RemoteRead, &counters);
+            let registry = MemoryRegistry::new(&domain, RegionAccess::Remote, &counters);
             // Three pieces of untouched memory.
             let own = vec![0_u8; 2 * BORROWED_STEP_BYTES + 1];
             let mapping = Arc::new(Mapping::of_caller(own.as_ptr().addr(), own.len()).expect("it is some bytes"));
@@ -430,7 +430,7 @@ mod tests {
     fn memory_of_the_callers_that_the_device_refuses_is_copied_and_tried_no_more() {
         let device = FaultyDevice::new(Arc::new(SoftwareDevice::new()));
         let domain = device.completion_channel().expect("a completion channel").domain().expect("a domain");
-        let registry = MemoryRegistry::new(&domain, RegionAccess::RemoteRead, &Arc::default());
+        let registry = MemoryRegistry::new(&domain, RegionAccess::Remote, &Arc::default());
         let (own, buffer) = ([0; 100], Buffer::new(100).expect("this system shares memory"));
         let mapping = Arc::new(Mapping::of_caller(own.as_ptr().addr(), 100).expect("it is some bytes"));
         let key = |bytes: &[u8], mapping| {

@@ -295,7 +295,7 @@ impl VerbsSender {
         unbegun
     }
 
-    /// Deregisters the memory that the peer was told of; whether the peer can read it no more.
+    /// Deregisters the memory that peers were told of, also for sending to it; whether they can access it no more.
     pub(super) fn end_memory(&self) -> bool {
         self.staging.registry().end()
     }

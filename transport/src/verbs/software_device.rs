@@ -359,12 +359,12 @@ impl FabricState {
                 self.complete(there, receive.id, CompletionKind::Message(span.bytes()));
             }
             Operation::Read(target) => {
-                self.check(there, target, span.bytes(), RegionAccess::RemoteRead)?;
+                self.check(there, target, span.bytes())?;
                 self.record_transfer(span, target, true);
                 copy(target.address, span.address(), span.bytes());
             }
             Operation::Write(target, told) => {
-                self.check(there, target, span.bytes(), RegionAccess::RemoteWrite)?;
+                self.check(there, target, span.bytes())?;
                 self.record_transfer(span, target, false);
                 if let Some(told) = told {
                     let receive = self.room(there)?;
@@ -423,15 +423,9 @@ impl FabricState {
     }
 
     /// Whether the peer allows this access; an empty range is always allowed.
-    fn check(
-        &mut self,
-        there: u32,
-        address: RemoteAddress,
-        bytes: u32,
-        access: RegionAccess,
-    ) -> Result<(), CompletionStatus> {
+    fn check(&mut self, there: u32, address: RemoteAddress, bytes: u32) -> Result<(), CompletionStatus> {
         let (target, is_open) = (self.pairs[&there].domain, self.pairs[&there].is_open);
-        let is_right = |region: &SoftwareRegionEntry| region.domain == target && region.access == access;
+        let is_right = |region: &SoftwareRegionEntry| region.domain == target && region.access == RegionAccess::Remote;
         if is_open && self.is_allowed(address.key, address.address, bytes, is_right) {
             return Ok(());
         }

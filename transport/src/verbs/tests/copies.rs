@@ -162,6 +162,48 @@ fn memory_that_took_the_place_of_other_memory_is_registered_anew() {
     assert_ne!(keys[0], keys[1]);
 }
 
+/// A trainer's memory is registered once, for gradients and for values, by however many servers it is accessed.
+#[test]
+fn memory_is_registered_once_for_all_connections_and_both_ways() {
+    let software_device = Arc::new(SoftwareDevice::new());
+    let devices = VerbsDevices::This(VerbsDevice(Arc::clone(&software_device) as Arc<_>));
+    let options = NetworkOptions { devices, ..NetworkOptions::default() };
+    let mut rig = ConformanceRig::new(ends("verbs://127.0.0.1:0", &options));
+    let (mut gradient, mut parameter) = (TrainerMemory::own(), TrainerMemory::own());
+    for number in 0..8 {
+        let (near, far) = rig.connect();
+        let landed = rig.far.landed().count();
+        for memory in [&mut gradient, &mut parameter] {
+            let mapping = memory.mapping().clone();
+            lend(|book| {
+                let sent = memory.bytes();
+                let loan = book.read(sent).within(&mapping);
+                rig.near.send(near, &push(number, &[sent]), vec![Outgoing::Loan(loan)]);
+                rig.until("it landed", |rig| rig.near.sends_out == 0 && rig.far.landed().count() > landed);
+            });
+            lend(|book| {
+                rig.near.held.insert(near);
+                let heads = |seen: &[SeenEvent]| seen.iter().filter(|one| matches!(one, SeenEvent::Head(..))).count();
+                let known = heads(&rig.near.seen);
+                let value = bytes(LENGTH, number);
+                let chunk = rig.far.lease(&value);
+                rig.far.send(far, &push(number, &[&value]), vec![Outgoing::Value(chunk)]);
+                rig.until("its head is there", |rig| heads(&rig.near.seen) > known);
+                let place = book.write(memory.bytes_mut()).within(&mapping);
+                rig.near.land(near, vec![Incoming::Loan(place)]);
+                rig.until("it landed", |rig| rig.near.receives_out + rig.far.sends_out == 0);
+            });
+        }
+        for memory in [&gradient, &parameter] {
+            let start = memory.bytes().as_ptr().addr() as u64;
+            let is_of = |address: u64| (start..start + LENGTH as u64).contains(&address);
+            let regions = software_device.regions().into_iter().filter(|(_, address, _)| is_of(*address));
+            let registered: u64 = regions.map(|(_, _, bytes)| bytes).sum();
+            assert_eq!(registered, LENGTH as u64, "after {} connections", number + 1);
+        }
+    }
+}
+
 #[test]
 fn from_other_memory_one_copy_is_made_and_counted() {
     let options =
