@@ -200,6 +200,8 @@ fn verbs() -> Vec<Diagnosis> {
     let fix_memory = "gradients of an accelerator go through the host";
     found.push(finding("verbs", "ok", device.name(), fix));
     found.push(finding("device memory over verbs", "note", device.device_memory(), fix_memory));
+    let fix = "start workers with spawn, not with fork";
+    found.extend(VerbsDevice::fork_warning().map(|warning| finding("fork", "bad", warning, fix)));
     found
 }
 

@@ -132,9 +132,9 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
 
 /// Serves until the trainer says that it is done. With `auto` both sides may choose, and must have chosen verbs. With
 /// `flap` the server's machine has no device before the trainer has done its first epoch. Then it has one, and the
-/// connection must go on over verbs. The wire, which loses one packet in a hundred and reorders one in twenty, stalls for
-/// four seconds: no connection is lost. The link is down for two, which ends a queue pair of soft-RoCE that sends. Ten
-/// seconds later all frames must go over verbs: TCP has at most the segments of what ends the program.
+/// connection must go on over verbs. The wire, which loses one packet in a hundred and reorders one in twenty, stalls
+/// for four seconds: no connection is lost. The link is down for two, which ends a queue pair of soft-RoCE that sends.
+/// Ten seconds later all frames must go over verbs: TCP has at most the segments of what ends the program.
 const SERVE: &str = r#"
 mkdir /tmp/$2
 echo "the same on both machines" > /tmp/$2/token
@@ -165,7 +165,7 @@ fi
 nc -l -p $(($2 + 2000)) > /dev/null
 if [ "$3" = flap ]; then
     segments=$(($(segments) - segments)); bytes=$(($(bytes) - bytes))
-    echo "figure connections that went on over verbs: $(returned), the first two after $second s; lost in a stall: $lost"
+    echo "figure connections that went on over verbs: $(returned), two after $second s; lost in a stall: $lost"
     echo "figure from 10 s after the flap on: $bytes bytes arrived, with $segments segments of TCP"
     [ $second -lt 20 ] && [ $lost = 0 ] && [ $bytes -gt 500000 ] && [ $segments -lt 50 ] ||
         { cat /tmp/$2/log; exit 1; }

@@ -11,7 +11,8 @@
 //!
 //! The devices carry connections within the process (`fabric`), and `false_ibverbs_event` reports an event of them.
 //!
-//! `PSERVER_FALSE_IBVERBS_LOG` names a file that gets a line for each device that is opened or closed.
+//! `PSERVER_FALSE_IBVERBS_LOG` names a file that gets a line for each device that is opened or closed, and for each
+//! call that prepares for forks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -220,10 +221,14 @@ fn write(into: &mut [c_char], text: &str) {
 }
 
 fn log(what: &str, device: &FalseDevice) {
+    note(&format!("{what} {}", device.name().to_string_lossy()));
+}
+
+/// Adds a line to the log.
+fn note(line: &str) {
     let Ok(path) = env::var("PSERVER_FALSE_IBVERBS_LOG") else { return };
-    let name = device.name().to_string_lossy();
     let mut file = fs::File::options().append(true).create(true).open(path).expect("the log can be written");
-    writeln!(file, "{what} {name}").expect("the log can be written");
+    writeln!(file, "{line}").expect("the log can be written");
 }
 
 /// A device of the list.
@@ -248,8 +253,18 @@ fn is_reached(path: &ibv_ah_attr) -> bool {
     path.is_global == 0 || gids.clone().any(has) && gids.any(|gid| gid.gid_index == u32::from(path.grh.sgid_index))
 }
 
+/// A host whose `PSERVER_FALSE_IBVERBS_FORK` is `old` has a kernel before 5.12.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
+    if env::var("PSERVER_FALSE_IBVERBS_FORK").is_ok_and(|kernel| kernel == "old") {
+        return IBV_FORK_DISABLED;
+    }
+    IBV_FORK_UNNEEDED
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
+    note("fork_init");
     0
 }
 

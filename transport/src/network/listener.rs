@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pserver_core::error::Failure;
@@ -27,6 +28,8 @@ use crate::verbs::OfferAnswer;
 
 /// Connections without a hello; a further one drops the oldest.
 const PENDING_MAX: usize = 256;
+/// Time to make the queue pair of a connection: many trainers may connect at once, each to every shard.
+const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 /// The backlog of connections that were not accepted.
 const BACKLOG: u32 = 1024;
 /// Delay after a failed accept, for example without descriptors, so that others can be closed.
@@ -213,25 +216,33 @@ struct HelloContext {
     blocking_pool: BlockingPool,
 }
 
+/// A connection whose hello is awaited.
+struct PendingHello {
+    task: AbortHandle,
+    /// Whether its hello has come.
+    is_greeted: Arc<AtomicBool>,
+}
+
 async fn accept(sockets: &ListenSockets, context: &Arc<HelloContext>) {
-    let mut pending: VecDeque<AbortHandle> = VecDeque::new();
+    let mut pending: VecDeque<PendingHello> = VecDeque::new();
     loop {
         match sockets.next().await {
             Ok((incoming, origin)) => {
-                pending.retain(|task| !task.is_finished());
+                pending.retain(|one| !one.task.is_finished() && !one.is_greeted.load(Ordering::Relaxed));
                 if pending.len() >= PENDING_MAX
                     && let Some(oldest) = pending.pop_front()
                 {
-                    oldest.abort();
+                    oldest.task.abort();
                 }
-                let context = Arc::clone(context);
+                let (context, is_greeted) = (Arc::clone(context), Arc::new(AtomicBool::new(false)));
+                let told = Arc::clone(&is_greeted);
                 let greeting = async move {
                     match incoming {
-                        IncomingSocket::Tcp(stream) => handle_tcp(stream, origin, context).await,
+                        IncomingSocket::Tcp(stream) => handle_tcp(stream, origin, context, &told).await,
                         IncomingSocket::Shm(stream) => handle_shm(stream, origin, context).await,
                     }
                 };
-                pending.push_back(tokio::spawn(greeting).abort_handle());
+                pending.push_back(PendingHello { task: tokio::spawn(greeting).abort_handle(), is_greeted });
             }
             Err(error) => {
                 tracing::warn!(%error, "accepting a connection failed");
@@ -241,7 +252,7 @@ async fn accept(sockets: &ListenSockets, context: &Arc<HelloContext>) {
     }
 }
 
-async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloContext>) {
+async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloContext>, is_greeted: &AtomicBool) {
     // A probe of the port connects and closes; that is no client.
     if let Ok(Ok(0) | Err(_)) = tokio::time::timeout(context.options.hello_timeout, stream.peek(&mut [0])).await {
         tracing::debug!(origin, "a connection was closed before its first byte");
@@ -250,6 +261,8 @@ async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloCon
     let refused = match context.hello(&mut stream).await {
         Err(refused) => Some((stream, refused)),
         Ok((mut hello, lane)) => {
+            // It is authenticated. Its queue pair may take a while.
+            is_greeted.store(true, Ordering::Relaxed);
             let answer = context.answer(&mut hello, lane, &stream).await;
             let configured = socket::configure(&stream, &context.options.socket).and_then(|()| stream.into_std());
             let Some(stream) = into_std_or_log(configured, &origin) else { return };
@@ -349,11 +362,10 @@ impl HelloContext {
         let (local, host) = (ip(stream.local_addr()), ip(stream.peer_addr()));
         let (device_context, scheme) = (lane.device_context().clone(), self.scheme);
         let made = self.blocking_pool.run(host, move || device_context.answer(&offer, scheme, local));
-        let limit = self.options.connect_timeout;
-        Some(match tokio::time::timeout(limit, made).await {
+        Some(match tokio::time::timeout(PAIR_TIMEOUT, made).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => Err(format!("the server: making a pair: {error}")),
-            Err(_) => Err(format!("the server: no pair within {limit:?}")),
+            Err(_) => Err(format!("the server: no pair within {PAIR_TIMEOUT:?}")),
         })
     }
 

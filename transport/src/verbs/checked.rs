@@ -35,14 +35,23 @@ pub(super) fn library() -> Result<&'static Verbs, VerbsError> {
         let handle = unsafe { Verbs::new("libibverbs.so.1") };
         let missing = |error| VerbsError::new(reasons::text(&UnavailableCause::Library(format!("{error}")), None));
         let verbs = handle.map_err(missing)?;
-        // A fork must not remove registered pages from the child. Kernels that copy such pages need nothing. The call
-        // fails where another library of the process, such as MPI, has registered memory before.
-        if let Err(fault) = call!(verbs, ibv_fork_init).and_then(|code| zero(code, "preparing for forks")) {
+        // Kernels from 5.12 on copy registered pages at a fork, and need nothing. On older ones, the first write after
+        // a fork would give this process another page than the card has. Then registered pages are kept from the child
+        // (MADV_DONTFORK), which ends when it touches one: a loud failure in place of a silent one. The call fails
+        // where another library of the process, such as MPI, has registered memory before.
+        if !copies_at_fork(&verbs)
+            && let Err(fault) = call!(verbs, ibv_fork_init).and_then(|code| zero(code, "preparing for forks"))
+        {
             tracing::warn!("verbs: {fault}: memory was registered before");
         }
         Ok(verbs)
     });
     handle.as_ref().map_err(Clone::clone)
+}
+
+/// Whether the kernel copies registered pages at a fork. A library before rdma-core 35 does not say it.
+pub(super) fn copies_at_fork(verbs: &Verbs) -> bool {
+    call!(verbs, ibv_is_fork_initialized).is_ok_and(|status| status == IBV_FORK_UNNEEDED)
 }
 
 /// An open device.

@@ -39,16 +39,21 @@ pub(super) struct CreditedMessages {
     /// Credits to return with the next message.
     bulk_owed: u16,
     control_owed: u16,
-    borrowed_owed: u16,
-    /// Whether the report of a payload that was read waits a turn for an answer to carry it, and whether a turn must
-    /// follow.
-    is_fresh: bool,
-    must_turn: bool,
+    read_reports: ReadReports,
     sent: u32,
     received: u32,
     /// Bulk messages that were not read to their end.
     arrived: VecDeque<UnreadMessage>,
     arrived_bytes: usize,
+}
+
+/// Frames whose payloads were read, which the peer was not told.
+#[derive(Default)]
+struct ReadReports {
+    frames: u16,
+    /// Whether the report waits a turn for an answer to carry it, and whether a turn must follow.
+    is_fresh: bool,
+    must_turn: bool,
 }
 
 struct UnreadMessage {
@@ -81,9 +86,7 @@ impl CreditedMessages {
             note: CONTROL_SLOTS,
             bulk_owed: 0,
             control_owed: 0,
-            borrowed_owed: 0,
-            is_fresh: false,
-            must_turn: false,
+            read_reports: ReadReports::default(),
             sent: 0,
             received: 0,
             arrived: VecDeque::with_capacity(usize::from(BULK_SLOTS)),
@@ -158,7 +161,7 @@ impl CreditedMessages {
     }
 
     fn send(&mut self, kind: MessageKind, mut slot: Lease, bytes: usize) {
-        let taken = std::mem::take(&mut self.borrowed_owed);
+        let taken = std::mem::take(&mut self.read_reports.frames);
         let (bulk, note) = (std::mem::take(&mut self.bulk_owed), std::mem::take(&mut self.control_owed));
         MessagePrefix { kind, taken, number: self.sent, bulk, note }.encode(slot.bytes_mut());
         self.sent = self.sent.wrapping_add(1);
@@ -167,21 +170,22 @@ impl CreditedMessages {
 
     /// The next message reports that the payload of one more frame was read.
     pub(super) fn owe_borrowed(&mut self) {
-        self.borrowed_owed += 1;
-        self.is_fresh = true;
+        self.read_reports.frames += 1;
+        self.read_reports.is_fresh = true;
     }
 
     /// Whether a turn must follow, because a report waits.
     pub(super) fn must_turn(&self) -> bool {
-        self.must_turn
+        self.read_reports.must_turn
     }
 
     /// Sends owed credits and reports that no other message carried, and posts the batch.
     pub(super) fn send_owed(&mut self) -> Result<(), ConnectionError> {
         self.close_open();
         let must = self.control_owed >= CONTROL_OWED && self.note > 0;
-        self.must_turn = std::mem::take(&mut self.is_fresh) && self.borrowed_owed > 0;
-        let is_due = self.borrowed_owed > 0 && !self.must_turn || self.bulk_owed >= BULK_OWED;
+        let reports = &mut self.read_reports;
+        reports.must_turn = std::mem::take(&mut reports.is_fresh) && reports.frames > 0;
+        let is_due = reports.frames > 0 && !reports.must_turn || self.bulk_owed >= BULK_OWED;
         let should = is_due && self.note > CONTROL_KEPT;
         if must || should {
             self.send_control(MessageKind::CreditsOnly, &[]);

@@ -134,6 +134,16 @@ impl VerbsDevice {
         Ok((candidates.iter().map(text).collect(), unusable))
     }
 
+    /// The danger of a fork of this process, if the kernel has one.
+    #[must_use]
+    pub fn fork_warning() -> Option<&'static str> {
+        let verbs = checked::library().ok()?;
+        (!checked::copies_at_fork(verbs)).then_some(
+            "the kernel does not copy registered memory at a fork, as Linux does from 5.12 on: a child that touches a \
+             registered tensor, such as a worker of a DataLoader, is killed",
+        )
+    }
+
     /// A text that says whether accelerator memory is registered with this device, and why not. It never is: this
     /// transport does not register it even where the card could.
     #[must_use]

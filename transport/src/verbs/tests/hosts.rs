@@ -274,6 +274,26 @@ fn a_card_is_opened_once_a_process() {
     assert!(lines.iter().all(|line| line.starts_with("open ")), "{log}");
 }
 
+/// A kernel that copies registered pages at a fork needs nothing. Any other is told, and named.
+#[test]
+fn a_kernel_before_5_12_is_prepared_for_forks_and_named() {
+    if let Some((devices, place)) = asked() {
+        find(&devices, &fabric(), &place).expect("there is a card");
+        return println!("<{:?}>", VerbsDevice::fork_warning());
+    }
+    let test = "verbs::tests::hosts::a_kernel_before_5_12_is_prepared_for_forks_and_named";
+    let Some(library) = library(test) else { return };
+    for (kernel, calls, warning) in [("new", 0, "<None>"), ("old", 1, "<Some(\"the kernel does not copy registered")] {
+        let folder = tempfile::tempdir().expect("there is a folder for tests");
+        let host =
+            Host::new(kernel, &[&device("mlx5_0", "ib", SLOW)], warning).with("PSERVER_FALSE_IBVERBS_FORK", kernel);
+        let said = run_again(test, (&library, folder.path()), &host);
+        assert!(said.contains(warning), "{said}");
+        let log = fs::read_to_string(folder.path().join("log")).expect("a card was opened");
+        assert_eq!(log.lines().filter(|line| *line == "fork_init").count(), calls, "{kernel}: {log}");
+    }
+}
+
 #[test]
 fn a_port_outside_the_partition_is_not_used_and_said() {
     if let Some((devices, place)) = asked() {
