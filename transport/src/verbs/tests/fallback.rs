@@ -1,5 +1,7 @@
 //! Tests of connections that may choose, when verbs are present and fail.
 
+use std::io::Read;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
@@ -19,11 +21,16 @@ use crate::verbs::faulty_device::{DeviceFault, FaultInjection, FaultyDevice};
 use crate::verbs::software_device::SoftwareDevice;
 use crate::verbs::{VerbsCounters, VerbsDevice, VerbsDevices};
 
+/// More connections without a hello than a listener keeps.
+const SILENT: usize = 300;
+
 /// A trainer and a server on two machines, which choose between verbs and TCP.
 struct FallbackRig {
     device: FaultyDevice,
     rig: ConformanceRig,
     counters: [Arc<VerbsCounters>; 2],
+    /// The server's own address.
+    server: (String, u16),
 }
 
 impl FallbackRig {
@@ -33,6 +40,7 @@ impl FallbackRig {
         let options = NetworkOptions { devices, poll: PollPolicy::Block, ..NetworkOptions::default() };
         let (near, far, address, keep) = transports("auto://127.0.0.1:0", &options);
         let counters = [near.verbs(), far.verbs()];
+        let server = (address.host.clone(), address.port);
         let address = far_away(&address);
         Self {
             device,
@@ -41,6 +49,7 @@ impl FallbackRig {
                 ..TransportPair::new(Box::new(near), Box::new(far), address)
             }),
             counters,
+            server,
         }
     }
 
@@ -199,6 +208,7 @@ fn a_connection_over_tcp_returns_to_verbs_between_two_frames() {
 }
 
 /// A client whose queue pair takes long to connect occupies one pool thread, and neither the lane nor other clients.
+/// Connections without a hello, of which the oldest are dropped, do not drop it.
 #[test]
 fn a_lane_does_not_wait_for_a_pair_that_takes_long() {
     let mut choice = FallbackRig::new();
@@ -213,6 +223,12 @@ fn a_lane_does_not_wait_for_a_pair_that_takes_long() {
     let known = choice.rig.near.landed().count();
     choice.rig.far.send(honest, &push(7, &[]), Vec::new());
     choice.rig.until("the others go on", |rig| rig.near.landed().count() > known);
+    let (host, port) = &choice.server;
+    let silent: Vec<TcpStream> =
+        (0..SILENT).map(|_| TcpStream::connect((host.as_str(), *port)).expect("it listens")).collect();
+    let mut dropped = &silent[0];
+    assert_eq!(dropped.read(&mut [0]).expect("the oldest is dropped"), 0);
     choice.device.inject(None);
     choice.rig.until("it is its turn", |rig| rig.far.accepted().len() == 2);
+    assert!(choice.rig.near.gone(slow).is_none(), "it is not dropped for those without a hello");
 }
