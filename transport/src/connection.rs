@@ -66,6 +66,11 @@ pub(crate) trait Connection: Send {
     /// Records that the waker was called.
     fn socket_woken(&mut self) {}
 
+    /// Whether the system must be asked often for news of the connection.
+    fn needs_readiness(&self) -> bool {
+        true
+    }
+
     /// Whether memory must be polled, because the system does not report its changes.
     fn is_polled(&self) -> bool {
         false

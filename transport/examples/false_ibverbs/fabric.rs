@@ -31,7 +31,7 @@ struct Fabric {
     pairs: BTreeMap<u32, Pair>,
     regions: BTreeMap<u32, FalseRegion>,
     /// By address.
-    queues: BTreeMap<usize, CompletionQueue>,
+    queues: BTreeMap<usize, FalseQueue>,
     channels: BTreeMap<usize, Channel>,
     made: u32,
     random: u64,
@@ -50,7 +50,7 @@ struct Channel {
     signal: RaisedDescriptor,
 }
 
-struct CompletionQueue {
+struct FalseQueue {
     channel: usize,
     done: VecDeque<ibv_wc>,
     entries: usize,
@@ -501,7 +501,7 @@ extern "C" fn ibv_create_cq(
 ) -> *mut ibv_cq {
     let queue = leak(ibv_cq { context, channel, cq_context, cqe, ..ibv_cq::default() });
     let entries = usize::try_from(cqe).expect("a positive number");
-    let made = CompletionQueue { channel: key_of(channel), done: VecDeque::new(), entries, is_armed: false };
+    let made = FalseQueue { channel: key_of(channel), done: VecDeque::new(), entries, is_armed: false };
     fabric().queues.insert(queue.expose_provenance(), made);
     queue
 }

@@ -165,8 +165,10 @@ struct PollState {
     polls: u64,
     /// Consecutive polls without work.
     idle_polls: u64,
-    /// Peers whose shared memory or completion queue is polled.
+    /// Peers whose shared memory is polled.
     polled: Vec<PeerId>,
+    /// Peers of which the system need not be asked often.
+    quiet: usize,
     /// Woken peers. Kept for its allocation.
     woken: Vec<PeerId>,
     spin: SpinHistory,
@@ -227,6 +229,7 @@ impl Network {
                 polls: 0,
                 idle_polls: 0,
                 polled: Vec::new(),
+                quiet: 0,
                 woken: Vec::new(),
                 spin: SpinHistory::new(),
                 borrowed: BORROWED_POLL,
@@ -318,8 +321,8 @@ impl Network {
     }
 
     fn has_work(&mut self) -> bool {
-        let Self { polling, peers, .. } = self;
-        polling.polled.iter().any(|id| peers.get_mut(id).is_some_and(NetworkPeer::has_work))
+        let Self { polling, peers, device_context, .. } = self;
+        device_context.collect() || polling.polled.iter().any(|id| peers.get_mut(id).is_some_and(NetworkPeer::has_work))
     }
 
     /// Polls between two requests for readiness.
@@ -329,7 +332,7 @@ impl Network {
 
     /// Whether some connection needs the system to report readiness.
     fn needs_io(&self) -> bool {
-        self.polling.polled.len() < self.peers.len() || self.peers.is_empty()
+        self.polling.quiet < self.peers.len() || self.peers.is_empty()
     }
 
     /// Polls memory without sleeping, for at most `limit`; whether there is work.
@@ -358,7 +361,7 @@ impl Network {
     fn wait_in_kernel(&mut self, limit: Duration) {
         self.each_polled(NetworkPeer::request_wakeup);
         // Work that arrived before the wake-up was requested causes no wake-up.
-        if !self.has_work() {
+        if self.device_context.arm() && !self.has_work() {
             let NetworkIo { wakeups, alarm, runtime, .. } = &mut self.io;
             let (until, set) = (tokio::time::Instant::now() + limit.min(SLEEP_LONGEST), alarm.deadline());
             if alarm.is_elapsed() || set < until || until + LATE < set {
@@ -390,7 +393,10 @@ impl Network {
 
     fn remove(&mut self, id: PeerId, reason: String) {
         if let Some(peer) = self.peers.remove(&id) {
-            self.polling.polled.retain(|polled| *polled != id);
+            if peer.is_listed() {
+                self.polling.polled.retain(|polled| *polled != id);
+            }
+            self.polling.quiet -= usize::from(peer.is_quiet());
             self.events.push(peer.into_gone(reason));
         }
     }
@@ -407,9 +413,10 @@ impl Network {
             peer.clear_ready();
             let was_closing = peer.is_closing();
             let turn = peer.turn(&self.device_context, &mut self.events);
-            if peer.is_polled() && !self.polling.polled.contains(&id) {
+            if peer.becomes_listed() {
                 self.polling.polled.push(id);
             }
+            self.polling.quiet += usize::from(peer.becomes_quiet());
             if peer.is_closing() && !was_closing {
                 self.ending.push_back((Instant::now() + self.options.linger, id));
             }
@@ -480,6 +487,10 @@ impl Transport for Network {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
+        self.device_context.collect();
+        if self.device_context.take_failure() {
+            self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|id| self.mark_ready(id));
+        }
         self.collect_woken();
         self.collect_polled();
         let is_idle = self.ready.is_empty() && self.events.is_empty();

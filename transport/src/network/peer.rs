@@ -34,6 +34,9 @@ pub(super) struct NetworkPeer {
     waker: Waker,
     /// Whether the peer is in the transport's ready list.
     is_ready: bool,
+    /// Whether the transport polls its memory, and whether it counts it as quiet.
+    is_listed: bool,
+    is_quiet: bool,
 }
 
 enum PeerStage {
@@ -71,7 +74,20 @@ impl NetworkPeer {
     fn new(id: PeerId, stage: PeerStage, wakeups: &Arc<Wakeups>) -> Self {
         let wake = PeerWaker::new(id, wakeups);
         let (offered, upgrade, closing, unsent, unread) = (None, None, None, Vec::new(), None);
-        Self { id, stage, offered, upgrade, closing, unsent, unread, waker: wake.waker(), wake, is_ready: false }
+        Self {
+            id,
+            stage,
+            offered,
+            upgrade,
+            closing,
+            unsent,
+            unread,
+            waker: wake.waker(),
+            wake,
+            is_ready: false,
+            is_listed: false,
+            is_quiet: false,
+        }
     }
 
     fn connection(&self) -> Option<&dyn Connection> {
@@ -107,9 +123,26 @@ impl NetworkPeer {
         }
     }
 
-    /// Whether memory must be polled, because the system does not report its changes.
-    pub(super) fn is_polled(&self) -> bool {
-        self.connection().is_some_and(Connection::is_polled)
+    /// Whether the peer's memory must be polled, because the system does not report its changes, and is not yet.
+    pub(super) fn becomes_listed(&mut self) -> bool {
+        let is_polled = self.connection().is_some_and(Connection::is_polled);
+        is_polled && !std::mem::replace(&mut self.is_listed, true)
+    }
+
+    /// Whether the peer's memory is polled.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
+    /// Whether the system need not be asked often for news of the peer, from now on.
+    pub(super) fn becomes_quiet(&mut self) -> bool {
+        let is_quiet = self.connection().is_some_and(|connection| !connection.needs_readiness());
+        is_quiet && !std::mem::replace(&mut self.is_quiet, true)
+    }
+
+    /// Whether the system need not be asked often.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.is_quiet
     }
 
     /// Whether polling finds work.

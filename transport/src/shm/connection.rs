@@ -181,6 +181,10 @@ impl Connection for ShmConnection {
         self.must_poll_socket = true;
     }
 
+    fn needs_readiness(&self) -> bool {
+        false
+    }
+
     fn is_polled(&self) -> bool {
         true
     }

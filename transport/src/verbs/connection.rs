@@ -43,6 +43,8 @@ pub(crate) struct VerbsConnection {
     /// Whether the last turn read no frame because the peer leaves its answers unread.
     is_paused: bool,
     health: Arc<DeviceHealth>,
+    /// Whether the queue pair knows the waker that its completions call.
+    has_waker: bool,
     socket: ControlSocket,
     outcomes: Vec<RequestOutcome>,
 }
@@ -83,6 +85,7 @@ impl VerbsConnection {
             has_received: false,
             is_paused: false,
             health: parts.health,
+            has_waker: false,
             socket,
             outcomes: parts.outcomes,
         }
@@ -172,6 +175,9 @@ impl VerbsConnection {
     }
 
     fn poll_socket(&mut self, peer: PeerId, waker: &Waker, events: &mut Vec<Event>) -> Result<(), ConnectionError> {
+        if !std::mem::replace(&mut self.has_waker, true) {
+            self.messages.work_requests.pair().set_waker(waker);
+        }
         self.socket.poll_socket(waker).map_err(|error| ConnectionError::Lost(format!("reading: {error}")))?;
         if let Some(frame) = self.socket.refusal()? {
             self.has_received = true;
@@ -237,7 +243,7 @@ impl Connection for VerbsConnection {
         }
         let written = self.sender.turn(peer, &mut self.messages, TURN_BYTES, events)?;
         self.messages.send_owed()?;
-        Ok(written == SendProgress::BudgetSpent)
+        Ok(written == SendProgress::BudgetSpent || self.messages.must_turn())
     }
 
     fn turn(
@@ -296,22 +302,8 @@ impl Connection for VerbsConnection {
         self.socket.must_poll_socket = true;
     }
 
-    fn is_polled(&self) -> bool {
-        true
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.socket.must_poll_socket
-            || self.messages.must_turn()
-            || self.messages.work_requests.has_news()
-            || self.health.failure().is_some()
-    }
-
-    fn request_wakeup(&mut self) {
-        // The next turn polls a device that cannot be armed, and reports its error.
-        if self.messages.work_requests.pair().arm().is_err() {
-            self.socket.must_poll_socket = true;
-        }
+    fn needs_readiness(&self) -> bool {
+        false
     }
 
     fn has_received(&self) -> bool {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -62,6 +63,7 @@ struct DeviceContextInner {
     watcher: DeviceWatcher,
     /// Locked while a device is being opened.
     open_devices: Mutex<OpenDevices>,
+    channels: CompletionChannels,
     denials: Mutex<Denials>,
 }
 
@@ -80,6 +82,16 @@ struct OpenDevices {
     begun: usize,
     /// The link layers that servers have not, as they have said.
     lacking: BTreeMap<String, LinkLayer>,
+}
+
+/// The completion channels of all devices that were opened, which the transport's thread asks in each turn.
+#[derive(Default)]
+struct CompletionChannels {
+    /// The length of the list, so that a transport without verbs takes no lock.
+    count: AtomicUsize,
+    list: Mutex<Vec<Arc<dyn CompletionChannel>>>,
+    /// Whether a device has failed since the transport last asked.
+    has_failed: Arc<AtomicBool>,
 }
 
 /// An open device, or its error and the time until which that is remembered.
@@ -124,7 +136,7 @@ impl DeviceContext {
         is_checked: bool,
         watcher: DeviceWatcher,
     ) -> Self {
-        let (open_devices, denials) = (Mutex::default(), Mutex::default());
+        let (open_devices, channels, denials) = Default::default();
         Self(Arc::new(DeviceContextInner {
             devices,
             turn,
@@ -133,6 +145,7 @@ impl DeviceContext {
             counters: Arc::default(),
             watcher,
             open_devices,
+            channels,
             denials,
         }))
     }
@@ -144,6 +157,33 @@ impl DeviceContext {
     /// The runtime for operations that may take long.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.0.watcher.runtime
+    }
+
+    /// Takes completions from all devices and wakes their connections; whether there were some.
+    pub(crate) fn collect(&self) -> bool {
+        let channels = &self.0.channels;
+        if channels.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        // A queue that is lost has woken its connections, which report it.
+        channels.list().iter().filter(|channel| channel.collect().unwrap_or(false)).count() > 0
+    }
+
+    /// The next completion of any device ends the transport's sleep; false where a device cannot be armed.
+    pub(crate) fn arm(&self) -> bool {
+        let channels = &self.0.channels;
+        if channels.count.load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        let is_armed = channels.list().iter().all(|channel| channel.arm().is_ok());
+        channels.has_failed.fetch_or(!is_armed, Ordering::AcqRel);
+        is_armed
+    }
+
+    /// Whether a device has failed since the last call: every connection looks whether it is its own.
+    pub(crate) fn take_failure(&self) -> bool {
+        let channels = &self.0.channels;
+        channels.has_failed.load(Ordering::Acquire) && channels.has_failed.swap(false, Ordering::AcqRel)
     }
 
     /// Denies verbs for a while to connections with a choice: those to `address`, or without one those that this side
@@ -319,8 +359,9 @@ impl DeviceContext {
             false => MemoryRegistry::new(&domain, RegionAccess::Local, &self.0.counters),
         };
         let remote_registry = MemoryRegistry::new(&domain, RegionAccess::Remote, &self.0.counters);
-        watch(&completion_channel, &health, &self.0.watcher)
+        watch(&completion_channel, (&health, &self.0.channels.has_failed), &self.0.watcher)
             .map_err(|error| VerbsError::new(format!("watching the device's completions: {error}")))?;
+        self.0.channels.add(completion_channel);
         tracing::info!(device = attributes.name, "device memory: {}", device.device_memory());
         let open_device = Arc::new(OpenDevice { attributes, domain, local_registry, remote_registry, health });
         open_devices.open.push(Arc::clone(&open_device));
@@ -353,7 +394,7 @@ pub(super) fn find(
 
 fn watch(
     completion_channel: &Arc<dyn CompletionChannel>,
-    health: &Arc<DeviceHealth>,
+    (health, has_failed): (&Arc<DeviceHealth>, &Arc<AtomicBool>),
     watcher: &DeviceWatcher,
 ) -> io::Result<()> {
     let DeviceWatcher { runtime, doorbell } = watcher;
@@ -377,8 +418,8 @@ fn watch(
     if completion_channel.events().is_none() {
         return Ok(());
     }
-    let (events, doorbell, health) =
-        (watch_descriptor(|channel| channel.events())?, doorbell.clone(), Arc::clone(health));
+    let (events, doorbell) = (watch_descriptor(|channel| channel.events())?, doorbell.clone());
+    let (health, has_failed) = (Arc::clone(health), Arc::clone(has_failed));
     runtime.spawn(async move {
         while let Ok(mut ready) = events.readable().await {
             let news = events.get_ref().0.news().unwrap_or_else(|fault| {
@@ -391,12 +432,24 @@ fn watch(
             if let Some(failure) = news.failure {
                 tracing::warn!(failure, "an RDMA device failed; its connections are closed");
                 health.fail(failure);
+                has_failed.store(true, Ordering::Release);
                 return doorbell.ring();
             }
             ready.clear_ready();
         }
     });
     Ok(())
+}
+
+impl CompletionChannels {
+    fn add(&self, channel: Arc<dyn CompletionChannel>) {
+        self.list().push(channel);
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<dyn CompletionChannel>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl PairEndpoint {

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
 use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,7 +18,7 @@ use super::software_device::SoftwareDevice;
 use super::status::CompletionStatus;
 
 /// Polls by which a slow device delays completions.
-const SLOW_POLLS: u64 = 40;
+const SLOW_POLLS: u64 = 8;
 
 /// A fault of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,7 @@ struct FaultyPair {
     polls: u64,
     /// Completions of requests that were posted without an answer.
     unanswered: Vec<WorkCompletion>,
+    waker: Option<Waker>,
     device: FaultyDevice,
 }
 
@@ -179,6 +181,14 @@ impl CompletionChannel for FaultyChannel {
         self.0.drain()
     }
 
+    fn collect(&self) -> Result<bool, VerbsError> {
+        self.0.collect()
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        self.0.arm()
+    }
+
     fn events(&self) -> Option<BorrowedFd<'_>> {
         Some(self.1.events.as_fd())
     }
@@ -220,7 +230,7 @@ impl ProtectionDomain for FaultyDomain {
     fn pair(&self, capacity: &PairCapacity) -> Result<Box<dyn QueuePair>, VerbsError> {
         let (inner, device) = (self.0.pair(capacity)?, self.1.clone());
         let (late, slow, unanswered, is_open) = (Vec::new(), VecDeque::new(), Vec::new(), capacity.is_open);
-        Ok(Box::new(FaultyPair { inner, is_open, late, slow, polls: 0, unanswered, device }))
+        Ok(Box::new(FaultyPair { inner, is_open, late, slow, polls: 0, unanswered, waker: None, device }))
     }
 }
 
@@ -295,6 +305,7 @@ impl QueuePair for FaultyPair {
 
     fn post(&mut self, work: &[WorkRequest]) -> Result<(), VerbsError> {
         if self.device.standing(self.is_open) == Some(DeviceFault::NoAnswer) {
+            self.waker.iter().for_each(Waker::wake_by_ref);
             self.unanswered.extend(
                 work.first().map(|work| WorkCompletion { id: work.id, result: Err(CompletionStatus::NO_ANSWER) }),
             );
@@ -304,6 +315,11 @@ impl QueuePair for FaultyPair {
             Some(_) => Err(VerbsError::new("the device takes no more work")),
             None => self.inner.post(work),
         }
+    }
+
+    fn set_waker(&mut self, waker: &Waker) {
+        self.waker = Some(waker.clone());
+        self.inner.set_waker(waker);
     }
 
     fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
@@ -322,16 +338,14 @@ impl QueuePair for FaultyPair {
             while let Some((_, done)) = self.slow.pop_front_if(|(due, _)| *due <= self.polls) {
                 whole.push(done);
             }
+            // Later polls report the others.
+            self.waker.iter().filter(|_| !self.slow.is_empty()).for_each(Waker::wake_by_ref);
         }
         let has_message = whole.iter().any(|one| matches!(one.result, Ok(CompletionKind::Message(_))));
         let late = if has_message { std::mem::take(&mut self.late) } else { Vec::new() };
         whole.into_iter().for_each(|one| self.apply_fault(one, done));
         done.extend(late);
         Ok(())
-    }
-
-    fn arm(&mut self) -> Result<(), VerbsError> {
-        self.inner.arm()
     }
 
     fn close(&mut self) -> Result<(), VerbsError> {

@@ -3,12 +3,14 @@
 //! Each object keeps its owner alive, and fields are declared in the order of destruction: a queue pair before its
 //! completion queue, a region before its domain, a domain before its channel, and the device last.
 
+use std::any::Any;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 use std::{fmt, io};
 
 use pserver_core::memory::{Arena, Budget, Mapped};
@@ -16,22 +18,20 @@ use pserver_core::memory::{Arena, Budget, Mapped};
 use super::VerbsDevice;
 use super::checked::{self, leave};
 use super::choice::{ConnectionPlace, DeviceNames, choose};
+use super::completion_queue::CompletionQueue;
 use super::fabric::FabricSettings;
 use super::hardware_ports::{DeviceHandle, DevicePort, FoundPorts, other_fabric, ports};
 use super::locked_memory::memory_limit;
 use super::provider::{
-    CompletionChannel, CompletionKind, DeviceNews, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
+    CompletionChannel, DeviceNews, MemoryRegion, Operation, PairAddress, PairCapacity, PortAttributes,
     ProtectionDomain, QueuePair, RdmaDevice, ReceiveRequest, RegionAccess, WorkCompletion, WorkRequest,
 };
 use super::reasons::{self, UnavailableCause, VerbsError};
-use super::status::CompletionStatus;
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use super::sys::*;
 
 /// Messages up to the first of these lengths that the device supports are posted inline: the card need not fetch them.
 const INLINE_WANTED: [u32; 5] = [1024, 512, 256, 64, 0];
-/// Completions per poll.
-const POLLED: usize = 32;
 /// Bytes registered at start to test the limit of locked memory.
 const TRIAL_BYTES: u32 = 16 * 1024 * 1024;
 
@@ -40,6 +40,8 @@ pub(super) struct HardwareDevice(Arc<DevicePort>);
 
 struct HardwareChannel {
     channel: NonNull<ibv_comp_channel>,
+    /// The completion queues of its pairs.
+    queues: Mutex<Vec<Weak<CompletionQueue>>>,
     /// A descriptor of the device's events that is this channel's own: each may be watched by another thread.
     events: OwnedFd,
     /// The next of the device's events that this channel has not seen.
@@ -67,14 +69,13 @@ struct HardwareRegion {
 struct HardwarePair {
     /// None once it is destroyed.
     pair: Option<NonNull<ibv_qp>>,
-    queue: NonNull<ibv_cq>,
+    queue: Arc<CompletionQueue>,
     domain: Arc<HardwareDomain>,
     end: PairAddress,
     inline_max: u32,
     sends: Vec<ibv_send_wr>,
     receives: Vec<ibv_recv_wr>,
     entries: Vec<ibv_sge>,
-    polled: [ibv_wc; POLLED],
 }
 
 // SAFETY: a channel may be read from any thread; it is destroyed once, by its only owner.
@@ -157,7 +158,7 @@ impl RdmaDevice for HardwareDevice {
         let events = events.map_err(|error| VerbsError::new(format!("watching a device's events: {error}")))?;
         // Events before now are no reason to end connections that are to come.
         let next_event = AtomicU64::new(port.handle.events_from(u64::MAX)?.1);
-        let completion_channel = HardwareChannel { channel, events, next_event, port };
+        let completion_channel = HardwareChannel { channel, queues: Mutex::default(), events, next_event, port };
         let nonblocking = rustix::io::ioctl_fionbio(completion_channel.descriptor(), true);
         nonblocking.map_err(|error| VerbsError::new(format!("a completion channel that does not block: {error}")))?;
         Ok(Arc::new(HardwareChannelHandle(Arc::new(completion_channel))))
@@ -175,6 +176,31 @@ impl RdmaDevice for HardwareDevice {
 impl HardwareChannel {
     fn verbs(&self) -> &'static Verbs {
         self.port.handle.verbs
+    }
+
+    /// A completion queue in which so many entries are reserved.
+    fn queue(self: &Arc<Self>, entries: u32) -> Result<Arc<CompletionQueue>, VerbsError> {
+        let mut queues = self.queues();
+        queues.retain(|queue| queue.strong_count() > 0);
+        if let Some(queue) = queues.iter().filter_map(Weak::upgrade).find(|queue| queue.reserve(entries)) {
+            return Ok(queue);
+        }
+        let all = CompletionQueue::entries(entries, self.port.completions_max);
+        let queue = checked::queue(self.verbs(), self.port.handle.context, all, self.channel)?;
+        let owner = Arc::clone(self) as Arc<dyn Any + Send + Sync>;
+        let queue = Arc::new(CompletionQueue::new(queue, all, (self.verbs(), owner)));
+        assert!(queue.reserve(entries), "it was made for them");
+        queues.push(Arc::downgrade(&queue));
+        Ok(queue)
+    }
+
+    /// Calls `act` for each completion queue.
+    fn each_queue(&self, mut act: impl FnMut(&CompletionQueue) -> Result<(), VerbsError>) -> Result<(), VerbsError> {
+        self.queues().iter().filter_map(Weak::upgrade).try_for_each(|queue| act(&queue))
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Vec<Weak<CompletionQueue>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
@@ -204,6 +230,16 @@ impl CompletionChannel for HardwareChannelHandle {
             };
         }
         run.map_or(Ok(()), |(queue, events)| checked::acknowledge(verbs, queue, events))
+    }
+
+    fn collect(&self) -> Result<bool, VerbsError> {
+        let mut has_some = false;
+        self.0.each_queue(|queue| queue.collect().map(|some| has_some |= some))?;
+        Ok(has_some)
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        self.0.each_queue(CompletionQueue::arm)
     }
 
     fn events(&self) -> Option<BorrowedFd<'_>> {
@@ -256,7 +292,7 @@ impl ProtectionDomain for HardwareDomainHandle {
     }
 
     fn pair(&self, capacity: &PairCapacity) -> Result<Box<dyn QueuePair>, VerbsError> {
-        let (completion_channel, verbs) = (&self.0.completion_channel, self.0.completion_channel.verbs());
+        let completion_channel = &self.0.completion_channel;
         let port = &completion_channel.port;
         let sends = port.sends(capacity);
         let entries = sends + capacity.receives_max;
@@ -264,10 +300,10 @@ impl ProtectionDomain for HardwareDomainHandle {
             let queue_max = port.queue_max;
             return Err(VerbsError::new(format!("{entries} pieces of work at once; the device takes {queue_max}")));
         }
-        let queue = checked::queue(verbs, port.handle.context, entries, completion_channel.channel)?;
+        let queue = completion_channel.queue(entries)?;
         let mut made = Err(VerbsError::new("no queue pair was tried"));
         for inline in INLINE_WANTED {
-            made = self.0.make(capacity, queue, inline);
+            made = self.0.make(capacity, queue.pointer(), inline);
             if made.is_ok() {
                 break;
             }
@@ -275,7 +311,7 @@ impl ProtectionDomain for HardwareDomainHandle {
         let (pair, inline_max) = match made {
             Ok(made) => made,
             Err(fault) => {
-                checked::close_queue(verbs, queue)?;
+                queue.release(entries);
                 return Err(fault);
             }
         };
@@ -283,6 +319,7 @@ impl ProtectionDomain for HardwareDomainHandle {
         let packet = u32::try_from(RandomState::new().build_hasher().finish() & 0x00ff_ffff).expect("it has 24 bits");
         let PortAttributes { gid, lid, layer, mtu, reads_in, .. } = *attributes;
         let end = PairAddress { number: checked::number(pair), packet, gid, lid, mtu, reads_in, layer };
+        queue.add(end.number, entries);
         let mut made = HardwarePair {
             pair: Some(pair),
             queue,
@@ -292,7 +329,6 @@ impl ProtectionDomain for HardwareDomainHandle {
             sends: Vec::with_capacity(sends as usize),
             receives: Vec::with_capacity(capacity.receives_max as usize),
             entries: Vec::with_capacity(entries as usize),
-            polled: [ibv_wc::default(); POLLED],
         };
         made.initialise(capacity.is_open)?;
         Ok(Box::new(made))
@@ -462,49 +498,29 @@ impl QueuePair for HardwarePair {
         checked::post(pair, &mut self.sends, &mut self.entries)
     }
 
-    fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
-        loop {
-            let count = checked::poll(self.queue, &mut self.polled)?;
-            done.extend(self.polled[..count].iter().map(read));
-            if count < POLLED {
-                return Ok(());
-            }
-        }
+    fn set_waker(&mut self, waker: &Waker) {
+        self.queue.set_waker(self.end.number, waker);
     }
 
-    fn arm(&mut self) -> Result<(), VerbsError> {
-        checked::arm(self.queue)
+    fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
+        self.queue.take(self.end.number, done)
     }
 
     fn close(&mut self) -> Result<(), VerbsError> {
         let Some(pair) = self.pair else { return Ok(()) };
         checked::close_pair(self.verbs(), pair)?;
         self.pair = None;
+        self.queue.remove(self.end.number);
         Ok(())
     }
-}
-
-fn read(done: &ibv_wc) -> WorkCompletion {
-    let id = done.wr_id;
-    if done.status != IBV_WC_SUCCESS {
-        return WorkCompletion { id, result: Err(CompletionStatus(done.status)) };
-    }
-    let result = match done.opcode {
-        IBV_WC_RECV => CompletionKind::Message(done.byte_len),
-        IBV_WC_RECV_RDMA_WITH_IMM => {
-            // SAFETY: a completion of this kind has immediate data, and either form of it is 32 bits.
-            CompletionKind::Immediate(u32::from_be(unsafe { done.__bindgen_anon_1.imm_data }))
-        }
-        _ => CompletionKind::Posted,
-    };
-    WorkCompletion { id, result: Ok(result) }
 }
 
 impl Drop for HardwarePair {
     fn drop(&mut self) {
         leave(self.close());
-        if self.pair.is_none() {
-            leave(checked::close_queue(self.verbs(), self.queue));
+        if self.pair.is_some() {
+            // A pair that is not destroyed keeps its completion queue.
+            std::mem::forget(Arc::clone(&self.queue));
         }
     }
 }

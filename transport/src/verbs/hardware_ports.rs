@@ -52,7 +52,9 @@ pub(super) struct DevicePort {
     /// Whether packets need a global address.
     pub(super) is_global: bool,
     pub(super) fabric: FabricSettings,
+    /// Work requests of a queue pair, and entries of a completion queue.
     pub(super) queue_max: u32,
+    pub(super) completions_max: u32,
     /// The longest work request.
     pub(super) message_max: u32,
 }
@@ -298,6 +300,7 @@ impl DevicePort {
             _ => true,
         };
         let queue_max = u32::try_from(limits.max_qp_wr.min(limits.max_cqe)).unwrap_or(0);
+        let completions_max = u32::try_from(limits.max_cqe).unwrap_or(0);
         let message_max = port.max_msg_sz.clamp(MESSAGE_LEAST, CHUNK_BYTES_MAX);
         let candidate = PortCandidate {
             device: name.to_owned(),
@@ -310,7 +313,8 @@ impl DevicePort {
             is_here: layer == LinkLayer::InfiniBand || is_of_this_namespace(address, entry.ndev_ifindex),
         };
         let (handle, fabric) = (Arc::clone(handle), fabric.clone());
-        let port = Self { handle, attributes, number, gid_index, is_global, fabric, queue_max, message_max };
+        let port =
+            Self { handle, attributes, number, gid_index, is_global, fabric, queue_max, completions_max, message_max };
         Some((candidate, port))
     }
 

@@ -20,6 +20,7 @@
 
 mod checked;
 mod choice;
+mod completion_queue;
 mod connection;
 mod credits;
 mod denials;

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::task::Waker;
 
 use pserver_core::memory::Mapped;
 
@@ -49,11 +50,18 @@ pub(crate) trait RdmaDevice: Send + Sync + fmt::Debug {
 
 /// A completion channel.
 pub(crate) trait CompletionChannel: Send + Sync {
-    /// Readable when an armed queue pair has a completion.
+    /// Readable when a queue pair has a completion after [`CompletionChannel::arm`].
     fn descriptor(&self) -> BorrowedFd<'_>;
 
     /// Consumes the notifications, so that only new ones make the descriptor readable.
     fn drain(&self) -> Result<(), VerbsError>;
+
+    /// Takes the completions of all queue pairs from the device, and wakes the connections of those that have some;
+    /// whether there were some.
+    fn collect(&self) -> Result<bool, VerbsError>;
+
+    /// The next completion makes the descriptor readable.
+    fn arm(&self) -> Result<(), VerbsError>;
 
     /// Readable when the device reports an asynchronous event, if it reports them.
     fn events(&self) -> Option<BorrowedFd<'_>>;
@@ -222,11 +230,11 @@ pub(crate) trait QueuePair: Send {
     /// Posts work requests in order, with one call.
     fn post(&mut self, work: &[WorkRequest]) -> Result<(), VerbsError>;
 
+    /// Sets the waker that is called when [`CompletionChannel::collect`] finds completions of this pair.
+    fn set_waker(&mut self, waker: &Waker);
+
     /// Appends the completions to `done`.
     fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError>;
-
-    /// The next completion makes the completion channel readable.
-    fn arm(&mut self) -> Result<(), VerbsError>;
 
     /// Destroys the queue pair; afterwards no device accesses its memory. May be called again.
     fn close(&mut self) -> Result<(), VerbsError>;

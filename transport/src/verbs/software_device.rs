@@ -3,14 +3,15 @@
 //!
 //! A request is executed on the thread that posts it, at once. Keys, ranges, domains and kinds of access are checked as
 //! a card checks them. A queue pair that fails flushes its requests, and its peer's requests then fail. Completions
-//! come in order, and an armed queue pair signals them. It is the simplest device, and the one that tests use.
+//! come in order, and an armed channel signals them. It is the simplest device, and the one that tests use.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
 use pserver_core::memory::Mapped;
 use rustix::event::{EventfdFlags, eventfd};
@@ -74,18 +75,27 @@ struct SoftwareQueues {
     has_failed: bool,
     receives: VecDeque<ReceiveRequest>,
     done: VecDeque<WorkCompletion>,
-    is_armed: bool,
-    event: Arc<OwnedFd>,
+    waker: Option<Waker>,
+    event: Arc<SoftwareEvent>,
+}
+
+/// Announcements of a channel's completions.
+#[derive(Debug)]
+struct SoftwareEvent {
+    descriptor: OwnedFd,
+    is_armed: AtomicBool,
+    /// Wakers of the pairs that have completions.
+    woken: Mutex<Vec<Waker>>,
 }
 
 struct SoftwareChannel {
     fabric: Arc<SoftwareFabric>,
-    event: Arc<OwnedFd>,
+    event: Arc<SoftwareEvent>,
 }
 
 struct SoftwareDomain {
     fabric: Arc<SoftwareFabric>,
-    event: Arc<OwnedFd>,
+    event: Arc<SoftwareEvent>,
     number: u32,
 }
 
@@ -162,7 +172,9 @@ impl RdmaDevice for SoftwareDevice {
 
     fn completion_channel(&self) -> Result<Arc<dyn CompletionChannel>, VerbsError> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = Arc::new(event.map_err(|error| VerbsError::new(format!("making a descriptor: {error}")))?);
+        let descriptor = event.map_err(|error| VerbsError::new(format!("making a descriptor: {error}")))?;
+        let event = SoftwareEvent { descriptor, is_armed: AtomicBool::new(false), woken: Mutex::default() };
+        let event = Arc::new(event);
         Ok(Arc::new(SoftwareChannel { fabric: Arc::clone(&self.fabric), event }))
     }
 
@@ -173,12 +185,24 @@ impl RdmaDevice for SoftwareDevice {
 
 impl CompletionChannel for SoftwareChannel {
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+        self.event.descriptor.as_fd()
     }
 
     fn drain(&self) -> Result<(), VerbsError> {
         // A counter of zero is no error.
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        let _ = rustix::io::read(&self.event.descriptor, &mut [0; 8]);
+        Ok(())
+    }
+
+    fn collect(&self) -> Result<bool, VerbsError> {
+        let mut woken = self.event.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_some = !woken.is_empty();
+        woken.drain(..).for_each(Waker::wake);
+        Ok(has_some)
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        self.event.is_armed.store(true, Relaxed);
         Ok(())
     }
 
@@ -225,7 +249,7 @@ impl ProtectionDomain for SoftwareDomain {
             has_failed: false,
             receives: VecDeque::new(),
             done: VecDeque::new(),
-            is_armed: false,
+            waker: None,
             event: Arc::clone(&self.event),
         };
         self.fabric.lock().pairs.insert(number, queues);
@@ -294,13 +318,14 @@ impl QueuePair for SoftwarePair {
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
-        done.extend(self.fabric.lock().queues(self.end.number)?.done.drain(..));
-        Ok(())
+    fn set_waker(&mut self, waker: &Waker) {
+        if let Ok(queues) = self.fabric.lock().queues(self.end.number) {
+            queues.waker = Some(waker.clone());
+        }
     }
 
-    fn arm(&mut self) -> Result<(), VerbsError> {
-        self.fabric.lock().queues(self.end.number)?.is_armed = true;
+    fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
+        done.extend(self.fabric.lock().queues(self.end.number)?.done.drain(..));
         Ok(())
     }
 
@@ -319,9 +344,12 @@ impl Drop for SoftwarePair {
 impl SoftwareQueues {
     fn finish(&mut self, done: WorkCompletion) {
         self.done.push_back(done);
-        if std::mem::take(&mut self.is_armed) {
+        if let Some(waker) = &self.waker {
+            self.event.woken.lock().unwrap_or_else(PoisonError::into_inner).push(waker.clone());
+        }
+        if self.event.is_armed.swap(false, Relaxed) {
             // A full counter is signaled already.
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.event.descriptor, &1_u64.to_ne_bytes());
         }
     }
 
