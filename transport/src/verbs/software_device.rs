@@ -5,7 +5,7 @@
 //! a card checks them. A queue pair that fails flushes its requests, and its peer's requests then fail. Completions
 //! come in order, and an armed channel signals them. It is the simplest device, and the one that tests use.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -41,8 +41,8 @@ struct SoftwareFabric {
 /// Queue pairs and regions of the fabric.
 #[derive(Debug, Default)]
 struct FabricState {
-    pairs: BTreeMap<u32, SoftwareQueues>,
-    regions: BTreeMap<u32, SoftwareRegionEntry>,
+    pairs: HashMap<u32, SoftwareQueues>,
+    regions: HashMap<u32, SoftwareRegionEntry>,
     /// Messages that found no posted receive.
     receiver_not_ready: u64,
     /// Reads and writes so far, in tests.
