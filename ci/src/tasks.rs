@@ -228,6 +228,12 @@ pub(crate) const TOOLS: &[Tool] = &[
         run: |workspace, _| python::check_published(workspace),
     },
     Tool {
+        name: "counts",
+        about: "Instructions of rounds over verbs, beside those of perftest, on a machine whose clock counts them",
+        arguments: |command| command,
+        run: |workspace, _| soft_roce::counts(workspace),
+    },
+    Tool {
         name: "wire",
         about: "Of soft-roce only the two machines that a wire joins",
         arguments: |command| command,

@@ -438,11 +438,11 @@ fn inspect_says_that_a_server_runs() {
     assert!(ended.output.starts_with("damaged: "), "{ended:?}");
 }
 
-/// The first file whose name begins so.
+/// The last file by name whose name begins so: a server that is killed may leave an older one.
 fn find_starting(folder: &Path, beginning: &str) -> PathBuf {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut paths = paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(beginning));
-    paths.next().unwrap_or_else(|| panic!("no {beginning} in {}", folder.display()))
+    let paths = paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(beginning));
+    paths.max().unwrap_or_else(|| panic!("no {beginning} in {}", folder.display()))
 }
 
 #[test]

@@ -52,6 +52,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("bin/ibv_devinfo", "usr/bin/ibv_devinfo"),
     ("bin/ib_write_bw", "usr/bin/ib_write_bw"),
     ("bin/ib_write_lat", "usr/bin/ib_write_lat"),
+    ("bin/ib_send_lat", "usr/bin/ib_send_lat"),
     ("bin/ib_read_bw", "usr/bin/ib_read_bw"),
     ("bin/ib_send_bw", "usr/bin/ib_send_bw"),
 ];

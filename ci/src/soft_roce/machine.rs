@@ -13,12 +13,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::soft_roce::plan;
 use crate::soft_roce::report::Report;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 /// An old one: QEMU spends two fifths less time on it than on `max`, whose vectors and page tables are longer.
 const PROCESSOR: &str = "Nehalem";
 const PROCESSORS: &str = "2";
+/// One processor, whose clock advances by a nanosecond for each instruction, and while it idles to its next timer.
+const COUNTING: [&str; 6] = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"];
 const MEBIBYTES: &str = "3072";
 
 /// One end of what joins two machines.
@@ -45,7 +48,11 @@ impl Machine {
     /// Switches it on. Without a wire it has no network card.
     pub(super) fn start(name: &str, kernel: &Path, image: &Path, wire: Option<&Wire<'_>>) -> Result<Self> {
         let mut command = Command::new(PROGRAM);
-        command.args(["-accel", "tcg,thread=multi", "-cpu", PROCESSOR, "-smp", PROCESSORS, "-m", MEBIBYTES]);
+        match name == plan::COUNTED.name {
+            true => command.args(COUNTING),
+            false => command.args(["-accel", "tcg,thread=multi", "-smp", PROCESSORS]),
+        };
+        command.args(["-cpu", PROCESSOR, "-m", MEBIBYTES]);
         command.args(["-no-reboot", "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
         // On a busy machine the timer's interrupts come late, and a kernel that counts them at its start would give up.
         command.args(["-append", "console=ttyS0 panic=-1 mitigations=off no_timer_check quiet rdinit=/init"]);

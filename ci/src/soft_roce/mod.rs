@@ -114,6 +114,15 @@ pub(crate) fn wire(workspace: &Workspace) -> Result<Tally> {
     Ok(total)
 }
 
+/// The tool `counts`: instructions of rounds over verbs beside those of perftest.
+pub(crate) fn counts(workspace: &Workspace) -> Result<Tally> {
+    let (mut furnishing, _lock) = furnish(workspace, &possible(workspace)?, Build::ForSpeed)?;
+    let report = alone(workspace, &mut furnishing, &plan::COUNTED, machine::deadline(LIMIT))?;
+    let total = judged(workspace, &[(plan::COUNTED, &report)])?;
+    say!("{}", figures::counts(&report));
+    Ok(total)
+}
+
 /// The results of each machine's programs.
 fn judged(workspace: &Workspace, reports: &[(Scenario, &Report)]) -> Result<Tally> {
     let mut total = Tally::default();

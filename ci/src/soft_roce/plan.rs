@@ -60,6 +60,23 @@ const FIGURES: &[GuestProgram] = &[
     psbench("latency-tcp", "psbench latency --transport tcp --bytes 4KiB --iterations 100 --json"),
 ];
 
+/// The machine whose clock counts instructions: it has one processor, on which a nanosecond is an instruction. Figures
+/// are the same on every host, and no scheduler of another processor is in them.
+pub(super) const COUNTED: Scenario = Scenario { name: "counted", before: ALONE_NETWORK, parts: &[COUNTS] };
+
+/// The sleeping peer of perftest beside rounds of ours over each transport. A spinning one would measure how long the
+/// guest's scheduler lets it.
+const COUNTS: &[GuestProgram] = &[
+    perftest("ib_send_lat", "ib_send_lat -e -d rxe0 -x 1 -F -s 4096 -n 500 10.9.0.1"),
+    perftest("ib_send_lat-1m", "ib_send_lat -e -d rxe0 -x 1 -F -s 1048576 -n 20 10.9.0.1"),
+    psbench("verbs", "psbench latency --transport verbs --poll block --alone -s 4KiB --iterations 500 --json"),
+    psbench("tcp", "psbench latency --transport tcp --poll block --alone -s 4KiB --iterations 500 --json"),
+    psbench("shm", "psbench latency --transport shm --poll block --alone -s 4KiB --iterations 500 --json"),
+    psbench("verbs-64", "psbench latency --transport verbs --poll block --alone -s 64 --iterations 500 --json"),
+    psbench("verbs-1m", "psbench latency --transport verbs --poll block --alone -s 1MiB --iterations 20 --json"),
+    psbench("tcp-1m", "psbench latency --transport tcp --poll block --alone -s 1MiB --iterations 20 --json"),
+];
+
 /// Tests that the host runs over TCP and shared memory, once more over verbs.
 const LAYOUTS: &[GuestProgram] = &[program("digests", 900, DIGESTS), program("c-programs", 900, C_PROGRAMS)];
 
@@ -303,5 +320,5 @@ const fn perftest(name: &'static str, line: &'static str) -> GuestProgram {
 
 /// The scenario of this name.
 pub(super) fn scenario(name: &str) -> Option<Scenario> {
-    [ALONE, ALONE_LONG, SERVER, TRAINER, BY_HAND].into_iter().find(|scenario| scenario.name == name)
+    [ALONE, ALONE_LONG, COUNTED, SERVER, TRAINER, BY_HAND].into_iter().find(|scenario| scenario.name == name)
 }
