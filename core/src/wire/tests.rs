@@ -81,12 +81,14 @@ fn every_refusal_names_what_was_wrong() {
     check(60, &[0, 0, 0, 0], false, "checksum of the header");
     check(40, &[0xff; 4], false, "checksum of the header");
     check(5, &[0], true, "kind 0 has no meaning in protocol version 1");
-    check(5, &[15], true, "kind 15 has no meaning");
+    check(5, &[16], true, "kind 16 has no meaning");
     check(6, &[64], true, "flags 64 has no meaning");
     check(52, &[1], true, "the reserved field 1 has no meaning");
     check(44, &4097_u32.to_le_bytes(), true, "the number of entries 4097 is over the limit of 4096");
     check(48, &1_048_577_u32.to_le_bytes(), true, "the control message's length 1048577 is over the limit of 1048576");
-    for kind in [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Control, Kind::Answer, Kind::Finish, Kind::Error] {
+    for kind in
+        [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Control, Kind::Answer, Kind::Finish, Kind::Error, Kind::Offer]
+    {
         check(5, &[kind as u8], true, "the number of entries 1 is over the limit of 0");
     }
     check(64, &[9], false, "checksum of the entries");

@@ -102,6 +102,45 @@ fn no_memory_is_read_before_its_completion_or_used_again_before_it() {
     println!("{frames} frames each way are what was sent");
 }
 
+/// Functions that a library of rdma-core has from this version on, of those that are called here. Everything else is in
+/// all of them: libibverbs.map.in.
+const SINCE: [(u32, &str); 4] = [
+    (28, "ibv_reg_mr_iova2"),
+    (32, "_ibv_query_gid_table"),
+    (34, "ibv_reg_dmabuf_mr"),
+    (35, "ibv_is_fork_initialized"),
+];
+
+/// What a library lacks is replaced: Ubuntu 20.04 has rdma-core 28, and older systems 22.
+#[test]
+fn libraries_of_many_versions_do() {
+    if asked().is_some() {
+        let mut rig = rig();
+        let (near, far) = rig.connect();
+        for number in 0..20 {
+            let payload = bytes(30_000, number);
+            for (side, peer) in [(&mut rig.near, near), (&mut rig.far, far)] {
+                let chunk = side.lease(&payload);
+                side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+            }
+        }
+        rig.until("all is there", |rig| rig.near.landed().count() == 20 && rig.far.landed().count() == 21);
+        return;
+    }
+    let test = "verbs::tests::false_library::libraries_of_many_versions_do";
+    let Some(library) = library(test) else { return };
+    for version in [22, 28, 33, 44, 56] {
+        let folder = tempfile::tempdir().expect("there is a folder for tests");
+        let types = folder.path().join("ports/1/gid_attrs/types");
+        fs::create_dir_all(&types).expect("it is new");
+        fs::write(types.join("3"), "RoCE v2\n").expect("it can be written");
+        let card = CARD.replace("/sys/class/infiniband/mlx5_0", &folder.path().display().to_string());
+        let lacks: Vec<_> = SINCE.iter().filter(|(since, _)| version < *since).map(|(_, name)| *name).collect();
+        let host = Host::new("one card", &[&card], "").lacking(lacks.leak());
+        run_again(test, (&library, folder.path()), &host);
+    }
+}
+
 /// Reports an event of every device, whose table has this text from now on.
 fn report(kind: ibv_event_type, table: &str) {
     let path = std::env::var("PSERVER_FALSE_IBVERBS").expect("this runs over the library");

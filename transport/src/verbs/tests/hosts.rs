@@ -20,21 +20,15 @@ pub(super) struct Host {
     /// The setting, the local address or nothing, and the turn.
     place: (&'static str, &'static str, usize),
     expected: &'static str,
-    is_old: bool,
+    /// Functions that its library lacks.
+    lacks: &'static [&'static str],
     /// A variable of the environment.
     variable: (&'static str, &'static str),
 }
 
 impl Host {
     pub(super) fn new(about: &'static str, table: &[&str], expected: &'static str) -> Self {
-        Self {
-            about,
-            table: table.join("\n"),
-            place: ("auto", "", 0),
-            expected,
-            is_old: false,
-            variable: ("LANG", "C"),
-        }
+        Self { about, table: table.join("\n"), place: ("auto", "", 0), expected, lacks: &[], variable: ("LANG", "C") }
     }
 
     fn at(self, choice: &'static str, local: &'static str, turn: usize) -> Self {
@@ -47,7 +41,12 @@ impl Host {
 
     /// With a library before rdma-core 32.
     fn old(self) -> Self {
-        Self { is_old: true, ..self }
+        self.lacking(&["_ibv_query_gid_table"])
+    }
+
+    /// With a library without these functions.
+    pub(super) fn lacking(self, lacks: &'static [&'static str]) -> Self {
+        Self { lacks, ..self }
     }
 }
 
@@ -173,16 +172,18 @@ pub(super) fn run_again(test: &str, (library, folder): (&Path, &Path), host: &Ho
     fs::write(&table, &host.table).expect("the table can be written");
     let link = folder.join("libibverbs.so.1");
     let _ = fs::remove_file(&link);
-    if host.is_old {
-        // The name of the function that old libraries lack becomes another one.
-        let mut bytes = fs::read(library).expect("the library can be read");
-        let name = b"_ibv_query_gid_table\0";
-        let places: Vec<_> = (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name)).collect();
-        assert!(!places.is_empty(), "the library has the name");
-        places.into_iter().for_each(|at| bytes[at + 1] = b'x');
-        fs::write(&link, bytes).expect("the library can be written");
-    } else {
+    if host.lacks.is_empty() {
         symlink(library, &link).expect("it is not there");
+    } else {
+        // The name of a function that the library lacks becomes another one.
+        let mut bytes = fs::read(library).expect("the library can be read");
+        for name in host.lacks {
+            let name = [name.as_bytes(), &[0]].concat();
+            let places: Vec<_> = (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(&name)).collect();
+            assert!(!places.is_empty(), "the library has the name");
+            places.into_iter().for_each(|at| bytes[at + 1] = b'x');
+        }
+        fs::write(&link, bytes).expect("the library can be written");
     }
     let (choice, local, turn) = host.place;
     let ended = Command::new(std::env::current_exe().expect("a test has a path"))
