@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killed import kill, servers
 from needs import need_torch
 
-import pserver
-
 torch = need_torch()
+
+from killed import kill, servers  # noqa: E402
+
+import pserver  # noqa: E402
+
 schedules = torch.optim.lr_scheduler
 
 STEPS = 12

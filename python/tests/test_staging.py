@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from needs import need_torch
 
 need_torch()
+
+import torch  # noqa: E402
 
 import pserver  # noqa: E402
 from pserver.torch import DiLoCo, Embedding, Optimizer, _diloco, _staging  # noqa: E402
