@@ -13,7 +13,7 @@ use std::{env, ptr, thread};
 
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
 use crate::bindings::*;
-use crate::{AGAIN, INVALID, RaisedDescriptor, UNSUPPORTED};
+use crate::{AGAIN, INVALID, RaisedDescriptor};
 
 /// Bytes of memory whose contents are not there yet.
 const POISON: u8 = 0xdb;
@@ -424,13 +424,6 @@ unsafe extern "C" fn ibv_reg_mr(
     unsafe { register(domain, address, length, access.cast_unsigned()) }
 }
 
-/// The devices register no memory of accelerators: EOPNOTSUPP.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_reg_dmabuf_mr(_: *mut ibv_pd, _: u64, _: usize, _: u64, _: c_int, _: c_int) -> *mut ibv_mr {
-    fail(UNSUPPORTED);
-    ptr::null_mut()
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
     // SAFETY: `ibv_reg_mr` made it.
@@ -486,16 +479,11 @@ unsafe extern "C" fn ibv_get_cq_event(
 
 /// Nothing is there now.
 pub(crate) fn again() -> c_int {
-    fail(AGAIN);
-    -1
-}
-
-/// Sets the error of this thread.
-fn fail(error: c_int) {
     // SAFETY: it has no conditions.
     let place = unsafe { errno() };
     // SAFETY: the place is this thread's.
-    unsafe { place.write(error) };
+    unsafe { place.write(AGAIN) };
+    -1
 }
 
 unsafe extern "C" {

@@ -50,8 +50,6 @@ const GIDS: c_int = 300;
 const INVALID: c_int = 22;
 /// EAGAIN
 const AGAIN: c_int = 11;
-/// EOPNOTSUPP
-const UNSUPPORTED: c_int = 95;
 
 struct FalseDevice {
     of_list: ibv_device,

@@ -487,9 +487,11 @@ impl Transport for Network {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
-        self.device_context.collect();
-        if self.device_context.take_failure() {
-            self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|id| self.mark_ready(id));
+        if self.device_context.is_used() {
+            self.device_context.collect();
+            if self.device_context.take_failure() {
+                self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|id| self.mark_ready(id));
+            }
         }
         self.collect_woken();
         self.collect_polled();

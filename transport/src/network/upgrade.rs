@@ -124,7 +124,11 @@ impl Upgrade {
         waker: &Waker,
     ) -> Result<UpgradeProgress, ConnectionError> {
         let mut has_queued = false;
-        if let Some(bytes) = connection.take_offer() {
+        let offer = connection.take_offer();
+        if offer.is_none() && matches!(self.stage, UpgradeStage::Idle) {
+            return Ok(UpgradeProgress::Pending);
+        }
+        if let Some(bytes) = offer {
             has_queued = self.receive(bytes, connection.as_mut(), device_context)?;
         }
         has_queued |= self.poll(connection.as_mut(), device_context, waker)?;

@@ -113,14 +113,13 @@ impl CompletionQueue {
         self.lock().collect(self.queue)
     }
 
-    /// Appends the completions of a pair.
+    /// Appends the completions of a pair that were moved to its inbox.
     pub(super) fn take(&self, pair: u32, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
         let mut state = self.lock();
-        state.collect(self.queue)?;
         if let Some(inbox) = state.inboxes.get_mut(&pair) {
             done.append(&mut inbox.done);
         }
-        Ok(())
+        state.lost.clone().map_or(Ok(()), Err)
     }
 
     /// The next completion notifies the channel.

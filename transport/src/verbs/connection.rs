@@ -258,6 +258,10 @@ impl Connection for VerbsConnection {
             return Err(ConnectionError::Lost(format!("verbs: {failure}")));
         }
         let is_closed = self.socket.is_closed;
+        if is_closed {
+            // Messages that arrived before the end are in the device's queue by now.
+            self.messages.work_requests.pair().collect().map_err(ConnectionError::from)?;
+        }
         self.collect_completions(peer, events).map_err(|error| self.with_socket_cause(error))?;
         self.is_paused = !is_closed && unread.is_some_and(|unread| unread.is_reached(self.len(), self.held()));
         if self.is_paused {

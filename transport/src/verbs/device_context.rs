@@ -159,10 +159,15 @@ impl DeviceContext {
         &self.0.watcher.runtime
     }
 
+    /// Whether a device was opened.
+    pub(crate) fn is_used(&self) -> bool {
+        self.0.channels.count.load(Ordering::Acquire) > 0
+    }
+
     /// Takes completions from all devices and wakes their connections; whether there were some.
     pub(crate) fn collect(&self) -> bool {
         let channels = &self.0.channels;
-        if channels.count.load(Ordering::Acquire) == 0 {
+        if !self.is_used() {
             return false;
         }
         // A queue that is lost has woken its connections, which report it.
@@ -172,7 +177,7 @@ impl DeviceContext {
     /// The next completion of any device ends the transport's sleep; false where a device cannot be armed.
     pub(crate) fn arm(&self) -> bool {
         let channels = &self.0.channels;
-        if channels.count.load(Ordering::Acquire) == 0 {
+        if !self.is_used() {
             return true;
         }
         let is_armed = channels.list().iter().all(|channel| channel.arm().is_ok());
@@ -470,6 +475,7 @@ impl PairEndpoint {
         let until = Instant::now() + PROOF_LIMIT;
         // The server answers the first message, so that outcomes are kept for the connection.
         while !outcomes.iter().any(RequestOutcome::is_sent) {
+            messages.work_requests.pair().collect()?;
             messages.work_requests.collect(outcomes)?;
             if until <= Instant::now() {
                 let text = format!("the server's card acknowledges no message within {PROOF_LIMIT:?}");

@@ -322,6 +322,10 @@ impl QueuePair for FaultyPair {
         self.inner.set_waker(waker);
     }
 
+    fn collect(&mut self) -> Result<(), VerbsError> {
+        self.inner.collect()
+    }
+
     fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
         match self.device.standing(self.is_open) {
             Some(DeviceFault::PollFails) => return Err(VerbsError::new("the completion queue is lost")),

@@ -502,6 +502,10 @@ impl QueuePair for HardwarePair {
         self.queue.set_waker(self.end.number, waker);
     }
 
+    fn collect(&mut self) -> Result<(), VerbsError> {
+        self.queue.collect().map(drop)
+    }
+
     fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
         self.queue.take(self.end.number, done)
     }

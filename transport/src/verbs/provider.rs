@@ -233,7 +233,10 @@ pub(crate) trait QueuePair: Send {
     /// Sets the waker that is called when [`CompletionChannel::collect`] finds completions of this pair.
     fn set_waker(&mut self, waker: &Waker);
 
-    /// Appends the completions to `done`.
+    /// Takes the completions of all queue pairs of the channel from the device, as [`CompletionChannel::collect`] does.
+    fn collect(&mut self) -> Result<(), VerbsError>;
+
+    /// Appends the completions that were taken from the device to `done`.
     fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError>;
 
     /// Destroys the queue pair; afterwards no device accesses its memory. May be called again.
