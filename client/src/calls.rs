@@ -230,7 +230,7 @@ impl ClientState {
     }
 
     fn turn(&mut self, longest: Duration) {
-        let now = self.engine.now();
+        let now = self.engine.tick();
         self.end_cancelled();
         self.query_servers(now);
         let running = self.calls.iter().filter(|call| call.is_pending());

@@ -97,6 +97,7 @@ impl ClientLock {
     }
 
     fn guard<'a>(&'a self, mut state: MutexGuard<'a, ClientState>, began: CallStart) -> ClientGuard<'a> {
+        state.engine.tick();
         if state.engine.is_closed() {
             state.memory.caller.hide_closed();
             state.engine.drop_closed();
@@ -240,7 +241,7 @@ impl ClientGuard<'_> {
         self.lock.release(self.state.take().expect("the lock is held"));
         let is_interrupted = ask();
         self.state = Some(self.lock.contend());
-        self.ask_at = self.engine.now() + INTERRUPTS_ASKED;
+        self.ask_at = self.engine.tick() + INTERRUPTS_ASKED;
         is_interrupted
     }
 

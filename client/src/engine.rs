@@ -51,6 +51,8 @@ pub struct ClientEngine {
     /// The doorbell of the current transport.
     bell: Arc<Mutex<Option<Doorbell>>>,
     origin: Instant,
+    /// The time when the clock was last read: at the begin of an API call and of a turn, and after each wait.
+    clock: Now,
     /// Scheme of the coordinator's address, used for all servers.
     scheme: Scheme,
     control: LaneId,
@@ -89,6 +91,7 @@ impl ClientEngine {
             transport: Some(transport),
             make,
             origin: Instant::now(),
+            clock: Now::default(),
             scheme: coordinator.scheme,
             control,
             out: ClientOutput::default(),
@@ -221,7 +224,7 @@ impl ClientEngine {
         deadline: Duration,
         what: &str,
     ) -> Result<Vec<Finished>, Refused> {
-        let end = self.now() + deadline;
+        let end = self.tick() + deadline;
         let mut finished = Vec::with_capacity(tickets.len());
         let mut refused: Option<Refused> = None;
         let (mut next, mut is_late) = (0, false);
@@ -294,7 +297,7 @@ impl ClientEngine {
         {
             self.break_off(&failure);
         }
-        let now = self.now();
+        let now = self.tick();
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
             self.requests.handle(now, event, &mut self.out);
@@ -372,8 +375,15 @@ impl ClientEngine {
         }
     }
 
+    /// The time when the clock was last read. A round asks for it twenty times.
     pub(super) fn now(&self) -> Now {
-        Now(u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX))
+        self.clock
+    }
+
+    /// Reads the clock.
+    pub(super) fn tick(&mut self) -> Now {
+        self.clock = Now(u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX));
+        self.clock
     }
 }
 
