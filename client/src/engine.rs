@@ -50,9 +50,7 @@ pub struct ClientEngine {
     make: MakeTransport,
     /// The doorbell of the current transport.
     bell: Arc<Mutex<Option<Doorbell>>>,
-    origin: Instant,
-    /// The time when the clock was last read: at the begin of an API call and of a turn, and after each wait.
-    clock: Now,
+    clock: EngineClock,
     /// Scheme of the coordinator's address, used for all servers.
     scheme: Scheme,
     control: LaneId,
@@ -61,6 +59,13 @@ pub struct ClientEngine {
     out: ClientOutput,
     events: Vec<Event>,
     heartbeat: Heartbeat,
+}
+
+/// A clock that is read seldom.
+struct EngineClock {
+    origin: Instant,
+    /// The time when it was last read: at the begin of an API call and of a turn, and after each wait.
+    read: Now,
 }
 
 /// Heartbeats of the initialising trainer.
@@ -90,8 +95,7 @@ impl ClientEngine {
             bell: Arc::new(Mutex::new(Some(transport.doorbell()))),
             transport: Some(transport),
             make,
-            origin: Instant::now(),
-            clock: Now::default(),
+            clock: EngineClock { origin: Instant::now(), read: Now::default() },
             scheme: coordinator.scheme,
             control,
             out: ClientOutput::default(),
@@ -377,13 +381,13 @@ impl ClientEngine {
 
     /// The time when the clock was last read. A round asks for it twenty times.
     pub(super) fn now(&self) -> Now {
-        self.clock
+        self.clock.read
     }
 
     /// Reads the clock.
     pub(super) fn tick(&mut self) -> Now {
-        self.clock = Now(u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX));
-        self.clock
+        self.clock.read = Now(u64::try_from(self.clock.origin.elapsed().as_millis()).unwrap_or(u64::MAX));
+        self.clock.read
     }
 }
 
