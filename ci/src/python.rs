@@ -144,11 +144,13 @@ fn install(workspace: &Workspace, environment: &Path, wheel: &Path, torch: Optio
     Ok(total)
 }
 
-/// Runs the tests, a share of them for each processor. They report what is skipped without torch.
+/// Runs the tests, a share of them for each processor and one more: a quarter of their time they wait for processes.
+/// They report what is skipped without torch.
 fn test(workspace: &Workspace, environment: &Path) -> Result<Tally> {
     // The tests begin in their own folder: beside the sources, Python would take the package from there.
     let mut pytest = python(workspace, environment);
-    pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto"]);
+    let shares = std::thread::available_parallelism().map_or(2, |processors| processors.get() + 1);
+    pytest.args(["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", &shares.to_string()]);
     // Every processor has a test already: threads of torch that wait for work would only take it from them.
     pytest.env("OMP_NUM_THREADS", "1");
     workspace.tests(pytest.current_dir(workspace.root().join("python/tests")))
