@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{env, ptr, thread};
 
 #[allow(clippy::wildcard_imports, reason = "C's names, which begin with what they are of")]
@@ -67,7 +67,7 @@ struct Pair {
     sends: VecDeque<SendRequest>,
 }
 
-/// WorkMemory of a work request, with the request's number.
+/// Memory of a work request, with the request's number.
 #[derive(Clone, Copy)]
 struct WorkMemory {
     id: u64,
@@ -87,47 +87,26 @@ struct SendRequest {
     pieces: Option<Vec<usize>>,
 }
 
-static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
+static FABRIC: LazyLock<Mutex<Fabric>> = LazyLock::new(|| {
+    thread::spawn(move_for_ever);
+    let seed = env::var("PSERVER_FALSE_IBVERBS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    Mutex::new(Fabric { random: seed, ..Fabric::default() })
+});
 static HAS_WORK: Condvar = Condvar::new();
 
-/// The fabric, with the thread that moves its payloads.
-fn fabric() -> impl std::ops::DerefMut<Target = Fabric> {
-    struct Guard(MutexGuard<'static, Option<Fabric>>);
-    impl std::ops::Deref for Guard {
-        type Target = Fabric;
-        fn deref(&self) -> &Fabric {
-            self.0.as_ref().expect("it was just made")
-        }
-    }
-    impl std::ops::DerefMut for Guard {
-        fn deref_mut(&mut self) -> &mut Fabric {
-            self.0.as_mut().expect("it was just made")
-        }
-    }
-    static MOVER: Once = Once::new();
-    MOVER.call_once(|| drop(thread::spawn(move_for_ever)));
-    let mut guard = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
-    guard.get_or_insert_with(|| {
-        let seed = env::var("PSERVER_FALSE_IBVERBS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-        Fabric { random: seed, ..Fabric::default() }
-    });
-    Guard(guard)
+/// The fabric, whose payloads a thread moves.
+fn fabric() -> MutexGuard<'static, Fabric> {
+    FABRIC.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn move_for_ever() {
-    let mut guard = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut guard = fabric();
     loop {
-        let mut has_moved = false;
-        for _ in 0..STEPS {
-            has_moved = guard.as_mut().is_some_and(Fabric::step);
-            if !has_moved {
-                break;
-            }
-        }
+        let has_moved = (0..STEPS).all(|_| guard.step());
         if has_moved {
             drop(guard);
             thread::yield_now();
-            guard = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
+            guard = fabric();
         } else {
             guard = HAS_WORK.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
@@ -147,11 +126,10 @@ impl Fabric {
 
     /// Moves one piece, or completes a request; whether there was something to do.
     fn step(&mut self) -> bool {
-        let busy: Vec<u32> =
-            self.pairs.iter().filter(|(_, pair)| !pair.sends.is_empty()).map(|(key, _)| *key).collect();
-        let mut left = busy;
-        while !left.is_empty() {
-            let number = left.swap_remove(self.below(left.len()));
+        let busy = self.pairs.iter().filter(|(_, pair)| !pair.sends.is_empty());
+        let mut busy: Vec<u32> = busy.map(|(number, _)| *number).collect();
+        while !busy.is_empty() {
+            let number = busy.swap_remove(self.below(busy.len()));
             if self.step_pair(number) {
                 return true;
             }
@@ -297,6 +275,14 @@ impl Fabric {
         if matches!(status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR) {
             self.flush(there, IBV_WC_WR_FLUSH_ERR);
         }
+    }
+
+    /// Work was posted on a pair: one that has failed flushes it.
+    fn posted(&mut self, number: u32) {
+        if self.pairs[&number].state == IBV_QPS_ERR {
+            self.flush(number, IBV_WC_WR_FLUSH_ERR);
+        }
+        HAS_WORK.notify_all();
     }
 
     fn flush(&mut self, number: u32, mut status: ibv_wc_status) {
@@ -640,10 +626,7 @@ pub(crate) unsafe extern "C" fn post_send(
         known.sends.push_back(made);
         work = request.next;
     }
-    if fabric.pairs[&number].state == IBV_QPS_ERR {
-        fabric.flush(number, IBV_WC_WR_FLUSH_ERR);
-    }
-    HAS_WORK.notify_all();
+    fabric.posted(number);
     0
 }
 
@@ -667,10 +650,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         fabric.pairs.get_mut(&number).expect("an open pair").receives.push_back(memory);
         work = request.next;
     }
-    if fabric.pairs[&number].state == IBV_QPS_ERR {
-        fabric.flush(number, IBV_WC_WR_FLUSH_ERR);
-    }
-    HAS_WORK.notify_all();
+    fabric.posted(number);
     0
 }
 

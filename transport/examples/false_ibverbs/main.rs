@@ -24,19 +24,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{env, fs, ptr};
 
-#[allow(
-    clippy::all,
-    clippy::pedantic,
-    clippy::multiple_unsafe_ops_per_block,
-    clippy::undocumented_unsafe_blocks,
-    dead_code,
-    missing_docs,
-    non_camel_case_types,
-    non_snake_case,
-    non_upper_case_globals,
-    unreachable_pub,
-    reason = "a generator wrote it, with C's names and without arguments"
-)]
 #[path = "../../src/verbs/sys/bindings.rs"]
 mod bindings;
 mod fabric;

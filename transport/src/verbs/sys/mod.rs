@@ -6,19 +6,6 @@
 use std::ffi::c_int;
 use std::ptr;
 
-#[allow(
-    clippy::all,
-    clippy::multiple_unsafe_ops_per_block,
-    clippy::too_many_lines,
-    clippy::undocumented_unsafe_blocks,
-    dead_code,
-    missing_docs,
-    non_camel_case_types,
-    non_snake_case,
-    non_upper_case_globals,
-    unreachable_pub,
-    reason = "a generator wrote it, with C's names and without arguments"
-)]
 mod bindings;
 
 pub(crate) use bindings::*;
