@@ -709,14 +709,19 @@ def _array(tensor: _pserver.Tensor) -> NDArray[Any]:
 
 def _split(arrays: Mapping[str, Array]) -> tuple[list[str], list[Array]]:
     """Names and arrays of a mapping, in its order."""
+    _check_mapping(arrays)
+    return list(arrays), list(arrays.values())
+
+
+def _check_mapping(arrays: object) -> None:
+    """Refuses what is no mapping of names to arrays."""
     if not isinstance(arrays, Mapping):
         raise TypeError(f'an object of type {type(arrays).__name__}; expected arrays by name, {{"w": array}}')
-    return list(arrays), list(arrays.values())
 
 
 def _ordered(gradients: Mapping[str, Array], out: Mapping[str, Array]) -> dict[str, Array]:
     """The destinations in the order of the gradients."""
-    _split(out)
+    _check_mapping(out)
     if len(gradients) == len(out) and all(name in out for name in gradients):
         return {name: out[name] for name in gradients}
     only = sorted(gradients.keys() ^ out.keys())
