@@ -13,16 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::soft_roce::plan;
+use crate::soft_roce::plan::Scenario;
 use crate::soft_roce::report::Report;
 
 const PROGRAM: &str = "qemu-system-x86_64";
-/// An old one: QEMU spends two fifths less time on it than on `max`, whose vectors and page tables are longer.
-const PROCESSOR: &str = "Nehalem";
-const PROCESSORS: &str = "2";
-/// One processor, whose clock advances by a nanosecond for each instruction, and while it idles to its next timer. It
-/// has all vectors that QEMU knows, as processors beside network cards do.
-const COUNTING: [&str; 8] = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1", "-cpu", "max"];
 const MEBIBYTES: &str = "3072";
 
 /// One end of what joins two machines.
@@ -37,7 +31,7 @@ pub(super) struct Wire<'a> {
 pub(super) struct Machine {
     child: Child,
     console: Receiver<String>,
-    name: String,
+    name: &'static str,
 }
 
 impl Machine {
@@ -47,13 +41,9 @@ impl Machine {
     }
 
     /// Switches it on. Without a wire it has no network card.
-    pub(super) fn start(name: &str, kernel: &Path, image: &Path, wire: Option<&Wire<'_>>) -> Result<Self> {
+    pub(super) fn start(scenario: &Scenario, kernel: &Path, image: &Path, wire: Option<&Wire<'_>>) -> Result<Self> {
         let mut command = Command::new(PROGRAM);
-        match name == plan::COUNTED.name {
-            true => command.args(COUNTING),
-            false => command.args(["-accel", "tcg,thread=multi", "-smp", PROCESSORS, "-cpu", PROCESSOR]),
-        };
-        command.args(["-m", MEBIBYTES]);
+        command.args(scenario.processors).args(["-m", MEBIBYTES]);
         command.args(["-no-reboot", "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
         // On a busy machine the timer's interrupts come late, and a kernel that counts them at its start would give up.
         command.args(["-append", "console=ttyS0 panic=-1 mitigations=off no_timer_check quiet rdinit=/init"]);
@@ -77,7 +67,7 @@ impl Machine {
                 let _ = sender.send(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
         });
-        Ok(Self { child, console, name: name.to_owned() })
+        Ok(Self { child, console, name: scenario.name })
     }
 
     /// Reads the console, and shows it, until the machine is off or out of time.

@@ -138,7 +138,7 @@ fn judged(workspace: &Workspace, reports: &[(Scenario, &Report)]) -> Result<Tall
 /// One machine, until it is off.
 fn alone(workspace: &Workspace, furnishing: &mut Furnishing, scenario: &Scenario, end: Instant) -> Result<Report> {
     let image = furnishing.write(workspace, scenario.name)?;
-    Machine::start(scenario.name, &furnishing.kernel, &image, None)?.watch(end)
+    Machine::start(scenario, &furnishing.kernel, &image, None)?.watch(end)
 }
 
 /// Two machines and a wire, until both are off: what the server's said, and the trainer's.
@@ -148,9 +148,9 @@ fn two(workspace: &Workspace, furnishing: &mut Furnishing, end: Instant) -> Resu
     // A socket's path must be short.
     let path = std::env::temp_dir().join(format!("pserver-wire-{}", std::process::id()));
     let (near, far) = (Wire { path: &path, listens: true }, Wire { path: &path, listens: false });
-    let server = Machine::start(plan::SERVER.name, &furnishing.kernel, &server?, Some(&near))?;
+    let server = Machine::start(&plan::SERVER, &furnishing.kernel, &server?, Some(&near))?;
     near.wait(end)?;
-    let trainer = Machine::start(plan::TRAINER.name, &furnishing.kernel, &trainer?, Some(&far))?;
+    let trainer = Machine::start(&plan::TRAINER, &furnishing.kernel, &trainer?, Some(&far))?;
     let watcher = thread::spawn(move || server.watch(end));
     let trainer = trainer.watch(end);
     let server = watcher.join().expect("watching does not panic");
