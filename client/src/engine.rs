@@ -379,7 +379,7 @@ impl ClientEngine {
         }
     }
 
-    /// The time when the clock was last read. A round asks for it twenty times.
+    /// The time when the clock was last read. A round asks for it fifteen times.
     pub(super) fn now(&self) -> Now {
         self.clock.read
     }

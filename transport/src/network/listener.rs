@@ -358,8 +358,7 @@ impl HelloContext {
     /// The answer to the offer of verbs in a hello, which loses it; nothing without an offer.
     async fn answer(&self, hello: &mut Frame, lane: &ConnectionSender, stream: &TcpStream) -> Option<OfferAnswer> {
         let offer = OfferMessage::take(&mut hello.control)?;
-        let ip = |number: io::Result<SocketAddr>| number.ok().map(|number| number.ip().to_canonical());
-        let (local, host) = (ip(stream.local_addr()), ip(stream.peer_addr()));
+        let (local, host) = (socket::ip(stream.local_addr()), socket::ip(stream.peer_addr()));
         let (device_context, scheme) = (lane.device_context().clone(), self.scheme);
         let made = self.blocking_pool.run(host, move || device_context.answer(&offer, scheme, local));
         Some(match tokio::time::timeout(PAIR_TIMEOUT, made).await {

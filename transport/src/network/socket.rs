@@ -142,9 +142,14 @@ fn check_user(address_number: SocketAddr) -> Result<(), ConnectFailure> {
     })
 }
 
+/// The IP of an end of a socket, if the system tells it.
+pub(super) fn ip(address_number: io::Result<SocketAddr>) -> Option<IpAddr> {
+    address_number.ok().map(|address_number| address_number.ip().to_canonical())
+}
+
 /// Makes the queue pair for an offer, on a thread that may block.
 async fn with_offer(stream: TcpStream, address: Address, device_context: DeviceContext) -> ConnectedStream {
-    let local = stream.local_addr().ok().map(|address_number| address_number.ip().to_canonical());
+    let local = ip(stream.local_addr());
     let there = address.clone();
     let made = tokio::task::spawn_blocking(move || device_context.offer(&there, local)).await;
     let offer = made.unwrap_or_else(|error| Err(format!("making a pair: {error}")));

@@ -25,14 +25,11 @@ use pserver_core::ids::Ticket;
 use pserver_core::port::Outgoing;
 use pserver_core::wire::{Address, Frame, Head, Kind, Scheme};
 use tokio::net::TcpStream;
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::JoinHandle;
 
+use super::socket;
 use crate::connection::{Connection, ConnectionError, TicketedBody};
-use crate::verbs::{DeviceContext, HandshakeMessage, OfferAnswer, PairEndpoint, WaitingFrames};
-
-/// Delay before the first offer, and the longest one: it doubles with each.
-const DELAY_FIRST: Duration = Duration::from_secs(2);
-const DELAY_LONGEST: Duration = Duration::from_secs(64);
+use crate::verbs::{DeviceContext, HandshakeMessage, OfferAnswer, PairEndpoint, RETRY_FIRST, WaitingFrames, longer};
 
 /// The way of one connection from TCP to verbs.
 pub(super) struct Upgrade {
@@ -52,8 +49,8 @@ enum UpgradeSide {
 enum UpgradeStage {
     /// Nothing is in progress.
     Idle,
-    /// The client waits, then makes a queue pair. Without any device there is none.
-    Preparing(JoinHandle<Option<Box<PairEndpoint>>>),
+    /// The client waits, then makes a queue pair; nothing on a machine without any device.
+    Preparing(JoinHandle<Option<OfferAnswer>>),
     /// The client has offered this queue pair.
     Offered(Box<PairEndpoint>),
     /// The client connects it and proves that it carries messages.
@@ -83,7 +80,7 @@ impl Upgrade {
     /// The upgrade of a client's connection to an address that allows both.
     pub(super) fn of_client(address: Address, connection: &dyn Connection, device_context: &DeviceContext) -> Self {
         let mut upgrade =
-            Self { stage: UpgradeStage::Idle, side: UpgradeSide::Client(address, DELAY_FIRST), held: Vec::new() };
+            Self { stage: UpgradeStage::Idle, side: UpgradeSide::Client(address, RETRY_FIRST), held: Vec::new() };
         upgrade.prepare(connection, device_context);
         upgrade
     }
@@ -194,40 +191,40 @@ impl Upgrade {
         device_context: &DeviceContext,
         waker: &Waker,
     ) -> Result<bool, ConnectionError> {
-        let context = &mut Context::from_waker(waker);
         let (stage, message) = match &mut self.stage {
-            UpgradeStage::Preparing(task) => {
-                let Poll::Ready(prepared) = Pin::new(task).poll(context) else { return Ok(false) };
-                // A machine without any device has no upgrade.
-                let Some(endpoint) = prepared.map_err(|error| lost(&error))? else {
+            UpgradeStage::Preparing(task) => match outcome(task, waker)? {
+                None => return Ok(false),
+                Some(None) => {
                     self.stage = UpgradeStage::Idle;
                     return Ok(false);
-                };
-                let offer = HandshakeMessage::Yes(endpoint.end());
-                (UpgradeStage::Offered(endpoint), Some(offer))
-            }
-            UpgradeStage::Proving(task) => {
-                let Poll::Ready(proved) = Pin::new(task).poll(context) else { return Ok(false) };
-                match proved.map_err(|error| lost(&error))? {
-                    Ok(endpoint) => (UpgradeStage::Switching(Box::new(endpoint)), None),
-                    Err(error) => {
-                        let reason = error.to_string();
-                        self.fail(&reason, connection, device_context);
-                        connection.send(None, frame(HandshakeMessage::No(reason).encode().to_vec()), Vec::new());
-                        return Ok(true);
-                    }
                 }
-            }
-            UpgradeStage::Answering(task) => {
-                let Poll::Ready(answered) = Pin::new(task).poll(context) else { return Ok(false) };
-                match answered.map_err(|error| lost(&error))? {
-                    Ok(endpoint) => {
-                        let answer = HandshakeMessage::Yes(endpoint.end());
-                        (UpgradeStage::Answered(endpoint), Some(answer))
-                    }
-                    Err(reason) => (UpgradeStage::Idle, Some(HandshakeMessage::No(reason))),
+                Some(Some(Err(_))) => {
+                    self.prepare_again(connection, device_context);
+                    return self.poll(connection, device_context, waker);
                 }
-            }
+                Some(Some(Ok(endpoint))) => {
+                    let offer = HandshakeMessage::Yes(endpoint.end());
+                    (UpgradeStage::Offered(endpoint), Some(offer))
+                }
+            },
+            UpgradeStage::Proving(task) => match outcome(task, waker)? {
+                None => return Ok(false),
+                Some(Ok(endpoint)) => (UpgradeStage::Switching(Box::new(endpoint)), None),
+                Some(Err(error)) => {
+                    let reason = error.to_string();
+                    self.fail(&reason, connection, device_context);
+                    connection.send(None, frame(HandshakeMessage::No(reason).encode().to_vec()), Vec::new());
+                    return Ok(true);
+                }
+            },
+            UpgradeStage::Answering(task) => match outcome(task, waker)? {
+                None => return Ok(false),
+                Some(Ok(endpoint)) => {
+                    let answer = HandshakeMessage::Yes(endpoint.end());
+                    (UpgradeStage::Answered(endpoint), Some(answer))
+                }
+                Some(Err(reason)) => (UpgradeStage::Idle, Some(HandshakeMessage::No(reason))),
+            },
             _ => return Ok(false),
         };
         let control = message.map_or_else(Vec::new, |message| message.encode().to_vec());
@@ -238,28 +235,29 @@ impl Upgrade {
 
     /// The client offers again later.
     fn fail(&mut self, reason: &str, connection: &dyn Connection, device_context: &DeviceContext) {
-        if let UpgradeSide::Client(address, delay) = &mut self.side {
+        if let UpgradeSide::Client(address, _) = &self.side {
             tracing::info!(%address, "a connection stays on TCP: {reason}");
-            *delay = (2 * *delay).min(DELAY_LONGEST);
-            self.prepare(connection, device_context);
         }
+        self.prepare_again(connection, device_context);
+    }
+
+    /// Waits longer than before, and then makes another queue pair.
+    fn prepare_again(&mut self, connection: &dyn Connection, device_context: &DeviceContext) {
+        if let UpgradeSide::Client(_, delay) = &mut self.side {
+            *delay = longer(*delay);
+        }
+        self.prepare(connection, device_context);
     }
 
     /// Begins to wait, and then to make a queue pair.
     fn prepare(&mut self, connection: &dyn Connection, device_context: &DeviceContext) {
         let UpgradeSide::Client(address, delay) = &self.side else { return };
-        let (context, address, mut delay, local) = (device_context.clone(), address.clone(), *delay, local(connection));
+        let (context, address, delay, local) = (device_context.clone(), address.clone(), *delay, local(connection));
         self.stage = UpgradeStage::Preparing(device_context.runtime().spawn(async move {
-            loop {
-                tokio::time::sleep(delay).await;
-                let (context, address) = (context.clone(), address.clone());
-                let offer = move || (context.offer(&address, local), context.has_devices());
-                match tokio::task::spawn_blocking(offer).await {
-                    Ok((Ok(endpoint), _)) => return Some(endpoint),
-                    Ok((Err(_), true)) => delay = (2 * delay).min(DELAY_LONGEST),
-                    Ok((Err(_), false)) | Err(_) => return None,
-                }
-            }
+            tokio::time::sleep(delay).await;
+            let offer =
+                move || Some(context.offer(&address, local)).filter(|made| made.is_ok() || context.has_devices());
+            tokio::task::spawn_blocking(offer).await.ok().flatten()
         }));
     }
 
@@ -294,8 +292,7 @@ fn frame(control: Vec<u8>) -> Frame {
 }
 
 fn local(connection: &dyn Connection) -> Option<IpAddr> {
-    let address = connection.tcp_stream()?.local_addr().ok()?;
-    Some(address.ip().to_canonical())
+    socket::ip(connection.tcp_stream()?.local_addr())
 }
 
 /// Another descriptor of the stream: the old connection is dropped with its own.
@@ -308,6 +305,11 @@ fn duplicate(stream: Option<&TcpStream>) -> Result<TcpStream, ConnectionError> {
     made.unwrap_or_else(|| Err(std::io::ErrorKind::Unsupported.into())).map_err(lost)
 }
 
-fn lost(error: &JoinError) -> ConnectionError {
-    ConnectionError::Lost(format!("making a queue pair: {error}"))
+/// The outcome of a task, once it is over; until then the waker is registered.
+fn outcome<T>(task: &mut JoinHandle<T>, waker: &Waker) -> Result<Option<T>, ConnectionError> {
+    match Pin::new(task).poll(&mut Context::from_waker(waker)) {
+        Poll::Pending => Ok(None),
+        Poll::Ready(Ok(outcome)) => Ok(Some(outcome)),
+        Poll::Ready(Err(error)) => Err(ConnectionError::Lost(format!("making a queue pair: {error}"))),
+    }
 }

@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long verbs are not tried again at an address, at first and at most: the time doubles with each failure.
-/// Connections over TCP look again by themselves (`network::upgrade`).
-const DENIED_FIRST: Duration = Duration::from_secs(2);
-const DENIED_LONGEST: Duration = Duration::from_secs(64);
+/// How long verbs are not tried again at first, at an address or for a connection over TCP (`network::upgrade`).
+pub(crate) const RETRY_FIRST: Duration = Duration::from_secs(2);
+/// How long they are not tried again at most.
+const RETRY_LONGEST: Duration = Duration::from_secs(64);
 /// An address without a failure for so long begins anew.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(128);
+
+/// The time after a further failure.
+pub(crate) fn longer(period: Duration) -> Duration {
+    (2 * period).min(RETRY_LONGEST)
+}
 
 /// Failures by address; the entry without an address is for connections that this side accepts.
 #[derive(Default)]
@@ -25,10 +30,10 @@ impl Denials {
     pub(super) fn deny(&mut self, now: Instant, place: Option<String>, reason: &str) -> Duration {
         self.0.retain(|_, denial| now < denial.until + FORGOTTEN_AFTER);
         let period = match self.0.get(&place) {
-            None => DENIED_FIRST,
+            None => RETRY_FIRST,
             // Connections that were begun together fail together.
             Some(denial) if now < denial.until => denial.period,
-            Some(denial) => (2 * denial.period).min(DENIED_LONGEST),
+            Some(denial) => longer(denial.period),
         };
         self.0.insert(place, Denial { until: now + period, period, reason: reason.to_owned() });
         period
@@ -57,9 +62,9 @@ mod tests {
         check(&denials, second, Some("a:1"), Some("no answer"));
         check(&denials, second, Some("a:2"), None);
         check(&denials, second, None, None);
-        check(&denials, DENIED_FIRST, Some("a:1"), None);
-        check(&denials, DENIED_FIRST, Some("b:1"), Some("no memory"));
-        let later = DENIED_FIRST + second + FORGOTTEN_AFTER;
+        check(&denials, RETRY_FIRST, Some("a:1"), None);
+        check(&denials, RETRY_FIRST, Some("b:1"), Some("no memory"));
+        let later = RETRY_FIRST + second + FORGOTTEN_AFTER;
         denials.deny(began + later, None, "the card has failed");
         check(&denials, later, None, Some("the card has failed"));
         assert_eq!(denials.0.len(), 1, "what is over for long is forgotten");

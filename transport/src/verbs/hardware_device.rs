@@ -180,17 +180,20 @@ impl HardwareChannel {
 
     /// A completion queue in which so many entries are reserved.
     fn queue(self: &Arc<Self>, entries: u32) -> Result<Arc<CompletionQueue>, VerbsError> {
-        let mut queues = self.queues();
-        queues.retain(|queue| queue.strong_count() > 0);
-        if let Some(queue) = queues.iter().filter_map(Weak::upgrade).find(|queue| queue.reserve(entries)) {
+        let known = self.queues().iter().filter_map(Weak::upgrade).find(|queue| queue.reserve(entries));
+        if let Some(queue) = known {
             return Ok(queue);
         }
+        // The transport's thread, which looks through the list in each turn, does not wait for the device.
         let all = CompletionQueue::entries(entries, self.port.completions_max);
         let queue = checked::queue(self.verbs(), self.port.handle.context, all, self.channel)?;
         let owner = Arc::clone(self) as Arc<dyn Any + Send + Sync>;
         let queue = Arc::new(CompletionQueue::new(queue, all, (self.verbs(), owner)));
         assert!(queue.reserve(entries), "it was made for them");
+        let mut queues = self.queues();
+        queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
+        drop(queues);
         Ok(queue)
     }
 

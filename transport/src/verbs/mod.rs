@@ -59,6 +59,7 @@ pub use choice::{DEVICE_EXPECTED, DeviceChoice, DeviceNames};
 pub use fabric::{FabricChoice, FabricSettings, fabric_variables};
 pub use registry::VerbsCounters;
 
+pub(crate) use denials::{RETRY_FIRST, longer};
 pub(crate) use device_context::{DeviceContext, DeviceWatcher, OfferAnswer, PairEndpoint};
 pub(crate) use handshake::{AcceptedTransport, HandshakeResult, VerbsHandshake, WaitingFrames, accept_offer};
 pub(crate) use wire_format::HandshakeMessage;

@@ -31,8 +31,7 @@ fn is_over_the_library(test: &str) -> bool {
     }
     if let Some(library) = library(test) {
         let folder = tempfile::tempdir().expect("there is a folder for tests");
-        let said = run_again(test, (&library, folder.path()), &Host::new("one card", &[CARD], ""));
-        println!("{said}");
+        run_again(test, (&library, folder.path()), &Host::new("one card", &[CARD], ""));
     }
     false
 }
@@ -201,7 +200,6 @@ fn events_are_acted_on() {
         rig.until("an idle connection learns of it", |rig| {
             rig.near.gone(ends.0).is_some() && rig.far.gone(ends.1).is_some()
         });
-        println!("event {kind}: known after {:?}", began.elapsed());
         assert!(began.elapsed() < Duration::from_secs(5), "no other time is waited for");
         let next = rig.connect();
         works(&mut rig, next);
