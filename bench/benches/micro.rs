@@ -15,7 +15,7 @@ use pserver_core::ids::{
 };
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::partition::{Declaration, DeclarationMessage, Name};
-use pserver_core::port::{Event, Kernels, Submit, Update};
+use pserver_core::port::{Event, Kernels, ReceiveBuffers, Submit, Update};
 use pserver_core::rows::{Height, RowLayout, RowMerge, SelectedRows};
 use pserver_core::server::{NonFinite, ServerOutput, Shard, ShardOptions};
 use pserver_core::time::Now;
@@ -240,7 +240,7 @@ impl Alone {
                 chunk_bytes: 4096,
             };
             let init = Frame::with_control(Head { kind: Kind::Init, ..head }, &message);
-            alone.send(Frame { entries: vec![entry(index)], ..init });
+            alone.send(Frame { entries: vec![entry(index)].into(), ..init });
         }
         let (mode, staleness) = mode.numbers();
         let merge = Merge::Mean.number();
@@ -254,7 +254,7 @@ impl Alone {
     /// Delivers a frame, and lets the transport give everything back.
     fn send(&mut self, frame: Frame) {
         let body = if frame.entries.is_empty() {
-            Vec::new()
+            ReceiveBuffers::new()
         } else {
             self.shard.handle(Now(1), Event::Head { peer: Self::PEER, frame: frame.clone() }, &mut self.out);
             match self.out.pop() {

@@ -8,7 +8,7 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Submit, Transport};
+use pserver_core::port::{Event, Payloads, Submit, Transport};
 use pserver_core::wire::{Frame, Head, Kind};
 use pserver_node::Server;
 use pserver_node::settings::{ServeArgs, Settings};
@@ -55,7 +55,7 @@ impl Ping {
     fn send(&mut self, peer: PeerId, from_near: bool) {
         self.tickets += 1;
         let frame = Frame { control: vec![0; PING_BYTES], ..Frame::bare(Head::new(Kind::Control)) };
-        self.queue.push_back(Submit::Send { peer, ticket: Ticket(self.tickets), frame, body: Vec::new() });
+        self.queue.push_back(Submit::Send { peer, ticket: Ticket(self.tickets), frame, body: Payloads::new() });
         let end = if from_near { &mut self.near } else { &mut self.far };
         end.submit(&mut self.queue).expect("loopback does not fail");
     }

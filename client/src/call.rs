@@ -15,11 +15,16 @@ use pserver_core::memory::{Lease, Mapping};
 use pserver_core::time::Now;
 use pserver_core::wire::Kind;
 
+use smallvec::SmallVec;
+
 use super::TransferredBytes;
 use super::buffers::HeldBuffers;
 use super::cancels::CallStart;
 use super::packer::PackedFrame;
 use super::row_memory::RowMemory;
+
+/// The parameters of a call. Few need no allocation.
+pub(super) type ParameterIndexes = SmallVec<[ParameterIndex; 4]>;
 
 /// Longest time before a call's deadline at which servers are asked what it waits for.
 const ASK_BEFORE: Duration = Duration::from_secs(1);
@@ -55,7 +60,7 @@ pub(super) struct CallSubject {
     pub(super) kind: Kind,
     /// Description of a control call, for errors.
     pub(super) what: String,
-    pub(super) parameters: Vec<ParameterIndex>,
+    pub(super) parameters: ParameterIndexes,
     /// The number by which servers recognise a repetition; zero for pulls.
     pub(super) sequence: Sequence,
     /// Whether a repetition after a failure has the same number.

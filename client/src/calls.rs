@@ -23,8 +23,10 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{ControlAnswer, Entry, Frame, Kind};
 
+use smallvec::SmallVec;
+
 use super::buffers::HeldBuffers;
-use super::call::{Call, CallDeadline, CallNumber, CallSubject, ViewChunk};
+use super::call::{Call, CallDeadline, CallNumber, CallSubject, ParameterIndexes, ViewChunk};
 use super::cancels::cancelled;
 use super::client_lock::{ClientGuard, reason};
 use super::engine::CLOSED;
@@ -66,13 +68,8 @@ impl ClientState {
         }
         let sequence = if kind == Kind::Pull { Sequence(0) } else { job.next_sequence() };
         let (opened, limit) = (self.engine.now(), self.options.deadline);
-        let subject = CallSubject {
-            kind,
-            what: String::new(),
-            parameters: parameters.to_vec(),
-            sequence,
-            is_repeated_alike: true,
-        };
+        let subject =
+            CallSubject { kind, what: String::new(), parameters: parameters.into(), sequence, is_repeated_alike: true };
         let mut call = Call::new(number, subject, CallDeadline::new(opened, (opened + limit, limit)));
         call.requests.behind = behind;
         let (sent, received) = bytes;
@@ -92,7 +89,8 @@ impl ClientState {
         self.last_call += 1;
         let number = CallNumber(self.last_call);
         let (kind, what, sequence) = (Kind::Control, what.to_owned(), Sequence(0));
-        let subject = CallSubject { kind, what, parameters: Vec::new(), sequence, is_repeated_alike: true };
+        let subject =
+            CallSubject { kind, what, parameters: ParameterIndexes::new(), sequence, is_repeated_alike: true };
         self.calls.push(Call::new(number, subject, CallDeadline::new(self.engine.now(), times)));
         for (lane, frame, body) in frames {
             self.send_frame(lane, PackedFrame::new(frame, body));
@@ -476,7 +474,7 @@ impl ClientState {
 
     /// Ends a call. The calls behind it are released, or fail with it.
     fn end(&mut self, number: CallNumber) {
-        let mut over = vec![number];
+        let mut over: SmallVec<[CallNumber; 1]> = [number].into();
         while let Some(number) = over.pop() {
             let ended = self.conclude(number);
             for at in 0..self.calls.len() {

@@ -15,7 +15,7 @@ use pserver_core::optim::{NOT_ROW_WISE, Rule};
 use pserver_core::partition::{
     Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology, TotalPart,
 };
-use pserver_core::port::Outgoing;
+use pserver_core::port::{Outgoing, Payloads};
 use pserver_core::rows::{RowMerge, RowsView, seed_of};
 use pserver_core::wire::answer::{Answer, Initialised};
 use pserver_core::wire::request::{Commit, Request};
@@ -426,7 +426,7 @@ fn init_frames<'env>(
     parameter: &Parameter,
     content: &'env [u8],
     book: &LoanBook<'env>,
-) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {
+) -> Vec<(LaneId, Frame, Payloads)> {
     let message = init_message(parameter);
     let element_type = parameter.declaration().element_type;
     let mut frames = Vec::new();
@@ -438,7 +438,7 @@ fn init_frames<'env>(
         let entry = Entry::with_payload(id, Round(0), element_type, bytes);
         let mut frame = Frame::with_control(Head::new(Kind::Init), &message);
         frame.entries.push(entry);
-        frames.push((job.lane(parameter.shard_of(chunk)), frame, vec![Outgoing::Loan(book.read(bytes))]));
+        frames.push((job.lane(parameter.shard_of(chunk)), frame, [Outgoing::Loan(book.read(bytes))].into()));
     }
     frames
 }
@@ -449,9 +449,9 @@ fn init_rows_frames(
     parameter: &Parameter,
     rows: &BucketedRows<'_>,
     memory: &mut LendingMemory,
-) -> Vec<(LaneId, Frame, Vec<Outgoing>)> {
+) -> Vec<(LaneId, Frame, Payloads)> {
     let message = init_message(parameter);
-    let mut frames: Vec<(LaneId, Frame, Vec<Outgoing>)> = Vec::new();
+    let mut frames: Vec<(LaneId, Frame, Payloads)> = Vec::new();
     for (bucket, part) in rows.parts(memory) {
         let lane = job.lane(parameter.shard_of(bucket));
         let id = ChunkId { parameter: parameter.index(), chunk: bucket };
@@ -462,7 +462,7 @@ fn init_rows_frames(
         };
         let open = frames.iter().rposition(|(one, _, _)| *one == lane).filter(|at| fits(&frames[*at].1));
         let at = open.unwrap_or_else(|| {
-            frames.push((lane, Frame::with_control(Head::new(Kind::Init), &message), Vec::new()));
+            frames.push((lane, Frame::with_control(Head::new(Kind::Init), &message), Payloads::new()));
             frames.len() - 1
         });
         frames[at].1.entries.push(entry);

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::ids::{ParameterIndex, Sequence};
 use pserver_core::limits::FRAME_ENTRIES_MAX;
-use pserver_core::port::{Incoming, Outgoing};
-use pserver_core::wire::{Entry, Flags, Frame, Head, Kind};
+use pserver_core::port::{Incoming, Outgoing, Payloads, ReceiveBuffers};
+use pserver_core::wire::{Entries, Entry, Flags, Frame, Head, Kind};
+use smallvec::SmallVec;
 
 /// Bytes up to which chunks share a frame. A server reads, applies and answers it as a whole, so longer frames would
 /// delay those behind it.
@@ -27,7 +28,7 @@ pub(super) struct Packer {
     /// Chunks that are still to come.
     expected: usize,
     /// The frames that are not full, of each lane at most one.
-    open: Vec<(LaneId, PackedFrame)>,
+    open: SmallVec<[(LaneId, PackedFrame); 1]>,
 }
 
 /// A frame with its parcels.
@@ -61,7 +62,7 @@ impl Packer {
             is_watched: false,
             bytes_max,
             expected,
-            open: Vec::new(),
+            open: SmallVec::new(),
         }
     }
 
@@ -139,9 +140,9 @@ impl Packer {
         let head = Head { flags: self.flags, sequence, ..Head::new(self.kind) };
         let brings = if self.kind == Kind::Pull { 0 } else { room };
         let fetches = if self.fetches { room } else { 0 };
-        let (payload, into) = (Vec::with_capacity(brings), Vec::with_capacity(fetches));
+        let (payload, into) = (Payloads::with_capacity(brings), ReceiveBuffers::with_capacity(fetches));
         let body = RequestBody { payload, into, is_watched: self.is_watched, priority: u32::MAX };
-        let frame = Frame { head, entries: Vec::with_capacity(room), control: self.control_of(parameter).clone() };
+        let frame = Frame { head, entries: Entries::with_capacity(room), control: self.control_of(parameter).clone() };
         PackedFrame { frame, body, bytes: 0 }
     }
 }

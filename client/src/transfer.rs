@@ -17,7 +17,9 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
 
-use super::call::CallNumber;
+use smallvec::SmallVec;
+
+use super::call::{CallNumber, ParameterIndexes};
 use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::control::{answer, unexpected};
@@ -321,7 +323,7 @@ impl ClientState {
         chosen: SelectedParameters,
         gradients: &[GradientSlice<'env>],
         numbers: CarriedNumbers<'_>,
-        into: Option<Vec<FetchRequest<'env>>>,
+        into: Option<FetchRequests<'env>>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         self.job.as_mut().expect("the job is ready").check_carried(&chosen.parameters, numbers)?;
@@ -347,7 +349,7 @@ impl ClientState {
     /// the contents that values replace are watched.
     pub(super) fn start_pull<'env>(
         &mut self,
-        into: Vec<FetchRequest<'env>>,
+        into: FetchRequests<'env>,
         least: Version,
         watch: Option<Flags>,
         book: &LoanBook<'env>,
@@ -445,11 +447,11 @@ impl ClientState {
     /// Reserves a destination for every value before any frame of the call is sent.
     fn places<'env>(
         &mut self,
-        into: Vec<FetchRequest<'env>>,
+        into: FetchRequests<'env>,
         chosen: &[ParameterIndex],
-    ) -> Result<Vec<(ValueTarget<'env>, Option<Half>)>, Failure> {
+    ) -> Result<SmallVec<[(ValueTarget<'env>, Option<Half>); 1]>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
-        let mut places = Vec::with_capacity(into.len());
+        let mut places = SmallVec::with_capacity(into.len());
         for (FetchRequest { place, half, .. }, index) in into.into_iter().zip(chosen) {
             if let Some(place) = place {
                 job.refuse_viewed(&[*index])?;
@@ -558,6 +560,9 @@ impl<'book, 'env> ChunkCutter<'book, 'env> {
     }
 }
 
+/// The pulls of a call.
+pub(super) type FetchRequests<'env> = SmallVec<[FetchRequest<'env>; 1]>;
+
 /// A pull of one parameter, into the caller's memory or for a view.
 pub(super) struct FetchRequest<'env> {
     pub(super) name: &'env str,
@@ -567,14 +572,14 @@ pub(super) struct FetchRequest<'env> {
 
 impl<'env> FetchRequest<'env> {
     /// Into the caller's memory.
-    pub(super) fn all(into: Vec<DestinationSlice<'env>>) -> Vec<Self> {
+    pub(super) fn all(into: Vec<DestinationSlice<'env>>) -> FetchRequests<'env> {
         let fetch = |DestinationSlice { name, content, half }| FetchRequest { name, place: Some(content), half };
         into.into_iter().map(fetch).collect()
     }
 }
 
 /// The destinations, borrowed for a blocking call.
-fn borrowed<'a>(into: &'a mut [DestinationSlice<'_>]) -> Vec<FetchRequest<'a>> {
+fn borrowed<'a>(into: &'a mut [DestinationSlice<'_>]) -> FetchRequests<'a> {
     let fetch = |one: &'a mut DestinationSlice<'_>| FetchRequest {
         name: one.name,
         place: Some(&mut *one.content),
@@ -597,7 +602,7 @@ fn check_finite(given: &GradientSlice<'_>) -> Result<(), Failure> {
 
 /// The parameters of a call's gradients or values.
 pub(super) struct SelectedParameters {
-    pub(super) parameters: Vec<ParameterIndex>,
+    pub(super) parameters: ParameterIndexes,
     /// Payload bytes of the gradients, and of the values to receive.
     sent: u64,
     held: u64,
@@ -612,7 +617,7 @@ fn check_gradients(
     into: Option<&[FetchRequest<'_>]>,
     is_gradient: bool,
 ) -> Result<SelectedParameters, Failure> {
-    let mut chosen = SelectedParameters { parameters: Vec::with_capacity(all.len()), sent: 0, held: 0 };
+    let mut chosen = SelectedParameters { parameters: ParameterIndexes::with_capacity(all.len()), sent: 0, held: 0 };
     let (mut last, mut misplaced) = (None, None);
     let mut is_alike = into.is_none_or(|into| into.len() == all.len());
     let question = job.next_lookup();
@@ -656,7 +661,7 @@ fn check_gradient(parameter: &Parameter, given: &GradientSlice<'_>, is_gradient:
 
 /// Checks every place for a value; says which parameters they are for.
 fn check_destinations(job: &mut JoinedJob, into: &[FetchRequest<'_>]) -> Result<SelectedParameters, Failure> {
-    let mut chosen = SelectedParameters { parameters: Vec::with_capacity(into.len()), sent: 0, held: 0 };
+    let mut chosen = SelectedParameters { parameters: ParameterIndexes::with_capacity(into.len()), sent: 0, held: 0 };
     let mut last = None;
     for wanted in into {
         let index = job.parameter(wanted.name, &mut last)?;

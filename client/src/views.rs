@@ -13,7 +13,7 @@ use pserver_core::memory::{Arena, Budget, Lease, LoanBook};
 use super::call::ViewChunk;
 use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
-use super::transfer::FetchRequest;
+use super::transfer::{FetchRequest, FetchRequests};
 use super::{Client, Extent, GradientSlice};
 
 /// Least bytes of an arena; only used slots are resident.
@@ -148,7 +148,7 @@ impl Client {
 }
 
 /// Values that are kept for a view.
-fn fetched<'env>(wanted: &[(&'env str, Option<Half>)]) -> Vec<FetchRequest<'env>> {
+fn fetched<'env>(wanted: &[(&'env str, Option<Half>)]) -> FetchRequests<'env> {
     wanted.iter().map(|(name, half)| FetchRequest { name, place: None, half: *half }).collect()
 }
 

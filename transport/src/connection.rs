@@ -6,7 +6,7 @@ use std::io;
 use std::task::Waker;
 
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::port::{Event, Payloads, ReceiveBuffers};
 use pserver_core::wire::{Frame, WireError};
 use thiserror::Error;
 use tokio::net::TcpStream;
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use crate::verbs::status::CompletionStatus;
 
 /// The ticket and the body of a submitted frame.
-pub(crate) type TicketedBody = (Ticket, Vec<Outgoing>);
+pub(crate) type TicketedBody = (Ticket, Payloads);
 
 /// An established connection. One call serves many frames, so dynamic dispatch costs nothing per chunk.
 pub(crate) trait Connection: Send {
@@ -25,20 +25,20 @@ pub(crate) trait Connection: Send {
     fn is_paused(&self) -> bool;
 
     /// Queues a frame. A refusal, which the transport itself sends, has no ticket.
-    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>);
+    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Payloads);
 
     /// Posts the receive buffers for the reported head.
     ///
     /// # Panics
     /// Without a waiting head, or with buffers of other lengths: the session counts them.
-    fn post_receive(&mut self, buffers: Vec<Incoming>);
+    fn post_receive(&mut self, buffers: ReceiveBuffers);
 
     /// Returns the frames of which nothing was sent.
     fn take_unbegun(&mut self) -> Vec<TicketedBody>;
 
     /// Ends the connection and returns its buffers: frames that may be unsent, and receive buffers that were not
     /// filled. Memory that a device may still access is not returned.
-    fn into_buffers(self: Box<Self>) -> (Vec<TicketedBody>, Vec<Incoming>);
+    fn into_buffers(self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers);
 
     /// Sends queued frames right after a submission, without reading. Returns whether more can be sent at once, or
     /// the waker must be registered by a turn.

@@ -4,7 +4,7 @@ use pserver_core::checksum::append;
 use pserver_core::ids::PeerId;
 use pserver_core::memory::{Stretch, StretchMut};
 use pserver_core::optim::is_finite;
-use pserver_core::port::{Event, Incoming, Outgoing, Submit};
+use pserver_core::port::{Event, Incoming, Outgoing, ReceiveBuffers, Submit};
 use pserver_core::wire::{Entry, Flags, Frame, Kind, WireError};
 
 /// The bytes of the longest element.
@@ -13,7 +13,7 @@ const ELEMENT_BYTES_MAX: usize = 8;
 /// A frame with posted receive buffers.
 pub(crate) struct PostedReceive {
     frame: Frame,
-    buffers: Vec<Incoming>,
+    buffers: ReceiveBuffers,
     /// The entry of the current buffer.
     entry: usize,
     /// The buffer that is being filled.
@@ -34,7 +34,7 @@ impl PostedReceive {
     ///
     /// # Panics
     /// Unless there is one buffer of the right length for each entry with a payload: the session counts them.
-    pub(crate) fn new(frame: Frame, buffers: Vec<Incoming>) -> Self {
+    pub(crate) fn new(frame: Frame, buffers: ReceiveBuffers) -> Self {
         assert_lengths(&frame, buffers.iter().map(Incoming::len), "land");
         let remaining = frame.payload_bytes();
         let is_finite = frame.head.kind == Kind::Push;
@@ -102,7 +102,7 @@ impl PostedReceive {
     }
 
     /// The frame and its buffers. A flag of the frame tells whether its gradients are finite.
-    pub(crate) fn into_parts(mut self) -> (Frame, Vec<Incoming>) {
+    pub(crate) fn into_parts(mut self) -> (Frame, ReceiveBuffers) {
         if self.is_finite {
             self.frame.head.flags = self.frame.head.flags.with(Flags::FINITE);
         }
@@ -212,13 +212,13 @@ pub(crate) fn write_checksums(frame: &mut Frame, body: &[Outgoing]) {
 
 /// The end of a connection that holds no buffers.
 pub(crate) fn gone_event(peer: PeerId, reason: String) -> Event {
-    Event::Gone { peer, reason, unsent: Vec::new(), unfilled: Vec::new() }
+    Event::Gone { peer, reason, unsent: Vec::new(), unfilled: ReceiveBuffers::new() }
 }
 
 /// The end of a connection, with the buffers of a submission for it.
 pub(crate) fn returned_event(work: Submit) -> Event {
     let (peer, unsent, unfilled) = match work {
-        Submit::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], Vec::new()),
+        Submit::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], ReceiveBuffers::new()),
         Submit::PostReceive { peer, into } => (peer, Vec::new(), into),
     };
     Event::Gone { peer, reason: "the connection is over".to_owned(), unsent, unfilled }
@@ -254,7 +254,7 @@ mod tests {
                 Incoming::Chunk { lease, bytes: bytes.parse().expect("a length") }
             }
         };
-        let buffers: Vec<Incoming> = buffers.split(' ').map(buffer).collect();
+        let buffers: ReceiveBuffers = buffers.split(' ').map(buffer).collect();
         let head = Head { flags: Flags::default().with(Flags::UNCHECKED), ..Head::new(Kind::Push) };
         let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
         let entry =

@@ -13,7 +13,7 @@ use std::time::Duration;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Ticket};
 use pserver_core::memory::{Arena, Budget, LoanBook, Mapping, Value, lend};
-use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
+use pserver_core::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, HelloMessage, Kind};
 use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
 use pserver_transport::verbs::{VerbsCounters, VerbsDevice, VerbsDevices};
@@ -61,8 +61,8 @@ struct CountedTransport {
     arena: Arena,
     peer: Option<PeerId>,
     /// The next bodies to send, and the next receive buffers, when they are not leases.
-    loans: VecDeque<Vec<Outgoing>>,
-    places: VecDeque<Vec<Incoming>>,
+    loans: VecDeque<Payloads>,
+    places: VecDeque<ReceiveBuffers>,
     tickets: u64,
     landed: u64,
     sent: u64,
@@ -151,7 +151,7 @@ impl LentMemory {
     }
 
     /// Lends it for sending.
-    fn read<'env>(&'env self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<Vec<Outgoing>> {
+    fn read<'env>(&'env self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<Payloads> {
         let mut rest = self.0.as_slice();
         let mut next = |bytes: &u32| {
             let (one, after) = rest.split_at(*bytes as usize);
@@ -162,7 +162,7 @@ impl LentMemory {
     }
 
     /// Lends it for receiving.
-    fn write<'env>(&'env mut self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<Vec<Incoming>> {
+    fn write<'env>(&'env mut self, lengths: &[u32], book: &LoanBook<'env>) -> VecDeque<ReceiveBuffers> {
         let mut rest = self.0.as_mut_slice();
         let mut next = |bytes: &u32| {
             let (one, after) = std::mem::take(&mut rest).split_at_mut(*bytes as usize);
@@ -197,7 +197,7 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<RoundCosts> {
     let hello =
         HelloMessage { role: 0, host: "here".to_owned(), process: 1, absence_millis: None, run: 0, run_trainers: 0 };
     let hello = Frame::with_control(Head::new(Kind::Hello), &hello);
-    near.queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame: hello, body: Vec::new() });
+    near.queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame: hello, body: Payloads::new() });
     while far.landed == 0 || near.sent == 0 {
         near.step();
         far.step();

@@ -18,7 +18,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Ticket};
 use pserver_core::memory::shared::{Board, Counters};
 use pserver_core::memory::{Arena, Budget, Buffer, Lease, Value, lend};
-use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
+use pserver_core::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit, Transport};
 use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
 use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
@@ -71,7 +71,7 @@ fn submit(transport: &mut Network, work: impl IntoIterator<Item = Submit>) {
     assert!(queue.is_empty(), "it takes so little at once");
 }
 
-fn send(peer: PeerId, frame: Frame, body: Vec<Outgoing>) -> Submit {
+fn send(peer: PeerId, frame: Frame, body: Payloads) -> Submit {
     Submit::Send { peer, ticket: Ticket(1), frame, body }
 }
 
@@ -116,7 +116,7 @@ fn of_chunk(kind: Kind, index: u64, payload: &[u8]) -> Frame {
     Frame { entries: vec![entry], ..Frame::bare(Head::new(kind)) }
 }
 
-fn place(arena: &Arena, frame: &Frame) -> Vec<Incoming> {
+fn place(arena: &Arena, frame: &Frame) -> ReceiveBuffers {
     let place = |bytes| Incoming::Chunk { lease: arena.take(bytes).expect("there is room"), bytes };
     frame.entries.iter().map(|entry| place(entry.bytes)).collect()
 }
@@ -209,7 +209,7 @@ fn senders_in_different_orders_do_not_wait_for_each_other() {
             let frames = order.map(|number| of_chunk(Kind::Push, number, payload.bytes()));
             queue.extend(frames.map(|frame| send(*peer, frame, vec![outgoing(&payload)])));
         }
-        let mut held: BTreeMap<u64, Vec<Incoming>> = BTreeMap::new();
+        let mut held: BTreeMap<u64, ReceiveBuffers> = BTreeMap::new();
         let (mut landings, mut landed, deadline) = (VecDeque::new(), 0, Instant::now() + PATIENCE);
         while landed < 2 * count {
             for (transport, _, queue) in &mut senders {

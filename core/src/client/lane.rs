@@ -4,10 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::request::{Finished, PendingRequest, Refused};
 use super::{AwaitedAnswer, ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
 use crate::ids::{PeerId, Ticket};
-use crate::port::{Incoming, Outgoing, Submit};
+use crate::port::{Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Frame};
 
@@ -93,14 +95,16 @@ struct SendWindow {
     bytes: u64,
 }
 
+/// The request's entry for each payload of an answer; `None` for a discarded one.
+pub(super) type AnsweredEntries = SmallVec<[Option<usize>; 1]>;
+
 /// An answer being received.
 struct PendingReceive {
     /// Its connection.
     peer: PeerId,
     /// Its request.
     ticket: Ticket,
-    /// The request's entry for each payload; `None` for a discarded one.
-    destinations: Vec<Option<usize>>,
+    destinations: AnsweredEntries,
 }
 
 impl Lane {
@@ -244,7 +248,7 @@ impl Lane {
     }
 
     /// Handles a completed send.
-    pub(super) fn sent(&mut self, ticket: Ticket, body: Vec<Outgoing>, out: &mut ClientOutput) {
+    pub(super) fn sent(&mut self, ticket: Ticket, body: Payloads, out: &mut ClientOutput) {
         if let Some(request) = self.request(ticket) {
             request.return_payload(body);
         }
@@ -328,11 +332,10 @@ impl Lane {
     }
 
     /// Chooses the receive buffers of an answer.
-    pub(super) fn post_receive(&mut self, peer: PeerId, frame: &Frame) -> Vec<Incoming> {
+    pub(super) fn post_receive(&mut self, peer: PeerId, frame: &Frame) -> ReceiveBuffers {
         let ticket = frame.head.request;
         let mut request = self.request(ticket);
-        let mut destinations = Vec::new();
-        let mut into = Vec::new();
+        let (mut destinations, mut into) = (AnsweredEntries::new(), ReceiveBuffers::new());
         for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
             let place = request.as_mut().and_then(|request| request.borrow_buffer(entry));
             let (index, incoming) = match place {
@@ -347,7 +350,7 @@ impl Lane {
     }
 
     /// Handles a received answer; `kept` has for each payload the entry whose buffer holds it.
-    pub(super) fn answered(&mut self, frame: &Frame, kept: Vec<Option<usize>>) {
+    pub(super) fn answered(&mut self, frame: &Frame, kept: AnsweredEntries) {
         let ticket = frame.head.request;
         let mut kept = kept.into_iter();
         let Some(request) = self.request(ticket) else { return };
@@ -364,7 +367,7 @@ impl Lane {
     }
 
     /// Takes back an unsent payload, if its request is here.
-    pub(super) fn return_payload(&mut self, ticket: Ticket, body: Vec<Outgoing>) -> Option<Vec<Outgoing>> {
+    pub(super) fn return_payload(&mut self, ticket: Ticket, body: Payloads) -> Option<Payloads> {
         match self.request(ticket) {
             Some(request) => request.return_payload(body),
             None => return Some(body),
@@ -379,8 +382,10 @@ impl Lane {
         &mut self,
         peer: PeerId,
         places: &mut dyn Iterator<Item = Incoming>,
-    ) -> Vec<Option<usize>> {
-        let Some(at) = self.receives.iter().position(|landing| landing.peer == peer) else { return Vec::new() };
+    ) -> AnsweredEntries {
+        let Some(at) = self.receives.iter().position(|landing| landing.peer == peer) else {
+            return AnsweredEntries::new();
+        };
         let PendingReceive { ticket, destinations, .. } = self.receives.remove(at).expect("it was just found");
         let mut request = self.request(ticket);
         for (index, place) in destinations.iter().zip(places) {
@@ -392,7 +397,7 @@ impl Lane {
     }
 
     /// Returns unfilled receive buffers of a closed connection, in order.
-    pub(super) fn return_all_buffers(&mut self, peer: PeerId, unfilled: Vec<Incoming>) {
+    pub(super) fn return_all_buffers(&mut self, peer: PeerId, unfilled: ReceiveBuffers) {
         let mut places = unfilled.into_iter().peekable();
         while places.peek().is_some() {
             if self.return_buffers(peer, &mut places).is_empty() {

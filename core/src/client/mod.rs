@@ -22,10 +22,10 @@ use prost::Message;
 
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, JobRun, NO_TRAINER, PeerId, Sequence, Ticket, TrainerId};
-use crate::port::{Event, Incoming, Outgoing, Submit};
+use crate::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind, Role};
-use lane::{Lane, LaneState};
+use lane::{AnsweredEntries, Lane, LaneState};
 use request::PendingRequest;
 
 /// First delay before a reconnect; it doubles up to the longest.
@@ -293,7 +293,7 @@ impl Client {
             run_trainers: identity.run.trainers,
         };
         let frame = Frame::with_control(head, &message);
-        out.work.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
+        out.work.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Payloads::new() });
     }
 
     /// Records that a lane cannot be connected.
@@ -368,11 +368,12 @@ impl Client {
         self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer))
     }
 
-    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut ClientOutput) {
+    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: ReceiveBuffers, out: &mut ClientOutput) {
         let is_trainer = self.identity.role == Role::Trainer;
         let Some(lane) = self.lane_of(peer) else { return };
         // An answer without payload has no posted receive.
-        let kept = if body.is_empty() { Vec::new() } else { lane.return_buffers(peer, &mut body.into_iter()) };
+        let kept =
+            if body.is_empty() { AnsweredEntries::new() } else { lane.return_buffers(peer, &mut body.into_iter()) };
         match frame.head.kind {
             // The wire format refuses payloads of these kinds.
             Kind::Welcome => {
@@ -417,14 +418,14 @@ impl Client {
 
     /// Returns the payloads of a closed connection to their requests, on whichever lane these are: the transport also
     /// returns work that was submitted after the end of its connection.
-    fn return_unsent(&mut self, unsent: Vec<(Ticket, Vec<Outgoing>)>) {
+    fn return_unsent(&mut self, unsent: Vec<(Ticket, Payloads)>) {
         for (ticket, body) in unsent {
             self.lanes.iter_mut().try_fold(body, |body, lane| lane.return_payload(ticket, body));
         }
     }
 
     /// Handles a closed connection: every receive buffer is returned.
-    fn gone(&mut self, now: Now, peer: PeerId, reason: String, unfilled: Vec<Incoming>, out: &mut ClientOutput) {
+    fn gone(&mut self, now: Now, peer: PeerId, reason: String, unfilled: ReceiveBuffers, out: &mut ClientOutput) {
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.state.peer() == Some(peer) || lane.had_peer(peer)) {
             // Buffers posted while the connection closed are returned later.
             lane.return_all_buffers(peer, unfilled);

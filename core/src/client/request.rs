@@ -1,20 +1,22 @@
 //! A request: its frame, its receive buffers and its progress.
 
+use smallvec::SmallVec;
+
 use crate::checksum::{checksum, join};
 use crate::error::{CallEnd, Failure};
 use crate::ids::{Ticket, Version};
 use crate::memory::Lease;
-use crate::port::{Incoming, Outgoing};
-use crate::wire::{Entry, ErrorCode, Frame};
+use crate::port::{Incoming, Outgoing, Payloads, ReceiveBuffers};
+use crate::wire::{Entries, Entry, ErrorCode, Frame};
 
 /// The buffers of a request.
 #[derive(Default)]
 pub struct RequestBody {
     /// The payloads of the frame's entries, in their order.
-    pub payload: Vec<Outgoing>,
+    pub payload: Payloads,
     /// Receive buffers of the entries' values, one each, or none at all. A lease may be returned as another one, which
     /// is a view of the server's memory.
-    pub into: Vec<Incoming>,
+    pub into: ReceiveBuffers,
     /// Whether [`Finished::overwritten`] is wanted of the receive buffers.
     pub is_watched: bool,
     /// Priority within the lane: the least number goes first, equal ones in order of arrival.
@@ -50,9 +52,9 @@ pub struct Finished {
     /// The control message of an answer without entries.
     pub control: Vec<u8>,
     /// The requested entries.
-    pub entries: Vec<Entry>,
+    pub entries: Entries,
     /// The round or version of each entry.
-    pub versions: Vec<Version>,
+    pub versions: SmallVec<[Version; 1]>,
     /// The leases that hold values, in the order of the entries.
     pub kept: Vec<Lease>,
     /// Of each entry, where that was wanted.
@@ -97,11 +99,11 @@ pub(super) struct PendingRequest {
     /// Bytes of its payloads together.
     pub(super) bytes: u64,
     /// The payloads; `None` while the transport has them.
-    pub(super) payload: Option<Vec<Outgoing>>,
+    pub(super) payload: Option<Payloads>,
     places: ReceivePlaces,
     /// Whether it is in flight; a transmitted payload may still be read.
     pub(super) is_in_flight: bool,
-    versions: Vec<Option<Version>>,
+    versions: SmallVec<[Option<Version>; 1]>,
     /// Entries without an answer; one for a request without entries.
     missing: usize,
     /// Expected entry of the next answer: answers mostly come in order.
@@ -112,7 +114,7 @@ pub(super) struct PendingRequest {
 
 /// The receive buffers of a request, in the order of its entries.
 struct ReceivePlaces {
-    into: Vec<Option<Incoming>>,
+    into: SmallVec<[Option<Incoming>; 1]>,
     /// Of each, if that is wanted; none for one that no value has begun to replace.
     watch: Vec<Option<Overwritten>>,
     /// How many the transport has.
@@ -131,7 +133,7 @@ impl PendingRequest {
                 into: body.into.into_iter().map(Some).collect(),
                 borrowed: 0,
             },
-            versions: vec![None; frame.entries.len()],
+            versions: SmallVec::from_elem(None, frame.entries.len()),
             missing: frame.entries.len().max(1),
             priority: body.priority,
             bytes: frame.payload_bytes(),
@@ -163,7 +165,7 @@ impl PendingRequest {
         self.is_returned() && (self.missing == 0 || self.refused.is_some())
     }
 
-    pub(super) fn return_payload(&mut self, body: Vec<Outgoing>) {
+    pub(super) fn return_payload(&mut self, body: Payloads) {
         self.payload = Some(body);
     }
 

@@ -13,7 +13,7 @@ use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Ticket, TrainerId, Version,
 };
 use crate::memory::lend;
-use crate::port::{Event, Incoming, Outgoing, Submit};
+use crate::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind, Role, WelcomeMessage};
 
@@ -25,7 +25,7 @@ struct Line {
     peers: u64,
     peer: Option<PeerId>,
     /// Frames that were submitted and whose parcels are still with the transport.
-    sending: Vec<(Ticket, Frame, Vec<Outgoing>)>,
+    sending: Vec<(Ticket, Frame, Payloads)>,
     log: Vec<String>,
     /// The address that was connected to last.
     dialled: String,
@@ -110,7 +110,7 @@ impl Line {
 
     fn welcome(&mut self) {
         let frame = Frame::with_control(Head::new(Kind::Welcome), &WelcomeMessage::default());
-        self.event(Event::Received { peer: self.peer(), frame, body: Vec::new() });
+        self.event(Event::Received { peer: self.peer(), frame, body: ReceiveBuffers::new() });
     }
 
     /// The transport has sent everything.
@@ -128,7 +128,7 @@ impl Line {
     }
 
     /// The connection ends, with a payload half landed or not.
-    fn gone(&mut self, unfilled: Vec<Incoming>) {
+    fn gone(&mut self, unfilled: ReceiveBuffers) {
         let unsent = std::mem::take(&mut self.sending).into_iter().map(|(ticket, _, body)| (ticket, body)).collect();
         self.event(Event::Gone { peer: self.peer(), reason: "cut".into(), unsent, unfilled });
     }
@@ -146,7 +146,7 @@ impl Line {
     /// Asks with one entry of so many bytes.
     fn ask_sized(&mut self, bytes: u32, body: RequestBody) -> Ticket {
         let entry = Entry { bytes, ..Entry::bare(id(0), Round(1), Float32) };
-        let frame = Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) };
+        let frame = Frame { entries: vec![entry].into(), ..Frame::bare(Head::new(Kind::Push)) };
         let mut out = ClientOutput::default();
         let ticket = self.client.ask(self.lane, frame, body, &mut out);
         self.outputs(out);
@@ -165,21 +165,21 @@ impl Line {
         let head = Head { request: ticket, ..Head::new(Kind::Done) };
         let entries = chunks.iter().map(|(chunk, round)| Entry::bare(id(*chunk), Round(*round), Float32)).collect();
         let frame = Frame { entries, ..Frame::bare(head) };
-        self.event(Event::Received { peer: self.peer(), frame, body: Vec::new() });
+        self.event(Event::Received { peer: self.peer(), frame, body: ReceiveBuffers::new() });
     }
 
     fn error(&mut self, ticket: Ticket, kind: Kind, code: ErrorCode) {
         let message = ErrorMessage { code: code.into(), text: format!("{code:?}"), ..ErrorMessage::default() };
         let frame = Frame::with_control(Head { request: ticket, ..Head::new(kind) }, &message);
-        self.event(Event::Received { peer: self.peer(), frame, body: Vec::new() });
+        self.event(Event::Received { peer: self.peer(), frame, body: ReceiveBuffers::new() });
     }
 
     /// Values begin to arrive; gives the frame and the places, filled with the chunk's number.
-    fn begin_values(&mut self, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, Vec<Incoming>) {
+    fn begin_values(&mut self, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, ReceiveBuffers) {
         self.begin_values_of(Float32, ticket, values)
     }
 
-    fn begin_values_of(&mut self, of: ElementType, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, Vec<Incoming>) {
+    fn begin_values_of(&mut self, of: ElementType, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, ReceiveBuffers) {
         let head = Head { request: ticket, ..Head::new(Kind::Value) };
         let entry = |(chunk, bytes): &(u64, u32)| Entry { bytes: *bytes, ..Entry::bare(id(*chunk), Round(5), of) };
         let frame = Frame { entries: values.iter().map(entry).collect(), ..Frame::bare(head) };
@@ -216,14 +216,14 @@ fn requests_are_sent_again_in_order_after_a_reconnect() {
         assert_eq!(line.log(), "", "a lane connects when it is used");
         let push = |line: &mut Line| {
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() })
+            line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() })
         };
         let (first, second) = (push(&mut line), push(&mut line));
         assert_eq!(line.log(), "hello 0", "nothing goes before the welcome");
         line.welcome();
         let third = push(&mut line);
         assert_eq!(line.log(), "push 1, push 2, push 3");
-        line.gone(Vec::new());
+        line.gone(ReceiveBuffers::new());
         line.wait(19);
         assert_eq!(line.log(), "");
         line.wait(1);
@@ -233,7 +233,7 @@ fn requests_are_sent_again_in_order_after_a_reconnect() {
         assert_eq!(line.versions(second), None, "its payload is still with the transport");
         line.sent();
         assert_eq!(line.versions(second), Some(vec![2]));
-        line.gone(Vec::new());
+        line.gone(ReceiveBuffers::new());
         line.wait(1000);
         line.welcome();
         assert_eq!(line.log(), "hello 0, push 1, push 3");
@@ -252,13 +252,13 @@ fn what_was_handed_to_a_connection_that_had_just_ended_goes_out_with_the_next() 
     lend(|book| {
         let mut line = Line::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let push = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
+        let push = line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
         let into = vec![Incoming::Loan(book.write(&mut value))];
-        let pull = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
+        let pull = line.ask(Kind::Pull, &[1], RequestBody { into: into.into(), ..RequestBody::default() });
         line.welcome();
         let (_, places) = line.begin_values(pull, &[(1, 4)]);
         let (late, former) = (std::mem::take(&mut line.sending), line.peer());
-        line.gone(Vec::new());
+        line.gone(ReceiveBuffers::new());
         let unsent = late.into_iter().map(|(ticket, _, body)| (ticket, body)).collect();
         line.event(Event::Gone { peer: former, reason: "the connection is over".into(), unsent, unfilled: places });
         line.wait(20);
@@ -279,8 +279,8 @@ fn several_answers_land_at_once() {
         let mut line = Line::connected();
         let [one, two, three] = values.each_mut().map(|value| Incoming::Loan(book.write(value)));
         let body = |into| RequestBody { into, ..RequestBody::default() };
-        let pair = line.ask(Kind::Pull, &[1, 2], body(vec![one, two]));
-        let other = line.ask(Kind::Pull, &[3], body(vec![three]));
+        let pair = line.ask(Kind::Pull, &[1, 2], body(vec![one, two].into()));
+        let other = line.ask(Kind::Pull, &[3], body(vec![three].into()));
         line.welcome();
         line.sent();
         let cut = [line.begin_values(pair, &[(2, 4)]), line.begin_values(other, &[(3, 4)])];
@@ -310,7 +310,7 @@ fn entries_count_once_however_often_they_are_answered() {
     line.sent();
     line.done(ticket, &[(1, 4)]);
     line.done(ticket, &[(1, 9), (7, 1)]);
-    line.gone(Vec::new());
+    line.gone(ReceiveBuffers::new());
     line.wait(20);
     line.welcome();
     line.sent();
@@ -328,10 +328,15 @@ fn a_value_of_another_half_is_not_the_one_that_was_asked_for() {
         lend(|book| {
             let mut line = Line::connected();
             let entry = Entry { half: Some(half), ..Entry::bare(id(1), Round(1), Float32) };
-            let frame = Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Pull)) };
+            let frame = Frame { entries: vec![entry].into(), ..Frame::bare(Head::new(Kind::Pull)) };
             let into = vec![Incoming::Loan(book.write(&mut value))];
             let mut out = ClientOutput::default();
-            let ticket = line.client.ask(line.lane, frame, RequestBody { into, ..RequestBody::default() }, &mut out);
+            let ticket = line.client.ask(
+                line.lane,
+                frame,
+                RequestBody { into: into.into(), ..RequestBody::default() },
+                &mut out,
+            );
             line.outputs(out);
             line.drive();
             line.welcome();
@@ -357,7 +362,7 @@ fn values_land_in_their_places() {
     let (second, third) = rest.split_at_mut(4);
     lend(|book| {
         let mut line = Line::connected();
-        let into = [first, second, third].map(|place| Incoming::Loan(book.write(place))).into();
+        let into = [first, second, third].into_iter().map(|place| Incoming::Loan(book.write(place))).collect();
         let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
         line.welcome();
         line.sent();
@@ -383,7 +388,7 @@ fn a_watched_place_tells_what_was_in_it_before_the_first_answer_and_what_is() {
     lend(|book| {
         let (first, second) = memory.split_at_mut(4);
         let mut line = Line::connected();
-        let into = [first, second].map(|place| Incoming::Loan(book.write(place))).into();
+        let into = [first, second].into_iter().map(|place| Incoming::Loan(book.write(place))).collect();
         let body = RequestBody { into, is_watched: true, ..RequestBody::default() };
         let ticket = line.ask(Kind::Pull, &[1, 2], body);
         line.welcome();
@@ -412,7 +417,7 @@ fn a_refusal_with_a_payload_gives_the_place_back() {
         lend(|book| {
             let mut line = Line::connected();
             let into = vec![Incoming::Loan(book.write(&mut value))];
-            let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
+            let ticket = line.ask(Kind::Pull, &[1], RequestBody { into: into.into(), ..RequestBody::default() });
             line.welcome();
             line.sent();
             let (frame, body) = line.begin_values(ticket, &[(1, 4)]);
@@ -423,7 +428,7 @@ fn a_refusal_with_a_payload_gives_the_place_back() {
             line.event(Event::Received { peer: line.peer(), frame, body });
             if kind != Kind::Error {
                 line.cancel(ticket);
-                line.gone(Vec::new());
+                line.gone(ReceiveBuffers::new());
             }
             assert!(line.client.take(ticket).is_some_and(|end| end.is_err()), "{kind:?}: its place is at home");
             assert!(!line.client.is_busy());
@@ -436,7 +441,7 @@ fn a_stranger_gives_one_place_for_each_payload() {
     let mut line = Line::connected();
     line.ask(Kind::Pull, &[1], RequestBody::default());
     line.welcome();
-    line.gone(Vec::new());
+    line.gone(ReceiveBuffers::new());
     let (_, places) = line.begin_values(Ticket(1), &[(1, 0), (2, 4)]);
     assert!(matches!(places[..], [Incoming::Discard { bytes: 4 }]));
 }
@@ -457,7 +462,7 @@ fn a_busy_server_is_asked_again_after_a_pause() {
     assert_eq!(line.client.deadline(), None);
     line.sent();
     line.error(ticket, Kind::Error, ErrorCode::Busy);
-    line.gone(Vec::new());
+    line.gone(ReceiveBuffers::new());
     line.wait(30);
     line.log();
     assert_eq!(line.client.deadline(), None, "a request that waits for a connection does not ask to be driven");
@@ -474,16 +479,16 @@ fn who_is_superseded_or_a_stranger_is_told_and_who_is_refused_otherwise_tries_ag
         lend(|book| {
             let mut line = Line::connected();
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
+            let ticket = line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
             line.error(Ticket(0), Kind::Refused, ErrorCode::Invalid);
-            line.gone(Vec::new());
+            line.gone(ReceiveBuffers::new());
             let text = line.client.outstanding(&[ticket]);
             assert!(text.contains("shard 0 at loopback://there:1: 1 requests without an answer"), "{text}");
             assert!(text.contains("Invalid"), "{text}");
             line.wait(20);
             assert_eq!(line.log(), "hello 0, close, hello 0");
             line.error(Ticket(0), Kind::Refused, code);
-            line.gone(Vec::new());
+            line.gone(ReceiveBuffers::new());
             let refused = line.client.take(ticket).expect("it is over").expect_err("it was refused");
             assert_eq!(refused.code, code);
             assert!(!line.client.is_busy());
@@ -497,11 +502,11 @@ fn a_refused_request_ends_when_its_payload_is_home() {
     lend(|book| {
         let mut line = Line::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload, ..RequestBody::default() });
+        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
         line.welcome();
         line.error(ticket, Kind::Error, ErrorCode::Invalid);
         assert!(line.client.take(ticket).is_none());
-        line.gone(Vec::new());
+        line.gone(ReceiveBuffers::new());
         assert_eq!(line.client.take(ticket).expect("it is over").expect_err("refused").code, ErrorCode::Invalid);
         assert!(!line.client.is_busy());
     });
@@ -515,8 +520,12 @@ fn what_is_cancelled_comes_home_and_the_rest_is_sent_again() {
         let mut line = Line::connected();
         let payload = || vec![Outgoing::Loan(book.read(&gradient))];
         let into = vec![Incoming::Loan(book.write(&mut value))];
-        let first = line.ask(Kind::Push, &[0], RequestBody { payload: payload(), into, ..RequestBody::default() });
-        let second = line.ask(Kind::Push, &[1], RequestBody { payload: payload(), ..RequestBody::default() });
+        let first = line.ask(
+            Kind::Push,
+            &[0],
+            RequestBody { payload: payload().into(), into: into.into(), ..RequestBody::default() },
+        );
+        let second = line.ask(Kind::Push, &[1], RequestBody { payload: payload().into(), ..RequestBody::default() });
         line.welcome();
         line.sent();
         let (_, unfilled) = line.begin_values(first, &[(0, 4)]);
@@ -543,7 +552,7 @@ fn the_most_urgent_leaves_first() {
         let mut line = Line::connected();
         let ask = |line: &mut Line, priority| {
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            line.ask_sized(1 << 20, RequestBody { payload, priority, ..RequestBody::default() })
+            line.ask_sized(1 << 20, RequestBody { payload: payload.into(), priority, ..RequestBody::default() })
         };
         let mut tickets = [7, 7, 7, 7].map(|priority| ask(&mut line, priority)).to_vec();
         line.welcome();
@@ -551,7 +560,7 @@ fn the_most_urgent_leaves_first() {
         tickets.extend([3, 5].map(|priority| ask(&mut line, priority)));
         line.sent();
         assert_eq!(line.log(), "push 5, push 6", "what was asked last overtakes what waits");
-        line.gone(Vec::new());
+        line.gone(ReceiveBuffers::new());
         line.wait(20);
         line.welcome();
         assert_eq!(line.log(), "hello 0, push 5, push 6", "also after a reconnect");
@@ -572,7 +581,7 @@ fn what_is_lent_keeps_nothing_from_leaving_and_is_waited_for() {
         let mut line = Line::connected();
         let ask = |line: &mut Line| {
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            line.ask_sized(1 << 20, RequestBody { payload, ..RequestBody::default() })
+            line.ask_sized(1 << 20, RequestBody { payload: payload.into(), ..RequestBody::default() })
         };
         let tickets = [(); 5].map(|()| ask(&mut line));
         line.welcome();
@@ -611,11 +620,11 @@ fn a_server_that_does_not_answer_may_be_at_another_address() {
     let mut line = Line::connected();
     let ticket = line.ask(Kind::Push, &[0], RequestBody::default());
     line.welcome();
-    line.gone(Vec::new());
+    line.gone(ReceiveBuffers::new());
     for _ in 0..3 {
         assert!(!line.client.is_astray(), "the first attempts may fail");
         line.wait(1000);
-        line.gone(Vec::new());
+        line.gone(ReceiveBuffers::new());
     }
     assert!(line.client.is_astray());
     line.client.move_lane(line.lane, there);
@@ -639,7 +648,7 @@ fn an_answer_without_entries_brings_its_message() {
     line.sent();
     let message = ErrorMessage { code: 0, text: "hello".into(), trainers: vec![3] };
     let frame = Frame::with_control(Head { request: ticket, ..Head::new(Kind::Answer) }, &message);
-    line.event(Event::Received { peer: line.peer(), frame, body: Vec::new() });
+    line.event(Event::Received { peer: line.peer(), frame, body: ReceiveBuffers::new() });
     let finished = line.client.take(ticket).expect("it is over").expect("it was answered");
     assert_eq!(ErrorMessage::decode(finished.control.as_slice()).expect("it parses"), message);
 }

@@ -16,4 +16,4 @@ pub use accelerator::{
 };
 pub use flow::{CompileFlow, Flow, FlowSource, Stage};
 pub use kernels::{Kernels, Plain, Update};
-pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Submit, Transport};
+pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit, Transport};

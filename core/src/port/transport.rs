@@ -20,11 +20,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket};
 use crate::memory::{Lease, LoanIn, LoanOut, SharedRange, Stretch, Value};
 use crate::wire::{Address, Frame};
+
+/// The payloads of a frame, in the order of its entries that have one. Most frames have one entry.
+pub type Payloads = SmallVec<[Outgoing; 1]>;
+/// The receive buffers of a frame, in the order of its entries that have a payload.
+pub type ReceiveBuffers = SmallVec<[Incoming; 1]>;
 
 /// A payload to send.
 pub enum Outgoing {
@@ -119,7 +126,7 @@ pub enum Incoming {
 impl Incoming {
     /// Buffers that discard a frame's payloads, one for each.
     #[must_use]
-    pub fn discard_all(frame: &Frame) -> Vec<Self> {
+    pub fn discard_all(frame: &Frame) -> ReceiveBuffers {
         let lengths = frame.entries.iter().map(|entry| entry.bytes);
         lengths.filter(|bytes| *bytes > 0).map(|bytes| Self::Discard { bytes }).collect()
     }
@@ -171,14 +178,14 @@ pub enum Submit {
         /// The frame; its entries' lengths are those of `body`.
         frame: Frame,
         /// The payloads, in the order of the entries that have one.
-        body: Vec<Outgoing>,
+        body: Payloads,
     },
     /// Answer the pending [`Event::Head`] of this peer with one receive buffer for each payload.
     PostReceive {
         /// The connection.
         peer: PeerId,
         /// The buffers.
-        into: Vec<Incoming>,
+        into: ReceiveBuffers,
     },
 }
 
@@ -229,7 +236,7 @@ pub enum Event {
         /// The frame.
         frame: Frame,
         /// The buffers of [`Submit::PostReceive`], filled.
-        body: Vec<Incoming>,
+        body: ReceiveBuffers,
     },
     /// A frame is transmitted, and its payload is still read in place; [`Event::Sent`] follows.
     Transmitted {
@@ -245,7 +252,7 @@ pub enum Event {
         /// As submitted.
         ticket: Ticket,
         /// The payloads.
-        body: Vec<Outgoing>,
+        body: Payloads,
     },
     /// The connection is closed, or was never established. No further event names it, except returned buffers.
     Gone {
@@ -254,9 +261,9 @@ pub enum Event {
         /// The reason.
         reason: String,
         /// Frames that may not have been sent, with their payloads.
-        unsent: Vec<(Ticket, Vec<Outgoing>)>,
+        unsent: Vec<(Ticket, Payloads)>,
         /// Unfilled receive buffers, in the order of the heads.
-        unfilled: Vec<Incoming>,
+        unfilled: ReceiveBuffers,
     },
 }
 

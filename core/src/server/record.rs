@@ -5,7 +5,7 @@ use super::frames::ReceivedFrame;
 use super::reply::{Refusal, Replies, RetryReason};
 use super::shard::{Phase, Shard};
 use crate::ids::PeerId;
-use crate::port::Incoming;
+use crate::port::{Incoming, ReceiveBuffers};
 use crate::wire::{ErrorCode, Frame, Kind};
 
 impl Shard {
@@ -14,7 +14,7 @@ impl Shard {
         &mut self,
         peer: PeerId,
         mut arrived: ReceivedFrame<'_>,
-        mut body: Vec<Incoming>,
+        mut body: ReceiveBuffers,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let ReceivedFrame { frame, admitted, .. } = arrived;

@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::output::ServerOutput;
 use crate::ids::{Epoch, Incarnation, PeerId, Ticket, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 use crate::memory::Value;
-use crate::port::{Outgoing, Submit};
-use crate::wire::{Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
+use crate::port::{Outgoing, Payloads, Submit};
+use crate::wire::{Entries, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
 
 /// The replies of one event.
 #[derive(Default)]
 pub(super) struct Replies {
-    frames: Vec<Reply>,
+    frames: SmallVec<[Reply; 1]>,
     /// Expected entries of a frame.
     expected: usize,
 }
@@ -21,7 +23,7 @@ pub(super) struct Replies {
 struct Reply {
     peer: PeerId,
     frame: Frame,
-    body: Vec<Outgoing>,
+    body: Payloads,
     /// Payload bytes so far.
     payload_bytes: u32,
 }
@@ -29,7 +31,7 @@ struct Reply {
 impl Replies {
     /// Replies to a frame with this many entries.
     pub(super) fn to(entries: usize) -> Self {
-        Self { frames: Vec::new(), expected: entries }
+        Self { frames: SmallVec::new(), expected: entries }
     }
 
     /// Acknowledges one entry; a replayed frame has no peer to answer.
@@ -70,7 +72,7 @@ impl Replies {
 
     /// Sends a complete frame of its own.
     pub(super) fn whole(&mut self, peer: PeerId, frame: Frame) {
-        self.frames.push(Reply { peer, frame, body: Vec::new(), payload_bytes: 0 });
+        self.frames.push(Reply { peer, frame, body: Payloads::new(), payload_bytes: 0 });
     }
 
     /// Submits every frame whose peer is still connected.
@@ -88,8 +90,8 @@ impl Replies {
                 && last.payload_bytes.saturating_add(entry.bytes) <= FRAME_PAYLOAD_BYTES_MAX
         });
         if !fits {
-            let entries = Vec::with_capacity(self.expected);
-            let body = Vec::with_capacity(if payload.is_some() { self.expected } else { 0 });
+            let entries = Entries::with_capacity(self.expected);
+            let body = Payloads::with_capacity(if payload.is_some() { self.expected } else { 0 });
             self.frames.push(Reply { peer, frame: Frame { entries, ..Frame::bare(head) }, body, payload_bytes: 0 });
         }
         let reply = self.frames.last_mut().expect("a frame was just added");

@@ -29,7 +29,7 @@ use crate::ids::{Generation, JobRun, NO_TRAINER, PeerId, RunNumber};
 use crate::limits::{ROWS_REPLAYED_BYTES, TRAINERS_MAX};
 use crate::memory::Lease;
 use crate::optim::{self};
-use crate::port::{Accelerator, Event, Incoming, Kernels, Submit};
+use crate::port::{Accelerator, Event, Incoming, Kernels, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::answer::Answer;
 use crate::wire::request::Request;
@@ -367,11 +367,11 @@ impl Shard {
         self.peers.get_mut(&peer).and_then(|peer| peer.spare.pop()).unwrap_or_default()
     }
 
-    fn receive_buffers(&mut self, frame: &Frame) -> Result<Vec<Incoming>, Refusal> {
+    fn receive_buffers(&mut self, frame: &Frame) -> Result<ReceiveBuffers, Refusal> {
         // Memory that is missing while values arrive does not come later.
         let code = if matches!(self.phase, Phase::Serving(_)) { ErrorCode::Busy } else { ErrorCode::Invalid };
         let busy = |failure: Failure| Refusal::new(code, failure.to_string());
-        let mut buffers = Vec::with_capacity(frame.entries.len());
+        let mut buffers = ReceiveBuffers::with_capacity(frame.entries.len());
         let has_rows = matches!(&self.phase, Phase::Serving(serving) if serving.has_rows());
         // Without rows, consecutive entries of one length are allocated together.
         for alike in frame.entries.chunk_by(|one, next| !has_rows && one.bytes == next.bytes) {
@@ -386,7 +386,7 @@ impl Shard {
         Ok(buffers)
     }
 
-    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: Vec<Incoming>, out: &mut Vec<ServerOutput>) {
+    fn received(&mut self, now: Now, peer: PeerId, frame: &Frame, body: ReceiveBuffers, out: &mut Vec<ServerOutput>) {
         let mut replies = Replies::to(frame.entries.len());
         let has_payload = frame.payload_bytes() > 0;
         let receiving = self.peers.get_mut(&peer).filter(|_| has_payload).and_then(|peer| peer.receiving.pop_front());

@@ -1,5 +1,6 @@
 //! Frames and their entries.
 
+use smallvec::SmallVec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -84,13 +85,16 @@ impl Entry {
     }
 }
 
+/// The entries of a frame. Most frames have one, which needs no allocation.
+pub type Entries = SmallVec<[Entry; 1]>;
+
 /// A checked frame without its payloads, which travel beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The header's fields.
     pub head: Head,
     /// The chunks, in the order of their payloads.
-    pub entries: Vec<Entry>,
+    pub entries: Entries,
     /// The control message, encoded.
     pub control: Vec<u8>,
 }
@@ -99,13 +103,13 @@ impl Frame {
     /// A frame with neither entries nor control message.
     #[must_use]
     pub fn bare(head: Head) -> Self {
-        Self { head, entries: Vec::new(), control: Vec::new() }
+        Self { head, entries: Entries::new(), control: Vec::new() }
     }
 
     /// A frame with a control message only.
     #[must_use]
     pub fn with_control(head: Head, message: &impl prost::Message) -> Self {
-        Self { head, entries: Vec::new(), control: message.encode_to_vec() }
+        Self { head, entries: Entries::new(), control: message.encode_to_vec() }
     }
 
     /// Payload bytes of all entries together.
@@ -148,7 +152,7 @@ impl Frame {
     pub(super) fn from_parts(head: Head, entries: u32, rest: &[u8]) -> Result<Self, WireError> {
         let (table, control) = rest.split_at(entries as usize * Entry::BYTES);
         let raw = <[RawEntry]>::ref_from_bytes(table).expect("the table is a whole number of unaligned entries");
-        let entries = raw.iter().map(|raw| Entry::decode(&head, raw)).collect::<Result<Vec<_>, _>>()?;
+        let entries = raw.iter().map(|raw| Entry::decode(&head, raw)).collect::<Result<Entries, _>>()?;
         let frame = Self { head, entries, control: control.to_vec() };
         let (found, limit) = (frame.payload_bytes(), u64::from(FRAME_PAYLOAD_BYTES_MAX));
         if found > limit {

@@ -21,7 +21,7 @@ pub use control::{
     HelloMessage, InitMessage, JobMessage, JoinRequest, Joined, OfferMessage, PushMessage, RegisterRequest, Role,
     ServerEntry, SettingMessage, StateMessage, TopologyMessage, WelcomeMessage, answer, request,
 };
-pub use frame::{Entry, Frame};
+pub use frame::{Entries, Entry, Frame};
 pub use header::{Flags, HEADER_BYTES, Head, Kind, WIRE_VERSION, WireError};
 pub use prefix::Prefix;
 pub use rows::RowsPart;

@@ -25,7 +25,7 @@ fn example() -> Frame {
     let payload = 1.0_f32.to_le_bytes();
     let bare = Entry::with_payload(id, Round(7), ElementType::Float32, &payload);
     let entry = Entry { checksum: checksum(&payload), ..bare };
-    Frame { head, entries: vec![entry], control: vec![0xaa, 0xbb] }
+    Frame { head, entries: vec![entry].into(), control: vec![0xaa, 0xbb] }
 }
 
 /// Decodes header and rest as a transport does.
@@ -146,7 +146,7 @@ fn a_hello_is_bounded_before_anybody_is_known() {
 #[test]
 fn payloads_together_are_bounded() {
     let mut frame = example();
-    frame.entries = vec![frame.entries[0]; 2];
+    frame.entries = vec![frame.entries[0]; 2].into();
     let mut bytes = frame.encode();
     for entry in [64, 96] {
         bytes[entry + 20..entry + 24].copy_from_slice(&8_388_609_u32.to_le_bytes());
@@ -255,7 +255,7 @@ fn frames() -> impl Strategy<Value = Frame> {
             kind => kind == Kind::Pull && !head.flags.contains(Flags::LIST),
         };
         entries.iter_mut().filter(|_| !asks).for_each(|entry| entry.half = None);
-        Frame { head, entries, control }
+        Frame { head, entries: entries.into(), control }
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pserver_core::ids::PeerId;
 use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::memory::lend;
-use pserver_core::port::{Incoming, Outgoing};
+use pserver_core::port::{Incoming, Outgoing, Payloads};
 use pserver_core::wire::{Address, Frame, Head, Kind, Scheme};
 
 use super::rig::{ConformanceRig, RigSide, SeenEvent, bytes, hello, push};
@@ -41,7 +41,7 @@ pub(super) const ALL: [(&str, Promise); 21] = [
 fn frames_in_order(rig: &mut ConformanceRig) {
     let (near, far) = rig.connect();
     for number in 0..500 {
-        rig.near.send(near, &push(number, &[]), Vec::new());
+        rig.near.send(near, &push(number, &[]), Payloads::new());
     }
     rig.until("500 frames land", |rig| rig.far.landed().count() == 501);
     let numbers: Vec<_> = rig.far.landed().map(|(_, frame, _)| frame.head.sequence.0).skip(1).collect();
@@ -127,10 +127,10 @@ fn loans(rig: &mut ConformanceRig) {
     rig.far.held.insert(far);
     lend(|book| {
         let body = vec![Outgoing::Loan(book.read(&gradient)), Outgoing::Loan(book.read(&other))];
-        rig.near.send(near, &push(1, &[&gradient, &other]), body);
+        rig.near.send(near, &push(1, &[&gradient, &other]), body.into());
         rig.until("the head is there", |rig| heads(&rig.far) == 1);
         let places = vec![Incoming::Loan(book.write(&mut large)), Incoming::Loan(book.write(&mut small))];
-        rig.far.land(far, places);
+        rig.far.land(far, places.into());
         rig.until("the loans are back", |rig| parcels(rig) == 0 && rig.far.landed().count() == 2);
     });
     assert!(large == gradient && small == other, "the payloads are in the caller's memory");
@@ -195,13 +195,13 @@ fn unread_answers(rig: &mut ConformanceRig) {
     let value = rig.far.lease(&bytes(64 * 1024, 1));
     let (request, answer) = (push(0, &[&[][..]; 64]), push(0, &[value.bytes()]));
     for _ in 0..ASKED {
-        rig.near.send(near, &request, Vec::new());
+        rig.near.send(near, &request, Payloads::new());
     }
     let mut answered = 0;
     let mut answer_all = |far_side: &mut RigSide| {
         let asked = far_side.landed().filter(|(_, frame, _)| frame.head.kind == Kind::Push).count() as u64;
         for _ in answered..asked {
-            far_side.send(far, &answer, vec![Outgoing::Value(Arc::clone(&value))]);
+            far_side.send(far, &answer, vec![Outgoing::Value(Arc::clone(&value))].into());
         }
         answered = asked;
         asked
@@ -229,7 +229,7 @@ fn both_send(rig: &mut ConformanceRig) {
     let payload = bytes(256 * 1024, 9);
     let chunk = rig.far.lease(&payload);
     for number in 0..200 {
-        rig.far.send(far, &push(number, &[&payload]), vec![outgoing(&chunk)]);
+        rig.far.send(far, &push(number, &[&payload]), vec![outgoing(&chunk)].into());
     }
     let all = |side: &RigSide, count| side.landed().count() == count;
     rig.until("all land", |rig| all(&rig.far, 201) && all(&rig.near, 200));
@@ -374,7 +374,7 @@ fn changed_payload(rig: &mut ConformanceRig) {
     let mut frame = push(1, &[&payload]);
     frame.entries[0].checksum = 0x0bad_5eed;
     let chunk = rig.near.lease(&payload);
-    rig.near.send(near, &frame, vec![outgoing(&chunk)]);
+    rig.near.send(near, &frame, vec![outgoing(&chunk)].into());
     rig.until("both are gone", |rig| rig.near.gone(near).is_some() && rig.far.gone(far).is_some());
     let reason = rig.far.gone(far).unwrap_or_default();
     assert!(reason.contains("checksum of the payload"), "{reason}");
@@ -389,7 +389,7 @@ fn changed_payload(rig: &mut ConformanceRig) {
 fn unreachable_address(rig: &mut ConformanceRig) {
     let nobody = Address { port: 1, ..rig.address.clone() };
     let peer = rig.near.transport().connect(&nobody).expect("the address is of this transport");
-    rig.near.send(peer, &Frame::bare(Head::new(Kind::Hello)), Vec::new());
+    rig.near.send(peer, &Frame::bare(Head::new(Kind::Hello)), Payloads::new());
     rig.until("it is known", |rig| rig.near.gone(peer).is_some());
     let reason = rig.near.gone(peer).unwrap_or_default().to_owned();
     assert!(reason.contains(&nobody.to_string()), "{reason}");
@@ -419,7 +419,7 @@ fn flood(rig: &mut ConformanceRig, peer: PeerId, frames: u64, length: usize) {
     let mut frame = push(0, &[&payload]);
     for number in 0..frames {
         frame.head.sequence.0 = number;
-        rig.near.send(peer, &frame, vec![outgoing(&chunk)]);
+        rig.near.send(peer, &frame, vec![outgoing(&chunk)].into());
     }
 }
 

@@ -9,7 +9,7 @@ use pserver_core::checksum::checksum;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Sequence, Ticket};
 use pserver_core::memory::{Arena, Budget, Value};
-use pserver_core::port::{Event, Incoming, Outgoing, Submit, Transport};
+use pserver_core::port::{Event, Incoming, Payloads, ReceiveBuffers, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Flags, Frame, Head, HelloMessage, Kind};
 
 use super::TransportPair;
@@ -78,7 +78,7 @@ impl ConformanceRig {
         let known = self.far.accepted();
         let address = self.address.clone();
         let near = self.near.transport().connect(&address).expect("the address is of this transport");
-        self.near.send(near, &hello(0), Vec::new());
+        self.near.send(near, &hello(0), Payloads::new());
         self.until("a hello lands", |rig| {
             let hellos = rig.far.landed().filter(|(_, frame, _)| frame.head.kind == Kind::Hello);
             hellos.count() > known.len()
@@ -147,7 +147,7 @@ impl RigSide {
     }
 
     /// Submits a frame; its ticket.
-    pub(crate) fn send(&mut self, peer: PeerId, frame: &Frame, body: Vec<Outgoing>) -> Ticket {
+    pub(crate) fn send(&mut self, peer: PeerId, frame: &Frame, body: Payloads) -> Ticket {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         self.sends_out += body.len();
@@ -156,7 +156,7 @@ impl RigSide {
     }
 
     /// Answers a head.
-    pub(crate) fn land(&mut self, peer: PeerId, into: Vec<Incoming>) {
+    pub(crate) fn land(&mut self, peer: PeerId, into: ReceiveBuffers) {
         self.receives_out += into.len();
         self.waiting.remove(&peer);
         let landing = self.landing.entry(peer).or_default();
@@ -175,7 +175,7 @@ impl RigSide {
     }
 
     /// Receive buffers for a frame.
-    pub(crate) fn places(&self, frame: &Frame) -> Vec<Incoming> {
+    pub(crate) fn places(&self, frame: &Frame) -> ReceiveBuffers {
         let lengths = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
         let place = |bytes| match self.discards {
             true => Incoming::Discard { bytes },

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pserver_core::ids::Ticket;
 use pserver_core::limits::UNREAD_BYTES_MAX;
-use pserver_core::port::Outgoing;
+use pserver_core::port::Payloads;
 use pserver_core::wire::Frame;
 
 use super::signal::Signal;
@@ -15,14 +15,14 @@ use crate::payload::held_bytes;
 const FRAMES_MAX: usize = 64;
 
 /// Bodies on their way back, with their tickets.
-pub(super) type ReturnedBodies = Vec<(Ticket, Vec<Outgoing>)>;
+pub(super) type ReturnedBodies = Vec<(Ticket, Payloads)>;
 
 /// A frame in a pipe. Its payload stays in the sender's memory until it is received.
 pub(super) struct PipeFrame {
     /// None for a refusal, which the transport itself sends.
     pub(super) ticket: Option<Ticket>,
     pub(super) frame: Frame,
-    pub(super) body: Vec<Outgoing>,
+    pub(super) body: Payloads,
 }
 
 /// One end of a connection.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::limits::RECEIVES_MAX;
-use pserver_core::port::{Capabilities, Doorbell, Event, Incoming, Submit, Transport};
+use pserver_core::port::{Capabilities, Doorbell, Event, Payloads, ReceiveBuffers, Submit, Transport};
 use pserver_core::wire::{Address, ErrorCode, Flags, Scheme};
 
 use link::{LinkEnd, PipeFrame};
@@ -64,7 +64,7 @@ struct LoopbackPeer {
     /// Whether a head waits for its receive buffers.
     awaits_buffers: bool,
     /// Buffers of the posted receives, in order.
-    landings: VecDeque<Vec<Incoming>>,
+    landings: VecDeque<ReceiveBuffers>,
     /// The reason and the deadline of a closing.
     ending: Option<(String, Instant)>,
 }
@@ -329,14 +329,14 @@ impl LoopbackPeer {
             }
             if before == 0 {
                 self.end.put_back(self.end.take()?);
-                return Some(Event::Received { peer, frame, body: Vec::new() });
+                return Some(Event::Received { peer, frame, body: ReceiveBuffers::new() });
             }
         }
         let buffers = self.landings.pop_front()?;
         self.receive_payload(peer, buffers)
     }
 
-    fn receive_payload(&mut self, peer: PeerId, buffers: Vec<Incoming>) -> Option<Event> {
+    fn receive_payload(&mut self, peer: PeerId, buffers: ReceiveBuffers) -> Option<Event> {
         let Some(frame) = self.end.take() else {
             // The sender has withdrawn the frame, and the connection is about to end.
             self.landings.push_front(buffers);
@@ -359,7 +359,7 @@ impl LoopbackPeer {
     fn refuse(&mut self, reason: &str) {
         let frame = refusal(ErrorCode::Invalid, reason);
         // A refusal has no ticket, so the pipe accepts it.
-        let _ = self.end.send(PipeFrame { ticket: None, frame, body: Vec::new() });
+        let _ = self.end.send(PipeFrame { ticket: None, frame, body: Payloads::new() });
         self.end_with(reason);
     }
 

@@ -33,7 +33,7 @@ use crossbeam::channel::Receiver;
 use pserver_core::error::Failure;
 use pserver_core::ids::PeerId;
 use pserver_core::limits::{RECEIVES_MAX, UNREAD_BYTES_MAX};
-use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
+use pserver_core::port::{Capabilities, Doorbell, Event, ReceiveBuffers, Submit, Transport};
 use pserver_core::wire::{Address, Flags, Scheme};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Sleep;
@@ -281,7 +281,7 @@ impl Network {
             };
             match accepted {
                 Ok(connection) => {
-                    self.events.push(Event::Received { peer, frame: hello, body: Vec::new() });
+                    self.events.push(Event::Received { peer, frame: hello, body: ReceiveBuffers::new() });
                     let unread =
                         UnreadLimit { frames: self.options.sends_queued_max, bytes: self.options.unread_bytes_max };
                     self.add(peer, NetworkPeer::accepted(peer, connection, (unread, scheme), &self.io.wakeups));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::port::{Event, Payloads, ReceiveBuffers};
 use pserver_core::wire::{Address, ErrorCode, Frame, Scheme};
 
 use super::setup::{ConnectionSetup, SetupProgress};
@@ -179,7 +179,7 @@ impl NetworkPeer {
     }
 
     /// Queues a frame. A frame for a closing connection comes back with its end.
-    pub(super) fn send(&mut self, ticket: Ticket, frame: Frame, body: Vec<Outgoing>) {
+    pub(super) fn send(&mut self, ticket: Ticket, frame: Frame, body: Payloads) {
         match (&mut self.stage, &mut self.upgrade) {
             _ if self.closing.is_some() => self.unsent.push((ticket, body)),
             (PeerStage::Setup(setup), _) => setup.send(ticket, frame, body),
@@ -192,7 +192,7 @@ impl NetworkPeer {
     ///
     /// # Panics
     /// Before the connection is made, because no head was reported.
-    pub(super) fn post_receive(&mut self, buffers: Vec<Incoming>) {
+    pub(super) fn post_receive(&mut self, buffers: ReceiveBuffers) {
         let connection = self.connection_mut().expect("receive buffers were posted, but no head waits for them");
         connection.post_receive(buffers);
     }
@@ -211,7 +211,7 @@ impl NetworkPeer {
     pub(super) fn into_gone(self, reason: String) -> Event {
         let Self { id: peer, stage, unsent: mut dropped, mut upgrade, .. } = self;
         let (mut unsent, unfilled) = match stage {
-            PeerStage::Setup(setup) => (setup.into_frames(), Vec::new()),
+            PeerStage::Setup(setup) => (setup.into_frames(), ReceiveBuffers::new()),
             PeerStage::Established(connection) => connection.into_buffers(),
         };
         unsent.append(&mut dropped);
@@ -291,7 +291,7 @@ impl NetworkPeer {
         tracing::warn!(peer = self.id.0, reason, "connection refused");
         if let PeerStage::Established(connection) = &mut self.stage {
             self.unsent = connection.take_unbegun();
-            connection.send(None, refusal(ErrorCode::Invalid, reason), Vec::new());
+            connection.send(None, refusal(ErrorCode::Invalid, reason), Payloads::new());
         }
         self.close(reason);
         TurnOutcome::Again

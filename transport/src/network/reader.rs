@@ -3,7 +3,7 @@
 use std::io::{self, IoSliceMut, Read};
 
 use pserver_core::ids::PeerId;
-use pserver_core::port::{Event, Incoming};
+use pserver_core::port::{Event, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Kind, Prefix, WireError};
 use socket2::SockRef;
 use tokio::io::Interest;
@@ -118,7 +118,7 @@ impl TcpReader {
     ///
     /// # Panics
     /// Without a waiting head, or with buffers of other lengths: the session counts them.
-    pub(super) fn post_receive(&mut self, buffers: Vec<Incoming>) {
+    pub(super) fn post_receive(&mut self, buffers: ReceiveBuffers) {
         match std::mem::replace(&mut self.state, TcpReadState::Header) {
             TcpReadState::AwaitingBuffers(frame) => {
                 self.state = TcpReadState::Payload(PostedReceive::new(frame, buffers))
@@ -128,10 +128,10 @@ impl TcpReader {
     }
 
     /// Returns the buffers that were not filled.
-    pub(super) fn take_unfilled(&mut self) -> Vec<Incoming> {
+    pub(super) fn take_unfilled(&mut self) -> ReceiveBuffers {
         match std::mem::replace(&mut self.state, TcpReadState::Header) {
             TcpReadState::Payload(posted) => posted.into_parts().1,
-            _ => Vec::new(),
+            _ => ReceiveBuffers::new(),
         }
     }
 
@@ -217,7 +217,7 @@ impl TcpReader {
             events.push(Event::Head { peer, frame: frame.clone() });
             self.state = TcpReadState::AwaitingBuffers(frame);
         } else {
-            events.push(Event::Received { peer, frame, body: Vec::new() });
+            events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() });
             self.state = TcpReadState::Header;
         }
         Ok(true)

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Outgoing};
+use pserver_core::port::{Event, Payloads, ReceiveBuffers};
 use pserver_core::wire::{Address, Frame, Scheme};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
@@ -61,7 +61,7 @@ impl ConnectionSetup {
     }
 
     /// Queues a frame; the handshake sends a hello at once.
-    pub(super) fn send(&mut self, ticket: Ticket, frame: Frame, body: Vec<Outgoing>) {
+    pub(super) fn send(&mut self, ticket: Ticket, frame: Frame, body: Payloads) {
         match &mut self.stage {
             SetupStage::Connecting(_) => self.waiting.push((ticket, frame, body)),
             SetupStage::Handshake(handshake) => handshake.send(Some(ticket), frame, body),
@@ -100,7 +100,10 @@ impl ConnectionSetup {
                 Poll::Ready(Err(error)) => return SetupProgress::Failed(format!("connecting: {error}")),
                 Poll::Ready(Ok(Err(ConnectFailure::Failed(reason)))) => return SetupProgress::Failed(reason),
                 Poll::Ready(Ok(Err(ConnectFailure::Refused(frame)))) => {
-                    events.extend([Event::Connected { peer }, Event::Received { peer, frame, body: Vec::new() }]);
+                    events.extend([
+                        Event::Connected { peer },
+                        Event::Received { peer, frame, body: ReceiveBuffers::new() },
+                    ]);
                     return SetupProgress::Failed("refused before the hello".to_owned());
                 }
                 Poll::Ready(Ok(Ok(connected))) => connected,

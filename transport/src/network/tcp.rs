@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::task::{Context, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::port::{Event, Payloads, ReceiveBuffers};
 use pserver_core::wire::Frame;
 use socket2::SockRef;
 use tokio::net::TcpStream;
@@ -52,11 +52,11 @@ impl Connection for TcpConnection {
         self.is_paused
     }
 
-    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Payloads) {
         self.writer.queue.push_back(TcpQueuedFrame::new(ticket, frame, body));
     }
 
-    fn post_receive(&mut self, buffers: Vec<Incoming>) {
+    fn post_receive(&mut self, buffers: ReceiveBuffers) {
         self.reader.post_receive(buffers);
     }
 
@@ -64,7 +64,7 @@ impl Connection for TcpConnection {
         self.writer.take_unbegun()
     }
 
-    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, Vec<Incoming>) {
+    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers) {
         (self.writer.take_all(), self.reader.take_unfilled())
     }
 

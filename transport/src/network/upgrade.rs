@@ -22,7 +22,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use pserver_core::ids::Ticket;
-use pserver_core::port::Outgoing;
+use pserver_core::port::Payloads;
 use pserver_core::wire::{Address, Frame, Head, Kind, Scheme};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -101,7 +101,7 @@ impl Upgrade {
     }
 
     /// Keeps a frame until the switch.
-    pub(super) fn hold(&mut self, ticket: Ticket, frame: Frame, body: Vec<Outgoing>) {
+    pub(super) fn hold(&mut self, ticket: Ticket, frame: Frame, body: Payloads) {
         self.held.push((ticket, frame, body));
     }
 
@@ -162,7 +162,7 @@ impl Upgrade {
                 (UpgradeStage::Idle, false)
             }
             (UpgradeStage::Answered(endpoint), None, _) => {
-                connection.send(None, frame(Vec::new()), Vec::new());
+                connection.send(None, frame(Vec::new()), Payloads::new());
                 (UpgradeStage::Draining(endpoint), true)
             }
             (UpgradeStage::Offered(endpoint), Some(HandshakeMessage::Yes(there)), _) => {
@@ -213,7 +213,7 @@ impl Upgrade {
                 Some(Err(error)) => {
                     let reason = error.to_string();
                     self.fail(&reason, connection, device_context);
-                    connection.send(None, frame(HandshakeMessage::No(reason).encode().to_vec()), Vec::new());
+                    connection.send(None, frame(HandshakeMessage::No(reason).encode().to_vec()), Payloads::new());
                     return Ok(true);
                 }
             },
@@ -228,7 +228,7 @@ impl Upgrade {
             _ => return Ok(false),
         };
         let control = message.map_or_else(Vec::new, |message| message.encode().to_vec());
-        connection.send(None, frame(control), Vec::new());
+        connection.send(None, frame(control), Payloads::new());
         self.stage = stage;
         Ok(true)
     }

@@ -5,9 +5,10 @@ use std::io::{self, IoSlice};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::Stretch;
-use pserver_core::port::{Event, Outgoing};
+use pserver_core::port::{Event, Payloads};
 use pserver_core::wire::{Flags, Frame};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use smallvec::SmallVec;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
@@ -18,6 +19,9 @@ use crate::turn_budget::TURN_BYTES;
 
 /// Bytes that one call writes if so many are queued. Sealing more would wait for the socket anyway.
 const CALL_BYTES: usize = 512 * 1024;
+/// Memory of sent heads that a connection keeps: at most so many, and none that is longer.
+const HEADS_KEPT: usize = 8;
+const HEAD_BYTES_KEPT: usize = 4096;
 
 /// The queue of frames to send, and the position of the next byte.
 pub(super) struct TcpWriter {
@@ -30,7 +34,12 @@ pub(super) struct TcpWriter {
     slice: usize,
     /// Bytes of that slice that were sent.
     offset: usize,
+    /// Memory of sent heads.
+    recycled: Vec<Vec<u8>>,
 }
+
+/// The slices of a system call.
+type GatheredSlices<'a> = SmallVec<[IoSlice<'a>; 8]>;
 
 /// A frame, with payloads in their owners' memory.
 pub(super) struct TcpQueuedFrame {
@@ -42,12 +51,12 @@ pub(super) struct TcpQueuedFrame {
     /// The encoded head of a sealed frame. Sealing happens just before sending, so that a payload is in cache when the
     /// system copies it, and no frame waits for the checksums of later ones.
     head: Vec<u8>,
-    body: Vec<Outgoing>,
+    body: Payloads,
 }
 
 impl TcpQueuedFrame {
     /// A frame that is not sealed.
-    pub(super) fn new(ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) -> Self {
+    pub(super) fn new(ticket: Option<Ticket>, frame: Frame, body: Payloads) -> Self {
         Self { ticket, held: held_bytes(&frame, &body), frame, head: Vec::new(), body }
     }
 
@@ -63,7 +72,7 @@ impl TcpQueuedFrame {
     }
 
     /// Appends its slices from `from` on, as far as one call takes them.
-    fn gather<'a>(&'a self, from: usize, slices: &mut Vec<IoSlice<'a>>) {
+    fn gather<'a>(&'a self, from: usize, slices: &mut GatheredSlices<'a>) {
         if from == 0 && slices.len() < SLICES_MAX {
             slices.push(IoSlice::new(&self.head));
         }
@@ -97,13 +106,20 @@ impl TcpQueuedFrame {
         } else if !self.body.is_empty() {
             self.frame.head.flags = self.frame.head.flags.with(Flags::UNCHECKED);
         }
-        self.head = self.frame.encode();
+        self.frame.encode_into(&mut self.head);
     }
 }
 
 impl TcpWriter {
     pub(super) fn new(checks: ChecksumPolicy) -> Self {
-        Self { checking: ChecksumDecision::new(checks), queue: VecDeque::new(), sealed: 0, slice: 0, offset: 0 }
+        Self {
+            checking: ChecksumDecision::new(checks),
+            queue: VecDeque::new(),
+            sealed: 0,
+            slice: 0,
+            offset: 0,
+            recycled: Vec::new(),
+        }
     }
 
     /// The peer requires checksums in frames that are not sealed yet.
@@ -139,6 +155,7 @@ impl TcpWriter {
                     _ => Ok(()),
                 }
             });
+            drop(slices);
             written += sent;
             self.consume(sent, peer, events);
             match outcome {
@@ -151,14 +168,14 @@ impl TcpWriter {
     }
 
     /// Returns the frames of which nothing was sent.
-    pub(super) fn take_unbegun(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+    pub(super) fn take_unbegun(&mut self) -> Vec<(Ticket, Payloads)> {
         let begun = usize::from(self.slice > 0 || self.offset > 0);
         self.sealed = begun;
         returned_bodies(self.queue.drain(begun..))
     }
 
     /// Returns every frame that was not sent whole.
-    pub(super) fn take_all(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+    pub(super) fn take_all(&mut self) -> Vec<(Ticket, Payloads)> {
         (self.slice, self.offset, self.sealed) = (0, 0, 0);
         returned_bodies(self.queue.drain(..))
     }
@@ -171,6 +188,7 @@ impl TcpWriter {
         while bytes < CALL_BYTES
             && let Some(next) = self.queue.get_mut(self.sealed)
         {
+            next.head = self.recycled.pop().unwrap_or_default();
             next.seal(checks, insists);
             bytes += next.length();
             self.sealed += 1;
@@ -185,10 +203,10 @@ impl TcpWriter {
 
     /// The next slices to send. Adjacent small chunks form one slice: a slice costs the system as much as copying some
     /// hundred bytes.
-    fn gather(&self) -> Vec<IoSlice<'_>> {
+    fn gather(&self) -> GatheredSlices<'_> {
         let sealed = || self.queue.iter().take(self.sealed);
         let count: usize = sealed().map(TcpQueuedFrame::slices).sum();
-        let mut slices = Vec::with_capacity(count.min(SLICES_MAX));
+        let mut slices = GatheredSlices::with_capacity(count.min(SLICES_MAX));
         let mut skipped = self.slice;
         for frame in sealed() {
             frame.gather(std::mem::take(&mut skipped), &mut slices);
@@ -214,14 +232,17 @@ impl TcpWriter {
             if self.slice == first.slices() {
                 self.slice = 0;
                 self.sealed -= 1;
-                let TcpQueuedFrame { ticket, body, .. } = self.queue.pop_front().expect("it was just looked at");
+                let TcpQueuedFrame { ticket, head, body, .. } = self.queue.pop_front().expect("it was just looked at");
+                if head.capacity() <= HEAD_BYTES_KEPT && self.recycled.len() < HEADS_KEPT {
+                    self.recycled.push(head);
+                }
                 events.extend(ticket.map(|ticket| Event::Sent { peer, ticket, body }));
             }
         }
     }
 }
 
-fn returned_bodies(shipments: impl Iterator<Item = TcpQueuedFrame>) -> Vec<(Ticket, Vec<Outgoing>)> {
+fn returned_bodies(shipments: impl Iterator<Item = TcpQueuedFrame>) -> Vec<(Ticket, Payloads)> {
     shipments.filter_map(|frame| frame.ticket.map(|ticket| (ticket, frame.body))).collect()
 }
 
@@ -247,7 +268,7 @@ mod tests {
             lease.bytes_mut().fill(u8::try_from(*slot).expect("there are eight"));
             Outgoing::Value(Arc::new(Value::new(lease, 64)))
         };
-        let body: Vec<Outgoing> = slots.iter().map(value).collect();
+        let body: Payloads = slots.iter().map(value).collect();
         let frame = Frame::bare(Head::new(Kind::Value));
         let head = frame.encode();
         let all: Vec<&[u8]> = std::iter::once(&head[..]).chain(body.iter().map(Outgoing::bytes)).collect();

@@ -7,7 +7,7 @@ use std::task::Waker;
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::shared::Board;
-use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::port::{Event, Payloads, ReceiveBuffers};
 use pserver_core::wire::Frame;
 use socket2::SockRef;
 use tokio::net::UnixStream;
@@ -101,7 +101,9 @@ impl ShmConnection {
                     self.receiver.add_arena(&descriptor, holds_payloads, &self.rings)?
                 }
                 ControlMessage::Gone(number) => self.receiver.drop_arena(number),
-                ControlMessage::Refused(frame) => events.push(Event::Received { peer, frame, body: Vec::new() }),
+                ControlMessage::Refused(frame) => {
+                    events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() })
+                }
             }
         }
         Ok(())
@@ -117,11 +119,11 @@ impl Connection for ShmConnection {
         self.is_paused
     }
 
-    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Payloads) {
         self.sender.push(ticket, &frame, body);
     }
 
-    fn post_receive(&mut self, places: Vec<Incoming>) {
+    fn post_receive(&mut self, places: ReceiveBuffers) {
         self.receiver.post_receive(places);
     }
 
@@ -129,7 +131,7 @@ impl Connection for ShmConnection {
         self.sender.take_unbegun()
     }
 
-    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, Vec<Incoming>) {
+    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers) {
         self.rings.signals().end();
         (self.sender.take_all(), self.receiver.take_unfilled())
     }

@@ -10,7 +10,7 @@ use pserver_core::ids::PeerId;
 use pserver_core::memory::Lease;
 use pserver_core::memory::shared::ReadOnly;
 use pserver_core::optim::is_finite;
-use pserver_core::port::{Event, Incoming};
+use pserver_core::port::{Event, Incoming, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Kind, Prefix};
 
 use super::rings::{ArenaBorrows, ShmRings};
@@ -48,7 +48,7 @@ enum ShmReceiveState {
 /// A frame with posted receive buffers.
 struct ShmPostedReceive {
     frame: Frame,
-    buffers: Vec<Incoming>,
+    buffers: ReceiveBuffers,
     /// The next entry and the next buffer.
     entry: usize,
     place: usize,
@@ -135,7 +135,7 @@ impl ShmReceiver {
     ///
     /// # Panics
     /// Without a waiting head, or with buffers of other lengths: the session counts them.
-    pub(super) fn post_receive(&mut self, buffers: Vec<Incoming>) {
+    pub(super) fn post_receive(&mut self, buffers: ReceiveBuffers) {
         let ShmReceiveState::AwaitingBuffers(frame) = std::mem::replace(&mut self.state, ShmReceiveState::Header)
         else {
             panic!("buffers were handed over, but no head waits for them");
@@ -148,10 +148,10 @@ impl ShmReceiver {
     }
 
     /// Returns the buffers that were not filled.
-    pub(super) fn take_unfilled(&mut self) -> Vec<Incoming> {
+    pub(super) fn take_unfilled(&mut self) -> ReceiveBuffers {
         match std::mem::replace(&mut self.state, ShmReceiveState::Header) {
             ShmReceiveState::Payload(count_message) => count_message.into_buffers(),
-            _ => Vec::new(),
+            _ => ReceiveBuffers::new(),
         }
     }
 
@@ -238,7 +238,7 @@ impl ShmReceiver {
             events.push(Event::Head { peer, frame: frame.clone() });
             self.state = ShmReceiveState::AwaitingBuffers(frame);
         } else {
-            events.push(Event::Received { peer, frame, body: Vec::new() });
+            events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() });
             self.state = ShmReceiveState::Header;
         }
     }
@@ -249,7 +249,7 @@ const REST_BYTES_KEPT: usize = 256 * 1024;
 
 impl ShmPostedReceive {
     /// The buffers as they were posted, which are writable.
-    fn into_buffers(mut self) -> Vec<Incoming> {
+    fn into_buffers(mut self) -> ReceiveBuffers {
         for (place, own) in self.displaced {
             if let Incoming::Chunk { lease, .. } = &mut self.buffers[place] {
                 *lease = own;

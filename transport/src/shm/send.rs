@@ -10,7 +10,7 @@ use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::Lease;
 use pserver_core::memory::shared::File;
 use pserver_core::optim::is_finite;
-use pserver_core::port::{Event, Outgoing};
+use pserver_core::port::{Event, Outgoing, Payloads};
 use pserver_core::wire::{Flags, Frame, Kind};
 use tokio::net::UnixStream;
 
@@ -45,7 +45,7 @@ struct ShmQueuedFrame {
     held: u64,
     may_refer: bool,
     head: Vec<u8>,
-    body: Vec<Outgoing>,
+    body: Payloads,
     /// The element types of a push with referenced payloads, by payload; else empty.
     types: Vec<ElementType>,
     /// The next slice: zero is the head, `k` is payload `k - 1`.
@@ -130,7 +130,7 @@ impl ShmSender {
     }
 
     /// Appends a frame to the queue.
-    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Vec<Outgoing>) {
+    pub(super) fn push(&mut self, ticket: Option<Ticket>, frame: &Frame, body: Payloads) {
         // A push that is acknowledged on entering its round may be read long after, so it is copied. A push that is
         // answered by the round's value is not read after its answer.
         let may_refer = frame.head.kind != Kind::Push || frame.head.flags.contains(Flags::WANT_VALUE);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Incoming, Outgoing};
+use pserver_core::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers};
 use pserver_core::wire::{Frame, HEADER_BYTES, Kind, Prefix};
 use rustix::net::{SendFlags, send};
 use socket2::SockRef;
@@ -181,7 +181,7 @@ impl VerbsConnection {
         self.socket.poll_socket(waker).map_err(|error| ConnectionError::Lost(format!("reading: {error}")))?;
         if let Some(frame) = self.socket.refusal()? {
             self.has_received = true;
-            events.push(Event::Received { peer, frame, body: Vec::new() });
+            events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() });
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Connection for VerbsConnection {
         self.is_paused
     }
 
-    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Vec<Outgoing>) {
+    fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Payloads) {
         match ticket {
             Some(ticket) => self.sender.push(ticket, frame, body),
             // The connection ends with or without this refusal.
@@ -204,7 +204,7 @@ impl Connection for VerbsConnection {
         }
     }
 
-    fn post_receive(&mut self, places: Vec<Incoming>) {
+    fn post_receive(&mut self, places: ReceiveBuffers) {
         self.receiver.post_receive(places);
     }
 
@@ -212,7 +212,7 @@ impl Connection for VerbsConnection {
         self.sender.take_unbegun()
     }
 
-    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, Vec<Incoming>) {
+    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers) {
         let is_closed = self.close();
         let frames = self.sender.take_all();
         let unfilled = self.receiver.take_unfilled();

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Outgoing};
+use pserver_core::port::{Event, Payloads};
 use pserver_core::wire::{ErrorCode, Frame, Kind, OfferMessage, Scheme};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -28,7 +28,7 @@ pub(crate) struct VerbsHandshake {
     requires_verbs: bool,
     has_sent_hello: bool,
     /// The hello that was sent, until it is reported.
-    sent: Option<(Ticket, Vec<Outgoing>)>,
+    sent: Option<(Ticket, Payloads)>,
     waiting: WaitingFrames,
     send_error: Option<io::Error>,
 }
@@ -49,7 +49,7 @@ enum OfferReply {
 }
 
 /// Frames that wait for the connection.
-pub(crate) type WaitingFrames = Vec<(Ticket, Frame, Vec<Outgoing>)>;
+pub(crate) type WaitingFrames = Vec<(Ticket, Frame, Payloads)>;
 
 /// The outcome of a handshake.
 pub(crate) enum HandshakeResult {
@@ -73,7 +73,7 @@ impl VerbsHandshake {
     }
 
     /// Sends the hello with the offer at once; later frames wait.
-    pub(crate) fn send(&mut self, ticket: Option<Ticket>, mut frame: Frame, body: Vec<Outgoing>) {
+    pub(crate) fn send(&mut self, ticket: Option<Ticket>, mut frame: Frame, body: Payloads) {
         let (Some(ticket), HandshakeStage::Offered(socket, endpoint)) = (ticket, &self.fixtures) else {
             // Only a refusal has no ticket, and nothing can be refused yet.
             return self.waiting.extend(ticket.map(|ticket| (ticket, frame, body)));
@@ -93,12 +93,12 @@ impl VerbsHandshake {
         self.waiting.len()
     }
 
-    pub(crate) fn take_waiting(&mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+    pub(crate) fn take_waiting(&mut self) -> Vec<(Ticket, Payloads)> {
         self.waiting.drain(..).map(|(ticket, _, body)| (ticket, body)).collect()
     }
 
     /// Returns the frames that the handshake holds.
-    pub(crate) fn into_buffers(mut self) -> Vec<(Ticket, Vec<Outgoing>)> {
+    pub(crate) fn into_buffers(mut self) -> Vec<(Ticket, Payloads)> {
         self.sent.take().into_iter().chain(self.take_waiting()).collect()
     }
 

@@ -11,7 +11,7 @@ use pserver_core::checksum::checksum;
 use pserver_core::ids::PeerId;
 use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::memory::Lease;
-use pserver_core::port::{Event, Incoming};
+use pserver_core::port::{Event, Incoming, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
 
 use super::credits::CreditedMessages;
@@ -62,7 +62,7 @@ enum VerbsReceiveState {
 struct VerbsPostedReceive {
     write_number: u64,
     frame: Frame,
-    buffers: Vec<Incoming>,
+    buffers: ReceiveBuffers,
     /// The next entry and the next buffer.
     entry: usize,
     place: usize,
@@ -141,7 +141,7 @@ impl VerbsReceiver {
     ///
     /// # Panics
     /// Without a waiting head, or with buffers of other lengths: the session counts them.
-    pub(super) fn post_receive(&mut self, buffers: Vec<Incoming>) {
+    pub(super) fn post_receive(&mut self, buffers: ReceiveBuffers) {
         let VerbsReceiveState::AwaitingBuffers(frame) = std::mem::replace(&mut self.state, VerbsReceiveState::Payload)
         else {
             panic!("buffers were handed over, but no head waits for them");
@@ -164,7 +164,7 @@ impl VerbsReceiver {
     }
 
     /// Returns the buffers that were not filled. The queue pair is closed, and its buffers are back.
-    pub(super) fn take_unfilled(&mut self) -> Vec<Incoming> {
+    pub(super) fn take_unfilled(&mut self) -> ReceiveBuffers {
         self.posted_receives.drain(..).flat_map(|posted| posted.buffers).collect()
     }
 
@@ -254,7 +254,7 @@ impl VerbsReceiver {
                 if let VerbsReceiveState::CreditsOnly(frame) =
                     std::mem::replace(&mut self.state, VerbsReceiveState::Header)
                 {
-                    events.push(Event::Received { peer, frame, body: Vec::new() });
+                    events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() });
                 }
                 Ok(Some(0))
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::Lease;
-use pserver_core::port::{Event, Outgoing};
+use pserver_core::port::{Event, Outgoing, Payloads};
 use pserver_core::wire::{Flags, Frame};
 
 use super::credits::CreditedMessages;
@@ -55,7 +55,7 @@ struct RecycledMemory {
 struct VerbsQueuedFrame {
     ticket: Ticket,
     head: Vec<u8>,
-    body: Vec<Outgoing>,
+    body: Payloads,
     /// The next slice: zero is the head, `k` is payload `k - 1`.
     slice: usize,
     /// Bytes of that slice that were sent.
@@ -115,7 +115,7 @@ impl VerbsSender {
     }
 
     /// Appends a frame to the queue.
-    pub(super) fn push(&mut self, ticket: Ticket, mut frame: Frame, body: Vec<Outgoing>) {
+    pub(super) fn push(&mut self, ticket: Ticket, mut frame: Frame, body: Payloads) {
         if self.is_checked {
             write_checksums(&mut frame, &body);
         } else if !body.is_empty() {

@@ -10,7 +10,7 @@ use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, ServerIndex, Ticket, TrainerId};
 use crate::partition::{Catalogue, Declaration, Name, Topology};
-use crate::port::{Event, Submit};
+use crate::port::{Event, ReceiveBuffers, Submit};
 use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, OperatorSettings, ServerOutput};
 use crate::time::Now;
 use crate::wire::answer::Answer;
@@ -164,7 +164,7 @@ impl Desk {
             head,
             &HelloMessage { host: "h".into(), process, absence_millis: Some(10_000), ..HelloMessage::default() },
         );
-        self.event(Event::Received { peer, frame, body: Vec::new() });
+        self.event(Event::Received { peer, frame, body: ReceiveBuffers::new() });
     }
 
     fn ask(&mut self, name: &str, request: Request) {
@@ -185,7 +185,7 @@ impl Desk {
             ..Head::new(Kind::Control)
         };
         let frame = Frame::with_control(head, &ControlRequest { request: Some(request) });
-        self.event(Event::Received { peer: caller.peer, frame, body: Vec::new() });
+        self.event(Event::Received { peer: caller.peer, frame, body: ReceiveBuffers::new() });
     }
 
     fn step(&mut self, command: &str) {
@@ -214,7 +214,12 @@ impl Desk {
             "dial" => self.dial(words[1]),
             "gone" => {
                 let peer = self.callers[words[1]].peer;
-                self.event(Event::Gone { peer, reason: "cut".into(), unsent: Vec::new(), unfilled: Vec::new() });
+                self.event(Event::Gone {
+                    peer,
+                    reason: "cut".into(),
+                    unsent: Vec::new(),
+                    unfilled: ReceiveBuffers::new(),
+                });
             }
             "join" => self.ask(words[1], Request::Join(JoinRequest { trainer: number(2), incarnation: 0 })),
             "begin" => self.ask(words[1], Request::Begin(true)),

@@ -11,7 +11,7 @@ use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
 use crate::ids::{ChunkId, PeerId};
-use crate::port::Event;
+use crate::port::{Event, ReceiveBuffers};
 use crate::wire::{Flags, Kind, RowsPart, StateMessage};
 
 /// Rows that shrink in every update, whether they are in it or not, and carry on what moved them.
@@ -137,7 +137,7 @@ fn who_is_gone_is_not_read_for() {
     assert!(pull(&mut short, 0, &[1, 2, 3]).is_empty());
     assert!(short.shard.is_under_way());
     let peer: PeerId = short.actors[&0].peer;
-    short.event(Event::Gone { peer, reason: "closed".into(), unsent: Vec::new(), unfilled: Vec::new() });
+    short.event(Event::Gone { peer, reason: "closed".into(), unsent: Vec::new(), unfilled: ReceiveBuffers::new() });
     assert!(!short.shard.is_under_way());
 }
 

@@ -14,7 +14,7 @@ use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
 use crate::ids::{ChunkId, Incarnation, PeerId, Round};
 use crate::limits::RECEIVES_MAX;
-use crate::port::{Event, Incoming, Plain, Simulated, Submit};
+use crate::port::{Event, Incoming, Plain, ReceiveBuffers, Simulated, Submit};
 use crate::server::ServerOutput;
 use crate::wire::{Entry, Frame, Kind, RowsPart};
 
@@ -132,9 +132,9 @@ struct Flow {
 
 struct Landing {
     parcel: Parcel,
-    into: Vec<Incoming>,
+    into: ReceiveBuffers,
     /// The other shard's places, if it was told of the head already.
-    told: Option<Vec<Incoming>>,
+    told: Option<ReceiveBuffers>,
 }
 
 /// The two shards.
@@ -257,7 +257,7 @@ impl Twins {
         }
     }
 
-    fn fill(&mut self, peer: PeerId, mut into: Vec<Incoming>) {
+    fn fill(&mut self, peer: PeerId, mut into: ReceiveBuffers) {
         let Some(flow) = self.flows.get_mut(&peer) else { return };
         let parcel = flow.held.take().expect("a head waits for its places");
         let is_nowhere = |places: &[Incoming]| places.iter().any(|place| matches!(place, Incoming::Discard { .. }));
@@ -280,7 +280,7 @@ impl Twins {
         } else if flow.held.is_none()
             && let Some(bare) = flow.coming.pop_front()
         {
-            (bare.frame, Vec::new(), Vec::new())
+            (bare.frame, ReceiveBuffers::new(), ReceiveBuffers::new())
         } else {
             return false;
         };
@@ -347,7 +347,7 @@ impl Twins {
                 return Parcel::new(head, vec![(rows(), version, Float32, ids)]);
             }
             let entries = vec![Entry::bare(id(parameter, 0), Round(version), Float32)];
-            Parcel { frame: Frame { entries, ..Frame::bare(head) }, body: Vec::new() }
+            Parcel { frame: Frame { entries: entries.into(), ..Frame::bare(head) }, body: Vec::new() }
         });
         self.send(trainer, parcel);
     }

@@ -10,7 +10,7 @@ use crate::dtype::ElementType::Float32;
 use crate::ids::PeerId;
 use crate::limits::RECEIVES_MAX;
 use crate::memory::Lease;
-use crate::port::{Event, Fault, FaultyAccelerator, Incoming, Plain, Simulated, Submit};
+use crate::port::{Event, Fault, FaultyAccelerator, Incoming, Plain, ReceiveBuffers, Simulated, Submit};
 use crate::server::ServerOutput;
 use crate::wire::{Frame, Kind};
 
@@ -36,7 +36,7 @@ struct Line {
     coming: VecDeque<Parcel>,
     /// The head that was reported last, while it has no places.
     held: Option<Parcel>,
-    landing: VecDeque<(Frame, Vec<Incoming>)>,
+    landing: VecDeque<(Frame, ReceiveBuffers)>,
 }
 
 impl Wire {
@@ -87,7 +87,7 @@ impl Wire {
         }
     }
 
-    fn fill(&mut self, trainer: u32, mut into: Vec<Incoming>) {
+    fn fill(&mut self, trainer: u32, mut into: ReceiveBuffers) {
         let line = self.lines.get_mut(&trainer).expect("something was sent");
         let Parcel { frame, body } = line.held.take().expect("a head waits for its places");
         for (place, payload) in into.iter_mut().zip(&body) {
@@ -102,7 +102,7 @@ impl Wire {
     fn post_receive(&mut self, trainer: u32) -> bool {
         let peer = self.peer(trainer);
         let line = self.lines.entry(trainer).or_default();
-        let mut bare = || line.coming.pop_front().map(|parcel| (parcel.frame, Vec::new()));
+        let mut bare = || line.coming.pop_front().map(|parcel| (parcel.frame, ReceiveBuffers::new()));
         let next = line.landing.pop_front();
         let Some((frame, body)) = next.or_else(|| if line.held.is_none() { bare() } else { None }) else {
             return false;

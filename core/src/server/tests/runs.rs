@@ -12,7 +12,7 @@ use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
 use crate::ids::{Incarnation, TrainerId};
-use crate::port::Event;
+use crate::port::{Event, ReceiveBuffers};
 use crate::prng::{Prng, mix};
 use crate::server::membership::{PeerOrigin, PlaceClaim, Ranks};
 use crate::time::Now;
@@ -319,7 +319,12 @@ impl World {
         self.ranks.lost(self.now, TrainerId(trainer), worker.life);
         for stage in &mut self.shards {
             let peer = stage.actors[&trainer].peer;
-            stage.event(Event::Gone { peer, reason: "killed".into(), unsent: Vec::new(), unfilled: Vec::new() });
+            stage.event(Event::Gone {
+                peer,
+                reason: "killed".into(),
+                unsent: Vec::new(),
+                unfilled: ReceiveBuffers::new(),
+            });
         }
     }
 

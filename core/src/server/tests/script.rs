@@ -79,7 +79,7 @@ impl Script {
             "gone" => {
                 let peer = self.stage.actors[&number(1)].peer;
                 let (unsent, unfilled) = (Vec::new(), Vec::new());
-                self.stage.event(Event::Gone { peer, reason: "cut".into(), unsent, unfilled });
+                self.stage.event(Event::Gone { peer, reason: "cut".into(), unsent, unfilled: unfilled.into() });
             }
             "ask" => {
                 let head = self.stage.head(Kind::Control, number(1));

@@ -18,7 +18,9 @@ use crate::ids::{
 use crate::limits::RECEIVES_MAX;
 use crate::memory::Lease;
 use crate::partition::{Buckets, Declaration, DeclarationMessage, Name, TotalPart};
-use crate::port::{self, Accelerator, Event, Flow, FlowSource, Incoming, Outgoing, Plain, Submit};
+use crate::port::{
+    self, Accelerator, Event, Flow, FlowSource, Incoming, Outgoing, Payloads, Plain, ReceiveBuffers, Submit,
+};
 use crate::server::shard::Phase;
 use crate::server::{JournalOptions, NoRoom, NonFinite, Restored, ServerOutput, Shard, ShardOptions};
 use crate::time::Now;
@@ -207,14 +209,14 @@ pub(super) struct Stage {
     pub(super) generation: Generation,
     /// While it is set, payloads that were sent stay with the transport.
     pub(super) holds: bool,
-    pub(super) held: Vec<(PeerId, Vec<Outgoing>)>,
+    pub(super) held: Vec<(PeerId, Payloads)>,
     pub(super) actors: BTreeMap<u32, Actor>,
     /// The run that the hello of each next connection names.
     pub(super) run: u32,
     /// The trainers of that run.
     pub(super) run_trainers: u32,
     /// Places for heads that were not answered at once.
-    pub(super) late_places: Vec<(PeerId, Vec<Incoming>)>,
+    pub(super) late_places: Vec<(PeerId, ReceiveBuffers)>,
     /// Whether an accelerator, if there is one, ends its work only when a script says so.
     pub(super) is_late: bool,
     /// Leases that are out, so that the shard has none.
@@ -358,7 +360,7 @@ impl Stage {
         let (run, run_trainers) = (self.run, self.run_trainers);
         let hello = HelloMessage { host: "h".into(), process: trainer, run, run_trainers, ..HelloMessage::default() };
         let frame = Frame::with_control(head, &hello);
-        self.event(Event::Received { peer, frame, body: Vec::new() });
+        self.event(Event::Received { peer, frame, body: ReceiveBuffers::new() });
     }
 
     /// Sends a frame over the connection of `trainer`.
@@ -369,7 +371,7 @@ impl Stage {
     pub(super) fn deliver_from(&mut self, peer: PeerId, parcel: &Parcel) {
         let frame = parcel.frame.clone();
         if parcel.body.is_empty() {
-            self.event(Event::Received { peer, frame, body: Vec::new() });
+            self.event(Event::Received { peer, frame, body: ReceiveBuffers::new() });
             return;
         }
         let body = self.post_receive(peer, parcel);
@@ -377,10 +379,10 @@ impl Stage {
     }
 
     /// The first half of a delivery: the places that the shard gives, filled.
-    pub(super) fn post_receive(&mut self, peer: PeerId, parcel: &Parcel) -> Vec<Incoming> {
+    pub(super) fn post_receive(&mut self, peer: PeerId, parcel: &Parcel) -> ReceiveBuffers {
         let mut out = Vec::new();
         self.shard.handle(self.now, Event::Head { peer, frame: parcel.frame.clone() }, &mut out);
-        let mut places = Vec::new();
+        let mut places = ReceiveBuffers::new();
         for output in out {
             match output {
                 ServerOutput::Submit(Submit::PostReceive { into, .. }) => places = into,
@@ -465,7 +467,7 @@ impl Stage {
         self.taken.clear();
         self.release();
         let peer = PeerId(self.peers);
-        self.event(Event::Sent { peer, ticket: Ticket(0), body: Vec::new() });
+        self.event(Event::Sent { peer, ticket: Ticket(0), body: Payloads::new() });
     }
 
     pub(super) fn wait(&mut self, time: Duration) {
@@ -494,7 +496,12 @@ impl Stage {
                 ServerOutput::Submit(Submit::PostReceive { peer, into }) => self.late_places.push((peer, into)),
                 ServerOutput::Close(peer) => {
                     self.closed.push(peer);
-                    let gone = Event::Gone { peer, reason: "closed".into(), unsent: Vec::new(), unfilled: Vec::new() };
+                    let gone = Event::Gone {
+                        peer,
+                        reason: "closed".into(),
+                        unsent: Vec::new(),
+                        unfilled: ReceiveBuffers::new(),
+                    };
                     self.event(gone);
                 }
             }

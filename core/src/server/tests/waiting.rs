@@ -19,7 +19,7 @@ fn stage() -> Stage {
 fn pull(stage: &mut Stage, trainer: u32) {
     let entry = Entry::bare(id(0, 0), Round(NEVER), Float32);
     let entries = vec![entry; FRAME_ENTRIES_MAX as usize];
-    let frame = Frame { entries, ..Frame::bare(stage.head(Kind::Pull, trainer)) };
+    let frame = Frame { entries: entries.into(), ..Frame::bare(stage.head(Kind::Pull, trainer)) };
     stage.deliver(trainer, &Parcel { frame, body: Vec::new() });
 }
 
@@ -55,7 +55,7 @@ fn requests_go_with_their_connection() {
     pull(&mut stage, 0);
     pull(&mut stage, 1);
     let gone = stage.actors[&0].peer;
-    let event = crate::port::Event::Gone { peer: gone, reason: "lost".into(), unsent: vec![], unfilled: vec![] };
+    let event = crate::port::Event::Gone { peer: gone, reason: "lost".into(), unsent: vec![], unfilled: vec![].into() };
     stage.event(event);
     assert_eq!(waiting(&stage), FRAME_ENTRIES_MAX as usize);
 }
