@@ -19,7 +19,7 @@ use pserver_client::Client;
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::ids::{ChunkId, ChunkIndex, NO_TRAINER, ParameterIndex, PeerId, Round, Sequence, Ticket};
 use pserver_core::limits::UNREAD_BYTES_MAX;
-use pserver_core::port::{Event, Submit, Transport};
+use pserver_core::port::{Event, Payloads, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, HelloMessage, Kind, Role};
 use pserver_transport::network::{Network, NetworkOptions};
 
@@ -81,7 +81,8 @@ impl Reader {
     /// Submits the frames that fit; the others are dropped.
     fn submit(&mut self, frames: Vec<Frame>) {
         let (peer, asked) = (self.peer, self.asked);
-        let send = |(number, frame)| Submit::Send { peer, ticket: Ticket(asked + number), frame, body: Vec::new() };
+        let send =
+            |(number, frame)| Submit::Send { peer, ticket: Ticket(asked + number), frame, body: Payloads::new() };
         let mut queue: VecDeque<Submit> = (0..).zip(frames).map(send).collect();
         let count = queue.len();
         self.network.submit(&mut queue).expect("the device is well");
@@ -94,7 +95,7 @@ impl Reader {
         let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
         let request = Ticket(self.asked + 1);
         let head = Head { kind: Kind::Pull, trainer: NO_TRAINER, sequence: Sequence(0), request, ..self.welcome };
-        let frame = Frame { entries: vec![Entry::bare(id, round, Float32)], ..Frame::bare(head) };
+        let frame = Frame { entries: vec![Entry::bare(id, round, Float32)].into(), ..Frame::bare(head) };
         self.submit(vec![frame; 64]);
         !self.events().iter().any(|event| matches!(event, Event::Gone { .. }))
     }

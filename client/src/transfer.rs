@@ -449,7 +449,7 @@ impl ClientState {
         &mut self,
         into: FetchRequests<'env>,
         chosen: &[ParameterIndex],
-    ) -> Result<SmallVec<[(ValueTarget<'env>, Option<Half>); 1]>, Failure> {
+    ) -> Result<SmallVec<[ReservedValue<'env>; 1]>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let mut places = SmallVec::with_capacity(into.len());
         for (FetchRequest { place, half, .. }, index) in into.into_iter().zip(chosen) {
@@ -481,6 +481,9 @@ struct ParameterTransfer<'env> {
     /// Half-precision type of the received value; none for the parameter's own type.
     half: Option<Half>,
 }
+
+/// A destination, and the half-precision type of the value.
+type ReservedValue<'env> = (ValueTarget<'env>, Option<Half>);
 
 /// Destination of a value.
 enum ValueTarget<'env> {

@@ -129,6 +129,7 @@ impl ReportRequests {
 mod tests {
     use super::*;
     use pserver_core::ids::PeerId;
+    use pserver_core::port::ReceiveBuffers;
     use pserver_core::wire::{Frame, Head};
 
     #[test]
@@ -136,7 +137,7 @@ mod tests {
         for kind in (1..=14).filter_map(Kind::from_number) {
             let counters = SessionCounters::default();
             let frame = Frame::bare(Head::new(kind));
-            counters.received(&Event::Received { peer: PeerId(1), frame, body: Vec::new() });
+            counters.received(&Event::Received { peer: PeerId(1), frame, body: ReceiveBuffers::new() });
             let place = KINDS.iter().position(|(_, known)| *known == Some(kind)).unwrap_or(KINDS.len() - 1);
             let counted: Vec<u64> = counters.received_frames.iter().map(MetricCounter::get).collect();
             assert!(counted[place] == 1 && counted.iter().sum::<u64>() == 1, "{kind:?}: {counted:?}");

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::process::Command;
 
 use pserver_core::ids::{PeerId, TrainerId, Version};
-use pserver_core::port::{Event, Submit};
+use pserver_core::port::{Event, Payloads, ReceiveBuffers, Submit};
 use pserver_core::server::ShardCounters;
 use pserver_core::wire::{Entry, Frame, Head, Kind};
 use pserver_kernels::conformance::skips::skip;
@@ -63,12 +63,13 @@ fn rounds(times: u32) {
 fn counts(times: u32) {
     let (session, shard, requests) = (SessionCounters::default(), ShardCounters::default(), ReportRequests::default());
     shard.expect_trainers(1);
-    let frame = Frame { entries: vec![entry()], ..Frame::bare(Head::new(Kind::Push)) };
-    let answer = Frame { entries: vec![entry()], ..Frame::bare(Head::new(Kind::Value)) };
+    let frame = Frame { entries: vec![entry()].into(), ..Frame::bare(Head::new(Kind::Push)) };
+    let answer = Frame { entries: vec![entry()].into(), ..Frame::bare(Head::new(Kind::Value)) };
     let head = Event::Head { peer: PeerId(1), frame: frame.clone() };
-    let received = Event::Received { peer: PeerId(1), frame, body: Vec::new() };
-    let place = Submit::PostReceive { peer: PeerId(1), into: Vec::new() };
-    let sent = Submit::Send { peer: PeerId(1), ticket: pserver_core::ids::Ticket(0), frame: answer, body: Vec::new() };
+    let received = Event::Received { peer: PeerId(1), frame, body: ReceiveBuffers::new() };
+    let place = Submit::PostReceive { peer: PeerId(1), into: ReceiveBuffers::new() };
+    let sent =
+        Submit::Send { peer: PeerId(1), ticket: pserver_core::ids::Ticket(0), frame: answer, body: Payloads::new() };
     for time in 1..=u64::from(times) {
         for turn in 0..3 {
             session.turns.observe(black_box(time * 3000 + turn));

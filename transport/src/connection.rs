@@ -16,6 +16,17 @@ use crate::verbs::status::CompletionStatus;
 /// The ticket and the body of a submitted frame.
 pub(crate) type TicketedBody = (Ticket, Payloads);
 
+/// The buffers of a connection that ended.
+#[derive(Default)]
+pub(crate) struct ReturnedBuffers {
+    /// Frames that may be unsent.
+    pub(crate) frames: Vec<TicketedBody>,
+    /// Receive buffers that were not filled.
+    pub(crate) unfilled: ReceiveBuffers,
+    /// Receive buffers of answers that have not arrived.
+    pub(crate) answers: Vec<(Ticket, ReceiveBuffers)>,
+}
+
 /// An established connection. One call serves many frames, so dynamic dispatch costs nothing per chunk.
 pub(crate) trait Connection: Send {
     /// Frames that were not returned to the caller.
@@ -33,12 +44,24 @@ pub(crate) trait Connection: Send {
     /// Without a waiting head, or with buffers of other lengths: the session counts them.
     fn post_receive(&mut self, buffers: ReceiveBuffers);
 
+    /// Whether the receive buffers of answers are taken with the requests.
+    fn takes_answers(&self) -> bool {
+        false
+    }
+
+    /// Posts the receive buffers of the answer to the request that is sent next, one for each of its entries.
+    ///
+    /// # Panics
+    /// Unless the connection takes answers: the session knows.
+    fn post_answer(&mut self, request: Ticket, _into: ReceiveBuffers) {
+        panic!("buffers for the answer to request {request} were posted; expected none on this connection");
+    }
+
     /// Returns the frames of which nothing was sent.
     fn take_unbegun(&mut self) -> Vec<TicketedBody>;
 
-    /// Ends the connection and returns its buffers: frames that may be unsent, and receive buffers that were not
-    /// filled. Memory that a device may still access is not returned.
-    fn into_buffers(self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers);
+    /// Ends the connection and returns its buffers. Memory that a device may still access is not returned.
+    fn into_buffers(self: Box<Self>) -> ReturnedBuffers;
 
     /// Sends queued frames right after a submission, without reading. Returns whether more can be sent at once, or
     /// the waker must be registered by a turn.

@@ -169,7 +169,7 @@ impl Transport for FaultyTransport {
             let Some(work) = queue.pop_front() else { break };
             let peer = work.peer();
             let left = match work {
-                Submit::PostReceive { .. } => self.pass(work)?,
+                Submit::PostReceive { .. } | Submit::PostAnswer { .. } => self.pass(work)?,
                 work if full.contains(&peer) => Some(work),
                 work => self.send(work)?,
             };

@@ -220,6 +220,7 @@ pub(crate) fn returned_event(work: Submit) -> Event {
     let (peer, unsent, unfilled) = match work {
         Submit::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], ReceiveBuffers::new()),
         Submit::PostReceive { peer, into } => (peer, Vec::new(), into),
+        Submit::PostAnswer { peer, request, into } => return Event::AnswerReturned { peer, request, into },
     };
     Event::Gone { peer, reason: "the connection is over".to_owned(), unsent, unfilled }
 }

@@ -136,6 +136,10 @@ impl Trace {
                 let bytes = frame.payload_bytes();
                 tracing::trace!(peer = peer.0, kind = ?frame.head.kind, bytes, "landed");
             }
+            Event::TakesAnswers { peer } => tracing::trace!(peer = peer.0, "takes answers"),
+            Event::AnswerReturned { peer, request, .. } => {
+                tracing::trace!(peer = peer.0, request = request.0, "answer buffers returned")
+            }
             Event::Transmitted { peer, ticket } => {
                 tracing::trace!(peer = peer.0, ticket = ticket.0, "left")
             }

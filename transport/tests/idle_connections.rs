@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use pserver_core::ids::{PeerId, Ticket};
-use pserver_core::port::{Event, Submit, Transport};
+use pserver_core::port::{Event, Payloads, Submit, Transport};
 use pserver_core::wire::{Address, Frame, Head, HelloMessage, Kind};
 use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
 use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
@@ -39,7 +39,7 @@ impl Side {
     }
 
     fn send(&mut self, peer: PeerId, ticket: u64, frame: Frame) {
-        self.queue.push_back(Submit::Send { peer, ticket: Ticket(ticket), frame, body: Vec::new() });
+        self.queue.push_back(Submit::Send { peer, ticket: Ticket(ticket), frame, body: Payloads::new() });
     }
 
     fn step(&mut self) {

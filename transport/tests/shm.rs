@@ -61,7 +61,7 @@ impl Drop for ListeningTransport {
 fn near(address: &Address) -> (Network, PeerId) {
     let mut transport = Network::new(NetworkOptions::default()).expect("a transport");
     let peer = transport.connect(address).expect("an address of this transport");
-    submit(&mut transport, [send(peer, hello(0), Vec::new())]);
+    submit(&mut transport, [send(peer, hello(0), Payloads::new())]);
     (transport, peer)
 }
 
@@ -113,7 +113,7 @@ fn outgoing(chunk: &Arc<Value>) -> Outgoing {
 fn of_chunk(kind: Kind, index: u64, payload: &[u8]) -> Frame {
     let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(index) };
     let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
-    Frame { entries: vec![entry], ..Frame::bare(Head::new(kind)) }
+    Frame { entries: vec![entry].into(), ..Frame::bare(Head::new(kind)) }
 }
 
 fn place(arena: &Arena, frame: &Frame) -> ReceiveBuffers {
@@ -126,7 +126,7 @@ fn landed(far: &mut ListeningTransport, kind: Kind) -> (Lease, Network) {
     let (mut near, peer) = near(&far.address);
     let own = Arena::new(&arena(128 * 1024, 2)).expect("a small arena");
     let payload = chunk(&own, 100_000, 7);
-    submit(&mut near, [send(peer, of_chunk(kind, 0, payload.bytes()), vec![outgoing(&payload)])]);
+    submit(&mut near, [send(peer, of_chunk(kind, 0, payload.bytes()), vec![outgoing(&payload)].into())]);
     let (peer, frame) = until(&mut far.transport, &mut near, |event| match event {
         Event::Head { peer, frame } => Some((peer, frame)),
         _ => None,
@@ -177,13 +177,19 @@ fn a_value_in_a_shared_arena_is_read_where_it_is_and_comes_back_then() {
     let value = chunk(&shared, 100_000, 9);
     let mut into = vec![0; 100_000];
     lend(|book| {
-        submit(&mut far.transport, [send(peer, of_chunk(Kind::Value, 0, value.bytes()), vec![outgoing(&value)])]);
+        submit(
+            &mut far.transport,
+            [send(peer, of_chunk(Kind::Value, 0, value.bytes()), vec![outgoing(&value)].into())],
+        );
         let from = until(&mut near, &mut far.transport, |event| match event {
             Event::Head { peer, .. } => Some(peer),
             _ => None,
         });
         assert_eq!(Arc::strong_count(&value), 2, "it is lent as long as it may be read");
-        submit(&mut near, [Submit::PostReceive { peer: from, into: vec![Incoming::Loan(book.write(&mut into))] }]);
+        submit(
+            &mut near,
+            [Submit::PostReceive { peer: from, into: vec![Incoming::Loan(book.write(&mut into))].into() }],
+        );
         until(&mut near, &mut far.transport, |event| matches!(event, Event::Received { .. }).then_some(()));
     });
     let deadline = Instant::now() + PATIENCE;
@@ -207,7 +213,7 @@ fn senders_in_different_orders_do_not_wait_for_each_other() {
         for (index, (_, peer, queue)) in senders.iter_mut().enumerate() {
             let order = (0..count).map(|number| if index == 0 { number } else { count - 1 - number });
             let frames = order.map(|number| of_chunk(Kind::Push, number, payload.bytes()));
-            queue.extend(frames.map(|frame| send(*peer, frame, vec![outgoing(&payload)])));
+            queue.extend(frames.map(|frame| send(*peer, frame, vec![outgoing(&payload)].into())));
         }
         let mut held: BTreeMap<u64, ReceiveBuffers> = BTreeMap::new();
         let (mut landings, mut landed, deadline) = (VecDeque::new(), 0, Instant::now() + PATIENCE);
@@ -576,7 +582,7 @@ fn lent(flags: Flags, offset: usize) -> (Vec<&'static str>, Vec<&'static str>) {
         let mut frame = of_chunk(Kind::Push, 0, payload);
         frame.head.flags = flags;
         let loan = book.read(payload).within(buffer.mapping());
-        submit(&mut near, [send(peer, frame, vec![Outgoing::Loan(loan)])]);
+        submit(&mut near, [send(peer, frame, vec![Outgoing::Loan(loan)].into())]);
         let mut seen = Vec::new();
         let mut note = |transport: &mut Network| {
             seen.extend(poll(transport).iter().filter_map(|event| match event {
@@ -632,7 +638,7 @@ fn a_buffer_that_was_not_given_back_is_withdrawn_and_its_reader_keeps_what_was_s
             let mut frame = of_chunk(Kind::Push, 0, &buffer);
             frame.head.flags = Flags::WANT_VALUE;
             let loan = book.read(&buffer).within(buffer.mapping());
-            submit(&mut near, [send(peer, frame, vec![Outgoing::Loan(loan)])]);
+            submit(&mut near, [send(peer, frame, vec![Outgoing::Loan(loan)].into())]);
             let (from, frame) = until(&mut far.transport, &mut near, |event| match event {
                 Event::Head { peer, frame } => Some((peer, frame)),
                 _ => None,
@@ -686,7 +692,10 @@ fn kept(far: &mut ListeningTransport, near: &mut Network) -> (u64, Vec<Lease>) {
         let value = chunk(&shared, 32 * 1024, 9);
         let file = value.lease().shared().expect("its arena is shared").file;
         number = fstat(file.descriptor()).expect("it is a file").st_ino;
-        submit(&mut far.transport, [send(peer, of_chunk(Kind::Value, index, value.bytes()), vec![outgoing(&value)])]);
+        submit(
+            &mut far.transport,
+            [send(peer, of_chunk(Kind::Value, index, value.bytes()), vec![outgoing(&value)].into())],
+        );
         let (from, frame) = until(near, &mut far.transport, |event| match event {
             Event::Head { peer, frame } => Some((peer, frame)),
             _ => None,

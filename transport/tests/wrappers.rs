@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use pserver_core::ids::Ticket;
 use pserver_core::limits::RECEIVES_MAX;
-use pserver_core::port::{Event, Submit, Transport};
+use pserver_core::port::{Event, Payloads, Submit, Transport};
 use pserver_core::wire::{Frame, Head, Kind};
 use pserver_transport::conformance::{self, TransportPair};
 use pserver_transport::fault::{FaultPlan, FaultyTransport};
@@ -20,8 +20,12 @@ fn story(plan: FaultPlan, seed: u64) -> (String, usize) {
     let (near, mut far, address) = loopback::pair();
     let mut near = FaultyTransport::new(Box::new(near), plan, seed);
     let peer = near.connect(&address).expect("an address of this transport");
-    let frames =
-        (0..30).map(|ticket| Submit::Send { peer, ticket: Ticket(ticket), frame: bare(Kind::Leave), body: Vec::new() });
+    let frames = (0..30).map(|ticket| Submit::Send {
+        peer,
+        ticket: Ticket(ticket),
+        frame: bare(Kind::Leave),
+        body: Payloads::new(),
+    });
     let mut queue: VecDeque<_> = frames.collect();
     let (mut story, mut landed) = (String::new(), 0);
     for _ in 0..200 {
@@ -104,7 +108,7 @@ fn a_trace_counts_what_was_taken_and_what_landed() {
     let (near, far, address) = loopback::pair();
     let (mut near, mut far) = (Trace::new(Box::new(near)), Trace::new(Box::new(far)));
     let peer = near.connect(&address).expect("an address of this transport");
-    let frame = |kind| Submit::Send { peer, ticket: Ticket(1), frame: bare(kind), body: Vec::new() };
+    let frame = |kind| Submit::Send { peer, ticket: Ticket(1), frame: bare(kind), body: Payloads::new() };
     let mut queue = VecDeque::from([frame(Kind::Hello)]);
     queue.extend((0..99).map(|_| frame(Kind::Pull)));
     near.submit(&mut queue).expect("the device works");

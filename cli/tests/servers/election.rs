@@ -15,7 +15,7 @@ use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::ids::{Epoch, Incarnation, NO_TRAINER, PeerId, Ticket, TrainerId};
 use pserver_core::partition::{Catalogue, Topology};
-use pserver_core::port::{Event, Submit};
+use pserver_core::port::{Event, ReceiveBuffers, Submit};
 use pserver_core::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, OperatorSettings, ServerOutput};
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -94,7 +94,7 @@ impl Simulation {
             run: 0,
             run_trainers: 0,
         };
-        self.event(Event::Received { peer, frame: Frame::with_control(head, &hello), body: Vec::new() });
+        self.event(Event::Received { peer, frame: Frame::with_control(head, &hello), body: ReceiveBuffers::new() });
         let head = Head { trainer: TrainerId(trainer), incarnation: Incarnation(1), ..head };
         self.heads.insert(peer, Head { request: Ticket(1), kind: Kind::Control, ..head });
         self.ask(rank, Request::Join(JoinRequest { trainer: Some(trainer), incarnation: 0 }));
@@ -104,7 +104,7 @@ impl Simulation {
     fn ask(&mut self, rank: usize, request: Request) {
         let peer = peer(rank);
         let frame = Frame::with_control(self.heads[&peer], &ControlRequest { request: Some(request) });
-        self.event(Event::Received { peer, frame, body: Vec::new() });
+        self.event(Event::Received { peer, frame, body: ReceiveBuffers::new() });
     }
 
     fn event(&mut self, event: Event) {
@@ -149,7 +149,12 @@ impl Simulation {
             *dangers -= 1;
             if prng.below(2) == 0 {
                 self.stages[rank] = Stage::Killed;
-                self.event(Event::Gone { peer: peer(rank), reason: String::new(), unsent: vec![], unfilled: vec![] });
+                self.event(Event::Gone {
+                    peer: peer(rank),
+                    reason: String::new(),
+                    unsent: vec![],
+                    unfilled: vec![].into(),
+                });
             } else {
                 self.stages[rank] = Stage::Stunned { generation };
             }

@@ -12,7 +12,7 @@ use pserver_core::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
 };
 use pserver_core::partition::{Declaration, DeclarationMessage, Name};
-use pserver_core::port::{Event, Submit};
+use pserver_core::port::{Event, ReceiveBuffers, Submit};
 use pserver_core::server::{JournalOptions, NonFinite, ServerOutput, Shard, ShardOptions};
 use pserver_core::time::Now;
 use pserver_core::wire::{
@@ -95,7 +95,7 @@ impl World {
             ..frame.head
         };
         let mut out = Vec::new();
-        let mut body = Vec::new();
+        let mut body = ReceiveBuffers::new();
         if !payload.is_empty() {
             self.shard.handle(Now(0), Event::Head { peer, frame: frame.clone() }, &mut out);
             let Some(ServerOutput::Submit(Submit::PostReceive { into, .. })) = out.pop() else {

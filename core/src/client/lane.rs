@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::request::{Finished, PendingRequest, Refused};
 use super::{AwaitedAnswer, ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
 use crate::ids::{PeerId, Ticket};
-use crate::port::{Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
+use crate::port::{Incoming, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Frame};
 
@@ -55,6 +55,8 @@ pub(super) struct Lane {
     /// The previous connection, which may still return buffers.
     former: Option<PeerId>,
     pub(super) history: ConnectHistory,
+    /// Whether the connection takes the receive buffers of answers with the requests.
+    pub(super) takes_answers: bool,
     /// Whether it reconnects without waiting requests.
     pub(super) is_kept: bool,
     /// The server's description of what requests wait for.
@@ -116,6 +118,7 @@ impl Lane {
             name,
             former: None,
             history: ConnectHistory::new(),
+            takes_answers: false,
             is_kept: false,
             awaited: None,
             requests: VecDeque::new(),
@@ -208,10 +211,13 @@ impl Lane {
         let LaneState::Up { peer } = self.state else { return };
         while self.window.is_open() {
             let Some(Reverse((_, ticket))) = self.window.waiting.pop() else { return };
+            let takes_answers = self.takes_answers;
             let Some(request) = self.request(ticket).filter(|request| request.may_leave()) else { continue };
             let body = request.payload.take().expect("the payload of a request that may leave is here");
             request.is_in_flight = true;
             let (bytes, frame) = (request.bytes, request.frame.clone());
+            let posted = request.post_answer(takes_answers);
+            out.work.extend(posted.map(|into| Submit::PostAnswer { peer, request: ticket, into }));
             out.work.push_back(Submit::Send { peer, ticket, frame, body });
             self.window.frames += 1;
             self.window.bytes += bytes;
@@ -282,7 +288,7 @@ impl Lane {
 
     /// Handles a lost connection; the next attempt follows after a pause.
     pub(super) fn lost(&mut self, now: Now, reason: String) {
-        self.former = self.state.peer();
+        (self.former, self.takes_answers) = (self.state.peer(), false);
         let was_up = matches!(self.state, LaneState::Up { .. });
         self.state = LaneState::Down { again: now + self.history.pause };
         // Every unanswered request is resent on the next connection.
@@ -347,6 +353,25 @@ impl Lane {
         }
         self.receives.push_back(PendingReceive { peer, ticket, destinations });
         into
+    }
+
+    /// Whether the transport has the receive buffers of a request's answer.
+    pub(super) fn has_posted_answer(&mut self, ticket: Ticket) -> bool {
+        self.request(ticket).is_some_and(|request| request.has_posted_answer)
+    }
+
+    /// Returns the buffers that an answer has filled to its request; gives for each payload the entry of its buffer.
+    pub(super) fn return_answer(&mut self, frame: &Frame, body: ReceiveBuffers) -> AnsweredEntries {
+        let Some(request) = self.request(frame.head.request) else { return AnsweredEntries::new() };
+        let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
+        entries.zip(body).map(|(entry, place)| request.return_answer(entry, place)).collect()
+    }
+
+    /// Returns the buffers of an answer that no value has filled.
+    pub(super) fn return_unused(&mut self, ticket: Ticket, into: ReceiveBuffers) {
+        if let Some(request) = self.request(ticket) {
+            request.return_unused(into);
+        }
     }
 
     /// Handles a received answer; `kept` has for each payload the entry whose buffer holds it.

@@ -22,7 +22,7 @@ use prost::Message;
 
 use crate::error::Failure;
 use crate::ids::{Epoch, Generation, Incarnation, JobRun, NO_TRAINER, PeerId, Sequence, Ticket, TrainerId};
-use crate::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
+use crate::port::{Event, Incoming, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind, Role};
 use lane::{AnsweredEntries, Lane, LaneState};
@@ -317,6 +317,12 @@ impl Client {
                 lane.sent(ticket, body, out);
                 self.settle(peer, ticket);
             }
+            Event::AnswerReturned { peer, request, into } => self.answer_returned(peer, request, into),
+            Event::TakesAnswers { peer } => {
+                if let Some(lane) = self.lane_of(peer) {
+                    lane.takes_answers = true;
+                }
+            }
             Event::Gone { peer, reason, unsent, unfilled } => {
                 self.return_unsent(unsent);
                 self.gone(now, peer, reason, unfilled, out);
@@ -372,8 +378,13 @@ impl Client {
         let is_trainer = self.identity.role == Role::Trainer;
         let Some(lane) = self.lane_of(peer) else { return };
         // An answer without payload has no posted receive.
-        let kept =
-            if body.is_empty() { AnsweredEntries::new() } else { lane.return_buffers(peer, &mut body.into_iter()) };
+        let kept = if body.is_empty() {
+            AnsweredEntries::new()
+        } else if lane.has_posted_answer(frame.head.request) {
+            lane.return_answer(frame, body)
+        } else {
+            lane.return_buffers(peer, &mut body.into_iter())
+        };
         match frame.head.kind {
             // The wire format refuses payloads of these kinds.
             Kind::Welcome => {
@@ -422,6 +433,15 @@ impl Client {
         for (ticket, body) in unsent {
             self.lanes.iter_mut().try_fold(body, |body, lane| lane.return_payload(ticket, body));
         }
+    }
+
+    /// Returns the buffers of an answer that no value has filled, of a connection that is open or closing.
+    fn answer_returned(&mut self, peer: PeerId, request: Ticket, into: ReceiveBuffers) {
+        let of = |lane: &&mut Lane| lane.state.peer() == Some(peer) || lane.had_peer(peer);
+        if let Some(lane) = self.lanes.iter_mut().find(of) {
+            lane.return_unused(request, into);
+        }
+        self.settle(peer, request);
     }
 
     /// Handles a closed connection: every receive buffer is returned.

@@ -6,7 +6,7 @@ use crate::checksum::{checksum, join};
 use crate::error::{CallEnd, Failure};
 use crate::ids::{Ticket, Version};
 use crate::memory::Lease;
-use crate::port::{Incoming, Outgoing, Payloads, ReceiveBuffers};
+use crate::port::{Incoming, Payloads, ReceiveBuffers};
 use crate::wire::{Entries, Entry, ErrorCode, Frame};
 
 /// The buffers of a request.
@@ -101,6 +101,8 @@ pub(super) struct PendingRequest {
     /// The payloads; `None` while the transport has them.
     pub(super) payload: Option<Payloads>,
     places: ReceivePlaces,
+    /// Whether the transport was given the receive buffers of the answer with the request.
+    pub(super) has_posted_answer: bool,
     /// Whether it is in flight; a transmitted payload may still be read.
     pub(super) is_in_flight: bool,
     versions: SmallVec<[Option<Version>; 1]>,
@@ -138,6 +140,7 @@ impl PendingRequest {
             priority: body.priority,
             bytes: frame.payload_bytes(),
             payload: Some(body.payload),
+            has_posted_answer: false,
             is_in_flight: false,
             frame,
             cursor: 0,
@@ -180,7 +183,7 @@ impl PendingRequest {
 
     /// Borrows the receive buffer of an entry's value, if it is expected and fits.
     pub(super) fn borrow_buffer(&mut self, entry: &Entry) -> Option<(usize, Incoming)> {
-        let index = self.find(entry)?;
+        let index = self.find(entry, Self::is_open)?;
         let place = self.places.into.get_mut(index)?;
         // Both half-precision types have the same length.
         let is_other = self.frame.entries[index].half.is_some_and(|half| half.element_type() != entry.element_type);
@@ -198,6 +201,39 @@ impl PendingRequest {
         Some((index, place))
     }
 
+    /// The receive buffers of the answer, if the connection takes them with the request. What a value replaces is
+    /// looked at when the value arrives, so watched buffers wait for that. Buffers of answered entries, which a lost
+    /// connection has left, are not filled again.
+    pub(super) fn post_answer(&mut self, takes_answers: bool) -> Option<ReceiveBuffers> {
+        let ReceivePlaces { into, watch, borrowed } = &mut self.places;
+        let is_whole = *borrowed == 0 && self.missing == self.frame.entries.len();
+        self.has_posted_answer = takes_answers && !into.is_empty() && watch.is_empty() && is_whole;
+        self.has_posted_answer.then(|| {
+            *borrowed = into.len();
+            into.iter_mut().filter_map(Option::take).collect()
+        })
+    }
+
+    /// Returns a buffer that an answer has filled; the entry that it answers. A value of another half-precision type
+    /// than the entry's is none.
+    pub(super) fn return_answer(&mut self, entry: &Entry, place: Incoming) -> Option<usize> {
+        if matches!(place, Incoming::Discard { .. }) {
+            return None;
+        }
+        let index = self.find(entry, |request, at| request.places.into[at].is_none())?;
+        self.return_buffer(index, place);
+        let half = self.frame.entries[index].half;
+        half.is_none_or(|half| half.element_type() == entry.element_type).then_some(index)
+    }
+
+    /// Returns the buffers of the answer that no value has filled, in order.
+    pub(super) fn return_unused(&mut self, into: ReceiveBuffers) {
+        self.has_posted_answer = false;
+        self.places.borrowed -= into.len();
+        let posted = self.places.into.iter_mut().filter(|place| place.is_none());
+        posted.zip(into).for_each(|(place, buffer)| *place = Some(buffer));
+    }
+
     pub(super) fn return_buffer(&mut self, index: usize, place: Incoming) {
         self.places.into[index] = Some(place);
         self.places.borrowed -= 1;
@@ -211,7 +247,7 @@ impl PendingRequest {
     /// Handles an acknowledgement, or a discarded value. An entry whose value is expected stays open.
     pub(super) fn answer_entry(&mut self, entry: &Entry) {
         if self.places.into.is_empty()
-            && let Some(index) = self.find(entry)
+            && let Some(index) = self.find(entry, Self::is_open)
         {
             self.answer_at(index, entry);
         }
@@ -244,15 +280,16 @@ impl PendingRequest {
         }
     }
 
-    /// The unanswered entry of that chunk whose receive buffer is not borrowed.
-    fn find(&mut self, entry: &Entry) -> Option<usize> {
+    /// Whether an entry is unanswered, and its receive buffer not borrowed.
+    fn is_open(&self, at: usize) -> bool {
+        self.versions[at].is_none() && self.places.into.get(at).is_none_or(Option::is_some)
+    }
+
+    /// The next entry of that chunk that `is_it`.
+    fn find(&mut self, entry: &Entry, is_it: impl Fn(&Self, usize) -> bool) -> Option<usize> {
         let count = self.frame.entries.len();
-        let is_open = |at: &usize| {
-            self.frame.entries[*at].id == entry.id
-                && self.versions[*at].is_none()
-                && self.places.into.get(*at).is_none_or(Option::is_some)
-        };
-        let index = (self.cursor..count).chain(0..self.cursor).find(is_open)?;
+        let found = |at: &usize| self.frame.entries[*at].id == entry.id && is_it(self, *at);
+        let index = (self.cursor..count).chain(0..self.cursor).find(found)?;
         self.cursor = index;
         Some(index)
     }

@@ -13,8 +13,11 @@
 //! A frame is transmitted when its memory may be sent from again, or, where the receiver reads it in place, when the
 //! next one may follow ([`Event::Transmitted`]).
 //!
+//! A connection that takes answers ([`Event::TakesAnswers`]) gets the receive buffers of an answer with the request
+//! ([`Submit::PostAnswer`]), and reports no head of it: a peer's device may write them before the answer is announced.
+//!
 //! A buffer in flight belongs to the transport. Every buffer is returned by value, also on failure: with
-//! [`Event::Sent`], [`Event::Received`], or [`Event::Gone`].
+//! [`Event::Sent`], [`Event::Received`], [`Event::AnswerReturned`], or [`Event::Gone`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -187,6 +190,16 @@ pub enum Submit {
         /// The buffers.
         into: ReceiveBuffers,
     },
+    /// Receive the values of the answer to a request here, of which no head is reported. The request is submitted next
+    /// to this peer. Only for a connection that takes answers.
+    PostAnswer {
+        /// The connection.
+        peer: PeerId,
+        /// The request, as its head says.
+        request: Ticket,
+        /// One buffer for each entry of the request.
+        into: ReceiveBuffers,
+    },
 }
 
 impl Submit {
@@ -194,7 +207,7 @@ impl Submit {
     #[must_use]
     pub fn peer(&self) -> PeerId {
         match self {
-            Self::Send { peer, .. } | Self::PostReceive { peer, .. } => *peer,
+            Self::Send { peer, .. } | Self::PostReceive { peer, .. } | Self::PostAnswer { peer, .. } => *peer,
         }
     }
 }
@@ -214,6 +227,11 @@ pub enum Event {
         origin: String,
         /// The transport of the connection and the reason for it, for people: `shm: ...`.
         transport: String,
+    },
+    /// From now on the connection takes the receive buffers of answers with the requests ([`Submit::PostAnswer`]).
+    TakesAnswers {
+        /// The connection.
+        peer: PeerId,
     },
     /// The transport of an accepted connection has changed.
     Moved {
@@ -235,8 +253,18 @@ pub enum Event {
         peer: PeerId,
         /// The frame.
         frame: Frame,
-        /// The buffers of [`Submit::PostReceive`], filled.
+        /// The buffers of [`Submit::PostReceive`], or those of [`Submit::PostAnswer`] for these values, filled.
         body: ReceiveBuffers,
+    },
+    /// The buffers of [`Submit::PostAnswer`] that no value has filled, in order. The request is answered whole, or the
+    /// connection is closing.
+    AnswerReturned {
+        /// The connection.
+        peer: PeerId,
+        /// The request.
+        request: Ticket,
+        /// The buffers.
+        into: ReceiveBuffers,
     },
     /// A frame is transmitted, and its payload is still read in place; [`Event::Sent`] follows.
     Transmitted {

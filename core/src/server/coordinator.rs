@@ -203,7 +203,12 @@ impl Coordinator {
             }
             Event::Received { peer, frame, .. } => self.landed(now, peer, &frame, &mut replies, out),
             Event::Gone { peer, .. } => self.gone(now, peer, &mut replies, out),
-            Event::Moved { .. } | Event::Transmitted { .. } | Event::Sent { .. } | Event::Connected { .. } => {}
+            Event::Moved { .. }
+            | Event::Transmitted { .. }
+            | Event::Sent { .. }
+            | Event::Connected { .. }
+            | Event::TakesAnswers { .. }
+            | Event::AnswerReturned { .. } => {}
         }
         self.flush(&mut replies, out);
     }

@@ -163,7 +163,10 @@ impl Shard {
                 }
                 self.retry(now, out);
             }
-            Event::Transmitted { .. } | Event::Connected { .. } => {}
+            Event::Transmitted { .. }
+            | Event::Connected { .. }
+            | Event::TakesAnswers { .. }
+            | Event::AnswerReturned { .. } => {}
         }
     }
 

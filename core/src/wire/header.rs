@@ -112,10 +112,13 @@ impl Flags {
     /// [`WANT_VALUE`](Self::WANT_VALUE) would have brought: with all of them in it, and in rounds of several trainers
     /// without what was set since, unless the server has come back since then from a later checkpoint.
     pub const OF_STEP: Self = Self(32);
+    /// Destinations of the answer's values follow the control message: 16 bytes for each entry. Set by transports, over
+    /// verbs only.
+    pub const NAMED: Self = Self(64);
     /// On a push: no element of its payloads is NaN or infinite, if they are floats. The receiving transport sets the
     /// flag when it has read the payloads anyway. [`Frame::encode`](super::Frame::encode) never sends it.
     pub const FINITE: Self = Self(1 << 15);
-    const KNOWN: u16 = 63;
+    const KNOWN: u16 = 127;
 
     /// Whether every bit of `other` is set.
     #[must_use]

@@ -44,6 +44,12 @@ impl Prefix {
         &self.head
     }
 
+    /// Entries that follow the header.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.entries as usize
+    }
+
     /// Bytes of entries and control message that follow the header.
     #[must_use]
     pub fn rest_bytes(&self) -> usize {

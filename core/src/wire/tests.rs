@@ -82,7 +82,7 @@ fn every_refusal_names_what_was_wrong() {
     check(40, &[0xff; 4], false, "checksum of the header");
     check(5, &[0], true, "kind 0 has no meaning in protocol version 1");
     check(5, &[16], true, "kind 16 has no meaning");
-    check(6, &[64], true, "flags 64 has no meaning");
+    check(6, &[128], true, "flags 128 has no meaning");
     check(52, &[1], true, "the reserved field 1 has no meaning");
     check(44, &4097_u32.to_le_bytes(), true, "the number of entries 4097 is over the limit of 4096");
     check(48, &1_048_577_u32.to_le_bytes(), true, "the control message's length 1048577 is over the limit of 1048576");

@@ -61,8 +61,10 @@ pub(crate) struct RigSide {
 pub(crate) enum SeenEvent {
     Connected(PeerId),
     Accepted(PeerId),
+    TakesAnswers(PeerId),
     Head(PeerId, Frame),
     Landed(PeerId, Frame, Vec<Vec<u8>>),
+    AnswerReturned(PeerId, Ticket, Vec<u32>),
     Sent(PeerId, Ticket),
     Gone(PeerId, String),
 }
@@ -253,7 +255,11 @@ impl RigSide {
                 SeenEvent::Head(peer, as_sent(frame))
             }
             Event::Received { peer, frame, body } => {
-                self.receives_out -= body.len();
+                // For a value without a posted buffer the transport gives one that discards it.
+                let is_own = |place: &&Incoming| {
+                    frame.head.kind != Kind::Value || !matches!(place, Incoming::Discard { .. })
+                };
+                self.receives_out -= body.iter().filter(is_own).count();
                 if let Some(landing) = self.landing.get_mut(&peer).filter(|_| !body.is_empty()) {
                     *landing -= 1;
                 }
@@ -267,6 +273,11 @@ impl RigSide {
             Event::Moved { transport, .. } => {
                 assert!(transport.contains(": "), "a transport and its reason are named");
                 return;
+            }
+            Event::TakesAnswers { peer } => SeenEvent::TakesAnswers(peer),
+            Event::AnswerReturned { peer, request, into } => {
+                self.receives_out -= into.len();
+                SeenEvent::AnswerReturned(peer, request, into.iter().map(Incoming::len).collect())
             }
             // Its buffers are still out.
             Event::Transmitted { .. } => {

@@ -397,7 +397,7 @@ impl Network {
                 self.polling.polled.retain(|polled| *polled != id);
             }
             self.polling.quiet -= usize::from(peer.is_quiet());
-            self.events.push(peer.into_gone(reason));
+            peer.into_gone(reason, &mut self.events);
         }
     }
 
@@ -471,6 +471,7 @@ impl Transport for Network {
                     peer.post_receive(into);
                     self.mark_ready(id);
                 }
+                Submit::PostAnswer { request, into, .. } => peer.post_answer(request, into),
             }
             if touched.last() != Some(&id) {
                 touched.push(id);

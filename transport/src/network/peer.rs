@@ -10,7 +10,7 @@ use pserver_core::wire::{Address, ErrorCode, Frame, Scheme};
 use super::setup::{ConnectionSetup, SetupProgress};
 use super::upgrade::{Upgrade, UpgradeProgress};
 use super::wakeups::{PeerWaker, Wakeups};
-use crate::connection::{Connection, ConnectionError, TicketedBody, UnreadLimit};
+use crate::connection::{Connection, ConnectionError, ReturnedBuffers, TicketedBody, UnreadLimit};
 use crate::refusal::refusal;
 use crate::verbs::DeviceContext;
 
@@ -197,6 +197,16 @@ impl NetworkPeer {
         connection.post_receive(buffers);
     }
 
+    /// Posts the receive buffers of the answer to the request that is sent next.
+    ///
+    /// # Panics
+    /// Before the connection has reported that it takes them.
+    pub(super) fn post_answer(&mut self, request: Ticket, into: ReceiveBuffers) {
+        let connection =
+            self.connection_mut().expect("buffers for an answer were posted before the connection is made");
+        connection.post_answer(request, into);
+    }
+
     /// Begins to close the connection; false when it is closing already.
     pub(super) fn close(&mut self, reason: impl Into<String>) -> bool {
         let begins = self.closing.is_none();
@@ -207,16 +217,17 @@ impl NetworkPeer {
         begins
     }
 
-    /// The last event, with all buffers that the peer holds.
-    pub(super) fn into_gone(self, reason: String) -> Event {
+    /// The last events, with all buffers that the peer holds.
+    pub(super) fn into_gone(self, reason: String, events: &mut Vec<Event>) {
         let Self { id: peer, stage, unsent: mut dropped, mut upgrade, .. } = self;
-        let (mut unsent, unfilled) = match stage {
-            PeerStage::Setup(setup) => (setup.into_frames(), ReceiveBuffers::new()),
+        let ReturnedBuffers { frames: mut unsent, unfilled, answers } = match stage {
+            PeerStage::Setup(setup) => ReturnedBuffers { frames: setup.into_frames(), ..ReturnedBuffers::default() },
             PeerStage::Established(connection) => connection.into_buffers(),
         };
+        events.extend(answers.into_iter().map(|(request, into)| Event::AnswerReturned { peer, request, into }));
         unsent.append(&mut dropped);
         unsent.extend(upgrade.iter_mut().flat_map(|upgrade| upgrade.take_held()));
-        Event::Gone { peer, reason, unsent, unfilled }
+        events.push(Event::Gone { peer, reason, unsent, unfilled });
     }
 
     /// Whether the connection is closing.
@@ -239,6 +250,9 @@ impl NetworkPeer {
                     if let Some(address) = offered.clone().filter(|_| connection.tcp_stream().is_some()) {
                         let upgrade = Upgrade::of_client(address, connection.as_ref(), device_context);
                         self.upgrade = Some(Box::new(upgrade));
+                    }
+                    if connection.takes_answers() {
+                        events.push(Event::TakesAnswers { peer: self.id });
                     }
                     (self.stage, self.offered) = (PeerStage::Established(connection), offered);
                 }
@@ -276,6 +290,8 @@ impl NetworkPeer {
                 if is_accepted {
                     let transport = "verbs: the peer offers them again".to_owned();
                     events.push(Event::Moved { peer: self.id, transport });
+                } else {
+                    events.push(Event::TakesAnswers { peer: self.id });
                 }
                 return TurnOutcome::Again;
             }

@@ -14,7 +14,7 @@ use super::IoProgress;
 use super::checks::ChecksumPolicy;
 use super::reader::TcpReader;
 use super::writer::{TcpQueuedFrame, TcpWriter};
-use crate::connection::{Connection, ConnectionError, TicketedBody, UnreadLimit};
+use crate::connection::{Connection, ConnectionError, ReturnedBuffers, TicketedBody, UnreadLimit};
 use crate::turn_budget::TURN_BYTES;
 
 /// A TCP connection.
@@ -64,8 +64,9 @@ impl Connection for TcpConnection {
         self.writer.take_unbegun()
     }
 
-    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers) {
-        (self.writer.take_all(), self.reader.take_unfilled())
+    fn into_buffers(mut self: Box<Self>) -> ReturnedBuffers {
+        let (frames, unfilled) = (self.writer.take_all(), self.reader.take_unfilled());
+        ReturnedBuffers { frames, unfilled, ..ReturnedBuffers::default() }
     }
 
     fn flush(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, ConnectionError> {

@@ -251,6 +251,7 @@ mod tests {
     use std::sync::Arc;
 
     use pserver_core::memory::{Arena, Budget, Lease, Value};
+    use pserver_core::port::Outgoing;
     use pserver_core::wire::{Head, Kind};
 
     use super::*;

@@ -17,7 +17,7 @@ use super::receive::{ShmReceiveProgress, ShmReceiver};
 use super::rings::{ShmRings, WakeFor};
 use super::send::ShmSender;
 use super::{ConnectionError, ConnectionSide};
-use crate::connection::{Connection, SendProgress, TicketedBody, UnreadLimit};
+use crate::connection::{Connection, ReturnedBuffers, SendProgress, TicketedBody, UnreadLimit};
 use crate::turn_budget::{TURN_BYTES, TURN_FRAMES};
 
 /// Unread wake-ups after which the socket is read. Reading costs a system call and is not needed for each, but each
@@ -131,9 +131,10 @@ impl Connection for ShmConnection {
         self.sender.take_unbegun()
     }
 
-    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers) {
+    fn into_buffers(mut self: Box<Self>) -> ReturnedBuffers {
         self.rings.signals().end();
-        (self.sender.take_all(), self.receiver.take_unfilled())
+        let (frames, unfilled) = (self.sender.take_all(), self.receiver.take_unfilled());
+        ReturnedBuffers { frames, unfilled, ..ReturnedBuffers::default() }
     }
 
     fn flush(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, ConnectionError> {

@@ -21,7 +21,7 @@ use super::staging::VerbsStaging;
 use super::wire_format::{MessageKind, PREFIX_BYTES};
 use super::work_requests::{InFlightRequest, RequestOutcome};
 use super::{ConnectionError, ConnectionSide};
-use crate::connection::{Connection, SendProgress, TicketedBody, UnreadLimit};
+use crate::connection::{Connection, ReturnedBuffers, SendProgress, TicketedBody, UnreadLimit};
 use crate::turn_budget::{TURN_BYTES, TURN_FRAMES};
 
 /// The longest refusal that is read from the socket, after its header.
@@ -94,6 +94,14 @@ impl VerbsConnection {
     /// Payload bytes of the frames that were not returned to the caller.
     fn held(&self) -> u64 {
         self.sender.held()
+    }
+
+    /// Queues a frame. A request names where the values of its answer go, and an answer is written there.
+    fn push(&mut self, ticket: Ticket, mut frame: Frame, body: Payloads) {
+        let Self { sender, receiver, .. } = self;
+        let destinations = receiver.named_destinations.take(&frame);
+        let named = receiver.posted_answers.name(&mut frame, sender.staging());
+        sender.push(ticket, frame, body, (named, destinations));
     }
 
     /// Closes the queue pair; whether the device confirms that it accesses no memory any more.
@@ -198,7 +206,7 @@ impl Connection for VerbsConnection {
 
     fn send(&mut self, ticket: Option<Ticket>, frame: Frame, body: Payloads) {
         match ticket {
-            Some(ticket) => self.sender.push(ticket, frame, body),
+            Some(ticket) => self.push(ticket, frame, body),
             // The connection ends with or without this refusal.
             None => drop(self.socket.send(&frame.encode())),
         }
@@ -208,14 +216,23 @@ impl Connection for VerbsConnection {
         self.receiver.post_receive(places);
     }
 
+    fn takes_answers(&self) -> bool {
+        self.side == ConnectionSide::Connecting
+    }
+
+    fn post_answer(&mut self, request: Ticket, into: ReceiveBuffers) {
+        self.receiver.posted_answers.post(request, into);
+    }
+
     fn take_unbegun(&mut self) -> Vec<TicketedBody> {
         self.sender.take_unbegun()
     }
 
-    fn into_buffers(mut self: Box<Self>) -> (Vec<TicketedBody>, ReceiveBuffers) {
+    fn into_buffers(mut self: Box<Self>) -> ReturnedBuffers {
         let is_closed = self.close();
         let frames = self.sender.take_all();
         let unfilled = self.receiver.take_unfilled();
+        let answers = self.receiver.posted_answers.take_all();
         // The peer can access memory that it was told of as long as that is registered.
         let is_open = !is_closed && self.side == ConnectionSide::Connecting;
         if is_open {
@@ -228,13 +245,13 @@ impl Connection for VerbsConnection {
                     loan.tear();
                 }
             }
-            for place in &unfilled {
+            for place in unfilled.iter().chain(answers.iter().flat_map(|(_, into)| into)) {
                 if let Incoming::Loan(loan) = place {
                     loan.tear();
                 }
             }
         }
-        (frames, unfilled)
+        ReturnedBuffers { frames, unfilled, answers }
     }
 
     fn flush(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, ConnectionError> {
@@ -456,14 +473,14 @@ mod tests {
             connection.receiver.turn(peer, &mut connection.messages, (1 << 20, 8), &mut events).expect("a head")
                 == VerbsReceiveProgress::AwaitingBuffers
         );
-        connection.post_receive(vec![Incoming::Discard { bytes }]);
+        connection.post_receive(vec![Incoming::Discard { bytes }].into());
         let place = Incoming::Chunk { lease: arena.take(bytes).expect("a slot"), bytes };
         let number = RequestOutcome::Immediate(0, arena.take(SLOT_BYTES).expect("a slot"));
         let index = ReceiveIndex { posted: 0, place: 0 };
         connection.outcomes =
             vec![number, RequestOutcome::Completed(InFlightRequest::Read { index, place, staged: None })];
         connection.collect_completions(peer, &mut events).expect_err("nobody asked for a number");
-        let (_, places) = Box::new(connection).into_buffers();
+        let places = Box::new(connection).into_buffers().unfilled;
         assert!(matches!(places[..], [Incoming::Chunk { .. }]), "the place itself, and not what stands for it");
     }
 }

@@ -18,6 +18,7 @@
 //! ports) and `choice` (the one that a connection uses). `docs/WIRE.md` has the bytes,
 //! `docs/decisions/verbs-data-path.md` the reasons.
 
+mod answers;
 mod checked;
 mod choice;
 mod completion_queue;

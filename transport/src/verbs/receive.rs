@@ -14,6 +14,7 @@ use pserver_core::memory::Lease;
 use pserver_core::port::{Event, Incoming, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
 
+use super::answers::{NamedDestinations, PostedAnswers};
 use super::credits::CreditedMessages;
 use super::provider::{Operation, RemoteAddress};
 use super::registry::VerbsCounters;
@@ -33,8 +34,11 @@ pub(super) struct VerbsReceiver {
     side: ConnectionSide,
     insists: bool,
     state: VerbsReceiveState,
-    /// The part of the entries and the control message that has arrived.
+    /// The part of the entries, the control message and the named destinations that has arrived.
     rest: Vec<u8>,
+    /// Receive buffers of answers, on the connecting side; what requests name for theirs, on the accepting side.
+    pub(super) posted_answers: PostedAnswers,
+    pub(super) named_destinations: NamedDestinations,
     /// Posted receives in the order of their heads, and the number of the first.
     posted_receives: VecDeque<VerbsPostedReceive>,
     first_number: u64,
@@ -101,6 +105,8 @@ impl VerbsReceiver {
             insists,
             state: VerbsReceiveState::Header,
             rest: Vec::new(),
+            posted_answers: PostedAnswers::default(),
+            named_destinations: NamedDestinations::default(),
             posted_receives: VecDeque::with_capacity(RECEIVES_MAX),
             first_number: 0,
             write_number: 0,
@@ -148,6 +154,11 @@ impl VerbsReceiver {
         };
         let expected = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
         assert!(expected.eq(buffers.iter().map(Incoming::len)), "land: one place for each entry with a payload");
+        self.add_receive(frame, buffers, false);
+    }
+
+    /// Adds the receive of a frame. The peer has written its long payloads before its head if they `are_written`.
+    fn add_receive(&mut self, frame: Frame, buffers: ReceiveBuffers, are_written: bool) {
         let long = buffers.iter().filter(|place| place.len() > INLINE_BYTES_MAX).count();
         self.posted_receives.push_back(VerbsPostedReceive {
             write_number: self.first_number + self.posted_receives.len() as u64,
@@ -156,10 +167,10 @@ impl VerbsReceiver {
             entry: 0,
             place: 0,
             filled: 0,
-            missing: long,
+            missing: if are_written { 0 } else { long },
             long,
             staged: self.recycled.pop().unwrap_or_default(),
-            granted: 0,
+            granted: if are_written { long } else { 0 },
         });
     }
 
@@ -235,7 +246,8 @@ impl VerbsReceiver {
                 Ok(Some(HEADER_BYTES))
             }
             VerbsReceiveState::Rest(prefix) => {
-                let wanted = prefix.rest_bytes() - self.rest.len();
+                let named = named_bytes(prefix);
+                let wanted = prefix.rest_bytes() + named - self.rest.len();
                 let step = messages.available().min(wanted);
                 let begin = self.rest.len();
                 self.rest.resize(begin + step, 0);
@@ -243,7 +255,15 @@ impl VerbsReceiver {
                 if step < wanted {
                     return Ok((step > 0).then_some(step));
                 }
-                let frame = prefix.finish(&self.rest)?;
+                let (rest, destinations) = self.rest.split_at(self.rest.len() - named);
+                let mut frame = prefix.finish(rest)?;
+                if frame.head.flags.contains(Flags::NAMED) {
+                    if self.side == ConnectionSide::Connecting {
+                        return Err(ConnectionError::Broken("destinations from the accepting side".to_owned()));
+                    }
+                    frame.head.flags = frame.head.flags.without(Flags::NAMED);
+                    self.named_destinations.add(&frame, destinations)?;
+                }
                 self.rest.clear();
                 self.rest.shrink_to(REST_BYTES_KEPT);
                 self.report(peer, frame, events);
@@ -254,7 +274,7 @@ impl VerbsReceiver {
                 if let VerbsReceiveState::CreditsOnly(frame) =
                     std::mem::replace(&mut self.state, VerbsReceiveState::Header)
                 {
-                    events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() });
+                    self.report_received(peer, frame, ReceiveBuffers::new(), events);
                 }
                 Ok(Some(0))
             }
@@ -298,16 +318,25 @@ impl VerbsReceiver {
         if self.side == ConnectionSide::Accepting && long > 0 {
             messages.owe_borrowed();
         }
-        events.push(Event::Received { peer, frame, body });
+        self.report_received(peer, frame, body, events);
         Ok(true)
     }
 
+    fn report_received(&mut self, peer: PeerId, frame: Frame, body: ReceiveBuffers, events: &mut Vec<Event>) {
+        let (request, unused) = (frame.head.request, self.posted_answers.conclude(&frame));
+        events.push(Event::Received { peer, frame, body });
+        events.extend(unused.map(|into| Event::AnswerReturned { peer, request, into }));
+    }
+
     fn report(&mut self, peer: PeerId, frame: Frame, events: &mut Vec<Event>) {
-        self.state = if frame.payload_bytes() > 0 {
+        self.state = if frame.payload_bytes() == 0 {
+            VerbsReceiveState::CreditsOnly(frame)
+        } else if let Some((buffers, are_written)) = self.posted_answers.take(&frame) {
+            self.add_receive(frame, buffers, are_written);
+            VerbsReceiveState::Payload
+        } else {
             events.push(Event::Head { peer, frame: frame.clone() });
             VerbsReceiveState::AwaitingBuffers(frame)
-        } else {
-            VerbsReceiveState::CreditsOnly(frame)
         };
     }
 }
@@ -443,8 +472,13 @@ impl VerbsPostedReceive {
     }
 }
 
+/// Bytes of the destinations that follow a head.
+fn named_bytes(prefix: &Prefix) -> usize {
+    if prefix.head().flags.contains(Flags::NAMED) { prefix.entries() * REMOTE_BUFFER_BYTES } else { 0 }
+}
+
 /// The remote key of a buffer that the peer can write directly; nothing when it needs staging.
-fn remote_key_in_place(place: &Incoming, staging: &VerbsStaging) -> Result<Option<u32>, ConnectionError> {
+pub(super) fn remote_key_in_place(place: &Incoming, staging: &VerbsStaging) -> Result<Option<u32>, ConnectionError> {
     let Incoming::Loan(loan) = place else { return Ok(None) };
     let Some((memory, offset)) = loan.mapped() else { return Ok(None) };
     Ok(staging.registry().remote_key_within(memory, offset)?)

@@ -2,7 +2,8 @@
 //!
 //! The connecting side puts a long payload's address, in a buffer or in staging, in the frame's place; the frame is
 //! returned when the peer reports that it has read it. The accepting side puts nothing there: the frame waits, behind
-//! earlier ones, until the peer sends addresses, and the payloads are then written to them.
+//! earlier ones, until the peer sends addresses, and the payloads are then written to them. Payloads of an answer whose
+//! request has named their [addresses](super::answers) are written before the frame.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use pserver_core::memory::Lease;
 use pserver_core::port::{Event, Outgoing, Payloads};
 use pserver_core::wire::{Flags, Frame};
 
+use super::answers::PayloadDestinations;
 use super::credits::CreditedMessages;
 use super::provider::{Operation, RemoteAddress};
 use super::registry::VerbsCounters;
@@ -34,9 +36,10 @@ pub(super) struct VerbsSender {
     held: u64,
     /// Connecting side: frames whose payloads the peer reads, in order.
     borrowed: VecDeque<VerbsBorrowedFrame>,
-    /// Accepting side: frames that wait for addresses, in order; then those whose last write is posted.
+    /// Accepting side: frames that wait for addresses, in order; then those whose last write is posted, in the order of
+    /// these writes. None stands for the first frame of the queue, whose head is sent behind its payloads.
     offered: VecDeque<OfferedFrame>,
-    written: VecDeque<TicketedBody>,
+    written: VecDeque<Option<TicketedBody>>,
     /// The immediate data of the next last write: the frames written so far.
     numbers: u32,
     staging: VerbsStaging,
@@ -56,6 +59,8 @@ struct VerbsQueuedFrame {
     ticket: Ticket,
     head: Vec<u8>,
     body: Payloads,
+    /// The writes of its long payloads before its head, where the peer has named their destinations.
+    writes: Option<NamedWrites>,
     /// The next slice: zero is the head, `k` is payload `k - 1`.
     slice: usize,
     /// Bytes of that slice that were sent.
@@ -63,6 +68,17 @@ struct VerbsQueuedFrame {
     /// Long payloads, and the staging of those that were copied.
     long: usize,
     copied_to_staging: Vec<Lease>,
+}
+
+/// Writes of long payloads before the head of their frame.
+#[derive(Default)]
+struct NamedWrites {
+    destinations: PayloadDestinations,
+    /// Long payloads that were looked at.
+    next: usize,
+    /// Whether any was posted, and whether the last one was just now.
+    is_begun: bool,
+    is_last_new: bool,
 }
 
 struct VerbsBorrowedFrame {
@@ -109,13 +125,25 @@ impl VerbsSender {
         self.queue.len() + self.borrowed.len() + self.offered.len() + self.written.len()
     }
 
+    /// Memory for payloads that a card cannot reach where they lie.
+    pub(super) fn staging(&self) -> &VerbsStaging {
+        &self.staging
+    }
+
     /// Payload bytes of the frames that were not returned to the caller.
     pub(super) fn held(&self) -> u64 {
         self.held
     }
 
-    /// Appends a frame to the queue.
-    pub(super) fn push(&mut self, ticket: Ticket, mut frame: Frame, body: Payloads) {
+    /// Appends a frame to the queue. `named` follows the head of a request: where the long values of its answer go.
+    /// `destinations` are what the peer has named so for this answer.
+    pub(super) fn push(
+        &mut self,
+        ticket: Ticket,
+        mut frame: Frame,
+        body: Payloads,
+        (named, destinations): (&[u8], Option<PayloadDestinations>),
+    ) {
         if self.is_checked {
             write_checksums(&mut frame, &body);
         } else if !body.is_empty() {
@@ -125,8 +153,19 @@ impl VerbsSender {
         let (mut head, copied_to_staging) =
             (self.recycled.heads.pop().unwrap_or_default(), self.recycled.copied_to_staging.pop().unwrap_or_default());
         frame.encode_into(&mut head);
+        head.extend_from_slice(named);
         self.held += body_bytes(&body);
-        self.queue.push_back(VerbsQueuedFrame { ticket, head, body, slice: 0, offset: 0, long: 0, copied_to_staging });
+        let writes = destinations.map(|destinations| NamedWrites { destinations, ..NamedWrites::default() });
+        self.queue.push_back(VerbsQueuedFrame {
+            ticket,
+            head,
+            body,
+            writes,
+            slice: 0,
+            offset: 0,
+            long: 0,
+            copied_to_staging,
+        });
     }
 
     /// Sends until the queue is empty, credits are exhausted, or `bytes_max` bytes were moved.
@@ -143,9 +182,11 @@ impl VerbsSender {
             if moved >= bytes_max {
                 return Ok(SendProgress::BudgetSpent);
             }
-            let Some(bytes) = first.step(self.side, messages, &mut self.staging, &self.counters)? else {
-                return Ok(SendProgress::Full);
-            };
+            let stepped = first.step(self.side, messages, &mut self.staging, &self.counters)?;
+            if first.writes.as_mut().is_some_and(NamedWrites::has_posted_last) {
+                self.written.push_back(None);
+            }
+            let Some(bytes) = stepped else { return Ok(SendProgress::Full) };
             moved += bytes;
             if first.slice > first.body.len() {
                 self.finish(peer, events);
@@ -156,14 +197,19 @@ impl VerbsSender {
 
     /// The messages of the first frame were sent; its long payloads may be outstanding.
     fn finish(&mut self, peer: PeerId, events: &mut Vec<Event>) {
-        let VerbsQueuedFrame { ticket, head, body, long, copied_to_staging, .. } =
+        let VerbsQueuedFrame { ticket, head, body, writes, long, copied_to_staging, .. } =
             self.queue.pop_front().expect("the caller looked");
         if head.capacity() <= HEAD_BYTES_KEPT {
             self.recycled.heads.push(head);
         }
-        if long == 0 {
-            self.held -= body_bytes(&body);
-            events.push(Event::Sent { peer, ticket, body });
+        if writes.is_some() {
+            self.recycled.copied_to_staging.push(copied_to_staging);
+            match self.written.iter_mut().find(|frame| frame.is_none()) {
+                Some(frame) => *frame = Some((ticket, body)),
+                None => self.report_sent(peer, (ticket, body), events),
+            }
+        } else if long == 0 {
+            self.report_sent(peer, (ticket, body), events);
             self.recycled.copied_to_staging.push(copied_to_staging);
         } else if self.side == ConnectionSide::Accepting {
             let (mut long, destinations) = self.recycled.offers.pop().unwrap_or_default();
@@ -177,8 +223,7 @@ impl VerbsSender {
             });
             self.recycled.copied_to_staging.push(copied_to_staging);
         } else if long == copied_to_staging.len() {
-            self.held -= body_bytes(&body);
-            events.push(Event::Sent { peer, ticket, body });
+            self.report_sent(peer, (ticket, body), events);
             self.borrowed.push_back(VerbsBorrowedFrame { parcels: None, copied_to_staging });
         } else {
             events.push(Event::Transmitted { peer, ticket });
@@ -272,7 +317,7 @@ impl VerbsSender {
             self.numbers = self.numbers.wrapping_add(1);
             let OfferedFrame { parcels, mut long, destinations, .. } =
                 self.offered.pop_front().expect("it was just looked at");
-            self.written.push_back(parcels);
+            self.written.push_back(Some(parcels));
             long.clear();
             self.recycled.offers.push((long, destinations));
         }
@@ -281,14 +326,19 @@ impl VerbsSender {
 
     /// The last write of the oldest written frame has completed.
     pub(super) fn write_completed(&mut self, peer: PeerId, events: &mut Vec<Event>) {
-        let (ticket, body) = self.written.pop_front().expect("one last write of each frame was posted");
+        let written = self.written.pop_front().expect("one last write of each frame was posted");
+        // A frame whose head was not sent yet is reported then.
+        written.into_iter().for_each(|frame| self.report_sent(peer, frame, events));
+    }
+
+    fn report_sent(&mut self, peer: PeerId, (ticket, body): TicketedBody, events: &mut Vec<Event>) {
         self.held -= body_bytes(&body);
         events.push(Event::Sent { peer, ticket, body });
     }
 
     /// Returns the frames of which nothing was sent.
     pub(super) fn take_unbegun(&mut self) -> Vec<TicketedBody> {
-        let begun = self.queue.front().is_some_and(|first| first.slice > 0 || first.offset > 0);
+        let begun = self.queue.front().is_some_and(VerbsQueuedFrame::is_begun);
         let unbegun: Vec<TicketedBody> =
             self.queue.drain(usize::from(begun)..).map(|shipment| (shipment.ticket, shipment.body)).collect();
         self.held -= unbegun.iter().map(|(_, body)| body_bytes(body)).sum::<u64>();
@@ -306,7 +356,7 @@ impl VerbsSender {
         let borrowed = self.borrowed.drain(..).filter_map(|borrowed| borrowed.parcels);
         let offered = self.offered.drain(..).map(|offered| offered.parcels);
         let queued = self.queue.drain(..).map(|shipment| (shipment.ticket, shipment.body));
-        borrowed.chain(self.written.drain(..)).chain(offered).chain(queued).collect()
+        borrowed.chain(self.written.drain(..).flatten()).chain(offered).chain(queued).collect()
     }
 }
 
@@ -348,7 +398,46 @@ fn copied_to_staging(
     Ok(Some(lease))
 }
 
+impl NamedWrites {
+    /// Whether the last write was posted since the last call.
+    fn has_posted_last(&mut self) -> bool {
+        std::mem::take(&mut self.is_last_new)
+    }
+
+    /// Posts the writes, as far as the send queue has room; the bytes moved, or nothing when it has none.
+    fn step(
+        &mut self,
+        body: &[Outgoing],
+        messages: &mut CreditedMessages,
+        staging: &mut VerbsStaging,
+        counters: &VerbsCounters,
+    ) -> Result<Option<usize>, ConnectionError> {
+        let mut moved = None;
+        let long = body.iter().filter(|payload| payload.len() > INLINE_BYTES_MAX);
+        for (payload, place) in long.zip(&self.destinations).skip(self.next) {
+            if let Some(place) = place {
+                if messages.work_requests.room() <= MESSAGES as usize {
+                    return Ok(moved);
+                }
+                let Some((source, key)) = write_source(payload, staging, counters)? else { return Ok(moved) };
+                let is_last = self.destinations[self.next + 1..].iter().all(Option::is_none);
+                messages.work_requests.write(Operation::Write(place.remote, None), source, key, is_last);
+                counters.moved(place.bytes as usize);
+                (self.is_begun, self.is_last_new) = (true, is_last);
+            }
+            self.next += 1;
+            moved = Some(moved.unwrap_or(0) + place.map_or(0, |place| place.bytes as usize));
+        }
+        Ok(moved)
+    }
+}
+
 impl VerbsQueuedFrame {
+    /// Whether a part of it was sent.
+    fn is_begun(&self) -> bool {
+        self.slice > 0 || self.offset > 0 || self.writes.as_ref().is_some_and(|writes| writes.is_begun)
+    }
+
     /// Sends the next slice, or a part of it; the bytes moved, or nothing when credits are exhausted.
     fn step(
         &mut self,
@@ -357,6 +446,9 @@ impl VerbsQueuedFrame {
         staging: &mut VerbsStaging,
         counters: &VerbsCounters,
     ) -> Result<Option<usize>, ConnectionError> {
+        if let Some(writes) = self.writes.as_mut().filter(|writes| writes.next < writes.destinations.len()) {
+            return writes.step(&self.body, messages, staging, counters);
+        }
         if self.slice > 0 && self.body[self.slice - 1].len() > INLINE_BYTES_MAX {
             return self.put_reference(messages, staging, counters);
         }

@@ -11,7 +11,7 @@ use pserver_core::checksum::checksum;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
 use pserver_core::memory::{Arena, Budget};
-use pserver_core::port::{Doorbell, Event, Incoming, Submit, Transport};
+use pserver_core::port::{Doorbell, Event, Incoming, Payloads, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, Kind};
 use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
 
@@ -80,7 +80,7 @@ fn serve(mut transport: Network, stopped: &AtomicBool) {
                 }
                 Event::Received { peer, frame, .. } if frame.head.kind == Kind::Push => {
                     let frame = Frame::bare(frame.head.answer(Kind::Done));
-                    queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Vec::new() });
+                    queue.push_back(Submit::Send { peer, ticket: Ticket(0), frame, body: Payloads::new() });
                 }
                 _ => {}
             }
@@ -99,5 +99,5 @@ pub(crate) fn push(payload: &[u8]) -> Frame {
     let id = ChunkId { parameter: pserver_core::ids::ParameterIndex(0), chunk: pserver_core::ids::ChunkIndex(0) };
     let entry = Entry::with_payload(id, Round(1), ElementType::Float32, payload);
     let entry = Entry { checksum: checksum(payload), ..entry };
-    Frame { entries: vec![entry], ..Frame::bare(Head::new(Kind::Push)) }
+    Frame { entries: vec![entry].into(), ..Frame::bare(Head::new(Kind::Push)) }
 }

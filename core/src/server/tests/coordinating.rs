@@ -107,6 +107,9 @@ impl Desk {
                     self.note(peer, &frame)
                 }
                 CoordinatorOutput::Session(ServerOutput::Submit(Submit::PostReceive { .. })) => {}
+                CoordinatorOutput::Session(ServerOutput::Submit(Submit::PostAnswer { .. })) => {
+                    panic!("a server asks nothing")
+                }
                 CoordinatorOutput::Session(ServerOutput::Close(peer)) => {
                     let text = format!("{} closed", self.name(peer));
                     self.answers.push(text);

@@ -494,6 +494,7 @@ impl Stage {
                     }
                 }
                 ServerOutput::Submit(Submit::PostReceive { peer, into }) => self.late_places.push((peer, into)),
+                ServerOutput::Submit(Submit::PostAnswer { .. }) => panic!("a server asks nothing"),
                 ServerOutput::Close(peer) => {
                     self.closed.push(peer);
                     let gone = Event::Gone {

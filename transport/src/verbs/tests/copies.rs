@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pserver_core::memory::{Buffer, Mapping, lend};
-use pserver_core::port::{Incoming, Outgoing, Transport};
+use pserver_core::port::{Incoming, Outgoing, Payloads, Transport};
 
 use super::fixtures::{ends, transports};
 use crate::conformance::TransportPair;
@@ -83,17 +83,17 @@ fn nothing_is_copied(mut gradient: TrainerMemory, mut parameter: TrainerMemory) 
         lend(|book| {
             let (sent, push) = (gradient.bytes(), |number| push(number, &[gradient.bytes()]));
             let loan = book.read(sent).within(&from);
-            rig.near.send(near, &push(2 * round), vec![Outgoing::Loan(loan)]);
+            rig.near.send(near, &push(2 * round), vec![Outgoing::Loan(loan)].into());
             rig.until("it is there", |rig| rig.far.landed().count() == 2 + usize::try_from(round).expect("few"));
             rig.near.held.insert(near);
             let heads = |seen: &[SeenEvent]| seen.iter().filter(|one| matches!(one, SeenEvent::Head(..))).count();
             let known = heads(&rig.near.seen);
             let chunk = rig.far.lease(sent);
             let value = chunk.bytes().as_ptr().addr() as u64;
-            rig.far.send(far, &push(2 * round + 1), vec![Outgoing::Value(chunk)]);
+            rig.far.send(far, &push(2 * round + 1), vec![Outgoing::Value(chunk)].into());
             rig.until("its head is back", |rig| heads(&rig.near.seen) > known);
             let place = book.write(parameter.bytes_mut()).within(&to);
-            rig.near.land(near, vec![Incoming::Loan(place)]);
+            rig.near.land(near, vec![Incoming::Loan(place)].into());
             rig.until("it is back", |rig| {
                 let out = |side: &crate::conformance::rig::RigSide| side.sends_out + side.receives_out;
                 out(&rig.near) + out(&rig.far) == 0
@@ -151,7 +151,7 @@ fn memory_that_took_the_place_of_other_memory_is_registered_anew() {
     for (round, mapping) in [(0, first), (1, Arc::new(second))] {
         lend(|book| {
             let loan = book.read(&bytes[SKEW..]).within(&mapping);
-            rig.near.send(near, &push(round, &[&bytes[SKEW..]]), vec![Outgoing::Loan(loan)]);
+            rig.near.send(near, &push(round, &[&bytes[SKEW..]]), vec![Outgoing::Loan(loan)].into());
             rig.until("it is back", |rig| rig.near.sends_out == 0);
         });
         let regions = software_device.regions().into_iter();
@@ -178,7 +178,7 @@ fn memory_is_registered_once_for_all_connections_and_both_ways() {
             lend(|book| {
                 let sent = memory.bytes();
                 let loan = book.read(sent).within(&mapping);
-                rig.near.send(near, &push(number, &[sent]), vec![Outgoing::Loan(loan)]);
+                rig.near.send(near, &push(number, &[sent]), vec![Outgoing::Loan(loan)].into());
                 rig.until("it landed", |rig| rig.near.sends_out == 0 && rig.far.landed().count() > landed);
             });
             lend(|book| {
@@ -187,10 +187,10 @@ fn memory_is_registered_once_for_all_connections_and_both_ways() {
                 let known = heads(&rig.near.seen);
                 let value = bytes(LENGTH, number);
                 let chunk = rig.far.lease(&value);
-                rig.far.send(far, &push(number, &[&value]), vec![Outgoing::Value(chunk)]);
+                rig.far.send(far, &push(number, &[&value]), vec![Outgoing::Value(chunk)].into());
                 rig.until("its head is there", |rig| heads(&rig.near.seen) > known);
                 let place = book.write(memory.bytes_mut()).within(&mapping);
-                rig.near.land(near, vec![Incoming::Loan(place)]);
+                rig.near.land(near, vec![Incoming::Loan(place)].into());
                 rig.until("it landed", |rig| rig.near.receives_out + rig.far.sends_out == 0);
             });
         }
@@ -213,10 +213,10 @@ fn from_other_memory_one_copy_is_made_and_counted() {
     let peer = near.connect(&address).expect("an address of this transport");
     let mut rig =
         ConformanceRig::new(TransportPair { keep, ..TransportPair::new(Box::new(near), Box::new(far), address) });
-    rig.near.send(peer, &crate::conformance::rig::hello(0), Vec::new());
+    rig.near.send(peer, &crate::conformance::rig::hello(0), Payloads::new());
     let payload = bytes(LENGTH, 1);
     let chunk = rig.near.lease(&payload);
-    rig.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)]);
+    rig.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)].into());
     rig.until("it is there", |rig| rig.far.landed().count() == 2);
     let copied = counters.each_ref().map(|side| side.copied_bytes.load(Relaxed));
     assert_eq!(copied, [LENGTH as u64, 0], "where it leaves");
@@ -236,7 +236,7 @@ fn frames_leave_before_they_are_read() {
     lend(|book| {
         for number in 0..12 {
             let loan = book.read(&gradient).within(&from);
-            rig.near.send(near, &push(number, &[&gradient]), vec![Outgoing::Loan(loan)]);
+            rig.near.send(near, &push(number, &[&gradient]), vec![Outgoing::Loan(loan)].into());
         }
         rig.until("all have left", |rig| rig.near.left == 12);
         assert_eq!(rig.near.sends_out, 12, "none of them was read");
@@ -261,7 +261,7 @@ fn without_a_device_it_is_said_and_tcp_is_taken_or_nothing() {
         });
         let address = rig.address.clone();
         let peer = rig.near.transport().connect(&address).expect("an address of this transport");
-        rig.near.send(peer, &crate::conformance::rig::hello(0), Vec::new());
+        rig.near.send(peer, &crate::conformance::rig::hello(0), Payloads::new());
         match expected {
             Ok(()) => rig.until("a hello lands", |rig| rig.far.landed().count() == 1),
             Err(words) => {

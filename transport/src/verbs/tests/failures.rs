@@ -13,7 +13,7 @@ use crate::verbs::{INLINE_BYTES_MAX, VerbsDevice, VerbsDevices};
 use pserver_core::ids::PeerId;
 use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::memory::{Buffer, Mapping, lend};
-use pserver_core::port::{Incoming, Outgoing};
+use pserver_core::port::{Incoming, Outgoing, Payloads};
 
 fn rig(device: &FaultyDevice) -> ConformanceRig {
     let devices = VerbsDevices::This(VerbsDevice(Arc::new(device.clone())));
@@ -28,7 +28,7 @@ pub(super) fn traffic(side: &mut RigSide, peer: PeerId) {
     for number in 0..12 {
         let payload = bytes(if number % 2 == 0 { 100_000 } else { 100 }, number);
         let chunk = side.lease(&payload);
-        side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(Arc::clone(&chunk))]);
+        side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(Arc::clone(&chunk))].into());
     }
 }
 
@@ -79,7 +79,7 @@ fn polls(lands_singly: bool) -> u64 {
     for number in 0..32 {
         for (side, peer) in [(&mut rig.near, near), (&mut rig.far, far)] {
             let chunk = side.lease(&payload);
-            side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+            side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)].into());
         }
     }
     let before = rig.steps;
@@ -150,7 +150,7 @@ fn a_key_of_another_connection_is_worth_nothing() {
         assert!(reason.contains("named memory that is not registered for this connection"), "{reason}");
         assert_eq!(rig.far.landed().count(), landed, "nothing of it landed");
         assert_eq!(outstanding(&rig), 0);
-        rig.near.send(honest, &push(99, &[]), Vec::new());
+        rig.near.send(honest, &push(99, &[]), Payloads::new());
         rig.until("the honest one goes on", |rig| rig.far.landed().count() == landed + 1);
         assert!(rig.far.gone(honest_far).is_none());
     }
@@ -187,15 +187,15 @@ fn withdrawn(fault: Option<DeviceFault>, from: &Arc<Mapping>, sent: &[u8], to: &
     rig.far.holds_all = true;
     lend(|book| {
         let loan = book.read(sent).within(from);
-        rig.near.send(near, &push(0, &[sent]), vec![Outgoing::Loan(loan)]);
+        rig.near.send(near, &push(0, &[sent]), vec![Outgoing::Loan(loan)].into());
         rig.until("a head is there", |rig| rig.far.seen.iter().any(|seen| matches!(seen, SeenEvent::Head(..))));
         rig.near.held.insert(near);
         // The peer's destination is requested, and its answer is not delivered.
         let chunk = rig.far.lease(sent);
-        rig.far.send(far, &push(1, &[sent]), vec![Outgoing::Value(chunk)]);
+        rig.far.send(far, &push(1, &[sent]), vec![Outgoing::Value(chunk)].into());
         rig.until("its head is there", |rig| rig.near.seen.iter().any(|seen| matches!(seen, SeenEvent::Head(..))));
         let loan = book.write(place).within(to);
-        rig.near.land(near, vec![Incoming::Loan(loan)]);
+        rig.near.land(near, vec![Incoming::Loan(loan)].into());
         rig.near.step();
         device.inject(fault.map(|fault| FaultInjection { fault, is_open: true, after: 0 }));
         rig.near.transport().close(near);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use pserver_core::ids::PeerId;
-use pserver_core::port::Outgoing;
+use pserver_core::port::{Outgoing, Payloads};
 use pserver_core::wire::{ErrorMessage, Kind};
 
 use super::failures::outstanding;
@@ -65,9 +65,9 @@ impl FallbackRig {
         for attempt in 1..10 {
             let address = self.rig.address.clone();
             let peer = self.rig.near.transport().connect(&address).expect("an address of this transport");
-            self.rig.near.send(peer, &hello(0), Vec::new());
+            self.rig.near.send(peer, &hello(0), Payloads::new());
             let chunk = self.rig.near.lease(&payload);
-            self.rig.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)]);
+            self.rig.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)].into());
             let is_over = |rig: &ConformanceRig, peer: PeerId| rig.near.gone(peer).is_some();
             self.rig.until("it is there or over", |rig| is_over(rig, peer) || pushes(rig) > landed);
             if !is_over(&self.rig, peer) {
@@ -108,13 +108,13 @@ fn a_server_that_may_register_nothing_says_so_before_it_goes() {
     let mut choice = FallbackRig::new();
     let address = choice.rig.address.clone();
     let peer = choice.rig.near.transport().connect(&address).expect("an address of this transport");
-    choice.rig.near.send(peer, &hello(0), Vec::new());
+    choice.rig.near.send(peer, &hello(0), Payloads::new());
     choice.rig.until("it is accepted", |rig| !rig.far.accepted().is_empty());
     choice.rig.settle();
     choice.device.inject(Some(FaultInjection { fault: DeviceFault::RegistrationFails, is_open: false, after: 0 }));
     let payload = bytes(100_000, 1);
     let chunk = choice.rig.near.lease(&payload);
-    choice.rig.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)]);
+    choice.rig.near.send(peer, &push(1, &[&payload]), vec![Outgoing::Value(chunk)].into());
     choice.rig.until("it is over", |rig| rig.near.gone(peer).is_some());
     let refused = choice.rig.near.landed().find(|(_, frame, _)| frame.head.kind == Kind::Refused);
     let (_, frame, _) = refused.expect("the trainer is told");
@@ -133,7 +133,7 @@ fn verbs_that_did_are_tried_again() {
     // The connection breaks after the server has answered.
     let peer = *choice.rig.far.accepted().first().expect("it was accepted");
     let known = choice.rig.near.landed().count();
-    choice.rig.far.send(peer, &push(7, &[]), Vec::new());
+    choice.rig.far.send(peer, &push(7, &[]), Payloads::new());
     choice.rig.until("an answer is there", |rig| rig.near.landed().count() > known);
     choice.device.inject(Some(FaultInjection { fault: DeviceFault::Fatal, is_open: true, after: 0 }));
     choice.rig.until("an idle connection learns of it", |rig| rig.far.gone(peer).is_some());
@@ -157,7 +157,7 @@ fn talk(choice: &mut FallbackRig, (near, far): (PeerId, PeerId), is_enough: impl
         let payload = bytes(if number.is_multiple_of(3) { 100_000 } else { 50 }, number);
         for (side, peer) in [(&mut choice.rig.near, near), (&mut choice.rig.far, far)] {
             let chunk = side.lease(&payload);
-            side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+            side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)].into());
         }
         sent.push((number, payload));
         // A few are in flight at any time.
@@ -217,11 +217,11 @@ fn a_lane_does_not_wait_for_a_pair_that_takes_long() {
     choice.device.inject(Some(FaultInjection { fault: DeviceFault::ConnectBlocks, is_open: false, after: 0 }));
     let address = choice.rig.address.clone();
     let slow = choice.rig.near.transport().connect(&address).expect("an address of this transport");
-    choice.rig.near.send(slow, &hello(0), Vec::new());
+    choice.rig.near.send(slow, &hello(0), Payloads::new());
     choice.rig.settle();
     assert_eq!(choice.rig.far.accepted().len(), 1, "the lane has not heard of it");
     let known = choice.rig.near.landed().count();
-    choice.rig.far.send(honest, &push(7, &[]), Vec::new());
+    choice.rig.far.send(honest, &push(7, &[]), Payloads::new());
     choice.rig.until("the others go on", |rig| rig.near.landed().count() > known);
     let (host, port) = &choice.server;
     let silent: Vec<TcpStream> =

@@ -81,7 +81,7 @@ fn no_memory_is_read_before_its_completion_or_used_again_before_it() {
         while sent < frames && arrived.iter().all(|count| sent < count + 16) {
             for (side, peer) in [(&mut rig.near, near), (&mut rig.far, far)] {
                 let chunk = side.lease(payload(sent));
-                side.send(peer, &push(sent, &[payload(sent)]), vec![Outgoing::Value(chunk)]);
+                side.send(peer, &push(sent, &[payload(sent)]), vec![Outgoing::Value(chunk)].into());
             }
             sent += 1;
         }
@@ -116,7 +116,7 @@ fn libraries_of_many_versions_do() {
             let payload = bytes(30_000, number);
             for (side, peer) in [(&mut rig.near, near), (&mut rig.far, far)] {
                 let chunk = side.lease(&payload);
-                side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+                side.send(peer, &push(number, &[&payload]), vec![Outgoing::Value(chunk)].into());
             }
         }
         rig.until("all is there", |rig| rig.near.landed().count() == 20 && rig.far.landed().count() == 21);
@@ -162,7 +162,7 @@ fn events_are_acted_on() {
         let payload = bytes(50_000, number);
         let landed = rig.far.landed().count();
         let chunk = rig.near.lease(&payload);
-        rig.near.send(near, &push(number, &[&payload]), vec![Outgoing::Value(chunk)]);
+        rig.near.send(near, &push(number, &[&payload]), vec![Outgoing::Value(chunk)].into());
         rig.until("it landed", |rig| rig.far.landed().count() > landed || rig.far.gone(far).is_some());
         assert_eq!((rig.near.gone(near), rig.far.gone(far)), (None, None));
     };

@@ -1,5 +1,6 @@
 //! Tests of verbs beyond the common suite, over the software device and, where there is one, over a real device.
 
+mod answers;
 mod copies;
 mod failures;
 mod fallback;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use pserver_core::port::Payloads;
 use pserver_core::wire::Address;
 
 use super::failures::{outstanding, traffic};
@@ -146,7 +147,7 @@ fn a_process_that_is_killed_is_gone_and_takes_nothing_with_it() {
 /// The child process: sends until it is killed.
 fn send_for_ever(rig: &mut ConformanceRig, address: &Address) {
     let peer = rig.near.transport().connect(address).expect("the address is of this transport");
-    rig.near.send(peer, &hello(0), Vec::new());
+    rig.near.send(peer, &hello(0), Payloads::new());
     while rig.near.gone(peer).is_none() {
         traffic(&mut rig.near, peer);
         rig.until("it is sent", |rig| rig.near.sends_out == 0);

@@ -1,0 +1,208 @@
+//! Tests of answers whose receive buffers are posted with the requests.
+
+use std::sync::Arc;
+
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Ticket};
+use pserver_core::memory::{Buffer, lend};
+use pserver_core::port::{Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
+use pserver_core::wire::{Entry, Frame, Head, Kind};
+
+use super::fixtures::ends;
+use crate::conformance::rig::{ConformanceRig, SeenEvent, bytes};
+use crate::network::NetworkOptions;
+use crate::verbs::software_device::SoftwareDevice;
+use crate::verbs::{VerbsDevice, VerbsDevices};
+
+/// Lengths of values; 8,192 bytes are the longest that come in messages.
+const LENGTHS: [usize; 6] = [64, 8192, 8193, 40_000, 100, 262_144];
+/// What a buffer holds before a value comes.
+const POISON: u8 = 0xa5;
+
+/// Numbers that look random.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).expect("it has 31 bits") % bound
+    }
+
+    fn shuffled(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<_> = (0..count).collect();
+        for at in (1..count).rev() {
+            order.swap(at, self.below(at + 1));
+        }
+        order
+    }
+}
+
+/// A request whose answer has buffers, and what must come of them.
+struct Asked {
+    ticket: Ticket,
+    ids: Vec<ChunkId>,
+    lengths: Vec<usize>,
+    /// The value that each buffer must hold.
+    expected: Vec<Option<Vec<u8>>>,
+    /// Lengths of the buffers that must come back without a value.
+    unused: Vec<u32>,
+}
+
+fn software_rig() -> (ConformanceRig, Arc<SoftwareDevice>) {
+    let software_device = Arc::new(SoftwareDevice::new());
+    let devices = VerbsDevices::This(VerbsDevice(Arc::clone(&software_device) as Arc<_>));
+    let options = NetworkOptions { devices, ..NetworkOptions::default() };
+    (ConformanceRig::new(ends("verbs://127.0.0.1:0", &options)), software_device)
+}
+
+fn chunk(number: usize) -> ChunkId {
+    ChunkId { parameter: ParameterIndex(1), chunk: ChunkIndex(number as u64) }
+}
+
+/// A pull of these chunks.
+fn pull(ticket: Ticket, ids: &[ChunkId]) -> Frame {
+    let entries = ids.iter().map(|id| Entry::bare(*id, Round(0), ElementType::Float32)).collect();
+    Frame { entries, ..Frame::bare(Head { request: ticket, ..Head::new(Kind::Pull) }) }
+}
+
+/// Submits a request, with these buffers for its answer.
+fn ask(rig: &mut ConformanceRig, near: PeerId, frame: &Frame, into: ReceiveBuffers) {
+    rig.near.receives_out += into.len();
+    rig.near.queue.push_back(Submit::PostAnswer { peer: near, request: frame.head.request, into });
+    rig.near.send(near, frame, Payloads::new());
+}
+
+/// Sends an answer with these values; an empty one is none.
+fn answer(rig: &mut ConformanceRig, far: PeerId, (request, kind): (Ticket, Kind), values: &[(ChunkId, Vec<u8>)]) {
+    let mut frame = Frame::bare(Head { request, ..Head::new(kind) });
+    let mut body = Payloads::new();
+    for (id, value) in values {
+        let float = ElementType::Float32;
+        frame.entries.push(match value.is_empty() {
+            true => Entry::bare(*id, Round(1), float),
+            false => Entry::with_payload(*id, Round(1), float, value),
+        });
+        body.extend((!value.is_empty()).then(|| Outgoing::Value(rig.far.lease(value))));
+    }
+    rig.far.send(far, &frame, body);
+}
+
+impl Asked {
+    /// A request of some chunks, one of them perhaps twice.
+    fn random(ticket: u64, numbers: &mut Numbers) -> Self {
+        let count = 1 + numbers.below(5);
+        let ids: Vec<_> = (0..count).map(|_| chunk(numbers.below(4))).collect();
+        let lengths: Vec<_> = (0..count).map(|_| LENGTHS[numbers.below(LENGTHS.len())]).collect();
+        Self { ticket: Ticket(ticket), ids, lengths, expected: vec![None; count], unused: Vec::new() }
+    }
+
+    fn length(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+
+    /// Answers in one to three frames, in any order of the entries, and notes what must come of each buffer. Some
+    /// values are empty or of another length, and some requests end with a refusal.
+    fn answer(&mut self, rig: &mut ConformanceRig, far: PeerId, numbers: &mut Numbers) {
+        let order = numbers.shuffled(self.ids.len());
+        let frames = 1 + numbers.below(3);
+        let is_refused = numbers.below(5) == 0;
+        for (number, part) in order.chunks(order.len().div_ceil(frames)).enumerate() {
+            if is_refused && number > 0 {
+                break;
+            }
+            // An acknowledgement comes before the value and changes nothing.
+            if numbers.below(4) == 0 {
+                answer(rig, far, (self.ticket, Kind::Done), &[(self.ids[part[0]], Vec::new())]);
+            }
+            let mut values = Vec::new();
+            for at in part {
+                let length = match numbers.below(8) {
+                    0 => 0,
+                    1 => LENGTHS[numbers.below(LENGTHS.len())],
+                    _ => self.lengths[*at],
+                };
+                values.push((self.ids[*at], bytes(length, numbers.0)));
+            }
+            for (id, value) in values.iter().filter(|(_, value)| !value.is_empty()) {
+                let is_it = |at: &usize| {
+                    self.ids[*at] == *id && self.lengths[*at] == value.len() && self.expected[*at].is_none()
+                };
+                if let Some(at) = (0..self.ids.len()).find(is_it) {
+                    self.expected[at] = Some(value.clone());
+                }
+            }
+            answer(rig, far, (self.ticket, Kind::Value), &values);
+        }
+        if is_refused {
+            answer(rig, far, (self.ticket, Kind::Error), &[]);
+        }
+        let unused = self.expected.iter().zip(&self.lengths).filter(|(value, _)| value.is_none());
+        self.unused = unused.map(|(_, length)| u32::try_from(*length).expect("a chunk")).collect();
+    }
+}
+
+/// Checks the memory of a request's buffers, and that those without a value came back.
+fn check(asked: &Asked, memory: &[u8], seen: &[SeenEvent]) {
+    let mut rest = memory;
+    for (at, (value, length)) in asked.expected.iter().zip(&asked.lengths).enumerate() {
+        let (found, after) = rest.split_at(*length);
+        rest = after;
+        let is_right = match value {
+            Some(value) => found == value,
+            None => found.iter().all(|byte| *byte == POISON),
+        };
+        assert!(is_right, "{:?}: buffer {at} of {length} bytes is wrong; of {:?}", asked.ticket, asked.lengths);
+    }
+    let returned: Vec<_> = seen
+        .iter()
+        .filter_map(|one| match one {
+            SeenEvent::AnswerReturned(_, ticket, lengths) if *ticket == asked.ticket => Some(lengths.clone()),
+            _ => None,
+        })
+        .collect();
+    let expected: Vec<_> = Some(asked.unused.clone()).filter(|unused| !unused.is_empty()).into_iter().collect();
+    assert_eq!(returned, expected, "{:?} of {:?}", asked.ticket, asked.lengths);
+}
+
+/// Requests of registered and of other memory, answered in every way that a server may answer.
+#[test]
+fn every_value_comes_into_its_buffer_and_every_other_buffer_comes_back() {
+    for seed in 0..48 {
+        let (mut rig, _) = software_rig();
+        let (near, far) = rig.connect();
+        rig.until("answers are taken", |rig| rig.near.seen.contains(&SeenEvent::TakesAnswers(near)));
+        let mut numbers = Numbers(seed);
+        let mut all: Vec<_> = (0..24).map(|ticket| Asked::random(ticket + 1, &mut numbers)).collect();
+        let mut memory: Vec<_> = all
+            .iter()
+            .map(|asked| {
+                let mut buffer = Buffer::new(asked.length()).expect("this system shares memory");
+                buffer.fill(POISON);
+                (buffer, numbers.below(3) > 0)
+            })
+            .collect();
+        lend(|book| {
+            for (asked, (buffer, is_registered)) in all.iter().zip(&mut memory) {
+                let mapping = buffer.mapping().clone();
+                let mut rest: &mut [u8] = buffer;
+                let mut into = ReceiveBuffers::new();
+                for length in &asked.lengths {
+                    let (one, after) = std::mem::take(&mut rest).split_at_mut(*length);
+                    rest = after;
+                    let loan = book.write(one);
+                    into.push(Incoming::Loan(if *is_registered { loan.within(&mapping) } else { loan }));
+                }
+                ask(&mut rig, near, &pull(asked.ticket, &asked.ids), into);
+            }
+            let count = all.len();
+            rig.until("the requests are there", |rig| rig.far.landed().count() == 1 + count);
+            for at in numbers.shuffled(count) {
+                all[at].answer(&mut rig, far, &mut numbers);
+            }
+            rig.until("all buffers are back", |rig| rig.near.receives_out + rig.far.sends_out == 0);
+        });
+        for (asked, (buffer, _)) in all.iter().zip(&memory) {
+            check(asked, buffer, &rig.near.seen);
+        }
+    }
+}
