@@ -152,7 +152,10 @@ impl Frame {
     pub(super) fn from_parts(head: Head, entries: u32, rest: &[u8]) -> Result<Self, WireError> {
         let (table, control) = rest.split_at(entries as usize * Entry::BYTES);
         let raw = <[RawEntry]>::ref_from_bytes(table).expect("the table is a whole number of unaligned entries");
-        let entries = raw.iter().map(|raw| Entry::decode(&head, raw)).collect::<Result<Entries, _>>()?;
+        let mut entries = Entries::with_capacity(raw.len());
+        for raw in raw {
+            entries.push(Entry::decode(&head, raw)?);
+        }
         let frame = Self { head, entries, control: control.to_vec() };
         let (found, limit) = (frame.payload_bytes(), u64::from(FRAME_PAYLOAD_BYTES_MAX));
         if found > limit {
