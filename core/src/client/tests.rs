@@ -26,6 +26,8 @@ struct Line {
     peer: Option<PeerId>,
     /// Frames that were submitted and whose parcels are still with the transport.
     sending: Vec<(Ticket, Frame, Payloads)>,
+    /// Receive buffers of answers that came with the requests.
+    posted: Vec<(Ticket, ReceiveBuffers)>,
     log: Vec<String>,
     /// The address that was connected to last.
     dialled: String,
@@ -54,6 +56,7 @@ impl Line {
             peers: 0,
             peer: None,
             sending: Vec::new(),
+            posted: Vec::new(),
             log: Vec::new(),
             dialled: String::new(),
         }
@@ -92,9 +95,17 @@ impl Line {
             }
         }
         for work in out.work {
-            let Submit::Send { ticket, frame, body, .. } = work else { panic!("nothing has begun to arrive") };
-            self.log.push(format!("{:?} {ticket}", frame.head.kind).to_lowercase());
-            self.sending.push((ticket, frame, body));
+            match work {
+                Submit::Send { ticket, frame, body, .. } => {
+                    self.log.push(format!("{:?} {ticket}", frame.head.kind).to_lowercase());
+                    self.sending.push((ticket, frame, body));
+                }
+                Submit::PostAnswer { request, into, .. } => {
+                    self.log.push(format!("buffers of {request}"));
+                    self.posted.push((request, into));
+                }
+                Submit::PostReceive { .. } => panic!("nothing has begun to arrive"),
+            }
         }
     }
 
@@ -196,6 +207,42 @@ impl Line {
     fn values(&mut self, ticket: Ticket, values: &[(u64, u32)]) {
         let (frame, body) = self.begin_values(ticket, values);
         self.event(Event::Received { peer: self.peer(), frame, body });
+    }
+
+    /// A connection that takes the buffers of answers with the requests.
+    fn welcome_to_answers(&mut self) {
+        self.event(Event::TakesAnswers { peer: self.peer() });
+        self.welcome();
+    }
+
+    /// The transport fills the buffers of these entries of a request, and returns the others if it is the last answer.
+    fn fill(&mut self, ticket: Ticket, chunks: &[(u64, usize)], is_last: bool) {
+        let at = self.posted.iter().position(|(one, _)| *one == ticket).expect("its buffers were posted");
+        let (_, into) = self.posted.remove(at);
+        let mut into: Vec<_> = into.into_iter().map(Some).collect();
+        let mut body = ReceiveBuffers::new();
+        let head = Head { request: ticket, ..Head::new(Kind::Value) };
+        let mut frame = Frame::bare(head);
+        for (chunk, index) in chunks {
+            let mut place = into[*index].take().expect("it is filled once");
+            place.bytes_mut().fill(u8::try_from(*chunk).expect("small"));
+            frame.entries.push(Entry { bytes: place.len(), ..Entry::bare(id(*chunk), Round(5), Float32) });
+            body.push(place);
+        }
+        self.event(Event::Received { peer: self.peer(), frame, body });
+        let left: ReceiveBuffers = into.into_iter().flatten().collect();
+        if is_last && !left.is_empty() {
+            self.event(Event::AnswerReturned { peer: self.peer(), request: ticket, into: left });
+        } else if !is_last {
+            self.posted.push((ticket, left));
+        }
+    }
+
+    /// The transport returns the buffers of answers that have not come.
+    fn return_posted(&mut self) {
+        for (request, into) in std::mem::take(&mut self.posted) {
+            self.event(Event::AnswerReturned { peer: self.peer(), request, into });
+        }
     }
 
     fn log(&mut self) -> String {
@@ -380,6 +427,91 @@ fn values_land_in_their_places() {
         line.values(ticket, &[(1, 4)]);
     });
     assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
+}
+
+#[test]
+fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
+    let mut memory = [9u8; 12];
+    let mut watched = [9u8; 4];
+    lend(|book| {
+        let mut line = Line::connected();
+        let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place))).collect();
+        let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
+        let into = [Incoming::Loan(book.write(&mut watched))].into();
+        let other = line.ask(Kind::Pull, &[4], RequestBody { into, is_watched: true, ..RequestBody::default() });
+        line.welcome_to_answers();
+        assert_eq!(line.log(), "hello 0, buffers of 1, pull 1, pull 2", "what is watched is looked at when it arrives");
+        line.sent();
+        // Each kind of answer beside the other.
+        let (frame, body) = line.begin_values(other, &[(4, 4)]);
+        line.fill(ticket, &[(3, 2)], false);
+        line.event(Event::Received { peer: line.peer(), frame, body });
+        assert_eq!((line.versions(ticket), line.versions(other)), (None, Some(vec![5])));
+        // The server is busy with the rest, whose buffers come back: it is asked again, for what is open.
+        line.error(ticket, Kind::Error, ErrorCode::Busy);
+        line.return_posted();
+        line.wait(20);
+        assert_eq!(line.log(), "pull 1", "a value is not received twice into one buffer");
+        line.sent();
+        line.values(ticket, &[(1, 4), (2, 4)]);
+        assert_eq!(line.versions(ticket), Some(vec![5; 3]));
+    });
+    assert_eq!((memory, watched), ([1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3], [4; 4]));
+}
+
+#[test]
+fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_if_it_takes_them() {
+    let mut memory = [9u8; 8];
+    lend(|book| {
+        let mut line = Line::connected();
+        let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place))).collect();
+        let ticket = line.ask(Kind::Pull, &[1, 2], RequestBody { into, ..RequestBody::default() });
+        for (takes_answers, expected) in [
+            (true, "hello 0, buffers of 1, pull 1"),
+            (true, "hello 0, buffers of 1, pull 1"),
+            (false, "hello 0, pull 1"),
+            (true, "hello 0, buffers of 1, pull 1"),
+        ] {
+            if takes_answers {
+                line.welcome_to_answers();
+            } else {
+                line.welcome();
+            }
+            assert_eq!(line.log(), expected);
+            if line.client.deadline().is_none() && line.peers < 4 {
+                line.return_posted();
+                line.gone(ReceiveBuffers::new());
+                line.wait(1000);
+            }
+        }
+        line.sent();
+        // A value that is none: its buffer comes back, and the entry stays open.
+        line.fill(ticket, &[(2, 1)], true);
+        assert_eq!(line.versions(ticket), None);
+        line.values(ticket, &[(1, 4)]);
+        assert_eq!(line.versions(ticket), Some(vec![5, 5]));
+    });
+    assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2]);
+}
+
+#[test]
+fn a_cancelled_request_ends_when_the_connection_has_returned_the_buffers_of_its_answer() {
+    let mut memory = [9u8; 4];
+    lend(|book| {
+        let mut line = Line::connected();
+        let into = [Incoming::Loan(book.write(&mut memory))].into();
+        let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
+        line.welcome_to_answers();
+        line.sent();
+        line.log();
+        line.cancel(ticket);
+        assert_eq!(line.log(), "close", "the peer may write the buffer as long as it is connected");
+        assert!(line.client.take(ticket).is_none(), "the transport has its buffer");
+        line.return_posted();
+        assert!(line.client.take(ticket).is_some_and(|end| end.is_err()));
+        line.gone(ReceiveBuffers::new());
+        assert!(!line.client.is_busy());
+    });
 }
 
 #[test]

@@ -256,9 +256,8 @@ impl RigSide {
             }
             Event::Received { peer, frame, body } => {
                 // For a value without a posted buffer the transport gives one that discards it.
-                let is_own = |place: &&Incoming| {
-                    frame.head.kind != Kind::Value || !matches!(place, Incoming::Discard { .. })
-                };
+                let is_own =
+                    |place: &&Incoming| frame.head.kind != Kind::Value || !matches!(place, Incoming::Discard { .. });
                 self.receives_out -= body.iter().filter(is_own).count();
                 if let Some(landing) = self.landing.get_mut(&peer).filter(|_| !body.is_empty()) {
                     *landing -= 1;

@@ -45,8 +45,20 @@ struct FabricState {
     regions: HashMap<u32, SoftwareRegionEntry>,
     /// Messages that found no posted receive.
     receiver_not_ready: u64,
+    counts: DeviceCounts,
     /// Reads and writes so far, in tests.
     transfers: Vec<RdmaTransfer>,
+}
+
+/// What was asked of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DeviceCounts {
+    /// SENDs.
+    pub(super) messages: usize,
+    /// Calls that post requests.
+    pub(super) doorbells: usize,
+    /// Completions that were polled.
+    pub(super) completions: usize,
 }
 
 /// One RDMA read or write.
@@ -141,6 +153,12 @@ impl SoftwareDevice {
     #[cfg(test)]
     pub(super) fn receiver_not_ready(&self) -> u64 {
         self.fabric.lock().receiver_not_ready
+    }
+
+    /// Takes the counts of what was asked of the device since the last call.
+    #[cfg(test)]
+    pub(super) fn take_counts(&self) -> DeviceCounts {
+        std::mem::take(&mut self.fabric.lock().counts)
     }
 
     /// Takes the reads and writes since the last call.
@@ -301,6 +319,8 @@ impl QueuePair for SoftwarePair {
 
     fn post(&mut self, work: &[WorkRequest]) -> Result<(), VerbsError> {
         let mut state = self.fabric.lock();
+        state.counts.doorbells += 1;
+        state.counts.messages += work.iter().filter(|work| matches!(work.operation, Operation::Send)).count();
         for work in work {
             let outcome = match state.queues(self.end.number)? {
                 queues if queues.has_failed => Err(CompletionStatus::FLUSHED),
@@ -329,7 +349,10 @@ impl QueuePair for SoftwarePair {
     }
 
     fn poll(&mut self, done: &mut Vec<WorkCompletion>) -> Result<(), VerbsError> {
-        done.extend(self.fabric.lock().queues(self.end.number)?.done.drain(..));
+        let mut state = self.fabric.lock();
+        let before = done.len();
+        done.extend(state.queues(self.end.number)?.done.drain(..));
+        state.counts.completions += done.len() - before;
         Ok(())
     }
 

@@ -19,7 +19,7 @@ const REASON: usize = 8;
 const VERSION_AT: usize = 4;
 
 const MAGIC: [u8; 4] = *b"PRDM";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Makes a handshake message long enough for any reason.
 const UNUSED: usize = 980;
 const NO: u8 = 0;
@@ -282,7 +282,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         check(0, b'X', "begins with");
-        check(4, 9, "version 9; expected version 2");
+        check(4, 9, "version 9; expected version 3");
         check(6, 6, "packet length 6");
         check(11, 1, "names pair 0x1010203");
         check(34, 9, "is for slots");
@@ -295,7 +295,7 @@ mod tests {
         let other = [b'P', b'R', b'D', b'M', 1, 0];
         assert!(HandshakeMessage::begins(&other) && HandshakeMessage::is_there(&other));
         assert!(
-            HandshakeMessage::decode(&other).expect_err("another version").contains("version 1; expected version 2")
+            HandshakeMessage::decode(&other).expect_err("another version").contains("version 1; expected version 3")
         );
     }
 

@@ -11,7 +11,7 @@ use pserver_core::wire::{Entry, Frame, Head, Kind};
 use super::fixtures::ends;
 use crate::conformance::rig::{ConformanceRig, SeenEvent, bytes};
 use crate::network::NetworkOptions;
-use crate::verbs::software_device::SoftwareDevice;
+use crate::verbs::software_device::{DeviceCounts, SoftwareDevice};
 use crate::verbs::{VerbsDevice, VerbsDevices};
 
 /// Lengths of values; 8,192 bytes are the longest that come in messages.
@@ -204,5 +204,39 @@ fn every_value_comes_into_its_buffer_and_every_other_buffer_comes_back() {
         for (asked, (buffer, _)) in all.iter().zip(&memory) {
             check(asked, buffer, &rig.near.seen);
         }
+    }
+}
+
+/// A gradient there and a value back, each of 256 KiB in registered memory: no side asks the other for anything.
+#[test]
+fn a_frame_and_its_answer_take_two_messages_three_doorbells_and_five_completions() {
+    const LENGTH: usize = 256 * 1024;
+    let (mut rig, software_device) = software_rig();
+    let (near, far) = rig.connect();
+    rig.until("answers are taken", |rig| rig.near.seen.contains(&SeenEvent::TakesAnswers(near)));
+    let gradient = Buffer::new(LENGTH).expect("this system shares memory");
+    let mut parameter = Buffer::new(LENGTH).expect("this system shares memory");
+    let (from, to) = (gradient.mapping().clone(), parameter.mapping().clone());
+    for round in 0..20 {
+        software_device.take_counts();
+        let value = bytes(LENGTH, round);
+        lend(|book| {
+            let head = Head { request: Ticket(round + 1), ..Head::new(Kind::Push) };
+            let entry = Entry::with_payload(chunk(0), Round(1), ElementType::Float32, &gradient);
+            let frame = Frame { entries: [entry].into(), ..Frame::bare(head) };
+            let into = [Incoming::Loan(book.write(&mut parameter).within(&to))].into();
+            rig.near.receives_out += 1;
+            rig.near.queue.push_back(Submit::PostAnswer { peer: near, request: head.request, into });
+            rig.near.send(near, &frame, [Outgoing::Loan(book.read(&gradient).within(&from))].into());
+            let known = rig.far.landed().count();
+            rig.until("the gradient is there", |rig| rig.far.landed().count() > known);
+            answer(&mut rig, far, (head.request, Kind::Value), &[(chunk(0), value.clone())]);
+            let out = |rig: &ConformanceRig| rig.near.sends_out + rig.near.receives_out + rig.far.sends_out;
+            rig.until("the value is back", |rig| out(rig) == 0);
+        });
+        rig.settle();
+        assert!(parameter[..] == value[..], "round {round}: the value");
+        let DeviceCounts { messages, doorbells, completions } = software_device.take_counts();
+        assert_eq!((messages, doorbells, completions), (2, 3, 5), "round {round}: SENDs, doorbells, completions");
     }
 }

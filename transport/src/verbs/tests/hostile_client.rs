@@ -4,14 +4,17 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round};
 use pserver_core::memory::{Arena, Budget, Lease};
 use pserver_core::port::Doorbell;
-use pserver_core::wire::{Address, OfferMessage};
+use pserver_core::wire::{Address, Entry, Flags, Frame, Head, Kind, OfferMessage};
 
 use super::fixtures::ends;
 use crate::conformance::rig::{ConformanceRig, hello};
 use crate::network::{NetworkOptions, PollPolicy};
 use crate::verbs::FabricSettings;
+use crate::verbs::answers::NAMED_MAX;
 use crate::verbs::choice::ConnectionPlace;
 use crate::verbs::credits::{CreditedMessages, slots};
 use crate::verbs::memory_span::MemorySpan;
@@ -21,7 +24,9 @@ use crate::verbs::provider::{
 };
 use crate::verbs::software_device::SoftwareDevice;
 use crate::verbs::status::CompletionStatus;
-use crate::verbs::wire_format::{HANDSHAKE_BYTES, HandshakeMessage, MessageKind, MessagePrefix, PREFIX_BYTES};
+use crate::verbs::wire_format::{
+    HANDSHAKE_BYTES, HandshakeMessage, MessageKind, MessagePrefix, PREFIX_BYTES, REMOTE_BUFFER_BYTES,
+};
 use crate::verbs::work_requests::{InFlightRequests, ReceivedMessage};
 use crate::verbs::{
     BULK_SLOTS, CONTROL_SLOTS, ConnectionError, ConnectionSide, DeviceContext, DeviceWatcher, SLOT_BYTES, VerbsDevice,
@@ -154,6 +159,12 @@ fn a_client_that_violates_the_protocol_is_cut_by_name() {
     let mut room = message(MessageKind::CreditsOnly, 0, &[]);
     room[8] = 1;
     check(&room, "1 bulk and 0 control credits were returned, more than were in use");
+    let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
+    let entry = Entry::bare(id, Round(0), ElementType::Float32);
+    let mut frame = Frame::bare(Head { flags: Flags::NAMED, ..Head::new(Kind::Pull) });
+    frame.entries.extend([entry; NAMED_MAX + 1]);
+    let named = [frame.encode(), vec![1; (NAMED_MAX + 1) * REMOTE_BUFFER_BYTES]].concat();
+    check(&message(MessageKind::Bulk, 0, &named), "65 destinations of answers were named at once; expected at most 64");
 }
 
 /// Messages are delivered one at a time, and no credit is returned.
