@@ -461,7 +461,7 @@ fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
 
 #[test]
 fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_if_it_takes_them() {
-    let mut memory = [9u8; 8];
+    let (mut memory, mut watched) = ([9u8; 8], [9u8; 4]);
     lend(|book| {
         let mut line = Line::connected();
         let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place))).collect();
@@ -488,10 +488,16 @@ fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_i
         // A value that is none: its buffer comes back, and the entry stays open.
         line.fill(ticket, &[(2, 1)], true);
         assert_eq!(line.versions(ticket), None);
-        line.values(ticket, &[(1, 4)]);
-        assert_eq!(line.versions(ticket), Some(vec![5, 5]));
+        let into = [Incoming::Loan(book.write(&mut watched))].into();
+        let other = line.ask(Kind::Pull, &[3], RequestBody { into, is_watched: true, ..RequestBody::default() });
+        line.sent();
+        let (first, second) = (line.begin_values(ticket, &[(1, 4)]), line.begin_values(other, &[(3, 4)]));
+        for (frame, body) in [first, second] {
+            line.event(Event::Received { peer: line.peer(), frame, body });
+        }
+        assert_eq!((line.versions(ticket), line.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
     });
-    assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2]);
+    assert_eq!((memory, watched), ([1, 1, 1, 1, 2, 2, 2, 2], [3; 4]));
 }
 
 #[test]

@@ -9,8 +9,10 @@ use pserver_core::port::{Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
 use pserver_core::wire::{Entry, Frame, Head, Kind};
 
 use super::fixtures::ends;
+use super::hostile_client::TestRng;
 use crate::conformance::rig::{ConformanceRig, SeenEvent, bytes};
 use crate::network::NetworkOptions;
+use crate::verbs::answers::NAMED_MAX;
 use crate::verbs::software_device::{DeviceCounts, SoftwareDevice};
 use crate::verbs::{VerbsDevice, VerbsDevices};
 
@@ -18,24 +20,6 @@ use crate::verbs::{VerbsDevice, VerbsDevices};
 const LENGTHS: [usize; 6] = [64, 8192, 8193, 40_000, 100, 262_144];
 /// What a buffer holds before a value comes.
 const POISON: u8 = 0xa5;
-
-/// Numbers that look random.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).expect("it has 31 bits") % bound
-    }
-
-    fn shuffled(&mut self, count: usize) -> Vec<usize> {
-        let mut order: Vec<_> = (0..count).collect();
-        for at in (1..count).rev() {
-            order.swap(at, self.below(at + 1));
-        }
-        order
-    }
-}
 
 /// A request whose answer has buffers, and what must come of them.
 struct Asked {
@@ -57,6 +41,14 @@ fn software_rig() -> (ConformanceRig, Arc<SoftwareDevice>) {
 
 fn chunk(number: usize) -> ChunkId {
     ChunkId { parameter: ParameterIndex(1), chunk: ChunkIndex(number as u64) }
+}
+
+fn shuffled(count: usize, numbers: &mut TestRng) -> Vec<usize> {
+    let mut order: Vec<_> = (0..count).collect();
+    for at in (1..count).rev() {
+        order.swap(at, numbers.below(at + 1));
+    }
+    order
 }
 
 /// A pull of these chunks.
@@ -89,7 +81,7 @@ fn answer(rig: &mut ConformanceRig, far: PeerId, (request, kind): (Ticket, Kind)
 
 impl Asked {
     /// A request of some chunks, one of them perhaps twice.
-    fn random(ticket: u64, numbers: &mut Numbers) -> Self {
+    fn random(ticket: u64, numbers: &mut TestRng) -> Self {
         let count = 1 + numbers.below(5);
         let ids: Vec<_> = (0..count).map(|_| chunk(numbers.below(4))).collect();
         let lengths: Vec<_> = (0..count).map(|_| LENGTHS[numbers.below(LENGTHS.len())]).collect();
@@ -102,8 +94,8 @@ impl Asked {
 
     /// Answers in one to three frames, in any order of the entries, and notes what must come of each buffer. Some
     /// values are empty or of another length, and some requests end with a refusal.
-    fn answer(&mut self, rig: &mut ConformanceRig, far: PeerId, numbers: &mut Numbers) {
-        let order = numbers.shuffled(self.ids.len());
+    fn answer(&mut self, rig: &mut ConformanceRig, far: PeerId, numbers: &mut TestRng) {
+        let order = shuffled(self.ids.len(), numbers);
         let frames = 1 + numbers.below(3);
         let is_refused = numbers.below(5) == 0;
         for (number, part) in order.chunks(order.len().div_ceil(frames)).enumerate() {
@@ -121,7 +113,7 @@ impl Asked {
                     1 => LENGTHS[numbers.below(LENGTHS.len())],
                     _ => self.lengths[*at],
                 };
-                values.push((self.ids[*at], bytes(length, numbers.0)));
+                values.push((self.ids[*at], bytes(length, numbers.next())));
             }
             for (id, value) in values.iter().filter(|(_, value)| !value.is_empty()) {
                 let is_it = |at: &usize| {
@@ -165,45 +157,49 @@ fn check(asked: &Asked, memory: &[u8], seen: &[SeenEvent]) {
 }
 
 /// Requests of registered and of other memory, answered in every way that a server may answer.
+pub(super) fn answer_in_every_way(rig: &mut ConformanceRig, seed: u64) {
+    let (near, far) = rig.connect();
+    rig.until("answers are taken", |rig| rig.near.seen.contains(&SeenEvent::TakesAnswers(near)));
+    let mut numbers = TestRng(seed);
+    let mut all: Vec<_> = (0..24).map(|ticket| Asked::random(ticket + 1, &mut numbers)).collect();
+    let mut memory: Vec<_> = all
+        .iter()
+        .map(|asked| {
+            let mut buffer = Buffer::new(asked.length()).expect("this system shares memory");
+            buffer.fill(POISON);
+            (buffer, numbers.below(3) > 0)
+        })
+        .collect();
+    lend(|book| {
+        for (asked, (buffer, is_registered)) in all.iter().zip(&mut memory) {
+            let mapping = buffer.mapping().clone();
+            let mut rest: &mut [u8] = buffer;
+            let mut into = ReceiveBuffers::new();
+            for length in &asked.lengths {
+                let (one, after) = std::mem::take(&mut rest).split_at_mut(*length);
+                rest = after;
+                let loan = book.write(one);
+                into.push(Incoming::Loan(if *is_registered { loan.within(&mapping) } else { loan }));
+            }
+            ask(rig, near, &pull(asked.ticket, &asked.ids), into);
+        }
+        let count = all.len();
+        rig.until("the requests are there", |rig| rig.far.landed().count() == 1 + count);
+        for at in shuffled(count, &mut numbers) {
+            all[at].answer(rig, far, &mut numbers);
+        }
+        rig.until("all buffers are back", |rig| rig.near.receives_out + rig.far.sends_out == 0);
+    });
+    for (asked, (buffer, _)) in all.iter().zip(&memory) {
+        check(asked, buffer, &rig.near.seen);
+    }
+}
+
 #[test]
 fn every_value_comes_into_its_buffer_and_every_other_buffer_comes_back() {
     for seed in 0..48 {
         let (mut rig, _) = software_rig();
-        let (near, far) = rig.connect();
-        rig.until("answers are taken", |rig| rig.near.seen.contains(&SeenEvent::TakesAnswers(near)));
-        let mut numbers = Numbers(seed);
-        let mut all: Vec<_> = (0..24).map(|ticket| Asked::random(ticket + 1, &mut numbers)).collect();
-        let mut memory: Vec<_> = all
-            .iter()
-            .map(|asked| {
-                let mut buffer = Buffer::new(asked.length()).expect("this system shares memory");
-                buffer.fill(POISON);
-                (buffer, numbers.below(3) > 0)
-            })
-            .collect();
-        lend(|book| {
-            for (asked, (buffer, is_registered)) in all.iter().zip(&mut memory) {
-                let mapping = buffer.mapping().clone();
-                let mut rest: &mut [u8] = buffer;
-                let mut into = ReceiveBuffers::new();
-                for length in &asked.lengths {
-                    let (one, after) = std::mem::take(&mut rest).split_at_mut(*length);
-                    rest = after;
-                    let loan = book.write(one);
-                    into.push(Incoming::Loan(if *is_registered { loan.within(&mapping) } else { loan }));
-                }
-                ask(&mut rig, near, &pull(asked.ticket, &asked.ids), into);
-            }
-            let count = all.len();
-            rig.until("the requests are there", |rig| rig.far.landed().count() == 1 + count);
-            for at in numbers.shuffled(count) {
-                all[at].answer(&mut rig, far, &mut numbers);
-            }
-            rig.until("all buffers are back", |rig| rig.near.receives_out + rig.far.sends_out == 0);
-        });
-        for (asked, (buffer, _)) in all.iter().zip(&memory) {
-            check(asked, buffer, &rig.near.seen);
-        }
+        answer_in_every_way(&mut rig, seed);
     }
 }
 
@@ -217,7 +213,8 @@ fn a_frame_and_its_answer_take_two_messages_three_doorbells_and_five_completions
     let gradient = Buffer::new(LENGTH).expect("this system shares memory");
     let mut parameter = Buffer::new(LENGTH).expect("this system shares memory");
     let (from, to) = (gradient.mapping().clone(), parameter.mapping().clone());
-    for round in 0..20 {
+    // More rounds than destinations may be named at once.
+    for round in 0..2 * NAMED_MAX as u64 {
         software_device.take_counts();
         let value = bytes(LENGTH, round);
         lend(|book| {

@@ -197,6 +197,8 @@ fn a_connection_over_tcp_returns_to_verbs_between_two_frames() {
         choice.device.inject(None);
         talk(&mut choice, ends, |choice| choice.over_verbs().iter().zip(before).all(|(now, before)| *now > before));
         let known = choice.over_verbs();
+        let takes = choice.rig.near.seen.iter().filter(|seen| matches!(seen, SeenEvent::TakesAnswers(_))).count();
+        assert_eq!(takes, 1, "{fault:?}, {is_open}: once it goes over verbs");
         let began = Instant::now();
         talk(&mut choice, ends, |_| began.elapsed() > Duration::from_millis(200));
         assert_eq!(choice.over_verbs(), known, "{fault:?}, {is_open}: once");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::port::Outgoing;
 
+use super::answers::answer_in_every_way;
 use super::failures::outstanding;
 use super::fixtures::ends;
 use super::hosts::{Host, asked, library, run_again};
@@ -54,6 +55,17 @@ fn the_library_keeps_every_promise() {
     {
         let options = options(poll, checks);
         conformance::check(|| ends("verbs://127.0.0.1:0", &options).landing(RECEIVES_MAX.min(2)));
+    }
+}
+
+#[test]
+fn values_are_written_into_the_buffers_that_requests_have_named() {
+    if !is_over_the_library("verbs::tests::false_library::values_are_written_into_the_buffers_that_requests_have_named")
+    {
+        return;
+    }
+    for seed in 0..16 {
+        answer_in_every_way(&mut rig(), seed);
     }
 }
 

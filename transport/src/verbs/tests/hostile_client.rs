@@ -84,15 +84,15 @@ impl HostileClient {
 }
 
 /// A deterministic generator.
-struct TestRng(u64);
+pub(super) struct TestRng(pub(super) u64);
 
 impl TestRng {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 ^ (self.0 >> 29)
     }
 
-    fn below(&mut self, limit: usize) -> usize {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() >> 11).expect("64 bits") % limit
     }
 }
