@@ -237,7 +237,8 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<RoundCosts> {
 }
 
 /// A frame with several payloads allocates its entries, and a copy of them for the report of its head: the session may
-/// keep both. A frame with one payload allocates nothing. Beyond that the runtime allocates once for each request for readiness, of which there is one in so many polls.
+/// keep both. A frame with one payload allocates nothing. Beyond that the runtime allocates once for each request for
+/// readiness, of which there is one in so many polls.
 #[test]
 fn a_warm_connection_allocates_its_frames_and_registers_nothing() {
     let check = |lengths: &[u32], expected: u64| {

@@ -13,7 +13,6 @@ use pserver_core::wire::{Flags, Frame, Kind};
 use smallvec::SmallVec;
 
 use super::provider::RemoteAddress;
-use super::receive::remote_key_in_place;
 use super::staging::VerbsStaging;
 use super::wire_format::{REMOTE_BUFFER_BYTES, RemoteBuffer};
 use super::{ConnectionError, INLINE_BYTES_MAX};
@@ -23,6 +22,15 @@ pub(super) const NAMED_MAX: usize = if cfg!(test) { 64 } else { 65_536 };
 
 /// Where the accepting side writes the long payloads of a frame, in order; nothing for one that is discarded.
 pub(super) type PayloadDestinations = SmallVec<[Option<RemoteBuffer>; 1]>;
+
+/// The answers that a connection awaits or owes.
+#[derive(Default)]
+pub(super) struct AnswerBuffers {
+    /// Of the connecting side.
+    pub(super) posted: PostedAnswers,
+    /// Of the accepting side.
+    pub(super) named: NamedDestinations,
+}
 
 /// Receive buffers of answers, on the connecting side.
 #[derive(Default)]
@@ -212,7 +220,7 @@ fn encode(into: &mut [Option<Incoming>], staging: &VerbsStaging, encoded: &mut V
             continue;
         }
         // A failure of the device ends the connection in its next turn.
-        let Ok(Some(key)) = remote_key_in_place(place, staging) else { return false };
+        let Ok(Some(key)) = staging.remote_key_in_place(place) else { return false };
         let address = place.bytes_mut().as_mut_ptr().expose_provenance() as u64;
         let remote = RemoteAddress { address, key };
         encoded.extend(RemoteBuffer { remote, bytes: place.len() }.encode());

@@ -99,8 +99,8 @@ impl VerbsConnection {
     /// Queues a frame. A request names where the values of its answer go, and an answer is written there.
     fn push(&mut self, ticket: Ticket, mut frame: Frame, body: Payloads) {
         let Self { sender, receiver, .. } = self;
-        let destinations = receiver.named_destinations.take(&frame);
-        let named = receiver.posted_answers.name(&mut frame, sender.staging());
+        let destinations = receiver.answers.named.take(&frame);
+        let named = receiver.answers.posted.name(&mut frame, sender.staging());
         sender.push(ticket, frame, body, (named, destinations));
     }
 
@@ -221,7 +221,7 @@ impl Connection for VerbsConnection {
     }
 
     fn post_answer(&mut self, request: Ticket, into: ReceiveBuffers) {
-        self.receiver.posted_answers.post(request, into);
+        self.receiver.answers.posted.post(request, into);
     }
 
     fn take_unbegun(&mut self) -> Vec<TicketedBody> {
@@ -232,7 +232,7 @@ impl Connection for VerbsConnection {
         let is_closed = self.close();
         let frames = self.sender.take_all();
         let unfilled = self.receiver.take_unfilled();
-        let answers = self.receiver.posted_answers.take_all();
+        let answers = self.receiver.answers.posted.take_all();
         // The peer can access memory that it was told of as long as that is registered.
         let is_open = !is_closed && self.side == ConnectionSide::Connecting;
         if is_open {

@@ -14,7 +14,7 @@ use pserver_core::memory::Lease;
 use pserver_core::port::{Event, Incoming, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
 
-use super::answers::{NamedDestinations, PostedAnswers};
+use super::answers::AnswerBuffers;
 use super::credits::CreditedMessages;
 use super::provider::{Operation, RemoteAddress};
 use super::registry::VerbsCounters;
@@ -36,9 +36,7 @@ pub(super) struct VerbsReceiver {
     state: VerbsReceiveState,
     /// The part of the entries, the control message and the named destinations that has arrived.
     rest: Vec<u8>,
-    /// Receive buffers of answers, on the connecting side; what requests name for theirs, on the accepting side.
-    pub(super) posted_answers: PostedAnswers,
-    pub(super) named_destinations: NamedDestinations,
+    pub(super) answers: AnswerBuffers,
     /// Posted receives in the order of their heads, and the number of the first.
     posted_receives: VecDeque<VerbsPostedReceive>,
     first_number: u64,
@@ -105,8 +103,7 @@ impl VerbsReceiver {
             insists,
             state: VerbsReceiveState::Header,
             rest: Vec::new(),
-            posted_answers: PostedAnswers::default(),
-            named_destinations: NamedDestinations::default(),
+            answers: AnswerBuffers::default(),
             posted_receives: VecDeque::with_capacity(RECEIVES_MAX),
             first_number: 0,
             write_number: 0,
@@ -262,7 +259,7 @@ impl VerbsReceiver {
                         return Err(ConnectionError::Broken("destinations from the accepting side".to_owned()));
                     }
                     frame.head.flags = frame.head.flags.without(Flags::NAMED);
-                    self.named_destinations.add(&frame, destinations)?;
+                    self.answers.named.add(&frame, destinations)?;
                 }
                 self.rest.clear();
                 self.rest.shrink_to(REST_BYTES_KEPT);
@@ -323,7 +320,7 @@ impl VerbsReceiver {
     }
 
     fn report_received(&mut self, peer: PeerId, frame: Frame, body: ReceiveBuffers, events: &mut Vec<Event>) {
-        let (request, unused) = (frame.head.request, self.posted_answers.conclude(&frame));
+        let (request, unused) = (frame.head.request, self.answers.posted.conclude(&frame));
         events.push(Event::Received { peer, frame, body });
         events.extend(unused.map(|into| Event::AnswerReturned { peer, request, into }));
     }
@@ -331,7 +328,7 @@ impl VerbsReceiver {
     fn report(&mut self, peer: PeerId, frame: Frame, events: &mut Vec<Event>) {
         self.state = if frame.payload_bytes() == 0 {
             VerbsReceiveState::CreditsOnly(frame)
-        } else if let Some((buffers, are_written)) = self.posted_answers.take(&frame) {
+        } else if let Some((buffers, are_written)) = self.answers.posted.take(&frame) {
             self.add_receive(frame, buffers, are_written);
             VerbsReceiveState::Payload
         } else {
@@ -436,7 +433,7 @@ impl VerbsPostedReceive {
                 control_body.extend(RemoteBuffer::DISCARDED.encode());
                 continue;
             }
-            let (address, key) = match remote_key_in_place(place, staging)? {
+            let (address, key) = match staging.remote_key_in_place(place)? {
                 Some(key) => (place.bytes_mut().as_mut_ptr().expose_provenance(), key),
                 None => {
                     let Some(mut lease) = staging.take(bytes)? else { break };
@@ -475,11 +472,4 @@ impl VerbsPostedReceive {
 /// Bytes of the destinations that follow a head.
 fn named_bytes(prefix: &Prefix) -> usize {
     if prefix.head().flags.contains(Flags::NAMED) { prefix.entries() * REMOTE_BUFFER_BYTES } else { 0 }
-}
-
-/// The remote key of a buffer that the peer can write directly; nothing when it needs staging.
-pub(super) fn remote_key_in_place(place: &Incoming, staging: &VerbsStaging) -> Result<Option<u32>, ConnectionError> {
-    let Incoming::Loan(loan) = place else { return Ok(None) };
-    let Some((memory, offset)) = loan.mapped() else { return Ok(None) };
-    Ok(staging.registry().remote_key_within(memory, offset)?)
 }

@@ -50,7 +50,7 @@ struct FabricState {
     transfers: Vec<RdmaTransfer>,
 }
 
-/// What was asked of the device.
+/// Counts of a device's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceCounts {
     /// SENDs.

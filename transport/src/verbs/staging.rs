@@ -3,6 +3,7 @@
 
 use pserver_core::limits::{FRAME_PAYLOAD_BYTES_MAX, RECEIVES_MAX};
 use pserver_core::memory::{Arena, Budget, Lease};
+use pserver_core::port::Incoming;
 
 use super::ConnectionError;
 use super::registry::MemoryRegistry;
@@ -44,5 +45,12 @@ impl VerbsStaging {
             }
         };
         Ok(arena.take(bytes).ok())
+    }
+
+    /// The remote key of a buffer that the peer can write directly; nothing when it needs staging.
+    pub(super) fn remote_key_in_place(&self, place: &Incoming) -> Result<Option<u32>, ConnectionError> {
+        let Incoming::Loan(loan) = place else { return Ok(None) };
+        let Some((memory, offset)) = loan.mapped() else { return Ok(None) };
+        Ok(self.registry().remote_key_within(memory, offset)?)
     }
 }

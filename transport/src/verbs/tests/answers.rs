@@ -18,7 +18,7 @@ use crate::verbs::{VerbsDevice, VerbsDevices};
 
 /// Lengths of values; 8,192 bytes are the longest that come in messages.
 const LENGTHS: [usize; 6] = [64, 8192, 8193, 40_000, 100, 262_144];
-/// What a buffer holds before a value comes.
+/// The content of a buffer before a value comes.
 const POISON: u8 = 0xa5;
 
 /// A request whose answer has buffers, and what must come of them.
