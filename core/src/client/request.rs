@@ -201,9 +201,9 @@ impl PendingRequest {
         Some((index, place))
     }
 
-    /// The receive buffers of the answer, if the connection takes them with the request. The old
-    /// content of a watched buffer is looked at when the value arrives, so watched buffers wait for that. Buffers of answered entries, which a lost
-    /// connection has left, are not filled again.
+    /// The receive buffers of the answer, if the connection takes them with the request. The old content of a watched
+    /// buffer is looked at when the value arrives, so watched buffers wait for that. Buffers of answered entries, which
+    /// a lost connection has left, are not filled again.
     pub(super) fn post_answer(&mut self, takes_answers: bool) -> Option<ReceiveBuffers> {
         let ReceivePlaces { into, watch, borrowed } = &mut self.places;
         let is_whole = *borrowed == 0 && self.missing == self.frame.entries.len();
