@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use pserver_transport::verbs::{FabricChoice, FabricSettings};
+use pserver_transport::verbs::{FabricChoice, FabricOption, FabricSettings};
 use serde_json::{Map, Value, json};
 
 /// The description of the machine above every result.
@@ -59,7 +59,11 @@ pub(crate) fn memory_bytes() -> Option<u64> {
 /// # Errors
 /// The variable that is wrong.
 pub(crate) fn fabric_settings() -> Result<(FabricSettings, Vec<FabricChoice>), String> {
-    FabricSettings::find(&|name| std::env::var(name).ok())
+    let variable = |name: &str| std::env::var(name).ok();
+    let text = variable("PSERVER_RDMA_FABRIC").unwrap_or_default();
+    let option = FabricOption::new(&text, "PSERVER_RDMA_FABRIC");
+    let option = option.map_err(|expected| format!("PSERVER_RDMA_FABRIC is {text:?}; expected {expected}"))?;
+    FabricSettings::find(&option, &variable)
 }
 
 /// The same without their sources; wrong ones are refused by the servers and clients.

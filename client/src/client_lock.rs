@@ -10,8 +10,8 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -40,6 +40,8 @@ pub(super) struct ClientLock {
     contenders: AtomicUsize,
     /// Wakes the driver thread where it waits for calls, or for the end of contention.
     work: Condvar,
+    /// Whether it waits. Changed under the lock: waking a thread that does not wait is a system call too.
+    driver_waits: AtomicBool,
     /// Wakes the lock's holder where it waits for the network.
     doorbell: Doorbell,
     cancels: Arc<Cancellations>,
@@ -76,6 +78,7 @@ impl ClientLock {
             state: Mutex::new(state),
             contenders: AtomicUsize::new(0),
             work: Condvar::new(),
+            driver_waits: AtomicBool::new(false),
             driver: Mutex::default(),
         }
     }
@@ -162,7 +165,9 @@ impl ClientLock {
         let mut state = self.lock_state();
         while !matches!(*self.driver(), DriverThread::Stopping) {
             if self.is_contended() || !state.is_running() {
+                self.driver_waits.store(true, SeqCst);
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.driver_waits.store(false, SeqCst);
             } else {
                 state.advance(Duration::MAX);
             }
@@ -204,10 +209,12 @@ impl ClientLock {
     /// Releases the lock. Without contention, a waiting thread or the driver thread takes over the calls.
     fn release(&self, mut state: MutexGuard<'_, ClientState>) {
         let next = if self.is_contended() { None } else { state.next_waiter() };
+        let driver_waits = self.driver_waits.load(SeqCst);
         drop(state);
         match next {
             Some(thread) => thread.unpark(),
-            None => self.work.notify_one(),
+            None if driver_waits => self.work.notify_one(),
+            None => {}
         }
     }
 }

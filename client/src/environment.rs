@@ -28,7 +28,7 @@ use pserver_core::text::{nearest, shown, suggestion};
 use pserver_core::wire::Address;
 
 use pserver_transport::network::{CHECKS_EXPECTED, JobToken, POLL_EXPECTED};
-use pserver_transport::verbs::{DEVICE_EXPECTED, FabricSettings, fabric_variables};
+use pserver_transport::verbs::{DEVICE_EXPECTED, FabricOption, FabricSettings, fabric_variables};
 
 use crate::ClientOptions;
 use crate::launchers::{LauncherValue, Launchers, PORT_DEFAULT};
@@ -74,6 +74,7 @@ pub const SERVER_SETTINGS: &[&str] = &[
     "checks",
     "device",
     "rdma_device",
+    "rdma_fabric",
     "device_memory",
     "device_gradients",
     "device_least",
@@ -83,8 +84,18 @@ pub const SERVER_SETTINGS: &[&str] = &[
     "ready_fd",
 ];
 /// Every name that options and file know.
-const NAMES: [&str; 9] =
-    ["coordinator", "trainer", "deadline", "server_absence", "reader", "poll", "checks", "rdma_device", "token_file"];
+const NAMES: [&str; 10] = [
+    "coordinator",
+    "trainer",
+    "deadline",
+    "server_absence",
+    "reader",
+    "poll",
+    "checks",
+    "rdma_device",
+    "rdma_fabric",
+    "token_file",
+];
 
 /// Every setting of a client.
 pub fn client_settings() -> impl Iterator<Item = &'static str> {
@@ -198,6 +209,7 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
     let poll = places.plain("poll", &["PSERVER_POLL"], "adaptive");
     let checks = places.plain("checks", &["PSERVER_CHECKS"], "between-hosts");
     let rdma_device = places.plain("rdma_device", &["PSERVER_RDMA_DEVICE"], "auto");
+    let rdma_fabric = places.plain("rdma_fabric", &["PSERVER_RDMA_FABRIC"], "none");
     let token_file = places.plain("token_file", &["PSERVER_TOKEN_FILE"], "none");
     let options = ClientOptions {
         coordinator: address,
@@ -209,7 +221,7 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
         poll: poll.read(|text| text.parse().ok(), POLL_EXPECTED)?,
         checks: checks.read(|text| text.parse().ok(), CHECKS_EXPECTED)?,
         rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
-        fabric: FabricSettings::find(surroundings.variable).map_err(Failure::call)?.0,
+        fabric: fabric(&rdma_fabric, surroundings)?,
         token: token(&token_file, surroundings)?,
     };
     if let (Some(rank), Some(size)) = (&trainer, &trainers) {
@@ -217,13 +229,21 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
     }
     let lowest = || SettingChoice::new("trainer", "the lowest free rank", DEFAULT);
     let rank = trainer.unwrap_or_else(lowest);
-    let plain = [deadline, absence, reader, poll, checks, rdma_device, token_file];
+    let plain = [deadline, absence, reader, poll, checks, rdma_device, rdma_fabric, token_file];
     let choices = [coordinator, rank].into_iter().chain(trainers).chain(plain).collect();
     Ok(ResolvedOptions {
         options,
         choices,
         is_verbose: places.variable("PSERVER_VERBOSE").is_some_and(|text| text != "0"),
     })
+}
+
+/// The settings of RDMA fabrics: of the option, then of the variables.
+fn fabric(choice: &SettingChoice, surroundings: &Environment<'_>) -> Result<FabricSettings, Failure> {
+    let text = if choice.origin == DEFAULT { "" } else { &choice.text };
+    let option = FabricOption::new(text, &format!("rdma_fabric of {}", choice.origin));
+    let option = option.map_err(|expected| choice.refused(&format!("expected {expected}")))?;
+    Ok(FabricSettings::find(&option, surroundings.variable).map_err(Failure::call)?.0)
 }
 
 /// The token in the file that is named, if one is.

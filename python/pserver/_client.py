@@ -142,6 +142,7 @@ class Client:
         poll: str | None = None,
         checks: str | None = None,
         rdma_device: str | None = None,
+        rdma_fabric: str | None = None,
     ) -> None:
         options = {
             "coordinator": coordinator,
@@ -153,6 +154,7 @@ class Client:
             "poll": poll,
             "checks": checks,
             "rdma_device": rdma_device,
+            "rdma_fabric": rdma_fabric,
         }
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
         _log.begin()

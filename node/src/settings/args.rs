@@ -136,6 +136,10 @@ pub struct ServeArgs {
     /// means all that begin so, and ^mlx5_bond_0 all others [default: auto].
     #[arg(long, help_heading = ADDRESSES, value_name = "DEVICES")]
     pub rdma_device: Option<String>,
+    /// Settings of RDMA fabrics, such as traffic_class=106,timeout=20 (docs/LAUNCH.md#rdma-devices); a setting that is
+    /// not named is the environment's.
+    #[arg(long, help_heading = ADDRESSES, value_name = "SETTINGS")]
+    pub rdma_fabric: Option<String>,
     /// The address at which metrics, status and the page of the job are served over HTTP (docs/WATCH.md); without it
     /// there is no such listener.
     #[arg(long, help_heading = ADDRESSES, value_name = "ADDRESS")]
@@ -229,6 +233,7 @@ impl ServeArgs {
             ("checks", "between-hosts", &self.checks),
             ("device", "auto", &self.device),
             ("rdma_device", "auto", &self.rdma_device),
+            ("rdma_fabric", "", &self.rdma_fabric),
             ("device_memory", "", &self.device_memory),
             ("device_gradients", "", &self.device_gradients),
             ("device_least", "64KiB", &self.device_least),

@@ -20,6 +20,9 @@ pub(super) struct ExplicitSetting {
     pub(super) shown: String,
 }
 
+/// Why settings of RDMA have no effect.
+const EXCLUDES_RDMA: &str = "the scheme before bind's host excludes RDMA; expected host:port without one, or verbs://";
+
 impl Settings {
     /// Warnings for the operator: variables of `environment` that are no settings, and settings that were made and
     /// have no effect beside the others.
@@ -34,7 +37,7 @@ impl Settings {
     }
 
     /// Settings without effect, each with its condition and reason.
-    fn idle(&self) -> [(bool, &'static [&'static str], &'static str); 7] {
+    fn idle(&self) -> [(bool, &'static [&'static str], &'static str); 8] {
         let never_verbs = matches!(self.addresses.bind.scheme, Scheme::Tcp | Scheme::Shm | Scheme::Loopback);
         [
             (
@@ -53,8 +56,9 @@ impl Settings {
             (
                 never_verbs && matches!(self.addresses.rdma_device, DeviceChoice::Named(_)),
                 &["rdma_device"],
-                "the scheme before bind's host excludes RDMA; expected host:port without one, or verbs://",
+                EXCLUDES_RDMA,
             ),
+            (never_verbs, &["rdma_fabric"], EXCLUDES_RDMA),
             (
                 self.admission.insecure && self.admission.token_file.is_some(),
                 &["insecure"],

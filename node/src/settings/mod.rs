@@ -26,7 +26,7 @@ use pserver_core::limits;
 use pserver_core::server::NonFinite;
 use pserver_core::wire::Address;
 use pserver_transport::network::{CHECKS_EXPECTED, ChecksumPolicy, POLL_EXPECTED, PollPolicy};
-use pserver_transport::verbs::{self, DeviceChoice, FabricSettings};
+use pserver_transport::verbs::{self, DeviceChoice, FabricOption, FabricSettings};
 
 pub use args::ServeArgs;
 use idle::ExplicitSetting;
@@ -247,7 +247,7 @@ impl Settings {
         let sources = SettingTexts::collect(args, environment)?;
         let (mut settings, mut problems) = Self::read(&sources);
         let variable = |name: &str| environment.iter().find(|(other, _)| other == name).map(|(_, text)| text.clone());
-        match FabricSettings::find(&variable) {
+        match FabricSettings::find(&sources.fabric(), &variable) {
             Ok((fabric, _)) => settings.addresses.fabric = fabric,
             Err(problem) => problems.push(problem),
         }
@@ -291,7 +291,10 @@ impl Settings {
                 coordinator: reader.take("coordinator", values::optional(values::reachable)),
                 checks: reader.take("checks", values::plain(CHECKS_EXPECTED)),
                 rdma_device: reader.take("rdma_device", values::plain(verbs::DEVICE_EXPECTED)),
-                fabric: FabricSettings::default(),
+                fabric: reader.take("rdma_fabric", |text| {
+                    // With the environment's settings below.
+                    FabricOption::new(text, "").map(|_| FabricSettings::default())
+                }),
                 http: reader.take("http", values::optional(values::plain(HTTP_EXPECTED))),
             },
             storage: StorageSettings {

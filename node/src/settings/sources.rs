@@ -11,6 +11,7 @@ use pserver_client::environment::variable_of;
 use pserver_client::launchers::Launchers;
 use pserver_client::setting_file;
 use pserver_core::text::{escaped, shown, suggestion};
+use pserver_transport::verbs::FabricOption;
 
 use super::args::{DEPENDENT_DEFAULTS, ServeArgs, SettingKey};
 use super::idle::ExplicitSetting;
@@ -151,6 +152,13 @@ impl SettingTexts {
             shown: format!("{name} = {} (from {})", found.text, OriginName(&found.origin, name)),
         };
         made.map(shown).collect()
+    }
+
+    /// The option with settings of RDMA fabrics; none if it is wrong, which its reader reports.
+    pub(super) fn fabric(&self) -> FabricOption {
+        let found = self.get("rdma_fabric");
+        let origin = OriginName(&found.origin, "rdma_fabric").to_string();
+        FabricOption::new(&found.text, &origin).unwrap_or_default()
     }
 
     pub(super) fn reader(&self) -> SettingReader<'_> {

@@ -1,8 +1,9 @@
 //! Settings that a fabric of RDMA needs: a lossless class, a key of a partition, patience.
 //!
-//! A setting is looked for in variables of the environment: ours, then those that programs with NCCL or UCX have on the
-//! same machines. The first that is set counts.
+//! A setting is looked for in the option `rdma_fabric`, then in variables of the environment: ours, then those that
+//! programs with NCCL or UCX have on the same machines. The first that is set counts.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -54,7 +55,15 @@ pub(super) enum PartitionKey {
     Value(u16),
 }
 
-/// A setting's value, and the variable that it is from or `default`.
+/// The settings of the option `rdma_fabric`, such as `traffic_class=106,timeout=20`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FabricOption {
+    settings: BTreeMap<&'static str, String>,
+    /// The option's name where it was given, for people.
+    origin: String,
+}
+
+/// A setting's value, and the option or variable that it is from or `default`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricChoice {
     /// The setting.
@@ -156,7 +165,7 @@ const SETTINGS: [FabricSetting; 10] = [
 
 impl Default for FabricSettings {
     fn default() -> Self {
-        Self::find(&|_| None).expect("defaults are right").0
+        Self::find(&FabricOption::default(), &|_| None).expect("defaults are right").0
     }
 }
 
@@ -169,13 +178,46 @@ fn is_ours(variable: &str) -> bool {
     variable.starts_with("PSERVER_")
 }
 
-impl FabricSettings {
-    /// Looks for every setting. `variable` looks up a variable of the environment.
+fn is_of_others(origin: &str) -> bool {
+    origin.starts_with("NCCL_") || origin.starts_with("UCX_")
+}
+
+impl FabricOption {
+    /// The settings in `text`, which was given by `origin`. Their values are looked at by [`FabricSettings::find`].
     ///
     /// # Errors
-    /// The variable that is wrong, what was found and what was expected.
-    pub fn find(variable: &dyn Fn(&str) -> Option<String>) -> Result<(Self, Vec<FabricChoice>), String> {
-        let mut choices: Vec<FabricChoice> = SETTINGS.iter().map(|setting| setting.choice(variable)).collect();
+    /// The expected form.
+    pub fn new(text: &str, origin: &str) -> Result<Self, String> {
+        let mut settings = BTreeMap::new();
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            // Devices have an option of their own.
+            let setting = SETTINGS[1..].iter().find(|setting| setting.name == name.trim());
+            let Some(setting) = setting.filter(|_| !value.trim().is_empty()) else { return Err(option_expected()) };
+            if settings.insert(setting.name, value.trim().to_owned()).is_some() {
+                return Err(format!("{}, each once", option_expected()));
+            }
+        }
+        Ok(Self { settings, origin: origin.to_owned() })
+    }
+}
+
+/// The expected form of the option.
+fn option_expected() -> String {
+    let names: Vec<_> = SETTINGS[1..].iter().map(|setting| setting.name).collect();
+    format!("name=value, name=value, ... with names of {}", names.join(", "))
+}
+
+impl FabricSettings {
+    /// Looks for every setting: in the option, then with `variable`, which looks up a variable of the environment.
+    ///
+    /// # Errors
+    /// The option or variable that is wrong, what was found and what was expected.
+    pub fn find(
+        option: &FabricOption,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<(Self, Vec<FabricChoice>), String> {
+        let mut choices: Vec<FabricChoice> = SETTINGS.iter().map(|setting| setting.choice(option, variable)).collect();
         let all = &mut choices;
         let settings = Self {
             device: find(all, "device", device_of_others)?,
@@ -201,7 +243,7 @@ fn find<T>(choices: &mut [FabricChoice], name: &str, parse: impl Fn(&str) -> Opt
         return Ok(found);
     }
     let wrong = format!("{}: {name} is {:?}; expected {}", choice.origin, choice.text, setting.expected);
-    if is_ours(&choice.origin) {
+    if !is_of_others(&choice.origin) {
         return Err(wrong);
     }
     (choice.text, choice.origin) = (setting.default.to_owned(), format!("default, without {wrong}"));
@@ -232,7 +274,10 @@ fn key(text: &str) -> Option<PartitionKey> {
 }
 
 impl FabricSetting {
-    fn choice(&self, variable: &dyn Fn(&str) -> Option<String>) -> FabricChoice {
+    fn choice(&self, option: &FabricOption, variable: &dyn Fn(&str) -> Option<String>) -> FabricChoice {
+        if let Some(text) = option.settings.get(self.name) {
+            return FabricChoice { setting: self.name, text: text.clone(), origin: option.origin.clone() };
+        }
         let said = self.variables.iter().find_map(|(name, translate)| {
             let text = variable(name).filter(|text| !text.trim().is_empty())?;
             Some((translate(text.trim())?, (*name).to_owned()))
@@ -323,7 +368,33 @@ mod tests {
     fn found(variables: &[(&str, &str)]) -> Result<(FabricSettings, Vec<FabricChoice>), String> {
         let variable =
             |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, text)| (*text).to_owned());
-        FabricSettings::find(&variable)
+        FabricSettings::find(&FabricOption::default(), &variable)
+    }
+
+    #[test]
+    fn an_option_goes_before_the_variables() {
+        let read = |text: &str, variable: &str| {
+            let variable = |name: &str| (name == "PSERVER_RDMA_TIMEOUT").then(|| variable.to_owned());
+            FabricSettings::find(&FabricOption::new(text, "--rdma-fabric")?, &variable)
+        };
+        let (settings, choices) = read(" traffic_class=106, timeout = 20 ,", "14").expect("it is right");
+        assert_eq!((settings.traffic_class, settings.timeout, settings.retries), (106, 20, 6));
+        let timeout = choices.iter().find(|choice| choice.setting == "timeout").expect("it is a setting");
+        assert_eq!(timeout.to_string(), "timeout = 20 (from --rdma-fabric)");
+        assert_eq!(read("retries=3", "14").expect("it is right").0.timeout, 14);
+        let error = read("timeout=32", "14").expect_err("it is too long");
+        assert_eq!(
+            error,
+            "--rdma-fabric: timeout is \"32\"; expected a number from 1 to 31: 4.096 us times two to \
+             this power"
+        );
+        for wrong in ["tmeout=3", "timeout", "timeout=", "device=mlx5_0", "retries=3,retries=4"] {
+            let expected = read(wrong, "14").expect_err("it is no option");
+            assert!(
+                expected.starts_with("name=value, name=value, ... with names of gid_index, traffic_class,"),
+                "{expected}"
+            );
+        }
     }
 
     fn of_others(text: &str) -> DeviceChoice {

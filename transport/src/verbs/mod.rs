@@ -57,7 +57,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use choice::{DEVICE_EXPECTED, DeviceChoice, DeviceNames};
-pub use fabric::{FabricChoice, FabricSettings, fabric_variables};
+pub use fabric::{FabricChoice, FabricOption, FabricSettings, fabric_variables};
 pub use registry::VerbsCounters;
 
 pub(crate) use denials::{RETRY_FIRST, longer};

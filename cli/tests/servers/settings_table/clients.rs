@@ -53,7 +53,7 @@ fn with(coordinator: &Address, options: &str) -> Client {
 }
 
 const OF_CLIENTS: [Case<ClientScene>; 6] = [
-    (&["coordinator", "poll", "checks", "rdma_device"], TakesEffect, transport),
+    (&["coordinator", "poll", "checks", "rdma_device", "rdma_fabric"], TakesEffect, transport),
     (&["reader"], TakesEffect, reader),
     (&["deadline"], TakesEffect, deadline),
     (&["server_absence"], TakesEffect, absence),
@@ -73,7 +73,7 @@ fn transport(scene: &ClientScene) {
     let nowhere = Address { port: free_port(), ..coordinator.clone() };
     let text = with(&nowhere, "server_absence=0s").names().expect_err("nobody is there").to_string();
     assert!(text.contains(&nowhere.to_string()), "{text}");
-    let other = with(&coordinator, "trainer=0 poll=block checks=always rdma_device=none");
+    let other = with(&coordinator, "trainer=0 poll=block checks=always rdma_device=none rdma_fabric=timeout=20");
     scene.begin(&other, "");
     other.resume_rounds().expect("servers answer");
     assert_eq!(step_of(&[other, trainer(&coordinator, 1)], 0).1, [1.0; 2]);

@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_millis(1500);
 
 /// The cases of both columns.
 pub(super) const CASES: [Case<Scene>; 12] = [
-    (&["--bind", "--advertise", "--checks", "--poll", "--rdma-device"], TakesEffect, addresses),
+    (&["--bind", "--advertise", "--checks", "--poll", "--rdma-device", "--rdma-fabric"], TakesEffect, addresses),
     (&["--http", "--http-token-file", "--log-level", "--log-format"], TakesEffect, watched),
     (&["--ready-fd"], TakesEffect, ready_descriptor),
     (&["--token-file"], TakesEffect, token),
@@ -46,6 +46,12 @@ fn addresses(scene: &Scene) {
     let own = stage.start_quietly(&[&bind, &advertise, "--checks=always", "--poll=block", "--rdma-device=none"]);
     assert_eq!(own.address.to_string(), format!("tcp://localhost:{port}"));
     assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+    stage.goes_on(&own);
+    stage.stop(own);
+    // Only where a connection may go over verbs.
+    let stage = scene.stage(&[]);
+    let bind = format!("--bind=127.0.0.1:{}", free_port());
+    let own = stage.start_quietly(&[&bind, "--rdma-fabric=timeout=20,pkey=0x8001"]);
     stage.goes_on(&own);
     stage.stop(own);
 }

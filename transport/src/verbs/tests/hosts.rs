@@ -11,7 +11,7 @@ use super::fixtures::skip;
 use crate::verbs::choice::{ConnectionPlace, PeerLink};
 use crate::verbs::device_context::find;
 use crate::verbs::provider::{LinkLayer, PairAddress};
-use crate::verbs::{DeviceChoice, FabricSettings, VerbsDevice, VerbsDevices};
+use crate::verbs::{DeviceChoice, FabricOption, FabricSettings, VerbsDevice, VerbsDevices};
 
 /// A host, a connection of it, and the device that this gets, or words of the reason for none.
 pub(super) struct Host {
@@ -202,7 +202,7 @@ pub(super) fn run_again(test: &str, (library, folder): (&Path, &Path), host: &Ho
 
 /// The settings of this process.
 fn fabric() -> FabricSettings {
-    FabricSettings::find(&|name| std::env::var(name).ok()).expect("they are right").0
+    FabricSettings::find(&FabricOption::default(), &|name| std::env::var(name).ok()).expect("they are right").0
 }
 
 /// In such a process: the place that was asked for.
