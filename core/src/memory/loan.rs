@@ -3,6 +3,7 @@
 //! The proof is that of `std::thread::scope`. The slices outlive the call of [`lend`], loans are counted, and
 //! [`lend`] does not return while one is out. So a loan needs no lifetime of its own and may travel through queues.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::Write;
 use std::marker::PhantomData;
@@ -61,15 +62,21 @@ use super::{Mapped, Mapping, SharedRange};
 /// let kept = lend(|book| book.read(&gradient));
 /// ```
 pub fn lend<'env, R>(body: impl FnOnce(&LoanBook<'env>) -> R) -> R {
-    let book = LoanBook { line: Arc::new(()), closes: true, env: PhantomData };
+    let line = LINE.try_with(Cell::take).ok().flatten();
+    let book = LoanBook { line: Some(line.unwrap_or_default()), closes: true, env: PhantomData };
     // The book closes when it is dropped: here, after the body's result is known, or while the body unwinds.
     body(&book)
 }
 
+thread_local! {
+    /// The count of the thread's last book, for its next one.
+    static LINE: Cell<Option<Arc<()>>> = const { Cell::new(None) };
+}
+
 /// Makes and counts loans. `'env` is the lifetime of the lent memory, which outlives the call of [`lend`].
 pub struct LoanBook<'env> {
-    /// Every loan holds a clone, so the clones are the count.
-    line: Arc<()>,
+    /// Every loan holds a clone, so the clones are the count. None once the book is dropped.
+    line: Option<Arc<()>>,
     /// Whether every loan must be dropped before the book.
     closes: bool,
     /// Makes `'env` invariant: were it allowed to shrink, a slice of the body's own could be lent.
@@ -122,7 +129,7 @@ impl LoanBook<'static> {
     /// ```
     #[must_use]
     pub fn open() -> Self {
-        Self { line: Arc::new(()), closes: false, env: PhantomData }
+        Self { line: Some(Arc::new(())), closes: false, env: PhantomData }
     }
 }
 
@@ -132,7 +139,7 @@ impl<'env> LoanBook<'env> {
     /// # Panics
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn read(&self, slice: &'env [u8]) -> LoanOut {
-        LoanOut { bytes: length(slice), start: slice.as_ptr(), within: None, _line: Arc::clone(&self.line) }
+        LoanOut { bytes: length(slice), start: slice.as_ptr(), within: None, _line: self.line() }
     }
 
     /// Lends a slice to be written. For many at once, lend disjoint sub-slices.
@@ -141,7 +148,11 @@ impl<'env> LoanBook<'env> {
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
         let start = slice.as_mut_ptr().cast_const();
-        LoanIn(LoanOut { bytes: length(slice), start, within: None, _line: Arc::clone(&self.line) })
+        LoanIn(LoanOut { bytes: length(slice), start, within: None, _line: self.line() })
+    }
+
+    fn line(&self) -> Arc<()> {
+        Arc::clone(self.line.as_ref().expect("the book is open"))
     }
 }
 
@@ -277,13 +288,16 @@ unsafe impl Sync for LoanOut {}
 impl Drop for LoanBook<'_> {
     fn drop(&mut self) {
         // A copy that is dropped releases what the borrower did to the memory; finding none acquires it.
-        if self.closes && Arc::get_mut(&mut self.line).is_none() {
-            let out = Arc::strong_count(&self.line) - 1;
+        let Some(mut line) = self.line.take().filter(|_| self.closes) else { return };
+        if Arc::get_mut(&mut line).is_none() {
+            let out = Arc::strong_count(&line) - 1;
             let text = "loans of the caller's memory exist at the end of its call; expected none; aborting";
             // Standard error may be closed; the process ends in any case.
             let _ = writeln!(std::io::stderr(), "pserver: {out} {text}");
             std::process::abort();
         }
+        // A thread that ends has no use for it.
+        let _ = LINE.try_with(|kept| kept.set(Some(line)));
     }
 }
 

@@ -2,12 +2,11 @@
 
 use super::admission::{no_answer_to, not_initialised};
 use super::context::Context;
-use super::frames::{ReceivedFrame, decode};
+use super::frames::{Leases, ReceivedFrame, decode};
 use super::reply::{Refusal, Replies};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::ids::PeerId;
-use crate::memory::Lease;
 use crate::time::Now;
 use crate::wire::{Kind, PushMessage};
 
@@ -16,7 +15,7 @@ impl Shard {
     pub(super) fn apply(
         &mut self,
         arrived: &ReceivedFrame<'_>,
-        leases: Vec<Lease>,
+        leases: Leases,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let ReceivedFrame { now, peer, position, frame, admitted } = *arrived;
@@ -66,7 +65,7 @@ impl Shard {
         &mut self,
         peer: PeerId,
         arrived: &ReceivedFrame<'_>,
-        leases: Vec<Lease>,
+        leases: Leases,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let ReceivedFrame { now, position, frame, .. } = *arrived;

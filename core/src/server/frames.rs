@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use super::reply::Refusal;
 use crate::ids::PeerId;
+use crate::memory::Lease;
 use crate::time::Now;
 use crate::wire::Frame;
 
@@ -21,6 +24,9 @@ pub(super) struct ReceivingFrame {
     pub(super) refusal: Option<Refusal>,
     pub(super) found: FrameCheck,
 }
+
+/// The payloads of a received frame.
+pub(super) type Leases = SmallVec<[Lease; 1]>;
 
 /// A checked frame with its payload.
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@ use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::{Context, Origin};
 use super::contribution::{Contribution, ContributionStage, DeferredSet, OpenContribution, Replacement};
-use super::frames::ReceivedFrame;
+use super::frames::{Leases, ReceivedFrame};
 use super::group::UpdateUnit;
 use super::presence::TrainerLife;
 use super::reply::Replies;
@@ -56,7 +56,7 @@ impl Shard {
         if self.begin_run(&frame.head, position).is_err() {
             return Ok(());
         }
-        let mut leases = Vec::new();
+        let mut leases = Leases::new();
         for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
             let (bytes, after) = payload
                 .split_at_checked(entry.bytes as usize)

@@ -6,17 +6,17 @@ use super::call::CallId;
 use super::context::Context;
 use super::contribution::{DeferredSet, Replacement, RowsLease};
 use super::device_chunk::DeviceActivity;
+use super::frames::Leases;
 use super::serving::Serving;
 use super::states::state_of;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, Version};
-use crate::memory::Lease;
 use crate::port::Work;
 use crate::wire::{Entry, Frame, Head, StateMessage};
 
 impl Serving {
     /// Applies a set; a duplicate changes nothing.
-    pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Vec<Lease>) {
+    pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Leases) {
         let call = CallId::of(&frame.head);
         self.note_admitted(frame.head.trainer);
         for (entry, replacement) in frame.entries.iter().zip(self.replacements(cx, frame, body)) {
@@ -147,7 +147,7 @@ impl Serving {
     }
 
     /// The replacements of a set, one for each entry.
-    fn replacements(&self, cx: &Context<'_>, frame: &Frame, body: Vec<Lease>) -> Vec<Replacement> {
+    fn replacements(&self, cx: &Context<'_>, frame: &Frame, body: Leases) -> Vec<Replacement> {
         let about = state_of(frame).expect("the message was checked");
         let mut body = body.into_iter();
         let replacement = |entry: &Entry| {

@@ -10,7 +10,7 @@ use super::compiled_flows::Flows;
 use super::context::Context;
 use super::counters::ShardCounters;
 use super::device::Device;
-use super::frames::{DeferredHeads, FrameCheck, ReceivedFrame, ReceivingFrame, decode};
+use super::frames::{DeferredHeads, FrameCheck, Leases, ReceivedFrame, ReceivingFrame, decode};
 use super::initialisation::ChunkTable;
 use super::job::Job;
 use super::journal::ShardJournal;
@@ -526,7 +526,7 @@ impl Shard {
         &mut self,
         peer: Option<PeerId>,
         frame: &Frame,
-        leases: Vec<Lease>,
+        leases: Leases,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
         let generation = frame.head.generation;
