@@ -49,6 +49,11 @@ const COUNTS: &[Row] = &[
     row("tcp-1m", psbench_time, "ib_send_lat-1m", ""),
 ];
 
+/// Instructions for each byte that goes over the wire, of 1 MiB and two of each kind: a trainer sends and receives it
+/// whole, a rank of gloo both halves once.
+const BYTES: &[Row] =
+    &[row("gloo-1m", gloo_byte, "gloo-1m", ""), row("verbs-1m-2", trainers_byte, "gloo-1m", "<= 1.00")];
+
 const fn row(
     name: &'static str,
     figure: fn(&ProgramRun) -> Option<f64>,
@@ -65,7 +70,7 @@ pub(super) fn table(report: &Report) -> String {
 
 /// The table of a machine that counts.
 pub(super) fn counts(report: &Report) -> String {
-    written(report, &[("1000 instr.", COUNTS)])
+    written(report, &[("1000 instr.", COUNTS), ("instr./byte", BYTES)])
 }
 
 fn written(report: &Report, parts: &[(&str, &[Row])]) -> String {
@@ -112,6 +117,18 @@ fn perftest_round(run: &ProgramRun) -> Option<f64> {
 
 fn psbench_rate(run: &ProgramRun) -> Option<f64> {
     result(run, "bytes_per_second").map(|rate| rate / 1e6)
+}
+
+/// `gloo median M us`, of which two ranks move 2 MiB.
+fn gloo_byte(run: &ProgramRun) -> Option<f64> {
+    let medians =
+        run.output.iter().filter_map(|line| line.strip_prefix("gloo median ")?.split(' ').next()?.parse().ok());
+    medians.reduce(f64::min).map(|micros| micros * 1e3 / f64::from(2 << 20))
+}
+
+/// Two trainers move 4 MiB.
+fn trainers_byte(run: &ProgramRun) -> Option<f64> {
+    psbench_time(run).map(|micros| micros * 1e3 / f64::from(4 << 20))
 }
 
 fn psbench_time(run: &ProgramRun) -> Option<f64> {

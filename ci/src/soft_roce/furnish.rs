@@ -87,6 +87,11 @@ impl Downloads {
         let root = Packages { folder: "soft-roce", names: &names }.unpack(workspace)?;
         Ok(Self { root, kernel_version: kernel.trim_start_matches("linux-image-").to_owned() })
     }
+
+    /// The folders of libraries.
+    pub(super) fn libraries(&self) -> [PathBuf; 2] {
+        [self.root.join(LIBRARIES), self.root.join("lib/x86_64-linux-gnu")]
+    }
 }
 
 impl Furnishing {
@@ -104,7 +109,7 @@ impl Furnishing {
         for (path, text) in [PROVIDER, HOSTS].iter().chain(plan::SCRIPTS) {
             image.bytes(path, *text);
         }
-        let libraries = [root.join(LIBRARIES), root.join("lib/x86_64-linux-gnu")];
+        let libraries = downloads.libraries();
         for (path, source) in TOOLS.iter().chain(OPENED) {
             image.program(path, &root.join(source), &libraries)?;
         }
@@ -122,9 +127,9 @@ impl Furnishing {
         self.image.program(&format!("bin/{name}"), &stripped, &[])
     }
 
-    /// Adds a program that is linked with a library in `folder`.
-    pub(super) fn program(&mut self, path: &str, source: &Path, folder: &Path) -> Result<()> {
-        self.image.program(path, source, &[folder.to_owned()])
+    /// Adds a program that is linked with libraries in these folders.
+    pub(super) fn program(&mut self, path: &str, source: &Path, folders: &[PathBuf]) -> Result<()> {
+        self.image.program(path, source, folders)
     }
 
     /// Lets a path of this machine be another in the guest.

@@ -114,9 +114,11 @@ pub(crate) fn wire(workspace: &Workspace) -> Result<Tally> {
     Ok(total)
 }
 
-/// The tool `counts`: instructions of rounds over verbs beside those of perftest.
+/// The tool `counts`: instructions of rounds over verbs beside those of perftest, and of bytes beside gloo's.
 pub(crate) fn counts(workspace: &Workspace) -> Result<Tally> {
-    let (mut furnishing, _lock) = furnish(workspace, &possible(workspace)?, Build::ForSpeed)?;
+    let downloads = possible(workspace)?;
+    let (mut furnishing, _lock) = furnish(workspace, &downloads, Build::ForSpeed)?;
+    programs::add_gloo(workspace, &mut furnishing, &downloads)?;
     let report = alone(workspace, &mut furnishing, &plan::COUNTED, machine::deadline(LIMIT))?;
     let total = judged(workspace, &[(plan::COUNTED, &report)])?;
     say!("{}", figures::counts(&report));

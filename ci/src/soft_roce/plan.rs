@@ -85,12 +85,19 @@ const COUNTS: &[GuestProgram] = &[
     psbench("shm", "psbench latency --transport shm --poll block --alone -s 4KiB --iterations 500 --json"),
     psbench("verbs-64", "psbench latency --transport verbs --poll block --alone -s 64 --iterations 500 --json"),
     psbench("verbs-1m", VERBS_1M),
+    psbench("verbs-1m-2", VERBS_1M_2),
+    program("gloo-1m", 300, GLOO_1M),
     psbench("tcp-1m", "psbench latency --transport tcp --poll block --alone -s 1MiB --iterations 20 --json"),
 ];
 
 /// From registered memory and into it, as perftest's is.
 const VERBS_1M: &str =
     "psbench latency --transport verbs --poll block --alone -s 1MiB --buffers own --iterations 20 --json";
+
+/// Two trainers, and beside them two ranks of gloo that reduce as much.
+const VERBS_1M_2: &str = "psbench latency --transport verbs --poll block --alone -s 1MiB --buffers own --trainers 2 \
+                          --iterations 20 --json";
+const GLOO_1M: &str = "mkdir /tmp/gloo; gloo 1 2 1048576 20 /tmp/gloo & gloo 0 2 1048576 20 /tmp/gloo && wait $!";
 
 /// Tests that the host runs over TCP and shared memory, once more over verbs.
 const LAYOUTS: &[GuestProgram] = &[program("digests", 900, DIGESTS), program("c-programs", 900, C_PROGRAMS)];

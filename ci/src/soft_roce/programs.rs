@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::built::Built;
-use crate::debian::succeed;
-use crate::soft_roce::furnish::{Furnishing, folder};
+use crate::debian::{Packages, succeed};
+use crate::soft_roce::furnish::{Downloads, Furnishing, folder};
 use crate::workspace::Workspace;
 
 /// Test programs: their names in the guest, and the targets that they are the tests of. The first are the tests within
@@ -27,6 +27,9 @@ const LIBRARY: &str = "libpaddle_pserver.so";
 /// Where C programs are, and those that are no tests.
 const C_SOURCES: &str = "capi/tests/c";
 const EXAMPLES: [&str; 2] = ["examples/trainer.c", "examples/digits.c"];
+/// The peer that reduces over verbs, and its packages.
+const GLOO_SOURCE: &str = "bench/peers/gloo_ibverbs.cc";
+const GLOO: &[&str] = &["libgloo-dev", "libgloo0", "libhiredis0.14", "libibverbs-dev"];
 /// Source files that tests read.
 const READ: &[&str] = &["core/rules/lion.rule"];
 
@@ -75,6 +78,19 @@ pub(super) fn add(workspace: &Workspace, furnishing: &mut Furnishing, build: Bui
     READ.iter().try_for_each(|path| furnishing.same(&workspace.root().join(path)))
 }
 
+/// Compiles the all-reduce of gloo, whose packages are Debian's.
+pub(super) fn add_gloo(workspace: &Workspace, furnishing: &mut Furnishing, downloads: &Downloads) -> Result<()> {
+    let (gloo, program) =
+        (Packages { folder: "gloo", names: GLOO }.unpack(workspace)?, folder(workspace)?.join("gloo"));
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-O2", "-Wl,--allow-shlib-undefined", "-I"]).arg(gloo.join("usr/include"));
+    compiler.arg(workspace.root().join(GLOO_SOURCE)).arg("-o").arg(&program);
+    succeed(compiler.arg(gloo.join("usr/lib/libgloo.so.0")))?;
+    let own = [gloo.join("usr/lib"), gloo.join("usr/lib/x86_64-linux-gnu")];
+    let libraries: Vec<_> = own.into_iter().chain(downloads.libraries()).collect();
+    furnishing.program("bin/gloo", &program, &libraries)
+}
+
 /// C programs are compiled here, and linked with the C library.
 fn add_c_programs(workspace: &Workspace, furnishing: &mut Furnishing, library: &Path) -> Result<()> {
     let (root, folder) = (workspace.root(), folder(workspace)?);
@@ -91,7 +107,7 @@ fn add_c_programs(workspace: &Workspace, furnishing: &mut Furnishing, library: &
         compiler.args(if is_cpp { ["-std=c++17", "-static-libstdc++"] } else { ["-std=c99", "-g"] }).arg("-I");
         compiler.arg(root.join("capi/include")).arg(&source).arg("-o").arg(&program);
         succeed(compiler.arg("-L").arg(&folder).arg("-lpaddle_pserver"))?;
-        furnishing.program(&format!("c/{name}"), &program, &folder)?;
+        furnishing.program(&format!("c/{name}"), &program, std::slice::from_ref(&folder))?;
     }
     Ok(())
 }

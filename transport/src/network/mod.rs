@@ -451,6 +451,9 @@ impl Transport for Network {
     }
 
     fn submit(&mut self, queue: &mut VecDeque<Submit>) -> Result<(), Failure> {
+        if queue.is_empty() {
+            return Ok(());
+        }
         let mut touched = std::mem::take(&mut self.touched);
         for _ in 0..queue.len() {
             let Some(work) = queue.pop_front() else { break };
