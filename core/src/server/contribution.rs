@@ -3,6 +3,7 @@
 //!
 //! Not here: where a contribution waits (`round`, `bucket`), and how it enters (`flow`).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::call::CallId;
@@ -38,6 +39,31 @@ pub(super) struct PushHeader {
     /// The connection to answer on admission or application; none for a replayed frame.
     pub(super) peer: Option<PeerId>,
     pub(super) head: Head,
+}
+
+/// Headers of earlier pushes, whose memory is used again when no contribution has them.
+#[derive(Default)]
+pub(super) struct PushHeaders {
+    kept: VecDeque<Arc<PushHeader>>,
+}
+
+impl PushHeaders {
+    /// Shares a header, in the memory of the oldest if that is free. `live` headers are in use at once in most rounds.
+    pub(super) fn share(&mut self, header: PushHeader, live: usize) -> Arc<PushHeader> {
+        let mut shared = None;
+        if self.kept.len() > live {
+            shared = self.kept.pop_front();
+        }
+        let shared = match shared.as_mut().and_then(Arc::get_mut) {
+            Some(free) => {
+                *free = header;
+                shared.expect("it was just looked at")
+            }
+            None => Arc::new(header),
+        };
+        self.kept.push_back(Arc::clone(&shared));
+        shared
+    }
 }
 
 /// One trainer's gradient for one round of one chunk.

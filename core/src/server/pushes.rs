@@ -31,8 +31,8 @@ impl Serving {
         cx.counters.gradients.add(frame.entries.len() as u64);
         let PushMessage { rate, is_void, settings, is_pass } = message.clone();
         let (nanos, peer, head) = (cx.nanos, cx.peer, frame.head);
-        let sending =
-            Arc::new(PushHeader { call, rate, settings, is_void, is_pass, position, arrival, nanos, peer, head });
+        let header = PushHeader { call, rate, settings, is_void, is_pass, position, arrival, nanos, peer, head };
+        let sending = self.headers.share(header, self.job.trainers as usize);
         self.rejoin(cx.position, &frame.head);
         let mut body = body.into_iter();
         for (entry, admitted) in frame.entries.iter().zip(admitted) {

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use super::bucket::{RowsAnswer, RowsWorkspace};
 use super::chunk::Chunk;
 use super::compiled_flows::Flows;
+use super::contribution::PushHeaders;
 use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
 use super::participants::Participants;
@@ -26,6 +27,7 @@ pub(super) struct Serving {
     pub(super) participants: Participants,
     /// Count of pushes so far.
     pub(super) arrivals: u64,
+    pub(super) headers: PushHeaders,
     pub(super) stalls: Stalls,
     /// Pulls of rows that take several turns, in round-robin order.
     pub(super) slow_pulls: VecDeque<RowsPull>,
@@ -66,6 +68,7 @@ impl Serving {
             flows,
             participants,
             arrivals: 0,
+            headers: PushHeaders::default(),
             stalls: Stalls::default(),
             slow_pulls: VecDeque::new(),
             waits: WaitIndex::default(),
