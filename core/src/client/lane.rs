@@ -248,7 +248,8 @@ impl Lane {
 
     /// Pauses a request that the server refused as busy.
     pub(super) fn pause(&mut self, ticket: Ticket, again: Now) {
-        if self.request(ticket).is_some() {
+        if let Some(request) = self.request(ticket) {
+            request.note_busy(true);
             self.window.paused.push((again, ticket));
         }
     }
@@ -292,6 +293,7 @@ impl Lane {
         let was_up = matches!(self.state, LaneState::Up { .. });
         self.state = LaneState::Down { again: now + self.history.pause };
         // Every unanswered request is resent on the next connection.
+        self.requests.iter_mut().for_each(|request| request.note_busy(false));
         self.window = SendWindow::default();
         self.history.lost(now, was_up, reason);
     }
@@ -355,9 +357,9 @@ impl Lane {
         into
     }
 
-    /// Whether the transport has the receive buffers of a request's answer.
-    pub(super) fn has_posted_answer(&mut self, ticket: Ticket) -> bool {
-        self.request(ticket).is_some_and(|request| request.has_posted_answer)
+    /// Whether the receive of an answer was posted after its head.
+    pub(super) fn has_receive(&self, peer: PeerId, ticket: Ticket) -> bool {
+        self.receives.iter().any(|receive| (receive.peer, receive.ticket) == (peer, ticket))
     }
 
     /// Returns the buffers that an answer has filled to its request; gives for each payload the entry of its buffer.
@@ -367,11 +369,13 @@ impl Lane {
         entries.zip(body).map(|(entry, place)| request.return_answer(entry, place)).collect()
     }
 
-    /// Returns the buffers of an answer that no value has filled.
-    pub(super) fn return_unused(&mut self, ticket: Ticket, into: ReceiveBuffers) {
-        if let Some(request) = self.request(ticket) {
-            request.return_unused(into);
+    /// Returns the buffers of an answer that no value has filled, if its request is here.
+    pub(super) fn return_unused(&mut self, ticket: Ticket, into: ReceiveBuffers) -> Option<ReceiveBuffers> {
+        match self.request(ticket) {
+            Some(request) => request.return_unused(into),
+            None => return Some(into),
         }
+        None
     }
 
     /// Handles a received answer; `kept` has for each payload the entry whose buffer holds it.

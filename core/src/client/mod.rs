@@ -317,7 +317,7 @@ impl Client {
                 lane.sent(ticket, body, out);
                 self.settle(peer, ticket);
             }
-            Event::AnswerReturned { peer, request, into } => self.answer_returned(peer, request, into),
+            Event::AnswerReturned { request, into, .. } => self.answer_returned(request, into),
             Event::TakesAnswers { peer } => {
                 if let Some(lane) = self.lane_of(peer) {
                     lane.takes_answers = true;
@@ -380,10 +380,10 @@ impl Client {
         // An answer without payload has no posted receive.
         let kept = if body.is_empty() {
             AnsweredEntries::new()
-        } else if lane.has_posted_answer(frame.head.request) {
-            lane.return_answer(frame, body)
-        } else {
+        } else if lane.has_receive(peer, frame.head.request) {
             lane.return_buffers(peer, &mut body.into_iter())
+        } else {
+            lane.return_answer(frame, body)
         };
         match frame.head.kind {
             // The wire format refuses payloads of these kinds.
@@ -435,13 +435,11 @@ impl Client {
         }
     }
 
-    /// Returns the buffers of an answer that no value has filled, of a connection that is open or closing.
-    fn answer_returned(&mut self, peer: PeerId, request: Ticket, into: ReceiveBuffers) {
-        let of = |lane: &&mut Lane| lane.state.peer() == Some(peer) || lane.had_peer(peer);
-        if let Some(lane) = self.lanes.iter_mut().find(of) {
-            lane.return_unused(request, into);
-        }
-        self.settle(peer, request);
+    /// Returns the buffers of an answer that no value has filled, to the request on whichever lane it is.
+    fn answer_returned(&mut self, request: Ticket, into: ReceiveBuffers) {
+        self.lanes.iter_mut().try_fold(into, |into, lane| lane.return_unused(request, into));
+        let over = self.lanes.iter_mut().find_map(|lane| lane.take_over(request));
+        self.finished.extend(over.map(|over| (request, over.finish())));
     }
 
     /// Handles a closed connection: every receive buffer is returned.

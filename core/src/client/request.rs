@@ -101,8 +101,8 @@ pub(super) struct PendingRequest {
     /// The payloads; `None` while the transport has them.
     pub(super) payload: Option<Payloads>,
     places: ReceivePlaces,
-    /// Whether the transport was given the receive buffers of the answer with the request.
-    pub(super) has_posted_answer: bool,
+    /// Whether a server of this connection was busy: parts of its answer to the request as it was sent before may come.
+    was_busy: bool,
     /// Whether it is in flight; a transmitted payload may still be read.
     pub(super) is_in_flight: bool,
     versions: SmallVec<[Option<Version>; 1]>,
@@ -140,7 +140,7 @@ impl PendingRequest {
             priority: body.priority,
             bytes: frame.payload_bytes(),
             payload: Some(body.payload),
-            has_posted_answer: false,
+            was_busy: false,
             is_in_flight: false,
             frame,
             cursor: 0,
@@ -207,11 +207,18 @@ impl PendingRequest {
     pub(super) fn post_answer(&mut self, takes_answers: bool) -> Option<ReceiveBuffers> {
         let ReceivePlaces { into, watch, borrowed } = &mut self.places;
         let is_whole = *borrowed == 0 && self.missing == self.frame.entries.len();
-        self.has_posted_answer = takes_answers && !into.is_empty() && watch.is_empty() && is_whole;
-        self.has_posted_answer.then(|| {
+        let may = takes_answers && !self.was_busy && !into.is_empty() && watch.is_empty() && is_whole;
+        // A call about other memory ends without its connection when it is cancelled.
+        let may = may && into.iter().flatten().all(Incoming::is_registered);
+        may.then(|| {
             *borrowed = into.len();
             into.iter_mut().filter_map(Option::take).collect()
         })
+    }
+
+    /// Notes that the server of this connection was busy, or that there is another connection.
+    pub(super) fn note_busy(&mut self, is_busy: bool) {
+        self.was_busy = is_busy;
     }
 
     /// Returns a buffer that an answer has filled; the entry that it answers. A value of another half-precision type
@@ -228,7 +235,6 @@ impl PendingRequest {
 
     /// Returns the buffers of the answer that no value has filled, in order.
     pub(super) fn return_unused(&mut self, into: ReceiveBuffers) {
-        self.has_posted_answer = false;
         self.places.borrowed -= into.len();
         let posted = self.places.into.iter_mut().filter(|place| place.is_none());
         posted.zip(into).for_each(|(place, buffer)| *place = Some(buffer));

@@ -12,7 +12,7 @@ use crate::dtype::Half;
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Ticket, TrainerId, Version,
 };
-use crate::memory::lend;
+use crate::memory::{Buffer, lend};
 use crate::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind, Role, WelcomeMessage};
@@ -31,6 +31,13 @@ struct Line {
     log: Vec<String>,
     /// The address that was connected to last.
     dialled: String,
+}
+
+/// Memory that a device can be told of.
+fn registered(bytes: usize) -> Buffer {
+    let mut buffer = Buffer::new(bytes).expect("this system shares memory");
+    buffer.fill(9);
+    buffer
 }
 
 fn id(chunk: u64) -> ChunkId {
@@ -431,22 +438,31 @@ fn values_land_in_their_places() {
 
 #[test]
 fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
-    let mut memory = [9u8; 12];
-    let mut watched = [9u8; 4];
+    let mut memory = registered(12);
+    let (mut watched, mut unregistered) = ([9u8; 4], [9u8; 4]);
+    let mapping = memory.mapping().clone();
     lend(|book| {
         let mut line = Line::connected();
-        let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place))).collect();
+        let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place).within(&mapping))).collect();
         let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
         let into = [Incoming::Loan(book.write(&mut watched))].into();
         let other = line.ask(Kind::Pull, &[4], RequestBody { into, is_watched: true, ..RequestBody::default() });
+        let into = [Incoming::Loan(book.write(&mut unregistered))].into();
+        let third = line.ask(Kind::Pull, &[6], RequestBody { into, ..RequestBody::default() });
         line.welcome_to_answers();
-        assert_eq!(line.log(), "hello 0, buffers of 1, pull 1, pull 2", "what is watched is looked at when it arrives");
+        assert_eq!(
+            line.log(),
+            "hello 0, buffers of 1, pull 1, pull 2, pull 3",
+            "of registered memory that is not watched"
+        );
         line.sent();
         // Each kind of answer beside the other.
         let (frame, body) = line.begin_values(other, &[(4, 4)]);
         line.fill(ticket, &[(3, 2)], false);
         line.event(Event::Received { peer: line.peer(), frame, body });
         assert_eq!((line.versions(ticket), line.versions(other)), (None, Some(vec![5])));
+        line.values(third, &[(6, 4)]);
+        assert_eq!(line.versions(third), Some(vec![5]));
         // The server is busy with the rest, whose buffers come back: it is asked again, for what is open.
         line.error(ticket, Kind::Error, ErrorCode::Busy);
         line.return_posted();
@@ -456,15 +472,17 @@ fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
         line.values(ticket, &[(1, 4), (2, 4)]);
         assert_eq!(line.versions(ticket), Some(vec![5; 3]));
     });
-    assert_eq!((memory, watched), ([1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3], [4; 4]));
+    assert_eq!(memory[..], [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
+    assert_eq!((watched, unregistered), ([4; 4], [6; 4]));
 }
 
 #[test]
 fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_if_it_takes_them() {
-    let (mut memory, mut watched) = ([9u8; 8], [9u8; 4]);
+    let (mut memory, mut watched) = (registered(8), [9u8; 4]);
+    let mapping = memory.mapping().clone();
     lend(|book| {
         let mut line = Line::connected();
-        let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place))).collect();
+        let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place).within(&mapping))).collect();
         let ticket = line.ask(Kind::Pull, &[1, 2], RequestBody { into, ..RequestBody::default() });
         for (takes_answers, expected) in [
             (true, "hello 0, buffers of 1, pull 1"),
@@ -497,15 +515,16 @@ fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_i
         }
         assert_eq!((line.versions(ticket), line.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
     });
-    assert_eq!((memory, watched), ([1, 1, 1, 1, 2, 2, 2, 2], [3; 4]));
+    assert_eq!((&memory[..], watched), (&[1, 1, 1, 1, 2, 2, 2, 2][..], [3; 4]));
 }
 
 #[test]
 fn a_cancelled_request_ends_when_the_connection_has_returned_the_buffers_of_its_answer() {
-    let mut memory = [9u8; 4];
+    let mut memory = registered(4);
+    let mapping = memory.mapping().clone();
     lend(|book| {
         let mut line = Line::connected();
-        let into = [Incoming::Loan(book.write(&mut memory))].into();
+        let into = [Incoming::Loan(book.write(&mut memory).within(&mapping))].into();
         let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
         line.welcome_to_answers();
         line.sent();
@@ -518,6 +537,33 @@ fn a_cancelled_request_ends_when_the_connection_has_returned_the_buffers_of_its_
         line.gone(ReceiveBuffers::new());
         assert!(!line.client.is_busy());
     });
+}
+
+/// Parts of the answer to the request as it was sent before may come: no side may take them for the later one's.
+#[test]
+fn a_request_that_found_a_busy_server_has_no_posted_answer_on_this_connection() {
+    let mut memory = registered(4);
+    let mapping = memory.mapping().clone();
+    lend(|book| {
+        let mut line = Line::connected();
+        let into = [Incoming::Loan(book.write(&mut memory).within(&mapping))].into();
+        let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
+        line.welcome_to_answers();
+        line.sent();
+        line.log();
+        line.error(ticket, Kind::Error, ErrorCode::Busy);
+        line.return_posted();
+        line.wait(20);
+        assert_eq!(line.log(), "pull 1");
+        line.gone(ReceiveBuffers::new());
+        line.wait(1000);
+        line.welcome_to_answers();
+        assert_eq!(line.log(), "hello 0, buffers of 1, pull 1");
+        line.sent();
+        line.fill(ticket, &[(1, 0)], true);
+        assert_eq!(line.versions(ticket), Some(vec![5]));
+    });
+    assert_eq!(memory[..], [1; 4]);
 }
 
 #[test]

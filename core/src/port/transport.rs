@@ -134,6 +134,12 @@ impl Incoming {
         lengths.filter(|bytes| *bytes > 0).map(|bytes| Self::Discard { bytes }).collect()
     }
 
+    /// Whether it is memory that a device can be told of.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        matches!(self, Self::Loan(loan) if loan.mapped().is_some())
+    }
+
     /// How many bytes it takes.
     #[must_use]
     pub fn len(&self) -> u32 {

@@ -3,7 +3,7 @@
 use zerocopy::FromBytes;
 
 use super::frame::{Entry, Frame};
-use super::header::{CHECKED_BYTES, HEADER_BYTES, Head, RawHeader, WireError};
+use super::header::{CHECKED_BYTES, Flags, HEADER_BYTES, Head, RawHeader, WireError};
 use crate::checksum::checksum;
 
 /// A header whose own checksum and bounds hold. The length of the rest is known, its content is not checked yet.
@@ -36,6 +36,18 @@ impl Prefix {
             control: raw.control.get(),
             rest_checksum: raw.rest_checksum.get(),
         })
+    }
+
+    /// [`decode`](Self::decode) of a transport over which no destinations are named.
+    ///
+    /// # Errors
+    /// As `decode`, and [`Flags::NAMED`].
+    pub fn decode_plain(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
+        let prefix = Self::decode(bytes)?;
+        match prefix.head.flags.contains(Flags::NAMED) {
+            true => Err(WireError::Unknown { field: "flags", found: prefix.head.flags.0.into() }),
+            false => Ok(prefix),
+        }
     }
 
     /// The header's fields.

@@ -160,7 +160,7 @@ impl TcpReader {
                 let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER_BYTES>() else {
                     return Ok(false);
                 };
-                let prefix = Prefix::decode(header)?;
+                let prefix = Prefix::decode_plain(header)?;
                 if self.insists && prefix.head().flags.contains(Flags::UNCHECKED) {
                     return Err(WireError::Unchecked.into());
                 }

@@ -198,7 +198,7 @@ impl ShmReceiver {
                 }
                 let mut header = [0; HEADER_BYTES];
                 rings.read_into(&mut header);
-                self.state = ShmReceiveState::Rest(Prefix::decode(&header)?);
+                self.state = ShmReceiveState::Rest(Prefix::decode_plain(&header)?);
                 Ok(ReceiveStep::Done(HEADER_BYTES))
             }
             ShmReceiveState::Rest(prefix) => {

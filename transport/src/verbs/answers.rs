@@ -42,6 +42,17 @@ pub(super) struct PostedAnswers {
     encoded: Vec<u8>,
 }
 
+/// Buffers for the values of an answer.
+#[derive(Default)]
+pub(super) struct AnswerReceive {
+    pub(super) buffers: ReceiveBuffers,
+    /// The request's entry of each buffer; nothing for one that discards.
+    pub(super) entries: SmallVec<[Option<usize>; 1]>,
+    /// Whether the peer has written the long ones before the head.
+    pub(super) are_written: bool,
+}
+
+#[derive(Default)]
 struct PostedAnswer {
     into: SmallVec<[Option<Incoming>; 1]>,
     /// The chunks of the entries, from when the request is sent.
@@ -99,17 +110,19 @@ impl PostedAnswers {
         &self.encoded
     }
 
-    /// Takes the buffers for the values of an answer, and whether its long ones were named and so are written.
-    pub(super) fn take(&mut self, frame: &Frame) -> Option<(ReceiveBuffers, bool)> {
+    /// Takes the buffers for the values of an answer.
+    pub(super) fn take(&mut self, frame: &Frame) -> Option<AnswerReceive> {
         let answer = self.sent(frame).filter(|_| frame.head.kind == Kind::Value)?;
         let PostedAnswer { into, entries, is_named } = answer;
-        let mut buffer = |id, bytes| {
-            let fits = |at: usize| into[at].as_ref().is_some_and(|place| place.len() == bytes);
-            let place = entries.find(id, fits).and_then(|at| into[at].take());
-            place.unwrap_or(Incoming::Discard { bytes })
-        };
-        let values = frame.entries.iter().filter(|entry| entry.bytes > 0);
-        Some((values.map(|entry| buffer(entry.id, entry.bytes)).collect(), *is_named))
+        let mut taken = AnswerReceive { are_written: *is_named, ..AnswerReceive::default() };
+        for entry in frame.entries.iter().filter(|entry| entry.bytes > 0) {
+            let fits = |at: usize| into[at].as_ref().is_some_and(|place| place.len() == entry.bytes);
+            let at = entries.find(entry.id, fits);
+            let place = at.and_then(|at| into[at].take());
+            taken.buffers.push(place.unwrap_or(Incoming::Discard { bytes: entry.bytes }));
+            taken.entries.push(at);
+        }
+        Some(taken)
     }
 
     /// Counts what an answer has brought; the buffers that no value has filled, after the last one.
@@ -128,6 +141,19 @@ impl PostedAnswers {
     fn sent(&mut self, answer: &Frame) -> Option<&mut PostedAnswer> {
         let posted = self.by_request.get_mut(&answer.head.request);
         posted.filter(|posted| posted.entries.missing > 0)
+    }
+
+    /// Takes back the buffers of an answer that was not received whole.
+    pub(super) fn take_back(&mut self, request: Ticket, buffers: ReceiveBuffers, entries: &[Option<usize>]) {
+        // A peer that answers more than was asked may have had the request forgotten: its buffers are returned alone.
+        let answer = self.by_request.entry(request).or_default();
+        for (buffer, at) in buffers.into_iter().zip(entries) {
+            match at.map(|at| answer.into.get_mut(at)) {
+                Some(Some(place)) => *place = Some(buffer),
+                Some(None) => answer.into.push(Some(buffer)),
+                None => {}
+            }
+        }
     }
 
     /// Returns all buffers. The queue pair is closed.

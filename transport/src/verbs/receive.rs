@@ -13,8 +13,9 @@ use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::memory::Lease;
 use pserver_core::port::{Event, Incoming, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Prefix, WireError};
+use smallvec::SmallVec;
 
-use super::answers::AnswerBuffers;
+use super::answers::{AnswerBuffers, AnswerReceive};
 use super::credits::CreditedMessages;
 use super::provider::{Operation, RemoteAddress};
 use super::registry::VerbsCounters;
@@ -65,6 +66,8 @@ struct VerbsPostedReceive {
     write_number: u64,
     frame: Frame,
     buffers: ReceiveBuffers,
+    /// Of an answer whose buffers were posted with the request: the request's entry of each buffer.
+    entries: SmallVec<[Option<usize>; 1]>,
     /// The next entry and the next buffer.
     entry: usize,
     place: usize,
@@ -151,16 +154,18 @@ impl VerbsReceiver {
         };
         let expected = frame.entries.iter().map(|entry| entry.bytes).filter(|bytes| *bytes > 0);
         assert!(expected.eq(buffers.iter().map(Incoming::len)), "land: one place for each entry with a payload");
-        self.add_receive(frame, buffers, false);
+        self.add_receive(frame, AnswerReceive { buffers, ..AnswerReceive::default() });
     }
 
-    /// Adds the receive of a frame. The peer has written its long payloads before its head if they `are_written`.
-    fn add_receive(&mut self, frame: Frame, buffers: ReceiveBuffers, are_written: bool) {
+    /// Adds the receive of a frame.
+    fn add_receive(&mut self, frame: Frame, receive: AnswerReceive) {
+        let AnswerReceive { buffers, entries, are_written } = receive;
         let long = buffers.iter().filter(|place| place.len() > INLINE_BYTES_MAX).count();
         self.posted_receives.push_back(VerbsPostedReceive {
             write_number: self.first_number + self.posted_receives.len() as u64,
             frame,
             buffers,
+            entries,
             entry: 0,
             place: 0,
             filled: 0,
@@ -171,9 +176,18 @@ impl VerbsReceiver {
         });
     }
 
-    /// Returns the buffers that were not filled. The queue pair is closed, and its buffers are back.
+    /// Returns the buffers that were not filled, but for those of answers, which are with their requests again. The
+    /// queue pair is closed, and its buffers are back.
     pub(super) fn take_unfilled(&mut self) -> ReceiveBuffers {
-        self.posted_receives.drain(..).flat_map(|posted| posted.buffers).collect()
+        let mut unfilled = ReceiveBuffers::new();
+        for VerbsPostedReceive { frame, buffers, entries, .. } in self.posted_receives.drain(..) {
+            if entries.is_empty() {
+                unfilled.extend(buffers);
+            } else {
+                self.answers.posted.take_back(frame.head.request, buffers, &entries);
+            }
+        }
+        unfilled
     }
 
     /// Whether the stream is between two frames.
@@ -328,8 +342,8 @@ impl VerbsReceiver {
     fn report(&mut self, peer: PeerId, frame: Frame, events: &mut Vec<Event>) {
         self.state = if frame.payload_bytes() == 0 {
             VerbsReceiveState::CreditsOnly(frame)
-        } else if let Some((buffers, are_written)) = self.answers.posted.take(&frame) {
-            self.add_receive(frame, buffers, are_written);
+        } else if let Some(receive) = self.answers.posted.take(&frame) {
+            self.add_receive(frame, receive);
             VerbsReceiveState::Payload
         } else {
             events.push(Event::Head { peer, frame: frame.clone() });

@@ -203,6 +203,58 @@ fn every_value_comes_into_its_buffer_and_every_other_buffer_comes_back() {
     }
 }
 
+/// The connection ends when an answer has begun: before a grant was answered, or behind one that was not.
+#[test]
+fn buffers_of_an_answer_that_was_received_in_part_come_back_with_their_request() {
+    for is_registered in [false, true] {
+        let (mut rig, _) = software_rig();
+        let (near, far) = rig.connect();
+        rig.until("answers are taken", |rig| rig.near.seen.contains(&SeenEvent::TakesAnswers(near)));
+        let lengths = [40_000, 262_144, 64, 8193];
+        let ids: Vec<_> = (0..lengths.len()).map(chunk).collect();
+        let mut buffer = Buffer::new(lengths.iter().sum()).expect("this system shares memory");
+        let mapping = buffer.mapping().clone();
+        lend(|book| {
+            let mut rest: &mut [u8] = &mut buffer;
+            let mut into = ReceiveBuffers::new();
+            for length in lengths {
+                let (one, after) = std::mem::take(&mut rest).split_at_mut(length);
+                rest = after;
+                let loan = book.write(one);
+                into.push(Incoming::Loan(if is_registered { loan.within(&mapping) } else { loan }));
+            }
+            ask(&mut rig, near, &pull(Ticket(1), &ids), into);
+            rig.until("the request is there", |rig| rig.far.landed().count() == 2);
+            if is_registered {
+                // Behind an answer whose buffers are posted after its head, and then never filled.
+                rig.near.held.insert(near);
+                answer(&mut rig, far, (Ticket(9), Kind::Value), &[(chunk(9), bytes(9000, 9))]);
+            }
+            // In another order than the request's, and without the first.
+            let values = [3, 2, 1].map(|at| (ids[at], bytes(lengths[at], at as u64)));
+            answer(&mut rig, far, (Ticket(1), Kind::Value), &values);
+            if is_registered {
+                rig.until("its head is there", |rig| rig.near.waiting.contains_key(&near));
+                let lease = rig.near.arena.take(9000).expect("a slot");
+                rig.near.land(near, [Incoming::Chunk { lease, bytes: 9000 }].into());
+            }
+            // What the trainer sends for an answer does not arrive any more.
+            for _ in 0..3 {
+                if !is_registered {
+                    rig.far.step();
+                }
+            }
+            rig.near.step();
+            rig.near.step();
+            rig.far.transport = None;
+            rig.until("it is known", |rig| rig.near.gone(near).is_some());
+            assert_eq!(rig.near.receives_out, 0, "all buffers are back");
+        });
+        let all = lengths.iter().map(|length| u32::try_from(*length).expect("a chunk")).collect();
+        assert!(rig.near.seen.contains(&SeenEvent::AnswerReturned(near, Ticket(1), all)), "{:?}", rig.near.seen);
+    }
+}
+
 /// A gradient there and a value back, each of 256 KiB in registered memory: no side asks the other for anything.
 #[test]
 fn a_frame_and_its_answer_take_two_messages_three_doorbells_and_five_completions() {
