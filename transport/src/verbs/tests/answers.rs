@@ -238,7 +238,7 @@ fn buffers_of_an_answer_that_was_received_in_part_come_back_with_their_request()
                 let lease = rig.near.arena.take(9000).expect("a slot");
                 rig.near.land(near, [Incoming::Chunk { lease, bytes: 9000 }].into());
             }
-            // What the trainer sends for an answer does not arrive any more.
+            // The trainer's next messages do not arrive any more.
             for _ in 0..3 {
                 if !is_registered {
                     rig.far.step();
