@@ -464,8 +464,24 @@ mod tests {
         let expected = "coordinator = 127.0.0.1:7164 (default); trainer = the lowest free rank (default); \
                         deadline = 120s (default); server_absence = 10s (default); reader = no (default); \
                         poll = adaptive (default); \
-                        checks = between-hosts (default); rdma_device = auto (default); token_file = none (default)";
+                        checks = between-hosts (default); rdma_device = auto (default); \
+                        rdma_fabric = none (default); token_file = none (default)";
         check("", &[], "", Ok(expected));
+    }
+
+    #[test]
+    fn settings_of_fabrics_are_options_too() {
+        let variable = "PSERVER_RDMA_TIMEOUT=14";
+        check(
+            "rdma_fabric=timeout=20,traffic_class=106",
+            &[variable],
+            "",
+            Ok("rdma_fabric = timeout=20,traffic_class=106"),
+        );
+        let expected = "rdma_fabric of the options: timeout is \"99\"; expected a number from 1 to 31";
+        check("rdma_fabric=timeout=99", &[variable], "", Err(expected));
+        let expected = "rdma_fabric (from PSERVER_RDMA_FABRIC) is \"tmeout=2\"; expected";
+        check("", &["PSERVER_RDMA_FABRIC=tmeout=2"], "", Err(expected));
     }
 
     #[test]
