@@ -242,7 +242,7 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
 fn fabric(choice: &SettingChoice, surroundings: &Environment<'_>) -> Result<FabricSettings, Failure> {
     let text = if choice.origin == DEFAULT { "" } else { &choice.text };
     let option = FabricOption::new(text, &format!("rdma_fabric of {}", choice.origin));
-    let option = option.map_err(|expected| choice.refused(&format!("expected {expected}")))?;
+    let option = option.or_else(|expected| choice.read(|_| None, &expected))?;
     Ok(FabricSettings::find(&option, surroundings.variable).map_err(Failure::call)?.0)
 }
 

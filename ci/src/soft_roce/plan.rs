@@ -80,10 +80,10 @@ pub(super) const COUNTED: Scenario =
 const COUNTS: &[GuestProgram] = &[
     perftest("ib_send_lat", "ib_send_lat -e -d rxe0 -x 1 -F -s 4096 -n 500 10.9.0.1"),
     perftest("ib_send_lat-1m", "ib_send_lat -e -d rxe0 -x 1 -F -s 1048576 -n 20 10.9.0.1"),
-    psbench("verbs", "psbench latency --transport verbs --poll block --alone -s 4KiB --iterations 500 --json"),
+    psbench("verbs", VERBS_4K),
     psbench("tcp", "psbench latency --transport tcp --poll block --alone -s 4KiB --iterations 500 --json"),
     psbench("shm", "psbench latency --transport shm --poll block --alone -s 4KiB --iterations 500 --json"),
-    psbench("verbs-64", "psbench latency --transport verbs --poll block --alone -s 64 --iterations 500 --json"),
+    psbench("verbs-64", VERBS_64),
     psbench("verbs-1m", VERBS_1M),
     psbench("verbs-1m-2", VERBS_1M_2),
     program("gloo-1m", 300, GLOO_1M),
@@ -91,6 +91,10 @@ const COUNTS: &[GuestProgram] = &[
 ];
 
 /// From registered memory and into it, as perftest's is.
+const VERBS_4K: &str =
+    "psbench latency --transport verbs --poll block --alone -s 4KiB --buffers own --iterations 500 --json";
+const VERBS_64: &str =
+    "psbench latency --transport verbs --poll block --alone -s 64 --buffers own --iterations 500 --json";
 const VERBS_1M: &str =
     "psbench latency --transport verbs --poll block --alone -s 1MiB --buffers own --iterations 20 --json";
 
