@@ -480,7 +480,7 @@ mod tests {
         );
         let expected = "rdma_fabric of the options: timeout is \"99\"; expected a number from 1 to 31";
         check("rdma_fabric=timeout=99", &[variable], "", Err(expected));
-        let expected = "rdma_fabric (from PSERVER_RDMA_FABRIC) is \"tmeout=2\"; expected";
+        let expected = "rdma_fabric (from PSERVER_RDMA_FABRIC) is \"tmeout=2\": expected";
         check("", &["PSERVER_RDMA_FABRIC=tmeout=2"], "", Err(expected));
     }
 
