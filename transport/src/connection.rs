@@ -4,6 +4,7 @@
 
 use std::io;
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, ReceiveBuffers};
@@ -128,6 +129,11 @@ pub(crate) trait Connection: Send {
     /// Takes the bytes that were read from the stream behind a switch to verbs.
     fn take_unread(&mut self) -> Vec<u8> {
         Vec::new()
+    }
+
+    /// Whether work that the connection has given to a device has not completed for longer than `limit`.
+    fn is_stalled(&mut self, _now: Instant, _limit: Duration) -> bool {
+        false
     }
 
     /// Whether anything arrived, where that is not certain once the connection is made.

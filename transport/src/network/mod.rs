@@ -73,6 +73,8 @@ const LATE: Duration = Duration::from_millis(1);
 /// Returned payload references cause no wake-up. While some are borrowed, a wait lasts at most this long at first, and
 /// twice as long after each wait without an event.
 const BORROWED_POLL: Duration = Duration::from_millis(1);
+/// Connections are asked so often whether a device has lost their work.
+const STALLS_LOOKED_AT: Duration = Duration::from_secs(1);
 /// The longest of these waits: the reader keeps a view, and the references are not urgent.
 const BORROWED_POLL_LONGEST: Duration = Duration::from_millis(128);
 
@@ -174,6 +176,8 @@ struct PollState {
     spin: SpinHistory,
     /// The longest wait while payload references are borrowed.
     borrowed: Duration,
+    /// When connections were last asked whether a device has lost their work.
+    stalls_looked_at: Instant,
 }
 
 /// Connections that a listener accepted for this transport.
@@ -233,6 +237,7 @@ impl Network {
                 woken: Vec::new(),
                 spin: SpinHistory::new(),
                 borrowed: BORROWED_POLL,
+                stalls_looked_at: Instant::now(),
             },
             incoming: IncomingConnections { sender, accepted },
             io: NetworkIo { wakeups, doorbell, alarm, runtime },
@@ -391,6 +396,23 @@ impl Network {
         }
     }
 
+    /// Ends connections whose device has lost a request, once a second: a device that works completes it, or gives it
+    /// up, within its patience.
+    fn remove_stalled(&mut self) {
+        let now = Instant::now();
+        if now < self.polling.stalls_looked_at + STALLS_LOOKED_AT {
+            return;
+        }
+        self.polling.stalls_looked_at = now;
+        let limit = self.options.fabric.patience() * 2;
+        let stalled = self.peers.iter_mut().filter_map(|(id, peer)| peer.is_stalled(now, limit).then_some(*id));
+        for id in stalled.collect::<Vec<_>>() {
+            let reason = format!("verbs: the device has not completed a request for {:.1} s", limit.as_secs_f64());
+            tracing::warn!(peer = id.0, reason, "connection closed");
+            self.remove(id, reason);
+        }
+    }
+
     fn remove(&mut self, id: PeerId, reason: String) {
         if let Some(peer) = self.peers.remove(&id) {
             if peer.is_listed() {
@@ -496,6 +518,7 @@ impl Transport for Network {
             if self.device_context.take_failure() {
                 self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|id| self.mark_ready(id));
             }
+            self.remove_stalled();
         }
         self.collect_woken();
         self.collect_polled();

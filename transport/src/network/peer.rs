@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, ReceiveBuffers};
@@ -162,6 +163,11 @@ impl NetworkPeer {
         if let Some(connection) = self.connection_mut() {
             connection.cancel_wakeup();
         }
+    }
+
+    /// Whether a device has not completed the peer's work for longer than `limit`.
+    pub(super) fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
+        self.connection_mut().is_some_and(|connection| connection.is_stalled(now, limit))
     }
 
     /// Whether the peer reads payloads in place, whose return causes no wake-up.

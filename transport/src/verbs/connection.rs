@@ -4,6 +4,7 @@ use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers};
@@ -47,6 +48,8 @@ pub(crate) struct VerbsConnection {
     has_waker: bool,
     socket: ControlSocket,
     outcomes: Vec<RequestOutcome>,
+    /// The oldest request at the last look, and since when it is the oldest.
+    oldest: Option<(u64, Instant)>,
 }
 
 /// The TCP connection, which signals the end and carries refusals.
@@ -88,6 +91,7 @@ impl VerbsConnection {
             has_waker: false,
             socket,
             outcomes: parts.outcomes,
+            oldest: None,
         }
     }
 
@@ -325,6 +329,20 @@ impl Connection for VerbsConnection {
 
     fn needs_readiness(&self) -> bool {
         false
+    }
+
+    fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
+        let Some(oldest) = self.messages.work_requests.oldest() else {
+            self.oldest = None;
+            return false;
+        };
+        match self.oldest {
+            Some((known, since)) if known == oldest => since + limit < now,
+            _ => {
+                self.oldest = Some((oldest, now));
+                false
+            }
+        }
     }
 
     fn has_received(&self) -> bool {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use super::choice::{DEVICE_EXPECTED, DeviceChoice};
 
@@ -209,6 +210,12 @@ fn option_expected() -> String {
 }
 
 impl FabricSettings {
+    /// The time after which a device must have completed a request, or have given it up.
+    pub(crate) fn patience(&self) -> Duration {
+        // The first attempt and every retry wait for the timeout.
+        Duration::from_nanos(4096 << self.timeout) * (u32::from(self.retries) + 1)
+    }
+
     /// Looks for every setting: in the option, then with `variable`, which looks up a variable of the environment.
     ///
     /// # Errors

@@ -126,6 +126,11 @@ impl InFlightRequests {
         self.posted.is_empty()
     }
 
+    /// The number of the oldest request that has not completed.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        (!self.posted.is_empty()).then_some(self.first)
+    }
+
     /// Posts a slot for a message.
     pub(super) fn receive(&mut self, mut slot: Lease) {
         let id = RECEIVE | (self.received + self.receiving.len() as u64);

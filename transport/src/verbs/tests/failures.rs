@@ -9,7 +9,7 @@ use crate::network::{NetworkOptions, PollPolicy};
 use crate::verbs::faulty_device::{DeviceFault, FaultInjection, FaultyDevice};
 use crate::verbs::software_device::SoftwareDevice;
 use crate::verbs::status::CompletionStatus;
-use crate::verbs::{INLINE_BYTES_MAX, VerbsDevice, VerbsDevices};
+use crate::verbs::{FabricOption, FabricSettings, INLINE_BYTES_MAX, VerbsDevice, VerbsDevices};
 use pserver_core::ids::PeerId;
 use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::memory::{Buffer, Mapping, lend};
@@ -59,6 +59,24 @@ fn end_reason(fault: DeviceFault, is_open: bool, after: u32) -> String {
     rig.until("the next connection works", |rig| rig.far.landed().count() == landed + 12);
     rig.until("its parcels are back", |rig| outstanding(rig) == 0);
     reason
+}
+
+/// A device that neither completes a request nor gives it up.
+#[test]
+fn a_connection_whose_device_has_lost_a_request_ends_after_twice_the_patience() {
+    let device = FaultyDevice::new(Arc::new(SoftwareDevice::new()));
+    let fabric = FabricOption::new("timeout=1,retries=0", "the test").expect("it is right");
+    let fabric = FabricSettings::find(&fabric, &|_| None).expect("they are right").0;
+    let devices = VerbsDevices::This(VerbsDevice(Arc::new(device.clone())));
+    let options = NetworkOptions { devices, fabric, poll: PollPolicy::Block, ..NetworkOptions::default() };
+    let mut rig = ConformanceRig::new(ends("verbs://127.0.0.1:0", &options));
+    let (near, far) = rig.connect();
+    rig.settle();
+    device.inject(Some(FaultInjection { fault: DeviceFault::Unresponsive, is_open: true, after: 0 }));
+    traffic(&mut rig.near, near);
+    rig.until("it is cut", |rig| rig.near.gone(near).is_some() && rig.far.gone(far).is_some());
+    let reason = rig.near.gone(near).unwrap_or_default().to_owned();
+    assert!(reason.contains("the device has not completed a request for 0.0 s"), "{reason}");
 }
 
 #[test]
