@@ -48,8 +48,6 @@ pub(crate) struct VerbsConnection {
     has_waker: bool,
     socket: ControlSocket,
     outcomes: Vec<RequestOutcome>,
-    /// The oldest request at the last look, and since when it is the oldest.
-    oldest: Option<(u64, Instant)>,
 }
 
 /// The TCP connection, which signals the end and carries refusals.
@@ -91,7 +89,6 @@ impl VerbsConnection {
             has_waker: false,
             socket,
             outcomes: parts.outcomes,
-            oldest: None,
         }
     }
 
@@ -332,17 +329,7 @@ impl Connection for VerbsConnection {
     }
 
     fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
-        let Some(oldest) = self.messages.work_requests.oldest() else {
-            self.oldest = None;
-            return false;
-        };
-        match self.oldest {
-            Some((known, since)) if known == oldest => since + limit < now,
-            _ => {
-                self.oldest = Some((oldest, now));
-                false
-            }
-        }
+        self.messages.work_requests.is_stalled(now, limit)
     }
 
     fn has_received(&self) -> bool {

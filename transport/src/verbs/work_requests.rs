@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pserver_core::memory::{Lease, Value};
 use pserver_core::port::Incoming;
@@ -65,6 +66,7 @@ impl RequestOutcome {
     }
 }
 
+// tidy: allow fields: sends and receives have four each, of which a function reads one side
 /// A queue pair and the memory of its requests.
 pub(super) struct InFlightRequests {
     pair: Box<dyn QueuePair>,
@@ -72,6 +74,8 @@ pub(super) struct InFlightRequests {
     posted: VecDeque<InFlightRequest>,
     first: u64,
     next: u64,
+    /// The first one at the last look, and since when it is the first.
+    oldest: Option<(u64, Instant)>,
     /// Requests that the next doorbell posts.
     batch: Vec<WorkRequest>,
     /// Posted receive slots in order, and the number of the first.
@@ -102,6 +106,7 @@ impl InFlightRequests {
             posted: VecDeque::with_capacity(POSTED_MAX as usize),
             first: 0,
             next: 0,
+            oldest: None,
             batch: Vec::with_capacity(POSTED_MAX as usize),
             receiving: VecDeque::with_capacity(RECEIVES as usize),
             received: 0,
@@ -126,9 +131,14 @@ impl InFlightRequests {
         self.posted.is_empty()
     }
 
-    /// The number of the oldest request that has not completed.
-    pub(super) fn oldest(&self) -> Option<u64> {
-        (!self.posted.is_empty()).then_some(self.first)
+    /// Whether one request has been the oldest for longer than `limit`.
+    pub(super) fn is_stalled(&mut self, now: Instant, limit: Duration) -> bool {
+        match self.oldest {
+            _ if self.posted.is_empty() => self.oldest = None,
+            Some((known, since)) if known == self.first => return since + limit < now,
+            _ => self.oldest = Some((self.first, now)),
+        }
+        false
     }
 
     /// Posts a slot for a message.
