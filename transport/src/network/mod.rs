@@ -518,7 +518,6 @@ impl Transport for Network {
             if self.device_context.take_failure() {
                 self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|id| self.mark_ready(id));
             }
-            self.remove_stalled();
         }
         self.collect_woken();
         self.collect_polled();
@@ -533,6 +532,10 @@ impl Transport for Network {
         self.accept();
         self.remove_overdue();
         self.turn();
+        // After completions were handled: this thread may itself have been stopped for longer.
+        if self.device_context.is_used() {
+            self.remove_stalled();
+        }
         if !self.events.is_empty() {
             self.polling.borrowed = BORROWED_POLL;
         }
