@@ -14,7 +14,6 @@ use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Ti
 use pserver_core::memory::{Lease, Mapping};
 use pserver_core::time::Now;
 use pserver_core::wire::Kind;
-
 use smallvec::SmallVec;
 
 use super::TransferredBytes;

@@ -22,7 +22,6 @@ use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{ControlAnswer, Entry, Frame, Kind};
-
 use smallvec::SmallVec;
 
 use super::buffers::HeldBuffers;

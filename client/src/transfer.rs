@@ -16,7 +16,6 @@ use pserver_core::port::{Incoming, Outgoing};
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Entry, Flags, Frame, Head, Kind, PushMessage};
-
 use smallvec::SmallVec;
 
 use super::call::{CallNumber, ParameterIndexes};

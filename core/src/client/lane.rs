@@ -249,7 +249,7 @@ impl Lane {
     /// Pauses a request that the server refused as busy.
     pub(super) fn pause(&mut self, ticket: Ticket, again: Now) {
         if let Some(request) = self.request(ticket) {
-            request.note_busy(true);
+            request.was_busy = true;
             self.window.paused.push((again, ticket));
         }
     }
@@ -293,7 +293,7 @@ impl Lane {
         let was_up = matches!(self.state, LaneState::Up { .. });
         self.state = LaneState::Down { again: now + self.history.pause };
         // Every unanswered request is resent on the next connection.
-        self.requests.iter_mut().for_each(|request| request.note_busy(false));
+        self.requests.iter_mut().for_each(|request| request.was_busy = false);
         self.window = SendWindow::default();
         self.history.lost(now, was_up, reason);
     }

@@ -102,7 +102,7 @@ pub(super) struct PendingRequest {
     pub(super) payload: Option<Payloads>,
     places: ReceivePlaces,
     /// Whether a server of this connection was busy: parts of its answer to the request as it was sent before may come.
-    was_busy: bool,
+    pub(super) was_busy: bool,
     /// Whether it is in flight; a transmitted payload may still be read.
     pub(super) is_in_flight: bool,
     versions: SmallVec<[Option<Version>; 1]>,
@@ -214,11 +214,6 @@ impl PendingRequest {
             *borrowed = into.len();
             into.iter_mut().filter_map(Option::take).collect()
         })
-    }
-
-    /// Notes that the server of this connection was busy, or that there is another connection.
-    pub(super) fn note_busy(&mut self, is_busy: bool) {
-        self.was_busy = is_busy;
     }
 
     /// Returns a buffer that an answer has filled; the entry that it answers. A value of another half-precision type

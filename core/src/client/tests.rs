@@ -12,7 +12,7 @@ use crate::dtype::Half;
 use crate::ids::{
     ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Ticket, TrainerId, Version,
 };
-use crate::memory::{Buffer, lend};
+use crate::memory::{Buffer, LoanBook, lend};
 use crate::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind, Role, WelcomeMessage};
@@ -518,17 +518,23 @@ fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_i
     assert_eq!((&memory[..], watched), (&[1, 1, 1, 1, 2, 2, 2, 2][..], [3; 4]));
 }
 
+/// A pull of chunk 1 that was sent with the buffer of its answer.
+fn posted<'env>(book: &LoanBook<'env>, memory: &'env mut Buffer) -> (Line, Ticket) {
+    let mapping = memory.mapping().clone();
+    let mut line = Line::connected();
+    let into = [Incoming::Loan(book.write(memory).within(&mapping))].into();
+    let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
+    line.welcome_to_answers();
+    line.sent();
+    line.log();
+    (line, ticket)
+}
+
 #[test]
 fn a_cancelled_request_ends_when_the_connection_has_returned_the_buffers_of_its_answer() {
     let mut memory = registered(4);
-    let mapping = memory.mapping().clone();
     lend(|book| {
-        let mut line = Line::connected();
-        let into = [Incoming::Loan(book.write(&mut memory).within(&mapping))].into();
-        let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
-        line.welcome_to_answers();
-        line.sent();
-        line.log();
+        let (mut line, ticket) = posted(book, &mut memory);
         line.cancel(ticket);
         assert_eq!(line.log(), "close", "the peer may write the buffer as long as it is connected");
         assert!(line.client.take(ticket).is_none(), "the transport has its buffer");
@@ -543,14 +549,8 @@ fn a_cancelled_request_ends_when_the_connection_has_returned_the_buffers_of_its_
 #[test]
 fn a_request_that_found_a_busy_server_has_no_posted_answer_on_this_connection() {
     let mut memory = registered(4);
-    let mapping = memory.mapping().clone();
     lend(|book| {
-        let mut line = Line::connected();
-        let into = [Incoming::Loan(book.write(&mut memory).within(&mapping))].into();
-        let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
-        line.welcome_to_answers();
-        line.sent();
-        line.log();
+        let (mut line, ticket) = posted(book, &mut memory);
         line.error(ticket, Kind::Error, ErrorCode::Busy);
         line.return_posted();
         line.wait(20);

@@ -12,7 +12,6 @@ use pserver_core::port::{Incoming, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, Kind};
 use smallvec::SmallVec;
 
-use super::provider::RemoteAddress;
 use super::staging::VerbsStaging;
 use super::wire_format::{REMOTE_BUFFER_BYTES, RemoteBuffer};
 use super::{ConnectionError, INLINE_BYTES_MAX};
@@ -246,10 +245,8 @@ fn encode(into: &mut [Option<Incoming>], staging: &VerbsStaging, encoded: &mut V
             continue;
         }
         // A failure of the device ends the connection in its next turn.
-        let Ok(Some(key)) = staging.remote_key_in_place(place) else { return false };
-        let address = place.bytes_mut().as_mut_ptr().expose_provenance() as u64;
-        let remote = RemoteAddress { address, key };
-        encoded.extend(RemoteBuffer { remote, bytes: place.len() }.encode());
+        let Ok(Some(buffer)) = staging.in_place(place) else { return false };
+        encoded.extend(buffer.encode());
         has_long = true;
     }
     has_long

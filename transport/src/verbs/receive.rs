@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::answers::{AnswerBuffers, AnswerReceive};
 use super::credits::CreditedMessages;
-use super::provider::{Operation, RemoteAddress};
+use super::provider::Operation;
 use super::registry::VerbsCounters;
 use super::staging::VerbsStaging;
 use super::wire_format::{MessageKind, PREFIX_BYTES, REMOTE_BUFFER_BYTES, RemoteBuffer};
@@ -442,23 +442,21 @@ impl VerbsPostedReceive {
         let staged = self.staged.len();
         let long = self.buffers.iter_mut().enumerate().filter(|(_, place)| place.len() > INLINE_BYTES_MAX);
         for (index, place) in long.skip(self.granted).take(BUFFERS_PER_MESSAGE) {
-            let bytes = place.len();
             if matches!(place, Incoming::Discard { .. }) {
                 control_body.extend(RemoteBuffer::DISCARDED.encode());
                 continue;
             }
-            let (address, key) = match staging.remote_key_in_place(place)? {
-                Some(key) => (place.bytes_mut().as_mut_ptr().expose_provenance(), key),
+            let buffer = match staging.in_place(place)? {
+                Some(buffer) => buffer,
                 None => {
-                    let Some(mut lease) = staging.take(bytes)? else { break };
+                    let Some(mut lease) = staging.take(place.len())? else { break };
                     let key = staging.registry().remote_key_of(&lease)?;
-                    let address = lease.bytes_mut().as_mut_ptr().expose_provenance();
+                    let buffer = RemoteBuffer::of(lease.bytes_mut(), key);
                     self.staged.push((index, lease));
-                    (address, key)
+                    buffer
                 }
             };
-            control_body
-                .extend(RemoteBuffer { remote: RemoteAddress { address: address as u64, key }, bytes }.encode());
+            control_body.extend(buffer.encode());
         }
         if !control_body.is_empty() && messages.note(MessageKind::Destinations, control_body) {
             self.granted += control_body.len() / REMOTE_BUFFER_BYTES;

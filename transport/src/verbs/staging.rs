@@ -7,6 +7,7 @@ use pserver_core::port::Incoming;
 
 use super::ConnectionError;
 use super::registry::MemoryRegistry;
+use super::wire_format::RemoteBuffer;
 
 /// Bytes of all slots of one size; untouched ones take no memory.
 const BYTES: u32 = 64 * 1024 * 1024;
@@ -47,10 +48,11 @@ impl VerbsStaging {
         Ok(arena.take(bytes).ok())
     }
 
-    /// The remote key of a buffer that the peer can write directly; nothing when it needs staging.
-    pub(super) fn remote_key_in_place(&self, place: &Incoming) -> Result<Option<u32>, ConnectionError> {
+    /// A buffer that the peer can write directly; nothing when it needs staging.
+    pub(super) fn in_place(&self, place: &mut Incoming) -> Result<Option<RemoteBuffer>, ConnectionError> {
         let Incoming::Loan(loan) = place else { return Ok(None) };
         let Some((memory, offset)) = loan.mapped() else { return Ok(None) };
-        Ok(self.registry().remote_key_within(memory, offset)?)
+        let key = self.registry().remote_key_within(memory, offset)?;
+        Ok(key.map(|key| RemoteBuffer::of(place.bytes_mut(), key)))
     }
 }

@@ -226,6 +226,13 @@ pub(super) struct RemoteBuffer {
 impl RemoteBuffer {
     pub(super) const DISCARDED: Self = Self { remote: RemoteAddress { address: 0, key: 0 }, bytes: 0 };
 
+    /// Memory that the peer writes with this key.
+    pub(super) fn of(bytes: &mut [u8], key: u32) -> Self {
+        let address = bytes.as_mut_ptr().expose_provenance() as u64;
+        let length = u32::try_from(bytes.len()).expect("a payload's length is 32 bits");
+        Self { remote: RemoteAddress { address, key }, bytes: length }
+    }
+
     pub(super) fn encode(&self) -> [u8; REMOTE_BUFFER_BYTES] {
         let RemoteAddress { address, key } = self.remote;
         let raw = RawRemoteBuffer { address: address.into(), key: key.into(), bytes: self.bytes.into() };
