@@ -56,6 +56,7 @@ const PROMISES: &[GuestProgram] = &[
     program("digits-tcp", 300, "sh /bin/digits tcp adam"),
     program("idle", 300, "sh /bin/idle 7170"),
     program("killed-trainer", 300, "sh /bin/killed-trainer 7172"),
+    program("flaps", 300, "sh /bin/flaps"),
     program("kills", 900, KILLS),
 ];
 
@@ -177,6 +178,7 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
     ("bin/digits", DIGITS),
     ("bin/idle", IDLE),
     ("bin/killed-trainer", KILLED_TRAINER),
+    ("bin/flaps", FLAPS),
 ];
 
 /// Serves until the trainer says that it is done. With `auto` both sides may choose, and must have chosen verbs. With
@@ -325,6 +327,27 @@ kill -TERM $server
 wait $server || { cat /tmp/$1/log; exit 1; }
 echo "figure connections after a trainer was killed: $(grep -c 'welcome.*trainer=0' /tmp/$1/log)"
 [ $(grep -c 'welcome.*trainer=0' /tmp/$1/log) -gt 1 ]
+"#;
+
+/// Two trainers push and pull 1 MiB while the link goes down three times for a second. Soft-RoCE then loses its
+/// retransmission timer in two of three runs, and completes a READ never: the connection's watch must end such a
+/// connection, and the job goes on over the next one. `psbench` compares every element.
+const FLAPS: &str = r#"
+psbench latency --transport verbs --poll block --alone -s 1MiB --buffers ordinary --trainers 2 --iterations 200 \
+    --json &
+bench=$!
+sleep 2
+flapped=0
+for flap in 1 2 3; do
+    kill -0 $bench 2> /dev/null || break
+    /bin/ip link set dummy0 down; sleep 1; /bin/ip link set dummy0 up
+    /bin/ip address add 10.9.0.1/24 dev dummy0 2> /dev/null
+    flapped=$flap
+    sleep 3
+done
+wait $bench || exit 1
+echo "figure times that the link went down under load: $flapped"
+[ $flapped -gt 0 ]
 "#;
 
 /// The shell has an `ip` of its own, which is another: `/bin/ip` is meant. `dummy0` comes with its module.
