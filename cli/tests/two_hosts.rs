@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use launching::daemons::{TestHost, TestSsh, has, remote_processes, run_mark};
-use launching::{ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, digits_folder, script};
+use launching::{ACCURACY_MIN, DIGITS, MarkedRun, PATIENCE, RunEnd, digits_folder, script};
 use pserver_kernels::conformance::skips::skip;
 
 /// Two network namespaces with an interface each. Dropping it removes them.
@@ -105,22 +105,57 @@ fn a_job_by_ssh_trains_over_two_hosts_at_addresses_that_both_reach() {
     }
 }
 
-#[test]
-fn agents_by_mpirun_reach_the_launcher_on_another_host() {
-    let Some(hosts) = TwoHosts::new() else { return };
-    let folder = digits_folder();
-    // Ranks in turn on both hosts, as `mpirun --map-by node` does.
+/// An `mpirun` that starts ranks in turn on both hosts, as `mpirun --map-by node` does.
+fn mpirun_by_host(hosts: &TwoHosts, folder: &Path) -> [&'static str; 4] {
     let text = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\nn=$2; i=0\nwhile [ $i -lt $n ]; do\n\
          if [ $((i % 2)) = 0 ]; then host={}; else host={}; fi\n\
          PMI_RANK=$i PMI_SIZE=$n ip netns exec $host \"$3\" \"$4\" &\ni=$((i+1)); done\nwait\n",
         hosts.names[0], hosts.names[1]
     );
-    script(folder.path(), "mpirun-by-host", &text);
-    let job = ["--servers", "2", "--trainers", "4", "--with", "mpirun", "--launcher", "./mpirun-by-host"];
-    let end = hosts.launch(folder.path(), &[&job, &DIGITS[..]].concat()).end();
+    script(folder, "mpirun-by-host", &text);
+    ["--with", "mpirun", "--launcher", "./mpirun-by-host"]
+}
+
+#[test]
+fn agents_by_mpirun_reach_the_launcher_on_another_host() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let folder = digits_folder();
+    let mpirun = mpirun_by_host(&hosts, folder.path());
+    let job = ["--servers", "2", "--trainers", "4"];
+    let end = hosts.launch(folder.path(), &[&job, &mpirun[..], &DIGITS].concat()).end();
     assert!(end.accuracy(4) > ACCURACY_MIN, "{}", end.output);
     assert!(end.output.contains(&format!("[server 1] ready {}:", ADDRESSES[1][0])), "{}", end.output);
+}
+
+#[test]
+fn servers_beside_the_trainers_come_to_the_same_model() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let folder = digits_folder();
+    let ssh = hosts.ssh(folder.path());
+    let both = ADDRESSES.map(|addresses| addresses[0]).join(",");
+    let by_ssh = ["--hosts", &both, "--launcher", &ssh.command];
+    let mpirun = mpirun_by_host(&hosts, folder.path());
+    let run = |words: &[&str]| {
+        let end = hosts.launch(folder.path(), &[&["--trainers", "2"], words, &DIGITS].concat()).end();
+        assert!(end.accuracy(2) > ACCURACY_MIN, "{}", end.output);
+        let model = std::fs::read(folder.path().join("model.safetensors")).expect("trainer 0 has saved it");
+        (end, model)
+    };
+    let is_ready = |end: &RunEnd, server, host: usize| {
+        end.output.contains(&format!("[server {server}] ready {}:", ADDRESSES[host][0]))
+    };
+    let (end, dedicated) = run(&[&by_ssh[..], &["--servers", "1"]].concat());
+    assert!(is_ready(&end, 0, 0), "{}", end.output);
+    for way in [&by_ssh[..], &mpirun] {
+        let (end, model) = run(&[way, &["--colocate"]].concat());
+        assert!(is_ready(&end, 0, 0) && is_ready(&end, 1, 1), "{}", end.output);
+        assert!(!end.output.contains("[server 2]"), "{}", end.output);
+        assert!(model == dedicated, "the model is not that of a job with a dedicated server");
+    }
+    let (end, model) = run(&[&by_ssh[..], &["--colocate", "--servers", "1"]].concat());
+    assert!(is_ready(&end, 0, 1) && is_ready(&end, 1, 0), "{}", end.output);
+    assert!(model == dedicated, "the model is not that of a job with a dedicated server");
 }
 
 #[test]

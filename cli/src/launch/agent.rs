@@ -337,7 +337,7 @@ impl Agent {
     fn serve(&mut self) -> Result<()> {
         let folder = Path::new(&self.parts.folder);
         ensure!(folder.is_dir(), "found no folder {} here; expected the one of the launcher", folder.display());
-        for order in self.parts.parts.clone().iter().filter(|order| order.part == 0) {
+        for order in self.parts.parts.clone().iter().filter(|order| order.is_first) {
             self.start(order, None)?;
         }
         loop {
@@ -365,7 +365,7 @@ impl Agent {
     fn obey(&mut self, order: AgentOrder) -> Result<()> {
         match order {
             AgentOrder::Start { coordinator } => {
-                for order in self.parts.parts.clone().iter().filter(|order| order.part != 0) {
+                for order in self.parts.parts.clone().iter().filter(|order| !order.is_first) {
                     self.start(order, Some(&coordinator))?;
                 }
             }

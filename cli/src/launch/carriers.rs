@@ -17,7 +17,7 @@ use pserver_client::launchers;
 
 use super::agent::{VARIABLE, addresses};
 use super::message::PartKind;
-use super::{LaunchArgs, LaunchEvent, LaunchSender};
+use super::{JobPart, LaunchArgs, LaunchEvent, LaunchSender};
 use crate::own_program;
 
 /// The means by which the parts of a job are started.
@@ -72,25 +72,26 @@ pub(super) struct CarrierPlan {
     is_remote: bool,
 }
 
-/// Plans the carriers of all parts, servers before trainers.
-pub(super) fn plan(args: &LaunchArgs, kinds: &[PartKind]) -> Result<Vec<CarrierPlan>> {
+/// Plans the carriers of these parts: dedicated servers, then trainers.
+pub(super) fn plan(args: &LaunchArgs, planned: &[JobPart]) -> Result<Vec<CarrierPlan>> {
     let agent = agent_command()?;
-    let all: Vec<usize> = (0..kinds.len()).collect();
+    let all: Vec<usize> = (0..planned.len()).collect();
     match method(args)? {
         LaunchMethod::Local => {
             let name = "this machine".to_owned();
             Ok(vec![CarrierPlan { name, command: agent, parts: all, by_rank: false, is_remote: false }])
         }
-        LaunchMethod::Ssh => on_hosts(args, kinds, &agent),
+        LaunchMethod::Ssh => on_hosts(args, planned, &agent),
         method => {
             let of = |kind: PartKind| -> Result<CarrierPlan> {
-                let parts: Vec<usize> = all.iter().copied().filter(|part| kinds[*part] == kind).collect();
-                let command = scheduled(args, method, parts.len(), &agent)?;
+                let parts: Vec<usize> = all.iter().copied().filter(|part| planned[*part].kind == kind).collect();
+                let command = scheduled(args, method, kind, parts.len(), &agent)?;
                 let whose = if kind == PartKind::Server { "servers" } else { "trainers" };
                 let name = format!("{} of {whose}", command[0].rsplit('/').next().unwrap_or_default());
                 Ok(CarrierPlan { name, command, parts, by_rank: true, is_remote: true })
             };
-            Ok(vec![of(PartKind::Server)?, of(PartKind::Trainer)?])
+            let servers = (0 < args.dedicated_servers()).then(|| of(PartKind::Server)).transpose()?;
+            Ok(servers.into_iter().chain([of(PartKind::Trainer)?]).collect())
         }
     }
 }
@@ -147,17 +148,36 @@ fn launcher_words(args: &LaunchArgs, default: &str) -> Result<Vec<String>> {
     words.with_context(|| format!("--launcher {text:?}: expected a command, with quotes in pairs"))
 }
 
-fn scheduled(args: &LaunchArgs, method: LaunchMethod, count: usize, agent: &[String]) -> Result<Vec<String>> {
+fn scheduled(
+    args: &LaunchArgs,
+    method: LaunchMethod,
+    kind: PartKind,
+    count: usize,
+    agent: &[String],
+) -> Result<Vec<String>> {
     let is_srun = method == LaunchMethod::Srun;
     let mut words = launcher_words(args, if is_srun { "srun" } else { "mpirun" })?;
+    // An agent that is bound to the processors of its trainer would bind its server to them too.
+    let is_unbound = |option: &str| args.colocate && !words.iter().any(|word| word.contains(option));
     let mut more = if is_srun {
-        let nodes = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-        let (tasks, nodes) = (format!("--ntasks={count}"), format!("--nodes={}", count.min(nodes)));
-        vec!["--overlap".to_owned(), "--input=none".to_owned(), tasks, nodes]
+        let nodes = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(1_usize);
+        // Dedicated servers beside colocated ones get the last nodes, if some are left for trainers.
+        let apart = usize::from(args.dedicated_servers());
+        let apart = if args.colocate && apart < nodes { apart } else { 0 };
+        let (first, nodes) =
+            if kind == PartKind::Server && 0 < apart { (nodes - apart, apart) } else { (0, nodes - apart) };
+        let (tasks, size) = (format!("--ntasks={count}"), format!("--nodes={}", count.min(nodes)));
+        let mut more = vec!["--overlap".to_owned(), "--input=none".to_owned(), tasks, size];
+        more.extend(is_unbound("cpu-bind").then(|| "--cpu-bind=none".to_owned()));
+        more.extend((0 < first).then(|| format!("--relative={first}")));
+        more
     } else {
         let mut more = vec!["-n".to_owned(), count.to_string()];
         if is_open_mpi(&words[0])? {
             more.extend(["-x".to_owned(), VARIABLE.to_owned()]);
+            if is_unbound("bind-to") {
+                more.extend(["--bind-to", "none"].map(str::to_owned));
+            }
         }
         more
     };
@@ -203,22 +223,32 @@ fn hosts(args: &LaunchArgs) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Servers in turn over the hosts, trainers in equal blocks.
-fn on_hosts(args: &LaunchArgs, kinds: &[PartKind], agent: &[String]) -> Result<Vec<CarrierPlan>> {
+/// Servers in turn over the hosts, trainers in equal blocks; where servers are colocated, the dedicated ones get the
+/// last hosts.
+fn on_hosts(args: &LaunchArgs, planned: &[JobPart], agent: &[String]) -> Result<Vec<CarrierPlan>> {
     let hosts = hosts(args)?;
-    let servers = kinds.iter().filter(|kind| **kind == PartKind::Server).count();
-    let trainers = kinds.len() - servers;
+    let servers = usize::from(args.dedicated_servers());
+    let trainers = planned.len() - servers;
+    let apart = if args.colocate { servers } else { 0 };
+    ensure!(
+        apart < hosts.len(),
+        "--colocate --servers {apart}: found {} hosts; expected more than dedicated servers, which have a host each",
+        hosts.len()
+    );
+    let shared = hosts.len() - apart;
     let mut words = launcher_words(args, "ssh")?;
     words.extend(["-o", "BatchMode=yes", "-o"].map(str::to_owned));
     words.push(format!("ConnectTimeout={}", args.limits.connect_timeout));
     let remote = shlex::try_join(agent.iter().map(String::as_str)).context("the path of this program")?;
-    let host_of = |part: usize| {
-        if part < servers { part % hosts.len() } else { (part - servers) * hosts.len() / trainers }
+    let host_of = |part: &JobPart| match part.kind {
+        PartKind::Server if args.colocate => shared + part.index,
+        PartKind::Server => part.index % hosts.len(),
+        PartKind::Trainer => part.index * shared / trainers,
     };
     let of = |(place, host): (usize, &String)| CarrierPlan {
         name: format!("host {host}"),
         command: [&words[..], &["--".to_owned(), host.clone(), format!("exec {remote}")]].concat(),
-        parts: (0..kinds.len()).filter(|part| host_of(*part) == place).collect(),
+        parts: (0..planned.len()).filter(|part| host_of(&planned[*part]) == place).collect(),
         by_rank: false,
         is_remote: true,
     };

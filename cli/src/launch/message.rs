@@ -21,11 +21,13 @@ pub(super) enum PartKind {
     Trainer,
 }
 
-/// One process of a job.
+/// The order by which an agent starts one process of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct PartOrder {
-    /// Position among the job's parts: servers, then trainers.
+    /// Position among the job's parts.
     pub(super) part: usize,
+    /// Whether it is server 0, which is started before the others.
+    pub(super) is_first: bool,
     /// Its name in errors, such as `trainer 3`.
     pub(super) name: String,
     pub(super) kind: PartKind,

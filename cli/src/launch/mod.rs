@@ -22,15 +22,19 @@ use anyhow::Result;
 
 pub use agent::run as run_agent;
 pub use carriers::LaunchMethod;
-use message::AgentMessage;
+use message::{AgentMessage, PartKind};
 pub use part::{LaunchExecArgs, run as run_part};
 
 /// Arguments of `pserver launch`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LaunchArgs {
-    /// Server processes.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    servers: u16,
+    /// Server processes [default: 1, with --colocate none beside those].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    servers: Option<u16>,
+    /// A server on each host that has trainers, beside --servers on hosts of their own. A trainer reaches the server of
+    /// its host through shared memory, and between hosts moves no more than in an all-reduce.
+    #[arg(long)]
+    colocate: bool,
     /// Trainer processes.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     trainers: u32,
@@ -45,7 +49,8 @@ pub struct LaunchArgs {
     /// LSF or Grid Engine, else local].
     #[arg(long, value_enum, value_name = "METHOD")]
     with: Option<LaunchMethod>,
-    /// Hosts for ssh, such as a,b or n[01-04]; servers in turn, trainers in equal blocks.
+    /// Hosts for ssh, such as a,b or n[01-04]; servers in turn, trainers in equal blocks. With --colocate the last
+    /// hosts are those of --servers.
     #[arg(long, value_name = "HOSTS")]
     hosts: Option<String>,
     /// A file with a host in each line.
@@ -66,6 +71,13 @@ pub struct LaunchArgs {
     command: Vec<String>,
 }
 
+impl LaunchArgs {
+    /// Servers besides those beside trainers.
+    fn dedicated_servers(&self) -> u16 {
+        self.servers.unwrap_or(u16::from(!self.colocate))
+    }
+}
+
 /// Time limits of a launch, in seconds.
 #[derive(clap::Args, Clone, Debug)]
 struct LaunchLimits {
@@ -80,6 +92,14 @@ struct LaunchLimits {
     /// Seconds from SIGTERM to SIGKILL at an early end.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600))]
     grace: u32,
+}
+
+/// One process of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct JobPart {
+    kind: PartKind,
+    /// The server's index, or the trainer's rank.
+    index: usize,
 }
 
 /// A sender of the launcher's events.

@@ -1,6 +1,6 @@
 //! Launcher: starts carriers, tells agents what to run, shows output, and ends everything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -25,8 +25,10 @@ use super::message::{
     self, AgentHello, AgentMessage, AgentOrder, AgentParts, HEARTBEATS, PartEnd, PartKind, PartOrder,
 };
 use super::output::LaunchOutput;
-use super::{LaunchArgs, LaunchEvent, LaunchSender};
+use super::{JobPart, LaunchArgs, LaunchEvent, LaunchSender};
 
+/// Server 0, whose address the others are told.
+const FIRST: JobPart = JobPart { kind: PartKind::Server, index: 0 };
 /// Options of servers that the launcher sets, and what to use in their place.
 const OF_LAUNCH: [(&str, &str); 6] = [
     ("--trainers", "its own --trainers"),
@@ -61,7 +63,8 @@ const EVENTS_MAX: usize = 1024;
 /// A job that is running.
 struct LaunchedJob<'a> {
     args: &'a LaunchArgs,
-    kinds: Vec<PartKind>,
+    /// Dedicated servers, trainers, then colocated servers, once it is known which hosts have trainers.
+    parts: Vec<JobPart>,
     token: String,
     secret: String,
     output: LaunchOutput,
@@ -99,6 +102,8 @@ enum JobStage {
 struct JobAgent {
     to: AgentWriter,
     hello: Option<AgentHello>,
+    /// Its parts among those of the job.
+    parts: Vec<usize>,
     is_open: bool,
     /// Time of its last message, once it has its parts.
     heard_at: Option<Instant>,
@@ -113,10 +118,12 @@ fn write(to: &AgentWriter, order: &AgentOrder) {
 }
 
 pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
-    let kinds = [PartKind::Server].repeat(usize::from(args.servers));
-    let trainers = usize::try_from(args.trainers).expect("trainers are few");
-    let kinds = [kinds, [PartKind::Trainer].repeat(trainers)].concat();
-    let plans = carriers::plan(args, &kinds)?;
+    let (servers, trainers) = (usize::from(args.dedicated_servers()), usize::try_from(args.trainers)?);
+    ensure!(0 < servers || args.colocate, "--servers 0: found no server; expected one, or --colocate");
+    let servers = (0..servers).map(|index| JobPart { kind: PartKind::Server, index });
+    let trainers = (0..trainers).map(|index| JobPart { kind: PartKind::Trainer, index });
+    let parts: Vec<JobPart> = servers.chain(trainers).collect();
+    let plans = carriers::plan(args, &parts)?;
     let is_local = plans.iter().all(|plan| !plan.needs_door()) && args.hosts.is_none() && args.hostfile.is_none();
     if is_local {
         check_program(&args.command[0])?;
@@ -127,7 +134,7 @@ pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
     let (sender, events) = sync_channel(EVENTS_MAX);
     let mut job = LaunchedJob {
         args,
-        kinds,
+        parts,
         token: random_text()?,
         secret: random_text()?,
         output: LaunchOutput::new(),
@@ -271,7 +278,7 @@ impl LaunchedJob<'_> {
     fn meet(&mut self, to: Box<dyn Write + Send>, from: Box<dyn Read + Send>) -> Result<()> {
         let agent = self.agents.len();
         let to = Arc::new(Mutex::new(to));
-        self.agents.push(JobAgent { to, hello: None, is_open: true, heard_at: None });
+        self.agents.push(JobAgent { to, hello: None, parts: Vec::new(), is_open: true, heard_at: None });
         let sender = self.inbox.sender.clone();
         let listen = move || {
             let mut from = BufReader::new(from);
@@ -312,21 +319,20 @@ impl LaunchedJob<'_> {
         let hellos: Vec<AgentHello> = self.agents.iter().filter_map(|agent| agent.hello.clone()).collect();
         let is_one_machine = hellos.iter().all(|hello| hello.boot == hellos[0].boot);
         let folder = std::env::current_dir().context("the present folder")?.into_os_string();
+        if self.args.colocate {
+            self.colocate();
+        }
         for agent in 0..self.agents.len() {
             let Some(hello) = self.agents[agent].hello.clone() else { continue };
             let carrier = &self.carriers[hello.carrier];
-            let rank = hello.rank.and_then(|rank| usize::try_from(rank).ok());
-            let parts = match rank.filter(|_| carrier.by_rank) {
-                Some(rank) => vec![carrier.parts[rank]],
-                None => carrier.parts.clone(),
-            };
             let host = match (is_one_machine, hello.address) {
                 (true, _) => "127.0.0.1".to_owned(),
                 (false, Some(address)) if address.contains(':') => format!("[{address}]"),
                 (false, Some(address)) => address,
                 (false, None) => bail!("{}: found no address of {} beyond loopback", carrier.name, hello.host),
             };
-            let parts = parts.into_iter().map(|part| self.part_order(part, &host)).collect::<Result<_>>()?;
+            let parts = &self.agents[agent].parts;
+            let parts = parts.iter().map(|part| self.part_order(*part, &host)).collect::<Result<_>>()?;
             let (token, folder) = (self.token.clone(), folder.clone());
             let grace_millis = u64::from(self.args.limits.grace) * 1000;
             let silence_millis = self.silence_limit().map(|limit| u64::from(limit) * 1000);
@@ -335,6 +341,21 @@ impl LaunchedJob<'_> {
             self.agents[agent].heard_at = Some(Instant::now());
         }
         Ok(())
+    }
+
+    /// Adds a server to each host that has trainers, in the order of their ranks: the agent of the host's first trainer
+    /// runs it.
+    fn colocate(&mut self) {
+        let mut hosts: BTreeSet<String> = BTreeSet::new();
+        for trainer in usize::from(self.args.dedicated_servers())..self.parts.len() {
+            let agent = self.agents.iter_mut().find(|agent| agent.parts.contains(&trainer));
+            let Some(JobAgent { hello: Some(hello), parts, .. }) = agent else { continue };
+            if hosts.insert(hello.boot.clone()) {
+                parts.push(self.parts.len());
+                let index = usize::from(self.args.dedicated_servers()) + hosts.len() - 1;
+                self.parts.push(JobPart { kind: PartKind::Server, index });
+            }
+        }
     }
 
     /// Seconds of silence after which an agent is given up, where agents may be on other machines.
@@ -375,7 +396,8 @@ impl LaunchedJob<'_> {
     }
 
     fn part_order(&self, part: usize, host: &str) -> Result<PartOrder> {
-        let (kind, servers) = (self.kinds[part], usize::from(self.args.servers));
+        let JobPart { kind, index } = self.parts[part];
+        let servers = self.parts.iter().filter(|part| part.kind == PartKind::Server).count();
         let mut variables = passed_on(self.args)?;
         let mut set = |name: &str, text: String| variables.push((name.to_owned(), text));
         set("PSERVER_SERVERS", servers.to_string());
@@ -385,18 +407,19 @@ impl LaunchedJob<'_> {
                 if std::env::var_os("PSERVER_LOG_LEVEL").is_none() {
                     set("PSERVER_LOG_LEVEL", "warn".to_owned());
                 }
-                set("PSERVER_INDEX", part.to_string());
+                set("PSERVER_INDEX", index.to_string());
                 let http = self.args.http.clone().or_else(|| std::env::var("PSERVER_HTTP").ok());
-                http.into_iter().for_each(|http| set("PSERVER_HTTP", http_of(&http, part, host)));
+                http.into_iter().for_each(|http| set("PSERVER_HTTP", http_of(&http, index, host)));
                 set("PSERVER_BIND", format!("{host}:0"));
                 server_words(self.args)?
             }
             PartKind::Trainer => {
-                set("PSERVER_TRAINER", (part - servers).to_string());
+                set("PSERVER_TRAINER", index.to_string());
                 self.args.command.clone()
             }
         };
-        Ok(PartOrder { part, name: self.part_name(part), kind, arguments, variables })
+        let is_first = self.parts[part] == FIRST;
+        Ok(PartOrder { part, is_first, name: self.part_name(part), kind, arguments, variables })
     }
 
     /// Shows output until all parts have ended, or one has failed.
@@ -415,7 +438,7 @@ impl LaunchedJob<'_> {
 
     /// Parts of a kind that have not ended.
     fn running(&self, kind: PartKind) -> usize {
-        let parts = self.kinds.iter().enumerate().filter(|(_, one)| **one == kind);
+        let parts = self.parts.iter().enumerate().filter(|(_, one)| one.kind == kind);
         parts.filter(|(part, _)| !self.ended.contains_key(part)).count()
     }
 
@@ -487,7 +510,8 @@ impl LaunchedJob<'_> {
         match message {
             AgentMessage::Hello(_) | AgentMessage::Heartbeat => {}
             AgentMessage::Line { part, is_error, text } => {
-                if part == 0 && !is_error && self.stage == JobStage::Starting && text.starts_with("ready ") {
+                let is_first = self.parts.get(part) == Some(&FIRST);
+                if is_first && !is_error && self.stage == JobStage::Starting && text.starts_with("ready ") {
                     let coordinator = text["ready ".len()..].trim().to_owned();
                     self.tell_all(&AgentOrder::Start { coordinator });
                     self.stage = JobStage::Running;
@@ -499,7 +523,7 @@ impl LaunchedJob<'_> {
             }
             AgentMessage::Ended { part, end } => {
                 self.ended.insert(part, end);
-                let is_server = self.kinds.get(part) == Some(&PartKind::Server);
+                let is_server = self.parts.get(part).is_some_and(|part| part.kind == PartKind::Server);
                 let is_early = is_server && 0 < self.running(PartKind::Trainer);
                 let (text, status) = described(end);
                 let name = self.part_name(part);
@@ -537,6 +561,12 @@ impl LaunchedJob<'_> {
             let is_twice = others.clone().any(|other| (other.carrier, other.rank) == (hello.carrier, hello.rank));
             ensure!(!is_twice, "{name} started rank {rank} twice; expected each of {count} ranks once");
         }
+        let carrier = &self.carriers[hello.carrier];
+        let rank = hello.rank.and_then(|rank| usize::try_from(rank).ok());
+        self.agents[agent].parts = match rank.filter(|_| carrier.by_rank) {
+            Some(rank) => vec![carrier.parts[rank]],
+            None => carrier.parts.clone(),
+        };
         self.agents[agent].hello = Some(hello);
         if self.stage == JobStage::Ending {
             self.tell(agent, &AgentOrder::Stop { is_urgent: false });
@@ -554,13 +584,8 @@ impl LaunchedJob<'_> {
     /// The names of an agent's carrier and of the first of its parts that runs.
     fn running_part(&self, agent: usize) -> Option<(String, String)> {
         let hello = self.agents[agent].hello.as_ref()?;
-        let carrier = &self.carriers[hello.carrier];
-        let parts = match hello.rank.filter(|_| carrier.by_rank) {
-            Some(rank) => carrier.parts.get(usize::try_from(rank).unwrap_or(usize::MAX)).into_iter().collect(),
-            None => carrier.parts.iter().collect::<Vec<_>>(),
-        };
-        let part = parts.into_iter().find(|part| !self.ended.contains_key(part))?;
-        Some((carrier.name.clone(), self.part_name(*part)))
+        let part = self.agents[agent].parts.iter().find(|part| !self.ended.contains_key(part))?;
+        Some((self.carriers[hello.carrier].name.clone(), self.part_name(*part)))
     }
 
     /// Fails where a carrier ended before its agents had answered.
@@ -647,8 +672,11 @@ impl LaunchedJob<'_> {
     }
 
     fn part_name(&self, part: usize) -> String {
-        let servers = usize::from(self.args.servers);
-        if part < servers { format!("server {part}") } else { format!("trainer {}", part - servers) }
+        match self.parts.get(part) {
+            Some(JobPart { kind: PartKind::Server, index }) => format!("server {index}"),
+            Some(JobPart { kind: PartKind::Trainer, index }) => format!("trainer {index}"),
+            None => format!("part {part}"),
+        }
     }
 }
 
