@@ -43,8 +43,8 @@ class Trainer:
         return self.wanted.asnumpy()
 
 
-def environment(options, role, _index):
-    return rounds.ps_lite(options, role)
+def environment(options, role, index):
+    return rounds.ps_lite(options, role, index)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def join(options, role):
     """A job of one server and one trainer with one dense parameter."""
     paddle.enable_static()
     os.environ.update(FLAGS_LAUNCH_BARRIER="0")
-    server = f"127.0.0.1:{options.port}"
+    server = f"{rounds.address(options, 'server')}:{options.port}"
     kind = fleet.base.role_maker.Role.SERVER if role == "server" else fleet.base.role_maker.Role.WORKER
     fleet.init(fleet.base.role_maker.UserDefinedRoleMaker(
         is_collective=False, init_gloo=False, current_id=0, role=kind, worker_num=1, server_endpoints=[server]))
@@ -42,7 +42,7 @@ class Trainer:
         executor = paddle.static.Executor(paddle.CPUPlace())
         executor.run(paddle.static.default_startup_program())
         # It gives up at once when the server is not there yet.
-        rounds.wait_for(options.port)
+        rounds.wait_for(rounds.address(options, "server"), options.port)
         fleet.init_worker()
         runtime = fleet.fleet._runtime_handle
         self.worker, self.scope = runtime._worker, paddle.static.global_scope()

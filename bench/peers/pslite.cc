@@ -96,10 +96,11 @@ extern "C" void pslite_byteps() { byteps_server(); }
 extern "C" void pslite_join(char *gradient, char *value, size_t bytes) {
     ps::Start(0);
     trainer = new Trainer;
-    const ps::Key first = ps::Postoffice::Get()->GetServerKeyRanges()[0].begin();
+    // Parts go to the servers in turn.
+    const auto &ranges = ps::Postoffice::Get()->GetServerKeyRanges();
     for (size_t from = 0; from < bytes; from += PART) {
-        const size_t length = std::min(PART, bytes - from);
-        trainer->keys.push_back(ps::SArray<ps::Key>(1, first + from / PART));
+        const size_t length = std::min(PART, bytes - from), part = from / PART;
+        trainer->keys.push_back(ps::SArray<ps::Key>(1, ranges[part % ranges.size()].begin() + part / ranges.size()));
         trainer->lengths.push_back(ps::SArray<int>(1, (int)length));
         trainer->gradients.push_back(ps::SArray<char>(gradient + from, length, false));
         trainer->values.push_back(ps::SArray<char>(value + from, length, false));

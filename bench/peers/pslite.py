@@ -52,8 +52,8 @@ def server(_options):
     (one.pslite_byteps if BYTEPS else one.pslite_sums)()
 
 
-def environment(options, role, _index):
-    return rounds.ps_lite(options, role) | {
+def environment(options, role, index):
+    return rounds.ps_lite(options, role, index) | {
         "DMLC_LOCAL": "1" if options.transport == "shm" else "0",
         # Of two cores; as shipped it has four of each.
         "BYTEPS_ZMQ_NTHREADS": "1",

@@ -97,6 +97,10 @@ def arguments(version):
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--trainers", type=int, required=True)
     parser.add_argument("--transport", choices=["tcp", "shm"], default="tcp")
+    # Network namespaces, NAMESPACE@ADDRESS with commas between: trainers are on all but the last, the others on that.
+    parser.add_argument("--hosts", default="")
+    # Above 1 they are on the hosts of the trainers.
+    parser.add_argument("--servers", type=int, default=1)
     # What follows is for the processes of this script.
     parser.add_argument("--role", default="")
     parser.add_argument("--index", type=int, default=0)
@@ -112,15 +116,17 @@ def lead(peer, version, options, roles, environment):
     os.ftruncate(barrier, options.trainers * STRIDE)
 
     def start(role, index, pipe):
-        command = [sys.executable, sys.argv[0], "--role", role, "--index", str(index), "--barrier", str(barrier)]
-        for name in ["bytes", "trainers", "transport", "port"]:
+        command = within(options, role, index)
+        command += [sys.executable, sys.argv[0], "--role", role, "--index", str(index), "--barrier", str(barrier)]
+        for name in ["bytes", "trainers", "transport", "port", "hosts", "servers"]:
             command += [f"--{name}", str(getattr(options, name))]
         around = dict(os.environ, OMP_NUM_THREADS="1", **environment(options, role, index))
         # Standard output is the parent's; what a library prints goes where errors go.
         take, give = (subprocess.PIPE, subprocess.PIPE) if pipe else (subprocess.DEVNULL, sys.stderr)
         return subprocess.Popen(command, env=around, pass_fds=[barrier], stdin=take, stdout=give, text=True)
 
-    others = [start(role, 0, False) for role in roles]
+    counts = {role: options.servers if role == "server" else 1 for role in roles}
+    others = [start(role, index, False) for role, count in counts.items() for index in range(count)]
     trainers = [start("trainer", index, True) for index in range(options.trainers)]
     try:
         for one in trainers:
@@ -178,15 +184,39 @@ def processor_seconds(processes):
     return sum(time.clock_gettime(~one.pid << 3 | sched) for one in processes)
 
 
-def ps_lite(options, role):
+def host(options, role, index):
+    """Namespace and address of a process; no namespace where there is one host."""
+    if not options.hosts:
+        return None, "127.0.0.1"
+    hosts = [one.split("@") for one in options.hosts.split(",")]
+    if role == "server" and options.servers > 1:
+        return hosts[index]
+    return hosts[index * (len(hosts) - 1) // options.trainers if role == "trainer" else -1]
+
+
+def within(options, role, index):
+    """The words before a command that runs on the host of a process."""
+    namespace, _ = host(options, role, index)
+    return ["nsenter", f"--net={namespace}", "--"] if namespace else []
+
+
+def address(options, role, index=0):
+    return host(options, role, index)[1]
+
+
+def interface(options):
+    return "eth0" if options.hosts else "lo"
+
+
+def ps_lite(options, role, index):
     """What a process of ps-lite finds in its environment."""
     return {
         "DMLC_ROLE": "worker" if role == "trainer" else role,
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_URI": address(options, "scheduler"),
         "DMLC_PS_ROOT_PORT": str(options.port),
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_INTERFACE": "lo",
-        "DMLC_NUM_SERVER": "1",
+        "DMLC_NODE_HOST": address(options, role, index),
+        "DMLC_INTERFACE": interface(options),
+        "DMLC_NUM_SERVER": str(options.servers),
         "DMLC_NUM_WORKER": str(options.trainers),
     }
 
@@ -208,14 +238,14 @@ def free_port():
         return one.getsockname()[1]
 
 
-def wait_for(port):
+def wait_for(address, port):
     """Waits until somebody listens."""
     for _ in range(600):
         with socket.socket() as one:
-            if one.connect_ex(("127.0.0.1", port)) == 0:
+            if one.connect_ex((address, port)) == 0:
                 return
         time.sleep(0.1)
-    raise SystemExit(f"nobody listens on port {port} after a minute")
+    raise SystemExit(f"nobody listens at {address}:{port} after a minute")
 
 
 def die_with_parent():

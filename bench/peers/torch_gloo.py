@@ -1,9 +1,5 @@
 """PyTorch's all-reduce with gloo: every rank is a trainer, and there is no server."""
 
-import os
-
-os.environ.update(GLOO_SOCKET_IFNAME="lo")
-
 import torch
 import torch.distributed as dist
 
@@ -13,7 +9,7 @@ import rounds
 class Trainer:
     def __init__(self, options):
         torch.set_num_threads(1)
-        place = f"tcp://127.0.0.1:{options.port}"
+        place = f"tcp://{rounds.address(options, 'trainer')}:{options.port}"
         dist.init_process_group("gloo", init_method=place, rank=options.index, world_size=options.trainers)
         self.tensor = torch.zeros(options.bytes // 4)
 
@@ -30,5 +26,9 @@ class Trainer:
         return self.tensor.numpy()
 
 
+def environment(options, _role, _index):
+    return {"GLOO_SOCKET_IFNAME": rounds.interface(options)}
+
+
 if __name__ == "__main__":
-    rounds.main("gloo all-reduce", torch.__version__, Trainer)
+    rounds.main("gloo all-reduce", torch.__version__, Trainer, environment=environment)

@@ -1,9 +1,5 @@
 """PyTorch's RPC: a server that sums gradients and answers everybody when the last has arrived."""
 
-import os
-
-os.environ.update(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
-
 import threading
 
 import torch
@@ -41,7 +37,10 @@ def join(name, rank, options):
     ways = {"tcp": (["uv"], ["mpt_uv", "basic"]), "shm": (["shm"], ["cma", "basic"])}
     transports, channels = ways[options.transport]
     backend = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"tcp://127.0.0.1:{options.port}", _transports=transports, _channels=channels, rpc_timeout=600
+        init_method=f"tcp://{rounds.address(options, 'server')}:{options.port}",
+        _transports=transports,
+        _channels=channels,
+        rpc_timeout=600,
     )
     rpc.init_rpc(name, rank=rank, world_size=options.trainers + 1, rpc_backend_options=backend)
 
@@ -73,8 +72,12 @@ class Trainer:
         return self.sum.numpy()
 
 
+def environment(options, _role, _index):
+    return dict.fromkeys(["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"], rounds.interface(options))
+
+
 if __name__ == "__main__":
     import torch_rpc
 
     # What is pickled by name must have the same name everywhere.
-    rounds.main("torch RPC", torch.__version__, torch_rpc.Trainer, {"server": torch_rpc.serve})
+    rounds.main("torch RPC", torch.__version__, torch_rpc.Trainer, {"server": torch_rpc.serve}, environment)

@@ -1,5 +1,6 @@
 //! Two teams that do the same work in turns, in short blocks, so that whatever else the machine does hits both alike.
 
+use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -8,6 +9,7 @@ use crate::baseline::shm;
 use crate::baseline::{BaselinePlan, Region, Shape};
 use crate::child::{Ask, Cores, Member, ProcessUsage, Ran, Verbs};
 use crate::counters::{Carried, Heard};
+use crate::hosts::{Hosts, ServerPlacement};
 use crate::job::{BenchJob, ModeName, Poll, RuleName, TransportName};
 use crate::route::Route;
 use crate::shipped;
@@ -34,6 +36,27 @@ pub(crate) struct Team {
     _regions: Vec<(Region, String)>,
 }
 
+/// The servers of a team of ours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TeamServers<'a> {
+    /// Servers of its own on this machine's loopback.
+    Own,
+    /// Those at this address, which somebody else has started.
+    At(&'a str),
+    /// Servers of its own on these hosts.
+    On(&'a Hosts, ServerPlacement),
+}
+
+impl TeamServers<'_> {
+    /// The place of servers among hosts.
+    pub(crate) fn placement(self) -> Option<ServerPlacement> {
+        match self {
+            Self::On(_, placement) => Some(placement),
+            Self::Own | Self::At(_) => None,
+        }
+    }
+}
+
 /// The result of a block of rounds: the time of the slowest trainer in each round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoundBlock {
@@ -55,28 +78,36 @@ pub(crate) struct RoundPace {
 }
 
 impl Team {
-    /// The parameter server, with servers of its own or those at `coordinator`.
-    pub(crate) fn ours(job: &BenchJob, coordinator: Option<&str>) -> Result<Self> {
+    /// The parameter server.
+    pub(crate) fn ours(job: &BenchJob, with: TeamServers<'_>) -> Result<Self> {
         if job.transport == TransportName::Loopback {
             return Self::within(job);
         }
         let mut servers = Vec::new();
-        let mut first = coordinator.map(str::to_owned);
-        for index in 0..job.servers {
-            if coordinator.is_some() {
-                break;
-            }
+        let (mut first, hosts) = match with {
+            TeamServers::Own => (None, None),
+            TeamServers::At(coordinator) => (Some(coordinator.to_owned()), None),
+            TeamServers::On(hosts, _) => (None, Some(hosts)),
+        };
+        let own = if first.is_none() { job.servers } else { 0 };
+        for index in 0..own {
+            let host = match with {
+                TeamServers::On(hosts, placement) => Some(hosts.of_server(placement, index)),
+                TeamServers::Own | TeamServers::At(_) => None,
+            };
             let mut arguments = vec!["child-server".to_owned()];
-            arguments.extend(shipped::server_arguments(job, index, first.as_deref()));
+            let address = host.map(|host| host.address);
+            arguments.extend(shipped::server_arguments(job, index, first.as_deref(), address));
             let (name, cores) = (format!("server {index}"), Cores::of_servers(job));
-            let (member, address) = Member::start(&name, job.program.as_deref(), &arguments, cores)?;
+            let (member, address) = Member::start(&name, job.program.as_deref(), &arguments, cores, host)?;
             first.get_or_insert(address);
             servers.push(member);
         }
         let place = shipped::at(job.transport, &first.context("there is at least one server")?);
         let empty = sum(&mut servers)?;
         let regions = barrier(job)?;
-        let trainers = start_trainers(job, &regions, "child-trainer", &["--coordinator".to_owned(), place.clone()])?;
+        let more = ["--coordinator".to_owned(), place.clone()];
+        let trainers = start_trainers(job, &regions, "child-trainer", &more, hosts)?;
         let name = job.team();
         let spins = job.poll == Poll::Busy;
         Ok(Self { name, servers, trainers, spins, place, chunk_bytes: job.chunk_bytes, empty, _regions: regions })
@@ -87,7 +118,8 @@ impl Team {
         let regions = barrier(job)?;
         let mut arguments = vec!["child-within".to_owned(), "--job".to_owned(), serde_json::to_string(job)?];
         arguments.extend(regions.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
-        let (member, place) = Member::start("servers and trainers", job.program.as_deref(), &arguments, Cores::All)?;
+        let (member, place) =
+            Member::start("servers and trainers", job.program.as_deref(), &arguments, Cores::All, None)?;
         Ok(Self {
             name: job.team(),
             servers: Vec::new(),
@@ -100,25 +132,27 @@ impl Team {
         })
     }
 
-    /// The baseline server of a path.
-    pub(crate) fn baseline(shape: Shape, job: &BenchJob, chunk_bytes: u64) -> Result<Self> {
+    /// The baseline server of a path, on a host of its own where there are hosts.
+    pub(crate) fn baseline(shape: Shape, job: &BenchJob, chunk_bytes: u64, hosts: Option<&Hosts>) -> Result<Self> {
         // It sums, in rounds, whatever the servers do.
         let job = &BenchJob { rule: RuleName::Sum, mode: ModeName::Sync, program: None, ..job.clone() };
         let mut plan = BaselinePlan::new(shape, job, chunk_bytes);
         let barrier = barrier(job)?;
         let mut shared = Vec::new();
+        let host = hosts.map(|hosts| hosts.of_server(ServerPlacement::Dedicated, 0));
         if shape == Shape::Tcp {
-            plan.address = "127.0.0.1:0".to_owned();
+            let address = host.map_or(Ipv4Addr::LOCALHOST, |host| host.address);
+            plan.address = format!("{address}:0");
         } else {
             shared = shm::regions(&plan)?;
             plan.regions = shared.iter().map(|(_, path)| path.clone()).collect();
         }
         let arguments = ["baseline-server".to_owned(), "--plan".to_owned(), serde_json::to_string(&plan)?];
-        let (mut server, address) = Member::start("baseline server", None, &arguments, Cores::of_servers(job))?;
+        let (mut server, address) = Member::start("baseline server", None, &arguments, Cores::of_servers(job), host)?;
         let empty = server.usage()?;
         plan.address = address;
         let more = ["--plan".to_owned(), serde_json::to_string(&plan)?];
-        let trainers = start_trainers(job, &barrier, "baseline-trainer", &more)?;
+        let trainers = start_trainers(job, &barrier, "baseline-trainer", &more, hosts)?;
         shared.extend(barrier);
         let (name, spins) = (shape.name().to_owned(), job.poll == Poll::Busy);
         let (place, chunk_bytes) = (plan.address, plan.chunk_bytes);
@@ -127,19 +161,19 @@ impl Team {
 
     /// The baseline server of a path with the chunk that suits it best. One at a time is tried, so that memory is
     /// asked of the machine once.
-    pub(crate) fn best_baseline(shape: Shape, job: &BenchJob) -> Result<Self> {
+    pub(crate) fn best_baseline(shape: Shape, job: &BenchJob, hosts: Option<&Hosts>) -> Result<Self> {
         let pace = RoundPace { rate: None, spoil: false };
         let mut best: Option<(f64, u64)> = None;
         let fitting = CHUNKS.iter().enumerate().filter(|(index, _)| *index == 0 || CHUNKS[index - 1] < job.bytes);
         for (_, chunk_bytes) in fitting {
-            let mut team = Self::baseline(shape, job, *chunk_bytes)?;
+            let mut team = Self::baseline(shape, job, *chunk_bytes, hosts)?;
             team.block(3, pace)?;
             let seconds = median(&team.block(7, pace)?.seconds);
             if best.is_none_or(|(least, _)| seconds < least) {
                 best = Some((seconds, *chunk_bytes));
             }
         }
-        Self::baseline(shape, job, best.context("a chunk fits")?.1)
+        Self::baseline(shape, job, best.context("a chunk fits")?.1, hosts)
     }
 
     /// Runs rounds.
@@ -261,14 +295,21 @@ fn barrier(job: &BenchJob) -> Result<Vec<(Region, String)>> {
     if job.trainers == 1 { Ok(Vec::new()) } else { Ok(vec![Region::create(0)?]) }
 }
 
-fn start_trainers(job: &BenchJob, barrier: &[(Region, String)], command: &str, more: &[String]) -> Result<Vec<Member>> {
+fn start_trainers(
+    job: &BenchJob,
+    barrier: &[(Region, String)],
+    command: &str,
+    more: &[String],
+    hosts: Option<&Hosts>,
+) -> Result<Vec<Member>> {
     let text = serde_json::to_string(job)?;
     let start = |trainer: u32| {
         let mut arguments = vec![command.to_owned(), "--job".to_owned(), text.clone()];
         arguments.extend(["--trainer".to_owned(), trainer.to_string()]);
         arguments.extend(barrier.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
         arguments.extend(more.iter().cloned());
-        Member::begin(&format!("trainer {trainer}"), job.program.as_deref(), &arguments, Cores::of_trainers(job))
+        let (name, host) = (format!("trainer {trainer}"), hosts.map(|hosts| hosts.of_trainer(trainer, job.trainers)));
+        Member::begin(&name, job.program.as_deref(), &arguments, Cores::of_trainers(job), host)
     };
     let mut trainers = (0..job.trainers).map(start).collect::<Result<Vec<_>>>()?;
     // All are started before the first is waited for: they wait for each other.

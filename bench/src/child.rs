@@ -16,6 +16,7 @@ use pserver_client::console;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::hosts::BenchHost;
 use crate::job::BenchJob;
 
 /// A request of the parent process.
@@ -150,18 +151,33 @@ impl Member {
         program: Option<&str>,
         arguments: &[String],
         cores: Cores,
+        host: Option<&BenchHost>,
     ) -> Result<(Self, String)> {
-        let mut member = Self::begin(name, program, arguments, cores)?;
+        let mut member = Self::begin(name, program, arguments, cores, host)?;
         let place = member.ready()?;
         Ok((member, place))
     }
 
-    /// Starts this program, or another build of it, with `arguments`.
-    pub(crate) fn begin(name: &str, program: Option<&str>, arguments: &[String], cores: Cores) -> Result<Self> {
+    /// Starts this program, or another build of it, with `arguments`; on this machine, or on a host.
+    pub(crate) fn begin(
+        name: &str,
+        program: Option<&str>,
+        arguments: &[String],
+        cores: Cores,
+        host: Option<&BenchHost>,
+    ) -> Result<Self> {
         let _kept = cores.keep()?;
         let this = || std::env::current_exe().context("this program does not know where it lies");
         let program = program.map_or_else(this, |program| Ok(program.into()))?;
-        let mut process = Command::new(program)
+        let mut command = match host.map(BenchHost::within) {
+            None => Command::new(program),
+            Some([nsenter, namespace]) => {
+                let mut command = Command::new(nsenter);
+                command.args([namespace, "--".to_owned()]).arg(program);
+                command
+            }
+        };
+        let mut process = command
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 use pserver_core::wire::Address;
 use serde_json::{Map, Value, json};
 
-use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team, alternate, rounds_for};
+use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team, TeamServers, alternate, rounds_for};
 use crate::baseline::Shape;
 use crate::child::Verbs;
 use crate::job::{BenchJob, TransportName};
@@ -68,7 +68,8 @@ pub(crate) struct Score<'a> {
 /// Measures a job, and notes its blocks, its latencies and the result.
 pub(crate) fn measure(job: &BenchJob, terms: &Terms<'_>, report: &mut Report) -> Result<()> {
     ensure!(terms.duration > 0.0, "--duration {}: expected seconds above zero", terms.duration);
-    let mut ours = Team::ours(job, terms.connect)?;
+    let servers = terms.connect.map_or(TeamServers::Own, TeamServers::At);
+    let mut ours = Team::ours(job, servers)?;
     // Trainers have met all servers when a round is over.
     ours.block(1, RoundPace { rate: None, ..terms.pace })?;
     let route = ours.route(job)?;
@@ -78,8 +79,8 @@ pub(crate) fn measure(job: &BenchJob, terms: &Terms<'_>, report: &mut Report) ->
     let is_beside = !is_far && !terms.alone;
     let chosen = BenchJob { transport: route.carried.transport().unwrap_or(TransportName::Tcp), ..job.clone() };
     let baseline = || match terms.other(job) {
-        Some(other) => Team::ours(&other, None),
-        None => Team::best_baseline(Shape::of(&chosen), &chosen),
+        Some(other) => Team::ours(&other, TeamServers::Own),
+        None => Team::best_baseline(Shape::of(&chosen), &chosen, None),
     };
     let mut baseline = is_beside.then(baseline).transpose()?;
     let mut teams: Vec<&mut Team> = std::iter::once(&mut ours).chain(&mut baseline).collect();

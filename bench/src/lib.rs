@@ -5,7 +5,7 @@
 //! are the simplest programs that do the same (`baseline`).
 //!
 //! Read in this order: `job` (what a run works on), `pattern` (what is sent, and what must come back), `trainer`
-//! (rounds, timed and checked), `baseline`, `alternation` (both in turns), `commands`, `report`.
+//! (rounds, timed and checked), `baseline`, `alternation` (both in turns), `hosts`, `commands`, `report`.
 
 mod alternation;
 mod baseline;
@@ -15,6 +15,7 @@ mod comparison;
 mod counters;
 mod environment;
 mod fused;
+mod hosts;
 mod job;
 mod pattern;
 mod peers;

@@ -1,5 +1,6 @@
 //! The parameter server's own processes, put together as its program and its library put them together.
 
+use std::net::Ipv4Addr;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,8 +23,13 @@ use crate::report::announce;
 use crate::sizes::length;
 use crate::trainer::{Exchange, Runner};
 
-/// The command line of server `index`, as `pserver serve` reads it.
-pub(crate) fn server_arguments(job: &BenchJob, index: u16, coordinator: Option<&str>) -> Vec<String> {
+/// The command line of server `index`, as `pserver serve` reads it. With an address it is on a host of its own.
+pub(crate) fn server_arguments(
+    job: &BenchJob,
+    index: u16,
+    coordinator: Option<&str>,
+    address: Option<Ipv4Addr>,
+) -> Vec<String> {
     let mut all = vec![
         ("--index", index.to_string()),
         ("--servers", job.servers.to_string()),
@@ -35,7 +41,7 @@ pub(crate) fn server_arguments(job: &BenchJob, index: u16, coordinator: Option<&
         ("--optimizer", job.optimizer().to_owned()),
         ("--checks", word(job.checks)),
         ("--rdma-device", job.rdma_device.clone()),
-        ("--bind", bind(job.transport, index)),
+        ("--bind", bind(job.transport, index, address)),
         ("--log-level", "warn".to_owned()),
     ];
     if job.mode == ModeName::Bounded {
@@ -57,13 +63,15 @@ pub(crate) fn server_arguments(job: &BenchJob, index: u16, coordinator: Option<&
         all.retain(|(earlier, _)| *earlier != option);
         all.push((option, value.to_owned()));
     }
-    all.into_iter().flat_map(|(option, value)| [option, value]).collect()
+    let insecure = address.map(|_| "--insecure=true".to_owned());
+    all.into_iter().flat_map(|(option, value)| [option, value]).chain(insecure).collect()
 }
 
 /// Where server `index` listens: on a free port, or in a process under its own name.
-fn bind(transport: TransportName, index: u16) -> String {
-    let within = || format!("server-{index}:1");
-    at(transport, &if transport == TransportName::Loopback { within() } else { "127.0.0.1:0".to_owned() })
+fn bind(transport: TransportName, index: u16, address: Option<Ipv4Addr>) -> String {
+    let address = address.unwrap_or(Ipv4Addr::LOCALHOST);
+    let is_within = transport == TransportName::Loopback;
+    at(transport, &if is_within { format!("server-{index}:1") } else { format!("{address}:0") })
 }
 
 /// An address, reached by a transport.

@@ -83,7 +83,7 @@ fn start(job: &BenchJob, hub: &Hub) -> Result<Vec<Server>> {
     let mut servers: Vec<Server> = Vec::new();
     for index in 0..job.servers {
         let coordinator = servers.first().map(|first| first.address().to_string());
-        let line = shipped::server_arguments(job, index, coordinator.as_deref());
+        let line = shipped::server_arguments(job, index, coordinator.as_deref(), None);
         let line = std::iter::once("serve".to_owned()).chain(line);
         let args = ServeArgs::from_arg_matches(&command.clone().try_get_matches_from(line)?)?;
         servers.push(Server::start_within(Settings::load(&args, &[])?, hub)?);

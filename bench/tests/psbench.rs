@@ -464,14 +464,18 @@ fn scale_grows_along_every_axis() {
     assert!(words.contains("64 TiB, 1 trainer needs about 512 TiB, and this machine has"), "{words}");
 }
 
-/// A peer that is a shell script; the report, and how the program ended.
+/// A peer that is a shell script, with one trainer and rounds of 4 KiB; the report, and how the program ended.
 fn with_fake_peer(script: &str, more: &[&str]) -> (Value, Option<i32>) {
+    with_fake_peer_of(script, &[&["--trainers", "1", "-s", "4k"], more].concat())
+}
+
+fn with_fake_peer_of(script: &str, work: &[&str]) -> (Value, Option<i32>) {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let path = folder.path().join("peer.sh");
     std::fs::write(&path, script).expect("it can be written");
     let (program, folder) = (path.to_str().expect("UTF-8"), folder.path().to_str().expect("UTF-8"));
-    let peers = ["peers", "--trainers", "1", "-s", "4k", "-D", "0.1", "--json"];
-    let output = psbench(&[&peers[..], &["--program", program, "--folder", folder], more].concat());
+    let peers = ["peers", "-D", "0.1", "--json", "--program", program, "--folder", folder];
+    let output = psbench(&[&peers[..], work].concat());
     let words = String::from_utf8_lossy(&output.stderr);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {words}"));
     let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
@@ -530,6 +534,34 @@ fn what_a_peers_server_takes_stands_beside_what_ours_does() {
     assert!((of("peer_server_cpu_seconds_per_gigabyte") / expected - 1.0).abs() < 1e-6, "{result}");
     let ratio = of("peer_server_cpu_seconds_per_gigabyte") / of("server_cpu_seconds_per_gigabyte");
     assert_eq!(of("peer_cpu_over_ours"), ratio, "{result}");
+}
+
+#[test]
+fn between_hosts_servers_are_dedicated_or_beside_the_trainers() {
+    let made = Command::new("unshare").args(["--net", "--", "true"]).output();
+    if !made.is_ok_and(|ended| ended.status.success()) {
+        return skip("network namespaces", "they need the rights of root");
+    }
+    // Nobody compares what a peer that is none has got.
+    let script = fake_peer(0).replace("trainers\\\":1", "trainers\\\":2");
+    let (report, code) = with_fake_peer_of(&script, &["--hosts", "2", "--link-rate", "1Gbit", "-s", "2MiB"]);
+    assert_eq!(code, Some(0), "{report}");
+    let results = report["end"]["results"].as_array().expect("the schema says so");
+    // 2 MiB of two trainers there and back at 1 Gb/s, and half of that to the other one's host.
+    for (result, (placement, link_us)) in results.iter().zip([("dedicated", 33_554.432), ("colocated", 16_777.216)]) {
+        assert_eq!(result["placement"], json!(placement), "{result}");
+        assert_eq!(result["link_latency_us"], json!(link_us), "{result}");
+        // A bucket is not empty at first.
+        assert!(result["ratio_to_link"].as_f64().is_some_and(|ratio| ratio < 1.2), "faster than the link: {result}");
+    }
+    assert_eq!(results.len(), 2, "{report}");
+    for (words, expected) in [
+        (["--hosts", "0"], "--hosts 0: expected 1 to 64"),
+        (["--hosts", "2"], "--trainers [1]: expected multiples of --hosts"),
+        (["--hosts", "65"], "--hosts 65: expected 1 to 64"),
+    ] {
+        refused(&[&["peers", "--trainers", "1"][..], &words].concat(), expected);
+    }
 }
 
 /// A peer with one trainer, which gets its own gradient back when its server has counted once more in shared memory.

@@ -220,8 +220,8 @@ fn baseline(shape: Shape, job: &BenchJob, args: &Args) -> Result<(u64, Outcome)>
     announce(&format!("{} of {}", shape.name(), job.title()));
     let pace = RoundPace { rate: None, spoil: false };
     let mut team = match args.chunk {
-        Some(chunk) => Team::baseline(shape, job, chunk)?,
-        None => Team::best_baseline(shape, job)?,
+        Some(chunk) => Team::baseline(shape, job, chunk, None)?,
+        None => Team::best_baseline(shape, job, None)?,
     };
     let rounds = rounds_for(&mut [&mut team], pace, args.duration)?;
     let blocks = alternate(&mut [&mut team], pace, rounds, (BLOCKS_MIN, args.duration), &mut |_| ())?.remove(0);

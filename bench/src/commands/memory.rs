@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::pushpull::RunArgs;
-use crate::alternation::{RoundPace, Team};
+use crate::alternation::{RoundPace, Team, TeamServers};
 use crate::job::{BenchJob, TransportName, word};
 use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::sizes;
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
 }
 
 fn measure(job: &BenchJob, spoil: bool, report: &mut Report) -> Result<Outcome> {
-    let mut team = Team::ours(job, None)?;
+    let mut team = Team::ours(job, TeamServers::Own)?;
     let empty = team.empty().resident_bytes;
     let initialised = team.server_usage()?.resident_bytes;
     let block = team.block(ROUNDS, RoundPace { rate: None, spoil })?;

@@ -10,8 +10,9 @@ use pserver_core::optim::Step;
 use serde_json::json;
 
 use super::kernels::Kernel;
-use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team};
+use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team, TeamServers};
 use crate::baseline::Shape;
+use crate::hosts::{self, Hosts, ServerPlacement};
 use crate::job::{BenchJob, Buffers, Checks, Dtype, ModeName, Poll, TransportName, word};
 use crate::peers::{InstallFolders, Kit, PEERS, Partner, Peer, install, optimizers};
 use crate::report::{Column, Outcome, Report, announce, plain, scaled};
@@ -32,9 +33,19 @@ pub(crate) struct Args {
     #[arg(short = 's', long, visible_alias = "size", value_parser = sizes::parse, value_delimiter = ',',
         default_value = "4KiB,64KiB,1MiB,4MiB,64MiB")]
     bytes: Vec<u64>,
-    /// Trainers; several counts with commas between them.
-    #[arg(long, value_delimiter = ',', default_value = "1,2")]
-    trainers: Vec<u32>,
+    /// Trainers; several counts with commas between them [default: 1,2; with --hosts one on each].
+    #[arg(long, value_delimiter = ',')]
+    trainers: Option<Vec<u32>>,
+    /// Measure between so many hosts, which are network namespaces of this machine that a bridge joins. They have equal
+    /// numbers of trainers; a dedicated server is on one more. Needs the rights of root.
+    #[arg(long, conflicts_with = "transport")]
+    hosts: Option<u8>,
+    /// The rate of each host's link, each way, such as 1Gbit; without it the processors are the bound.
+    #[arg(long, requires = "hosts", value_parser = hosts::rate)]
+    link_rate: Option<u64>,
+    /// Where servers are; several places with commas between them. A peer whose values are on one server has no others.
+    #[arg(long, requires = "hosts", value_enum, value_delimiter = ',', default_value = "dedicated,colocated")]
+    placement: Vec<ServerPlacement>,
     /// How bytes travel to our servers; several ways with commas between them. Peers that share memory are compared
     /// with shm only.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,shm")]
@@ -72,6 +83,8 @@ pub(crate) struct Args {
 struct PeerComparison<'a> {
     args: &'a Args,
     places: InstallFolders,
+    hosts: Option<Hosts>,
+    trainers: Vec<u32>,
     limit: Duration,
     /// Kits that cannot be had, with the reason.
     missing: Vec<(Kit, String)>,
@@ -84,6 +97,10 @@ type Run<'a> = Box<dyn FnMut(u32) -> Result<RoundBlock> + 'a>;
 struct Side<'a> {
     /// None where nothing travels.
     transport: Option<TransportName>,
+    /// None where there is one host.
+    placement: Option<ServerPlacement>,
+    /// The time that a round takes on the hosts' links alone, in seconds, if their rate is bounded.
+    link_seconds: Option<f64>,
     run: Run<'a>,
     ceiling_name: &'static str,
     ceiling: Run<'a>,
@@ -112,8 +129,10 @@ const STEPS_MAX: u32 = 3;
 const COLUMNS: &[Column] = &[
     plain("peer", "peer"),
     plain("peer_transport", "over"),
+    plain("peer_placement", "its servers"),
     plain("work", "work"),
     plain("transport", "ours over"),
+    plain("placement", "servers"),
     scaled("latency_us_p50", "ours[us]", 1.0, 1),
     scaled("peer_latency_us_p50", "theirs", 1.0, 1),
     scaled("peer_over_ours", "theirs/ours", 1.0, 2),
@@ -121,6 +140,7 @@ const COLUMNS: &[Column] = &[
     scaled("peer_over_ours_high", "high", 1.0, 2),
     scaled("ceiling_latency_us_p50", "baseline", 1.0, 1),
     scaled("ratio_to_ceiling", "ratio", 1.0, 2),
+    scaled("ratio_to_link", "of link", 1.0, 2),
     scaled("server_cpu_seconds_per_gigabyte", "s/GB", 1.0, 3),
     scaled("peer_server_cpu_seconds_per_gigabyte", "theirs", 1.0, 3),
     plain("wrong", "#wrong"),
@@ -134,29 +154,44 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         "--transport {}: peers are processes of their own, and each path is a line; expected tcp or shm",
         args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>().join(",")
     );
-    let parameters = json!({ "bytes": args.bytes, "trainers": args.trainers, "poll": word(args.poll),
+    let trainers = match (&args.trainers, args.hosts) {
+        (Some(trainers), _) => trainers.clone(),
+        (None, Some(hosts)) => vec![hosts.into()],
+        (None, None) => vec![1, 2],
+    };
+    let hosts = args.hosts.map(|hosts| Hosts::new(hosts, args.link_rate)).transpose()?;
+    let is_even =
+        |trainers: &u32| args.hosts.is_none_or(|hosts| *trainers > 0 && trainers.is_multiple_of(hosts.into()));
+    ensure!(trainers.iter().all(is_even), "--trainers {trainers:?}: expected multiples of --hosts");
+    let ways = if hosts.is_some() { &[TransportName::Auto][..] } else { &args.transport };
+    let parameters = json!({ "bytes": args.bytes, "trainers": trainers, "hosts": args.hosts,
+        "link_bits_per_second": args.link_rate, "poll": word(args.poll),
         "buffers": word(args.buffers),
         "only": args.only.iter().map(|kit| word(*kit)).collect::<Vec<_>>(),
-        "transport": args.transport.iter().map(|one| word(*one)).collect::<Vec<_>>(), "blocks": BLOCKS_MIN,
+        "transport": ways.iter().map(|one| word(*one)).collect::<Vec<_>>(), "blocks": BLOCKS_MIN,
         "duration_seconds": args.duration, "elements": args.elements, "install_limit_seconds": args.install_limit,
         "run_limit_seconds": args.run_limit });
     let mut report = Report::new("peers", parameters, COLUMNS);
-    report.travelled(&Route::within_machine(&args.transport));
+    report.travelled(&Route::within_machine(ways));
     let places = InstallFolders::new(&args.scripts, &args.folder)?;
-    let mut course = PeerComparison { args, places, limit: Duration::from_secs(args.run_limit), missing: Vec::new() };
+    let limit = Duration::from_secs(args.run_limit);
+    let mut course = PeerComparison { args, places, hosts, trainers, limit, missing: Vec::new() };
     if args.program.is_none() {
         course.install();
     }
-    let cells = args.trainers.len() * args.bytes.len();
-    let peers = PEERS.iter().filter(|peer| args.only.contains(&peer.kit)).count();
+    let cells = course.trainers.len() * args.bytes.len();
+    // Between hosts nobody shares memory.
+    let takes_part =
+        |peer: &&Peer| args.only.contains(&peer.kit) && (args.hosts.is_none() || peer.path == TransportName::Tcp);
+    let peers = PEERS.iter().filter(takes_part).count();
     report.expect(if args.program.is_some() { cells } else { peers * cells }, "comparisons");
-    for peer in PEERS.iter().filter(|peer| args.only.contains(&peer.kit)) {
+    for peer in PEERS.iter().filter(takes_part) {
         course.rounds(peer, &mut report)?;
         if args.program.is_some() {
             return Ok(report);
         }
     }
-    if args.only.contains(&Kit::Torch) && args.elements > 0 {
+    if args.only.contains(&Kit::Torch) && args.elements > 0 && args.hosts.is_none() {
         course.optimizers(&mut report)?;
     }
     Ok(report)
@@ -177,10 +212,10 @@ impl PeerComparison<'_> {
     fn rounds(&self, peer: &Peer, report: &mut Report) -> Result<()> {
         if let Some(reason) = self.lacks(peer.kit) {
             report.push(skipped(&about(peer), reason));
-            report.measured(self.args.trainers.len() * self.args.bytes.len());
+            report.measured(self.trainers.len() * self.args.bytes.len());
             return Ok(());
         }
-        for trainers in &self.args.trainers {
+        for trainers in &self.trainers {
             if !peer.serves(*trainers) {
                 let about = about(peer).with("work", many(*trainers)).with("trainers", *trainers);
                 report.push(skipped(&about, &format!("skipped: {}", peer.bounds)));
@@ -188,32 +223,51 @@ impl PeerComparison<'_> {
                 continue;
             }
             for bytes in &self.args.bytes {
-                self.cell(peer, *bytes, *trainers, report)?;
+                // Without hosts all are on this one.
+                let hosts = self.hosts.as_ref();
+                let places = hosts.map_or(&[ServerPlacement::Dedicated][..], |_| &self.args.placement);
+                for placement in places.iter().filter(|placement| peer.stands(**placement)) {
+                    self.cell(peer, hosts.map(|hosts| (hosts, *placement)), (*bytes, *trainers), report)?;
+                }
                 report.measured(1);
             }
         }
         Ok(())
     }
 
-    fn cell(&self, peer: &Peer, bytes: u64, trainers: u32, report: &mut Report) -> Result<()> {
+    fn cell(
+        &self,
+        peer: &Peer,
+        on: Option<(&Hosts, ServerPlacement)>,
+        (bytes, trainers): (u64, u32),
+        report: &mut Report,
+    ) -> Result<()> {
         let command = match &self.args.program {
             Some(program) => ["sh".to_owned(), program.to_string_lossy().into_owned(), bytes.to_string()].to_vec(),
-            None => peer.command(&self.places, bytes, trainers),
+            None => peer.command(&self.places, bytes, trainers, on),
         };
-        let same = |transport: &&TransportName| peer.path == TransportName::Tcp || **transport == TransportName::Shm;
-        let job = |transport| self.job(peer, bytes, trainers, transport);
-        let jobs = self.args.transport.iter().filter(same).map(|one| job(*one)).collect::<Result<Vec<_>>>()?;
-        let mut teams = jobs.iter().map(|job| Team::ours(job, None)).collect::<Result<Vec<_>>>()?;
-        let baseline = |job| Team::best_baseline(Shape::of(job), job);
+        let jobs = self.jobs(peer, bytes, trainers)?;
+        let ours = |(job, with): &(BenchJob, TeamServers<'_>)| Team::ours(job, *with);
+        let mut teams = jobs.iter().map(ours).collect::<Result<Vec<_>>>()?;
+        let baseline = |(job, _): &(BenchJob, _)| Team::best_baseline(Shape::of(job), job, self.hosts.as_ref());
         let mut baseline = jobs.iter().map(baseline).collect::<Result<Vec<_>>>()?;
         let pace = RoundPace { rate: None, spoil: false };
-        let sides = teams.iter_mut().zip(&mut baseline).zip(&jobs).map(|((team, baseline), job)| Side {
+        let sides = teams.iter_mut().zip(&mut baseline).zip(&jobs).map(|((team, baseline), (job, with))| Side {
             transport: Some(job.transport),
+            placement: with.placement(),
+            link_seconds: with.placement().and_then(|placement| self.link_seconds(job, placement)),
             run: Box::new(move |count| team.block(count, pace)),
             ceiling_name: Shape::of(job).name(),
             ceiling: Box::new(move |count| baseline.block(count, pace)),
         });
         let about = at(about(peer), bytes, trainers).with("rule", word(peer.rule));
+        let about = match on {
+            Some((_, placement)) if peer.spreads => about
+                .clone()
+                .with("name", format!("{}, its servers {}", about.name(), word(placement)))
+                .with("peer_placement", word(placement)),
+            _ => about,
+        };
         self.contest(about, &command, (bytes, Some(trainers)), sides.collect(), report)
     }
 
@@ -241,12 +295,39 @@ impl PeerComparison<'_> {
             Ended::Failed(error) => report.push(failed(&about, &error)),
             Ended::Well { mine, theirs } => {
                 for (side, blocks) in ours.iter().zip(&mine) {
-                    let about = about.clone().with("ceiling_name", side.ceiling_name);
-                    note(report, about, side.transport, blocks, &theirs);
+                    note(report, about.clone(), side, blocks, &theirs);
                 }
             }
         }
         Ok(())
+    }
+
+    /// The jobs of ours that a peer is compared with, and where their servers are.
+    fn jobs(&self, peer: &Peer, bytes: u64, trainers: u32) -> Result<Vec<(BenchJob, TeamServers<'_>)>> {
+        if let Some(hosts) = &self.hosts {
+            let job = |placement: &ServerPlacement| {
+                let job = self.job(peer, bytes, trainers, TransportName::Auto)?;
+                let servers = hosts.servers(*placement);
+                Ok((BenchJob { servers, ..job }, TeamServers::On(hosts, *placement)))
+            };
+            return self.args.placement.iter().map(job).collect();
+        }
+        let same = |transport: &&TransportName| peer.path == TransportName::Tcp || **transport == TransportName::Shm;
+        let job = |transport: &TransportName| Ok((self.job(peer, bytes, trainers, *transport)?, TeamServers::Own));
+        self.args.transport.iter().filter(same).map(job).collect()
+    }
+
+    /// The time of a round on the busiest link: each way at once, of a host with `n` of `N` trainers
+    /// `2 n (H - 1) / H` times the bytes of all values where each of `H` hosts has a server, and `N` times them of a
+    /// dedicated server's.
+    fn link_seconds(&self, job: &BenchJob, placement: ServerPlacement) -> Option<f64> {
+        let (hosts, rate) = (f64::from(self.args.hosts?), self.args.link_rate? as f64);
+        let trainers = f64::from(job.trainers);
+        let times = match placement {
+            ServerPlacement::Dedicated => trainers,
+            ServerPlacement::Colocated => 2.0 * trainers / hosts * (hosts - 1.0) / hosts,
+        };
+        Some(times * job.bytes as f64 * 8.0 / rate)
     }
 
     fn job(&self, peer: &Peer, bytes: u64, trainers: u32, transport: TransportName) -> Result<BenchJob> {
@@ -291,6 +372,8 @@ impl PeerComparison<'_> {
             let steps = RefCell::new(Steps::new(Tensors::new(length(elements), 1, kernel.rule()?)));
             let side = Side {
                 transport: None,
+                placement: None,
+                link_seconds: None,
                 run: Box::new(|count| Ok(steps.borrow_mut().block(count))),
                 ceiling_name: "memory, the same streams",
                 ceiling: Box::new(|count| Ok(steps.borrow_mut().stream(count))),
@@ -429,12 +512,16 @@ fn failed(about: &Outcome, error: &Error) -> Outcome {
 }
 
 /// Notes the blocks of a side of ours, of its ceiling and of the peer, and how they compare.
-fn note(report: &mut Report, about: Outcome, transport: Option<TransportName>, ours: &Blocks, theirs: &[RoundBlock]) {
+fn note(report: &mut Report, about: Outcome, side: &Side<'_>, ours: &Blocks, theirs: &[RoundBlock]) {
     let medians = |blocks: &[RoundBlock]| blocks.iter().map(|block| median(&block.seconds) * 1e6).collect::<Vec<_>>();
     let rounds = |blocks: &[RoundBlock]| blocks.iter().map(|block| block.seconds.len()).sum::<usize>();
     let wrong = |blocks: &[RoundBlock]| blocks.iter().map(|block| block.wrong).sum::<u64>();
     let Blocks { own: mine, ceiling } = ours;
-    let own = transport.map_or_else(|| "pserver".to_owned(), |one| format!("pserver over {}", word(one)));
+    let own = match (side.placement, side.transport) {
+        (Some(placement), _) => format!("pserver, {} servers", word(placement)),
+        (None, Some(transport)) => format!("pserver over {}", word(transport)),
+        (None, None) => "pserver".to_owned(),
+    };
     let name = format!("{} beside {own}", about.name());
     for (who, blocks) in [(own.as_str(), mine.as_slice()), ("the ceiling", ceiling), ("the peer", theirs)] {
         for (index, block) in blocks.iter().enumerate() {
@@ -451,7 +538,11 @@ fn note(report: &mut Report, about: Outcome, transport: Option<TransportName>, o
     report.push(
         about
             .with("name", name)
-            .with("transport", json!(transport.map(word)))
+            .with("ceiling_name", side.ceiling_name)
+            .with("transport", json!(side.transport.map(word)))
+            .with("placement", json!(side.placement.map(word)))
+            .with("link_latency_us", json!(side.link_seconds.map(|seconds| seconds * 1e6)))
+            .with("ratio_to_link", json!(side.link_seconds.map(|seconds| seconds * 1e6 / median(&blocks))))
             .with("rounds", rounds(mine))
             .with("peer_rounds", rounds(theirs))
             .with("latency_us_p50", median(&blocks))

@@ -8,6 +8,7 @@ mod partner;
 
 use clap::ValueEnum;
 
+use crate::hosts::{BenchHost, Hosts, INTERFACE, ServerPlacement};
 use crate::job::{RuleName, TransportName, word};
 
 pub(crate) use install::{InstallFolders, install};
@@ -35,6 +36,8 @@ pub(crate) struct Peer {
     pub(crate) kit: Kit,
     program: PeerProgram,
     pub(crate) path: TransportName,
+    /// Whether it spreads values over several servers.
+    pub(crate) spreads: bool,
     /// How few and how many trainers it works with.
     trainers: (u32, u32),
     /// Why not with others.
@@ -56,10 +59,10 @@ const ALONE: &str = "one rank has nobody to reduce with";
 
 /// Everybody who runs rounds, in the order of the table.
 pub(crate) const PEERS: [Peer; 11] = [
-    Peer::serving("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", TransportName::Tcp),
-    Peer::serving("ps-lite", Kit::Pslite, "pslite.py", TransportName::Tcp),
+    Peer::spreading("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", TransportName::Tcp),
+    Peer::spreading("ps-lite", Kit::Pslite, "pslite.py", TransportName::Tcp),
     Peer::serving("ps-lite ipc", Kit::Pslite, "pslite.py", TransportName::Shm),
-    Peer::serving("BytePS", Kit::Pslite, "byteps.py", TransportName::Tcp),
+    Peer::spreading("BytePS", Kit::Pslite, "byteps.py", TransportName::Tcp),
     Peer::serving("BytePS ipc", Kit::Pslite, "byteps.py", TransportName::Shm),
     Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", TransportName::Tcp),
     Peer::serving("torch RPC", Kit::Torch, "torch_rpc.py", TransportName::Shm),
@@ -82,7 +85,12 @@ impl Peer {
     /// A server that sums, and trainers.
     const fn serving(name: &'static str, kit: Kit, script: &'static str, path: TransportName) -> Self {
         let program = PeerProgram::Script(script);
-        Self { name, kit, program, path, trainers: (1, u32::MAX), bounds: "", rule: RuleName::Sum }
+        Self { name, kit, program, path, spreads: false, trainers: (1, u32::MAX), bounds: "", rule: RuleName::Sum }
+    }
+
+    /// Servers that sum, and trainers.
+    const fn spreading(name: &'static str, kit: Kit, script: &'static str, path: TransportName) -> Self {
+        Self { spreads: true, ..Self::serving(name, kit, script, path) }
     }
 
     const fn mpi(path: TransportName, layers: &'static str) -> Self {
@@ -92,6 +100,7 @@ impl Peer {
             kit: Kit::Openmpi,
             program,
             path,
+            spreads: false,
             trainers: (2, u32::MAX),
             bounds: ALONE,
             rule: RuleName::Sum,
@@ -102,20 +111,47 @@ impl Peer {
         (self.trainers.0..=self.trainers.1).contains(&trainers)
     }
 
-    /// The command that starts the peer, once its kit is installed.
-    pub(crate) fn command(&self, places: &InstallFolders, bytes: u64, trainers: u32) -> Vec<String> {
+    /// Whether its servers may be there.
+    pub(crate) fn stands(&self, placement: ServerPlacement) -> bool {
+        placement == ServerPlacement::Dedicated || self.spreads
+    }
+
+    /// The command that starts the peer, once its kit is installed; on hosts, if there are some.
+    pub(crate) fn command(
+        &self,
+        places: &InstallFolders,
+        bytes: u64,
+        trainers: u32,
+        on: Option<(&Hosts, ServerPlacement)>,
+    ) -> Vec<String> {
+        let hosts = on.map(|(hosts, _)| hosts);
         let mut command = match self.program {
             PeerProgram::Script(script) => vec![places.python(self.kit), places.script(script)],
             PeerProgram::Mpirun(layers) => {
-                let mut all = vec![places.launcher(self.kit)];
+                let mut all = hosts.map_or_else(Vec::new, |hosts| hosts.of_trainers()[0].within().to_vec());
+                all.push(places.launcher(self.kit));
                 all.extend(["--allow-run-as-root", "--oversubscribe"].map(str::to_owned));
-                all.extend(["--mca", "btl_tcp_if_include", "lo", "--mca", "btl", layers, "-n"].map(str::to_owned));
-                all.extend([trainers.to_string(), places.program(self.kit)]);
+                let interface = if hosts.is_some() { INTERFACE } else { "lo" };
+                all.extend(["--mca", "btl_tcp_if_include", interface, "--mca", "btl", layers].map(str::to_owned));
+                if let Some(hosts) = hosts {
+                    let agent = format!("sh {} {}", places.script("host.sh"), hosts.words());
+                    let slots = trainers as usize / hosts.of_trainers().len();
+                    let each = |host: &BenchHost| format!("{}:{slots}", host.address);
+                    let list = hosts.of_trainers().iter().map(each).collect::<Vec<_>>().join(",");
+                    all.extend(["--mca", "oob_tcp_if_include", INTERFACE, "--mca", "plm_rsh_agent"].map(str::to_owned));
+                    // A daemon of its own session would not end, nor rest, with this one.
+                    all.extend([agent, "--leave-session-attached".to_owned(), "--host".to_owned(), list]);
+                }
+                all.extend(["-n".to_owned(), trainers.to_string(), places.program(self.kit)]);
                 all
             }
         };
         command.extend(["--bytes".to_owned(), bytes.to_string(), "--trainers".to_owned(), trainers.to_string()]);
         command.extend(["--transport".to_owned(), word(self.path)]);
+        if let Some((hosts, placement)) = on {
+            let servers = hosts.servers(placement).to_string();
+            command.extend(["--hosts".to_owned(), hosts.words(), "--servers".to_owned(), servers]);
+        }
         command
     }
 }
