@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy
 import torch
@@ -58,12 +59,15 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def train(
-    steps: int, checkpoint_dir: str | None = None, before_step: Callable[[int, pserver.Client], None] | None = None
+    steps: int,
+    checkpoint_dir: str | None = None,
+    before_step: Callable[[int, pserver.Client], None] | None = None,
+    servers: int | Literal["colocated"] = 2,
 ) -> tuple[int, torch.nn.Module]:
     """Trains; returns the rank and the model."""
     images, labels = digits()
     model = network()
-    with pserver.connect(servers=2, checkpoint_dir=checkpoint_dir) as client:
+    with pserver.connect(servers=servers, checkpoint_dir=checkpoint_dir) as client:
         optimizer = Optimizer(model.parameters(), "adam", lr=0.01)
         # 0, unless an earlier process of this rank was ended. The weights are those of this step or a later one.
         first = client.resume_rounds()
@@ -82,7 +86,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--checkpoint-dir")
+    parser.add_argument("--colocated", action="store_true", help="a server on each host")
     given = parser.parse_args()
-    rank, model = train(given.steps, given.checkpoint_dir)
+    rank, model = train(given.steps, given.checkpoint_dir, servers="colocated" if given.colocated else 2)
     if rank == 0:
         print(f"accuracy {accuracy(model):.3f} weights {digest(model)}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy
 from numpy.typing import NDArray
@@ -638,7 +638,7 @@ class Client:
 def connect(
     coordinator: str | None = None,
     *,
-    servers: int | None = None,
+    servers: int | Literal["colocated"] | None = None,
     trainers: int | None = None,
     mode: str = "sync",
     checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -649,16 +649,19 @@ def connect(
 
     With ``servers``, and where the environment names no job, so many servers are started, for ``trainers`` trainers (1)
     in ``mode``, with ``arguments`` of ``pserver serve``. They end with the client or the program. Under torchrun rank 0
-    starts them for all ranks, and they end with torchrun. With ``checkpoint_dir`` a server that was killed is started
-    again. The other settings are those of :class:`Client`.
+    starts them for all ranks, and they end with torchrun; ``servers="colocated"`` are one on each host, so that hosts
+    exchange no more than in an all-reduce. With ``checkpoint_dir`` a server that was killed is started again. The other
+    settings are those of :class:`Client`.
     """
     global _last
     if servers is None:
         client = Client(coordinator, **settings)
     elif coordinator is not None:
         raise ValueError("servers and coordinator; expected one: servers are started, or found at an address")
+    elif isinstance(servers, str) and servers != "colocated":
+        raise ValueError(f"servers={servers!r}; expected a number, or 'colocated'")
     else:
-        given = {"count": servers, "mode": mode, "arguments": list(arguments)}
+        given = {"count": None if servers == "colocated" else servers, "mode": mode, "arguments": list(arguments)}
         given["checkpoint_dir"] = None if checkpoint_dir is None else os.path.abspath(checkpoint_dir)
         client = _client_of_own_servers(given, trainers, settings)
     _last = weakref.ref(client)
@@ -677,8 +680,11 @@ def _client_of_own_servers(given: dict[str, Any], trainers: int | None, settings
             file.flush()
             return Client(found["address"], token_file=file.name, **settings)
     if trainers is None and ((size or 1) > 1 or (rank or 0) > 0):
-        text = f"servers={given['count']} in trainer {rank} of {size or 'several'}; expected servers for all of them"
-        raise Refused(f"{text}: pserver launch --servers {given['count']} ... (docs/LAUNCH.md), or torchrun")
+        count = given["count"]
+        text = f"servers={count or 'colocated'} in trainer {rank} of {size or 'several'}; expected servers for all of them"
+        option = f"--servers {count}" if count else "--colocate"
+        raise Refused(f"{text}: pserver launch {option} ... (docs/LAUNCH.md), or torchrun")
+    given["count"] = given["count"] or 1
     started = Servers(**given, trainers=trainers if trainers is not None else 1)
     try:
         client = Client(started.address, **settings)

@@ -38,10 +38,13 @@ class Servers:
     """Servers on this machine. They end with :meth:`stop`, with the program, or when the program is killed.
 
     With ``checkpoint_dir`` a server that was killed is started again where it was, with all that it had acknowledged.
+    With ``index`` only this one of the ``count`` servers is started; others than server 0 need its ``coordinator``.
     """
 
     address: str
     """Where server 0 listens."""
+    addresses: list[str]
+    """Where those listen that were started here."""
 
     def __init__(
         self,
@@ -52,9 +55,15 @@ class Servers:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         host: str = "127.0.0.1",
         arguments: Sequence[str] = (),
+        index: int | None = None,
+        coordinator: str | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"{count} servers; expected 1 or more")
+        if index is not None and not 0 <= index < count:
+            raise ValueError(f"server {index} of {count}; expected an index from 0 to {count - 1}")
+        if (coordinator is None) != (index is None or index == 0):
+            raise ValueError("index and coordinator; expected both, to start another server than server 0")
         if isinstance(arguments, str):
             raise TypeError(f"a text of arguments; expected a list, {json.dumps(arguments.split())}")
         shared = ["--servers", str(count), *arguments]
@@ -64,16 +73,17 @@ class Servers:
             shared += ["--log-level", _level()]
         self._process = os.getpid()
         self._children: list[_Server] = []
+        self.address, self.addresses = coordinator or "", []
         atexit.register(self.stop)
         try:
-            for index in range(count):
+            for each in range(count) if index is None else [index]:
                 first = ["--trainers", str(trainers), "--mode", mode]
-                own = first if index == 0 else ["--coordinator", self.address]
-                child = _Server(index, [*own, *shared], checkpoint_dir is not None)
+                own = first if each == 0 else ["--coordinator", self.address]
+                child = _Server(each, [*own, *shared], checkpoint_dir is not None)
                 self._children.append(child)
-                address = child.start(f"{host}:0")
-                if index == 0:
-                    self.address = address
+                self.addresses.append(child.start(f"{host}:0"))
+                if each == 0:
+                    self.address = self.addresses[0]
         except BaseException:
             self.stop()
             raise

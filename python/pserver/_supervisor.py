@@ -1,7 +1,8 @@
-"""The process that has the servers of a job under torchrun: ``python -m pserver._supervisor SETTINGS``.
+"""The process that has the servers of a job under torchrun: ``python -m pserver._supervisor``.
 
-Rank 0 starts it. It outlives rank 0, which torchrun may kill and start again, and ends with torchrun's agent. It prints
-one line: a JSON object with the servers' address and the job's token.
+Rank 0 starts it, and the first rank of each host where servers are colocated, with settings on standard input. It
+outlives that rank, which torchrun may kill and start again, and ends with torchrun's agent. It prints one line: a JSON
+object with server 0's address, the job's token, and where a server of this process listens.
 """
 
 import json
@@ -26,13 +27,17 @@ def main(settings: dict[str, Any]) -> None:
     if level is not None:
         logging.basicConfig(level=level, format="%(message)s")
     signal.signal(signal.SIGTERM, _exit)
-    token = secrets.token_hex(32)
+    joins = settings.pop("joins", {})
+    token = joins.get("token") or secrets.token_hex(32)
+    if joins:
+        settings["coordinator"] = joins["address"]
     with tempfile.TemporaryDirectory(prefix="pserver-") as folder:
         path = os.path.join(folder, "token")
         with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
         with Servers(**{**settings, "arguments": ["--token-file", path, *settings["arguments"]]}) as servers:
-            print(json.dumps({"address": servers.address, "token": token}), flush=True)
+            found = {"address": servers.address, "token": token, "listens": servers.addresses[0]}
+            print(json.dumps(found), flush=True)
             # Rank 0 may end, and with it the other end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ended, ends = os.pipe()
@@ -50,4 +55,4 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.load(sys.stdin))

@@ -50,6 +50,14 @@ def test_digits_are_learned_by_ranks_whose_servers_rank_0_starts(tmp_path: Path)
     shared = ["--nproc-per-node", "1", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     agents = [[*shared, "--node-rank", "0"], [*shared, "--node-rank", "1"]]
     assert results(torchrun(EXAMPLES / "digits.py", folder=tmp_path, agents=agents)) == found
+    # A server below each agent, which a rank that is started again finds: the same weights.
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}", "--rdzv-id", "1"]
+    agent = ["--nproc-per-node", "1", "--nnodes", "2", "--local-addr", "127.0.0.1", "--max-restarts", "1", *rendezvous]
+    output = torchrun(HERE / "colocated.py", folder=tmp_path, agents=[agent, agent])
+    lines = output.splitlines()
+    assert sorted(line for line in lines if line.startswith("rank")) == ["rank 0: [0]", "rank 1: [1]"], output
+    assert len([line for line in lines if line.startswith("killed")]) == 1, output
+    assert results(output) == found
 
 
 def test_kills_of_ranks_and_servers_leave_the_result_of_an_undisturbed_run(tmp_path: Path) -> None:
