@@ -121,6 +121,8 @@ enum Ended {
     Failed(Error),
 }
 
+/// The least chunk into which values are cut for the sake of several servers.
+const CHUNK_BYTES_MIN: u64 = 64 << 10;
 /// Rounds of a block.
 const ROUNDS_MAX: u32 = 10_000;
 /// Steps of a block of optimizers: so few that the roundings of all of them stay within what the checks allow.
@@ -308,7 +310,10 @@ impl PeerComparison<'_> {
             let job = |placement: &ServerPlacement| {
                 let job = self.job(peer, bytes, trainers, TransportName::Auto)?;
                 let servers = hosts.servers(*placement);
-                Ok((BenchJob { servers, ..job }, TeamServers::On(hosts, *placement)))
+                // All servers have a part.
+                let part = (bytes / u64::from(servers)).next_power_of_two();
+                let chunk_bytes = part.clamp(CHUNK_BYTES_MIN, job.chunk_bytes);
+                Ok((BenchJob { servers, chunk_bytes, ..job }, TeamServers::On(hosts, *placement)))
             };
             return self.args.placement.iter().map(job).collect();
         }

@@ -11,10 +11,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::soft_roce::plan::Scenario;
-use crate::soft_roce::report::Report;
+use crate::soft_roce::report::{Report, ReportLine};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 const MEBIBYTES: &str = "3072";
@@ -31,8 +31,16 @@ pub(super) struct Wire<'a> {
 pub(super) struct Machine {
     child: Child,
     console: Receiver<String>,
+    /// The console's lines until the machine was up.
+    first_lines: Vec<String>,
     name: &'static str,
 }
+
+/// A machine that is not up after so long is switched off: on a busy host a kernel of two emulated processors has hung
+/// before its first line. It takes 10 s on an idle host.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// Times that a machine is switched on.
+const BOOTS_MAX: u32 = 3;
 
 impl Machine {
     /// Whether QEMU is here.
@@ -40,8 +48,43 @@ impl Machine {
         Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     }
 
-    /// Switches it on. Without a wire it has no network card.
+    /// Switches it on, and waits until its kernel is up. Without a wire it has no network card.
     pub(super) fn start(scenario: &Scenario, kernel: &Path, image: &Path, wire: Option<&Wire<'_>>) -> Result<Self> {
+        for _ in 0..BOOTS_MAX {
+            let mut machine = Self::switch_on(scenario, kernel, image, wire)?;
+            if machine.is_up() {
+                return Ok(machine);
+            }
+            say!("{}: not up within {} s, switched off", machine.name, BOOT_LIMIT.as_secs());
+            machine.child.kill().context("cannot end QEMU")?;
+            machine.child.wait().context("cannot wait for QEMU")?;
+            // QEMU would not listen where a socket is.
+            if let Some(wire) = wire.filter(|wire| wire.listens) {
+                let _ = fs::remove_file(wire.path);
+            }
+        }
+        bail!("{}: the machine did not get up in {BOOTS_MAX} attempts", scenario.name)
+    }
+
+    /// Whether the guest's program speaks, or the machine has ended, in time.
+    fn is_up(&mut self) -> bool {
+        let end = Instant::now() + BOOT_LIMIT;
+        loop {
+            match self.console.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.first_lines.push(line);
+                    if self.first_lines.last().is_some_and(|line| ReportLine::parse(line).is_some()) {
+                        return true;
+                    }
+                }
+                // Its report says what there was.
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
+        }
+    }
+
+    fn switch_on(scenario: &Scenario, kernel: &Path, image: &Path, wire: Option<&Wire<'_>>) -> Result<Self> {
         let mut command = Command::new(PROGRAM);
         command.args(scenario.processors).args(["-m", MEBIBYTES]);
         command.args(["-no-reboot", "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
@@ -67,18 +110,20 @@ impl Machine {
                 let _ = sender.send(String::from_utf8_lossy(&line).trim_end().to_owned());
             }
         });
-        Ok(Self { child, console, name: scenario.name })
+        Ok(Self { child, console, first_lines: Vec::new(), name: scenario.name })
     }
 
     /// Reads the console, and shows it, until the machine is off or out of time.
     pub(super) fn watch(mut self, end: Instant) -> Result<Report> {
         let mut report = Report::default();
+        let mut see = |line: &str| {
+            say!("{} | {line}", self.name);
+            report.take(line);
+        };
+        self.first_lines.iter().for_each(|line| see(line));
         loop {
             match self.console.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
-                    say!("{} | {line}", self.name);
-                    report.take(&line);
-                }
+                Ok(line) => see(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
                     say!("{}: out of time, switched off", self.name);

@@ -118,7 +118,7 @@ impl ProgramRun {
 }
 
 impl ReportLine {
-    fn parse(line: &str) -> Option<Self> {
+    pub(super) fn parse(line: &str) -> Option<Self> {
         // The kernel may have written to the same line before.
         let (_, said) = line.trim_end().split_once(MARK)?;
         let (what, rest) = said.split_once(' ').unwrap_or((said, ""));

@@ -119,7 +119,6 @@ fn write(to: &AgentWriter, order: &AgentOrder) {
 
 pub(super) fn run(args: &LaunchArgs) -> Result<u8> {
     let (servers, trainers) = (usize::from(args.dedicated_servers()), usize::try_from(args.trainers)?);
-    ensure!(0 < servers || args.colocate, "--servers 0: found no server; expected one, or --colocate");
     let servers = (0..servers).map(|index| JobPart { kind: PartKind::Server, index });
     let trainers = (0..trainers).map(|index| JobPart { kind: PartKind::Trainer, index });
     let parts: Vec<JobPart> = servers.chain(trainers).collect();
