@@ -402,7 +402,7 @@ impl ClientState {
             let count = job.chosen(order.index).chunk_count();
             let within = order.given.filter(|_| has_buffers).and_then(|given| self.memory.caller.around(given.content));
             let back = match &order.place {
-                Some(ValueTarget::Caller(all)) if has_buffers => self.memory.caller.around(all),
+                Some(ValueTarget::Caller(all, _)) if has_buffers => self.memory.caller.around(all),
                 _ => None,
             };
             for buffer in within.iter().chain(&back) {
@@ -451,10 +451,11 @@ impl ClientState {
     ) -> Result<SmallVec<[ReservedValue<'env>; 1]>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let mut places = SmallVec::with_capacity(into.len());
+        let together = into.iter().filter_map(|one| one.place.as_ref()).map(|place| place.len()).sum();
         for (FetchRequest { place, half, .. }, index) in into.into_iter().zip(chosen) {
             if let Some(place) = place {
                 job.refuse_viewed(&[*index])?;
-                places.push((ValueTarget::Caller(place), half));
+                places.push((ValueTarget::Caller(place, together), half));
                 continue;
             }
             let parameter = job.chosen(*index);
@@ -486,8 +487,8 @@ type ReservedValue<'env> = (ValueTarget<'env>, Option<Half>);
 
 /// Destination of a value.
 enum ValueTarget<'env> {
-    /// Into the caller's memory.
-    Caller(&'env mut [u8]),
+    /// Into the caller's memory, with the bytes of all such memory of the call.
+    Caller(&'env mut [u8], usize),
     /// A view: a lease for each chunk, unused where the value can stay in the server's memory.
     Leased(std::vec::IntoIter<Lease>),
 }
@@ -547,10 +548,10 @@ impl<'book, 'env> ChunkCutter<'book, 'env> {
     /// The destination of the next chunk's value.
     fn into(&mut self, bytes: u32) -> Option<Incoming> {
         match self.place.take()? {
-            ValueTarget::Caller(all) => {
+            ValueTarget::Caller(all, together) => {
                 let (one, after) = all.split_at_mut(bytes as usize);
-                self.place = Some(ValueTarget::Caller(after));
-                let loan = self.book.write(one);
+                self.place = Some(ValueTarget::Caller(after, together));
+                let loan = self.book.write(one).of(together);
                 Some(Incoming::Loan(self.back.iter().fold(loan, LoanIn::within)))
             }
             ValueTarget::Leased(mut leases) => {

@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// with shm only.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,shm")]
     transport: Vec<TransportName>,
+    /// The most bytes of our servers' chunks; between hosts each server has at least one.
+    #[arg(long, value_parser = sizes::parse, default_value = "1MiB")]
+    chunk: u64,
     /// How our servers and trainers wait.
     #[arg(long, value_enum, default_value_t = Poll::Adaptive)]
     poll: Poll,
@@ -168,7 +171,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let ways = if hosts.is_some() { &[TransportName::Auto][..] } else { &args.transport };
     let parameters = json!({ "bytes": args.bytes, "trainers": trainers, "hosts": args.hosts,
         "link_bits_per_second": args.link_rate, "poll": word(args.poll),
-        "buffers": word(args.buffers),
+        "buffers": word(args.buffers), "chunk_bytes": args.chunk,
         "only": args.only.iter().map(|kit| word(*kit)).collect::<Vec<_>>(),
         "transport": ways.iter().map(|one| word(*one)).collect::<Vec<_>>(), "blocks": BLOCKS_MIN,
         "duration_seconds": args.duration, "elements": args.elements, "install_limit_seconds": args.install_limit,
@@ -225,10 +228,10 @@ impl PeerComparison<'_> {
                 continue;
             }
             for bytes in &self.args.bytes {
-                // Without hosts all are on this one.
                 let hosts = self.hosts.as_ref();
-                let places = hosts.map_or(&[ServerPlacement::Dedicated][..], |_| &self.args.placement);
-                for placement in places.iter().filter(|placement| peer.stands(**placement)) {
+                let is_spread = hosts.is_some() && peer.spreads;
+                let places = if is_spread { &self.args.placement[..] } else { &[ServerPlacement::Dedicated] };
+                for placement in places {
                     self.cell(peer, hosts.map(|hosts| (hosts, *placement)), (*bytes, *trainers), report)?;
                 }
                 report.measured(1);
@@ -311,8 +314,8 @@ impl PeerComparison<'_> {
                 let job = self.job(peer, bytes, trainers, TransportName::Auto)?;
                 let servers = hosts.servers(*placement);
                 // All servers have a part.
-                let part = (bytes / u64::from(servers)).next_power_of_two();
-                let chunk_bytes = part.clamp(CHUNK_BYTES_MIN, job.chunk_bytes);
+                let part = (bytes / u64::from(servers)).next_power_of_two().max(CHUNK_BYTES_MIN);
+                let chunk_bytes = job.chunk_bytes.min(part);
                 Ok((BenchJob { servers, chunk_bytes, ..job }, TeamServers::On(hosts, *placement)))
             };
             return self.args.placement.iter().map(job).collect();
@@ -343,7 +346,7 @@ impl PeerComparison<'_> {
             shards: 1,
             bytes,
             parameters: 1,
-            chunk_bytes: 1 << 20,
+            chunk_bytes: self.args.chunk,
             mode: ModeName::Sync,
             staleness: 0,
             checks: Checks::BetweenHosts,

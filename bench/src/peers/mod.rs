@@ -111,11 +111,6 @@ impl Peer {
         (self.trainers.0..=self.trainers.1).contains(&trainers)
     }
 
-    /// Whether its servers may be there.
-    pub(crate) fn stands(&self, placement: ServerPlacement) -> bool {
-        placement == ServerPlacement::Dedicated || self.spreads
-    }
-
     /// The command that starts the peer, once its kit is installed; on hosts, if there are some.
     pub(crate) fn command(
         &self,
@@ -139,8 +134,10 @@ impl Peer {
                     let each = |host: &BenchHost| format!("{}:{slots}", host.address);
                     let list = hosts.of_trainers().iter().map(each).collect::<Vec<_>>().join(",");
                     all.extend(["--mca", "oob_tcp_if_include", INTERFACE, "--mca", "plm_rsh_agent"].map(str::to_owned));
-                    // A daemon of its own session would not end, nor rest, with this one.
+                    // A daemon of its own session would not end, nor rest, with this one. Each would bind its rank to
+                    // the first processor of what it takes for its own machine.
                     all.extend([agent, "--leave-session-attached".to_owned(), "--host".to_owned(), list]);
+                    all.extend(["--bind-to", "none"].map(str::to_owned));
                 }
                 all.extend(["-n".to_owned(), trainers.to_string(), places.program(self.kit)]);
                 all

@@ -11,7 +11,9 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use super::shared::ForeignBytes;
 use super::{Mapped, Mapping, SharedRange};
+use crate::limits::PAST_CACHES_BYTES_MIN;
 
 /// Lends slices of the caller's memory for the length of `body`. Every loan must be dropped before `body` returns or
 /// unwinds. A loan that still exists then is a bug of this program, and its memory may be freed at any moment, so the
@@ -116,7 +118,11 @@ pub struct LendingMemory {
 }
 
 /// Memory lent for writing, to a receiver: a loan for reading whose memory is borrowed exclusively.
-pub struct LoanIn(LoanOut);
+pub struct LoanIn {
+    loan: LoanOut,
+    /// Whether a copy into it goes past the caches.
+    is_past_caches: bool,
+}
 
 impl LoanBook<'static> {
     /// A book of static memory, whose loans may outlive the book.
@@ -148,7 +154,7 @@ impl<'env> LoanBook<'env> {
     /// When the slice has 2^32 bytes or more; a loan is a chunk or less.
     pub fn write(&self, slice: &'env mut [u8]) -> LoanIn {
         let start = slice.as_mut_ptr().cast_const();
-        LoanIn(LoanOut { bytes: length(slice), start, within: None, _line: self.line() })
+        LoanIn::new(LoanOut { bytes: length(slice), start, within: None, _line: self.line() })
     }
 
     fn line(&self) -> Arc<()> {
@@ -170,7 +176,7 @@ impl LendingMemory {
     pub fn read(&mut self, bytes: u32, fill: impl FnOnce(&mut [u8])) -> LoanOut {
         let mut loan = self.write(bytes);
         fill(loan.bytes_mut());
-        loan.0
+        loan.loan
     }
 
     /// Lends the next bytes to be written.
@@ -182,7 +188,7 @@ impl LendingMemory {
         let end = end.expect("as many bytes are lent as the memory has");
         // Derived from the vector's pointer and not from a slice, which would cover parts that are lent.
         let start = self.bytes.as_mut_ptr().wrapping_add(std::mem::replace(&mut self.lent, end)).cast_const();
-        LoanIn(LoanOut { bytes, start, within: None, _line: Arc::clone(&self.line) })
+        LoanIn::new(LoanOut { bytes, start, within: None, _line: Arc::clone(&self.line) })
     }
 
     /// The memory, when every loan was dropped.
@@ -257,10 +263,32 @@ impl LoanOut {
 }
 
 impl LoanIn {
+    fn new(loan: LoanOut) -> Self {
+        Self { loan, is_past_caches: false }
+    }
+
     /// The same loan with its offset in a buffer; unchanged when the slice does not lie in it.
     #[must_use]
     pub fn within(self, mapping: &Arc<Mapping>) -> Self {
-        Self(self.0.within(mapping))
+        Self { loan: self.loan.within(mapping), ..self }
+    }
+
+    /// The same loan as a part of so many bytes that are filled together: copies of more than caches hold go past them.
+    #[must_use]
+    pub fn of(self, bytes: usize) -> Self {
+        Self { is_past_caches: PAST_CACHES_BYTES_MIN <= bytes, ..self }
+    }
+
+    /// Fills the slice.
+    ///
+    /// # Panics
+    /// When the source has another length.
+    pub fn fill(&mut self, source: ForeignBytes<'_>) {
+        if self.is_past_caches {
+            source.copy_past_caches_to(self.bytes_mut());
+        } else {
+            source.copy_to(self.bytes_mut());
+        }
     }
 
     /// The slice, to write.
@@ -269,7 +297,7 @@ impl LoanIn {
         // SAFETY: the pointer and the length came from one `&'env mut [u8]`, and `'env` lasts until `lend` returns,
         // and `lend` does not return while this loan is in the book. That borrow was exclusive and `&mut self` is too.
         // A part of a `LendingMemory` is lent once, and neither touched nor freed while this loan exists.
-        unsafe { std::slice::from_raw_parts_mut(self.0.start.cast_mut(), self.0.bytes as usize) }
+        unsafe { std::slice::from_raw_parts_mut(self.loan.start.cast_mut(), self.loan.bytes as usize) }
     }
 }
 
@@ -277,7 +305,7 @@ impl Deref for LoanIn {
     type Target = LoanOut;
 
     fn deref(&self) -> &LoanOut {
-        &self.0
+        &self.loan
     }
 }
 

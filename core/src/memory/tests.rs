@@ -362,6 +362,28 @@ fn opened(lease: &Lease) -> Arc<ReadOnly> {
 }
 
 #[test]
+fn a_copy_past_the_caches_has_every_byte_and_touches_no_other() {
+    let arena = shared_arena();
+    let mut lease = arena.take(4096).expect("there are two");
+    (0_u32..).zip(lease.bytes_mut()).for_each(|(index, byte)| *byte = (index * 7 + 1).to_le_bytes()[0]);
+    let (memory, offset) = (opened(&lease), lease.shared().expect("the arena is shared").offset);
+    for (from, to, length) in (0..40)
+        .flat_map(|from| [0, 1, 31, 63, 64, 95, 96, 127, 1000].map(|length| (from, length)))
+        .flat_map(|(from, length)| [0, 1, 32, 33].map(|to| (from, to, length)))
+    {
+        let mut into = [0_u8; 1200];
+        let source = memory.bytes(offset + from, length).expect("it is inside");
+        lend(|book| {
+            let length = usize::try_from(length).expect("it is short");
+            book.write(&mut into[to..to + length]).of(usize::MAX).fill(source);
+        });
+        let mut expected = [0_u8; 1200];
+        source.copy_to(&mut expected[to..to + source.len()]);
+        assert!(into == expected, "{length} bytes from {from} to {to}");
+    }
+}
+
+#[test]
 fn a_view_reads_what_its_owner_wrote_and_is_given_back_once() {
     let arena = shared_arena();
     let (_, mut lease) = (arena.take(4096).expect("there are two"), arena.take(1000).expect("there are two"));

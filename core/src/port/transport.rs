@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::ids::{PeerId, Ticket};
+use crate::memory::shared::ForeignBytes;
 use crate::memory::{Lease, LoanIn, LoanOut, SharedRange, Stretch, Value};
 use crate::wire::{Address, Frame};
 
@@ -162,6 +163,18 @@ impl Incoming {
             Self::Chunk { lease, bytes } => &lease.bytes()[..*bytes as usize],
             Self::Loan(loan) => loan.bytes(),
             Self::Discard { .. } => &[],
+        }
+    }
+
+    /// Copies bytes of another process into it; none of a payload that is discarded.
+    ///
+    /// # Panics
+    /// When they have another length.
+    pub fn fill(&mut self, source: ForeignBytes<'_>) {
+        match self {
+            Self::Chunk { lease, bytes } => source.copy_to(&mut lease.bytes_mut()[..*bytes as usize]),
+            Self::Loan(loan) => loan.fill(source),
+            Self::Discard { .. } => {}
         }
     }
 

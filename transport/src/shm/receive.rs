@@ -331,7 +331,7 @@ impl ShmPostedReceive {
             return Ok(Some(REFERENCE_BYTES));
         }
         if !matches!(place, Incoming::Discard { .. }) {
-            source.copy_to(place.bytes_mut());
+            place.fill(source);
             if rings.signals().has_peer_ended() {
                 return Err(ConnectionError::Cut);
             }

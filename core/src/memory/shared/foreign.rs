@@ -49,6 +49,58 @@ impl<'a> ForeignBytes<'a> {
         unsafe { std::ptr::copy_nonoverlapping(self.start, into.as_mut_ptr(), self.length) };
     }
 
+    /// The same copy with stores past the caches, where the processor has such: the lines of `into` are not read first,
+    /// and displace nothing. For more bytes than the caches hold until they are used.
+    ///
+    /// # Panics
+    /// When `into` has another length.
+    pub fn copy_past_caches_to(&self, into: &mut [u8]) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx") {
+            // SAFETY: the processor has the instructions.
+            return unsafe { self.stream_to(into) };
+        }
+        self.copy_to(into);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx")]
+    fn stream_to(&self, into: &mut [u8]) {
+        use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+
+        #[repr(C, align(64))]
+        struct CacheLine([__m256i; 2]);
+
+        assert_eq!(into.len(), self.length, "a copy is as long as what is copied");
+        // SAFETY: a line is any 64 bytes.
+        let (head, lines, tail) = unsafe { into.align_to_mut::<CacheLine>() };
+        self.part(0, head.len()).copy_to(head);
+        let begin = head.len();
+        let bytes = size_of_val(lines);
+        let source = self.part(begin, bytes).start.cast::<__m256i>();
+        for (index, CacheLine([low, high])) in lines.iter_mut().enumerate() {
+            // SAFETY: the part has as many lines of two vectors, at any address. It is accessed as in `copy_to`.
+            let first = unsafe { _mm256_loadu_si256(source.wrapping_add(2 * index)) };
+            // SAFETY: as above.
+            let second = unsafe { _mm256_loadu_si256(source.wrapping_add(2 * index + 1)) };
+            // SAFETY: the vector is aligned, and this function's alone.
+            unsafe { _mm256_stream_si256(low, first) };
+            // SAFETY: as above.
+            unsafe { _mm256_stream_si256(high, second) };
+        }
+        self.part(begin + bytes, tail.len()).copy_to(tail);
+        // Such stores are not ordered with others.
+        _mm_sfence();
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn part(&self, begin: usize, length: usize) -> Self {
+        assert!(begin <= self.length && length <= self.length - begin, "a part lies within the whole");
+        // SAFETY: the beginning was just compared with the length.
+        let start = unsafe { self.start.add(begin) };
+        Self { start, length, mapping: PhantomData }
+    }
+
     /// The bytes where they are, for arithmetic alone: sums of gradients, and values in views of a trainer.
     ///
     /// Rust lets a compiler assume that bytes behind a reference do not change. A process that breaks the protocol
