@@ -58,7 +58,7 @@ enum PeerProgram {
 const ALONE: &str = "one rank has nobody to reduce with";
 
 /// Everybody who runs rounds, in the order of the table.
-pub(crate) const PEERS: [Peer; 11] = [
+pub(crate) const PEERS: [Peer; 12] = [
     Peer::spreading("MXNet kvstore", Kit::Mxnet, "mxnet_kvstore.py", TransportName::Tcp),
     Peer::spreading("ps-lite", Kit::Pslite, "pslite.py", TransportName::Tcp),
     Peer::serving("ps-lite ipc", Kit::Pslite, "pslite.py", TransportName::Shm),
@@ -72,11 +72,8 @@ pub(crate) const PEERS: [Peer; 11] = [
         rule: RuleName::None,
         ..Peer::serving("PaddlePaddle brpc, set and get", Kit::Paddle, "paddle_brpc.py", TransportName::Tcp)
     },
-    Peer {
-        trainers: (2, u32::MAX),
-        bounds: ALONE,
-        ..Peer::serving("gloo all-reduce", Kit::Torch, "torch_gloo.py", TransportName::Tcp)
-    },
+    Peer::reducing("gloo all-reduce", Kit::Torch, "torch_gloo.py"),
+    Peer::reducing("DDP over gloo", Kit::Torch, "torch_ddp.py"),
     Peer::mpi(TransportName::Tcp, "tcp,self"),
     Peer::mpi(TransportName::Shm, "vader,self"),
 ];
@@ -91,6 +88,12 @@ impl Peer {
     /// Servers that sum, and trainers.
     const fn spreading(name: &'static str, kit: Kit, script: &'static str, path: TransportName) -> Self {
         Self { spreads: true, ..Self::serving(name, kit, script, path) }
+    }
+
+    /// Ranks that reduce among themselves.
+    const fn reducing(name: &'static str, kit: Kit, script: &'static str) -> Self {
+        let trainers = (2, u32::MAX);
+        Self { trainers, bounds: ALONE, ..Self::serving(name, kit, script, TransportName::Tcp) }
     }
 
     const fn mpi(path: TransportName, layers: &'static str) -> Self {
