@@ -148,6 +148,7 @@ pub(super) const SERVER: Scenario = Scenario {
     parts: &[&[
         program("serve-verbs", 600, "sh /bin/serve auto 7164"),
         program("serve-tcp", 600, "sh /bin/serve tcp 7165"),
+        program("serve-beside", 600, "sh /bin/serve auto 7167 beside"),
         program("serve-flap", 600, "sh /bin/serve auto 7166 flap"),
     ]],
 };
@@ -167,6 +168,7 @@ pub(super) const TRAINER: Scenario = Scenario {
     parts: &[&[
         program("train-verbs", 600, "sh /bin/train auto 7164"),
         program("train-tcp", 600, "sh /bin/train tcp 7165"),
+        program("train-beside", 600, "sh /bin/train auto 7167 beside"),
         program("train-flap", 600, "sh /bin/train auto 7166 flap"),
     ]],
 };
@@ -182,7 +184,9 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
 ];
 
 /// Serves until the trainer says that it is done. With `auto` both sides may choose, and must have chosen verbs. With
-/// `flap` the server's machine has no device before the trainer has done its first epoch. Then it has one, and the
+/// `beside` the trainer's machine has a second server.
+///
+/// With `flap` the server's machine has no device before the trainer has done its first epoch. Then it has one, and the
 /// connection must go on over verbs. The wire, which loses one packet in a hundred and reorders one in twenty, stalls
 /// for four seconds: no connection is lost. The link is down for two, which ends a queue pair of soft-RoCE that sends.
 /// Ten seconds later all frames must go over verbs: TCP has at most the segments of what ends the program.
@@ -190,8 +194,9 @@ const SERVE: &str = r#"
 mkdir /tmp/$2
 echo "the same on both machines" > /tmp/$2/token
 [ "$3" != flap ] || rdma link delete rxe0
-pserver serve --bind "$1://10.9.0.1:$2" --token-file /tmp/$2/token --trainers 1 --merge mean --model-dir /tmp/$2 \
-    --log-level debug 2> /tmp/$2/log &
+servers=1; [ "$3" != beside ] || servers=2
+pserver serve --bind "$1://10.9.0.1:$2" --token-file /tmp/$2/token --trainers 1 --servers $servers --merge mean \
+    --model-dir /tmp/$2 --log-level debug 2> /tmp/$2/log &
 server=$!
 log=/tmp/$2/log
 connections() { grep -c 'welcome.*trainer=0' $log; }
@@ -233,7 +238,8 @@ echo "model $(sha256sum < /tmp/$2/digits.safetensors)"
 
 /// Trains some passes over the digits, which the parent of a quickstart would otherwise have started. With `flap` it
 /// tells the server's machine when the first is done. That machine may go away with its answer lost on the wire, so
-/// nobody waits long for it; what it was not told, it misses itself.
+/// nobody waits long for it; what it was not told, it misses itself. With `beside` it has a server of its own machine
+/// too, which it reaches through shared memory.
 const TRAIN: &str = r#"
 tell() {
     for attempt in 1 2 3 4 5 6 7 8 9 10; do
@@ -245,7 +251,14 @@ mkdir /tmp/$2
 mkfifo /tmp/$2/orders
 echo "the same on both machines" > /tmp/$2/token
 (echo finish; sleep 600) > /tmp/$2/orders &
-pserver quickstart-trainer --coordinator "$1://10.9.0.1:$2" --trainer 0 --trainers 1 --servers 1 --mode sync \
+servers=1
+if [ "$3" = beside ]; then
+    servers=2
+    pserver serve --bind "$1://10.9.0.2:0" --token-file /tmp/$2/token --index 1 --servers 2 --log-level debug \
+        --coordinator "$1://10.9.0.1:$2" > /dev/null 2> /tmp/$2/log &
+    beside=$!
+fi
+pserver quickstart-trainer --coordinator "$1://10.9.0.1:$2" --trainer 0 --trainers 1 --servers $servers --mode sync \
     --token-file /tmp/$2/token --epochs 4 --seed 1 \
     --optimizer "optimizer: SGD sgd { } lr_policy: Const const_lr { learning_rate: 0.4 }" \
     < /tmp/$2/orders > /tmp/$2/reports &
@@ -259,6 +272,13 @@ wait $trainer
 trained=$?
 cat /tmp/$2/reports
 tell $(($2 + 2000))
+if [ "$3" = beside ]; then
+    kill -TERM $beside
+    wait $beside || { cat /tmp/$2/log; exit 1; }
+    echo "figure of the server beside the trainer: $(grep -c 'connection goes over verbs' /tmp/$2/log) over verbs," \
+        "$(grep -c 'welcome.*trainer=0' /tmp/$2/log) connections of the trainer"
+    ! grep 'connection goes over verbs\|stays on TCP' /tmp/$2/log && grep -q 'welcome.*trainer=0' /tmp/$2/log || exit 1
+fi
 exit $trained
 "#;
 
