@@ -44,7 +44,7 @@ const SETTINGS: &[Mistake] = &[
     ("--journal|on", &["journal (from --journal) is \"on\"", "expected off, or a checkpoint_dir with it"]),
     ("--lease-seconds|0", &["lease_seconds (from --lease-seconds) is \"0\"", "expected a number of seconds from 0.1"]),
     ("--poll|spin", &["poll (from --poll) is \"spin\"", "expected", "adaptive"]),
-    ("--checks|never", &["checks (from --checks) is \"never\"", "expected", "between-hosts"]),
+    ("--checks|some", &["checks (from --checks) is \"some\"", "expected", "between-hosts"]),
     ("--log-level|loud", &["log_level (from --log-level) is \"loud\"", "expected one of off, error, warn, info"]),
     ("--device|gpu", &["device (from --device) is \"gpu\"", "expected auto, cpu or cuda:N"]),
     (
