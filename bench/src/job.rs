@@ -68,6 +68,8 @@ pub(crate) enum Checks {
     BetweenHosts,
     /// All.
     Always,
+    /// None.
+    Never,
 }
 
 /// The type of gradients; values have it too, or are f32 where it is a half.
@@ -222,8 +224,9 @@ impl BenchJob {
             "--buffers registered measures rounds of gradients; expected --mode sync and a rule that takes them"
         );
         ensure!(
-            self.checks == Checks::BetweenHosts || self.transport == TransportName::Tcp,
-            "--checks always is about payloads over TCP; found --transport {}",
+            self.checks == Checks::BetweenHosts || matches!(self.transport, TransportName::Tcp | TransportName::Auto),
+            "--checks {} is about payloads over TCP; found --transport {}",
+            word(self.checks),
             word(self.transport)
         );
         if self.transport == TransportName::Verbs {

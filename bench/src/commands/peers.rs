@@ -56,6 +56,9 @@ pub(crate) struct Args {
     /// How our servers and trainers wait.
     #[arg(long, value_enum, default_value_t = Poll::Adaptive)]
     poll: Poll,
+    /// Which payloads of ours over TCP carry checksums.
+    #[arg(long, value_enum, default_value_t = Checks::BetweenHosts)]
+    checks: Checks,
     /// Where our trainers' gradients and values are: ordinary memory, or buffers of the library.
     #[arg(long, value_enum, default_value_t = Buffers::Ordinary)]
     buffers: Buffers,
@@ -171,7 +174,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let ways = if hosts.is_some() { &[TransportName::Auto][..] } else { &args.transport };
     let parameters = json!({ "bytes": args.bytes, "trainers": trainers, "hosts": args.hosts,
         "link_bits_per_second": args.link_rate, "poll": word(args.poll),
-        "buffers": word(args.buffers), "chunk_bytes": args.chunk,
+        "buffers": word(args.buffers), "checks": word(args.checks), "chunk_bytes": args.chunk,
         "only": args.only.iter().map(|kit| word(*kit)).collect::<Vec<_>>(),
         "transport": ways.iter().map(|one| word(*one)).collect::<Vec<_>>(), "blocks": BLOCKS_MIN,
         "duration_seconds": args.duration, "elements": args.elements, "install_limit_seconds": args.install_limit,
@@ -349,7 +352,7 @@ impl PeerComparison<'_> {
             chunk_bytes: self.args.chunk,
             mode: ModeName::Sync,
             staleness: 0,
-            checks: Checks::BetweenHosts,
+            checks: self.args.checks,
             rdma_device: "auto".to_owned(),
             token_file: None,
             dtype: Dtype::F32,

@@ -122,8 +122,8 @@ pub struct ServeArgs {
     /// for each shard alone) [default: adaptive].
     #[arg(long, help_heading = PROCESSOR, value_name = "POLL")]
     pub poll: Option<String>,
-    /// Where payloads over TCP carry checksums: between-hosts, or always, for connections that end on this host at a
-    /// proxy [default: between-hosts].
+    /// Which payloads over TCP this side sends with checksums: those between-hosts; always, for connections that end on
+    /// this host at a proxy; never, unless the other side has always [default: between-hosts].
     #[arg(long, help_heading = ADDRESSES, value_name = "WHERE")]
     pub checks: Option<String>,
     /// Processor that updates parameters: cpu, cuda:N (the device of that number, which must have room for all

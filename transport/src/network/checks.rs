@@ -13,10 +13,12 @@ pub enum ChecksumPolicy {
     BetweenHosts,
     /// All connections; for those that end at a proxy or tunnel on this host.
     Always,
+    /// None, unless the other side requires them: the network's own checksums are trusted.
+    Never,
 }
 
 /// The accepted values, for error texts.
-pub const CHECKS_EXPECTED: &str = "one of between-hosts, always";
+pub const CHECKS_EXPECTED: &str = "one of between-hosts, always, never";
 
 impl FromStr for ChecksumPolicy {
     type Err = ();
@@ -25,6 +27,7 @@ impl FromStr for ChecksumPolicy {
         match text {
             "between-hosts" => Ok(Self::BetweenHosts),
             "always" => Ok(Self::Always),
+            "never" => Ok(Self::Never),
             _ => Err(()),
         }
     }
@@ -54,7 +57,11 @@ impl ChecksumDecision {
     /// Whether payloads of this connection carry checksums.
     pub(super) fn is_on(&mut self, stream: &TcpStream) -> bool {
         let checks = self.checks;
-        *self.is_on.get_or_insert_with(|| checks == ChecksumPolicy::Always || !is_within_host(stream))
+        *self.is_on.get_or_insert_with(|| match checks {
+            ChecksumPolicy::Always => true,
+            ChecksumPolicy::Never => false,
+            ChecksumPolicy::BetweenHosts => !is_within_host(stream),
+        })
     }
 }
 
@@ -63,4 +70,23 @@ fn is_within_host(stream: &TcpStream) -> bool {
     let ends = stream.local_addr().ok().zip(stream.peer_addr().ok());
     let ips = ends.map(|(near, far)| (near.ip().to_canonical(), far.ip().to_canonical()));
     ips.is_some_and(|(near, far)| near == far || near.is_loopback() && far.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn payloads_within_a_host_carry_checksums_where_a_side_requires_them() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback is there");
+        let stream = TcpStream::connect(listener.local_addr().expect("it listens")).await.expect("it accepts");
+        for (policy, is_on) in
+            [(ChecksumPolicy::Always, true), (ChecksumPolicy::BetweenHosts, false), (ChecksumPolicy::Never, false)]
+        {
+            let mut decision = ChecksumDecision::new(policy);
+            assert_eq!((decision.is_on(&stream), decision.insists()), (is_on, is_on), "{policy:?}");
+            decision.follow_peer();
+            assert!(decision.is_on(&stream), "{policy:?}: the other side requires them");
+        }
+    }
 }
