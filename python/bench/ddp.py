@@ -4,7 +4,8 @@
 
 All contestants are in the same two processes and take turns. A model's backward pass does nothing but make its gradients;
 "backward alone" is that and no more. The exchange is what comes after it: the optimizer's step here, an all-reduce of one
-flat tensor, which gradients are views of, and torch's fused SGD there.
+flat tensor, which gradients are views of, and torch's fused SGD there. With `--transports hosts` each rank is on a host,
+which is a network namespace, with a server.
 """
 
 import argparse
@@ -13,9 +14,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
-
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pserver
 from pserver.torch import Optimizer
+from namespaces import ADDRESSES, INTERFACE, two_hosts
 from turns import by_turns, micros, ratio, say_where, timed
 
 RANKS = 2
@@ -42,12 +43,12 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=15)
-    parser.add_argument("--transports", nargs="+", default=["shm", "tcp"])
+    parser.add_argument("--transports", nargs="+", choices=["shm", "tcp", "hosts"], default=["shm", "tcp"])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     # For the processes of the ranks.
     parser.add_argument("--rank", type=int)
     parser.add_argument("--case")
-    parser.add_argument("--addresses", nargs="+")
+    parser.add_argument("--addresses", nargs="*")
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
     if options.rank is not None:
@@ -56,18 +57,26 @@ def main() -> None:
     say_where(options.blocks)
     for transport in options.transports:
         for case in options.cases:
+            if transport == "hosts":
+                with two_hosts() as hosts:
+                    show(f"{case}, hosts with a server each", run(options, case, [], hosts))
+                continue
             with pserver.Servers(1, trainers=RANKS) as one, pserver.Servers(1, trainers=RANKS) as other:
                 addresses = [f"{transport}://{servers.address}" for servers in (one, other)]
-                show(f"{case}, {transport}", run(options, case, addresses))
+                show(f"{case}, {transport}", run(options, case, addresses, [[]] * RANKS))
 
 
-def run(options: argparse.Namespace, case: str, addresses: list[str]) -> list[dict[str, list[float]]]:
+def run(
+    options: argparse.Namespace, case: str, addresses: list[str], hosts: list[list[str]]
+) -> list[dict[str, list[float]]]:
     """The seconds that each rank reports."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = ["--case", case, "--addresses", *addresses, "--port", str(store.port), "--blocks", str(options.blocks)]
     ranks = [
-        subprocess.Popen([sys.executable, __file__, "--rank", str(at), *shared], stdout=subprocess.PIPE, text=True)
-        for at in range(RANKS)
+        subprocess.Popen(
+            [*host, sys.executable, __file__, "--rank", str(at), *shared], stdout=subprocess.PIPE, text=True
+        )
+        for at, host in enumerate(hosts)
     ]
     try:
         said = [one.communicate(timeout=600)[0] for one in ranks]
@@ -120,10 +129,39 @@ class Model(torch.nn.Module):
 def rank(options: argparse.Namespace) -> None:
     """One rank's process."""
     torch.set_num_threads(1)
+    with ExitStack() as stack:
+        if options.addresses:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            store, addresses = dist.TCPStore("127.0.0.1", options.port), options.addresses
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", INTERFACE)
+            is_first = options.rank == 0
+            store = dist.TCPStore(ADDRESSES[0], options.port, is_master=is_first, wait_for_workers=False)
+            addresses = [servers_beside(options.rank, name, store, stack) for name in ["one", "other"]]
+        compare(options, store, addresses)
+
+
+def servers_beside(rank: int, name: str, store: dist.TCPStore, stack: ExitStack) -> str:
+    """The address of a job with a server on the host of each rank, of which this rank starts its own."""
+    coordinator = None if rank == 0 else store.get(name).decode()
+    servers = pserver.Servers(
+        RANKS,
+        trainers=RANKS,
+        host=ADDRESSES[rank],
+        arguments=["--insecure=true"],
+        index=rank,
+        coordinator=coordinator,
+    )
+    stack.enter_context(servers)
+    if rank == 0:
+        store.set(name, servers.address)
+    return servers.address
+
+
+def compare(options: argparse.Namespace, store: dist.TCPStore, addresses: list[str]) -> None:
     sizes, rounds = CASES[options.case]
-    store = dist.TCPStore("127.0.0.1", options.port)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=RANKS)
-    clients = [pserver.Client(address, trainer=options.rank) for address in options.addresses]
+    clients = [pserver.Client(address, trainer=options.rank) for address in addresses]
     theirs, ours, overlapped, alone, reduced = (Model(sizes, options.rank) for _ in range(5))
     parallel = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
     optimizer = Optimizer(ours.parameters(), "sgd", RATE, client=clients[0])
@@ -152,8 +190,10 @@ def rank(options: argparse.Namespace) -> None:
     for model, times in [(theirs, 1), (reduced, 1), (overlapped, 1), (ours, 2)]:
         torch.testing.assert_close(model.weights[-1].detach(), times * mean, rtol=1e-3, atol=0)
     print(json.dumps(seconds))
+    # No rank's servers end before the others have left.
     for client in clients:
         client.leave()
+    dist.barrier()
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
