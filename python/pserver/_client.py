@@ -650,7 +650,7 @@ def connect(
     With ``servers``, and where the environment names no job, so many servers are started, for ``trainers`` trainers (1)
     in ``mode``, with ``arguments`` of ``pserver serve``. They end with the client or the program. Under torchrun rank 0
     starts them for all ranks, and they end with torchrun; ``servers="colocated"`` are one on each host, so that hosts
-    exchange no more than in an all-reduce. With ``checkpoint_dir`` a server that was killed is started again. The other
+    with a rank each exchange no more than in an all-reduce. With ``checkpoint_dir`` a server that was killed is started again. The other
     settings are those of :class:`Client`.
     """
     global _last
@@ -681,11 +681,12 @@ def _client_of_own_servers(given: dict[str, Any], trainers: int | None, settings
             return Client(found["address"], token_file=file.name, **settings)
     if trainers is None and ((size or 1) > 1 or (rank or 0) > 0):
         count = given["count"]
-        text = f"servers={count or 'colocated'} in trainer {rank} of {size or 'several'}; expected servers for all of them"
-        option = f"--servers {count}" if count else "--colocate"
+        asked, option = ("colocated", "--colocate") if count is None else (count, f"--servers {count}")
+        text = f"servers={asked} in trainer {rank} of {size or 'several'}; expected servers for all of them"
         raise Refused(f"{text}: pserver launch {option} ... (docs/LAUNCH.md), or torchrun")
-    given["count"] = given["count"] or 1
-    started = Servers(**given, trainers=trainers if trainers is not None else 1)
+    # This is the only host.
+    count = 1 if given["count"] is None else given["count"]
+    started = Servers(**{**given, "count": count}, trainers=trainers if trainers is not None else 1)
     try:
         client = Client(started.address, **settings)
     except BaseException:

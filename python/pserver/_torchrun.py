@@ -9,6 +9,8 @@ import importlib
 import json
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -17,12 +19,13 @@ from datetime import timedelta
 from typing import Any
 
 from ._errors import Error, Timeout
-from ._servers import READY_SECONDS, _log
+from ._servers import READY_SECONDS, STOP_SECONDS, _log
 
 SERVER_ABSENCE_SECONDS = 10.0
 """So long servers may be away that rank 0 finds in the store: one that was killed is started again."""
 RANK_GRACE_SECONDS = 60
 RUN = "TORCHELASTIC_RUN_ID"
+SUPERVISOR = "pserver._supervisor"
 _started = 0
 """How often this process has asked for servers: each time the job gets others."""
 
@@ -43,40 +46,75 @@ def servers(settings: dict[str, Any]) -> dict[str, str]:
     if is_colocated:
         settings = {**settings, "count": hosts, "index": 0}
     store = _store(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
-    key = f"pserver/{environment[RUN]}/{_started}"
+    jobs = _Jobs(store, f"pserver/{environment[RUN]}/{_started}", settings["count"] if is_colocated else 1)
     if environment["RANK"] == "0":
-        return _find_or_start(store, key, settings)
-    found = _found(store, key)
+        return jobs.find() or jobs.start(settings)
+    found = jobs.wait()
     if is_colocated and host > 0 and environment["LOCAL_RANK"] == "0":
-        _find_or_start(store, f"{key}/server-{host}", {**settings, "index": host, "joins": found})
+        jobs.join(found, {**settings, "index": host, "joins": found})
     return found
 
 
-def _found(store: Any, key: str) -> dict[str, str]:
-    """What rank 0 has found or started. Agents count restarts of their own, so nothing in the store is of this one: the
-    servers of an earlier start that are gone are those that rank 0 replaces."""
-    limit = 2 * READY_SECONDS
-    end = time.monotonic() + limit
-    while (left := end - time.monotonic()) > 0:
-        try:
-            store.wait([key], timedelta(seconds=left))
-        except Exception as error:
-            raise Timeout(f"rank 0 has started no servers within {limit:.0f} s: {error}") from None
-        found = _read(store.get(key))
-        if _is_there(found["listens"]):
-            return found
-    raise Timeout(f"the servers at {found['listens']} are gone, and rank 0 has started no others within {limit:.0f} s")
+class _Jobs:
+    """The jobs that one call has started, in torchrun's store: of each the token, and where its servers listen.
 
+    Agents count restarts of their own, so nothing in the store is of this restart. Every rank takes the last job if all
+    of its servers are there that have been. Rank 0 starts another one otherwise, for which the others wait.
+    """
 
-def _find_or_start(store: Any, key: str, settings: dict[str, Any]) -> dict[str, str]:
-    """What the supervisor of servers said that an earlier process started, if they are still there, else a new one."""
-    if store.check([key]):
-        found = _read(store.get(key))
-        if _is_there(found["listens"]):
-            return found
-    found = _start(settings)
-    store.set(key, json.dumps(found))
-    return found
+    def __init__(self, store: Any, key: str, supervisors: int) -> None:
+        self._store, self._key, self._supervisors = store, key, supervisors
+
+    def find(self) -> dict[str, str] | None:
+        if not self._store.check([self._key]):
+            return None
+        found = _read(self._store.get(self._key))
+        if int(found["supervisors"]) != self._supervisors:
+            text = f"colocated servers on {self._supervisors} hosts; expected {found['supervisors']}, as at the job's start"
+            raise Error(text)
+        joined = [self._joined(found, host) for host in range(1, self._supervisors)]
+        listens = [found["listens"]] + [self._store.get(key).decode() for key in joined if self._store.check([key])]
+        return found if all(map(_is_there, listens)) else None
+
+    def wait(self) -> dict[str, str]:
+        limit = 2 * READY_SECONDS
+        end = time.monotonic() + limit
+        last = ""
+        while (left := end - time.monotonic()) > 0:
+            try:
+                self._store.wait([self._key], timedelta(seconds=left))
+            except Exception as error:
+                raise Timeout(f"rank 0 has started no servers within {limit:.0f} s: {error}") from None
+            if (found := self.find()) is not None:
+                return found
+            last = _read(self._store.get(self._key))["address"]
+        raise Timeout(
+            f"a server of the job at {last} is gone or cannot be reached from here, and rank 0 has started no other job"
+            f" within {limit:.0f} s"
+        )
+
+    def start(self, settings: dict[str, Any]) -> dict[str, str]:
+        found = {**self._supervise(settings), "supervisors": str(self._supervisors)}
+        self._store.set(self._key, json.dumps(found))
+        return found
+
+    def join(self, job: dict[str, str], settings: dict[str, Any]) -> None:
+        key = self._joined(job, settings["index"])
+        if not self._store.check([key]):
+            self._store.set(key, self._supervise(settings)["listens"])
+
+    def _joined(self, job: dict[str, str], host: int) -> str:
+        return f"{self._key}/{job['token']}/{host}"
+
+    def _supervise(self, settings: dict[str, Any]) -> dict[str, str]:
+        """Starts servers of this host; ends those of an earlier job first, which may have the same folders."""
+        agent = _agent()
+        key = f"{self._key}/{_boot()}/{agent}"
+        if self._store.check([key]):
+            _end(int(self._store.get(key)))
+        process, found = _start({**settings, "agent": agent})
+        self._store.set(key, str(process))
+        return found
 
 
 def _read(value: bytes) -> dict[str, str]:
@@ -105,15 +143,15 @@ def _is_there(address: str) -> bool:
     return False
 
 
-def _start(settings: dict[str, Any]) -> dict[str, str]:
-    given = dict(settings, host=_own_address("joins" in settings), agent=_agent())
+def _start(settings: dict[str, Any]) -> tuple[int, dict[str, str]]:
+    given = dict(settings, host=_own_address("joins" in settings))
     # A trainer that torchrun starts again needs its time to import torch.
     if "--rank-grace-seconds" not in settings["arguments"]:
         given["arguments"] = [*settings["arguments"], "--rank-grace-seconds", str(RANK_GRACE_SECONDS)]
     # The process has no logging of the program's, so its lines go to standard error if the program has a handler.
     has_handler = any(not isinstance(one, logging.NullHandler) for one in logging.getLogger().handlers + _log.handlers)
     given["log_level"] = _log.getEffectiveLevel() if has_handler else None
-    command = [sys.executable, "-m", "pserver._supervisor"]
+    command = [sys.executable, "-m", SUPERVISOR]
     # In a session of its own: torchrun ends a trainer with its whole group.
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
@@ -127,19 +165,36 @@ def _start(settings: dict[str, Any]) -> dict[str, str]:
         raise Error(f"the servers' supervisor ended with status {process.wait()}; standard error says why")
     # It ends with torchrun; this process never waits for it.
     process.returncode = 0
-    return _read(line)
+    return process.pid, _read(line)
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _end(supervisor: int) -> None:
+    """Ends a supervisor of this host with its servers, unless it has ended."""
+    try:
+        handle = os.pidfd_open(supervisor)
+    except ProcessLookupError:
+        return
+    with os.fdopen(handle, closefd=True), open(f"/proc/{supervisor}/cmdline", "rb") as file:
+        # Another process may have its number by now.
+        if SUPERVISOR.encode() in file.read():
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            select.select([handle], [], [], 2 * STOP_SECONDS)
 
 
 def _own_address(is_elsewhere: bool) -> str:
     """Where a server listens: server 0 at ``MASTER_ADDR``, another at this host's address on the way there."""
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         return "127.0.0.1"
-    first, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if not is_elsewhere:
-        return first
-    with socket.create_connection((first, port), READY_SECONDS) as connection:
-        own = str(connection.getsockname()[0])
-    return f"[{own}]" if ":" in own else own
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if is_elsewhere:
+        with socket.create_connection((address, port), READY_SECONDS) as connection:
+            address = str(connection.getsockname()[0])
+    return f"[{address}]" if ":" in address else address
 
 
 def _agent() -> int:

@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// with shm only.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,shm")]
     transport: Vec<TransportName>,
-    /// The most bytes of our servers' chunks; between hosts each server has at least one.
+    /// The most bytes of our servers' chunks. Between hosts each server has at least one, if they have 64 KiB or more.
     #[arg(long, value_parser = sizes::parse, default_value = "1MiB")]
     chunk: u64,
     /// How our servers and trainers wait.
@@ -316,9 +316,9 @@ impl PeerComparison<'_> {
             let job = |placement: &ServerPlacement| {
                 let job = self.job(peer, bytes, trainers, TransportName::Auto)?;
                 let servers = hosts.servers(*placement);
-                // All servers have a part.
-                let part = (bytes / u64::from(servers)).next_power_of_two().max(CHUNK_BYTES_MIN);
-                let chunk_bytes = job.chunk_bytes.min(part);
+                // All servers have a part, but of few bytes.
+                let part = (bytes / u64::from(servers)).max(CHUNK_BYTES_MIN);
+                let chunk_bytes = job.chunk_bytes.min(1 << part.ilog2());
                 Ok((BenchJob { servers, chunk_bytes, ..job }, TeamServers::On(hosts, *placement)))
             };
             return self.args.placement.iter().map(job).collect();
@@ -330,8 +330,11 @@ impl PeerComparison<'_> {
 
     /// The time of a round on the busiest link: each way at once, of a host with `n` of `N` trainers
     /// `2 n (H - 1) / H` times the bytes of all values where each of `H` hosts has a server, and `N` times them of a
-    /// dedicated server's.
+    /// dedicated server's. None where not every server has a part.
     fn link_seconds(&self, job: &BenchJob, placement: ServerPlacement) -> Option<f64> {
+        if job.bytes.div_ceil(job.chunk_bytes) < job.servers.into() {
+            return None;
+        }
         let (hosts, rate) = (f64::from(self.args.hosts?), self.args.link_rate? as f64);
         let trainers = f64::from(job.trainers);
         let times = match placement {

@@ -56,8 +56,7 @@ impl Machine {
                 return Ok(machine);
             }
             say!("{}: not up within {} s, switched off", machine.name, BOOT_LIMIT.as_secs());
-            machine.child.kill().context("cannot end QEMU")?;
-            machine.child.wait().context("cannot wait for QEMU")?;
+            drop(machine);
             // QEMU would not listen where a socket is.
             if let Some(wire) = wire.filter(|wire| wire.listens) {
                 let _ = fs::remove_file(wire.path);
@@ -135,6 +134,14 @@ impl Machine {
         self.child.kill().context("cannot end QEMU")?;
         self.child.wait().context("cannot wait for QEMU")?;
         Ok(report)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // One that was waited for is neither.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

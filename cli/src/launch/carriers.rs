@@ -162,8 +162,11 @@ fn scheduled(
     let mut more = if is_srun {
         let nodes = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|text| text.parse().ok()).unwrap_or(1_usize);
         // Dedicated servers beside colocated ones get the last nodes, if some are left for trainers.
-        let apart = usize::from(args.dedicated_servers());
-        let apart = if args.colocate && apart < nodes { apart } else { 0 };
+        let apart = if args.colocate { usize::from(args.dedicated_servers()) } else { 0 };
+        ensure!(
+            apart < nodes,
+            "--colocate --servers {apart}: found {nodes} nodes; expected more, as dedicated servers have one each"
+        );
         let (first, nodes) =
             if kind == PartKind::Server && 0 < apart { (nodes - apart, apart) } else { (0, nodes - apart) };
         let (tasks, size) = (format!("--ntasks={count}"), format!("--nodes={}", count.min(nodes)));

@@ -31,8 +31,9 @@ pub struct LaunchArgs {
     /// Server processes [default: 1, with --colocate none beside those].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     servers: Option<u16>,
-    /// A server on each host that has trainers, beside --servers on hosts of their own. A trainer reaches the server of
-    /// its host through shared memory, and between hosts moves no more than in an all-reduce.
+    /// A server on each host that has trainers, beside --servers on hosts of their own (with mpirun on those that it
+    /// chooses). A trainer reaches the server of its host through shared memory. Hosts with a trainer each exchange no
+    /// more than in an all-reduce.
     #[arg(long)]
     colocate: bool,
     /// Trainer processes.
