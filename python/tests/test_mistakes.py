@@ -186,7 +186,7 @@ def mistakes() -> dict[str, tuple[Callable[[pserver.Client], Any], type[Exceptio
         ),
         "a way of waiting": (lambda c: pserver.Client(poll="never"), refused, "poll"),
         "a time that is no number": (lambda c: pserver.Client(deadline="soon"), refused, "deadline"),
-        "servers that are no number": (lambda c: pserver.connect(servers="two"), TypeError, ""),
+        "servers that are no number": (lambda c: pserver.connect(servers="two"), ValueError, "colocated"),
         "no trainers": (lambda c: pserver.Servers(trainers=0), pserver.Error, "trainers"),
         "a text of arguments": (lambda c: pserver.Servers(arguments="--shards 2"), TypeError, '["--shards", "2"]'),
         "a size that is no number": (lambda c: c.empty("3"), (TypeError, ValueError), ""),

@@ -354,9 +354,10 @@ echo "figure connections after a trainer was killed: $(grep -c 'welcome.*trainer
 /// connection, and the job goes on over the next one. `psbench` compares every element.
 const FLAPS: &str = r#"
 psbench latency --transport verbs --poll block --alone -s 1MiB --buffers ordinary --trainers 2 --iterations 200 \
-    --json &
+    --json 2> /tmp/flaps &
 bench=$!
-sleep 2
+# The display of progress: rounds have begun.
+until grep -q '[1-9] of [0-9]* blocks' /tmp/flaps || ! kill -0 $bench 2> /dev/null; do sleep 0.1; done
 flapped=0
 for flap in 1 2 3; do
     kill -0 $bench 2> /dev/null || break
@@ -365,7 +366,7 @@ for flap in 1 2 3; do
     flapped=$flap
     sleep 3
 done
-wait $bench || exit 1
+wait $bench || { cat /tmp/flaps; exit 1; }
 echo "figure times that the link went down under load: $flapped"
 [ $flapped -gt 0 ]
 "#;
