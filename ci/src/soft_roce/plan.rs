@@ -218,7 +218,7 @@ if [ "$3" = flap ]; then
     sleep 10
     segments=$(segments); bytes=$(bytes)
 fi
-nc -l -p $(($2 + 2000)) > /dev/null
+timeout 500 nc -l -p $(($2 + 2000)) > /dev/null || echo "the trainer's machine has not said that it is done"
 if [ "$3" = flap ]; then
     segments=$(($(segments) - segments)); bytes=$(($(bytes) - bytes))
     echo "figure connections that went on over verbs: $(returned), two after $second s; lost in a stall: $lost"
