@@ -210,9 +210,9 @@ if [ "$3" = flap ]; then
     rdma link add rxe0 type rxe netdev eth0
     second=0
     until [ $(returned) = 2 ] || [ $second = 20 ]; do sleep 1; second=$((second + 1)); done
-    $wire loss 1% delay 10ms reorder 5%
+    $wire loss 1% delay 20ms reorder 5%
     lost=$(connections)
-    $wire loss 100%; sleep 4; $wire loss 1% delay 10ms reorder 5%; sleep 3
+    $wire loss 100%; sleep 4; $wire loss 1% delay 20ms reorder 5%; sleep 3
     lost=$(($(connections) - lost))
     /bin/ip link set eth0 down; sleep 2; /bin/ip link set eth0 up
     sleep 10
@@ -242,7 +242,7 @@ echo "model $(sha256sum < /tmp/$2/digits.safetensors)"
 /// too, which it reaches through shared memory.
 const TRAIN: &str = r#"
 tell() {
-    for attempt in 1 2 3 4 5 6 7 8 9 10; do
+    for attempt in $(seq 25); do
         timeout 3 nc 10.9.0.1 $1 < /dev/null && return
         sleep 0.5
     done
@@ -264,7 +264,7 @@ pserver quickstart-trainer --coordinator "$1://10.9.0.1:$2" --trainer 0 --traine
     < /tmp/$2/orders > /tmp/$2/reports &
 trainer=$!
 if [ "$3" = flap ]; then
-    /bin/tc qdisc change dev eth0 root netem loss 1% delay 10ms reorder 5%
+    /bin/tc qdisc change dev eth0 root netem loss 1% delay 20ms reorder 5%
     until grep -q '"epoch":1,' /tmp/$2/reports || ! kill -0 $trainer; do sleep 0.02; done
     tell $(($2 + 1000))
 fi
