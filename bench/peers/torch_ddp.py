@@ -5,10 +5,10 @@ The pass computes the gradient by one multiplication of all its elements, which 
 
 import numpy
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import rounds
+from torch_gloo import environment, join
 
 
 class Product(torch.nn.Module):
@@ -22,9 +22,7 @@ class Product(torch.nn.Module):
 
 class Trainer:
     def __init__(self, options):
-        torch.set_num_threads(1)
-        place = f"tcp://{rounds.address(options, 'trainer')}:{options.port}"
-        dist.init_process_group("gloo", init_method=place, rank=options.index, world_size=options.trainers)
+        join(options)
         self.ranks = options.trainers
         self.factors = torch.zeros(options.bytes // 4)
         self.model = DistributedDataParallel(Product(options.bytes // 4), gradient_as_bucket_view=True)
@@ -42,10 +40,6 @@ class Trainer:
     def value(self):
         # The mean of small whole numbers.
         return numpy.rint(self.model.module.weight.grad.numpy() * numpy.float32(self.ranks))
-
-
-def environment(options, _role, _index):
-    return {"GLOO_SOCKET_IFNAME": rounds.interface(options)}
 
 
 if __name__ == "__main__":

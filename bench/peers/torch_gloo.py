@@ -6,11 +6,16 @@ import torch.distributed as dist
 import rounds
 
 
+def join(options):
+    """The process group of all trainers."""
+    torch.set_num_threads(1)
+    place = f"tcp://{rounds.address(options, 'trainer')}:{options.port}"
+    dist.init_process_group("gloo", init_method=place, rank=options.index, world_size=options.trainers)
+
+
 class Trainer:
     def __init__(self, options):
-        torch.set_num_threads(1)
-        place = f"tcp://{rounds.address(options, 'trainer')}:{options.port}"
-        dist.init_process_group("gloo", init_method=place, rank=options.index, world_size=options.trainers)
+        join(options)
         self.tensor = torch.zeros(options.bytes // 4)
 
     def gradient(self):

@@ -41,7 +41,7 @@ pub(crate) struct Team {
 pub(crate) enum TeamServers<'a> {
     /// Servers of its own on this machine's loopback.
     Own,
-    /// Those at this address, which somebody else has started.
+    /// Servers that run already, at this address.
     At(&'a str),
     /// Servers of its own on these hosts.
     On(&'a Hosts, ServerPlacement),

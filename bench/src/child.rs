@@ -169,15 +169,8 @@ impl Member {
         let _kept = cores.keep()?;
         let this = || std::env::current_exe().context("this program does not know where it lies");
         let program = program.map_or_else(this, |program| Ok(program.into()))?;
-        let mut command = match host.map(BenchHost::within) {
-            None => Command::new(program),
-            Some([nsenter, namespace]) => {
-                let mut command = Command::new(nsenter);
-                command.args([namespace, "--".to_owned()]).arg(program);
-                command
-            }
-        };
-        let mut process = command
+        let mut process = host
+            .map_or_else(|| Command::new(&program), |host| host.command(&program))
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -80,8 +81,8 @@ impl Hosts {
 
     /// The host of a trainer: trainers are in equal blocks.
     pub(crate) fn of_trainer(&self, trainer: u32, trainers: u32) -> &BenchHost {
-        let hosts = u32::from(self.with_trainers());
-        &self.hosts[(trainer * hosts / trainers) as usize]
+        let hosts = self.of_trainers();
+        &hosts[trainer as usize * hosts.len() / trainers as usize]
     }
 
     /// The host of a server.
@@ -94,11 +95,8 @@ impl Hosts {
 
     /// Servers where each host of the placement has one.
     pub(crate) fn servers(&self, placement: ServerPlacement) -> u16 {
-        if placement == ServerPlacement::Dedicated { 1 } else { self.with_trainers() }
-    }
-
-    fn with_trainers(&self) -> u16 {
-        u16::try_from(self.hosts.len() - 1).expect("hosts are few")
+        let hosts = if placement == ServerPlacement::Dedicated { 1 } else { self.of_trainers().len() };
+        u16::try_from(hosts).expect("hosts are few")
     }
 
     /// All of them as scripts of peers read them: `NAMESPACE@ADDRESS`, with commas between; servers are on the last.
@@ -117,6 +115,14 @@ impl BenchHost {
     /// The words before a command that runs on this host.
     pub(crate) fn within(&self) -> [String; 2] {
         self.namespace.within()
+    }
+
+    /// A command that runs on this host.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let [nsenter, namespace] = self.within();
+        let mut command = Command::new(nsenter);
+        command.args([namespace, "--".to_owned()]).arg(program);
+        command
     }
 }
 

@@ -542,7 +542,7 @@ fn between_hosts_servers_are_dedicated_or_beside_the_trainers() {
     if !made.is_ok_and(|ended| ended.status.success()) {
         return skip("network namespaces", "they need the rights of root");
     }
-    // Nobody compares what a peer that is none has got.
+    // The script is no peer: it reports two trainers, and no value is compared.
     let script = fake_peer(0).replace("trainers\\\":1", "trainers\\\":2");
     let (report, code) = with_fake_peer_of(&script, &["--hosts", "2", "--link-rate", "1Gbit", "-s", "2MiB"]);
     assert_eq!(code, Some(0), "{report}");

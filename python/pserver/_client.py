@@ -650,8 +650,8 @@ def connect(
     With ``servers``, and where the environment names no job, so many servers are started, for ``trainers`` trainers (1)
     in ``mode``, with ``arguments`` of ``pserver serve``. They end with the client or the program. Under torchrun rank 0
     starts them for all ranks, and they end with torchrun; ``servers="colocated"`` are one on each host, so that hosts
-    with a rank each exchange no more than in an all-reduce. With ``checkpoint_dir`` a server that was killed is started again. The other
-    settings are those of :class:`Client`.
+    with a rank each exchange no more than in an all-reduce. With ``checkpoint_dir`` a server that was killed is started
+    again. The other settings are those of :class:`Client`.
     """
     global _last
     if servers is None:

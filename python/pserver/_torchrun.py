@@ -70,28 +70,29 @@ class _Jobs:
             return None
         found = _read(self._store.get(self._key))
         if int(found["supervisors"]) != self._supervisors:
-            text = f"colocated servers on {self._supervisors} hosts; expected {found['supervisors']}, as at the job's start"
-            raise Error(text)
+            first = found["supervisors"]
+            raise Error(f"colocated servers on {self._supervisors} hosts; expected {first}, as at the job's start")
         joined = [self._joined(found, host) for host in range(1, self._supervisors)]
         listens = [found["listens"]] + [self._store.get(key).decode() for key in joined if self._store.check([key])]
         return found if all(map(_is_there, listens)) else None
 
     def wait(self) -> dict[str, str]:
-        limit = 2 * READY_SECONDS
-        end = time.monotonic() + limit
-        last = ""
-        while (left := end - time.monotonic()) > 0:
+        limit = timedelta(seconds=2 * READY_SECONDS)
+        text = f"within {limit.seconds} s"
+        if not self._store.check([self._key]):
             try:
-                self._store.wait([self._key], timedelta(seconds=left))
+                self._store.wait([self._key], limit)
             except Exception as error:
-                raise Timeout(f"rank 0 has started no servers within {limit:.0f} s: {error}") from None
+                raise Timeout(f"rank 0 has started no servers {text}: {error}") from None
+            # It has started them just now.
+            return _read(self._store.get(self._key))
+        end = time.monotonic() + limit.seconds
+        while time.monotonic() < end:
             if (found := self.find()) is not None:
                 return found
-            last = _read(self._store.get(self._key))["address"]
-        raise Timeout(
-            f"a server of the job at {last} is gone or cannot be reached from here, and rank 0 has started no other job"
-            f" within {limit:.0f} s"
-        )
+        address = _read(self._store.get(self._key))["address"]
+        gone = f"a server of the job at {address} is gone or cannot be reached from here"
+        raise Timeout(f"{gone}, and rank 0 has started no other job {text}")
 
     def start(self, settings: dict[str, Any]) -> dict[str, str]:
         found = {**self._supervise(settings), "supervisors": str(self._supervisors)}

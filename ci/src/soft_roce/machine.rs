@@ -113,7 +113,7 @@ impl Machine {
     }
 
     /// Reads the console, and shows it, until the machine is off or out of time.
-    pub(super) fn watch(mut self, end: Instant) -> Result<Report> {
+    pub(super) fn watch(self, end: Instant) -> Result<Report> {
         let mut report = Report::default();
         let mut see = |line: &str| {
             say!("{} | {line}", self.name);
@@ -131,8 +131,6 @@ impl Machine {
             }
         }
         report.processor = processor(self.child.id());
-        self.child.kill().context("cannot end QEMU")?;
-        self.child.wait().context("cannot wait for QEMU")?;
         Ok(report)
     }
 }

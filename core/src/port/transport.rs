@@ -172,7 +172,7 @@ impl Incoming {
     /// When they have another length.
     pub fn fill(&mut self, source: ForeignBytes<'_>) {
         match self {
-            Self::Chunk { lease, bytes } => source.copy_to(&mut lease.bytes_mut()[..*bytes as usize]),
+            Self::Chunk { .. } => source.copy_to(self.bytes_mut()),
             Self::Loan(loan) => loan.fill(source),
             Self::Discard { .. } => {}
         }
