@@ -1,4 +1,4 @@
-//! Replies of one event, batched: entries of one request share frames.
+//! Replies of one event, batched: the entries of one request share frames, also where those of several take turns.
 
 use std::sync::Arc;
 
@@ -15,6 +15,8 @@ use crate::wire::{Entries, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
 #[derive(Default)]
 pub(super) struct Replies {
     frames: SmallVec<[Reply; 1]>,
+    /// The last frame of each peer, by peer: an update answers the waiting requests of all trainers, chunk by chunk.
+    latest: SmallVec<[(PeerId, usize); 4]>,
     /// Expected entries of a frame.
     expected: usize,
 }
@@ -31,7 +33,7 @@ struct Reply {
 impl Replies {
     /// Replies to a frame with this many entries.
     pub(super) fn to(entries: usize) -> Self {
-        Self { frames: SmallVec::new(), expected: entries }
+        Self { expected: entries, ..Self::default() }
     }
 
     /// Acknowledges one entry; a replayed frame has no peer to answer.
@@ -72,29 +74,42 @@ impl Replies {
 
     /// Sends a complete frame of its own.
     pub(super) fn whole(&mut self, peer: PeerId, frame: Frame) {
-        self.frames.push(Reply { peer, frame, body: Payloads::new(), payload_bytes: 0 });
+        self.begin(peer, frame, Payloads::new());
     }
 
     /// Submits every frame whose peer is still connected.
     pub(super) fn flush(&mut self, is_known: impl Fn(PeerId) -> bool, out: &mut Vec<ServerOutput>) {
+        self.latest.clear();
         for Reply { peer, frame, body, .. } in self.frames.drain(..).filter(|reply| is_known(reply.peer)) {
             out.push(ServerOutput::Submit(Submit::Send { peer, ticket: Ticket(0), frame, body }));
         }
     }
 
+    /// Adds a frame, behind those of its peer.
+    fn begin(&mut self, peer: PeerId, frame: Frame, body: Payloads) -> usize {
+        let at = self.frames.len();
+        self.frames.push(Reply { peer, frame, body, payload_bytes: 0 });
+        match self.latest.binary_search_by_key(&peer, |(peer, _)| *peer) {
+            Ok(known) => self.latest[known].1 = at,
+            Err(place) => self.latest.insert(place, (peer, at)),
+        }
+        at
+    }
+
     fn push(&mut self, peer: PeerId, head: Head, entry: Entry, payload: Option<Outgoing>) {
-        let fits = self.frames.last().is_some_and(|last| {
-            last.peer == peer
-                && last.frame.head == head
+        let last = self.latest.binary_search_by_key(&peer, |(peer, _)| *peer).ok().map(|at| self.latest[at].1);
+        let open = last.filter(|last| {
+            let last = &self.frames[*last];
+            last.frame.head == head
                 && last.frame.entries.len() < FRAME_ENTRIES_MAX as usize
                 && last.payload_bytes.saturating_add(entry.bytes) <= FRAME_PAYLOAD_BYTES_MAX
         });
-        if !fits {
+        let at = open.unwrap_or_else(|| {
             let entries = Entries::with_capacity(self.expected);
             let body = Payloads::with_capacity(if payload.is_some() { self.expected } else { 0 });
-            self.frames.push(Reply { peer, frame: Frame { entries, ..Frame::bare(head) }, body, payload_bytes: 0 });
-        }
-        let reply = self.frames.last_mut().expect("a frame was just added");
+            self.begin(peer, Frame { entries, ..Frame::bare(head) }, body)
+        });
+        let reply = &mut self.frames[at];
         reply.payload_bytes += entry.bytes;
         reply.frame.entries.push(entry);
         if let Some(payload) = payload {

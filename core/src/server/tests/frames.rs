@@ -1,5 +1,6 @@
 //! Frames of many chunks: each chunk does what it would do alone.
 
+use super::script::Script;
 use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Int64};
@@ -111,6 +112,21 @@ fn a_frame_of_many_chunks_does_what_a_frame_for_each_does() {
             check(mode, seed + course);
         }
     }
+}
+
+/// The last gradients of a round answer all trainers, chunk by chunk. What one of them waits for is one frame.
+#[test]
+fn the_answers_to_each_trainer_share_a_frame() {
+    let plan = Plan::new(Mode::Sync, Merge::Sum, 3)
+        .with("v", Float32, 2, SGD)
+        .with("w", Float32, 2, SGD)
+        .with("x", Float32, 2, SGD);
+    let script = "push+ 0 1 v=1 w=1 x=1 ->
+                  push 1 1 v=1 w=1 x=1 -> 1 done v@1 w@1 x@1
+                  pull 1 1 w x ->
+                  push+ 2 1 v=1 w=2 x=3 -> 0 value v@1=-3 w@1=-4 x@1=-5 & 2 value v@1=-3 w@1=-4 \
+                  x@1=-5 & 1 value w@1=-4 x@1=-5";
+    Script::new(Stage::serving(plan)).run(script);
 }
 
 /// The memory for new versions of one length runs out: chunks of another length go on, and those that lack it follow

@@ -32,7 +32,7 @@ fn a_round_gives_its_share_and_is_updated_by_the_total() {
         "pull 0 1 s ->
          pull 1 1 w ->
          push 0 1 w=1 w.1=1 v=1 -> 0 done w@1 w.1@1 v@1
-         push 1 1 w=2 w.1=1 v=1 -> 1 done w@1 w.1@1 & 0 value s@1=9220 & 1 done v@1
+         push 1 1 w=2 w.1=1 v=1 -> 1 done w@1 w.1@1 v@1 & 0 value s@1=9220
          show w v t -> w@0=0 & v@1=-2 & t@0=0
          push 0 1 t=0.5 -> 0 done t@1 & 1 value w@1=-1.5
          push 1 1 t=0.5 -> 1 done t@1
