@@ -2,7 +2,6 @@
 //!
 //! Not here: the order and the end of calls (`calls`).
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Thread;
@@ -106,7 +105,7 @@ pub(super) struct CallOutcome {
     /// Received chunks of a view.
     pub(super) kept: Vec<ViewChunk>,
     /// The contents that values have replaced, where they are watched.
-    pub(super) overwritten: BTreeMap<ChunkId, Overwritten>,
+    pub(super) overwritten: Vec<(ChunkId, Overwritten)>,
     /// The answer to a control call.
     pub(super) answer: Vec<u8>,
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use prost::Message;
 use pserver_core::client::{AwaitedAnswer, Finished, LaneId, Overwritten, Refused, RequestBody};
 use pserver_core::error::{CallEnd, Failure};
-use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Ticket, Version};
+use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::Mapping;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -580,11 +580,13 @@ impl ClientGuard<'_> {
 
     /// Waits until a call is over, and says what the value of each of its parameters has replaced.
     pub(super) fn finish_watched(&mut self, number: CallNumber) -> Result<Vec<Overwritten>, Failure> {
-        let Call { subject, outcome, .. } = self.finish_call(number)?;
+        let Call { subject, mut outcome, .. } = self.finish_call(number)?;
+        let overwritten = &mut outcome.overwritten;
+        overwritten.sort_unstable_by_key(|(id, _)| *id);
         let of = |parameter| {
-            let [first, last] = [0, u64::MAX].map(|chunk| ChunkId { parameter, chunk: ChunkIndex(chunk) });
-            let chunks = outcome.overwritten.range(first..=last).map(|(_, chunk)| *chunk);
-            chunks.fold(Overwritten::default(), Overwritten::followed_by)
+            let first = overwritten.partition_point(|(id, _)| id.parameter < parameter);
+            let chunks = overwritten[first..].iter().take_while(|(id, _)| id.parameter == parameter);
+            chunks.map(|(_, chunk)| *chunk).reduce(Overwritten::followed_by).unwrap_or_default()
         };
         Ok(subject.parameters.into_iter().map(of).collect())
     }

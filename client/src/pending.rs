@@ -10,7 +10,7 @@ use super::call::CallNumber;
 use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::rows::sent_extents;
-use super::transfer::FetchRequest;
+use super::transfer::{FetchRequest, SelectedParameters};
 use super::{Client, DestinationRows, DestinationSlice, Extent, GradientRows, GradientSlice, HeldBuffers};
 
 /// Starts calls within [`Client::scope`].
@@ -81,12 +81,31 @@ impl Client {
         numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationSlice<'static>>,
     ) -> Result<CallNumber, Failure> {
-        let numbers = numbers.into();
+        self.start_both(gradients, numbers.into(), into, |chosen| chosen)
+    }
+
+    /// [`Client::start_push_pull`], for [`Client::wait_sums`].
+    pub fn start_push_pull_summed<'a>(
+        &self,
+        gradients: &[GradientSlice<'static>],
+        numbers: impl Into<CarriedNumbers<'a>>,
+        into: Vec<DestinationSlice<'static>>,
+    ) -> Result<CallNumber, Failure> {
+        self.start_both(gradients, numbers.into(), into, SelectedParameters::summed)
+    }
+
+    fn start_both(
+        &self,
+        gradients: &[GradientSlice<'static>],
+        numbers: CarriedNumbers<'_>,
+        into: Vec<DestinationSlice<'static>>,
+        choose: impl FnOnce(SelectedParameters) -> SelectedParameters,
+    ) -> Result<CallNumber, Failure> {
         let sent = gradients.iter().map(|given| Extent::of(given.content));
         let memory = self.hold(sent.chain(into.iter().map(|wanted| Extent::of(wanted.content))));
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let into = FetchRequest::all(into);
-            let chosen = state.select(gradients, Some(&into))?;
+            let chosen = choose(state.select(gradients, Some(&into))?);
             state.start_push(chosen, gradients, numbers, Some(into), book)
         })
     }
@@ -168,6 +187,12 @@ impl Client {
     /// Waits until a call is over and takes its result, once.
     pub fn wait(&self, call: CallNumber) -> Result<(), Failure> {
         self.lock()?.wait(call).expect("only one can wait for it")
+    }
+
+    /// [`Client::wait`] for a call whose values are summed: the CRC32C of each.
+    pub fn wait_sums(&self, call: CallNumber) -> Result<Vec<u32>, Failure> {
+        let values = self.lock()?.finish_watched(call)?;
+        Ok(values.into_iter().map(|value| value.after).collect())
     }
 
     /// Whether a call is over, well or not.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use pserver_core::client::{Overwritten, RequestBody};
+use pserver_core::client::{Overwritten, RequestBody, WatchedContents};
 use pserver_core::config::ParameterConfig;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
@@ -160,9 +160,9 @@ impl Client {
     ) -> Result<Vec<Overwritten>, Failure> {
         let mut state = self.lock()?;
         state.ready()?;
-        let watch = if is_of_step { Flags::OF_STEP } else { Flags::default() };
+        let flags = if is_of_step { Flags::OF_STEP } else { Flags::default() };
         state.lend(|state, book| {
-            let call = state.start_pull(borrowed(into), Version(0), Some(watch), book)?;
+            let call = state.start_pull(borrowed(into), Version(0), Some(flags), book)?;
             state.finish_watched(call)
         })
     }
@@ -327,13 +327,13 @@ impl ClientState {
     ) -> Result<CallNumber, Failure> {
         self.job.as_mut().expect("the job is ready").check_carried(&chosen.parameters, numbers)?;
         let has_places = into.is_some();
-        let SelectedParameters { parameters: chosen, sent, held } = chosen;
-        let mut places = self.places(into.unwrap_or_default(), &chosen)?.into_iter();
+        let SelectedParameters { parameters: chosen, sent, held, watch } = chosen;
+        let mut places = self.places(into.unwrap_or_default(), &chosen, watch)?.into_iter();
         let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, numbers.message());
-        let packer = packer.with_controls(self.own_rates(&chosen, numbers));
+        let packer = packer.watched(watch).with_controls(self.own_rates(&chosen, numbers));
         let orders = gradients.iter().zip(chosen).map(|(given, index)| {
             let (place, half) = places.next().unzip();
             ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }
@@ -344,22 +344,23 @@ impl ClientState {
         }))
     }
 
-    /// Starts to fetch parameters, each with at least this many updates; with `watch`, frames have these flags, and
-    /// the contents that values replace are watched.
+    /// Starts to fetch parameters, each with at least this many updates; with `watched`, frames have these flags, and
+    /// the contents that values replace and the values are summed.
     pub(super) fn start_pull<'env>(
         &mut self,
         into: FetchRequests<'env>,
         least: Version,
-        watch: Option<Flags>,
+        watched: Option<Flags>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let SelectedParameters { parameters: chosen, held: received, .. } =
             check_destinations(self.ready_job(), &into)?;
         let counts_rounds = self.ready_job().counts_rounds();
-        let places = self.places(into, &chosen)?;
+        let watch = if watched.is_some() { WatchedContents::Both } else { WatchedContents::Nothing };
+        let places = self.places(into, &chosen, watch)?;
         self.open(Kind::Pull, &chosen, (0, received))?;
-        let packer = self.packer(Kind::Pull, &chosen);
-        let packer = if let Some(flags) = watch { packer.watched(flags) } else { packer };
+        let packer = self.packer(Kind::Pull, &chosen).watched(watch);
+        let packer = if let Some(flags) = watched { packer.with(flags, Vec::new()) } else { packer };
         let order = |((place, half), index)| ParameterTransfer { index, given: None, place: Some(place), half };
         let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {
@@ -448,10 +449,13 @@ impl ClientState {
         &mut self,
         into: FetchRequests<'env>,
         chosen: &[ParameterIndex],
+        watch: WatchedContents,
     ) -> Result<SmallVec<[ReservedValue<'env>; 1]>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let mut places = SmallVec::with_capacity(into.len());
         let together = into.iter().filter_map(|one| one.place.as_ref()).map(|place| place.len()).sum();
+        // Values that are summed are read at once, so they do not go past the caches.
+        let together = if watch == WatchedContents::Nothing { together } else { 0 };
         for (FetchRequest { place, half, .. }, index) in into.into_iter().zip(chosen) {
             if let Some(place) = place {
                 job.refuse_viewed(&[*index])?;
@@ -609,6 +613,24 @@ pub(super) struct SelectedParameters {
     /// Payload bytes of the gradients, and of the values to receive.
     sent: u64,
     held: u64,
+    /// The contents of the places for values that are summed.
+    watch: WatchedContents,
+}
+
+impl SelectedParameters {
+    fn with_capacity(parameters: usize) -> Self {
+        Self {
+            parameters: ParameterIndexes::with_capacity(parameters),
+            sent: 0,
+            held: 0,
+            watch: WatchedContents::Nothing,
+        }
+    }
+
+    /// The same for a call that sums its values.
+    pub(super) fn summed(self) -> Self {
+        Self { watch: WatchedContents::Values, ..self }
+    }
 }
 
 /// Checks everything about gradients or values before any of the call is sent, and that places are for the same
@@ -620,7 +642,7 @@ fn check_gradients(
     into: Option<&[FetchRequest<'_>]>,
     is_gradient: bool,
 ) -> Result<SelectedParameters, Failure> {
-    let mut chosen = SelectedParameters { parameters: ParameterIndexes::with_capacity(all.len()), sent: 0, held: 0 };
+    let mut chosen = SelectedParameters::with_capacity(all.len());
     let (mut last, mut misplaced) = (None, None);
     let mut is_alike = into.is_none_or(|into| into.len() == all.len());
     let question = job.next_lookup();
@@ -664,7 +686,7 @@ fn check_gradient(parameter: &Parameter, given: &GradientSlice<'_>, is_gradient:
 
 /// Checks every place for a value; says which parameters they are for.
 fn check_destinations(job: &mut JoinedJob, into: &[FetchRequest<'_>]) -> Result<SelectedParameters, Failure> {
-    let mut chosen = SelectedParameters { parameters: ParameterIndexes::with_capacity(into.len()), sent: 0, held: 0 };
+    let mut chosen = SelectedParameters::with_capacity(into.len());
     let mut last = None;
     for wanted in into {
         let index = job.parameter(wanted.name, &mut last)?;

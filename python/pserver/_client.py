@@ -96,6 +96,12 @@ class Call:
         """Waits until the call is over, and raises what the blocking call would."""
         self._raw.wait()
 
+    def _wait_sums(self) -> list[int]:
+        """:meth:`wait` for a call that sums its values; returns their checksums."""
+        sums = self._raw.wait()
+        assert sums is not None, "it was started to sum them"
+        return sums
+
     def done(self) -> bool:
         """Whether the call is over, well or not."""
         return self._raw.done()
@@ -255,9 +261,10 @@ class Client:
         names, places = _split(out)
         return self._raw.pull(names, places, least, _stream(stream))
 
-    def _pull_watched(self, out: Mapping[str, Array], is_of_step: bool) -> list[tuple[int, int]]:
-        """:meth:`pull` into arrays of the host, which says of each the checksums of its contents before and after.
-        ``is_of_step``: the values that this trainer's gradients have made, without what others have set since."""
+    def _pull_watched(self, out: Mapping[str, Array], is_of_step: bool) -> tuple[list[int], list[int]]:
+        """:meth:`pull` into arrays of the host, also tensors that autograd follows; returns the checksums of their
+        contents before, and those after. ``is_of_step``: the values that this trainer's gradients have made, without what
+        others have set since."""
         return self._raw.pull_watched(list(out), list(out.values()), is_of_step)
 
     def push_pull(
@@ -314,6 +321,14 @@ class Client:
         """:meth:`push`, started."""
         names, arrays = _split(gradients)
         return Call(self._raw.start(names, (arrays, None), _numbers(rate, settings), _stream(stream)), stream)
+
+    def _start_summed(
+        self, gradients: Mapping[str, Array], out: Mapping[str, Array], rate: float | None, settings: Settings | None
+    ) -> Call:
+        """:meth:`start_push_pull` into arrays of the host, also tensors that autograd follows, for
+        :meth:`Call._wait_sums`. Gradients may be in another order, and be more."""
+        both = [gradients[name] for name in out], list(out.values())
+        return Call(self._raw.start_summed(list(out), both, _numbers(rate, settings)))
 
     def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:
         """:meth:`pull`, started."""

@@ -4,6 +4,7 @@
 //! meanwhile, as with every library that lets other threads run; the lengths cannot change while the memory is held.
 
 use std::ffi::CStr;
+use std::fmt::{self, Display};
 use std::ptr::NonNull;
 use std::slice;
 
@@ -19,8 +20,8 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{IntoPyDict, PyTuple};
 
 use crate::dlpack::{
-    DEFAULT_STREAM, DEVICE_CUDA, DEVICE_HOST, DEVICE_PINNED, DlTensor, DlType, FLAG_READ_ONLY, HeldTensor, exported,
-    tensor_of,
+    DEFAULT_STREAM, DEVICE_CUDA, DEVICE_HOST, DEVICE_PINNED, DlTensor, DlType, FLAG_READ_ONLY, HeldTensor,
+    TensorLibrary, tensor_of,
 };
 use crate::errors::refused;
 use crate::tensors::LibraryTensor;
@@ -30,6 +31,12 @@ use crate::tensors::LibraryTensor;
 pub(crate) enum Access {
     Read,
     Write,
+    /// To read within this call, also a tensor that autograd follows.
+    Look,
+    /// To write within this call, also a tensor that autograd follows.
+    Overwrite,
+    /// To write until a started call is over, also a tensor that autograd follows.
+    Replace,
     /// To read, also on a device, in the order of this stream if there is one.
     Send(GivenStream),
     /// To write, as well.
@@ -41,14 +48,19 @@ pub(crate) type GivenStream = Option<usize>;
 
 impl Access {
     fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::Fetch(_))
+        matches!(self, Self::Write | Self::Overwrite | Self::Replace | Self::Fetch(_))
+    }
+
+    /// Whether the call ends before the caller lets go of the object.
+    fn is_within_call(self) -> bool {
+        matches!(self, Self::Look | Self::Overwrite)
     }
 
     /// Whether memory of a device will do, and the stream for it.
     fn stream(self) -> Option<GivenStream> {
         match self {
             Self::Send(stream) | Self::Fetch(stream) => Some(stream),
-            Self::Read | Self::Write => None,
+            Self::Read | Self::Write | Self::Look | Self::Overwrite | Self::Replace => None,
         }
     }
 }
@@ -86,8 +98,12 @@ unsafe impl Send for HeldArray {}
 unsafe impl Sync for HeldArray {}
 
 /// The name of a parameter in errors.
-pub(crate) fn parameter(name: &str) -> String {
-    format!("parameter \"{name}\"")
+pub(crate) struct ParameterName<'a>(pub(crate) &'a str);
+
+impl Display for ParameterName<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "parameter \"{}\"", self.0)
+    }
 }
 
 /// The arrays of a call, one for each name.
@@ -101,7 +117,10 @@ pub(crate) fn arrays(
         let (found, expected) = (objects.len(), names.len());
         return Err(refused(py, format!("{found} arrays for {expected} parameters; expected one for each")));
     }
-    names.iter().zip(objects).map(|(name, object)| HeldArray::of(object, &parameter(name), access)).collect()
+    let mut library = TensorLibrary::default();
+    let held =
+        |(name, object): (&PyBackedStr, _)| HeldArray::within(&mut library, object, &ParameterName(name), access);
+    names.iter().zip(objects).map(held).collect()
 }
 
 /// Writes fetched values to the devices of their arrays.
@@ -115,6 +134,8 @@ enum Keeper {
     Buffer(#[expect(dead_code, reason = "it is held, and dropped with the array")] HeldBuffer),
     Capsule(#[expect(dead_code, reason = "it is held, and dropped with the array")] Py<PyAny>),
     Tensor(#[expect(dead_code, reason = "it is held, and dropped with the array")] HeldTensor),
+    /// The caller, for the length of its call.
+    Caller,
 }
 
 /// A buffer that an object has exported. Its address stays, because exporters may point into it.
@@ -133,17 +154,27 @@ impl Drop for HeldBuffer {
 
 impl HeldArray {
     /// The memory of an object, for the parameter or argument `what`.
-    pub(crate) fn of(object: &Bound<'_, PyAny>, what: &str, access: Access) -> PyResult<Self> {
+    pub(crate) fn of(object: &Bound<'_, PyAny>, what: &dyn Display, access: Access) -> PyResult<Self> {
+        Self::within(&mut TensorLibrary::default(), object, what, access)
+    }
+
+    /// The same of one of several objects.
+    pub(crate) fn within<'py>(
+        library: &mut TensorLibrary<'py>,
+        object: &Bound<'py, PyAny>,
+        what: &dyn Display,
+        access: Access,
+    ) -> PyResult<Self> {
         if object.is_instance_of::<LibraryTensor>() {
             // Its buffer is bytes, without the type.
-            return Self::of_dlpack(object, what, access);
+            return Self::of_dlpack(library, object, what, access);
         }
         // SAFETY: the object is alive.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
             return Self::of_buffer(object, what, access);
         }
         if object.hasattr(intern!(object.py(), "__dlpack__"))? {
-            return Self::of_dlpack(object, what, access);
+            return Self::of_dlpack(library, object, what, access);
         }
         if let Some(interface) = object.getattr_opt(intern!(object.py(), "__cuda_array_interface__"))? {
             return Self::of_cuda(&interface, what, access, object);
@@ -187,7 +218,7 @@ impl HeldArray {
         unsafe { slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
-    fn of_buffer(object: &Bound<'_, PyAny>, what: &str, access: Access) -> PyResult<Self> {
+    fn of_buffer(object: &Bound<'_, PyAny>, what: &dyn Display, access: Access) -> PyResult<Self> {
         let py = object.py();
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the view is empty memory of the right type, and the object is alive.
@@ -220,9 +251,19 @@ impl HeldArray {
         Ok(Self::new(start, bytes, element_type, shape, Keeper::Buffer(held)))
     }
 
-    fn of_dlpack(object: &Bound<'_, PyAny>, what: &str, access: Access) -> PyResult<Self> {
+    fn of_dlpack<'py>(
+        library: &mut TensorLibrary<'py>,
+        object: &Bound<'py, PyAny>,
+        what: &dyn Display,
+        access: Access,
+    ) -> PyResult<Self> {
         let py = object.py();
-        if let Some(exported) = exported(object, what)? {
+        if access.is_within_call()
+            && let Some(tensor) = library.look(object)?
+        {
+            return Self::of_tensor(py, what, access, (tensor, 0), Keeper::Caller);
+        }
+        if let Some(exported) = library.export(object, what, access == Access::Replace)? {
             // SAFETY: the exporter has filled the tensor, which is held.
             let found = unsafe { exported.0.as_ref() };
             let (tensor, flags) = (found.tensor, found.flags);
@@ -253,7 +294,7 @@ impl HeldArray {
     /// The memory of a tensor with these flags.
     fn of_tensor(
         py: Python<'_>,
-        what: &str,
+        what: &dyn Display,
         access: Access,
         (tensor, flags): (DlTensor, u64),
         keeper: Keeper,
@@ -273,17 +314,7 @@ impl HeldArray {
                 unknown_type(what, &format!("elements of code {code}, {bits} bits, {lanes} lanes")),
             ));
         };
-        let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
-        let shape = match dimensions {
-            0 => Vec::new(),
-            // SAFETY: a tensor has `ndim` sizes, which live as long as the capsule.
-            _ => sizes(unsafe { slice::from_raw_parts(tensor.shape, dimensions) }),
-        };
-        let is_contiguous = tensor.strides.is_null() || dimensions == 0 || {
-            // SAFETY: strides that are not NULL are as many as sizes.
-            let strides = unsafe { slice::from_raw_parts(tensor.strides, dimensions) };
-            are_contiguous(&shape, strides)
-        };
+        let (shape, is_contiguous) = shape_of(&tensor);
         check_layout(py, what, is_contiguous, access.writes() && flags & FLAG_READ_ONLY != 0)?;
         let bytes = bytes_of(py, what, element_type, &shape)?;
         let offset = usize::try_from(tensor.offset).unwrap_or(0);
@@ -299,7 +330,12 @@ impl HeldArray {
     }
 
     /// Memory of a CUDA device by its address, as `__cuda_array_interface__` says it.
-    fn of_cuda(interface: &Bound<'_, PyAny>, what: &str, access: Access, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn of_cuda(
+        interface: &Bound<'_, PyAny>,
+        what: &dyn Display,
+        access: Access,
+        object: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
         let py = object.py();
         let Some(given) = access.stream() else {
             return Err(refused(py, format!("{what}: memory of a CUDA device; expected memory of the host")));
@@ -356,7 +392,7 @@ impl HeldArray {
 
     /// Gives memory of a device pages of the host for one call, and begins to copy the contents to send: they are there
     /// after [`HeldArray::settle`]. Other memory stays.
-    pub(crate) fn stage(&mut self, client: &Client, what: &str, staging: Staging) -> Result<(), Failure> {
+    pub(crate) fn stage(&mut self, client: &Client, what: &dyn Display, staging: Staging) -> Result<(), Failure> {
         let Some((address, bytes)) = self.device else { return Ok(()) };
         let mut claim = client.claim(address, bytes)?.ok_or_else(|| {
             Failure::call(format!(
@@ -395,7 +431,45 @@ impl HeldArray {
     }
 }
 
-fn check_layout(py: Python<'_>, what: &str, is_contiguous: bool, is_read_only: bool) -> PyResult<()> {
+/// Types and shapes of tensors, as bytes, if all are contiguous tensors of the host; `None` otherwise. Of gradients
+/// also if the memory of one is not to be sent: autograd follows it, or it has the negated values.
+pub(crate) fn layout<'py>(tensors: &[Bound<'py, PyAny>], are_gradients: bool) -> PyResult<Option<Vec<u8>>> {
+    let mut library = TensorLibrary::default();
+    let mut layout = Vec::with_capacity(tensors.len() * 24);
+    for object in tensors {
+        if are_gradients && !library.is_plain(object)? {
+            return Ok(None);
+        }
+        let Some(tensor) = library.look(object)? else { return Ok(None) };
+        let (shape, is_contiguous) = shape_of(&tensor);
+        let is_here = matches!(tensor.device.kind, DEVICE_HOST | DEVICE_PINNED) && !tensor.data.is_null();
+        if !is_here || !is_contiguous {
+            return Ok(None);
+        }
+        layout.extend([tensor.element.code, tensor.element.bits]);
+        layout.extend(tensor.dimensions.to_ne_bytes());
+        layout.extend(shape.iter().flat_map(|size| size.to_ne_bytes()));
+    }
+    Ok(Some(layout))
+}
+
+/// The sizes of a tensor that a library has filled, and whether its elements lie in the order of the indices.
+fn shape_of(tensor: &DlTensor) -> (Vec<u64>, bool) {
+    let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
+    if dimensions == 0 {
+        return (Vec::new(), true);
+    }
+    // SAFETY: a tensor has `ndim` sizes, which live as long as what exported it.
+    let shape = sizes(unsafe { slice::from_raw_parts(tensor.shape, dimensions) });
+    let is_contiguous = tensor.strides.is_null() || {
+        // SAFETY: strides that are not NULL are as many as sizes.
+        let strides = unsafe { slice::from_raw_parts(tensor.strides, dimensions) };
+        are_contiguous(&shape, strides)
+    };
+    (shape, is_contiguous)
+}
+
+fn check_layout(py: Python<'_>, what: &dyn Display, is_contiguous: bool, is_read_only: bool) -> PyResult<()> {
     if !is_contiguous {
         let text = "elements that do not follow one another; expected a contiguous array: numpy.ascontiguousarray(a), \
                     tensor.contiguous()";
@@ -407,13 +481,13 @@ fn check_layout(py: Python<'_>, what: &str, is_contiguous: bool, is_read_only: b
     Ok(())
 }
 
-fn bytes_of(py: Python<'_>, what: &str, element_type: ElementType, shape: &[u64]) -> PyResult<usize> {
+fn bytes_of(py: Python<'_>, what: &dyn Display, element_type: ElementType, shape: &[u64]) -> PyResult<usize> {
     let bytes = shape.iter().try_fold(element_type.bytes(), |all, one| all.checked_mul(*one));
     let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
     bytes.ok_or_else(|| refused(py, format!("{what}: a shape beyond memory")))
 }
 
-fn unknown_type(what: &str, found: &str) -> String {
+fn unknown_type(what: &dyn Display, found: &str) -> String {
     format!("{what}: {found}; expected int32, uint32, int64, uint64, float16, bfloat16, float32 or float64")
 }
 

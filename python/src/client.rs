@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyBytes;
 
-use crate::arrays::{Access, GivenStream, HeldArray, Staging, arrays, parameter, store};
+use crate::arrays::{Access, GivenStream, HeldArray, ParameterName, Staging, arrays, store};
 use crate::carried::RawNumbers;
 use crate::errors::{outcome, refused};
 use crate::rows::{RowArrays, row_ids, start_rows};
@@ -60,7 +60,7 @@ impl RawClient {
     #[pyo3(signature = (name, value, config))]
     fn init(&self, py: Python<'_>, name: &str, value: &Bound<'_, PyAny>, config: Option<&str>) -> PyResult<()> {
         let settings = settings(py, config)?;
-        let array = HeldArray::of(value, &parameter(name), Access::Read)?;
+        let array = HeldArray::of(value, &ParameterName(name), Access::Read)?;
         self.call(py, |session| {
             let (element_type, shape) = (array.element_type(), array.shape());
             session.client().init_param(name, element_type, shape, array.contents(), &settings)
@@ -70,11 +70,14 @@ impl RawClient {
     fn init_rows(&self, py: Python<'_>, name: &str, element_type: &str, config: &str) -> PyResult<()> {
         let settings = settings(py, Some(config))?;
         let element_type = type_of_name(element_type).ok_or_else(|| {
-            refused(py, format!("{}: element type {element_type:?}; expected one such as \"float32\"", parameter(name)))
+            refused(
+                py,
+                format!("{}: element type {element_type:?}; expected one such as \"float32\"", ParameterName(name)),
+            )
         })?;
         if settings.sparse.is_none() {
             let text = "its configuration describes no rows; expected sparse { ... } in it";
-            return Err(refused(py, format!("{}: {text}", parameter(name))));
+            return Err(refused(py, format!("{}: {text}", ParameterName(name))));
         }
         self.call(py, |session| session.client().init_param(name, element_type, &[], &[], &settings))
     }
@@ -112,8 +115,8 @@ impl RawClient {
         out: Option<Vec<Bound<'_, PyAny>>>,
         numbers: RawNumbers,
     ) -> PyResult<()> {
-        let gradients = arrays(py, &names, &gradients, Access::Read)?;
-        let mut out = out.map(|all| arrays(py, &names, &all, Access::Write)).transpose()?;
+        let gradients = arrays(py, &names, &gradients, Access::Look)?;
+        let mut out = out.map(|all| arrays(py, &names, &all, Access::Overwrite)).transpose()?;
         self.call(py, |session| {
             let given = session.gradients(&names, &gradients)?;
             let mut into = out.as_deref_mut().map(|out| session.destinations(&names, out)).transpose()?;
@@ -123,7 +126,7 @@ impl RawClient {
 
     /// Checks the elements of gradients of rows.
     fn check_rows(&self, py: Python<'_>, name: &str, gradient: &Bound<'_, PyAny>, numbers: RawNumbers) -> PyResult<()> {
-        let array = HeldArray::of(gradient, &parameter(name), Access::Read)?;
+        let array = HeldArray::of(gradient, &ParameterName(name), Access::Read)?;
         self.call(py, |session| {
             let (element_type, content) = (array.element_type(), array.contents());
             session.client().check_rows(&GradientSlice { name, element_type, content }, numbers.carried())
@@ -156,7 +159,7 @@ impl RawClient {
         })
     }
 
-    /// Fetches values, and returns of each array the checksums of its contents before and after. `is_of_step`: those
+    /// Fetches values, and returns the checksums of the arrays' contents before, and those after. `is_of_step`: those
     /// that this trainer's gradients have made.
     fn pull_watched(
         &self,
@@ -164,12 +167,12 @@ impl RawClient {
         names: Vec<PyBackedStr>,
         out: Vec<Bound<'_, PyAny>>,
         is_of_step: bool,
-    ) -> PyResult<Vec<(u32, u32)>> {
-        let mut out = arrays(py, &names, &out, Access::Write)?;
+    ) -> PyResult<(Vec<u32>, Vec<u32>)> {
+        let mut out = arrays(py, &names, &out, Access::Overwrite)?;
         self.call(py, |session| {
             let overwritten =
                 session.client().pull_watched(&mut session.destinations(&names, &mut out)?, is_of_step)?;
-            Ok(overwritten.into_iter().map(|one| (one.before, one.after)).collect())
+            Ok(overwritten.into_iter().map(|one| (one.before, one.after)).unzip())
         })
     }
 
@@ -208,6 +211,21 @@ impl RawClient {
             stage(session, &names, out.as_deref_mut().unwrap_or_default(), Staging::Destination)?;
             session.start(&names, (gradients, out), numbers.carried())
         })
+    }
+
+    /// Starts a push that fetches into arrays of the host, also tensors that autograd follows. Its result has the
+    /// checksums of the values.
+    fn start_summed(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        both: (Arrays<'_>, Arrays<'_>),
+        numbers: RawNumbers,
+    ) -> PyResult<RawCall> {
+        let gradients = arrays(py, &names, &both.0, Access::Send(None))?;
+        let out = arrays(py, &names, &both.1, Access::Replace)?;
+        let call = self.started(py, |session| session.start_summed(&names, (gradients, out), numbers.carried()))?;
+        Ok(call.summed())
     }
 
     /// Starts a push without gradients.
@@ -290,7 +308,7 @@ impl RawClient {
 
     /// Of rows: updates, each tensor with its name, and the learning rates.
     fn row_states(&self, py: Python<'_>, name: &str, ids: &Bound<'_, PyAny>) -> PyResult<(RawState, RawRates)> {
-        let ids = HeldArray::of(ids, &parameter(name), Access::Read)?;
+        let ids = HeldArray::of(ids, &ParameterName(name), Access::Read)?;
         let (state, rows) = self.call(py, |session| {
             let ids = row_ids(name, &ids)?;
             Ok((session.client().row_states(name, ids)?, ids.len()))
@@ -309,7 +327,7 @@ impl RawClient {
         states: (Vec<PyBackedStr>, Vec<Bound<'_, PyAny>>),
         progress: Option<(u64, RawRates)>,
     ) -> PyResult<()> {
-        let ids = HeldArray::of(ids, &parameter(name), Access::Read)?;
+        let ids = HeldArray::of(ids, &ParameterName(name), Access::Read)?;
         let names = states.0;
         let tensors = arrays(py, &names, &states.1, Access::Read)?;
         let progress = progress.map(|(updates, rates)| TableProgress { updates, rates });
@@ -490,14 +508,14 @@ impl RawClient {
         replicas: Vec<Bound<'_, PyAny>>,
         stream: GivenStream,
     ) -> PyResult<()> {
-        let held = |one: &Bound<'_, PyAny>| HeldArray::of(one, "an array to register", Access::Fetch(stream));
+        let held = |one: &Bound<'_, PyAny>| HeldArray::of(one, &"an array to register", Access::Fetch(stream));
         let array = held(array)?;
         let replicas = replicas.iter().map(held).collect::<PyResult<Vec<_>>>()?;
         self.call(py, |session| session.register(array, replicas))
     }
 
     fn unregister(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let array = HeldArray::of(array, "a registered array", Access::Fetch(None))?;
+        let array = HeldArray::of(array, &"a registered array", Access::Fetch(None))?;
         self.call(py, |session| session.unregister(array.place().0))
     }
 
@@ -589,7 +607,7 @@ fn stage(
     staging: Staging,
 ) -> Result<(), Failure> {
     let mut all = names.iter().zip(arrays.iter_mut());
-    all.try_for_each(|(name, array)| array.stage(session.client(), &parameter(name), staging))?;
+    all.try_for_each(|(name, array)| array.stage(session.client(), &ParameterName(name), staging))?;
     arrays.iter_mut().try_for_each(HeldArray::settle)
 }
 
@@ -612,7 +630,7 @@ fn state_slices<'a>(
         let declared = session.check_shape(name, array)?;
         if array.element_type() != declared {
             let found = array.element_type();
-            let text = format!("{}: an array of {found} for state \"{of}\"; expected {declared}", parameter(name));
+            let text = format!("{}: an array of {found} for state \"{of}\"; expected {declared}", ParameterName(name));
             return Err(Failure::call(text));
         }
         slices.push(StateSlice { name: of, content: array.contents() });

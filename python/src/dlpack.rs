@@ -1,12 +1,15 @@
 //! DLPack: tensors that other libraries of arrays lend, and tensors that are lent to them.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::fmt::Display;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use pserver_core::dtype::ElementType;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 use crate::errors::refused;
 
@@ -68,24 +71,99 @@ struct DlExchange {
     previous: *const c_void,
     allocate: *const c_void,
     export: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut *mut DlVersioned) -> c_int>,
+    import: *const c_void,
+    look: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut DlTensor) -> c_int>,
 }
 
-/// The tensor of an object whose library has functions for this; `None` where `__dlpack__` is the way.
-pub(crate) fn exported(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option<HeldTensor>> {
-    let py = object.py();
-    let Some(table) = object.get_type().getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))? else {
-        return Ok(None);
-    };
-    if let Some(follows) = object.getattr_opt(intern!(py, "requires_grad"))? {
-        // `__dlpack__` refuses what autograd follows, and these functions do not.
-        if follows.is_truthy()? {
+/// The functions of the library of a call's objects. Objects of one type have the same, which are looked up once.
+#[derive(Default)]
+pub(crate) struct TensorLibrary<'py> {
+    known: Option<(Bound<'py, PyType>, LibraryFunctions)>,
+}
+
+/// The functions for objects of a type.
+#[derive(Clone, Copy)]
+struct LibraryFunctions {
+    exchange: Option<&'static DlExchange>,
+    /// Whether memory may have negated values, which `is_neg` tells.
+    has_negation: bool,
+}
+
+impl<'py> TensorLibrary<'py> {
+    fn functions(&mut self, object: &Bound<'py, PyAny>) -> PyResult<LibraryFunctions> {
+        let kind = object.get_type();
+        if let Some((known, functions)) = &self.known
+            && known.is(&kind)
+        {
+            return Ok(*functions);
+        }
+        let has_negation = kind.hasattr(intern!(kind.py(), "is_neg"))?;
+        let functions = LibraryFunctions { exchange: exchange_of(&kind)?, has_negation };
+        self.known = Some((kind, functions));
+        Ok(functions)
+    }
+
+    /// The tensor of an object whose library has functions for this; `None` where `__dlpack__` is the way. It refuses
+    /// what autograd follows.
+    pub(crate) fn export(
+        &mut self,
+        object: &Bound<'py, PyAny>,
+        what: &dyn Display,
+        may_be_followed: bool,
+    ) -> PyResult<Option<HeldTensor>> {
+        let py = object.py();
+        let functions = self.functions(object)?;
+        let Some(export) = functions.exchange.and_then(|exchange| exchange.export) else { return Ok(None) };
+        if !may_be_followed && is_followed(object)? {
             return Ok(None);
         }
-        if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        if functions.is_negated(object)? {
             let text = "a tensor whose memory has the negated values; expected the values: tensor.resolve_neg()";
             return Err(refused(py, format!("{what}: {text}")));
         }
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the object has the type that the functions are for, and `found` takes a pointer.
+        if unsafe { export(object.as_ptr(), &raw mut found) } != 0 {
+            // `__dlpack__` says more about what cannot be exported.
+            drop(PyErr::take(py));
+            return Ok(None);
+        }
+        Ok(NonNull::new(found).map(HeldTensor))
     }
+
+    /// Whether a tensor's memory has values that a library without autograd sees: autograd does not follow it, and they
+    /// are not negated.
+    pub(crate) fn is_plain(&mut self, object: &Bound<'py, PyAny>) -> PyResult<bool> {
+        Ok(!is_followed(object)? && !self.functions(object)?.is_negated(object)?)
+    }
+
+    /// The tensor of an object, also one that autograd follows, without a hold on its memory: for a call during which
+    /// the caller holds the object. `None` where the library has no function for this. The memory may have the negated
+    /// values.
+    pub(crate) fn look(&mut self, object: &Bound<'py, PyAny>) -> PyResult<Option<DlTensor>> {
+        let Some(look) = self.functions(object)?.exchange.and_then(|exchange| exchange.look) else { return Ok(None) };
+        let mut found = MaybeUninit::uninit();
+        // SAFETY: the object has the type that the functions are for, and `found` takes a tensor.
+        if unsafe { look(object.as_ptr(), found.as_mut_ptr()) } != 0 {
+            drop(PyErr::take(object.py()));
+            return Ok(None);
+        }
+        // SAFETY: the function has filled it, as it says.
+        Ok(Some(unsafe { found.assume_init() }))
+    }
+}
+
+impl LibraryFunctions {
+    fn is_negated(self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        Ok(self.has_negation && object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()?)
+    }
+}
+
+/// The functions of the library of a type, if it has some.
+fn exchange_of(kind: &Bound<'_, PyType>) -> PyResult<Option<&'static DlExchange>> {
+    let Some(table) = kind.getattr_opt(intern!(kind.py(), "__dlpack_c_exchange_api__"))? else {
+        return Ok(None);
+    };
     let name = c"dlpack_exchange_api";
     // SAFETY: the object is alive; another kind of object is no valid capsule.
     if unsafe { ffi::PyCapsule_IsValid(table.as_ptr(), name.as_ptr()) } != 1 {
@@ -94,18 +172,13 @@ pub(crate) fn exported(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Option
     // SAFETY: the capsule has this name.
     let functions = unsafe { ffi::PyCapsule_GetPointer(table.as_ptr(), name.as_ptr()) };
     // SAFETY: DLPack gives a capsule of this name this content, which lives as long as the process.
-    let functions = unsafe { &*functions.cast::<DlExchange>() };
-    let Some(export) = functions.export.filter(|_| functions.version[0] == 1) else {
-        return Ok(None);
-    };
-    let mut found = std::ptr::null_mut();
-    // SAFETY: the object has the type that the functions are for, and `found` takes a pointer.
-    if unsafe { export(object.as_ptr(), &raw mut found) } != 0 {
-        // `__dlpack__` says more about what cannot be exported.
-        drop(PyErr::take(py));
-        return Ok(None);
-    }
-    Ok(NonNull::new(found).map(HeldTensor))
+    let functions: &'static DlExchange = unsafe { &*functions.cast::<DlExchange>() };
+    Ok(Some(functions).filter(|functions| functions.version[0] == 1))
+}
+
+/// Whether autograd follows a tensor.
+fn is_followed(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    object.getattr_opt(intern!(object.py(), "requires_grad"))?.map_or(Ok(false), |follows| follows.is_truthy())
 }
 
 /// The tensor of a capsule, and its flags.

@@ -23,8 +23,10 @@ use std::path::PathBuf;
 
 use pserver_core::checksum::checksum;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::arrays::{Access, HeldArray};
+use crate::dlpack::TensorLibrary;
 
 /// Runs the `pserver` program with these arguments, its own name first, and returns its exit status. `path` is the file
 /// that it starts as processes of its own.
@@ -43,8 +45,21 @@ fn launched(py: Python<'_>) -> PyResult<(bool, Option<u32>, Option<u32>)> {
 /// A checksum of each array's contents: equal ones have not changed.
 #[pyfunction]
 fn checksums(py: Python<'_>, all: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<u32>> {
-    let held = all.iter().map(|one| HeldArray::of(one, "an array", Access::Read)).collect::<PyResult<Vec<_>>>()?;
+    let mut library = TensorLibrary::default();
+    let held = all.iter().map(|one| HeldArray::within(&mut library, one, &"an array", Access::Look));
+    let held = held.collect::<PyResult<Vec<_>>>()?;
     Ok(py.detach(|| held.iter().map(|one| checksum(one.contents())).collect()))
+}
+
+/// Types and shapes of tensors, if all are contiguous tensors of the host, and gradients such that their memory is
+/// sent.
+#[pyfunction]
+fn layout<'py>(
+    py: Python<'py>,
+    tensors: Vec<Bound<'py, PyAny>>,
+    are_gradients: bool,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    Ok(arrays::layout(&tensors, are_gradients)?.map(|layout| PyBytes::new(py, &layout)))
 }
 
 #[pymodule]
@@ -58,5 +73,6 @@ fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(logs::end_log, module)?)?;
     module.add_function(wrap_pyfunction!(launched, module)?)?;
     module.add_function(wrap_pyfunction!(checksums, module)?)?;
+    module.add_function(wrap_pyfunction!(layout, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

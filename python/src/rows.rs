@@ -6,7 +6,7 @@ use pserver_core::error::Failure;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use crate::arrays::{Access, HeldArray, arrays, parameter};
+use crate::arrays::{Access, HeldArray, ParameterName, arrays};
 use crate::carried::RawNumbers;
 use crate::session::{PythonSession, name_for_good};
 
@@ -90,12 +90,12 @@ fn check_type(session: &PythonSession, name: &str, values: &HeldArray) -> Result
     if found == declared {
         return Ok(());
     }
-    Err(Failure::call(format!("{}: an array of {found} for rows; expected {declared}", parameter(name))))
+    Err(Failure::call(format!("{}: an array of {found} for rows; expected {declared}", ParameterName(name))))
 }
 
 /// The ids of rows.
 pub(crate) fn row_ids<'a>(name: &str, ids: &'a HeldArray) -> Result<&'a [u64], Failure> {
-    let refuse = |text: &str| Failure::call(format!("{}: ids {text}", parameter(name)));
+    let refuse = |text: &str| Failure::call(format!("{}: ids {text}", ParameterName(name)));
     if !matches!(ids.element_type(), ElementType::Int64 | ElementType::Uint64) {
         return Err(refuse(&format!("of {}; expected int64 or uint64", ids.element_type())));
     }

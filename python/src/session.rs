@@ -19,7 +19,8 @@ pub(crate) struct PythonSession {
     // Before the arrays: its end returns the memory of all calls.
     client: Client,
     process: u32,
-    facts: Mutex<HashMap<String, Arc<ParameterFacts>>>,
+    /// Facts of parameters, whose names are kept for good.
+    facts: Mutex<HashMap<&'static str, Arc<ParameterFacts>>>,
     started: Mutex<StartedCalls>,
     /// Registered arrays with their replicas, by address.
     registered: Mutex<BTreeMap<usize, Vec<HeldArray>>>,
@@ -57,8 +58,13 @@ impl PythonSession {
             return Ok(Arc::clone(known));
         }
         let facts = Arc::new(self.client.describe(name)?);
-        locked(&self.facts).insert(name.to_owned(), Arc::clone(&facts));
+        locked(&self.facts).insert(name_for_good(name), Arc::clone(&facts));
         Ok(facts)
+    }
+
+    /// The name of a parameter whose facts are known, for a call that outlives its start.
+    fn known_name(&self, name: &str) -> &'static str {
+        locked(&self.facts).get_key_value(name).map_or_else(|| name_for_good(name), |(known, _)| known)
     }
 
     /// Gradients or values to send, each with the shape of its parameter.
@@ -104,11 +110,12 @@ impl PythonSession {
         }
     }
 
-    /// Checks the shape of an array, which may also be flat; says the type of the parameter.
+    /// Checks the shape of an array, which may also be flat, or a number; says the type of the parameter.
     pub(crate) fn check_shape(&self, name: &str, array: &HeldArray) -> Result<ElementType, Failure> {
         let facts = self.facts(name)?;
         let elements = facts.bytes / facts.element_type.bytes();
-        let is_alike = array.shape() == facts.shape || array.shape() == [elements] || facts.is_sparse;
+        let is_number = array.shape().is_empty() && elements == 1;
+        let is_alike = array.shape() == facts.shape || array.shape() == [elements] || is_number || facts.is_sparse;
         if is_alike {
             return Ok(facts.element_type);
         }
@@ -127,22 +134,31 @@ impl PythonSession {
         (gradients, out): (Option<Vec<HeldArray>>, Option<Vec<HeldArray>>),
         numbers: CarriedNumbers<'_>,
     ) -> Result<CallNumber, Failure> {
-        let (mut given, mut into, has_out) = (Vec::new(), Vec::new(), out.is_some());
+        let has_out = out.is_some();
         let gradients = gradients.unwrap_or_default();
         let mut out = out.unwrap_or_default();
-        for (name, array) in names.iter().zip(&gradients) {
-            self.check_shape(name.as_ref(), array)?;
-            let name = name_for_good(name.as_ref());
-            given.push(GradientSlice { name, element_type: array.element_type(), content: array.lasting() });
-        }
-        self.lasting_destinations(names, &mut out, &mut into)?;
+        let given = self.lasting_gradients(names, &gradients)?;
+        let into = self.lasting_destinations(names, &mut out)?;
         let number = match (given.is_empty(), has_out) {
             (false, true) => self.client.start_push_pull(&given, numbers, into),
             (false, false) => self.client.start_push(&given, numbers),
             (true, _) => self.client.start_pull(into),
         }?;
-        let held = gradients.into_iter().chain(out).collect();
-        self.keep(number, held);
+        self.keep(number, gradients.into_iter().chain(out).collect());
+        Ok(number)
+    }
+
+    /// Starts a push that fetches values and sums them, in the same way.
+    pub(crate) fn start_summed(
+        &self,
+        names: &[impl AsRef<str>],
+        (gradients, mut out): (Vec<HeldArray>, Vec<HeldArray>),
+        numbers: CarriedNumbers<'_>,
+    ) -> Result<CallNumber, Failure> {
+        let given = self.lasting_gradients(names, &gradients)?;
+        let into = self.lasting_destinations(names, &mut out)?;
+        let number = self.client.start_push_pull_summed(&given, numbers, into)?;
+        self.keep(number, gradients.into_iter().chain(out).collect());
         Ok(number)
     }
 
@@ -152,19 +168,32 @@ impl PythonSession {
         self.client.start_pass(&names, is_void)
     }
 
+    /// Gradients of a started call.
+    fn lasting_gradients(
+        &self,
+        names: &[impl AsRef<str>],
+        arrays: &[HeldArray],
+    ) -> Result<Vec<GradientSlice<'static>>, Failure> {
+        let given = names.iter().zip(arrays).map(|(name, array)| {
+            self.check_shape(name.as_ref(), array)?;
+            let name = self.known_name(name.as_ref());
+            Ok(GradientSlice { name, element_type: array.element_type(), content: array.lasting() })
+        });
+        given.collect()
+    }
+
     /// Destinations of a started call.
     fn lasting_destinations(
         &self,
         names: &[impl AsRef<str>],
         out: &mut [HeldArray],
-        into: &mut Vec<DestinationSlice<'static>>,
-    ) -> Result<(), Failure> {
-        for (name, array) in names.iter().zip(out) {
+    ) -> Result<Vec<DestinationSlice<'static>>, Failure> {
+        let wanted = names.iter().zip(out).map(|(name, array)| {
             let half = self.check_destination(name.as_ref(), array)?;
-            let name = name_for_good(name.as_ref());
-            into.push(DestinationSlice { name, content: array.lasting_mut(), half });
-        }
-        Ok(())
+            let name = self.known_name(name.as_ref());
+            Ok(DestinationSlice { name, content: array.lasting_mut(), half })
+        });
+        wanted.collect()
     }
 
     /// Registers the memory of an array, and holds it.

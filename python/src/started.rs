@@ -14,30 +14,45 @@ use crate::session::{PythonSession, locked};
 pub(crate) struct RawCall {
     session: Arc<PythonSession>,
     number: CallNumber,
+    /// Whether the result has the checksums of the values.
+    is_summed: bool,
     /// The result, once a thread has waited for it.
-    result: Mutex<Option<Result<(), Failure>>>,
+    result: Mutex<Option<Result<Option<Vec<u32>>, Failure>>>,
 }
 
 impl RawCall {
     pub(crate) fn new(session: Arc<PythonSession>, number: CallNumber) -> Self {
-        Self { session, number, result: Mutex::default() }
+        Self { session, number, is_summed: false, result: Mutex::default() }
+    }
+
+    /// The same of a call that was started to sum its values.
+    pub(crate) fn summed(mut self) -> Self {
+        self.is_summed = true;
+        self
+    }
+
+    fn finish(&self) -> Result<Option<Vec<u32>>, Failure> {
+        let client = self.session.client();
+        let sums = if self.is_summed {
+            Some(client.wait_sums(self.number)?)
+        } else {
+            client.wait(self.number)?;
+            None
+        };
+        self.session.store(self.number).map(|()| sums)
     }
 }
 
 #[pymethods]
 impl RawCall {
     /// Waits until the call is over. A second wait has the same result.
-    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>) -> PyResult<Option<Vec<u32>>> {
         let result = py.detach(|| {
             let mut result = locked(&self.result);
-            if result.is_none() {
-                let waited = self.session.client().wait(self.number);
-                *result = Some(waited.and_then(|()| self.session.store(self.number)));
-            }
-            result.clone()
+            result.get_or_insert_with(|| self.finish()).clone()
         });
         self.session.release(self.number);
-        outcome(py, result.unwrap_or(Ok(())))
+        outcome(py, result)
     }
 
     /// Cancels the call, unless it is over.

@@ -220,6 +220,7 @@ def test_a_bucket_looks_at_each_of_its_tensors_once_in_a_step() -> None:
             return True
 
     class Weight:
+        name = "w"
         tensor = Tensor()
 
     bucket = Bucket(0, [Weight()] * 500)  # type: ignore[list-item]

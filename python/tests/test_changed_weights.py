@@ -137,12 +137,12 @@ def test_a_frozen_weight_that_is_set_is_the_jobs_too(job: Any) -> None:
 
 def test_a_weight_that_is_changed_after_its_gradient_was_sent_is_named(job: Any) -> None:
     network = model()
-    one = optimizer_of(network, job(), overlap=True)
+    one = optimizer_of(network, job(), overlap=True, bucket_bytes=1)
     loss(network, 0).backward()
-    network[0].weight.data.clamp_(-0.01, 0.01)
-    with pytest.raises(pserver.Refused, match='"0.weight" was changed after its gradient was sent; expected it before'):
+    network[2].weight.data.clamp_(-0.01, 0.01)
+    with pytest.raises(pserver.Refused, match='"2.weight" was changed after its gradient was sent; expected it before'):
         one.step()
-    assert network[0].weight.abs().max() > 0.1
+    assert network[2].weight.abs().max() > 0.1
     one.step()
     one.zero_grad()
     loss(network, 1).backward()
@@ -152,9 +152,9 @@ def test_a_weight_that_is_changed_after_its_gradient_was_sent_is_named(job: Any)
 def test_a_weight_whose_memory_is_not_in_one_piece_is_named_too(job: Any) -> None:
     import pserver.torch
 
-    weight = torch.nn.Parameter(torch.ones(4, 3).t())
-    one = pserver.torch.Optimizer([weight], "sgd", 0.5, client=job(), overlap=True)
-    weight.square().sum().backward()
+    first, weight = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(4, 3).t())
+    one = pserver.torch.Optimizer([first, weight], "sgd", 0.5, client=job(), overlap=True, bucket_bytes=1)
+    (first.sum() + weight.square().sum()).backward()
     weight.data.add_(1)
     with pytest.raises(pserver.Refused, match="was changed after its gradient was sent"):
         one.step()
@@ -167,7 +167,7 @@ def test_a_changed_weight_is_named_after_a_fetch_that_failed_and_an_unchanged_on
     job: Any, arrives: bool, monkeypatch: Any
 ) -> None:
     network, client = model(), job()
-    one = optimizer_of(network, client, overlap=True)
+    one = optimizer_of(network, client, overlap=True, bucket_bytes=1)
     fetch = client._pull_watched
 
     def failing(*given: Any) -> Any:
@@ -179,11 +179,11 @@ def test_a_changed_weight_is_named_after_a_fetch_that_failed_and_an_unchanged_on
     loss(network, 0).backward()
     monkeypatch.setattr(client, "_pull_watched", failing)
     if not arrives:
-        network[0].weight.data.clamp_(-0.01, 0.01)
+        network[2].weight.data.clamp_(-0.01, 0.01)
     with pytest.raises(pserver.Timeout):
         one.step()
     if not arrives:
-        with pytest.raises(pserver.Refused, match='"0.weight" was changed after its gradient was sent'):
+        with pytest.raises(pserver.Refused, match='"2.weight" was changed after its gradient was sent'):
             one.step()
     one.step()
     for name, value in client.pull().items():
@@ -191,6 +191,35 @@ def test_a_changed_weight_is_named_after_a_fetch_that_failed_and_an_unchanged_on
     one.zero_grad()
     loss(network, 1).backward()
     one.step()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_changed_weight_is_named_after_an_exchange_that_failed_and_an_unchanged_one_is_not(
+    job: Any, changes: bool, monkeypatch: Any
+) -> None:
+    network, client = model(), job()
+    one = optimizer_of(network, client)
+    start = client._start_summed
+
+    class Failing:
+        def __init__(self, *given: Any) -> None:
+            monkeypatch.setattr(client, "_start_summed", start)
+
+        def wait(self) -> None:
+            raise pserver.Timeout("no answer")
+
+    loss(network, 0).backward()
+    monkeypatch.setattr(client, "_start_summed", Failing)
+    with pytest.raises(pserver.Timeout):
+        one.step()
+    if changes:
+        network[2].weight.data.clamp_(-0.01, 0.01)
+        with pytest.raises(pserver.Refused, match='"2.weight" was changed after its gradient was sent'):
+            one.step()
+    one.step()
+    assert {one.version for one in client.parameters()} == {1}
+    for name, value in client.pull().items():
+        assert value.tolist() == network.get_parameter(name).tolist()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -53,7 +53,7 @@ def test_overlap_and_clipping_give_torchs_weights(job: Any, bucket_bytes: int, m
             loss(ours, 2 * step).backward()
             assert not any(bucket.is_started for bucket in optimizer._buckets)
         loss(ours, 2 * step + 1).backward()
-        assert all(bucket.is_started for bucket in optimizer._buckets)
+        assert all(bucket.is_started for bucket in optimizer._buckets[:-1]), "the step sends the last one"
         optimizer.step()
         optimizer.zero_grad()
         for part in (0, 1):

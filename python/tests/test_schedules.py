@@ -269,7 +269,8 @@ def test_settings_that_make_another_rule_are_refused(job: Any) -> None:
 
 def test_settings_that_change_after_gradients_were_sent_are_refused(job: Any) -> None:
     model = network()
-    one = module().Optimizer(model.named_parameters(), "adam", 0.02, client=job(), overlap=True)
+    settings = {"overlap": True, "bucket_bytes": 1}
+    one = module().Optimizer(model.named_parameters(), "adam", 0.02, client=job(), **settings)
     loss(model, 0, 0).backward()
     one.param_groups[0]["betas"] = (0.5, 0.9)
     text = "settings {'beta_1': 0.5, 'beta_2': 0.9} after gradients were sent with {}; expected .*overlap=False"

@@ -54,6 +54,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
         return into, Late(lambda: into.copy_(tensor))
 
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
+    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
     monkeypatch.setattr(_staging.Block, "bring", bring)
     monkeypatch.setattr(_staging, "read", read)
     return made
@@ -138,8 +139,8 @@ def test_a_gradient_that_changes_before_its_copy_is_over_is_copied_again(elsewhe
             tensor.grad.mul_(0.5)
 
     with pserver.connect(servers=1) as client:
-        optimizer, net = begun(client)
-        assert [copies.is_over for copies in elsewhere] == [False], "one bucket, which is not sent"
+        optimizer, net = begun(client, bucket_bytes=1000)
+        assert [copies.is_over for copies in elsewhere] == [False], "the first of two buckets, which is not sent"
         halve(optimizer, net)
         optimizer.step()
         assert_close(net, weights_after(halve))
@@ -161,7 +162,7 @@ def test_a_rate_that_was_set_too_late_is_set_back_and_the_step_ends(elsewhere: l
 
 def test_gradients_that_are_not_sent_may_be_left_out(elsewhere: list[Late]) -> None:
     with pserver.connect(servers=1) as client:
-        optimizer, net = begun(client)
+        optimizer, net = begun(client, bucket_bytes=1000)
         optimizer.zero_grad()
         net(torch.ones(8, 20)).square().mean().backward()
         optimizer.step()
@@ -170,7 +171,7 @@ def test_gradients_that_are_not_sent_may_be_left_out(elsewhere: list[Late]) -> N
 
 def test_a_second_backward_pass_is_refused_before_the_first_is_sent(elsewhere: list[Late]) -> None:
     with pserver.connect(servers=1) as client:
-        _, net = begun(client)
+        _, net = begun(client, bucket_bytes=1000)
         with pytest.raises(pserver.Refused, match="a gradient after it was sent; expected step\\(\\)"):
             net(torch.ones(8, 20)).square().mean().backward()
 
@@ -242,6 +243,7 @@ KINDS = [(torch.Size(shape), dtype) for shape, dtype in [
 @pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4, 5], [5, 0], [2, 4], [1], [3]])
 def test_a_copy_writes_the_places_that_it_names(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
+    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
     block = _staging.Block(KINDS, torch.device("cpu"))
     assert [len(block._packed), len(block.tensors)] == [5, 6], "the large one is copied by itself"
     tensors = [torch.full((2, *shape), 1.5 + at, dtype=dtype)[1] for at, (shape, dtype) in enumerate(KINDS)]
@@ -258,12 +260,14 @@ def test_a_copy_writes_the_places_that_it_names(chosen: list[int], monkeypatch: 
 
 def test_neighbours_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
+    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
     block = _staging.Block(KINDS, torch.device("cpu"))
     assert [len(block._runs(places)) for places in ([0, 1, 2, 3, 4, 5], [0, 2], [0, 4], [1])] == [1, 1, 2, 0]
 
 
 def test_elements_get_the_type_of_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
+    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
     sizes = [11, _staging.PACKED_BYTES_MAX]
     block = _staging.Block([(torch.Size([size]), torch.bfloat16) for size in sizes], torch.device("cpu"))
     tensors = [torch.linspace(-3, 3, size) for size in sizes]

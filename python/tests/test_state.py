@@ -224,7 +224,7 @@ def test_a_state_within_a_step_is_refused(job: Any) -> None:
     import pserver.torch
 
     ours = model()
-    optimizer = pserver.torch.Optimizer(ours.parameters(), "adam", client=job(), overlap=True)
+    optimizer = pserver.torch.Optimizer(ours.parameters(), "adam", client=job(), overlap=True, bucket_bytes=1)
     loss(ours, 0).backward()
     for call in (optimizer.state_dict, lambda: optimizer.load_state_dict({})):
         with pytest.raises(pserver.Refused, match="in a step; expected step"):

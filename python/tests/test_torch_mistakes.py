@@ -112,9 +112,21 @@ def test_a_failed_step_that_is_given_up_takes_nothing_of_the_next_batch(job: Any
     assert [float(weight.detach()) for weight in weights] == [-10, -10]
 
 
+def test_gradients_whose_memory_is_not_what_is_sent_are_sent_all_the_same(job: Any) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    one = module().Optimizer(weights, "sgd", 1.0, client=job())
+    followed = torch.tensor([4.0, 5.0], requires_grad=True)
+    gradients = [torch.tensor([1j, 2j]).conj().imag, torch.arange(4.0)[::2], followed * 1]
+    assert gradients[0].is_neg() and not gradients[1].is_contiguous()
+    for weight, gradient in zip(weights, gradients):
+        weight.grad = gradient
+    one.step()
+    assert [weight.tolist() for weight in weights] == [[1, 2], [0, -2], [-4, -5]]
+
+
 def test_gradients_that_change_after_they_were_sent_are_named(job: Any) -> None:
     layer = torch.nn.Linear(2, 2)
-    one = module().Optimizer(layer.named_parameters(), "sgd", 1.0, client=job(), overlap=True)
+    one = module().Optimizer(layer.named_parameters(), "sgd", 1.0, client=job(), overlap=True, bucket_bytes=1)
     layer(torch.ones(1, 2)).sum().backward()
     torch.nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
     with pytest.raises(pserver.Refused, match="another gradient after servers got one"):
@@ -320,17 +332,17 @@ def test_a_step_whose_end_is_unknown_is_completed_and_not_replaced(job: Any) -> 
 def test_zero_grad_completes_the_step_of_a_single_trainer_whose_end_is_unknown(job: Any, monkeypatch: Any) -> None:
     client, weight = job(), torch.nn.Parameter(torch.zeros(1))
     one = module().Optimizer([weight], "sgd", 1.0, client=client)
-    start = client.start_push
+    start = client._start_summed
 
     class Lost:
         def wait(self) -> None:
             raise pserver.Timeout("no answer")
 
     def lost(*_: Any, **named: Any) -> Any:
-        monkeypatch.setattr(client, "start_push", start)
+        monkeypatch.setattr(client, "_start_summed", start)
         return Lost()
 
-    monkeypatch.setattr(client, "start_push", lost)
+    monkeypatch.setattr(client, "_start_summed", lost)
     weight.grad = torch.ones(1)
     with pytest.raises(pserver.Timeout):
         one.step()
@@ -384,10 +396,12 @@ def test_frozen_weights_stay_and_others_leave_early_with_overlap(job: Any) -> No
     network[0].weight.requires_grad_(False)
     network[1].bias.requires_grad_(False)
     kept = [network[0].weight.detach().clone(), network[1].bias.detach().clone()]
-    one = module().Optimizer(network.named_parameters(), "sgd", 0.1, client=job(), overlap=True)
+    one = module().Optimizer(network.named_parameters(), "sgd", 0.1, client=job(), overlap=True, bucket_bytes=1)
     for _ in range(3):
         network(torch.ones(1, 2)).sum().backward()
-        assert all(bucket.is_on_its_way for bucket in one._buckets)
+        on_their_way = {bucket.weights[0].name for bucket in one._buckets if bucket.is_on_its_way}
+        # Buckets of frozen weights, and the last one, are left for the step.
+        assert on_their_way == {"1.weight", "0.bias"}
         one.step()
         one.zero_grad()
     assert torch.equal(network[0].weight, kept[0]) and torch.equal(network[1].bias, kept[1])

@@ -13,7 +13,7 @@ mod request;
 mod tests;
 
 pub use lane::LaneId;
-pub use request::{Finished, Overwritten, Refused, RequestBody};
+pub use request::{Finished, Overwritten, Refused, RequestBody, WatchedContents};
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -17,16 +17,29 @@ pub struct RequestBody {
     /// Receive buffers of the entries' values, one each, or none at all. A lease may be returned as another one, which
     /// is a view of the server's memory.
     pub into: ReceiveBuffers,
-    /// Whether [`Finished::overwritten`] is wanted of the receive buffers.
-    pub is_watched: bool,
+    /// The contents of the receive buffers that [`Finished::overwritten`] has the sums of.
+    pub watch: WatchedContents,
     /// Priority within the lane: the least number goes first, equal ones in order of arrival.
     pub priority: u32,
+}
+
+/// The contents of receive buffers that a call sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WatchedContents {
+    /// None of them.
+    #[default]
+    Nothing,
+    /// The values.
+    Values,
+    /// The contents that values replace, and the values. Memory that no value has reached is not given to a device
+    /// before.
+    Both,
 }
 
 /// The CRC32C of a receive buffer's contents, before and after its value arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overwritten {
-    /// Of the contents that the value replaced.
+    /// Of the contents that the value replaced, if they are watched.
     pub before: u32,
     /// Of the value.
     pub after: u32,
@@ -35,6 +48,11 @@ pub struct Overwritten {
 }
 
 impl Overwritten {
+    /// Of a buffer that is not looked at yet.
+    fn of(place: &Incoming) -> Self {
+        Self { bytes: place.len().into(), ..Self::default() }
+    }
+
     /// Of this buffer and of the one after it, as one.
     #[must_use]
     pub fn followed_by(self, next: Self) -> Self {
@@ -129,12 +147,13 @@ impl PendingRequest {
             body.into.is_empty() || body.into.len() == frame.entries.len(),
             "there is a place for every entry's value, or for none"
         );
+        let watch = match body.watch {
+            WatchedContents::Nothing => Vec::new(),
+            WatchedContents::Values => body.into.iter().map(|place| Some(Overwritten::of(place))).collect(),
+            WatchedContents::Both => vec![None; body.into.len()],
+        };
         Self {
-            places: ReceivePlaces {
-                watch: vec![None; if body.is_watched { body.into.len() } else { 0 }],
-                into: body.into.into_iter().map(Some).collect(),
-                borrowed: 0,
-            },
+            places: ReceivePlaces { watch, into: body.into.into_iter().map(Some).collect(), borrowed: 0 },
             versions: SmallVec::from_elem(None, frame.entries.len()),
             missing: frame.entries.len().max(1),
             priority: body.priority,
@@ -195,19 +214,18 @@ impl PendingRequest {
         if let Some(watch) = self.places.watch.get_mut(index) {
             // While the memory is read it comes into the cache, where the value is then written. A part of an answer
             // that a lost connection has left there later is not the caller's.
-            let before = |bytes| Overwritten { before: checksum(bytes), after: 0, bytes: place.len().into() };
-            watch.get_or_insert_with(|| before(place.bytes()));
+            watch.get_or_insert_with(|| Overwritten { before: checksum(place.bytes()), ..Overwritten::of(&place) });
         }
         Some((index, place))
     }
 
-    /// The receive buffers of the answer, if the connection takes them with the request. The old content of a watched
-    /// buffer is looked at when the value arrives, so watched buffers wait for that. Buffers of answered entries, which
+    /// The receive buffers of the answer, if the connection takes them with the request. Old content that is watched is
+    /// looked at when the value arrives, so its buffers wait for that. Buffers of answered entries, which
     /// a lost connection has left, are not filled again.
     pub(super) fn post_answer(&mut self, takes_answers: bool) -> Option<ReceiveBuffers> {
         let ReceivePlaces { into, watch, borrowed } = &mut self.places;
         let is_whole = *borrowed == 0 && self.missing == self.frame.entries.len();
-        let may = takes_answers && !self.was_busy && !into.is_empty() && watch.is_empty() && is_whole;
+        let may = takes_answers && !self.was_busy && !into.is_empty() && watch.iter().all(Option::is_some) && is_whole;
         // A call about other memory ends without its connection when it is cancelled.
         let may = may && into.iter().flatten().all(Incoming::is_registered);
         may.then(|| {

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::{Client, ClientOutput, ConnectionChange, Identity, LaneId, Overwritten, Refused, RequestBody};
+use super::{
+    Client, ClientOutput, ConnectionChange, Identity, LaneId, Overwritten, Refused, RequestBody, WatchedContents,
+};
 use crate::checksum::checksum;
 use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
 use crate::dtype::Half;
@@ -446,7 +448,8 @@ fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
         let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place).within(&mapping))).collect();
         let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
         let into = [Incoming::Loan(book.write(&mut watched))].into();
-        let other = line.ask(Kind::Pull, &[4], RequestBody { into, is_watched: true, ..RequestBody::default() });
+        let other =
+            line.ask(Kind::Pull, &[4], RequestBody { into, watch: WatchedContents::Both, ..RequestBody::default() });
         let into = [Incoming::Loan(book.write(&mut unregistered))].into();
         let third = line.ask(Kind::Pull, &[6], RequestBody { into, ..RequestBody::default() });
         line.welcome_to_answers();
@@ -507,7 +510,8 @@ fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_i
         line.fill(ticket, &[(2, 1)], true);
         assert_eq!(line.versions(ticket), None);
         let into = [Incoming::Loan(book.write(&mut watched))].into();
-        let other = line.ask(Kind::Pull, &[3], RequestBody { into, is_watched: true, ..RequestBody::default() });
+        let other =
+            line.ask(Kind::Pull, &[3], RequestBody { into, watch: WatchedContents::Both, ..RequestBody::default() });
         line.sent();
         let (first, second) = (line.begin_values(ticket, &[(1, 4)]), line.begin_values(other, &[(3, 4)]));
         for (frame, body) in [first, second] {
@@ -573,7 +577,7 @@ fn a_watched_place_tells_what_was_in_it_before_the_first_answer_and_what_is() {
         let (first, second) = memory.split_at_mut(4);
         let mut line = Line::connected();
         let into = [first, second].into_iter().map(|place| Incoming::Loan(book.write(place))).collect();
-        let body = RequestBody { into, is_watched: true, ..RequestBody::default() };
+        let body = RequestBody { into, watch: WatchedContents::Both, ..RequestBody::default() };
         let ticket = line.ask(Kind::Pull, &[1, 2], body);
         line.welcome();
         line.sent();

@@ -8,9 +8,10 @@ import torch
 
 from .._client import Array, Call, Client
 from .._errors import Error, Refused
+from . import _staging
 from ._rules import Numbers
 from ._staging import Copies
-from ._weights import Weight, begin_changed, gradients_of
+from ._weights import Fetch, Weight, begin_changed, gradients_of
 
 
 class Absent(Enum):
@@ -35,6 +36,11 @@ class Sending(NamedTuple):
     is_void: bool = False
     """Whether this step is none, at any trainer: this one's gradients are infinite by their scale."""
 
+    @property
+    def is_as_they_are(self) -> bool:
+        """Whether gradients that there are travel unchanged."""
+        return self.wire is None and self.factor == 1.0 and not self.is_void
+
 
 class Bucket:
     """Parameters of one group whose gradients travel in one call. It is sent once in a step."""
@@ -42,6 +48,10 @@ class Bucket:
     def __init__(self, group: int, weights: list[Weight]) -> None:
         self.group = group
         self.weights = weights
+        self._names = [weight.name for weight in weights]
+        self._tensors = [weight.tensor for weight in weights]
+        self._layout = _staging.layout(self._tensors, False)
+        """Types and shapes of the weights, if all are in memory of the host."""
         self.is_sent = False
         """Whether servers have the gradients of this step."""
         self.is_unsure = False
@@ -68,6 +78,10 @@ class Bucket:
         self._complete: set[int] = set()
         self._expected: int | None = None
         self._calls: list[Call] = []
+        self._fetch: tuple[Call, Fetch] | None = None
+        """The call that also fetches, with where the values go."""
+        self.fetched: set[str] = set()
+        """The names of weights that have the value of this step."""
 
     @property
     def is_on_its_way(self) -> bool:
@@ -97,8 +111,20 @@ class Bucket:
     def find(self, how: Sending) -> None:
         """Finds the gradients to send, and begins to copy those of a device to the host; and to look for weights that
         the program has changed."""
-        self._how, self.changed_weights = how, begin_changed(self.weights)
+        layout = _staging.layout(self._tensors, False)
+        self._how = how
+        self.changed_weights = begin_changed(self.weights, None if layout is None else self._tensors)
         self._passing, self._is_void = [], how.is_void
+        gradients = [tensor.grad for tensor in self._tensors]
+        # Of many small parameters this is much of a step: where all gradients are sent as they are, they are looked at
+        # together.
+        is_usual = layout is not None and layout == self._layout and how.is_as_they_are
+        if is_usual and _staging.layout(gradients, True) == layout:
+            self.sent, self._copies = self.weights, []
+            versions = [0 if gradient is None else gradient._version for gradient in gradients]
+            self._versions = list(zip(self.weights, gradients, versions))
+            self._gradients = dict(zip(self._names, gradients))
+            return
         self.sent, self._versions = [], []
         found: list[tuple[Weight, torch.Tensor]] = []
         for weight in self.weights:
@@ -130,15 +156,22 @@ class Bucket:
         if self._gradients:
             client._check_push(self._gradients, None, *numbers)
 
-    def start(self, client: Client) -> None:
-        """Starts to send what was found."""
+    def start(self, client: Client, fetches: bool = False) -> None:
+        """Starts to send what was found; with ``fetches`` also to fetch what comes of the gradients, into weights that
+        the program has not changed until now."""
         gradients, passing = self._gradients, self._passing
         self._gradients, self._passing, self.is_prepared = {}, [], False
         self.is_sent = not self.sent
         try:
             if gradients:
                 rate, settings = self.numbers
-                self._calls.append(client.start_push(gradients, rate=rate, settings=settings))
+                if fetches:
+                    values = Fetch([weight for weight in self.sent if weight.name in gradients], False)
+                    call = client._start_summed(gradients, values.arrays, rate, settings)
+                    self._fetch = call, values
+                else:
+                    call = client.start_push(gradients, rate=rate, settings=settings)
+                self._calls.append(call)
             if passing:
                 self._calls.append(client._start_pass(passing, self._is_void))
         except BaseException:
@@ -148,7 +181,7 @@ class Bucket:
 
     def _end_calls(self, has_all: bool) -> None:
         """Notes what servers have of calls that are over, also where the program was interrupted at their end."""
-        calls, self._calls = self._calls, []
+        calls, self._calls, self._fetch = self._calls, [], None
         if calls:
             self.is_sent = all([acknowledged(call) for call in calls]) and has_all
             self.is_unsure = not self.is_sent
@@ -169,6 +202,14 @@ class Bucket:
         try:
             for call in self._calls:
                 call.wait()
+            if self._fetch is not None:
+                call, values = self._fetch
+                values.finish(call._wait_sums())
+                self.fetched.update(values.arrays)
+        except BaseException:
+            if self._fetch is not None:
+                self._fetch[1].fail()
+            raise
         finally:
             self._end_calls(True)
 
@@ -177,7 +218,7 @@ class Bucket:
         self.is_sent = self.is_unsure = self.is_prepared = False
         self._expected = None
         self._gradients, self._passing, self._copies = {}, [], []
-        self.sent = []
+        self.sent, self.fetched = [], set()
         self._versions = []
         self._complete.clear()
 

@@ -216,7 +216,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def _hook(self) -> None:
         this = weakref.ref(self)
+        # The last bucket of a group is complete when the backward pass ends: its gradients go with the step.
+        lasts = {bucket.group: bucket for bucket in self._buckets}
         for bucket in self._buckets:
+            if bucket is lasts[bucket.group]:
+                continue
             for at, weight in enumerate(bucket.weights):
 
                 def completed(_: torch.Tensor, bucket: Bucket = bucket, at: int = at) -> None:
@@ -355,7 +359,9 @@ class Optimizer(torch.optim.Optimizer):
     def _exchange(self) -> None:
         for bucket in self._buckets:
             if not bucket.is_on_its_way:
-                bucket.start(self.client)
+                # Values that wait for the norm come later. Where servers may have the gradients already, weights may have
+                # been changed since.
+                bucket.start(self.client, fetches=self._clipping is None and not bucket.is_unsure)
         if self._clipping is not None and not self._has_norm:
             # Servers update when they have the norm.
             for _, table in self._tables:
@@ -365,7 +371,8 @@ class Optimizer(torch.optim.Optimizer):
             self._has_norm = True
         wait_all(self._buckets)
         # The values are computed without changes after the gradient was sent.
-        if changes := fetch(self.client, (weight for bucket in self._buckets for weight in bucket.sent), True):
+        left = [weight for bucket in self._buckets for weight in bucket.sent if weight.name not in bucket.fetched]
+        if changes := fetch(self.client, left, True):
             text = "expected it before the backward pass or after step(), or overlap=False"
             text = f"{text}; it has the job's value again, and another step() completes this one"
             raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')

@@ -84,9 +84,16 @@ class Weight:
         return self._array
 
 
+def own_memory(weights: Sequence[Weight]) -> Sequence[Array] | None:
+    """The memory of all these parameters, for a call that takes tensors which autograd follows, if values can be written
+    there. Of many small parameters this is much of a step, so they are looked at together."""
+    tensors = [weight.tensor for weight in weights]
+    return None if _staging.layout(tensors, False) is None else tensors
+
+
 def memory(tensor: torch.Tensor) -> Array:
-    """The memory of a tensor of the host, or of a contiguous copy."""
-    return array(tensor if tensor.is_contiguous() else tensor.contiguous())
+    """The memory of a tensor of the host, or of a contiguous copy with its values."""
+    return array(tensor.resolve_neg().contiguous())
 
 
 def beside(use: str | None, wanted: Sequence[tuple[Weight, torch.dtype]]) -> list[Place]:
@@ -159,16 +166,32 @@ def changed(weights: Iterable[Weight]) -> list[Weight]:
     return begin_changed(weights)()
 
 
-def begin_changed(weights: Iterable[Weight]) -> Callable[[], list[Weight]]:
+def begin_changed(
+    weights: Iterable[Weight], own: Sequence[Array] | None = None
+) -> Callable[[], list[Weight]]:
     """Begins to look for weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through
-    NumPy. Only the contents tell: neither ``.data`` nor NumPy counts a version of the tensor."""
+    NumPy. Only the contents tell: neither ``.data`` nor NumPy counts a version of the tensor. ``own`` is the memory of
+    the weights, where it is known."""
+    weights = list(weights)
     noted = [weight for weight in weights if weight.noted is not None]
-    sums = _begin_checksums(noted)
-    return lambda: [weight for weight, checksum in zip(noted, sums()) if weight.noted != checksum]
+    sums = _begin_checksums(noted, own if len(noted) == len(weights) else None)
+
+    def finish() -> list[Weight]:
+        now = sums()
+        if now == [weight.noted for weight in noted]:
+            return []
+        return [weight for weight, checksum in zip(noted, now) if weight.noted != checksum]
+
+    return finish
 
 
-def _begin_checksums(weights: list[Weight]) -> Callable[[], list[int]]:
+def _begin_checksums(
+    weights: Sequence[Weight], own: Sequence[Array] | None = None
+) -> Callable[[], list[int]]:
     """Begins to compute a checksum of the contents of each tensor, where it is. A device is not waited for."""
+    own = own_memory(weights) if own is None else own
+    if own is not None:
+        return lambda: _pserver.checksums(own)
     places = [weight.destination() for weight in weights]
     elsewhere = [at for at, place in enumerate(places) if place is None]
     if not elsewhere:
@@ -190,25 +213,14 @@ def _begin_checksums(weights: list[Weight]) -> Callable[[], list[int]]:
 def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -> list[Weight]:
     """Fetches the values of weights, with ``is_of_step`` those that this trainer's gradients have made, and notes them.
     Returns then the weights that the program had changed since they were noted: their values are the job's now."""
-    places = Places(weights, use="value")
-    if not places.arrays:
+    values = Fetch(list(weights), is_of_step)
+    if not values.arrays:
         return []
-    elsewhere = places.staged
-    were_changed = changed(elsewhere) if is_of_step else []
     if not is_of_step:
         # A part of the values may come before a failure.
-        forget(places.written)
-    sums = dict(zip(places.arrays, client._pull_watched(places.arrays, is_of_step)))
-    for weight in places.written:
-        before, after = sums[weight.name]
-        # A fetch of the step that failed, and which this one repeats, may have brought the value.
-        if weight.noted not in (None, before) and before != after:
-            were_changed.append(weight)
-        weight.noted = after
-    forget(elsewhere)
-    places.finish()
-    note(elsewhere)
-    return were_changed
+        forget(values.written)
+    befores, afters = client._pull_watched(values.arrays, is_of_step)
+    return values.finish(afters, befores)
 
 
 def kept(use: str, weights: Iterable[Weight]) -> str | None:
@@ -220,14 +232,21 @@ def kept(use: str, weights: Iterable[Weight]) -> str | None:
 class Places:
     """Where the values of weights are fetched to: the parameters' memory, or memory of the host from which
     :meth:`finish` copies them. ``is_staged``: always the latter; ``use``: that of the last time of this use, which is
-    over. Without a use it is new memory."""
+    over. Without a use it is new memory. ``own`` is the parameters' memory, where all of it is written."""
 
-    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, use: str | None = None) -> None:
-        self.arrays: dict[str, Array] = {}
-        self.staged: list[Weight] = []
-        self.written: list[Weight] = []
+    def __init__(
+        self,
+        weights: Iterable[Weight],
+        is_staged: bool = False,
+        use: str | None = None,
+        own: Sequence[Array] | None = None,
+    ) -> None:
+        self.written = [] if own is None else list(weights)
         """Those whose own memory is written."""
-        for weight in weights:
+        self.staged: list[Weight] = []
+        self.arrays: dict[str, Array] = dict(zip((weight.name for weight in self.written), own or []))
+        """Those of ``written``, in this order, and then those of ``staged``."""
+        for weight in [] if own is not None else weights:
             place = None if is_staged else weight.destination()
             if place is not None:
                 self.written.append(weight)
@@ -248,3 +267,35 @@ class Places:
         if self.staged:
             _staging.give(self._places, into or [weight.tensor for weight in self.staged])
         torch.autograd.graph.increment_version([weight.tensor for weight in self.written])
+
+
+class Fetch:
+    """Values on their way to weights; with ``is_of_step`` those that this trainer's gradients have made."""
+
+    def __init__(self, weights: Sequence[Weight], is_of_step: bool) -> None:
+        self._places = Places(weights, use="value", own=own_memory(weights))
+        self.arrays, self.written = self._places.arrays, self._places.written
+        self._is_of_step = is_of_step
+        self._changed = changed(self._places.staged) if is_of_step else []
+
+    def finish(self, afters: list[int], befores: list[int] | None = None) -> list[Weight]:
+        """Notes the values, which have these checksums. Returns the weights that the program had changed since they were
+        noted, for values of the step: by the checksums of what the values have replaced."""
+        were_changed = self._changed
+        if self._is_of_step and befores is not None:
+            # A fetch of the step that failed, and which this one repeats, may have brought the value.
+            were_changed += [
+                weight
+                for weight, before, after in zip(self.written, befores, afters)
+                if weight.noted != before and weight.noted is not None and before != after
+            ]
+        for weight, after in zip(self.written, afters):
+            weight.noted = after
+        forget(self._places.staged)
+        self._places.finish()
+        note(self._places.staged)
+        return were_changed
+
+    def fail(self) -> None:
+        """Notes what is there of values some of which may have come."""
+        note(self.written)

@@ -114,7 +114,7 @@ fn a_frame_of_many_chunks_does_what_a_frame_for_each_does() {
     }
 }
 
-/// The last gradients of a round answer all trainers, chunk by chunk. What one of them waits for is one frame.
+/// The last gradients of a round answer all trainers, chunk by chunk. The answers to one of them are one frame.
 #[test]
 fn the_answers_to_each_trainer_share_a_frame() {
     let plan = Plan::new(Mode::Sync, Merge::Sum, 3)
