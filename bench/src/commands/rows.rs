@@ -1,4 +1,4 @@
-//! `psbench rows`: rows over the network, beside a baseline server that moves the same bytes; with `--local` a row
+//! `psbench rows`: rows over the network, beside a baseline server that does the same for them; with `--local` a row
 //! table on one core, beside a plain array that is walked in the same order.
 
 use anyhow::{Result, ensure};
@@ -236,7 +236,7 @@ fn network_outcomes(plan: &NetworkPlan, network: &NetworkTimes, report: &mut Rep
             .with("ratio_to_ceiling", baseline / own)
             .with("ratio_low", low)
             .with("ratio_high", high)
-            .with("ceiling_name", "baseline tcp, the same bytes")
+            .with("ceiling_name", "baseline tcp, a hash table")
             .with("latency_us_p50", own * 1e6)
             .with("ceiling_latency_us_p50", baseline * 1e6)
             .with("block_latency_us", times.own.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>())

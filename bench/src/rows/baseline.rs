@@ -1,4 +1,5 @@
-//! The memory bandwidth for the same rows: an array that is indexed, without lookup, merge or update rule.
+//! The memory bandwidth for the same rows: an array that is indexed, without lookup, merge or update rule. The baseline
+//! server keeps its rows in one.
 
 use anyhow::{Context, Result};
 use memmap2::MmapMut;
@@ -22,6 +23,11 @@ impl Array {
         let _ = memory.advise(memmap2::Advice::HugePage);
         memory.fill(1);
         Ok(Self { memory, width })
+    }
+
+    /// Makes all rows zeros.
+    pub(super) fn clear(&mut self) {
+        self.memory.fill(0);
     }
 
     /// Copies the first elements of rows to `into`, one row after another. Rows are asked for ahead.

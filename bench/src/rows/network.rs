@@ -1,19 +1,19 @@
-//! Rows over the network: servers and trainers as they ship, in turns with a baseline server that moves the same bytes
-//! for the same trainers and keeps nothing.
+//! Rows over the network: servers and trainers as they ship, in turns with the baseline server for the same trainers.
 
-use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use bytemuck::{cast_slice, cast_slice_mut};
 use pserver_client::{Client, ClientOptions, DestinationRows, GradientRows, TransferredBytes};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
 
 use super::BatchTimes;
 use super::draw::{Distribution, Draw};
+use super::table_server::{self, TableTrainer};
 use crate::job::{TransportName, word};
 use crate::report::announce;
 use crate::servers::serve;
@@ -67,15 +67,7 @@ impl NetworkTimes {
         let baseline = TcpListener::bind("127.0.0.1:0").context("the baseline server")?;
         let address = baseline.local_addr()?;
         let trainers = usize::try_from(plan.trainers)?;
-        let echo = thread::spawn(move || {
-            let serve = |_| {
-                thread::spawn({
-                    let accepted = baseline.accept();
-                    move || accepted.map(|(stream, _)| keep_nothing(stream))
-                })
-            };
-            (0..trainers).map(serve).collect::<Vec<_>>().into_iter().for_each(|one| drop(one.join()));
-        });
+        let apart = table_server::serve(baseline, trainers, usize::try_from(plan.rows)?, usize::try_from(plan.width)?)?;
         let barrier = Barrier::new(trainers);
         let coordinator = servers[0].address().clone();
         let place = coordinator.to_string();
@@ -100,7 +92,7 @@ impl NetworkTimes {
                 |one: thread::ScopedJoinHandle<'_, Vec<Turn>>| one.join().map_err(|_| anyhow!("a trainer panicked"));
             all.into_iter().map(join).collect::<Result<Vec<_>>>()
         })?;
-        echo.join().map_err(|_| anyhow!("the baseline server panicked"))?;
+        apart.join().map_err(|_| anyhow!("the baseline server panicked"))?;
         for server in servers {
             server.stop()?;
         }
@@ -130,7 +122,7 @@ impl NetworkTimes {
 /// One trainer: its client, its baseline connection, and what the rows must come to.
 struct RowTrainer {
     client: Client,
-    baseline: TcpStream,
+    baseline: TableTrainer,
     /// The ids of every batch, of every trainer, so that each knows what all push.
     batches: Vec<Vec<Vec<u64>>>,
     /// The sum of the gradients of every row.
@@ -139,7 +131,7 @@ struct RowTrainer {
 
 impl RowTrainer {
     fn new(plan: &NetworkPlan, client: Client, baseline: TcpStream) -> Result<Self> {
-        baseline.set_nodelay(true)?;
+        let baseline = TableTrainer::new(baseline, usize::try_from(plan.width)?)?;
         let settings = format!(
             "optimizer: SGD const_lr {{ learning_rate: 1 }} sparse {{ height: {} width: {} }}",
             plan.rows, plan.width
@@ -159,10 +151,10 @@ impl RowTrainer {
     fn run(mut self, plan: &NetworkPlan, trainer: u32, barrier: &Barrier) -> Result<Vec<Turn>> {
         let own = usize::try_from(trainer)?;
         let width = usize::try_from(plan.width)?;
-        let ones: Vec<u8> = (0..plan.batch * width).flat_map(|_| 1.0_f32.to_le_bytes()).collect();
-        let mut values = vec![0; ones.len()];
+        let ones = vec![1.0_f32; plan.batch * width];
+        let (mut values, mut baseline_values) = (vec![0.0; ones.len()], vec![0.0; ones.len()]);
         let mut turns = Vec::new();
-        self.touch(plan, &mut values)?;
+        self.touch(plan, cast_slice_mut(&mut values))?;
         // The first batch makes connections and memory, and is not counted.
         for (batch, all) in std::mem::take(&mut self.batches).iter().enumerate() {
             all.iter().flatten().for_each(|id| self.lost[length(*id)] += 1.0);
@@ -170,27 +162,33 @@ impl RowTrainer {
             let before = self.client.moved();
             barrier.wait();
             let begun = Instant::now();
-            self.client.push_rows(
-                &[GradientRows { name: NAME, element_type: Float32, ids: &all[own], values: &ones }],
-                None,
-            )?;
+            let (ids, gradients) = (&all[own], cast_slice(&ones));
+            self.client
+                .push_rows(&[GradientRows { name: NAME, element_type: Float32, ids, values: gradients }], None)?;
             turn.push = begun.elapsed().as_secs_f64();
             let pushed = self.client.moved();
             barrier.wait();
             let begun = Instant::now();
-            self.client.pull_rows(&mut [DestinationRows { name: NAME, ids: &all[own], values: &mut values }])?;
+            self.client.pull_rows(&mut [DestinationRows {
+                name: NAME,
+                ids: &all[own],
+                values: cast_slice_mut(&mut values),
+            }])?;
             turn.pull = begun.elapsed().as_secs_f64();
             turn.note_bytes(before, pushed, self.client.moved());
             if plan.spoil {
-                values[0] ^= 0x40;
+                values[0] += 1.0;
             }
-            turn.wrong = self.wrong(&all[own], &values, width);
+            turn.wrong = self.wrong(&all[own], &values, -1.0);
             barrier.wait();
-            turn.baseline_push = exchange(&mut self.baseline, turn.push_bytes, 0)?;
+            let begun = Instant::now();
+            self.baseline.push(&all[own], &ones)?;
+            turn.baseline_push = begun.elapsed().as_secs_f64();
             barrier.wait();
-            // Ids go, rows come.
-            let asked = self.client.moved().sent - pushed.sent;
-            turn.baseline_pull = exchange(&mut self.baseline, asked, turn.pull_bytes - asked)?;
+            let begun = Instant::now();
+            self.baseline.pull(&all[own], &mut baseline_values)?;
+            turn.baseline_pull = begun.elapsed().as_secs_f64();
+            turn.wrong += self.wrong(&all[own], &baseline_values, 1.0);
             if batch > 0 {
                 turns.push(turn);
             }
@@ -210,12 +208,12 @@ impl RowTrainer {
         Ok(())
     }
 
-    /// Elements that are not what all trainers' gradients make of them.
-    fn wrong(&self, ids: &[u64], values: &[u8], width: usize) -> u64 {
-        let rows = ids.iter().zip(values.chunks_exact(width * 4));
-        let wrong = |(id, row): (&u64, &[u8])| {
-            let expected = (-self.lost[length(*id)]).to_le_bytes();
-            row.as_chunks().0.iter().filter(|element| **element != expected).count() as u64
+    /// Elements that are not what all trainers' gradients make of them, each times this.
+    fn wrong(&self, ids: &[u64], values: &[f32], times: f32) -> u64 {
+        let rows = ids.iter().zip(values.chunks_exact(values.len() / ids.len()));
+        let wrong = |(id, row): (&u64, &[f32])| {
+            let expected = times * self.lost[length(*id)];
+            row.iter().filter(|element| element.to_bits() != expected.to_bits()).count() as u64
         };
         rows.map(wrong).sum()
     }
@@ -226,32 +224,4 @@ impl Turn {
         self.push_bytes = pushed.sent - before.sent;
         self.pull_bytes = (after.sent - pushed.sent) + (after.received - pushed.received);
     }
-}
-
-/// Takes what is announced and gives what is asked for, until nobody is there.
-fn keep_nothing(mut stream: TcpStream) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    let (mut inward, mut outward) = (Vec::new(), Vec::new());
-    let mut head = [0; 16];
-    while stream.read_exact(&mut head).is_ok() {
-        let [there, back] =
-            [&head[..8], &head[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
-        inward.resize(length(there), 0);
-        outward.resize(length(back) + 1, 0);
-        stream.read_exact(&mut inward)?;
-        stream.write_all(&outward)?;
-    }
-    Ok(())
-}
-
-/// So many bytes there and so many back; seconds.
-fn exchange(stream: &mut TcpStream, there: u64, back: u64) -> Result<f64> {
-    let outward = vec![1; length(there)];
-    let mut inward = vec![0; length(back) + 1];
-    let begun = Instant::now();
-    let head: Vec<u8> = [there, back].iter().flat_map(|length| length.to_le_bytes()).collect();
-    stream.write_all(&head)?;
-    stream.write_all(&outward)?;
-    stream.read_exact(&mut inward)?;
-    Ok(begun.elapsed().as_secs_f64())
 }
