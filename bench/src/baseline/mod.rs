@@ -41,6 +41,9 @@ pub(crate) struct BaselinePlan {
     pub(crate) shape: Shape,
     pub(crate) bytes: u64,
     pub(crate) chunk_bytes: u64,
+    /// Bytes of a parameter. Over TCP both ends send and receive pieces of this length, as the memory of many
+    /// parameters is.
+    pub(crate) piece_bytes: u64,
     pub(crate) trainers: u32,
     pub(crate) dtype: Dtype,
     pub(crate) poll: Poll,
@@ -76,6 +79,7 @@ impl BaselinePlan {
         Self {
             shape,
             bytes: job.bytes,
+            piece_bytes: (job.bytes / u64::from(job.parameters)).next_multiple_of(element),
             chunk_bytes: chunk_bytes.next_multiple_of(element).min(job.bytes),
             trainers: job.trainers,
             dtype: job.dtype,

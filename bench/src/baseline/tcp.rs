@@ -4,7 +4,7 @@
 //! the other; when everything is written it blocks in reading. The server's thread of a trainer reads a chunk; who
 //! reads a chunk's last gradient sums; every thread answers its own trainer, in the order of chunks.
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
@@ -44,7 +44,7 @@ pub(crate) fn serve(plan: &BaselinePlan) -> Result<()> {
         for (trainer, socket) in (0..plan.trainers).zip(listener.incoming()) {
             let (plan, cells) = (plan.clone(), Arc::clone(&cells));
             let serve = move || -> Result<()> {
-                let socket = Socket::new(socket.context("a trainer cannot be accepted")?, plan.poll)?;
+                let socket = Socket::new(socket.context("a trainer cannot be accepted")?, &plan)?;
                 serve_one(&plan, &cells, length(u64::from(trainer)), &socket)
             };
             std::thread::spawn(move || {
@@ -137,7 +137,7 @@ impl Cell {
     fn answer(&self, socket: &Socket, chunk: usize, round: u64) -> Result<()> {
         let value = self.value.read().unwrap_or_else(PoisonError::into_inner);
         let head = head(chunk, value.len(), round);
-        socket.write_all(&mut [IoSlice::new(&head), IoSlice::new(&value)])
+        socket.write_all(&head, &value)
     }
 }
 
@@ -154,7 +154,7 @@ impl TcpTrainer {
     pub(crate) fn new(plan: &BaselinePlan, _trainer: u32) -> Result<Self> {
         let socket =
             TcpStream::connect(&plan.address).with_context(|| format!("no baseline server at {}", plan.address))?;
-        let socket = Socket::new(socket, plan.poll)?;
+        let socket = Socket::new(socket, plan)?;
         let gradient = vec![0; length(plan.gradient_bytes())];
         Ok(Self { plan: plan.clone(), socket, gradient, value: vec![0; length(plan.bytes)], round: 0 })
     }
@@ -192,7 +192,7 @@ impl TcpTrainer {
         let body = &self.gradient[self.plan.gradient_span(out.chunk)];
         let head = head(out.chunk, body.len(), self.round);
         let (first, second) = out.rest(&head, body);
-        match self.socket.send_now(&[IoSlice::new(first), IoSlice::new(second)]) {
+        match self.socket.send_now(first, second) {
             Ok(count) => out.advance(count, |chunk| HEAD_BYTES + self.plan.gradient_span(chunk).len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error).context("writing to the baseline server"),
@@ -206,7 +206,7 @@ impl TcpTrainer {
         let body = &mut self.value[self.plan.span(chunk)];
         let bytes = body.len();
         let (first, second) = back.rest_mut(answer, body);
-        match self.socket.receive(&mut [IoSliceMut::new(first), IoSliceMut::new(second)], may_block) {
+        match self.socket.receive(first, second, may_block) {
             Ok(0) => anyhow::bail!("the baseline server has hung up"),
             Ok(count) => back.advance(count, |chunk| HEAD_BYTES + self.plan.span(chunk).len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),

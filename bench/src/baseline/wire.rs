@@ -6,9 +6,14 @@ use std::net::TcpStream;
 use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
+use smallvec::SmallVec;
 
+use super::BaselinePlan;
 use crate::job::Poll;
+use crate::sizes::length;
 
+/// Linux accepts no more slices in one call.
+const SLICES_MAX: usize = 1024;
 /// The header of a chunk: index, length and round.
 pub(super) const HEAD_BYTES: usize = 16;
 
@@ -16,6 +21,8 @@ pub(super) const HEAD_BYTES: usize = 16;
 pub(super) struct Socket {
     stream: TcpStream,
     poll: Poll,
+    /// A longer body is of pieces of this length, each of which the system is told of.
+    piece_bytes: usize,
 }
 
 /// How far one direction of a round is.
@@ -61,21 +68,28 @@ impl RoundCursor {
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, poll: Poll) -> Result<Self> {
+    pub(super) fn new(stream: TcpStream, plan: &BaselinePlan) -> Result<Self> {
         stream.set_nodelay(true).context("the socket refuses TCP_NODELAY")?;
-        Ok(Self { stream, poll })
+        Ok(Self { stream, poll: plan.poll, piece_bytes: length(plan.piece_bytes) })
     }
 
-    /// Sends what the socket takes now.
-    pub(super) fn send_now(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        Ok(sendmsg(&self.stream, pieces, &mut SendAncillaryBuffer::default(), flags)?)
+    /// Sends what the socket takes now of a head and a body.
+    pub(super) fn send_now(&self, head: &[u8], body: &[u8]) -> io::Result<usize> {
+        self.send(head, body, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
     }
 
-    /// Receives what is there, or with `may_block` everything that is asked for.
-    pub(super) fn receive(&self, pieces: &mut [IoSliceMut<'_>], may_block: bool) -> io::Result<usize> {
+    fn send(&self, head: &[u8], body: &[u8], flags: SendFlags) -> io::Result<usize> {
+        let body = body.chunks(self.piece_bytes).take(SLICES_MAX - 1).map(IoSlice::new);
+        let pieces: SmallVec<[IoSlice<'_>; 2]> = std::iter::once(IoSlice::new(head)).chain(body).collect();
+        Ok(sendmsg(&self.stream, &pieces, &mut SendAncillaryBuffer::default(), flags)?)
+    }
+
+    /// Receives what is there of a head and a body, or with `may_block` everything.
+    pub(super) fn receive(&self, head: &mut [u8], body: &mut [u8], may_block: bool) -> io::Result<usize> {
         let flags = if may_block { RecvFlags::WAITALL } else { RecvFlags::DONTWAIT };
-        Ok(recvmsg(&self.stream, pieces, &mut RecvAncillaryBuffer::default(), flags)?.bytes)
+        let body = body.chunks_mut(self.piece_bytes).take(SLICES_MAX - 1).map(IoSliceMut::new);
+        let mut pieces: SmallVec<[IoSliceMut<'_>; 2]> = std::iter::once(IoSliceMut::new(head)).chain(body).collect();
+        Ok(recvmsg(&self.stream, &mut pieces, &mut RecvAncillaryBuffer::default(), flags)?.bytes)
     }
 
     /// Waits until the socket has something, or with `to_write` takes something.
@@ -92,16 +106,15 @@ impl Socket {
         let mut cursor = RoundCursor::new(whole);
         while cursor.chunk == 0 {
             let (first, second) = cursor.rest_mut(&mut found, body);
-            let mut pieces = [IoSliceMut::new(first), IoSliceMut::new(second)];
             let received = if self.poll == Poll::Block {
-                self.receive(&mut pieces, true)
+                self.receive(first, second, true)
             } else {
                 let mut received = Err(ErrorKind::WouldBlock.into());
                 let is_there = super::turns::look(self.poll, || {
-                    received = self.receive(&mut pieces, false);
+                    received = self.receive(first, second, false);
                     !matches!(&received, Err(error) if error.kind() == ErrorKind::WouldBlock)
                 });
-                if is_there { received } else { self.receive(&mut pieces, true) }
+                if is_there { received } else { self.receive(first, second, true) }
             };
             match received {
                 Ok(0) => return Ok(false),
@@ -116,13 +129,15 @@ impl Socket {
         Ok(true)
     }
 
-    /// Writes everything.
-    pub(super) fn write_all(&self, mut pieces: &mut [IoSlice<'_>]) -> Result<()> {
-        while !pieces.is_empty() {
-            let sent = sendmsg(&self.stream, pieces, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
-            match sent {
-                Ok(count) => IoSlice::advance_slices(&mut pieces, count),
-                Err(rustix::io::Errno::INTR) => {}
+    /// Writes a head and a body.
+    pub(super) fn write_all(&self, head: &[u8], body: &[u8]) -> Result<()> {
+        let whole = HEAD_BYTES + body.len();
+        let mut cursor = RoundCursor::new(whole);
+        while cursor.chunk == 0 {
+            let (first, second) = cursor.rest(head, body);
+            match self.send(first, second, SendFlags::NOSIGNAL) {
+                Ok(count) => cursor.advance(count, |_| whole),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error).context("writing to a trainer"),
             }
         }
