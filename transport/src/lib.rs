@@ -5,8 +5,8 @@
 //! elements.
 //!
 //! Read in this order: [`loopback`] (the simplest transport, in process), [`network`] (connections over TCP, shared
-//! memory (`shm`) and [`verbs`]), [`fault`] and [`trace`] (wrappers of any transport), [`conformance`] (the test suite
-//! of all).
+//! memory (`shm`) and [`verbs`]), [`tls`] (encryption of TCP), [`fault`] and [`trace`] (wrappers of any transport),
+//! [`conformance`] (the test suite of all).
 
 pub mod conformance;
 mod connection;
@@ -16,6 +16,7 @@ pub mod network;
 mod payload;
 mod refusal;
 mod shm;
+pub mod tls;
 pub mod trace;
 mod turn_budget;
 pub mod verbs;

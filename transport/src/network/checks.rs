@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use tokio::net::TcpStream;
 
+use crate::tls::TcpChannel;
+
 /// The connections whose payloads carry checksums. Heads always carry them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChecksumPolicy {
@@ -40,6 +42,11 @@ pub(super) struct ChecksumDecision {
 }
 
 impl ChecksumDecision {
+    /// The decision for a connection over this channel. TLS authenticates every byte, so it needs no checksums.
+    pub(super) fn policy(checks: ChecksumPolicy, channel: &TcpChannel) -> ChecksumPolicy {
+        if channel.is_encrypted() { ChecksumPolicy::Never } else { checks }
+    }
+
     pub(super) fn new(checks: ChecksumPolicy) -> Self {
         Self { checks, is_on: None }
     }
@@ -55,12 +62,12 @@ impl ChecksumDecision {
     }
 
     /// Whether payloads of this connection carry checksums.
-    pub(super) fn is_on(&mut self, stream: &TcpStream) -> bool {
+    pub(super) fn is_on(&mut self, channel: &TcpChannel) -> bool {
         let checks = self.checks;
         *self.is_on.get_or_insert_with(|| match checks {
             ChecksumPolicy::Always => true,
             ChecksumPolicy::Never => false,
-            ChecksumPolicy::BetweenHosts => !is_within_host(stream),
+            ChecksumPolicy::BetweenHosts => !is_within_host(channel.socket()),
         })
     }
 }
@@ -80,6 +87,7 @@ mod tests {
     async fn payloads_within_a_host_carry_checksums_where_a_side_requires_them() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback is there");
         let stream = TcpStream::connect(listener.local_addr().expect("it listens")).await.expect("it accepts");
+        let stream = TcpChannel::from(stream);
         for (policy, is_on) in
             [(ChecksumPolicy::Always, true), (ChecksumPolicy::BetweenHosts, false), (ChecksumPolicy::Never, false)]
         {

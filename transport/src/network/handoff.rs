@@ -1,6 +1,5 @@
 //! Handoff of an accepted connection from the listener's thread to a lane's.
 
-use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -9,6 +8,7 @@ use pserver_core::memory::shared::Board;
 use pserver_core::wire::{ErrorCode, Frame, Scheme};
 
 use super::wakeups::Wakeups;
+use crate::tls::DetachedChannel;
 use crate::verbs::{DeviceContext, OfferAnswer};
 
 /// Connections that wait for a lane; further ones are refused as busy.
@@ -34,20 +34,25 @@ pub(super) struct AcceptedConnection {
 /// The socket, between two runtimes.
 pub(super) enum AcceptedStream {
     /// A TCP connection, with the answer to its offer of verbs if it made one.
-    Tcp(TcpStream, Option<OfferAnswer>),
+    Tcp(DetachedChannel, Option<OfferAnswer>),
     Shm(UnixStream, Board),
 }
 
 impl AcceptedStream {
-    /// The transport that carries the connection at a listener of `scheme`, and the reason for it.
-    pub(super) fn transport(&self, scheme: Scheme) -> String {
-        match self {
-            Self::Shm(..) => "shm: the peer is on this machine".to_owned(),
-            Self::Tcp(_, Some(Ok(_))) => "verbs: the peer offers them".to_owned(),
-            Self::Tcp(_, Some(Err(reason))) => format!("tcp: no verbs: {reason}"),
-            Self::Tcp(_, None) if scheme == Scheme::Tcp => "tcp: the server listens on tcp:// alone".to_owned(),
-            Self::Tcp(_, None) => "tcp: the peer offers nothing else".to_owned(),
-        }
+    /// The transport that carries the connection at a listener of `scheme`, and the reason for it. Where the server
+    /// encrypts, it says so of each.
+    pub(super) fn transport(&self, scheme: Scheme, encrypts: bool) -> String {
+        let not_encrypted = if encrypts { "; not encrypted" } else { "" };
+        let (channel, reason) = match self {
+            Self::Shm(..) => return format!("shm: the peer is on this machine{not_encrypted}"),
+            Self::Tcp(_, Some(Ok(_))) => return format!("verbs: the peer offers them{not_encrypted}"),
+            Self::Tcp(channel, Some(Err(reason))) => (channel, format!("no verbs: {reason}")),
+            Self::Tcp(channel, None) if scheme == Scheme::Tcp => {
+                (channel, "the server listens on tcp:// alone".to_owned())
+            }
+            Self::Tcp(channel, None) => (channel, "the peer offers nothing else".to_owned()),
+        };
+        channel.suite().map_or_else(|| format!("tcp: {reason}"), |suite| format!("tls: {suite}; {reason}"))
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pserver_core::error::Failure;
-use pserver_core::wire::{Address, Frame, HEADER_BYTES, Kind, OfferMessage, Prefix, Scheme};
+use pserver_core::wire::{Address, ErrorCode, Frame, HEADER_BYTES, Kind, OfferMessage, Prefix, Scheme};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -24,12 +24,16 @@ use super::token::{self, JobToken};
 use super::{ConnectionSender, IoRuntime, NetworkOptions};
 use crate::refusal::refusal;
 use crate::shm;
+use crate::tls::{ChannelBinding, Encryption, HANDSHAKE_BYTE, TcpChannel};
 use crate::verbs::OfferAnswer;
 
 /// Connections without a hello; a further one drops the oldest.
 const PENDING_MAX: usize = 256;
 /// Time to make the queue pair of a connection: many trainers may connect at once, each to every shard.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
+/// The refusal of a client that encrypts.
+const TLS_UNEXPECTED: &str = "the client speaks TLS, and this server has encrypt = off; expected a server with \
+                              encrypt = tcp or required";
 /// The backlog of connections that were not accepted.
 const BACKLOG: u32 = 1024;
 /// Delay after a failed accept, for example without descriptors, so that others can be closed.
@@ -117,7 +121,22 @@ impl Listener {
         if let Some(local_token) = kept.unwrap_or_else(|| local_token_at(at, &listener.options))? {
             (listener.options.token, listener.local_token) = (Some(local_token.token()), Some(local_token));
         }
+        listener.check_encryption(address)?;
         Ok(listener)
+    }
+
+    /// Refuses encryption without anything by which a client could know the server, and verbs alone where they are
+    /// refused.
+    fn check_encryption(&self, address: &Address) -> Result<(), Failure> {
+        let Some(encryption) = &self.options.encryption else { return Ok(()) };
+        let wrong = |text: &str| Err(Failure::Node(format!("listening on {address}: {text}")));
+        if !encryption.is_certified() && self.options.token.is_none() {
+            return wrong("encrypt needs a certificate or a token_file, by which clients know the server");
+        }
+        if encryption.is_required() && address.scheme == Scheme::Verbs {
+            return wrong("encrypt = required refuses verbs, as they are not encrypted; expected another address");
+        }
+        Ok(())
     }
 
     fn take(scheme: Scheme, number: SocketAddr, options: &NetworkOptions) -> io::Result<Self> {
@@ -252,30 +271,39 @@ async fn accept(sockets: &ListenSockets, context: &Arc<HelloContext>) {
     }
 }
 
-async fn handle_tcp(mut stream: TcpStream, origin: String, context: Arc<HelloContext>, is_greeted: &AtomicBool) {
+async fn handle_tcp(stream: TcpStream, origin: String, context: Arc<HelloContext>, is_greeted: &AtomicBool) {
+    let mut first = [0];
     // A probe of the port connects and closes; that is no client.
-    if let Ok(Ok(0) | Err(_)) = tokio::time::timeout(context.options.hello_timeout, stream.peek(&mut [0])).await {
+    if let Ok(Ok(0) | Err(_)) = tokio::time::timeout(context.options.hello_timeout, stream.peek(&mut first)).await {
         tracing::debug!(origin, "a connection was closed before its first byte");
         return;
     }
-    let refused = match context.hello(&mut stream).await {
-        Err(refused) => Some((stream, refused)),
+    let mut channel = TcpChannel::from(stream);
+    let is_tls = first == [HANDSHAKE_BYTE];
+    let greeting = context.encrypted_hello(&mut channel, is_tls);
+    let greeting = tokio::time::timeout(context.options.hello_timeout, greeting).await;
+    let refused = match greeting.unwrap_or_else(|_| Err(context.no_hello())) {
+        Err(refused) => Some((channel, refused)),
         Ok((mut hello, lane)) => {
             // It is authenticated. Its queue pair may take a while.
             is_greeted.store(true, Ordering::Relaxed);
-            let answer = context.answer(&mut hello, lane, &stream).await;
-            let configured = socket::configure(&stream, &context.options.socket).and_then(|()| stream.into_std());
-            let Some(stream) = into_std_or_log(configured, &origin) else { return };
-            match hand_over(AcceptedStream::Tcp(stream, answer), hello, (&origin, context.scheme), lane) {
-                Some((AcceptedStream::Tcp(stream, _), refused)) => {
-                    TcpStream::from_std(stream).ok().map(|one| (one, refused))
-                }
+            let answer = context.answer(&mut hello, lane, &channel).await;
+            let configured =
+                socket::configure(channel.socket(), &context.options.socket).and_then(|()| channel.detach());
+            let Some(channel) = into_std_or_log(configured, &origin) else { return };
+            match hand_over(AcceptedStream::Tcp(channel, answer), hello, (&origin, context.scheme), lane) {
+                Some((AcceptedStream::Tcp(channel, _), refused)) => channel.attach().ok().map(|one| (one, refused)),
                 _ => None,
             }
         }
     };
-    if let Some((stream, refused)) = refused {
-        context.refuse(stream, &origin, refused).await;
+    match refused {
+        // The client has an alert, and reads no frame outside of a session.
+        Some((channel, refused)) if is_tls && !channel.is_encrypted() && context.options.encryption.is_some() => {
+            context.end(channel, &origin, &refused).await;
+        }
+        Some((channel, refused)) => context.refuse(channel, &origin, refused).await,
+        None => {}
     }
 }
 
@@ -290,7 +318,7 @@ async fn handle_shm(mut stream: UnixStream, origin: String, context: Arc<HelloCo
     let setup = setup.map_err(|_| context.no_hello()).and_then(|setup| setup.map_err(HelloRefusal::invalid));
     let refused = match setup {
         Err(refused) => Some((stream, refused)),
-        Ok(board) => match context.hello(&mut stream).await {
+        Ok(board) => match context.timely_hello(&mut stream).await {
             Err(refused) => Some((stream, refused)),
             Ok((hello, lane)) => {
                 let Some(stream) = into_std_or_log(stream.into_std(), &origin) else { return };
@@ -328,10 +356,11 @@ fn hand_over(
 async fn hello(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     token: Option<&JobToken>,
+    binding: ChannelBinding,
 ) -> Result<Frame, HelloRefusal> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await.map_err(HelloRefusal::invalid)?;
-    token::authenticate_client(token, stream, &mut header).await?;
+    token::authenticate_client(token, stream, (&mut header, binding)).await?;
     let prefix = Prefix::decode(&header).map_err(HelloRefusal::invalid)?;
     if prefix.head().kind != Kind::Hello {
         let kind = prefix.head().kind;
@@ -343,22 +372,54 @@ async fn hello(
 }
 
 impl HelloContext {
-    /// The client's hello and its lane.
-    async fn hello(
+    /// The client's hello and its lane, over TLS where this server encrypts.
+    async fn encrypted_hello(
+        &self,
+        channel: &mut TcpChannel,
+        is_tls: bool,
+    ) -> Result<(Frame, &ConnectionSender), HelloRefusal> {
+        let unauthenticated = |text| HelloRefusal { code: ErrorCode::Unauthenticated, text };
+        match &self.options.encryption {
+            Some(encryption) if is_tls => {
+                let session = encryption.accept().map_err(HelloRefusal::invalid)?;
+                let encrypted = channel.encrypt(session).await;
+                encrypted.map_err(|failure| unauthenticated(encryption.explain_client(&failure)))?;
+            }
+            Some(encryption) => return Err(unauthenticated(not_encrypted(encryption))),
+            None if is_tls => return Err(unauthenticated(TLS_UNEXPECTED.to_owned())),
+            None => {}
+        }
+        let binding = channel.binding().map_err(HelloRefusal::invalid)?;
+        self.hello(channel, binding).await
+    }
+
+    /// The client's hello and its lane, within the time limit.
+    async fn timely_hello(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     ) -> Result<(Frame, &ConnectionSender), HelloRefusal> {
-        let hello = hello(stream, self.options.token.as_ref());
+        let hello = self.hello(stream, ChannelBinding::default());
         let hello = tokio::time::timeout(self.options.hello_timeout, hello).await;
-        let hello = hello.unwrap_or_else(|_| Err(self.no_hello()))?;
+        hello.unwrap_or_else(|_| Err(self.no_hello()))
+    }
+
+    async fn hello(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        binding: ChannelBinding,
+    ) -> Result<(Frame, &ConnectionSender), HelloRefusal> {
+        let hello = hello(stream, self.options.token.as_ref(), binding).await?;
         let lane = self.lane(&hello)?;
         Ok((hello, lane))
     }
 
     /// The answer to the offer of verbs in a hello, which loses it; nothing without an offer.
-    async fn answer(&self, hello: &mut Frame, lane: &ConnectionSender, stream: &TcpStream) -> Option<OfferAnswer> {
+    async fn answer(&self, hello: &mut Frame, lane: &ConnectionSender, channel: &TcpChannel) -> Option<OfferAnswer> {
         let offer = OfferMessage::take(&mut hello.control)?;
-        let (local, host) = (socket::ip(stream.local_addr()), socket::ip(stream.peer_addr()));
+        if self.options.encryption.as_ref().is_some_and(Encryption::is_required) {
+            return Some(Err(format!("the server: {}", socket::VERBS_REFUSED)));
+        }
+        let (local, host) = channel.ips();
         let (device_context, scheme) = (lane.device_context().clone(), self.scheme);
         let made = self.blocking_pool.run(host, move || device_context.answer(&offer, scheme, local));
         Some(match tokio::time::timeout(PAIR_TIMEOUT, made).await {
@@ -378,6 +439,12 @@ impl HelloContext {
         let _ = tokio::time::timeout(self.options.linger, refuse(stream, refused)).await;
     }
 
+    /// Ends a connection whose handshake failed.
+    async fn end(&self, channel: TcpChannel, origin: &str, refused: &HelloRefusal) {
+        tracing::warn!(origin, reason = refused.text, "connection refused");
+        let _ = tokio::time::timeout(self.options.linger, wait_for_end(channel)).await;
+    }
+
     fn lane(&self, hello: &Frame) -> Result<&ConnectionSender, HelloRefusal> {
         let wanted = hello.head.sequence.0;
         let lane = usize::try_from(wanted).ok().and_then(|lane| self.lanes.get(lane)?.as_ref());
@@ -389,9 +456,21 @@ impl HelloContext {
     }
 }
 
+/// The refusal of a client that does not encrypt.
+fn not_encrypted(encryption: &Encryption) -> String {
+    let policy = encryption.policy();
+    format!("the client does not speak TLS, and this server has encrypt = {policy}; expected a client with encrypt = tcp or required")
+}
+
 /// Sends the reason and waits until the client closes: closing over unread bytes would discard the reason.
 async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, refused: HelloRefusal) -> io::Result<()> {
     stream.write_all(&refusal(refused.code, refused.text).encode()).await?;
+    wait_for_end(stream).await
+}
+
+/// Ends this direction, and waits until the client closes.
+async fn wait_for_end(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    stream.flush().await?;
     stream.shutdown().await?;
     let mut forgotten = [0; 1024];
     while stream.read(&mut forgotten).await? > 0 {}

@@ -70,7 +70,7 @@ impl LocalToken {
         loop {
             match listener.accept().await {
                 // A new socket has room for a token. A client that is gone needs none.
-                Ok((stream, _)) if is_ours(&stream) => drop(stream.try_write(self.token.secret())),
+                Ok((stream, _)) if is_ours(&stream) => drop(stream.try_write(&self.token.text())),
                 Ok(_) => {}
                 Err(error) => {
                     tracing::warn!(%error, "accepting a client that asks for the token failed");
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(shared_token(path), None, "no process shares it");
         let token = JobToken::new(b"0123456789abcdef").expect("it is long enough");
         share_token(path, &token).expect("the name is free");
-        assert_eq!(shared_token(path).as_deref(), Some(token.secret()));
+        assert_eq!(shared_token(path), Some(token.text()));
         let taken = share_token(path, &token).expect_err("one process has the name");
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
     }

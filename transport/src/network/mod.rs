@@ -54,6 +54,7 @@ use wakeups::Wakeups;
 
 use crate::connection::UnreadLimit;
 use crate::payload::{assert_body, gone_event, returned_event};
+use crate::tls::Encryption;
 use crate::verbs::{DeviceContext, DeviceWatcher, FabricSettings, VerbsCounters, VerbsDevices};
 
 /// Linux accepts no more slices in one vectored call.
@@ -106,6 +107,8 @@ pub struct NetworkOptions {
     pub fabric: FabricSettings,
     /// The job's token, by which both ends authenticate. Without one a client asks a loopback server of its user.
     pub token: Option<JobToken>,
+    /// Encryption of connections over TCP; none of them is encrypted without it.
+    pub encryption: Option<Encryption>,
     /// Whether a loopback listener without a token makes one for clients of its user. A listener without any token
     /// accepts every client.
     pub local_token: bool,
@@ -128,6 +131,7 @@ impl Default for NetworkOptions {
             device_turn: 0,
             fabric: FabricSettings::default(),
             token: None,
+            encryption: None,
             local_token: false,
             own_user_alone: false,
         }
@@ -278,7 +282,7 @@ impl Network {
             // The client repeats it in its next frame.
             hello.head.flags = hello.head.flags.without(Flags::WANT_CHECKS);
             let peer = self.next_peer();
-            let transport = stream.transport(scheme);
+            let transport = stream.transport(scheme, self.options.encryption.is_some());
             self.events.push(Event::Accepted { peer, origin, transport });
             let accepted = {
                 let _inside = self.io.runtime.tokio().enter();

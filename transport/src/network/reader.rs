@@ -1,18 +1,16 @@
 //! Receive side of a TCP connection.
 
-use std::io::{self, IoSliceMut, Read};
+use std::io::{self, IoSliceMut};
 
 use pserver_core::ids::PeerId;
 use pserver_core::port::{Event, ReceiveBuffers};
 use pserver_core::wire::{Flags, Frame, HEADER_BYTES, Kind, Prefix, WireError};
-use socket2::SockRef;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 
 use super::checks::ChecksumPolicy;
 use super::{IoProgress, SLICES_MAX};
 use crate::connection::ConnectionError;
 use crate::payload::PostedReceive;
+use crate::tls::TcpChannel;
 use crate::turn_budget::{TURN_BYTES, TURN_FRAMES};
 
 /// Heads and small payloads are read through a buffer of this size, so that one call reads many.
@@ -89,7 +87,7 @@ impl TcpReader {
     pub(super) fn turn(
         &mut self,
         peer: PeerId,
-        stream: &TcpStream,
+        channel: &mut TcpChannel,
         events: &mut Vec<Event>,
     ) -> Result<IoProgress, ConnectionError> {
         let (mut bytes, before, mut drained) = (0, events.len(), false);
@@ -104,7 +102,7 @@ impl TcpReader {
             if bytes >= TURN_BYTES || events.len() - before >= TURN_FRAMES {
                 return Ok(IoProgress::BudgetSpent);
             }
-            match self.read(stream) {
+            match self.read(channel) {
                 Err(ConnectionError::Read(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(IoProgress::Blocked);
                 }
@@ -148,8 +146,8 @@ impl TcpReader {
     }
 
     /// Discards input of a closing connection; whether the peer has closed too.
-    pub(super) fn discard(&mut self, stream: &TcpStream) -> io::Result<bool> {
-        let (bytes, _) = receive(stream, &mut [IoSliceMut::new(&mut self.buffer)])?;
+    pub(super) fn discard(&mut self, channel: &mut TcpChannel) -> io::Result<bool> {
+        let (bytes, _) = channel.receive(&mut [IoSliceMut::new(&mut self.buffer)])?;
         Ok(bytes == 0)
     }
 
@@ -239,7 +237,7 @@ impl TcpReader {
     }
 
     /// One read; its bytes, and whether the socket is empty.
-    fn read(&mut self, stream: &TcpStream) -> Result<(usize, bool), ConnectionError> {
+    fn read(&mut self, channel: &mut TcpChannel) -> Result<(usize, bool), ConnectionError> {
         let Self { buffer, start, end, state, ahead, .. } = self;
         if let TcpReadState::Payload(posted) = state
             && posted.remaining() > DIRECT_BYTES
@@ -260,7 +258,7 @@ impl TcpReader {
                 slices.push(IoSliceMut::new(&mut buffer[..*ahead]));
             }
             if direct > 0 {
-                let (bytes, short) = receive(stream, &mut slices)?;
+                let (bytes, short) = channel.receive(&mut slices)?;
                 if bytes == 0 {
                     return Err(ConnectionError::Cut);
                 }
@@ -269,10 +267,10 @@ impl TcpReader {
                 return Ok((bytes, short));
             }
         }
-        self.read_buffered(stream)
+        self.read_buffered(channel)
     }
 
-    fn read_buffered(&mut self, stream: &TcpStream) -> Result<(usize, bool), ConnectionError> {
+    fn read_buffered(&mut self, channel: &mut TcpChannel) -> Result<(usize, bool), ConnectionError> {
         let there = self.end - self.start;
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, there);
@@ -281,28 +279,12 @@ impl TcpReader {
             _ => 0,
         };
         let limit = (there + self.ahead).max(wanted).min(self.buffer.len());
-        let (bytes, short) = receive(stream, &mut [IoSliceMut::new(&mut self.buffer[there..limit])])?;
+        let (bytes, short) = channel.receive(&mut [IoSliceMut::new(&mut self.buffer[there..limit])])?;
         self.end += bytes;
         match bytes {
             0 if there == 0 && matches!(self.state, TcpReadState::Header) => Err(ConnectionError::Closed),
             0 => Err(ConnectionError::Cut),
             _ => Ok((bytes, short)),
         }
-    }
-}
-
-/// Reads into `slices`; the bytes, and whether the socket is empty.
-fn receive(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<(usize, bool)> {
-    let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-    let mut read = None;
-    let outcome = stream.try_io(Interest::READABLE, || {
-        let bytes = (&*SockRef::from(stream)).read_vectored(slices)?;
-        read = Some(bytes);
-        // A short read emptied the socket. Reporting it saves the call that would find that out.
-        if 0 < bytes && bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-    });
-    match read {
-        Some(bytes) => Ok((bytes, bytes < asked)),
-        None => outcome.map(|()| (0, true)),
     }
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, ReceiveBuffers};
 use pserver_core::wire::{Address, Frame, Scheme};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
 use super::checks::ChecksumPolicy;
@@ -20,6 +20,7 @@ use super::socket::ConnectedStream;
 use super::tcp::TcpConnection;
 use crate::connection::{Connection, ConnectionError, ConnectionSide, TicketedBody};
 use crate::shm::ShmConnection;
+use crate::tls::TcpChannel;
 use crate::verbs::{self, AcceptedTransport, DeviceContext, HandshakeResult, VerbsHandshake, WaitingFrames};
 
 /// A connection that is being made, and the frames for it.
@@ -125,14 +126,14 @@ impl ConnectionSetup {
         events: &mut Vec<Event>,
     ) -> Result<Option<SetupProgress>, String> {
         let connection: Box<dyn Connection> = match connected {
-            ConnectedStream::Tcp(stream) => Box::new(TcpConnection::new(stream, self.checks)),
+            ConnectedStream::Tcp(channel) => Box::new(TcpConnection::new(channel, self.checks)),
             ConnectedStream::Shm(endpoint) => {
                 let connection = ShmConnection::new(endpoint.stream, endpoint.board, ConnectionSide::Connecting);
                 Box::new(connection.map_err(|error| format!("connecting: {error}"))?)
             }
-            ConnectedStream::VerbsOffer(stream, address, Ok(endpoint)) => {
+            ConnectedStream::VerbsOffer(channel, address, Ok(endpoint)) => {
                 self.offered = (address.scheme == Scheme::Auto).then(|| address.clone());
-                let mut handshake = Box::new(VerbsHandshake::new(stream, endpoint, address.scheme));
+                let mut handshake = Box::new(VerbsHandshake::new(channel, endpoint, address.scheme));
                 for (ticket, frame, body) in self.waiting.drain(..) {
                     handshake.send(Some(ticket), frame, body);
                 }
@@ -143,10 +144,10 @@ impl ConnectionSetup {
             ConnectedStream::VerbsOffer(_, address, Err(reason)) if address.scheme == Scheme::Verbs => {
                 return Err(format!("connecting to {address}: {reason}"));
             }
-            ConnectedStream::VerbsOffer(stream, address, Err(reason)) => {
-                tracing::info!(%address, carried_by = "tcp", "connected over TCP; {reason}");
+            ConnectedStream::VerbsOffer(channel, address, Err(reason)) => {
+                tracing::info!(%address, carried_by = carried_by(&channel), "connected over TCP; {reason}");
                 self.offered = (address.scheme == Scheme::Auto).then(|| address.clone());
-                Box::new(TcpConnection::new(stream, self.checks))
+                Box::new(TcpConnection::new(channel, self.checks))
             }
         };
         let waiting = std::mem::take(&mut self.waiting);
@@ -183,9 +184,10 @@ impl ConnectionSetup {
                 tracing::info!(peer = peer.0, carried_by = "verbs", "connected over verbs");
                 connection
             }
-            HandshakeResult::Tcp(stream, bytes, reason) => {
-                tracing::info!(peer = peer.0, carried_by = "tcp", "connected over TCP; no verbs: {reason}");
-                Box::new(TcpConnection::with_read_bytes(stream, self.checks, &bytes))
+            HandshakeResult::Tcp(channel, bytes, reason) => {
+                let carried_by = carried_by(&channel);
+                tracing::info!(peer = peer.0, carried_by, "connected over TCP; no verbs: {reason}");
+                Box::new(TcpConnection::with_read_bytes(channel, self.checks, &bytes))
             }
         };
         self.established(connection, waiting)
@@ -199,6 +201,11 @@ impl ConnectionSetup {
     }
 }
 
+/// What carries a connection over TCP, for the log.
+fn carried_by(channel: &TcpChannel) -> String {
+    channel.suite().map_or_else(|| "tcp".to_owned(), |suite| format!("tls: {suite}"))
+}
+
 /// The connection over an accepted socket. The caller is inside the runtime.
 pub(super) fn accepted(
     stream: AcceptedStream,
@@ -206,10 +213,9 @@ pub(super) fn accepted(
     checks: ChecksumPolicy,
 ) -> io::Result<Box<dyn Connection>> {
     Ok(match stream {
-        AcceptedStream::Tcp(stream, answer) => match verbs::accept_offer(TcpStream::from_std(stream)?, answer, scheme)?
-        {
+        AcceptedStream::Tcp(channel, answer) => match verbs::accept_offer(channel.attach()?, answer, scheme)? {
             AcceptedTransport::Verbs(connection) => connection,
-            AcceptedTransport::Tcp(stream) => Box::new(TcpConnection::new(stream, checks)),
+            AcceptedTransport::Tcp(channel) => Box::new(TcpConnection::new(channel, checks)),
         },
         AcceptedStream::Shm(stream, board) => {
             Box::new(ShmConnection::new(UnixStream::from_std(stream)?, board, ConnectionSide::Accepting)?)

@@ -13,11 +13,18 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use super::failures::ConnectFailure;
 use super::listening_user::listening_user;
+use super::token::JobToken;
 use super::{NetworkOptions, local_token};
 use crate::refusal::refusal;
 use crate::shm::{self, ShmEndpoint};
+use crate::tls::{ChannelBinding, Encryption, TcpChannel, TlsFailure};
 use crate::verbs::{DeviceContext, OfferAnswer};
 
+/// The reason for no verbs where everything that leaves the host is to be encrypted.
+pub(super) const VERBS_REFUSED: &str = "no verbs: encrypt = required refuses them, as they are not encrypted";
+/// The error of a client that could verify no server.
+pub(super) const UNVERIFIED: &str = "encrypt needs a certificate_authority or a token_file, by which the server is \
+                                     verified; expected one of them";
 /// Unanswered probes after which a connection ends.
 const KEEPALIVE_PROBES: u32 = 3;
 
@@ -40,17 +47,17 @@ impl Default for SocketOptions {
 
 /// A connected socket, by kind.
 pub(super) enum ConnectedStream {
-    Tcp(TcpStream),
+    Tcp(TcpChannel),
     Shm(ShmEndpoint),
     /// A TCP stream to this address, with the local queue pair to offer, or the reason for none.
-    VerbsOffer(TcpStream, Address, OfferAnswer),
+    VerbsOffer(TcpChannel, Address, OfferAnswer),
 }
 
 /// A connected socket, before the queue pair for an offer is made.
 enum ReachedStream {
     ConnectedStream(ConnectedStream),
     /// A TCP stream that may offer verbs.
-    VerbsOffer(TcpStream),
+    VerbsOffer(TcpChannel),
 }
 
 /// Connects to the first address of `address` that answers. The error lists the failure of each.
@@ -60,13 +67,16 @@ pub(super) async fn connect(
     device_context: DeviceContext,
 ) -> Result<ConnectedStream, ConnectFailure> {
     let failed = |why: &dyn Display| ConnectFailure::Failed(format!("connecting to {address}: {why}"));
+    if address.scheme == Scheme::Verbs && options.encryption.as_ref().is_some_and(Encryption::is_required) {
+        return Err(refused_here(format!("connecting to {address}: {VERBS_REFUSED}; expected another address")));
+    }
     let (mut refusals, mut refused) = (Vec::new(), None);
     for address_number in resolve(&address).await.map_err(|error| failed(&error))? {
         let attempt =
             tokio::time::timeout(options.connect_timeout, connect_one(&address, address_number, &options)).await;
         match attempt {
             Ok(Ok(ReachedStream::ConnectedStream(made))) => return Ok(made),
-            Ok(Ok(ReachedStream::VerbsOffer(stream))) => return Ok(with_offer(stream, address, device_context).await),
+            Ok(Ok(ReachedStream::VerbsOffer(channel))) => return Ok(with_offer(channel, address, device_context).await),
             Ok(Err(ConnectFailure::Failed(error))) => refusals.push(format!("{address_number}: {error}")),
             // Another server may listen at the next address.
             Ok(Err(ConnectFailure::Refused(frame))) => refused = Some(frame),
@@ -85,47 +95,86 @@ async fn connect_one(
     match address.scheme {
         Scheme::Auto | Scheme::Shm => match connect_shm(address_number).await {
             Ok(mut endpoint) => {
-                authenticate(address_number, options, &mut endpoint.stream).await?;
-                tracing::info!(%address, carried_by = "shm", "connected through shared memory");
+                let token = known_token(address_number, options).await?;
+                authenticate(address_number, (options, token), &mut endpoint.stream, ChannelBinding::default()).await?;
+                let carried_by = if options.encryption.is_some() { "shm, not encrypted" } else { "shm" };
+                tracing::info!(%address, carried_by, "connected through shared memory");
                 Ok(ReachedStream::ConnectedStream(ConnectedStream::Shm(endpoint)))
             }
             Err(error) if address.scheme == Scheme::Shm => Err(error.into()),
             Err(error) => {
-                let stream = connect_tcp(address_number, options).await?;
+                let channel = connect_tcp(address, address_number, options).await?;
                 tracing::info!(%address, not_by = "shm", "no shared memory: {error}");
-                Ok(ReachedStream::VerbsOffer(stream))
+                if options.encryption.as_ref().is_some_and(Encryption::is_required) {
+                    tracing::info!(%address, carried_by = channel.suite(), "connected over TLS; {VERBS_REFUSED}");
+                    return Ok(ReachedStream::ConnectedStream(ConnectedStream::Tcp(channel)));
+                }
+                Ok(ReachedStream::VerbsOffer(channel))
             }
         },
         Scheme::Tcp => {
-            Ok(ReachedStream::ConnectedStream(ConnectedStream::Tcp(connect_tcp(address_number, options).await?)))
+            let channel = connect_tcp(address, address_number, options).await?;
+            Ok(ReachedStream::ConnectedStream(ConnectedStream::Tcp(channel)))
         }
-        _ => Ok(ReachedStream::VerbsOffer(connect_tcp(address_number, options).await?)),
+        _ => Ok(ReachedStream::VerbsOffer(connect_tcp(address, address_number, options).await?)),
     }
 }
 
-/// An authenticated TCP connection.
-async fn connect_tcp(address_number: SocketAddr, options: &NetworkOptions) -> Result<TcpStream, ConnectFailure> {
-    let mut stream = connect_to(address_number, &options.socket).await?;
-    authenticate(address_number, options, &mut stream).await?;
-    Ok(stream)
-}
-
-/// Authenticates with the job's token, or with the one that a loopback server of this user gives. It is asked for each
-/// time, because a restarted server has another.
-async fn authenticate(
+/// An authenticated TCP connection, which is encrypted where this side encrypts. A server that does not is refused.
+async fn connect_tcp(
+    address: &Address,
     address_number: SocketAddr,
     options: &NetworkOptions,
+) -> Result<TcpChannel, ConnectFailure> {
+    let token = known_token(address_number, options).await?;
+    let mut channel = TcpChannel::from(connect_to(address_number, &options.socket).await?);
+    if let Some(encryption) = &options.encryption {
+        if token.is_none() && !encryption.verifies() {
+            return Err(refused_here(format!("connecting to {address}: {UNVERIFIED}")));
+        }
+        let session = encryption.connect(address).map_err(refused_here)?;
+        channel.encrypt(session).await.map_err(|failure| match failure {
+            TlsFailure::Lost(_) => ConnectFailure::Failed(encryption.explain(&failure, address)),
+            _ => refused_here(encryption.explain(&failure, address)),
+        })?;
+    }
+    let binding = channel.binding()?;
+    match authenticate(address_number, (options, token), &mut channel, binding).await {
+        Ok(()) => Ok(channel),
+        // A server that wants another certificate says so after the handshake.
+        Err(ConnectFailure::Failed(text)) if channel.has_failed() => {
+            Err(refused_here(format!("the server at {address} refuses this client's certificate: {text}")))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// The job's token, or the one that a loopback server of this user gives. It is asked for each time, because a
+/// restarted server has another.
+async fn known_token(address_number: SocketAddr, options: &NetworkOptions) -> Result<Option<JobToken>, ConnectFailure> {
+    match &options.token {
+        Some(token) => Ok(Some(token.clone())),
+        None => Ok(local_token::find(address_number).await?),
+    }
+}
+
+/// Authenticates with the token that is known for this address.
+async fn authenticate(
+    address_number: SocketAddr,
+    (options, token): (&NetworkOptions, Option<JobToken>),
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    binding: ChannelBinding,
 ) -> Result<(), ConnectFailure> {
-    let token = match &options.token {
-        Some(token) => Some(token.clone()),
-        None => local_token::find(address_number).await?,
-    };
     match token {
-        Some(token) => token.authenticate_to_server(stream).await,
+        Some(token) => token.authenticate_to_server(stream, binding).await,
         None if options.own_user_alone => check_user(address_number),
         None => Ok(()),
     }
+}
+
+/// The failure of a connection that this side refuses for good.
+fn refused_here(text: String) -> ConnectFailure {
+    ConnectFailure::Refused(refusal(ErrorCode::Unauthenticated, text))
 }
 
 /// Refuses a server of another user, which is not the one of the caller's job.
@@ -138,7 +187,7 @@ fn check_user(address_number: SocketAddr) -> Result<(), ConnectFailure> {
              {here}, as this process, or the address by name (coordinator, PSERVER_COORDINATOR) where that server is \
              the job's"
         );
-        Err(ConnectFailure::Refused(refusal(ErrorCode::Unauthenticated, text)))
+        Err(refused_here(text))
     })
 }
 
@@ -148,12 +197,12 @@ pub(super) fn ip(address_number: io::Result<SocketAddr>) -> Option<IpAddr> {
 }
 
 /// Makes the queue pair for an offer, on a thread that may block.
-async fn with_offer(stream: TcpStream, address: Address, device_context: DeviceContext) -> ConnectedStream {
-    let local = ip(stream.local_addr());
+async fn with_offer(channel: TcpChannel, address: Address, device_context: DeviceContext) -> ConnectedStream {
+    let local = channel.ips().0;
     let there = address.clone();
     let made = tokio::task::spawn_blocking(move || device_context.offer(&there, local)).await;
     let offer = made.unwrap_or_else(|error| Err(format!("making a pair: {error}")));
-    ConnectedStream::VerbsOffer(stream, address, offer)
+    ConnectedStream::VerbsOffer(channel, address, offer)
 }
 
 async fn connect_shm(address_number: SocketAddr) -> io::Result<ShmEndpoint> {

@@ -1,25 +1,24 @@
 //! A TCP connection: reader, writer and their socket.
 
 use std::io;
-use std::net::Shutdown;
 use std::task::{Context, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, ReceiveBuffers};
 use pserver_core::wire::Frame;
-use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::IoProgress;
-use super::checks::ChecksumPolicy;
+use super::checks::{ChecksumDecision, ChecksumPolicy};
 use super::reader::TcpReader;
 use super::writer::{TcpQueuedFrame, TcpWriter};
 use crate::connection::{Connection, ConnectionError, ReturnedBuffers, TicketedBody, UnreadLimit};
+use crate::tls::TcpChannel;
 use crate::turn_budget::TURN_BYTES;
 
 /// A TCP connection.
 pub(super) struct TcpConnection {
-    stream: TcpStream,
+    channel: TcpChannel,
     reader: TcpReader,
     writer: TcpWriter,
     /// Whether the last turn read nothing because the peer leaves its answers unread.
@@ -30,14 +29,15 @@ pub(super) struct TcpConnection {
 
 impl TcpConnection {
     /// A connection over an established stream.
-    pub(super) fn new(stream: TcpStream, checks: ChecksumPolicy) -> Self {
+    pub(super) fn new(channel: TcpChannel, checks: ChecksumPolicy) -> Self {
+        let checks = ChecksumDecision::policy(checks, &channel);
         let (reader, writer) = (TcpReader::new(checks), TcpWriter::new(checks));
-        Self { stream, reader, writer, is_paused: false, is_shut: false }
+        Self { channel, reader, writer, is_paused: false, is_shut: false }
     }
 
     /// A connection over a stream from which these bytes were read already.
-    pub(super) fn with_read_bytes(stream: TcpStream, checks: ChecksumPolicy, bytes: &[u8]) -> Self {
-        let mut connection = Self::new(stream, checks);
+    pub(super) fn with_read_bytes(channel: TcpChannel, checks: ChecksumPolicy, bytes: &[u8]) -> Self {
+        let mut connection = Self::new(channel, checks);
         connection.reader.preload(bytes);
         connection
     }
@@ -70,7 +70,7 @@ impl Connection for TcpConnection {
     }
 
     fn flush(&mut self, peer: PeerId, events: &mut Vec<Event>) -> Result<bool, ConnectionError> {
-        let written = self.writer.turn(peer, &self.stream, events).map_err(ConnectionError::Write)?;
+        let written = self.writer.turn(peer, &mut self.channel, events).map_err(ConnectionError::Write)?;
         Ok(written != IoProgress::Idle)
     }
 
@@ -81,10 +81,10 @@ impl Connection for TcpConnection {
         unread: Option<UnreadLimit>,
         events: &mut Vec<Event>,
     ) -> Result<bool, ConnectionError> {
-        let Self { stream, reader, writer, is_paused, .. } = self;
-        let written = writer.turn(peer, stream, events);
+        let Self { channel, reader, writer, is_paused, .. } = self;
+        let written = writer.turn(peer, channel, events);
         *is_paused = unread.is_some_and(|unread| unread.is_reached(writer.queue.len(), writer.held()));
-        let read = if *is_paused { IoProgress::Idle } else { reader.turn(peer, stream, events)? };
+        let read = if *is_paused { IoProgress::Idle } else { reader.turn(peer, channel, events)? };
         if reader.peer_insists() {
             writer.follow_peer();
         }
@@ -96,14 +96,16 @@ impl Connection for TcpConnection {
         };
         let mut context = Context::from_waker(waker);
         let reads = read == IoProgress::BudgetSpent
-            || read == IoProgress::Blocked && stream.poll_read_ready(&mut context).is_ready();
+            || read == IoProgress::Blocked && channel.socket().poll_read_ready(&mut context).is_ready();
+        // Reading may have made the record layer answer.
         let writes = written == IoProgress::BudgetSpent
-            || written == IoProgress::Blocked && stream.poll_write_ready(&mut context).is_ready();
+            || written == IoProgress::Idle && channel.has_unsent()
+            || written == IoProgress::Blocked && channel.socket().poll_write_ready(&mut context).is_ready();
         Ok(reads || writes)
     }
 
     fn tcp_stream(&self) -> Option<&TcpStream> {
-        Some(&self.stream)
+        self.channel.plain_socket()
     }
 
     fn take_offer(&mut self) -> Option<Vec<u8>> {
@@ -120,24 +122,32 @@ impl Connection for TcpConnection {
         waker: &Waker,
         events: &mut Vec<Event>,
     ) -> Result<(bool, bool), ConnectionError> {
-        let Self { stream, reader, writer, is_shut, .. } = self;
+        let Self { channel, reader, writer, is_shut, .. } = self;
         let mut context = Context::from_waker(waker);
-        match writer.turn(peer, stream, events).map_err(ConnectionError::Write)? {
+        match writer.turn(peer, channel, events).map_err(ConnectionError::Write)? {
             IoProgress::BudgetSpent => return Ok((false, true)),
-            IoProgress::Blocked if stream.poll_write_ready(&mut context).is_ready() => return Ok((false, true)),
-            IoProgress::Idle if !*is_shut => {
-                SockRef::from(&*stream).shutdown(Shutdown::Write).map_err(ConnectionError::Write)?;
-                *is_shut = true;
+            IoProgress::Blocked if channel.socket().poll_write_ready(&mut context).is_ready() => {
+                return Ok((false, true));
             }
+            IoProgress::Idle if !*is_shut => match channel.end() {
+                Ok(()) => *is_shut = true,
+                // The end of the records waits for the socket, as a record of the queue would.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if channel.socket().poll_write_ready(&mut context).is_ready() {
+                        return Ok((false, true));
+                    }
+                }
+                Err(error) => return Err(ConnectionError::Write(error)),
+            },
             IoProgress::Blocked | IoProgress::Idle => {}
         }
         for _ in 0..TURN_BYTES / TcpReader::BUFFER_BYTES {
-            match reader.discard(stream) {
+            match reader.discard(channel) {
                 Ok(false) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Ok(true) | Err(_) => return Ok((true, false)),
             }
         }
-        Ok((false, stream.poll_read_ready(&mut context).is_ready()))
+        Ok((false, channel.socket().poll_read_ready(&mut context).is_ready()))
     }
 }

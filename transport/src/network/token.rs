@@ -1,13 +1,16 @@
 //! The job's token: a secret of servers and trainers. Client and server authenticate each other with it (HMAC-SHA256
 //! challenge and response) before the first frame; `docs/WIRE.md` has the bytes.
 //!
-//! Not here: encryption. Later bytes are neither encrypted nor authenticated.
+//! Over TLS the proofs also cover what only the two ends of the session know, so that a relay cannot pass them on. A
+//! token may be a list: this side shows the first, and accepts any of the other side.
+//!
+//! Not here: encryption (`tls`). Without it, later bytes are neither encrypted nor authenticated.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -17,8 +20,8 @@ use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::failures::{ConnectFailure, HelloRefusal};
-use crate::connection::ConnectionSide;
 use crate::refusal::refusal;
+use crate::tls::{ChannelBinding, ReloadedFiles};
 
 /// A shorter secret can be guessed offline: every client receives a proof to test guesses on.
 const BYTES_MIN: usize = 16;
@@ -35,15 +38,41 @@ const WRONG_TOKEN: &str = "the client has another token than this server; expect
 const PEER_CLOSED: &str = "the client closed when the server showed the token: it has another token, or was lost";
 const OTHER_TOKEN: &str = "the server has another token than this side; expected the one of its token_file";
 
-/// The secret of a job.
-#[derive(Clone, PartialEq, Eq)]
-pub struct JobToken(Arc<[u8]>);
+/// The secret of a job, or several while it is changed: this side shows the first, and accepts any of the other side.
+/// One that is read from a file is read again once the file changes. Clones share it.
+#[derive(Clone)]
+pub struct JobToken(Arc<TokenSource>);
 
-/// Nonces of both ends, so that an earlier proof is never valid again.
+enum TokenSource {
+    Fixed(Arc<TokenSecrets>),
+    File(PathBuf, ReloadedFiles<TokenSecrets>),
+}
+
+/// The secrets of a token: one at least.
+#[derive(PartialEq, Eq)]
+struct TokenSecrets(Vec<TokenSecret>);
+
+#[derive(Clone, PartialEq, Eq)]
+struct TokenSecret(Box<[u8]>);
+
+/// What a proof covers: nonces of both ends, so that an earlier proof is never valid again, and the session of TLS.
 #[derive(Clone, Copy)]
-struct ChallengeNonces {
+struct TokenChallenge {
     connecting: [u8; NONCE_BYTES],
+    /// Zero in a greeting.
     accepting: [u8; NONCE_BYTES],
+    binding: ChannelBinding,
+}
+
+/// The message that has a proof. A proof is of no use in another.
+#[derive(Clone, Copy)]
+enum ProvingMessage {
+    /// The client's first, by which the server knows which token the client shows.
+    Greeting,
+    /// The server's.
+    Accepting,
+    /// The client's second.
+    Connecting,
 }
 
 /// One of the three messages. It is as long as a frame's header, so that either end can tell the two apart.
@@ -54,19 +83,12 @@ struct AuthMessage {
 }
 
 impl JobToken {
-    /// A token of 16 to 1,024 bytes, without surrounding white space.
+    /// A token of 16 to 1,024 bytes, without surrounding white space. Text of several lines is a list of tokens.
     ///
     /// # Errors
     /// The length, when it is out of bounds.
     pub fn new(secret: &[u8]) -> Result<Self, Failure> {
-        let secret = secret.trim_ascii();
-        if (BYTES_MIN..=BYTES_MAX).contains(&secret.len()) {
-            return Ok(Self(secret.into()));
-        }
-        let length = secret.len();
-        Err(Failure::call(format!(
-            "a token of {length} bytes; expected {BYTES_MIN} to {BYTES_MAX} that cannot be guessed"
-        )))
+        Ok(Self(Arc::new(TokenSource::Fixed(Arc::new(TokenSecrets::new(secret)?)))))
     }
 
     /// The token in a file. Logs a warning when other users may read or write the file.
@@ -74,6 +96,90 @@ impl JobToken {
     /// # Errors
     /// The file cannot be read, or its content is no token.
     pub fn read(path: &Path) -> Result<Self, Failure> {
+        let secrets = ReloadedFiles::open(vec![path.to_owned()], || TokenSecrets::read(path))?;
+        Ok(Self(Arc::new(TokenSource::File(path.to_owned(), secrets))))
+    }
+
+    /// The token in a file whose content was read already.
+    ///
+    /// # Errors
+    /// As [`JobToken::new`].
+    pub fn of_file(path: &Path, content: &[u8]) -> Result<Self, Failure> {
+        let secrets = ReloadedFiles::open(vec![path.to_owned()], || TokenSecrets::new(content))?;
+        Ok(Self(Arc::new(TokenSource::File(path.to_owned(), secrets))))
+    }
+
+    /// The secrets now, one on each line.
+    pub(super) fn text(&self) -> Vec<u8> {
+        self.secrets().0.iter().map(|secret| &*secret.0).collect::<Vec<_>>().join(&b'\n')
+    }
+
+    /// Whether `shown` is this token, compared in constant time; for readers that send the token itself.
+    #[must_use]
+    pub fn is(&self, shown: &[u8]) -> bool {
+        let mac_of = |secret: &[u8]| {
+            let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
+            mac.update(&MAGIC);
+            mac
+        };
+        let shown = mac_of(shown).finalize().into_bytes();
+        self.secrets().0.iter().any(|secret| mac_of(&secret.0).verify_slice(&shown).is_ok())
+    }
+
+    /// Authenticates to a server, and verifies that the server has the token.
+    ///
+    /// # Errors
+    /// The refusal by either side, or the reason why the connection ended.
+    pub(super) async fn authenticate_to_server(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        binding: ChannelBinding,
+    ) -> Result<(), ConnectFailure> {
+        let secrets = self.secrets();
+        let greeting = TokenChallenge { connecting: nonce()?, accepting: [0; NONCE_BYTES], binding };
+        let proof = secrets.first().proof_of(ProvingMessage::Greeting, &greeting);
+        send(stream, &AuthMessage { nonce: greeting.connecting, proof }.encode()).await?;
+        let mut bytes = [0; HEADER_BYTES];
+        stream.read_exact(&mut bytes).await?;
+        let Some(answer) = AuthMessage::decode(&bytes) else {
+            return Err(ConnectFailure::Refused(refused(stream, &bytes).await?));
+        };
+        let challenge = TokenChallenge { accepting: answer.nonce, ..greeting };
+        let Some(secret) = secrets.proven(ProvingMessage::Accepting, &challenge, &answer.proof) else {
+            return Err(ConnectFailure::Refused(refusal(ErrorCode::Unauthenticated, OTHER_TOKEN)));
+        };
+        let proof = secret.proof_of(ProvingMessage::Connecting, &challenge);
+        send(stream, &AuthMessage { nonce: [0; NONCE_BYTES], proof }.encode()).await?;
+        Ok(())
+    }
+
+    fn secrets(&self) -> Arc<TokenSecrets> {
+        match &*self.0 {
+            TokenSource::Fixed(secrets) => Arc::clone(secrets),
+            TokenSource::File(path, secrets) => secrets.current(|| TokenSecrets::read(path)),
+        }
+    }
+}
+
+impl PartialEq for JobToken {
+    fn eq(&self, other: &Self) -> bool {
+        self.secrets() == other.secrets()
+    }
+}
+
+impl Eq for JobToken {}
+
+impl TokenSecrets {
+    fn new(content: &[u8]) -> Result<Self, Failure> {
+        let content = content.trim_ascii();
+        // A secret of random bytes may have any byte.
+        let is_text = content.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+        let lines = content.split(|byte| is_text && *byte == b'\n').map(<[u8]>::trim_ascii);
+        let secrets = lines.filter(|line| !line.is_empty()).map(TokenSecret::new).collect::<Result<Vec<_>, _>>()?;
+        if secrets.is_empty() { TokenSecret::new(b"").map(|secret| Self(vec![secret])) } else { Ok(Self(secrets)) }
+    }
+
+    fn read(path: &Path) -> Result<Self, Failure> {
         let wrong = |why: &dyn fmt::Display| Failure::call(format!("token_file {}: {why}", path.display()));
         let mut secret = Vec::new();
         let file = File::open(path).map_err(|error| wrong(&error))?;
@@ -85,65 +191,56 @@ impl JobToken {
         Self::new(&secret).map_err(|failure| wrong(&failure))
     }
 
-    /// The secret itself.
-    pub(super) fn secret(&self) -> &[u8] {
-        &self.0
+    /// The one that this side shows.
+    fn first(&self) -> &TokenSecret {
+        self.0.first().expect("a token has one secret at least")
     }
 
-    /// Whether `shown` is this token, compared in constant time; for readers that send the token itself.
-    #[must_use]
-    pub fn is(&self, shown: &[u8]) -> bool {
-        let mac_of = |secret: &[u8]| {
-            let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
-            mac.update(&MAGIC);
-            mac
-        };
-        mac_of(&self.0).verify_slice(&mac_of(shown).finalize().into_bytes()).is_ok()
-    }
-
-    /// Authenticates to a server, and verifies that the server has the token.
-    ///
-    /// # Errors
-    /// The refusal by either side, or the reason why the connection ended.
-    pub(super) async fn authenticate_to_server(
+    /// The one by which the other side has made this proof.
+    fn proven(
         &self,
-        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    ) -> Result<(), ConnectFailure> {
-        let connecting = nonce()?;
-        stream.write_all(&AuthMessage { nonce: connecting, proof: [0; PROOF_BYTES] }.encode()).await?;
-        let mut bytes = [0; HEADER_BYTES];
-        stream.read_exact(&mut bytes).await?;
-        let Some(answer) = AuthMessage::decode(&bytes) else {
-            return Err(ConnectFailure::Refused(refused(stream, &bytes).await?));
-        };
-        let nonces = ChallengeNonces { connecting, accepting: answer.nonce };
-        if !self.is_proven(ConnectionSide::Accepting, &nonces, &answer.proof) {
-            return Err(ConnectFailure::Refused(refusal(ErrorCode::Unauthenticated, OTHER_TOKEN)));
+        message: ProvingMessage,
+        challenge: &TokenChallenge,
+        proof: &[u8; PROOF_BYTES],
+    ) -> Option<&TokenSecret> {
+        self.0.iter().find(|secret| secret.is_proven(message, challenge, proof))
+    }
+}
+
+impl TokenSecret {
+    fn new(secret: &[u8]) -> Result<Self, Failure> {
+        if (BYTES_MIN..=BYTES_MAX).contains(&secret.len()) {
+            return Ok(Self(secret.into()));
         }
-        let proof = self.proof_of(ConnectionSide::Connecting, &nonces);
-        stream.write_all(&AuthMessage { nonce: [0; NONCE_BYTES], proof }.encode()).await?;
-        Ok(())
+        let length = secret.len();
+        Err(Failure::call(format!(
+            "a token of {length} bytes; expected {BYTES_MIN} to {BYTES_MAX} that cannot be guessed"
+        )))
     }
 
-    fn mac_of(&self, end: ConnectionSide, nonces: &ChallengeNonces) -> Hmac<Sha256> {
+    fn mac_of(&self, message: ProvingMessage, challenge: &TokenChallenge) -> Hmac<Sha256> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key may have any length");
         mac.update(&MAGIC);
-        mac.update(match end {
-            ConnectionSide::Connecting => b"connecting",
-            ConnectionSide::Accepting => b"accepting_",
+        mac.update(match message {
+            ProvingMessage::Greeting => b"greeting__",
+            ProvingMessage::Connecting => b"connecting",
+            ProvingMessage::Accepting => b"accepting_",
         });
-        mac.update(&nonces.connecting);
-        mac.update(&nonces.accepting);
+        mac.update(&challenge.connecting);
+        mac.update(&challenge.accepting);
+        if let ChannelBinding(Some(binding)) = &challenge.binding {
+            mac.update(binding);
+        }
         mac
     }
 
-    fn proof_of(&self, end: ConnectionSide, nonces: &ChallengeNonces) -> [u8; PROOF_BYTES] {
-        self.mac_of(end, nonces).finalize().into_bytes().into()
+    fn proof_of(&self, message: ProvingMessage, challenge: &TokenChallenge) -> [u8; PROOF_BYTES] {
+        self.mac_of(message, challenge).finalize().into_bytes().into()
     }
 
     /// Compares in constant time.
-    fn is_proven(&self, end: ConnectionSide, nonces: &ChallengeNonces, proof: &[u8; PROOF_BYTES]) -> bool {
-        self.mac_of(end, nonces).verify_slice(proof).is_ok()
+    fn is_proven(&self, message: ProvingMessage, challenge: &TokenChallenge, proof: &[u8; PROOF_BYTES]) -> bool {
+        self.mac_of(message, challenge).verify_slice(proof).is_ok()
     }
 }
 
@@ -155,7 +252,7 @@ impl JobToken {
 pub(super) async fn authenticate_client(
     token: Option<&JobToken>,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    header: &mut [u8; HEADER_BYTES],
+    (header, binding): (&mut [u8; HEADER_BYTES], ChannelBinding),
 ) -> Result<(), HelloRefusal> {
     let unauthenticated = |text: &str| HelloRefusal { code: ErrorCode::Unauthenticated, text: text.to_owned() };
     let (token, greeting) = match (token, AuthMessage::decode(header)) {
@@ -167,12 +264,17 @@ pub(super) async fn authenticate_client(
         }
         (Some(token), Some(greeting)) => (token, greeting),
     };
-    let nonces = ChallengeNonces { connecting: greeting.nonce, accepting: nonce().map_err(HelloRefusal::invalid)? };
-    let answer = AuthMessage { nonce: nonces.accepting, proof: token.proof_of(ConnectionSide::Accepting, &nonces) };
-    stream.write_all(&answer.encode()).await.map_err(HelloRefusal::invalid)?;
+    let secrets = token.secrets();
+    let greeted = TokenChallenge { connecting: greeting.nonce, accepting: [0; NONCE_BYTES], binding };
+    let challenge = TokenChallenge { accepting: nonce().map_err(HelloRefusal::invalid)?, ..greeted };
+    // A client that shows another token is shown this side's: it may have that one too.
+    let secret = secrets.proven(ProvingMessage::Greeting, &greeted, &greeting.proof).unwrap_or(secrets.first());
+    let proof = secret.proof_of(ProvingMessage::Accepting, &challenge);
+    let answer = AuthMessage { nonce: challenge.accepting, proof };
+    send(stream, &answer.encode()).await.map_err(HelloRefusal::invalid)?;
     stream.read_exact(header).await.map_err(|_| HelloRefusal::invalid(PEER_CLOSED))?;
     let shown = AuthMessage::decode(header);
-    if !shown.is_some_and(|shown| token.is_proven(ConnectionSide::Connecting, &nonces, &shown.proof)) {
+    if !shown.is_some_and(|shown| secret.is_proven(ProvingMessage::Connecting, &challenge, &shown.proof)) {
         return Err(unauthenticated(WRONG_TOKEN));
     }
     stream.read_exact(header).await.map_err(HelloRefusal::invalid)?;
@@ -210,6 +312,11 @@ impl AuthMessage {
     }
 }
 
+async fn send(stream: &mut (impl AsyncWrite + Unpin), message: &[u8]) -> io::Result<()> {
+    stream.write_all(message).await?;
+    stream.flush().await
+}
+
 fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
     let mut nonce = [0; NONCE_BYTES];
     getrandom::fill(&mut nonce).map_err(io::Error::other)?;
@@ -245,7 +352,8 @@ mod tests {
     async fn serve(token: Option<JobToken>, mut stream: DuplexStream) -> Result<Kind, HelloRefusal> {
         let mut header = [0; HEADER_BYTES];
         stream.read_exact(&mut header).await.expect("somebody speaks");
-        let asked = authenticate_client(token.as_ref(), &mut stream, &mut header).await;
+        let binding = ChannelBinding::default();
+        let asked = authenticate_client(token.as_ref(), &mut stream, (&mut header, binding)).await;
         if let Err(HelloRefusal { code, text }) = &asked {
             // A refused client may have closed.
             let _ = stream.write_all(&refusal(*code, text.as_str()).encode()).await;
@@ -256,7 +364,7 @@ mod tests {
     /// The client, which sends its hello afterwards.
     async fn connect(token: Option<JobToken>, mut stream: DuplexStream) -> Result<(), String> {
         if let Some(token) = token {
-            token.authenticate_to_server(&mut stream).await.map_err(text)?;
+            token.authenticate_to_server(&mut stream, ChannelBinding::default()).await.map_err(text)?;
         }
         stream.write_all(&Frame::bare(Head::new(HELLO)).encode()).await.expect("somebody listens");
         Ok(())
@@ -310,34 +418,35 @@ mod tests {
 
     #[test]
     fn a_replayed_proof_does_not_authenticate_a_client() {
-        let key = token("0123456789abcdef");
+        let key = token("0123456789abcdef").secrets().first().clone();
         let greeting = AuthMessage { nonce: [7; NONCE_BYTES], proof: [0; PROOF_BYTES] };
         let nonces = |answer: &[u8; HEADER_BYTES]| {
             let accepting = AuthMessage::decode(answer).expect("a card").nonce;
-            ChallengeNonces { connecting: greeting.nonce, accepting }
+            TokenChallenge { connecting: greeting.nonce, accepting, binding: ChannelBinding::default() }
         };
-        let proof = |end, nonces: &ChallengeNonces| {
+        let proof = |end, nonces: &TokenChallenge| {
             AuthMessage { nonce: [0; NONCE_BYTES], proof: key.proof_of(end, nonces) }.encode()
         };
         let wrong = Err(unauthenticated(WRONG_TOKEN));
         assert_eq!(
-            rogue(greeting.encode(), |answer| proof(ConnectionSide::Connecting, &nonces(&answer)).to_vec()),
+            rogue(greeting.encode(), |answer| proof(ProvingMessage::Connecting, &nonces(&answer)).to_vec()),
             Ok(HELLO)
         );
         // The server's own proof, reflected.
         assert_eq!(rogue(greeting.encode(), |answer| answer.to_vec()), wrong);
         assert_eq!(
-            rogue(greeting.encode(), |answer| proof(ConnectionSide::Accepting, &nonces(&answer)).to_vec()),
+            rogue(greeting.encode(), |answer| proof(ProvingMessage::Accepting, &nonces(&answer)).to_vec()),
             wrong
         );
         // A proof of another exchange with the same greeting.
-        let old = ChallengeNonces { connecting: greeting.nonce, accepting: [9; NONCE_BYTES] };
-        assert_eq!(rogue(greeting.encode(), |_| proof(ConnectionSide::Connecting, &old).to_vec()), wrong);
+        let accepting = [9; NONCE_BYTES];
+        let old = TokenChallenge { connecting: greeting.nonce, accepting, binding: ChannelBinding::default() };
+        assert_eq!(rogue(greeting.encode(), |_| proof(ProvingMessage::Connecting, &old).to_vec()), wrong);
         // A hello instead of a proof, and one bit of a proof.
         assert_eq!(rogue(greeting.encode(), |_| Vec::new()), wrong);
         for bit in [0, 100, 255] {
             let spoil = |answer| {
-                let mut bytes = proof(ConnectionSide::Connecting, &nonces(&answer));
+                let mut bytes = proof(ProvingMessage::Connecting, &nonces(&answer));
                 bytes[MAGIC.len() + NONCE_BYTES + bit / 8] ^= 1 << (bit % 8);
                 bytes.to_vec()
             };
@@ -360,21 +469,21 @@ mod tests {
 
     #[test]
     fn a_replayed_proof_does_not_authenticate_a_server() {
-        let key = token("0123456789abcdef");
+        let key = token("0123456789abcdef").secrets().first().clone();
         let answer = |end, greeting: &[u8; HEADER_BYTES], accepting| {
-            let nonces =
-                ChallengeNonces { connecting: AuthMessage::decode(greeting).expect("a card").nonce, accepting };
+            let connecting = AuthMessage::decode(greeting).expect("a card").nonce;
+            let nonces = TokenChallenge { connecting, accepting, binding: ChannelBinding::default() };
             AuthMessage { nonce: accepting, proof: key.proof_of(end, &nonces) }.encode().to_vec()
         };
         let refused = Err(OTHER_TOKEN.to_owned());
         let (_, first) = impostor(|greeting| greeting.to_vec());
         assert_eq!(impostor(|greeting| greeting.to_vec()).0, refused, "its own greeting, sent back");
         assert_eq!(
-            impostor(|_| answer(ConnectionSide::Accepting, &first, [9; NONCE_BYTES])).0,
+            impostor(|_| answer(ProvingMessage::Accepting, &first, [9; NONCE_BYTES])).0,
             refused,
             "an old answer"
         );
-        assert_eq!(impostor(|greeting| answer(ConnectionSide::Connecting, &greeting, [9; NONCE_BYTES])).0, refused);
+        assert_eq!(impostor(|greeting| answer(ProvingMessage::Connecting, &greeting, [9; NONCE_BYTES])).0, refused);
         assert_ne!(impostor(|greeting| greeting.to_vec()).1, first, "no two greetings are alike");
         // Other answers are errors that the client retries.
         let frame = |kind| Frame::bare(Head::new(kind)).encode();

@@ -269,7 +269,7 @@ impl Upgrade {
     ) -> Result<(), ConnectionError> {
         let _inside = device_context.runtime().enter();
         let stream = duplicate(connection.tcp_stream())?;
-        let mut over_verbs = endpoint.take_over(stream, connection.take_unread());
+        let mut over_verbs = endpoint.take_over(stream.into(), connection.take_unread());
         for (ticket, frame, body) in self.held.drain(..) {
             over_verbs.send(Some(ticket), frame, body);
         }

@@ -7,14 +7,12 @@ use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::memory::Stretch;
 use pserver_core::port::{Event, Payloads};
 use pserver_core::wire::{Flags, Frame};
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use smallvec::SmallVec;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 
 use super::checks::{ChecksumDecision, ChecksumPolicy};
 use super::{IoProgress, SLICES_MAX};
 use crate::payload::{held_bytes, write_checksums};
+use crate::tls::TcpChannel;
 use crate::turn_budget::TURN_BYTES;
 
 /// Bytes that one call writes if so many are queued. Sealing more would wait for the socket anyway.
@@ -132,29 +130,23 @@ impl TcpWriter {
         self.queue.iter().map(|frame| frame.held).sum()
     }
 
-    /// Writes until the queue is empty, the socket is full, or the budget is spent. Each system call is a vectored
-    /// write, of several frames when they are small.
-    pub(super) fn turn(&mut self, peer: PeerId, stream: &TcpStream, events: &mut Vec<Event>) -> io::Result<IoProgress> {
+    /// Writes until the queue is empty and sent, the socket is full, or the budget is spent. Each system call is a
+    /// vectored write, of several frames when they are small.
+    pub(super) fn turn(
+        &mut self,
+        peer: PeerId,
+        channel: &mut TcpChannel,
+        events: &mut Vec<Event>,
+    ) -> io::Result<IoProgress> {
         let mut written = 0;
-        while !self.queue.is_empty() {
+        while !self.queue.is_empty() || channel.has_unsent() {
             if written >= TURN_BYTES {
                 return Ok(IoProgress::BudgetSpent);
             }
-            let checks = self.checking.is_on(stream);
+            let checks = self.checking.is_on(channel);
             self.seal(checks);
             let slices = self.gather();
-            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-            let mut sent = 0;
-            let outcome = stream.try_io(Interest::WRITABLE, || {
-                // A program that links the library may not ignore SIGPIPE.
-                sent = sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
-                match sent {
-                    0 => Err(io::ErrorKind::WriteZero.into()),
-                    // A short write filled the socket. Reporting it saves the call that would find that out.
-                    _ if sent < asked => Err(io::ErrorKind::WouldBlock.into()),
-                    _ => Ok(()),
-                }
-            });
+            let (sent, outcome) = channel.send(&slices);
             drop(slices);
             written += sent;
             self.consume(sent, peer, events);

@@ -1,7 +1,6 @@
 //! A connection over verbs: sender, receiver, queue pair and the TCP socket that signals its end.
 
-use std::io;
-use std::net::Shutdown;
+use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -9,9 +8,6 @@ use std::time::{Duration, Instant};
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers};
 use pserver_core::wire::{Frame, HEADER_BYTES, Kind, Prefix};
-use rustix::net::{SendFlags, send};
-use socket2::SockRef;
-use tokio::net::TcpStream;
 
 use super::credits::CreditedMessages;
 use super::device_health::DeviceHealth;
@@ -23,6 +19,7 @@ use super::wire_format::{MessageKind, PREFIX_BYTES};
 use super::work_requests::{InFlightRequest, RequestOutcome};
 use super::{ConnectionError, ConnectionSide};
 use crate::connection::{Connection, ReturnedBuffers, SendProgress, TicketedBody, UnreadLimit};
+use crate::tls::TcpChannel;
 use crate::turn_budget::{TURN_BYTES, TURN_FRAMES};
 
 /// The longest refusal that is read from the socket, after its header.
@@ -52,7 +49,7 @@ pub(crate) struct VerbsConnection {
 
 /// The TCP connection, which signals the end and carries refusals.
 pub(super) struct ControlSocket {
-    stream: TcpStream,
+    channel: TcpChannel,
     /// Whether the runtime may have news of the socket.
     must_poll_socket: bool,
     is_closed: bool,
@@ -315,7 +312,7 @@ impl Connection for VerbsConnection {
         let more = self.flush(peer, events)?;
         if self.sender.len() == 0 && self.messages.work_requests.is_empty() {
             // Either side may have closed the socket.
-            let _ = SockRef::from(&self.socket.stream).shutdown(Shutdown::Write);
+            let _ = self.socket.channel.end();
         }
         Ok((false, more))
     }
@@ -344,17 +341,17 @@ impl Drop for VerbsConnection {
 }
 
 impl ControlSocket {
-    pub(super) fn new(stream: TcpStream) -> Self {
-        Self::with_bytes(stream, Vec::new())
+    pub(super) fn new(channel: TcpChannel) -> Self {
+        Self::with_bytes(channel, Vec::new())
     }
 
     /// A socket of which these bytes were read.
-    pub(super) fn with_bytes(stream: TcpStream, bytes: Vec<u8>) -> Self {
-        Self { stream, must_poll_socket: true, is_closed: false, bytes }
+    pub(super) fn with_bytes(channel: TcpChannel, bytes: Vec<u8>) -> Self {
+        Self { channel, must_poll_socket: true, is_closed: false, bytes }
     }
 
-    pub(super) fn into_stream(self) -> TcpStream {
-        self.stream
+    pub(super) fn into_channel(self) -> TcpChannel {
+        self.channel
     }
 
     pub(super) fn socket_woken(&mut self) {
@@ -371,9 +368,8 @@ impl ControlSocket {
     }
 
     /// Sends a short message whole, or fails.
-    pub(super) fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        let sent = send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.channel.send_now(bytes)
     }
 
     /// Reads from the socket and registers `waker` for more.
@@ -388,14 +384,14 @@ impl ControlSocket {
         }
         let mut context = Context::from_waker(waker);
         while !self.is_closed && self.bytes.len() < bytes_max {
-            if self.stream.poll_read_ready(&mut context)?.is_pending() {
+            if !self.channel.has_received() && self.channel.socket().poll_read_ready(&mut context)?.is_pending() {
                 return Ok(());
             }
             let mut some = [0; 1024];
             let room = some.len().min(bytes_max - self.bytes.len());
-            match self.stream.try_read(&mut some[..room]) {
-                Ok(0) => self.is_closed = true,
-                Ok(read) => self.bytes.extend_from_slice(&some[..read]),
+            match self.channel.receive(&mut [IoSliceMut::new(&mut some[..room])]) {
+                Ok((0, _)) => self.is_closed = true,
+                Ok((read, _)) => self.bytes.extend_from_slice(&some[..read]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // A reset counts as closed.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.is_closed = true,
@@ -457,7 +453,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let stream = std::net::TcpStream::connect(listener.local_addr().expect("a port")).expect("it listens");
         stream.set_nonblocking(true).expect("a socket");
-        let socket = ControlSocket::new(TcpStream::from_std(stream).expect("a socket"));
+        let socket = ControlSocket::new(tokio::net::TcpStream::from_std(stream).expect("a socket").into());
         let (send_staging, receive_staging) =
             (VerbsStaging::new(local_registry.clone()), VerbsStaging::new(local_registry.clone()));
         let (side, health) = (ConnectionSide::Accepting, Arc::default());

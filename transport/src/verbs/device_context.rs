@@ -17,7 +17,6 @@ use pserver_core::port::Doorbell;
 use pserver_core::wire::{Address, Scheme};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use super::choice::{ConnectionPlace, DeviceChoice, NOT_REACHED, PeerLink, can_meet};
@@ -36,6 +35,7 @@ use super::wire_format::HandshakeMessage;
 use super::work_requests::{InFlightRequests, RequestOutcome};
 use super::{ConnectionError, ConnectionSide, VerbsDevice, VerbsDevices, hardware_device, hardware_ports};
 use crate::connection::Connection;
+use crate::tls::TcpChannel;
 
 /// Delay before a failed device is reopened.
 const REOPEN_DELAY: Duration = Duration::from_secs(2);
@@ -503,7 +503,7 @@ impl PairEndpoint {
     }
 
     /// The connection that goes on from a TCP connection, whose `unread` bytes were read from the stream.
-    pub(crate) fn take_over(self, stream: TcpStream, unread: Vec<u8>) -> Box<dyn Connection> {
-        Box::new(self.into_connection(ControlSocket::with_bytes(stream, unread)))
+    pub(crate) fn take_over(self, channel: TcpChannel, unread: Vec<u8>) -> Box<dyn Connection> {
+        Box::new(self.into_connection(ControlSocket::with_bytes(channel, unread)))
     }
 }

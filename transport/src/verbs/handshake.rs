@@ -11,7 +11,6 @@ use std::task::{Context, Poll, Waker};
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads};
 use pserver_core::wire::{ErrorCode, Frame, Kind, OfferMessage, Scheme};
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::ConnectionError;
@@ -20,6 +19,7 @@ use super::device_context::{DeviceContext, OfferAnswer, PairEndpoint};
 use super::provider::PairAddress;
 use super::wire_format::{HANDSHAKE_BYTES, HandshakeMessage};
 use crate::refusal::refusal;
+use crate::tls::TcpChannel;
 
 /// A TCP connection that has offered verbs.
 pub(crate) struct VerbsHandshake {
@@ -45,7 +45,7 @@ enum HandshakeStage {
 enum OfferReply {
     Yes(ControlSocket, Box<PairEndpoint>, PairAddress),
     /// The stream that stays TCP, the bytes that were read from it, and the reason.
-    No(TcpStream, Vec<u8>, String),
+    No(TcpChannel, Vec<u8>, String),
 }
 
 /// Frames that wait for the connection.
@@ -56,14 +56,14 @@ pub(crate) enum HandshakeResult {
     /// A connection over verbs.
     Verbs(Box<VerbsConnection>),
     /// A TCP stream, the bytes that were read from it, and the reason why it has no verbs.
-    Tcp(TcpStream, Vec<u8>, String),
+    Tcp(TcpChannel, Vec<u8>, String),
 }
 
 impl VerbsHandshake {
     /// A handshake that offers `endpoint` over `stream`.
-    pub(crate) fn new(stream: TcpStream, endpoint: Box<PairEndpoint>, scheme: Scheme) -> Self {
+    pub(crate) fn new(channel: TcpChannel, endpoint: Box<PairEndpoint>, scheme: Scheme) -> Self {
         Self {
-            fixtures: HandshakeStage::Offered(ControlSocket::new(stream), endpoint),
+            fixtures: HandshakeStage::Offered(ControlSocket::new(channel), endpoint),
             requires_verbs: scheme == Scheme::Verbs,
             has_sent_hello: false,
             sent: None,
@@ -74,7 +74,7 @@ impl VerbsHandshake {
 
     /// Sends the hello with the offer at once; later frames wait.
     pub(crate) fn send(&mut self, ticket: Option<Ticket>, mut frame: Frame, body: Payloads) {
-        let (Some(ticket), HandshakeStage::Offered(socket, endpoint)) = (ticket, &self.fixtures) else {
+        let (Some(ticket), HandshakeStage::Offered(socket, endpoint)) = (ticket, &mut self.fixtures) else {
             // Only a refusal has no ticket, and nothing can be refused yet.
             return self.waiting.extend(ticket.map(|ticket| (ticket, frame, body)));
         };
@@ -151,7 +151,7 @@ impl VerbsHandshake {
                 let task = device_context.runtime().spawn_blocking(move || endpoint.connect(&there));
                 self.poll_connecting(socket, task, waker)
             }
-            OfferReply::No(stream, bytes, reason) => Ok(Some(HandshakeResult::Tcp(stream, bytes, reason))),
+            OfferReply::No(channel, bytes, reason) => Ok(Some(HandshakeResult::Tcp(channel, bytes, reason))),
         }
     }
 
@@ -173,7 +173,7 @@ impl VerbsHandshake {
             return match answer {
                 HandshakeMessage::Yes(there) => Ok(OfferReply::Yes(socket, endpoint, there)),
                 HandshakeMessage::No(reason) if self.requires_verbs => Err(ConnectionError::Device(reason)),
-                HandshakeMessage::No(reason) => Ok(OfferReply::No(socket.into_stream(), Vec::new(), reason)),
+                HandshakeMessage::No(reason) => Ok(OfferReply::No(socket.into_channel(), Vec::new(), reason)),
             };
         }
         let is_refused = bytes.get(KIND_AT) == Some(&(Kind::Refused as u8));
@@ -181,7 +181,7 @@ impl VerbsHandshake {
         if self.requires_verbs && !is_refused {
             return Err(ConnectionError::Device(reason));
         }
-        Ok(OfferReply::No(socket.into_stream(), bytes, reason))
+        Ok(OfferReply::No(socket.into_channel(), bytes, reason))
     }
 
     fn poll_connecting(
@@ -227,7 +227,7 @@ pub(crate) enum AcceptedTransport {
     /// A connection over verbs.
     Verbs(Box<VerbsConnection>),
     /// A TCP connection without an offer, or whose offer was refused.
-    Tcp(TcpStream),
+    Tcp(TcpChannel),
 }
 
 /// Sends the answer to a client's offer, if it made one. `scheme` is the listener's.
@@ -235,14 +235,14 @@ pub(crate) enum AcceptedTransport {
 /// # Errors
 /// A socket error; or a missing device where the listener allows verbs only, which the client is told.
 pub(crate) fn accept_offer(
-    stream: TcpStream,
+    channel: TcpChannel,
     answer: Option<OfferAnswer>,
     scheme: Scheme,
 ) -> io::Result<AcceptedTransport> {
-    let socket = ControlSocket::new(stream);
+    let mut socket = ControlSocket::new(channel);
     match answer {
-        None if scheme == Scheme::Verbs => Err(refuse(&socket, "this server takes connections over verbs only")),
-        None => Ok(AcceptedTransport::Tcp(socket.into_stream())),
+        None if scheme == Scheme::Verbs => Err(refuse(&mut socket, "this server takes connections over verbs only")),
+        None => Ok(AcceptedTransport::Tcp(socket.into_channel())),
         Some(Ok(endpoint)) => {
             socket.send(&HandshakeMessage::Yes(endpoint.end()).encode())?;
             tracing::debug!("a connection goes over verbs");
@@ -254,13 +254,13 @@ pub(crate) fn accept_offer(
                 return Err(io::Error::other(reason));
             }
             tracing::info!(reason, "a connection stays on TCP");
-            Ok(AcceptedTransport::Tcp(socket.into_stream()))
+            Ok(AcceptedTransport::Tcp(socket.into_channel()))
         }
     }
 }
 
 /// Tells the client the reason, and returns it.
-fn refuse(socket: &ControlSocket, reason: &str) -> io::Error {
+fn refuse(socket: &mut ControlSocket, reason: &str) -> io::Error {
     // The connection ends with or without this refusal.
     drop(socket.send(&refusal(ErrorCode::Invalid, reason).encode()));
     io::Error::other(reason)

@@ -1,0 +1,87 @@
+//! Files whose content is read again once they change: certificates, keys and tokens.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pserver_core::error::Failure;
+
+/// Files are looked at no more often.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A value that is read from files, and read again when one of them changes. Where the new content is wrong, the value
+/// stays, and a warning says why.
+pub(crate) struct ReloadedFiles<T> {
+    paths: Vec<PathBuf>,
+    state: Mutex<ReloadState<T>>,
+}
+
+struct ReloadState<T> {
+    value: Arc<T>,
+    /// Of the files when they were last read.
+    stamps: Vec<Option<FileStamp>>,
+    looked_at: Instant,
+}
+
+/// What changes with a file's content: a rename brings another inode, a write another time or length.
+#[derive(Clone, Copy, PartialEq)]
+struct FileStamp {
+    modified: (i64, i64),
+    length: u64,
+    inode: u64,
+}
+
+impl<T> ReloadedFiles<T> {
+    /// The value that `read` makes of these files.
+    ///
+    /// # Errors
+    /// As `read`.
+    pub(crate) fn open(paths: Vec<PathBuf>, read: impl FnOnce() -> Result<T, Failure>) -> Result<Self, Failure> {
+        // The stamps are taken first: a change while the files are read is found later.
+        let stamps = stamps(&paths);
+        let state = Mutex::new(ReloadState { value: Arc::new(read()?), stamps, looked_at: Instant::now() });
+        Ok(Self { paths, state })
+    }
+
+    /// The value of the files as they are now, or were within the last second.
+    pub(crate) fn current(&self, read: impl FnOnce() -> Result<T, Failure>) -> Arc<T> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.paths.is_empty() || state.looked_at.elapsed() < LOOK_INTERVAL {
+            return Arc::clone(&state.value);
+        }
+        state.looked_at = Instant::now();
+        let found = stamps(&self.paths);
+        if found != state.stamps {
+            state.stamps = found;
+            match read() {
+                Ok(value) => {
+                    tracing::info!(files = %self.names(), "read again, because a file has changed");
+                    state.value = Arc::new(value);
+                }
+                Err(failure) => tracing::warn!("a file has changed, and what it had before stays in use: {failure}"),
+            }
+        }
+        Arc::clone(&state.value)
+    }
+
+    /// The value that was read last.
+    pub(crate) fn last(&self) -> Arc<T> {
+        Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner).value)
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<_> = self.paths.iter().map(|path| path.display().to_string()).collect();
+        names.join(", ")
+    }
+}
+
+fn stamps(paths: &[PathBuf]) -> Vec<Option<FileStamp>> {
+    let stamp = |path: &PathBuf| {
+        let facts = fs::metadata(path).ok()?;
+        let modified = (facts.mtime(), facts.mtime_nsec());
+        Some(FileStamp { modified, length: facts.len(), inode: facts.ino() })
+    };
+    paths.iter().map(stamp).collect()
+}
