@@ -1,6 +1,7 @@
 //! The conformance suite for every backend.
 
 use std::thread;
+use std::time::Duration;
 
 use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::wire::Address;
@@ -9,6 +10,7 @@ use pserver_transport::loopback::{self, LoopbackTransport};
 use pserver_transport::network::{
     ChecksumPolicy, JobToken, Listener, Network, NetworkOptions, PollPolicy, SocketOptions, Stop,
 };
+use pserver_transport::tls::{EncryptPolicy, Encryption, EncryptionSettings};
 use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
 
 /// Stops a listener and joins its thread when dropped.
@@ -107,6 +109,50 @@ fn every_transport_keeps_its_promises_with_a_token() {
     conformance::check(|| tcp("127.0.0.1", &options));
     conformance::check(|| ends("shm://127.0.0.1:0", &options));
     conformance::check(|| verbs("verbs://127.0.0.1:0", options.clone()));
+}
+
+/// Options with TLS, and a token for it.
+fn encrypted(policy: EncryptPolicy) -> NetworkOptions {
+    let settings = EncryptionSettings { policy, ..EncryptionSettings::default() };
+    let encryption = Encryption::of_server(&settings).expect("a certificate can be made");
+    let token = JobToken::new(b"nobody can guess this").ok();
+    NetworkOptions { token, encryption, ..NetworkOptions::default() }
+}
+
+#[test]
+fn tls_keeps_every_promise() {
+    conformance::check(|| tcp("127.0.0.1", &encrypted(EncryptPolicy::Tcp)));
+}
+
+#[test]
+fn tls_keeps_every_promise_by_name_with_checksums_and_without_verbs() {
+    let options = NetworkOptions { checks: ChecksumPolicy::Always, ..encrypted(EncryptPolicy::Required) };
+    conformance::check(|| tcp("localhost", &options));
+}
+
+#[test]
+fn tls_keeps_every_promise_with_small_buffers() {
+    let small = Some(16 * 1024);
+    let options = NetworkOptions {
+        socket: SocketOptions { send_buffer_bytes: small, receive_buffer_bytes: small, ..SocketOptions::default() },
+        // One thread waits for both sides in turn, a millisecond for each half of a record.
+        linger: Duration::from_secs(30),
+        ..encrypted(EncryptPolicy::Tcp)
+    };
+    conformance::check(|| tcp("[::1]", &options));
+}
+
+#[test]
+fn tls_keeps_every_promise_to_sides_that_never_sleep_and_that_always_do() {
+    for poll in [PollPolicy::Busy, PollPolicy::Block] {
+        let options = NetworkOptions { poll, ..encrypted(EncryptPolicy::Tcp) };
+        conformance::check(|| tcp("127.0.0.1", &options));
+    }
+}
+
+#[test]
+fn verbs_that_are_offered_over_tls_keep_every_promise() {
+    conformance::check(|| verbs("verbs://127.0.0.1:0", encrypted(EncryptPolicy::Tcp)));
 }
 
 /// Verbs over a software device.

@@ -42,9 +42,11 @@ pub(super) struct ChecksumDecision {
 }
 
 impl ChecksumDecision {
-    /// The decision for a connection over this channel. TLS authenticates every byte, so it needs no checksums.
+    /// The policy for a connection over this channel. TLS authenticates every byte, so only a side with `always` adds
+    /// checksums.
     pub(super) fn policy(checks: ChecksumPolicy, channel: &TcpChannel) -> ChecksumPolicy {
-        if channel.is_encrypted() { ChecksumPolicy::Never } else { checks }
+        let is_implied = checks == ChecksumPolicy::BetweenHosts && channel.is_encrypted();
+        if is_implied { ChecksumPolicy::Never } else { checks }
     }
 
     pub(super) fn new(checks: ChecksumPolicy) -> Self {

@@ -127,11 +127,11 @@ async fn connect_tcp(
     options: &NetworkOptions,
 ) -> Result<TcpChannel, ConnectFailure> {
     let token = known_token(address_number, options).await?;
+    if token.is_none() && options.encryption.as_ref().is_some_and(|encryption| !encryption.verifies()) {
+        return Err(refused_here(format!("connecting to {address}: {UNVERIFIED}")));
+    }
     let mut channel = TcpChannel::from(connect_to(address_number, &options.socket).await?);
     if let Some(encryption) = &options.encryption {
-        if token.is_none() && !encryption.verifies() {
-            return Err(refused_here(format!("connecting to {address}: {UNVERIFIED}")));
-        }
         let session = encryption.connect(address).map_err(refused_here)?;
         channel.encrypt(session).await.map_err(|failure| match failure {
             TlsFailure::Lost(_) => ConnectFailure::Failed(encryption.explain(&failure, address)),
