@@ -9,6 +9,9 @@
 //! | `reader`, who only pulls | `PSERVER_READER` | `no` |
 //! | `poll`, how a call waits | `PSERVER_POLL` | `adaptive` |
 //! | `token_file`, where the job's token is | `PSERVER_TOKEN_FILE` | none; on loopback, what the server has left |
+//! | `encrypt`, what is encrypted | `PSERVER_ENCRYPT` | `off` |
+//! | `certificate`, `private_key`, which this client shows | `PSERVER_CERTIFICATE`, `PSERVER_PRIVATE_KEY` | none |
+//! | `certificate_authority`, which servers are verified by | `PSERVER_CERTIFICATE_AUTHORITY` | none |
 //!
 //! A call's options win over the environment, that over the file which `PSERVER_CONFIG` names (TOML), and that over
 //! the defaults. A rank comes from a launcher's variable only where nobody said that the client is a reader. An address
@@ -19,6 +22,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use config::{File, FileFormat, Source};
@@ -28,6 +32,7 @@ use pserver_core::text::{nearest, shown, suggestion};
 use pserver_core::wire::Address;
 
 use pserver_transport::network::{CHECKS_EXPECTED, JobToken, POLL_EXPECTED};
+use pserver_transport::tls::{ENCRYPT_EXPECTED, EncryptPolicy, Encryption, EncryptionSettings};
 use pserver_transport::verbs::{DEVICE_EXPECTED, FabricOption, FabricSettings, fabric_variables};
 
 use crate::ClientOptions;
@@ -68,6 +73,10 @@ pub const SERVER_SETTINGS: &[&str] = &[
     "rank_grace_seconds",
     "insecure",
     "token_file",
+    "encrypt",
+    "certificate",
+    "private_key",
+    "certificate_authority",
     "http",
     "http_token_file",
     "poll",
@@ -84,7 +93,7 @@ pub const SERVER_SETTINGS: &[&str] = &[
     "ready_fd",
 ];
 /// Every name that options and file know.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 14] = [
     "coordinator",
     "trainer",
     "deadline",
@@ -95,6 +104,10 @@ const NAMES: [&str; 10] = [
     "rdma_device",
     "rdma_fabric",
     "token_file",
+    "encrypt",
+    "certificate",
+    "private_key",
+    "certificate_authority",
 ];
 
 /// Every setting of a client.
@@ -211,6 +224,12 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
     let rdma_device = places.plain("rdma_device", &["PSERVER_RDMA_DEVICE"], "auto");
     let rdma_fabric = places.plain("rdma_fabric", &["PSERVER_RDMA_FABRIC"], "none");
     let token_file = places.plain("token_file", &["PSERVER_TOKEN_FILE"], "none");
+    let encrypted = EncryptionChoices {
+        policy: places.plain("encrypt", &["PSERVER_ENCRYPT"], "off"),
+        certificate: places.plain("certificate", &["PSERVER_CERTIFICATE"], "none"),
+        private_key: places.plain("private_key", &["PSERVER_PRIVATE_KEY"], "none"),
+        authority: places.plain("certificate_authority", &["PSERVER_CERTIFICATE_AUTHORITY"], "none"),
+    };
     let options = ClientOptions {
         coordinator: address,
         is_coordinator_default: coordinator.origin == DEFAULT,
@@ -223,6 +242,7 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
         rdma_device: rdma_device.read(|text| text.parse().ok(), DEVICE_EXPECTED)?,
         fabric: fabric(&rdma_fabric, surroundings)?,
         token: token(&token_file, surroundings)?,
+        encryption: encryption(&encrypted)?,
     };
     if let (Some(rank), Some(size)) = (&trainer, &trainers) {
         check_below(rank, size)?;
@@ -230,7 +250,7 @@ pub fn find(options: &str, surroundings: &Environment<'_>) -> Result<ResolvedOpt
     let lowest = || SettingChoice::new("trainer", "the lowest free rank", DEFAULT);
     let rank = trainer.unwrap_or_else(lowest);
     let plain = [deadline, absence, reader, poll, checks, rdma_device, rdma_fabric, token_file];
-    let choices = [coordinator, rank].into_iter().chain(trainers).chain(plain).collect();
+    let choices = [coordinator, rank].into_iter().chain(trainers).chain(plain).chain(encrypted.into_list()).collect();
     Ok(ResolvedOptions {
         options,
         choices,
@@ -252,7 +272,39 @@ fn token(claim: &SettingChoice, surroundings: &Environment<'_>) -> Result<Option
         return Ok(None);
     }
     let secret = (surroundings.file)(&claim.text).map_err(|failure| claim.refused(&failure.to_string()))?;
-    JobToken::new(secret.as_bytes()).map(Some).map_err(|failure| claim.refused(&failure.to_string()))
+    let token = JobToken::of_file(Path::new(&claim.text), secret.as_bytes());
+    token.map(Some).map_err(|failure| claim.refused(&failure.to_string()))
+}
+
+/// Settings of encryption, before they are checked.
+struct EncryptionChoices {
+    policy: SettingChoice,
+    certificate: SettingChoice,
+    private_key: SettingChoice,
+    authority: SettingChoice,
+}
+
+impl EncryptionChoices {
+    fn into_list(self) -> [SettingChoice; 4] {
+        [self.policy, self.certificate, self.private_key, self.authority]
+    }
+}
+
+/// Encryption with the files that are named. A file without it would be a mistake that leaves bytes readable.
+fn encryption(choices: &EncryptionChoices) -> Result<Option<Encryption>, Failure> {
+    let policy = choices.policy.read(|text| text.parse().ok(), ENCRYPT_EXPECTED)?;
+    let files = [&choices.certificate, &choices.private_key, &choices.authority];
+    let named = files.into_iter().find(|choice| choice.origin != DEFAULT);
+    if let Some(named) = named.filter(|_| policy == EncryptPolicy::Off) {
+        return Err(named.refused("encrypt is off; expected encrypt tcp or required with it"));
+    }
+    let path = |choice: &SettingChoice| (choice.origin != DEFAULT).then(|| PathBuf::from(&choice.text));
+    Encryption::of_client(&EncryptionSettings {
+        policy,
+        certificate: path(&choices.certificate),
+        private_key: path(&choices.private_key),
+        authority: path(&choices.authority),
+    })
 }
 
 impl<'a> SettingSources<'a> {

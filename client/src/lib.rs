@@ -55,6 +55,7 @@ use pserver_core::port::Transport;
 use pserver_core::wire::{Address, Role, Scheme};
 use pserver_transport::loopback::Hub;
 use pserver_transport::network::{ChecksumPolicy, JobToken, Network, NetworkOptions, PollPolicy};
+use pserver_transport::tls::Encryption;
 use pserver_transport::verbs::{self, DeviceChoice, FabricSettings, VerbsDevice, VerbsDevices};
 
 use bucketize::RowBuffers;
@@ -115,6 +116,8 @@ pub struct ClientOptions {
     pub fabric: FabricSettings,
     /// The job's token, which servers that have one ask for.
     pub token: Option<JobToken>,
+    /// Encryption of connections over TCP.
+    pub encryption: Option<Encryption>,
 }
 
 impl ClientOptions {
@@ -133,6 +136,7 @@ impl ClientOptions {
             rdma_device: DeviceChoice::default(),
             fabric: FabricSettings::default(),
             token: None,
+            encryption: None,
         }
     }
 }
@@ -326,7 +330,8 @@ impl Client {
         let own_user_alone = options.is_coordinator_default;
         let (device_turn, fabric) = (options.trainer.unwrap_or(0) as usize, options.fabric.clone());
         let transport = NetworkOptions { poll, checks, devices, device_turn, fabric, ..NetworkOptions::default() };
-        let transport = NetworkOptions { token, own_user_alone, ..transport };
+        let encryption = options.encryption.clone();
+        let transport = NetworkOptions { token, encryption, own_user_alone, ..transport };
         let verbs = SharedVerbsCounters::default();
         Self::with(options, networks(transport, Arc::clone(&verbs)), verbs)
     }

@@ -71,6 +71,7 @@ impl CoordinatorNode {
             reach: start.reach.clone(),
             root: start.settings.storage.model_dir.clone(),
             token: start.token.clone(),
+            encryption: start.encryption.clone(),
         };
         saving.sweep();
         // Bounded in effect: each connection waits for the answer to its one save.

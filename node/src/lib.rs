@@ -41,6 +41,7 @@ use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
 use pserver_transport::loopback::Hub;
 use pserver_transport::network::{JobToken, Listener, Network, NetworkOptions, Stop};
+use pserver_transport::tls::Encryption;
 use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
 
 use coordinating::CoordinatorNode;
@@ -98,6 +99,7 @@ struct ServerStart {
     storage: Option<OwnedStorage>,
     clock: Instant,
     token: Option<JobToken>,
+    encryption: Option<Encryption>,
     /// Whether trainers of this machine read values in shared memory.
     shares_memory: bool,
     reach: ServerNetwork,
@@ -136,15 +138,24 @@ impl Server {
     pub fn start_metered(settings: Settings, meter: &Arc<WorkMeter>) -> Result<Self, Failure> {
         let token = settings.admission.token_file.as_deref().map(JobToken::read).transpose();
         let token = token.map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("token_file"))))?;
+        let encryption = Encryption::of_server(&settings.admission.encryption);
+        let encryption =
+            encryption.map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("encrypt"))))?;
         let is_reached_near = settings.addresses.advertise.as_ref().is_none_or(Address::is_loopback);
         let local_token = is_reached_near && !settings.admission.insecure;
-        let options = NetworkOptions { token: token.clone(), local_token, ..NetworkOptions::default() };
+        let options = NetworkOptions {
+            token: token.clone(),
+            encryption: encryption.clone(),
+            local_token,
+            ..NetworkOptions::default()
+        };
         look_for_verbs(&settings)?;
         let listener = Listener::bind(&settings.addresses.bind, options)
             .map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("bind"))))?;
         let address = advertised(&settings, &listener.local_address());
         let start = ServerStart {
             token,
+            encryption,
             ..ServerStart::new(settings, address, listener.shares_memory(), ServerNetwork::Network, meter)?
         };
         // The listener for HTTP answers while the sessions restore their state.
@@ -256,6 +267,7 @@ impl SessionThreads {
         let options = || NetworkOptions {
             devices: VerbsDevices::from(&settings.addresses.rdma_device),
             fabric: settings.addresses.fabric.clone(),
+            encryption: start.encryption.clone(),
             ..NetworkOptions::default()
         };
         let (mut all, mut watched) = (Vec::new(), Vec::new());
@@ -322,7 +334,7 @@ impl ServerStart {
     ) -> Result<Self, Failure> {
         let storage = OwnedStorage::open(&settings, meter)?;
         let watch = Arc::new(Watch::new(&settings));
-        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, shares_memory, reach, watch })
+        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, encryption: None, shares_memory, reach, watch })
     }
 
     /// Starts the listener for HTTP, where there is one.

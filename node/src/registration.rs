@@ -69,9 +69,10 @@ pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration),
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
     let devices = VerbsDevices::from(&start.settings.addresses.rdma_device);
-    let token = start.token.clone();
+    let (token, encryption) = (start.token.clone(), start.encryption.clone());
     let fabric = start.settings.addresses.fabric.clone();
-    let options = NetworkOptions { poll: PollPolicy::Block, devices, fabric, token, ..NetworkOptions::default() };
+    let poll = PollPolicy::Block;
+    let options = NetworkOptions { poll, devices, fabric, token, encryption, ..NetworkOptions::default() };
     let mut engine = ClientEngine::new(coordinator, COORDINATOR, Role::Server, start.reach.transports(options))?;
     let server = start.settings.index.into();
     let servers = Some(start.settings.job.servers.into());

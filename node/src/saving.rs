@@ -16,6 +16,7 @@ use pserver_core::error::Failure;
 use pserver_core::wire::Address;
 use pserver_core::wire::answer::Saved;
 use pserver_transport::network::JobToken;
+use pserver_transport::tls::Encryption;
 use std::sync::Arc;
 
 use super::ServerNetwork;
@@ -33,6 +34,7 @@ pub(super) struct ModelSave {
     pub(super) reach: ServerNetwork,
     pub(super) root: PathBuf,
     pub(super) token: Option<JobToken>,
+    pub(super) encryption: Option<Encryption>,
 }
 
 /// Source of a tensor's bytes.
@@ -79,7 +81,8 @@ pub(super) fn save(saving: &ModelSave, path: &str) -> Result<Saved, Failure> {
     let opened = opened.map_err(|failure| Failure::call(format!("model_dir of server 0: {failure}")))?;
     let storage: Arc<dyn Storage> = Arc::new(opened);
     let (coordinator, token) = (saving.coordinator.clone(), saving.token.clone());
-    let options = ClientOptions { is_reader: true, token, ..ClientOptions::new(coordinator) };
+    let encryption = saving.encryption.clone();
+    let options = ClientOptions { is_reader: true, token, encryption, ..ClientOptions::new(coordinator) };
     let client = saving.reach.client(options)?;
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     for name in client.names()? {
@@ -195,6 +198,7 @@ mod tests {
             reach: ServerNetwork::Network,
             root: root.clone(),
             token: None,
+            encryption: None,
         };
         let check = |path: &str, expected: Result<&str, &str>| match (model_path(&saving, path), expected) {
             (Ok(found), Ok(expected)) => assert_eq!(found.as_str(), expected),

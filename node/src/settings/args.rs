@@ -118,6 +118,20 @@ pub struct ServeArgs {
     /// The file with the job's token, 16 random bytes or more: each client must prove that it has the same token.
     #[arg(long, help_heading = ADMISSION, value_name = "FILE")]
     pub token_file: Option<String>,
+    /// What is encrypted by TLS 1.3: off (nothing), tcp (connections over TCP and HTTP; verbs and shared memory are used
+    /// too, and are not encrypted) or required (as tcp, and verbs are refused) [default: off].
+    #[arg(long, help_heading = ADMISSION, value_name = "WHAT")]
+    pub encrypt: Option<String>,
+    /// The PEM file with this server's certificate and those between it and its authority; without one the server makes
+    /// a certificate, and clients know the server by the token.
+    #[arg(long, help_heading = ADMISSION, value_name = "FILE")]
+    pub certificate: Option<String>,
+    /// The PEM file with the private key of the certificate.
+    #[arg(long, help_heading = ADMISSION, value_name = "FILE")]
+    pub private_key: Option<String>,
+    /// The PEM file with certificates of authorities: each client must show a certificate of one of them.
+    #[arg(long, help_heading = ADMISSION, value_name = "FILE")]
+    pub certificate_authority: Option<String>,
     /// How a shard waits: block (its thread sleeps), adaptive (polls briefly, then sleeps) or busy (polls, with a core
     /// for each shard alone) [default: adaptive].
     #[arg(long, help_heading = PROCESSOR, value_name = "POLL")]
@@ -227,6 +241,10 @@ impl ServeArgs {
             ("rank_grace_seconds", "2", &self.rank_grace_seconds),
             ("insecure", "false", &self.insecure),
             ("token_file", "", &self.token_file),
+            ("encrypt", "off", &self.encrypt),
+            ("certificate", "", &self.certificate),
+            ("private_key", "", &self.private_key),
+            ("certificate_authority", "", &self.certificate_authority),
             ("http", "", &self.http),
             ("http_token_file", "", &self.http_token_file),
             ("poll", "adaptive", &self.poll),

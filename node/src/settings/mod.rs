@@ -26,6 +26,7 @@ use pserver_core::limits;
 use pserver_core::server::NonFinite;
 use pserver_core::wire::Address;
 use pserver_transport::network::{CHECKS_EXPECTED, ChecksumPolicy, POLL_EXPECTED, PollPolicy};
+use pserver_transport::tls::{ENCRYPT_EXPECTED, EncryptPolicy, EncryptionSettings};
 use pserver_transport::verbs::{self, DeviceChoice, FabricOption, FabricSettings};
 
 pub use args::ServeArgs;
@@ -209,6 +210,8 @@ pub struct AdmissionSettings {
     pub token_file: Option<PathBuf>,
     /// The file with the token that readers of metrics and status must send.
     pub http_token_file: Option<PathBuf>,
+    /// Encryption, and the files with certificates.
+    pub encryption: EncryptionSettings,
 }
 
 /// The device that updates parameters, and its memory.
@@ -314,6 +317,12 @@ impl Settings {
                 insecure: reader.take("insecure", values::plain("true or false")),
                 token_file: reader.take("token_file", values::optional(values::path)),
                 http_token_file: reader.take("http_token_file", values::optional(values::path)),
+                encryption: EncryptionSettings {
+                    policy: reader.take("encrypt", values::plain(ENCRYPT_EXPECTED)),
+                    certificate: reader.take("certificate", values::optional(values::path)),
+                    private_key: reader.take("private_key", values::optional(values::path)),
+                    authority: reader.take("certificate_authority", values::optional(values::path)),
+                },
             },
             device: DeviceSettings {
                 processor: reader.take("device", values::plain(DEVICE_EXPECTED)),
@@ -336,8 +345,11 @@ impl Settings {
     fn contradictions(&self, sources: &SettingTexts) -> Vec<String> {
         let bounded = matches!(self.job.mode, Mode::Staleness { .. });
         let staleness = sources.get("staleness").text.trim().parse() != Ok(0_u32);
-        let open =
-            !self.addresses.bind.is_loopback() && !self.admission.insecure && self.admission.token_file.is_none();
+        let encryption = &self.admission.encryption;
+        // Clients are then known by their certificates.
+        let is_mutual = encryption.policy != EncryptPolicy::Off && encryption.authority.is_some();
+        let is_admitting = self.admission.insecure || self.admission.token_file.is_some() || is_mutual;
+        let open = !self.addresses.bind.is_loopback() && !is_admitting;
         let unresolved = unresolved(&self.addresses.bind).filter(|_| open);
         let everywhere = self.addresses.bind.host.parse().is_ok_and(|number: IpAddr| number.is_unspecified());
         let settings = OptimizerSettings::from_text(&self.job.optimizer).unwrap_or_default();
@@ -390,6 +402,7 @@ impl Settings {
         ]
         .into_iter()
         .chain(self.not_for_all(&settings))
+        .chain(self.encryption_mistakes())
         .filter(|(wrong, ..)| *wrong)
         .map(|(_, key, expected)| sources.get(key).complaint(key, &expected))
         .collect()
@@ -403,6 +416,28 @@ impl Settings {
         sources.get("coordinator").is_flag()
             && !is_own(&self.addresses.bind)
             && !self.addresses.advertise.as_ref().is_some_and(is_own)
+    }
+
+    /// Refuses certificates without encryption, of which a server would be unencrypted by mistake, and encryption
+    /// without anything by which clients know the server.
+    fn encryption_mistakes(&self) -> [(bool, &'static str, String); 6] {
+        let EncryptionSettings { policy, certificate, private_key, authority } = &self.admission.encryption;
+        let is_off = *policy == EncryptPolicy::Off;
+        let with = || "none, or encrypt = tcp or required with it".to_owned();
+        let is_near = self.addresses.bind.is_loopback() && !self.admission.insecure;
+        let is_unknown = certificate.is_none() && self.admission.token_file.is_none() && !is_near;
+        [
+            (is_off && certificate.is_some(), "certificate", with()),
+            (is_off && private_key.is_some(), "private_key", with()),
+            (is_off && authority.is_some(), "certificate_authority", with()),
+            (!is_off && certificate.is_some() && private_key.is_none(), "certificate", "a private_key with it".to_owned()),
+            (!is_off && certificate.is_none() && private_key.is_some(), "private_key", "a certificate with it".to_owned()),
+            (
+                !is_off && is_unknown,
+                "encrypt",
+                "off, or a certificate or a token_file with it, by which clients know the server".to_owned(),
+            ),
+        ]
     }
 
     /// Refuses settings of single parameters, and another merge, in the default optimizer.
