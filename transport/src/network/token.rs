@@ -272,7 +272,11 @@ pub(super) async fn authenticate_client(
     let proof = secret.proof_of(ProvingMessage::Accepting, &challenge);
     let answer = AuthMessage { nonce: challenge.accepting, proof };
     send(stream, &answer.encode()).await.map_err(HelloRefusal::invalid)?;
-    stream.read_exact(header).await.map_err(|_| HelloRefusal::invalid(PEER_CLOSED))?;
+    stream.read_exact(header).await.map_err(|error| match error.kind() {
+        // A record of TLS was refused.
+        io::ErrorKind::InvalidData => HelloRefusal::invalid(error),
+        _ => HelloRefusal::invalid(PEER_CLOSED),
+    })?;
     let shown = AuthMessage::decode(header);
     if !shown.is_some_and(|shown| secret.is_proven(ProvingMessage::Connecting, &challenge, &shown.proof)) {
         return Err(unauthenticated(WRONG_TOKEN));

@@ -1,0 +1,1 @@
+//! Files that change while servers and clients use them.
