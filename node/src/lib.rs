@@ -343,7 +343,8 @@ impl ServerStart {
         let named = |setting, failure| Failure::Node(format!("{}: {failure}", self.settings.named(setting)));
         let token = self.settings.admission.http_token_file.as_deref().map(JobToken::read).transpose();
         let token = token.map_err(|failure| named("http_token_file", failure))?;
-        HttpServer::start(at, token, Arc::clone(&self.watch)).map(Some).map_err(|failure| named("http", failure))
+        HttpServer::start(at, (token, self.encryption.clone()), Arc::clone(&self.watch))
+            .map(Some).map_err(|failure| named("http", failure))
     }
 
     fn job(&self) -> JobMessage {

@@ -46,6 +46,10 @@ pub struct LaunchArgs {
     /// Where server 0 serves metrics, status and a page of the whole job, such as 127.0.0.1:9464.
     #[arg(long, value_name = "ADDRESS")]
     http: Option<String>,
+    /// What servers and trainers encrypt: off, tcp or required (`pserver serve --help`). The token of the launch
+    /// authenticates both ends, so no certificates are needed.
+    #[arg(long, value_name = "WHAT", value_parser = ["off", "tcp", "required"])]
+    encrypt: Option<String>,
     /// How the parts are started [default: ssh with hosts, srun within a Slurm allocation, mpirun within one of PBS,
     /// LSF or Grid Engine, else local].
     #[arg(long, value_enum, value_name = "METHOD")]

@@ -30,13 +30,14 @@ use super::{JobPart, LaunchArgs, LaunchEvent, LaunchSender};
 /// Server 0, whose address the others are told.
 const FIRST: JobPart = JobPart { kind: PartKind::Server, index: 0 };
 /// Options of servers that the launcher sets, and what to use in their place.
-const OF_LAUNCH: [(&str, &str); 6] = [
+const OF_LAUNCH: [(&str, &str); 7] = [
     ("--trainers", "its own --trainers"),
     ("--servers", "its own --servers"),
     ("--index", "none: servers are numbered from 0"),
     ("--coordinator", "none: server 0 is started with the others"),
     ("--http", "its own --http"),
     ("--token-file", "none: each launch makes a token"),
+    ("--encrypt", "its own --encrypt, which trainers need too"),
 ];
 /// Variables that the launcher sets for parts, and what to use in their place.
 const SET_BY_LAUNCH: [(&str, &str); 8] = [
@@ -401,6 +402,7 @@ impl LaunchedJob<'_> {
         let mut set = |name: &str, text: String| variables.push((name.to_owned(), text));
         set("PSERVER_SERVERS", servers.to_string());
         set("PSERVER_TRAINERS", self.args.trainers.to_string());
+        self.args.encrypt.iter().for_each(|encrypt| set("PSERVER_ENCRYPT", encrypt.clone()));
         let arguments = match kind {
             PartKind::Server => {
                 if std::env::var_os("PSERVER_LOG_LEVEL").is_none() {

@@ -21,12 +21,17 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Arguments of `pserver top`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct TopArgs {
-    /// The HTTP address of server 0 (pserver serve --http): HOST:PORT.
+    /// The HTTP address of server 0 (pserver serve --http): HOST:PORT, with https:// before it where the server
+    /// encrypts.
     #[arg(default_value = "127.0.0.1:9464", value_name = "ADDRESS")]
     address: String,
     /// The file with the token of the server's http_token_file.
     #[arg(long, value_name = "FILE", env = "PSERVER_HTTP_TOKEN_FILE")]
     http_token_file: Option<PathBuf>,
+    /// The PEM file with certificates of authorities, one of which the certificate of an https:// address must be from;
+    /// needed beyond loopback.
+    #[arg(long, value_name = "FILE", env = "PSERVER_CERTIFICATE_AUTHORITY")]
+    certificate_authority: Option<PathBuf>,
     /// Print the status once, as plain text, and end. Rates are those of one second.
     #[arg(long)]
     once: bool,
@@ -37,7 +42,7 @@ pub struct TopArgs {
 /// # Errors
 /// With `--once` when the server does not answer; otherwise when there is no terminal.
 pub fn run(args: &TopArgs) -> Result<()> {
-    let source = StatusSource::new(&args.address, args.http_token_file.as_deref())?;
+    let source = StatusSource::new(&args.address, args.http_token_file.as_deref(), args.certificate_authority.as_deref())?;
     if !args.once {
         return screen::show(&source);
     }

@@ -1,7 +1,7 @@
 //! Listener for HTTP: `/metrics`, `/status`, `/healthz`, `/readyz` and the page at `/`.
 //!
 //! One thread with a runtime of its own serves bounded connections, each with one request, short headers and a time
-//! limit. A reader that is slow or hostile delays other readers at most; shards are asked at a bounded rate.
+//! limit. Where the server encrypts, it speaks TLS with the server's certificate. A reader that is slow or hostile delays other readers at most; shards are asked at a bounded rate.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -23,14 +23,17 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pserver_core::error::Failure;
 use pserver_transport::network::JobToken;
+use pserver_transport::tls::Encryption;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 
 use super::{Watch, metrics};
 
 /// Connections at once; further ones wait in the system's queue.
 const CONNECTIONS_MAX: usize = 64;
-/// Time for a request's head.
+/// Time for a handshake of TLS, and for a request's head.
 const HEAD_LIMIT: Duration = Duration::from_secs(3);
 /// Time for a whole connection.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
@@ -62,7 +65,11 @@ impl HttpServer {
     ///
     /// # Errors
     /// When the address cannot be had or the system has no thread.
-    pub(crate) fn start(at: SocketAddr, token: Option<JobToken>, watch: Arc<Watch>) -> Result<Self, Failure> {
+    pub(crate) fn start(
+        at: SocketAddr,
+        (token, encryption): (Option<JobToken>, Option<Encryption>),
+        watch: Arc<Watch>,
+    ) -> Result<Self, Failure> {
         let wrong = |error: std::io::Error| Failure::Node(format!("listening on {at} for HTTP: {error}"));
         let listener = TcpListener::bind(at).map_err(wrong)?;
         let address = listener.local_addr().map_err(wrong)?;
@@ -71,10 +78,11 @@ impl HttpServer {
         let runtime = runtime.map_err(wrong)?;
         let routes = routes(Arc::new(HttpState { watch, token }));
         let (stop, stopped) = oneshot::channel();
+        let scheme = if encryption.is_some() { "https" } else { "http" };
         let serve = async move {
             match tokio::net::TcpListener::from_std(listener) {
                 Ok(listener) => tokio::select! {
-                    () = accept(listener, routes) => {}
+                    () = accept(listener, routes, encryption) => {}
                     _ = stopped => {}
                 },
                 Err(error) => tracing::error!("serving HTTP: {error}"),
@@ -85,7 +93,7 @@ impl HttpServer {
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("pserver-http".to_owned()).spawn(run).map_err(wrong)?;
-        tracing::info!("metrics, status and page: http://{address}/");
+        tracing::info!("metrics, status and page: {scheme}://{address}/");
         Ok(Self { address, stop, thread })
     }
 
@@ -101,7 +109,7 @@ impl HttpServer {
     }
 }
 
-async fn accept(listener: tokio::net::TcpListener, routes: Router) {
+async fn accept(listener: tokio::net::TcpListener, routes: Router, encryption: Option<Encryption>) {
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
@@ -113,17 +121,29 @@ async fn accept(listener: tokio::net::TcpListener, routes: Router) {
                 continue;
             }
         };
-        let service = TowerToHyperService::new(routes.clone());
+        let (routes, acceptor) = (routes.clone(), encryption.as_ref().map(Encryption::http_config).map(TlsAcceptor::from));
         tokio::spawn(async move {
-            let mut protocol = http1::Builder::new();
-            protocol.keep_alive(false).max_buf_size(HEAD_BYTES_MAX).timer(TokioTimer::new());
-            protocol.header_read_timeout(HEAD_LIMIT);
-            let connection = protocol.serve_connection(TokioIo::new(stream), service);
-            if let Ok(Err(error)) = timeout(CONNECTION_LIMIT, connection).await {
-                tracing::debug!("a connection for HTTP ended: {error}");
+            match acceptor {
+                None => serve(stream, routes).await,
+                Some(acceptor) => match timeout(HEAD_LIMIT, acceptor.accept(stream)).await {
+                    Ok(Ok(stream)) => serve(stream, routes).await,
+                    Ok(Err(error)) => tracing::debug!("a connection for HTTPS ended: {error}"),
+                    Err(_) => tracing::debug!("a connection for HTTPS ended: no handshake within {HEAD_LIMIT:?}"),
+                },
             }
             drop(permit);
         });
+    }
+}
+
+/// Answers the request of a connection.
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, routes: Router) {
+    let mut protocol = http1::Builder::new();
+    protocol.keep_alive(false).max_buf_size(HEAD_BYTES_MAX).timer(TokioTimer::new());
+    protocol.header_read_timeout(HEAD_LIMIT);
+    let connection = protocol.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    if let Ok(Err(error)) = timeout(CONNECTION_LIMIT, connection).await {
+        tracing::debug!("a connection for HTTP ended: {error}");
     }
 }
 
@@ -218,7 +238,7 @@ mod tests {
         let line = ServeArgs::augment_args(clap::Command::new("serve")).get_matches_from(["serve"]);
         let args = ServeArgs::from_arg_matches(&line).expect("every option has a default");
         let watch = Arc::new(Watch::new(&Settings::load(&args, &[]).expect("the settings are right")));
-        let server = HttpServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), None, Arc::clone(&watch));
+        let server = HttpServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), (None, None), Arc::clone(&watch));
         let server = server.expect("a port is free");
         let ask = |path: &str| {
             let mut stream = TcpStream::connect(server.address()).expect("it listens");

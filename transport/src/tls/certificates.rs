@@ -48,6 +48,8 @@ struct CertifiedOwner {
 struct TlsConfigs {
     /// None for a process that accepts no connections.
     server: Option<Arc<ServerConfig>>,
+    /// The same for HTTP, whose readers are known by a token and show no certificate.
+    http: Option<Arc<ServerConfig>>,
     client: Arc<ClientConfig>,
 }
 
@@ -114,13 +116,13 @@ impl Encryption {
         Arc::clone(&self.configs().client)
     }
 
-    /// The configuration of a server, for other protocols than this project's.
+    /// The configuration of a server's listener for HTTP, with its certificate as it is now.
     ///
     /// # Panics
     /// For the encryption of a client.
     #[must_use]
-    pub fn server_config(&self) -> Arc<ServerConfig> {
-        Arc::clone(self.configs().server.as_ref().expect("it is the encryption of a server"))
+    pub fn http_config(&self) -> Arc<ServerConfig> {
+        Arc::clone(self.configs().http.as_ref().expect("it is the encryption of a server"))
     }
 
     /// A session with the server at this address.
@@ -132,7 +134,9 @@ impl Encryption {
 
     /// A session with a client.
     pub(crate) fn accept(&self) -> Result<TlsSession, String> {
-        TlsSession::of_server(&self.server_config()).map_err(|error| format!("TLS: {error}"))
+        let configs = self.configs();
+        let config = configs.server.as_ref().ok_or("TLS: this side is a client")?;
+        TlsSession::of_server(config).map_err(|error| format!("TLS: {error}"))
     }
 
     /// The error text of a client whose handshake failed.
@@ -230,12 +234,13 @@ impl TlsConfigs {
             ))
         };
         let shown = configured.as_ref().or(own);
-        let server = match shown.filter(|_| is_server) {
-            Some(shown) => Some(Arc::new(server_config(shown, authority.as_ref(), provider).map_err(wrong)?)),
-            None => None,
+        let serving = |authority: Option<&Arc<RootCertStore>>| match shown.filter(|_| is_server) {
+            Some(shown) => server_config(shown, authority, provider).map(|config| Some(Arc::new(config))),
+            None => Ok(None),
         };
+        let (server, http) = (serving(authority.as_ref()).map_err(wrong)?, serving(None).map_err(wrong)?);
         let client = Arc::new(client_config(configured.as_ref(), authority.as_ref(), provider).map_err(wrong)?);
-        Ok(Self { server, client })
+        Ok(Self { server, http, client })
     }
 }
 
