@@ -135,13 +135,6 @@ impl TcpChannel {
         }
         SockRef::from(&self.stream).shutdown(Shutdown::Write)
     }
-
-    /// Asks for new keys in both directions.
-    #[cfg(test)]
-    pub(crate) fn refresh_keys(&mut self) {
-        let session = self.session.as_mut().expect("the stream is encrypted");
-        session.refresh_keys().expect("the handshake is complete");
-    }
 }
 
 impl DetachedChannel {

@@ -280,12 +280,6 @@ impl TlsSession {
         }
         self.flush(stream)
     }
-
-    /// Asks for new keys in both directions.
-    #[cfg(test)]
-    pub(crate) fn refresh_keys(&mut self) -> Result<(), rustls::Error> {
-        self.connection.refresh_traffic_keys()
-    }
 }
 
 fn refused(error: &rustls::Error) -> io::Error {
