@@ -112,6 +112,8 @@ pub(crate) fn options(job: &BenchJob, coordinator: &str, trainer: u32) -> Result
         "PSERVER_CHECKS" => Some(word(job.checks)),
         "PSERVER_RDMA_DEVICE" => Some(job.rdma_device.clone()),
         "PSERVER_TOKEN_FILE" => job.token_file.clone(),
+        // Both ends encrypt or neither.
+        "PSERVER_ENCRYPT" => job.serve.iter().rev().find_map(|one| one.strip_prefix("encrypt=").map(str::to_owned)),
         _ => None,
     };
     let surroundings = Environment { variable: &variable, file: &setting_file::open };

@@ -674,7 +674,7 @@ def connect(
     in ``mode``, with ``arguments`` of ``pserver serve``. They end with the client or the program. Under torchrun rank 0
     starts them for all ranks, and they end with torchrun; ``servers="colocated"`` are one on each host, so that hosts
     with a rank each exchange no more than in an all-reduce. With ``checkpoint_dir`` a server that was killed is started
-    again. The other settings are those of :class:`Client`.
+    again. The other settings are those of :class:`Client`; servers that are started have ``encrypt`` too.
     """
     global _last
     if servers is None:
@@ -685,6 +685,8 @@ def connect(
         raise ValueError(f"servers={servers!r}; expected a number, or 'colocated'")
     else:
         given = {"count": None if servers == "colocated" else servers, "mode": mode, "arguments": list(arguments)}
+        if settings.get("encrypt") is not None:
+            given["arguments"] += ["--encrypt", settings["encrypt"]]
         given["checkpoint_dir"] = None if checkpoint_dir is None else os.path.abspath(checkpoint_dir)
         client = _client_of_own_servers(given, trainers, settings)
     _last = weakref.ref(client)

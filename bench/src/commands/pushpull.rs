@@ -76,7 +76,8 @@ pub(crate) struct RunArgs {
     /// The file with that job's token, if it has one.
     #[arg(long, value_name = "FILE", requires = "connect")]
     pub(crate) token_file: Option<String>,
-    /// One more setting of `pserver serve`, such as `nonfinite=accept`; may be given several times.
+    /// One more setting of `pserver serve`, such as `nonfinite=accept`, or `encrypt=tcp`, which trainers then have too;
+    /// may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub(crate) serve: Vec<String>,
     /// Beside it, instead of the baseline server, servers of ours with this setting too; may be given several times.

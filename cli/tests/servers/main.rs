@@ -3,8 +3,10 @@
 #[path = "../cluster/mod.rs"]
 mod cluster;
 
+mod certificates;
 mod damage;
 mod election;
+mod encryption;
 mod lifecycle;
 mod lost;
 mod members;

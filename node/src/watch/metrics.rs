@@ -232,7 +232,7 @@ impl Samples {
             }
             "pserver_connected_trainers" => {
                 let Some(report) = &shard.report else { return true };
-                for transport in ["shm", "tcp", "verbs", "loopback"] {
+                for transport in ["shm", "tcp", "tls", "verbs", "loopback"] {
                     let is_by = |text: &str| text.split(':').next() == Some(transport);
                     let trainers = report.trainers.iter().filter(|one| one.is_connected && is_by(&one.transport));
                     self.put(&[label, ("transport", transport)], real(trainers.count() as u64));

@@ -143,7 +143,10 @@ async fn connect_tcp(
         Ok(()) => Ok(channel),
         // A server that wants another certificate says so after the handshake.
         Err(ConnectFailure::Failed(text)) if channel.has_failed() => {
-            Err(refused_here(format!("the server at {address} refuses this client's certificate: {text}")))
+            Err(refused_here(format!(
+                "the server at {address} refuses this session: {text}; where it demands certificates, expected \
+                 certificate and private_key of its certificate_authority"
+            )))
         }
         Err(failure) => Err(failure),
     }

@@ -127,8 +127,10 @@ impl Encryption {
 
     /// A session with the server at this address.
     pub(crate) fn connect(&self, address: &Address) -> Result<TlsSession, String> {
-        let wrong = |error: &dyn fmt::Display| format!("TLS with a server of the name \"{}\": {error}", address.host);
-        let name = ServerName::try_from(address.host.clone()).map_err(|error| wrong(&error))?;
+        // The name of a server that is not verified by it is not sent, and need not be one of DNS.
+        let host = if self.verifies() { address.host.as_str() } else { OWN_NAME };
+        let wrong = |error: &dyn fmt::Display| format!("TLS with a server of the name \"{host}\": {error}");
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| wrong(&error))?;
         TlsSession::of_client(&self.client_config(), name).map_err(|error| wrong(&error))
     }
 

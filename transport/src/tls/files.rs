@@ -12,7 +12,7 @@ use pserver_core::error::Failure;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A value that is read from files, and read again when one of them changes. Where the new content is wrong, the value
-/// stays, and a warning says why.
+/// stays, and a warning says why. A file that is gone changes nothing.
 pub(crate) struct ReloadedFiles<T> {
     paths: Vec<PathBuf>,
     state: Mutex<ReloadState<T>>,
@@ -53,7 +53,7 @@ impl<T> ReloadedFiles<T> {
         }
         state.looked_at = Instant::now();
         let found = stamps(&self.paths);
-        if found != state.stamps {
+        if found != state.stamps && found.iter().all(Option::is_some) {
             state.stamps = found;
             match read() {
                 Ok(value) => {

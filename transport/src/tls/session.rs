@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use super::channel::{receive_from, send_directly, send_to};
 
 /// Plaintext that one call encrypts. More would wait for the socket anyway, outside of the cache.
-const CALL_BYTES: usize = 512 * 1024;
+const CALL_BYTES: usize = 64 * 1024;
 /// The buffer of received bytes at first, and at most: it doubles when one read fills it.
 const RECEIVE_BYTES_MIN: usize = 32 * 1024;
 const RECEIVE_BYTES_MAX: usize = 256 * 1024;

@@ -8,7 +8,7 @@ use crate::cluster::process::Process;
 use crate::cluster::settings_page::Outcome::{Refused, TakesEffect, Warned};
 use crate::cluster::settings_page::{Case, check};
 
-const OWN: [Case<Scene>; 5] = [
+const OWN: [Case<Scene>; 6] = [
     (
         &[
             "--trainers",
@@ -26,6 +26,7 @@ const OWN: [Case<Scene>; 5] = [
     (&["--servers", "--shards"], Refused, other_job),
     (&["--index"], Refused, taken_index),
     (&["--token-file"], Refused, other_token),
+    (&["--encrypt"], Refused, other_encryption),
     (&["--coordinator"], TakesEffect, coordinator),
 ];
 
@@ -110,6 +111,17 @@ fn other_token(scene: &Scene) {
     stage.refuse(&[], &["the client shows no token, and this job has one", "token_file"]);
     let started = stage.start_quietly(&[&own]);
     stage.stop(started);
+}
+
+fn other_encryption(scene: &Scene) {
+    let secrets = folder();
+    let token = format!("--token-file={}", secret(secrets.path(), "own").display());
+    let stage = scene.stage(&[&token, "--encrypt=tcp"]);
+    stage.refuse(&[&token], &["the client does not speak TLS, and this server has encrypt = tcp"]);
+    let started = stage.start_quietly(&[&token, "--encrypt=required"]);
+    stage.stop(started);
+    let stage = scene.stage(&[&token]);
+    stage.refuse(&[&token, "--encrypt=tcp"], &["does not speak TLS; expected one with --encrypt tcp or required"]);
 }
 
 fn coordinator(scene: &Scene) {

@@ -1,6 +1,7 @@
 //! Settings of clients and of `begin_init`, beside a new job and beside one that exists.
 
 use super::{ADAM, RATE, SGD, secret, step, step_of, tensors, trainer, values};
+use crate::certificates::Authority;
 use crate::cluster::job::{Job, client, folder};
 use crate::cluster::ports::free_port;
 use crate::cluster::process::Processes;
@@ -52,12 +53,13 @@ fn with(coordinator: &Address, options: &str) -> Client {
     Client::new(found.options).expect("it is made")
 }
 
-const OF_CLIENTS: [Case<ClientScene>; 6] = [
+const OF_CLIENTS: [Case<ClientScene>; 7] = [
     (&["coordinator", "poll", "checks", "rdma_device", "rdma_fabric"], TakesEffect, transport),
     (&["reader"], TakesEffect, reader),
     (&["deadline"], TakesEffect, deadline),
     (&["server_absence"], TakesEffect, absence),
     (&["token_file"], TakesEffect, token),
+    (&["encrypt", "certificate", "private_key", "certificate_authority"], TakesEffect, encrypted),
     (&["trainer"], TakesEffect, rank),
 ];
 
@@ -151,6 +153,32 @@ fn token(scene: &ClientScene) {
     assert!(text.contains("another token"), "{text}");
     assert_ne!(scene.begin_with(&client, "").expect("it has the token"), scene.exists);
     drop(client);
+    processes.terminate();
+}
+
+/// A client without a certificate is refused, and one with it trains.
+fn encrypted(scene: &ClientScene) {
+    let files = folder();
+    let authority = Authority::new(files.path());
+    let ([certificate, key], of_authority) = (authority.certify("127.0.0.1"), authority.file());
+    let new = ClientScene { exists: false };
+    let (processes, coordinator) = new.job(&[
+        ("--encrypt", "tcp"),
+        ("--certificate", &certificate),
+        ("--private-key", &key),
+        ("--certificate-authority", &of_authority),
+    ]);
+    let [own, own_key] = authority.certify("trainer");
+    let verifying = format!("encrypt=tcp certificate_authority={of_authority}");
+    let certified = with(&coordinator, &format!("trainer=0 {verifying} certificate={own} private_key={own_key}"));
+    if scene.exists {
+        new.begin(&certified, "");
+    }
+    let text = with(&coordinator, &format!("trainer=0 {verifying}")).names();
+    let text = text.expect_err("it has no certificate").to_string();
+    assert!(text.contains("refuses this session"), "{text}");
+    assert_ne!(scene.begin_with(&certified, "").expect("it has a certificate"), scene.exists);
+    drop(certified);
     processes.terminate();
 }
 

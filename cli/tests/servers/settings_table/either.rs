@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{Scene, Stage, files, read, secret, step, step_of, tensors, trainer, values};
+use crate::certificates::{Authority, by_certificate};
 use crate::cluster::job::{DEADLINE, client, client_with, folder};
 use crate::cluster::ports::free_port;
 use crate::cluster::process::Process;
@@ -23,11 +24,12 @@ use std::time::Duration;
 const SOON: Duration = Duration::from_millis(1500);
 
 /// The cases of both columns.
-pub(super) const CASES: [Case<Scene>; 12] = [
+pub(super) const CASES: [Case<Scene>; 13] = [
     (&["--bind", "--advertise", "--checks", "--poll", "--rdma-device", "--rdma-fabric"], TakesEffect, addresses),
     (&["--http", "--http-token-file", "--log-level", "--log-format"], TakesEffect, watched),
     (&["--ready-fd"], TakesEffect, ready_descriptor),
     (&["--token-file"], TakesEffect, token),
+    (&["--encrypt", "--certificate", "--private-key", "--certificate-authority"], TakesEffect, encrypted),
     (&["--insecure"], TakesEffect, insecure),
     (&["--nonfinite"], TakesEffect, nonfinite),
     (&["--device", "--device-memory", "--device-gradients", "--device-least", "--device-cache"], TakesEffect, device),
@@ -113,6 +115,38 @@ fn token(scene: &Scene) {
     let trainers = [0, 1].map(|rank| with_token(&coordinator, rank, Some(&path)));
     for trainer in &trainers {
         begin(trainer, &[]).expect("it has the token");
+        trainer.resume_rounds().expect("servers answer");
+    }
+    assert_eq!(step_of(&trainers, scene.tested), ([-1.0; 2], [1.0; 2]));
+    drop(trainers);
+    stage.stop(own);
+}
+
+/// Every server of a job shows its certificate, and a client needs one.
+fn encrypted(scene: &Scene) {
+    let secrets = folder();
+    let authority = Authority::new(secrets.path());
+    let [certificate, key] = authority.certify("127.0.0.1");
+    let changes = [
+        "--encrypt=tcp".to_owned(),
+        format!("--certificate={certificate}"),
+        format!("--private-key={key}"),
+        format!("--certificate-authority={}", authority.file()),
+    ];
+    let changes = changes.each_ref().map(String::as_str);
+    let stage = scene.stage(&changes);
+    let own = stage.start_quietly(&changes);
+    let coordinator = stage.coordinator(&own);
+    let refused = client(&coordinator, 0).names().expect_err("it is plain").to_string();
+    assert!(refused.contains("the client does not speak TLS, and this server has encrypt = tcp"), "{refused}");
+    let certified = authority.certify("trainer");
+    let trainers = [0, 1].map(|rank| {
+        let encryption = by_certificate(&authority, &certified);
+        let options = ClientOptions::new(coordinator.clone());
+        Client::new(ClientOptions { trainer: Some(rank), deadline: DEADLINE, encryption, ..options }).expect("it is made")
+    });
+    for trainer in &trainers {
+        begin(trainer, &[]).expect("it has a certificate");
         trainer.resume_rounds().expect("servers answer");
     }
     assert_eq!(step_of(&trainers, scene.tested), ([-1.0; 2], [1.0; 2]));
