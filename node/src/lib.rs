@@ -334,7 +334,17 @@ impl ServerStart {
     ) -> Result<Self, Failure> {
         let storage = OwnedStorage::open(&settings, meter)?;
         let watch = Arc::new(Watch::new(&settings));
-        Ok(Self { settings, address, storage, clock: Instant::now(), token: None, encryption: None, shares_memory, reach, watch })
+        Ok(Self {
+            settings,
+            address,
+            storage,
+            clock: Instant::now(),
+            token: None,
+            encryption: None,
+            shares_memory,
+            reach,
+            watch,
+        })
     }
 
     /// Starts the listener for HTTP, where there is one.
@@ -344,7 +354,8 @@ impl ServerStart {
         let token = self.settings.admission.http_token_file.as_deref().map(JobToken::read).transpose();
         let token = token.map_err(|failure| named("http_token_file", failure))?;
         HttpServer::start(at, (token, self.encryption.clone()), Arc::clone(&self.watch))
-            .map(Some).map_err(|failure| named("http", failure))
+            .map(Some)
+            .map_err(|failure| named("http", failure))
     }
 
     fn job(&self) -> JobMessage {

@@ -42,7 +42,8 @@ pub struct TopArgs {
 /// # Errors
 /// With `--once` when the server does not answer; otherwise when there is no terminal.
 pub fn run(args: &TopArgs) -> Result<()> {
-    let source = StatusSource::new(&args.address, args.http_token_file.as_deref(), args.certificate_authority.as_deref())?;
+    let source =
+        StatusSource::new(&args.address, args.http_token_file.as_deref(), args.certificate_authority.as_deref())?;
     if !args.once {
         return screen::show(&source);
     }

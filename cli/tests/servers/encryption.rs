@@ -18,7 +18,8 @@ const TOKEN: &str = "correct horse battery staple";
 
 fn encrypted(coordinator: &Address, encryption: Option<Encryption>, token: Option<JobToken>) -> Client {
     let options = ClientOptions::new(coordinator.clone());
-    Client::new(ClientOptions { trainer: Some(0), deadline: DEADLINE, encryption, token, ..options }).expect("it is made")
+    Client::new(ClientOptions { trainer: Some(0), deadline: DEADLINE, encryption, token, ..options })
+        .expect("it is made")
 }
 
 /// One round, and a model that server 0 saves over a connection of its own.
@@ -50,7 +51,8 @@ fn a_job_with_a_token_alone_is_encrypted_on_every_transport_that_may_leave_the_h
         let refused = encrypted(&over_tcp, None, token.clone()).names().expect_err("it is plain").to_string();
         assert!(refused.contains(&format!("this server has encrypt = {policy}")), "{refused}");
         let verbs = Address { scheme: Scheme::Verbs, ..coordinator };
-        let client = ClientOptions { encryption: by_token(EncryptPolicy::Required), token, ..ClientOptions::new(verbs) };
+        let client =
+            ClientOptions { encryption: by_token(EncryptPolicy::Required), token, ..ClientOptions::new(verbs) };
         let refused = Client::new(client).and_then(|client| client.names()).expect_err("verbs are refused").to_string();
         let has_device = !refused.contains("RDMA device");
         assert!(!has_device || refused.contains("encrypt = required refuses them"), "{refused}");
@@ -108,7 +110,7 @@ fn the_status_is_read_over_tls_and_names_it() {
     assert!(begin(&trainer, &tensors).expect("it is chosen"));
     let https = format!("https://{at}");
     let text = top(&[&https, "--certificate-authority", &authority.file()]).expect("the server is known");
-    assert!(text.contains("1 of 1 servers") && text.contains("tls: TLS13_AES_128_GCM_SHA256"), "{text}");
+    assert!(text.contains("1 of 1 servers") && text.contains(" tls\n"), "{text}");
     assert!(top(&[&https]).expect("it is on loopback").contains("1 of 1 servers"));
     let refused = top(&[&at]).expect_err("it speaks TLS");
     assert!(refused.contains("speaks TLS; expected https:// before it"), "{refused}");

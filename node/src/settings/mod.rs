@@ -430,8 +430,16 @@ impl Settings {
             (is_off && certificate.is_some(), "certificate", with()),
             (is_off && private_key.is_some(), "private_key", with()),
             (is_off && authority.is_some(), "certificate_authority", with()),
-            (!is_off && certificate.is_some() && private_key.is_none(), "certificate", "a private_key with it".to_owned()),
-            (!is_off && certificate.is_none() && private_key.is_some(), "private_key", "a certificate with it".to_owned()),
+            (
+                !is_off && certificate.is_some() && private_key.is_none(),
+                "certificate",
+                "a private_key with it".to_owned(),
+            ),
+            (
+                !is_off && certificate.is_none() && private_key.is_some(),
+                "private_key",
+                "a certificate with it".to_owned(),
+            ),
             (
                 !is_off && is_unknown,
                 "encrypt",

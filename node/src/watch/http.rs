@@ -121,7 +121,8 @@ async fn accept(listener: tokio::net::TcpListener, routes: Router, encryption: O
                 continue;
             }
         };
-        let (routes, acceptor) = (routes.clone(), encryption.as_ref().map(Encryption::http_config).map(TlsAcceptor::from));
+        let (routes, acceptor) =
+            (routes.clone(), encryption.as_ref().map(Encryption::http_config).map(TlsAcceptor::from));
         tokio::spawn(async move {
             match acceptor {
                 None => serve(stream, routes).await,

@@ -459,7 +459,9 @@ impl HelloContext {
 /// The refusal of a client that does not encrypt.
 fn not_encrypted(encryption: &Encryption) -> String {
     let policy = encryption.policy();
-    format!("the client does not speak TLS, and this server has encrypt = {policy}; expected a client with encrypt = tcp or required")
+    format!(
+        "the client does not speak TLS, and this server has encrypt = {policy}; expected a client with encrypt = tcp or required"
+    )
 }
 
 /// Sends the reason and waits until the client closes: closing over unread bytes would discard the reason.

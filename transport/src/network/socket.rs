@@ -142,12 +142,10 @@ async fn connect_tcp(
     match authenticate(address_number, (options, token), &mut channel, binding).await {
         Ok(()) => Ok(channel),
         // A server that wants another certificate says so after the handshake.
-        Err(ConnectFailure::Failed(text)) if channel.has_failed() => {
-            Err(refused_here(format!(
-                "the server at {address} refuses this session: {text}; where it demands certificates, expected \
+        Err(ConnectFailure::Failed(text)) if channel.has_failed() => Err(refused_here(format!(
+            "the server at {address} refuses this session: {text}; where it demands certificates, expected \
                  certificate and private_key of its certificate_authority"
-            )))
-        }
+        ))),
         Err(failure) => Err(failure),
     }
 }

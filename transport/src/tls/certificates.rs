@@ -228,7 +228,8 @@ impl TlsConfigs {
         let authority = settings.authority.as_deref().map(roots).transpose()?;
         // A wrong pair of certificate and key is an error of the one file or of the other.
         let wrong = |error: rustls::Error| {
-            let named = |path: &Option<PathBuf>| path.as_deref().map_or_else(String::new, |one| one.display().to_string());
+            let named =
+                |path: &Option<PathBuf>| path.as_deref().map_or_else(String::new, |one| one.display().to_string());
             Failure::call(format!(
                 "certificate {} with private_key {}: {error}; expected a certificate and its own key",
                 named(&settings.certificate),
@@ -260,8 +261,7 @@ fn server_config(
     let builder = match authority {
         None => builder.with_no_client_auth(),
         Some(roots) => {
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider)).build();
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider)).build();
             builder.with_client_cert_verifier(verifier.map_err(|error| rustls::Error::General(error.to_string()))?)
         }
     };
@@ -281,8 +281,7 @@ fn client_config(
         ClientConfig::builder_with_provider(Arc::clone(provider)).with_protocol_versions(&[&version::TLS13])?;
     let builder = match authority {
         Some(roots) => {
-            let verifier =
-                WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider)).build();
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider)).build();
             builder.with_webpki_verifier(verifier.map_err(|error| rustls::Error::General(error.to_string()))?)
         }
         None => {

@@ -188,11 +188,7 @@ pub(super) fn send_directly(stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::R
 }
 
 impl AsyncRead for TcpChannel {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let channel = self.get_mut();
         loop {
             match channel.receive(&mut [IoSliceMut::new(buffer.initialize_unfilled())]) {

@@ -65,7 +65,16 @@ impl TlsSession {
     fn new(mut connection: Connection) -> Self {
         connection.set_buffer_limit(Some(CALL_BYTES));
         let received = vec![0; RECEIVE_BYTES_MIN];
-        Self { connection, received, start: 0, end: 0, may_have_more: false, has_ended: false, peer_has_ended: false, has_failed: false }
+        Self {
+            connection,
+            received,
+            start: 0,
+            end: 0,
+            may_have_more: false,
+            has_ended: false,
+            peer_has_ended: false,
+            has_failed: false,
+        }
     }
 
     /// Completes the handshake. Of a failure the other side is told by an alert.
@@ -122,11 +131,7 @@ impl TlsSession {
 
     /// Reads into `slices`; the bytes, and whether the socket is empty and nothing that was received is left. Zero
     /// bytes are the end that the other side has declared.
-    pub(super) fn receive(
-        &mut self,
-        stream: &TcpStream,
-        slices: &mut [IoSliceMut<'_>],
-    ) -> io::Result<(usize, bool)> {
+    pub(super) fn receive(&mut self, stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<(usize, bool)> {
         let asked: usize = slices.iter().map(|slice| slice.len()).sum();
         let (mut filled, mut is_drained) = (0, false);
         loop {

@@ -72,7 +72,10 @@ fn clients_of_both_kinds_reach_their_server() {
     };
     let cases = [
         (NetworkOptions { encryption: of_server(None, None), ..with_token(TOKEN) }, right_client()),
-        (certified(None), NetworkOptions { encryption: of_client(None, Some(&authority)), ..NetworkOptions::default() }),
+        (
+            certified(None),
+            NetworkOptions { encryption: of_client(None, Some(&authority)), ..NetworkOptions::default() },
+        ),
         (
             NetworkOptions { token: token(TOKEN), ..certified(Some(&authority)) },
             NetworkOptions { encryption: of_client(Some(&trainer), Some(&authority)), ..with_token(TOKEN) },
@@ -160,7 +163,8 @@ fn neither_side_falls_back_to_plain_bytes() {
     check("a plain client", &mut target, client, (expected, expected));
     let mut plain = Target::start(with_token(TOKEN));
     let client = GreetingClient::connect(&plain.address, right_client());
-    let expected = ("the client speaks TLS, and this server has encrypt = off", "does not speak TLS; expected one with");
+    let expected =
+        ("the client speaks TLS, and this server has encrypt = off", "does not speak TLS; expected one with");
     check("a plain server", &mut plain, client, expected);
     let mut raw = connect(&target.address);
     raw.write_all(&tls12_hello()).expect("it listens");

@@ -66,11 +66,7 @@ impl Target {
     }
 
     /// Polls the client and the lane until an event of the lane is of this kind.
-    pub(crate) fn until<T>(
-        &mut self,
-        client: &mut GreetingClient,
-        mut find: impl FnMut(Event) -> Option<T>,
-    ) -> T {
+    pub(crate) fn until<T>(&mut self, client: &mut GreetingClient, mut find: impl FnMut(Event) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
             client.events();

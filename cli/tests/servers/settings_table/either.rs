@@ -143,7 +143,8 @@ fn encrypted(scene: &Scene) {
     let trainers = [0, 1].map(|rank| {
         let encryption = by_certificate(&authority, &certified);
         let options = ClientOptions::new(coordinator.clone());
-        Client::new(ClientOptions { trainer: Some(rank), deadline: DEADLINE, encryption, ..options }).expect("it is made")
+        Client::new(ClientOptions { trainer: Some(rank), deadline: DEADLINE, encryption, ..options })
+            .expect("it is made")
     });
     for trainer in &trainers {
         begin(trainer, &[]).expect("it has a certificate");
