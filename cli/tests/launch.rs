@@ -30,6 +30,20 @@ fn two_servers_and_four_trainers_learn_the_digits() {
 }
 
 #[test]
+fn a_job_that_is_encrypted_learns_the_digits_by_the_token_alone() {
+    let folder = digits_folder();
+    let arguments = [&["--encrypt", "tcp", "--servers", "2", "--trainers", "2"], &DIGITS[..]].concat();
+    let end = MarkedRun::start(launch(folder.path(), &arguments)).end();
+    assert!(end.accuracy(2) > ACCURACY_MIN, "{}", end.output);
+    assert_eq!(end.errors, "", "servers leave the job in order");
+    let arguments = ["--encrypt", "required", "--", "sh", "-c", "echo encrypt $PSERVER_ENCRYPT"];
+    let end = MarkedRun::start(launch(folder.path(), &arguments)).end();
+    assert!(end.output.contains("[trainer 0] encrypt required"), "{end:?}");
+    let end = MarkedRun::start(launch(folder.path(), &["--server-args", "--encrypt tcp", "--", "true"])).end();
+    assert!(end.errors.contains("found --encrypt, which every part gets from pserver launch"), "{end:?}");
+}
+
+#[test]
 fn lines_of_several_trainers_are_whole_named_and_in_order() {
     let folder = TempDir::new().expect("there is room");
     let text = "i=0; while [ $i -lt 500 ]; do printf '%s ' a b c; echo $PSERVER_TRAINER of $PSERVER_TRAINERS $i; \

@@ -89,6 +89,23 @@ const SETTINGS: &[Mistake] = &[
     ),
     ("--token-file|FOLDER/none", &["token_file (from --token-file)", "none: No such file"]),
     ("--token-file|FOLDER/short", &["token_file (from --token-file)", "a token of 5 bytes", "expected 16 to 1024"]),
+    ("--encrypt|yes", &["encrypt (from --encrypt) is \"yes\"", "expected one of off, tcp, required"]),
+    (
+        "--certificate|FOLDER/none",
+        &["certificate (from --certificate)", "expected none, or encrypt = tcp or required with it"],
+    ),
+    (
+        "--encrypt|tcp|--insecure",
+        &["encrypt (from --encrypt) is \"tcp\"", "expected off, or a certificate or a token_file with it"],
+    ),
+    (
+        "--encrypt|tcp|--certificate|FOLDER/none|--private-key|FOLDER/short",
+        &["encrypt (from --encrypt)", "certificate ", "none", "No such file", "expected a PEM file with certificates"],
+    ),
+    (
+        "--encrypt|tcp|--certificate-authority|FOLDER/short",
+        &["certificate_authority ", "short: found no certificate; expected a PEM file with certificates"],
+    ),
     (
         "--checkpoint-dir|FOLDER/short",
         &["checkpoint_dir (from --checkpoint-dir)", "File exists", "expected a folder that this user may make"],
@@ -163,6 +180,10 @@ const OPTIONS: &[Mistake] = &[
     ("RANK=first", &["trainer (from RANK) is \"first\"", "expected a whole number from 0 to 4095"]),
     ("PSERVER_READER=maybe", &["reader (from PSERVER_READER) is \"maybe\"", "expected yes or no"]),
     ("PSERVER_TOKEN_FILE=none", &["token_file (from PSERVER_TOKEN_FILE) is \"none\"", "cannot be read"]),
+    ("encrypt=yes", &["encrypt (from the options) is \"yes\"", "expected one of off, tcp, required"]),
+    ("certificate=none", &["certificate (from the options) is \"none\"", "expected encrypt tcp or required with it"]),
+    ("encrypt=tcp certificate_authority=none", &["certificate_authority none", "expected a PEM file with certificates"]),
+    ("encrypt=tcp private_key=none", &["found private_key none and no certificate; expected both or neither"]),
     ("PSERVER_CONFIG=none", &["cannot be read", "named by PSERVER_CONFIG"]),
 ];
 

@@ -26,6 +26,8 @@ use message::{AgentMessage, PartKind};
 pub use part::{LaunchExecArgs, run as run_part};
 
 /// Arguments of `pserver launch`.
+//
+// tidy: allow fields: one field for each option of a command line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LaunchArgs {
     /// Server processes [default: 1, with --colocate none beside those].
@@ -46,7 +48,7 @@ pub struct LaunchArgs {
     /// Where server 0 serves metrics, status and a page of the whole job, such as 127.0.0.1:9464.
     #[arg(long, value_name = "ADDRESS")]
     http: Option<String>,
-    /// What servers and trainers encrypt: off, tcp or required (`pserver serve --help`). The token of the launch
+    /// Encryption of servers and trainers: off, tcp or required (`pserver serve --help`). The token of the launch
     /// authenticates both ends, so no certificates are needed.
     #[arg(long, value_name = "WHAT", value_parser = ["off", "tcp", "required"])]
     encrypt: Option<String>,

@@ -88,7 +88,7 @@ impl StatusSource {
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
         let Some(encryption) = &self.encryption else { return self.request(stream) };
-        // Whoever is asked gets the token. On loopback the system's users are trusted with their ports.
+        // The server that answers gets the token. On loopback only users of this machine can be that server.
         ensure!(
             encryption.verifies() || address.ip().to_canonical().is_loopback(),
             "no certificate_authority to verify the server by; expected --certificate-authority, or a loopback address"

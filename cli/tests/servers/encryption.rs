@@ -87,7 +87,7 @@ fn a_job_with_certificates_knows_its_servers_and_trainers_by_them() {
     servers.stop();
 }
 
-/// What `pserver top` prints, or its error.
+/// The output of `pserver top`, or its error.
 fn top(arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
     command.arg("top").args(arguments).arg("--once").env_remove("PSERVER_HTTP_TOKEN_FILE").stdin(Stdio::null());

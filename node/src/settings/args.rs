@@ -118,8 +118,8 @@ pub struct ServeArgs {
     /// The file with the job's token, 16 random bytes or more: each client must prove that it has the same token.
     #[arg(long, help_heading = ADMISSION, value_name = "FILE")]
     pub token_file: Option<String>,
-    /// What is encrypted by TLS 1.3: off (nothing), tcp (connections over TCP and HTTP; verbs and shared memory are used
-    /// too, and are not encrypted) or required (as tcp, and verbs are refused) [default: off].
+    /// Encryption by TLS 1.3: off (none), tcp (connections over TCP and HTTP; verbs and shared memory are used too, and
+    /// are not encrypted) or required (as tcp, and verbs are refused) [default: off].
     #[arg(long, help_heading = ADMISSION, value_name = "WHAT")]
     pub encrypt: Option<String>,
     /// The PEM file with this server's certificate and those between it and its authority; without one the server makes

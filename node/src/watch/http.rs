@@ -1,7 +1,8 @@
 //! Listener for HTTP: `/metrics`, `/status`, `/healthz`, `/readyz` and the page at `/`.
 //!
 //! One thread with a runtime of its own serves bounded connections, each with one request, short headers and a time
-//! limit. Where the server encrypts, it speaks TLS with the server's certificate. A reader that is slow or hostile delays other readers at most; shards are asked at a bounded rate.
+//! limit. Where the server encrypts, it speaks TLS with the server's certificate. A reader that is slow or hostile
+//! delays other readers at most; shards are asked at a bounded rate.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;

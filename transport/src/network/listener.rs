@@ -460,7 +460,8 @@ impl HelloContext {
 fn not_encrypted(encryption: &Encryption) -> String {
     let policy = encryption.policy();
     format!(
-        "the client does not speak TLS, and this server has encrypt = {policy}; expected a client with encrypt = tcp or required"
+        "the client does not speak TLS, and this server has encrypt = {policy}; expected a client with encrypt = tcp \
+         or required"
     )
 }
 

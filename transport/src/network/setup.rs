@@ -201,7 +201,7 @@ impl ConnectionSetup {
     }
 }
 
-/// What carries a connection over TCP, for the log.
+/// The name of the carrier of a connection over TCP, for the log.
 fn carried_by(channel: &TcpChannel) -> String {
     channel.suite().map_or_else(|| "tcp".to_owned(), |suite| format!("tls: {suite}"))
 }

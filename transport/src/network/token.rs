@@ -55,7 +55,7 @@ struct TokenSecrets(Vec<TokenSecret>);
 #[derive(Clone, PartialEq, Eq)]
 struct TokenSecret(Box<[u8]>);
 
-/// What a proof covers: nonces of both ends, so that an earlier proof is never valid again, and the session of TLS.
+/// The content of a proof: nonces of both ends, so that an earlier proof is never valid again, and the session of TLS.
 #[derive(Clone, Copy)]
 struct TokenChallenge {
     connecting: [u8; NONCE_BYTES],

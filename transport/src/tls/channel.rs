@@ -1,15 +1,15 @@
 //! Byte stream of a connection over TCP: plain, or encrypted.
 
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::calls::{receive_from, send_directly, send_to};
 use super::session::{ChannelBinding, TlsFailure, TlsSession};
 
 /// The stream of a connection over TCP.
@@ -51,7 +51,7 @@ impl TcpChannel {
         self.session.as_ref().map(|session| session.suite())
     }
 
-    /// What a proof of the token covers besides random numbers.
+    /// The bytes that a proof of the token covers besides random numbers.
     pub(crate) fn binding(&self) -> io::Result<ChannelBinding> {
         let binding = self.session.as_ref().map(|session| session.binding());
         binding.unwrap_or(Ok(ChannelBinding::default())).map_err(io::Error::other)
@@ -149,44 +149,6 @@ impl DetachedChannel {
     }
 }
 
-/// Reads from a socket; the bytes, and whether it is empty.
-pub(super) fn receive_from(stream: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> io::Result<(usize, bool)> {
-    let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-    let mut read = None;
-    let outcome = stream.try_io(Interest::READABLE, || {
-        let bytes = (&*SockRef::from(stream)).read_vectored(slices)?;
-        read = Some(bytes);
-        // A short read emptied the socket. Reporting it saves the call that would find that out.
-        if 0 < bytes && bytes < asked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-    });
-    match read {
-        Some(bytes) => Ok((bytes, bytes < asked)),
-        None => outcome.map(|()| (0, true)),
-    }
-}
-
-/// Writes to a socket; the bytes, and an error of kind `WouldBlock` when it is full.
-pub(super) fn send_to(stream: &TcpStream, slices: &[IoSlice<'_>]) -> (usize, io::Result<()>) {
-    let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-    let mut sent = 0;
-    let outcome = stream.try_io(Interest::WRITABLE, || {
-        sent = send_directly(stream, slices)?;
-        match sent {
-            0 => Err(io::ErrorKind::WriteZero.into()),
-            // A short write filled the socket. Reporting it saves the call that would find that out.
-            _ if sent < asked => Err(io::ErrorKind::WouldBlock.into()),
-            _ => Ok(()),
-        }
-    });
-    (sent, outcome)
-}
-
-/// One system call. A program that links the library may not ignore SIGPIPE.
-pub(super) fn send_directly(stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    Ok(sendmsg(stream, slices, &mut SendAncillaryBuffer::default(), flags)?)
-}
-
 impl AsyncRead for TcpChannel {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let channel = self.get_mut();
@@ -214,7 +176,7 @@ impl AsyncWrite for TcpChannel {
                     ready!(channel.stream.poll_write_ready(context))?;
                 }
                 (0, Err(error)) => return Poll::Ready(Err(error)),
-                // What the socket does not take now, a flush sends.
+                // A flush sends the rest.
                 (taken, _) => return Poll::Ready(Ok(taken)),
             }
         }

@@ -25,7 +25,7 @@ struct ReloadState<T> {
     looked_at: Instant,
 }
 
-/// What changes with a file's content: a rename brings another inode, a write another time or length.
+/// Facts that change with a file's content: a rename brings another inode, a write another time or length.
 #[derive(Clone, Copy, PartialEq)]
 struct FileStamp {
     modified: (i64, i64),

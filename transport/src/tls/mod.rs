@@ -7,6 +7,7 @@
 //! Not here: the token that is proven inside a session (`network::token`), and the choice of a transport
 //! (`network::socket`). No cryptography is written here: `rustls` has the protocol, and `ring` the algorithms.
 
+mod calls;
 mod certificates;
 mod channel;
 mod files;
@@ -23,7 +24,7 @@ pub(crate) use channel::{DetachedChannel, TcpChannel};
 pub(crate) use files::ReloadedFiles;
 pub(crate) use session::{ChannelBinding, TlsFailure};
 
-/// What is encrypted.
+/// The connections that are encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncryptPolicy {
     /// Nothing.
@@ -64,7 +65,7 @@ impl fmt::Display for EncryptPolicy {
 /// The settings of encryption of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncryptionSettings {
-    /// What is encrypted.
+    /// The connections that are encrypted.
     pub policy: EncryptPolicy,
     /// The file with this side's certificate, and those between it and the authority.
     pub certificate: Option<PathBuf>,

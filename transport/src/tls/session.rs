@@ -7,7 +7,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, Connection, ServerConfig};
 use tokio::net::TcpStream;
 
-use super::channel::{receive_from, send_directly, send_to};
+use super::calls::{receive_from, send_directly, send_to};
 
 /// Plaintext that one call encrypts. More would wait for the socket anyway, outside of the cache.
 const CALL_BYTES: usize = 64 * 1024;
@@ -144,7 +144,7 @@ impl TlsSession {
                 Ok(true) => {}
                 Ok(false) => return Ok((filled, false)),
                 Err(error) if filled == 0 => return Err(error),
-                // What came before the error is handled first. It comes again with the next call.
+                // The bytes before the error are handled first. It comes again with the next call.
                 Err(error) => return Ok((filled, error.kind() == io::ErrorKind::WouldBlock)),
             }
         }

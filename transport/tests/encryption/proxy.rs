@@ -14,7 +14,7 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, ServerConfig
 /// Bytes before the content of a record.
 const RECORD_HEADER: usize = 5;
 
-/// What a proxy does with a record.
+/// The reaction of a proxy to a record.
 pub(crate) enum RecordAction {
     Forward,
     /// These bytes go instead.

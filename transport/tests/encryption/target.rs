@@ -55,7 +55,7 @@ impl Target {
         self.refusals.recv_timeout(PATIENCE).expect("a connection is refused")
     }
 
-    /// What the lane has seen.
+    /// The events that the lane has seen.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         for _ in 0..4 {
