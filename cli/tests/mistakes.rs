@@ -182,7 +182,10 @@ const OPTIONS: &[Mistake] = &[
     ("PSERVER_TOKEN_FILE=none", &["token_file (from PSERVER_TOKEN_FILE) is \"none\"", "cannot be read"]),
     ("encrypt=yes", &["encrypt (from the options) is \"yes\"", "expected one of off, tcp, required"]),
     ("certificate=none", &["certificate (from the options) is \"none\"", "expected encrypt tcp or required with it"]),
-    ("encrypt=tcp certificate_authority=none", &["certificate_authority none", "expected a PEM file with certificates"]),
+    (
+        "encrypt=tcp certificate_authority=none",
+        &["certificate_authority none", "expected a PEM file with certificates"],
+    ),
     ("encrypt=tcp private_key=none", &["found private_key none and no certificate; expected both or neither"]),
     ("PSERVER_CONFIG=none", &["cannot be read", "named by PSERVER_CONFIG"]),
 ];
