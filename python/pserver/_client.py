@@ -684,9 +684,8 @@ def connect(
     elif isinstance(servers, str) and servers != "colocated":
         raise ValueError(f"servers={servers!r}; expected a number, or 'colocated'")
     else:
-        given = {"count": None if servers == "colocated" else servers, "mode": mode, "arguments": list(arguments)}
-        if settings.get("encrypt") is not None:
-            given["arguments"] += ["--encrypt", settings["encrypt"]]
+        encrypt = [] if settings.get("encrypt") is None else ["--encrypt", settings["encrypt"]]
+        given = {"count": None if servers == "colocated" else servers, "mode": mode, "arguments": [*encrypt, *arguments]}
         given["checkpoint_dir"] = None if checkpoint_dir is None else os.path.abspath(checkpoint_dir)
         client = _client_of_own_servers(given, trainers, settings)
     _last = weakref.ref(client)

@@ -7,8 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use pserver_core::port::Event;
-use pserver_core::wire::{Address, HEADER_BYTES, Kind};
-use pserver_transport::network::NetworkOptions;
+use pserver_core::wire::{Address, HEADER_BYTES, Kind, Scheme};
+use pserver_transport::network::{Listener, NetworkOptions};
+use pserver_transport::tls::{EncryptPolicy, Encryption, EncryptionSettings};
+use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
 use rustls::StreamOwned;
 
 use crate::authority::{Authority, CertifiedFiles, NOW, of_client, of_server};
@@ -91,6 +93,42 @@ fn clients_of_both_kinds_reach_their_server() {
         assert!(transport.starts_with("tls: TLS13_AES_128_GCM_SHA256; "), "{transport}");
         client.close();
     }
+}
+
+#[test]
+fn transports_that_are_not_encrypted_say_so_or_are_refused() {
+    let (tcp, required) = (EncryptPolicy::Tcp, EncryptPolicy::Required);
+    let devices = || VerbsDevices::This(VerbsDevice::in_process());
+    let with = |policy: EncryptPolicy| {
+        let settings = EncryptionSettings { policy, ..EncryptionSettings::default() };
+        let encryption = Encryption::of_server(&settings).expect("there is no file to be wrong");
+        NetworkOptions { encryption, devices: devices(), ..with_token(TOKEN) }
+    };
+    let check = |scheme: Scheme, (served, connected): (EncryptPolicy, EncryptPolicy), expected: &str| {
+        let bind = if scheme == Scheme::Shm { "shm://127.0.0.1:0" } else { "127.0.0.1:0" };
+        let mut target = Target::start_at(bind, with(served));
+        let address = Address { scheme, ..target.address.clone() };
+        let mut client = GreetingClient::connect(&address, with(connected));
+        let transport = target.until(&mut client, |event| match event {
+            Event::Accepted { transport, .. } => Some(transport),
+            _ => None,
+        });
+        assert!(transport.contains(expected), "{transport}; expected {expected}");
+        client.close();
+    };
+    check(Scheme::Shm, (tcp, tcp), "shm: the peer is on this machine; not encrypted");
+    check(Scheme::Shm, (required, required), "shm: the peer is on this machine; not encrypted");
+    check(Scheme::Verbs, (tcp, tcp), "verbs: the peer offers them; not encrypted");
+    let mut target = Target::start_at("127.0.0.1:0", with(required));
+    let verbs = Address { scheme: Scheme::Verbs, ..target.address.clone() };
+    let refused = GreetingClient::connect(&verbs, with(required)).refusal();
+    assert!(refused.contains("encrypt = required refuses them, as they are not encrypted"), "{refused}");
+    // The client would use verbs, and the server does not.
+    let refused = GreetingClient::connect(&verbs, with(tcp)).refusal_while(|| drop(target.events()));
+    assert!(refused.contains("the server: no verbs: encrypt = required refuses them"), "{refused}");
+    let listening = Address::parse("verbs://127.0.0.1:0").expect("an address");
+    let refused = Listener::bind(&listening, with(required)).err().expect("it has nothing else").to_string();
+    assert!(refused.contains("encrypt = required refuses verbs"), "{refused}");
 }
 
 #[test]

@@ -35,7 +35,11 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn start(options: NetworkOptions) -> Self {
-        let address = Address::parse("tcp://127.0.0.1:0").expect("an address");
+        Self::start_at("tcp://127.0.0.1:0", options)
+    }
+
+    pub(crate) fn start_at(address: &str, options: NetworkOptions) -> Self {
+        let address = Address::parse(address).expect("an address");
         let lane = Network::new(options.clone()).expect("a transport");
         let listener = Listener::bind(&address, options).expect("a free port");
         let (address, stop) = (listener.local_address(), Stop::new());
@@ -130,9 +134,15 @@ impl GreetingClient {
     }
 
     /// Why the connection was refused, by a frame or otherwise.
-    pub(crate) fn refusal(mut self) -> String {
+    pub(crate) fn refusal(self) -> String {
+        self.refusal_while(|| {})
+    }
+
+    /// The same, while the server does something too.
+    pub(crate) fn refusal_while(mut self, mut act: impl FnMut()) -> String {
         let began = Instant::now();
         loop {
+            act();
             for event in self.events() {
                 match event {
                     Event::Received { frame, .. } if frame.head.kind == Kind::Refused => {
