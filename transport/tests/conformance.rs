@@ -6,6 +6,7 @@ use std::time::Duration;
 use pserver_core::limits::RECEIVES_MAX;
 use pserver_core::wire::Address;
 use pserver_transport::conformance::{self, TransportPair};
+use pserver_transport::fault::{FaultPlan, FaultyTransport};
 use pserver_transport::loopback::{self, LoopbackTransport};
 use pserver_transport::network::{
     ChecksumPolicy, JobToken, Listener, Network, NetworkOptions, PollPolicy, SocketOptions, Stop,
@@ -148,6 +149,15 @@ fn tls_keeps_every_promise_to_sides_that_never_sleep_and_that_always_do() {
         let options = NetworkOptions { poll, ..encrypted(EncryptPolicy::Tcp) };
         conformance::check(|| tcp("127.0.0.1", &options));
     }
+}
+
+#[test]
+fn tls_keeps_every_promise_beside_late_frames() {
+    let plan = FaultPlan { delay_frame: 0.3, delay_polls: 3, ..FaultPlan::default() };
+    conformance::check(|| {
+        let ends = tcp("127.0.0.1", &encrypted(EncryptPolicy::Tcp));
+        TransportPair { far: Box::new(FaultyTransport::new(ends.far, plan, 3)), ..ends }
+    });
 }
 
 #[test]

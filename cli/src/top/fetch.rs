@@ -37,9 +37,10 @@ impl StatusSource {
         );
         let read = |path: &Path| {
             let text = std::fs::read_to_string(path).with_context(|| format!("http_token_file {}", path.display()))?;
-            let token = text.trim().to_owned();
+            // A file has several while a token is changed, and the first is shown.
+            let token = text.trim().lines().next().unwrap_or_default().trim().to_owned();
             let is_header = !token.is_empty() && token.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-            ensure!(is_header, "http_token_file {}: expected one line of ASCII", path.display());
+            ensure!(is_header, "http_token_file {}: expected a line of ASCII", path.display());
             Ok(token)
         };
         let policy = if secure.is_some() { EncryptPolicy::Tcp } else { EncryptPolicy::Off };

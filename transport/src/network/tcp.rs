@@ -148,6 +148,6 @@ impl Connection for TcpConnection {
                 Ok(true) | Err(_) => return Ok((true, false)),
             }
         }
-        Ok((false, channel.socket().poll_read_ready(&mut context).is_ready()))
+        Ok((false, channel.has_received() || channel.socket().poll_read_ready(&mut context).is_ready()))
     }
 }
