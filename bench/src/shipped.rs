@@ -111,13 +111,19 @@ pub(crate) fn options(job: &BenchJob, coordinator: &str, trainer: u32) -> Result
         "PSERVER_POLL" => Some(word(job.poll)),
         "PSERVER_CHECKS" => Some(word(job.checks)),
         "PSERVER_RDMA_DEVICE" => Some(job.rdma_device.clone()),
-        "PSERVER_TOKEN_FILE" => job.token_file.clone(),
-        // Both ends encrypt or neither.
-        "PSERVER_ENCRYPT" => job.serve.iter().rev().find_map(|one| one.strip_prefix("encrypt=").map(str::to_owned)),
+        // Both ends have the token, and encrypt, or neither.
+        "PSERVER_TOKEN_FILE" => job.token_file.clone().or_else(|| given(job, "token_file")),
+        "PSERVER_ENCRYPT" => given(job, "encrypt"),
         _ => None,
     };
     let surroundings = Environment { variable: &variable, file: &setting_file::open };
     Ok(find(&format!("coordinator={coordinator} trainer={trainer}"), &surroundings)?.options)
+}
+
+/// The value that a job's servers are given for a setting.
+fn given(job: &BenchJob, name: &str) -> Option<String> {
+    let mut settings = job.serve.iter().rev().filter_map(|setting| setting.split_once('='));
+    settings.find(|(one, _)| *one == name).map(|(_, value)| value.to_owned())
 }
 
 /// A trainer's end, through the library.

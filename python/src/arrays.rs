@@ -31,11 +31,9 @@ use crate::tensors::LibraryTensor;
 pub(crate) enum Access {
     Read,
     Write,
-    /// To read within this call, also a tensor that autograd follows.
+    /// To read, also a tensor that autograd follows.
     Look,
-    /// To write within this call, also a tensor that autograd follows.
-    Overwrite,
-    /// To write until a started call is over, also a tensor that autograd follows.
+    /// To write, also a tensor that autograd follows.
     Replace,
     /// To read, also on a device, in the order of this stream if there is one.
     Send(GivenStream),
@@ -48,19 +46,14 @@ pub(crate) type GivenStream = Option<usize>;
 
 impl Access {
     fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::Overwrite | Self::Replace | Self::Fetch(_))
-    }
-
-    /// Whether the call ends before the caller lets go of the object.
-    fn is_within_call(self) -> bool {
-        matches!(self, Self::Look | Self::Overwrite)
+        matches!(self, Self::Write | Self::Replace | Self::Fetch(_))
     }
 
     /// Whether memory of a device will do, and the stream for it.
     fn stream(self) -> Option<GivenStream> {
         match self {
             Self::Send(stream) | Self::Fetch(stream) => Some(stream),
-            Self::Read | Self::Write | Self::Look | Self::Overwrite | Self::Replace => None,
+            Self::Read | Self::Write | Self::Look | Self::Replace => None,
         }
     }
 }
@@ -134,8 +127,6 @@ enum Keeper {
     Buffer(#[expect(dead_code, reason = "it is held, and dropped with the array")] HeldBuffer),
     Capsule(#[expect(dead_code, reason = "it is held, and dropped with the array")] Py<PyAny>),
     Tensor(#[expect(dead_code, reason = "it is held, and dropped with the array")] HeldTensor),
-    /// The caller, for the length of its call.
-    Caller,
 }
 
 /// A buffer that an object has exported. Its address stays, because exporters may point into it.
@@ -258,12 +249,7 @@ impl HeldArray {
         access: Access,
     ) -> PyResult<Self> {
         let py = object.py();
-        if access.is_within_call()
-            && let Some(tensor) = library.look(object)?
-        {
-            return Self::of_tensor(py, what, access, (tensor, 0), Keeper::Caller);
-        }
-        if let Some(exported) = library.export(object, what, access == Access::Replace)? {
+        if let Some(exported) = library.export(object, what, matches!(access, Access::Look | Access::Replace))? {
             // SAFETY: the exporter has filled the tensor, which is held.
             let found = unsafe { exported.0.as_ref() };
             let (tensor, flags) = (found.tensor, found.flags);

@@ -116,7 +116,7 @@ impl RawClient {
         numbers: RawNumbers,
     ) -> PyResult<()> {
         let gradients = arrays(py, &names, &gradients, Access::Look)?;
-        let mut out = out.map(|all| arrays(py, &names, &all, Access::Overwrite)).transpose()?;
+        let mut out = out.map(|all| arrays(py, &names, &all, Access::Replace)).transpose()?;
         self.call(py, |session| {
             let given = session.gradients(&names, &gradients)?;
             let mut into = out.as_deref_mut().map(|out| session.destinations(&names, out)).transpose()?;
@@ -168,7 +168,7 @@ impl RawClient {
         out: Vec<Bound<'_, PyAny>>,
         is_of_step: bool,
     ) -> PyResult<(Vec<u32>, Vec<u32>)> {
-        let mut out = arrays(py, &names, &out, Access::Overwrite)?;
+        let mut out = arrays(py, &names, &out, Access::Replace)?;
         self.call(py, |session| {
             let overwritten =
                 session.client().pull_watched(&mut session.destinations(&names, &mut out)?, is_of_step)?;

@@ -137,8 +137,8 @@ impl<'py> TensorLibrary<'py> {
         Ok(!is_followed(object)? && !self.functions(object)?.is_negated(object)?)
     }
 
-    /// The tensor of an object, also one that autograd follows, without a hold on its memory: for a call during which
-    /// the caller holds the object. `None` where the library has no function for this. The memory may have the negated
+    /// The tensor of an object, also one that autograd follows, without a hold on its memory: for a look while the
+    /// interpreter is attached. `None` where the library has no function for this. The memory may have the negated
     /// values.
     pub(crate) fn look(&mut self, object: &Bound<'py, PyAny>) -> PyResult<Option<DlTensor>> {
         let Some(look) = self.functions(object)?.exchange.and_then(|exchange| exchange.look) else { return Ok(None) };

@@ -353,6 +353,48 @@ def test_zero_grad_completes_the_step_of_a_single_trainer_whose_end_is_unknown(j
     assert weight.item() == -6
 
 
+def test_after_an_interrupt_no_call_of_the_step_writes_weights(job: Any, monkeypatch: Any) -> None:
+    clients = [job(trainers=2, trainer=0), job(trainer=1)]
+    weights = [[torch.nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in clients]
+    groups = [[{"params": [("a", a)]}, {"params": [("b", b)], "lr": 0.25}] for a, b in weights]
+    ours, others = (module().Optimizer(of, "sgd", 0.5, client=client) for of, client in zip(groups, clients))
+    start = clients[0]._start_summed
+    calls: list[Interrupted] = []
+
+    class Interrupted:
+        """The wait for the first is interrupted, which cancels it."""
+
+        def __init__(self, *given: Any) -> None:
+            self.call = start(*given)
+            self.cancel = self.call.cancel
+            self.is_interrupted = bool(calls)
+            calls.append(self)
+
+        def wait(self) -> None:
+            if not self.is_interrupted:
+                self.is_interrupted = True
+                self.cancel()
+                raise KeyboardInterrupt
+            self.call.wait()
+
+    monkeypatch.setattr(clients[0], "_start_summed", Interrupted)
+    for weight in [*weights[0], *weights[1]]:
+        weight.grad = torch.ones(3)
+    with pytest.raises(KeyboardInterrupt):
+        # Both calls wait for the other trainer.
+        ours.step()
+    assert len(calls) == 2 and all(one.call.done() for one in calls)
+    monkeypatch.setattr(clients[0], "_start_summed", start)
+    weights[0][1].data += 5
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(others.step)
+        with pytest.raises(pserver.Refused, match='"b" was changed after its gradient was sent'):
+            ours.step()
+        ours.step()
+        other.result(30)
+    assert [one.tolist() for one in weights[0]] == [one.tolist() for one in weights[1]] == [[0.5] * 3, [0.75] * 3]
+
+
 def test_rows_of_a_step_whose_end_is_unknown_are_completed_and_not_replaced(job: Any) -> None:
     clients = [job(trainers=2, trainer=0, deadline=3), job(trainer=1)]
     tables = [module().Embedding(9, 1, initial="constant { value: 0 }") for _ in clients]

@@ -41,8 +41,8 @@ pub(crate) struct BaselinePlan {
     pub(crate) shape: Shape,
     pub(crate) bytes: u64,
     pub(crate) chunk_bytes: u64,
-    /// Bytes of a parameter. Over TCP both ends send and receive pieces of this length, as the memory of many
-    /// parameters is.
+    /// Bytes of a parameter. Over TCP trainers send and receive pieces of this length, as the memory of many parameters
+    /// is. The server keeps all parameters side by side.
     pub(crate) piece_bytes: u64,
     pub(crate) trainers: u32,
     pub(crate) dtype: Dtype,

@@ -44,7 +44,7 @@ pub(crate) fn serve(plan: &BaselinePlan) -> Result<()> {
         for (trainer, socket) in (0..plan.trainers).zip(listener.incoming()) {
             let (plan, cells) = (plan.clone(), Arc::clone(&cells));
             let serve = move || -> Result<()> {
-                let socket = Socket::new(socket.context("a trainer cannot be accepted")?, &plan)?;
+                let socket = Socket::new(socket.context("a trainer cannot be accepted")?, plan.poll, usize::MAX)?;
                 serve_one(&plan, &cells, length(u64::from(trainer)), &socket)
             };
             std::thread::spawn(move || {
@@ -154,7 +154,7 @@ impl TcpTrainer {
     pub(crate) fn new(plan: &BaselinePlan, _trainer: u32) -> Result<Self> {
         let socket =
             TcpStream::connect(&plan.address).with_context(|| format!("no baseline server at {}", plan.address))?;
-        let socket = Socket::new(socket, plan)?;
+        let socket = Socket::new(socket, plan.poll, length(plan.piece_bytes))?;
         let gradient = vec![0; length(plan.gradient_bytes())];
         Ok(Self { plan: plan.clone(), socket, gradient, value: vec![0; length(plan.bytes)], round: 0 })
     }

@@ -8,9 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 use smallvec::SmallVec;
 
-use super::BaselinePlan;
 use crate::job::Poll;
-use crate::sizes::length;
 
 /// Linux accepts no more slices in one call.
 const SLICES_MAX: usize = 1024;
@@ -68,9 +66,9 @@ impl RoundCursor {
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, plan: &BaselinePlan) -> Result<Self> {
+    pub(super) fn new(stream: TcpStream, poll: Poll, piece_bytes: usize) -> Result<Self> {
         stream.set_nodelay(true).context("the socket refuses TCP_NODELAY")?;
-        Ok(Self { stream, poll: plan.poll, piece_bytes: length(plan.piece_bytes) })
+        Ok(Self { stream, poll, piece_bytes })
     }
 
     /// Sends what the socket takes now of a head and a body.

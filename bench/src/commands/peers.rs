@@ -10,6 +10,7 @@ use pserver_core::optim::Step;
 use serde_json::json;
 
 use super::kernels::Kernel;
+use super::pushpull::setting;
 use crate::alternation::{BLOCKS_MIN, RoundBlock, RoundPace, Team, TeamServers};
 use crate::baseline::Shape;
 use crate::hosts::{self, Hosts, ServerPlacement};
@@ -59,6 +60,9 @@ pub(crate) struct Args {
     /// Which payloads of ours over TCP carry checksums.
     #[arg(long, value_enum, default_value_t = Checks::BetweenHosts)]
     checks: Checks,
+    /// One more setting of our servers, such as `encrypt=tcp`, which trainers have too; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    serve: Vec<String>,
     /// Where our trainers' gradients and values are: ordinary memory, or buffers of the library.
     #[arg(long, value_enum, default_value_t = Buffers::Ordinary)]
     buffers: Buffers,
@@ -364,7 +368,7 @@ impl PeerComparison<'_> {
             poll: self.args.poll,
             buffers: self.args.buffers,
             pin: false,
-            serve: Vec::new(),
+            serve: self.args.serve.clone(),
             program: None,
         };
         job.check()?;

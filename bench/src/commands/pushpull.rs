@@ -186,7 +186,8 @@ impl RunArgs {
     }
 }
 
-fn setting(text: &str) -> Result<String, String> {
+/// A setting and its value.
+pub(crate) fn setting(text: &str) -> Result<String, String> {
     let is_setting = text.split_once('=').is_some_and(|(name, _)| !name.is_empty());
     is_setting.then(|| text.to_owned()).ok_or_else(|| "expected a setting and its value, such as checks=always".into())
 }

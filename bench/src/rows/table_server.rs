@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -122,7 +122,6 @@ impl TableTrainer {
             row.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient);
         }
         self.send(1)?;
-        self.stream.write_all(cast_slice(&self.rows))?;
         self.stream.read_exact(&mut [0])
     }
 
@@ -151,8 +150,16 @@ impl TableTrainer {
         }
     }
 
+    /// Sends a head and the ids, and for a push the rows, in as few calls as the system takes.
     fn send(&mut self, kind: u64) -> io::Result<()> {
-        self.stream.write_all(cast_slice(&[self.ids.len() as u64, kind]))?;
-        self.stream.write_all(cast_slice(&self.ids))
+        let head = [self.ids.len() as u64, kind];
+        let rows = if kind == 1 { &self.rows[..] } else { &[] };
+        let mut slices = [cast_slice(&head), cast_slice(&self.ids), cast_slice(rows)].map(IoSlice::new);
+        let mut left = &mut slices[..];
+        while left.iter().any(|slice| !slice.is_empty()) {
+            let written = self.stream.write_vectored(left)?;
+            IoSlice::advance_slices(&mut left, written);
+        }
+        Ok(())
     }
 }

@@ -703,8 +703,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a torn answer counts as what the caller had",
         CLIENT_REQUEST,
-        "watch.get_or_insert_with(|| before(place.bytes()));",
-        "*watch = watch.filter(|_| !MUTANT).or_else(|| Some(before(place.bytes())));",
+        "watch.get_or_insert_with(|| Overwritten { before: checksum(place.bytes()), ..Overwritten::of(&place) });",
+        "*watch = watch.filter(|_| !MUTANT).or_else(|| Some(Overwritten { before: checksum(place.bytes()), \
+         ..Overwritten::of(&place) }));",
         &["client::tests"],
     ),
 ];

@@ -181,10 +181,19 @@ class Bucket:
 
     def _end_calls(self, has_all: bool) -> None:
         """Notes what servers have of calls that are over, also where the program was interrupted at their end."""
-        calls, self._calls, self._fetch = self._calls, [], None
+        calls, fetch = self._calls, self._fetch
+        self._calls, self._fetch = [], None
         if calls:
             self.is_sent = all([acknowledged(call) for call in calls]) and has_all
             self.is_unsure = not self.is_sent
+        if fetch is not None and not self.is_sent:
+            fetch[1].fail()
+
+    def give_up(self) -> None:
+        """Ends a call that writes weights, where nothing waits for it any more."""
+        if self._fetch is not None:
+            self._fetch[0].cancel()
+            self._end_calls(False)
 
     def changed(self) -> Weight | None:
         """A weight whose gradient is another one than that which was sent."""
@@ -206,10 +215,6 @@ class Bucket:
                 call, values = self._fetch
                 values.finish(call._wait_sums())
                 self.fetched.update(values.arrays)
-        except BaseException:
-            if self._fetch is not None:
-                self._fetch[1].fail()
-            raise
         finally:
             self._end_calls(True)
 

@@ -216,10 +216,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def _hook(self) -> None:
         this = weakref.ref(self)
-        # The last bucket of a group is complete when the backward pass ends: its gradients go with the step.
+        # The last bucket of a group is complete when the backward pass ends: its gradients go with the step. A group of
+        # one bucket may be of any layer, unless it is the only one.
         lasts = {bucket.group: bucket for bucket in self._buckets}
+        several = {bucket.group for bucket in self._buckets if bucket is not lasts[bucket.group]}
         for bucket in self._buckets:
-            if bucket is lasts[bucket.group]:
+            if bucket is lasts[bucket.group] and (bucket.group in several or len(lasts) == 1):
                 continue
             for at, weight in enumerate(bucket.weights):
 
@@ -357,6 +359,22 @@ class Optimizer(torch.optim.Optimizer):
             bucket.reset()
 
     def _exchange(self) -> None:
+        try:
+            self._send()
+        except BaseException:
+            # After an interrupt nothing writes weights any more.
+            for bucket in self._buckets:
+                bucket.give_up()
+            raise
+        # The values are computed without changes after the gradient was sent.
+        left = [weight for bucket in self._buckets for weight in bucket.sent if weight.name not in bucket.fetched]
+        if changes := fetch(self.client, left, True):
+            text = "expected it before the backward pass or after step(), or overlap=False"
+            text = f"{text}; it has the job's value again, and another step() completes this one"
+            raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')
+
+    def _send(self) -> None:
+        """Sends what is left, and waits until servers have all of it."""
         for bucket in self._buckets:
             if not bucket.is_on_its_way:
                 # Values that wait for the norm come later. Where servers may have the gradients already, weights may have
@@ -370,12 +388,6 @@ class Optimizer(torch.optim.Optimizer):
             self._clipping.run(self.client, sent + [table.name for _, table in self._tables if table.is_sent])
             self._has_norm = True
         wait_all(self._buckets)
-        # The values are computed without changes after the gradient was sent.
-        left = [weight for bucket in self._buckets for weight in bucket.sent if weight.name not in bucket.fetched]
-        if changes := fetch(self.client, left, True):
-            text = "expected it before the backward pass or after step(), or overlap=False"
-            text = f"{text}; it has the job's value again, and another step() completes this one"
-            raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')
 
     def _check_numbers(self) -> None:
         every = [self._numbers(group) for group in range(len(self.param_groups))]

@@ -126,11 +126,12 @@ async fn connect_tcp(
     address_number: SocketAddr,
     options: &NetworkOptions,
 ) -> Result<TcpChannel, ConnectFailure> {
+    // A server that is not there yet has no token, and is tried again.
+    let mut channel = TcpChannel::from(connect_to(address_number, &options.socket).await?);
     let token = known_token(address_number, options).await?;
     if token.is_none() && options.encryption.as_ref().is_some_and(|encryption| !encryption.verifies()) {
         return Err(refused_here(format!("connecting to {address}: {UNVERIFIED}")));
     }
-    let mut channel = TcpChannel::from(connect_to(address_number, &options.socket).await?);
     if let Some(encryption) = &options.encryption {
         let session = encryption.connect(address).map_err(refused_here)?;
         channel.encrypt(session).await.map_err(|failure| match failure {

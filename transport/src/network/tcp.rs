@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, ReceiveBuffers};
-use pserver_core::wire::Frame;
+use pserver_core::wire::{ErrorCode, Frame};
 use tokio::net::TcpStream;
 
 use super::IoProgress;
@@ -13,6 +13,7 @@ use super::checks::{ChecksumDecision, ChecksumPolicy};
 use super::reader::TcpReader;
 use super::writer::{TcpQueuedFrame, TcpWriter};
 use crate::connection::{Connection, ConnectionError, ReturnedBuffers, TicketedBody, UnreadLimit};
+use crate::refusal::refusal;
 use crate::tls::TcpChannel;
 use crate::turn_budget::TURN_BYTES;
 
@@ -25,6 +26,8 @@ pub(super) struct TcpConnection {
     is_paused: bool,
     /// Whether sending was shut down.
     is_shut: bool,
+    /// Whether a frame has arrived.
+    has_received: bool,
 }
 
 impl TcpConnection {
@@ -32,7 +35,7 @@ impl TcpConnection {
     pub(super) fn new(channel: TcpChannel, checks: ChecksumPolicy) -> Self {
         let checks = ChecksumDecision::policy(checks, &channel);
         let (reader, writer) = (TcpReader::new(checks), TcpWriter::new(checks));
-        Self { channel, reader, writer, is_paused: false, is_shut: false }
+        Self { channel, reader, writer, is_paused: false, is_shut: false, has_received: false }
     }
 
     /// A connection over a stream from which these bytes were read already.
@@ -81,10 +84,23 @@ impl Connection for TcpConnection {
         unread: Option<UnreadLimit>,
         events: &mut Vec<Event>,
     ) -> Result<bool, ConnectionError> {
-        let Self { channel, reader, writer, is_paused, .. } = self;
+        let Self { channel, reader, writer, is_paused, has_received, .. } = self;
         let written = writer.turn(peer, channel, events);
+        let before = events.len();
         *is_paused = unread.is_some_and(|unread| unread.is_reached(writer.queue.len(), writer.held()));
-        let read = if *is_paused { IoProgress::Idle } else { reader.turn(peer, channel, events)? };
+        let read = if *is_paused { Ok(IoProgress::Idle) } else { reader.turn(peer, channel, events) };
+        *has_received |= events.len() > before;
+        let read = read.inspect_err(|error| {
+            // A server verifies a client's certificate after the client's handshake, and then sends an alert alone.
+            if unread.is_none() && !*has_received && channel.has_failed() {
+                let text = format!(
+                    "the server refuses this session: {error}; where it demands certificates, expected certificate \
+                     and private_key of its certificate_authority"
+                );
+                let frame = refusal(ErrorCode::Unauthenticated, text);
+                events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() });
+            }
+        })?;
         if reader.peer_insists() {
             writer.follow_peer();
         }

@@ -26,7 +26,7 @@ use crate::tls::{ChannelBinding, ReloadedFiles};
 /// A shorter secret can be guessed offline: every client receives a proof to test guesses on.
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 1024;
-/// The bytes of a file that are read at most.
+/// The most bytes of a file.
 const FILE_BYTES_MAX: u64 = 4096;
 const MAGIC: [u8; 8] = *b"PSTOKEN1";
 const NONCE_BYTES: usize = 24;
@@ -184,7 +184,10 @@ impl TokenSecrets {
         let mut secret = Vec::new();
         let file = File::open(path).map_err(|error| wrong(&error))?;
         let is_open = file.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o006 != 0);
-        file.take(FILE_BYTES_MAX).read_to_end(&mut secret).map_err(|error| wrong(&error))?;
+        let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut secret).map_err(|error| wrong(&error))?;
+        if read as u64 > FILE_BYTES_MAX {
+            return Err(wrong(&format!("more than {FILE_BYTES_MAX} bytes; expected tokens, one in each line")));
+        }
         if is_open {
             tracing::warn!(path = %path.display(), "every user of this machine may use the token's file (chmod 600)");
         }

@@ -12,7 +12,8 @@ use pserver_core::error::Failure;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A value that is read from files, and read again when one of them changes. Where the new content is wrong, the value
-/// stays, and a warning says why. A file that is gone changes nothing.
+/// stays, and a warning says why. Once a file is gone, or is of another owner, the value stays for good: its name may
+/// be another user's by then, as that of a file for a while in `/tmp`.
 pub(crate) struct ReloadedFiles<T> {
     paths: Vec<PathBuf>,
     state: Mutex<ReloadState<T>>,
@@ -23,6 +24,8 @@ struct ReloadState<T> {
     /// Of the files when they were last read.
     stamps: Vec<Option<FileStamp>>,
     looked_at: Instant,
+    /// Whether files are looked at.
+    is_followed: bool,
 }
 
 /// Facts that change with a file's content: a rename brings another inode, a write another time or length.
@@ -31,6 +34,7 @@ struct FileStamp {
     modified: (i64, i64),
     length: u64,
     inode: u64,
+    owner: u32,
 }
 
 impl<T> ReloadedFiles<T> {
@@ -41,19 +45,24 @@ impl<T> ReloadedFiles<T> {
     pub(crate) fn open(paths: Vec<PathBuf>, read: impl FnOnce() -> Result<T, Failure>) -> Result<Self, Failure> {
         // The stamps are taken first: a change while the files are read is found later.
         let stamps = stamps(&paths);
-        let state = Mutex::new(ReloadState { value: Arc::new(read()?), stamps, looked_at: Instant::now() });
+        let is_followed = !paths.is_empty();
+        let state = ReloadState { value: Arc::new(read()?), stamps, looked_at: Instant::now(), is_followed };
+        let state = Mutex::new(state);
         Ok(Self { paths, state })
     }
 
     /// The value of the files as they are now, or were within the last second.
     pub(crate) fn current(&self, read: impl FnOnce() -> Result<T, Failure>) -> Arc<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.paths.is_empty() || state.looked_at.elapsed() < LOOK_INTERVAL {
+        if !state.is_followed || state.looked_at.elapsed() < LOOK_INTERVAL {
             return Arc::clone(&state.value);
         }
         state.looked_at = Instant::now();
         let found = stamps(&self.paths);
-        if found != state.stamps && found.iter().all(Option::is_some) {
+        state.is_followed = found.iter().zip(&state.stamps).all(|(now, before)| is_same_owners(*now, *before));
+        if !state.is_followed {
+            tracing::debug!(files = %self.names(), "a file is gone, or another user's: what it had stays in use");
+        } else if found != state.stamps {
             state.stamps = found;
             match read() {
                 Ok(value) => {
@@ -77,11 +86,16 @@ impl<T> ReloadedFiles<T> {
     }
 }
 
+/// Whether a file is there, and of the owner that it had; one that was never there has none.
+fn is_same_owners(now: Option<FileStamp>, before: Option<FileStamp>) -> bool {
+    now.is_some_and(|now| before.is_some_and(|before| now.owner == before.owner))
+}
+
 fn stamps(paths: &[PathBuf]) -> Vec<Option<FileStamp>> {
     let stamp = |path: &PathBuf| {
         let facts = fs::metadata(path).ok()?;
         let modified = (facts.mtime(), facts.mtime_nsec());
-        Some(FileStamp { modified, length: facts.len(), inode: facts.ino() })
+        Some(FileStamp { modified, length: facts.len(), inode: facts.ino(), owner: facts.uid() })
     };
     paths.iter().map(stamp).collect()
 }

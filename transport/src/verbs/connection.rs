@@ -393,8 +393,10 @@ impl ControlSocket {
                 Ok((0, _)) => self.is_closed = true,
                 Ok((read, _)) => self.bytes.extend_from_slice(&some[..read]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A reset counts as closed.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.is_closed = true,
+                // A reset counts as closed, and so does a TLS session without its last message: no data comes here.
+                Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) => {
+                    self.is_closed = true;
+                }
                 Err(error) => return Err(error),
             }
         }

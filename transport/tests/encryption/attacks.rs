@@ -163,7 +163,7 @@ fn certificates_of_clients_are_verified() {
             check(what, &mut target, client, expected);
         }
     };
-    check("no certificate", None, ("the client shows no certificate", "received fatal alert"));
+    check("no certificate", None, ("the client shows no certificate", "expected certificate and private_key"));
     let other = foreign.certify("a", "trainer", NOW);
     check("another authority", Some(&other), ("the client's certificate is refused", "received fatal alert"));
     let old = authority.certify("b", "trainer", (2020, 2021));
