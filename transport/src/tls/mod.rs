@@ -1,7 +1,7 @@
 //! Encryption of connections over TCP by TLS 1.3.
 //!
-//! [`Encryption`] has the certificates of a process, [`TlsSession`] the record layer of one connection, and
-//! [`TcpChannel`] is the byte stream of a connection over TCP, plain or encrypted. Why so:
+//! [`Encryption`] has the certificates of a process, `TlsSession` the record layer of one connection, and
+//! `TcpChannel` is the byte stream of a connection over TCP, plain or encrypted. Why so:
 //! `docs/decisions/encryption.md`.
 //!
 //! Not here: the token that is proven inside a session (`network::token`), and the choice of a transport
