@@ -395,6 +395,28 @@ def test_after_an_interrupt_no_call_of_the_step_writes_weights(job: Any, monkeyp
     assert [one.tolist() for one in weights[0]] == [one.tolist() for one in weights[1]] == [[0.5] * 3, [0.75] * 3]
 
 
+def test_a_call_that_is_over_when_its_step_is_interrupted_counts_once(job: Any, monkeypatch: Any) -> None:
+    client, weights = job(), [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    one = module().Optimizer([{"params": [("a", weights[0])]}, {"params": [("b", weights[1])]}], "sgd", 0.5, client=client)
+    wait, asked = pserver.Call.wait, []
+
+    def interrupted(call: Any) -> None:
+        asked.append(call)
+        wait(call)
+        if len(asked) == 1:
+            one._buckets[1]._calls[0]._raw.wait()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pserver.Call, "wait", interrupted)
+    for weight in weights:
+        weight.grad = torch.ones(3)
+    with pytest.raises(KeyboardInterrupt):
+        one.step()
+    one.step()
+    assert [weight.tolist() for weight in weights] == [[0.5] * 3] * 2
+    assert {parameter.version for parameter in client.parameters()} == {1}
+
+
 def test_rows_of_a_step_whose_end_is_unknown_are_completed_and_not_replaced(job: Any) -> None:
     clients = [job(trainers=2, trainer=0, deadline=3), job(trainer=1)]
     tables = [module().Embedding(9, 1, initial="constant { value: 0 }") for _ in clients]

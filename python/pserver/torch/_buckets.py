@@ -1,6 +1,7 @@
 """Gradients that travel in one call: of a group, or, with overlap, of some parameters that are last in a model."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
@@ -190,10 +191,11 @@ class Bucket:
             fetch[1].fail()
 
     def give_up(self) -> None:
-        """Ends a call that writes weights, where nothing waits for it any more."""
+        """Ends a call that writes weights, where nothing waits for it any more. One that is over by then counts."""
         if self._fetch is not None:
             self._fetch[0].cancel()
-            self._end_calls(False)
+            with suppress(Error):
+                self.wait()
 
     def changed(self) -> Weight | None:
         """A weight whose gradient is another one than that which was sent."""
