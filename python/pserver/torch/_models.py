@@ -1,5 +1,6 @@
 """Models that have a job's weights: a reader that follows them, and files of them."""
 
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,9 @@ from ._buffers import Buffers, plain
 from ._embedding import Table
 from ._weights import Places, Weight, kept
 
+SETTLES = 3
+SETTLE_SECONDS = 0.02
+"""How often, and for how long, a follower waits for first updates of one step."""
 ATTEMPTS = 50
 """Fetches of one update, each of which may have met servers between two versions."""
 
@@ -96,6 +100,10 @@ class Follower:
                 version = self._fetch_whole(places, group, {name: versions[name] for name in group})
                 versions.update(dict.fromkeys(group, version))
             resting = {name: places.arrays[name] for name in versions if name not in set(moving)}
+            # Servers make the first update of a step one after the other, and a parameter without one may be about to.
+            if self._together and resting and attempt < SETTLES and counts and max(counts) == 1:
+                time.sleep(SETTLE_SECONDS)
+                continue
             # A parameter that had its first update meanwhile is one of the others.
             if not resting or self.client.pull_version(resting) == 0:
                 return Fetched(versions, places, self._buffers.fetched(self.client))
