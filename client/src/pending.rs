@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pserver_core::client::WatchedContents;
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
 use pserver_core::memory::{LoanBook, lend};
@@ -10,7 +11,7 @@ use super::call::CallNumber;
 use super::carried::CarriedNumbers;
 use super::client_lock::ClientGuard;
 use super::rows::sent_extents;
-use super::transfer::{FetchRequest, SelectedParameters};
+use super::transfer::FetchRequest;
 use super::{Client, DestinationRows, DestinationSlice, Extent, GradientRows, GradientSlice, HeldBuffers};
 
 /// Starts calls within [`Client::scope`].
@@ -81,7 +82,7 @@ impl Client {
         numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationSlice<'static>>,
     ) -> Result<CallNumber, Failure> {
-        self.start_both(gradients, numbers.into(), into, |chosen| chosen)
+        self.start_both(gradients, numbers.into(), into, WatchedContents::Nothing)
     }
 
     /// [`Client::start_push_pull`], for [`Client::wait_sums`].
@@ -91,7 +92,7 @@ impl Client {
         numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationSlice<'static>>,
     ) -> Result<CallNumber, Failure> {
-        self.start_both(gradients, numbers.into(), into, SelectedParameters::summed)
+        self.start_both(gradients, numbers.into(), into, WatchedContents::Values)
     }
 
     fn start_both(
@@ -99,13 +100,13 @@ impl Client {
         gradients: &[GradientSlice<'static>],
         numbers: CarriedNumbers<'_>,
         into: Vec<DestinationSlice<'static>>,
-        choose: impl FnOnce(SelectedParameters) -> SelectedParameters,
+        watch: WatchedContents,
     ) -> Result<CallNumber, Failure> {
         let sent = gradients.iter().map(|given| Extent::of(given.content));
         let memory = self.hold(sent.chain(into.iter().map(|wanted| Extent::of(wanted.content))));
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let into = FetchRequest::all(into);
-            let chosen = choose(state.select(gradients, Some(&into))?);
+            let chosen = state.select(gradients, Some(&into))?.watched(watch);
             state.start_push(chosen, gradients, numbers, Some(into), book)
         })
     }

@@ -359,8 +359,7 @@ impl ClientState {
         let watch = if watched.is_some() { WatchedContents::Both } else { WatchedContents::Nothing };
         let places = self.places(into, &chosen, watch)?;
         self.open(Kind::Pull, &chosen, (0, received))?;
-        let packer = self.packer(Kind::Pull, &chosen).watched(watch);
-        let packer = if let Some(flags) = watched { packer.with(flags, Vec::new()) } else { packer };
+        let packer = self.packer(Kind::Pull, &chosen).with(watched.unwrap_or_default(), Vec::new()).watched(watch);
         let order = |((place, half), index)| ParameterTransfer { index, given: None, place: Some(place), half };
         let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {
@@ -627,9 +626,9 @@ impl SelectedParameters {
         }
     }
 
-    /// The same for a call that sums its values.
-    pub(super) fn summed(self) -> Self {
-        Self { watch: WatchedContents::Values, ..self }
+    /// The same for a call that sums these contents.
+    pub(super) fn watched(self, watch: WatchedContents) -> Self {
+        Self { watch, ..self }
     }
 }
 

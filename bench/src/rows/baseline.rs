@@ -15,19 +15,14 @@ pub(super) struct Array {
 }
 
 impl Array {
-    /// Rows of so many elements. Every page is written, so that none is the system's page of zeros.
+    /// Rows of so many elements, zeros. Every page is written, so that none is the system's page of zeros.
     pub(super) fn new(rows: usize, width: usize) -> Result<Self> {
         let mut memory = MmapMut::map_anon(rows * width * 4).context("mapping the array")?;
         // Where there are none it is walked as well as it can be.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
-        memory.fill(1);
+        memory.fill(0);
         Ok(Self { memory, width })
-    }
-
-    /// Makes all rows zeros.
-    pub(super) fn clear(&mut self) {
-        self.memory.fill(0);
     }
 
     /// Copies the first elements of rows to `into`, one row after another. Rows are asked for ahead.

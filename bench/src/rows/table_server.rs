@@ -41,7 +41,6 @@ impl Hasher for IdHasher {
 struct KeptRows {
     places: Places,
     array: Array,
-    width: usize,
 }
 
 impl KeptRows {
@@ -52,14 +51,12 @@ impl KeptRows {
 
 /// Serves tables of `rows` rows of zeros until all trainers have left.
 pub(super) fn serve(listener: TcpListener, trainers: usize, rows: usize, width: usize) -> Result<JoinHandle<()>> {
-    let mut array = Array::new(rows, width)?;
-    array.clear();
     let places = (0..rows as u64).zip(0..).collect();
-    let table = Arc::new(Mutex::new(KeptRows { places, array, width }));
+    let table = Arc::new(Mutex::new(KeptRows { places, array: Array::new(rows, width)? }));
     let run = move || {
         let accepted = |_| {
             let (stream, table) = (listener.accept().map(|(stream, _)| stream), Arc::clone(&table));
-            thread::spawn(move || stream.and_then(|stream| serve_trainer(stream, &table)))
+            thread::spawn(move || stream.and_then(|stream| serve_trainer(stream, &table, width)))
         };
         (0..trainers).map(accepted).collect::<Vec<_>>().into_iter().for_each(|one| drop(one.join()));
     };
@@ -67,7 +64,7 @@ pub(super) fn serve(listener: TcpListener, trainers: usize, rows: usize, width: 
 }
 
 /// Answers pushes and pulls, until the trainer is gone.
-fn serve_trainer(mut stream: TcpStream, table: &Mutex<KeptRows>) -> io::Result<()> {
+fn serve_trainer(mut stream: TcpStream, table: &Mutex<KeptRows>, width: usize) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let (mut ids, mut rows): (Vec<u64>, Vec<f32>) = (Vec::new(), Vec::new());
     let mut head = [0_u64; 2];
@@ -75,7 +72,6 @@ fn serve_trainer(mut stream: TcpStream, table: &Mutex<KeptRows>) -> io::Result<(
         let (count, is_push) = (usize::try_from(head[0]).unwrap_or(0), head[1] == 1);
         ids.resize(count, 0);
         stream.read_exact(cast_slice_mut(&mut ids))?;
-        let width = table.lock().unwrap_or_else(PoisonError::into_inner).width;
         rows.resize(count * width, 0.0);
         if is_push {
             stream.read_exact(cast_slice_mut(&mut rows))?;

@@ -122,8 +122,7 @@ class Bucket:
         is_usual = layout is not None and layout == self._layout and how.is_as_they_are
         if is_usual and _staging.layout(gradients, True) == layout:
             self.sent, self._copies = self.weights, []
-            versions = [0 if gradient is None else gradient._version for gradient in gradients]
-            self._versions = list(zip(self.weights, gradients, versions))
+            self._versions = list(zip(self.weights, gradients, map(_version, gradients)))
             self._gradients = dict(zip(self._names, gradients))
             return
         self.sent, self._versions = [], []

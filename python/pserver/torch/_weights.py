@@ -166,28 +166,17 @@ def changed(weights: Iterable[Weight]) -> list[Weight]:
     return begin_changed(weights)()
 
 
-def begin_changed(
-    weights: Iterable[Weight], own: Sequence[Array] | None = None
-) -> Callable[[], list[Weight]]:
+def begin_changed(weights: Iterable[Weight], own: Sequence[Array] | None = None) -> Callable[[], list[Weight]]:
     """Begins to look for weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through
     NumPy. Only the contents tell: neither ``.data`` nor NumPy counts a version of the tensor. ``own`` is the memory of
     the weights, where it is known."""
     weights = list(weights)
     noted = [weight for weight in weights if weight.noted is not None]
     sums = _begin_checksums(noted, own if len(noted) == len(weights) else None)
-
-    def finish() -> list[Weight]:
-        now = sums()
-        if now == [weight.noted for weight in noted]:
-            return []
-        return [weight for weight, checksum in zip(noted, now) if weight.noted != checksum]
-
-    return finish
+    return lambda: [weight for weight, checksum in zip(noted, sums()) if weight.noted != checksum]
 
 
-def _begin_checksums(
-    weights: Sequence[Weight], own: Sequence[Array] | None = None
-) -> Callable[[], list[int]]:
+def _begin_checksums(weights: Sequence[Weight], own: Sequence[Array] | None = None) -> Callable[[], list[int]]:
     """Begins to compute a checksum of the contents of each tensor, where it is. A device is not waited for."""
     own = own_memory(weights) if own is None else own
     if own is not None:
@@ -220,7 +209,7 @@ def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -
         # A part of the values may come before a failure.
         forget(values.written)
     befores, afters = client._pull_watched(values.arrays, is_of_step)
-    return values.finish(afters, befores)
+    return values.finish(afters, befores if is_of_step else None)
 
 
 def kept(use: str, weights: Iterable[Weight]) -> str | None:
@@ -241,12 +230,15 @@ class Places:
         use: str | None = None,
         own: Sequence[Array] | None = None,
     ) -> None:
-        self.written = [] if own is None else list(weights)
+        weights = list(weights)
+        self.written: list[Weight] = []
         """Those whose own memory is written."""
         self.staged: list[Weight] = []
-        self.arrays: dict[str, Array] = dict(zip((weight.name for weight in self.written), own or []))
+        self.arrays: dict[str, Array] = {}
         """Those of ``written``, in this order, and then those of ``staged``."""
-        for weight in [] if own is not None else weights:
+        if own is not None:
+            self.written, self.arrays = weights, dict(zip((weight.name for weight in weights), own))
+        for weight in weights if own is None else ():
             place = None if is_staged else weight.destination()
             if place is not None:
                 self.written.append(weight)
@@ -270,19 +262,19 @@ class Places:
 
 
 class Fetch:
-    """Values on their way to weights; with ``is_of_step`` those that this trainer's gradients have made."""
+    """Values on their way to weights; with ``is_of_step`` those that this trainer's gradients have made, into weights
+    that the program may have changed since."""
 
     def __init__(self, weights: Sequence[Weight], is_of_step: bool) -> None:
         self._places = Places(weights, use="value", own=own_memory(weights))
         self.arrays, self.written = self._places.arrays, self._places.written
-        self._is_of_step = is_of_step
         self._changed = changed(self._places.staged) if is_of_step else []
 
     def finish(self, afters: list[int], befores: list[int] | None = None) -> list[Weight]:
         """Notes the values, which have these checksums. Returns the weights that the program had changed since they were
-        noted, for values of the step: by the checksums of what the values have replaced."""
+        noted, where the checksums of what the values have replaced are given."""
         were_changed = self._changed
-        if self._is_of_step and befores is not None:
+        if befores is not None:
             # A fetch of the step that failed, and which this one repeats, may have brought the value.
             were_changed += [
                 weight

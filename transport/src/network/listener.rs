@@ -280,9 +280,7 @@ async fn handle_tcp(stream: TcpStream, origin: String, context: Arc<HelloContext
     }
     let mut channel = TcpChannel::from(stream);
     let is_tls = first == [HANDSHAKE_BYTE];
-    let greeting = context.encrypted_hello(&mut channel, is_tls);
-    let greeting = tokio::time::timeout(context.options.hello_timeout, greeting).await;
-    let refused = match greeting.unwrap_or_else(|_| Err(context.no_hello())) {
+    let refused = match context.timely(context.encrypted_hello(&mut channel, is_tls)).await {
         Err(refused) => Some((channel, refused)),
         Ok((mut hello, lane)) => {
             // It is authenticated. Its queue pair may take a while.
@@ -314,11 +312,10 @@ async fn handle_shm(mut stream: UnixStream, origin: String, context: Arc<HelloCo
         tracing::debug!(origin, %reason, "no connection through shared memory");
         return;
     }
-    let setup = tokio::time::timeout(context.options.hello_timeout, shm::ShmEndpoint::receive(&stream)).await;
-    let setup = setup.map_err(|_| context.no_hello()).and_then(|setup| setup.map_err(HelloRefusal::invalid));
-    let refused = match setup {
+    let setup = async { shm::ShmEndpoint::receive(&stream).await.map_err(HelloRefusal::invalid) };
+    let refused = match context.timely(setup).await {
         Err(refused) => Some((stream, refused)),
-        Ok(board) => match context.timely_hello(&mut stream).await {
+        Ok(board) => match context.timely(context.hello(&mut stream, ChannelBinding::default())).await {
             Err(refused) => Some((stream, refused)),
             Ok((hello, lane)) => {
                 let Some(stream) = into_std_or_log(stream.into_std(), &origin) else { return };
@@ -393,16 +390,14 @@ impl HelloContext {
         self.hello(channel, binding).await
     }
 
-    /// The client's hello and its lane, within the time limit.
-    async fn timely_hello(
-        &self,
-        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    ) -> Result<(Frame, &ConnectionSender), HelloRefusal> {
-        let hello = self.hello(stream, ChannelBinding::default());
-        let hello = tokio::time::timeout(self.options.hello_timeout, hello).await;
-        hello.unwrap_or_else(|_| Err(self.no_hello()))
+    /// A part of the greeting, within the time limit.
+    async fn timely<T>(&self, part: impl Future<Output = Result<T, HelloRefusal>>) -> Result<T, HelloRefusal> {
+        let limit = self.options.hello_timeout;
+        let in_time = tokio::time::timeout(limit, part).await;
+        in_time.unwrap_or_else(|_| Err(HelloRefusal::invalid(format!("no hello within {limit:?}"))))
     }
 
+    /// The client's hello and its lane.
     async fn hello(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -427,10 +422,6 @@ impl HelloContext {
             Ok(Err(error)) => Err(format!("the server: making a pair: {error}")),
             Err(_) => Err(format!("the server: no pair within {PAIR_TIMEOUT:?}")),
         })
-    }
-
-    fn no_hello(&self) -> HelloRefusal {
-        HelloRefusal::invalid(format!("no hello within {:?}", self.options.hello_timeout))
     }
 
     /// Sends the reason to the client. The connection ends with or without it.

@@ -140,15 +140,15 @@ async fn connect_tcp(
         })?;
     }
     let binding = channel.binding()?;
-    match authenticate(address_number, (options, token), &mut channel, binding).await {
-        Ok(()) => Ok(channel),
-        // A server that wants another certificate says so after the handshake.
-        Err(ConnectFailure::Failed(text)) if channel.has_failed() => Err(refused_here(format!(
-            "the server at {address} refuses this session: {text}; where it demands certificates, expected \
-                 certificate and private_key of its certificate_authority"
-        ))),
-        Err(failure) => Err(failure),
-    }
+    let authenticated = authenticate(address_number, (options, token), &mut channel, binding).await;
+    let authenticated = authenticated.map_err(|failure| match failure {
+        ConnectFailure::Failed(text) => {
+            let refused = channel.refusal(&format!("the server at {address}"), &text);
+            refused.map_or(ConnectFailure::Failed(text), ConnectFailure::Refused)
+        }
+        refused @ ConnectFailure::Refused(_) => refused,
+    });
+    authenticated.map(|()| channel)
 }
 
 /// The job's token, or the one that a loopback server of this user gives. It is asked for each time, because a

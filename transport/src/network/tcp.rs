@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, ReceiveBuffers};
-use pserver_core::wire::{ErrorCode, Frame};
+use pserver_core::wire::Frame;
 use tokio::net::TcpStream;
 
 use super::IoProgress;
@@ -13,7 +13,6 @@ use super::checks::{ChecksumDecision, ChecksumPolicy};
 use super::reader::TcpReader;
 use super::writer::{TcpQueuedFrame, TcpWriter};
 use crate::connection::{Connection, ConnectionError, ReturnedBuffers, TicketedBody, UnreadLimit};
-use crate::refusal::refusal;
 use crate::tls::TcpChannel;
 use crate::turn_budget::TURN_BYTES;
 
@@ -91,13 +90,10 @@ impl Connection for TcpConnection {
         let read = if *is_paused { Ok(IoProgress::Idle) } else { reader.turn(peer, channel, events) };
         *has_received |= events.len() > before;
         let read = read.inspect_err(|error| {
-            // A server verifies a client's certificate after the client's handshake, and then sends an alert alone.
-            if unread.is_none() && !*has_received && channel.has_failed() {
-                let text = format!(
-                    "the server refuses this session: {error}; where it demands certificates, expected certificate \
-                     and private_key of its certificate_authority"
-                );
-                let frame = refusal(ErrorCode::Unauthenticated, text);
+            if unread.is_none()
+                && !*has_received
+                && let Some(frame) = channel.refusal("the server", error)
+            {
                 events.push(Event::Received { peer, frame, body: ReceiveBuffers::new() });
             }
         })?;

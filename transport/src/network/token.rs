@@ -10,7 +10,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -45,7 +45,7 @@ pub struct JobToken(Arc<TokenSource>);
 
 enum TokenSource {
     Fixed(Arc<TokenSecrets>),
-    File(PathBuf, ReloadedFiles<TokenSecrets>),
+    File(ReloadedFiles<TokenSecrets>),
 }
 
 /// The secrets of a token: one at least.
@@ -96,8 +96,7 @@ impl JobToken {
     /// # Errors
     /// The file cannot be read, or its content is no token.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let secrets = ReloadedFiles::open(vec![path.to_owned()], || TokenSecrets::read(path))?;
-        Ok(Self(Arc::new(TokenSource::File(path.to_owned(), secrets))))
+        Self::followed(path, None)
     }
 
     /// The token in a file whose content was read already.
@@ -105,8 +104,13 @@ impl JobToken {
     /// # Errors
     /// As [`JobToken::new`].
     pub fn of_file(path: &Path, content: &[u8]) -> Result<Self, Failure> {
-        let secrets = ReloadedFiles::open(vec![path.to_owned()], || TokenSecrets::new(content))?;
-        Ok(Self(Arc::new(TokenSource::File(path.to_owned(), secrets))))
+        Self::followed(path, Some(TokenSecrets::new(content)?))
+    }
+
+    fn followed(path: &Path, first: Option<TokenSecrets>) -> Result<Self, Failure> {
+        let file = path.to_owned();
+        let secrets = ReloadedFiles::open(vec![path.to_owned()], first, move || TokenSecrets::read(&file))?;
+        Ok(Self(Arc::new(TokenSource::File(secrets))))
     }
 
     /// The secrets now, one on each line.
@@ -156,7 +160,7 @@ impl JobToken {
     fn secrets(&self) -> Arc<TokenSecrets> {
         match &*self.0 {
             TokenSource::Fixed(secrets) => Arc::clone(secrets),
-            TokenSource::File(path, secrets) => secrets.current(|| TokenSecrets::read(path)),
+            TokenSource::File(secrets) => secrets.current(),
         }
     }
 }

@@ -32,9 +32,6 @@ pub struct Encryption(Arc<ProcessCertificates>);
 
 struct ProcessCertificates {
     settings: EncryptionSettings,
-    provider: Arc<CryptoProvider>,
-    /// The certificate that a server without a configured one makes for itself.
-    own: Option<CertifiedOwner>,
     configs: ReloadedFiles<TlsConfigs>,
 }
 
@@ -78,12 +75,14 @@ impl Encryption {
         if settings.policy == EncryptPolicy::Off {
             return Ok(None);
         }
+        // A server without a configured certificate makes one for itself.
         let own = if is_server && settings.certificate.is_none() { Some(CertifiedOwner::make()?) } else { None };
         let paths = [&settings.certificate, &settings.private_key, &settings.authority];
         let paths = paths.into_iter().flatten().cloned().collect();
-        let read = || TlsConfigs::read(settings, own.as_ref(), is_server, &provider);
-        let configs = ReloadedFiles::open(paths, read)?;
-        Ok(Some(Self(Arc::new(ProcessCertificates { settings: settings.clone(), provider, own, configs }))))
+        let of_files = settings.clone();
+        let read = move || TlsConfigs::read(&of_files, own.as_ref(), is_server, &provider);
+        let configs = ReloadedFiles::open(paths, None, read)?;
+        Ok(Some(Self(Arc::new(ProcessCertificates { settings: settings.clone(), configs }))))
     }
 
     /// Whether verbs are refused.
@@ -189,11 +188,7 @@ impl Encryption {
     }
 
     fn configs(&self) -> Arc<TlsConfigs> {
-        let Self(certificates) = self;
-        let is_server = certificates.configs.last().server.is_some();
-        certificates.configs.current(|| {
-            TlsConfigs::read(&certificates.settings, certificates.own.as_ref(), is_server, &certificates.provider)
-        })
+        self.0.configs.current()
     }
 }
 

@@ -1,16 +1,19 @@
 //! Byte stream of a connection over TCP: plain, or encrypted.
 
+use std::fmt::Display;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use pserver_core::wire::{ErrorCode, Frame};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::calls::{receive_from, send_directly, send_to};
 use super::session::{ChannelBinding, TlsFailure, TlsSession};
+use crate::refusal::refusal;
 
 /// The stream of a connection over TCP.
 pub(crate) struct TcpChannel {
@@ -57,9 +60,17 @@ impl TcpChannel {
         binding.unwrap_or(Ok(ChannelBinding::default())).map_err(io::Error::other)
     }
 
-    /// Whether one side has refused the other's records, which no later connection changes.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.has_failed())
+    /// The refusal by `server`, if one side has refused the other's records, which no later connection changes: a
+    /// server verifies a client's certificate after the client's handshake, and sends an alert alone.
+    pub(crate) fn refusal(&self, server: &str, error: &dyn Display) -> Option<Frame> {
+        let has_failed = self.session.as_ref().is_some_and(|session| session.has_failed());
+        has_failed.then(|| {
+            let text = format!(
+                "{server} refuses this session: {error}; where it demands certificates, expected certificate and \
+                 private_key of its certificate_authority"
+            );
+            refusal(ErrorCode::Unauthenticated, text)
+        })
     }
 
     /// The socket.

@@ -16,6 +16,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// be another user's by then, as that of a file for a while in `/tmp`.
 pub(crate) struct ReloadedFiles<T> {
     paths: Vec<PathBuf>,
+    read: Box<dyn Fn() -> Result<T, Failure> + Send + Sync>,
     state: Mutex<ReloadState<T>>,
 }
 
@@ -38,21 +39,25 @@ struct FileStamp {
 }
 
 impl<T> ReloadedFiles<T> {
-    /// The value that `read` makes of these files.
+    /// The value that `read` makes of these files, which is `first` now if it is given.
     ///
     /// # Errors
     /// As `read`.
-    pub(crate) fn open(paths: Vec<PathBuf>, read: impl FnOnce() -> Result<T, Failure>) -> Result<Self, Failure> {
+    pub(crate) fn open(
+        paths: Vec<PathBuf>,
+        first: Option<T>,
+        read: impl Fn() -> Result<T, Failure> + Send + Sync + 'static,
+    ) -> Result<Self, Failure> {
         // The stamps are taken first: a change while the files are read is found later.
         let stamps = stamps(&paths);
+        let value = Arc::new(first.map_or_else(&read, Ok)?);
         let is_followed = !paths.is_empty();
-        let state = ReloadState { value: Arc::new(read()?), stamps, looked_at: Instant::now(), is_followed };
-        let state = Mutex::new(state);
-        Ok(Self { paths, state })
+        let state = Mutex::new(ReloadState { value, stamps, looked_at: Instant::now(), is_followed });
+        Ok(Self { paths, read: Box::new(read), state })
     }
 
     /// The value of the files as they are now, or were within the last second.
-    pub(crate) fn current(&self, read: impl FnOnce() -> Result<T, Failure>) -> Arc<T> {
+    pub(crate) fn current(&self) -> Arc<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.is_followed || state.looked_at.elapsed() < LOOK_INTERVAL {
             return Arc::clone(&state.value);
@@ -64,7 +69,7 @@ impl<T> ReloadedFiles<T> {
             tracing::debug!(files = %self.names(), "a file is gone, or another user's: what it had stays in use");
         } else if found != state.stamps {
             state.stamps = found;
-            match read() {
+            match (self.read)() {
                 Ok(value) => {
                     tracing::info!(files = %self.names(), "read again, because a file has changed");
                     state.value = Arc::new(value);
@@ -73,11 +78,6 @@ impl<T> ReloadedFiles<T> {
             }
         }
         Arc::clone(&state.value)
-    }
-
-    /// The value that was read last.
-    pub(crate) fn last(&self) -> Arc<T> {
-        Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner).value)
     }
 
     fn names(&self) -> String {

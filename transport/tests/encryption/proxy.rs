@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::thread;
 
 use pserver_core::wire::Address;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::ring::default_provider;
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, ServerConfig, ServerConnection, SignatureScheme};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, ServerConfig, ServerConnection};
+
+use crate::authority::{of_client, of_server};
 
 /// Bytes before the content of a record.
 const RECORD_HEADER: usize = 5;
@@ -122,55 +122,11 @@ fn relay<A: Read + Write, B: Read + Write>(
 
 /// A server's configuration with a certificate of its own.
 pub(crate) fn own_server() -> Arc<ServerConfig> {
-    let made = rcgen::generate_simple_self_signed(["anybody".to_owned()]).expect("a certificate");
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
-    let config = ServerConfig::builder_with_provider(Arc::new(default_provider()));
-    let config = config.with_safe_default_protocol_versions().expect("TLS 1.3").with_no_client_auth();
-    Arc::new(config.with_single_cert(vec![made.cert.der().clone()], key).expect("they belong together"))
+    of_server(None, None).expect("it encrypts").http_config()
 }
 
-/// A client's session that verifies nothing.
+/// A client's session that verifies no certificate.
 pub(crate) fn unverifying() -> ClientConnection {
-    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
-    let config = config.with_safe_default_protocol_versions().expect("TLS 1.3").dangerous();
-    let config = config.with_custom_certificate_verifier(Arc::new(Unverifying)).with_no_client_auth();
-    ClientConnection::new(Arc::new(config), ServerName::try_from("anybody").expect("a name")).expect("a session")
-}
-
-#[derive(Debug)]
-struct Unverifying;
-
-impl ServerCertVerifier for Unverifying {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
-    }
+    let config = of_client(None, None).expect("it encrypts").client_config();
+    ClientConnection::new(config, ServerName::try_from("anybody").expect("a name")).expect("a session")
 }
