@@ -2,10 +2,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pserver_core::client::WatchedContents;
+use pserver_core::client::{Overwritten, WatchedContents};
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
 use pserver_core::memory::{LoanBook, lend};
+use pserver_core::wire::Flags;
 
 use super::call::CallNumber;
 use super::carried::CarriedNumbers;
@@ -85,7 +86,7 @@ impl Client {
         self.start_both(gradients, numbers.into(), into, WatchedContents::Nothing)
     }
 
-    /// [`Client::start_push_pull`], for [`Client::wait_sums`].
+    /// [`Client::start_push_pull`], for [`Client::wait_watched`], which has the values' checksums alone.
     pub fn start_push_pull_summed<'a>(
         &self,
         gradients: &[GradientSlice<'static>],
@@ -142,6 +143,21 @@ impl Client {
         })
     }
 
+    /// [`Client::start_pull`], for [`Client::wait_watched`]. With `is_of_step` the values are those that the gradients
+    /// of this trainer have made, as [`Client::push_pull`] fetches them: in sync mode without what other trainers have
+    /// set since.
+    pub fn start_pull_watched(
+        &self,
+        into: Vec<DestinationSlice<'static>>,
+        is_of_step: bool,
+    ) -> Result<CallNumber, Failure> {
+        let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.content)));
+        let flags = if is_of_step { Flags::OF_STEP } else { Flags::default() };
+        self.start_with(&LoanBook::open(), memory, |state, book| {
+            state.start_pull(FetchRequest::all(into), Version(0), Some(flags), book)
+        })
+    }
+
     /// [`Client::push_rows`], started. The rows are copied: their memory is the caller's when this returns.
     ///
     /// # Errors
@@ -190,10 +206,9 @@ impl Client {
         self.lock()?.wait(call).expect("only one can wait for it")
     }
 
-    /// [`Client::wait`] for a call whose values are summed: the CRC32C of each.
-    pub fn wait_sums(&self, call: CallNumber) -> Result<Vec<u32>, Failure> {
-        let values = self.lock()?.finish_watched(call)?;
-        Ok(values.into_iter().map(|value| value.after).collect())
+    /// [`Client::wait`] for a call that is watched: of each destination what the value has replaced in it.
+    pub fn wait_watched(&self, call: CallNumber) -> Result<Vec<Overwritten>, Failure> {
+        self.lock()?.finish_watched(call)
     }
 
     /// Whether a call is over, well or not.

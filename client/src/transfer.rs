@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use pserver_core::client::{Overwritten, RequestBody, WatchedContents};
+use pserver_core::client::{RequestBody, WatchedContents};
 use pserver_core::config::ParameterConfig;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
@@ -144,26 +144,6 @@ impl Client {
         state.lend(|state, book| {
             let call = state.start_pull(borrowed(into), least, None, book)?;
             state.finish_latest(call)
-        })
-    }
-
-    /// As [`Client::pull`], and says of each destination what the value has replaced in it. With `is_of_step` the
-    /// values are those that the gradients of this trainer have made, as [`Client::push_pull`] fetches them: in sync
-    /// mode without what other trainers have set since.
-    ///
-    /// # Errors
-    /// As [`Client::pull`].
-    pub fn pull_watched(
-        &self,
-        into: &mut [DestinationSlice<'_>],
-        is_of_step: bool,
-    ) -> Result<Vec<Overwritten>, Failure> {
-        let mut state = self.lock()?;
-        state.ready()?;
-        let flags = if is_of_step { Flags::OF_STEP } else { Flags::default() };
-        state.lend(|state, book| {
-            let call = state.start_pull(borrowed(into), Version(0), Some(flags), book)?;
-            state.finish_watched(call)
         })
     }
 

@@ -96,11 +96,12 @@ class Call:
         """Waits until the call is over, and raises what the blocking call would."""
         self._raw.wait()
 
-    def _wait_sums(self) -> list[int]:
-        """:meth:`wait` for a call that sums its values; returns their checksums."""
-        sums = self._raw.wait()
-        assert sums is not None, "it was started to sum them"
-        return sums
+    def _wait_watched(self) -> tuple[list[int], list[int]]:
+        """:meth:`wait` for a call that is watched: the checksums of its destinations before their values came, and those
+        after."""
+        checksums = self._raw.wait()
+        assert checksums is not None, "it was started to be watched"
+        return checksums
 
     def done(self) -> bool:
         """Whether the call is over, well or not."""
@@ -269,12 +270,6 @@ class Client:
         names, places = _split(out)
         return self._raw.pull(names, places, least, _stream(stream))
 
-    def _pull_watched(self, out: Mapping[str, Array], is_of_step: bool) -> tuple[list[int], list[int]]:
-        """:meth:`pull` into arrays of the host, also tensors that autograd follows; returns the checksums of their
-        contents before, and those after. ``is_of_step``: the values that this trainer's gradients have made, without what
-        others have set since."""
-        return self._raw.pull_watched(list(out), list(out.values()), is_of_step)
-
     def push_pull(
         self,
         gradients: Mapping[str, Array],
@@ -334,7 +329,8 @@ class Client:
         self, gradients: Mapping[str, Array], out: Mapping[str, Array], rate: float | None, settings: Settings | None
     ) -> Call:
         """:meth:`start_push_pull` into arrays of the host, also tensors that autograd follows, for
-        :meth:`Call._wait_sums`. Gradients may be in another order, and be more."""
+        :meth:`Call._wait_watched`, which has the checksums after alone. Gradients may be in another order, and be
+        more."""
         both = [gradients[name] for name in out], list(out.values())
         return Call(self._raw.start_summed(list(out), both, _numbers(rate, settings)))
 
@@ -342,6 +338,12 @@ class Client:
         """:meth:`pull`, started."""
         names, places = _split(out)
         return Call(self._raw.start(names, (None, places), NO_NUMBERS, _stream(stream)), stream)
+
+    def _start_watched(self, out: Mapping[str, Array], is_of_step: bool) -> Call:
+        """:meth:`start_pull` into arrays of the host, also tensors that autograd follows, for
+        :meth:`Call._wait_watched`. ``is_of_step``: the values that this trainer's gradients have made, without what others
+        have set since."""
+        return Call(self._raw.start_watched(list(out), list(out.values()), is_of_step))
 
     def start_push_pull(
         self,

@@ -159,21 +159,18 @@ impl RawClient {
         })
     }
 
-    /// Fetches values, and returns the checksums of the arrays' contents before, and those after. `is_of_step`: those
-    /// that this trainer's gradients have made.
-    fn pull_watched(
+    /// Starts to fetch values into arrays of the host, also tensors that autograd follows. The call's result has the
+    /// checksums of their contents before, and those after. `is_of_step`: the values that this trainer's gradients have
+    /// made.
+    fn start_watched(
         &self,
         py: Python<'_>,
         names: Vec<PyBackedStr>,
         out: Vec<Bound<'_, PyAny>>,
         is_of_step: bool,
-    ) -> PyResult<(Vec<u32>, Vec<u32>)> {
-        let mut out = arrays(py, &names, &out, Access::Replace)?;
-        self.call(py, |session| {
-            let overwritten =
-                session.client().pull_watched(&mut session.destinations(&names, &mut out)?, is_of_step)?;
-            Ok(overwritten.into_iter().map(|one| (one.before, one.after)).unzip())
-        })
+    ) -> PyResult<RawCall> {
+        let out = arrays(py, &names, &out, Access::Replace)?;
+        Ok(self.started(py, |session| session.start_watched(&names, out, is_of_step))?.watched())
     }
 
     fn push_pull(
@@ -213,8 +210,8 @@ impl RawClient {
         })
     }
 
-    /// Starts a push that fetches into arrays of the host, also tensors that autograd follows. Its result has the
-    /// checksums of the values.
+    /// Starts a push that fetches into arrays of the host, also tensors that autograd follows. The call's result has
+    /// the checksums of the values as those after.
     fn start_summed(
         &self,
         py: Python<'_>,
@@ -225,7 +222,7 @@ impl RawClient {
         let gradients = arrays(py, &names, &both.0, Access::Send(None))?;
         let out = arrays(py, &names, &both.1, Access::Replace)?;
         let call = self.started(py, |session| session.start_summed(&names, (gradients, out), numbers.carried()))?;
-        Ok(call.summed())
+        Ok(call.watched())
     }
 
     /// Starts a push without gradients.

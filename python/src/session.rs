@@ -162,6 +162,19 @@ impl PythonSession {
         Ok(number)
     }
 
+    /// Starts a pull that tells what values replace, in the same way.
+    pub(crate) fn start_watched(
+        &self,
+        names: &[impl AsRef<str>],
+        mut out: Vec<HeldArray>,
+        is_of_step: bool,
+    ) -> Result<CallNumber, Failure> {
+        let into = self.lasting_destinations(names, &mut out)?;
+        let number = self.client.start_pull_watched(into, is_of_step)?;
+        self.keep(number, out);
+        Ok(number)
+    }
+
     /// Starts a push without gradients.
     pub(crate) fn start_pass(&self, names: &[impl AsRef<str>], is_void: bool) -> Result<CallNumber, Failure> {
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();

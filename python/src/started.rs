@@ -14,27 +14,31 @@ use crate::session::{PythonSession, locked};
 pub(crate) struct RawCall {
     session: Arc<PythonSession>,
     number: CallNumber,
-    /// Whether the result has the checksums of the values.
-    is_summed: bool,
+    /// Whether the result has checksums.
+    is_watched: bool,
     /// The result, once a thread has waited for it.
-    result: Mutex<Option<Result<Option<Vec<u32>>, Failure>>>,
+    result: Mutex<Option<Result<Option<Checksums>, Failure>>>,
 }
+
+/// The checksums of arrays before their values came, and those after.
+type Checksums = (Vec<u32>, Vec<u32>);
 
 impl RawCall {
     pub(crate) fn new(session: Arc<PythonSession>, number: CallNumber) -> Self {
-        Self { session, number, is_summed: false, result: Mutex::default() }
+        Self { session, number, is_watched: false, result: Mutex::default() }
     }
 
-    /// The same of a call that was started to sum its values.
-    pub(crate) fn summed(mut self) -> Self {
-        self.is_summed = true;
+    /// The same of a call that was started to be watched.
+    pub(crate) fn watched(mut self) -> Self {
+        self.is_watched = true;
         self
     }
 
-    fn finish(&self) -> Result<Option<Vec<u32>>, Failure> {
+    fn finish(&self) -> Result<Option<Checksums>, Failure> {
         let client = self.session.client();
-        let sums = if self.is_summed {
-            Some(client.wait_sums(self.number)?)
+        let sums = if self.is_watched {
+            let overwritten = client.wait_watched(self.number)?;
+            Some(overwritten.into_iter().map(|one| (one.before, one.after)).unzip())
         } else {
             client.wait(self.number)?;
             None
@@ -46,7 +50,7 @@ impl RawCall {
 #[pymethods]
 impl RawCall {
     /// Waits until the call is over. A second wait has the same result.
-    fn wait(&self, py: Python<'_>) -> PyResult<Option<Vec<u32>>> {
+    fn wait(&self, py: Python<'_>) -> PyResult<Option<Checksums>> {
         let result = py.detach(|| {
             let mut result = locked(&self.result);
             result.get_or_insert_with(|| self.finish()).clone()

@@ -168,16 +168,16 @@ def test_a_changed_weight_is_named_after_a_fetch_that_failed_and_an_unchanged_on
 ) -> None:
     network, client = model(), job()
     one = optimizer_of(network, client, overlap=True, bucket_bytes=1)
-    fetch = client._pull_watched
+    fetch = client._start_watched
 
     def failing(*given: Any) -> Any:
-        monkeypatch.setattr(client, "_pull_watched", fetch)
+        monkeypatch.setattr(client, "_start_watched", fetch)
         if arrives:
-            fetch(*given)
+            fetch(*given).wait()
         raise pserver.Timeout("no answer")
 
     loss(network, 0).backward()
-    monkeypatch.setattr(client, "_pull_watched", failing)
+    monkeypatch.setattr(client, "_start_watched", failing)
     if not arrives:
         network[2].weight.data.clamp_(-0.01, 0.01)
     with pytest.raises(pserver.Timeout):
@@ -234,7 +234,7 @@ def test_a_slow_trainer_gets_the_weights_of_the_step_and_not_those_that_a_quick_
         pserver.torch.Optimizer([weight], "sgd", 0.5, client=client, overlap=overlap)
         for weight, client in zip(weights, clients)
     ]
-    fetch, set_by_quick = clients[1]._pull_watched, threading.Event()
+    fetch, set_by_quick = clients[1]._start_watched, threading.Event()
 
     def late(*given: Any) -> Any:
         assert set_by_quick.wait(30)
@@ -245,7 +245,7 @@ def test_a_slow_trainer_gets_the_weights_of_the_step_and_not_those_that_a_quick_
 
     with ThreadPoolExecutor(1) as threads:
         begin(0), begin(1)
-        monkeypatch.setattr(clients[1], "_pull_watched", late)
+        monkeypatch.setattr(clients[1], "_start_watched", late)
         slow = threads.submit(both[1].step)
         both[0].step()
         assert weights[0].tolist() == [0, 0, 0]

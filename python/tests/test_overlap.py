@@ -1,5 +1,7 @@
 """The optimizer's overlap, buckets, clipping and half precision, beside PyTorch's own."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -125,6 +127,29 @@ def test_gradients_travel_in_half_precision(job: Any, wire: Any) -> None:
     assert_alike(ours, theirs)
     elements = sum(one.numel() for one in ours.parameters())
     assert client.transferred[0] - sent == 10 * 2 * elements
+
+
+def test_values_of_what_a_backward_pass_has_sent_come_while_the_last_gradients_wait(job: Any) -> None:
+    import pserver.torch
+
+    clients = [job(trainers=2, trainer=0), job(trainer=1)]
+    weights = [[torch.nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in clients]
+    both = [
+        pserver.torch.Optimizer(some, "sgd", 0.5, client=client, overlap=True, bucket_bytes=1)
+        for some, client in zip(weights, clients)
+    ]
+    for first, last in weights:
+        (first.square().sum() + last.square().sum()).backward()
+    with ThreadPoolExecutor(1) as threads:
+        step = threads.submit(both[0].step)
+        deadline = time.monotonic() + 30
+        while weights[0][1].tolist() != [0, 0, 0]:
+            assert time.monotonic() < deadline, "the value of the bucket that both have sent has not come"
+            time.sleep(0.001)
+        assert not step.done() and weights[0][0].tolist() == [1, 1, 1]
+        both[1].step()
+        step.result(30)
+    assert all(weight.tolist() == [0, 0, 0] for some in weights for weight in some)
 
 
 def test_a_failed_step_is_repeated_and_applied_once(job: Any) -> None:

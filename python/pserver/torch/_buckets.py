@@ -81,6 +81,8 @@ class Bucket:
         self._calls: list[Call] = []
         self._fetch: tuple[Call, Fetch] | None = None
         """The call that also fetches, with where the values go."""
+        self._later_fetch: tuple[Call, Fetch] | None = None
+        """A call that fetches what comes of gradients that other calls or other trainers send."""
         self.fetched: set[str] = set()
         """The names of weights that have the value of this step."""
 
@@ -179,6 +181,23 @@ class Bucket:
             self._end_calls(False)
             raise
 
+    def start_fetch(self, client: Client) -> None:
+        """Starts to fetch what comes of the gradients of this step, also of those that other trainers alone send, unless
+        the call that sends them does, into weights that the program may have changed since."""
+        begun = self.fetched if self._fetch is None else self._fetch[1].arrays
+        values = Fetch([weight for weight in self.sent if weight.name not in begun], True)
+        if values.arrays:
+            self._later_fetch = client._start_watched(values.arrays, True), values
+
+    def end_fetch(self) -> list[Weight]:
+        """Waits for what :meth:`start_fetch` has started; the weights that the program had changed."""
+        if self._later_fetch is None:
+            return []
+        (call, values), self._later_fetch = self._later_fetch, None
+        befores, afters = call._wait_watched()
+        self.fetched.update(values.arrays)
+        return values.finish(afters, befores)
+
     def _end_calls(self, has_all: bool) -> None:
         """Notes what servers have of calls that are over, also where the program was interrupted at their end."""
         calls, fetch = self._calls, self._fetch
@@ -189,12 +208,18 @@ class Bucket:
         if fetch is not None and not self.is_sent:
             fetch[1].fail()
 
-    def give_up(self) -> None:
-        """Ends a call that writes weights, where nothing waits for it any more. One that is over by then counts."""
+    def give_up(self) -> list[Weight]:
+        """Ends calls that write weights, where nothing waits for them any more. One that is over by then counts; the
+        weights in which the program's changes were lost by it."""
         if self._fetch is not None:
             self._fetch[0].cancel()
             with suppress(Error):
                 self.wait()
+        if self._later_fetch is not None:
+            self._later_fetch[0].cancel()
+            with suppress(Error):
+                return self.end_fetch()
+        return []
 
     def changed(self) -> Weight | None:
         """A weight whose gradient is another one than that which was sent."""
@@ -214,7 +239,8 @@ class Bucket:
                 call.wait()
             if self._fetch is not None:
                 call, values = self._fetch
-                values.finish(call._wait_sums())
+                _, afters = call._wait_watched()
+                values.finish(afters)
                 self.fetched.update(values.arrays)
         finally:
             self._end_calls(True)

@@ -88,6 +88,8 @@ class Optimizer(torch.optim.Optimizer):
         """The last step failed, and servers may have a part of it."""
         self._has_norm = False
         """Servers have the norm of this step."""
+        self._replaced: list[Weight] = []
+        """Weights in which values of this step have replaced changes of the program."""
         self._is_held = False
         """A part of this step would be refused, so the rest of the backward pass sends nothing."""
         self._rules: list[Rule] = []
@@ -353,6 +355,7 @@ class Optimizer(torch.optim.Optimizer):
     def _reset(self) -> None:
         """The next step begins."""
         self._has_failed = self._is_held = self._has_norm = False
+        self._replaced = []
         self._how = self._how._replace(factor=1.0, is_void=False)
         self._prepared.clear()
         for bucket in self._buckets:
@@ -361,14 +364,16 @@ class Optimizer(torch.optim.Optimizer):
     def _exchange(self) -> None:
         try:
             self._send()
+            for bucket in self._buckets:
+                self._replaced += bucket.end_fetch()
         except BaseException:
             # After an interrupt nothing writes weights any more.
             for bucket in self._buckets:
-                bucket.give_up()
+                self._replaced += bucket.give_up()
             raise
         # The values are computed without changes after the gradient was sent.
-        left = [weight for bucket in self._buckets for weight in bucket.sent if weight.name not in bucket.fetched]
-        if changes := fetch(self.client, left, True):
+        changes, self._replaced = self._replaced, []
+        if changes:
             text = "expected it before the backward pass or after step(), or overlap=False"
             text = f"{text}; it has the job's value again, and another step() completes this one"
             raise Refused(f'parameter "{changes[0].name}" was changed after its gradient was sent; {text}')
@@ -387,6 +392,9 @@ class Optimizer(torch.optim.Optimizer):
             sent = [weight.name for bucket in self._buckets for weight in bucket.sent]
             self._clipping.run(self.client, sent + [table.name for _, table in self._tables if table.is_sent])
             self._has_norm = True
+        # What a backward pass has sent is fetched while the others' gradients leave.
+        for bucket in self._buckets:
+            bucket.start_fetch(self.client)
         wait_all(self._buckets)
 
     def _check_numbers(self) -> None:

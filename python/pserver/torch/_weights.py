@@ -199,17 +199,14 @@ def _begin_checksums(weights: Sequence[Weight], own: Sequence[Array] | None = No
     return finish
 
 
-def fetch(client: Client, weights: Iterable[Weight], is_of_step: bool = False) -> list[Weight]:
-    """Fetches the values of weights, with ``is_of_step`` those that this trainer's gradients have made, and notes them.
-    Returns then the weights that the program had changed since they were noted: their values are the job's now."""
-    values = Fetch(list(weights), is_of_step)
-    if not values.arrays:
-        return []
-    if not is_of_step:
+def fetch(client: Client, weights: Iterable[Weight]) -> None:
+    """Fetches the newest values of weights, and notes them."""
+    values = Fetch(list(weights), False)
+    if values.arrays:
         # A part of the values may come before a failure.
         forget(values.written)
-    befores, afters = client._pull_watched(values.arrays, is_of_step)
-    return values.finish(afters, befores if is_of_step else None)
+        _, afters = client._start_watched(values.arrays, False)._wait_watched()
+        values.finish(afters)
 
 
 def kept(use: str, weights: Iterable[Weight]) -> str | None:
