@@ -24,6 +24,8 @@ Settings: TypeAlias = Mapping[str, float]
 """Numbers of a rule, by name."""
 Stream: TypeAlias = Any
 """A CUDA stream: one of torch or CuPy, another object with ``__cuda_stream__``, its handle as a number, or None."""
+Held: TypeAlias = _pserver.RawArrays
+"""Arrays of parameters that were looked at."""
 
 NO_NUMBERS: tuple[None, tuple[()]] = (None, ())
 EAGER_TURNS = 16
@@ -290,17 +292,20 @@ class Client:
         """Replaces values. Updates are counted on, and the optimizer's state stays."""
         self._raw.set(*_split(values))
 
-    def _check_push(
-        self,
-        gradients: Mapping[str, Array],
-        out: Mapping[str, Array] | None,
-        rate: float | None,
-        settings: Settings | None = None,
-    ) -> None:
+    def _hold(self, arrays: Mapping[str, Array], writes: bool = False) -> Held:
+        """Looks at arrays of the host once, for several calls: gradients, or with ``writes`` destinations, also tensors
+        that autograd follows. A call that is started takes them."""
+        return self._raw.hold(list(arrays), list(arrays.values()), writes)
+
+    def _hold_plain(self, names: Sequence[str], tensors: Sequence[Array], writes: bool = False) -> Held | None:
+        """The same if all are contiguous tensors of the shape of their parameters, whose memory is sent or written as it
+        is; none otherwise."""
+        return self._raw.hold_plain(names, tensors, writes)
+
+    def _check_push(self, gradients: Held, out: Held | None, rate: float | None, settings: Settings | None) -> None:
         """Refuses what :meth:`push_pull` would be refused for, before anything is sent: a step of several calls is
         checked whole before the first."""
-        places = None if out is None else list(out.values())
-        self._raw.check_push(list(gradients), list(gradients.values()), places, _numbers(rate, settings))
+        self._raw.check_push(gradients, out, _numbers(rate, settings))
 
     def _check_push_rows(
         self, name: str, gradients: Array, rate: float | None, settings: Settings | None = None
@@ -325,25 +330,24 @@ class Client:
         names, arrays = _split(gradients)
         return Call(self._raw.start(names, (arrays, None), _numbers(rate, settings), _stream(stream)), stream)
 
-    def _start_summed(
-        self, gradients: Mapping[str, Array], out: Mapping[str, Array], rate: float | None, settings: Settings | None
+    def _start_held(
+        self,
+        gradients: Held | None,
+        out: Held | None,
+        rate: float | None = None,
+        settings: Settings | None = None,
+        is_of_step: bool = False,
     ) -> Call:
-        """:meth:`start_push_pull` into arrays of the host, also tensors that autograd follows, for
-        :meth:`Call._wait_watched`, which has the checksums after alone. Gradients may be in another order, and be
-        more."""
-        both = [gradients[name] for name in out], list(out.values())
-        return Call(self._raw.start_summed(list(out), both, _numbers(rate, settings)))
+        """Starts to send gradients, to fetch values, or both, for the same parameters in the same order. Where values are
+        fetched, :meth:`Call._wait_watched` ends it, and has the checksums after alone if gradients are sent.
+        ``is_of_step``: a call that sends none fetches the values that this trainer's gradients have made, without what
+        others have set since."""
+        return Call(self._raw.start_held(gradients, out, _numbers(rate, settings), is_of_step))
 
     def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:
         """:meth:`pull`, started."""
         names, places = _split(out)
         return Call(self._raw.start(names, (None, places), NO_NUMBERS, _stream(stream)), stream)
-
-    def _start_watched(self, out: Mapping[str, Array], is_of_step: bool) -> Call:
-        """:meth:`start_pull` into arrays of the host, also tensors that autograd follows, for
-        :meth:`Call._wait_watched`. ``is_of_step``: the values that this trainer's gradients have made, without what others
-        have set since."""
-        return Call(self._raw.start_watched(list(out), list(out.values()), is_of_step))
 
     def start_push_pull(
         self,

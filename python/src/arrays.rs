@@ -116,6 +116,19 @@ pub(crate) fn arrays(
     names.iter().zip(objects).map(held).collect()
 }
 
+/// The memory of tensors, if all are contiguous ones of the host, also those that autograd follows; `None` otherwise.
+/// Of gradients also if the memory of one is not what is to be sent: autograd follows it, or it has the negated values.
+pub(crate) fn plain_tensors(objects: &[Bound<'_, PyAny>], are_gradients: bool) -> PyResult<Option<Vec<HeldArray>>> {
+    let mut library = TensorLibrary::default();
+    let mut held = Vec::with_capacity(objects.len());
+    for object in objects {
+        let Some(exported) = library.export_plain(object, are_gradients)? else { return Ok(None) };
+        let Some(array) = HeldArray::of_plain(exported) else { return Ok(None) };
+        held.push(array);
+    }
+    Ok(Some(held))
+}
+
 /// Writes fetched values to the devices of their arrays.
 pub(crate) fn store(arrays: &mut [HeldArray]) -> Result<(), Failure> {
     arrays.iter_mut().try_for_each(HeldArray::store)?;
@@ -315,6 +328,22 @@ impl HeldArray {
         Ok(Self::new(start, bytes, element_type, shape, keeper))
     }
 
+    /// The memory of a tensor of the host that is contiguous and may be written.
+    fn of_plain(exported: HeldTensor) -> Option<Self> {
+        // SAFETY: the exporter has filled the tensor, which is held.
+        let found = unsafe { exported.0.as_ref() };
+        let tensor = found.tensor;
+        let (shape, is_contiguous) = shape_of(&tensor);
+        let is_here = matches!(tensor.device.kind, DEVICE_HOST | DEVICE_PINNED) && !tensor.data.is_null();
+        if !is_here || !is_contiguous || found.flags & FLAG_READ_ONLY != 0 {
+            return None;
+        }
+        let element_type = tensor.element.element_type()?;
+        let bytes = shape.iter().try_fold(element_type.bytes(), |all, one| all.checked_mul(*one))?;
+        let start = tensor.data.cast::<u8>().wrapping_add(usize::try_from(tensor.offset).ok()?);
+        Some(Self::new(start, usize::try_from(bytes).ok()?, element_type, shape, Keeper::Tensor(exported)))
+    }
+
     /// Memory of a CUDA device by its address, as `__cuda_array_interface__` says it.
     fn of_cuda(
         interface: &Bound<'_, PyAny>,
@@ -415,28 +444,6 @@ impl HeldArray {
         let start = if bytes == 0 { NonNull::<u64>::dangling().as_ptr().cast() } else { start };
         Self { start, bytes, element_type, shape, device: None, stream: None, claim: None, keeper }
     }
-}
-
-/// Types and shapes of tensors, as bytes, if all are contiguous tensors of the host; `None` otherwise. Of gradients
-/// also if the memory of one is not to be sent: autograd follows it, or it has the negated values.
-pub(crate) fn layout<'py>(tensors: &[Bound<'py, PyAny>], are_gradients: bool) -> PyResult<Option<Vec<u8>>> {
-    let mut library = TensorLibrary::default();
-    let mut layout = Vec::with_capacity(tensors.len() * 24);
-    for object in tensors {
-        if are_gradients && !library.is_plain(object)? {
-            return Ok(None);
-        }
-        let Some(tensor) = library.look(object)? else { return Ok(None) };
-        let (shape, is_contiguous) = shape_of(&tensor);
-        let is_here = matches!(tensor.device.kind, DEVICE_HOST | DEVICE_PINNED) && !tensor.data.is_null();
-        if !is_here || !is_contiguous {
-            return Ok(None);
-        }
-        layout.extend([tensor.element.code, tensor.element.bits]);
-        layout.extend(tensor.dimensions.to_ne_bytes());
-        layout.extend(shape.iter().flat_map(|size| size.to_ne_bytes()));
-    }
-    Ok(Some(layout))
 }
 
 /// The sizes of a tensor that a library has filled, and whether its elements lie in the order of the indices.

@@ -15,9 +15,10 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyBytes;
 
-use crate::arrays::{Access, GivenStream, HeldArray, ParameterName, Staging, arrays, store};
+use crate::arrays::{Access, GivenStream, HeldArray, ParameterName, Staging, arrays, plain_tensors, store};
 use crate::carried::RawNumbers;
 use crate::errors::{outcome, refused};
+use crate::held::ParameterArrays;
 use crate::rows::{RowArrays, row_ids, start_rows};
 use crate::session::{PythonSession, locked};
 use crate::started::RawCall;
@@ -105,22 +106,47 @@ impl RawClient {
         })
     }
 
-    /// Checks gradients and, where there are some, destinations as `start` does, and the gradients' elements; sends
-    /// nothing.
-    fn check_push(
+    /// Looks at arrays of the host, also tensors that autograd follows: gradients, or with `writes` destinations.
+    fn hold(
         &self,
         py: Python<'_>,
         names: Vec<PyBackedStr>,
-        gradients: Vec<Bound<'_, PyAny>>,
-        out: Option<Vec<Bound<'_, PyAny>>>,
+        all: Vec<Bound<'_, PyAny>>,
+        writes: bool,
+    ) -> PyResult<ParameterArrays> {
+        let held = arrays(py, &names, &all, if writes { Access::Replace } else { Access::Look })?;
+        let held = self.call(py, |session| session.hold(&names, held, (writes, false)))?;
+        Ok(held.expect("shapes may be written in another way"))
+    }
+
+    /// The same if all are contiguous tensors of the shape of their parameters, whose memory has the values, and
+    /// gradients are such that autograd does not follow; none otherwise.
+    fn hold_plain(
+        &self,
+        py: Python<'_>,
+        names: Vec<PyBackedStr>,
+        tensors: Vec<Bound<'_, PyAny>>,
+        writes: bool,
+    ) -> PyResult<Option<ParameterArrays>> {
+        let Some(held) = plain_tensors(&tensors, !writes)? else { return Ok(None) };
+        self.call(py, |session| session.hold(&names, held, (writes, true)))
+    }
+
+    /// Checks gradients and, where there are some, destinations as calls do, and the gradients' elements; sends nothing.
+    fn check_push(
+        &self,
+        py: Python<'_>,
+        gradients: Py<ParameterArrays>,
+        out: Option<Py<ParameterArrays>>,
         numbers: RawNumbers,
     ) -> PyResult<()> {
-        let gradients = arrays(py, &names, &gradients, Access::Look)?;
-        let mut out = out.map(|all| arrays(py, &names, &all, Access::Replace)).transpose()?;
         self.call(py, |session| {
-            let given = session.gradients(&names, &gradients)?;
-            let mut into = out.as_deref_mut().map(|out| session.destinations(&names, out)).transpose()?;
-            session.client().check_push(&given, numbers.carried(), into.as_deref_mut())
+            gradients.get().as_gradients(|given| match &out {
+                None => session.client().check_push(given, numbers.carried(), None),
+                Some(out) => {
+                    out.get().as_destinations(|into| session.client().check_push(given, numbers.carried(), Some(into)))
+                }
+            })
         })
     }
 
@@ -157,20 +183,6 @@ impl RawClient {
             let version = session.client().pull_version(&mut into, Version(version))?;
             store(&mut out).map(|()| version.0)
         })
-    }
-
-    /// Starts to fetch values into arrays of the host, also tensors that autograd follows. The call's result has the
-    /// checksums of their contents before, and those after. `is_of_step`: the values that this trainer's gradients have
-    /// made.
-    fn start_watched(
-        &self,
-        py: Python<'_>,
-        names: Vec<PyBackedStr>,
-        out: Vec<Bound<'_, PyAny>>,
-        is_of_step: bool,
-    ) -> PyResult<RawCall> {
-        let out = arrays(py, &names, &out, Access::Replace)?;
-        Ok(self.started(py, |session| session.start_watched(&names, out, is_of_step))?.watched())
     }
 
     fn push_pull(
@@ -210,19 +222,22 @@ impl RawClient {
         })
     }
 
-    /// Starts a push that fetches into arrays of the host, also tensors that autograd follows. The call's result has
-    /// the checksums of the values as those after.
-    fn start_summed(
+    /// Starts a push, a pull, or both, of arrays that are held. A pull's result has the checksums of its destinations
+    /// before their values came and those after, with a push those after alone. `is_of_step`: a pull fetches the values
+    /// that this trainer's gradients have made.
+    fn start_held(
         &self,
         py: Python<'_>,
-        names: Vec<PyBackedStr>,
-        both: (Arrays<'_>, Arrays<'_>),
+        gradients: Option<Py<ParameterArrays>>,
+        out: Option<Py<ParameterArrays>>,
         numbers: RawNumbers,
+        is_of_step: bool,
     ) -> PyResult<RawCall> {
-        let gradients = arrays(py, &names, &both.0, Access::Send(None))?;
-        let out = arrays(py, &names, &both.1, Access::Replace)?;
-        let call = self.started(py, |session| session.start_summed(&names, (gradients, out), numbers.carried()))?;
-        Ok(call.watched())
+        let call = self.started(py, |session| {
+            let (gradients, out) = (gradients.as_ref().map(Py::get), out.as_ref().map(Py::get));
+            session.start_held(gradients, out, numbers.carried(), is_of_step)
+        })?;
+        Ok(if out.is_some() { call.watched() } else { call })
     }
 
     /// Starts a push without gradients.

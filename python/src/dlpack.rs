@@ -2,7 +2,6 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Display;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use pserver_core::dtype::ElementType;
@@ -111,45 +110,42 @@ impl<'py> TensorLibrary<'py> {
         what: &dyn Display,
         may_be_followed: bool,
     ) -> PyResult<Option<HeldTensor>> {
-        let py = object.py();
         let functions = self.functions(object)?;
-        let Some(export) = functions.exchange.and_then(|exchange| exchange.export) else { return Ok(None) };
-        if !may_be_followed && is_followed(object)? {
+        if functions.exchange.is_none() || (!may_be_followed && is_followed(object)?) {
             return Ok(None);
         }
         if functions.is_negated(object)? {
             let text = "a tensor whose memory has the negated values; expected the values: tensor.resolve_neg()";
-            return Err(refused(py, format!("{what}: {text}")));
+            return Err(refused(object.py(), format!("{what}: {text}")));
         }
+        self.export_directly(object)
+    }
+
+    /// The tensor of an object, also one that autograd follows, if its library has functions for this and the memory has
+    /// its values, not negated. A gradient that autograd follows is none.
+    pub(crate) fn export_plain(
+        &mut self,
+        object: &Bound<'py, PyAny>,
+        is_gradient: bool,
+    ) -> PyResult<Option<HeldTensor>> {
+        if is_gradient && is_followed(object)? || self.functions(object)?.is_negated(object)? {
+            return Ok(None);
+        }
+        self.export_directly(object)
+    }
+
+    fn export_directly(&mut self, object: &Bound<'py, PyAny>) -> PyResult<Option<HeldTensor>> {
+        let Some(export) = self.functions(object)?.exchange.and_then(|exchange| exchange.export) else {
+            return Ok(None);
+        };
         let mut found = std::ptr::null_mut();
         // SAFETY: the object has the type that the functions are for, and `found` takes a pointer.
         if unsafe { export(object.as_ptr(), &raw mut found) } != 0 {
             // `__dlpack__` says more about what cannot be exported.
-            drop(PyErr::take(py));
-            return Ok(None);
-        }
-        Ok(NonNull::new(found).map(HeldTensor))
-    }
-
-    /// Whether a tensor's memory has values that a library without autograd sees: autograd does not follow it, and they
-    /// are not negated.
-    pub(crate) fn is_plain(&mut self, object: &Bound<'py, PyAny>) -> PyResult<bool> {
-        Ok(!is_followed(object)? && !self.functions(object)?.is_negated(object)?)
-    }
-
-    /// The tensor of an object, also one that autograd follows, without a hold on its memory: for a look while the
-    /// interpreter is attached. `None` where the library has no function for this. The memory may have the negated
-    /// values.
-    pub(crate) fn look(&mut self, object: &Bound<'py, PyAny>) -> PyResult<Option<DlTensor>> {
-        let Some(look) = self.functions(object)?.exchange.and_then(|exchange| exchange.look) else { return Ok(None) };
-        let mut found = MaybeUninit::uninit();
-        // SAFETY: the object has the type that the functions are for, and `found` takes a tensor.
-        if unsafe { look(object.as_ptr(), found.as_mut_ptr()) } != 0 {
             drop(PyErr::take(object.py()));
             return Ok(None);
         }
-        // SAFETY: the function has filled it, as it says.
-        Ok(Some(unsafe { found.assume_init() }))
+        Ok(NonNull::new(found).map(HeldTensor))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The extension module of the Python package: the Rust client and the `pserver` program as Python objects.
 //!
 //! Read in this order: `client` (calls), `started` (calls that are waited for later), `rows` (arrays of calls by rows),
-//! `carried` (numbers beside gradients), `arrays` (memory of Python objects), `tensors` (memory of the library),
+//! `carried` (numbers beside gradients), `held` (arrays of several calls), `arrays` (memory of Python objects), `tensors` (memory of the library),
 //! `dlpack` (the form of both), `errors` (failures as exceptions, interrupts), `logs` (lines of the library).
 //!
 //! Not here: names, dictionaries and defaults of calls (`python/pserver/_client.py`), what a call does
@@ -12,6 +12,7 @@ mod carried;
 mod client;
 mod dlpack;
 mod errors;
+mod held;
 mod logs;
 mod rows;
 mod session;
@@ -23,7 +24,6 @@ use std::path::PathBuf;
 
 use pserver_core::checksum::checksum;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::arrays::{Access, HeldArray};
 use crate::dlpack::TensorLibrary;
@@ -51,28 +51,17 @@ fn checksums(py: Python<'_>, all: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<u32>> {
     Ok(py.detach(|| held.iter().map(|one| checksum(one.contents())).collect()))
 }
 
-/// Types and shapes of tensors, if all are contiguous tensors of the host, and gradients such that their memory is
-/// sent.
-#[pyfunction]
-fn layout<'py>(
-    py: Python<'py>,
-    tensors: Vec<Bound<'py, PyAny>>,
-    are_gradients: bool,
-) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    Ok(arrays::layout(&tensors, are_gradients)?.map(|layout| PyBytes::new(py, &layout)))
-}
-
 #[pymodule]
 fn _pserver(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pserver_client::ask_while_waiting(errors::is_interrupted);
     module.add_class::<client::RawClient>()?;
     module.add_class::<tensors::LibraryTensor>()?;
     module.add_class::<started::RawCall>()?;
+    module.add_class::<held::ParameterArrays>()?;
     module.add_function(wrap_pyfunction!(logs::begin_log, module)?)?;
     module.add_function(wrap_pyfunction!(logs::log_lines, module)?)?;
     module.add_function(wrap_pyfunction!(logs::end_log, module)?)?;
     module.add_function(wrap_pyfunction!(launched, module)?)?;
     module.add_function(wrap_pyfunction!(checksums, module)?)?;
-    module.add_function(wrap_pyfunction!(layout, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

@@ -13,6 +13,7 @@ use pserver_core::error::Failure;
 use pserver_kernels::cuda::{ForeignMemory, MemoryOwner};
 
 use crate::arrays::{HeldArray, store};
+use crate::held::ParameterArrays;
 
 /// A client that is open.
 pub(crate) struct PythonSession {
@@ -54,17 +55,17 @@ impl PythonSession {
 
     /// Type, length and shape of a parameter, asked for once.
     pub(crate) fn facts(&self, name: &str) -> Result<Arc<ParameterFacts>, Failure> {
-        if let Some(known) = locked(&self.facts).get(name) {
-            return Ok(Arc::clone(known));
-        }
-        let facts = Arc::new(self.client.describe(name)?);
-        locked(&self.facts).insert(name_for_good(name), Arc::clone(&facts));
-        Ok(facts)
+        self.known(name).map(|(_, facts)| facts)
     }
 
-    /// The name of a parameter whose facts are known, for a call that outlives its start.
-    fn known_name(&self, name: &str) -> &'static str {
-        locked(&self.facts).get_key_value(name).map_or_else(|| name_for_good(name), |(known, _)| known)
+    /// The same, with the name for a call that outlives its start.
+    fn known(&self, name: &str) -> Result<(&'static str, Arc<ParameterFacts>), Failure> {
+        if let Some((name, known)) = locked(&self.facts).get_key_value(name) {
+            return Ok((name, Arc::clone(known)));
+        }
+        let (name, facts) = (name_for_good(name), Arc::new(self.client.describe(name)?));
+        locked(&self.facts).insert(name, Arc::clone(&facts));
+        Ok((name, facts))
     }
 
     /// Gradients or values to send, each with the shape of its parameter.
@@ -97,34 +98,12 @@ impl PythonSession {
 
     /// Checks the array for a parameter's value; says whether the value comes in half precision.
     pub(crate) fn check_destination(&self, name: &str, array: &HeldArray) -> Result<Option<Half>, Failure> {
-        let declared = self.check_shape(name, array)?;
-        let found = array.element_type();
-        if found == declared {
-            return Ok(None);
-        }
-        match (declared, Half::of(found)) {
-            (ElementType::Float32, Some(half)) => Ok(Some(half)),
-            _ => Err(Failure::call(format!(
-                "parameter \"{name}\": an array of {found} for its value; expected {declared}"
-            ))),
-        }
+        half_of(name, array, self.check_shape(name, array)?)
     }
 
-    /// Checks the shape of an array, which may also be flat, or a number; says the type of the parameter.
+    /// Checks the shape of an array; says the type of the parameter.
     pub(crate) fn check_shape(&self, name: &str, array: &HeldArray) -> Result<ElementType, Failure> {
-        let facts = self.facts(name)?;
-        let elements = facts.bytes / facts.element_type.bytes();
-        let is_number = array.shape().is_empty() && elements == 1;
-        let is_alike = array.shape() == facts.shape || array.shape() == [elements] || is_number || facts.is_sparse;
-        if is_alike {
-            return Ok(facts.element_type);
-        }
-        Err(Failure::call(format!(
-            "parameter \"{name}\": an array of shape {:?}; expected the shape {:?}, or {elements} elements \
-             in one dimension",
-            array.shape(),
-            facts.shape
-        )))
+        check_shape(name, array, &*self.facts(name)?)
     }
 
     /// Starts a push with gradients, a pull with destinations, or both, and holds the arrays until the call is over.
@@ -148,31 +127,59 @@ impl PythonSession {
         Ok(number)
     }
 
-    /// Starts a push that fetches values and sums them, in the same way.
-    pub(crate) fn start_summed(
+    /// Starts a push of arrays that are held, a pull into such arrays that tells what values replace, or both, where it
+    /// tells the checksums of the values.
+    pub(crate) fn start_held(
         &self,
-        names: &[impl AsRef<str>],
-        (gradients, mut out): (Vec<HeldArray>, Vec<HeldArray>),
+        gradients: Option<&ParameterArrays>,
+        out: Option<&ParameterArrays>,
         numbers: CarriedNumbers<'_>,
+        is_of_step: bool,
     ) -> Result<CallNumber, Failure> {
-        let given = self.lasting_gradients(names, &gradients)?;
-        let into = self.lasting_destinations(names, &mut out)?;
-        let number = self.client.start_push_pull_summed(&given, numbers, into)?;
-        self.keep(number, gradients.into_iter().chain(out).collect());
+        let given = gradients.map(ParameterArrays::take_gradients).transpose()?;
+        let wanted = out.map(ParameterArrays::take_destinations).transpose()?;
+        let mut held = Vec::new();
+        let number = match (given, wanted) {
+            (Some((given, arrays)), None) => {
+                held = arrays;
+                self.client.start_push(&given, numbers)
+            }
+            (Some((given, arrays)), Some((into, more))) => {
+                held.extend(arrays.into_iter().chain(more));
+                self.client.start_push_pull_summed(&given, numbers, into)
+            }
+            (None, Some((into, arrays))) => {
+                held = arrays;
+                self.client.start_pull_watched(into, is_of_step)
+            }
+            (None, None) => Err(Failure::call("a call without arrays; expected gradients, destinations, or both")),
+        }?;
+        self.keep(number, held);
         Ok(number)
     }
 
-    /// Starts a pull that tells what values replace, in the same way.
-    pub(crate) fn start_watched(
+    /// The arrays for calls about these parameters, each with the shape of its parameter, and destinations with its type
+    /// or half precision. Where `is_exact`, none if a shape is written in another way, or a type does not fit.
+    pub(crate) fn hold(
         &self,
         names: &[impl AsRef<str>],
-        mut out: Vec<HeldArray>,
-        is_of_step: bool,
-    ) -> Result<CallNumber, Failure> {
-        let into = self.lasting_destinations(names, &mut out)?;
-        let number = self.client.start_pull_watched(into, is_of_step)?;
-        self.keep(number, out);
-        Ok(number)
+        arrays: Vec<HeldArray>,
+        (writes, is_exact): (bool, bool),
+    ) -> Result<Option<ParameterArrays>, Failure> {
+        let mut parameters = Vec::with_capacity(names.len());
+        for (name, array) in names.iter().zip(&arrays) {
+            let (name, facts) = self.known(name.as_ref())?;
+            if is_exact && array.shape() != facts.shape && !(array.shape().is_empty() && facts.shape == [1]) {
+                return Ok(None);
+            }
+            let declared = check_shape(name, array, &facts)?;
+            let half = if writes { half_of(name, array, declared) } else { Ok(None) };
+            if is_exact && half.is_err() {
+                return Ok(None);
+            }
+            parameters.push((name, half?));
+        }
+        Ok(Some(ParameterArrays::new(parameters, arrays)))
     }
 
     /// Starts a push without gradients.
@@ -188,8 +195,8 @@ impl PythonSession {
         arrays: &[HeldArray],
     ) -> Result<Vec<GradientSlice<'static>>, Failure> {
         let given = names.iter().zip(arrays).map(|(name, array)| {
-            self.check_shape(name.as_ref(), array)?;
-            let name = self.known_name(name.as_ref());
+            let (name, facts) = self.known(name.as_ref())?;
+            check_shape(name, array, &facts)?;
             Ok(GradientSlice { name, element_type: array.element_type(), content: array.lasting() })
         });
         given.collect()
@@ -202,8 +209,8 @@ impl PythonSession {
         out: &mut [HeldArray],
     ) -> Result<Vec<DestinationSlice<'static>>, Failure> {
         let wanted = names.iter().zip(out).map(|(name, array)| {
-            let half = self.check_destination(name.as_ref(), array)?;
-            let name = self.known_name(name.as_ref());
+            let (name, facts) = self.known(name.as_ref())?;
+            let half = half_of(name, array, check_shape(name, array, &facts)?)?;
             Ok(DestinationSlice { name, content: array.lasting_mut(), half })
         });
         wanted.collect()
@@ -287,6 +294,35 @@ impl PythonSession {
             let _ = self.client.wait(call);
             self.release(call);
         }
+    }
+}
+
+/// Checks the shape of an array, which may also be flat, or a number; says the type of the parameter.
+fn check_shape(name: &str, array: &HeldArray, facts: &ParameterFacts) -> Result<ElementType, Failure> {
+    let elements = facts.bytes / facts.element_type.bytes();
+    let is_number = array.shape().is_empty() && elements == 1;
+    if array.shape() == facts.shape || array.shape() == [elements] || is_number || facts.is_sparse {
+        return Ok(facts.element_type);
+    }
+    Err(Failure::call(format!(
+        "parameter \"{name}\": an array of shape {:?}; expected the shape {:?}, or {elements} elements in one dimension",
+        array.shape(),
+        facts.shape
+    )))
+}
+
+/// Checks the type of an array for the value of a parameter of type `declared`; says whether the value comes in half
+/// precision.
+fn half_of(name: &str, array: &HeldArray, declared: ElementType) -> Result<Option<Half>, Failure> {
+    let found = array.element_type();
+    if found == declared {
+        return Ok(None);
+    }
+    match (declared, Half::of(found)) {
+        (ElementType::Float32, Some(half)) => Ok(Some(half)),
+        _ => Err(Failure::call(format!(
+            "parameter \"{name}\": an array of {found} for its value; expected {declared}"
+        ))),
     }
 }
 

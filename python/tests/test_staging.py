@@ -54,7 +54,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
         return into, Late(lambda: into.copy_(tensor))
 
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
-    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
+    monkeypatch.setattr(pserver.Client, "_hold_plain", lambda *_: None)
     monkeypatch.setattr(_staging.Block, "bring", bring)
     monkeypatch.setattr(_staging, "read", read)
     return made
@@ -243,7 +243,6 @@ KINDS = [(torch.Size(shape), dtype) for shape, dtype in [
 @pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4, 5], [5, 0], [2, 4], [1], [3]])
 def test_a_copy_writes_the_places_that_it_names(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
-    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
     block = _staging.Block(KINDS, torch.device("cpu"))
     assert [len(block._packed), len(block.tensors)] == [5, 6], "the large one is copied by itself"
     tensors = [torch.full((2, *shape), 1.5 + at, dtype=dtype)[1] for at, (shape, dtype) in enumerate(KINDS)]
@@ -260,14 +259,12 @@ def test_a_copy_writes_the_places_that_it_names(chosen: list[int], monkeypatch: 
 
 def test_neighbours_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
-    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
     block = _staging.Block(KINDS, torch.device("cpu"))
     assert [len(block._runs(places)) for places in ([0, 1, 2, 3, 4, 5], [0, 2], [0, 4], [1])] == [1, 1, 2, 0]
 
 
 def test_elements_get_the_type_of_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
-    monkeypatch.setattr(_staging, "layout", lambda tensors, are_gradients: None)
     sizes = [11, _staging.PACKED_BYTES_MAX]
     block = _staging.Block([(torch.Size([size]), torch.bfloat16) for size in sizes], torch.device("cpu"))
     tensors = [torch.linspace(-3, 3, size) for size in sizes]

@@ -332,17 +332,17 @@ def test_a_step_whose_end_is_unknown_is_completed_and_not_replaced(job: Any) -> 
 def test_zero_grad_completes_the_step_of_a_single_trainer_whose_end_is_unknown(job: Any, monkeypatch: Any) -> None:
     client, weight = job(), torch.nn.Parameter(torch.zeros(1))
     one = module().Optimizer([weight], "sgd", 1.0, client=client)
-    start = client._start_summed
+    start = client._start_held
 
     class Lost:
         def wait(self) -> None:
             raise pserver.Timeout("no answer")
 
     def lost(*_: Any, **named: Any) -> Any:
-        monkeypatch.setattr(client, "_start_summed", start)
+        monkeypatch.setattr(client, "_start_held", start)
         return Lost()
 
-    monkeypatch.setattr(client, "_start_summed", lost)
+    monkeypatch.setattr(client, "_start_held", lost)
     weight.grad = torch.ones(1)
     with pytest.raises(pserver.Timeout):
         one.step()
@@ -358,7 +358,7 @@ def test_after_an_interrupt_no_call_of_the_step_writes_weights(job: Any, monkeyp
     weights = [[torch.nn.Parameter(torch.ones(3)) for _ in range(2)] for _ in clients]
     groups = [[{"params": [("a", a)]}, {"params": [("b", b)], "lr": 0.25}] for a, b in weights]
     ours, others = (module().Optimizer(of, "sgd", 0.5, client=client) for of, client in zip(groups, clients))
-    start = clients[0]._start_summed
+    start = clients[0]._start_held
     calls: list[Interrupted] = []
 
     class Interrupted:
@@ -377,14 +377,14 @@ def test_after_an_interrupt_no_call_of_the_step_writes_weights(job: Any, monkeyp
                 raise KeyboardInterrupt
             self.call.wait()
 
-    monkeypatch.setattr(clients[0], "_start_summed", Interrupted)
+    monkeypatch.setattr(clients[0], "_start_held", Interrupted)
     for weight in [*weights[0], *weights[1]]:
         weight.grad = torch.ones(3)
     with pytest.raises(KeyboardInterrupt):
         # Both calls wait for the other trainer.
         ours.step()
     assert len(calls) == 2 and all(one.call.done() for one in calls)
-    monkeypatch.setattr(clients[0], "_start_summed", start)
+    monkeypatch.setattr(clients[0], "_start_held", start)
     weights[0][1].data += 5
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(others.step)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from .._client import Array, Call, Client
+from .._client import Array, Call, Client, Held
 from .._errors import Error, Refused
-from . import _staging
 from ._rules import Numbers
 from ._staging import Copies
 from ._weights import Fetch, Weight, begin_changed, gradients_of
@@ -51,8 +50,6 @@ class Bucket:
         self.weights = weights
         self._names = [weight.name for weight in weights]
         self._tensors = [weight.tensor for weight in weights]
-        self._layout = _staging.layout(self._tensors, False)
-        """Types and shapes of the weights, if all are in memory of the host."""
         self.is_sent = False
         """Whether servers have the gradients of this step."""
         self.is_unsure = False
@@ -62,7 +59,11 @@ class Bucket:
         self.numbers = Numbers(0.0, {})
         """What the gradients carry."""
         self._gradients: dict[str, Array] = {}
-        """What the next call sends."""
+        """What the next call sends, unless it is held."""
+        self._held: Held | None = None
+        """What the next call sends, once it was looked at."""
+        self._own: Held | None = None
+        """The memory of the weights, if that of the gradients is sent as it is."""
         self.is_prepared = False
         """Whether a backward pass has found its gradients, which are on their way to the host, and it is not started."""
         self._copies: list[Copies] = []
@@ -111,21 +112,22 @@ class Bucket:
         is_begun = self.is_sent or self.is_unsure or self.is_prepared or bool(self._calls)
         return len(complete) == self._expected or is_begun
 
-    def find(self, how: Sending) -> None:
+    def find(self, client: Client, how: Sending) -> None:
         """Finds the gradients to send, and begins to copy those of a device to the host; and to look for weights that
         the program has changed."""
-        layout = _staging.layout(self._tensors, False)
+        own = client._hold_plain(self._names, self._tensors, True)
         self._how = how
-        self.changed_weights = begin_changed(self.weights, None if layout is None else self._tensors)
-        self._passing, self._is_void = [], how.is_void
+        self.changed_weights = begin_changed(self.weights, own)
+        self._passing, self._is_void, self._gradients, self._copies = [], how.is_void, {}, []
         gradients = [tensor.grad for tensor in self._tensors]
         # Of many small parameters this is much of a step: where all gradients are sent as they are, they are looked at
-        # together.
-        is_usual = layout is not None and layout == self._layout and how.is_as_they_are
-        if is_usual and _staging.layout(gradients, True) == layout:
-            self.sent, self._copies = self.weights, []
+        # together, and once.
+        is_usual = own is not None and how.is_as_they_are
+        self._held = client._hold_plain(self._names, gradients) if is_usual else None
+        self._own = None if self._held is None else own
+        if self._held is not None:
+            self.sent = self.weights
             self._versions = list(zip(self.weights, gradients, map(_version, gradients)))
-            self._gradients = dict(zip(self._names, gradients))
             return
         self.sent, self._versions = [], []
         found: list[tuple[Weight, torch.Tensor]] = []
@@ -156,23 +158,27 @@ class Bucket:
         for copies in self._copies:
             copies.wait()
         if self._gradients:
-            client._check_push(self._gradients, None, *numbers)
+            self._held = client._hold(self._gradients)
+        if self._held is not None:
+            client._check_push(self._held, None, *numbers)
 
     def start(self, client: Client, fetches: bool = False) -> None:
         """Starts to send what was found; with ``fetches`` also to fetch what comes of the gradients, into weights that
         the program has not changed until now."""
-        gradients, passing = self._gradients, self._passing
-        self._gradients, self._passing, self.is_prepared = {}, [], False
+        gradients, passing, held, own = self._gradients, self._passing, self._held, self._own
+        self._forget_found()
         self.is_sent = not self.sent
         try:
-            if gradients:
-                rate, settings = self.numbers
-                if fetches:
-                    values = Fetch([weight for weight in self.sent if weight.name in gradients], False)
-                    call = client._start_summed(gradients, values.arrays, rate, settings)
+            if held is not None:
+                values: Fetch | None = None
+                if fetches and own is not None:
+                    values = Fetch(client, self.sent, False, own)
+                elif fetches:
+                    values = Fetch(client, [weight for weight in self.sent if weight.name in gradients], False)
+                    held = client._hold({name: gradients[name] for name in values.names})
+                call = client._start_held(held, None if values is None else values.held, *self.numbers)
+                if values is not None:
                     self._fetch = call, values
-                else:
-                    call = client.start_push(gradients, rate=rate, settings=settings)
                 self._calls.append(call)
             if passing:
                 self._calls.append(client._start_pass(passing, self._is_void))
@@ -184,10 +190,10 @@ class Bucket:
     def start_fetch(self, client: Client) -> None:
         """Starts to fetch what comes of the gradients of this step, also of those that other trainers alone send, unless
         the call that sends them does, into weights that the program may have changed since."""
-        begun = self.fetched if self._fetch is None else self._fetch[1].arrays
-        values = Fetch([weight for weight in self.sent if weight.name not in begun], True)
-        if values.arrays:
-            self._later_fetch = client._start_watched(values.arrays, True), values
+        begun = self.fetched if self._fetch is None else set(self._fetch[1].names)
+        if left := [weight for weight in self.sent if weight.name not in begun]:
+            values = Fetch(client, left, True)
+            self._later_fetch = client._start_held(None, values.held, is_of_step=True), values
 
     def end_fetch(self) -> list[Weight]:
         """Waits for what :meth:`start_fetch` has started; the weights that the program had changed."""
@@ -195,7 +201,7 @@ class Bucket:
             return []
         (call, values), self._later_fetch = self._later_fetch, None
         befores, afters = call._wait_watched()
-        self.fetched.update(values.arrays)
+        self.fetched.update(values.names)
         return values.finish(afters, befores)
 
     def _end_calls(self, has_all: bool) -> None:
@@ -241,15 +247,20 @@ class Bucket:
                 call, values = self._fetch
                 _, afters = call._wait_watched()
                 values.finish(afters)
-                self.fetched.update(values.arrays)
+                self.fetched.update(values.names)
         finally:
             self._end_calls(True)
 
+    def _forget_found(self) -> None:
+        self._gradients, self._passing, self._copies = {}, [], []
+        self._held = self._own = None
+        self.is_prepared = False
+
     def reset(self) -> None:
         """The next step begins."""
-        self.is_sent = self.is_unsure = self.is_prepared = False
+        self.is_sent = self.is_unsure = False
         self._expected = None
-        self._gradients, self._passing, self._copies = {}, [], []
+        self._forget_found()
         self.sent, self.fetched = [], set()
         self._versions = []
         self._complete.clear()

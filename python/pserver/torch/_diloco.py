@@ -78,7 +78,8 @@ class _Fragment:
         places = Places(self.weights, is_staged=is_started, use=kept("value", self.weights))
         for one in begun:
             one.wait()
-        client._check_push(gradients, places.arrays, *numbers)
+        held = client._hold({name: gradients[name] for name in places.arrays})
+        client._check_push(held, client._hold(places.arrays, True), *numbers)
         self._prepared = gradients, places, numbers
 
     def _pieces(self) -> Iterator[tuple[list[Weight], list[torch.Tensor]]]:

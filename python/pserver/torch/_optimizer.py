@@ -249,7 +249,7 @@ class Optimizer(torch.optim.Optimizer):
             try:
                 # A backward pass over several devices has a thread for each.
                 with self._preparing:
-                    bucket.find(self._how)
+                    bucket.find(self.client, self._how)
                     bucket.is_prepared = True
                     self._prepared.append(bucket)
                     self._start_prepared()
@@ -336,7 +336,7 @@ class Optimizer(torch.optim.Optimizer):
         may have gradients already, which come before."""
         for bucket in buckets:
             if not bucket.is_found(self._how):
-                bucket.find(self._how)
+                bucket.find(self.client, self._how)
         changes = [weight for bucket in buckets if not bucket.is_unsure for weight in bucket.changed_weights()]
         for bucket in buckets:
             bucket.check(self.client, self._numbers(bucket.group))

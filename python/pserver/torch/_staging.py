@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from .. import _pserver
 from .._client import Array
 
 ALIGNMENT = 64
@@ -19,12 +18,6 @@ Pairs: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 def is_here(tensor: torch.Tensor) -> bool:
     """Whether the tensor is in memory of the host."""
     return tensor.is_cpu
-
-
-def layout(tensors: Sequence[torch.Tensor | None], are_gradients: bool) -> bytes | None:
-    """Types and shapes of tensors, if all are contiguous ones in memory of the host, and gradients such that this memory
-    is sent."""
-    return _pserver.layout(tensors, are_gradients)
 
 
 class Copies:

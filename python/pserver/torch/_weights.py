@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from .. import _pserver
-from .._client import Array, Client
+from .._client import Array, Client, Held
 from .._errors import Refused
 from . import _staging
 from ._staging import Block, Copies, Place
@@ -84,13 +84,6 @@ class Weight:
         return self._array
 
 
-def own_memory(weights: Sequence[Weight]) -> Sequence[Array] | None:
-    """The memory of all these parameters, for a call that takes tensors which autograd follows, if values can be written
-    there. Of many small parameters this is much of a step, so they are looked at together."""
-    tensors = [weight.tensor for weight in weights]
-    return None if _staging.layout(tensors, False) is None else tensors
-
-
 def memory(tensor: torch.Tensor) -> Array:
     """The memory of a tensor of the host, or of a contiguous copy with its values."""
     return array(tensor.resolve_neg().contiguous())
@@ -166,7 +159,7 @@ def changed(weights: Iterable[Weight]) -> list[Weight]:
     return begin_changed(weights)()
 
 
-def begin_changed(weights: Iterable[Weight], own: Sequence[Array] | None = None) -> Callable[[], list[Weight]]:
+def begin_changed(weights: Iterable[Weight], own: Held | None = None) -> Callable[[], list[Weight]]:
     """Begins to look for weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through
     NumPy. Only the contents tell: neither ``.data`` nor NumPy counts a version of the tensor. ``own`` is the memory of
     the weights, where it is known."""
@@ -176,11 +169,10 @@ def begin_changed(weights: Iterable[Weight], own: Sequence[Array] | None = None)
     return lambda: [weight for weight, checksum in zip(noted, sums()) if weight.noted != checksum]
 
 
-def _begin_checksums(weights: Sequence[Weight], own: Sequence[Array] | None = None) -> Callable[[], list[int]]:
+def _begin_checksums(weights: Sequence[Weight], own: Held | None = None) -> Callable[[], list[int]]:
     """Begins to compute a checksum of the contents of each tensor, where it is. A device is not waited for."""
-    own = own_memory(weights) if own is None else own
     if own is not None:
-        return lambda: _pserver.checksums(own)
+        return own.checksums
     places = [weight.destination() for weight in weights]
     elsewhere = [at for at, place in enumerate(places) if place is None]
     if not elsewhere:
@@ -201,11 +193,11 @@ def _begin_checksums(weights: Sequence[Weight], own: Sequence[Array] | None = No
 
 def fetch(client: Client, weights: Iterable[Weight]) -> None:
     """Fetches the newest values of weights, and notes them."""
-    values = Fetch(list(weights), False)
-    if values.arrays:
+    values = Fetch(client, list(weights), False)
+    if values.names:
         # A part of the values may come before a failure.
         forget(values.written)
-        _, afters = client._start_watched(values.arrays, False)._wait_watched()
+        _, afters = client._start_held(None, values.held)._wait_watched()
         values.finish(afters)
 
 
@@ -218,24 +210,15 @@ def kept(use: str, weights: Iterable[Weight]) -> str | None:
 class Places:
     """Where the values of weights are fetched to: the parameters' memory, or memory of the host from which
     :meth:`finish` copies them. ``is_staged``: always the latter; ``use``: that of the last time of this use, which is
-    over. Without a use it is new memory. ``own`` is the parameters' memory, where all of it is written."""
+    over. Without a use it is new memory."""
 
-    def __init__(
-        self,
-        weights: Iterable[Weight],
-        is_staged: bool = False,
-        use: str | None = None,
-        own: Sequence[Array] | None = None,
-    ) -> None:
-        weights = list(weights)
+    def __init__(self, weights: Iterable[Weight], is_staged: bool = False, use: str | None = None) -> None:
         self.written: list[Weight] = []
         """Those whose own memory is written."""
         self.staged: list[Weight] = []
         self.arrays: dict[str, Array] = {}
         """Those of ``written``, in this order, and then those of ``staged``."""
-        if own is not None:
-            self.written, self.arrays = weights, dict(zip((weight.name for weight in weights), own))
-        for weight in weights if own is None else ():
+        for weight in weights:
             place = None if is_staged else weight.destination()
             if place is not None:
                 self.written.append(weight)
@@ -262,10 +245,22 @@ class Fetch:
     """Values on their way to weights; with ``is_of_step`` those that this trainer's gradients have made, into weights
     that the program may have changed since."""
 
-    def __init__(self, weights: Sequence[Weight], is_of_step: bool) -> None:
-        self._places = Places(weights, use="value", own=own_memory(weights))
-        self.arrays, self.written = self._places.arrays, self._places.written
-        self._changed = changed(self._places.staged) if is_of_step else []
+    def __init__(self, client: Client, weights: Sequence[Weight], is_of_step: bool, own: Held | None = None) -> None:
+        self.names = [weight.name for weight in weights]
+        self.written = weights
+        """Those whose own memory is written: the first ones of ``names``."""
+        self.held = own or client._hold_plain(self.names, [weight.tensor for weight in weights], True)
+        """Where the values go: ``own``, the memory of the weights, where it is held already."""
+        self._places: Places | None = None
+        if self.held is None:
+            self._places = Places(weights, use="value")
+            self.names, self.written = list(self._places.arrays), self._places.written
+            self.held = client._hold(self._places.arrays, True)
+        self._changed = changed(self._staged) if is_of_step else []
+
+    @property
+    def _staged(self) -> list[Weight]:
+        return [] if self._places is None else self._places.staged
 
     def finish(self, afters: list[int], befores: list[int] | None = None) -> list[Weight]:
         """Notes the values, which have these checksums. Returns the weights that the program had changed since they were
@@ -280,9 +275,13 @@ class Fetch:
             ]
         for weight, after in zip(self.written, afters):
             weight.noted = after
-        forget(self._places.staged)
+        if self._places is None:
+            # Autograd learns of every tensor that was written.
+            torch.autograd.graph.increment_version([weight.tensor for weight in self.written])
+            return were_changed
+        forget(self._staged)
         self._places.finish()
-        note(self._places.staged)
+        note(self._staged)
         return were_changed
 
     def fail(self) -> None:
