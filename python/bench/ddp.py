@@ -1,8 +1,8 @@
-"""A training step of two ranks beside DDP over gloo, for models of the same parameters.
+"""A training step of two ranks or more beside DDP over gloo, for models of the same parameters.
 
     python python/bench/ddp.py
 
-All contestants are in the same two processes and take turns. A model's backward pass does nothing but make its gradients;
+All contestants are in the same processes, one for each rank, and take turns. A model's backward pass does nothing but make its gradients;
 "backward alone" is that and no more. The exchange is what comes after it: the optimizer's step here, an all-reduce of one
 flat tensor, which gradients are views of, and torch's fused SGD there. With `--transports hosts` each rank is on a host,
 which is a network namespace, with a server.
@@ -23,10 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pserver
 from pserver.torch import Optimizer
-from namespaces import ADDRESSES, INTERFACE, two_hosts
+from namespaces import INTERFACE, address, joined_hosts
 from turns import by_turns, micros, ratio, say_where, timed
 
-RANKS = 2
 RATE = 1e-3
 LAYER = [768 * 256, 768, 256 * 256, 256, 1024 * 256, 1024, 1024 * 256, 256, 256, 256, 256, 256]
 """The parameters of a ``TransformerEncoderLayer(256, 4, 1024)``, in elements."""
@@ -43,6 +42,7 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--transports", nargs="+", choices=["shm", "tcp", "hosts"], default=["shm", "tcp"])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     # For the processes of the ranks.
@@ -58,12 +58,13 @@ def main() -> None:
     for transport in options.transports:
         for case in options.cases:
             if transport == "hosts":
-                with two_hosts() as hosts:
+                with joined_hosts(options.ranks) as hosts:
                     show(f"{case}, hosts with a server each", run(options, case, [], hosts))
                 continue
-            with pserver.Servers(1, trainers=RANKS) as one, pserver.Servers(1, trainers=RANKS) as other:
+            ranks = options.ranks
+            with pserver.Servers(1, trainers=ranks) as one, pserver.Servers(1, trainers=ranks) as other:
                 addresses = [f"{transport}://{servers.address}" for servers in (one, other)]
-                show(f"{case}, {transport}", run(options, case, addresses, [[]] * RANKS))
+                show(f"{case}, {transport}", run(options, case, addresses, [[]] * ranks))
 
 
 def run(
@@ -71,7 +72,8 @@ def run(
 ) -> list[dict[str, list[float]]]:
     """The seconds that each rank reports."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = ["--case", case, "--addresses", *addresses, "--port", str(store.port), "--blocks", str(options.blocks)]
+    shared = ["--case", case, "--addresses", *addresses, "--port", str(store.port)]
+    shared += ["--blocks", str(options.blocks), "--ranks", str(options.ranks)]
     ranks = [
         subprocess.Popen(
             [*host, sys.executable, __file__, "--rank", str(at), *shared], stdout=subprocess.PIPE, text=True
@@ -89,8 +91,8 @@ def run(
 
 
 def show(title: str, ranks: list[dict[str, list[float]]]) -> None:
-    """The slower rank of each block counts."""
-    seconds = {name: [max(pair) for pair in zip(*(one[name] for one in ranks))] for name in ranks[0]}
+    """The slowest rank of each block counts."""
+    seconds = {name: [max(block) for block in zip(*(one[name] for one in ranks))] for name in ranks[0]}
     print(title)
     for name, took in seconds.items():
         print(f"  {name:21} {micros(took)} us")
@@ -136,18 +138,19 @@ def rank(options: argparse.Namespace) -> None:
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", INTERFACE)
             is_first = options.rank == 0
-            store = dist.TCPStore(ADDRESSES[0], options.port, is_master=is_first, wait_for_workers=False)
-            addresses = [servers_beside(options.rank, name, store, stack) for name in ["one", "other"]]
+            store = dist.TCPStore(address(0), options.port, is_master=is_first, wait_for_workers=False)
+            addresses = [servers_beside(options, name, store, stack) for name in ["one", "other"]]
         compare(options, store, addresses)
 
 
-def servers_beside(rank: int, name: str, store: dist.TCPStore, stack: ExitStack) -> str:
+def servers_beside(options: argparse.Namespace, name: str, store: dist.TCPStore, stack: ExitStack) -> str:
     """The address of a job with a server on the host of each rank, of which this rank starts its own."""
+    rank = options.rank
     coordinator = None if rank == 0 else store.get(name).decode()
     servers = pserver.Servers(
-        RANKS,
-        trainers=RANKS,
-        host=ADDRESSES[rank],
+        options.ranks,
+        trainers=options.ranks,
+        host=address(rank),
         arguments=["--insecure=true"],
         index=rank,
         coordinator=coordinator,
@@ -160,7 +163,7 @@ def servers_beside(rank: int, name: str, store: dist.TCPStore, stack: ExitStack)
 
 def compare(options: argparse.Namespace, store: dist.TCPStore, addresses: list[str]) -> None:
     sizes, rounds = CASES[options.case]
-    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=RANKS)
+    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
     clients = [pserver.Client(address, trainer=options.rank) for address in addresses]
     theirs, ours, overlapped, alone, reduced = (Model(sizes, options.rank) for _ in range(5))
     parallel = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
@@ -171,7 +174,7 @@ def compare(options: argparse.Namespace, store: dist.TCPStore, addresses: list[s
         "ours": step(ours, optimizer),
         "ours, overlap": step(overlapped, of_buckets),
         "backward alone": step(alone, None),
-        "all-reduce and SGD": all_reduce(reduced),
+        "all-reduce and SGD": all_reduce(reduced, options.ranks),
         "our exchange": exchange(ours, optimizer),
     }
 
@@ -185,8 +188,9 @@ def compare(options: argparse.Namespace, store: dist.TCPStore, addresses: list[s
         return together
 
     seconds = by_turns({name: meeting(one) for name, one in contestants.items()}, options.blocks, rounds)
-    # The mean of the gradients of both ranks, as often.
-    mean = torch.full((sizes[-1],), -1.5 * RATE * rounds * (options.blocks + 1))
+    # The mean of the gradients of all ranks, as often.
+    gradient = 1 + (options.ranks - 1) / 2
+    mean = torch.full((sizes[-1],), -gradient * RATE * rounds * (options.blocks + 1))
     for model, times in [(theirs, 1), (reduced, 1), (overlapped, 1), (ours, 2)]:
         torch.testing.assert_close(model.weights[-1].detach(), times * mean, rtol=1e-3, atol=0)
     print(json.dumps(seconds))
@@ -219,17 +223,17 @@ def exchange(model: Model, optimizer: torch.optim.Optimizer) -> Callable[[], Non
     return run
 
 
-def all_reduce(model: Model) -> Callable[[], None]:
+def all_reduce(model: Model, ranks: int) -> Callable[[], None]:
     """The same by gloo."""
     optimizer = torch.optim.SGD(model.parameters(), RATE, fused=True)
-    # Their sum over the ranks, halved, is what they are then: those of the next step.
+    # Their mean over the ranks is what they are then: those of the next step.
     whole = torch.cat(model.gradients)
     for weight, part in zip(model.weights, whole.split([len(gradient) for gradient in model.gradients])):
         weight.grad = part
 
     def run() -> None:
         dist.all_reduce(whole)
-        whole.div_(RANKS)
+        whole.div_(ranks)
         optimizer.step()
 
     return run

@@ -1,4 +1,4 @@
-"""Hosts of a measurement: network namespaces of this machine that a pair of interfaces joins. Needs the rights of root.
+"""Hosts of a measurement: network namespaces of this machine that a bridge joins. Needs the rights of root.
 
 A namespace lives as long as the process in it.
 """
@@ -7,28 +7,33 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-ADDRESSES = ["10.88.0.1", "10.88.0.2"]
 INTERFACE = "eth0"
 
 
+def address(host: int) -> str:
+    """The address of a host, which are counted from zero."""
+    return f"10.88.0.{1 + host}"
+
+
 @contextmanager
-def two_hosts() -> Iterator[list[list[str]]]:
-    """The words before a command on each of two hosts, whose addresses are ADDRESSES."""
+def joined_hosts(count: int) -> Iterator[list[list[str]]]:
+    """The words before a command on each host."""
     with ExitStack() as stack:
-        keepers = [stack.enter_context(_namespace()) for _ in ADDRESSES]
-        first, second = (keeper.pid for keeper in keepers)
-        _run(f"ip link add {INTERFACE} netns {first} type veth peer name {INTERFACE} netns {second}")
-        hosts = [["nsenter", f"--net=/proc/{keeper.pid}/ns/net", "--"] for keeper in keepers]
-        for host, address in zip(hosts, ADDRESSES):
-            # One that paces packets costs more than all that is measured.
-            for line in [
+        bridge, *keepers = (stack.enter_context(_namespace()) for _ in range(1 + count))
+        _run(["ip link add bridge0 type bridge", "ip link set bridge0 up"], bridge)
+        for at, keeper in enumerate(keepers):
+            pair = f"ip link add {INTERFACE} netns {keeper.pid} type veth peer name port{at} netns {bridge.pid}"
+            subprocess.run(pair.split(), check=True)
+            _run([f"ip link set port{at} master bridge0 up"], bridge)
+            # Congestion control that paces packets costs more than all that is measured.
+            lines = [
                 "sysctl -qw net.ipv4.tcp_congestion_control=reno",
                 "ip link set lo up",
-                f"ip address add {address}/24 dev {INTERFACE}",
+                f"ip address add {address(at)}/24 dev {INTERFACE}",
                 f"ip link set {INTERFACE} up",
-            ]:
-                _run(line, host)
-        yield hosts
+            ]
+            _run(lines, keeper)
+        yield [_within(keeper) for keeper in keepers]
 
 
 @contextmanager
@@ -48,5 +53,10 @@ def _namespace() -> "Iterator[subprocess.Popen[bytes]]":
         keeper.wait()
 
 
-def _run(line: str, host: list[str] | None = None) -> None:
-    subprocess.run([*(host or []), *line.split()], check=True)
+def _within(keeper: "subprocess.Popen[bytes]") -> list[str]:
+    return ["nsenter", f"--net=/proc/{keeper.pid}/ns/net", "--"]
+
+
+def _run(lines: list[str], keeper: "subprocess.Popen[bytes]") -> None:
+    for line in lines:
+        subprocess.run([*_within(keeper), *line.split()], check=True)

@@ -132,7 +132,8 @@ impl RawClient {
         self.call(py, |session| session.hold(&names, held, (writes, true)))
     }
 
-    /// Checks gradients and, where there are some, destinations as calls do, and the gradients' elements; sends nothing.
+    /// Checks gradients and, where there are some, destinations as calls do, and the gradients' elements; sends
+    /// nothing.
     fn check_push(
         &self,
         py: Python<'_>,

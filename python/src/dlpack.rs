@@ -121,8 +121,8 @@ impl<'py> TensorLibrary<'py> {
         self.export_directly(object)
     }
 
-    /// The tensor of an object, also one that autograd follows, if its library has functions for this and the memory has
-    /// its values, not negated. A gradient that autograd follows is none.
+    /// The tensor of an object, also one that autograd follows, if its library has functions for this and the memory
+    /// has its values, not negated. A gradient that autograd follows is none.
     pub(crate) fn export_plain(
         &mut self,
         object: &Bound<'py, PyAny>,

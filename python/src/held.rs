@@ -1,7 +1,7 @@
 //! Arrays of parameters that were looked at once, for several calls of a step: of many small parameters, looking at
 //! arrays is most of a call.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pserver_client::{DestinationSlice, GradientSlice};
 use pserver_core::checksum::checksum;
@@ -10,7 +10,6 @@ use pserver_core::error::Failure;
 use pyo3::prelude::*;
 
 use crate::arrays::HeldArray;
-use crate::session::locked;
 
 /// Arrays that fit their parameters: gradients, or destinations. A call that is started takes them.
 #[pyclass(frozen, name = "RawArrays", module = "pserver._pserver")]
@@ -27,7 +26,7 @@ impl ParameterArrays {
 
     /// Calls `act` with the arrays as gradients.
     pub(crate) fn as_gradients<T>(&self, act: impl FnOnce(&[GradientSlice<'_>]) -> T) -> T {
-        let arrays = locked(&self.arrays);
+        let arrays = self.locked();
         let given = self.parameters.iter().zip(&*arrays).map(|((name, _), array)| GradientSlice {
             name,
             element_type: array.element_type(),
@@ -38,7 +37,7 @@ impl ParameterArrays {
 
     /// Calls `act` with the arrays as destinations.
     pub(crate) fn as_destinations<T>(&self, act: impl FnOnce(&mut [DestinationSlice<'_>]) -> T) -> T {
-        let mut arrays = locked(&self.arrays);
+        let mut arrays = self.locked();
         let wanted = self.parameters.iter().zip(&mut *arrays).map(|((name, half), array)| DestinationSlice {
             name,
             content: array.contents_mut(),
@@ -69,8 +68,12 @@ impl ParameterArrays {
         Ok((wanted.collect(), arrays))
     }
 
+    fn locked(&self) -> MutexGuard<'_, Vec<HeldArray>> {
+        self.arrays.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn take(&self) -> Result<Vec<HeldArray>, Failure> {
-        let arrays = std::mem::take(&mut *locked(&self.arrays));
+        let arrays = std::mem::take(&mut *self.locked());
         if arrays.len() < self.parameters.len() {
             return Err(Failure::call("arrays that an earlier call has taken; expected them to be looked at again"));
         }
@@ -82,6 +85,6 @@ impl ParameterArrays {
 impl ParameterArrays {
     /// A checksum of each array's contents: equal ones have not changed.
     fn checksums(&self, py: Python<'_>) -> Vec<u32> {
-        py.detach(|| locked(&self.arrays).iter().map(|one| checksum(one.contents())).collect())
+        py.detach(|| self.locked().iter().map(|one| checksum(one.contents())).collect())
     }
 }

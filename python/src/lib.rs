@@ -1,8 +1,9 @@
 //! The extension module of the Python package: the Rust client and the `pserver` program as Python objects.
 //!
 //! Read in this order: `client` (calls), `started` (calls that are waited for later), `rows` (arrays of calls by rows),
-//! `carried` (numbers beside gradients), `held` (arrays of several calls), `arrays` (memory of Python objects), `tensors` (memory of the library),
-//! `dlpack` (the form of both), `errors` (failures as exceptions, interrupts), `logs` (lines of the library).
+//! `carried` (numbers beside gradients), `held` (arrays of several calls), `arrays` (memory of Python objects),
+//! `tensors` (memory of the library), `dlpack` (the form of both), `errors` (failures as exceptions, interrupts),
+//! `logs` (lines of the library).
 //!
 //! Not here: names, dictionaries and defaults of calls (`python/pserver/_client.py`), what a call does
 //! ([`pserver_client`]).

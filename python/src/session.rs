@@ -158,8 +158,8 @@ impl PythonSession {
         Ok(number)
     }
 
-    /// The arrays for calls about these parameters, each with the shape of its parameter, and destinations with its type
-    /// or half precision. Where `is_exact`, none if a shape is written in another way, or a type does not fit.
+    /// The arrays for calls about these parameters, each with the shape of its parameter, and destinations with its
+    /// type or half precision. Where `is_exact`, none if a shape is written in another way, or a type does not fit.
     pub(crate) fn hold(
         &self,
         names: &[impl AsRef<str>],
@@ -305,7 +305,8 @@ fn check_shape(name: &str, array: &HeldArray, facts: &ParameterFacts) -> Result<
         return Ok(facts.element_type);
     }
     Err(Failure::call(format!(
-        "parameter \"{name}\": an array of shape {:?}; expected the shape {:?}, or {elements} elements in one dimension",
+        "parameter \"{name}\": an array of shape {:?}; expected the shape {:?}, or {elements} elements \
+         in one dimension",
         array.shape(),
         facts.shape
     )))
@@ -320,9 +321,9 @@ fn half_of(name: &str, array: &HeldArray, declared: ElementType) -> Result<Optio
     }
     match (declared, Half::of(found)) {
         (ElementType::Float32, Some(half)) => Ok(Some(half)),
-        _ => Err(Failure::call(format!(
-            "parameter \"{name}\": an array of {found} for its value; expected {declared}"
-        ))),
+        _ => {
+            Err(Failure::call(format!("parameter \"{name}\": an array of {found} for its value; expected {declared}")))
+        }
     }
 }
 

@@ -10,6 +10,8 @@ use crate::soft_roce::report::{ProgramRun, Report};
 /// A program that moves bytes, or that waits for few.
 struct Row {
     name: &'static str,
+    /// A second program, whose figure is added.
+    and: &'static str,
     figure: fn(&ProgramRun) -> Option<f64>,
     /// The divisor of the ratio.
     beside: &'static str,
@@ -50,9 +52,14 @@ const COUNTS: &[Row] = &[
 ];
 
 /// Instructions for each byte that goes over the wire, of 1 MiB and two of each kind: a trainer sends and receives it
-/// whole, a rank of gloo both halves once.
-const BYTES: &[Row] =
-    &[row("gloo-1m", gloo_byte, "gloo-1m", ""), row("verbs-1m-2", trainers_byte, "gloo-1m", "<= 1.00")];
+/// whole, a rank of gloo both halves once. Of a server on each trainer's host, half of what it moves goes over the wire
+/// and as much through shared memory: a byte of the wire costs as much as one of each.
+const BYTES: &[Row] = &[
+    row("gloo-1m", gloo_byte, "gloo-1m", ""),
+    row("verbs-1m-2", trainers_byte, "gloo-1m", "<= 1.00"),
+    row("shm-1m-2", trainers_byte, "gloo-1m", ""),
+    Row { and: "shm-1m-2", ..row("verbs-1m-2", trainers_byte, "gloo-1m", "<= 1.00") },
+];
 
 const fn row(
     name: &'static str,
@@ -60,7 +67,7 @@ const fn row(
     beside: &'static str,
     goal: &'static str,
 ) -> Row {
-    Row { name, figure, beside, goal }
+    Row { name, and: "", figure, beside, goal }
 }
 
 /// The table. A program that measured nothing has a dash.
@@ -82,7 +89,8 @@ fn written(report: &Report, parts: &[(&str, &[Row])]) -> String {
             let other = rows.iter().find(|other| other.name == row.beside).and_then(|other| figure(report, other));
             let ratio = own.zip(other).filter(|(_, other)| *other > 0.0).map(|(own, other)| own / other);
             let (own, ratio) = (shown(own, 1), shown(ratio, 2));
-            let line = format!("{:<16} {own:>12} {ratio:>8}   {:<14} {:>8}", row.name, row.beside, row.goal);
+            let name = if row.and.is_empty() { row.name.to_owned() } else { format!("+ {}", row.and) };
+            let line = format!("{name:<16} {own:>12} {ratio:>8}   {:<14} {:>8}", row.beside, row.goal);
             let _ = writeln!(text, "{}", line.trim_end());
         }
     }
@@ -90,8 +98,8 @@ fn written(report: &Report, parts: &[(&str, &[Row])]) -> String {
 }
 
 fn figure(report: &Report, row: &Row) -> Option<f64> {
-    let run = report.run(row.name)?;
-    (row.figure)(run)
+    let own = (row.figure)(report.run(row.name)?)?;
+    if row.and.is_empty() { Some(own) } else { (row.figure)(report.run(row.and)?).map(|second| own + second) }
 }
 
 fn shown(figure: Option<f64>, digits: usize) -> String {

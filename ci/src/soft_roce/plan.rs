@@ -87,6 +87,7 @@ const COUNTS: &[GuestProgram] = &[
     psbench("verbs-64", VERBS_64),
     psbench("verbs-1m", VERBS_1M),
     psbench("verbs-1m-2", VERBS_1M_2),
+    psbench("shm-1m-2", SHM_1M_2),
     program("gloo-1m", 300, GLOO_1M),
     psbench("tcp-1m", "psbench latency --transport tcp --poll block --alone -s 1MiB --iterations 20 --json"),
 ];
@@ -102,6 +103,8 @@ const VERBS_1M: &str =
 /// Two trainers, and beside them two ranks of gloo that reduce as much.
 const VERBS_1M_2: &str = "psbench latency --transport verbs --poll block --alone -s 1MiB --buffers own --trainers 2 \
                           --iterations 20 --json";
+const SHM_1M_2: &str = "psbench latency --transport shm --poll block --alone -s 1MiB --buffers registered --trainers 2 \
+                        --iterations 20 --json";
 const GLOO_1M: &str = "mkdir /tmp/gloo; gloo 1 2 1048576 20 /tmp/gloo & gloo 0 2 1048576 20 /tmp/gloo && wait $!";
 
 /// Tests that the host runs over TCP and shared memory, once more over verbs.
