@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::Thread;
 use std::time::Duration;
 
-use pserver_core::client::{LaneId, Overwritten};
+use pserver_core::client::{LaneId, ValueSum};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::{Lease, Mapping};
@@ -104,8 +104,8 @@ pub(super) struct CallOutcome {
     pub(super) earliest: Option<Version>,
     /// Received chunks of a view.
     pub(super) kept: Vec<ViewChunk>,
-    /// The contents that values have replaced, where they are watched.
-    pub(super) overwritten: Vec<(ChunkId, Overwritten)>,
+    /// The checksums of values, where that is wanted.
+    pub(super) sums: Vec<(ChunkId, ValueSum)>,
     /// The answer to a control call.
     pub(super) answer: Vec<u8>,
 }

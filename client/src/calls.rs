@@ -14,7 +14,7 @@ use std::thread::{Thread, ThreadId};
 use std::time::Duration;
 
 use prost::Message;
-use pserver_core::client::{AwaitedAnswer, Finished, LaneId, Overwritten, Refused, RequestBody};
+use pserver_core::client::{AwaitedAnswer, Finished, LaneId, Refused, RequestBody, ValueSum};
 use pserver_core::error::{CallEnd, Failure};
 use pserver_core::ids::{ParameterIndex, Round, Sequence, Ticket, Version};
 use pserver_core::memory::Mapping;
@@ -375,8 +375,7 @@ impl ClientState {
             let seen = seen.filter(|(entry, _)| job.progress(entry.id.parameter).round.is_none());
             call.outcome.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
         }
-        let overwritten = finished.entries.iter().map(|entry| entry.id).zip(finished.overwritten);
-        call.outcome.overwritten.extend(overwritten);
+        call.outcome.sums.extend(finished.entries.iter().map(|entry| entry.id).zip(finished.sums));
         let kept = finished.entries.iter().zip(finished.kept);
         let kept = kept.map(|(Entry { id, .. }, lease)| ViewChunk { parameter: id.parameter, chunk: id.chunk, lease });
         call.outcome.kept.extend(kept);
@@ -578,15 +577,15 @@ impl ClientGuard<'_> {
         self.finish_call(number).map(|call| call.outcome.latest)
     }
 
-    /// Waits until a call is over, and says what the value of each of its parameters has replaced.
-    pub(super) fn finish_watched(&mut self, number: CallNumber) -> Result<Vec<Overwritten>, Failure> {
+    /// Waits until a call is over, and says the checksum of the value of each of its parameters.
+    pub(super) fn finish_sums(&mut self, number: CallNumber) -> Result<Vec<u32>, Failure> {
         let Call { subject, mut outcome, .. } = self.finish_call(number)?;
-        let overwritten = &mut outcome.overwritten;
-        overwritten.sort_unstable_by_key(|(id, _)| *id);
+        let sums = &mut outcome.sums;
+        sums.sort_unstable_by_key(|(id, _)| *id);
         let of = |parameter| {
-            let first = overwritten.partition_point(|(id, _)| id.parameter < parameter);
-            let chunks = overwritten[first..].iter().take_while(|(id, _)| id.parameter == parameter);
-            chunks.map(|(_, chunk)| *chunk).reduce(Overwritten::followed_by).unwrap_or_default()
+            let first = sums.partition_point(|(id, _)| id.parameter < parameter);
+            let chunks = sums[first..].iter().take_while(|(id, _)| id.parameter == parameter);
+            chunks.map(|(_, chunk)| *chunk).reduce(ValueSum::followed_by).unwrap_or_default().sum
         };
         Ok(subject.parameters.into_iter().map(of).collect())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pserver_core::client::{LaneId, RequestBody, WatchedContents};
+use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::ids::{ParameterIndex, Sequence};
 use pserver_core::limits::FRAME_ENTRIES_MAX;
 use pserver_core::port::{Incoming, Outgoing, Payloads, ReceiveBuffers};
@@ -22,8 +22,8 @@ pub(super) struct Packer {
     controls: BTreeMap<ParameterIndex, Vec<u8>>,
     /// Whether values come back.
     fetches: bool,
-    /// The contents of the places for values that are summed.
-    watch: WatchedContents,
+    /// Whether values are summed.
+    sums: bool,
     bytes_max: u32,
     /// Chunks that are still to come.
     expected: usize,
@@ -59,7 +59,7 @@ impl Packer {
             control: Vec::new(),
             controls: BTreeMap::new(),
             fetches,
-            watch: WatchedContents::Nothing,
+            sums: false,
             bytes_max,
             expected,
             open: SmallVec::new(),
@@ -83,9 +83,9 @@ impl Packer {
         Self { controls, ..self }
     }
 
-    /// Frames of which the places for values are summed.
-    pub(super) fn watched(self, watch: WatchedContents) -> Self {
-        Self { watch, ..self }
+    /// Frames of which the values are summed, if so.
+    pub(super) fn summed(self, sums: bool) -> Self {
+        Self { sums, ..self }
     }
 
     /// Frames that request no values.
@@ -141,7 +141,7 @@ impl Packer {
         let brings = if self.kind == Kind::Pull { 0 } else { room };
         let fetches = if self.fetches { room } else { 0 };
         let (payload, into) = (Payloads::with_capacity(brings), ReceiveBuffers::with_capacity(fetches));
-        let body = RequestBody { payload, into, watch: self.watch, priority: u32::MAX };
+        let body = RequestBody { payload, into, sums: self.sums, priority: u32::MAX };
         let frame = Frame { head, entries: Entries::with_capacity(room), control: self.control_of(parameter).clone() };
         PackedFrame { frame, body, bytes: 0 }
     }

@@ -2,7 +2,6 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pserver_core::client::{Overwritten, WatchedContents};
 use pserver_core::error::Failure;
 use pserver_core::ids::Version;
 use pserver_core::memory::{LoanBook, lend};
@@ -83,17 +82,17 @@ impl Client {
         numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationSlice<'static>>,
     ) -> Result<CallNumber, Failure> {
-        self.start_both(gradients, numbers.into(), into, WatchedContents::Nothing)
+        self.start_both(gradients, numbers.into(), into, false)
     }
 
-    /// [`Client::start_push_pull`], for [`Client::wait_watched`], which has the values' checksums alone.
+    /// [`Client::start_push_pull`], for [`Client::wait_sums`].
     pub fn start_push_pull_summed<'a>(
         &self,
         gradients: &[GradientSlice<'static>],
         numbers: impl Into<CarriedNumbers<'a>>,
         into: Vec<DestinationSlice<'static>>,
     ) -> Result<CallNumber, Failure> {
-        self.start_both(gradients, numbers.into(), into, WatchedContents::Values)
+        self.start_both(gradients, numbers.into(), into, true)
     }
 
     fn start_both(
@@ -101,13 +100,13 @@ impl Client {
         gradients: &[GradientSlice<'static>],
         numbers: CarriedNumbers<'_>,
         into: Vec<DestinationSlice<'static>>,
-        watch: WatchedContents,
+        sums: bool,
     ) -> Result<CallNumber, Failure> {
         let sent = gradients.iter().map(|given| Extent::of(given.content));
         let memory = self.hold(sent.chain(into.iter().map(|wanted| Extent::of(wanted.content))));
         self.start_with(&LoanBook::open(), memory, |state, book| {
             let into = FetchRequest::all(into);
-            let chosen = state.select(gradients, Some(&into))?.watched(watch);
+            let chosen = state.select(gradients, Some(&into))?.summed(sums);
             state.start_push(chosen, gradients, numbers, Some(into), book)
         })
     }
@@ -143,10 +142,10 @@ impl Client {
         })
     }
 
-    /// [`Client::start_pull`], for [`Client::wait_watched`]. With `is_of_step` the values are those that the gradients
+    /// [`Client::start_pull`], for [`Client::wait_sums`]. With `is_of_step` the values are those that the gradients
     /// of this trainer have made, as [`Client::push_pull`] fetches them: in sync mode without what other trainers have
     /// set since.
-    pub fn start_pull_watched(
+    pub fn start_pull_summed(
         &self,
         into: Vec<DestinationSlice<'static>>,
         is_of_step: bool,
@@ -206,9 +205,9 @@ impl Client {
         self.lock()?.wait(call).expect("only one can wait for it")
     }
 
-    /// [`Client::wait`] for a call that is watched: of each destination what the value has replaced in it.
-    pub fn wait_watched(&self, call: CallNumber) -> Result<Vec<Overwritten>, Failure> {
-        self.lock()?.finish_watched(call)
+    /// [`Client::wait`] for a call whose values are summed: the CRC32C of each.
+    pub fn wait_sums(&self, call: CallNumber) -> Result<Vec<u32>, Failure> {
+        self.lock()?.finish_sums(call)
     }
 
     /// Whether a call is over, well or not.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use pserver_core::client::{RequestBody, WatchedContents};
+use pserver_core::client::RequestBody;
 use pserver_core::config::ParameterConfig;
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::error::Failure;
@@ -307,13 +307,13 @@ impl ClientState {
     ) -> Result<CallNumber, Failure> {
         self.job.as_mut().expect("the job is ready").check_carried(&chosen.parameters, numbers)?;
         let has_places = into.is_some();
-        let SelectedParameters { parameters: chosen, sent, held, watch } = chosen;
-        let mut places = self.places(into.unwrap_or_default(), &chosen, watch)?.into_iter();
+        let SelectedParameters { parameters: chosen, sent, held, sums } = chosen;
+        let mut places = self.places(into.unwrap_or_default(), &chosen, sums)?.into_iter();
         let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, numbers.message());
-        let packer = packer.watched(watch).with_controls(self.own_rates(&chosen, numbers));
+        let packer = packer.summed(sums).with_controls(self.own_rates(&chosen, numbers));
         let orders = gradients.iter().zip(chosen).map(|(given, index)| {
             let (place, half) = places.next().unzip();
             ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }
@@ -324,22 +324,22 @@ impl ClientState {
         }))
     }
 
-    /// Starts to fetch parameters, each with at least this many updates; with `watched`, frames have these flags, and
-    /// the contents that values replace and the values are summed.
+    /// Starts to fetch parameters, each with at least this many updates; with `summed`, frames have these flags, and
+    /// the values are summed.
     pub(super) fn start_pull<'env>(
         &mut self,
         into: FetchRequests<'env>,
         least: Version,
-        watched: Option<Flags>,
+        summed: Option<Flags>,
         book: &LoanBook<'env>,
     ) -> Result<CallNumber, Failure> {
         let SelectedParameters { parameters: chosen, held: received, .. } =
             check_destinations(self.ready_job(), &into)?;
         let counts_rounds = self.ready_job().counts_rounds();
-        let watch = if watched.is_some() { WatchedContents::Both } else { WatchedContents::Nothing };
-        let places = self.places(into, &chosen, watch)?;
+        let places = self.places(into, &chosen, summed.is_some())?;
         self.open(Kind::Pull, &chosen, (0, received))?;
-        let packer = self.packer(Kind::Pull, &chosen).with(watched.unwrap_or_default(), Vec::new()).watched(watch);
+        let packer = self.packer(Kind::Pull, &chosen).summed(summed.is_some());
+        let packer = packer.with(summed.unwrap_or_default(), Vec::new());
         let order = |((place, half), index)| ParameterTransfer { index, given: None, place: Some(place), half };
         let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {
@@ -428,13 +428,13 @@ impl ClientState {
         &mut self,
         into: FetchRequests<'env>,
         chosen: &[ParameterIndex],
-        watch: WatchedContents,
+        sums: bool,
     ) -> Result<SmallVec<[ReservedValue<'env>; 1]>, Failure> {
         let job = self.job.as_ref().expect("the job is ready");
         let mut places = SmallVec::with_capacity(into.len());
         let together = into.iter().filter_map(|one| one.place.as_ref()).map(|place| place.len()).sum();
         // Values that are summed are read at once, so they do not go past the caches.
-        let together = if watch == WatchedContents::Nothing { together } else { 0 };
+        let together = if sums { 0 } else { together };
         for (FetchRequest { place, half, .. }, index) in into.into_iter().zip(chosen) {
             if let Some(place) = place {
                 job.refuse_viewed(&[*index])?;
@@ -592,23 +592,18 @@ pub(super) struct SelectedParameters {
     /// Payload bytes of the gradients, and of the values to receive.
     sent: u64,
     held: u64,
-    /// The contents of the places for values that are summed.
-    watch: WatchedContents,
+    /// Whether the values are summed.
+    sums: bool,
 }
 
 impl SelectedParameters {
     fn with_capacity(parameters: usize) -> Self {
-        Self {
-            parameters: ParameterIndexes::with_capacity(parameters),
-            sent: 0,
-            held: 0,
-            watch: WatchedContents::Nothing,
-        }
+        Self { parameters: ParameterIndexes::with_capacity(parameters), sent: 0, held: 0, sums: false }
     }
 
-    /// The same for a call that sums these contents.
-    pub(super) fn watched(self, watch: WatchedContents) -> Self {
-        Self { watch, ..self }
+    /// The same for a call that sums the values, if so.
+    pub(super) fn summed(self, sums: bool) -> Self {
+        Self { sums, ..self }
     }
 }
 

@@ -98,12 +98,11 @@ class Call:
         """Waits until the call is over, and raises what the blocking call would."""
         self._raw.wait()
 
-    def _wait_watched(self) -> tuple[list[int], list[int]]:
-        """:meth:`wait` for a call that is watched: the checksums of its destinations before their values came, and those
-        after."""
-        checksums = self._raw.wait()
-        assert checksums is not None, "it was started to be watched"
-        return checksums
+    def _wait_sums(self) -> list[int]:
+        """:meth:`wait` for a call that sums its values; returns their checksums."""
+        sums = self._raw.wait()
+        assert sums is not None, "it was started to sum them"
+        return sums
 
     def done(self) -> bool:
         """Whether the call is over, well or not."""
@@ -339,9 +338,8 @@ class Client:
         is_of_step: bool = False,
     ) -> Call:
         """Starts to send gradients, to fetch values, or both, for the same parameters in the same order. Where values are
-        fetched, :meth:`Call._wait_watched` ends it, and has the checksums after alone if gradients are sent.
-        ``is_of_step``: a call that sends none fetches the values that this trainer's gradients have made, without what
-        others have set since."""
+        fetched, :meth:`Call._wait_sums` ends it. ``is_of_step``: a call that sends none fetches the values that this
+        trainer's gradients have made, without what others have set since. A call that is dropped is cancelled."""
         return Call(self._raw.start_held(gradients, out, _numbers(rate, settings), is_of_step))
 
     def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:

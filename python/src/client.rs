@@ -223,9 +223,9 @@ impl RawClient {
         })
     }
 
-    /// Starts a push, a pull, or both, of arrays that are held. A pull's result has the checksums of its destinations
-    /// before their values came and those after, with a push those after alone. `is_of_step`: a pull fetches the values
-    /// that this trainer's gradients have made.
+    /// Starts a push, a pull, or both, of arrays that are held. A pull's result has the checksums of the values.
+    /// `is_of_step`: a pull fetches the values that this trainer's gradients have made. A call that the program drops
+    /// is cancelled: an interrupt between its start and the next line of the program leaves none.
     fn start_held(
         &self,
         py: Python<'_>,
@@ -238,12 +238,12 @@ impl RawClient {
             let (gradients, out) = (gradients.as_ref().map(Py::get), out.as_ref().map(Py::get));
             session.start_held(gradients, out, numbers.carried(), is_of_step)
         })?;
-        Ok(if out.is_some() { call.watched() } else { call })
+        Ok(call.of_step(out.is_some()))
     }
 
     /// Starts a push without gradients.
     fn start_pass(&self, py: Python<'_>, names: Vec<PyBackedStr>, is_void: bool) -> PyResult<RawCall> {
-        self.started(py, |session| session.start_pass(&names, is_void))
+        Ok(self.started(py, |session| session.start_pass(&names, is_void))?.of_step(false))
     }
 
     fn push_rows(

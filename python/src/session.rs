@@ -127,8 +127,7 @@ impl PythonSession {
         Ok(number)
     }
 
-    /// Starts a push of arrays that are held, a pull into such arrays that tells what values replace, or both, where it
-    /// tells the checksums of the values.
+    /// Starts a push of arrays that are held, a pull into such arrays, or both. A pull sums the values.
     pub(crate) fn start_held(
         &self,
         gradients: Option<&ParameterArrays>,
@@ -150,7 +149,7 @@ impl PythonSession {
             }
             (None, Some((into, arrays))) => {
                 held = arrays;
-                self.client.start_pull_watched(into, is_of_step)
+                self.client.start_pull_summed(into, is_of_step)
             }
             (None, None) => Err(Failure::call("a call without arrays; expected gradients, destinations, or both")),
         }?;

@@ -14,31 +14,29 @@ use crate::session::{PythonSession, locked};
 pub(crate) struct RawCall {
     session: Arc<PythonSession>,
     number: CallNumber,
-    /// Whether the result has checksums.
-    is_watched: bool,
+    /// Whether the result has the checksums of the values.
+    is_summed: bool,
+    /// Whether the call is cancelled when the program drops it.
+    ends_when_dropped: bool,
     /// The result, once a thread has waited for it.
-    result: Mutex<Option<Result<Option<Checksums>, Failure>>>,
+    result: Mutex<Option<Result<Option<Vec<u32>>, Failure>>>,
 }
-
-/// The checksums of arrays before their values came, and those after.
-type Checksums = (Vec<u32>, Vec<u32>);
 
 impl RawCall {
     pub(crate) fn new(session: Arc<PythonSession>, number: CallNumber) -> Self {
-        Self { session, number, is_watched: false, result: Mutex::default() }
+        Self { session, number, is_summed: false, ends_when_dropped: false, result: Mutex::default() }
     }
 
-    /// The same of a call that was started to be watched.
-    pub(crate) fn watched(mut self) -> Self {
-        self.is_watched = true;
+    /// The same of a call that is part of a step, and ends when it is dropped; `is_summed`: it sums values.
+    pub(crate) fn of_step(mut self, is_summed: bool) -> Self {
+        (self.is_summed, self.ends_when_dropped) = (is_summed, true);
         self
     }
 
-    fn finish(&self) -> Result<Option<Checksums>, Failure> {
+    fn finish(&self) -> Result<Option<Vec<u32>>, Failure> {
         let client = self.session.client();
-        let sums = if self.is_watched {
-            let overwritten = client.wait_watched(self.number)?;
-            Some(overwritten.into_iter().map(|one| (one.before, one.after)).unzip())
+        let sums = if self.is_summed {
+            Some(client.wait_sums(self.number)?)
         } else {
             client.wait(self.number)?;
             None
@@ -50,7 +48,7 @@ impl RawCall {
 #[pymethods]
 impl RawCall {
     /// Waits until the call is over. A second wait has the same result.
-    fn wait(&self, py: Python<'_>) -> PyResult<Option<Checksums>> {
+    fn wait(&self, py: Python<'_>) -> PyResult<Option<Vec<u32>>> {
         let result = py.detach(|| {
             let mut result = locked(&self.result);
             result.get_or_insert_with(|| self.finish()).clone()
@@ -74,6 +72,10 @@ impl RawCall {
 impl Drop for RawCall {
     fn drop(&mut self) {
         if locked(&self.result).is_none() && !self.session.is_of_parent() {
+            if self.ends_when_dropped {
+                // A client that has failed has ended its calls.
+                let _ = self.session.client().cancel_started(self.number);
+            }
             self.session.drop_call(self.number);
         }
     }

@@ -13,7 +13,7 @@ mod request;
 mod tests;
 
 pub use lane::LaneId;
-pub use request::{Finished, Overwritten, Refused, RequestBody, WatchedContents};
+pub use request::{Finished, Refused, RequestBody, ValueSum};
 
 use std::collections::VecDeque;
 use std::time::Duration;

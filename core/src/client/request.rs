@@ -17,50 +17,26 @@ pub struct RequestBody {
     /// Receive buffers of the entries' values, one each, or none at all. A lease may be returned as another one, which
     /// is a view of the server's memory.
     pub into: ReceiveBuffers,
-    /// The contents of the receive buffers that [`Finished::overwritten`] has the sums of.
-    pub watch: WatchedContents,
+    /// Whether [`Finished::sums`] has the checksums of the values.
+    pub sums: bool,
     /// Priority within the lane: the least number goes first, equal ones in order of arrival.
     pub priority: u32,
 }
 
-/// The contents of receive buffers that a call sums.
+/// The CRC32C of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WatchedContents {
-    /// None of them.
-    #[default]
-    Nothing,
-    /// The values.
-    Values,
-    /// The contents that values replace, and the values. Memory that no value has reached is not given to a device
-    /// before.
-    Both,
-}
-
-/// The CRC32C of a receive buffer's contents, before and after its value arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Overwritten {
-    /// Of the contents that the value replaced, if they are watched.
-    pub before: u32,
-    /// Of the value.
-    pub after: u32,
-    /// The buffer's length.
+pub struct ValueSum {
+    /// The checksum.
+    pub sum: u32,
+    /// The value's length.
     pub bytes: u64,
 }
 
-impl Overwritten {
-    /// Of a buffer that is not looked at yet.
-    fn of(place: &Incoming) -> Self {
-        Self { bytes: place.len().into(), ..Self::default() }
-    }
-
-    /// Of this buffer and of the one after it, as one.
+impl ValueSum {
+    /// Of this value and of the one after it, as one.
     #[must_use]
     pub fn followed_by(self, next: Self) -> Self {
-        Self {
-            before: join(self.before, next.before, next.bytes),
-            after: join(self.after, next.after, next.bytes),
-            bytes: self.bytes + next.bytes,
-        }
+        Self { sum: join(self.sum, next.sum, next.bytes), bytes: self.bytes + next.bytes }
     }
 }
 
@@ -76,7 +52,7 @@ pub struct Finished {
     /// The leases that hold values, in the order of the entries.
     pub kept: Vec<Lease>,
     /// Of each entry, where that was wanted.
-    pub overwritten: Vec<Overwritten>,
+    pub sums: Vec<ValueSum>,
 }
 
 /// A request that was refused.
@@ -135,8 +111,8 @@ pub(super) struct PendingRequest {
 /// The receive buffers of a request, in the order of its entries.
 struct ReceivePlaces {
     into: SmallVec<[Option<Incoming>; 1]>,
-    /// Of each, if that is wanted; none for one that no value has begun to replace.
-    watch: Vec<Option<Overwritten>>,
+    /// The sum of each value that has come, if that is wanted.
+    sums: Vec<ValueSum>,
     /// How many the transport has.
     borrowed: usize,
 }
@@ -147,13 +123,10 @@ impl PendingRequest {
             body.into.is_empty() || body.into.len() == frame.entries.len(),
             "there is a place for every entry's value, or for none"
         );
-        let watch = match body.watch {
-            WatchedContents::Nothing => Vec::new(),
-            WatchedContents::Values => body.into.iter().map(|place| Some(Overwritten::of(place))).collect(),
-            WatchedContents::Both => vec![None; body.into.len()],
-        };
+        let summed = body.into.iter().filter(|_| body.sums);
+        let sums = summed.map(|place| ValueSum { sum: 0, bytes: place.len().into() }).collect();
         Self {
-            places: ReceivePlaces { watch, into: body.into.into_iter().map(Some).collect(), borrowed: 0 },
+            places: ReceivePlaces { sums, into: body.into.into_iter().map(Some).collect(), borrowed: 0 },
             versions: SmallVec::from_elem(None, frame.entries.len()),
             missing: frame.entries.len().max(1),
             priority: body.priority,
@@ -210,22 +183,15 @@ impl PendingRequest {
             return None;
         }
         self.places.borrowed += 1;
-        let place = place.take()?;
-        if let Some(watch) = self.places.watch.get_mut(index) {
-            // While the memory is read it comes into the cache, where the value is then written. A part of an answer
-            // that a lost connection has left there later is not the caller's.
-            watch.get_or_insert_with(|| Overwritten { before: checksum(place.bytes()), ..Overwritten::of(&place) });
-        }
-        Some((index, place))
+        place.take().map(|place| (index, place))
     }
 
-    /// The receive buffers of the answer, if the connection takes them with the request. Old content that is watched is
-    /// looked at when the value arrives, so its buffers wait for that. Buffers of answered entries, which
-    /// a lost connection has left, are not filled again.
+    /// The receive buffers of the answer, if the connection takes them with the request. Buffers of answered entries,
+    /// which a lost connection has left, are not filled again.
     pub(super) fn post_answer(&mut self, takes_answers: bool) -> Option<ReceiveBuffers> {
-        let ReceivePlaces { into, watch, borrowed } = &mut self.places;
+        let ReceivePlaces { into, borrowed, .. } = &mut self.places;
         let is_whole = *borrowed == 0 && self.missing == self.frame.entries.len();
-        let may = takes_answers && !self.was_busy && !into.is_empty() && watch.iter().all(Option::is_some) && is_whole;
+        let may = takes_answers && !self.was_busy && !into.is_empty() && is_whole;
         // A call about other memory ends without its connection when it is cancelled.
         let may = may && into.iter().flatten().all(Incoming::is_registered);
         may.then(|| {
@@ -277,8 +243,8 @@ impl PendingRequest {
         if self.versions[index].is_none() {
             self.versions[index] = Some(Version(entry.round.0));
             self.missing -= 1;
-            if let Some(Some(watch)) = self.places.watch.get_mut(index) {
-                watch.after = self.places.into[index].as_ref().map_or(0, |place| checksum(place.bytes()));
+            if let Some(summed) = self.places.sums.get_mut(index) {
+                summed.sum = self.places.into[index].as_ref().map_or(0, |place| checksum(place.bytes()));
             }
         }
     }
@@ -292,9 +258,8 @@ impl PendingRequest {
                     Incoming::Chunk { lease, .. } => Some(lease),
                     Incoming::Loan(_) | Incoming::Discard { .. } => None,
                 });
-                let overwritten = self.places.watch.into_iter().flatten().collect();
                 let (control, entries) = (self.control, self.frame.entries);
-                Ok(Finished { control, entries, versions, kept: kept.collect(), overwritten })
+                Ok(Finished { control, entries, versions, kept: kept.collect(), sums: self.places.sums })
             }
         }
     }

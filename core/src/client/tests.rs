@@ -6,7 +6,7 @@ use std::time::Duration;
 use prost::Message;
 
 use super::{
-    Client, ClientOutput, ConnectionChange, Identity, LaneId, Overwritten, Refused, RequestBody, WatchedContents,
+    Client, ClientOutput, ConnectionChange, Identity, LaneId, Refused, RequestBody, ValueSum,
 };
 use crate::checksum::checksum;
 use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
@@ -571,13 +571,13 @@ fn a_request_that_found_a_busy_server_has_no_posted_answer_on_this_connection() 
 }
 
 #[test]
-fn a_watched_place_tells_what_was_in_it_before_the_first_answer_and_what_is() {
+fn values_are_summed_when_they_are_whole() {
     let mut memory = [7u8; 8];
     lend(|book| {
         let (first, second) = memory.split_at_mut(4);
         let mut line = Line::connected();
         let into = [first, second].into_iter().map(|place| Incoming::Loan(book.write(place))).collect();
-        let body = RequestBody { into, watch: WatchedContents::Both, ..RequestBody::default() };
+        let body = RequestBody { into, sums: true, ..RequestBody::default() };
         let ticket = line.ask(Kind::Pull, &[1, 2], body);
         line.welcome();
         line.sent();
@@ -591,9 +591,7 @@ fn a_watched_place_tells_what_was_in_it_before_the_first_answer_and_what_is() {
         line.sent();
         line.values(ticket, &[(1, 4), (2, 4)]);
         let finished = line.client.take(ticket).expect("it is over").expect("it was answered");
-        let expected =
-            [[1; 4], [2; 4]].map(|value| Overwritten { before: checksum(&[7; 4]), after: checksum(&value), bytes: 4 });
-        assert_eq!(finished.overwritten, expected);
+        assert_eq!(finished.sums, [[1; 4], [2; 4]].map(|value| ValueSum { sum: checksum(&value), bytes: 4 }));
     });
 }
 

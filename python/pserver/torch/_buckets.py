@@ -11,7 +11,7 @@ from .._client import Array, Call, Client, Held
 from .._errors import Error, Refused
 from ._rules import Numbers
 from ._staging import Copies
-from ._weights import Fetch, Weight, begin_changed, gradients_of
+from ._weights import Fetch, Weight, begin_changed, forget, gradients_of
 
 
 class Absent(Enum):
@@ -149,8 +149,9 @@ class Bucket:
         self._gradients, self._copies = gradients_of(found, how.wire)
 
     def is_found(self, how: Sending) -> bool:
-        """Whether a backward pass has found the gradients that there are, to be sent in this way."""
-        return self.is_prepared and self._how == how and self.changed() is None
+        """Whether a backward pass has found the gradients that there are, to be sent in this way. What is held is looked at
+        again, as the program may have given the weights other memory."""
+        return self.is_prepared and self._held is None and self._how == how and self.changed() is None
 
     def check(self, client: Client, numbers: Numbers) -> None:
         """Refuses all that servers would refuse, before any of it is sent."""
@@ -168,13 +169,15 @@ class Bucket:
         gradients, passing, held, own = self._gradients, self._passing, self._held, self._own
         self._forget_found()
         self.is_sent = not self.sent
+        # An interrupt may come when servers get what is started here, and the call is not noted.
+        was_unsure, self.is_unsure = self.is_unsure, not self.is_sent
         try:
             if held is not None:
                 values: Fetch | None = None
                 if fetches and own is not None:
-                    values = Fetch(client, self.sent, False, own)
+                    values = Fetch(client, self.sent, own)
                 elif fetches:
-                    values = Fetch(client, [weight for weight in self.sent if weight.name in gradients], False)
+                    values = Fetch(client, [weight for weight in self.sent if weight.name in gradients])
                     held = client._hold({name: gradients[name] for name in values.names})
                 call = client._start_held(held, None if values is None else values.held, *self.numbers)
                 if values is not None:
@@ -182,27 +185,31 @@ class Bucket:
                 self._calls.append(call)
             if passing:
                 self._calls.append(client._start_pass(passing, self._is_void))
-        except BaseException:
+        except BaseException as error:
             # All is started again.
+            if isinstance(error, Error):
+                self.is_unsure = was_unsure
             self._end_calls(False)
             raise
 
-    def start_fetch(self, client: Client) -> None:
+    def start_fetch(self, client: Client, replaced: list[Weight]) -> None:
         """Starts to fetch what comes of the gradients of this step, also of those that other trainers alone send, unless
-        the call that sends them does, into weights that the program may have changed since."""
+        the call that sends them does. Adds to ``replaced`` the weights that the program has changed since."""
         begun = self.fetched if self._fetch is None else set(self._fetch[1].names)
         if left := [weight for weight in self.sent if weight.name not in begun]:
-            values = Fetch(client, left, True)
+            values = Fetch(client, left)
+            replaced += begin_changed(left, values.own)()
+            # A part of the values may come before a failure.
+            forget(left)
             self._later_fetch = client._start_held(None, values.held, is_of_step=True), values
 
-    def end_fetch(self) -> list[Weight]:
-        """Waits for what :meth:`start_fetch` has started; the weights that the program had changed."""
-        if self._later_fetch is None:
-            return []
-        (call, values), self._later_fetch = self._later_fetch, None
-        befores, afters = call._wait_watched()
-        self.fetched.update(values.names)
-        return values.finish(afters, befores)
+    def end_fetch(self) -> None:
+        """Waits for what :meth:`start_fetch` has started."""
+        if self._later_fetch is not None:
+            (call, values), self._later_fetch = self._later_fetch, None
+            values.finish(call._wait_sums())
+            if not self.is_unsure:
+                self.fetched.update(values.names)
 
     def _end_calls(self, has_all: bool) -> None:
         """Notes what servers have of calls that are over, also where the program was interrupted at their end."""
@@ -211,21 +218,23 @@ class Bucket:
         if calls:
             self.is_sent = all([acknowledged(call) for call in calls]) and has_all
             self.is_unsure = not self.is_sent
-        if fetch is not None and not self.is_sent:
+        if fetch is not None and not self.fetched.issuperset(fetch[1].names):
             fetch[1].fail()
 
-    def give_up(self) -> list[Weight]:
-        """Ends calls that write weights, where nothing waits for them any more. One that is over by then counts; the
-        weights in which the program's changes were lost by it."""
+    def cancel(self) -> None:
+        """Cancels calls that write weights, where nothing waits for them any more."""
+        for fetch in (self._fetch, self._later_fetch):
+            if fetch is not None:
+                with suppress(Error):
+                    fetch[0].cancel()
+
+    def give_up(self) -> None:
+        """Waits for calls that were cancelled. One that is over by then counts."""
         if self._fetch is not None:
-            self._fetch[0].cancel()
             with suppress(Error):
                 self.wait()
-        if self._later_fetch is not None:
-            self._later_fetch[0].cancel()
-            with suppress(Error):
-                return self.end_fetch()
-        return []
+        with suppress(Error):
+            self.end_fetch()
 
     def changed(self) -> Weight | None:
         """A weight whose gradient is another one than that which was sent."""
@@ -245,8 +254,7 @@ class Bucket:
                 call.wait()
             if self._fetch is not None:
                 call, values = self._fetch
-                _, afters = call._wait_watched()
-                values.finish(afters)
+                values.finish(call._wait_sums())
                 self.fetched.update(values.names)
         finally:
             self._end_calls(True)
@@ -254,6 +262,7 @@ class Bucket:
     def _forget_found(self) -> None:
         self._gradients, self._passing, self._copies = {}, [], []
         self._held = self._own = None
+        self.changed_weights = list
         self.is_prepared = False
 
     def reset(self) -> None:

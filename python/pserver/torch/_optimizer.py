@@ -365,11 +365,13 @@ class Optimizer(torch.optim.Optimizer):
         try:
             self._send()
             for bucket in self._buckets:
-                self._replaced += bucket.end_fetch()
+                bucket.end_fetch()
         except BaseException:
             # After an interrupt nothing writes weights any more.
             for bucket in self._buckets:
-                self._replaced += bucket.give_up()
+                bucket.cancel()
+            for bucket in self._buckets:
+                bucket.give_up()
             raise
         # The values are computed without changes after the gradient was sent.
         changes, self._replaced = self._replaced, []
@@ -394,7 +396,7 @@ class Optimizer(torch.optim.Optimizer):
             self._has_norm = True
         # What a backward pass has sent is fetched while the others' gradients leave.
         for bucket in self._buckets:
-            bucket.start_fetch(self.client)
+            bucket.start_fetch(self.client, self._replaced)
         wait_all(self._buckets)
 
     def _check_numbers(self) -> None:

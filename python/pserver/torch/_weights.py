@@ -193,12 +193,11 @@ def _begin_checksums(weights: Sequence[Weight], own: Held | None = None) -> Call
 
 def fetch(client: Client, weights: Iterable[Weight]) -> None:
     """Fetches the newest values of weights, and notes them."""
-    values = Fetch(client, list(weights), False)
+    values = Fetch(client, list(weights))
     if values.names:
         # A part of the values may come before a failure.
         forget(values.written)
-        _, afters = client._start_held(None, values.held)._wait_watched()
-        values.finish(afters)
+        values.finish(client._start_held(None, values.held)._wait_sums())
 
 
 def kept(use: str, weights: Iterable[Weight]) -> str | None:
@@ -242,47 +241,33 @@ class Places:
 
 
 class Fetch:
-    """Values on their way to weights; with ``is_of_step`` those that this trainer's gradients have made, into weights
-    that the program may have changed since."""
+    """Values on their way to weights."""
 
-    def __init__(self, client: Client, weights: Sequence[Weight], is_of_step: bool, own: Held | None = None) -> None:
+    def __init__(self, client: Client, weights: Sequence[Weight], own: Held | None = None) -> None:
         self.names = [weight.name for weight in weights]
         self.written = weights
         """Those whose own memory is written: the first ones of ``names``."""
-        self.held = own or client._hold_plain(self.names, [weight.tensor for weight in weights], True)
-        """Where the values go: ``own``, the memory of the weights, where it is held already."""
+        self.own = own or client._hold_plain(self.names, [weight.tensor for weight in weights], True)
+        """The memory of the weights, if all values go there."""
+        self.held = self.own
+        """Where the values go."""
         self._places: Places | None = None
         if self.held is None:
             self._places = Places(weights, use="value")
             self.names, self.written = list(self._places.arrays), self._places.written
             self.held = client._hold(self._places.arrays, True)
-        self._changed = changed(self._staged) if is_of_step else []
 
-    @property
-    def _staged(self) -> list[Weight]:
-        return [] if self._places is None else self._places.staged
-
-    def finish(self, afters: list[int], befores: list[int] | None = None) -> list[Weight]:
-        """Notes the values, which have these checksums. Returns the weights that the program had changed since they were
-        noted, where the checksums of what the values have replaced are given."""
-        were_changed = self._changed
-        if befores is not None:
-            # A fetch of the step that failed, and which this one repeats, may have brought the value.
-            were_changed += [
-                weight
-                for weight, before, after in zip(self.written, befores, afters)
-                if weight.noted != before and weight.noted is not None and before != after
-            ]
-        for weight, after in zip(self.written, afters):
-            weight.noted = after
+    def finish(self, sums: list[int]) -> None:
+        """Notes the values, which have these checksums."""
+        for weight, checksum in zip(self.written, sums):
+            weight.noted = checksum
         if self._places is None:
             # Autograd learns of every tensor that was written.
             torch.autograd.graph.increment_version([weight.tensor for weight in self.written])
-            return were_changed
-        forget(self._staged)
+            return
+        forget(self._places.staged)
         self._places.finish()
-        note(self._staged)
-        return were_changed
+        note(self._places.staged)
 
     def fail(self) -> None:
         """Notes what is there of values some of which may have come."""
