@@ -56,6 +56,9 @@ fn check_mpi(flavour: &str, variables: &[(&str, &str)]) {
     }
     let folder = digits_folder();
     compile(&format!("mpicc.{flavour}"), "digits_mpi", folder.path());
+    // Open MPI shares a folder there among a user's jobs, and removes it with one of them.
+    let own_folder = folder.path().display().to_string();
+    let variables = &[variables, &[("TMPDIR", &own_folder)]].concat();
     let begin = format!("pserver launch --servers 2 --trainers 4 --with mpirun --launcher 'mpirun.{flavour}");
     let dedicated = documented(&begin, "./digits_mpi digits.csv");
     for line in [dedicated.clone(), colocated(&dedicated)] {

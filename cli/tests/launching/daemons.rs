@@ -120,9 +120,11 @@ impl TestSsh {
         let mut daemons = Vec::new();
         for (number, host) in hosts.iter().enumerate() {
             let listen: String = host.addresses.iter().map(|address| format!("ListenAddress {address}\n")).collect();
+            // Without the files of the user, whose shell may print something when it starts.
             let server = format!(
                 "Port {port}\n{listen}HostKey {place}/host\nAuthorizedKeysFile {place}/user.pub\nPidFile none\n\
-                 StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n"
+                 StrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\nLogLevel ERROR\n\
+                 SetEnv HOME={place}\n"
             );
             let config = folder.join(format!("sshd_config{number}"));
             fs::write(&config, server).expect("a file");

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use prost::Message;
 
-use super::{
-    Client, ClientOutput, ConnectionChange, Identity, LaneId, Refused, RequestBody, ValueSum,
-};
+use super::{Client, ClientOutput, ConnectionChange, Identity, LaneId, Refused, RequestBody, ValueSum};
 use crate::checksum::checksum;
 use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
 use crate::dtype::Half;
