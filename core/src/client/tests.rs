@@ -439,23 +439,18 @@ fn values_land_in_their_places() {
 #[test]
 fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
     let mut memory = registered(12);
-    let (mut watched, mut unregistered) = ([9u8; 4], [9u8; 4]);
+    let (mut summed, mut unregistered) = ([9u8; 4], [9u8; 4]);
     let mapping = memory.mapping().clone();
     lend(|book| {
         let mut line = Line::connected();
         let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place).within(&mapping))).collect();
         let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
-        let into = [Incoming::Loan(book.write(&mut watched))].into();
-        let other =
-            line.ask(Kind::Pull, &[4], RequestBody { into, watch: WatchedContents::Both, ..RequestBody::default() });
+        let into = [Incoming::Loan(book.write(&mut summed))].into();
+        let other = line.ask(Kind::Pull, &[4], RequestBody { into, sums: true, ..RequestBody::default() });
         let into = [Incoming::Loan(book.write(&mut unregistered))].into();
         let third = line.ask(Kind::Pull, &[6], RequestBody { into, ..RequestBody::default() });
         line.welcome_to_answers();
-        assert_eq!(
-            line.log(),
-            "hello 0, buffers of 1, pull 1, pull 2, pull 3",
-            "of registered memory that is not watched"
-        );
+        assert_eq!(line.log(), "hello 0, buffers of 1, pull 1, pull 2, pull 3", "of registered memory");
         line.sent();
         // Each kind of answer beside the other.
         let (frame, body) = line.begin_values(other, &[(4, 4)]);
@@ -474,12 +469,12 @@ fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
         assert_eq!(line.versions(ticket), Some(vec![5; 3]));
     });
     assert_eq!(memory[..], [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
-    assert_eq!((watched, unregistered), ([4; 4], [6; 4]));
+    assert_eq!((summed, unregistered), ([4; 4], [6; 4]));
 }
 
 #[test]
 fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_if_it_takes_them() {
-    let (mut memory, mut watched) = (registered(8), [9u8; 4]);
+    let (mut memory, mut summed) = (registered(8), [9u8; 4]);
     let mapping = memory.mapping().clone();
     lend(|book| {
         let mut line = Line::connected();
@@ -507,9 +502,8 @@ fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_i
         // A value that is none: its buffer comes back, and the entry stays open.
         line.fill(ticket, &[(2, 1)], true);
         assert_eq!(line.versions(ticket), None);
-        let into = [Incoming::Loan(book.write(&mut watched))].into();
-        let other =
-            line.ask(Kind::Pull, &[3], RequestBody { into, watch: WatchedContents::Both, ..RequestBody::default() });
+        let into = [Incoming::Loan(book.write(&mut summed))].into();
+        let other = line.ask(Kind::Pull, &[3], RequestBody { into, sums: true, ..RequestBody::default() });
         line.sent();
         let (first, second) = (line.begin_values(ticket, &[(1, 4)]), line.begin_values(other, &[(3, 4)]));
         for (frame, body) in [first, second] {
@@ -517,7 +511,7 @@ fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_i
         }
         assert_eq!((line.versions(ticket), line.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
     });
-    assert_eq!((&memory[..], watched), (&[1, 1, 1, 1, 2, 2, 2, 2][..], [3; 4]));
+    assert_eq!((&memory[..], summed), (&[1, 1, 1, 1, 2, 2, 2, 2][..], [3; 4]));
 }
 
 /// A pull of chunk 1 that was sent with the buffer of its answer.
