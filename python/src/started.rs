@@ -71,12 +71,24 @@ impl RawCall {
 
 impl Drop for RawCall {
     fn drop(&mut self) {
-        if locked(&self.result).is_none() && !self.session.is_of_parent() {
-            if self.ends_when_dropped {
-                // A client that has failed has ended its calls.
-                let _ = self.session.client().cancel_started(self.number);
-            }
+        if locked(&self.result).is_some() || self.session.is_of_parent() {
+            return;
+        }
+        // A call behind one that was cancelled and is not over would fail with it. Without an interpreter the process
+        // ends.
+        let is_ended = self.ends_when_dropped && Python::try_attach(|py| py.detach(|| self.end())).is_some();
+        if !is_ended {
             self.session.drop_call(self.number);
         }
+    }
+}
+
+impl RawCall {
+    /// Cancels the call, whose result nobody wants, and waits until its memory is the program's.
+    fn end(&self) {
+        let client = self.session.client();
+        let _ = client.cancel_started(self.number);
+        let _ = client.wait(self.number);
+        self.session.release(self.number);
     }
 }

@@ -179,6 +179,9 @@ class Bucket:
                 elif fetches:
                     values = Fetch(client, [weight for weight in self.sent if weight.name in gradients])
                     held = client._hold({name: gradients[name] for name in values.names})
+                if values is not None:
+                    # A part of the values may come before a failure.
+                    forget(values.written)
                 call = client._start_held(held, None if values is None else values.held, *self.numbers)
                 if values is not None:
                     self._fetch = call, values

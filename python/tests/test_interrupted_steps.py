@@ -1,0 +1,149 @@
+"""Steps that an interrupt or a failure ends at any point: no gradient counts twice, no call goes on, no change is lost."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from needs import need_torch
+
+import pserver
+
+torch = need_torch()
+
+
+def weights_of(elements: int = 3) -> list[Any]:
+    return [torch.nn.Parameter(torch.ones(elements)) for _ in range(2)]
+
+
+def optimizer_of(weights: list[Any], client: Any) -> Any:
+    """The backward pass sends the gradient of the last weight, the step that of the first."""
+    import pserver.torch
+
+    return pserver.torch.Optimizer(weights, "sgd", 0.5, client=client, overlap=True, bucket_bytes=1)
+
+
+def begin(weights: list[Any]) -> None:
+    sum(weight.square().sum() for weight in weights).backward()
+
+
+class InterruptedAtStart:
+    """The extension's client, in which an interrupt arrives while the next fetch starts."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._raw = client, client._raw
+        client._raw = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def start_held(self, gradients: Any, *given: Any) -> Any:
+        call = self._raw.start_held(gradients, *given)
+        if gradients is not None:
+            return call
+        self._client._raw = self._raw
+        # It is not noted: the program drops it.
+        del call
+        raise KeyboardInterrupt
+
+
+def is_interrupted(step: Any) -> bool:
+    try:
+        step()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_a_fetch_whose_start_was_interrupted_is_over_and_gradients_count_once(job: Any) -> None:
+    client, weights = job(), weights_of()
+    one = optimizer_of(weights, client)
+    for step in range(1, 4):
+        for weight in weights:
+            weight.data.fill_(1)
+        one.set_weights()
+        begin(weights)
+        InterruptedAtStart(client)
+        assert is_interrupted(one.step)
+        one.step()
+        one.zero_grad()
+        assert [weight.tolist() for weight in weights] == [[0, 0, 0]] * 2, (step, client.pull())
+        assert {parameter.version for parameter in client.parameters()} == {step}
+
+
+def test_a_fetch_whose_start_was_interrupted_writes_nothing_later(job: Any) -> None:
+    clients = [job(trainers=2, trainer=0), job(trainer=1)]
+    both = [weights_of() for _ in clients]
+    one, other = (optimizer_of(weights, client) for weights, client in zip(both, clients))
+    begin(both[0])
+    InterruptedAtStart(clients[0])
+    assert is_interrupted(one.step)
+    # The round that the fetch waited for is complete now.
+    begin(both[1])
+    other._buckets[0].wait()
+    assert clients[1].pull(["parameter.1"])["parameter.1"].tolist() == [0, 0, 0]
+    assert all(weight.tolist() == [1, 1, 1] for weight in both[0])
+    with ThreadPoolExecutor(1) as threads:
+        step = threads.submit(other.step)
+        one.step()
+        step.result(30)
+    assert all(weight.tolist() == [0, 0, 0] for weights in both for weight in weights)
+
+
+def test_a_value_that_was_not_copied_to_its_weight_is_fetched_again(job: Any, monkeypatch: Any) -> None:
+    from pserver.torch import _staging
+
+    client, weights = job(), [torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4, 3).t())]
+    one, give = optimizer_of(weights, client), _staging.give
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.setattr(_staging, "give", give)
+        raise KeyboardInterrupt
+
+    begin(weights)
+    monkeypatch.setattr(_staging, "give", interrupted)
+    assert is_interrupted(one.step)
+    one.step()
+    assert all((weight == 0).all() for weight in weights)
+
+
+def test_weights_whose_fetch_failed_are_not_named_as_changed(job: Any, monkeypatch: Any) -> None:
+    client, weights = job(), weights_of()
+    one, start = optimizer_of(weights, client), client._start_held
+
+    class Lost:
+        """A call whose values came, and whose end did not."""
+
+        def __init__(self, call: Any) -> None:
+            self.cancel = call.cancel
+            call.wait()
+
+        def _wait_sums(self) -> Any:
+            raise pserver.Timeout("no answer")
+
+    def lost(gradients: Any, *given: Any, **named: Any) -> Any:
+        call = start(gradients, *given, **named)
+        if gradients is not None:
+            return call
+        monkeypatch.setattr(client, "_start_held", start)
+        return Lost(call)
+
+    begin(weights)
+    monkeypatch.setattr(client, "_start_held", lost)
+    with pytest.raises(pserver.Timeout):
+        one.step()
+    one.step()
+    assert all(weight.tolist() == [0, 0, 0] for weight in weights)
+
+
+def test_a_weight_that_got_other_memory_before_its_gradient_left_is_the_jobs(job: Any, monkeypatch: Any) -> None:
+    from pserver.torch._buckets import Bucket
+
+    client, weights = job(), weights_of()
+    one = optimizer_of(weights, client)
+    # As behind a bucket of a device whose copies go on.
+    monkeypatch.setattr(Bucket, "is_ready", property(lambda _: False))
+    begin(weights)
+    assert one._buckets[0].is_prepared
+    weights[1].data = torch.full((3,), 10.0)
+    one.step()
+    assert weights[1].tolist() == client.pull()["parameter.1"].tolist() == [9, 9, 9]
