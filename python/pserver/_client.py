@@ -98,12 +98,6 @@ class Call:
         """Waits until the call is over, and raises what the blocking call would."""
         self._raw.wait()
 
-    def _wait_sums(self) -> list[int]:
-        """:meth:`wait` for a call that sums its values; returns their checksums."""
-        sums = self._raw.wait()
-        assert sums is not None, "it was started to sum them"
-        return sums
-
     def done(self) -> bool:
         """Whether the call is over, well or not."""
         return self._raw.done()
@@ -129,6 +123,34 @@ class Call:
                 self._raw.wait()
             raise
         self._raw.wait()
+
+
+class StepCall:
+    """A call of a step, which the step notes before it is started: an interrupt at its start finds it."""
+
+    def __init__(self) -> None:
+        self._raw: _pserver.RawCall | None = None
+        """Once it is started."""
+
+    @property
+    def is_started(self) -> bool:
+        return self._raw is not None
+
+    def wait(self) -> None:
+        """Waits until the call is over, and raises what the blocking call would."""
+        if self._raw is not None:
+            self._raw.wait()
+
+    def wait_sums(self) -> list[int]:
+        """:meth:`wait` for a call that fetches; returns the checksums of the values."""
+        sums = None if self._raw is None else self._raw.wait()
+        assert sums is not None, "it was started to sum them"
+        return sums
+
+    def cancel(self) -> None:
+        """Ends the call, unless it is over: :meth:`wait` then raises :class:`Cancelled`."""
+        if self._raw is not None:
+            self._raw.cancel()
 
 
 class Client:
@@ -312,10 +334,10 @@ class Client:
         """The same for the gradients of rows."""
         self._raw.check_rows(name, gradients, _numbers(rate, settings))
 
-    def _start_pass(self, names: Sequence[str], is_void: bool) -> Call:
+    def _start_pass(self, call: StepCall, names: Sequence[str], is_void: bool) -> None:
         """Starts to say that this trainer has no gradients for these parameters in this round (mode sync). ``is_void``:
         the round is no update, whatever others send."""
-        return Call(self._raw.start_pass(names, is_void))
+        self._raw.start_pass(call, names, is_void)
 
     def start_push(
         self,
@@ -331,16 +353,17 @@ class Client:
 
     def _start_held(
         self,
+        call: StepCall,
         gradients: Held | None,
         out: Held | None,
         rate: float | None = None,
         settings: Settings | None = None,
         is_of_step: bool = False,
-    ) -> Call:
-        """Starts to send gradients, to fetch values, or both, for the same parameters in the same order. Where values are
-        fetched, :meth:`Call._wait_sums` ends it. ``is_of_step``: a call that sends none fetches the values that this
-        trainer's gradients have made, without what others have set since. A call that is dropped is cancelled."""
-        return Call(self._raw.start_held(gradients, out, _numbers(rate, settings), is_of_step))
+    ) -> None:
+        """Starts to send gradients, to fetch values, or both, for the same parameters in the same order. ``is_of_step``: a
+        call that sends none fetches the values that this trainer's gradients have made, without what others have set
+        since."""
+        self._raw.start_held(call, gradients, out, _numbers(rate, settings), is_of_step)
 
     def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:
         """:meth:`pull`, started."""

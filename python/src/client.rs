@@ -224,26 +224,33 @@ impl RawClient {
     }
 
     /// Starts a push, a pull, or both, of arrays that are held. A pull's result has the checksums of the values.
-    /// `is_of_step`: a pull fetches the values that this trainer's gradients have made. A call that the program drops
-    /// is cancelled: an interrupt between its start and the next line of the program leaves none.
+    /// `is_of_step`: a pull fetches the values that this trainer's gradients have made. The call becomes that of
+    /// `noted`.
     fn start_held(
         &self,
         py: Python<'_>,
+        noted: &Bound<'_, PyAny>,
         gradients: Option<Py<ParameterArrays>>,
         out: Option<Py<ParameterArrays>>,
         numbers: RawNumbers,
         is_of_step: bool,
-    ) -> PyResult<RawCall> {
+    ) -> PyResult<()> {
         let call = self.started(py, |session| {
             let (gradients, out) = (gradients.as_ref().map(Py::get), out.as_ref().map(Py::get));
             session.start_held(gradients, out, numbers.carried(), is_of_step)
         })?;
-        Ok(call.of_step(out.is_some()))
+        call.note(noted, out.is_some())
     }
 
-    /// Starts a push without gradients.
-    fn start_pass(&self, py: Python<'_>, names: Vec<PyBackedStr>, is_void: bool) -> PyResult<RawCall> {
-        Ok(self.started(py, |session| session.start_pass(&names, is_void))?.of_step(false))
+    /// Starts a push without gradients. The call becomes that of `noted`.
+    fn start_pass(
+        &self,
+        py: Python<'_>,
+        noted: &Bound<'_, PyAny>,
+        names: Vec<PyBackedStr>,
+        is_void: bool,
+    ) -> PyResult<()> {
+        self.started(py, |session| session.start_pass(&names, is_void))?.note(noted, false)
     }
 
     fn push_rows(

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use pserver_client::CallNumber;
 use pserver_core::error::Failure;
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::errors::outcome;
@@ -16,21 +17,20 @@ pub(crate) struct RawCall {
     number: CallNumber,
     /// Whether the result has the checksums of the values.
     is_summed: bool,
-    /// Whether the call is cancelled when the program drops it.
-    ends_when_dropped: bool,
     /// The result, once a thread has waited for it.
     result: Mutex<Option<Result<Option<Vec<u32>>, Failure>>>,
 }
 
 impl RawCall {
     pub(crate) fn new(session: Arc<PythonSession>, number: CallNumber) -> Self {
-        Self { session, number, is_summed: false, ends_when_dropped: false, result: Mutex::default() }
+        Self { session, number, is_summed: false, result: Mutex::default() }
     }
 
-    /// The same of a call that is part of a step, and ends when it is dropped; `is_summed`: it sums values.
-    pub(crate) fn of_step(mut self, is_summed: bool) -> Self {
-        (self.is_summed, self.ends_when_dropped) = (is_summed, true);
-        self
+    /// Gives the call to `noted`, the program's object for it, before any interrupt of the program; `is_summed`: it sums
+    /// values.
+    pub(crate) fn note(mut self, noted: &Bound<'_, PyAny>, is_summed: bool) -> PyResult<()> {
+        self.is_summed = is_summed;
+        noted.setattr(intern!(noted.py(), "_raw"), self)
     }
 
     fn finish(&self) -> Result<Option<Vec<u32>>, Failure> {
@@ -71,24 +71,8 @@ impl RawCall {
 
 impl Drop for RawCall {
     fn drop(&mut self) {
-        if locked(&self.result).is_some() || self.session.is_of_parent() {
-            return;
-        }
-        // A call behind one that was cancelled and is not over would fail with it. Without an interpreter the process
-        // ends.
-        let is_ended = self.ends_when_dropped && Python::try_attach(|py| py.detach(|| self.end())).is_some();
-        if !is_ended {
+        if locked(&self.result).is_none() && !self.session.is_of_parent() {
             self.session.drop_call(self.number);
         }
-    }
-}
-
-impl RawCall {
-    /// Cancels the call, whose result nobody wants, and waits until its memory is the program's.
-    fn end(&self) {
-        let client = self.session.client();
-        let _ = client.cancel_started(self.number);
-        let _ = client.wait(self.number);
-        self.session.release(self.number);
     }
 }

@@ -170,12 +170,13 @@ def test_a_changed_weight_is_named_after_a_fetch_that_failed_and_an_unchanged_on
     one = optimizer_of(network, client, overlap=True, bucket_bytes=1)
     start = client._start_held
 
-    def failing(gradients: Any, *given: Any, **named: Any) -> Any:
+    def failing(call: Any, gradients: Any, *given: Any, **named: Any) -> None:
         if gradients is not None:
-            return start(gradients, *given, **named)
+            return start(call, gradients, *given, **named)
         monkeypatch.setattr(client, "_start_held", start)
         if arrives:
-            start(gradients, *given, **named).wait()
+            start(call, gradients, *given, **named)
+            call.wait()
         raise pserver.Timeout("no answer")
 
     loss(network, 0).backward()
@@ -203,15 +204,19 @@ def test_a_changed_weight_is_named_after_an_exchange_that_failed_and_an_unchange
     one = optimizer_of(network, client)
     start = client._start_held
 
+    def failing(call: Any, *_: Any) -> None:
+        monkeypatch.setattr(client, "_start_held", start)
+        call._raw = Failing()
+
     class Failing:
-        def __init__(self, *given: Any) -> None:
-            monkeypatch.setattr(client, "_start_held", start)
+        def cancel(self) -> None:
+            pass
 
         def wait(self) -> None:
             raise pserver.Timeout("no answer")
 
     loss(network, 0).backward()
-    monkeypatch.setattr(client, "_start_held", Failing)
+    monkeypatch.setattr(client, "_start_held", failing)
     with pytest.raises(pserver.Timeout):
         one.step()
     if changes:
@@ -237,10 +242,10 @@ def test_a_slow_trainer_gets_the_weights_of_the_step_and_not_those_that_a_quick_
     ]
     start, set_by_quick = clients[1]._start_held, threading.Event()
 
-    def late(gradients: Any, *given: Any, **named: Any) -> Any:
+    def late(call: Any, gradients: Any, *given: Any, **named: Any) -> None:
         # What the backward pass has sent is fetched by a call of its own.
         assert gradients is not None or set_by_quick.wait(30)
-        return start(gradients, *given, **named)
+        start(call, gradients, *given, **named)
 
     def begin(at: int) -> None:
         first, last = weights[at]

@@ -27,23 +27,20 @@ def begin(weights: list[Any]) -> None:
 
 
 class InterruptedAtStart:
-    """The extension's client, in which an interrupt arrives while the next fetch starts."""
+    """The extension's client, in which an interrupt arrives while the first call of a kind starts."""
 
-    def __init__(self, client: Any) -> None:
-        self._client, self._raw = client, client._raw
+    def __init__(self, client: Any, of_fetch: bool) -> None:
+        self._client, self._raw, self._of_fetch = client, client._raw, of_fetch
         client._raw = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
 
-    def start_held(self, gradients: Any, *given: Any) -> Any:
-        call = self._raw.start_held(gradients, *given)
-        if gradients is not None:
-            return call
-        self._client._raw = self._raw
-        # It is not noted: the program drops it.
-        del call
-        raise KeyboardInterrupt
+    def start_held(self, noted: Any, gradients: Any, *given: Any) -> None:
+        self._raw.start_held(noted, gradients, *given)
+        if (gradients is None) == self._of_fetch:
+            self._client._raw = self._raw
+            raise KeyboardInterrupt
 
 
 def is_interrupted(step: Any) -> bool:
@@ -54,7 +51,8 @@ def is_interrupted(step: Any) -> bool:
     return False
 
 
-def test_a_fetch_whose_start_was_interrupted_is_over_and_gradients_count_once(job: Any) -> None:
+@pytest.mark.parametrize("of_fetch", [False, True])
+def test_a_call_whose_start_was_interrupted_is_over_and_counts_once(job: Any, of_fetch: bool) -> None:
     client, weights = job(), weights_of()
     one = optimizer_of(weights, client)
     for step in range(1, 4):
@@ -62,7 +60,7 @@ def test_a_fetch_whose_start_was_interrupted_is_over_and_gradients_count_once(jo
             weight.data.fill_(1)
         one.set_weights()
         begin(weights)
-        InterruptedAtStart(client)
+        InterruptedAtStart(client, of_fetch)
         assert is_interrupted(one.step)
         one.step()
         one.zero_grad()
@@ -75,7 +73,7 @@ def test_a_fetch_whose_start_was_interrupted_writes_nothing_later(job: Any) -> N
     both = [weights_of() for _ in clients]
     one, other = (optimizer_of(weights, client) for weights, client in zip(both, clients))
     begin(both[0])
-    InterruptedAtStart(clients[0])
+    InterruptedAtStart(clients[0], True)
     assert is_interrupted(one.step)
     # The round that the fetch waited for is complete now.
     begin(both[1])
@@ -113,19 +111,18 @@ def test_weights_whose_fetch_failed_are_not_named_as_changed(job: Any, monkeypat
     class Lost:
         """A call whose values came, and whose end did not."""
 
-        def __init__(self, call: Any) -> None:
-            self.cancel = call.cancel
-            call.wait()
-
-        def _wait_sums(self) -> Any:
+        def wait(self) -> Any:
             raise pserver.Timeout("no answer")
 
-    def lost(gradients: Any, *given: Any, **named: Any) -> Any:
-        call = start(gradients, *given, **named)
-        if gradients is not None:
-            return call
-        monkeypatch.setattr(client, "_start_held", start)
-        return Lost(call)
+        def cancel(self) -> None:
+            pass
+
+    def lost(call: Any, gradients: Any, *given: Any, **named: Any) -> None:
+        start(call, gradients, *given, **named)
+        if gradients is None:
+            call.wait()
+            call._raw = Lost()
+            monkeypatch.setattr(client, "_start_held", start)
 
     begin(weights)
     monkeypatch.setattr(client, "_start_held", lost)

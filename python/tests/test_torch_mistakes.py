@@ -9,6 +9,7 @@ from needs import need_torch
 from test_follow import completed
 
 import pserver
+from pserver._client import StepCall
 
 torch = need_torch()
 
@@ -338,9 +339,12 @@ def test_zero_grad_completes_the_step_of_a_single_trainer_whose_end_is_unknown(j
         def wait(self) -> None:
             raise pserver.Timeout("no answer")
 
-    def lost(*_: Any, **named: Any) -> Any:
+        def cancel(self) -> None:
+            pass
+
+    def lost(call: Any, *_: Any, **named: Any) -> None:
         monkeypatch.setattr(client, "_start_held", start)
-        return Lost()
+        call._raw = Lost()
 
     monkeypatch.setattr(client, "_start_held", lost)
     weight.grad = torch.ones(1)
@@ -364,26 +368,28 @@ def test_after_an_interrupt_no_call_of_the_step_writes_weights(job: Any, monkeyp
     class Interrupted:
         """The wait for the first is interrupted, which cancels it."""
 
-        def __init__(self, *given: Any) -> None:
-            self.call = start(*given)
-            self.cancel = self.call.cancel
-            self.is_interrupted = bool(calls)
+        def __init__(self, raw: Any) -> None:
+            self.raw, self.cancel, self.is_interrupted = raw, raw.cancel, bool(calls)
             calls.append(self)
 
-        def wait(self) -> None:
+        def wait(self) -> Any:
             if not self.is_interrupted:
                 self.is_interrupted = True
                 self.cancel()
                 raise KeyboardInterrupt
-            self.call.wait()
+            return self.raw.wait()
 
-    monkeypatch.setattr(clients[0], "_start_held", Interrupted)
+    def interrupted(call: Any, *given: Any) -> None:
+        start(call, *given)
+        call._raw = Interrupted(call._raw)
+
+    monkeypatch.setattr(clients[0], "_start_held", interrupted)
     for weight in [*weights[0], *weights[1]]:
         weight.grad = torch.ones(3)
     with pytest.raises(KeyboardInterrupt):
         # Both calls wait for the other trainer.
         ours.step()
-    assert len(calls) == 2 and all(one.call.done() for one in calls)
+    assert len(calls) == 2 and all(one.raw.done() for one in calls)
     monkeypatch.setattr(clients[0], "_start_held", start)
     weights[0][1].data += 5
     with ThreadPoolExecutor(1) as threads:
@@ -398,7 +404,7 @@ def test_after_an_interrupt_no_call_of_the_step_writes_weights(job: Any, monkeyp
 def test_a_call_that_is_over_when_its_step_is_interrupted_counts_once(job: Any, monkeypatch: Any) -> None:
     client, weights = job(), [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     one = module().Optimizer([{"params": [("a", weights[0])]}, {"params": [("b", weights[1])]}], "sgd", 0.5, client=client)
-    wait, asked = pserver.Call.wait, []
+    wait, asked = StepCall.wait, []
 
     def interrupted(call: Any) -> None:
         asked.append(call)
@@ -407,7 +413,7 @@ def test_a_call_that_is_over_when_its_step_is_interrupted_counts_once(job: Any, 
             one._buckets[1]._calls[0]._raw.wait()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pserver.Call, "wait", interrupted)
+    monkeypatch.setattr(StepCall, "wait", interrupted)
     for weight in weights:
         weight.grad = torch.ones(3)
     with pytest.raises(KeyboardInterrupt):
@@ -492,17 +498,17 @@ def test_copies_of_tables_are_refused_and_parameters_without_elements_stay(job: 
 def test_an_interrupt_after_servers_have_the_gradient_counts_it_once(job: Any, monkeypatch: Any) -> None:
     client, weight = job(), torch.nn.Parameter(torch.zeros(1))
     one = module().Optimizer([weight], "sgd", 1.0, client=client)
-    wait = pserver.Call.wait
+    wait = StepCall.wait
 
     def interrupted(call: Any) -> None:
-        monkeypatch.setattr(pserver.Call, "wait", wait)
+        monkeypatch.setattr(StepCall, "wait", wait)
         wait(call)
         raise KeyboardInterrupt
 
     for repeat in (one.step, one.zero_grad):
         before = weight.item()
         weight.grad = torch.ones(1)
-        monkeypatch.setattr(pserver.Call, "wait", interrupted)
+        monkeypatch.setattr(StepCall, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             one.step()
         repeat()

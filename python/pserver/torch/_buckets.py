@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._client import Array, Call, Client, Held
+from .._client import Array, Client, Held, StepCall
 from .._errors import Error, Refused
 from ._rules import Numbers
 from ._staging import Copies
@@ -79,10 +79,10 @@ class Bucket:
         """The gradients that were sent, none where zeros stood for one, and how often each had been changed."""
         self._complete: set[int] = set()
         self._expected: int | None = None
-        self._calls: list[Call] = []
-        self._fetch: tuple[Call, Fetch] | None = None
+        self._calls: list[StepCall] = []
+        self._fetch: tuple[StepCall, Fetch] | None = None
         """The call that also fetches, with where the values go."""
-        self._later_fetch: tuple[Call, Fetch] | None = None
+        self._later_fetch: tuple[StepCall, Fetch] | None = None
         """A call that fetches what comes of gradients that other calls or other trainers send."""
         self.fetched: set[str] = set()
         """The names of weights that have the value of this step."""
@@ -169,8 +169,6 @@ class Bucket:
         gradients, passing, held, own = self._gradients, self._passing, self._held, self._own
         self._forget_found()
         self.is_sent = not self.sent
-        # An interrupt may come when servers get what is started here, and the call is not noted.
-        was_unsure, self.is_unsure = self.is_unsure, not self.is_sent
         try:
             if held is not None:
                 values: Fetch | None = None
@@ -179,21 +177,26 @@ class Bucket:
                 elif fetches:
                     values = Fetch(client, [weight for weight in self.sent if weight.name in gradients])
                     held = client._hold({name: gradients[name] for name in values.names})
+                call = self._noted_call()
                 if values is not None:
                     # A part of the values may come before a failure.
                     forget(values.written)
-                call = client._start_held(held, None if values is None else values.held, *self.numbers)
-                if values is not None:
                     self._fetch = call, values
-                self._calls.append(call)
+                client._start_held(call, held, None if values is None else values.held, *self.numbers)
             if passing:
-                self._calls.append(client._start_pass(passing, self._is_void))
-        except BaseException as error:
-            # All is started again.
-            if isinstance(error, Error):
-                self.is_unsure = was_unsure
-            self._end_calls(False)
+                client._start_pass(self._noted_call(), passing, self._is_void)
+        except BaseException:
+            # What is not known to be at the servers is started again.
+            for call in self._calls:
+                with suppress(Error):
+                    call.cancel()
+            started = sum(call.is_started for call in self._calls)
+            self._end_calls(started == (held is not None) + bool(passing))
             raise
+
+    def _noted_call(self) -> StepCall:
+        self._calls.append(StepCall())
+        return self._calls[-1]
 
     def start_fetch(self, client: Client, replaced: list[Weight]) -> None:
         """Starts to fetch what comes of the gradients of this step, also of those that other trainers alone send, unless
@@ -204,19 +207,22 @@ class Bucket:
             replaced += begin_changed(left, values.own)()
             # A part of the values may come before a failure.
             forget(left)
-            self._later_fetch = client._start_held(None, values.held, is_of_step=True), values
+            call = StepCall()
+            self._later_fetch = call, values
+            client._start_held(call, None, values.held, is_of_step=True)
 
     def end_fetch(self) -> None:
         """Waits for what :meth:`start_fetch` has started."""
         if self._later_fetch is not None:
             (call, values), self._later_fetch = self._later_fetch, None
-            values.finish(call._wait_sums())
-            if not self.is_unsure:
-                self.fetched.update(values.names)
+            if call.is_started:
+                values.finish(call.wait_sums())
+                if not self.is_unsure:
+                    self.fetched.update(values.names)
 
     def _end_calls(self, has_all: bool) -> None:
         """Notes what servers have of calls that are over, also where the program was interrupted at their end."""
-        calls, fetch = self._calls, self._fetch
+        calls, fetch = [call for call in self._calls if call.is_started], self._fetch
         self._calls, self._fetch = [], None
         if calls:
             self.is_sent = all([acknowledged(call) for call in calls]) and has_all
@@ -257,7 +263,7 @@ class Bucket:
                 call.wait()
             if self._fetch is not None:
                 call, values = self._fetch
-                values.finish(call._wait_sums())
+                values.finish(call.wait_sums())
                 self.fetched.update(values.names)
         finally:
             self._end_calls(True)
@@ -282,7 +288,7 @@ def _version(gradient: torch.Tensor | None) -> int:
     return 0 if gradient is None else gradient._version
 
 
-def acknowledged(call: Call) -> bool:
+def acknowledged(call: StepCall) -> bool:
     """Whether servers have what a call sent that is over; if not, they may have it, or a part: each server answers for
     its own, and one may have refused its part."""
     try:

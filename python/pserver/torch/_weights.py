@@ -1,12 +1,13 @@
 """Tensors of a model beside their names at the servers: what is sent of them, and where fetched values go."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import torch
 
 from .. import _pserver
-from .._client import Array, Client, Held
-from .._errors import Refused
+from .._client import Array, Client, Held, StepCall
+from .._errors import Error, Refused
 from . import _staging
 from ._staging import Block, Copies, Place
 
@@ -197,7 +198,16 @@ def fetch(client: Client, weights: Iterable[Weight]) -> None:
     if values.names:
         # A part of the values may come before a failure.
         forget(values.written)
-        values.finish(client._start_held(None, values.held)._wait_sums())
+        call = StepCall()
+        try:
+            client._start_held(call, None, values.held)
+            values.finish(call.wait_sums())
+        except BaseException:
+            # After an interrupt nothing writes weights any more.
+            call.cancel()
+            with suppress(Error):
+                call.wait()
+            raise
 
 
 def kept(use: str, weights: Iterable[Weight]) -> str | None:
