@@ -363,7 +363,7 @@ class Client:
         """Starts to send gradients, to fetch values, or both, for the same parameters in the same order. ``is_of_step``: a
         call that sends none fetches the values that this trainer's gradients have made, without what others have set
         since."""
-        self._raw.start_held(call, gradients, out, _numbers(rate, settings), is_of_step)
+        self._raw.start_held(call, (gradients, out), _numbers(rate, settings), is_of_step)
 
     def start_pull(self, out: Mapping[str, Array], *, stream: Stream = None) -> Call:
         """:meth:`pull`, started."""

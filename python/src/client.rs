@@ -230,16 +230,15 @@ impl RawClient {
         &self,
         py: Python<'_>,
         noted: &Bound<'_, PyAny>,
-        gradients: Option<Py<ParameterArrays>>,
-        out: Option<Py<ParameterArrays>>,
+        both: (Option<Py<ParameterArrays>>, Option<Py<ParameterArrays>>),
         numbers: RawNumbers,
         is_of_step: bool,
     ) -> PyResult<()> {
         let call = self.started(py, |session| {
-            let (gradients, out) = (gradients.as_ref().map(Py::get), out.as_ref().map(Py::get));
+            let (gradients, out) = (both.0.as_ref().map(Py::get), both.1.as_ref().map(Py::get));
             session.start_held(gradients, out, numbers.carried(), is_of_step)
         })?;
-        call.note(noted, out.is_some())
+        call.note(noted, both.1.is_some())
     }
 
     /// Starts a push without gradients. The call becomes that of `noted`.

@@ -26,8 +26,8 @@ impl RawCall {
         Self { session, number, is_summed: false, result: Mutex::default() }
     }
 
-    /// Gives the call to `noted`, the program's object for it, before any interrupt of the program; `is_summed`: it sums
-    /// values.
+    /// Gives the call to `noted`, the program's object for it, before any interrupt of the program; `is_summed`: it
+    /// sums values.
     pub(crate) fn note(mut self, noted: &Bound<'_, PyAny>, is_summed: bool) -> PyResult<()> {
         self.is_summed = is_summed;
         noted.setattr(intern!(noted.py(), "_raw"), self)

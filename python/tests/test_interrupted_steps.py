@@ -36,9 +36,9 @@ class InterruptedAtStart:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
 
-    def start_held(self, noted: Any, gradients: Any, *given: Any) -> None:
-        self._raw.start_held(noted, gradients, *given)
-        if (gradients is None) == self._of_fetch:
+    def start_held(self, noted: Any, both: Any, *given: Any) -> None:
+        self._raw.start_held(noted, both, *given)
+        if (both[0] is None) == self._of_fetch:
             self._client._raw = self._raw
             raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._client import Array, Client, Held, StepCall
+from .._client import Array, Call, Client, Held, StepCall
 from .._errors import Error, Refused
 from ._rules import Numbers
 from ._staging import Copies
@@ -288,7 +288,7 @@ def _version(gradient: torch.Tensor | None) -> int:
     return 0 if gradient is None else gradient._version
 
 
-def acknowledged(call: StepCall) -> bool:
+def acknowledged(call: Call | StepCall) -> bool:
     """Whether servers have what a call sent that is over; if not, they may have it, or a part: each server answers for
     its own, and one may have refused its part."""
     try:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch.nn import functional
 
-from .._client import Client
+from .._client import Client, StepCall
 from .._errors import Refused
 from . import _staging
 from ._buckets import Absent
@@ -302,12 +302,17 @@ class Table:
             return
         (pushed, gradient, (rate, settings)), self._prepared = self._prepared, None
         if self._passes:
-            self._push = self.run(lambda: self.client._start_pass([self.name], False).wait())
+            self._push = self.run(self._pass)
         else:
             rows = pushed.numpy(), gradient.numpy()
             self._push = self.run(lambda: self.client.push_rows(self.name, *rows, rate=rate, settings=settings))
         for batch in self._prefetched:
             batch.refresh(pushed)
+
+    def _pass(self) -> None:
+        call = StepCall()
+        self.client._start_pass(call, [self.name], False)
+        call.wait()
 
     def wait_push(self) -> None:
         """Waits until servers have the gradients of a step. After a failure they can be sent again."""
