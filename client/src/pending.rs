@@ -136,10 +136,7 @@ impl Client {
 
     /// [`Client::pull`], started as [`Client::start_push_pull`] is.
     pub fn start_pull(&self, into: Vec<DestinationSlice<'static>>) -> Result<CallNumber, Failure> {
-        let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.content)));
-        self.start_with(&LoanBook::open(), memory, |state, book| {
-            state.start_pull(FetchRequest::all(into), Version(0), None, book)
-        })
+        self.start_pull_with(into, None)
     }
 
     /// [`Client::start_pull`], for [`Client::wait_sums`]. With `is_of_step` the values are those that the gradients
@@ -150,10 +147,17 @@ impl Client {
         into: Vec<DestinationSlice<'static>>,
         is_of_step: bool,
     ) -> Result<CallNumber, Failure> {
+        self.start_pull_with(into, Some(if is_of_step { Flags::OF_STEP } else { Flags::default() }))
+    }
+
+    fn start_pull_with(
+        &self,
+        into: Vec<DestinationSlice<'static>>,
+        summed: Option<Flags>,
+    ) -> Result<CallNumber, Failure> {
         let memory = self.hold(into.iter().map(|wanted| Extent::of(wanted.content)));
-        let flags = if is_of_step { Flags::OF_STEP } else { Flags::default() };
         self.start_with(&LoanBook::open(), memory, |state, book| {
-            state.start_pull(FetchRequest::all(into), Version(0), Some(flags), book)
+            state.start_pull(FetchRequest::all(into), Version(0), summed, book)
         })
     }
 

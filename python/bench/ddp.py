@@ -2,9 +2,9 @@
 
     python python/bench/ddp.py
 
-All contestants are in the same processes, one for each rank, and take turns. A model's backward pass does nothing but make its gradients;
-"backward alone" is that and no more. The exchange is what comes after it: the optimizer's step here, an all-reduce of one
-flat tensor, which gradients are views of, and torch's fused SGD there. With `--transports hosts` each rank is on a host,
+All contestants are in the same processes, one for each rank, and take turns. A model's backward pass does nothing but
+make its gradients; "backward alone" is that and no more. The exchange is what comes after it: the optimizer's step here,
+an all-reduce of one flat tensor, which gradients are views of, and torch's fused SGD there. With `--transports hosts` each rank is on a host,
 which is a network namespace, with a server.
 """
 

@@ -123,7 +123,7 @@ pub(crate) fn plain_tensors(objects: &[Bound<'_, PyAny>], are_gradients: bool) -
     let mut held = Vec::with_capacity(objects.len());
     for object in objects {
         let Some(exported) = library.export_plain(object, are_gradients)? else { return Ok(None) };
-        let Some(array) = HeldArray::of_plain(exported) else { return Ok(None) };
+        let Some(array) = HeldArray::of_plain(object.py(), exported) else { return Ok(None) };
         held.push(array);
     }
     Ok(Some(held))
@@ -328,20 +328,15 @@ impl HeldArray {
         Ok(Self::new(start, bytes, element_type, shape, keeper))
     }
 
-    /// The memory of a tensor of the host that is contiguous and may be written.
-    fn of_plain(exported: HeldTensor) -> Option<Self> {
+    /// The memory of a tensor that has some, of the host, contiguous, and such that it may be written.
+    fn of_plain(py: Python<'_>, exported: HeldTensor) -> Option<Self> {
         // SAFETY: the exporter has filled the tensor, which is held.
         let found = unsafe { exported.0.as_ref() };
-        let tensor = found.tensor;
-        let (shape, is_contiguous) = shape_of(&tensor);
-        let is_here = matches!(tensor.device.kind, DEVICE_HOST | DEVICE_PINNED) && !tensor.data.is_null();
-        if !is_here || !is_contiguous || found.flags & FLAG_READ_ONLY != 0 {
+        let (tensor, flags) = (found.tensor, found.flags);
+        if tensor.data.is_null() {
             return None;
         }
-        let element_type = tensor.element.element_type()?;
-        let bytes = shape.iter().try_fold(element_type.bytes(), |all, one| all.checked_mul(*one))?;
-        let start = tensor.data.cast::<u8>().wrapping_add(usize::try_from(tensor.offset).ok()?);
-        Some(Self::new(start, usize::try_from(bytes).ok()?, element_type, shape, Keeper::Tensor(exported)))
+        Self::of_tensor(py, &"a tensor", Access::Replace, (tensor, flags), Keeper::Tensor(exported)).ok()
     }
 
     /// Memory of a CUDA device by its address, as `__cuda_array_interface__` says it.

@@ -137,22 +137,18 @@ impl PythonSession {
     ) -> Result<CallNumber, Failure> {
         let given = gradients.map(ParameterArrays::take_gradients).transpose()?;
         let wanted = out.map(ParameterArrays::take_destinations).transpose()?;
-        let mut held = Vec::new();
-        let number = match (given, wanted) {
-            (Some((given, arrays)), None) => {
-                held = arrays;
-                self.client.start_push(&given, numbers)
+        let (number, held) = match (given, wanted) {
+            (Some((given, arrays)), None) => (self.client.start_push(&given, numbers), arrays),
+            (Some((given, mut arrays)), Some((into, destinations))) => {
+                arrays.extend(destinations);
+                (self.client.start_push_pull_summed(&given, numbers, into), arrays)
             }
-            (Some((given, arrays)), Some((into, more))) => {
-                held.extend(arrays.into_iter().chain(more));
-                self.client.start_push_pull_summed(&given, numbers, into)
+            (None, Some((into, arrays))) => (self.client.start_pull_summed(into, is_of_step), arrays),
+            (None, None) => {
+                return Err(Failure::call("a call without arrays; expected gradients, destinations, or both"));
             }
-            (None, Some((into, arrays))) => {
-                held = arrays;
-                self.client.start_pull_summed(into, is_of_step)
-            }
-            (None, None) => Err(Failure::call("a call without arrays; expected gradients, destinations, or both")),
-        }?;
+        };
+        let number = number?;
         self.keep(number, held);
         Ok(number)
     }

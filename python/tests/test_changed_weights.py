@@ -243,7 +243,7 @@ def test_a_slow_trainer_gets_the_weights_of_the_step_and_not_those_that_a_quick_
     start, set_by_quick = clients[1]._start_held, threading.Event()
 
     def late(call: Any, gradients: Any, *given: Any, **named: Any) -> None:
-        # What the backward pass has sent is fetched by a call of its own.
+        # Of gradients that the backward pass has sent, a call of its own fetches the values.
         assert gradients is not None or set_by_quick.wait(30)
         start(call, gradients, *given, **named)
 

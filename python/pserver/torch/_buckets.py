@@ -11,7 +11,7 @@ from .._client import Array, Call, Client, Held, StepCall
 from .._errors import Error, Refused
 from ._rules import Numbers
 from ._staging import Copies
-from ._weights import Fetch, Weight, begin_changed, forget, gradients_of
+from ._weights import Fetch, Weight, begin_changed, gradients_of
 
 
 class Absent(Enum):
@@ -178,15 +178,15 @@ class Bucket:
                     values = Fetch(client, [weight for weight in self.sent if weight.name in gradients])
                     held = client._hold({name: gradients[name] for name in values.names})
                 call = self._noted_call()
-                if values is not None:
-                    # A part of the values may come before a failure.
-                    forget(values.written)
+                if values is None:
+                    client._start_held(call, held, None, *self.numbers)
+                else:
                     self._fetch = call, values
-                client._start_held(call, held, None if values is None else values.held, *self.numbers)
+                    values.start(client, call, held, *self.numbers)
             if passing:
                 client._start_pass(self._noted_call(), passing, self._is_void)
         except BaseException:
-            # What is not known to be at the servers is started again.
+            # Calls that the servers have not acknowledged are started again.
             for call in self._calls:
                 with suppress(Error):
                     call.cancel()
@@ -205,11 +205,9 @@ class Bucket:
         if left := [weight for weight in self.sent if weight.name not in begun]:
             values = Fetch(client, left)
             replaced += begin_changed(left, values.own)()
-            # A part of the values may come before a failure.
-            forget(left)
             call = StepCall()
             self._later_fetch = call, values
-            client._start_held(call, None, values.held, is_of_step=True)
+            values.start(client, call, is_of_step=True)
 
     def end_fetch(self) -> None:
         """Waits for what :meth:`start_fetch` has started."""

@@ -394,7 +394,7 @@ class Optimizer(torch.optim.Optimizer):
             sent = [weight.name for bucket in self._buckets for weight in bucket.sent]
             self._clipping.run(self.client, sent + [table.name for _, table in self._tables if table.is_sent])
             self._has_norm = True
-        # What a backward pass has sent is fetched while the others' gradients leave.
+        # Values of gradients that a backward pass has sent come while the others' gradients leave.
         for bucket in self._buckets:
             bucket.start_fetch(self.client, self._replaced)
         wait_all(self._buckets)

@@ -6,7 +6,7 @@ from contextlib import suppress
 import torch
 
 from .. import _pserver
-from .._client import Array, Client, Held, StepCall
+from .._client import Array, Client, Held, Settings, StepCall
 from .._errors import Error, Refused
 from . import _staging
 from ._staging import Block, Copies, Place
@@ -155,11 +155,6 @@ def forget(weights: Iterable[Weight]) -> None:
         weight.noted = None
 
 
-def changed(weights: Iterable[Weight]) -> list[Weight]:
-    """Weights that the program has changed since they were noted."""
-    return begin_changed(weights)()
-
-
 def begin_changed(weights: Iterable[Weight], own: Held | None = None) -> Callable[[], list[Weight]]:
     """Begins to look for weights that the program has changed since they were noted: by ``copy_``, by ``.data``, through
     NumPy. Only the contents tell: neither ``.data`` nor NumPy counts a version of the tensor. ``own`` is the memory of
@@ -196,11 +191,9 @@ def fetch(client: Client, weights: Iterable[Weight]) -> None:
     """Fetches the newest values of weights, and notes them."""
     values = Fetch(client, list(weights))
     if values.names:
-        # A part of the values may come before a failure.
-        forget(values.written)
         call = StepCall()
         try:
-            client._start_held(call, None, values.held)
+            values.start(client, call)
             values.finish(call.wait_sums())
         except BaseException:
             # After an interrupt nothing writes weights any more.
@@ -259,13 +252,26 @@ class Fetch:
         """Those whose own memory is written: the first ones of ``names``."""
         self.own = own or client._hold_plain(self.names, [weight.tensor for weight in weights], True)
         """The memory of the weights, if all values go there."""
-        self.held = self.own
-        """Where the values go."""
         self._places: Places | None = None
-        if self.held is None:
+        if self.own is None:
             self._places = Places(weights, use="value")
             self.names, self.written = list(self._places.arrays), self._places.written
-            self.held = client._hold(self._places.arrays, True)
+
+    def start(
+        self,
+        client: Client,
+        call: StepCall,
+        gradients: Held | None = None,
+        rate: float | None = None,
+        settings: Settings | None = None,
+        is_of_step: bool = False,
+    ) -> None:
+        """Starts the call that fetches, and sends gradients of the same parameters in the order of ``names``, if there are
+        some."""
+        into = self.own if self._places is None else client._hold(self._places.arrays, True)
+        # A part of the values may come before a failure.
+        forget(self.written)
+        client._start_held(call, gradients, into, rate, settings, is_of_step)
 
     def finish(self, sums: list[int]) -> None:
         """Notes the values, which have these checksums."""
