@@ -22,6 +22,7 @@ mod mutants;
 mod python;
 mod rdma_sys;
 mod release;
+mod simulate;
 mod soft_roce;
 mod tasks;
 mod tidy;

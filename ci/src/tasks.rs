@@ -9,8 +9,8 @@ use clap::{Arg, ArgAction, ArgMatches, value_parser};
 
 use crate::workspace::{Ending, Tally, Workspace};
 use crate::{
-    aarch64, coverage, deny, gpu, install, installed, kernels, mutants, python, rdma_sys, release, soft_roce, tidy,
-    verbs_bindings,
+    aarch64, coverage, deny, gpu, install, installed, kernels, mutants, python, rdma_sys, release, simulate, soft_roce,
+    tidy, verbs_bindings,
 };
 
 /// One line of `cargo ci`.
@@ -86,6 +86,11 @@ pub(crate) const TASKS: &[Task] = &[
     },
     Task { name: "rust-tests", about: "Unit, property, process and documentation tests", run: Run::Alone(rust_tests) },
     Task {
+        name: "simulations",
+        about: "A thousand seeds of simulated clusters under faults",
+        run: Run::Alone(simulate::run),
+    },
+    Task {
         name: "installed",
         about: "Examples in C, C++, Fortran and with MPI from an installed prefix; the Debian package",
         run: Run::Alone(installed::run),
@@ -114,6 +119,11 @@ const LONG: &[Task] = &[
         name: "long-properties",
         about: "The properties of core, kernels and transport with 4,096 cases each",
         run: Run::Alone(long_properties),
+    },
+    Task {
+        name: "long-simulations",
+        about: "A hundred thousand seeds of simulated clusters",
+        run: Run::Alone(simulate::long),
     },
     Task {
         name: "long-gpu",
@@ -220,6 +230,14 @@ pub(crate) const TOOLS: &[Tool] = &[
             let out = given.get_one::<PathBuf>("out").context("clap requires it")?;
             release::run(workspace, out, profile_of(given))
         },
+    },
+    Tool {
+        name: "simulate",
+        about: "Simulates clusters under faults: --seed N --seeds K --events M, or --cases FILE...",
+        arguments: |command| {
+            command.arg(Arg::new("given").num_args(0..).trailing_var_arg(true).allow_hyphen_values(true))
+        },
+        run: |workspace, given| simulate::with(workspace, given.get_many::<String>("given").unwrap_or_default()),
     },
     Tool {
         name: "wheel",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use pserver_core::checkpoint::{CoordinatorFile, CoordinatorState};
 use pserver_core::error::Failure;
-use pserver_core::ids::PeerId;
+use pserver_core::ids::{Epoch, PeerId};
 use pserver_core::port::Event;
 use pserver_core::server::{
     Coordinator, CoordinatorOptions, CoordinatorOutput, NonFinite, ServerOutput, server_without_job,
@@ -15,10 +15,11 @@ use pserver_core::time::Now;
 use pserver_core::wire::Head;
 use pserver_core::wire::answer::Saved;
 
+use super::machine::ProcessMachine;
 use super::saving::{self, ModelSave};
 use super::session::{NodeSession, SessionControl};
 use super::telemetry::SessionReport;
-use super::{ServedJob, ServerStart, new_epoch};
+use super::{ServedJob, ServerStart};
 
 pub(super) struct CoordinatorNode {
     coordinator: Coordinator,
@@ -26,6 +27,7 @@ pub(super) struct CoordinatorNode {
     file: Option<CoordinatorFile>,
     saving: ModelSave,
     control: SessionControl,
+    machine: Arc<dyn ProcessMachine>,
     done: Sender<SaveOutcome>,
     saved: Receiver<SaveOutcome>,
     outputs: Vec<CoordinatorOutput>,
@@ -39,7 +41,7 @@ type SaveOutcome = (PeerId, Head, Result<Saved, Failure>);
 impl CoordinatorNode {
     pub(super) fn new(start: &ServerStart, control: SessionControl) -> Result<Self, Failure> {
         let options = CoordinatorOptions {
-            epoch: new_epoch(),
+            epoch: new_epoch(&*start.machine),
             servers: start.settings.job.servers,
             job: start.job(),
             default_config: start.default_config()?,
@@ -76,8 +78,9 @@ impl CoordinatorNode {
         saving.sweep();
         // Bounded in effect: each connection waits for the answer to its one save.
         let (done, saved) = unbounded();
-        let mut node =
-            Self { coordinator, file, saving, control, done, saved, outputs: Vec::new(), waiting: VecDeque::new() };
+        let machine = Arc::clone(&start.machine);
+        let (outputs, waiting) = (Vec::new(), VecDeque::new());
+        let mut node = Self { coordinator, file, saving, control, machine, done, saved, outputs, waiting };
         // The epoch is kept from the first moment: a restart before anybody joined is the same job.
         let kept = node.coordinator.kept();
         node.keep(&kept)?;
@@ -128,9 +131,7 @@ impl CoordinatorNode {
             let _ = done.send((peer, head, saved));
             control.ring();
         };
-        let spawned = std::thread::Builder::new().name("pserver-save".to_owned()).spawn(work);
-        if let Err(error) = spawned {
-            let failure = Failure::call(format!("starting a thread: {error}"));
+        if let Err(failure) = self.machine.spawn("pserver-save", Box::new(work)) {
             self.coordinator.saved(peer, &head, Err(failure), &mut self.outputs);
         }
     }
@@ -164,4 +165,9 @@ impl NodeSession for CoordinatorNode {
     fn finish(&mut self) -> Result<(), Failure> {
         Ok(())
     }
+}
+
+/// A new epoch: the current time, so that no earlier job has it.
+fn new_epoch(machine: &dyn ProcessMachine) -> Epoch {
+    Epoch(u64::try_from(machine.unix_time().as_nanos()).unwrap_or(u64::MAX).max(1))
 }

@@ -10,7 +10,9 @@
 mod coordinating;
 mod device;
 mod device_speed;
+mod driven;
 pub mod events;
+mod machine;
 mod memory_limit;
 pub mod progress;
 mod registration;
@@ -25,7 +27,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::bounded;
 use pserver_core::checkpoint::inspect::newer_file;
@@ -45,6 +47,8 @@ use pserver_transport::tls::Encryption;
 use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
 
 use coordinating::CoordinatorNode;
+use machine::OsMachine;
+use memory_limit::memory_limit;
 use registration::Registration;
 use session::{SessionControl, SessionThread};
 use sharding::ShardNode;
@@ -52,6 +56,8 @@ use watch::{HttpServer, Watch, WatchedSession};
 
 use crate::settings::Settings;
 
+pub use driven::{DrivenProcess, DrivenSession, ProcessOptions};
+pub use machine::{BackgroundWork, ProcessMachine};
 use pserver_client::{Client, ClientOptions, MakeTransport, SharedVerbsCounters, networks, within};
 pub use watch::{
     Durations, JobServer, JobStatus, JobTrainer, SERIES, Series, SeriesKind, ServerStatus, ShardCounts,
@@ -97,7 +103,9 @@ struct ServerStart {
     settings: Settings,
     address: Address,
     storage: Option<OwnedStorage>,
-    clock: Instant,
+    machine: Arc<dyn ProcessMachine>,
+    /// Bytes of memory that this process may use, where there is a limit.
+    memory_limit: Option<u64>,
     token: Option<JobToken>,
     encryption: Option<Encryption>,
     /// Whether trainers of this machine read values in shared memory.
@@ -281,7 +289,13 @@ impl SessionThreads {
             let node = CoordinatorNode::new(start, control.clone())?;
             watched.push(WatchedSession { control: control.clone(), shard: None });
             let job = node.serves();
-            all.push(SessionThread::spawn("pserver-coordinator", node, transport, control, start.clock)?);
+            all.push(SessionThread::spawn(
+                "pserver-coordinator",
+                node,
+                transport,
+                control,
+                Arc::clone(&start.machine),
+            )?);
             (job, None)
         } else {
             let (job, registered) = registration::register(start)?;
@@ -298,7 +312,13 @@ impl SessionThreads {
             let node = ShardNode::new(start, shard, job, transport.capabilities(), accelerator)?;
             watched
                 .push(WatchedSession { control: control.clone(), shard: Some((shard, Arc::clone(node.counters()))) });
-            all.push(SessionThread::spawn(&format!("pserver-shard-{shard}"), node, transport, control, start.clock)?);
+            all.push(SessionThread::spawn(
+                &format!("pserver-shard-{shard}"),
+                node,
+                transport,
+                control,
+                Arc::clone(&start.machine),
+            )?);
         }
         start.watch.serves(start.address.to_string(), watched);
         let lock = start.storage.as_ref().and_then(|storage| storage.lock.clone());
@@ -338,7 +358,8 @@ impl ServerStart {
             settings,
             address,
             storage,
-            clock: Instant::now(),
+            machine: Arc::new(OsMachine::start()),
+            memory_limit: memory_limit(),
             token: None,
             encryption: None,
             shares_memory,
@@ -376,18 +397,12 @@ impl ServerStart {
     }
 
     fn now(&self) -> Now {
-        Now(u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX))
+        self.machine.now()
     }
 
     fn entry(&self) -> ServerEntry {
         ServerEntry { address: self.address.to_string(), shards: self.settings.shards.into() }
     }
-}
-
-/// A new epoch: the current time, so that no earlier job has it.
-fn new_epoch() -> Epoch {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Epoch(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
 }
 
 /// Logs at start whether verbs are available, and whether they reach device memory. A separate thread queries the
@@ -456,9 +471,15 @@ impl OwnedStorage {
         };
         let lock = if settings.storage.directory_lock { take_lock(&directory, path, &record)? } else { None };
         let storage: Arc<dyn Storage> = Arc::new(Metered::new(Arc::new(directory), Arc::clone(meter)));
+        let owned = Self::claim(storage, settings, &record)?;
+        Ok(Some(Self { lock: lock.map(Arc::new), ..owned }))
+    }
+
+    /// Makes the process that `record` describes the owner.
+    fn claim(storage: Arc<dyn Storage>, settings: &Settings, record: &OwnerRecord) -> Result<Self, Failure> {
         refuse_newer(&*storage, settings)?;
-        let owner = DirectoryOwner::claim(Arc::clone(&storage), &record)?;
-        Ok(Some(Self { storage, owner, lock: lock.map(Arc::new) }))
+        let owner = DirectoryOwner::claim(Arc::clone(&storage), record)?;
+        Ok(Self { storage, owner, lock: None })
     }
 }
 

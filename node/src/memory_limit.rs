@@ -9,10 +9,12 @@ pub(crate) struct MemoryLimit {
     pub(crate) path: PathBuf,
 }
 
-/// The lowest limit of this process's control group and those around it, if there is one.
-pub(crate) fn memory_limit() -> Option<MemoryLimit> {
+/// The lowest limit of this process's control group and those around it in bytes, if there is one; it is logged.
+pub(crate) fn memory_limit() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    lowest(&groups, Path::new("/sys/fs/cgroup"), |path| std::fs::read_to_string(path).ok())
+    let limit = lowest(&groups, Path::new("/sys/fs/cgroup"), |path| std::fs::read_to_string(path).ok())?;
+    tracing::info!("memory limit: {} bytes ({})", limit.bytes, limit.path.display());
+    Some(limit.bytes)
 }
 
 /// Lines of `/proc/self/cgroup` are `0::/path` of version 2, and `7:memory:/path` of version 1. In a container the path

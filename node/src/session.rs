@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use pserver_core::error::Failure;
@@ -12,6 +12,7 @@ use pserver_core::port::{Doorbell, Event, Submit, Transport};
 use pserver_core::server::ServerOutput;
 use pserver_core::time::Now;
 
+use super::machine::ProcessMachine;
 use super::telemetry::{ReportRequests, SessionCounters, SessionReport};
 
 /// Longest wait, which bounds the cost of a missed wake-up.
@@ -97,9 +98,9 @@ impl SessionThread {
         session: impl NodeSession,
         transport: impl Transport + 'static,
         control: SessionControl,
-        clock: Instant,
+        machine: Arc<dyn ProcessMachine>,
     ) -> Result<Self, Failure> {
-        let drive = SessionLoop { session, transport, control: control.clone(), clock, queue: VecDeque::new() };
+        let drive = SessionLoop::new(session, transport, control.clone(), machine);
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || drive.run())
@@ -127,15 +128,52 @@ pub(super) fn join(thread: JoinHandle<Result<(), Failure>>) -> Result<(), Failur
     thread.join().unwrap_or_else(|_| Err(Failure::Node(format!("{name} panicked"))))
 }
 
-struct SessionLoop<S, T> {
+/// The loop's next action after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TurnEnd {
+    /// Another turn at once.
+    Again,
+    /// Another turn after an event of the transport, or after this time.
+    Wait(Duration),
+    /// None: the session was asked to stop and has handled everything that arrived.
+    Over,
+}
+
+/// A session, its transport, and the state between two turns.
+pub(super) struct SessionLoop<S, T> {
     session: S,
     transport: T,
     control: SessionControl,
-    clock: Instant,
+    machine: Arc<dyn ProcessMachine>,
     queue: VecDeque<Submit>,
+    events: Vec<Event>,
+    out: Vec<ServerOutput>,
+    /// Time of the last turn.
+    nanos: u64,
+    /// Whether the last turn had something to do.
+    is_busy: bool,
+    last_event: Now,
+    asked_to_stop: Option<Now>,
 }
 
 impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
+    pub(super) fn new(session: S, transport: T, control: SessionControl, machine: Arc<dyn ProcessMachine>) -> Self {
+        let nanos = machine.nanos();
+        Self {
+            session,
+            transport,
+            control,
+            machine,
+            queue: VecDeque::new(),
+            events: Vec::new(),
+            out: Vec::new(),
+            nanos,
+            is_busy: false,
+            last_event: now_of(nanos),
+            asked_to_stop: None,
+        }
+    }
+
     fn run(mut self) -> Result<(), Failure> {
         let ended = self.serve();
         if let Err(failure) = &ended {
@@ -146,53 +184,56 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
     }
 
     fn serve(&mut self) -> Result<(), Failure> {
-        let (mut events, mut out) = (Vec::new(), Vec::new());
-        let mut asked_to_stop: Option<Now> = None;
-        let (mut busy, mut nanos) = (false, self.nanos());
-        let mut last_event = now_of(nanos);
         loop {
-            self.transport.poll(&mut events)?;
-            let before = std::mem::replace(&mut nanos, self.nanos());
-            if busy {
-                self.control.counters.turns.observe(nanos - before);
-            }
-            let now = now_of(nanos);
-            self.session.begin_turn(nanos);
-            self.control.requests.answer(|| self.session.report(now));
-            busy = !events.is_empty();
-            for event in events.drain(..) {
-                self.control.counters.received(&event);
-                self.session.handle(now, event, &mut out)?;
-            }
-            if busy {
-                last_event = now;
-            }
-            busy |= self.session.work(now, &mut out)?;
-            self.carry_out(&mut out)?;
-            if self.control.stop.load(Ordering::Acquire) {
-                let since = *asked_to_stop.get_or_insert(now);
-                let quiet = self.queue.is_empty() && !self.session.is_under_way() && now >= last_event + QUIET;
-                if quiet || now >= since + DRAIN_LONGEST {
-                    return Ok(());
-                }
-            }
-            if !busy {
-                self.transport.wait(self.pause(now, asked_to_stop.is_some()));
+            match self.turn()? {
+                TurnEnd::Again => {}
+                TurnEnd::Wait(pause) => self.transport.wait(pause),
+                TurnEnd::Over => return Ok(()),
             }
         }
     }
 
-    fn pause(&self, now: Now, stopping: bool) -> Duration {
-        let longest = match stopping {
+    /// Handles the events that have arrived, and does due work.
+    pub(super) fn turn(&mut self) -> Result<TurnEnd, Failure> {
+        self.transport.poll(&mut self.events)?;
+        let before = std::mem::replace(&mut self.nanos, self.machine.nanos());
+        if self.is_busy {
+            self.control.counters.turns.observe(self.nanos - before);
+        }
+        let now = now_of(self.nanos);
+        self.session.begin_turn(self.nanos);
+        self.control.requests.answer(|| self.session.report(now));
+        self.is_busy = !self.events.is_empty();
+        for event in self.events.drain(..) {
+            self.control.counters.received(&event);
+            self.session.handle(now, event, &mut self.out)?;
+        }
+        if self.is_busy {
+            self.last_event = now;
+        }
+        self.is_busy |= self.session.work(now, &mut self.out)?;
+        self.carry_out()?;
+        if self.control.stop.load(Ordering::Acquire) {
+            let since = *self.asked_to_stop.get_or_insert(now);
+            let is_quiet = self.queue.is_empty() && !self.session.is_under_way() && now >= self.last_event + QUIET;
+            if is_quiet || now >= since + DRAIN_LONGEST {
+                return Ok(TurnEnd::Over);
+            }
+        }
+        Ok(if self.is_busy { TurnEnd::Again } else { TurnEnd::Wait(self.pause(now)) })
+    }
+
+    fn pause(&self, now: Now) -> Duration {
+        let longest = match self.asked_to_stop {
             _ if self.session.is_under_way() => DEVICE_LOOK,
-            true => QUIET / 2,
-            false => WAIT_LONGEST,
+            Some(_) => QUIET / 2,
+            None => WAIT_LONGEST,
         };
         self.session.deadline().map_or(longest, |deadline| now.until(deadline).min(longest))
     }
 
-    fn carry_out(&mut self, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
-        for output in out.drain(..) {
+    fn carry_out(&mut self) -> Result<(), Failure> {
+        for output in self.out.drain(..) {
             match output {
                 ServerOutput::Submit(submit) => {
                     self.control.counters.sent(&submit);
@@ -206,12 +247,6 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
             }
         }
         self.transport.submit(&mut self.queue)
-    }
-
-    /// The time since the start of the clock, in nanoseconds.
-    fn nanos(&self) -> u64 {
-        let elapsed = self.clock.elapsed();
-        elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos())
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
-use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
-use pserver_core::checkpoint::{Folder, LOOK_BYTES, RESERVE_BYTES, ShardCheckpoint, ShardIdentity, journal_room};
+use crossbeam::channel::{Receiver, TryRecvError, bounded};
+use pserver_core::checkpoint::{Folder, LOOK_BYTES, RESERVE_BYTES, ShardIdentity, journal_room};
 use pserver_core::error::Failure;
 use pserver_core::ids::Generation;
 use pserver_core::port::{Capabilities, Event, Kernels};
@@ -15,8 +15,7 @@ use pserver_core::wire::answer::Checkpointed;
 use pserver_kernels::cpu::Cpu;
 
 use super::device::{self, ShardDevice};
-use super::events::unix_seconds;
-use super::memory_limit::memory_limit;
+use super::machine::ProcessMachine;
 use super::session::NodeSession;
 use super::telemetry::{DiskReport, SessionReport};
 use super::{ServedJob, ServerStart};
@@ -66,10 +65,29 @@ struct Disk {
     due_at: u64,
     room: DiskRoom,
     finishing: Option<Receiver<Result<u64, Failure>>>,
-    /// When the current checkpoint began.
-    begun: Instant,
+    watch: CheckpointWatch,
     done: DiskReport,
     requests: CheckpointRequests,
+}
+
+/// Measures how long checkpoints take.
+struct CheckpointWatch {
+    machine: Arc<dyn ProcessMachine>,
+    /// When the current one began, by the machine's clock.
+    begun_nanos: u64,
+}
+
+impl CheckpointWatch {
+    fn begin(&mut self) {
+        self.begun_nanos = self.machine.nanos();
+    }
+
+    /// Reports the time and the duration of the checkpoint that has ended.
+    fn end(&self, report: &mut DiskReport) {
+        let duration = Duration::from_nanos(self.machine.nanos() - self.begun_nanos);
+        report.last_duration_seconds = duration.as_secs_f64();
+        report.last_unix_seconds = self.machine.unix_time().as_secs_f64();
+    }
 }
 
 /// The disk's room, which asks for a checkpoint before its time: behind it the journal is cut. The third checkpoint is
@@ -201,17 +219,13 @@ impl ShardNode {
         can: Capabilities,
         accelerator: ShardDevice,
     ) -> Result<Self, Failure> {
-        let limit = memory_limit();
-        if let Some(limit) = limit.as_ref().filter(|_| index == 0) {
-            tracing::info!("memory limit: {} bytes ({})", limit.bytes, limit.path.display());
-        }
         let options = ShardOptions {
             epoch: job.epoch,
             round_timeout: start.settings.times.round_timeout,
             grace: start.settings.times.rank_grace,
             shares_memory: start.shares_memory,
             receives: can.receives,
-            memory_limit: limit.map(|limit| limit.bytes / u64::from(start.settings.shards)),
+            memory_limit: start.memory_limit.map(|bytes| bytes / u64::from(start.settings.shards)),
             nonfinite: start.settings.job.nonfinite,
             compile: pserver_program::server_flow::compile,
         };
@@ -256,7 +270,7 @@ impl ShardNode {
             due: checkpoint.map(|_| start.now() + interval),
             due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
             finishing: None,
-            begun: Instant::now(),
+            watch: CheckpointWatch { machine: Arc::clone(&start.machine), begun_nanos: 0 },
             done: DiskReport::default(),
             requests: CheckpointRequests::default(),
         };
@@ -308,7 +322,8 @@ impl NodeSession for ShardNode {
         let disk = self.disk.as_ref().and_then(|disk| match disk.finishing {
             // While a checkpoint is finished by its thread, no other is due.
             Some(_) => (!disk.requests.current.is_empty()).then_some(self.now + ANSWER_PAUSE),
-            None => disk.due,
+            // Without parameters there is none to take, also when an earlier initialisation had one.
+            None => disk.due.filter(|_| self.shard.generation() > Generation(0)),
         });
         self.shard.deadline().into_iter().chain(disk).min()
     }
@@ -354,7 +369,7 @@ impl Disk {
         self.due = Some(now + self.interval);
         self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(status.bytes * 4);
         self.number += 1;
-        self.begun = Instant::now();
+        self.watch.begin();
         self.room.begin(shard, now);
         let begun = shard.begin_checkpoint(&self.folder, self.number);
         self.report(begun).unwrap_or(false)
@@ -375,8 +390,7 @@ impl Disk {
         if let Some(bytes) = whole {
             self.done.checkpoints += 1;
             self.done.last_bytes = bytes;
-            self.done.last_duration_seconds = self.begun.elapsed().as_secs_f64();
-            self.done.last_unix_seconds = unix_seconds(SystemTime::now());
+            self.watch.end(&mut self.done);
             tracing::debug!("{}: checkpoint {} of {bytes} bytes", self.folder.directory(), self.number);
             let directory = self.root.join(self.folder.directory()).display().to_string();
             let (number, version) = (self.number, self.requests.version);
@@ -401,7 +415,11 @@ impl Disk {
         };
         self.room.note_written(shard, writer.written());
         let (sender, receiver) = bounded(1);
-        let spawned = finish_apart(writer, sender);
+        let finish = move || {
+            // The receiver is gone when the server has stopped.
+            let _ = sender.send(writer.finish());
+        };
+        let spawned = self.watch.machine.spawn("pserver-checkpoint", Box::new(finish));
         match self.report(spawned) {
             Some(_) => self.finishing = Some(receiver),
             None => self.room.end(&self.folder, shard, None),
@@ -448,15 +466,4 @@ fn write_rest(now: Now, shard: &mut Shard) -> Result<u64, Failure> {
         shard.settle(now, SETTLE_LONGEST, &mut Vec::new())?;
     }
     Err(Failure::call(format!("the last checkpoint waits for chunks that are not at rest after {SETTLES_MAX} waits")))
-}
-
-fn finish_apart(writer: ShardCheckpoint, done: Sender<Result<u64, Failure>>) -> Result<(), Failure> {
-    std::thread::Builder::new()
-        .name("pserver-checkpoint".to_owned())
-        .spawn(move || {
-            // The receiver is gone when the server has stopped.
-            let _ = done.send(writer.finish());
-        })
-        .map(|_| ())
-        .map_err(|error| Failure::Node(format!("starting a thread: {error}")))
 }

@@ -43,6 +43,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("cli", "pserver_cli", 6),
     ("python", "_pserver", 6),
     ("bench", "pserver_bench", 6),
+    ("simulator", "pserver_simulator", 6),
 ];
 const OUTSIDE: (&str, &str) = ("ci", "pserver_ci");
 

@@ -5,6 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::{Storage, StorageReader, StorageWriter, parent, total};
 use crate::error::Failure;
+use crate::prng::Prng;
+
+/// Bytes at the end of a torn file that are zeros: up to a sector.
+const TORN_BYTES_MAX: usize = 512;
 
 /// Files in memory. A clone is the same storage.
 #[derive(Clone, Default)]
@@ -75,6 +79,21 @@ impl InMemory {
         synced.retain(|path, _| names.contains_key(path));
         drop(tree);
         self.crash();
+    }
+
+    /// As [`InMemory::crash`], of a host that had written a part of what was not synced, the end of which may be zeros.
+    pub fn crash_torn(&self, prng: &mut Prng) {
+        let mut tree = lock(&self.tree);
+        tree.names = tree.synced.clone();
+        for contents in tree.names.values() {
+            let mut contents = lock(contents);
+            let synced = contents.synced;
+            let kept = prng.index(contents.bytes.len() - synced + 1);
+            contents.bytes.truncate(synced + kept);
+            let torn = prng.index(TORN_BYTES_MAX).min(kept);
+            let start = contents.bytes.len() - torn;
+            contents.bytes[start..].fill(0);
+        }
     }
 
     fn contents(&self, operation: &str, path: &str) -> Result<Arc<Mutex<FileContents>>, Failure> {

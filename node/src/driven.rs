@@ -1,0 +1,119 @@
+//! Sessions of a server that run without threads: the owner gives them machine, disk and transports, and each turn.
+//!
+//! For simulations. A process runs the same sessions on threads ([`Server`](super::Server)). Not here: registration
+//! with server 0, which the owner does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pserver_core::checkpoint::{OwnerRecord, Storage};
+use pserver_core::error::Failure;
+use pserver_core::ids::{Epoch, Generation};
+use pserver_core::port::Transport;
+use pserver_transport::loopback::Hub;
+
+use super::coordinating::CoordinatorNode;
+use super::machine::ProcessMachine;
+use super::session::{SessionControl, SessionLoop, TurnEnd};
+use super::sharding::ShardNode;
+use super::watch::Watch;
+use super::{OwnedStorage, ServedJob, ServerNetwork, ServerStart};
+use crate::settings::Settings;
+
+/// The parameters of a process's start.
+pub struct ProcessOptions {
+    /// Its settings.
+    pub settings: Settings,
+    /// Its clocks, and the threads of its background work.
+    pub machine: Arc<dyn ProcessMachine>,
+    /// Its checkpoint directory, if it has one.
+    pub storage: Option<Arc<dyn Storage>>,
+    /// Its description in the directory's owner file.
+    pub owner: OwnerRecord,
+}
+
+/// A server process without threads.
+pub struct DrivenProcess {
+    start: ServerStart,
+}
+
+/// A session of such a process.
+pub struct DrivenSession<T> {
+    session: SessionKind<T>,
+}
+
+enum SessionKind<T> {
+    Coordinator(Box<SessionLoop<CoordinatorNode, T>>),
+    Shard(Box<SessionLoop<ShardNode, T>>),
+}
+
+impl DrivenProcess {
+    /// Starts a process, which becomes the owner of its checkpoint directory.
+    ///
+    /// # Errors
+    /// When the directory cannot be claimed.
+    pub fn start(options: ProcessOptions) -> Result<Self, Failure> {
+        let ProcessOptions { settings, machine, storage, owner } = options;
+        let storage = storage.map(|storage| OwnedStorage::claim(storage, &settings, &owner)).transpose()?;
+        let start = ServerStart {
+            address: settings.addresses.bind.clone(),
+            storage,
+            machine,
+            memory_limit: None,
+            token: None,
+            encryption: None,
+            shares_memory: false,
+            reach: ServerNetwork::Within(Hub::default()),
+            watch: Arc::new(Watch::new(&settings)),
+            settings,
+        };
+        Ok(Self { start })
+    }
+
+    /// The coordinator of server 0, with the job that it serves: its epoch and the committed generation.
+    ///
+    /// # Errors
+    /// When its file cannot be read or written.
+    pub fn coordinator<T: Transport>(&self, transport: T) -> Result<(DrivenSession<T>, (Epoch, Generation)), Failure> {
+        let control = SessionControl::new(transport.doorbell());
+        let node = CoordinatorNode::new(&self.start, control.clone())?;
+        let ServedJob { epoch, committed } = node.serves();
+        let session = SessionLoop::new(node, transport, control, Arc::clone(&self.start.machine));
+        Ok((DrivenSession { session: SessionKind::Coordinator(Box::new(session)) }, (epoch, committed)))
+    }
+
+    /// A shard of the job, restored from its files.
+    ///
+    /// # Errors
+    /// When the files cannot be read, or are lost.
+    pub fn shard<T: Transport>(
+        &self,
+        index: u16,
+        (epoch, committed): (Epoch, Generation),
+        transport: T,
+    ) -> Result<DrivenSession<T>, Failure> {
+        let control = SessionControl::new(transport.doorbell());
+        let job = ServedJob { epoch, committed };
+        let node = ShardNode::new(&self.start, index, job, transport.capabilities(), None)?;
+        let session = SessionLoop::new(node, transport, control, Arc::clone(&self.start.machine));
+        Ok(DrivenSession { session: SessionKind::Shard(Box::new(session)) })
+    }
+}
+
+impl<T: Transport> DrivenSession<T> {
+    /// Handles the events that have arrived, and does due work. The next turn is due after an event, or after this
+    /// time.
+    ///
+    /// # Errors
+    /// When the session ends; its process ends too.
+    pub fn turn(&mut self) -> Result<Duration, Failure> {
+        let end = match &mut self.session {
+            SessionKind::Coordinator(session) => session.turn(),
+            SessionKind::Shard(session) => session.turn(),
+        };
+        Ok(match end? {
+            TurnEnd::Again | TurnEnd::Over => Duration::ZERO,
+            TurnEnd::Wait(pause) => pause,
+        })
+    }
+}

@@ -1,0 +1,546 @@
+//! A simulated cluster: processes, the queue of what happens next, and the end of a simulation.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use pserver_core::checkpoint::storage::InMemory;
+use pserver_core::prng::{Prng, mix};
+use pserver_core::time::Now;
+use pserver_node::BackgroundWork;
+use pserver_node::settings::Settings;
+
+use crate::faults::{PlannedFault, SimFault};
+use crate::job::SimJob;
+use crate::machine::ProcessFate;
+use crate::network::{EndpointId, HostId, SimNetwork};
+use crate::oracle::Oracle;
+use crate::server::{PlannedDeath, ServerBirth, ServerHost, ServerTurn};
+use crate::time::{SimClock, SimTime};
+use crate::trainer::{SimTrainer, TrainerContext, TrainerRecord, TrainerTurn};
+
+/// Simulated time after the last fault in which the job must end.
+const END_LIMIT: Duration = Duration::from_secs(300);
+/// Events after which a simulation that does not end has failed.
+const EVENTS_MAX: u64 = 2_000_000;
+
+/// How often each kind of thing happened.
+pub type Sightings = BTreeMap<&'static str, u64>;
+
+/// The outcome of one simulation.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterOutcome {
+    /// The failure; none when everything held.
+    pub(crate) failure: Option<String>,
+    pub(crate) events: u64,
+    pub(crate) seen: Sightings,
+    /// A digest of all events in order, for the comparison of two runs.
+    pub(crate) digest: u64,
+}
+
+/// A process that has turns.
+#[derive(Clone, Copy)]
+enum Actor {
+    Server(u16),
+    Trainer(u32),
+}
+
+enum SimTask {
+    Turn(EndpointId),
+    Timer(EndpointId),
+    Fault(SimFault),
+    Work { server: u16, start: u32, work: BackgroundWork },
+    StartServer(u16),
+    StartTrainer(u32),
+    Unblock(HostId, HostId),
+    HealDisk(u16),
+}
+
+struct Scheduled {
+    at: SimTime,
+    number: u64,
+    task: SimTask,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    /// The earliest is the greatest, as a heap gives the greatest first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.number).cmp(&(self.at, self.number))
+    }
+}
+
+/// The events to come.
+#[derive(Default)]
+struct EventQueue {
+    heap: BinaryHeap<Scheduled>,
+    numbers: u64,
+    /// Turns because of the network.
+    turns: BTreeSet<(EndpointId, SimTime)>,
+    /// The next turn of each endpoint without an event.
+    timers: BTreeMap<EndpointId, SimTime>,
+    /// Endpoints whose last turn goes on, and until when.
+    busy: BTreeMap<EndpointId, SimTime>,
+}
+
+impl EventQueue {
+    fn push(&mut self, at: SimTime, task: SimTask) {
+        self.numbers += 1;
+        self.heap.push(Scheduled { at, number: self.numbers, task });
+    }
+
+    fn turn(&mut self, at: SimTime, endpoint: EndpointId) {
+        if self.turns.insert((endpoint, at)) {
+            self.push(at, SimTask::Turn(endpoint));
+        }
+    }
+
+    /// Sets the time of the next turn without an event, in place of the one before.
+    fn set_timer(&mut self, at: SimTime, endpoint: EndpointId) {
+        self.timers.insert(endpoint, at);
+        self.push(at, SimTask::Timer(endpoint));
+    }
+
+    fn pop(&mut self) -> Option<(SimTime, SimTask)> {
+        while let Some(Scheduled { at, task, .. }) = self.heap.pop() {
+            match task {
+                SimTask::Turn(endpoint) => drop(self.turns.remove(&(endpoint, at))),
+                SimTask::Timer(endpoint) if self.timers.get(&endpoint) != Some(&at) => continue,
+                SimTask::Timer(endpoint) => drop(self.timers.remove(&endpoint)),
+                _ => {}
+            }
+            return Some((at, task));
+        }
+        None
+    }
+}
+
+/// How far the job is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SimStage {
+    Training,
+    /// Every trainer has finished; all servers are started again, and every value is looked at once more.
+    Returning,
+    Over,
+}
+
+struct SimCluster {
+    job: SimJob,
+    settings: Settings,
+    clock: SimClock,
+    network: SimNetwork,
+    prng: Prng,
+    queue: EventQueue,
+    servers: Vec<ServerHost>,
+    ranks: Vec<TrainerRank>,
+    actors: BTreeMap<EndpointId, Actor>,
+    oracle: Oracle,
+    stage: SimStage,
+    found: ClusterOutcome,
+}
+
+/// A trainer's rank, and its process while there is one.
+#[derive(Default)]
+struct TrainerRank {
+    process: Option<SimTrainer>,
+    record: TrainerRecord,
+    /// Processes that have started.
+    starts: u32,
+}
+
+/// Runs a cluster with the faults of a plan.
+pub(crate) fn run(seed: u64, job: &SimJob, plan: &[PlannedFault]) -> Result<ClusterOutcome> {
+    let mut cluster = SimCluster::new(seed, job)?;
+    let end = plan.iter().map(|planned| planned.at).max().unwrap_or_default();
+    for planned in plan {
+        cluster.queue.push(SimTime::default() + planned.at, SimTask::Fault(planned.fault));
+    }
+    let limit = SimTime::default() + end + END_LIMIT;
+    let failure = cluster.run(limit).err().map(|error| format!("at {}: {error:#}", cluster.clock.now()));
+    cluster.found.seen.insert("values checked", cluster.oracle.values_checked);
+    Ok(ClusterOutcome { failure, ..cluster.found })
+}
+
+impl SimCluster {
+    fn new(seed: u64, job: &SimJob) -> Result<Self> {
+        let clock = SimClock::default();
+        let mut prng = Prng(mix(seed ^ 0x5eed));
+        let network = SimNetwork::new(clock.clone(), prng.next());
+        let mut queue = EventQueue::default();
+        let servers = (0..job.servers).map(|index| ServerHost {
+            index,
+            host: HostId(index),
+            disk: InMemory::new(),
+            process: None,
+            starts: 0,
+            death: None,
+            paused_until: None,
+            is_to_start: true,
+        });
+        let servers: Vec<_> = servers.collect();
+        let soon = |prng: &mut Prng| SimTime(prng.below(20_000_000));
+        (0..job.servers).for_each(|server| queue.push(soon(&mut prng), SimTask::StartServer(server)));
+        (0..job.trainers).for_each(|trainer| queue.push(soon(&mut prng), SimTask::StartTrainer(trainer)));
+        Ok(Self {
+            settings: job.settings()?,
+            clock,
+            network,
+            prng,
+            queue,
+            servers,
+            ranks: (0..job.trainers).map(|_| TrainerRank::default()).collect(),
+            actors: BTreeMap::new(),
+            oracle: Oracle::new(job.clone()),
+            stage: SimStage::Training,
+            found: ClusterOutcome { digest: seed, ..ClusterOutcome::default() },
+            job: job.clone(),
+        })
+    }
+
+    fn run(&mut self, limit: SimTime) -> Result<()> {
+        while self.stage != SimStage::Over {
+            let (at, task) = self.queue.pop().context("nothing is to come, and trainers are not done")?;
+            self.clock.advance(at.max(self.clock.now()));
+            self.found.events += 1;
+            if at > limit || self.found.events > EVENTS_MAX {
+                bail!("the job has not ended: {}", self.describe());
+            }
+            self.perform(task)?;
+            for (at, endpoint) in self.network.take_wakes() {
+                if self.actors.contains_key(&endpoint) {
+                    self.queue.turn(at, endpoint);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let servers = self.servers.iter().map(|one| format!("server {}: {} starts", one.index, one.starts));
+        let trainers = self.ranks.iter().enumerate().map(|(rank, one)| {
+            let process = one.process.as_ref().map_or("no process".to_owned(), SimTrainer::describe);
+            format!("trainer {rank}: {:?}, {process}", one.record)
+        });
+        servers.chain(trainers).collect::<Vec<_>>().join("\n")
+    }
+
+    fn note(&mut self, what: &'static str) {
+        *self.found.seen.entry(what).or_default() += 1;
+    }
+
+    fn digest(&mut self, number: u64) {
+        self.found.digest = mix(self.found.digest ^ number);
+    }
+
+    fn perform(&mut self, task: SimTask) -> Result<()> {
+        self.digest(self.clock.now().0);
+        match task {
+            SimTask::Turn(endpoint) | SimTask::Timer(endpoint) => match self.actors.get(&endpoint).copied() {
+                Some(Actor::Server(server)) => self.server_turn(server, endpoint),
+                Some(Actor::Trainer(trainer)) => self.trainer_turn(trainer),
+                None => Ok(()),
+            },
+            SimTask::Fault(fault) => {
+                if self.stage == SimStage::Training {
+                    self.strike(fault);
+                }
+                Ok(())
+            }
+            SimTask::Work { server, start, work } => {
+                let host = &self.servers[usize::from(server)];
+                if host.starts == start && host.process.is_some() {
+                    work();
+                    self.end_if_dead(server);
+                }
+                Ok(())
+            }
+            SimTask::StartServer(server) => self.start_server(server),
+            SimTask::StartTrainer(trainer) => {
+                self.start_trainer(trainer);
+                Ok(())
+            }
+            SimTask::Unblock(from, to) => {
+                self.network.block(from, to, false);
+                Ok(())
+            }
+            SimTask::HealDisk(server) => {
+                self.servers[usize::from(server)].process.iter().for_each(|process| process.disk.set_slowness(1));
+                Ok(())
+            }
+        }
+    }
+
+    fn server_turn(&mut self, server: u16, endpoint: EndpointId) -> Result<()> {
+        let now = self.clock.now();
+        let paused = self.servers[usize::from(server)].paused_until;
+        let busy = self.queue.busy.get(&endpoint).copied();
+        if let Some(until) = [paused, busy].into_iter().flatten().max().filter(|until| now < *until) {
+            self.queue.turn(until, endpoint);
+            return Ok(());
+        }
+        let seed = self.prng.next();
+        let birth = ServerBirth { settings: &self.settings, network: &self.network, clock: &self.clock, seed };
+        let host = &mut self.servers[usize::from(server)];
+        let turn = host.turn(endpoint, &birth)?;
+        let Some(process) = &host.process else { return Ok(()) };
+        let lag = process.fate.take_lag();
+        let (start, is_troubled) = (host.starts, process.is_troubled);
+        for work in process.take_work() {
+            let at = now + Duration::from_micros(100 + self.prng.below(20_000));
+            self.queue.push(at, SimTask::Work { server, start, work });
+        }
+        if self.end_if_dead(server) {
+            return Ok(());
+        }
+        match turn {
+            ServerTurn::Goes(wait, others) => {
+                for other in others {
+                    self.actors.insert(other, Actor::Server(server));
+                    self.queue.turn(now, other);
+                }
+                let least = lag.max(Duration::from_micros(1));
+                self.queue.busy.insert(endpoint, now + lag);
+                self.queue.set_timer(now + wait.max(least), endpoint);
+                Ok(())
+            }
+            ServerTurn::Ended(_) if is_troubled => {
+                self.note("a server ends because of its disk");
+                self.end_server(server, false, Duration::from_millis(500));
+                Ok(())
+            }
+            ServerTurn::Ended(text) => bail!("server {server} ended: {text}"),
+        }
+    }
+
+    fn start_server(&mut self, server: u16) -> Result<()> {
+        let host = &mut self.servers[usize::from(server)];
+        if !std::mem::take(&mut host.is_to_start) || host.process.is_some() {
+            return Ok(());
+        }
+        let seed = self.prng.next();
+        let birth = ServerBirth { settings: &self.settings, network: &self.network, clock: &self.clock, seed };
+        let host = &mut self.servers[usize::from(server)];
+        let is_again = host.starts > 0;
+        match host.start(&birth)? {
+            Ok(endpoints) => {
+                let now = self.clock.now();
+                for endpoint in endpoints {
+                    self.actors.insert(endpoint, Actor::Server(server));
+                    self.queue.turn(now, endpoint);
+                }
+                if is_again {
+                    self.note("a server starts again");
+                }
+                Ok(())
+            }
+            Err(_) if host.death.is_some() => {
+                let death = host.death.take().expect("it was just there");
+                self.note("a server is killed while it starts");
+                if death.is_host_lost {
+                    self.lose_host(server);
+                }
+                self.restart(server, death.time);
+                Ok(())
+            }
+            Err(failure) => bail!("server {server} does not start: {failure}"),
+        }
+    }
+
+    fn restart(&mut self, server: u16, time: Duration) {
+        self.servers[usize::from(server)].is_to_start = true;
+        self.queue.push(self.clock.now() + time, SimTask::StartServer(server));
+    }
+
+    /// Ends a process that was killed during an operation of its disk. Returns whether it was.
+    fn end_if_dead(&mut self, server: u16) -> bool {
+        let host = &mut self.servers[usize::from(server)];
+        if !host.process.as_ref().is_some_and(|process| process.fate.is_dead()) {
+            return false;
+        }
+        let death = host.death.take();
+        self.note("a server is killed during an operation of the disk");
+        let is_host_lost = death.is_some_and(|death| death.is_host_lost);
+        self.end_server(server, is_host_lost, death.map_or(Duration::from_millis(100), |death| death.time));
+        true
+    }
+
+    fn end_server(&mut self, server: u16, is_host_lost: bool, time: Duration) {
+        let host = &mut self.servers[usize::from(server)];
+        (host.death, host.paused_until) = (None, None);
+        if let Some(process) = host.process.take() {
+            for endpoint in process.endpoints() {
+                self.actors.remove(&endpoint);
+                self.queue.busy.remove(&endpoint);
+            }
+            process.end(&self.network, is_host_lost);
+        }
+        if is_host_lost {
+            self.lose_host(server);
+        }
+        self.restart(server, time);
+    }
+
+    fn lose_host(&mut self, server: u16) {
+        self.note("a host is lost");
+        let disk = &self.servers[usize::from(server)].disk;
+        match self.prng.below(3) {
+            0 => disk.crash(),
+            1 => disk.crash_after_removals(),
+            _ => disk.crash_torn(&mut self.prng),
+        }
+    }
+
+    fn start_trainer(&mut self, number: u32) {
+        let rank = &mut self.ranks[number as usize];
+        if rank.process.is_some() {
+            return;
+        }
+        rank.starts += 1;
+        let fate = Arc::<ProcessFate>::default();
+        let host = HostId(self.job.servers + u16::try_from(number).expect("it is small"));
+        let transport = self.network.transport(host, Arc::clone(&fate), None);
+        let process = 100 * rank.starts + number;
+        let process = rank.process.insert(SimTrainer::start(number, process, transport, fate, self.prng.next()));
+        self.actors.insert(process.endpoint(), Actor::Trainer(number));
+        self.queue.turn(self.clock.now(), process.endpoint());
+    }
+
+    fn kill_trainer(&mut self, number: u32, time: Duration) {
+        let rank = &mut self.ranks[number as usize];
+        let Some(process) = rank.process.take() else { return };
+        rank.record.is_done = false;
+        process.fate.kill();
+        self.actors.remove(&process.endpoint());
+        self.network.remove(process.endpoint(), false);
+        self.note("a trainer is killed");
+        self.queue.push(self.clock.now() + time, SimTask::StartTrainer(number));
+    }
+
+    fn trainer_turn(&mut self, number: u32) -> Result<()> {
+        let now = self.clock.now();
+        let TrainerRank { process, record, .. } = &mut self.ranks[number as usize];
+        let Some(process) = process else { return Ok(()) };
+        let (job, oracle, seen) = (&self.job, &mut self.oracle, &mut self.found.seen);
+        let mut cx = TrainerContext { job, oracle, record, seen };
+        match process.turn(trainer_time(now), &mut cx).with_context(|| format!("trainer {number}"))? {
+            TrainerTurn::Goes(due) => {
+                let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));
+                self.queue.set_timer(due.max(SimTime(now.0 + 1)), process.endpoint());
+            }
+            TrainerTurn::Replaced => bail!("trainer {number} was replaced by no other"),
+        }
+        if self.ranks.iter().all(|rank| rank.record.is_done) {
+            self.all_done();
+        }
+        Ok(())
+    }
+
+    /// Every trainer has the values that it wants.
+    fn all_done(&mut self) {
+        self.stage = match self.stage {
+            SimStage::Training => {
+                let is_host_lost = self.job.is_synced;
+                for server in 0..self.job.servers {
+                    let time = Duration::from_millis(self.prng.below(500));
+                    self.end_server(server, is_host_lost, time);
+                }
+                for rank in &mut self.ranks {
+                    rank.record.is_done = false;
+                    let Some(process) = &mut rank.process else { continue };
+                    process.look_again();
+                    self.queue.turn(self.clock.now(), process.endpoint());
+                }
+                SimStage::Returning
+            }
+            SimStage::Returning | SimStage::Over => SimStage::Over,
+        };
+    }
+
+    fn strike(&mut self, fault: SimFault) {
+        let now = self.clock.now();
+        match fault {
+            SimFault::Cut { choice } => {
+                if self.network.cut(choice) {
+                    self.note("a connection is cut");
+                }
+            }
+            SimFault::Block { from, to, time } => {
+                let (from, to) = (HostId(from), HostId(to));
+                self.note("a host's frames do not reach another");
+                self.network.block(from, to, true);
+                self.queue.push(now + time, SimTask::Unblock(from, to));
+            }
+            SimFault::KillTrainer { trainer, time } => self.kill_trainer(trainer, time),
+            SimFault::KillServer { server, time } => {
+                self.note("a server is killed");
+                self.end_server(server, false, time);
+            }
+            SimFault::LoseHost { server, time } => self.end_server(server, true, time),
+            SimFault::KillAtDisk { server, operations, time } => {
+                self.set_death(server, PlannedDeath { operations, is_host_lost: false, time });
+            }
+            SimFault::LoseHostAtDisk { server, operations, time } => {
+                self.set_death(server, PlannedDeath { operations, is_host_lost: true, time });
+            }
+            SimFault::FailDisk { server, operations } => {
+                if let Some(process) = &mut self.servers[usize::from(server)].process {
+                    process.disk.fail_after(operations);
+                    process.is_troubled = true;
+                    self.note("an operation of a disk fails");
+                }
+            }
+            SimFault::SlowDisk { server, slowness, time } => {
+                if let Some(process) = &self.servers[usize::from(server)].process {
+                    process.disk.set_slowness(slowness);
+                    self.note("a disk is slow");
+                    self.queue.push(now + time, SimTask::HealDisk(server));
+                }
+            }
+            SimFault::PauseServer { server, time } => {
+                self.note("a server stands still");
+                self.servers[usize::from(server)].paused_until = Some(now + time);
+            }
+            SimFault::JumpClock { server, time } => self.jump_clock(server, time),
+            SimFault::Cancel { trainer } => {
+                if let Some(process) = &mut self.ranks[trainer as usize].process {
+                    process.lose_patience(trainer_time(now));
+                    self.queue.turn(now, process.endpoint());
+                }
+            }
+        }
+    }
+
+    /// Kills a server during an operation of its disk, of this process or of the next.
+    fn set_death(&mut self, server: u16, death: PlannedDeath) {
+        let host = &mut self.servers[usize::from(server)];
+        host.process.iter().for_each(|process| process.disk.die_after(death.operations));
+        host.death = Some(death);
+    }
+
+    fn jump_clock(&mut self, server: u16, time: Duration) {
+        let Some(process) = &self.servers[usize::from(server)].process else { return };
+        process.machine.jump(time);
+        let endpoints = process.endpoints();
+        endpoints.into_iter().for_each(|endpoint| self.queue.turn(self.clock.now(), endpoint));
+        self.note("a clock jumps ahead");
+    }
+}
+
+fn trainer_time(now: SimTime) -> Now {
+    Now(now.0 / 1_000_000)
+}

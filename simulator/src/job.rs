@@ -1,0 +1,200 @@
+//! The job of a simulation: how many processes, which parameters, and what each gradient and each value must be.
+//!
+//! Every gradient is one at a single element of each chunk and zero elsewhere: the element of its trainer and step. So
+//! a value shows which gradients it contains, and each of them once.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use clap::{Args, FromArgMatches};
+use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::ChunkId;
+use pserver_core::partition::{Catalogue, Declaration, Name, Topology};
+use pserver_core::prng::Prng;
+use pserver_core::wire::{Address, Scheme};
+use pserver_node::settings::{JournalSetting, ServeArgs, Settings};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a chunk, and its elements.
+const CHUNK_BYTES: u32 = 4096;
+const CHUNK_ELEMENTS: u64 = 1024;
+/// Steps of a trainer; a set of them is one number of 64 bits.
+const STEPS_MAX: u64 = 60;
+
+/// The rule of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SimRule {
+    /// `w -= g`.
+    Sgd,
+    /// `m = m / 2 + g; w -= m`.
+    Momentum,
+    /// As [`SimRule::Sgd`], with a norm that never limits: all chunks are updated together.
+    Grouped,
+}
+
+/// How trainers share a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SimMode {
+    Sync,
+    Async,
+    Bounded,
+}
+
+/// The job of one simulation, drawn from its seed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SimJob {
+    pub(crate) servers: u16,
+    pub(crate) shards: u16,
+    pub(crate) trainers: u32,
+    pub(crate) mode: SimMode,
+    /// Whether the journal is synced, so that acknowledged gradients survive the loss of a host.
+    pub(crate) is_synced: bool,
+    /// Steps of each trainer.
+    pub(crate) steps: u64,
+    checkpoint_millis: u64,
+    parameters: Vec<(SimRule, u64)>,
+}
+
+impl SimJob {
+    pub(crate) fn draw(prng: &mut Prng) -> Self {
+        let mode = prng.choose(&[SimMode::Sync, SimMode::Sync, SimMode::Async, SimMode::Bounded]);
+        let rules: &[SimRule] = match mode {
+            SimMode::Sync => &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped],
+            // The order of gradients, which momentum depends on, is not known.
+            _ => &[SimRule::Sgd, SimRule::Grouped],
+        };
+        let trainers = u32::try_from(1 + prng.below(3)).expect("it is small");
+        let steps = 20 + prng.below(STEPS_MAX - 20);
+        let least = u64::from(trainers) * steps;
+        let parameter = |prng: &mut Prng| {
+            let last = least + prng.below(CHUNK_ELEMENTS - least);
+            (prng.choose(rules), prng.below(3) * CHUNK_ELEMENTS + last)
+        };
+        Self {
+            servers: u16::try_from(1 + prng.below(3)).expect("it is small"),
+            shards: u16::try_from(1 + prng.below(2)).expect("it is small"),
+            trainers,
+            mode,
+            is_synced: prng.below(2) == 0,
+            steps,
+            checkpoint_millis: prng.choose(&[50, 200, 1000]),
+            parameters: (0..1 + prng.below(3)).map(|_| parameter(prng)).collect(),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> Result<Settings> {
+        let mut line = vec!["serve".to_owned()];
+        let mut set = |name: &str, value: String| line.extend([format!("--{name}"), value]);
+        set("servers", self.servers.to_string());
+        set("shards", self.shards.to_string());
+        set("trainers", self.trainers.to_string());
+        set("chunk-bytes", CHUNK_BYTES.to_string());
+        set("merge", "sum".to_owned());
+        set("checkpoint-dir", "/nonexistent/simulated".to_owned());
+        set("model-dir", "/nonexistent/simulated".to_owned());
+        set("device", "cpu".to_owned());
+        set("bind", "tcp://127.0.0.1:1".to_owned());
+        let args = ServeArgs::augment_args(clap::Command::new("serve")).try_get_matches_from(line)?;
+        let mut settings = Settings::load(&ServeArgs::from_arg_matches(&args)?, &[])?;
+        let mode = match self.mode {
+            SimMode::Sync => Mode::Sync,
+            SimMode::Async => Mode::Async,
+            SimMode::Bounded => Mode::Staleness { bound: 2 },
+        };
+        (settings.job.mode, settings.job.merge) = (mode, Merge::Sum);
+        settings.storage.journal = if self.is_synced { JournalSetting::Sync } else { JournalSetting::On };
+        settings.storage.checkpoint_interval = Duration::from_millis(self.checkpoint_millis);
+        settings.times.rank_grace = Duration::from_secs(2);
+        settings.times.lease = Duration::from_secs(2);
+        settings.times.round_timeout = Duration::from_secs(30);
+        Ok(settings)
+    }
+
+    pub(crate) fn address(server: u16) -> Address {
+        Address { scheme: Scheme::Loopback, host: format!("server-{server}"), port: 0 }
+    }
+
+    /// The catalogue that the initialising trainer declares.
+    pub(crate) fn catalogue(&self, topology: Topology) -> Result<Catalogue> {
+        let mut catalogue = Catalogue::new(topology, CHUNK_BYTES)?;
+        for (index, (rule, elements)) in self.parameters.iter().enumerate() {
+            let text = match rule {
+                SimRule::Sgd => "optimizer: SGD",
+                SimRule::Momentum => "sgd { momentum: 0.5 } const_lr { learning_rate: 1.0 }",
+                SimRule::Grouped => "sgd { } clip_norm: 1e9 const_lr { learning_rate: 1.0 }",
+            };
+            let rule = OptimizerSettings::from_text(text)?.rule.unwrap_or_default();
+            catalogue.declare(Declaration {
+                name: Name::new(format!("w{index}").as_bytes())?,
+                element_type: ElementType::Float32,
+                bytes: elements * 4,
+                shape: Vec::new(),
+                whole: !rule.is_element_wise(),
+                config: ParameterConfig { rule, sparse: None }.encode(),
+                buckets: None,
+                owner: None,
+                sender: None,
+                total_part: None,
+            })?;
+        }
+        Ok(catalogue)
+    }
+
+    /// The gradient of a trainer in a step, counted from one, for a chunk of so many bytes.
+    pub(crate) fn gradient(&self, trainer: u32, step: u64, bytes: u32) -> Vec<u8> {
+        let mut gradient = vec![0; bytes as usize];
+        let at = usize::try_from(self.element(trainer, step) * 4).expect("it is small");
+        gradient[at..at + 4].copy_from_slice(&1_f32.to_le_bytes());
+        gradient
+    }
+
+    fn element(&self, trainer: u32, step: u64) -> u64 {
+        u64::from(trainer) * self.steps + step - 1
+    }
+
+    /// The gradients of each trainer that a value contains, as bits from step 1 on.
+    ///
+    /// # Errors
+    /// When an element is not what any set of gradients makes, each counted once.
+    pub(crate) fn contents(&self, id: ChunkId, version: u64, value: &[u8]) -> Result<Vec<u64>> {
+        let elements: Vec<f32> =
+            value.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect();
+        let (rule, _) = self.parameters[id.parameter.0 as usize];
+        let of_trainers = usize::try_from(u64::from(self.trainers) * self.steps).expect("it is small");
+        if let Some(at) = elements[of_trainers..].iter().position(|element| *element != 0.0) {
+            bail!("element {} is {}; expected 0", of_trainers + at, elements[of_trainers + at]);
+        }
+        let mut sets = vec![0; self.trainers as usize];
+        for trainer in 0..self.trainers {
+            for step in 1..=self.steps {
+                let element = elements[usize::try_from(self.element(trainer, step)).expect("it is small")];
+                if element == 0.0 {
+                    continue;
+                }
+                let expected = if rule == SimRule::Momentum { moved(version.checked_sub(step)) } else { -1.0 };
+                ensure!(
+                    element.to_bits() == expected.to_bits(),
+                    "the element of trainer {trainer}, step {step} is {element}; expected {expected}"
+                );
+                sets[trainer as usize] |= 1 << (step - 1);
+            }
+        }
+        Ok(sets)
+    }
+}
+
+/// The value of an element so many updates after the one with its gradient.
+fn moved(further: Option<u64>) -> f32 {
+    let (mut momentum, mut value) = (1.0_f32, -1.0_f32);
+    for _ in 0..further.unwrap_or(0) {
+        momentum *= 0.5;
+        value -= momentum;
+    }
+    value
+}
+
+/// The first so many steps, as bits.
+pub(crate) fn first_steps(count: u64) -> u64 {
+    if count >= 64 { u64::MAX } else { (1 << count) - 1 }
+}

@@ -1,0 +1,142 @@
+//! The oracle knows every gradient that a trainer has sent and that a server has acknowledged, and checks every value
+//! that a trainer gets.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use pserver_core::ids::ChunkId;
+
+use crate::job::{SimJob, SimMode, first_steps};
+
+/// The gradients of one chunk, as sets of steps by trainer.
+#[derive(Clone, Debug, Default)]
+struct ChunkGradients {
+    sent: Vec<u64>,
+    acknowledged: Vec<u64>,
+}
+
+/// The oracle of one simulation.
+pub(crate) struct Oracle {
+    job: SimJob,
+    chunks: BTreeMap<ChunkId, ChunkGradients>,
+    pub(crate) values_checked: u64,
+}
+
+/// The acknowledged gradients of some chunks at a time: a value that is asked for later contains them.
+pub(crate) type Acknowledged = Vec<(ChunkId, Vec<u64>)>;
+
+impl Oracle {
+    pub(crate) fn new(job: SimJob) -> Self {
+        Self { job, chunks: BTreeMap::new(), values_checked: 0 }
+    }
+
+    pub(crate) fn sent(&mut self, id: ChunkId, trainer: u32, step: u64) {
+        self.chunk(id).sent[trainer as usize] |= 1 << (step - 1);
+    }
+
+    pub(crate) fn acknowledged(&mut self, id: ChunkId, trainer: u32, step: u64) {
+        self.chunk(id).acknowledged[trainer as usize] |= 1 << (step - 1);
+    }
+
+    pub(crate) fn acknowledged_now(&mut self, chunks: impl Iterator<Item = ChunkId>) -> Acknowledged {
+        chunks.map(|id| (id, self.chunk(id).acknowledged.clone())).collect()
+    }
+
+    fn chunk(&mut self, id: ChunkId) -> &mut ChunkGradients {
+        let none = || vec![0; self.job.trainers as usize];
+        let empty = || ChunkGradients { sent: none(), acknowledged: none() };
+        self.chunks.entry(id).or_insert_with(empty)
+    }
+
+    /// Checks a value of this version, which was asked for when `before` was acknowledged.
+    pub(crate) fn check(&mut self, id: ChunkId, version: u64, value: &[u8], before: &[u64]) -> Result<()> {
+        self.values_checked += 1;
+        let context = || format!("chunk {}.{} at version {version}", id.parameter, id.chunk);
+        let found = self.job.contents(id, version, value).with_context(context)?;
+        let chunk = self.chunk(id).clone();
+        let count: u32 = found.iter().map(|set| set.count_ones()).sum();
+        for (trainer, set) in found.iter().enumerate() {
+            let unknown = set & !chunk.sent[trainer];
+            ensure!(unknown == 0, "{}: it contains steps {unknown:#b} of trainer {trainer}, never sent", context());
+            if self.job.mode == SimMode::Sync {
+                let expected = first_steps(version);
+                ensure!(
+                    *set == expected,
+                    "{}: it contains steps {set:#b} of trainer {trainer}; expected {expected:#b}",
+                    context()
+                );
+                continue;
+            }
+            let lost = before[trainer] & !set;
+            ensure!(lost == 0, "{}: steps {lost:#b} of trainer {trainer} were acknowledged and are lost", context());
+        }
+        let updates = if self.job.mode == SimMode::Sync { version } else { u64::from(count) };
+        ensure!(version == updates, "{}: {count} gradients are in it; expected as many as updates", context());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pserver_core::ids::{ChunkIndex, ParameterIndex};
+    use pserver_core::prng::Prng;
+
+    use super::*;
+
+    const ID: ChunkId = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
+
+    /// A job in this mode, of two trainers or more.
+    fn job(mode: SimMode) -> SimJob {
+        let mut jobs = (0..).map(|seed| SimJob::draw(&mut Prng(seed)));
+        jobs.find(|job| job.mode == mode && job.trainers > 1).expect("one seed in twelve has one")
+    }
+
+    /// A value of the job after these gradients of trainers and steps.
+    fn value(job: &SimJob, gradients: &[(u32, u64)]) -> Vec<u8> {
+        let mut value = vec![0.0_f32; 1024];
+        for (trainer, step) in gradients {
+            for (element, bytes) in value.iter_mut().zip(job.gradient(*trainer, *step, 4096).chunks_exact(4)) {
+                *element -= f32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+            }
+        }
+        value.into_iter().flat_map(f32::to_le_bytes).collect()
+    }
+
+    /// The oracle's verdict on a value with `found` in it, when `sent` was sent and `acknowledged` is acknowledged.
+    fn check(sent: &[(u32, u64)], acknowledged: &[(u32, u64)], found: &[(u32, u64)], version: u64) -> Result<()> {
+        let job = job(SimMode::Async);
+        let value = value(&job, found);
+        let mut oracle = Oracle::new(job);
+        sent.iter().for_each(|(trainer, step)| oracle.sent(ID, *trainer, *step));
+        acknowledged.iter().for_each(|(trainer, step)| oracle.acknowledged(ID, *trainer, *step));
+        let before = oracle.acknowledged_now([ID].into_iter());
+        oracle.check(ID, version, &value, &before[0].1)
+    }
+
+    #[test]
+    fn a_value_contains_what_was_acknowledged_once() {
+        let sent = [(0, 1), (0, 2), (1, 1)];
+        check(&sent, &[(0, 1), (1, 1)], &[(0, 1), (1, 1)], 2).expect("it has both");
+        check(&sent, &[(0, 1)], &[(0, 1), (0, 2)], 2).expect("the second is not acknowledged yet");
+        let refused = |acknowledged: &[_], found: &[_], version| {
+            format!("{:#}", check(&sent, acknowledged, found, version).expect_err("it is wrong"))
+        };
+        assert!(refused(&[(0, 1), (1, 1)], &[(0, 1)], 1).contains("acknowledged and are lost"));
+        assert!(refused(&[], &[(0, 1), (0, 1)], 2).contains("is -2; expected -1"));
+        assert!(refused(&[], &[(1, 2)], 1).contains("never sent"));
+        assert!(refused(&[], &[(0, 1)], 2).contains("expected as many as updates"));
+    }
+
+    #[test]
+    fn in_mode_sync_a_value_is_of_whole_rounds() {
+        let job = job(SimMode::Sync);
+        let all: Vec<_> = (0..job.trainers).flat_map(|trainer| [(trainer, 1), (trainer, 2)]).collect();
+        let mut oracle = Oracle::new(job.clone());
+        all.iter().for_each(|(trainer, step)| oracle.sent(ID, *trainer, *step));
+        let none = vec![0; job.trainers as usize];
+        let first: Vec<_> = all.iter().copied().filter(|(_, step)| *step == 1).collect();
+        oracle.check(ID, 1, &value(&job, &first), &none).expect("it is of the first round");
+        let late = oracle.check(ID, 1, &value(&job, &first[1..]), &none).expect_err("a trainer is missing");
+        assert!(late.to_string().contains("of trainer 0; expected 0b1"), "{late}");
+    }
+}

@@ -1,0 +1,275 @@
+//! A server's host and the process on it: sessions of `node` over a simulated network and disk.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use pserver_core::checkpoint::OwnerRecord;
+use pserver_core::checkpoint::storage::InMemory;
+use pserver_core::error::Failure;
+use pserver_core::ids::{Epoch, Generation};
+use pserver_core::time::Now;
+use pserver_core::wire::answer::Answer;
+use pserver_core::wire::request::Request;
+use pserver_core::wire::{ErrorCode, RegisterRequest, Role, ServerEntry};
+use pserver_node::settings::Settings;
+use pserver_node::{BackgroundWork, DrivenProcess, DrivenSession, ProcessMachine, ProcessOptions};
+
+use crate::client::{SimClient, answer};
+use crate::disk::ProcessDisk;
+use crate::job::SimJob;
+use crate::machine::{ProcessFate, SimMachine};
+use crate::network::{EndpointId, HostId, SimNetwork, SimTransport};
+use crate::time::{SimClock, SimTime};
+
+/// Interval at which a server renews its registration, as `node` does.
+const RENEW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A host, whose disk outlives processes.
+pub(crate) struct ServerHost {
+    pub(crate) index: u16,
+    pub(crate) host: HostId,
+    pub(crate) disk: InMemory,
+    pub(crate) process: Option<SimServer>,
+    /// Processes that have started here.
+    pub(crate) starts: u32,
+    /// The death that is set for its disk.
+    pub(crate) death: Option<PlannedDeath>,
+    /// Until when its process stands still.
+    pub(crate) paused_until: Option<SimTime>,
+    /// Whether a process is to be started.
+    pub(crate) is_to_start: bool,
+}
+
+/// The planned death of a server during an operation of its disk.
+#[derive(Clone, Copy)]
+pub(crate) struct PlannedDeath {
+    pub(crate) operations: u64,
+    /// Whether its host is lost with what was not synced.
+    pub(crate) is_host_lost: bool,
+    /// The time until its next start.
+    pub(crate) time: Duration,
+}
+
+/// A process on it.
+pub(crate) struct SimServer {
+    pub(crate) fate: Arc<ProcessFate>,
+    pub(crate) machine: Arc<SimMachine>,
+    pub(crate) disk: ProcessDisk,
+    process: DrivenProcess,
+    sessions: Vec<(EndpointId, DrivenSession<SimTransport>)>,
+    registrar: Option<SimRegistration>,
+    /// Whether an error of the disk was injected: a session may then end.
+    pub(crate) is_troubled: bool,
+}
+
+/// The registration of a server other than 0.
+struct SimRegistration {
+    client: SimClient,
+    job: Option<(Epoch, Generation)>,
+    renew_at: Now,
+    /// When its client wants a turn.
+    due: Option<Now>,
+    is_asked: bool,
+}
+
+/// The parameters of a process's start.
+pub(crate) struct ServerBirth<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) network: &'a SimNetwork,
+    pub(crate) clock: &'a SimClock,
+    pub(crate) seed: u64,
+}
+
+/// The end of a turn of one of a process's endpoints.
+pub(crate) enum ServerTurn {
+    /// The next turn is due after this time at the latest, and others are due at once.
+    Goes(Duration, Vec<EndpointId>),
+    /// The process has ended by itself.
+    Ended(String),
+}
+
+impl ServerHost {
+    /// Starts a process. The failure is that of a start which did not succeed.
+    pub(crate) fn start(&mut self, birth: &ServerBirth<'_>) -> Result<Result<Vec<EndpointId>, Failure>> {
+        let index = self.index;
+        self.starts += 1;
+        let fate = Arc::<ProcessFate>::default();
+        let machine = SimMachine::start(birth.clock.clone());
+        let disk = ProcessDisk::new(self.disk.clone(), Arc::clone(&fate), birth.seed);
+        self.death.iter().for_each(|death| disk.die_after(death.operations));
+        let mut settings = birth.settings.clone();
+        settings.index = index;
+        settings.addresses.bind = SimJob::address(index);
+        let owner = OwnerRecord {
+            server: index,
+            process: self.starts,
+            host: format!("simulated-{index}"),
+            since: "2027-01-15T08:00:00Z".to_owned(),
+        };
+        let storage: Arc<dyn pserver_core::checkpoint::Storage> = Arc::new(disk.clone());
+        let machine_of = Arc::clone(&machine) as Arc<dyn ProcessMachine>;
+        let options = ProcessOptions { settings, machine: machine_of, storage: Some(storage), owner };
+        let process = match DrivenProcess::start(options) {
+            Ok(process) => process,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let mut process =
+            SimServer { fate, machine, disk, process, sessions: Vec::new(), registrar: None, is_troubled: false };
+        let started = if index == 0 {
+            process.start_coordinator(self.host, birth)
+        } else {
+            let transport = birth.network.transport(self.host, Arc::clone(&process.fate), None);
+            process.registrar = Some(SimRegistration::new(index, transport, birth.settings));
+            Ok(())
+        };
+        if let Err(failure) = started {
+            process.end(birth.network, false);
+            return Ok(Err(failure));
+        }
+        let endpoints = process.endpoints();
+        self.process = Some(process);
+        Ok(Ok(endpoints))
+    }
+
+    /// Gives a turn to one of the process's endpoints.
+    pub(crate) fn turn(&mut self, endpoint: EndpointId, birth: &ServerBirth<'_>) -> Result<ServerTurn> {
+        let (index, host) = (self.index, self.host);
+        let Some(process) = &mut self.process else { bail!("server {index} has no process") };
+        let now = Now(process.machine.nanos() / 1_000_000);
+        if let Some(registrar) = process.registrar.as_mut().filter(|one| one.client.endpoint() == endpoint) {
+            let registered = registrar.turn(now, index, birth.settings)?;
+            let due = registrar.due;
+            let wait = due.map_or(Duration::from_secs(1), |due| now.until(due));
+            return match registered {
+                Registered::Nothing => Ok(ServerTurn::Goes(wait, Vec::new())),
+                Registered::Replaced(text) => Ok(ServerTurn::Ended(text)),
+                Registered::Job(job) => match process.start_shards(index, host, job, birth) {
+                    Ok(()) => Ok(ServerTurn::Goes(wait, process.endpoints())),
+                    Err(failure) => Ok(ServerTurn::Ended(failure.to_string())),
+                },
+            };
+        }
+        let found = process.sessions.iter_mut().find(|(one, _)| *one == endpoint);
+        let (_, session) = found.context("an endpoint of a process has a session")?;
+        Ok(match session.turn() {
+            Ok(wait) => ServerTurn::Goes(wait, Vec::new()),
+            Err(failure) => ServerTurn::Ended(failure.to_string()),
+        })
+    }
+}
+
+impl SimServer {
+    fn start_coordinator(&mut self, host: HostId, birth: &ServerBirth<'_>) -> Result<(), Failure> {
+        let transport = self.transport(0, 0, host, birth);
+        let endpoint = transport.endpoint();
+        let (session, job) = match self.process.coordinator(transport) {
+            Ok(started) => started,
+            Err(failure) => {
+                birth.network.remove(endpoint, false);
+                return Err(failure);
+            }
+        };
+        self.sessions.push((endpoint, session));
+        self.start_shards(0, host, job, birth)
+    }
+
+    fn start_shards(
+        &mut self,
+        index: u16,
+        host: HostId,
+        job: (Epoch, Generation),
+        birth: &ServerBirth<'_>,
+    ) -> Result<(), Failure> {
+        for shard in 0..birth.settings.shards {
+            let transport = self.transport(index, shard + 1, host, birth);
+            let endpoint = transport.endpoint();
+            match self.process.shard(shard, job, transport) {
+                Ok(session) => self.sessions.push((endpoint, session)),
+                Err(failure) => {
+                    birth.network.remove(endpoint, false);
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn transport(&self, index: u16, lane: u16, host: HostId, birth: &ServerBirth<'_>) -> SimTransport {
+        let address = SimJob::address(index).of_lane(lane.into());
+        birth.network.transport(host, Arc::clone(&self.fate), Some(&address))
+    }
+
+    pub(crate) fn endpoints(&self) -> Vec<EndpointId> {
+        let sessions = self.sessions.iter().map(|(endpoint, _)| *endpoint);
+        sessions.chain(self.registrar.iter().map(|registrar| registrar.client.endpoint())).collect()
+    }
+
+    pub(crate) fn take_work(&self) -> Vec<BackgroundWork> {
+        self.machine.take_work()
+    }
+
+    /// Ends the process. The host of a lost one tells its peers nothing.
+    pub(crate) fn end(self, network: &SimNetwork, is_host_lost: bool) {
+        self.fate.kill();
+        self.endpoints().into_iter().for_each(|endpoint| network.remove(endpoint, is_host_lost));
+    }
+}
+
+enum Registered {
+    Nothing,
+    /// Server 0 has named the job.
+    Job((Epoch, Generation)),
+    Replaced(String),
+}
+
+impl SimRegistration {
+    fn new(index: u16, transport: SimTransport, settings: &Settings) -> Self {
+        let mut client = SimClient::new(Role::Server, 1000 + u32::from(index), transport);
+        client.ask_control(register(index, settings, false));
+        Self { client, job: None, renew_at: Now(0), is_asked: true, due: None }
+    }
+
+    fn turn(&mut self, now: Now, index: u16, settings: &Settings) -> Result<Registered> {
+        self.due = self.client.turn(now)?;
+        if let Some(results) = self.client.take_call() {
+            self.is_asked = false;
+            self.renew_at = now + RENEW_INTERVAL;
+            for (_, result) in results {
+                match result {
+                    Ok(finished) => {
+                        let Answer::Joined(joined) = answer(&finished)? else { bail!("expected a job") };
+                        let found = (Epoch(joined.epoch), Generation(joined.generation));
+                        let Some((epoch, _)) = self.job else {
+                            self.job = Some(found);
+                            return Ok(Registered::Job(found));
+                        };
+                        ensure!(found.0 == epoch, "server 0 serves another job than before");
+                    }
+                    Err(refused) if refused.code == ErrorCode::Fenced => return Ok(Registered::Replaced(refused.text)),
+                    Err(refused) => bail!("server {index} cannot register: {}", refused.text),
+                }
+            }
+        }
+        if !self.is_asked && self.renew_at <= now {
+            self.is_asked = true;
+            self.client.ask_control(register(index, settings, true));
+            self.due = self.client.turn(now)?;
+        }
+        if !self.is_asked {
+            self.due = self.due.into_iter().chain([self.renew_at]).min();
+        }
+        Ok(Registered::Nothing)
+    }
+}
+
+fn register(index: u16, settings: &Settings, renews: bool) -> Request {
+    let entry = ServerEntry { address: SimJob::address(index).to_string(), shards: settings.shards.into() };
+    Request::Register(RegisterRequest {
+        server: index.into(),
+        entry: Some(entry),
+        renews,
+        status: Vec::new(),
+        servers: Some(settings.job.servers.into()),
+    })
+}

@@ -1,0 +1,609 @@
+//! A trainer's process: it joins, initialises or waits, and trains.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use prost::Message;
+use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
+use pserver_core::dtype::ElementType;
+use pserver_core::ids::{
+    ChunkId, Epoch, Generation, Incarnation, JobRun, ParameterIndex, Round, RunNumber, Sequence, ShardId, Ticket,
+    TrainerId,
+};
+use pserver_core::memory::LendingMemory;
+use pserver_core::partition::{Catalogue, CataloguePage, DeclarationMessage, Topology};
+use pserver_core::port::{Incoming, Outgoing, Payloads, ReceiveBuffers};
+use pserver_core::prng::Prng;
+use pserver_core::time::Now;
+use pserver_core::wire::answer::Answer;
+use pserver_core::wire::request::{Commit, Request};
+use pserver_core::wire::{
+    Address, CatalogueRequest, Entry, ErrorCode, FinishMessage, Flags, Frame, Head, InitMessage, JobMessage,
+    JoinRequest, Joined, Kind, PushMessage, Role, TopologyMessage,
+};
+
+use crate::client::{RequestResult, SimClient, answer};
+use crate::job::{SimJob, SimMode};
+use crate::machine::ProcessFate;
+use crate::network::{EndpointId, SimTransport};
+use crate::oracle::{Acknowledged, Oracle};
+
+const PAGE_BYTES_MAX: u32 = 64 * 1024;
+/// Pause before a failed call is repeated, and between two questions for addresses.
+const REPEAT_PAUSE: Duration = Duration::from_millis(100);
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// The progress of a rank, which outlives its process: a program would have it in its own checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TrainerRecord {
+    /// The last step that was begun.
+    begun: u64,
+    /// Whether the last value that was wanted is there.
+    pub(crate) is_done: bool,
+}
+
+/// The trainer's activity.
+#[derive(Debug)]
+enum TrainerPhase {
+    Joining,
+    Beginning,
+    Declaring { next: InitStep },
+    Fetching { pages: Vec<CataloguePage>, of: u32 },
+    Learning,
+    Computing { until: Now },
+    Pushing { step: u64, fetches: bool },
+    Pulling,
+    Idle,
+}
+
+/// The part of the initialisation that follows the current call.
+#[derive(Debug)]
+enum InitStep {
+    Finish,
+    Commit { page: usize },
+    Done,
+}
+
+/// The purpose of a request about chunks.
+struct ChunkRequest {
+    chunks: Vec<(ChunkId, u32)>,
+    lane: LaneId,
+    /// Memory that gets the values.
+    memory: Option<LendingMemory>,
+    /// Memory with the gradients, which lives until the transport has returned them.
+    _gradients: LendingMemory,
+    acknowledged: Acknowledged,
+}
+
+/// A trainer's process.
+pub(crate) struct SimTrainer {
+    pub(crate) rank: u32,
+    client: SimClient,
+    pub(crate) fate: Arc<ProcessFate>,
+    prng: Prng,
+    phase: TrainerPhase,
+    known: KnownJob,
+    sequence: u64,
+    /// Steps that the trainer knows to be in each parameter, in mode sync.
+    rounds: BTreeMap<ParameterIndex, u64>,
+    /// The newest version of each chunk that this process has seen.
+    versions: BTreeMap<ChunkId, u64>,
+    requests: BTreeMap<Ticket, ChunkRequest>,
+    /// Initial values that may be on their way.
+    initial: BTreeMap<Ticket, LendingMemory>,
+    times: TrainerTimes,
+}
+
+/// The job as the trainer knows it.
+#[derive(Default)]
+struct KnownJob {
+    lanes: BTreeMap<ShardId, LaneId>,
+    settings: Option<JobMessage>,
+    topology: Option<Topology>,
+    catalogue: Option<Catalogue>,
+}
+
+#[derive(Default)]
+struct TrainerTimes {
+    /// When the call in progress is cancelled.
+    impatient_at: Option<Now>,
+    /// When a failed call is repeated.
+    repeat_at: Option<Now>,
+    /// Earliest time of the next question for addresses.
+    search_at: Now,
+}
+
+/// The parts of the simulation that a turn of a trainer uses.
+pub(crate) struct TrainerContext<'a> {
+    pub(crate) job: &'a SimJob,
+    pub(crate) oracle: &'a mut Oracle,
+    pub(crate) record: &'a mut TrainerRecord,
+    pub(crate) seen: &'a mut BTreeMap<&'static str, u64>,
+}
+
+impl TrainerContext<'_> {
+    fn note(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+}
+
+/// The end of a turn.
+pub(crate) enum TrainerTurn {
+    /// The next turn is due at this time at the latest.
+    Goes(Option<Now>),
+    /// A newer process of this rank has replaced this one.
+    Replaced,
+}
+
+impl SimTrainer {
+    pub(crate) fn start(rank: u32, process: u32, transport: SimTransport, fate: Arc<ProcessFate>, seed: u64) -> Self {
+        let mut client = SimClient::new(Role::Trainer, process, transport);
+        client.ask_control(Request::Join(JoinRequest { trainer: Some(rank), incarnation: 0 }));
+        Self {
+            rank,
+            client,
+            fate,
+            prng: Prng(seed),
+            phase: TrainerPhase::Joining,
+            known: KnownJob::default(),
+            sequence: 0,
+            rounds: BTreeMap::new(),
+            versions: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            initial: BTreeMap::new(),
+            times: TrainerTimes::default(),
+        }
+    }
+
+    pub(crate) fn endpoint(&self) -> EndpointId {
+        self.client.endpoint()
+    }
+
+    /// Describes its activity, for a simulation that does not end.
+    pub(crate) fn describe(&self) -> String {
+        let tickets: Vec<Ticket> = self.requests.keys().copied().collect();
+        let outstanding = self.client.client.outstanding(&tickets);
+        let rounds: Vec<u64> = self.rounds.values().copied().collect();
+        format!("{:?}, rounds {rounds:?}, open {}, {outstanding}", self.phase, self.client.describe())
+    }
+
+    /// Cancels the call in progress, if there is one, soon.
+    pub(crate) fn lose_patience(&mut self, now: Now) {
+        if matches!(self.phase, TrainerPhase::Pushing { .. } | TrainerPhase::Pulling | TrainerPhase::Learning) {
+            self.times.impatient_at = Some(now);
+        }
+    }
+
+    /// Asks for every value once more.
+    pub(crate) fn look_again(&mut self) {
+        if matches!(self.phase, TrainerPhase::Idle) {
+            self.phase = TrainerPhase::Computing { until: Now(0) };
+        }
+    }
+
+    pub(crate) fn turn(&mut self, now: Now, cx: &mut TrainerContext<'_>) -> Result<TrainerTurn> {
+        loop {
+            let due = self.client.turn(now)?;
+            self.search(now, cx)?;
+            if self.times.impatient_at.is_some_and(|at| at <= now) {
+                self.times.impatient_at = None;
+                cx.note("a trainer cancels a call");
+                self.client.cancel();
+                continue;
+            }
+            if let Some(results) = self.client.take_call() {
+                self.times.impatient_at = None;
+                if let Some(refused) = self.take(now, results, cx)? {
+                    if refused.code == ErrorCode::Fenced && !self.is_initialising() {
+                        return Ok(TrainerTurn::Replaced);
+                    }
+                    self.refused(now, &refused, cx)?;
+                }
+                continue;
+            }
+            if self.times.repeat_at.is_some_and(|at| at <= now) {
+                self.times.repeat_at = None;
+                self.repeat(cx)?;
+                continue;
+            }
+            if let TrainerPhase::Computing { until } = self.phase
+                && until <= now
+            {
+                self.step(cx)?;
+                continue;
+            }
+            let computing = match self.phase {
+                TrainerPhase::Computing { until } => Some(until),
+                _ => None,
+            };
+            let all = [due, computing, self.times.impatient_at, self.times.repeat_at];
+            return Ok(TrainerTurn::Goes(all.into_iter().flatten().min()));
+        }
+    }
+
+    /// Asks for the addresses of servers while one does not answer.
+    fn search(&mut self, now: Now, cx: &mut TrainerContext<'_>) -> Result<()> {
+        for (_, result) in self.client.take_beside() {
+            let Ok(finished) = result else { continue };
+            let Answer::Joined(joined) = answer(&finished)? else { bail!("an answer to another request") };
+            let servers = joined.topology.unwrap_or_default();
+            for (shard, lane) in &self.known.lanes {
+                let entry = &servers.servers[usize::from(shard.server.0)];
+                self.client.client.move_lane(*lane, Address::parse(&entry.address)?);
+            }
+            cx.note("a trainer asks where a server is");
+        }
+        if self.times.search_at <= now && self.client.client.is_astray() && !self.client.is_asked_beside() {
+            self.times.search_at = now + SEARCH_PAUSE;
+            self.client.ask_beside(Request::Observe(true));
+        }
+        Ok(())
+    }
+
+    /// Takes the results of a call; the refusal, if one of its requests was refused.
+    fn take(&mut self, now: Now, results: Vec<RequestResult>, cx: &mut TrainerContext<'_>) -> Result<Option<Refused>> {
+        let (mut refused, mut finished) = (None, Vec::new());
+        for (ticket, result) in results {
+            self.initial.remove(&ticket);
+            match result {
+                Ok(one) => finished.push((ticket, one)),
+                Err(one) => {
+                    self.requests.remove(&ticket);
+                    refused = refused.or(Some(one));
+                }
+            }
+        }
+        for (ticket, one) in &finished {
+            self.finished(*ticket, one, cx)?;
+        }
+        if refused.is_some() {
+            return Ok(refused);
+        }
+        self.advance(now, finished, cx)?;
+        Ok(None)
+    }
+
+    /// Goes on after a call that was answered.
+    fn advance(&mut self, now: Now, mut finished: Vec<(Ticket, Finished)>, cx: &mut TrainerContext<'_>) -> Result<()> {
+        let phase = std::mem::replace(&mut self.phase, TrainerPhase::Idle);
+        match phase {
+            TrainerPhase::Joining => {
+                let Answer::Joined(joined) = answer(&finished[0].1)? else { bail!("expected a rank") };
+                self.joined(joined)?;
+                self.begin();
+            }
+            TrainerPhase::Beginning => match answer(&finished[0].1)? {
+                Answer::Granted(generation) => {
+                    cx.note("a trainer is elected");
+                    self.client.client.identify(|one| one.generation = Generation(generation));
+                    self.declare(cx)?;
+                }
+                Answer::Initialised(done) => {
+                    self.client.client.identify(|one| one.generation = Generation(done.generation));
+                    self.fetch(Vec::new(), done.pages);
+                }
+                _ => bail!("expected a grant or a catalogue"),
+            },
+            TrainerPhase::Declaring { next } => self.initialise(next)?,
+            TrainerPhase::Fetching { mut pages, of } => {
+                let Answer::Page(bytes) = answer(&finished[0].1)? else { bail!("expected a page") };
+                pages.push(CataloguePage::decode(bytes.as_slice())?);
+                if pages.len() < of as usize {
+                    self.fetch(pages, of);
+                } else {
+                    self.known.catalogue = Some(Catalogue::from_pages(pages)?);
+                    self.pull(TrainerPhase::Learning, cx)?;
+                }
+            }
+            TrainerPhase::Pushing { step, fetches } => {
+                if cx.job.mode == SimMode::Sync {
+                    self.rounds.values_mut().for_each(|round| *round = (*round).max(step));
+                }
+                cx.record.begun = cx.record.begun.max(step);
+                self.sequence += 1;
+                if fetches { self.compute(now, cx) } else { self.pull(TrainerPhase::Pulling, cx)? }
+            }
+            TrainerPhase::Learning | TrainerPhase::Pulling => self.compute(now, cx),
+            TrainerPhase::Computing { .. } | TrainerPhase::Idle => bail!("an answer to no call"),
+        }
+        finished.clear();
+        Ok(())
+    }
+
+    fn is_initialising(&self) -> bool {
+        matches!(self.phase, TrainerPhase::Declaring { .. } | TrainerPhase::Beginning)
+    }
+
+    /// Decides what follows a refused call.
+    fn refused(&mut self, now: Now, refused: &Refused, cx: &mut TrainerContext<'_>) -> Result<()> {
+        match refused.code {
+            ErrorCode::Deadline => {
+                cx.note("a call ends without an answer");
+                self.times.repeat_at = Some(now + REPEAT_PAUSE);
+            }
+            ErrorCode::InitialisationLost | ErrorCode::NotInitialised | ErrorCode::Fenced if self.is_initialising() => {
+                cx.note("an initialisation is lost");
+                self.known.catalogue = None;
+                self.begin();
+            }
+            _ => bail!("trainer {}: a call was refused ({:?}): {}", self.rank, refused.code, refused.text),
+        }
+        Ok(())
+    }
+
+    /// Repeats the call that failed.
+    fn repeat(&mut self, cx: &mut TrainerContext<'_>) -> Result<()> {
+        match self.phase {
+            TrainerPhase::Pushing { step, fetches } => self.push(step, fetches, cx),
+            TrainerPhase::Pulling => self.pull(TrainerPhase::Pulling, cx),
+            TrainerPhase::Learning => self.pull(TrainerPhase::Learning, cx),
+            TrainerPhase::Joining => {
+                let join = JoinRequest { trainer: Some(self.rank), incarnation: 0 };
+                self.client.ask_control(Request::Join(join));
+                Ok(())
+            }
+            TrainerPhase::Fetching { ref pages, of } => {
+                let pages = pages.clone();
+                self.fetch(pages, of);
+                Ok(())
+            }
+            _ => {
+                self.begin();
+                Ok(())
+            }
+        }
+    }
+
+    fn joined(&mut self, joined: Joined) -> Result<()> {
+        let trainers = joined.job.map_or(0, |job| job.trainers);
+        self.client.client.identify(|one| {
+            one.trainer = TrainerId(joined.trainer);
+            one.incarnation = Incarnation(joined.incarnation);
+            one.run = JobRun { number: RunNumber(joined.run), trainers };
+            one.epoch = Epoch(joined.epoch);
+        });
+        self.known.settings = joined.job;
+        let servers = joined.topology.context("no servers")?;
+        let topology = topology(&servers)?;
+        for place in topology.shard_ids() {
+            let address = Address::parse(&servers.servers[usize::from(place.server.0)].address)?;
+            let name = format!("server {} shard {}", place.server, place.shard);
+            let lane = self.client.add_lane(address, u64::from(place.shard.0) + 1, name);
+            self.known.lanes.insert(place, lane);
+        }
+        self.known.topology = Some(topology);
+        Ok(())
+    }
+
+    fn begin(&mut self) {
+        self.phase = TrainerPhase::Beginning;
+        self.client.ask_control(Request::Begin(true));
+    }
+
+    /// Sends the parameters, all zeros.
+    fn declare(&mut self, cx: &mut TrainerContext<'_>) -> Result<()> {
+        let catalogue = cx.job.catalogue(self.known.topology.clone().context("not joined")?)?;
+        for parameter in catalogue.iter() {
+            let message = InitMessage {
+                parameter: parameter.index().0,
+                declaration: Some(DeclarationMessage::from(parameter.declaration())),
+                chunk_bytes: parameter.chunk_bytes(),
+            };
+            for (chunk, span) in parameter.chunks() {
+                let id = ChunkId { parameter: parameter.index(), chunk };
+                let zeros = vec![0; span.bytes as usize];
+                let mut frame = Frame::with_control(Head::new(Kind::Init), &message);
+                frame.entries.push(Entry::with_payload(id, Round(0), parameter.declaration().element_type, &zeros));
+                let mut memory = LendingMemory::new(zeros);
+                let payload: Payloads = [Outgoing::Loan(memory.read(span.bytes, |_| ()))].into();
+                let lane = self.known.lanes[&parameter.shard_of(chunk)];
+                let ticket = self.client.ask(lane, frame, RequestBody { payload, ..RequestBody::default() });
+                self.initial.insert(ticket, memory);
+            }
+        }
+        self.known.catalogue = Some(catalogue);
+        self.phase = TrainerPhase::Declaring { next: InitStep::Finish };
+        Ok(())
+    }
+
+    fn initialise(&mut self, next: InitStep) -> Result<()> {
+        let catalogue = self.known.catalogue.as_ref().context("nothing was declared")?;
+        let next = match next {
+            InitStep::Finish => {
+                for (shard, lane) in &self.known.lanes {
+                    let chunks = catalogue.chunks_on(*shard).count() as u64;
+                    let message = FinishMessage { chunks, job: self.known.settings };
+                    let frame = Frame::with_control(Head::new(Kind::Finish), &message);
+                    self.client.ask(*lane, frame, RequestBody::default());
+                }
+                InitStep::Commit { page: 0 }
+            }
+            InitStep::Commit { page } => {
+                let pages = catalogue.pages(PAGE_BYTES_MAX);
+                let last = page + 1 == pages.len();
+                let commit = Commit {
+                    generation: self.client.client.identity().generation.0,
+                    page: pages[page].encode_to_vec(),
+                    last,
+                    job: self.known.settings.filter(|_| last),
+                    default_config: Vec::new(),
+                };
+                self.client.ask_control(Request::Commit(commit));
+                if last { InitStep::Done } else { InitStep::Commit { page: page + 1 } }
+            }
+            InitStep::Done => {
+                self.rounds = catalogue.iter().map(|parameter| (parameter.index(), 0)).collect();
+                self.phase = TrainerPhase::Computing { until: Now(0) };
+                self.sequence = 1;
+                return Ok(());
+            }
+        };
+        self.phase = TrainerPhase::Declaring { next };
+        Ok(())
+    }
+
+    fn fetch(&mut self, pages: Vec<CataloguePage>, of: u32) {
+        let page = u32::try_from(pages.len()).expect("they are few");
+        self.client.ask_control(Request::Catalogue(CatalogueRequest { page }));
+        self.phase = TrainerPhase::Fetching { pages, of };
+    }
+
+    fn compute(&mut self, now: Now, cx: &mut TrainerContext<'_>) {
+        self.sequence = self.sequence.max(1);
+        if cx.job.mode != SimMode::Sync && self.rounds.is_empty() {
+            self.rounds = self.known.catalogue.iter().flat_map(Catalogue::iter).map(|one| (one.index(), 0)).collect();
+        }
+        if self.is_at_end(cx) && self.has_all(cx) {
+            cx.record.is_done = true;
+            self.phase = TrainerPhase::Idle;
+            return;
+        }
+        let pause = Duration::from_millis(self.prng.below(30));
+        self.phase = TrainerPhase::Computing { until: now + pause };
+    }
+
+    /// Whether every step of this trainer was sent.
+    fn is_at_end(&self, cx: &TrainerContext<'_>) -> bool {
+        match cx.job.mode {
+            SimMode::Sync => self.rounds.values().all(|round| *round >= cx.job.steps),
+            _ => cx.record.begun >= cx.job.steps,
+        }
+    }
+
+    /// Whether the last values that this process saw contain them.
+    fn has_all(&self, cx: &TrainerContext<'_>) -> bool {
+        cx.job.mode != SimMode::Sync || self.versions.values().all(|version| *version >= cx.job.steps)
+    }
+
+    fn step(&mut self, cx: &mut TrainerContext<'_>) -> Result<()> {
+        if self.is_at_end(cx) {
+            return self.pull(TrainerPhase::Pulling, cx);
+        }
+        let step = match cx.job.mode {
+            SimMode::Sync => self.rounds.values().min().copied().unwrap_or(0) + 1,
+            _ => cx.record.begun + 1,
+        };
+        cx.record.begun = cx.record.begun.max(step);
+        let fetches = self.prng.below(2) == 0;
+        self.push(step, fetches, cx)
+    }
+
+    /// Sends the gradients of a step; a repetition has the same number.
+    fn push(&mut self, step: u64, fetches: bool, cx: &mut TrainerContext<'_>) -> Result<()> {
+        let flags = if fetches { Flags::WANT_VALUE } else { Flags::default() };
+        let head = Head { flags, sequence: Sequence(self.sequence), ..Head::new(Kind::Push) };
+        let round = if cx.job.mode == SimMode::Sync { step } else { 0 };
+        for (lane, chunks) in self.chunks_by_lane()? {
+            let mut frame = Frame::with_control(head, &PushMessage::default());
+            let mut gradients = Vec::new();
+            for (id, bytes) in &chunks {
+                let gradient = cx.job.gradient(self.rank, step, *bytes);
+                frame.entries.push(Entry::with_payload(*id, Round(round), ElementType::Float32, &gradient));
+                gradients.extend(gradient);
+                cx.oracle.sent(*id, self.rank, step);
+            }
+            self.ask_chunks(lane, frame, LendingMemory::new(gradients), (chunks, fetches), cx);
+        }
+        self.phase = TrainerPhase::Pushing { step, fetches };
+        Ok(())
+    }
+
+    /// Asks for every value, in mode sync with every gradient that this process has sent.
+    fn pull(&mut self, phase: TrainerPhase, cx: &mut TrainerContext<'_>) -> Result<()> {
+        for (lane, chunks) in self.chunks_by_lane()? {
+            let mut frame = Frame::bare(Head::new(Kind::Pull));
+            for (id, _) in &chunks {
+                let least = match (cx.job.mode, &phase) {
+                    // An earlier attempt may have learned the round of some chunks only.
+                    (_, TrainerPhase::Learning) => 0,
+                    (SimMode::Sync, _) => self.rounds.get(&id.parameter).copied().unwrap_or(0),
+                    _ => 0,
+                };
+                frame.entries.push(Entry::bare(*id, Round(least), ElementType::Float32));
+            }
+            self.ask_chunks(lane, frame, LendingMemory::new(Vec::new()), (chunks, true), cx);
+        }
+        self.phase = phase;
+        Ok(())
+    }
+
+    fn ask_chunks(
+        &mut self,
+        lane: LaneId,
+        frame: Frame,
+        mut gradients: LendingMemory,
+        (chunks, fetches): (Vec<(ChunkId, u32)>, bool),
+        cx: &mut TrainerContext<'_>,
+    ) {
+        let bytes: usize = chunks.iter().map(|(_, bytes)| *bytes as usize).sum();
+        let mut memory = fetches.then(|| LendingMemory::new(vec![0xff; bytes]));
+        let lend_in = |memory: &mut LendingMemory, bytes| Incoming::Loan(memory.write(bytes));
+        let into: ReceiveBuffers = match &mut memory {
+            Some(memory) => chunks.iter().map(|(_, bytes)| lend_in(memory, *bytes)).collect(),
+            None => ReceiveBuffers::new(),
+        };
+        let acknowledged = cx.oracle.acknowledged_now(chunks.iter().map(|(id, _)| *id));
+        let payloads = frame.entries.iter().filter(|entry| entry.bytes > 0).map(|entry| entry.bytes);
+        let payload = payloads.map(|bytes| Outgoing::Loan(gradients.read(bytes, |_| ()))).collect();
+        let body = RequestBody { payload, into, ..RequestBody::default() };
+        let ticket = self.client.ask(lane, frame, body);
+        self.requests.insert(ticket, ChunkRequest { chunks, lane, memory, _gradients: gradients, acknowledged });
+    }
+
+    /// Takes an answer about chunks: it acknowledges gradients, or brings values, or both.
+    fn finished(&mut self, ticket: Ticket, finished: &Finished, cx: &mut TrainerContext<'_>) -> Result<()> {
+        let Some(ChunkRequest { chunks, lane, memory, acknowledged, .. }) = self.requests.remove(&ticket) else {
+            return Ok(());
+        };
+        let pushed = match self.phase {
+            TrainerPhase::Pushing { step, .. } => Some(step),
+            _ => None,
+        };
+        let values = memory.map(|memory| memory.take_back().context("a finished request returns its memory"));
+        let values = values.transpose()?;
+        let mut at = 0;
+        for (index, (id, bytes)) in chunks.iter().enumerate() {
+            if let Some(step) = pushed {
+                cx.oracle.acknowledged(*id, self.rank, step);
+            }
+            let Some(values) = &values else { continue };
+            let value = &values[at..at + *bytes as usize];
+            at += *bytes as usize;
+            let version = finished.versions[index].0;
+            let mut before = acknowledged[index].1.clone();
+            if let Some(step) = pushed {
+                before[self.rank as usize] |= 1 << (step - 1);
+            }
+            cx.oracle.check(*id, version, value, &before).with_context(|| format!("of lane {lane:?}"))?;
+            let known = self.versions.entry(*id).or_default();
+            ensure!(*known <= version, "chunk {id:?} went back from version {known} to {version}");
+            *known = version;
+        }
+        if matches!(self.phase, TrainerPhase::Learning) && cx.job.mode == SimMode::Sync {
+            for (id, _) in &chunks {
+                let version = self.versions[id];
+                let round = self.rounds.entry(id.parameter).or_insert(version);
+                *round = version.min(*round);
+            }
+        }
+        Ok(())
+    }
+
+    fn chunks_by_lane(&self) -> Result<BTreeMap<LaneId, Vec<(ChunkId, u32)>>> {
+        let mut lanes: BTreeMap<LaneId, Vec<(ChunkId, u32)>> = BTreeMap::new();
+        for parameter in self.known.catalogue.as_ref().context("no catalogue")?.iter() {
+            for (chunk, span) in parameter.chunks() {
+                let id = ChunkId { parameter: parameter.index(), chunk };
+                lanes.entry(self.known.lanes[&parameter.shard_of(chunk)]).or_default().push((id, span.bytes));
+            }
+        }
+        Ok(lanes)
+    }
+}
+
+fn topology(message: &TopologyMessage) -> Result<Topology> {
+    let shards: Result<Vec<u16>, _> = message.servers.iter().map(|server| u16::try_from(server.shards)).collect();
+    Ok(Topology::new(shards?)?)
+}
