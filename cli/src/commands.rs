@@ -17,6 +17,7 @@ use pserver_node::Server;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_node::settings::{ServeArgs, Settings};
 use sd_notify::NotifyState;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::logging::Log;
 use crate::notification::{self, ManagedWork};
@@ -41,7 +42,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a server until SIGTERM or SIGINT; then drain, take a last checkpoint and stop.
+    /// Run a server until SIGTERM, SIGINT or SIGHUP; then drain, take a last checkpoint and stop.
     Serve(Box<ServeArgs>),
     /// Start a whole job: servers, and trainers that run a command, on this machine, on hosts, or within an allocation.
     /// When one fails all end, and the exit status is that of the first that failed.
@@ -193,7 +194,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     Ok(stopped?)
 }
 
-/// Stop requests: SIGTERM, SIGINT, and with `--until-stdin-closes` the parent's death.
+/// Stop requests: SIGTERM, SIGINT, SIGHUP (a closed terminal), and with `--until-stdin-closes` the parent's death.
 struct StopRequests {
     /// Receives a byte when the server is to stop.
     stop: UnixStream,
@@ -205,7 +206,8 @@ impl StopRequests {
     fn listen(until_stdin_closes: bool) -> Result<Self> {
         let (stop, asks) = UnixStream::pair().context("a socket for signals")?;
         let starting = Arc::new(AtomicBool::new(true));
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        let hangup = Some(SIGHUP).filter(|_| !ignores_hangup());
+        for signal in [SIGTERM, SIGINT].into_iter().chain(hangup) {
             let asks = asks.try_clone().context("a socket for signals")?;
             signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&starting))
                 .and_then(|_| signal_hook::low_level::pipe::register(signal, asks))
@@ -234,6 +236,14 @@ impl StopRequests {
             Err(error) => Err(error).context("waiting for signals"),
         }
     }
+}
+
+/// Whether this process was started with SIGHUP ignored, as by `nohup`.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let signals = ignored.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
+    signals.is_some_and(|signals| signals & (1 << (SIGHUP - 1)) != 0)
 }
 
 /// Says where the server is, to whoever started it.

@@ -18,13 +18,15 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from ._errors import Error, Timeout
+from ._errors import Error, Refused, Timeout
 from ._servers import READY_SECONDS, STOP_SECONDS, _log
 
 SERVER_ABSENCE_SECONDS = 10.0
 """So long servers may be away that rank 0 finds in the store: one that was killed is started again."""
 RANK_GRACE_SECONDS = 60
 RUN = "TORCHELASTIC_RUN_ID"
+OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK")
+"""Other variables that torchrun sets."""
 SUPERVISOR = "pserver._supervisor"
 _started = 0
 """How often this process has asked for servers: each time the job gets others."""
@@ -41,6 +43,8 @@ def servers(settings: dict[str, Any]) -> dict[str, str]:
     global _started
     _started += 1
     environment = os.environ
+    if lacking := [name for name in OF_TORCHRUN if name not in environment]:
+        raise Refused(f"{RUN} is set and {', '.join(lacking)} not; expected all variables of torchrun, or none")
     hosts, host = int(environment.get("GROUP_WORLD_SIZE", "1")), int(environment.get("GROUP_RANK", "0"))
     is_colocated = settings["count"] is None
     if is_colocated:

@@ -1,6 +1,9 @@
 """Steps that an interrupt or a failure ends at any point: no gradient counts twice, no call goes on, no change is lost."""
 
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -144,3 +147,92 @@ def test_a_weight_that_got_other_memory_before_its_gradient_left_is_the_jobs(job
     weights[1].data = torch.full((3,), 10.0)
     one.step()
     assert weights[1].tolist() == client.pull()["parameter.1"].tolist() == [9, 9, 9]
+
+
+class InterruptAtLine:
+    """An interrupt at one of the lines of the package that a program runs, counted from one."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.place: str | None = None
+        """The line, once it was reached."""
+
+    def __enter__(self) -> "InterruptAtLine":
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        is_ours = f"pserver{os.sep}torch" in frame.f_code.co_filename
+        return self._line if is_ours else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and self.place is None:
+            self._left -= 1
+            if self._left == 0:
+                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}: {frame.f_code.co_name}"
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize("given", [{}, {"overlap": True, "bucket_bytes": 1}, {"max_norm": 1e9}])
+def test_a_step_that_is_interrupted_at_any_line_counts_once(job: Any, given: dict[str, Any]) -> None:
+    import pserver.torch
+
+    client = job()
+    ours, reference = ([torch.nn.Parameter(torch.ones(4).double()) for _ in range(2)] for _ in range(2))
+    groups = [{"params": [weight]} for weight in ours]
+    one = pserver.torch.Optimizer(groups, "sgd", 0.05, momentum=0.9, client=client, **given)
+    other = torch.optim.SGD(reference, 0.05, momentum=0.9)
+    number, is_reached = 0, True
+    while is_reached:
+        number += 1
+        for weights in (ours, reference):
+            begin(weights)
+        with InterruptAtLine(number) as interrupt:
+            is_reached = is_interrupted(one.step)
+        # Also where the interrupted call has completed the step.
+        if is_reached:
+            one.step()
+        other.step()
+        one.zero_grad()
+        other.zero_grad()
+        differences = [(weight - expected).abs().max() for weight, expected in zip(ours, reference)]
+        assert max(differences) < 1e-12, (number, interrupt.place)
+        assert {parameter.version for parameter in client.parameters() if "@" not in parameter.name} == {number}
+    assert number > 100, "a step has many lines"
+
+
+def test_two_interrupts_in_a_row_lose_no_gradient(job: Any) -> None:
+    """The second one comes while the step ends the calls of the first."""
+    client, weights = job(), weights_of()
+    one = optimizer_of(weights, client)
+    number, is_reached = 0, True
+    while is_reached:
+        number += 1
+        for weight in weights:
+            weight.data.fill_(1)
+        one.set_weights()
+        begin(weights)
+        at_start = InterruptedAtStart(client, False)
+        start, bucket = one._buckets[1].start, one._buckets[1]
+
+        def interrupted(*given: Any, **named: Any) -> None:
+            with InterruptAtLine(number) as interrupt:
+                try:
+                    start(*given, **named)
+                finally:
+                    places.append(interrupt.place)
+
+        places: list[Any] = []
+        setattr(bucket, "start", interrupted)
+        assert is_interrupted(one.step)
+        delattr(bucket, "start")
+        client._raw = at_start._raw
+        is_reached = places[0] is not None
+        one.step()
+        one.zero_grad()
+        assert [weight.tolist() for weight in weights] == [[0, 0, 0]] * 2, (number, places)
+        assert {parameter.version for parameter in client.parameters()} == {number}

@@ -410,7 +410,7 @@ def test_a_call_that_is_over_when_its_step_is_interrupted_counts_once(job: Any, 
         asked.append(call)
         wait(call)
         if len(asked) == 1:
-            one._buckets[1]._calls[0]._raw.wait()
+            one._buckets[1]._calls[0][1]._raw.wait()
             raise KeyboardInterrupt
 
     monkeypatch.setattr(StepCall, "wait", interrupted)

@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from needs import need_torch
 from ports import free_ports
 from processes import processes_of
+
+import pserver
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -76,3 +79,13 @@ def test_kills_of_ranks_and_servers_leave_the_result_of_an_undisturbed_run(tmp_p
     )
     assert len([line for line in output.splitlines() if line.startswith("killed")]) == 5, output
     assert results(output) == results(undisturbed) and len(results(output)) == 1
+
+
+def test_variables_of_torchrun_that_lack_are_named(monkeypatch: Any) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    monkeypatch.setenv("RANK", "0")
+    text = "TORCHELASTIC_RUN_ID is set and MASTER_ADDR, MASTER_PORT, LOCAL_RANK not"
+    with pytest.raises(pserver.Refused, match=text):
+        pserver.connect(servers="colocated")

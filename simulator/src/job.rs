@@ -9,16 +9,19 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, FromArgMatches};
 use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType;
-use pserver_core::ids::ChunkId;
-use pserver_core::partition::{Catalogue, Declaration, Name, Topology};
+use pserver_core::ids::{ChunkId, ChunkIndex, ShardId};
+use pserver_core::partition::{Buckets, Catalogue, ChunkSpan, Declaration, Name, Parameter, Topology};
 use pserver_core::prng::Prng;
-use pserver_core::wire::{Address, Scheme};
+use pserver_core::wire::{Address, RowsPart, Scheme};
 use pserver_node::settings::{JournalSetting, ServeArgs, Settings};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a chunk, and its elements.
 const CHUNK_BYTES: u32 = 4096;
 const CHUNK_ELEMENTS: u64 = 1024;
+/// Elements of a row, and buckets of a table.
+const ROW_ELEMENTS: u32 = 2;
+const BUCKETS: u32 = 3;
 /// Steps of a trainer; a set of them is one number of 64 bits.
 const STEPS_MAX: u64 = 60;
 
@@ -31,6 +34,18 @@ pub(crate) enum SimRule {
     Momentum,
     /// As [`SimRule::Sgd`], with a norm that never limits: all chunks are updated together.
     Grouped,
+    /// As [`SimRule::Sgd`], on the rows of a table: an element of the others is a row here.
+    Rows,
+}
+
+/// A chunk of the job.
+#[derive(Clone, Debug)]
+pub(crate) struct SimChunk {
+    pub(crate) id: ChunkId,
+    /// Bytes of its value, or of all of its rows.
+    pub(crate) bytes: u32,
+    /// The rows that a bucket may have, in order.
+    pub(crate) rows: Option<Vec<u64>>,
 }
 
 /// How trainers share a parameter.
@@ -60,9 +75,9 @@ impl SimJob {
     pub(crate) fn draw(prng: &mut Prng) -> Self {
         let mode = prng.choose(&[SimMode::Sync, SimMode::Sync, SimMode::Async, SimMode::Bounded]);
         let rules: &[SimRule] = match mode {
-            SimMode::Sync => &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped],
+            SimMode::Sync => &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped, SimRule::Rows],
             // The order of gradients, which momentum depends on, is not known.
-            _ => &[SimRule::Sgd, SimRule::Grouped],
+            _ => &[SimRule::Sgd, SimRule::Grouped, SimRule::Rows],
         };
         let trainers = u32::try_from(1 + prng.below(3)).expect("it is small");
         let steps = 20 + prng.below(STEPS_MAX - 20);
@@ -111,6 +126,12 @@ impl SimJob {
         Ok(settings)
     }
 
+    /// Whether its first parameter is no table.
+    #[cfg(test)]
+    pub(crate) fn is_dense(&self) -> bool {
+        self.parameters[0].0 != SimRule::Rows
+    }
+
     pub(crate) fn address(server: u16) -> Address {
         Address { scheme: Scheme::Loopback, host: format!("server-{server}"), port: 0 }
     }
@@ -119,20 +140,25 @@ impl SimJob {
     pub(crate) fn catalogue(&self, topology: Topology) -> Result<Catalogue> {
         let mut catalogue = Catalogue::new(topology, CHUNK_BYTES)?;
         for (index, (rule, elements)) in self.parameters.iter().enumerate() {
+            let rows = self.elements();
             let text = match rule {
-                SimRule::Sgd => "optimizer: SGD",
-                SimRule::Momentum => "sgd { momentum: 0.5 } const_lr { learning_rate: 1.0 }",
-                SimRule::Grouped => "sgd { } clip_norm: 1e9 const_lr { learning_rate: 1.0 }",
+                SimRule::Sgd => "optimizer: SGD".to_owned(),
+                SimRule::Momentum => "sgd { momentum: 0.5 } const_lr { learning_rate: 1.0 }".to_owned(),
+                SimRule::Grouped => "sgd { } clip_norm: 1e9 const_lr { learning_rate: 1.0 }".to_owned(),
+                SimRule::Rows => format!("sparse {{ height: {rows} width: {ROW_ELEMENTS} buckets: {BUCKETS} }}"),
             };
-            let rule = OptimizerSettings::from_text(text)?.rule.unwrap_or_default();
+            let settings = OptimizerSettings::from_text(&text)?;
+            let rule = settings.rule.unwrap_or_default();
+            let of_rows = settings.sparse;
+            let row_bytes = u64::from(ROW_ELEMENTS) * 4;
             catalogue.declare(Declaration {
                 name: Name::new(format!("w{index}").as_bytes())?,
                 element_type: ElementType::Float32,
-                bytes: elements * 4,
-                shape: Vec::new(),
-                whole: !rule.is_element_wise(),
-                config: ParameterConfig { rule, sparse: None }.encode(),
-                buckets: None,
+                bytes: if of_rows.is_some() { rows * row_bytes } else { elements * 4 },
+                shape: if of_rows.is_some() { vec![rows, ROW_ELEMENTS.into()] } else { Vec::new() },
+                whole: of_rows.is_none() && !rule.is_element_wise(),
+                config: ParameterConfig { rule, sparse: of_rows }.encode(),
+                buckets: of_rows.map(|_| Buckets { rows, count: BUCKETS }),
                 owner: None,
                 sender: None,
                 total_part: None,
@@ -141,41 +167,90 @@ impl SimJob {
         Ok(catalogue)
     }
 
-    /// The gradient of a trainer in a step, counted from one, for a chunk of so many bytes.
-    pub(crate) fn gradient(&self, trainer: u32, step: u64, bytes: u32) -> Vec<u8> {
-        let mut gradient = vec![0; bytes as usize];
-        let at = usize::try_from(self.element(trainer, step) * 4).expect("it is small");
+    /// The chunks of a parameter, each with its shard.
+    pub(crate) fn chunks(&self, parameter: &Parameter) -> Vec<(ShardId, SimChunk)> {
+        let buckets = parameter.declaration().buckets;
+        let of_bucket = |chunk: ChunkIndex| {
+            let buckets = buckets?;
+            Some((0..self.elements()).filter(|row| u64::from(buckets.of(*row)) == chunk.0).collect::<Vec<_>>())
+        };
+        let chunk = |(chunk, span): (ChunkIndex, ChunkSpan)| {
+            let rows = of_bucket(chunk);
+            let bytes = rows
+                .as_ref()
+                .map_or(span.bytes, |rows| u32::try_from(rows.len()).expect("they are few") * ROW_ELEMENTS * 4);
+            let id = ChunkId { parameter: parameter.index(), chunk };
+            (parameter.shard_of(chunk), SimChunk { id, bytes, rows })
+        };
+        parameter.chunks().map(chunk).collect()
+    }
+
+    /// The gradient of a trainer in a step, counted from one, for a chunk; a bucket without the step's row gets none.
+    pub(crate) fn gradient(&self, trainer: u32, step: u64, chunk: &SimChunk) -> Vec<u8> {
+        let element = self.element(trainer, step);
+        if let Some(rows) = &chunk.rows {
+            if !rows.contains(&element) {
+                return Vec::new();
+            }
+            let row = (0..ROW_ELEMENTS).flat_map(|_| 1_f32.to_le_bytes());
+            return RowsPart::ONLY.encode().into_iter().chain(element.to_le_bytes()).chain(row).collect();
+        }
+        let mut gradient = vec![0; chunk.bytes as usize];
+        let at = usize::try_from(element * 4).expect("it is small");
         gradient[at..at + 4].copy_from_slice(&1_f32.to_le_bytes());
         gradient
+    }
+
+    /// Elements, or rows, that trainers send to.
+    fn elements(&self) -> u64 {
+        u64::from(self.trainers) * self.steps
     }
 
     fn element(&self, trainer: u32, step: u64) -> u64 {
         u64::from(trainer) * self.steps + step - 1
     }
 
+    /// The steps of a trainer whose gradients a chunk gets, as bits from step 1 on.
+    pub(crate) fn steps_of(&self, trainer: u32, chunk: &SimChunk) -> u64 {
+        let is_here = |step: &u64| match &chunk.rows {
+            Some(rows) => rows.contains(&self.element(trainer, *step)),
+            None => true,
+        };
+        (1..=self.steps).filter(is_here).map(|step| 1 << (step - 1)).sum()
+    }
+
     /// The gradients of each trainer that a value contains, as bits from step 1 on.
     ///
     /// # Errors
     /// When an element is not what any set of gradients makes, each counted once.
-    pub(crate) fn contents(&self, id: ChunkId, version: u64, value: &[u8]) -> Result<Vec<u64>> {
+    pub(crate) fn contents(&self, chunk: &SimChunk, version: u64, value: &[u8]) -> Result<Vec<u64>> {
         let elements: Vec<f32> =
             value.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect();
-        let (rule, _) = self.parameters[id.parameter.0 as usize];
-        let of_trainers = usize::try_from(u64::from(self.trainers) * self.steps).expect("it is small");
-        if let Some(at) = elements[of_trainers..].iter().position(|element| *element != 0.0) {
-            bail!("element {} is {}; expected 0", of_trainers + at, elements[of_trainers + at]);
+        let (rule, _) = self.parameters[chunk.id.parameter.0 as usize];
+        if chunk.rows.is_none() {
+            let of_trainers = usize::try_from(self.elements()).expect("it is small");
+            if let Some(at) = elements[of_trainers..].iter().position(|element| *element != 0.0) {
+                bail!("element {} is {}; expected 0", of_trainers + at, elements[of_trainers + at]);
+            }
         }
         let mut sets = vec![0; self.trainers as usize];
         for trainer in 0..self.trainers {
             for step in 1..=self.steps {
-                let element = elements[usize::try_from(self.element(trainer, step)).expect("it is small")];
-                if element == 0.0 {
+                let wanted = self.element(trainer, step);
+                let found = match &chunk.rows {
+                    None => &elements[usize::try_from(wanted).expect("it is small")..][..1],
+                    Some(rows) => match rows.binary_search(&wanted) {
+                        Ok(at) => &elements[at * ROW_ELEMENTS as usize..][..ROW_ELEMENTS as usize],
+                        Err(_) => continue,
+                    },
+                };
+                if found.iter().all(|element| *element == 0.0) {
                     continue;
                 }
                 let expected = if rule == SimRule::Momentum { moved(version.checked_sub(step)) } else { -1.0 };
                 ensure!(
-                    element.to_bits() == expected.to_bits(),
-                    "the element of trainer {trainer}, step {step} is {element}; expected {expected}"
+                    found.iter().all(|element| element.to_bits() == expected.to_bits()),
+                    "the element of trainer {trainer}, step {step} is {found:?}; expected {expected}"
                 );
                 sets[trainer as usize] |= 1 << (step - 1);
             }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use pserver_core::ids::ChunkId;
 
-use crate::job::{SimJob, SimMode, first_steps};
+use crate::job::{SimChunk, SimJob, SimMode, first_steps};
 
 /// The gradients of one chunk, as sets of steps by trainer.
 #[derive(Clone, Debug, Default)]
@@ -49,17 +49,19 @@ impl Oracle {
     }
 
     /// Checks a value of this version, which was asked for when `before` was acknowledged.
-    pub(crate) fn check(&mut self, id: ChunkId, version: u64, value: &[u8], before: &[u64]) -> Result<()> {
+    pub(crate) fn check(&mut self, chunk: &SimChunk, version: u64, value: &[u8], before: &[u64]) -> Result<()> {
         self.values_checked += 1;
+        let id = chunk.id;
         let context = || format!("chunk {}.{} at version {version}", id.parameter, id.chunk);
-        let found = self.job.contents(id, version, value).with_context(context)?;
-        let chunk = self.chunk(id).clone();
+        let found = self.job.contents(chunk, version, value).with_context(context)?;
+        let known = self.chunk(id).clone();
         let count: u32 = found.iter().map(|set| set.count_ones()).sum();
         for (trainer, set) in found.iter().enumerate() {
-            let unknown = set & !chunk.sent[trainer];
+            let here = self.job.steps_of(u32::try_from(trainer).expect("it is small"), chunk);
+            let unknown = set & !known.sent[trainer];
             ensure!(unknown == 0, "{}: it contains steps {unknown:#b} of trainer {trainer}, never sent", context());
             if self.job.mode == SimMode::Sync {
-                let expected = first_steps(version);
+                let expected = first_steps(version) & here;
                 ensure!(
                     *set == expected,
                     "{}: it contains steps {set:#b} of trainer {trainer}; expected {expected:#b}",
@@ -67,10 +69,12 @@ impl Oracle {
                 );
                 continue;
             }
-            let lost = before[trainer] & !set;
+            let lost = before[trainer] & here & !set;
             ensure!(lost == 0, "{}: steps {lost:#b} of trainer {trainer} were acknowledged and are lost", context());
         }
-        let updates = if self.job.mode == SimMode::Sync { version } else { u64::from(count) };
+        // A bucket's version also counts gradients without rows of it.
+        let counts_all = self.job.mode == SimMode::Sync || chunk.rows.is_some();
+        let updates = if counts_all { version } else { u64::from(count) };
         ensure!(version == updates, "{}: {count} gradients are in it; expected as many as updates", context());
         Ok(())
     }
@@ -84,18 +88,19 @@ mod tests {
     use super::*;
 
     const ID: ChunkId = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
+    const CHUNK: SimChunk = SimChunk { id: ID, bytes: 4096, rows: None };
 
     /// A job in this mode, of two trainers or more.
     fn job(mode: SimMode) -> SimJob {
         let mut jobs = (0..).map(|seed| SimJob::draw(&mut Prng(seed)));
-        jobs.find(|job| job.mode == mode && job.trainers > 1).expect("one seed in twelve has one")
+        jobs.find(|job| job.mode == mode && job.trainers > 1 && job.is_dense()).expect("one seed in twelve has one")
     }
 
     /// A value of the job after these gradients of trainers and steps.
     fn value(job: &SimJob, gradients: &[(u32, u64)]) -> Vec<u8> {
         let mut value = vec![0.0_f32; 1024];
         for (trainer, step) in gradients {
-            for (element, bytes) in value.iter_mut().zip(job.gradient(*trainer, *step, 4096).chunks_exact(4)) {
+            for (element, bytes) in value.iter_mut().zip(job.gradient(*trainer, *step, &CHUNK).chunks_exact(4)) {
                 *element -= f32::from_le_bytes(bytes.try_into().expect("4 bytes"));
             }
         }
@@ -110,7 +115,7 @@ mod tests {
         sent.iter().for_each(|(trainer, step)| oracle.sent(ID, *trainer, *step));
         acknowledged.iter().for_each(|(trainer, step)| oracle.acknowledged(ID, *trainer, *step));
         let before = oracle.acknowledged_now([ID].into_iter());
-        oracle.check(ID, version, &value, &before[0].1)
+        oracle.check(&CHUNK, version, &value, &before[0].1)
     }
 
     #[test]
@@ -135,8 +140,8 @@ mod tests {
         all.iter().for_each(|(trainer, step)| oracle.sent(ID, *trainer, *step));
         let none = vec![0; job.trainers as usize];
         let first: Vec<_> = all.iter().copied().filter(|(_, step)| *step == 1).collect();
-        oracle.check(ID, 1, &value(&job, &first), &none).expect("it is of the first round");
-        let late = oracle.check(ID, 1, &value(&job, &first[1..]), &none).expect_err("a trainer is missing");
+        oracle.check(&CHUNK, 1, &value(&job, &first), &none).expect("it is of the first round");
+        let late = oracle.check(&CHUNK, 1, &value(&job, &first[1..]), &none).expect_err("a trainer is missing");
         assert!(late.to_string().contains("of trainer 0; expected 0b1"), "{late}");
     }
 }

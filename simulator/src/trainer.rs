@@ -25,7 +25,7 @@ use pserver_core::wire::{
 };
 
 use crate::client::{RequestResult, SimClient, answer};
-use crate::job::{SimJob, SimMode};
+use crate::job::{SimChunk, SimJob, SimMode};
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, SimTransport};
 use crate::oracle::{Acknowledged, Oracle};
@@ -68,7 +68,7 @@ enum InitStep {
 
 /// The purpose of a request about chunks.
 struct ChunkRequest {
-    chunks: Vec<(ChunkId, u32)>,
+    chunks: Vec<SimChunk>,
     lane: LaneId,
     /// Memory that gets the values.
     memory: Option<LendingMemory>,
@@ -391,14 +391,16 @@ impl SimTrainer {
                 declaration: Some(DeclarationMessage::from(parameter.declaration())),
                 chunk_bytes: parameter.chunk_bytes(),
             };
-            for (chunk, span) in parameter.chunks() {
-                let id = ChunkId { parameter: parameter.index(), chunk };
-                let zeros = vec![0; span.bytes as usize];
+            for (shard, SimChunk { id, bytes, rows }) in cx.job.chunks(parameter) {
+                // A table begins without rows.
+                let bytes = if rows.is_some() { 0 } else { bytes };
+                let mut memory = LendingMemory::new(vec![0; bytes as usize]);
                 let mut frame = Frame::with_control(Head::new(Kind::Init), &message);
+                let zeros = vec![0; bytes as usize];
                 frame.entries.push(Entry::with_payload(id, Round(0), parameter.declaration().element_type, &zeros));
-                let mut memory = LendingMemory::new(zeros);
-                let payload: Payloads = [Outgoing::Loan(memory.read(span.bytes, |_| ()))].into();
-                let lane = self.known.lanes[&parameter.shard_of(chunk)];
+                let payload = (bytes > 0).then(|| Outgoing::Loan(memory.read(bytes, |_| ())));
+                let payload: Payloads = payload.into_iter().collect();
+                let lane = self.known.lanes[&shard];
                 let ticket = self.client.ask(lane, frame, RequestBody { payload, ..RequestBody::default() });
                 self.initial.insert(ticket, memory);
             }
@@ -495,14 +497,17 @@ impl SimTrainer {
         let flags = if fetches { Flags::WANT_VALUE } else { Flags::default() };
         let head = Head { flags, sequence: Sequence(self.sequence), ..Head::new(Kind::Push) };
         let round = if cx.job.mode == SimMode::Sync { step } else { 0 };
-        for (lane, chunks) in self.chunks_by_lane()? {
+        for ((lane, is_of_rows), chunks) in self.chunks_by_lane(cx.job)? {
+            // A push of rows brings no value back.
+            let fetches = fetches && !is_of_rows;
+            let head = if is_of_rows { Head { flags: Flags::default(), ..head } } else { head };
             let mut frame = Frame::with_control(head, &PushMessage::default());
             let mut gradients = Vec::new();
-            for (id, bytes) in &chunks {
-                let gradient = cx.job.gradient(self.rank, step, *bytes);
-                frame.entries.push(Entry::with_payload(*id, Round(round), ElementType::Float32, &gradient));
+            for chunk in &chunks {
+                let gradient = cx.job.gradient(self.rank, step, chunk);
+                frame.entries.push(Entry::with_payload(chunk.id, Round(round), ElementType::Float32, &gradient));
                 gradients.extend(gradient);
-                cx.oracle.sent(*id, self.rank, step);
+                cx.oracle.sent(chunk.id, self.rank, step);
             }
             self.ask_chunks(lane, frame, LendingMemory::new(gradients), (chunks, fetches), cx);
         }
@@ -512,18 +517,21 @@ impl SimTrainer {
 
     /// Asks for every value, in mode sync with every gradient that this process has sent.
     fn pull(&mut self, phase: TrainerPhase, cx: &mut TrainerContext<'_>) -> Result<()> {
-        for (lane, chunks) in self.chunks_by_lane()? {
+        for ((lane, _), chunks) in self.chunks_by_lane(cx.job)? {
             let mut frame = Frame::bare(Head::new(Kind::Pull));
-            for (id, _) in &chunks {
+            let mut ids = Vec::new();
+            for chunk in &chunks {
                 let least = match (cx.job.mode, &phase) {
                     // An earlier attempt may have learned the round of some chunks only.
                     (_, TrainerPhase::Learning) => 0,
-                    (SimMode::Sync, _) => self.rounds.get(&id.parameter).copied().unwrap_or(0),
+                    (SimMode::Sync, _) => self.rounds.get(&chunk.id.parameter).copied().unwrap_or(0),
                     _ => 0,
                 };
-                frame.entries.push(Entry::bare(*id, Round(least), ElementType::Float32));
+                let wanted: Vec<u8> = chunk.rows.iter().flatten().flat_map(|row| row.to_le_bytes()).collect();
+                frame.entries.push(Entry::with_payload(chunk.id, Round(least), ElementType::Float32, &wanted));
+                ids.extend(wanted);
             }
-            self.ask_chunks(lane, frame, LendingMemory::new(Vec::new()), (chunks, true), cx);
+            self.ask_chunks(lane, frame, LendingMemory::new(ids), (chunks, true), cx);
         }
         self.phase = phase;
         Ok(())
@@ -534,17 +542,17 @@ impl SimTrainer {
         lane: LaneId,
         frame: Frame,
         mut gradients: LendingMemory,
-        (chunks, fetches): (Vec<(ChunkId, u32)>, bool),
+        (chunks, fetches): (Vec<SimChunk>, bool),
         cx: &mut TrainerContext<'_>,
     ) {
-        let bytes: usize = chunks.iter().map(|(_, bytes)| *bytes as usize).sum();
+        let bytes: usize = chunks.iter().map(|chunk| chunk.bytes as usize).sum();
         let mut memory = fetches.then(|| LendingMemory::new(vec![0xff; bytes]));
         let lend_in = |memory: &mut LendingMemory, bytes| Incoming::Loan(memory.write(bytes));
         let into: ReceiveBuffers = match &mut memory {
-            Some(memory) => chunks.iter().map(|(_, bytes)| lend_in(memory, *bytes)).collect(),
+            Some(memory) => chunks.iter().map(|chunk| lend_in(memory, chunk.bytes)).collect(),
             None => ReceiveBuffers::new(),
         };
-        let acknowledged = cx.oracle.acknowledged_now(chunks.iter().map(|(id, _)| *id));
+        let acknowledged = cx.oracle.acknowledged_now(chunks.iter().map(|chunk| chunk.id));
         let payloads = frame.entries.iter().filter(|entry| entry.bytes > 0).map(|entry| entry.bytes);
         let payload = payloads.map(|bytes| Outgoing::Loan(gradients.read(bytes, |_| ()))).collect();
         let body = RequestBody { payload, into, ..RequestBody::default() };
@@ -564,25 +572,26 @@ impl SimTrainer {
         let values = memory.map(|memory| memory.take_back().context("a finished request returns its memory"));
         let values = values.transpose()?;
         let mut at = 0;
-        for (index, (id, bytes)) in chunks.iter().enumerate() {
+        for (index, chunk) in chunks.iter().enumerate() {
+            let id = &chunk.id;
             if let Some(step) = pushed {
                 cx.oracle.acknowledged(*id, self.rank, step);
             }
             let Some(values) = &values else { continue };
-            let value = &values[at..at + *bytes as usize];
-            at += *bytes as usize;
+            let value = &values[at..at + chunk.bytes as usize];
+            at += chunk.bytes as usize;
             let version = finished.versions[index].0;
             let mut before = acknowledged[index].1.clone();
             if let Some(step) = pushed {
                 before[self.rank as usize] |= 1 << (step - 1);
             }
-            cx.oracle.check(*id, version, value, &before).with_context(|| format!("of lane {lane:?}"))?;
+            cx.oracle.check(chunk, version, value, &before).with_context(|| format!("of lane {lane:?}"))?;
             let known = self.versions.entry(*id).or_default();
             ensure!(*known <= version, "chunk {id:?} went back from version {known} to {version}");
             *known = version;
         }
         if matches!(self.phase, TrainerPhase::Learning) && cx.job.mode == SimMode::Sync {
-            for (id, _) in &chunks {
+            for SimChunk { id, .. } in &chunks {
                 let version = self.versions[id];
                 let round = self.rounds.entry(id.parameter).or_insert(version);
                 *round = version.min(*round);
@@ -591,12 +600,12 @@ impl SimTrainer {
         Ok(())
     }
 
-    fn chunks_by_lane(&self) -> Result<BTreeMap<LaneId, Vec<(ChunkId, u32)>>> {
-        let mut lanes: BTreeMap<LaneId, Vec<(ChunkId, u32)>> = BTreeMap::new();
+    /// The chunks of each lane, those of rows apart.
+    fn chunks_by_lane(&self, job: &SimJob) -> Result<BTreeMap<(LaneId, bool), Vec<SimChunk>>> {
+        let mut lanes: BTreeMap<(LaneId, bool), Vec<SimChunk>> = BTreeMap::new();
         for parameter in self.known.catalogue.as_ref().context("no catalogue")?.iter() {
-            for (chunk, span) in parameter.chunks() {
-                let id = ChunkId { parameter: parameter.index(), chunk };
-                lanes.entry(self.known.lanes[&parameter.shard_of(chunk)]).or_default().push((id, span.bytes));
+            for (shard, chunk) in job.chunks(parameter) {
+                lanes.entry((self.known.lanes[&shard], chunk.rows.is_some())).or_default().push(chunk);
             }
         }
         Ok(lanes)

@@ -11,6 +11,7 @@ use crate::cluster::job::{Job, Local, client, client_with, folder, reader};
 use crate::cluster::ports::free_port;
 use crate::cluster::process::{Ended, Process, Processes};
 use crate::cluster::training::{Tensor, begin, declare, given, initialise, pull, push, push_pull};
+use nix::sys::signal::{Signal, kill};
 use pserver_client::Client;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Float64};
@@ -91,6 +92,24 @@ fn sigterm_drains_and_a_restart_resumes() {
     });
     check_count(&reader(&coordinator), &tensors, pushed.into_inner());
     processes.terminate();
+}
+
+#[test]
+fn a_closed_terminal_ends_a_server_in_order_unless_it_ignores_that() {
+    let folder = folder();
+    let job = Job::new(1, 1).with_checkpoints(folder.path());
+    let bind = format!("tcp://127.0.0.1:{}", free_port());
+    let arguments = job.arguments(0, &bind, None);
+    let tensors = zeroed(tensors());
+    let server = Process::start(&arguments).expect("it starts");
+    begin(&client(&server.address, 0), &tensors).expect("the tensors are initialised");
+    kill(server.id(), Signal::SIGHUP).expect("the process is there");
+    let ended = server.wait();
+    assert!(ended.status.success(), "{ended:?}");
+    let server = start_through_a_shell("trap '' HUP; exec \"$@\"", &arguments).expect("it starts");
+    kill(server.id(), Signal::SIGHUP).expect("the process is there");
+    reader(&server.address).names().expect("it goes on");
+    assert!(server.terminate().status.success());
 }
 
 fn refused(arguments: &[String]) -> Ended {

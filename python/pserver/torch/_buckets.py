@@ -43,13 +43,13 @@ class Sending(NamedTuple):
 
 
 class Bucket:
-    """Parameters of one group whose gradients travel in one call. It is sent once in a step."""
+    """Parameters of one group whose gradients travel in one call, in one step. It is sent once."""
 
-    def __init__(self, group: int, weights: list[Weight]) -> None:
+    def __init__(self, group: int, weights: list[Weight], before: "Bucket | None" = None) -> None:
         self.group = group
         self.weights = weights
-        self._names = [weight.name for weight in weights]
-        self._tensors = [weight.tensor for weight in weights]
+        self._names: list[str] = [weight.name for weight in weights] if before is None else before._names
+        self._tensors: list[torch.Tensor] = [one.tensor for one in weights] if before is None else before._tensors
         self.is_sent = False
         """Whether servers have the gradients of this step."""
         self.is_unsure = False
@@ -79,13 +79,22 @@ class Bucket:
         """The gradients that were sent, none where zeros stood for one, and how often each had been changed."""
         self._complete: set[int] = set()
         self._expected: int | None = None
-        self._calls: list[StepCall] = []
+        self._calls: list[tuple[Iterable[str], StepCall]] = []
+        """The calls that send gradients, with the names of their parameters."""
+        self._wanted = 0
+        """How many there are to be."""
+        self._acknowledged: set[str] = set()
+        """The names of parameters whose gradients servers have, while others' are to be sent again."""
         self._fetch: tuple[StepCall, Fetch] | None = None
         """The call that also fetches, with where the values go."""
         self._later_fetch: tuple[StepCall, Fetch] | None = None
         """A call that fetches what comes of gradients that other calls or other trainers send."""
         self.fetched: set[str] = set()
         """The names of weights that have the value of this step."""
+
+    def again(self) -> "Bucket":
+        """The same parameters in the next step."""
+        return Bucket(self.group, self.weights, self)
 
     @property
     def is_on_its_way(self) -> bool:
@@ -122,7 +131,7 @@ class Bucket:
         gradients = [tensor.grad for tensor in self._tensors]
         # Of many small parameters this is much of a step: where all gradients are sent as they are, they are looked at
         # together, and once.
-        is_usual = own is not None and how.is_as_they_are
+        is_usual = own is not None and how.is_as_they_are and not self._acknowledged
         self._held = client._hold_plain(self._names, gradients) if is_usual else None
         self._own = None if self._held is None else own
         if self._held is not None:
@@ -132,8 +141,11 @@ class Bucket:
         self.sent, self._versions = [], []
         found: list[tuple[Weight, torch.Tensor]] = []
         for weight in self.weights:
-            gradient = None if how.is_void else weight.gradient(how.factor)
             self._versions.append((weight, weight.tensor.grad, _version(weight.tensor.grad)))
+            if weight.name in self._acknowledged:
+                self.sent.append(weight)
+                continue
+            gradient = None if how.is_void else weight.gradient(how.factor)
             if gradient is None:
                 # Frozen weights are so at every trainer, and decay nowhere.
                 if how.absent == Absent.NOTHING or not weight.tensor.requires_grad:
@@ -168,7 +180,9 @@ class Bucket:
         the program has not changed until now."""
         gradients, passing, held, own = self._gradients, self._passing, self._held, self._own
         self._forget_found()
-        self.is_sent = not self.sent
+        self._wanted = (held is not None) + bool(passing)
+        if self._wanted == 0:
+            self.is_sent, self.is_unsure = True, False
         try:
             if held is not None:
                 values: Fetch | None = None
@@ -177,26 +191,34 @@ class Bucket:
                 elif fetches:
                     values = Fetch(client, [weight for weight in self.sent if weight.name in gradients])
                     held = client._hold({name: gradients[name] for name in values.names})
-                call = self._noted_call()
+                call = self._noted_call(gradients or self._names)
                 if values is None:
                     client._start_held(call, held, None, *self.numbers)
                 else:
                     self._fetch = call, values
                     values.start(client, call, held, *self.numbers)
             if passing:
-                client._start_pass(self._noted_call(), passing, self._is_void)
+                client._start_pass(self._noted_call(passing), passing, self._is_void)
         except BaseException:
-            # Calls that the servers have not acknowledged are started again.
-            for call in self._calls:
-                with suppress(Error):
-                    call.cancel()
-            started = sum(call.is_started for call in self._calls)
-            self._end_calls(started == (held is not None) + bool(passing))
+            self._break_off()
             raise
 
-    def _noted_call(self) -> StepCall:
-        self._calls.append(StepCall())
-        return self._calls[-1]
+    def _noted_call(self, names: Iterable[str]) -> StepCall:
+        call = StepCall()
+        self._calls.append((names, call))
+        return call
+
+    def _break_off(self) -> None:
+        """Ends calls, some of which are not started. Those that servers have not acknowledged are started again."""
+        for _, call in self._calls:
+            with suppress(Error):
+                call.cancel()
+        self._end_calls()
+
+    def settle(self) -> None:
+        """Ends what is left of a start that was interrupted more than once."""
+        if not all(call.is_started for _, call in self._calls):
+            self._break_off()
 
     def start_fetch(self, client: Client, replaced: list[Weight]) -> None:
         """Starts to fetch what comes of the gradients of this step, also of those that other trainers alone send, unless
@@ -218,15 +240,20 @@ class Bucket:
                 if not self.is_unsure:
                     self.fetched.update(values.names)
 
-    def _end_calls(self, has_all: bool) -> None:
-        """Notes what servers have of calls that are over, also where the program was interrupted at their end."""
-        calls, fetch = [call for call in self._calls if call.is_started], self._fetch
-        self._calls, self._fetch = [], None
-        if calls:
-            self.is_sent = all([acknowledged(call) for call in calls]) and has_all
-            self.is_unsure = not self.is_sent
-        if fetch is not None and not self.fetched.issuperset(fetch[1].names):
-            fetch[1].fail()
+    def _end_calls(self) -> None:
+        """Notes what servers have of calls that are over. Until the last line everything is as before, so that another
+        call does the same after an interrupt."""
+        started = [(names, call) for names, call in self._calls if call.is_started]
+        answers = [acknowledged(call) for _, call in started]
+        has_all = all(answers) and len(answers) == self._wanted
+        known = self._acknowledged
+        if not has_all:
+            known = known.union(*(names for (names, _), has_it in zip(started, answers) if has_it))
+        if self._fetch is not None and not self.fetched.issuperset(self._fetch[1].names):
+            self._fetch[1].fail()
+        sent, unsure = (has_all, not has_all) if started else (self.is_sent, self.is_unsure)
+        # No interrupt comes within a line that calls nothing.
+        self.is_sent, self.is_unsure, self._acknowledged, self._calls, self._fetch = sent, unsure, known, [], None
 
     def cancel(self) -> None:
         """Cancels calls that write weights, where nothing waits for them any more."""
@@ -257,29 +284,20 @@ class Bucket:
     def wait(self) -> None:
         """Waits until servers have what was sent. After a failure it can be started again."""
         try:
-            for call in self._calls:
+            for _, call in self._calls:
                 call.wait()
             if self._fetch is not None:
                 call, values = self._fetch
                 values.finish(call.wait_sums())
                 self.fetched.update(values.names)
         finally:
-            self._end_calls(True)
+            self._end_calls()
 
     def _forget_found(self) -> None:
         self._gradients, self._passing, self._copies = {}, [], []
         self._held = self._own = None
         self.changed_weights = list
         self.is_prepared = False
-
-    def reset(self) -> None:
-        """The next step begins."""
-        self.is_sent = self.is_unsure = False
-        self._expected = None
-        self._forget_found()
-        self.sent, self.fetched = [], set()
-        self._versions = []
-        self._complete.clear()
 
 
 def _version(gradient: torch.Tensor | None) -> int:

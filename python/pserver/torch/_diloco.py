@@ -111,12 +111,13 @@ class _Fragment:
         if not self._gradients or places is None:
             return
         if not self._is_acknowledged:
-            call = self._call or self._push(client, places)
+            call = self._call = self._call or self._push(client, places)
             try:
                 call.wait()
             finally:
-                self._call = None
+                # Until it is known, the call stays.
                 self._is_acknowledged = acknowledged(call)
+                self._call = None
         if self._sent:
             places.finish(self.before)
             sent = iter(self._sent)

@@ -24,6 +24,7 @@ from . import _staging
 from ._buckets import Absent
 from ._rules import Numbers
 from ._staging import Copies
+from ._steps import Steps, StepState
 
 PREFETCHED_MAX = 16
 """Batches that may be prefetched and not used."""
@@ -137,6 +138,9 @@ class Table:
         self._weight: "weakref.ref[torch.Tensor] | None" = None
         """The parameter that stands for the table. It has an empty gradient while the table has gradients of rows."""
         self._process = 0
+        self._steps: Steps | None = None
+        self._step: StepState | None = None
+        """The step of what is sent."""
 
     @staticmethod
     def is_of(tensor: torch.Tensor) -> bool:
@@ -173,11 +177,12 @@ class Table:
         if str(found) != self.type_name:
             raise Refused(f'table "{self.name}" is of {self.dtype}; expected {found}, as the job was initialised')
 
-    def bind(self, client: Client) -> None:
-        """The table's rows are those of this job."""
+    def bind(self, client: Client, steps: Steps | None = None) -> None:
+        """The table's rows are those of this job; ``steps`` are those of its optimizer."""
         self._client = client
+        self._steps = steps
         self.forget_rows()
-        self.end_step()
+        self._forget_step()
 
     def forget_rows(self) -> None:
         """Rows that were prefetched are others now."""
@@ -232,6 +237,7 @@ class Table:
     def keep(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
         """Takes the gradients of rows, when the backward pass has them."""
         assert rows.grad is not None
+        self.begin_step()
         self._drop_zeroed()
         weight = self.stand_in()
         if weight is not None and weight.grad is None:
@@ -258,6 +264,7 @@ class Table:
     @property
     def is_started(self) -> bool:
         """Whether gradients of this step are sent, or on their way, or servers may have them."""
+        self.begin_step()
         return self._push is not None or self.is_unsure
 
     @property
@@ -265,14 +272,22 @@ class Table:
         """Whether servers may have the gradients of a step that failed."""
         return self._unsure is not None
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients that were not sent."""
+        self.begin_step()
+        return bool(self._gradients)
+
     def forget_gradients(self) -> None:
         """Drops gradients that were not sent."""
+        self.begin_step()
         self._gradients.clear()
         self._unsure = None
 
     def prepare_push(self, numbers: Numbers, absent: Absent) -> None:
         """Finds the gradients of a step to send, unless they are on their way, and checks them. ``absent``: what is sent
         where there is none."""
+        self.begin_step()
         self._prepared, self._passes = None, False
         if self._push is not None and not (self._push.done() and self._push.exception() is not None):
             return
@@ -335,8 +350,14 @@ class Table:
         finally:
             self.seconds_waited += perf_counter() - began
 
-    def end_step(self) -> None:
-        """The next step begins."""
+    def begin_step(self) -> None:
+        """Drops what is of a step that has ended."""
+        current = None if self._steps is None else self._steps.current
+        if current is not self._step:
+            self._forget_step()
+            self._step = current
+
+    def _forget_step(self) -> None:
         self._prepared = self._push = self._unsure = None
         self._gradients.clear()
 

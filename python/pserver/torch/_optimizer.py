@@ -18,6 +18,7 @@ from ._clipping import Clipping
 from ._embedding import Table
 from ._rules import Numbers, Rule, rule_of
 from ._state import checked, groups_of, load, state_of
+from ._steps import Steps, StepState
 from ._table_state import checked_rows, load_rows, rows_of
 from ._weights import HALVES, Weight, fetch, note
 
@@ -79,19 +80,11 @@ class Optimizer(torch.optim.Optimizer):
         self.weights: list[Weight] = []
         self._tables: list[tuple[int, Table]] = []
         self._of_model = Buffers(buffers)
-        self._buckets: list[Bucket] = []
-        self._prepared: list[Bucket] = []
-        """Buckets whose gradients a backward pass has found, and whose calls are not started."""
+        self._steps = Steps(StepState([], Sending(Absent.NOTHING, wire)))
         self._preparing = threading.Lock()
         self._is_syncing = True
-        self._has_failed = False
-        """The last step failed, and servers may have a part of it."""
-        self._has_norm = False
-        """Servers have the norm of this step."""
-        self._replaced: list[Weight] = []
-        """Weights in which values of this step have replaced changes of the program."""
-        self._is_held = False
-        """A part of this step would be refused, so the rest of the backward pass sends nothing."""
+        self._spoilt: str | None = None
+        """Why no step can follow."""
         self._rules: list[Rule] = []
         """The rules of the groups."""
         configs = self._read_groups(bucket_bytes if overlap else None)
@@ -106,12 +99,12 @@ class Optimizer(torch.optim.Optimizer):
         self.client._has_optimizer = True
         _owners.update({id(tensor): self for tensor in self._tensors()})
         for _, table in self._tables:
-            table.bind(self.client)
+            table.bind(self.client, self._steps)
         self._is_declared = True
         self._stand_in_states()
         self._is_alone = self.client.trainers == 1
         self._overlaps = overlap
-        self._how = Sending(self._absent(), wire)
+        self._step.how = Sending(self._absent(), wire)
         if overlap:
             self._hook()
 
@@ -128,7 +121,8 @@ class Optimizer(torch.optim.Optimizer):
             self._tables += [(number, Table.of(tensor, name)) for name, tensor in members if Table.is_of(tensor)]
             self.weights += weights
             whole = [Bucket(number, weights)]
-            self._buckets += whole if bucket_bytes is None else in_buckets(number, weights, bucket_bytes)
+            buckets = whole if bucket_bytes is None else in_buckets(number, weights, bucket_bytes)
+            self._step.buckets += buckets
         if len(configs) < sum(len(group["params"]) for group in self.param_groups):
             raise Refused("two parameters have one name; expected a name of its own for each")
         return configs
@@ -214,6 +208,14 @@ class Optimizer(torch.optim.Optimizer):
             raise Refused("a group after initialisation; expected all groups with the optimizer's construction")
         super().add_param_group(param_group)
 
+    @property
+    def _step(self) -> StepState:
+        return self._steps.current
+
+    @property
+    def _buckets(self) -> list[Bucket]:
+        return self._steps.current.buckets
+
     # Overlap
 
     def _hook(self) -> None:
@@ -222,15 +224,17 @@ class Optimizer(torch.optim.Optimizer):
         # one bucket may be of any layer, unless it is the only one.
         lasts = {bucket.group: bucket for bucket in self._buckets}
         several = {bucket.group for bucket in self._buckets if bucket is not lasts[bucket.group]}
-        for bucket in self._buckets:
+        for number, bucket in enumerate(self._buckets):
             if bucket is lasts[bucket.group] and (bucket.group in several or len(lasts) == 1):
                 continue
             for at, weight in enumerate(bucket.weights):
 
-                def completed(_: torch.Tensor, bucket: Bucket = bucket, at: int = at) -> None:
+                def completed(_: torch.Tensor, number: int = number, at: int = at) -> None:
                     optimizer = this()
-                    if optimizer is not None and optimizer._is_syncing and bucket.completed(at):
-                        optimizer._completed(bucket, at)
+                    if optimizer is not None and optimizer._is_syncing:
+                        bucket = optimizer._steps.current.buckets[number]
+                        if bucket.completed(at):
+                            optimizer._completed(bucket, at)
 
                 # Frozen weights have no gradients to wait for.
                 if weight.tensor.requires_grad:
@@ -239,32 +243,34 @@ class Optimizer(torch.optim.Optimizer):
     def _completed(self, bucket: Bucket, at: int) -> None:
         if self.client.is_closed:
             return
+        step = self._step
         if bucket.is_started or bucket.is_prepared:
             # Of a bucket that is only prepared, the step sends what there is then.
-            self._is_held, bucket.is_prepared = self._is_held or bucket.is_prepared, False
+            step.is_held, bucket.is_prepared = step.is_held or bucket.is_prepared, False
             bucket.forget_gradients()
             text = "expected step() after a backward pass; earlier ones belong in `with optimizer.no_sync():`"
             raise Refused(f'parameter "{bucket.weights[at].name}": a gradient after it was sent; {text}')
-        if not self._is_held:
+        if not step.is_held:
             try:
                 # A backward pass over several devices has a thread for each.
                 with self._preparing:
-                    bucket.find(self.client, self._how)
+                    bucket.find(self.client, step.how)
                     bucket.is_prepared = True
-                    self._prepared.append(bucket)
+                    step.prepared.append(bucket)
                     self._start_prepared()
             except Refused:
                 # The step refuses it, before it sends what is left: it finds these gradients again, corrected ones too.
-                self._is_held = True
-                for one in self._prepared:
+                step.is_held = True
+                for one in step.prepared:
                     one.is_prepared = False
 
     def _start_prepared(self) -> None:
         """Starts to send the buckets that the backward pass has prepared, in their order: those whose gradients are in
         the host's memory. The step sends the others."""
-        while self._prepared and not self._is_held and self._prepared[0].is_ready:
-            self._prepare(self._prepared[:1])
-            self._prepared.pop(0).start(self.client)
+        step = self._step
+        while step.prepared and not step.is_held and step.prepared[0].is_ready:
+            self._prepare(step.prepared[:1])
+            step.prepared.pop(0).start(self.client)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -295,34 +301,56 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        before = self._step
         try:
             self._run_step()
+            return loss
         except BaseException:
             for name in SCALER:
                 vars(self).pop(name, None)
+            if self._step is not before:
+                self._step.sent_before = self._gradients()
             raise
-        return loss
+
+    def _gradients(self) -> list[tuple[torch.Tensor | None, int]]:
+        """The gradients that there are, and how often each was changed."""
+        gradients = (weight.tensor.grad for weight in self.weights)
+        return [(gradient, 0 if gradient is None else gradient._version) for gradient in gradients]
+
+    def _is_repetition(self) -> bool:
+        """Whether the last call was interrupted after the step's end, and has sent the gradients that there are."""
+        before, self._step.sent_before = self._step.sent_before, None
+        if before is None or any(table.has_gradients for _, table in self._tables):
+            return False
+        now = self._gradients()
+        return all(one is other and count == changed for (one, count), (other, changed) in zip(before, now))
 
     @torch.no_grad()
     def _run_step(self) -> None:
+        if self._spoilt is not None:
+            raise Refused(self._spoilt)
+        if self._is_repetition():
+            return
+        for bucket in self._buckets:
+            bucket.settle()
         self._check_numbers()
         self._read_scaler()
         self._check_gradients()
-        self._has_failed = True
+        self._step.has_failed = True
         self._prepare_step()
         for _, table in self._tables:
             table.start_push()
         self._exchange()
         for _, table in self._tables:
             table.wait_push()
-        self._end_step()
+        self._begin_next()
 
     def _prepare_step(self) -> None:
         """Checks all that is left to send, and says what to do where servers have a part of the step already."""
-        self._prepared.clear()
+        self._step.prepared.clear()
         try:
             for group, table in self._tables:
-                table.prepare_push(self._numbers(group), self._how.absent)
+                table.prepare_push(self._numbers(group), self._step.how.absent)
             self._prepare([bucket for bucket in self._buckets if not bucket.is_on_its_way])
         except Refused as error:
             if not self._is_in_step:
@@ -335,8 +363,8 @@ class Optimizer(torch.optim.Optimizer):
         """Checks the gradients of buckets, and sends weights that the program has changed. Of an unsure bucket servers
         may have gradients already, which come before."""
         for bucket in buckets:
-            if not bucket.is_found(self._how):
-                bucket.find(self.client, self._how)
+            if not bucket.is_found(self._step.how):
+                bucket.find(self.client, self._step.how)
         changes = [weight for bucket in buckets if not bucket.is_unsure for weight in bucket.changed_weights()]
         for bucket in buckets:
             bucket.check(self.client, self._numbers(bucket.group))
@@ -347,19 +375,11 @@ class Optimizer(torch.optim.Optimizer):
             raise Refused(f'parameter "{changes[0].name}" was changed in mode {self.client.mode}, {text}')
         self._set(changes)
 
-    def _end_step(self) -> None:
-        self._reset()
+    def _begin_next(self) -> None:
+        """The next step begins, for all buckets and tables at once."""
+        self._steps.current = self._steps.current.following()
         for _, table in self._tables:
-            table.end_step()
-
-    def _reset(self) -> None:
-        """The next step begins."""
-        self._has_failed = self._is_held = self._has_norm = False
-        self._replaced = []
-        self._how = self._how._replace(factor=1.0, is_void=False)
-        self._prepared.clear()
-        for bucket in self._buckets:
-            bucket.reset()
+            table.begin_step()
 
     def _exchange(self) -> None:
         try:
@@ -374,7 +394,7 @@ class Optimizer(torch.optim.Optimizer):
                 bucket.give_up()
             raise
         # The values are computed without changes after the gradient was sent.
-        changes, self._replaced = self._replaced, []
+        changes, self._step.replaced = self._step.replaced, []
         if changes:
             text = "expected it before the backward pass or after step(), or overlap=False"
             text = f"{text}; it has the job's value again, and another step() completes this one"
@@ -387,16 +407,16 @@ class Optimizer(torch.optim.Optimizer):
                 # Values that wait for the norm come later. Where servers may have the gradients already, weights may have
                 # been changed since.
                 bucket.start(self.client, fetches=self._clipping is None and not bucket.is_unsure)
-        if self._clipping is not None and not self._has_norm:
+        if self._clipping is not None and not self._step.has_norm:
             # Servers update when they have the norm.
             for _, table in self._tables:
                 table.wait_push()
             sent = [weight.name for bucket in self._buckets for weight in bucket.sent]
             self._clipping.run(self.client, sent + [table.name for _, table in self._tables if table.is_sent])
-            self._has_norm = True
+            self._step.has_norm = True
         # Values of gradients that a backward pass has sent come while the others' gradients leave.
         for bucket in self._buckets:
-            bucket.start_fetch(self.client, self._replaced)
+            bucket.start_fetch(self.client, self._step.replaced)
         wait_all(self._buckets)
 
     def _check_numbers(self) -> None:
@@ -422,19 +442,26 @@ class Optimizer(torch.optim.Optimizer):
         scale, found = (getattr(self, name, None) for name in SCALER)
         if found is None:
             return
-        is_void = float(found) != 0
-        if self._tables or self._overlaps or (is_void and self._how.absent == Absent.ZEROS):
+        is_void, step = float(found) != 0, self._step
+        if self._tables or self._overlaps or (is_void and step.how.absent == Absent.ZEROS):
             text = "expected bfloat16, or dense parameters without overlap, in mode sync or async"
-            raise Refused(f"gradients of a GradScaler; {text}")
-        self._how = self._how._replace(factor=1.0 if scale is None else 1 / float(scale), is_void=is_void)
+            text = f"gradients of a GradScaler; {text}"
+            if any(bucket.is_started for bucket in step.buckets):
+                # The scale is not known before, and not undone by what follows.
+                text = f"{text}; the backward pass has sent gradients with their scale, so the job's weights are wrong"
+                self._spoilt = f"{text}: expected another job, as by a new pserver.connect(...), from a checkpoint"
+                raise Refused(self._spoilt)
+            raise Refused(text)
+        step.how = step.how._replace(factor=1.0 if scale is None else 1 / float(scale), is_void=is_void)
 
     def _check_gradients(self) -> None:
-        for bucket in self._buckets:
-            weight = bucket.changed() if bucket.is_started else None
-            if weight is not None:
+        changed = [(bucket, bucket.changed()) for bucket in self._buckets if bucket.is_started]
+        others = [(bucket, weight) for bucket, weight in changed if weight is not None]
+        if others:
+            for bucket, _ in others:
                 bucket.forget_gradients()
-                text = "expected those that were sent, with which another step() completes this one"
-                raise Refused(f'parameter "{weight.name}": another gradient after servers got one; {text}')
+            text = "expected those that were sent, with which another step() completes this one"
+            raise Refused(f'parameter "{others[0][1].name}": another gradient after servers got one; {text}')
 
     @property
     def total_norm(self) -> float:
@@ -447,10 +474,12 @@ class Optimizer(torch.optim.Optimizer):
         """As PyTorch's; gradients of rows that were not sent are dropped. A step that failed, and of which servers may
         have a part, it completes in a job of one trainer."""
         if self._is_in_step:
-            if not (self._has_failed and self._is_alone):
+            if self._spoilt is not None:
+                raise Refused(self._spoilt)
+            if not (self._step.has_failed and self._is_alone):
                 raise Refused("servers have gradients of this step, or may; expected step(), which completes it")
             self._run_step()
-        self._reset()
+        self._begin_next()
         super().zero_grad(set_to_none)
         for _, table in self._tables:
             table.forget_gradients()
