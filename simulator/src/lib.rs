@@ -28,6 +28,8 @@ mod server;
 mod time;
 mod trainer;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use anyhow::Result;
 use pserver_core::prng::{Prng, mix};
 use serde::{Deserialize, Serialize};
@@ -99,7 +101,12 @@ impl SimCase {
     }
 
     fn outcome(&self) -> Result<ClusterOutcome> {
-        cluster::run(self.seed, &self.job, &self.faults)
+        // Only the panic's text is used of what the cluster had.
+        let run = AssertUnwindSafe(|| cluster::run(self.seed, &self.job, &self.faults));
+        catch_unwind(run).unwrap_or_else(|panic| {
+            let failure = Some(format!("a panic: {}", pserver_client::reason(panic.as_ref())));
+            Ok(ClusterOutcome { failure, ..ClusterOutcome::default() })
+        })
     }
 
     /// Runs it, and says what was wrong.

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::tidy::calls;
 use crate::tidy::floors::modules;
 use crate::tidy::source::{NamedPath, SourceFile};
 use crate::tidy::{Finding, Standing};
@@ -27,10 +28,38 @@ struct ModuleIndex<'a> {
     exports: Vec<Vec<NamedPath>>,
 }
 
-/// The rule over all files: a finding for each file that stands in a circle.
+/// Files in a circle of imports and calls that is not counted.
+const CALL_CIRCLE_MAX: usize = 4;
+
+/// The rules over all files: a finding for each file that stands in a circle of imports, and a counted one for each in
+/// a larger circle of imports and calls.
 pub(super) fn circles(files: &[SourceFile]) -> Vec<Finding> {
-    let graph = ImportGraph::new(files);
-    let reached: Vec<BTreeSet<usize>> = (0..graph.files.len()).map(|from| graph.reached_from(from)).collect();
+    let mut graph = ImportGraph::new(files);
+    let mut findings = import_circles(&graph);
+    graph.add_calls();
+    findings.extend(call_circles(&graph));
+    findings
+}
+
+fn call_circles(graph: &ImportGraph<'_>) -> Vec<Finding> {
+    let reached = graph.reached();
+    let finding = |from: usize| {
+        let circle: Vec<usize> = reached[from].iter().copied().filter(|to| reached[*to].contains(&from)).collect();
+        let in_circle = graph.imports[from].iter().filter(|(to, _)| circle.contains(to));
+        let line = in_circle.map(|(_, line)| *line).min()?;
+        (circle.len() > CALL_CIRCLE_MAX).then(|| Finding {
+            path: graph.files[from].path.clone(),
+            line,
+            rule: "call-circles",
+            text: format!("stands in a circle of calls between {} files", circle.len()),
+            standing: Standing::Counted,
+        })
+    };
+    (0..graph.files.len()).filter_map(finding).collect()
+}
+
+fn import_circles(graph: &ImportGraph<'_>) -> Vec<Finding> {
+    let reached = graph.reached();
     let finding = |from: usize| {
         let back: Vec<(&usize, &usize)> =
             graph.imports[from].iter().filter(|(to, _)| reached[**to].contains(&from)).collect();
@@ -62,6 +91,27 @@ impl<'a> ImportGraph<'a> {
         };
         let imports = modules.files.iter().map(imports_of).collect();
         Self { files: modules.files.iter().map(|(_, file)| *file).collect(), imports }
+    }
+
+    /// Adds the calls of methods between files of one package.
+    fn add_calls(&mut self) {
+        let mut packages: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (at, file) in self.files.iter().enumerate() {
+            packages.entry(file.path.split('/').next().unwrap_or_default()).or_default().push(at);
+        }
+        for places in packages.into_values() {
+            let files: Vec<&SourceFile> = places.iter().map(|at| self.files[*at]).collect();
+            for (from, calls) in calls::between(&files).into_iter().enumerate() {
+                for (to, line) in calls {
+                    self.imports[places[from]].entry(places[to]).or_insert(line);
+                }
+            }
+        }
+    }
+
+    /// For each file those that it leads to.
+    fn reached(&self) -> Vec<BTreeSet<usize>> {
+        (0..self.files.len()).map(|from| self.reached_from(from)).collect()
     }
 
     /// The files that the imports of `from` lead to; `from` itself only over another file.

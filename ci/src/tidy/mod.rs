@@ -6,6 +6,7 @@
 //! (`Cargo.toml`), [`mentions`] (names in pages), [`ways`] (lists of functions in pages), [`figures`] (figures in
 //! pages) and [`doors`] (the same call in each language).
 
+mod calls;
 mod census;
 mod circles;
 mod doors;
@@ -54,7 +55,7 @@ enum Standing {
 
 /// How many findings of a counted rule there may be. A ceiling is only ever lowered.
 const CEILINGS: &[(&str, usize)] =
-    &[("sentences", 0), ("old-names", 0), ("type-names", 3), ("fields", 0), ("parameters", 0)];
+    &[("sentences", 0), ("old-names", 0), ("type-names", 3), ("fields", 0), ("parameters", 0), ("call-circles", 30)];
 
 /// A rule looks at one file of any kind and passes over those that are not its own.
 struct TidyRule {

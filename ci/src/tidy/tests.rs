@@ -232,6 +232,33 @@ fn a_file_in_a_circle_is_found() {
 }
 
 #[test]
+fn a_file_in_a_large_circle_of_calls_is_counted() {
+    let check = |texts: &[String], expected: usize| {
+        let paths = (0..texts.len()).map(|number| format!("core/src/f{number}.rs"));
+        let files: Vec<SourceFile> = paths.zip(texts).map(|(path, text)| SourceFile::new(&path, text)).collect();
+        let found = circles::circles(&files);
+        assert!(found.iter().all(|finding| finding.rule == "call-circles"), "no file imports another");
+        assert_eq!(found.len(), expected, "{}", texts[0]);
+    };
+    // Each file has a method of one type, which calls that of the next file.
+    let files = |count: usize, call: &str, block: &str| {
+        let text = |at: usize| {
+            let call = call.replace("NEXT", &format!("m{}", (at + 1) % count));
+            format!("{block} {{ fn m{at}(&mut self, big_state: &BigState) {{ {call} }} }}")
+        };
+        (0..count).map(text).collect::<Vec<_>>()
+    };
+    check(&files(5, "self.NEXT(big_state);", "impl BigState"), 5);
+    check(&files(4, "self.NEXT(big_state);", "impl BigState"), 0);
+    check(&files(6, "big_state.NEXT();", "impl<'a, T: Into<u8>> BigState<'a, T>"), 6);
+    check(&files(5, "self.other.NEXT();", "impl BigState"), 0);
+    check(&files(5, "other.NEXT();", "impl BigState"), 0);
+    check(&files(5, "self.NEXT();", "impl Turn for BigState"), 0);
+    check(&files(5, "// self.NEXT();", "impl BigState"), 0);
+    check(&files(5, "self.NEXT();", "#[cfg(test)]\nimpl BigState"), 0);
+}
+
+#[test]
 fn a_counted_rule_fails_above_its_ceiling_only() {
     let finding =
         |rule| Finding { path: String::new(), line: 1, rule, text: String::new(), standing: Standing::Counted };
