@@ -161,6 +161,18 @@ struct TrainerRank {
     record: TrainerRecord,
     /// Processes that have started.
     starts: u32,
+    /// Processes whose rank another one has, and until when they stand still.
+    former: Vec<(SimTrainer, SimTime)>,
+}
+
+impl TrainerRank {
+    /// The process with this endpoint, and its rank's record.
+    fn find(&mut self, endpoint: EndpointId) -> Option<(&mut SimTrainer, &mut TrainerRecord, SimTime)> {
+        let current = self.process.iter_mut().map(|process| (process, SimTime::default()));
+        let former = self.former.iter_mut().map(|(process, paused)| (process, *paused));
+        let (process, paused) = current.chain(former).find(|(process, _)| process.endpoint() == endpoint)?;
+        Some((process, &mut self.record, paused))
+    }
 }
 
 /// Runs a cluster with the faults of a plan.
@@ -252,7 +264,7 @@ impl SimCluster {
         match task {
             SimTask::Turn(endpoint) | SimTask::Timer(endpoint) => match self.actors.get(&endpoint).copied() {
                 Some(Actor::Server(server)) => self.server_turn(server, endpoint),
-                Some(Actor::Trainer(trainer)) => self.trainer_turn(trainer),
+                Some(Actor::Trainer(trainer)) => self.trainer_turn(trainer, endpoint),
                 None => Ok(()),
             },
             SimTask::Fault(fault) => {
@@ -431,16 +443,30 @@ impl SimCluster {
         self.queue.push(self.clock.now() + time, SimTask::StartTrainer(number));
     }
 
-    fn trainer_turn(&mut self, number: u32) -> Result<()> {
+    fn trainer_turn(&mut self, number: u32, endpoint: EndpointId) -> Result<()> {
         let now = self.clock.now();
-        let TrainerRank { process, record, .. } = &mut self.ranks[number as usize];
-        let Some(process) = process else { return Ok(()) };
+        let Some((process, record, paused)) = self.ranks[number as usize].find(endpoint) else { return Ok(()) };
+        if now < paused {
+            self.queue.turn(paused, endpoint);
+            return Ok(());
+        }
         let (job, oracle, seen) = (&self.job, &mut self.oracle, &mut self.found.seen);
+        let is_former = process.is_former();
         let mut cx = TrainerContext { job, oracle, record, seen };
         match process.turn(trainer_time(now), &mut cx).with_context(|| format!("trainer {number}"))? {
             TrainerTurn::Goes(due) => {
                 let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));
-                self.queue.set_timer(due.max(SimTime(now.0 + 1)), process.endpoint());
+                self.queue.set_timer(due.max(SimTime(now.0 + 1)), endpoint);
+            }
+            TrainerTurn::Replaced if is_former => {
+                self.note("a replaced trainer is refused");
+                self.ranks[number as usize].former.retain(|(process, _)| process.endpoint() != endpoint);
+                self.actors.remove(&endpoint);
+                self.network.remove(endpoint, false);
+            }
+            // The join of a former process was late, so that it has the newer incarnation.
+            TrainerTurn::Replaced if !self.ranks[number as usize].former.is_empty() => {
+                self.kill_trainer(number, Duration::from_millis(50));
             }
             TrainerTurn::Replaced => bail!("trainer {number} was replaced by no other"),
         }
@@ -448,6 +474,18 @@ impl SimCluster {
             self.all_done();
         }
         Ok(())
+    }
+
+    /// Starts another process of a trainer's rank, while the one that has it stands still.
+    fn replace_trainer(&mut self, number: u32, time: Duration) {
+        let now = self.clock.now();
+        let rank = &mut self.ranks[number as usize];
+        let Some(mut process) = rank.process.take() else { return };
+        process.retire();
+        rank.record.is_done = false;
+        rank.former.push((process, now + time));
+        self.note("a trainer is replaced while it stands still");
+        self.queue.push(now + Duration::from_millis(1), SimTask::StartTrainer(number));
     }
 
     /// Every trainer has the values that it wants.
@@ -459,7 +497,7 @@ impl SimCluster {
                     let time = Duration::from_millis(self.prng.below(500));
                     self.end_server(server, is_host_lost, time);
                 }
-                for rank in &mut self.ranks {
+                for rank in self.ranks.iter_mut().filter(|rank| !rank.record.has_left) {
                     rank.record.is_done = false;
                     let Some(process) = &mut rank.process else { continue };
                     process.look_again();
@@ -473,7 +511,10 @@ impl SimCluster {
 
     fn strike(&mut self, fault: SimFault) {
         let now = self.clock.now();
+        // A trainer that comes back while no other is connected begins a new run, which awaits those that have left.
+        let has_leavers = self.job.has_leavers();
         match fault {
+            SimFault::KillTrainer { .. } | SimFault::ReplaceTrainer { .. } if has_leavers => {}
             SimFault::Cut { choice } => {
                 if self.network.cut(choice) {
                     self.note("a connection is cut");
@@ -516,6 +557,7 @@ impl SimCluster {
                 self.servers[usize::from(server)].paused_until = Some(now + time);
             }
             SimFault::JumpClock { server, time } => self.jump_clock(server, time),
+            SimFault::ReplaceTrainer { trainer, time } => self.replace_trainer(trainer, time),
             SimFault::Cancel { trainer } => {
                 if let Some(process) = &mut self.ranks[trainer as usize].process {
                     process.lose_patience(trainer_time(now));

@@ -34,6 +34,8 @@ pub(crate) enum SimFault {
     JumpClock { server: u16, time: Duration },
     /// A trainer cancels its call.
     Cancel { trainer: u32 },
+    /// Another process takes a trainer's rank, while the one that had it stands still for a time and then goes on.
+    ReplaceTrainer { trainer: u32, time: Duration },
 }
 
 /// A fault and its time after the start.
@@ -62,7 +64,7 @@ fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
     let operations = 1 + prng.below(40);
     let hosts = u64::from(job.servers) + u64::from(job.trainers);
     let host = |prng: &mut Prng| u16::try_from(prng.below(hosts)).expect("it is small");
-    match prng.below(14) {
+    match prng.below(15) {
         0..3 => SimFault::Cut { choice: prng.next() },
         3 => SimFault::Block { from: host(prng), to: host(prng), time },
         4..6 => SimFault::KillTrainer { trainer, time },
@@ -76,6 +78,7 @@ fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
             0 => SimFault::PauseServer { server, time },
             _ => SimFault::JumpClock { server, time },
         },
+        13 => SimFault::ReplaceTrainer { trainer, time },
         _ => SimFault::Cancel { trainer },
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, FromArgMatches};
 use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType;
-use pserver_core::ids::{ChunkId, ChunkIndex, ShardId};
+use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, ShardId};
 use pserver_core::partition::{Buckets, Catalogue, ChunkSpan, Declaration, Name, Parameter, Topology};
 use pserver_core::prng::Prng;
 use pserver_core::wire::{Address, RowsPart, Scheme};
@@ -36,6 +36,8 @@ pub(crate) enum SimRule {
     Grouped,
     /// As [`SimRule::Sgd`], on the rows of a table: an element of the others is a row here.
     Rows,
+    /// A value that trainer 0 replaces, and to which no trainer sends gradients: every element is its number.
+    Set,
 }
 
 /// A chunk of the job.
@@ -46,6 +48,8 @@ pub(crate) struct SimChunk {
     pub(crate) bytes: u32,
     /// The rows that a bucket may have, in order.
     pub(crate) rows: Option<Vec<u64>>,
+    /// Whether trainer 0 replaces it, and no trainer sends gradients.
+    pub(crate) is_set: bool,
 }
 
 /// How trainers share a parameter.
@@ -65,8 +69,10 @@ pub(crate) struct SimJob {
     pub(crate) mode: SimMode,
     /// Whether the journal is synced, so that acknowledged gradients survive the loss of a host.
     pub(crate) is_synced: bool,
-    /// Steps of each trainer.
+    /// Steps of a trainer that stays to the end.
     pub(crate) steps: u64,
+    /// The last step of each trainer; one with fewer leaves the job after it.
+    pub(crate) lasts: Vec<u64>,
     checkpoint_millis: u64,
     parameters: Vec<(SimRule, u64)>,
 }
@@ -75,9 +81,9 @@ impl SimJob {
     pub(crate) fn draw(prng: &mut Prng) -> Self {
         let mode = prng.choose(&[SimMode::Sync, SimMode::Sync, SimMode::Async, SimMode::Bounded]);
         let rules: &[SimRule] = match mode {
-            SimMode::Sync => &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped, SimRule::Rows],
+            SimMode::Sync => &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped, SimRule::Rows, SimRule::Set],
             // The order of gradients, which momentum depends on, is not known.
-            _ => &[SimRule::Sgd, SimRule::Grouped, SimRule::Rows],
+            _ => &[SimRule::Sgd, SimRule::Grouped, SimRule::Rows, SimRule::Set],
         };
         let trainers = u32::try_from(1 + prng.below(3)).expect("it is small");
         let steps = 20 + prng.below(STEPS_MAX - 20);
@@ -86,6 +92,14 @@ impl SimJob {
             let last = least + prng.below(CHUNK_ELEMENTS - least);
             (prng.choose(rules), prng.below(3) * CHUNK_ELEMENTS + last)
         };
+        let last_of = |trainer: u32, prng: &mut Prng| match prng.below(4) {
+            0 if trainer > 0 => 1 + prng.below(steps),
+            _ => steps,
+        };
+        let mut parameters: Vec<_> = (0..1 + prng.below(3)).map(|_| parameter(prng)).collect();
+        if parameters.iter().all(|(rule, _)| *rule == SimRule::Set) {
+            parameters[0].0 = SimRule::Sgd;
+        }
         Self {
             servers: u16::try_from(1 + prng.below(3)).expect("it is small"),
             shards: u16::try_from(1 + prng.below(2)).expect("it is small"),
@@ -93,8 +107,9 @@ impl SimJob {
             mode,
             is_synced: prng.below(2) == 0,
             steps,
+            lasts: (0..trainers).map(|trainer| last_of(trainer, prng)).collect(),
             checkpoint_millis: prng.choose(&[50, 200, 1000]),
-            parameters: (0..1 + prng.below(3)).map(|_| parameter(prng)).collect(),
+            parameters,
         }
     }
 
@@ -126,10 +141,21 @@ impl SimJob {
         Ok(settings)
     }
 
-    /// Whether its first parameter is no table.
+    /// Whether its first parameter is a plain one, and every trainer stays to the end.
     #[cfg(test)]
-    pub(crate) fn is_dense(&self) -> bool {
-        self.parameters[0].0 != SimRule::Rows
+    pub(crate) fn is_plain(&self) -> bool {
+        let is_plain = !matches!(self.parameters[0].0, SimRule::Rows | SimRule::Set);
+        is_plain && !self.has_leavers()
+    }
+
+    /// Whether trainer 0 replaces the values of a parameter.
+    pub(crate) fn is_set(&self, index: ParameterIndex) -> bool {
+        self.parameters[index.0 as usize].0 == SimRule::Set
+    }
+
+    /// Whether there are such parameters.
+    pub(crate) fn has_set(&self) -> bool {
+        self.parameters.iter().any(|(rule, _)| *rule == SimRule::Set)
     }
 
     pub(crate) fn address(server: u16) -> Address {
@@ -142,7 +168,7 @@ impl SimJob {
         for (index, (rule, elements)) in self.parameters.iter().enumerate() {
             let rows = self.elements();
             let text = match rule {
-                SimRule::Sgd => "optimizer: SGD".to_owned(),
+                SimRule::Sgd | SimRule::Set => "optimizer: SGD".to_owned(),
                 SimRule::Momentum => "sgd { momentum: 0.5 } const_lr { learning_rate: 1.0 }".to_owned(),
                 SimRule::Grouped => "sgd { } clip_norm: 1e9 const_lr { learning_rate: 1.0 }".to_owned(),
                 SimRule::Rows => format!("sparse {{ height: {rows} width: {ROW_ELEMENTS} buckets: {BUCKETS} }}"),
@@ -180,7 +206,8 @@ impl SimJob {
                 .as_ref()
                 .map_or(span.bytes, |rows| u32::try_from(rows.len()).expect("they are few") * ROW_ELEMENTS * 4);
             let id = ChunkId { parameter: parameter.index(), chunk };
-            (parameter.shard_of(chunk), SimChunk { id, bytes, rows })
+            let is_set = self.is_set(id.parameter);
+            (parameter.shard_of(chunk), SimChunk { id, bytes, rows, is_set })
         };
         parameter.chunks().map(chunk).collect()
     }
@@ -199,6 +226,16 @@ impl SimJob {
         let at = usize::try_from(element * 4).expect("it is small");
         gradient[at..at + 4].copy_from_slice(&1_f32.to_le_bytes());
         gradient
+    }
+
+    /// Whether a trainer leaves before the others.
+    pub(crate) fn has_leavers(&self) -> bool {
+        self.lasts.iter().any(|last| *last < self.steps)
+    }
+
+    /// The last step of a trainer.
+    pub(crate) fn last(&self, trainer: u32) -> u64 {
+        self.lasts[trainer as usize]
     }
 
     /// Elements, or rows, that trainers send to.

@@ -13,6 +13,9 @@ use crate::job::{SimChunk, SimJob, SimMode, first_steps};
 struct ChunkGradients {
     sent: Vec<u64>,
     acknowledged: Vec<u64>,
+    /// The last number that trainer 0 has sent as its value, and the last one that was acknowledged.
+    set: u64,
+    acknowledged_set: u64,
 }
 
 /// The oracle of one simulation.
@@ -24,6 +27,9 @@ pub(crate) struct Oracle {
 
 /// The acknowledged gradients of some chunks at a time: a value that is asked for later contains them.
 pub(crate) type Acknowledged = Vec<(ChunkId, Vec<u64>)>;
+
+/// Steps by which the fastest trainer is ahead of the slowest in mode bounded, at most.
+const BOUND: u32 = 2;
 
 impl Oracle {
     pub(crate) fn new(job: SimJob) -> Self {
@@ -38,13 +44,27 @@ impl Oracle {
         self.chunk(id).acknowledged[trainer as usize] |= 1 << (step - 1);
     }
 
-    pub(crate) fn acknowledged_now(&mut self, chunks: impl Iterator<Item = ChunkId>) -> Acknowledged {
-        chunks.map(|id| (id, self.chunk(id).acknowledged.clone())).collect()
+    pub(crate) fn set(&mut self, id: ChunkId, number: u64) {
+        self.chunk(id).set = number;
+    }
+
+    pub(crate) fn acknowledged_set(&mut self, id: ChunkId, number: u64) {
+        let chunk = self.chunk(id);
+        chunk.acknowledged_set = chunk.acknowledged_set.max(number);
+    }
+
+    /// The acknowledged gradients of each chunk; of one that is set the number.
+    pub(crate) fn acknowledged_now<'a>(&mut self, chunks: impl Iterator<Item = &'a SimChunk>) -> Acknowledged {
+        let mut acknowledged = |chunk: &SimChunk| match (chunk.is_set, self.chunk(chunk.id)) {
+            (true, known) => vec![known.acknowledged_set],
+            (false, known) => known.acknowledged.clone(),
+        };
+        chunks.map(|chunk| (chunk.id, acknowledged(chunk))).collect()
     }
 
     fn chunk(&mut self, id: ChunkId) -> &mut ChunkGradients {
         let none = || vec![0; self.job.trainers as usize];
-        let empty = || ChunkGradients { sent: none(), acknowledged: none() };
+        let empty = || ChunkGradients { sent: none(), acknowledged: none(), ..ChunkGradients::default() };
         self.chunks.entry(id).or_insert_with(empty)
     }
 
@@ -52,6 +72,9 @@ impl Oracle {
     pub(crate) fn check(&mut self, chunk: &SimChunk, version: u64, value: &[u8], before: &[u64]) -> Result<()> {
         self.values_checked += 1;
         let id = chunk.id;
+        if chunk.is_set {
+            return self.check_set(chunk, value, before[0]);
+        }
         let context = || format!("chunk {}.{} at version {version}", id.parameter, id.chunk);
         let found = self.job.contents(chunk, version, value).with_context(context)?;
         let known = self.chunk(id).clone();
@@ -61,7 +84,8 @@ impl Oracle {
             let unknown = set & !known.sent[trainer];
             ensure!(unknown == 0, "{}: it contains steps {unknown:#b} of trainer {trainer}, never sent", context());
             if self.job.mode == SimMode::Sync {
-                let expected = first_steps(version) & here;
+                let last = self.job.lasts[trainer];
+                let expected = first_steps(version.min(last)) & here;
                 ensure!(
                     *set == expected,
                     "{}: it contains steps {set:#b} of trainer {trainer}; expected {expected:#b}",
@@ -72,10 +96,27 @@ impl Oracle {
             let lost = before[trainer] & here & !set;
             ensure!(lost == 0, "{}: steps {lost:#b} of trainer {trainer} were acknowledged and are lost", context());
         }
+        if self.job.mode == SimMode::Bounded && chunk.rows.is_none() && !self.job.has_leavers() {
+            let counts = || found.iter().map(|set| set.count_ones());
+            let ahead = counts().max().unwrap_or(0) - counts().min().unwrap_or(0);
+            ensure!(ahead <= BOUND + 1, "{}: a trainer is {ahead} steps ahead of another", context());
+        }
         // A bucket's version also counts gradients without rows of it.
         let counts_all = self.job.mode == SimMode::Sync || chunk.rows.is_some();
         let updates = if counts_all { version } else { u64::from(count) };
         ensure!(version == updates, "{}: {count} gradients are in it; expected as many as updates", context());
+        Ok(())
+    }
+
+    /// Checks a value that trainer 0 replaces: it is one that was sent, whole, and not older than the acknowledged one.
+    fn check_set(&mut self, chunk: &SimChunk, value: &[u8], before: u64) -> Result<()> {
+        let (first, rest) = value.split_at(4);
+        let number = f32::from_le_bytes(first.try_into().expect("4 bytes"));
+        let name = format!("chunk {}.{}, a set value", chunk.id.parameter, chunk.id.chunk);
+        ensure!(rest.chunks_exact(4).all(|other| other == first), "{name}: it is of several sets");
+        let is_sent = (0..=self.chunk(chunk.id).set).any(|sent| sent as f32 == number);
+        ensure!(is_sent, "{name}: {number} was never sent");
+        ensure!(number >= before as f32, "{name}: {number} is older than {before}, which was acknowledged");
         Ok(())
     }
 }
@@ -88,12 +129,12 @@ mod tests {
     use super::*;
 
     const ID: ChunkId = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
-    const CHUNK: SimChunk = SimChunk { id: ID, bytes: 4096, rows: None };
+    const CHUNK: SimChunk = SimChunk { id: ID, bytes: 4096, rows: None, is_set: false };
 
     /// A job in this mode, of two trainers or more.
     fn job(mode: SimMode) -> SimJob {
         let mut jobs = (0..).map(|seed| SimJob::draw(&mut Prng(seed)));
-        jobs.find(|job| job.mode == mode && job.trainers > 1 && job.is_dense()).expect("one seed in twelve has one")
+        jobs.find(|job| job.mode == mode && job.trainers > 1 && job.is_plain()).expect("one seed in twelve has one")
     }
 
     /// A value of the job after these gradients of trainers and steps.
@@ -114,7 +155,7 @@ mod tests {
         let mut oracle = Oracle::new(job);
         sent.iter().for_each(|(trainer, step)| oracle.sent(ID, *trainer, *step));
         acknowledged.iter().for_each(|(trainer, step)| oracle.acknowledged(ID, *trainer, *step));
-        let before = oracle.acknowledged_now([ID].into_iter());
+        let before = oracle.acknowledged_now([&CHUNK].into_iter());
         oracle.check(&CHUNK, version, &value, &before[0].1)
     }
 
@@ -127,7 +168,7 @@ mod tests {
             format!("{:#}", check(&sent, acknowledged, found, version).expect_err("it is wrong"))
         };
         assert!(refused(&[(0, 1), (1, 1)], &[(0, 1)], 1).contains("acknowledged and are lost"));
-        assert!(refused(&[], &[(0, 1), (0, 1)], 2).contains("is -2; expected -1"));
+        assert!(refused(&[], &[(0, 1), (0, 1)], 2).contains("is [-2.0]; expected -1"));
         assert!(refused(&[], &[(1, 2)], 1).contains("never sent"));
         assert!(refused(&[], &[(0, 1)], 2).contains("expected as many as updates"));
     }

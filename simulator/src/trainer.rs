@@ -42,6 +42,10 @@ pub(crate) struct TrainerRecord {
     begun: u64,
     /// Whether the last value that was wanted is there.
     pub(crate) is_done: bool,
+    /// Whether it has left the job.
+    pub(crate) has_left: bool,
+    /// The last number that it has sent as a value.
+    set: u64,
 }
 
 /// The trainer's activity.
@@ -49,12 +53,29 @@ pub(crate) struct TrainerRecord {
 enum TrainerPhase {
     Joining,
     Beginning,
-    Declaring { next: InitStep },
-    Fetching { pages: Vec<CataloguePage>, of: u32 },
+    Declaring {
+        next: InitStep,
+    },
+    Fetching {
+        pages: Vec<CataloguePage>,
+        of: u32,
+    },
     Learning,
-    Computing { until: Now },
-    Pushing { step: u64, fetches: bool },
+    Computing {
+        until: Now,
+    },
+    Pushing {
+        step: u64,
+        fetches: bool,
+    },
     Pulling,
+    Setting {
+        number: u64,
+    },
+    /// It tells the shards, then the coordinator, that it leaves.
+    Leaving {
+        is_last: bool,
+    },
     Idle,
 }
 
@@ -84,6 +105,7 @@ pub(crate) struct SimTrainer {
     pub(crate) fate: Arc<ProcessFate>,
     prng: Prng,
     phase: TrainerPhase,
+    flags: TrainerFlags,
     known: KnownJob,
     sequence: u64,
     /// Steps that the trainer knows to be in each parameter, in mode sync.
@@ -94,6 +116,15 @@ pub(crate) struct SimTrainer {
     /// Initial values that may be on their way.
     initial: BTreeMap<Ticket, LendingMemory>,
     times: TrainerTimes,
+}
+
+/// Two conditions of a trainer's process.
+#[derive(Default)]
+struct TrainerFlags {
+    /// Whether another process has its rank: it ends its call, and begins no other.
+    is_former: bool,
+    /// Whether it has sent the gradients of a step whose values it has not asked for.
+    is_ahead: bool,
 }
 
 /// The job as the trainer knows it.
@@ -147,6 +178,7 @@ impl SimTrainer {
             fate,
             prng: Prng(seed),
             phase: TrainerPhase::Joining,
+            flags: TrainerFlags::default(),
             known: KnownJob::default(),
             sequence: 0,
             rounds: BTreeMap::new(),
@@ -167,6 +199,15 @@ impl SimTrainer {
         let outstanding = self.client.client.outstanding(&tickets);
         let rounds: Vec<u64> = self.rounds.values().copied().collect();
         format!("{:?}, rounds {rounds:?}, open {}, {outstanding}", self.phase, self.client.describe())
+    }
+
+    /// Another process takes its rank.
+    pub(crate) fn retire(&mut self) {
+        self.flags.is_former = true;
+    }
+
+    pub(crate) fn is_former(&self) -> bool {
+        self.flags.is_former
     }
 
     /// Cancels the call in progress, if there is one, soon.
@@ -196,7 +237,9 @@ impl SimTrainer {
             if let Some(results) = self.client.take_call() {
                 self.times.impatient_at = None;
                 if let Some(refused) = self.take(now, results, cx)? {
-                    if refused.code == ErrorCode::Fenced && !self.is_initialising() {
+                    // An initialiser may have lost its lease, and not its rank.
+                    let is_declaring = matches!(self.phase, TrainerPhase::Declaring { .. });
+                    if refused.code == ErrorCode::Fenced && !is_declaring {
                         return Ok(TrainerTurn::Replaced);
                     }
                     self.refused(now, &refused, cx)?;
@@ -286,7 +329,7 @@ impl SimTrainer {
                 }
                 _ => bail!("expected a grant or a catalogue"),
             },
-            TrainerPhase::Declaring { next } => self.initialise(next)?,
+            TrainerPhase::Declaring { next } => self.initialise(next, cx)?,
             TrainerPhase::Fetching { mut pages, of } => {
                 let Answer::Page(bytes) = answer(&finished[0].1)? else { bail!("expected a page") };
                 pages.push(CataloguePage::decode(bytes.as_slice())?);
@@ -303,9 +346,32 @@ impl SimTrainer {
                 }
                 cx.record.begun = cx.record.begun.max(step);
                 self.sequence += 1;
-                if fetches { self.compute(now, cx) } else { self.pull(TrainerPhase::Pulling, cx)? }
+                if fetches {
+                    self.flags.is_ahead = false;
+                    self.compute(now, cx);
+                } else if !self.flags.is_ahead && self.prng.below(3) == 0 {
+                    self.flags.is_ahead = true;
+                    self.compute(now, cx);
+                } else {
+                    self.pull(TrainerPhase::Pulling, cx)?;
+                }
             }
-            TrainerPhase::Learning | TrainerPhase::Pulling => self.compute(now, cx),
+            TrainerPhase::Setting { .. } => {
+                self.sequence += 1;
+                self.compute(now, cx);
+            }
+            TrainerPhase::Leaving { is_last: false } => {
+                self.client.ask_control(Request::Leave(true));
+                self.phase = TrainerPhase::Leaving { is_last: true };
+            }
+            TrainerPhase::Leaving { is_last: true } => {
+                cx.note("a trainer leaves");
+                (cx.record.is_done, cx.record.has_left) = (true, true);
+            }
+            TrainerPhase::Learning | TrainerPhase::Pulling => {
+                self.flags.is_ahead = false;
+                self.compute(now, cx);
+            }
             TrainerPhase::Computing { .. } | TrainerPhase::Idle => bail!("an answer to no call"),
         }
         finished.clear();
@@ -319,6 +385,8 @@ impl SimTrainer {
     /// Decides what follows a refused call.
     fn refused(&mut self, now: Now, refused: &Refused, cx: &mut TrainerContext<'_>) -> Result<()> {
         match refused.code {
+            ErrorCode::Invalid => bail!("trainer {}: a call was refused: {}", self.rank, refused.text),
+            _ if self.flags.is_former => self.phase = TrainerPhase::Idle,
             ErrorCode::Deadline => {
                 cx.note("a call ends without an answer");
                 self.times.repeat_at = Some(now + REPEAT_PAUSE);
@@ -339,6 +407,11 @@ impl SimTrainer {
             TrainerPhase::Pushing { step, fetches } => self.push(step, fetches, cx),
             TrainerPhase::Pulling => self.pull(TrainerPhase::Pulling, cx),
             TrainerPhase::Learning => self.pull(TrainerPhase::Learning, cx),
+            TrainerPhase::Setting { number } => self.set(number, cx),
+            TrainerPhase::Leaving { .. } => {
+                self.leave();
+                Ok(())
+            }
             TrainerPhase::Joining => {
                 let join = JoinRequest { trainer: Some(self.rank), incarnation: 0 };
                 self.client.ask_control(Request::Join(join));
@@ -391,7 +464,7 @@ impl SimTrainer {
                 declaration: Some(DeclarationMessage::from(parameter.declaration())),
                 chunk_bytes: parameter.chunk_bytes(),
             };
-            for (shard, SimChunk { id, bytes, rows }) in cx.job.chunks(parameter) {
+            for (shard, SimChunk { id, bytes, rows, .. }) in cx.job.chunks(parameter) {
                 // A table begins without rows.
                 let bytes = if rows.is_some() { 0 } else { bytes };
                 let mut memory = LendingMemory::new(vec![0; bytes as usize]);
@@ -410,7 +483,7 @@ impl SimTrainer {
         Ok(())
     }
 
-    fn initialise(&mut self, next: InitStep) -> Result<()> {
+    fn initialise(&mut self, next: InitStep, cx: &TrainerContext<'_>) -> Result<()> {
         let catalogue = self.known.catalogue.as_ref().context("nothing was declared")?;
         let next = match next {
             InitStep::Finish => {
@@ -437,6 +510,7 @@ impl SimTrainer {
             }
             InitStep::Done => {
                 self.rounds = catalogue.iter().map(|parameter| (parameter.index(), 0)).collect();
+                self.rounds.retain(|index, _| !cx.job.is_set(*index));
                 self.phase = TrainerPhase::Computing { until: Now(0) };
                 self.sequence = 1;
                 return Ok(());
@@ -454,10 +528,15 @@ impl SimTrainer {
 
     fn compute(&mut self, now: Now, cx: &mut TrainerContext<'_>) {
         self.sequence = self.sequence.max(1);
-        if cx.job.mode != SimMode::Sync && self.rounds.is_empty() {
-            self.rounds = self.known.catalogue.iter().flat_map(Catalogue::iter).map(|one| (one.index(), 0)).collect();
+        if self.flags.is_former {
+            self.phase = TrainerPhase::Idle;
+            return;
         }
-        if self.is_at_end(cx) && self.has_all(cx) {
+        if self.is_at_end(cx) && self.has_all(cx) && !self.flags.is_ahead {
+            if cx.job.last(self.rank) < cx.job.steps {
+                self.leave();
+                return;
+            }
             cx.record.is_done = true;
             self.phase = TrainerPhase::Idle;
             return;
@@ -469,19 +548,25 @@ impl SimTrainer {
     /// Whether every step of this trainer was sent.
     fn is_at_end(&self, cx: &TrainerContext<'_>) -> bool {
         match cx.job.mode {
-            SimMode::Sync => self.rounds.values().all(|round| *round >= cx.job.steps),
-            _ => cx.record.begun >= cx.job.steps,
+            SimMode::Sync => self.rounds.values().all(|round| *round >= cx.job.last(self.rank)),
+            _ => cx.record.begun >= cx.job.last(self.rank),
         }
     }
 
     /// Whether the last values that this process saw contain them.
     fn has_all(&self, cx: &TrainerContext<'_>) -> bool {
-        cx.job.mode != SimMode::Sync || self.versions.values().all(|version| *version >= cx.job.steps)
+        let has_it =
+            |(id, version): (&ChunkId, &u64)| cx.job.is_set(id.parameter) || *version >= cx.job.last(self.rank);
+        cx.job.mode != SimMode::Sync || self.versions.iter().all(has_it)
     }
 
     fn step(&mut self, cx: &mut TrainerContext<'_>) -> Result<()> {
         if self.is_at_end(cx) {
             return self.pull(TrainerPhase::Pulling, cx);
+        }
+        if self.rank == 0 && cx.job.has_set() && self.prng.below(5) == 0 {
+            cx.record.set += 1;
+            return self.set(cx.record.set, cx);
         }
         let step = match cx.job.mode {
             SimMode::Sync => self.rounds.values().min().copied().unwrap_or(0) + 1,
@@ -492,12 +577,48 @@ impl SimTrainer {
         self.push(step, fetches, cx)
     }
 
+    /// Replaces the values that only this trainer writes; a repetition has the same number.
+    fn set(&mut self, number: u64, cx: &mut TrainerContext<'_>) -> Result<()> {
+        let head = Head { sequence: Sequence(self.sequence), ..Head::new(Kind::Set) };
+        for ((lane, _), chunks) in self.chunks_by_lane(cx.job)? {
+            let chunks: Vec<_> = chunks.into_iter().filter(|chunk| chunk.is_set).collect();
+            if chunks.is_empty() {
+                continue;
+            }
+            let mut frame = Frame::bare(head);
+            let mut values = Vec::new();
+            for chunk in &chunks {
+                let value = (number as f32).to_le_bytes().repeat(chunk.bytes as usize / 4);
+                frame.entries.push(Entry::with_payload(chunk.id, Round(0), ElementType::Float32, &value));
+                values.extend(value);
+                cx.oracle.set(chunk.id, number);
+            }
+            self.ask_chunks(lane, frame, LendingMemory::new(values), (chunks, false), cx);
+        }
+        cx.note("a trainer sets a value");
+        self.phase = TrainerPhase::Setting { number };
+        Ok(())
+    }
+
+    /// Tells every shard that this trainer leaves the job.
+    fn leave(&mut self) {
+        let head = Head { sequence: Sequence(self.sequence), ..Head::new(Kind::Leave) };
+        for lane in self.known.lanes.values() {
+            self.client.ask(*lane, Frame::bare(head), RequestBody::default());
+        }
+        self.phase = TrainerPhase::Leaving { is_last: false };
+    }
+
     /// Sends the gradients of a step; a repetition has the same number.
     fn push(&mut self, step: u64, fetches: bool, cx: &mut TrainerContext<'_>) -> Result<()> {
         let flags = if fetches { Flags::WANT_VALUE } else { Flags::default() };
         let head = Head { flags, sequence: Sequence(self.sequence), ..Head::new(Kind::Push) };
         let round = if cx.job.mode == SimMode::Sync { step } else { 0 };
         for ((lane, is_of_rows), chunks) in self.chunks_by_lane(cx.job)? {
+            let chunks: Vec<_> = chunks.into_iter().filter(|chunk| !chunk.is_set).collect();
+            if chunks.is_empty() {
+                continue;
+            }
             // A push of rows brings no value back.
             let fetches = fetches && !is_of_rows;
             let head = if is_of_rows { Head { flags: Flags::default(), ..head } } else { head };
@@ -552,7 +673,7 @@ impl SimTrainer {
             Some(memory) => chunks.iter().map(|chunk| lend_in(memory, chunk.bytes)).collect(),
             None => ReceiveBuffers::new(),
         };
-        let acknowledged = cx.oracle.acknowledged_now(chunks.iter().map(|chunk| chunk.id));
+        let acknowledged = cx.oracle.acknowledged_now(chunks.iter());
         let payloads = frame.entries.iter().filter(|entry| entry.bytes > 0).map(|entry| entry.bytes);
         let payload = payloads.map(|bytes| Outgoing::Loan(gradients.read(bytes, |_| ()))).collect();
         let body = RequestBody { payload, into, ..RequestBody::default() };
@@ -574,8 +695,10 @@ impl SimTrainer {
         let mut at = 0;
         for (index, chunk) in chunks.iter().enumerate() {
             let id = &chunk.id;
-            if let Some(step) = pushed {
-                cx.oracle.acknowledged(*id, self.rank, step);
+            match (&self.phase, pushed) {
+                (_, Some(step)) => cx.oracle.acknowledged(*id, self.rank, step),
+                (TrainerPhase::Setting { number }, None) => cx.oracle.acknowledged_set(*id, *number),
+                _ => {}
             }
             let Some(values) = &values else { continue };
             let value = &values[at..at + chunk.bytes as usize];
@@ -591,7 +714,7 @@ impl SimTrainer {
             *known = version;
         }
         if matches!(self.phase, TrainerPhase::Learning) && cx.job.mode == SimMode::Sync {
-            for SimChunk { id, .. } in &chunks {
+            for SimChunk { id, .. } in chunks.iter().filter(|chunk| !chunk.is_set) {
                 let version = self.versions[id];
                 let round = self.rounds.entry(id.parameter).or_insert(version);
                 *round = version.min(*round);
