@@ -112,9 +112,7 @@ pub(crate) struct SimTrainer {
     rounds: BTreeMap<ParameterIndex, u64>,
     /// The newest version of each chunk that this process has seen.
     versions: BTreeMap<ChunkId, u64>,
-    requests: BTreeMap<Ticket, ChunkRequest>,
-    /// Initial values that may be on their way.
-    initial: BTreeMap<Ticket, LendingMemory>,
+    requests: TrainerRequests,
     times: TrainerTimes,
 }
 
@@ -125,6 +123,14 @@ struct TrainerFlags {
     is_former: bool,
     /// Whether it has sent the gradients of a step whose values it has not asked for.
     is_ahead: bool,
+}
+
+/// Requests that have no result.
+#[derive(Default)]
+struct TrainerRequests {
+    of_chunks: BTreeMap<Ticket, ChunkRequest>,
+    /// Initial values that may be on their way.
+    initial: BTreeMap<Ticket, LendingMemory>,
 }
 
 /// The job as the trainer knows it.
@@ -183,8 +189,7 @@ impl SimTrainer {
             sequence: 0,
             rounds: BTreeMap::new(),
             versions: BTreeMap::new(),
-            requests: BTreeMap::new(),
-            initial: BTreeMap::new(),
+            requests: TrainerRequests::default(),
             times: TrainerTimes::default(),
         }
     }
@@ -195,7 +200,7 @@ impl SimTrainer {
 
     /// Describes its activity, for a simulation that does not end.
     pub(crate) fn describe(&self) -> String {
-        let tickets: Vec<Ticket> = self.requests.keys().copied().collect();
+        let tickets: Vec<Ticket> = self.requests.of_chunks.keys().copied().collect();
         let outstanding = self.client.client.outstanding(&tickets);
         let rounds: Vec<u64> = self.rounds.values().copied().collect();
         format!("{:?}, rounds {rounds:?}, open {}, {outstanding}", self.phase, self.client.describe())
@@ -289,11 +294,11 @@ impl SimTrainer {
     fn take(&mut self, now: Now, results: Vec<RequestResult>, cx: &mut TrainerContext<'_>) -> Result<Option<Refused>> {
         let (mut refused, mut finished) = (None, Vec::new());
         for (ticket, result) in results {
-            self.initial.remove(&ticket);
+            self.requests.initial.remove(&ticket);
             match result {
                 Ok(one) => finished.push((ticket, one)),
                 Err(one) => {
-                    self.requests.remove(&ticket);
+                    self.requests.of_chunks.remove(&ticket);
                     refused = refused.or(Some(one));
                 }
             }
@@ -475,7 +480,7 @@ impl SimTrainer {
                 let payload: Payloads = payload.into_iter().collect();
                 let lane = self.known.lanes[&shard];
                 let ticket = self.client.ask(lane, frame, RequestBody { payload, ..RequestBody::default() });
-                self.initial.insert(ticket, memory);
+                self.requests.initial.insert(ticket, memory);
             }
         }
         self.known.catalogue = Some(catalogue);
@@ -678,12 +683,15 @@ impl SimTrainer {
         let payload = payloads.map(|bytes| Outgoing::Loan(gradients.read(bytes, |_| ()))).collect();
         let body = RequestBody { payload, into, ..RequestBody::default() };
         let ticket = self.client.ask(lane, frame, body);
-        self.requests.insert(ticket, ChunkRequest { chunks, lane, memory, _gradients: gradients, acknowledged });
+        self.requests
+            .of_chunks
+            .insert(ticket, ChunkRequest { chunks, lane, memory, _gradients: gradients, acknowledged });
     }
 
     /// Takes an answer about chunks: it acknowledges gradients, or brings values, or both.
     fn finished(&mut self, ticket: Ticket, finished: &Finished, cx: &mut TrainerContext<'_>) -> Result<()> {
-        let Some(ChunkRequest { chunks, lane, memory, acknowledged, .. }) = self.requests.remove(&ticket) else {
+        let Some(ChunkRequest { chunks, lane, memory, acknowledged, .. }) = self.requests.of_chunks.remove(&ticket)
+        else {
             return Ok(());
         };
         let pushed = match self.phase {
