@@ -16,6 +16,7 @@ use pserver_core::wire::Head;
 use pserver_core::wire::answer::Saved;
 
 use super::machine::ProcessMachine;
+use super::ownership::Ownership;
 use super::saving::{self, ModelSave};
 use super::session::{NodeSession, SessionControl};
 use super::telemetry::SessionReport;
@@ -28,6 +29,7 @@ pub(super) struct CoordinatorNode {
     saving: ModelSave,
     control: SessionControl,
     machine: Arc<dyn ProcessMachine>,
+    ownership: Ownership,
     done: Sender<SaveOutcome>,
     saved: Receiver<SaveOutcome>,
     outputs: Vec<CoordinatorOutput>,
@@ -80,7 +82,8 @@ impl CoordinatorNode {
         let (done, saved) = unbounded();
         let machine = Arc::clone(&start.machine);
         let (outputs, waiting) = (Vec::new(), VecDeque::new());
-        let mut node = Self { coordinator, file, saving, control, machine, done, saved, outputs, waiting };
+        let ownership = start.ownership();
+        let mut node = Self { coordinator, file, saving, control, machine, ownership, done, saved, outputs, waiting };
         // The epoch is kept from the first moment: a restart before anybody joined is the same job.
         let kept = node.coordinator.kept();
         node.keep(&kept)?;
@@ -148,6 +151,7 @@ impl NodeSession for CoordinatorNode {
     }
 
     fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
+        self.ownership.look(now)?;
         while let Ok((peer, head, saved)) = self.saved.try_recv() {
             self.coordinator.saved(peer, &head, saved, &mut self.outputs);
         }

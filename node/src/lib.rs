@@ -14,6 +14,7 @@ mod driven;
 pub mod events;
 mod machine;
 mod memory_limit;
+mod ownership;
 pub mod progress;
 mod registration;
 mod saving;
@@ -49,6 +50,7 @@ use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
 use coordinating::CoordinatorNode;
 use machine::OsMachine;
 use memory_limit::memory_limit;
+use ownership::Ownership;
 use registration::Registration;
 use session::{SessionControl, SessionThread};
 use sharding::ShardNode;
@@ -394,6 +396,11 @@ impl ServerStart {
     fn default_config(&self) -> Result<Vec<u8>, Failure> {
         let rule = OptimizerSettings::from_text(&self.settings.job.optimizer)?.rule.unwrap_or_default();
         Ok(ParameterConfig { rule, sparse: None }.encode())
+    }
+
+    /// The ownership of its checkpoint directory.
+    fn ownership(&self) -> Ownership {
+        Ownership::new(self.storage.as_ref().map(|storage| storage.owner.clone()), self.now())
     }
 
     fn now(&self) -> Now {

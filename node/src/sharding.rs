@@ -16,6 +16,7 @@ use pserver_kernels::cpu::Cpu;
 
 use super::device::{self, ShardDevice};
 use super::machine::ProcessMachine;
+use super::ownership::Ownership;
 use super::session::NodeSession;
 use super::telemetry::{DiskReport, SessionReport};
 use super::{ServedJob, ServerStart};
@@ -37,6 +38,7 @@ pub(super) struct ShardNode {
     shard: Shard,
     /// Time of the last turn.
     now: Now,
+    ownership: Ownership,
     disk: Option<Disk>,
 }
 
@@ -237,7 +239,9 @@ impl ShardNode {
         if let Some(accelerator) = accelerator {
             shard = shard.with_accelerator(accelerator, device::no_room(&start.settings));
         }
-        let Some(storage) = &start.storage else { return Ok(Self { shard, now: start.now(), disk: None }) };
+        let Some(storage) = &start.storage else {
+            return Ok(Self { shard, now: start.now(), ownership: start.ownership(), disk: None });
+        };
         let Settings { index: server, shards, .. } = start.settings;
         let StorageSettings { journal, accept_torn_tail, .. } = start.settings.storage;
         let servers = start.settings.job.servers;
@@ -274,7 +278,7 @@ impl ShardNode {
             done: DiskReport::default(),
             requests: CheckpointRequests::default(),
         };
-        Ok(Self { shard, now: start.now(), disk: Some(disk) })
+        Ok(Self { shard, now: start.now(), ownership: start.ownership(), disk: Some(disk) })
     }
 }
 
@@ -297,6 +301,7 @@ impl NodeSession for ShardNode {
     }
 
     fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
+        self.ownership.look(now)?;
         if self.shard.deadline().is_some_and(|deadline| deadline <= now) {
             self.shard.expire(now, out);
         }

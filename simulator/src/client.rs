@@ -128,7 +128,8 @@ impl SimClient {
 
     /// How many requests have no result, for a simulation that does not end.
     pub(crate) fn describe(&self) -> String {
-        format!("{} open, {} answered, {:?}", self.open.len(), self.results.len(), self.client.identity())
+        let outstanding = self.client.outstanding(&self.open);
+        format!("{} answered, {:?}, {outstanding}", self.results.len(), self.client.identity())
     }
 
     /// The results of the call, once it is over.

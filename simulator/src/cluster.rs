@@ -17,7 +17,7 @@ use crate::job::SimJob;
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, HostId, SimNetwork};
 use crate::oracle::Oracle;
-use crate::server::{PlannedDeath, ServerBirth, ServerHost, ServerTurn};
+use crate::server::{PlannedDeath, ServerBirth, ServerHost, ServerTurn, SimServer};
 use crate::time::{SimClock, SimTime};
 use crate::trainer::{SimTrainer, TrainerContext, TrainerRecord, TrainerTurn};
 
@@ -203,6 +203,7 @@ impl SimCluster {
             death: None,
             paused_until: None,
             is_to_start: true,
+            former: Vec::new(),
         });
         let servers: Vec<_> = servers.collect();
         let soon = |prng: &mut Prng| SimTime(prng.below(20_000_000));
@@ -243,7 +244,7 @@ impl SimCluster {
     }
 
     fn describe(&self) -> String {
-        let servers = self.servers.iter().map(|one| format!("server {}: {} starts", one.index, one.starts));
+        let servers = self.servers.iter().map(|one| format!("server {}: {}", one.index, one.describe()));
         let trainers = self.ranks.iter().enumerate().map(|(rank, one)| {
             let process = one.process.as_ref().map_or("no process".to_owned(), SimTrainer::describe);
             format!("trainer {rank}: {:?}, {process}", one.record)
@@ -299,7 +300,8 @@ impl SimCluster {
 
     fn server_turn(&mut self, server: u16, endpoint: EndpointId) -> Result<()> {
         let now = self.clock.now();
-        let paused = self.servers[usize::from(server)].paused_until;
+        let paused = self.servers[usize::from(server)].paused(endpoint);
+        let is_former = self.servers[usize::from(server)].is_former(endpoint);
         let busy = self.queue.busy.get(&endpoint).copied();
         if let Some(until) = [paused, busy].into_iter().flatten().max().filter(|until| now < *until) {
             self.queue.turn(until, endpoint);
@@ -308,10 +310,13 @@ impl SimCluster {
         let seed = self.prng.next();
         let birth = ServerBirth { settings: &self.settings, network: &self.network, clock: &self.clock, seed };
         let host = &mut self.servers[usize::from(server)];
-        let turn = host.turn(endpoint, &birth)?;
-        let Some(process) = &host.process else { return Ok(()) };
-        let lag = process.fate.take_lag();
-        let (start, is_troubled) = (host.starts, process.is_troubled);
+        let turn = match host.turn(endpoint, &birth) {
+            Err(_) if is_former => ServerTurn::Ended("it was refused".to_owned()),
+            turn => turn?,
+        };
+        let start = host.starts;
+        let Some(process) = host.process_of(endpoint) else { return Ok(()) };
+        let (lag, is_troubled) = (process.fate.take_lag(), process.is_troubled);
         for work in process.take_work() {
             let at = now + Duration::from_micros(100 + self.prng.below(20_000));
             self.queue.push(at, SimTask::Work { server, start, work });
@@ -330,8 +335,19 @@ impl SimCluster {
                 self.queue.set_timer(now + wait.max(least), endpoint);
                 Ok(())
             }
+            ServerTurn::Ended(_) | ServerTurn::Refused if is_former => {
+                self.note("a replaced server ends");
+                self.end_former(server, |process| process.endpoints().contains(&endpoint));
+                Ok(())
+            }
             ServerTurn::Ended(_) if is_troubled => {
                 self.note("a server ends because of its disk");
+                self.end_server(server, false, Duration::from_millis(500));
+                Ok(())
+            }
+            // The connection of the process before may seem open for long, and a supervisor starts it again.
+            ServerTurn::Refused => {
+                self.note("a server is not let in while another seems to have its place");
                 self.end_server(server, false, Duration::from_millis(500));
                 Ok(())
             }
@@ -407,8 +423,32 @@ impl SimCluster {
         self.restart(server, time);
     }
 
+    /// Ends processes whose place another one has.
+    fn end_former(&mut self, server: u16, is_it: impl Fn(&SimServer) -> bool) {
+        let former = std::mem::take(&mut self.servers[usize::from(server)].former);
+        let (ending, others): (Vec<_>, Vec<_>) = former.into_iter().partition(|(process, _)| is_it(process));
+        self.servers[usize::from(server)].former = others;
+        for (process, _) in ending {
+            for endpoint in process.endpoints() {
+                self.actors.remove(&endpoint);
+            }
+            process.end(&self.network, false);
+        }
+    }
+
+    /// Starts another process in a server's place, while the one that has it stands still.
+    fn replace_server(&mut self, server: u16, time: Duration) {
+        let host = &mut self.servers[usize::from(server)];
+        let Some(process) = host.process.take() else { return };
+        host.death = None;
+        host.former.push((process, self.clock.now() + time));
+        self.note("a server is replaced while it stands still");
+        self.restart(server, Duration::from_millis(1));
+    }
+
     fn lose_host(&mut self, server: u16) {
         self.note("a host is lost");
+        self.end_former(server, |_| true);
         let disk = &self.servers[usize::from(server)].disk;
         match self.prng.below(3) {
             0 => disk.crash(),
@@ -495,6 +535,7 @@ impl SimCluster {
                 let is_host_lost = self.job.is_synced;
                 for server in 0..self.job.servers {
                     let time = Duration::from_millis(self.prng.below(500));
+                    self.end_former(server, |_| true);
                     self.end_server(server, is_host_lost, time);
                 }
                 for rank in self.ranks.iter_mut().filter(|rank| !rank.record.has_left) {
@@ -556,6 +597,7 @@ impl SimCluster {
                 self.note("a server stands still");
                 self.servers[usize::from(server)].paused_until = Some(now + time);
             }
+            SimFault::ReplaceServer { server, time } => self.replace_server(server, time),
             SimFault::JumpClock { server, time } => self.jump_clock(server, time),
             SimFault::ReplaceTrainer { trainer, time } => self.replace_trainer(trainer, time),
             SimFault::Cancel { trainer } => {

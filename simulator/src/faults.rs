@@ -30,6 +30,8 @@ pub(crate) enum SimFault {
     SlowDisk { server: u16, slowness: u64, time: Duration },
     /// A process stands still for a time; its clock does not.
     PauseServer { server: u16, time: Duration },
+    /// Another process takes a server's place and directory, while the one that had it stands still for a time.
+    ReplaceServer { server: u16, time: Duration },
     /// A server's clock jumps ahead.
     JumpClock { server: u16, time: Duration },
     /// A trainer cancels its call.
@@ -74,8 +76,9 @@ fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
         8..10 => SimFault::KillAtDisk { server, operations, time },
         10 => SimFault::FailDisk { server, operations },
         11 => SimFault::SlowDisk { server, slowness: 1 + prng.below(300), time },
-        12 => match prng.below(2) {
-            0 => SimFault::PauseServer { server, time },
+        12 => match prng.below(4) {
+            0 | 1 => SimFault::ReplaceServer { server, time },
+            2 => SimFault::PauseServer { server, time },
             _ => SimFault::JumpClock { server, time },
         },
         13 => SimFault::ReplaceTrainer { trainer, time },
