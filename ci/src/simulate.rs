@@ -2,15 +2,17 @@
 
 use anyhow::Result;
 
+use crate::built::Built;
 use crate::workspace::{Tally, Workspace};
 
 /// Seeds of a run.
 const SEEDS: &str = "1000";
 const SEEDS_LONG: &str = "100000";
 
-/// The seeds of every run.
+/// The seeds of every run, by the program that `rust-tests` has built.
 pub(crate) fn run(workspace: &Workspace) -> Result<Tally> {
-    with(workspace, &["--seeds".to_owned(), SEEDS.to_owned()])
+    let program = Built::tests(workspace)?.program("pserver-simulate", false)?;
+    workspace.step(workspace.command(program).args(["--seeds", SEEDS]))
 }
 
 /// The seeds of the long form.

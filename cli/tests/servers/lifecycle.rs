@@ -101,7 +101,8 @@ fn a_closed_terminal_ends_a_server_in_order_unless_it_ignores_that() {
     let bind = format!("tcp://127.0.0.1:{}", free_port());
     let arguments = job.arguments(0, &bind, None);
     let tensors = zeroed(tensors());
-    let server = Process::start(&arguments).expect("it starts");
+    // The tests may themselves run under `nohup`.
+    let server = start_through_a_shell("exec env --default-signal=HUP \"$@\"", &arguments).expect("it starts");
     begin(&client(&server.address, 0), &tensors).expect("the tensors are initialised");
     kill(server.id(), Signal::SIGHUP).expect("the process is there");
     let ended = server.wait();
