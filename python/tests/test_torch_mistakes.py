@@ -534,3 +534,32 @@ def test_a_norm_beyond_numbers_scales_to_zero(job: Any) -> None:
         one.step()
         expected = torch.full((2,), expected, dtype=torch.float64)
         torch.testing.assert_close(weight.detach(), expected, rtol=1e-5, atol=0)
+
+
+def overlapped(client: Any) -> tuple[list[Any], Any]:
+    """Weights of a bucket each, and their optimizer."""
+    weights = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
+    return weights, module().Optimizer(weights, "sgd", 1.0, client=client, overlap=True, bucket_bytes=1)
+
+
+def test_gradients_of_several_buckets_that_were_changed_are_refused_once(job: Any) -> None:
+    weights, one = overlapped(job())
+    sum(weight.sum() for weight in weights).backward()
+    for weight in weights:
+        weight.grad = torch.full((3,), 7.0)
+    with pytest.raises(pserver.Refused, match="another gradient after servers got one"):
+        one.step()
+    # The last bucket was not sent, so that it has the new one.
+    one.step()
+    assert [weight.tolist() for weight in weights] == [[-7.0] * 3, [-1.0] * 3, [-1.0] * 3]
+
+
+def test_scaled_gradients_that_overlap_has_sent_end_the_job(job: Any) -> None:
+    weights, one = overlapped(job())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(sum(weight.sum() for weight in weights)).backward()
+    text = "gradients of a GradScaler;.*has sent gradients with their scale"
+    for call in (lambda: scaler.step(one), one.step, one.zero_grad):
+        with pytest.raises(pserver.Refused, match=text):
+            call()
+    assert all((weight == 0).all() for weight in weights)
