@@ -317,6 +317,7 @@ impl SimCluster {
         let start = host.starts;
         let Some(process) = host.process_of(endpoint) else { return Ok(()) };
         let (lag, is_troubled) = (process.fate.take_lag(), process.is_troubled);
+        let turn = if is_former && process.fate.is_dead() { ServerTurn::Refused } else { turn };
         for work in process.take_work() {
             let at = now + Duration::from_micros(100 + self.prng.below(20_000));
             self.queue.push(at, SimTask::Work { server, start, work });

@@ -93,7 +93,8 @@ impl SimJob {
             (prng.choose(rules), prng.below(3) * CHUNK_ELEMENTS + last)
         };
         let last_of = |trainer: u32, prng: &mut Prng| match prng.below(4) {
-            0 if trainer > 0 => 1 + prng.below(steps),
+            // By then every trainer has joined: one that joins while no other is connected begins a new run.
+            0 if trainer > 0 => steps / 2 + prng.below(steps / 2),
             _ => steps,
         };
         let mut parameters: Vec<_> = (0..1 + prng.below(3)).map(|_| parameter(prng)).collect();

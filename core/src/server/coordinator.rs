@@ -364,10 +364,7 @@ impl Coordinator {
                 self.admit(now, replies, out);
             }
             Request::Begin(offers) => {
-                // A trainer's new begin request replaces the one of its old connection.
-                let peers = &self.peers;
-                let rank = |other: &PeerId| peers.get(other).and_then(|other| other.who);
-                self.begins.retain(|(other, ..)| *other == peer || who.is_none() || rank(other) != who);
+                self.replace_begins(peer, who, replies);
                 if !offers {
                     self.resign(who, head.generation);
                 }
@@ -417,6 +414,20 @@ impl Coordinator {
             }
         }
         Ok(())
+    }
+
+    /// Drops the begin requests of a trainer's other connections: an older process of the rank is refused, and an old
+    /// connection of the same process has no reader.
+    fn replace_begins(&mut self, peer: PeerId, who: Option<TrainerId>, replies: &mut Replies) {
+        let Some(trainer) = who else { return };
+        let peers = &self.peers;
+        let is_other = |other: &PeerId| *other != peer && peers.get(other).is_some_and(|one| one.who == who);
+        for (other, head, _) in self.begins.extract_if(.., |(other, ..)| is_other(other)) {
+            let incarnation = peers.get(&other).map_or(Incarnation(0), |one| one.incarnation);
+            if let Err(refusal) = self.ranks.check_life(trainer, incarnation) {
+                replies.error(other, &head, &refusal);
+            }
+        }
     }
 
     /// Refuses a reader's save while trainers make steps together.
