@@ -8,13 +8,11 @@ use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::config::{OptimizerSettings, ParameterConfig, SparseSettings, row_layout};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::{CallEnd, Failure};
-use pserver_core::ids::{ChunkId, Epoch, Generation, Incarnation, JobRun, Round, RunNumber, ShardId, TrainerId};
+use pserver_core::ids::{ChunkId, Generation, Round, ShardId};
 use pserver_core::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX};
 use pserver_core::memory::{LendingMemory, LoanBook};
 use pserver_core::optim::{NOT_ROW_WISE, Rule};
-use pserver_core::partition::{
-    Buckets, Catalogue, CataloguePage, Declaration, DeclarationMessage, Name, Parameter, Topology, TotalPart,
-};
+use pserver_core::partition::{Buckets, Catalogue, CataloguePage, Declaration, Name, Parameter, Topology, TotalPart};
 use pserver_core::port::{Outgoing, Payloads};
 use pserver_core::rows::{RowMerge, RowsView, seed_of};
 use pserver_core::wire::answer::{Answer, Initialised};
@@ -308,13 +306,7 @@ impl ClientGuard<'_> {
 
 impl ClientState {
     fn enter_job(&mut self, joined: Joined) -> Result<JoinedJob, Failure> {
-        self.engine.identify(|identity| {
-            identity.trainer = TrainerId(joined.trainer);
-            identity.incarnation = Incarnation(joined.incarnation);
-            let trainers = joined.job.map_or(0, |job| job.trainers);
-            identity.run = JobRun { number: RunNumber(joined.run), trainers };
-            identity.epoch = Epoch(joined.epoch);
-        });
+        self.engine.identify(|identity| identity.join(&joined));
         JoinedJob::new(joined, &mut self.engine)
     }
 
@@ -427,7 +419,7 @@ fn init_frames<'env>(
     content: &'env [u8],
     book: &LoanBook<'env>,
 ) -> Vec<(LaneId, Frame, Payloads)> {
-    let message = init_message(parameter);
+    let message = InitMessage::from(parameter);
     let element_type = parameter.declaration().element_type;
     let mut frames = Vec::new();
     let mut rest = content;
@@ -450,7 +442,7 @@ fn init_rows_frames(
     rows: &BucketedRows<'_>,
     memory: &mut LendingMemory,
 ) -> Vec<(LaneId, Frame, Payloads)> {
-    let message = init_message(parameter);
+    let message = InitMessage::from(parameter);
     let mut frames: Vec<(LaneId, Frame, Payloads)> = Vec::new();
     for (bucket, part) in rows.parts(memory) {
         let lane = job.lane(parameter.shard_of(bucket));
@@ -469,14 +461,6 @@ fn init_rows_frames(
         frames[at].2.extend((!part.is_empty()).then_some(Outgoing::Loan(part)));
     }
     frames
-}
-
-fn init_message(parameter: &Parameter) -> InitMessage {
-    InitMessage {
-        parameter: parameter.index().0,
-        declaration: Some(DeclarationMessage::from(parameter.declaration())),
-        chunk_bytes: parameter.chunk_bytes(),
-    }
 }
 
 /// The declaration of a parameter that is updated by rows, from that of a dense one. Height and width are in the shape

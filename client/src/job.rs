@@ -12,7 +12,7 @@ use pserver_core::partition::{Catalogue, Parameter, Topology};
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
-use pserver_core::wire::{Address, JobMessage, Joined, TopologyMessage};
+use pserver_core::wire::{Address, JobMessage, Joined};
 
 use super::call::CallNumber;
 use super::carried::PreparedRules;
@@ -112,7 +112,7 @@ impl JoinedJob {
         let missing = |what: &str| Failure::call(format!("the coordinator's answer has no {what}"));
         let settings = joined.job.ok_or_else(|| missing("settings"))?;
         let servers = joined.topology.ok_or_else(|| missing("servers"))?;
-        let topology = topology(&servers)?;
+        let topology = servers.topology()?;
         let mut lanes = vec![Vec::new(); servers.servers.len()];
         for place in topology.shard_ids() {
             let server = usize::from(place.server.0);
@@ -177,7 +177,7 @@ impl JoinedJob {
     /// Where each lane connects to, as the coordinator knows it now; nothing when it is about other servers.
     fn moved_lanes(&self, joined: Joined) -> Option<Vec<(LaneId, Address)>> {
         let servers = joined.topology?;
-        if topology(&servers).ok()? != self.topology {
+        if servers.topology().ok()? != self.topology {
             return None;
         }
         let mut moved = Vec::new();
@@ -361,11 +361,4 @@ pub(super) fn check_dense(parameter: &Parameter) -> Result<(), Failure> {
     }
     let name = parameter.declaration().name.as_str();
     Err(Failure::call(format!("parameter \"{name}\" is sparse: it is sent and fetched by rows, not as a whole")))
-}
-
-fn topology(message: &TopologyMessage) -> Result<Topology, Failure> {
-    let shards = message.servers.iter().map(|server| {
-        u16::try_from(server.shards).map_err(|_| Failure::call(format!("a server with {} shards", server.shards)))
-    });
-    Topology::new(shards.collect::<Result<Vec<_>, _>>()?)
 }

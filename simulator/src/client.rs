@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use prost::Message;
+use anyhow::Result;
 use pserver_core::client::{Client, ClientOutput, ConnectionChange, Finished, Identity, LaneId, Refused, RequestBody};
 use pserver_core::ids::Ticket;
 use pserver_core::port::{Event, Transport};
 use pserver_core::time::Now;
-use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
-use pserver_core::wire::{Address, ControlAnswer, ControlRequest, ErrorCode, Frame, Head, Kind, Role};
+use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role};
 
 use crate::job::SimJob;
 use crate::network::{EndpointId, SimTransport};
@@ -141,13 +139,4 @@ impl SimClient {
 
 fn control_frame(request: Request) -> Frame {
     Frame::with_control(Head::new(Kind::Control), &ControlRequest { request: Some(request) })
-}
-
-/// The coordinator's answer to the only request of a call.
-pub(crate) fn answer(finished: &Finished) -> Result<Answer> {
-    let decoded = ControlAnswer::decode(finished.control.as_slice()).context("the coordinator's answer")?;
-    match decoded.answer {
-        Some(answer) => Ok(answer),
-        None => bail!("the coordinator's answer is empty"),
-    }
 }

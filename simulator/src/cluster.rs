@@ -363,7 +363,6 @@ impl SimCluster {
         }
         let seed = self.prng.next();
         let birth = ServerBirth { settings: &self.settings, network: &self.network, clock: &self.clock, seed };
-        let host = &mut self.servers[usize::from(server)];
         let is_again = host.starts > 0;
         match host.start(&birth)? {
             Ok(endpoints) => {

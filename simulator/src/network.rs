@@ -215,9 +215,8 @@ impl NetworkState {
         let number = ConnectionId(self.number());
         let side = |endpoint, host, peer| SimSide { endpoint, host, peer, is_closed: false };
         let latency = 20_000 + self.prng.below(180_000);
-        let open = |at| Flight::opening(at);
         let (there, back) = (now + Duration::from_nanos(latency), now + Duration::from_nanos(2 * latency));
-        let pipe = |at| SimPipe { flights: [open(at)].into(), last: at, ..SimPipe::default() };
+        let pipe = |at| SimPipe { flights: [Flight::opening(at)].into(), last: at, ..SimPipe::default() };
         let connection = SimConnection {
             sides: [side(id, own, peer), side(listener, host, far)],
             pipes: [pipe(there), pipe(back)],
@@ -243,7 +242,7 @@ impl NetworkState {
         let now = self.clock.now() + lag;
         let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
         let Some((number, side)) = endpoint.peers.get(&peer).copied() else {
-            endpoint.events.push(returned(work));
+            endpoint.events.push(work.into_returned());
             self.wakes.push((now, id));
             return;
         };
@@ -453,15 +452,6 @@ impl FlightBody {
         *self = Self::Copied(copied);
         Some(payloads)
     }
-}
-
-fn returned(work: Submit) -> Event {
-    let (peer, unsent, unfilled) = match work {
-        Submit::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], ReceiveBuffers::new()),
-        Submit::PostReceive { peer, into } => (peer, Vec::new(), into),
-        Submit::PostAnswer { peer, request, into } => return Event::AnswerReturned { peer, request, into },
-    };
-    Event::Gone { peer, reason: "the connection is over".to_owned(), unsent, unfilled }
 }
 
 /// The transport of a session or client.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use pserver_client::answer;
 use pserver_core::checkpoint::OwnerRecord;
 use pserver_core::checkpoint::storage::InMemory;
 use pserver_core::error::Failure;
@@ -15,7 +16,7 @@ use pserver_core::wire::{ErrorCode, RegisterRequest, Role, ServerEntry};
 use pserver_node::settings::Settings;
 use pserver_node::{BackgroundWork, DrivenProcess, DrivenSession, ProcessMachine, ProcessOptions};
 
-use crate::client::{SimClient, answer};
+use crate::client::SimClient;
 use crate::disk::ProcessDisk;
 use crate::job::SimJob;
 use crate::machine::{ProcessFate, SimMachine};
@@ -281,7 +282,7 @@ impl SimRegistration {
             for (_, result) in results {
                 match result {
                     Ok(finished) => {
-                        let Answer::Joined(joined) = answer(&finished)? else { bail!("expected a job") };
+                        let Answer::Joined(joined) = answer(&finished.control)? else { bail!("expected a job") };
                         let found = (Epoch(joined.epoch), Generation(joined.generation));
                         let Some((epoch, _)) = self.job else {
                             self.job = Some(found);

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use prost::Message;
+use pserver_client::answer;
 use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
 use pserver_core::dtype::ElementType;
-use pserver_core::ids::{
-    ChunkId, Epoch, Generation, Incarnation, JobRun, ParameterIndex, Round, RunNumber, Sequence, ShardId, Ticket,
-    TrainerId,
-};
+use pserver_core::ids::{ChunkId, Generation, ParameterIndex, Round, Sequence, ShardId, Ticket};
 use pserver_core::memory::LendingMemory;
-use pserver_core::partition::{Catalogue, CataloguePage, DeclarationMessage, Topology};
+use pserver_core::partition::{Catalogue, CataloguePage, Topology};
 use pserver_core::port::{Incoming, Outgoing, Payloads, ReceiveBuffers};
 use pserver_core::prng::Prng;
 use pserver_core::time::Now;
@@ -21,10 +19,10 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::{Commit, Request};
 use pserver_core::wire::{
     Address, CatalogueRequest, Entry, ErrorCode, FinishMessage, Flags, Frame, Head, InitMessage, JobMessage,
-    JoinRequest, Joined, Kind, PushMessage, Role, TopologyMessage,
+    JoinRequest, Joined, Kind, PushMessage, Role,
 };
 
-use crate::client::{RequestResult, SimClient, answer};
+use crate::client::{RequestResult, SimClient};
 use crate::job::{SimChunk, SimJob, SimMode};
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, SimTransport};
@@ -200,10 +198,8 @@ impl SimTrainer {
 
     /// Describes its activity, for a simulation that does not end.
     pub(crate) fn describe(&self) -> String {
-        let tickets: Vec<Ticket> = self.requests.of_chunks.keys().copied().collect();
-        let outstanding = self.client.client.outstanding(&tickets);
         let rounds: Vec<u64> = self.rounds.values().copied().collect();
-        format!("{:?}, rounds {rounds:?}, open {}, {outstanding}", self.phase, self.client.describe())
+        format!("{:?}, rounds {rounds:?}, open {}", self.phase, self.client.describe())
     }
 
     /// Another process takes its rank.
@@ -275,7 +271,7 @@ impl SimTrainer {
     fn search(&mut self, now: Now, cx: &mut TrainerContext<'_>) -> Result<()> {
         for (_, result) in self.client.take_beside() {
             let Ok(finished) = result else { continue };
-            let Answer::Joined(joined) = answer(&finished)? else { bail!("an answer to another request") };
+            let Answer::Joined(joined) = answer(&finished.control)? else { bail!("an answer to another request") };
             let servers = joined.topology.unwrap_or_default();
             for (shard, lane) in &self.known.lanes {
                 let entry = &servers.servers[usize::from(shard.server.0)];
@@ -314,15 +310,15 @@ impl SimTrainer {
     }
 
     /// Goes on after a call that was answered.
-    fn advance(&mut self, now: Now, mut finished: Vec<(Ticket, Finished)>, cx: &mut TrainerContext<'_>) -> Result<()> {
+    fn advance(&mut self, now: Now, finished: Vec<(Ticket, Finished)>, cx: &mut TrainerContext<'_>) -> Result<()> {
         let phase = std::mem::replace(&mut self.phase, TrainerPhase::Idle);
         match phase {
             TrainerPhase::Joining => {
-                let Answer::Joined(joined) = answer(&finished[0].1)? else { bail!("expected a rank") };
+                let Answer::Joined(joined) = answer(&finished[0].1.control)? else { bail!("expected a rank") };
                 self.joined(joined)?;
                 self.begin();
             }
-            TrainerPhase::Beginning => match answer(&finished[0].1)? {
+            TrainerPhase::Beginning => match answer(&finished[0].1.control)? {
                 Answer::Granted(generation) => {
                     cx.note("a trainer is elected");
                     self.client.client.identify(|one| one.generation = Generation(generation));
@@ -336,7 +332,7 @@ impl SimTrainer {
             },
             TrainerPhase::Declaring { next } => self.initialise(next, cx)?,
             TrainerPhase::Fetching { mut pages, of } => {
-                let Answer::Page(bytes) = answer(&finished[0].1)? else { bail!("expected a page") };
+                let Answer::Page(bytes) = answer(&finished[0].1.control)? else { bail!("expected a page") };
                 pages.push(CataloguePage::decode(bytes.as_slice())?);
                 if pages.len() < of as usize {
                     self.fetch(pages, of);
@@ -379,7 +375,6 @@ impl SimTrainer {
             }
             TrainerPhase::Computing { .. } | TrainerPhase::Idle => bail!("an answer to no call"),
         }
-        finished.clear();
         Ok(())
     }
 
@@ -435,16 +430,10 @@ impl SimTrainer {
     }
 
     fn joined(&mut self, joined: Joined) -> Result<()> {
-        let trainers = joined.job.map_or(0, |job| job.trainers);
-        self.client.client.identify(|one| {
-            one.trainer = TrainerId(joined.trainer);
-            one.incarnation = Incarnation(joined.incarnation);
-            one.run = JobRun { number: RunNumber(joined.run), trainers };
-            one.epoch = Epoch(joined.epoch);
-        });
+        self.client.client.identify(|one| one.join(&joined));
         self.known.settings = joined.job;
         let servers = joined.topology.context("no servers")?;
-        let topology = topology(&servers)?;
+        let topology = servers.topology()?;
         for place in topology.shard_ids() {
             let address = Address::parse(&servers.servers[usize::from(place.server.0)].address)?;
             let name = format!("server {} shard {}", place.server, place.shard);
@@ -464,11 +453,7 @@ impl SimTrainer {
     fn declare(&mut self, cx: &mut TrainerContext<'_>) -> Result<()> {
         let catalogue = cx.job.catalogue(self.known.topology.clone().context("not joined")?)?;
         for parameter in catalogue.iter() {
-            let message = InitMessage {
-                parameter: parameter.index().0,
-                declaration: Some(DeclarationMessage::from(parameter.declaration())),
-                chunk_bytes: parameter.chunk_bytes(),
-            };
+            let message = InitMessage::from(parameter);
             for (shard, SimChunk { id, bytes, rows, .. }) in cx.job.chunks(parameter) {
                 // A table begins without rows.
                 let bytes = if rows.is_some() { 0 } else { bytes };
@@ -741,9 +726,4 @@ impl SimTrainer {
         }
         Ok(lanes)
     }
-}
-
-fn topology(message: &TopologyMessage) -> Result<Topology> {
-    let shards: Result<Vec<u16>, _> = message.servers.iter().map(|server| u16::try_from(server.shards)).collect();
-    Ok(Topology::new(shards?)?)
 }

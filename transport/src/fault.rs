@@ -12,7 +12,7 @@ use pserver_core::port::{Capabilities, Doorbell, Event, Submit, Transport};
 use pserver_core::prng::Prng;
 use pserver_core::wire::Address;
 
-use crate::payload::{gone_event, returned_event};
+use crate::payload::gone_event;
 
 /// Frames delayed at once; further ones stay with the caller.
 const DELAYED_MAX: usize = 64;
@@ -97,12 +97,12 @@ impl FaultyTransport {
     fn send(&mut self, mut work: Submit) -> Result<Option<Submit>, Failure> {
         let peer = work.peer();
         if self.cut.contains(&peer) {
-            self.events.push(returned_event(work));
+            self.events.push(work.into_returned());
             return Ok(None);
         }
         if self.strikes(self.plan.cut_before_frame) {
             self.cut_now(peer);
-            self.events.push(returned_event(work));
+            self.events.push(work.into_returned());
             return Ok(None);
         }
         if self.strikes(self.plan.delay_frame) || self.is_delayed(peer) {

@@ -4,7 +4,7 @@ use pserver_core::checksum::append;
 use pserver_core::ids::PeerId;
 use pserver_core::memory::{Stretch, StretchMut};
 use pserver_core::optim::is_finite;
-use pserver_core::port::{Event, Incoming, Outgoing, ReceiveBuffers, Submit};
+use pserver_core::port::{Event, Incoming, Outgoing, ReceiveBuffers};
 use pserver_core::wire::{Entry, Flags, Frame, Kind, WireError};
 
 /// The bytes of the longest element.
@@ -213,16 +213,6 @@ pub(crate) fn write_checksums(frame: &mut Frame, body: &[Outgoing]) {
 /// The end of a connection that holds no buffers.
 pub(crate) fn gone_event(peer: PeerId, reason: String) -> Event {
     Event::Gone { peer, reason, unsent: Vec::new(), unfilled: ReceiveBuffers::new() }
-}
-
-/// The end of a connection, with the buffers of a submission for it.
-pub(crate) fn returned_event(work: Submit) -> Event {
-    let (peer, unsent, unfilled) = match work {
-        Submit::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], ReceiveBuffers::new()),
-        Submit::PostReceive { peer, into } => (peer, Vec::new(), into),
-        Submit::PostAnswer { peer, request, into } => return Event::AnswerReturned { peer, request, into },
-    };
-    Event::Gone { peer, reason: "the connection is over".to_owned(), unsent, unfilled }
 }
 
 fn assert_lengths(frame: &Frame, found: impl Iterator<Item = u32>, what: &str) {

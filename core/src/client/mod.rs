@@ -21,10 +21,10 @@ use std::time::Duration;
 use prost::Message;
 
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, Incarnation, JobRun, NO_TRAINER, PeerId, Sequence, Ticket, TrainerId};
+use crate::ids::{Epoch, Generation, Incarnation, JobRun, NO_TRAINER, PeerId, RunNumber, Sequence, Ticket, TrainerId};
 use crate::port::{Event, Incoming, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
-use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind, Role};
+use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Joined, Kind, Role};
 use lane::{AnsweredEntries, Lane, LaneState};
 use request::PendingRequest;
 
@@ -70,6 +70,15 @@ impl Identity {
             process,
             absence: None,
         }
+    }
+
+    /// Takes the rank and the run that the coordinator gave it.
+    pub fn join(&mut self, joined: &Joined) {
+        self.trainer = TrainerId(joined.trainer);
+        self.incarnation = Incarnation(joined.incarnation);
+        let trainers = joined.job.map_or(0, |job| job.trainers);
+        self.run = JobRun { number: RunNumber(joined.run), trainers };
+        self.epoch = Epoch(joined.epoch);
     }
 
     /// A head of this client.

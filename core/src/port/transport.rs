@@ -229,6 +229,17 @@ impl Submit {
             Self::Send { peer, .. } | Self::PostReceive { peer, .. } | Self::PostAnswer { peer, .. } => *peer,
         }
     }
+
+    /// The event that returns its buffers, of a connection that is over.
+    #[must_use]
+    pub fn into_returned(self) -> Event {
+        let (peer, unsent, unfilled) = match self {
+            Self::Send { peer, ticket, body, .. } => (peer, vec![(ticket, body)], ReceiveBuffers::new()),
+            Self::PostReceive { peer, into } => (peer, Vec::new(), into),
+            Self::PostAnswer { peer, request, into } => return Event::AnswerReturned { peer, request, into },
+        };
+        Event::Gone { peer, reason: "the connection is over".to_owned(), unsent, unfilled }
+    }
 }
 
 /// An event of a transport.

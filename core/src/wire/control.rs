@@ -4,7 +4,8 @@
 
 use prost::{Enumeration, Message, Oneof};
 
-use crate::partition::DeclarationMessage;
+use crate::error::Failure;
+use crate::partition::{DeclarationMessage, Parameter, Topology};
 
 /// The kind of process that opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
@@ -169,6 +170,16 @@ pub struct InitMessage {
     pub chunk_bytes: u32,
 }
 
+impl From<&Parameter> for InitMessage {
+    fn from(parameter: &Parameter) -> Self {
+        Self {
+            parameter: parameter.index().0,
+            declaration: Some(DeclarationMessage::from(parameter.declaration())),
+            chunk_bytes: parameter.chunk_bytes(),
+        }
+    }
+}
+
 /// Control message of a finish frame: the number of chunks that the shard must have, and the job's settings.
 #[derive(Clone, PartialEq, Message)]
 pub struct FinishMessage {
@@ -217,6 +228,20 @@ pub struct TopologyMessage {
     /// The servers, in the order of their index.
     #[prost(message, repeated, tag = "1")]
     pub servers: Vec<ServerEntry>,
+}
+
+impl TopologyMessage {
+    /// The places of the job's shards.
+    ///
+    /// # Errors
+    ///
+    /// No server, or a server without shards or with more than a place can name.
+    pub fn topology(&self) -> Result<Topology, Failure> {
+        let shards = self.servers.iter().map(|server| {
+            u16::try_from(server.shards).map_err(|_| Failure::call(format!("a server with {} shards", server.shards)))
+        });
+        Topology::new(shards.collect::<Result<Vec<_>, _>>()?)
+    }
 }
 
 /// Registration of a server.

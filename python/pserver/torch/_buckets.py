@@ -136,12 +136,12 @@ class Bucket:
         self._own = None if self._held is None else own
         if self._held is not None:
             self.sent = self.weights
-            self._versions = list(zip(self.weights, gradients, map(_version, gradients)))
+            self._versions = list(zip(self.weights, gradients, map(changes_of, gradients)))
             return
         self.sent, self._versions = [], []
         found: list[tuple[Weight, torch.Tensor]] = []
         for weight in self.weights:
-            self._versions.append((weight, weight.tensor.grad, _version(weight.tensor.grad)))
+            self._versions.append((weight, weight.tensor.grad, changes_of(weight.tensor.grad)))
             if weight.name in self._acknowledged:
                 self.sent.append(weight)
                 continue
@@ -273,7 +273,7 @@ class Bucket:
     def changed(self) -> Weight | None:
         """A weight whose gradient is another one than that which was sent."""
         for weight, gradient, version in self._versions:
-            if weight.tensor.grad is not gradient or (gradient is not None and gradient._version != version):
+            if weight.tensor.grad is not gradient or changes_of(gradient) != version:
                 return weight
         return None
 
@@ -300,7 +300,7 @@ class Bucket:
         self.is_prepared = False
 
 
-def _version(gradient: torch.Tensor | None) -> int:
+def changes_of(gradient: torch.Tensor | None) -> int:
     return 0 if gradient is None else gradient._version
 
 

@@ -13,7 +13,7 @@ import torch
 from .._client import Client, last_client
 from .._errors import Refused
 from ._buffers import Buffers
-from ._buckets import Absent, Bucket, Sending, in_buckets, wait_all
+from ._buckets import Absent, Bucket, Sending, changes_of, in_buckets, wait_all
 from ._clipping import Clipping
 from ._embedding import Table
 from ._rules import Numbers, Rule, rule_of
@@ -315,7 +315,7 @@ class Optimizer(torch.optim.Optimizer):
     def _gradients(self) -> list[tuple[torch.Tensor | None, int]]:
         """The gradients that there are, and how often each was changed."""
         gradients = (weight.tensor.grad for weight in self.weights)
-        return [(gradient, 0 if gradient is None else gradient._version) for gradient in gradients]
+        return [(gradient, changes_of(gradient)) for gradient in gradients]
 
     def _is_repetition(self) -> bool:
         """Whether the last call was interrupted after the step's end, and has sent the gradients that there are."""

@@ -20,7 +20,7 @@ use link::{LinkEnd, PipeFrame};
 use signal::Signal;
 
 use crate::network::{ChecksumPolicy, PollPolicy};
-use crate::payload::{PostedReceive, assert_body, gone_event, returned_event, write_checksums};
+use crate::payload::{PostedReceive, assert_body, gone_event, write_checksums};
 use crate::refusal::refusal;
 
 /// Time for a closing connection to deliver its frames.
@@ -155,7 +155,7 @@ impl LoopbackTransport {
     fn take(&mut self, work: Submit) -> Option<Submit> {
         let id = work.peer();
         let Some(peer) = self.peers.get_mut(&id) else {
-            self.events.push(returned_event(work));
+            self.events.push(work.into_returned());
             self.listener.signal.set();
             return None;
         };

@@ -53,7 +53,7 @@ use setup::ConnectionSetup;
 use wakeups::Wakeups;
 
 use crate::connection::UnreadLimit;
-use crate::payload::{assert_body, gone_event, returned_event};
+use crate::payload::{assert_body, gone_event};
 use crate::tls::Encryption;
 use crate::verbs::{DeviceContext, DeviceWatcher, FabricSettings, VerbsCounters, VerbsDevices};
 
@@ -485,7 +485,7 @@ impl Transport for Network {
             let Some(work) = queue.pop_front() else { break };
             let id = work.peer();
             let Some(peer) = self.peers.get_mut(&id) else {
-                self.events.push(returned_event(work));
+                self.events.push(work.into_returned());
                 continue;
             };
             match work {
