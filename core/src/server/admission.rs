@@ -323,7 +323,7 @@ impl Serving {
     ) -> Result<PushVerdict, Refusal> {
         let open = chunk.version.0 + 1;
         if round.0 == open {
-            let other = if 1 <= chunk.sealed { PushVerdict::Late } else { PushVerdict::New };
+            let other = if 1 <= chunk.decided { PushVerdict::Late } else { PushVerdict::New };
             return Ok(if has_entered { PushVerdict::Contributed } else { other });
         }
         if round.0 < open {
@@ -331,7 +331,7 @@ impl Serving {
         }
         if round.0 == open + 1 {
             let waits = chunk.round.ahead(head.trainer).is_some();
-            let other = if 2 <= chunk.sealed { PushVerdict::Late } else { PushVerdict::New };
+            let other = if 2 <= chunk.decided { PushVerdict::Late } else { PushVerdict::New };
             return Ok(if waits { PushVerdict::Waits } else { other });
         }
         Err(self.too_far_ahead(chunk, head, round))

@@ -3,6 +3,7 @@
 use super::admission::{no_answer_to, not_initialised};
 use super::context::Context;
 use super::frames::{Leases, ReceivedFrame, decode};
+use super::group::SlotIndices;
 use super::reply::{Refusal, Replies};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
@@ -55,9 +56,26 @@ impl Shard {
         let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
         let (device, replay_left) = (self.device.as_mut(), self.replays);
         let (nanos, counters) = (self.nanos, self.counters.as_ref());
-        let cx =
-            Context { now, nanos, counters, kernels, pool, device, replies, trainers, peer, position, replay_left };
-        Some((serving, cx))
+        let (journal, is_replay) = (&mut self.journal, self.replaying.is_some());
+        Some((
+            serving,
+            Context {
+                now,
+                nanos,
+                counters,
+                kernels,
+                pool,
+                device,
+                replies,
+                trainers,
+                peer,
+                position,
+                received: SlotIndices::new(),
+                journal,
+                is_replay,
+                replay_left,
+            },
+        ))
     }
 
     /// Answers a frame that changes no state: a pull, or a question.

@@ -57,9 +57,8 @@ pub(super) struct Chunk {
     pub(super) waiters: Waiters,
     /// Time of the chunk's entry in the shard's list of waits.
     pub(super) noted: Option<Now>,
-    /// Count of complete rounds, from the open one on, whose close is delayed by an accelerator or a missing lease:
-    /// later changes of membership do not affect them. At most two.
-    pub(super) sealed: u8,
+    /// Count of decided rounds, from the open one on: no later message affects them. At most two.
+    pub(super) decided: u8,
     /// A set that waits for earlier updates.
     pub(super) deferred_set: Option<Box<DeferredSet>>,
     /// In rounds of several trainers: the value that the last update made, where a set has replaced it since. A trainer
@@ -97,7 +96,7 @@ impl Chunk {
             round: OpenRound::default(),
             waiters: Waiters::default(),
             noted: None,
-            sealed: 0,
+            decided: 0,
             deferred_set: None,
             of_step: None,
             states: Vec::new(),
@@ -228,7 +227,7 @@ impl Chunk {
             }
         }
         self.round.close();
-        self.sealed = self.sealed.saturating_sub(1);
+        self.decided = self.decided.saturating_sub(1);
     }
 
     /// The state of a trainer, to change.

@@ -3,6 +3,8 @@
 use super::contribution::{Contribution, PushHeader};
 use super::counters::ShardCounters;
 use super::device::Device;
+use super::group::SlotIndices;
+use super::journal::ShardJournal;
 use super::pool::Pool;
 use super::presence::Presence;
 use super::reply::Replies;
@@ -36,6 +38,11 @@ pub(super) struct Context<'a> {
     pub(super) peer: Option<PeerId>,
     /// Position of the frame's journal record.
     pub(super) position: u64,
+    /// Chunks whose flow has a new gradient of the frame.
+    pub(super) received: SlotIndices,
+    pub(super) journal: &'a mut ShardJournal,
+    /// Whether a restart replays the journal: it decides nothing again.
+    pub(super) is_replay: bool,
     /// Remaining budget for replaying missed row updates, in bytes of weights.
     pub(super) replay_left: u64,
 }
@@ -44,6 +51,12 @@ impl Context<'_> {
     /// The accelerator that holds chunks.
     pub(super) fn device(&mut self) -> &mut Device {
         self.device.as_deref_mut().expect("a chunk lives on it")
+    }
+
+    /// Whether decided rounds are recorded.
+    #[inline]
+    pub(super) fn keeps_journal(&self) -> bool {
+        self.journal.open.is_some()
     }
 
     /// Acknowledges a gradient in the open round. A push that asks for the value is answered when the round closes.

@@ -17,7 +17,10 @@ use crate::memory::Lease;
 use crate::optim::Gradient;
 use crate::rows::{RateChanges, RowLayout, RowsView};
 use crate::time::Now;
-use crate::wire::{Head, RowsPart, SettingMessage};
+use crate::wire::{Entry, Head, RowsPart, SettingMessage};
+
+/// The position of a frame without a journal record. Its trainer has no answer, and sends it again after a restart.
+pub(super) const UNLOGGED: u64 = u64::MAX;
 
 /// State shared by all gradients of one frame.
 #[derive(Clone)]
@@ -30,7 +33,7 @@ pub(super) struct PushHeader {
     pub(super) is_void: bool,
     /// Whether its sender has no gradient for the frame's parameters.
     pub(super) is_pass: bool,
-    /// Position of its journal record.
+    /// Position of its journal record, or [`UNLOGGED`].
     pub(super) position: u64,
     /// Time of its arrival, as in `Context::nanos`.
     pub(super) nanos: u64,
@@ -154,9 +157,27 @@ pub(super) struct RestoredState {
     /// Journal position at which the checkpoint wrote the chunk; later records are new to it.
     pub(super) position: u64,
     pub(super) open: Vec<OpenContribution>,
+    /// Positions of the records of its decided rounds, which the value did not contain yet.
+    pub(super) decided: Vec<u64>,
 }
 
 impl Contribution {
+    /// A gradient that a decided round counts, without its payload.
+    pub(super) fn recorded(header: PushHeader, entry: &Entry, bytes: u32) -> Self {
+        Self {
+            trainer: header.head.trainer,
+            round: entry.round,
+            element_type: entry.element_type,
+            bytes,
+            gradient: None,
+            rows: Vec::new(),
+            is_early_part: false,
+            half: None,
+            since: None,
+            sending: Arc::new(header),
+        }
+    }
+
     #[inline]
     pub(super) fn gradient(&self) -> Option<Gradient<'_>> {
         let lease = self.gradient.as_ref()?;

@@ -28,9 +28,7 @@ impl Serving {
             }
         }
         // Gradients that waited for the departed trainer may enter now.
-        for slot_index in 0..self.table.chunks.len() {
-            self.run(cx, slot_index, None);
-        }
+        self.run_all(cx, 0..self.table.chunks.len());
         cx.replies.done_whole(cx.peer, head);
         Ok(())
     }

@@ -1,8 +1,9 @@
-//! The flow of a server: receive, accumulate, publish.
+//! The flow of a server: receive, accumulate, decide, publish.
 //!
 //! A gradient is received into the open round of its chunk, or waits for it. The round accumulates; once it is complete
-//! the compiled stage of the parameter makes an update of it, and the update is published to the trainers that wait for
-//! it. The modes differ in the pace at which a round receives and completes, and in nothing else.
+//! it is decided: its record goes to the journal, and no later message changes it. The compiled stage of the parameter
+//! then makes an update of it, as soon as memory and devices allow, and the update is published to the trainers that
+//! wait for it. The modes differ in the pace at which a round receives and completes, and in nothing else.
 //!
 //! A unit is updated and published at once: the chunks of a parameter whose rule needs the whole gradient, or any other
 //! chunk alone.
@@ -10,12 +11,14 @@
 use super::chunk::as_half;
 use super::context::Context;
 use super::contribution::Contribution;
-use super::group::UpdateUnit;
+use super::decided::RoundsRecord;
+use super::group::{SlotIndices, UpdateUnit};
 use super::round::FOLD_AT;
 use super::serving::Serving;
 use super::totals::ShareStep;
 use crate::accumulator::AccumulatorPace;
-use crate::ids::TrainerId;
+use crate::ids::{Round, TrainerId};
+use crate::wire::Entry;
 
 /// The gradient that a unit receives next.
 #[derive(Clone, Copy)]
@@ -26,53 +29,241 @@ enum NextGradient {
     Ahead(usize, TrainerId),
 }
 
+/// A round that is decided: the open one of a chunk, or the one after it.
+#[derive(Clone, Copy)]
+pub(super) struct DecidedRound {
+    slot_index: usize,
+    is_next: bool,
+}
+
+/// What a look at a unit has done.
+enum UnitStep {
+    /// A round is closed, or a share published.
+    Advanced,
+    /// Its decided round waits for memory, time, a device or its record.
+    Stalled,
+    /// Its open round is not complete.
+    Open,
+}
+
 impl Serving {
-    /// Runs the flow of a chunk's unit, with a new gradient of the chunk if there is one, until nothing is left to do.
-    /// A gradient that may not enter its round waits.
+    /// Takes a new gradient of a chunk if there is one, and advances the chunk's unit until nothing is left to do.
     pub(super) fn run(&mut self, cx: &mut Context<'_>, slot_index: usize, arrived: Option<Contribution>) {
         if self.is_before_restored(cx, slot_index) {
             return;
         }
-        let unit = self.table.unit(slot_index);
-        self.run_unit(cx, &unit, slot_index, arrived);
+        self.take_in(cx, slot_index, arrived);
+        self.advance(cx, &mut SlotIndices::from_slice(&[slot_index]));
     }
 
-    fn run_unit(
-        &mut self,
-        cx: &mut Context<'_>,
-        unit: &UpdateUnit,
-        slot_index: usize,
-        mut arrived: Option<Contribution>,
-    ) {
-        let slot_indices = unit.slot_indices();
-        let pace = self.flows.of(slot_index).pace;
-        let is_stalled = loop {
-            self.receive(cx, slot_indices, slot_index, &mut arrived);
-            match self.publish_share(cx, unit) {
-                ShareStep::Nothing => {}
-                // An early total may enter now.
-                ShareStep::Published => continue,
-                ShareStep::Stalled => break true,
-            }
-            if !slot_indices.iter().all(|slot_index| self.may_update(pace, *slot_index)) {
-                break false;
-            }
-            // The trainers of this update have fetched the value of the last one, whose memory this one may need.
-            slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].of_step = None);
-            if !self.update(cx, unit) {
-                break true;
-            }
-            self.note_updated(slot_indices[0]);
-            slot_indices.iter().for_each(|slot_index| self.publish(cx, *slot_index));
-        };
+    /// As [`run`](Self::run), of several chunks without new gradients.
+    pub(super) fn run_all(&mut self, cx: &mut Context<'_>, slot_indices: impl Iterator<Item = usize>) {
+        let mut slot_indices: SlotIndices = slot_indices.collect();
+        slot_indices.retain(|slot_index| !self.is_before_restored(cx, *slot_index));
+        slot_indices.iter().for_each(|slot_index| self.take_in(cx, *slot_index, None));
+        self.advance(cx, &mut slot_indices);
+    }
+
+    /// Adds to their rounds a new gradient, if there is one, and those that waited and may enter. A gradient that may
+    /// not enter its round waits.
+    pub(super) fn take_in(&mut self, cx: &mut Context<'_>, slot_index: usize, mut arrived: Option<Contribution>) {
+        let unit = self.table.unit(slot_index);
+        self.receive(cx, unit.slot_indices(), slot_index, &mut arrived);
         if let Some(early) = arrived {
             self.table.chunks[slot_index].round.add_ahead(early);
         }
+    }
+
+    /// Decides the complete rounds of these chunks' units, updates and publishes what may be, and goes on until nothing
+    /// is left to do. Rounds that are complete together have one record.
+    pub(super) fn advance(&mut self, cx: &mut Context<'_>, slot_indices: &mut SlotIndices) {
+        while !slot_indices.is_empty() {
+            let mut decided = Vec::new();
+            for slot_index in slot_indices.iter() {
+                self.decide(cx, *slot_index, &mut decided);
+            }
+            self.record(cx, &decided);
+            slot_indices.retain(|slot_index| self.advance_unit(cx, *slot_index));
+        }
+    }
+
+    /// Makes one step of a chunk's unit; true where another one may follow.
+    fn advance_unit(&mut self, cx: &mut Context<'_>, slot_index: usize) -> bool {
+        let unit = self.table.unit(slot_index);
+        let slot_indices = unit.slot_indices();
+        let step = self.step_unit(cx, &unit);
+        if matches!(step, UnitStep::Advanced) {
+            // An early gradient, or an early total, may enter now.
+            self.receive(cx, slot_indices, slot_index, &mut None);
+            return true;
+        }
+        let is_stalled = matches!(step, UnitStep::Stalled);
         // Every other complete round is closed.
         if is_stalled || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some()) {
-            self.seal(pace, slot_indices);
+            self.decide_next(cx, &unit);
         }
         slot_indices.iter().for_each(|slot_index| self.note_waits(*slot_index));
+        false
+    }
+
+    fn step_unit(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> UnitStep {
+        let slot_indices = unit.slot_indices();
+        if slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
+            self.await_record(cx.now, slot_indices[0]);
+            return UnitStep::Stalled;
+        }
+        match self.publish_share(cx, unit) {
+            ShareStep::Nothing => {}
+            ShareStep::Published => return UnitStep::Advanced,
+            ShareStep::Stalled => return UnitStep::Stalled,
+        }
+        let pace = self.flows.of(slot_indices[0]).pace;
+        if !slot_indices.iter().all(|slot_index| self.may_update(pace, *slot_index)) {
+            return UnitStep::Open;
+        }
+        // The trainers of this update have fetched the value of the last one, whose memory this one may need.
+        slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].of_step = None);
+        if !self.update(cx, unit) {
+            return UnitStep::Stalled;
+        }
+        self.note_updated(slot_indices[0]);
+        slot_indices.iter().for_each(|slot_index| self.publish(cx, *slot_index));
+        UnitStep::Advanced
+    }
+
+    /// Decides the open round of a chunk's unit, if it is complete: of a group with a total first that of its
+    /// gradients, and then that of the total. Appends what is to be recorded. A replay decides nothing.
+    fn decide(&mut self, cx: &Context<'_>, slot_index: usize, decided: &mut Vec<DecidedRound>) {
+        let pace = self.flows.of(slot_index).pace;
+        if pace != AccumulatorPace::Rounds || cx.is_replay {
+            return;
+        }
+        let unit = self.table.unit(slot_index);
+        let (gradients, total) = self.split_total(&unit);
+        if self.table.chunks[gradients[0]].decided == 0 {
+            if !gradients.iter().all(|slot_index| self.is_complete(pace, *slot_index)) {
+                return;
+            }
+            self.set_decided(cx, gradients, 1, decided);
+        }
+        if let Some(total) = total.filter(|total| self.table.chunks[*total].decided == 0)
+            && self.is_complete(pace, total)
+        {
+            self.set_decided(cx, &[total], 1, decided);
+        }
+    }
+
+    fn set_decided(&mut self, cx: &Context<'_>, slot_indices: &[usize], rounds: u8, decided: &mut Vec<DecidedRound>) {
+        slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].decided = rounds);
+        if cx.keeps_journal() {
+            let is_next = rounds == 2;
+            decided.extend(slot_indices.iter().map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }));
+        }
+    }
+
+    /// Decides the round after the open one of a unit whose update is stalled, if it is complete too, as if the update
+    /// took no time.
+    fn decide_next(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) {
+        let slot_indices = unit.slot_indices();
+        let pace = self.flows.of(slot_indices[0]).pace;
+        if pace != AccumulatorPace::Rounds {
+            self.note_awaited(pace, slot_indices);
+            return;
+        }
+        let (gradients, total) = self.split_total(unit);
+        let mut decided = Vec::new();
+        if cx.is_replay
+            || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].decided == 0)
+            || slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index))
+        {
+            return;
+        }
+        if self.table.chunks[gradients[0]].decided == 1
+            && gradients.iter().all(|slot_index| self.is_next_complete(*slot_index))
+        {
+            self.set_decided(cx, gradients, 2, &mut decided);
+        }
+        if let Some(total) = total
+            && (self.table.chunks[gradients[0]].decided, self.table.chunks[total].decided) == (2, 1)
+            && !self.table.chunks[total].round.all_ahead().is_empty()
+        {
+            self.set_decided(cx, &[total], 2, &mut decided);
+        }
+        self.record(cx, &decided);
+    }
+
+    /// The chunks of a unit that gradients are sent to, and that of its total.
+    fn split_total<'a>(&self, unit: &'a UpdateUnit) -> (&'a [usize], Option<usize>) {
+        let slot_indices = unit.slot_indices();
+        match unit {
+            UpdateUnit::Group(group, _) if self.table.groups[group.place()].total.is_some() => {
+                let (total, gradients) = slot_indices.split_last().expect("a group has chunks");
+                (gradients, Some(*total))
+            }
+            _ => (slot_indices, None),
+        }
+    }
+
+    /// Whether a chunk's open round is decided, and its record still to be written.
+    #[inline]
+    fn lacks_record(&self, cx: &Context<'_>, slot_index: usize) -> bool {
+        let chunk = &self.table.chunks[slot_index];
+        0 < chunk.decided && !chunk.round.is_recorded(false) && cx.keeps_journal()
+    }
+
+    /// Writes the records of these chunks' decided rounds that the disk did not take.
+    pub(super) fn record_missing(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) {
+        let mut missing = Vec::new();
+        for unit in slot_indices.iter().map(|slot_index| self.table.unit(*slot_index)) {
+            for is_next in [false, true] {
+                let lacks = |slot_index: &&usize| {
+                    let chunk = &self.table.chunks[**slot_index];
+                    u8::from(is_next) < chunk.decided && !chunk.round.is_recorded(is_next)
+                };
+                let of_unit = unit.slot_indices().iter().filter(lacks);
+                missing.extend(of_unit.map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }));
+            }
+        }
+        if cx.keeps_journal() {
+            self.record(cx, &missing);
+        }
+    }
+
+    /// Writes the records of decided rounds. Those of which the disk takes none are stalled, and retried.
+    fn record(&mut self, cx: &mut Context<'_>, decided: &[DecidedRound]) {
+        let (mut start, mut end, mut first) = (0, 0, None);
+        while end < decided.len() {
+            let mut record = RoundsRecord::new();
+            for one in &decided[end..] {
+                let chunk = &self.table.chunks[one.slot_index];
+                let round = &chunk.round;
+                let contributions = if one.is_next { round.all_ahead() } else { round.contributions() };
+                if !record.fits(contributions.len()) {
+                    break;
+                }
+                let number = Round(chunk.version.0 + 1 + u64::from(one.is_next));
+                record.add(Entry::bare(chunk.id, number, chunk.element_type), contributions);
+                end += 1;
+            }
+            // The chunks of a group are decided together.
+            let group = |one: &DecidedRound| Some((self.table.chunks[one.slot_index].group?, one.is_next));
+            let next = decided.get(end).and_then(group);
+            let continues = next.is_some() && next == group(&decided[end - 1]);
+            match cx.journal.append(&record.finish(self.table.generation, first, continues), &[]) {
+                Ok(position) => first = first.or(Some(position)),
+                Err(refusal) => {
+                    tracing::warn!("decided rounds wait for their record: {}", refusal.text);
+                    decided[start..].iter().for_each(|one| self.await_record(cx.now, one.slot_index));
+                    return;
+                }
+            }
+            if let Some(position) = first.filter(|_| !continues) {
+                for one in &decided[start..end] {
+                    self.table.chunks[one.slot_index].round.set_record(one.is_next, position);
+                }
+                (start, first) = (end, None);
+            }
+        }
     }
 
     /// Adds every gradient that may enter now to its round: in rounds the new one if it may, else the first waiting one
@@ -153,9 +344,19 @@ impl Serving {
         match pace {
             // Early contributions enter first, those of departed trainers too.
             AccumulatorPace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
-            AccumulatorPace::Rounds if 0 < chunk.sealed => !round.is_empty(),
+            AccumulatorPace::Rounds if 0 < chunk.decided => !round.is_empty(),
             AccumulatorPace::Rounds => round.is_complete(self.awaited(slot_index)),
             AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !round.is_empty(),
+        }
+    }
+
+    /// Whether the open round of a chunk is decided. Where each gradient is a round of its own, one that has entered is.
+    #[inline]
+    pub(super) fn is_decided(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
+        let chunk = &self.table.chunks[slot_index];
+        match pace {
+            AccumulatorPace::Rounds => 0 < chunk.decided,
+            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !chunk.round.is_empty(),
         }
     }
 

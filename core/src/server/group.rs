@@ -4,8 +4,13 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::ids::TrainerId;
 use crate::memory::Lease;
+
+/// Chunks that are advanced together, most often one.
+pub(super) type SlotIndices = SmallVec<[usize; 4]>;
 
 /// The chunks that one update replaces.
 pub(super) enum UpdateUnit {

@@ -55,9 +55,9 @@ pub(super) struct MarksMessage {
     /// Of a bucket: the learning rates that steps brought with them, where they changed.
     #[prost(message, repeated, tag = "4")]
     pub(super) rates: Vec<RateMessage>,
-    /// How many rounds were complete and not closed.
-    #[prost(uint32, tag = "5")]
-    pub(super) sealed: u32,
+    /// Positions of the records of rounds that were decided and not closed.
+    #[prost(uint64, repeated, tag = "7")]
+    pub(super) decided: Vec<u64>,
     /// Updates that the optimizer's state has seen beyond the version.
     #[prost(sint64, tag = "6")]
     pub(super) updates_beyond: i64,
@@ -69,7 +69,8 @@ impl MarksMessage {
         let heard = chunk.heard.iter().map(HeardMessage::of).collect();
         let open = chunk.open().map(OpenMessage::of).collect();
         let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-        Self { heard, position, open, rates, sealed: chunk.sealed.into(), updates_beyond: chunk.updates_beyond }
+        let decided = chunk.round.records().collect();
+        Self { heard, position, open, rates, decided, updates_beyond: chunk.updates_beyond }
     }
 
     /// The learning rates of a bucket.

@@ -37,6 +37,7 @@ mod context;
 mod contribution;
 mod coordinator;
 mod counters;
+mod decided;
 mod departures;
 mod device;
 mod device_chunk;

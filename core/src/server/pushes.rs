@@ -59,27 +59,35 @@ impl Serving {
                 self.push_entry(cx, *admitted, contribution);
             }
         }
+        let mut received = std::mem::take(&mut cx.received);
+        self.advance(cx, &mut received);
     }
 
-    /// Takes a new gradient into its flow, and answers a duplicate.
+    /// Takes a new gradient in, and answers a duplicate.
     #[inline]
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, admitted: Admitted, contribution: Contribution) {
         let slot_index = admitted.slot_index();
+        if !admitted.is_new && cx.received.contains(&slot_index) {
+            // The frame names the chunk twice.
+            let mut received = std::mem::take(&mut cx.received);
+            self.advance(cx, &mut received);
+        }
         if self.is_before_restored(cx, slot_index) {
             self.restore_contribution(cx, slot_index, contribution);
         } else if admitted.is_new && !self.is_closed(slot_index, contribution.round) {
-            self.run(cx, slot_index, Some(contribution));
+            cx.received.push(slot_index);
+            self.take_in(cx, slot_index, Some(contribution));
         } else {
             self.push_again(cx, slot_index, contribution);
         }
     }
 
-    /// Whether a round is over, or sealed with its update stalled. An earlier entry of the same frame may have ended
+    /// Whether a round is over, or decided with its update stalled. An earlier entry of the same frame may have ended
     /// it: when every trainer has left, the first gradient of one that still pushes completes a group; and the last
     /// gradient completes a round for which another trainer has sent the total.
     fn is_closed(&self, slot_index: usize, round: Round) -> bool {
         let chunk = &self.table.chunks[slot_index];
-        let is_past = round.0 <= chunk.version.0 + u64::from(chunk.sealed);
+        let is_past = round.0 <= chunk.version.0 + u64::from(chunk.decided);
         is_past && self.flows.of(slot_index).pace == AccumulatorPace::Rounds
     }
 
@@ -90,7 +98,10 @@ impl Serving {
         let known = self.verdict(slot_index, &head, again.round).expect("the entry was checked");
         let chunk = &mut self.table.chunks[slot_index];
         match known {
-            PushVerdict::New => return self.run(cx, slot_index, Some(again)),
+            PushVerdict::New => {
+                cx.received.push(slot_index);
+                return self.take_in(cx, slot_index, Some(again));
+            }
             PushVerdict::Applied => self.answer_applied(cx, slot_index, &again),
             // Every part but the last is answered on receipt.
             PushVerdict::Contributed | PushVerdict::Waits if again.is_early_part => {
@@ -107,7 +118,7 @@ impl Serving {
                 waiting.answer_to(&again);
                 waiting.since = peer.map(|_| cx.now);
             }
-            // The answer follows when the sealed round closes.
+            // The answer follows when the decided round closes.
             PushVerdict::Late => {
                 if let Some(waiter) = again.waiter(Version(again.round.0), cx.now) {
                     self.answer_or_wait(cx, slot_index, waiter);

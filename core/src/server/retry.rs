@@ -1,8 +1,14 @@
 //! Retries of stalled work, when the reason of the stall may be gone.
 
+use std::time::Duration;
+
 use super::context::Context;
 use super::serving::Serving;
 use super::stalls::StallReason;
+use crate::time::Now;
+
+/// Pause before a record that the disk did not take is tried again.
+const RECORD_PAUSE: Duration = Duration::from_millis(10);
 
 impl Serving {
     /// Records a stalled update; it is retried when the reason may be gone.
@@ -47,6 +53,24 @@ impl Serving {
         }
     }
 
+    /// Stalls a chunk's unit until its decided round has its record.
+    pub(super) fn await_record(&mut self, now: Now, slot_index: usize) {
+        let first = self.table.unit(slot_index).slot_indices()[0];
+        self.stall(first, StallReason::Record);
+        self.stalls.record_due = Some(now + RECORD_PAUSE);
+    }
+
+    /// Whether records that the disk did not take are to be tried again.
+    pub(super) fn is_record_due(&self, now: Now) -> bool {
+        self.stalls.record_due.is_some_and(|due| due <= now)
+    }
+
+    /// Tries the records again that the disk did not take.
+    pub(super) fn record_again(&mut self, cx: &mut Context<'_>) {
+        self.stalls.record_due = None;
+        self.retry_lacking(cx, StallReason::Record);
+    }
+
     /// Retries updates and answers that lacked a lease; true when any succeeded.
     pub(super) fn retry(&mut self, cx: &mut Context<'_>) -> bool {
         let is_any = self.retry_lacking(cx, StallReason::Memory);
@@ -65,7 +89,8 @@ impl Serving {
     fn retry_lacking(&mut self, cx: &mut Context<'_>, wanted: StallReason) -> bool {
         let stalled: Vec<usize> =
             self.stalls.updates.extract_if(.., |_, lack| *lack == wanted).map(|(slot_index, _)| slot_index).collect();
-        stalled.iter().for_each(|slot_index| self.run(cx, *slot_index, None));
+        self.record_missing(cx, &stalled);
+        self.run_all(cx, stalled.iter().copied());
         stalled.iter().any(|slot_index| !self.stalls.updates.contains_key(slot_index))
     }
 }

@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 
 use super::contribution::{Contribution, ContributionStage, OpenContribution, RowsLease};
+use super::decided::{Counted, RecordedRound};
 use super::pool::Pool;
 use crate::accumulator::PieceList;
 use crate::dtype::ElementType;
@@ -31,8 +32,18 @@ pub(super) struct OpenRound {
     /// At most one per trainer, as in `ahead`.
     contributions: PieceList<Contribution>,
     /// Allocated when a trainer is ahead for the first time.
-    ahead: Option<Box<PieceList<Contribution>>>,
+    ahead: Option<Box<NextRound>>,
     sum: Option<Lease>,
+    /// Position of the journal record that decided the round.
+    pub(super) record: Option<u64>,
+}
+
+/// The round after the open one.
+#[derive(Default)]
+struct NextRound {
+    contributions: PieceList<Contribution>,
+    /// As of the open round.
+    record: Option<u64>,
 }
 
 impl OpenRound {
@@ -41,7 +52,7 @@ impl OpenRound {
     }
 
     pub(super) fn ahead(&self, trainer: TrainerId) -> Option<&Contribution> {
-        self.ahead.as_ref()?.of(trainer)
+        self.ahead.as_ref()?.contributions.of(trainer)
     }
 
     pub(super) fn contribution_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
@@ -49,12 +60,12 @@ impl OpenRound {
     }
 
     pub(super) fn ahead_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
-        self.ahead.as_mut()?.of_mut(trainer)
+        self.ahead.as_mut()?.contributions.of_mut(trainer)
     }
 
     /// Contributions that wait for a later round, in trainer order.
     pub(super) fn all_ahead(&self) -> &[Contribution] {
-        self.ahead.as_ref().map_or(&[], |ahead| ahead.as_slice())
+        self.ahead.as_ref().map_or(&[], |ahead| ahead.contributions.as_slice())
     }
 
     #[inline]
@@ -67,11 +78,11 @@ impl OpenRound {
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
         let is_first = self.ahead(contribution.trainer).is_none();
         assert!(is_first, "a trainer is at most one contribution ahead");
-        self.ahead.get_or_insert_default().put(contribution);
+        self.ahead.get_or_insert_default().contributions.put(contribution);
     }
 
     pub(super) fn take_ahead(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.ahead.as_mut()?.take(trainer)
+        self.ahead.as_mut()?.contributions.take(trainer)
     }
 
     /// Withdraws a trainer's contribution from the open round and drops the one that is ahead.
@@ -104,7 +115,7 @@ impl OpenRound {
     /// The connections whose contributions have waited too long. Each is told once, and its contribution stays. The
     /// trainer may then write its gradient again, so a gradient read in place is copied first.
     pub(super) fn take_overdue(&mut self, pool: &mut Pool, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
-        let ahead = self.ahead.iter_mut().flat_map(|ahead| ahead.as_mut_slice());
+        let ahead = self.ahead.iter_mut().flat_map(|ahead| ahead.contributions.as_mut_slice());
         let all = ahead.chain(self.contributions.as_mut_slice());
         let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
         let notify = |one: &mut Contribution| {
@@ -117,7 +128,26 @@ impl OpenRound {
 
     /// The oldest journal position that is not yet in the value.
     pub(super) fn oldest_position(&self) -> Option<u64> {
-        self.contributions().iter().chain(self.all_ahead()).map(|one| one.sending.position).min()
+        let positions = self.contributions().iter().chain(self.all_ahead()).map(|one| one.sending.position);
+        positions.chain(self.records()).min()
+    }
+
+    /// Positions of the records of the open round and of the next one, as far as they are decided.
+    pub(super) fn records(&self) -> impl Iterator<Item = u64> + '_ {
+        self.record.into_iter().chain(self.ahead.as_ref().and_then(|ahead| ahead.record))
+    }
+
+    /// Whether the open round, or the next one, has its record.
+    pub(super) fn is_recorded(&self, is_next: bool) -> bool {
+        if is_next { self.ahead.as_ref().is_some_and(|ahead| ahead.record.is_some()) } else { self.record.is_some() }
+    }
+
+    /// Notes the record of the open round, or of the next one.
+    pub(super) fn set_record(&mut self, is_next: bool, position: u64) {
+        match &mut self.ahead {
+            Some(ahead) if is_next => ahead.record = Some(position),
+            _ => self.record = Some(position),
+        }
     }
 
     /// Whether every awaited trainer has contributed.
@@ -266,10 +296,34 @@ impl OpenRound {
         self.contributions.as_slice()
     }
 
+    /// Fills the round as its record has it: with the gradients that it counts, or their sum.
+    ///
+    /// # Errors
+    /// Names a trainer whose gradient neither the round nor the record has.
+    pub(super) fn recall(&mut self, recorded: RecordedRound) -> Result<(), String> {
+        let RecordedRound { entry, counted, sum } = recorded;
+        let mut found = std::mem::take(&mut self.contributions);
+        for Counted { header, has_gradient } in counted {
+            let trainer = header.head.trainer;
+            let known = found.take(trainer).filter(|one| one.sending.call == header.call);
+            let is_known = known.is_some() || sum.is_some() || !has_gradient || header.is_void;
+            if !is_known {
+                return Err(format!("the gradient of trainer {trainer} that it counts is missing"));
+            }
+            let bytes = if has_gradient { entry.bytes } else { 0 };
+            let mut one = known.unwrap_or_else(|| Contribution::recorded(header, &entry, bytes));
+            one.gradient.take_if(|_| sum.is_some());
+            self.contributions.put(one);
+        }
+        self.sum = sum;
+        Ok(())
+    }
+
     /// Ends the round.
     pub(super) fn close(&mut self) {
         self.sum = None;
         self.contributions.clear();
+        self.record = self.ahead.as_mut().and_then(|ahead| ahead.record.take());
     }
 }
 

@@ -33,7 +33,7 @@ impl Serving {
     fn pending(&self, slot_index: usize) -> u64 {
         let chunk = &self.table.chunks[slot_index];
         match self.flows.of(slot_index).pace {
-            AccumulatorPace::Rounds => u64::from(chunk.sealed),
+            AccumulatorPace::Rounds => u64::from(chunk.decided),
             AccumulatorPace::Any if chunk.group.is_none() => {
                 (chunk.round.contributors() + chunk.round.all_ahead().len()) as u64
             }

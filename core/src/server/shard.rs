@@ -9,6 +9,7 @@ use super::checkpointing::Checkpointing;
 use super::compiled_flows::Flows;
 use super::context::Context;
 use super::counters::ShardCounters;
+use super::decided::RecordedRounds;
 use super::device::Device;
 use super::frames::{DeferredHeads, FrameCheck, Leases, ReceivedFrame, ReceivingFrame, decode};
 use super::initialisation::ChunkTable;
@@ -48,6 +49,8 @@ pub struct Shard {
     pub(super) phase: Phase,
     pub(super) pool: Pool,
     pub(super) journal: ShardJournal,
+    /// While the journal of the last process is replayed: the part of a decision that it has read.
+    pub(super) replaying: Option<RecordedRounds>,
     /// Where its files are; none before [`Shard::restore`].
     pub(super) folder: Option<Folder>,
     /// Bytes of missed row updates that one turn replays, see [`ROWS_REPLAYED_BYTES`].
@@ -101,6 +104,7 @@ impl Shard {
             trainers: Presence::new(options.grace),
             options,
             journal: ShardJournal::default(),
+            replaying: None,
             folder: None,
             replays: ROWS_REPLAYED_BYTES,
             kernels,
@@ -208,7 +212,10 @@ impl Shard {
     #[must_use]
     pub fn deadline(&self) -> Option<Now> {
         match &self.phase {
-            Phase::Serving(serving) => serving.deadline(self.options.round_timeout, &self.trainers),
+            Phase::Serving(serving) => {
+                let wait = serving.deadline(self.options.round_timeout, &self.trainers);
+                wait.into_iter().chain(serving.stalls.record_due).min()
+            }
             Phase::Empty | Phase::Filling(_) => None,
         }
     }
@@ -233,6 +240,11 @@ impl Shard {
     }
 
     fn attend_device(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
+        if let Phase::Serving(serving) = &self.phase
+            && serving.is_record_due(now)
+        {
+            self.turn(now, out, |serving, cx| serving.record_again(cx));
+        }
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase
@@ -326,7 +338,12 @@ impl Shard {
     }
 
     /// Runs `work` on a serving shard and flushes its replies.
-    fn turn(&mut self, now: Now, out: &mut Vec<ServerOutput>, work: impl FnOnce(&mut Serving, &mut Context<'_>)) {
+    pub(super) fn turn(
+        &mut self,
+        now: Now,
+        out: &mut Vec<ServerOutput>,
+        work: impl FnOnce(&mut Serving, &mut Context<'_>),
+    ) {
         let mut replies = Replies::default();
         if let Phase::Serving(serving) = &self.phase {
             self.changes += u64::from(serving.is_stalled());

@@ -14,6 +14,7 @@ use super::call::TrainerMarks;
 use super::checkpointing::Checkpointing;
 use super::chunk::Chunk;
 use super::contribution::RestoredState;
+use super::decided::RecordedRounds;
 use super::device::Device;
 use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
@@ -88,6 +89,7 @@ impl Shard {
             from: loaded.as_ref().map_or(0, |loaded| loaded.journal_from),
             accepts_torn_tail: options.accepts_torn_tail,
         };
+        self.replaying = Some(RecordedRounds::default());
         let replayed = replay(&reading, &mut |position, record| self.replay(position, record))?;
         // A journal position that a chunk counts as past is not reused.
         let mut least = reading.from;
@@ -102,6 +104,7 @@ impl Shard {
         } else {
             self.journal.end = replayed.end.max(least);
         }
+        self.decide_complete();
         Ok(Restored { loaded, replayed })
     }
 
@@ -356,10 +359,9 @@ impl Shard {
 fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.version = version;
     chunk.updates_beyond = marks.updates_beyond;
-    chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);
     chunk.heard = marks.heard.iter().map(TrainerMarks::from).collect();
     let open = marks.open.into_iter().map(OpenMessage::open).collect();
-    chunk.restored = Some(Box::new(RestoredState { position: marks.position, open }));
+    chunk.restored = Some(Box::new(RestoredState { position: marks.position, open, decided: marks.decided }));
 }
 
 /// The parameters and the number of trainers that the first record of a checkpoint declares.

@@ -17,6 +17,8 @@ pub(super) struct Stalls {
     /// The trainer whose refused leave, set or rejoin goes ahead of new gradients for a device, and the deadline of
     /// that privilege; see `update::grouped`.
     pub(super) priority: Option<(TrainerId, Now)>,
+    /// When the records of decided rounds are tried again, which the disk did not take.
+    pub(super) record_due: Option<Now>,
 }
 
 /// Why the update of a complete round is stalled.
@@ -28,6 +30,8 @@ pub(super) enum StallReason {
     Time,
     /// A device that works on some of the chunks that step together.
     Device,
+    /// The record of the decided round, which the disk does not take.
+    Record,
 }
 
 impl StallReason {
@@ -37,6 +41,7 @@ impl StallReason {
             Self::Memory => "memory that readers hold",
             Self::Time => "rows that catch up with missed updates",
             Self::Device => "a device",
+            Self::Record => "the disk, which does not take its record",
         }
     }
 }

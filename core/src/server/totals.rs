@@ -2,7 +2,7 @@
 //! the norm of all gradients.
 //!
 //! ```text
-//! w         round complete, sealed        updated, with the total in its stage
+//! w         round decided                 updated, with the total in its stage
 //! w@share   computed, next version        .
 //! w@total   .                             first number of the round, next version
 //! ```
@@ -17,7 +17,6 @@
 
 use std::sync::Arc;
 
-use crate::accumulator::AccumulatorPace;
 use crate::config::Mode;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -97,8 +96,8 @@ fn is_of_numbers(held: &ShardParameter, count: u32) -> bool {
 }
 
 impl Serving {
-    /// Computes the share of a group whose gradients are complete, and seals its round: what the share was computed of
-    /// must be what the update is made of.
+    /// Computes the share of a group whose gradients' round is decided: what the share is computed of is what the
+    /// update is made of.
     #[inline]
     pub(super) fn publish_share(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> ShareStep {
         match unit {
@@ -113,9 +112,8 @@ impl Serving {
         let group = &self.table.groups[group.place()];
         let (Some(slots), all) = (group.total, Arc::clone(&group.chunks)) else { return ShareStep::Nothing };
         let gradients = &all[..group.parameter_chunks().len()];
-        let pace = self.flows.of(gradients[0]).pace;
         let is_there = self.has_share(slots, gradients[0]);
-        if is_there || !gradients.iter().all(|slot_index| self.is_complete(pace, *slot_index)) {
+        if is_there || self.table.chunks[gradients[0]].decided == 0 {
             return ShareStep::Nothing;
         }
         let share = &mut self.table.chunks[slots.share];
@@ -129,7 +127,6 @@ impl Serving {
         };
         self.table.chunks[slots.share].install_number(cx.pool, number).expect("the value is writable");
         self.note_updated(gradients[0]);
-        gradients.iter().for_each(|slot_index| self.table.chunks[*slot_index].sealed = 1);
         self.answer_waiters(cx, slots.share);
         self.note_waits(slots.share);
         ShareStep::Published
@@ -152,24 +149,6 @@ impl Serving {
             }
         });
         made.map(|()| number)
-    }
-
-    /// Seals what is complete of a group whose update is stalled, as if neither its share nor its update took time.
-    pub(super) fn seal_with_total(&mut self, pace: AccumulatorPace, group: GroupIndex) {
-        let group = &self.table.groups[group.place()];
-        let (Some(slots), all) = (group.total, Arc::clone(&group.chunks)) else { return };
-        let gradients = &all[..group.parameter_chunks().len()];
-        let sealed = self.table.chunks[gradients[0]].sealed;
-        if sealed == 0 && !gradients.iter().all(|slot_index| self.is_complete(pace, *slot_index)) {
-            return;
-        }
-        let total = &self.table.chunks[slots.total].round;
-        let (has_total, has_next_total) = (!total.is_empty(), !total.all_ahead().is_empty());
-        let is_next = sealed == 2 || has_total && gradients.iter().all(|slot_index| self.is_next_complete(*slot_index));
-        for slot_index in gradients {
-            self.table.chunks[*slot_index].sealed = 1 + u8::from(is_next);
-        }
-        self.table.chunks[slots.total].sealed = u8::from(has_total) + u8::from(has_total && is_next && has_next_total);
     }
 
     /// Whether the share of a group's open round is computed, so that only its total is missing.

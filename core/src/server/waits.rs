@@ -200,7 +200,7 @@ impl Serving {
         let owns = || self.table.group(chunk).is_some_and(|group| group.owner == Some(trainer));
         let clock = |trainer: TrainerId| chunk.heard(trainer).clock;
         match pace {
-            AccumulatorPace::Rounds => chunk.sealed == 0 && chunk.round.contribution(trainer).is_none(),
+            AccumulatorPace::Rounds => chunk.decided == 0 && chunk.round.contribution(trainer).is_none(),
             AccumulatorPace::Bounded(_) => {
                 let mut ahead = chunk.round.all_ahead().iter().filter(|one| one.trainer != trainer);
                 owns() || ahead.any(|one| !pace.admits(false, clock(one.trainer), || clock(trainer)))

@@ -52,10 +52,12 @@ pub enum Kind {
     Leave = 14,
     /// A transport's offer of verbs on a connection over TCP, the answer, or the switch. No session sees one.
     Offer = 15,
+    /// Rounds that a shard has decided, in its journal. No connection carries one.
+    Rounds = 16,
 }
 
 impl Kind {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Hello,
         Self::Welcome,
         Self::Refused,
@@ -71,6 +73,7 @@ impl Kind {
         Self::Error,
         Self::Leave,
         Self::Offer,
+        Self::Rounds,
     ];
 
     /// The kind with this number, if there is one.
@@ -82,7 +85,7 @@ impl Kind {
     /// Whether a frame of this kind may have entries, and payloads with them.
     #[must_use]
     pub fn has_entries(self) -> bool {
-        matches!(self, Self::Init | Self::Push | Self::Pull | Self::Set | Self::Done | Self::Value)
+        matches!(self, Self::Init | Self::Push | Self::Pull | Self::Set | Self::Done | Self::Value | Self::Rounds)
     }
 
     /// Whether a frame of this kind changes a shard, and so is journalled before it is applied.

@@ -81,7 +81,7 @@ fn every_refusal_names_what_was_wrong() {
     check(60, &[0, 0, 0, 0], false, "checksum of the header");
     check(40, &[0xff; 4], false, "checksum of the header");
     check(5, &[0], true, "kind 0 has no meaning in protocol version 1");
-    check(5, &[16], true, "kind 16 has no meaning");
+    check(5, &[17], true, "kind 17 has no meaning");
     check(6, &[128], true, "flags 128 has no meaning");
     check(52, &[1], true, "the reserved field 1 has no meaning");
     check(44, &4097_u32.to_le_bytes(), true, "the number of entries 4097 is over the limit of 4096");

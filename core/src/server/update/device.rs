@@ -30,10 +30,10 @@ impl Serving {
     #[inline]
     pub(in crate::server) fn may_update(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
         match &self.table.chunks[slot_index].on_device {
-            None => self.is_complete(pace, slot_index),
+            None => self.is_decided(pace, slot_index),
             Some(on_device) => match on_device.doing {
                 DeviceActivity::Summed(_) | DeviceActivity::Updated(_) => true,
-                DeviceActivity::Nothing => !on_device.is_held && self.is_complete(pace, slot_index),
+                DeviceActivity::Nothing => !on_device.is_held && self.is_decided(pace, slot_index),
                 _ => false,
             },
         }
@@ -110,30 +110,6 @@ impl Serving {
             self.leave_device(slot_index);
         }
         self.apply_deferred_set(cx, slot_index);
-    }
-
-    /// Seals the complete rounds of a group.
-    pub(in crate::server) fn seal(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
-        if pace != AccumulatorPace::Rounds {
-            self.note_awaited(pace, slot_indices);
-            return;
-        }
-        if let Some(group) = self.table.chunks[slot_indices[0]].group
-            && self.table.groups[group.place()].total.is_some()
-        {
-            self.seal_with_total(pace, group);
-            return;
-        }
-        if self.table.chunks[slot_indices[0]].sealed == 0
-            && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index))
-        {
-            slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].sealed = 1);
-        }
-        if self.table.chunks[slot_indices[0]].sealed == 1
-            && slot_indices.iter().all(|slot_index| self.is_next_complete(*slot_index))
-        {
-            slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].sealed = 2);
-        }
     }
 
     /// Returns the chunk to the processor; its pending requests stay.

@@ -1,0 +1,227 @@
+//! Decided rounds, as records of the journal: which gradients each counts. A round that a record names is closed with
+//! these gradients, whatever comes after it, so a replay decides nothing again.
+//!
+//! Not here: when a round is decided (`flow`), and what a restart does with its record (`replay`).
+
+use std::sync::Arc;
+
+use prost::Message;
+use rustc_hash::FxHashMap;
+
+use super::call::CallId;
+use super::contribution::{Contribution, PushHeader, UNLOGGED};
+use crate::error::Failure;
+use crate::ids::{Generation, Incarnation, Sequence, TrainerId};
+use crate::limits::{FRAME_ENTRIES_MAX, TRAINERS_MAX};
+use crate::memory::Lease;
+use crate::wire::{Entry, Frame, Head, Kind, SettingMessage};
+
+/// Numbers of counted gradients in one record, but for a round of more. With those of [`TRAINERS_MAX`] frames they stay
+/// below the limit of a control message.
+const COUNTED_MAX: usize = 64 * 1024;
+
+/// The control message of a record of decided rounds. Its entries are the rounds.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RoundsMessage {
+    /// The frames that brought the counted gradients.
+    #[prost(message, repeated, tag = "1")]
+    frames: Vec<CountedFrameMessage>,
+    /// Names of settings that the frames brought.
+    #[prost(string, repeated, tag = "2")]
+    settings: Vec<String>,
+    /// Lists of counted gradients, shared by rounds that count the same frames.
+    #[prost(message, repeated, tag = "3")]
+    lists: Vec<CountedMessage>,
+    /// The list of each entry.
+    #[prost(uint32, repeated, tag = "4")]
+    list_of: Vec<u32>,
+    /// The position of the first record of a decision that has several.
+    #[prost(uint64, optional, tag = "5")]
+    pub(super) first: Option<u64>,
+    /// Whether the next record belongs to the same decision.
+    #[prost(bool, tag = "6")]
+    pub(super) continues: bool,
+}
+
+/// A frame whose gradients rounds count.
+#[derive(Clone, PartialEq, Message)]
+struct CountedFrameMessage {
+    #[prost(uint32, tag = "1")]
+    trainer: u32,
+    #[prost(uint32, tag = "2")]
+    incarnation: u32,
+    #[prost(uint64, tag = "3")]
+    sequence: u64,
+    #[prost(double, optional, tag = "4")]
+    rate: Option<f64>,
+    /// Indices of the names of its settings.
+    #[prost(uint32, repeated, tag = "5")]
+    names: Vec<u32>,
+    #[prost(double, repeated, tag = "6")]
+    values: Vec<f64>,
+    #[prost(bool, tag = "7")]
+    is_void: bool,
+    #[prost(bool, tag = "8")]
+    is_pass: bool,
+}
+
+/// The gradients that a round counts, in trainer order.
+#[derive(Clone, PartialEq, Message)]
+struct CountedMessage {
+    /// Indices of the frames that brought them.
+    #[prost(uint32, repeated, tag = "1")]
+    frames: Vec<u32>,
+    /// Which of them, counted from zero, are none: their trainer had no gradient.
+    #[prost(uint32, repeated, tag = "2")]
+    without: Vec<u32>,
+}
+
+/// A record under construction.
+pub(super) struct RoundsRecord<'a> {
+    entries: Vec<Entry>,
+    message: RoundsMessage,
+    /// Index of each frame, by the address of its header, which the contributions hold.
+    frames: FxHashMap<*const PushHeader, u32>,
+    /// Numbers in all lists.
+    counted: usize,
+    /// The contributions of the last entry.
+    last: &'a [Contribution],
+}
+
+impl<'a> RoundsRecord<'a> {
+    pub(super) fn new() -> Self {
+        let (message, frames) = (RoundsMessage::default(), FxHashMap::default());
+        Self { entries: Vec::new(), message, frames, counted: 0, last: &[] }
+    }
+
+    /// Whether another round with so many contributions fits. One always fits an empty record.
+    pub(super) fn fits(&self, contributions: usize) -> bool {
+        self.entries.is_empty()
+            || self.entries.len() < FRAME_ENTRIES_MAX as usize
+                && self.counted + contributions <= COUNTED_MAX
+                && self.frames.len() + contributions <= TRAINERS_MAX as usize
+    }
+
+    /// Adds a round that counts these contributions.
+    pub(super) fn add(&mut self, entry: Entry, contributions: &'a [Contribution]) {
+        // Most rounds of a record count the same frames.
+        if self.message.lists.is_empty() || !has_frames_of(self.last, contributions) {
+            let frames = contributions.iter().map(|one| self.frame(&one.sending)).collect();
+            let without = (0..).zip(contributions).filter(|(_, one)| one.bytes == 0).map(|(at, _)| at).collect();
+            self.counted += contributions.len();
+            self.message.lists.push(CountedMessage { frames, without });
+        }
+        self.last = contributions;
+        self.message.list_of.push(number(self.message.lists.len() - 1));
+        self.entries.push(entry);
+    }
+
+    fn frame(&mut self, header: &Arc<PushHeader>) -> u32 {
+        let next = number(self.message.frames.len());
+        let index = *self.frames.entry(Arc::as_ptr(header)).or_insert(next);
+        if index == next {
+            let PushHeader { call, head, rate, settings, is_void, is_pass, .. } = &**header;
+            let message = CountedFrameMessage {
+                trainer: head.trainer.0,
+                incarnation: call.incarnation.0,
+                sequence: call.sequence.0,
+                rate: *rate,
+                names: settings.iter().map(|setting| self.name(&setting.name)).collect(),
+                values: settings.iter().map(|setting| setting.value).collect(),
+                is_void: *is_void,
+                is_pass: *is_pass,
+            };
+            self.message.frames.push(message);
+        }
+        index
+    }
+
+    fn name(&mut self, name: &str) -> u32 {
+        let names = &mut self.message.settings;
+        let at = names.iter().position(|known| known == name).unwrap_or_else(|| {
+            names.push(name.to_owned());
+            names.len() - 1
+        });
+        number(at)
+    }
+
+    /// The finished record: `first` is the position of the decision's first one, and `continues` says that another one
+    /// follows.
+    pub(super) fn finish(self, generation: Generation, first: Option<u64>, continues: bool) -> Frame {
+        let message = RoundsMessage { first, continues, ..self.message };
+        let head = Head { generation, ..Head::new(Kind::Rounds) };
+        Frame { entries: self.entries.into(), ..Frame::with_control(head, &message) }
+    }
+}
+
+/// Whether both have gradients of the same frames.
+fn has_frames_of(last: &[Contribution], next: &[Contribution]) -> bool {
+    let is_same = |(one, other): (&Contribution, &Contribution)| {
+        Arc::ptr_eq(&one.sending, &other.sending) && (one.bytes == 0) == (other.bytes == 0)
+    };
+    last.len() == next.len() && last.iter().zip(next).all(is_same)
+}
+
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("a record is bounded")
+}
+
+/// Decided rounds as the journal has them.
+#[derive(Default)]
+pub(super) struct RecordedRounds {
+    /// The position of their first record.
+    pub(super) position: u64,
+    pub(super) rounds: Vec<RecordedRound>,
+}
+
+/// A decided round as the journal has it.
+pub(super) struct RecordedRound {
+    /// The chunk and the round's number.
+    pub(super) entry: Entry,
+    pub(super) counted: Vec<Counted>,
+    /// The merged gradient, where the journal does not have the counted ones.
+    pub(super) sum: Option<Lease>,
+}
+
+/// A gradient that a decided round counts.
+pub(super) struct Counted {
+    pub(super) header: PushHeader,
+    /// Whether its trainer had a gradient.
+    pub(super) has_gradient: bool,
+}
+
+impl RoundsMessage {
+    /// The gradients that the round of the entry at this place counts.
+    ///
+    /// # Errors
+    /// When the message is damaged.
+    pub(super) fn counted(&self, entry: usize) -> Result<Vec<Counted>, Failure> {
+        let damaged = || Failure::call("the list of a round's gradients is damaged");
+        let list = self.list_of.get(entry).and_then(|list| self.lists.get(*list as usize)).ok_or_else(damaged)?;
+        let counted = |(at, frame): (u32, &u32)| {
+            let header = self.frames.get(*frame as usize).and_then(|frame| self.header(frame)).ok_or_else(damaged)?;
+            Ok(Counted { header, has_gradient: !list.without.contains(&at) })
+        };
+        (0..).zip(&list.frames).map(counted).collect()
+    }
+
+    fn header(&self, frame: &CountedFrameMessage) -> Option<PushHeader> {
+        let CountedFrameMessage { trainer, incarnation, sequence, rate, names, values, is_void, is_pass } = frame;
+        let (incarnation, sequence) = (Incarnation(*incarnation), Sequence(*sequence));
+        let setting = |(name, value): (&u32, &f64)| {
+            Some(SettingMessage { name: self.settings.get(*name as usize)?.clone(), value: *value })
+        };
+        Some(PushHeader {
+            call: CallId { incarnation, sequence },
+            rate: *rate,
+            settings: names.iter().zip(values).map(setting).collect::<Option<_>>()?,
+            is_void: *is_void,
+            is_pass: *is_pass,
+            position: UNLOGGED,
+            nanos: 0,
+            arrival: 0,
+            peer: None,
+            head: Head { trainer: TrainerId(*trainer), incarnation, sequence, ..Head::new(Kind::Push) },
+        })
+    }
+}
