@@ -587,6 +587,7 @@ impl Bucket {
             trainer: one.trainer,
             call: one.call,
             stage: ContributionStage::GatherOutcome,
+            is_logged: true,
         };
         self.gathering.iter().map(open)
     }

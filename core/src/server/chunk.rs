@@ -184,6 +184,7 @@ impl Chunk {
             trainer: deferred_set.head.trainer,
             call: deferred_set.call,
             stage: ContributionStage::Set(deferred_set.after),
+            is_logged: true,
         };
         let sets = self.deferred_set.iter().map(move |one| deferred_set(one));
         self.round.open().chain(sets).chain(self.bucket().into_iter().flat_map(Bucket::open))

@@ -1,6 +1,6 @@
 //! The surroundings of a frame: where it comes from, and the resources that it is handled with.
 
-use super::contribution::{Contribution, PushHeader};
+use super::contribution::{Contribution, PushHeader, UNLOGGED};
 use super::counters::ShardCounters;
 use super::device::Device;
 use super::group::SlotIndices;
@@ -59,13 +59,14 @@ impl Context<'_> {
         self.journal.open.is_some()
     }
 
-    /// Acknowledges a gradient in the open round. A push that asks for the value is answered when the round closes.
+    /// Acknowledges a gradient in the open round. A push that asks for the value is answered when the round closes, and
+    /// one that the journal does not have when it has the round's record.
     #[inline]
     pub(super) fn acknowledge(&mut self, one: &mut Contribution, entry: Entry) {
-        let PushHeader { peer, head, .. } = &*one.sending;
-        let wants_value = head.flags.contains(Flags::WANT_VALUE) && peer.is_some();
-        one.since = wants_value.then_some(self.now);
-        if !wants_value {
+        let PushHeader { peer, head, position, .. } = &*one.sending;
+        let waits = (head.flags.contains(Flags::WANT_VALUE) || *position == UNLOGGED) && peer.is_some();
+        one.since = waits.then_some(self.now);
+        if !waits {
             self.replies.done(*peer, head, entry);
         }
     }

@@ -136,6 +136,8 @@ pub(super) struct OpenContribution {
     pub(super) trainer: TrainerId,
     pub(super) call: CallId,
     pub(super) stage: ContributionStage,
+    /// Whether the journal has it.
+    pub(super) is_logged: bool,
 }
 
 /// Progress of a contribution that is not in the value.
@@ -184,16 +186,23 @@ impl Contribution {
         Some(Gradient { bytes: &lease.bytes()[..self.bytes as usize], element_type: self.element_type })
     }
 
-    /// Copies a gradient out of its sender's memory. Without a free lease the view stays, and its memory returns when
-    /// the round closes.
-    pub(super) fn make_own(&mut self, pool: &mut Pool) {
-        let foreign = self.gradient.as_mut().filter(|lease| lease.is_foreign());
-        if let Some(gradient) = foreign
-            && let Ok(mut own) = pool.take(gradient.len())
-        {
-            gradient.copy_to(own.bytes_mut());
+    /// Copies a gradient out of its sender's memory.
+    ///
+    /// # Errors
+    /// Without a free lease the view stays.
+    pub(super) fn copy_out(&mut self, pool: &mut Pool) -> Result<(), Failure> {
+        if let Some(gradient) = self.gradient.as_mut().filter(|lease| lease.is_foreign()) {
+            let mut own = pool.take(gradient.len())?;
+            gradient.copy_to(&mut own.bytes_mut()[..gradient.len() as usize]);
             *gradient = own;
         }
+        Ok(())
+    }
+
+    /// Whether the journal has no record of its frame.
+    #[inline]
+    pub(super) fn is_unlogged(&self) -> bool {
+        self.sending.position == UNLOGGED
     }
 
     pub(super) fn is_same_call(&self, head: &Head) -> bool {

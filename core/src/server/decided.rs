@@ -12,7 +12,7 @@ use super::call::CallId;
 use super::contribution::{Contribution, PushHeader, UNLOGGED};
 use crate::error::Failure;
 use crate::ids::{Generation, Incarnation, Sequence, TrainerId};
-use crate::limits::{FRAME_ENTRIES_MAX, TRAINERS_MAX};
+use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
 use crate::memory::Lease;
 use crate::wire::{Entry, Frame, Head, Kind, SettingMessage};
 
@@ -84,6 +84,7 @@ pub(super) struct RoundsRecord<'a> {
     frames: FxHashMap<*const PushHeader, u32>,
     /// Numbers in all lists.
     counted: usize,
+    payload_bytes: u64,
     /// The contributions of the last entry.
     last: &'a [Contribution],
 }
@@ -91,13 +92,19 @@ pub(super) struct RoundsRecord<'a> {
 impl<'a> RoundsRecord<'a> {
     pub(super) fn new() -> Self {
         let (message, frames) = (RoundsMessage::default(), FxHashMap::default());
-        Self { entries: Vec::new(), message, frames, counted: 0, last: &[] }
+        Self { entries: Vec::new(), message, frames, counted: 0, payload_bytes: 0, last: &[] }
+    }
+
+    /// How many rounds it has.
+    pub(super) fn rounds(&self) -> usize {
+        self.entries.len()
     }
 
     /// Whether another round with so many contributions fits. One always fits an empty record.
-    pub(super) fn fits(&self, contributions: usize) -> bool {
+    pub(super) fn fits(&self, entry: &Entry, contributions: usize) -> bool {
         self.entries.is_empty()
             || self.entries.len() < FRAME_ENTRIES_MAX as usize
+                && self.payload_bytes + u64::from(entry.bytes) <= FRAME_PAYLOAD_BYTES_MAX.into()
                 && self.counted + contributions <= COUNTED_MAX
                 && self.frames.len() + contributions <= TRAINERS_MAX as usize
     }
@@ -112,6 +119,7 @@ impl<'a> RoundsRecord<'a> {
             self.message.lists.push(CountedMessage { frames, without });
         }
         self.last = contributions;
+        self.payload_bytes += u64::from(entry.bytes);
         self.message.list_of.push(number(self.message.lists.len() - 1));
         self.entries.push(entry);
     }

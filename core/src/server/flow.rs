@@ -10,15 +10,16 @@
 
 use super::chunk::as_half;
 use super::context::Context;
-use super::contribution::Contribution;
+use super::contribution::{Contribution, PushHeader};
 use super::decided::RoundsRecord;
 use super::group::{SlotIndices, UpdateUnit};
 use super::round::FOLD_AT;
 use super::serving::Serving;
+use super::stalls::StallReason;
 use super::totals::ShareStep;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{Round, TrainerId};
-use crate::wire::Entry;
+use crate::wire::{Entry, Flags};
 
 /// The gradient that a unit receives next.
 #[derive(Clone, Copy)]
@@ -82,7 +83,7 @@ impl Serving {
             for slot_index in slot_indices.iter() {
                 self.decide(cx, *slot_index, &mut decided);
             }
-            self.record(cx, &decided);
+            self.record(cx, decided);
             slot_indices.retain(|slot_index| self.advance_unit(cx, *slot_index));
         }
     }
@@ -109,7 +110,9 @@ impl Serving {
     fn step_unit(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> UnitStep {
         let slot_indices = unit.slot_indices();
         if slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
-            self.await_record(cx.now, slot_indices[0]);
+            if !self.stalls.updates.contains_key(&slot_indices[0]) {
+                self.await_record(cx.now, slot_indices[0]);
+            }
             return UnitStep::Stalled;
         }
         match self.publish_share(cx, unit) {
@@ -189,7 +192,7 @@ impl Serving {
         {
             self.set_decided(cx, &[total], 2, &mut decided);
         }
-        self.record(cx, &decided);
+        self.record(cx, decided);
     }
 
     /// The chunks of a unit that gradients are sent to, and that of its total.
@@ -225,31 +228,23 @@ impl Serving {
             }
         }
         if cx.keeps_journal() {
-            self.record(cx, &missing);
+            self.record(cx, missing);
         }
     }
 
     /// Writes the records of decided rounds. Those of which the disk takes none are stalled, and retried.
-    fn record(&mut self, cx: &mut Context<'_>, decided: &[DecidedRound]) {
+    fn record(&mut self, cx: &mut Context<'_>, mut decided: Vec<DecidedRound>) {
+        self.merge_decided(cx, &mut decided);
         let (mut start, mut end, mut first) = (0, 0, None);
         while end < decided.len() {
-            let mut record = RoundsRecord::new();
-            for one in &decided[end..] {
-                let chunk = &self.table.chunks[one.slot_index];
-                let round = &chunk.round;
-                let contributions = if one.is_next { round.all_ahead() } else { round.contributions() };
-                if !record.fits(contributions.len()) {
-                    break;
-                }
-                let number = Round(chunk.version.0 + 1 + u64::from(one.is_next));
-                record.add(Entry::bare(chunk.id, number, chunk.element_type), contributions);
-                end += 1;
-            }
+            let (record, payloads) = self.next_record(&decided[end..]);
+            end += record.rounds();
             // The chunks of a group are decided together.
             let group = |one: &DecidedRound| Some((self.table.chunks[one.slot_index].group?, one.is_next));
             let next = decided.get(end).and_then(group);
             let continues = next.is_some() && next == group(&decided[end - 1]);
-            match cx.journal.append(&record.finish(self.table.generation, first, continues), &[]) {
+            let frame = record.finish(self.table.generation, first, continues);
+            match cx.journal.append(&frame, payloads.into_iter()) {
                 Ok(position) => first = first.or(Some(position)),
                 Err(refusal) => {
                     tracing::warn!("decided rounds wait for their record: {}", refusal.text);
@@ -258,12 +253,63 @@ impl Serving {
                 }
             }
             if let Some(position) = first.filter(|_| !continues) {
-                for one in &decided[start..end] {
-                    self.table.chunks[one.slot_index].round.set_record(one.is_next, position);
-                }
+                decided[start..end].iter().for_each(|one| self.note_recorded(cx, *one, position));
                 (start, first) = (end, None);
             }
         }
+    }
+
+    /// Merges the gradients of decided rounds whose records have the sum. Units without a lease are stalled.
+    fn merge_decided(&mut self, cx: &mut Context<'_>, decided: &mut Vec<DecidedRound>) {
+        let mut short = Vec::new();
+        for DecidedRound { slot_index, is_next } in decided.iter().copied() {
+            let chunk = &mut self.table.chunks[slot_index];
+            let (is_bucket, tensor) = (chunk.bucket().is_some(), (chunk.element_type, chunk.bytes));
+            if chunk.round.is_recorded_whole(is_next, is_bucket)
+                && chunk.round.merge(is_next, cx.kernels, cx.pool, tensor).is_err()
+            {
+                short.push(self.table.unit(slot_index).slot_indices()[0]);
+            }
+        }
+        for first in short {
+            self.stall(first, StallReason::Memory);
+            decided.retain(|one| self.table.unit(one.slot_index).slot_indices()[0] != first);
+        }
+    }
+
+    /// The record of as many of these rounds as fit one, and its payloads.
+    fn next_record<'a>(&'a self, decided: &[DecidedRound]) -> (RoundsRecord<'a>, Vec<&'a [u8]>) {
+        let (mut record, mut payloads) = (RoundsRecord::new(), Vec::new());
+        for one in decided {
+            let chunk = &self.table.chunks[one.slot_index];
+            let contributions = chunk.round.part(one.is_next);
+            let number = Round(chunk.version.0 + 1 + u64::from(one.is_next));
+            let mut entry = Entry::bare(chunk.id, number, chunk.element_type);
+            if chunk.round.is_recorded_whole(one.is_next, chunk.bucket().is_some()) {
+                entry.bytes = chunk.bytes;
+            }
+            if !record.fits(&entry, contributions.len()) {
+                break;
+            }
+            if 0 < entry.bytes {
+                payloads.push(chunk.round.merged(one.is_next, chunk.bytes));
+            }
+            record.add(entry, contributions);
+        }
+        (record, payloads)
+    }
+
+    /// Notes a round's record, and answers the pushes that have waited for it and not for the value.
+    fn note_recorded(&mut self, cx: &mut Context<'_>, one: DecidedRound, position: u64) {
+        let DecidedRound { slot_index, is_next } = one;
+        let chunk = &mut self.table.chunks[slot_index];
+        let entry = chunk.open_entry();
+        chunk.round.set_record(is_next, position, |one| {
+            let PushHeader { peer, head, .. } = &*one.sending;
+            if !is_next && !head.flags.contains(Flags::WANT_VALUE) && one.since.take().is_some() {
+                cx.replies.done(*peer, head, entry);
+            }
+        });
     }
 
     /// Adds every gradient that may enter now to its round: in rounds the new one if it may, else the first waiting one
@@ -399,6 +445,9 @@ impl Serving {
         cx.counters.updated(version, cx.nanos, arrivals);
         let mut starved = Vec::new();
         chunk.close_round(&halves, |one, since, value| match value {
+            _ if !one.sending.head.flags.contains(Flags::WANT_VALUE) => {
+                cx.replies.done(one.sending.peer, &one.sending.head, Entry { bytes: 0, ..entry });
+            }
             Some(value) => cx.replies.value(one.sending.peer, &one.sending.head, as_half(entry, one.half), value),
             None => starved.extend(one.waiter(version, since)),
         });

@@ -67,7 +67,7 @@ impl MarksMessage {
     /// Of a chunk as it is when the journal is at this position.
     pub(super) fn of(chunk: &Chunk, position: u64) -> Self {
         let heard = chunk.heard.iter().map(HeardMessage::of).collect();
-        let open = chunk.open().map(OpenMessage::of).collect();
+        let open = chunk.open().filter(|one| one.is_logged).map(OpenMessage::of).collect();
         let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
         let decided = chunk.round.records().collect();
         Self { heard, position, open, rates, decided, updates_beyond: chunk.updates_beyond }
@@ -118,7 +118,7 @@ pub(super) struct OpenMessage {
 
 impl OpenMessage {
     fn of(open: OpenContribution) -> Self {
-        let OpenContribution { trainer, call, stage } = open;
+        let OpenContribution { trainer, call, stage, .. } = open;
         Self {
             trainer: trainer.0,
             incarnation: call.incarnation.0,
@@ -137,7 +137,7 @@ impl OpenMessage {
             (None, false, true) => ContributionStage::Ahead,
             (None, false, false) => ContributionStage::Entered,
         };
-        OpenContribution { trainer: TrainerId(self.trainer), call, stage }
+        OpenContribution { trainer: TrainerId(self.trainer), call, stage, is_logged: true }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::admission::PushVerdict;
 use super::call::CallId;
+use super::compiled_flows::Sender;
 use super::context::Context;
 use super::contribution::{Contribution, PushHeader};
 use super::frames::Admitted;
@@ -12,7 +13,7 @@ use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{Round, Version};
 use crate::memory::Lease;
-use crate::wire::{Frame, PushMessage};
+use crate::wire::{Flags, Frame, PushMessage};
 
 impl Serving {
     /// Applies a checked push: `admitted` has its entries, `body` one lease per payload.
@@ -61,6 +62,26 @@ impl Serving {
         }
         let mut received = std::mem::take(&mut cx.received);
         self.advance(cx, &mut received);
+    }
+
+    /// Whether the gradients of a push come to the journal with their rounds alone: each round counts them in memory of
+    /// this process, and its record is written before the push is answered.
+    pub(super) fn is_recorded_with_rounds(&self, frame: &Frame, admitted: &[Admitted]) -> bool {
+        let wants_value = frame.head.flags.contains(Flags::WANT_VALUE);
+        frame.entries.iter().zip(admitted).all(|(entry, admitted)| {
+            let slot_index = admitted.slot_index();
+            let chunk = &self.table.chunks[slot_index];
+            let is_merged = chunk.bucket().is_none()
+                && chunk.on_device.is_none()
+                && self.flows.sender(slot_index) != Sender::First
+                && self.flows.of(slot_index).pace == AccumulatorPace::Rounds;
+            let is_last = || {
+                let is_open = chunk.decided == 0 && entry.round.0 == chunk.version.0 + 1;
+                let has_come = |trainer| trainer == frame.head.trainer || chunk.round.contribution(trainer).is_some();
+                chunk.group.is_none() && admitted.is_new && is_open && self.awaited(slot_index).all(has_come)
+            };
+            is_merged && (wants_value || is_last())
+        })
     }
 
     /// Takes a new gradient in, and answers a duplicate.

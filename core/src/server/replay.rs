@@ -174,7 +174,7 @@ impl Serving {
                 return Err(damaged(format!("it was decided where round {open} is open")));
             }
             chunk.round.recall(round).map_err(damaged)?;
-            chunk.round.set_record(false, recorded.position);
+            chunk.round.set_record(false, recorded.position, |_| {});
             chunk.decided = 1;
             slot_indices.push(slot_index);
         }

@@ -31,18 +31,17 @@ pub(super) type Gradients<'a> = SmallVec<[Gradient<'a>; 8]>;
 pub(super) struct OpenRound {
     /// At most one per trainer, as in `ahead`.
     contributions: PieceList<Contribution>,
-    /// Allocated when a trainer is ahead for the first time.
-    ahead: Option<Box<NextRound>>,
-    sum: Option<Lease>,
-    /// Position of the journal record that decided the round.
-    pub(super) record: Option<u64>,
+    merged: Merged,
+    /// Contributions to the round after it. Allocated when a trainer is ahead for the first time.
+    ahead: Option<Box<(PieceList<Contribution>, Merged)>>,
 }
 
-/// The round after the open one.
+/// What is known of a round beside its contributions.
 #[derive(Default)]
-struct NextRound {
-    contributions: PieceList<Contribution>,
-    /// As of the open round.
+struct Merged {
+    /// The sum of its first gradients, or of all.
+    sum: Option<Lease>,
+    /// Position of the journal record that decided it.
     record: Option<u64>,
 }
 
@@ -52,7 +51,7 @@ impl OpenRound {
     }
 
     pub(super) fn ahead(&self, trainer: TrainerId) -> Option<&Contribution> {
-        self.ahead.as_ref()?.contributions.of(trainer)
+        self.ahead.as_ref()?.0.of(trainer)
     }
 
     pub(super) fn contribution_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
@@ -60,12 +59,12 @@ impl OpenRound {
     }
 
     pub(super) fn ahead_mut(&mut self, trainer: TrainerId) -> Option<&mut Contribution> {
-        self.ahead.as_mut()?.contributions.of_mut(trainer)
+        self.ahead.as_mut()?.0.of_mut(trainer)
     }
 
     /// Contributions that wait for a later round, in trainer order.
     pub(super) fn all_ahead(&self) -> &[Contribution] {
-        self.ahead.as_ref().map_or(&[], |ahead| ahead.contributions.as_slice())
+        self.ahead.as_ref().map_or(&[], |ahead| ahead.0.as_slice())
     }
 
     #[inline]
@@ -78,11 +77,11 @@ impl OpenRound {
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
         let is_first = self.ahead(contribution.trainer).is_none();
         assert!(is_first, "a trainer is at most one contribution ahead");
-        self.ahead.get_or_insert_default().contributions.put(contribution);
+        self.ahead.get_or_insert_default().0.put(contribution);
     }
 
     pub(super) fn take_ahead(&mut self, trainer: TrainerId) -> Option<Contribution> {
-        self.ahead.as_mut()?.contributions.take(trainer)
+        self.ahead.as_mut()?.0.take(trainer)
     }
 
     /// Withdraws a trainer's contribution from the open round and drops the one that is ahead.
@@ -102,7 +101,12 @@ impl OpenRound {
 
     /// Contributions that are not in the value yet.
     pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
-        let open = |one: &Contribution, stage| OpenContribution { trainer: one.trainer, call: one.sending.call, stage };
+        let open = |one: &Contribution, stage| OpenContribution {
+            trainer: one.trainer,
+            call: one.sending.call,
+            stage,
+            is_logged: !one.is_unlogged(),
+        };
         let entered = self.contributions().iter().map(move |one| open(one, ContributionStage::Entered));
         entered.chain(self.all_ahead().iter().map(move |one| open(one, ContributionStage::Ahead)))
     }
@@ -115,11 +119,12 @@ impl OpenRound {
     /// The connections whose contributions have waited too long. Each is told once, and its contribution stays. The
     /// trainer may then write its gradient again, so a gradient read in place is copied first.
     pub(super) fn take_overdue(&mut self, pool: &mut Pool, is_overdue: impl Fn(Now) -> bool) -> Vec<(PeerId, Head)> {
-        let ahead = self.ahead.iter_mut().flat_map(|ahead| ahead.contributions.as_mut_slice());
+        let ahead = self.ahead.iter_mut().flat_map(|ahead| ahead.0.as_mut_slice());
         let all = ahead.chain(self.contributions.as_mut_slice());
         let overdue = all.filter(|one| one.since.is_some_and(&is_overdue));
         let notify = |one: &mut Contribution| {
-            one.make_own(pool);
+            // Without a free lease its memory returns when the round closes.
+            let _ = one.copy_out(pool);
             one.since = None;
             Some((one.sending.peer?, one.sending.head))
         };
@@ -134,20 +139,67 @@ impl OpenRound {
 
     /// Positions of the records of the open round and of the next one, as far as they are decided.
     pub(super) fn records(&self) -> impl Iterator<Item = u64> + '_ {
-        self.record.into_iter().chain(self.ahead.as_ref().and_then(|ahead| ahead.record))
+        self.merged.record.into_iter().chain(self.ahead.as_ref().and_then(|ahead| ahead.1.record))
     }
 
     /// Whether the open round, or the next one, has its record.
     pub(super) fn is_recorded(&self, is_next: bool) -> bool {
-        if is_next { self.ahead.as_ref().is_some_and(|ahead| ahead.record.is_some()) } else { self.record.is_some() }
+        match &self.ahead {
+            Some(ahead) if is_next => ahead.1.record.is_some(),
+            _ => !is_next && self.merged.record.is_some(),
+        }
     }
 
-    /// Notes the record of the open round, or of the next one.
-    pub(super) fn set_record(&mut self, is_next: bool, position: u64) {
+    /// Notes the record of the open round, or of the next one, and passes on each gradient that has waited for it.
+    pub(super) fn set_record(&mut self, is_next: bool, position: u64, recorded: impl FnMut(&mut Contribution)) {
+        let (contributions, merged) = self.part_mut(is_next);
+        merged.record = Some(position);
+        contributions.as_mut_slice().iter_mut().filter(|one| one.is_unlogged()).for_each(recorded);
+    }
+
+    /// The contributions of the open round, or of the next one.
+    pub(super) fn part(&self, is_next: bool) -> &[Contribution] {
+        if is_next { self.all_ahead() } else { self.contributions() }
+    }
+
+    fn part_mut(&mut self, is_next: bool) -> (&mut PieceList<Contribution>, &mut Merged) {
         match &mut self.ahead {
-            Some(ahead) if is_next => ahead.record = Some(position),
-            _ => self.record = Some(position),
+            Some(ahead) if is_next => (&mut ahead.0, &mut ahead.1),
+            _ => (&mut self.contributions, &mut self.merged),
         }
+    }
+
+    /// Whether the record of the open round, or of the next one, has the merged gradient: the journal lacks one of
+    /// those that it counts.
+    pub(super) fn is_recorded_whole(&self, is_next: bool, is_bucket: bool) -> bool {
+        let part = self.part(is_next);
+        part.iter().any(Contribution::is_unlogged) && !is_passed(part, is_bucket)
+    }
+
+    /// Merges the gradients of the open round, or of the next one, into memory of this process.
+    pub(super) fn merge(
+        &mut self,
+        is_next: bool,
+        kernels: &mut dyn Kernels,
+        pool: &mut Pool,
+        (element_type, bytes): (ElementType, u32),
+    ) -> Result<(), Failure> {
+        let (contributions, merged) = self.part_mut(is_next);
+        if let ([lone], None) = (contributions.as_mut_slice(), &merged.sum)
+            && lone.element_type == element_type
+        {
+            return lone.copy_out(pool);
+        }
+        fold_before(contributions, merged, kernels, pool, (element_type, bytes), None)
+    }
+
+    /// The merged gradient of the open round, or of the next one.
+    pub(super) fn merged(&self, is_next: bool, bytes: u32) -> &[u8] {
+        let merged = if is_next { self.ahead.as_ref().map(|ahead| &ahead.1) } else { Some(&self.merged) };
+        let sum = merged.and_then(|merged| merged.sum.as_ref());
+        let lone = || self.part(is_next).first().and_then(|one| one.gradient.as_ref());
+        let lease = sum.or_else(lone).expect("the gradients are merged");
+        &lease.bytes()[..bytes as usize]
     }
 
     /// Whether every awaited trainer has contributed.
@@ -158,10 +210,7 @@ impl OpenRound {
 
     /// Whether the round ends without an update: no trainer has a gradient, or one has declared it void.
     pub(super) fn is_passed(&self, is_bucket: bool) -> bool {
-        let all = self.contributions();
-        // Without rows for a bucket, a trainer may have some for others: that gradient is zeros.
-        let has_none = |one: &Contribution| if is_bucket { one.sending.is_pass } else { one.bytes == 0 };
-        all.iter().all(has_none) || all.iter().any(|one| one.sending.is_void)
+        is_passed(self.contributions(), is_bucket)
     }
 
     /// The mean of the learning rates sent with the contributions, summed in trainer order.
@@ -198,7 +247,7 @@ impl OpenRound {
     #[inline]
     pub(super) fn gradients(&self, element_type: ElementType, bytes: u32) -> Gradients<'_> {
         let mut all = Gradients::new();
-        if let Some(lease) = &self.sum {
+        if let Some(lease) = &self.merged.sum {
             all.push(Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
         }
         for gradient in self.contributions().iter().filter_map(Contribution::gradient) {
@@ -214,7 +263,7 @@ impl OpenRound {
 
     /// Takes the only contribution's gradient if it equals the sum: same type, and a lease that is ours to write.
     pub(super) fn take_only(&mut self, element_type: ElementType) -> Option<Lease> {
-        let is_only = self.contributors() == 1 && self.sum.is_none();
+        let is_only = self.contributors() == 1 && self.merged.sum.is_none();
         let only =
             self.contributions.as_mut_slice().first_mut().filter(|one| is_only && one.element_type == element_type)?;
         only.gradient.take_if(|lease| !lease.is_foreign())
@@ -237,7 +286,8 @@ impl OpenRound {
         let loose = self.contributions().iter().filter(|one| one.gradient.is_some() && ready(&one.trainer)).count();
         if loose >= FOLD_AT {
             // Without a lease for the sum the gradients stay apart, which costs memory only.
-            let _ = self.fold_before(kernels, pool, element_type, bytes, open);
+            let (contributions, merged) = self.part_mut(false);
+            let _ = fold_before(contributions, merged, kernels, pool, (element_type, bytes), open);
         }
     }
 
@@ -250,41 +300,18 @@ impl OpenRound {
         element_type: ElementType,
         bytes: u32,
     ) -> Result<(), Failure> {
-        if let ([lone], None) = (self.contributions(), &self.sum)
+        if let ([lone], None) = (self.contributions(), &self.merged.sum)
             && lone.gradient().is_some_and(|gradient| gradient.element_type == element_type)
         {
             return Ok(());
         }
-        self.fold_before(kernels, pool, element_type, bytes, None)
-    }
-
-    fn fold_before(
-        &mut self,
-        kernels: &mut dyn Kernels,
-        pool: &mut Pool,
-        element_type: ElementType,
-        bytes: u32,
-        end: Option<TrainerId>,
-    ) -> Result<(), Failure> {
-        let before = |one: &&Contribution| end.is_none_or(|end| one.trainer < end);
-        if self.sum.is_some() && self.contributions().iter().filter(before).all(|one| one.gradient.is_none()) {
-            return Ok(());
-        }
-        let mut fresh = pool.take(bytes)?;
-        let earlier = self.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
-        let loose = self.contributions().iter().filter(before).filter_map(Contribution::gradient);
-        let gradients: Vec<Gradient<'_>> = earlier.chain(loose).collect();
-        kernels.sum(element_type, &mut fresh.bytes_mut()[..bytes as usize], &gradients);
-        self.sum = Some(fresh);
-        for one in self.contributions.as_mut_slice().iter_mut().filter(|one| end.is_none_or(|end| one.trainer < end)) {
-            one.gradient = None;
-        }
-        Ok(())
+        let (contributions, merged) = self.part_mut(false);
+        fold_before(contributions, merged, kernels, pool, (element_type, bytes), None)
     }
 
     /// Takes the gradients out for a device, in summation order; the contributions' records stay.
     pub(super) fn take_gradients(&mut self, element_type: ElementType, bytes: u32) -> Vec<GradientLease> {
-        let sum = self.sum.take().map(|lease| GradientLease { lease, bytes, element_type });
+        let sum = self.merged.sum.take().map(|lease| GradientLease { lease, bytes, element_type });
         let loose = self.contributions.as_mut_slice().iter_mut().filter_map(|one| {
             Some(GradientLease { lease: one.gradient.take()?, bytes: one.bytes, element_type: one.element_type })
         });
@@ -315,16 +342,46 @@ impl OpenRound {
             one.gradient.take_if(|_| sum.is_some());
             self.contributions.put(one);
         }
-        self.sum = sum;
+        self.merged.sum = sum;
         Ok(())
     }
 
-    /// Ends the round.
+    /// Ends the round. What is merged of the next one, and its record, become the open round's.
     pub(super) fn close(&mut self) {
-        self.sum = None;
+        self.merged = self.ahead.as_mut().map(|ahead| std::mem::take(&mut ahead.1)).unwrap_or_default();
         self.contributions.clear();
-        self.record = self.ahead.as_mut().and_then(|ahead| ahead.record.take());
     }
+}
+
+/// Sums the contributions of the trainers before `end`, or of all.
+fn fold_before(
+    contributions: &mut PieceList<Contribution>,
+    merged: &mut Merged,
+    kernels: &mut dyn Kernels,
+    pool: &mut Pool,
+    (element_type, bytes): (ElementType, u32),
+    end: Option<TrainerId>,
+) -> Result<(), Failure> {
+    let is_before = |one: &&Contribution| end.is_none_or(|end| one.trainer < end);
+    let before = contributions.as_slice().iter().filter(is_before);
+    if merged.sum.is_some() && before.clone().all(|one| one.gradient.is_none()) {
+        return Ok(());
+    }
+    let mut fresh = pool.take(bytes)?;
+    let earlier = merged.sum.iter().map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
+    let gradients: Vec<Gradient<'_>> = earlier.chain(before.filter_map(Contribution::gradient)).collect();
+    kernels.sum(element_type, &mut fresh.bytes_mut()[..bytes as usize], &gradients);
+    merged.sum = Some(fresh);
+    let before = contributions.as_mut_slice().iter_mut().filter(|one| end.is_none_or(|end| one.trainer < end));
+    before.for_each(|one| one.gradient = None);
+    Ok(())
+}
+
+/// Whether a round of these contributions ends without an update.
+fn is_passed(all: &[Contribution], is_bucket: bool) -> bool {
+    // Without rows for a bucket, a trainer may have some for others: that gradient is zeros.
+    let has_none = |one: &Contribution| if is_bucket { one.sending.is_pass } else { one.bytes == 0 };
+    all.iter().all(has_none) || all.iter().any(|one| one.sending.is_void)
 }
 
 /// The mean of finite numbers, added in order; none of none.

@@ -501,7 +501,7 @@ impl Shard {
         let is_newer = self.trainers.incarnation(who.trainer) < who.incarnation
             || (self.trainers.incarnation(who.trainer) == who.incarnation && self.trainers.run_of(who) < run);
         if who.trainer.0 < TRAINERS_MAX && is_newer {
-            self.journal.append(hello, &[])?;
+            self.journal.append(hello, std::iter::empty())?;
         }
         Ok(())
     }

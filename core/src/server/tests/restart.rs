@@ -132,6 +132,34 @@ struct Course {
 /// No fault.
 const SOUND: Fault = Fault::Refuses(u64::MAX);
 
+/// A frame without a known answer.
+#[derive(Clone)]
+struct Unanswered {
+    trainer: u32,
+    parcel: Parcel,
+    /// Its chunks whose answers are known.
+    answered: BTreeSet<ChunkId>,
+}
+
+impl Unanswered {
+    /// Notes an answer to the frame.
+    fn note(&mut self, answer: &Frame) {
+        let (asked, answered) = (&self.parcel.frame.head, &answer.head);
+        if (asked.request, asked.trainer) == (answered.request, answered.trainer) {
+            self.answered.extend(answer.entries.iter().map(|entry| entry.id));
+            if answer.entries.is_empty() {
+                self.answered.extend(self.parcel.frame.entries.iter().map(|entry| entry.id));
+            }
+        }
+    }
+
+    fn is_answered(&self) -> bool {
+        let entries = &self.parcel.frame.entries;
+        // A frame without a chunk is a leave, which is answered at once.
+        entries.is_empty() || entries.iter().all(|entry| self.answered.contains(&entry.id))
+    }
+}
+
 /// Two shards that get the same frames: one in peace, one that is killed again and again.
 struct Pair {
     course: Course,
@@ -140,8 +168,8 @@ struct Pair {
     trouble: Stage,
     storage: InMemory,
     number: u64,
-    /// Frames sent to the shard in trouble without a known answer, in order.
-    unanswered: Vec<(u32, Parcel)>,
+    /// Frames sent to the shard in trouble without a known answer to each of their chunks, in order.
+    unanswered: Vec<Unanswered>,
     /// The round that each trainer pushes next for each chunk.
     rounds: Vec<Vec<u64>>,
     is_away: Vec<bool>,
@@ -358,6 +386,12 @@ impl Pair {
     /// A trainer leaves, or a new life of it begins.
     fn change(&mut self, trainer: u32) {
         let at = trainer as usize;
+        // A life whose values are still to come would be repeated, and a shard that was restarted has nothing of it.
+        let awaits_value =
+            |one: &Unanswered| one.trainer == trainer && one.parcel.frame.head.flags.contains(Flags::WANT_VALUE);
+        if self.unanswered.iter().any(awaits_value) {
+            return;
+        }
         let others = self.is_away.iter().enumerate().filter(|(other, away)| *other != at && !**away).count();
         if !self.is_away[at] && others > 0 && self.prng.below(2) == 0 && self.rest[at].is_none() {
             let head = self.peace.call(Kind::Leave, trainer);
@@ -367,7 +401,7 @@ impl Pair {
         }
         self.is_away[at] = false;
         self.rest[at] = None;
-        self.unanswered.retain(|(other, _)| *other != trainer);
+        self.unanswered.retain(|one| one.trainer != trainer);
         let incarnation = Incarnation(self.peace.actors[&trainer].incarnation.0 + 1);
         self.peace.connect(trainer, incarnation);
         self.trouble.connect(trainer, incarnation);
@@ -381,7 +415,7 @@ impl Pair {
         self.peace.deliver(trainer, &parcel);
         self.history.extend(states(&self.peace));
         let is_refused = !self.peace.errors().is_empty();
-        self.unanswered.push((trainer, parcel.clone()));
+        self.unanswered.push(Unanswered { trainer, parcel: parcel.clone(), answered: BTreeSet::new() });
         if self.prng.below(100) < self.course.kills {
             // The frame is lost on the way, or begins to land, when the shard is killed.
             if self.prng.below(2) == 0 && !parcel.body.is_empty() {
@@ -398,7 +432,7 @@ impl Pair {
             // which came before, are not repeated either: the trainer's next call may be ahead of them by now.
             assert_eq!(self.peace.errors(), self.trouble.errors());
             let call = |head: &Head| (head.trainer, head.incarnation, head.sequence);
-            self.unanswered.retain(|(_, one)| call(&one.frame.head) != call(&parcel.frame.head));
+            self.unanswered.retain(|one| call(&one.parcel.frame.head) != call(&parcel.frame.head));
             self.trouble.answers.clear();
         }
     }
@@ -424,15 +458,11 @@ impl Pair {
                 self.trouble.answers.push(answer);
                 continue;
             }
-            for (_, one) in &mut self.unanswered {
-                let (asked, answered) = (&one.frame.head, &answer.frame.head);
-                if (asked.request, asked.trainer) == (answered.request, answered.trainer) && self.prng.below(4) > 0 {
-                    one.frame.head.flags = Flags::default();
-                    one.frame.head.request = Ticket(0);
-                }
+            if self.prng.below(4) > 0 {
+                self.unanswered.iter_mut().for_each(|one| one.note(&answer.frame));
             }
         }
-        self.unanswered.retain(|(_, one)| one.frame.head.request != Ticket(0));
+        self.unanswered.retain(|one| !one.is_answered());
     }
 
     fn save_a_little(&mut self) {
@@ -481,8 +511,8 @@ impl Pair {
             self.trouble.connect(trainer, actor.incarnation);
         }
         self.trouble.answers.clear();
-        for (trainer, parcel) in self.unanswered.clone() {
-            self.deliver(trainer, &parcel);
+        for one in self.unanswered.clone() {
+            self.deliver(one.trainer, &one.parcel);
         }
     }
 }
