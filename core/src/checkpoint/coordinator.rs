@@ -72,7 +72,7 @@ impl CoordinatorState {
         let directory = server_directory(0);
         let names = storage.list(&directory)?;
         if names.iter().any(|name| name == FORMAT_1) {
-            return Err(of_format_1(&join(&directory, FORMAT_1), "a coordinator's file"));
+            return Err(of_format_1(&join(&directory, FORMAT_1), "a coordinator's file", 2));
         }
         let Some(name) = names.iter().filter_map(|name| Revision::parse(name)).max() else { return Ok(None) };
         let path = join(&directory, &name.to_string());

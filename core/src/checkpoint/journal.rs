@@ -27,8 +27,11 @@ use crate::limits::JOURNAL_RECORD_BYTES_MAX;
 pub use replay::{Dropped, Missing, RecordVisitor, ReplayOptions, Replayed, replay};
 
 const PREFIX: &str = "journal-";
-/// The first bytes of a segment.
-const MAGIC: [u8; 8] = *b"PSJOURN2";
+/// The first bytes of a segment, with the format's digit at the end.
+const MAGIC: [u8; 8] = *b"PSJOURN3";
+const FORMAT: u32 = 3;
+/// The same of the format in which each accepted frame was a record.
+const MAGIC_OF_FRAMES: [u8; 8] = *b"PSJOURN2";
 const SEGMENT_HEADER: usize = 64;
 const SEGMENT_HEADER_BYTES: u64 = SEGMENT_HEADER as u64;
 /// The first bytes of a record, which a reader searches for behind damage.
@@ -283,7 +286,7 @@ impl SegmentName {
 pub(super) fn segments(storage: &dyn Storage, directory: &str) -> Result<Vec<SegmentName>, Failure> {
     let names = storage.list(directory)?;
     if let Some(name) = names.iter().find(|name| is_numbered_as_format_1(name.strip_prefix(PREFIX))) {
-        return Err(of_format_1(&join(directory, name), "a journal"));
+        return Err(of_format_1(&join(directory, name), "a journal", FORMAT));
     }
     let mut found: Vec<SegmentName> = names.iter().filter_map(|name| SegmentName::parse(name)).collect();
     found.sort_unstable();
@@ -313,6 +316,11 @@ impl SegmentHeader {
         let sum = checksum(&bytes[..60]);
         bytes[60..].copy_from_slice(&sum.to_le_bytes());
         bytes
+    }
+
+    /// Whether these are the first bytes of a segment of the format before.
+    fn is_of_frames(bytes: &[u8; SEGMENT_HEADER]) -> bool {
+        bytes.starts_with(&MAGIC_OF_FRAMES) && bytes[60..] == checksum(&bytes[..60]).to_le_bytes()
     }
 
     /// Reads the output of [`SegmentHeader::encode`], for the file of this name; none for anything else.

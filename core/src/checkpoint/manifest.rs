@@ -4,12 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::owner::{OwnerNumber, ShardIdentity, is_numbered_as_format_1, of_format_1};
+use super::owner::{OwnerNumber, ShardIdentity, earlier_format, is_numbered_as_format_1, of_format_1};
 use super::storage::{CHECKPOINT_PREFIX as PREFIX, Storage, join};
 use crate::error::Failure;
 
 /// Format version of checkpoints. A change that an older program would misread increments it.
-pub(super) const FORMAT: u32 = 2;
+pub(super) const FORMAT: u32 = 3;
 
 /// Bound of a manifest's length, far above any: a part of a checkpoint takes about 150 bytes.
 const MANIFEST_BYTES_MAX: u64 = 16 * 1024 * 1024;
@@ -145,7 +145,7 @@ pub(super) fn names(storage: &dyn Storage, directory: &str) -> Result<Vec<Checkp
     let is_old =
         |name: &&String| is_numbered_as_format_1(name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX)));
     if let Some(name) = listed.iter().find(is_old) {
-        return Err(of_format_1(&join(directory, name), "a checkpoint"));
+        return Err(of_format_1(&join(directory, name), "a checkpoint", FORMAT));
     }
     let mut names: Vec<CheckpointName> =
         listed.iter().filter_map(|file| name_of(file).filter(|name| *file == manifest_name(*name))).collect();
@@ -171,6 +171,9 @@ pub(super) fn newer_file(storage: &dyn Storage, directory: &str) -> Option<Strin
 }
 
 fn of_format(format: u32) -> String {
+    if (1..FORMAT).contains(&format) {
+        return format!("is {}", earlier_format(format, FORMAT));
+    }
     format!("is of format {format}; this program reads format {FORMAT}")
 }
 

@@ -238,12 +238,21 @@ pub fn check_directory(storage: &dyn Storage, server: u16) -> Result<(), Failure
     }
 }
 
+/// The last revision that wrote files of each format before this program's, from format 1 on.
+const LAST_REVISIONS: [&str; 2] = ["b033444", "ca6eb58"];
+
+/// The refusal of a file of an earlier format, in words.
+pub(super) fn earlier_format(format: u32, ours: u32) -> String {
+    let revision = LAST_REVISIONS[format as usize - 1];
+    format!(
+        "of format {format}, which servers up to revision {revision} wrote, and this program reads format {ours}: let \
+         that revision save the model, and begin a new job with it in another directory"
+    )
+}
+
 /// The refusal of a file of the format before owners.
-pub(super) fn of_format_1(path: &str, what: &str) -> Failure {
-    Failure::Node(format!(
-        "{path:?} is {what} of format 1, which servers up to revision b033444 wrote, and this program reads format 2: \
-         let that revision save the model, and begin a new job with it in another directory"
-    ))
+pub(super) fn of_format_1(path: &str, what: &str, ours: u32) -> Failure {
+    Failure::Node(format!("{path:?} is {what} {}", earlier_format(1, ours)))
 }
 
 /// Whether this is how the format before owners numbered its files: by twenty digits.

@@ -9,10 +9,10 @@ use std::fmt;
 
 use super::mark;
 use super::{
-    RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader, SegmentName, segments,
+    FORMAT, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader, SegmentName, segments,
 };
 use crate::checkpoint::cursor::FileCursor;
-use crate::checkpoint::owner::{OwnerNumber, ShardIdentity};
+use crate::checkpoint::owner::{OwnerNumber, ShardIdentity, earlier_format};
 use crate::checkpoint::storage::{Storage, join};
 use crate::checksum::checksum;
 use crate::error::Failure;
@@ -237,7 +237,11 @@ impl LiveSegment {
         let header = if source.remaining() < SEGMENT_HEADER_BYTES {
             None
         } else {
-            SegmentHeader::decode(&source.array()?, name)
+            let header = source.array()?;
+            if SegmentHeader::is_of_frames(&header) {
+                return Err(Failure::Node(format!("{path:?} is a journal {}", earlier_format(2, FORMAT))));
+            }
+            SegmentHeader::decode(&header, name)
         };
         if let (Some(header), Some(identity)) = (&header, reading.identity) {
             header.identity.check(identity, &path)?;

@@ -90,14 +90,14 @@ fn starts(storage: &InMemory) -> Vec<u64> {
 fn the_bytes_of_a_journal_do_not_change() {
     // The checksums were computed by another program, from docs/CHECKPOINT.md.
     let storage = small();
-    let first: &[u8] = b"PSJOURN2\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
-        \0\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\x01\0\x02\0\0\0\0\0\xe5\x7f\xdc,\
+    let first: &[u8] = b"PSJOURN3\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
+        \0\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\x01\0\x02\0\0\0\0\0\x8f\x8c\xd1\xe5\
         PSRC\x02\0\0\0\0\0\0\0\0\0\0\x006)\xa2\xe2\x9c,\xbf\x9c\
         ab\
         PSRC\x03\0\0\0\x01\0\0\0\0\0\0\0`\xdbJ6\xde\xf1\xd6(\
         cde";
-    let second: &[u8] = b"PSJOURN2\x01\0\0\0\0\0\0\x005\0\0\0\0\0\0\x005\0\0\0\0\0\0\0\
-        \x02\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\x01\0\x02\0\0\0\0\0\x0dw\x90\x09\
+    let second: &[u8] = b"PSJOURN3\x01\0\0\0\0\0\0\x005\0\0\0\0\0\0\x005\0\0\0\0\0\0\0\
+        \x02\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\x01\0\x02\0\0\0\0\0g\x84\x9d\xc0\
         PSRC\x01\0\0\0\x02\0\0\0\0\0\0\0\xdb'\x1a\x15W\xd9\x01\x0f\
         f";
     let mark: &[u8] = b"PSACKED1N\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\xa4\x07\xeb\xe4\0\0\0\0";
@@ -110,6 +110,18 @@ fn the_bytes_of_a_journal_do_not_change() {
     assert_eq!(get(&storage, &segment(0)).escape_ascii().to_string(), first.escape_ascii().to_string());
     assert_eq!(get(&storage, &segment(53)).escape_ascii().to_string(), second.escape_ascii().to_string());
     assert_eq!(get(&storage, MARK).escape_ascii().to_string(), mark.escape_ascii().to_string());
+}
+
+#[test]
+fn a_journal_of_frames_is_refused_with_the_last_revision_that_wrote_one() {
+    let storage = small();
+    let mut bytes = get(&storage, &segment(0));
+    bytes[7] = b'2';
+    // With the checksum of the format before, as above.
+    bytes[60..64].copy_from_slice(b"\xe5\x7f\xdc,");
+    put(&storage, &segment(0), &bytes);
+    let text = read(&storage, 0).unwrap_err().to_string();
+    assert!(text.contains("is a journal of format 2, which servers up to revision ca6eb58 wrote"), "{text}");
 }
 
 #[test]

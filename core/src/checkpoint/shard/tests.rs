@@ -278,17 +278,27 @@ fn a_checkpoint_of_the_format_before_owners_is_refused_by_name() {
 fn a_newer_format_is_refused_by_number() {
     let storage = written(&[1]);
     let text = String::from_utf8(get(&storage, &path(&manifest_name(named(1))))).unwrap();
-    let newer = text.replace("\"format\": 2", "\"format\": 3, \"more\": []");
+    let newer = text.replace("\"format\": 3", "\"format\": 4, \"more\": []");
     put(&storage, &path(&manifest_name(named(1))), newer.as_bytes());
     let text = load(&storage).unwrap_err().to_string();
-    assert!(text.contains("is of format 3; this program reads format 2"), "{text}");
+    assert!(text.contains("is of format 4; this program reads format 3"), "{text}");
+}
+
+#[test]
+fn an_earlier_format_is_refused_with_the_last_revision_that_wrote_it() {
+    let storage = written(&[1]);
+    let text = String::from_utf8(get(&storage, &path(&manifest_name(named(1))))).unwrap();
+    let earlier = text.replace("\"format\": 3", "\"format\": 2");
+    put(&storage, &path(&manifest_name(named(1))), earlier.as_bytes());
+    let text = load(&storage).unwrap_err().to_string();
+    assert!(text.contains("is of format 2, which servers up to revision ca6eb58 wrote"), "{text}");
 }
 
 #[test]
 fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
     // The digest was computed by another program, from docs/CHECKPOINT.md.
     let manifest = Manifest {
-        format: 2,
+        format: 3,
         name: named(7),
         of: IDENTITY,
         journal_from: 1234,
@@ -297,7 +307,7 @@ fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
     };
     let expected = r#"{
   "manifest": {
-    "format": 2,
+    "format": 3,
     "owner": 1,
     "number": 7,
     "of": {
@@ -317,7 +327,7 @@ fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
       }
     ]
   },
-  "blake3": "15743a9ea5d749a3ab92b533f68454367c0dd97741ad0d29800b67f9d8843cfa"
+  "blake3": "0926526da57861a136774b5a36c5259a7a9885bd8847dda7057eeecd05e30ce7"
 }
 "#;
     assert_eq!(String::from_utf8(manifest.encode()).unwrap(), expected);
@@ -513,8 +523,8 @@ fn files_of_a_newer_program_are_named_and_damaged_numbers_are_not_taken_for_them
     let manifest = path(&manifest_name(named(2)));
     let segment = format!("{SHARD}/journal-0000000001-00000000000000000000");
     for (file, ours, newer, field) in [
-        (&manifest, "\"format\": 2", "\"format\": 3", "\"journal_from\": "),
-        (&segment, "PSJOURN2", "PSJOURN3", "PSJOURN"),
+        (&manifest, "\"format\": 3", "\"format\": 4", "\"journal_from\": "),
+        (&segment, "PSJOURN3", "PSJOURN4", "PSJOURN"),
     ] {
         let storage = written(&[1, 2]);
         journal(&storage).append(&[b"one"]).unwrap();
@@ -537,7 +547,7 @@ fn files_of_a_newer_program_are_named_and_damaged_numbers_are_not_taken_for_them
             let at = find(bytes, field) + field.len() + 2;
             bytes[at] ^= 1;
         });
-        let named = newer.contains(file.rsplit('/').next().unwrap()) && newer.contains("is of format 3; this program");
+        let named = newer.contains(file.rsplit('/').next().unwrap()) && newer.contains("is of format 4; this program");
         assert!(newer.starts_with("newer format: ") && named, "{newer}");
     }
 }
