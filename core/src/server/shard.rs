@@ -198,13 +198,16 @@ impl Shard {
         }
     }
 
-    /// Ends expired waits. Call when [`Shard::deadline`] has passed.
+    /// Ends expired waits, and tries records again that the disk did not take. Call when [`Shard::deadline`] has passed.
     pub fn expire(&mut self, now: Now, out: &mut Vec<ServerOutput>) {
         self.log_waits(now);
         let limit = self.options.round_timeout;
         self.turn(now, out, |serving, cx| {
             serving.expire(cx, limit);
             serving.expire_lost(cx);
+            if serving.is_record_due(cx.now) {
+                serving.record_again(cx);
+            }
         });
     }
 
@@ -240,11 +243,6 @@ impl Shard {
     }
 
     fn attend_device(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
-        if let Phase::Serving(serving) = &self.phase
-            && serving.is_record_due(now)
-        {
-            self.turn(now, out, |serving, cx| serving.record_again(cx));
-        }
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;
         if let Phase::Serving(serving) = &mut self.phase

@@ -15,6 +15,7 @@ mod one_by_one;
 mod presence;
 mod queues;
 mod receives;
+mod records;
 mod restart;
 mod rounds;
 mod rows;

@@ -1,0 +1,186 @@
+//! Records of decided rounds: what they have of a round, and what waits for them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::script::Script;
+use super::stage::{Plan, Stage, id};
+use crate::checkpoint::Storage;
+use crate::checkpoint::storage::InMemory;
+use crate::config::{Merge, Mode};
+use crate::dtype::ElementType::Float32;
+use crate::memory::shared::{GiveBack, ReadOnly};
+use crate::memory::{Arena, Budget, Lease};
+use crate::port::{Event, Incoming, ReceiveBuffers};
+use crate::wire::{Entry, Frame, Head, Kind};
+
+const SGD: &str = "optimizer: SGD";
+const BYTES: u32 = 4096;
+
+fn plan(mode: Mode, trainers: u32) -> Plan {
+    Plan::new(mode, Merge::Sum, trainers).with("w", Float32, u64::from(BYTES / 4), SGD)
+}
+
+/// A shard with a journal.
+fn kept(plan: Plan, disk: &Arc<dyn Storage>) -> Script {
+    let mut stage = Stage::empty(plan);
+    stage.restore(disk, false);
+    stage.initialise();
+    Script::new(stage)
+}
+
+struct Nobody;
+
+impl GiveBack for Nobody {
+    fn give_back(&self, _: u32, _: u32) {}
+
+    fn is_kept(&self) -> bool {
+        true
+    }
+}
+
+/// Memory that a trainer lends.
+struct Lent {
+    lease: Lease,
+    memory: Arc<ReadOnly>,
+}
+
+impl Lent {
+    fn new() -> Self {
+        let mut budget = Budget::new();
+        budget.line("test", BYTES, 1);
+        let lease = Arena::shared(&budget).expect("this system shares memory").take(BYTES).expect("there is one");
+        let place = lease.shared().expect("the arena is shared");
+        let descriptor = place.file.descriptor().try_clone_to_owned().expect("descriptors are left");
+        let memory = Arc::new(ReadOnly::open(&descriptor).expect("it is sealed"));
+        Self { lease, memory }
+    }
+
+    fn fill(&mut self, number: f32) {
+        self.lease.bytes_mut().as_chunks_mut().0.iter_mut().for_each(|element| *element = number.to_le_bytes());
+    }
+
+    /// The memory as a server reads it.
+    fn view(&self) -> Incoming {
+        let offset = self.lease.shared().expect("the arena is shared").offset;
+        let lease = Lease::view(&self.memory, offset, BYTES, Arc::new(Nobody), 0).expect("it is inside");
+        Incoming::Chunk { lease, bytes: BYTES }
+    }
+}
+
+/// Sends a frame whose payload lies in its trainer's memory.
+fn deliver(stage: &mut Stage, frame: Frame, lent: &Lent) {
+    let peer = stage.actors[&frame.head.trainer.0].peer;
+    let body = ReceiveBuffers::from_iter([lent.view()]);
+    stage.event(Event::Received { peer, frame, body });
+}
+
+fn push(stage: &mut Stage, trainer: u32, round: u64, lent: &Lent, wants_value: bool) {
+    let parcel = stage.push(trainer, vec![(id(0, 0), round, vec![0; BYTES as usize])], wants_value);
+    deliver(stage, parcel.frame, lent);
+}
+
+fn restarted(plan: Plan, disk: &InMemory) -> Stage {
+    let disk: Arc<dyn Storage> = Arc::new(disk.copy());
+    let mut stage = Stage::empty(plan);
+    stage.restore(&disk, false);
+    stage
+}
+
+#[test]
+fn what_a_trainer_writes_into_lent_memory_later_is_in_neither_the_value_nor_the_journal() {
+    for (mode, trainers, wants_value) in
+        [(Mode::Sync, 1, true), (Mode::Sync, 2, true), (Mode::Sync, 2, false), (Mode::Async, 1, true)]
+    {
+        let (memory, plan) = (InMemory::new(), plan(mode, trainers));
+        let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+        let mut stage = kept(plan.clone(), &disk).stage;
+        let mut lent: Vec<Lent> = (0..trainers).map(|_| Lent::new()).collect();
+        lent.iter_mut().for_each(|one| one.fill(1.0));
+        for trainer in 0..trainers {
+            push(&mut stage, trainer, 1, &lent[trainer as usize], wants_value);
+        }
+        // Also a value that is set.
+        lent[0].fill(5.0);
+        let head: Head = stage.call(Kind::Set, 0);
+        let entry = Entry { bytes: BYTES, ..Entry::bare(id(0, 0), Default::default(), Float32) };
+        let before = stage.contents();
+        deliver(&mut stage, Frame { entries: [entry].into_iter().collect(), ..Frame::bare(head) }, &lent[0]);
+        lent.iter_mut().for_each(|one| one.fill(9.0));
+        assert_eq!(stage.errors(), Vec::<String>::new());
+        let value = |contents: &super::stage::Contents| contents[0].2[..4].to_vec();
+        let sum = i16::try_from(trainers).expect("few");
+        assert_eq!(value(&before), (-f32::from(sum)).to_le_bytes(), "{mode:?}");
+        assert_eq!(value(&stage.contents()), 5.0_f32.to_le_bytes(), "{mode:?}");
+        assert_eq!(restarted(plan, &memory).contents(), stage.contents(), "{mode:?}");
+    }
+}
+
+#[test]
+fn a_round_of_pushes_that_ask_for_the_value_is_one_gradient_in_the_journal() {
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let mut script = kept(plan(Mode::Sync, 3), &disk);
+    let position = |script: &Script| script.stage.shard.journal_position();
+    let before = position(&script);
+    script.run("push+ 0 1 w=1 ->\n push+ 1 1 w=2 ->");
+    assert_eq!(position(&script), before, "nobody has an answer");
+    script.run("push+ 2 1 w=3 -> *");
+    let one = u64::from(BYTES)..u64::from(BYTES) + 512;
+    assert!(one.contains(&(position(&script) - before)), "{}", position(&script) - before);
+    // Pushes that are acknowledged alone are records of their own, but for the last one, which comes with the sum.
+    let before = position(&script);
+    script.run("push 0 2 w=1 -> 0 done w@2\n push 1 2 w=2 -> 1 done w@2\n push 2 2 w=3 -> 2 done w@2");
+    let three = 3 * one.start..3 * one.end;
+    assert!(three.contains(&(position(&script) - before)), "{}", position(&script) - before);
+    // A restart has the rounds, and nothing of an open one whose trainers wait.
+    script.run("push+ 0 3 w=4 ->\n show w -> w@2=-12");
+    let mut again = Script::new(restarted(plan(Mode::Sync, 3), &memory));
+    again.run("show w -> w@2=-12");
+    for trainer in 0..3 {
+        again.stage.connect(trainer, script.stage.actors[&trainer].incarnation);
+        again.stage.actors.get_mut(&trainer).expect("it is connected").sequence = 10;
+    }
+    again.run("push 1 3 w=1 -> 1 done w@3\n push 2 3 w=1 -> 2 done w@3\n show w -> w@2=-12");
+    again.run("push+ 0 3 w=4 -> 0 value w@3=-18");
+}
+
+/// A record has the sum in the parameter's type, whatever the types of gradients.
+#[test]
+fn gradients_of_half_precision_are_summed_in_the_record_as_in_the_update() {
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 4, "sgd { momentum: 0.5 }");
+    let mut script = kept(plan.clone(), &disk);
+    script.run("push+ 0 1 w=1,2,-0,3b ->\n push+ 1 1 w=0.5,0.25,-0,1 -> *\n push+ 0 2 w=1b ->\n push+ 1 2 w=-3b -> *");
+    assert_eq!(restarted(plan, &memory).contents(), script.stage.contents());
+}
+
+#[test]
+fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_frames() {
+    let memory = InMemory::new();
+    memory.set_room(1 << 30);
+    let storage: Arc<dyn Storage> = Arc::new(memory.clone());
+    let plan = plan(Mode::Sync, 2);
+    let mut script = kept(plan.clone(), &storage);
+    script.run("push+ 0 1 w=1 -> ");
+    script.stage.shard.keep_free(1 << 30);
+    script.run(
+        "push+ 1 1 w=2 ->
+         set 0 w=7 -> 0 error Busy: the journal cannot be written: rounds that were decided before wait for their record
+         leave 0 -> 0 error Busy: *wait for their record
+         ask 0 -> 0 *waits for the disk, which does not take its record
+         show w -> w@0=0",
+    );
+    assert_eq!(restarted(plan.clone(), &memory).contents(), script.stage.contents(), "nothing of it is there");
+    script.stage.shard.keep_free(0);
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        script.stage.wait(Duration::from_millis(10));
+        script.stage.turn();
+        told.extend(script.stage.answers.iter().map(|one| one.frame.head.kind));
+    }
+    assert!(told.contains(&Kind::Value), "{told:?}");
+    script.run("show w -> w@1=-3");
+    assert_eq!(restarted(plan, &memory).contents(), script.stage.contents());
+}
