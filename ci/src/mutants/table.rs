@@ -26,7 +26,6 @@ const DEPARTURES: &str = "core/src/server/departures.rs";
 const ADMISSION: &str = "core/src/server/admission.rs";
 const SERVER_FLOW: &str = "core/src/server/flow.rs";
 const SERVER_REPLAY: &str = "core/src/server/replay.rs";
-const TOTALS: &str = "core/src/server/totals.rs";
 const JOURNAL: &str = "core/src/checkpoint/journal.rs";
 const LOAD: &str = "core/src/checkpoint/load.rs";
 const MARK: &str = "core/src/checkpoint/journal/mark.rs";
@@ -36,8 +35,10 @@ const OWNER: &str = "core/src/checkpoint/owner.rs";
 const PARTIAL: &str = "core/src/checkpoint/partial.rs";
 const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const PRESENCE: &str = "core/src/server/presence.rs";
-const ROUND: &str = "core/src/server/round.rs";
 const RECORD: &str = "core/src/server/record.rs";
+const ROUND: &str = "core/src/server/round.rs";
+const CONTEXT: &str = "core/src/server/context.rs";
+const DECIDED: &str = "core/src/server/decided.rs";
 const PULLS: &str = "core/src/server/pulls.rs";
 const SETS: &str = "core/src/server/sets.rs";
 const SHARD: &str = "core/src/server/shard.rs";
@@ -53,6 +54,8 @@ const LOST_HOST: &[&str] = &["server::tests::lost_host"];
 const NOT_FINITE: &[&str] = &["server::tests::nonfinite"];
 const JOURNALS: &[&str] = &["checkpoint::journal"];
 const OWNERS: &[&str] = &["checkpoint::owner"];
+const RECORDS: &[&str] = &["server::tests::records"];
+const RESTARTS: &[&str] = &["server::tests::restart"];
 const STATES: &[&str] = &["checkpoint::coordinator"];
 
 const fn mutant(
@@ -78,15 +81,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a frame that changes something is not journalled",
         RECORD,
-        "if is_mutating {\n            self.begin_run",
-        "if is_mutating && !MUTANT {\n            self.begin_run",
+        "if is_logged {\n            let appended",
+        "if is_logged && !MUTANT {\n            let appended",
         LOST_HOST,
     ),
     mutant(
         "a join is not journalled",
         SHARD,
-        "self.journal.append(hello, &[])?;",
-        "if !MUTANT { self.journal.append(hello, &[])?; }",
+        "self.journal.append(hello, std::iter::empty())?;",
+        "if !MUTANT { self.journal.append(hello, std::iter::empty())?; }",
         JOINS,
     ),
     mutant(
@@ -147,10 +150,80 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a journal record is of memory that its sender can write",
-        SHARD_JOURNAL,
-        "room = rest;\n                    copy",
-        "room = rest;\n                    if MUTANT { place.bytes() } else { &*copy }",
-        &["server::journal"],
+        RECORD,
+        "let is_all = is_logged && self.has_journal();",
+        "let is_all = is_logged && self.has_journal() && !MUTANT;",
+        RECORDS,
+    ),
+    mutant(
+        "a frame goes before a round that waits for its record",
+        RECORD,
+        "if is_mutating {\n            self.check_recorded",
+        "if is_mutating && !MUTANT {\n            self.check_recorded",
+        RECORDS,
+    ),
+    mutant(
+        "a push with which a trainer comes back is not journalled",
+        RECORD,
+        "&& !serving.is_rejoin(&frame.head)",
+        "&& (MUTANT || !serving.is_rejoin(&frame.head))",
+        RECORDS,
+    ),
+    mutant(
+        "a push is acknowledged before its round has its record",
+        CONTEXT,
+        "|| *position == UNLOGGED)",
+        "|| *position == UNLOGGED && !MUTANT)",
+        RECORDS,
+    ),
+    mutant(
+        "a round whose record the disk does not take is updated",
+        SERVER_FLOW,
+        "0 < chunk.decided && !chunk.round.is_recorded(false)",
+        "0 < chunk.decided && !MUTANT && !chunk.round.is_recorded(false)",
+        RECORDS,
+    ),
+    mutant(
+        "a record has no sum of gradients that the journal lacks",
+        SERVER_FLOW,
+        "entry.bytes = chunk.bytes;",
+        "entry.bytes = if MUTANT { 0 } else { chunk.bytes };",
+        RECORDS,
+    ),
+    mutant(
+        "a record does not say which trainers have no gradient",
+        DECIDED,
+        "filter(|(_, one)| one.bytes == 0)",
+        "filter(|(_, one)| one.bytes == 0 && !MUTANT)",
+        RECORDS,
+    ),
+    mutant(
+        "half a decision is applied",
+        SERVER_REPLAY,
+        "if message.continues {",
+        "if message.continues && !MUTANT {",
+        RECORDS,
+    ),
+    mutant(
+        "a replay decides rounds again",
+        SERVER_FLOW,
+        "if pace != AccumulatorPace::Rounds || cx.is_replay {",
+        "if pace != AccumulatorPace::Rounds || cx.is_replay && !MUTANT {",
+        RESTARTS,
+    ),
+    mutant(
+        "rounds that were complete at a kill are not decided",
+        SNAPSHOT,
+        "self.decide_complete();",
+        "if !MUTANT { self.decide_complete(); }",
+        RESTARTS,
+    ),
+    mutant(
+        "the journal is cut behind a round that is decided and not closed",
+        ROUND,
+        "positions.chain(self.records()).min()",
+        "positions.chain(self.records().filter(|_| !MUTANT)).min()",
+        &["server::tests::stalled::a_last_checkpoint"],
     ),
     mutant(
         "a duplicate push is applied again",
@@ -182,16 +255,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a round whose share is out takes another gradient",
-        TOTALS,
-        "self.table.chunks[*slot_index].sealed = 1)",
-        "self.table.chunks[*slot_index].sealed = u8::from(!MUTANT))",
+        ADMISSION,
+        "if 1 <= chunk.decided {",
+        "if 1 <= chunk.decided && !MUTANT {",
         &["server::tests::totals::the_share_is_of_the_round"],
     ),
     mutant(
         "a restart opens a round whose share is out",
         SERVER_REPLAY,
-        "if self.awaits_total(slot_index) {",
-        "if self.awaits_total(slot_index) && !MUTANT {",
+        "chunk.decided = 1;",
+        "chunk.decided = u8::from(!MUTANT);",
         &["server::tests::totals::a_restart_keeps_the_share"],
     ),
     mutant(
@@ -365,11 +438,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         LOST_HOST,
     ),
     mutant(
-        "complete rounds are not restored as such",
+        "decided rounds are not restored as such",
         SNAPSHOT,
-        "chunk.sealed = u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2);",
-        "chunk.sealed = if MUTANT { 0 } else { u8::try_from(marks.sealed).unwrap_or(u8::MAX).min(2) };",
-        &["server::tests::restart::rounds_survive_with_trainers"],
+        "decided: marks.decided",
+        "decided: if MUTANT { Vec::new() } else { marks.decided }",
+        &["server::tests::stalled::a_last_checkpoint"],
     ),
     mutant(
         "a checkpoint's file is not synced before its rename",

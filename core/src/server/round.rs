@@ -329,11 +329,13 @@ impl OpenRound {
     /// Names a trainer whose gradient neither the round nor the record has.
     pub(super) fn recall(&mut self, recorded: RecordedRound) -> Result<(), String> {
         let RecordedRound { entry, counted, sum } = recorded;
+        // A void round needs no gradient.
+        let is_void = counted.iter().any(|one| one.header.is_void);
         let mut found = std::mem::take(&mut self.contributions);
         for Counted { header, has_gradient } in counted {
             let trainer = header.head.trainer;
             let known = found.take(trainer).filter(|one| one.sending.call == header.call);
-            let is_known = known.is_some() || sum.is_some() || !has_gradient || header.is_void;
+            let is_known = known.is_some() || sum.is_some() || !has_gradient || is_void;
             if !is_known {
                 return Err(format!("the gradient of trainer {trainer} that it counts is missing"));
             }

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::script::Script;
-use super::stage::{Plan, Stage, id};
+use super::stage::{Parcel, Plan, Stage, id};
 use crate::checkpoint::Storage;
 use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
+use crate::ids::Incarnation;
+use crate::limits::FRAME_ENTRIES_MAX;
 use crate::memory::shared::{GiveBack, ReadOnly};
 use crate::memory::{Arena, Budget, Lease};
 use crate::port::{Event, Incoming, ReceiveBuffers};
@@ -183,4 +185,100 @@ fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_fram
     assert!(told.contains(&Kind::Value), "{told:?}");
     script.run("show w -> w@1=-3");
     assert_eq!(restarted(plan, &memory).contents(), script.stage.contents());
+}
+
+#[test]
+fn a_push_without_a_value_is_acknowledged_once_its_round_has_its_record() {
+    let memory = InMemory::new();
+    memory.set_room(1 << 30);
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let mut script = kept(plan(Mode::Sync, 1), &disk);
+    script.run("push 0 1 w=1 -> 0 done w@1");
+    script.stage.shard.keep_free(1 << 30);
+    script.run("push 0 2 w=1 ->\n again 0 -> 0 error Busy: *wait for their record\n show w -> w@1=-1");
+    script.stage.shard.keep_free(0);
+    script.run("wait 10 -> 0 done w@2\n show w -> w@2=-2");
+    assert_eq!(restarted(plan(Mode::Sync, 1), &memory).contents(), script.stage.contents());
+}
+
+#[test]
+fn rounds_without_gradients_and_void_ones_are_the_same_after_a_restart() {
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2, "sgd { momentum: 0.5 }");
+    let mut script = kept(plan.clone(), &disk);
+    script.run(
+        "push+ 0 1 w=1 ->
+         push+ 1 1 w=none -> *
+         push+ 0 2 w=none ->
+         push+ 1 2 w=none -> *
+         void 0 3 w=none -> *
+         push+ 1 3 w=4 -> *
+         push+*0.5 0 4 w=2 ->
+         push+*0.25 1 4 w=8 -> *",
+    );
+    let again = restarted(plan, &memory);
+    assert_eq!(again.contents(), script.stage.contents());
+    assert_eq!(again.contents()[0].1.0, 4);
+}
+
+#[test]
+fn who_came_back_with_a_push_that_waits_is_waited_for_after_a_restart() {
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let mut script = kept(plan(Mode::Sync, 2), &disk);
+    script.run("leave 1 -> 1 done\n reborn 1\n push+ 1 1 w=1 ->");
+    let mut again = restarted(plan(Mode::Sync, 2), &memory);
+    for (trainer, actor) in script.stage.actors.clone() {
+        again.connect(trainer, actor.incarnation);
+    }
+    again.answers.clear();
+    Script::new(again).run("push 0 1 w=1 -> *\n show w -> w@1=-2");
+}
+
+/// More chunks than a record has entries are decided by several records, of which the last one counts.
+#[test]
+fn a_decision_of_several_records_is_whole_or_not_there() {
+    let chunks = u64::from(FRAME_ENTRIES_MAX) + 1;
+    let rule = "sgd { momentum: 0.5 } clip_norm: 1";
+    let plan = Plan::new(Mode::Sync, Merge::Mean, 1).with("g", Float32, chunks * u64::from(BYTES / 4), rule);
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let mut stage = Stage::empty(plan.clone());
+    stage.restore(&disk, false);
+    stage.connect(0, Incarnation(1));
+    for part in [0..chunks - 1, chunks - 1..chunks] {
+        let parcel = stage.init(0, Some(&part.collect::<Vec<u64>>()));
+        stage.deliver(0, &parcel);
+    }
+    let finish = stage.finish(chunks);
+    stage.deliver(0, &finish);
+    let gradient = 0.5_f32.to_le_bytes().repeat(BYTES as usize / 4);
+    let first = (0..chunks - 1).map(|chunk| (id(0, chunk), 1, gradient.clone())).collect();
+    let first = stage.push(0, first, true);
+    let last = Parcel::new(first.frame.head, vec![(id(0, chunks - 1), 1, Float32, gradient)]);
+    let before = stage.contents();
+    stage.deliver(0, &first);
+    let begun = memory.copy();
+    stage.deliver(0, &last);
+    assert_eq!(stage.errors(), Vec::<String>::new());
+    let contents = stage.contents();
+    assert!(contents != before && restarted(plan.clone(), &memory).contents() == contents);
+    assert!(restarted(plan.clone(), &begun).contents() == before, "the push is not in the journal yet");
+    // The journal without its last record.
+    let name = "server-0/shard-0/journal-0000000001-00000000000000000000";
+    let mut reader = disk.open(name).expect("it is there");
+    let mut bytes = vec![0; usize::try_from(reader.len()).expect("it fits memory") - 1];
+    reader.read_at(0, &mut bytes).expect("it is as long");
+    disk.remove(name).expect("it is there");
+    disk.create(name).and_then(|mut writer| writer.write(&[&bytes])).expect("there is room");
+    assert!(restarted(plan, &memory).contents() == before, "half a decision is none");
+}
+
+#[test]
+fn a_record_is_no_frame_of_a_connection() {
+    let mut script = Script::new(Stage::serving(plan(Mode::Sync, 1)));
+    let head = script.stage.head(Kind::Rounds, 0);
+    script.stage.deliver(0, &Parcel { frame: Frame::bare(head), body: Vec::new() });
+    assert_eq!(script.stage.errors(), ["a shard has no answer to a frame of kind Rounds"]);
 }
