@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use tempfile::TempDir;
 
 use crate::baseline::shm;
 use crate::baseline::{BaselinePlan, Region, Shape};
@@ -34,6 +35,8 @@ pub(crate) struct Team {
     empty: ProcessUsage,
     /// Memory that its members share lives as long as the team.
     _regions: Vec<(Region, String)>,
+    /// The folder of its servers' checkpoints and journals, if they keep some.
+    _folder: Option<TempDir>,
 }
 
 /// The servers of a team of ours.
@@ -77,12 +80,28 @@ pub(crate) struct RoundPace {
     pub(crate) spoil: bool,
 }
 
+/// The job with a folder of its own for the servers' files, within the one that the setting names: two teams run at a
+/// time, and each size is another job.
+fn with_own_folder(job: &BenchJob) -> Result<(BenchJob, Option<TempDir>)> {
+    let (mut job, mut own) = (job.clone(), None);
+    for setting in &mut job.serve {
+        if let Some(folder) = setting.strip_prefix("checkpoint_dir=") {
+            let made = tempfile::tempdir_in(folder).with_context(|| format!("checkpoint_dir={folder}"))?;
+            *setting = format!("checkpoint_dir={}", made.path().display());
+            own = Some(made);
+        }
+    }
+    Ok((job, own))
+}
+
 impl Team {
     /// The parameter server.
     pub(crate) fn ours(job: &BenchJob, with: TeamServers<'_>) -> Result<Self> {
         if job.transport == TransportName::Loopback {
             return Self::within(job);
         }
+        let (job, folder) = with_own_folder(job)?;
+        let job = &job;
         let mut servers = Vec::new();
         let (mut first, hosts) = match with {
             TeamServers::Own => (None, None),
@@ -110,11 +129,14 @@ impl Team {
         let trainers = start_trainers(job, &regions, "child-trainer", &more, hosts)?;
         let name = job.team();
         let spins = job.poll == Poll::Busy;
-        Ok(Self { name, servers, trainers, spins, place, chunk_bytes: job.chunk_bytes, empty, _regions: regions })
+        let chunk_bytes = job.chunk_bytes;
+        Ok(Self { name, servers, trainers, spins, place, chunk_bytes, empty, _regions: regions, _folder: folder })
     }
 
     /// The parameter server in one process: servers and trainers are threads of it, and it answers as one trainer.
     fn within(job: &BenchJob) -> Result<Self> {
+        let (job, folder) = with_own_folder(job)?;
+        let job = &job;
         let regions = barrier(job)?;
         let mut arguments = vec!["child-within".to_owned(), "--job".to_owned(), serde_json::to_string(job)?];
         arguments.extend(regions.iter().flat_map(|(_, path)| ["--barrier".to_owned(), path.clone()]));
@@ -129,6 +151,7 @@ impl Team {
             chunk_bytes: job.chunk_bytes,
             empty: ProcessUsage::default(),
             _regions: regions,
+            _folder: folder,
         })
     }
 
@@ -156,7 +179,8 @@ impl Team {
         shared.extend(barrier);
         let (name, spins) = (shape.name().to_owned(), job.poll == Poll::Busy);
         let (place, chunk_bytes) = (plan.address, plan.chunk_bytes);
-        Ok(Self { name, servers: vec![server], trainers, spins, place, chunk_bytes, empty, _regions: shared })
+        let servers = vec![server];
+        Ok(Self { name, servers, trainers, spins, place, chunk_bytes, empty, _regions: shared, _folder: None })
     }
 
     /// The baseline server of a path with the chunk that suits it best. One at a time is tried, so that memory is

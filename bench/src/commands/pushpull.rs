@@ -77,7 +77,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", requires = "connect")]
     pub(crate) token_file: Option<String>,
     /// One more setting of `pserver serve`, such as `nonfinite=accept`, or `encrypt=tcp`, which trainers then have too;
-    /// may be given several times.
+    /// may be given several times. With `checkpoint_dir` the servers of each size, and those beside them, have a folder
+    /// of their own there, which goes with them.
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub(crate) serve: Vec<String>,
     /// Beside it, instead of the baseline server, servers of ours with this setting too; may be given several times.
