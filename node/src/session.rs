@@ -38,6 +38,11 @@ pub(super) trait NodeSession: Send + 'static {
     /// Does due work; true when more work is ready at once.
     fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure>;
 
+    /// Keeps what the turn has decided. A failure keeps the turn's outputs back.
+    fn commit(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// When [`NodeSession::work`] is due.
     fn deadline(&self) -> Option<Now>;
 
@@ -212,6 +217,7 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
             self.last_event = now;
         }
         self.is_busy |= self.session.work(now, &mut self.out)?;
+        self.session.commit()?;
         self.carry_out()?;
         if self.control.stop.load(Ordering::Acquire) {
             let since = *self.asked_to_stop.get_or_insert(now);

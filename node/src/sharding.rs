@@ -323,6 +323,10 @@ impl NodeSession for ShardNode {
         Ok(is_busy)
     }
 
+    fn commit(&mut self) -> Result<(), Failure> {
+        self.shard.commit()
+    }
+
     fn deadline(&self) -> Option<Now> {
         let disk = self.disk.as_ref().and_then(|disk| match disk.finishing {
             // While a checkpoint is finished by its thread, no other is due.

@@ -473,10 +473,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
         LOST_HOST,
     ),
     mutant(
-        "an append is not synced",
+        "a commit does not sync what came before a failed append",
         JOURNAL,
-        "if self.sync {\n            writer.sync()?;",
-        "if self.sync && !MUTANT {\n            writer.sync()?;",
+        "None => self.folder.storage.sync(&self.path),",
+        "None => if MUTANT { Ok(()) } else { self.folder.storage.sync(&self.path) },",
+        JOURNALS,
+    ),
+    mutant(
+        "a commit does not sync",
+        JOURNAL,
+        "_ if !self.sync => Ok(()),",
+        "_ if !self.sync || MUTANT => Ok(()),",
         LOST_HOST,
     ),
     mutant(
@@ -622,8 +629,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a record is acknowledged without a look at the owner",
         JOURNAL,
-        "self.folder.owner.check()?;\n        self.mark.write(next)",
-        "if !MUTANT { self.folder.owner.check()?; }\n        self.mark.write(next)",
+        "synced.and_then(|()| self.folder.owner.check())",
+        "synced.and_then(|()| if MUTANT { Ok(()) } else { self.folder.owner.check() })",
         JOURNALS,
     ),
     mutant(

@@ -1,11 +1,11 @@
-//! Write-ahead journal of a shard: every accepted frame, in order, before it is applied.
+//! Write-ahead journal of a shard: records in order, each before what it holds is applied.
 //!
 //! A record's position counts the bytes of all records before it, over all segments; no position is ever used twice. A
 //! segment's name has the owner that writes it and the position of its first record. A segment ends at the position
 //! where the next one begins: bytes beyond were left by a failed write or a replaced owner, and were never
 //! acknowledged. So a journal never appends to a file that an earlier owner wrote, and never truncates one.
 //!
-//! Beside the segments lies the *mark*: the end of the acknowledged journal. It is overwritten after each append, and
+//! Beside the segments lies the *mark*: the end of the acknowledged journal. It is overwritten with each commit, and
 //! distinguishes a complete journal from one that lost its tail.
 //!
 //! Not here: reading it back (`replay`).
@@ -50,6 +50,10 @@ pub struct Journal {
     first: First,
     /// None after a failed append: nothing may be added to the file then.
     segment: Option<Segment>,
+    /// The file of the last appended record.
+    path: String,
+    /// Whether records were appended since the last commit.
+    is_ahead: bool,
     mark: MarkWriter,
     room: JournalRoom,
 }
@@ -73,6 +77,7 @@ struct First {
 
 struct Segment {
     start: u64,
+    name: String,
     writer: Box<dyn StorageWriter>,
 }
 
@@ -90,12 +95,13 @@ impl Journal {
         let folder = folder.clone();
         let room = JournalRoom { kept: RESERVE_BYTES, ..JournalRoom::default() };
         let (position, records) = (start.position, start.records);
-        Ok(Self { folder, sync, position, records, first, segment: Some(segment), mark, room })
+        let (path, is_ahead) = (String::new(), false);
+        Ok(Self { folder, sync, position, records, first, segment: Some(segment), path, is_ahead, mark, room })
     }
 
-    /// Appends a record of all the parts, in one write, and returns its position. The record may be acknowledged: this
-    /// process still owned the directory after it was written. After a failure the journal is unchanged: the record is
-    /// not in it, and the next append may succeed.
+    /// Appends a record of all the parts, in one write, and returns its position. It may be acknowledged after the next
+    /// [`commit`](Self::commit). After a failure the journal is unchanged: the record is not in it, and the next append
+    /// may succeed.
     ///
     /// # Errors
     /// [`Failure::Node`] when the owner was replaced: nothing may be written any more. Else the storage's error.
@@ -114,25 +120,49 @@ impl Journal {
         let header = RecordHeader { length, payload, ordinal: self.records };
         let header = header.encode(self.folder.owner.number(), self.position);
         let record: Vec<&[u8]> = [&header[..]].into_iter().chain(parts.iter().copied()).collect();
-        let next = JournalMark { position: self.position + RECORD_HEADER_BYTES + bytes, records: self.records + 1 };
-        if let Err(failure) = self.write(&record, next) {
+        let segment = self.segment.as_mut().expect("a segment has begun");
+        if let Err(failure) = segment.writer.write(&record) {
             self.segment = None;
             return Err(failure);
         }
+        if self.sync && !self.path.ends_with(&segment.name) {
+            self.path = self.folder.path(&segment.name);
+        }
         let position = self.position;
-        (self.position, self.records) = (next.position, next.records);
+        self.position += RECORD_HEADER_BYTES + bytes;
+        self.records += 1;
+        self.is_ahead = true;
         Ok(position)
     }
 
-    /// Writes a record, and then the mark that allows its acknowledgement.
-    fn write(&mut self, record: &[&[u8]], next: JournalMark) -> Result<(), Failure> {
-        let writer = &mut self.segment.as_mut().expect("a segment has begun").writer;
-        writer.write(record)?;
-        if self.sync {
-            writer.sync()?;
+    /// Allows the acknowledgement of every record that was appended: this process still owned the directory after they
+    /// were written, and with `sync` they survive the loss of the host. One commit serves all records of a turn.
+    ///
+    /// # Errors
+    /// [`Failure::Node`]: nothing that was appended since the last commit may be acknowledged, and nothing after it.
+    pub fn commit(&mut self) -> Result<(), Failure> {
+        if !self.is_ahead {
+            return Ok(());
         }
-        self.folder.owner.check()?;
-        self.mark.write(next)
+        let synced = match &mut self.segment {
+            _ if !self.sync => Ok(()),
+            Some(segment) => segment.writer.sync(),
+            // After a failed append, or rotation.
+            None => self.folder.storage.sync(&self.path),
+        };
+        let refused = |failure: Failure| match failure {
+            replaced @ Failure::Node(_) => replaced,
+            failure => {
+                Failure::Node(format!("the journal cannot be kept, so nothing of it is acknowledged: {failure}"))
+            }
+        };
+        synced.and_then(|()| self.folder.owner.check()).map_err(refused)?;
+        self.is_ahead = false;
+        if let Err(failure) = self.mark.write(JournalMark { position: self.position, records: self.records }) {
+            // The mark is not synced either: without it a loss at the journal's end is not detected.
+            tracing::warn!("{}: the journal's mark cannot be written: {failure}", self.folder.directory);
+        }
+        Ok(())
     }
 
     /// Leaves so many bytes of this shard's part of the disk free: an append that needs them is refused.
@@ -226,7 +256,7 @@ fn begin_segment(folder: &Folder, sync: bool, first: First, start: JournalMark) 
         writer.sync()?;
         folder.storage.sync_directory(&folder.directory)?;
     }
-    Ok(Segment { start: first.start, writer })
+    Ok(Segment { start: first.start, name: name.to_string(), writer })
 }
 
 /// Syncs every record at or after `position` that was written so far, so that it survives the loss of the host.

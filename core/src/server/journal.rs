@@ -45,6 +45,11 @@ impl ShardJournal {
         })
     }
 
+    /// Allows the acknowledgement of every record that was appended.
+    pub(super) fn commit(&mut self) -> Result<(), Failure> {
+        self.open.as_mut().map_or(Ok(()), Journal::commit)
+    }
+
     /// The failure of a shard whose files another process owns.
     pub(super) fn check_owned(&self) -> Result<(), Failure> {
         self.replaced.as_ref().map_or(Ok(()), |replaced| Err(replaced.clone()))

@@ -242,6 +242,15 @@ impl Shard {
         Ok(is_any)
     }
 
+    /// Commits the records of a turn. Call it before the answers of the turn leave.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when the disk does not keep them or another process owns the shard's files: no answer of the
+    /// turn may leave.
+    pub fn commit(&mut self) -> Result<(), Failure> {
+        self.journal.commit()
+    }
+
     fn attend_device(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
         let Some(device) = &mut self.device else { return Ok(self.retry(now, out)) };
         device.check_kept()?;

@@ -108,6 +108,7 @@ fn append(storage: &InMemory, count: u8) -> Result<Folder, Failure> {
     let mut journal = Journal::begin(&folder, false, &found, 0)?;
     for number in 0..count {
         journal.append(&[&[number; 20], &[0; 30]])?;
+        journal.commit()?;
         if number % 4 == 3 {
             journal.rotate()?;
         }
@@ -147,6 +148,7 @@ pub(crate) fn journal(bytes: &[u8]) -> bool {
     }
     let Ok(mut journal) = Journal::begin(&folder, false, &found, 0) else { return strict.is_ok() };
     let position = journal.append(&[b"behind"]).expect("the storage is well");
+    journal.commit().expect("the storage is well");
     let (found, after) = records(&folder, false).expect("what an owner began is whole");
     assert_eq!(after[..before.len()], before, "what was found stays");
     assert_eq!(after[before.len()..], [(position, b"behind".to_vec())], "and what was written comes next");

@@ -70,10 +70,10 @@ fn payloads(storage: &InMemory, from: u64) -> Vec<Vec<u8>> {
 fn small() -> InMemory {
     let storage = empty();
     let mut journal = first(Arc::new(storage.clone()), false).unwrap();
-    assert_eq!(journal.append(&[b"a", b"", b"b"]).unwrap(), 0);
-    assert_eq!(journal.append(&[b"cde"]).unwrap(), 26);
+    assert_eq!(journal.keep(&[b"a", b"", b"b"]).unwrap(), 0);
+    assert_eq!(journal.keep(&[b"cde"]).unwrap(), 26);
     journal.rotate().unwrap();
-    assert_eq!(journal.append(&[b"f"]).unwrap(), 53);
+    assert_eq!(journal.keep(&[b"f"]).unwrap(), 53);
     assert_eq!(journal.position(), 78);
     storage
 }
@@ -158,7 +158,7 @@ fn a_tail_torn_at_any_byte_is_counted_where_it_was_acknowledged_and_the_journal_
         assert_eq!(replayed.torn.is_some(), length != 64, "cut to {length}");
         assert_eq!(replayed.missing, Some(Missing { records: 1, bytes: 25 }), "cut to {length}");
         let mut journal = restart(&storage, false);
-        assert_eq!(journal.append(&[b"g"]).unwrap(), 78, "a position that was given is not given again");
+        assert_eq!(journal.keep(&[b"g"]).unwrap(), 78, "a position that was given is not given again");
         assert_eq!(payloads(&storage, 0), [&b"ab"[..], b"cde", b"g"], "cut to {length}");
         assert_eq!(read(&storage, 0).unwrap().1.warnings(), Vec::<String>::new(), "it is said once");
     }
@@ -175,7 +175,7 @@ fn remains_of_a_write_that_was_not_acknowledged_are_torn_and_nothing_is_missing(
     assert_eq!((replayed.torn.is_some(), replayed.missing.clone(), replayed.end), (true, None, 78));
     let text = replayed.warnings().concat();
     assert!(text.contains("has 28 bytes at offset 89 of which a record is cut off"), "{text}");
-    restart(&storage, false).append(&[b"g"]).unwrap();
+    restart(&storage, false).keep(&[b"g"]).unwrap();
     let (records, replayed) = read(&storage, 0).unwrap();
     assert_eq!(records[3], (78, b"g".to_vec()));
     assert_eq!(replayed.warnings(), Vec::<String>::new());
@@ -215,10 +215,10 @@ fn damage_with_whole_records_behind_it_stops_the_start_unless_that_is_accepted_b
         let storage = empty();
         let mut journal = first(Arc::new(storage.clone()), true).unwrap();
         for payload in [&b"one"[..], b"two", b"three", b"four"] {
-            journal.append(&[payload]).unwrap();
+            journal.keep(&[payload]).unwrap();
         }
         journal.rotate().unwrap();
-        journal.append(&[b"five"]).unwrap();
+        journal.keep(&[b"five"]).unwrap();
         let mut bytes = get(&storage, &segment(0));
         bytes[flipped] ^= 1;
         put(&storage, &segment(0), &bytes);
@@ -234,7 +234,7 @@ fn damage_with_whole_records_behind_it_stops_the_start_unless_that_is_accepted_b
         let text = found.warnings().concat();
         assert!(text.contains("drops 3 whole records (13 bytes)") && text.contains(&segment(0)), "{text}");
         let mut journal = Journal::begin(&folder, true, &found, 0).unwrap();
-        assert_eq!(journal.append(&[b"six"]).unwrap(), 139, "no position is given twice");
+        assert_eq!(journal.keep(&[b"six"]).unwrap(), 139, "no position is given twice");
         let (records, replayed) = read(&storage, 0).unwrap();
         assert_eq!(records, [(0, b"one".to_vec()), (139, b"six".to_vec())], "what was dropped stays dropped");
         assert_eq!(replayed.warnings(), Vec::<String>::new());
@@ -293,7 +293,7 @@ fn zeros_after_the_last_record_are_not_records() {
 #[test]
 fn a_missing_segment_is_refused() {
     let storage = small();
-    restart(&storage, false).append(&[b"g"]).unwrap();
+    restart(&storage, false).keep(&[b"g"]).unwrap();
     storage.remove(&segment(53)).unwrap();
     assert!(read(&storage, 0).unwrap_err().to_string().contains("ends before the next one begins"));
     storage.remove(&segment(0)).unwrap();
@@ -321,7 +321,7 @@ fn a_journal_that_was_lost_with_the_host_begins_anew_where_the_checkpoint_ends()
     let (records, replayed) = read(&storage, 500).unwrap();
     assert_eq!((records.len(), replayed.warnings()), (0, Vec::new()), "the checkpoint contains all of it");
     let mut journal = Journal::begin(&folder, false, &replayed, 500).unwrap();
-    assert_eq!(journal.append(&[b"later"]).unwrap(), 500);
+    assert_eq!(journal.keep(&[b"later"]).unwrap(), 500);
     assert_eq!(payloads(&storage, 500), [b"later"]);
 }
 
@@ -330,14 +330,14 @@ fn a_replaced_owner_gets_no_record_in_and_what_it_wrote_is_void() {
     let storage = small();
     let found = read(&storage, 0).unwrap().1;
     let mut old = Journal::begin(&folder(Arc::new(storage.clone())), false, &found, 0).unwrap();
-    old.append(&[b"acknowledged"]).unwrap();
+    old.keep(&[b"acknowledged"]).unwrap();
     let mut new = restart(&storage, false);
     for _ in 0..3 {
-        assert!(matches!(old.append(&[b"late"]), Err(Failure::Node(_))));
+        assert!(matches!(old.keep(&[b"late"]), Err(Failure::Node(_))));
     }
     assert!(matches!(old.rotate(), Err(Failure::Node(_))));
     assert!(matches!(old.retain_from(u64::MAX), Err(Failure::Node(_))));
-    new.append(&[b"new"]).unwrap();
+    new.keep(&[b"new"]).unwrap();
     let after = restart(&storage, false);
     assert_eq!(payloads(&storage, 0), [&b"ab"[..], b"cde", b"f", b"acknowledged", b"new"]);
     drop(after);
@@ -357,10 +357,10 @@ fn a_record_is_acknowledged_by_one_owner_or_void_in_every_order_of_two() {
         let _ = DirectoryOwner::claim(Arc::clone(&dying), &record).and_then(|owner| {
             let folder = Folder::new(Arc::clone(&dying), IDENTITY, owner);
             let found = replay(&reading(&*dying, 0), &mut |_, _| Ok(()))?;
-            Journal::begin(&folder, false, &found, 0)?.append(&[b"new"])
+            Journal::begin(&folder, false, &found, 0)?.keep(&[b"new"])
         });
         let mut acknowledged = vec![b"ab".to_vec(), b"cde".to_vec(), b"f".to_vec()];
-        let is_acknowledged = old.append(&[b"old"]).is_ok();
+        let is_acknowledged = old.keep(&[b"old"]).is_ok();
         acknowledged.extend(is_acknowledged.then(|| b"old".to_vec()));
         restart(&storage, false);
         let found = payloads(&storage, 0);
@@ -376,7 +376,7 @@ fn segments_are_removed_once_nothing_in_them_is_needed() {
         journal.retain_from(position).unwrap();
         assert_eq!(starts(&storage).len(), left, "retained from {position}");
     }
-    journal.append(&[b"g"]).unwrap();
+    journal.keep(&[b"g"]).unwrap();
     assert_eq!(payloads(&storage, 78), [b"g"]);
 }
 
@@ -386,7 +386,7 @@ fn a_rotation_of_an_empty_segment_changes_nothing() {
     let mut journal = first(Arc::new(storage.clone()), false).unwrap();
     journal.rotate().unwrap();
     journal.rotate().unwrap();
-    journal.append(&[b"a"]).unwrap();
+    journal.keep(&[b"a"]).unwrap();
     assert_eq!(starts(&storage), [0]);
     assert_eq!(payloads(&storage, 0), [b"a"]);
 }
@@ -396,20 +396,28 @@ fn a_record_that_is_too_long_is_refused_and_the_longest_is_kept() {
     let storage = empty();
     let mut journal = first(Arc::new(storage.clone()), false).unwrap();
     let mut payload = vec![7; JOURNAL_RECORD_BYTES_MAX as usize];
-    journal.append(&[&payload]).unwrap();
+    journal.keep(&[&payload]).unwrap();
     assert_eq!(payloads(&storage, 0), [payload.clone()]);
     payload.push(7);
-    assert!(journal.append(&[&payload]).unwrap_err().to_string().contains("at most 67174400"));
+    assert!(journal.keep(&[&payload]).unwrap_err().to_string().contains("at most 67174400"));
     let header = get(&storage, &segment(0))[..64].to_vec();
     let huge = RecordHeader { length: u32::MAX, payload: 0, ordinal: 0 }.encode(OwnerNumber(1), 0);
     put(&storage, &segment(0), &[&header[..], &huge].concat());
     assert!(read(&storage, 0).unwrap().1.torn.is_some(), "a length is bounded before it is believed");
 }
 
-/// Appends twenty records with a rotation and a removal now and then, going on after every failure; returns those
-/// that were acknowledged.
-fn work(storage: Arc<dyn Storage>, sync: bool) -> Vec<Vec<u8>> {
-    let mut acknowledged = Vec::new();
+impl Journal {
+    /// Appends a record and commits it, as a turn with one record does.
+    pub(in crate::checkpoint) fn keep(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
+        let position = self.append(parts)?;
+        self.commit().map(|()| position)
+    }
+}
+
+/// Appends twenty records with a rotation now and then, and commits them by so many; goes on after every failure but
+/// that of a commit. Returns those that were acknowledged.
+fn work(storage: Arc<dyn Storage>, sync: bool, each: u8) -> Vec<Vec<u8>> {
+    let (mut acknowledged, mut written) = (Vec::new(), Vec::new());
     let Ok(mut journal) = first(storage, sync) else {
         return acknowledged;
     };
@@ -419,21 +427,27 @@ fn work(storage: Arc<dyn Storage>, sync: bool) -> Vec<Vec<u8>> {
         }
         let payload = vec![number; usize::from(number)];
         if journal.append(&[&payload]).is_ok() {
-            acknowledged.push(payload);
+            written.push(payload);
+        }
+        if number % each == each - 1 {
+            if journal.commit().is_err() {
+                break;
+            }
+            acknowledged.append(&mut written);
         }
     }
     acknowledged
 }
 
-/// Every acknowledged record is replayed, in order; of the others at most the very last one.
-fn check_nothing_lost(storage: &InMemory, mut acknowledged: Vec<Vec<u8>>, context: &str) {
+/// Every acknowledged record is replayed, in order; of the others at most the last `each`.
+fn check_nothing_lost(storage: &InMemory, mut acknowledged: Vec<Vec<u8>>, each: u8, context: &str) {
     let (records, replayed) = read(storage, 0).unwrap();
     assert_eq!((&replayed.missing, &replayed.dropped), (&None, &None), "{context}");
     let mut found: Vec<Vec<u8>> = records.into_iter().map(|(_, payload)| payload).collect();
     let rest = found.split_off(acknowledged.len().min(found.len()));
-    assert!(rest.len() <= 1, "{context}");
+    assert!(rest.len() <= each.into(), "{context}");
     assert_eq!(found, acknowledged, "{context}");
-    restart(storage, false).append(&[b"after"]).unwrap();
+    restart(storage, false).keep(&[b"after"]).unwrap();
     acknowledged.extend(rest);
     acknowledged.push(b"after".to_vec());
     assert_eq!(payloads(storage, 0), acknowledged, "{context}, and after");
@@ -441,14 +455,14 @@ fn check_nothing_lost(storage: &InMemory, mut acknowledged: Vec<Vec<u8>>, contex
 
 #[test]
 fn no_failed_operation_loses_an_acknowledged_record() {
-    for sync in [false, true] {
+    for (sync, each) in [(false, 1), (true, 1), (false, 3), (true, 3)] {
         let count = Arc::new(Failing::new(Arc::new(empty()), StorageFault::None));
-        work(count.clone(), sync);
+        work(count.clone(), sync, each);
         for operation in 0..count.operations() {
             for fault in [StorageFault::Once { operation }, StorageFault::Crash { operation }] {
                 let storage = empty();
-                let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), sync);
-                check_nothing_lost(&storage, acknowledged, &format!("sync {sync}, {fault:?}"));
+                let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), sync, each);
+                check_nothing_lost(&storage, acknowledged, each, &format!("sync {sync}, each {each}, {fault:?}"));
             }
         }
     }
@@ -456,12 +470,13 @@ fn no_failed_operation_loses_an_acknowledged_record() {
 
 #[test]
 fn a_lost_host_loses_no_record_that_was_synced() {
-    for operation in 0..200 {
-        let storage = empty();
-        let fault = StorageFault::Crash { operation };
-        let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), true);
-        storage.crash();
-        check_nothing_lost(&storage, acknowledged, &format!("{fault:?}"));
+    for (operation, each) in (0..200).flat_map(|operation| [(operation, 1), (operation, 3)]) {
+        for fault in [StorageFault::Crash { operation }, StorageFault::Once { operation }] {
+            let storage = empty();
+            let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), fault)), true, each);
+            storage.crash();
+            check_nothing_lost(&storage, acknowledged, each, &format!("each {each}, {fault:?}"));
+        }
     }
 }
 
@@ -469,8 +484,9 @@ fn a_lost_host_loses_no_record_that_was_synced() {
 fn a_full_disk_refuses_records_and_keeps_those_before() {
     for bytes in 0..1000 {
         let storage = empty();
-        let acknowledged = work(Arc::new(Failing::new(Arc::new(storage.clone()), StorageFault::Full { bytes })), false);
-        check_nothing_lost(&storage, acknowledged, &format!("{bytes} bytes fit"));
+        let full = Failing::new(Arc::new(storage.clone()), StorageFault::Full { bytes });
+        let acknowledged = work(Arc::new(full), false, 1);
+        check_nothing_lost(&storage, acknowledged, 1, &format!("{bytes} bytes fit"));
     }
 }
 
@@ -497,12 +513,12 @@ fn an_append_leaves_the_bytes_free_that_are_kept() {
     };
     storage.set_room(used + 2 * (5000 + 100 + RECORD_HEADER_BYTES));
     journal.keep_free(5000);
-    journal.append(&[&[1; 100]]).unwrap();
-    let refused = journal.append(&[&[2; 100]]).unwrap_err().to_string();
+    journal.keep(&[&[1; 100]]).unwrap();
+    let refused = journal.keep(&[&[2; 100]]).unwrap_err().to_string();
     assert!(refused.contains("of which 5000 are kept for its next checkpoints"), "{refused}");
     assert!(journal.is_short());
     journal.keep_free(0);
-    journal.append(&[&[3; 100]]).unwrap();
+    journal.keep(&[&[3; 100]]).unwrap();
     assert!(!journal.is_short());
     assert_eq!(payloads(&storage, 0), [vec![1; 100], vec![3; 100]], "nothing is left of what was refused");
 }

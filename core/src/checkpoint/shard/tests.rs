@@ -150,7 +150,7 @@ fn a_real_disk_keeps_checkpoints_and_journal() {
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(root.path()).unwrap());
     put_first(&*storage);
     let mut journal = Journal::begin(&folder(storage.clone()), true, &Replayed::default(), 0).unwrap();
-    journal.append(&[b"a ", b"frame"]).unwrap();
+    journal.keep(&[b"a ", b"frame"]).unwrap();
     for number in 1..=3 {
         write_parts(storage.clone(), number, 400).unwrap();
     }
@@ -196,7 +196,7 @@ fn the_data_is_safetensors_with_the_names_of_the_chunks() {
 fn the_newest_two_are_kept_and_say_what_the_journal_must_keep() {
     let storage = written(&[]);
     assert_eq!(journal_needed_from(&storage, SHARD), Ok(None));
-    journal(&storage).append(&[b"x"]).unwrap();
+    journal(&storage).keep(&[b"x"]).unwrap();
     for (number, kept, needed) in [(1, vec![1], 100), (2, vec![1, 2], 100), (3, vec![2, 3], 200), (9, vec![3, 9], 300)]
     {
         write(&storage, number).unwrap();
@@ -497,8 +497,8 @@ fn a_checkpoint_can_be_finished_on_another_thread() {
 fn a_report_names_chunks_digests_and_journal() {
     let storage = written(&[1, 2]);
     let mut journal = journal(&storage);
-    journal.append(&[b"one"]).unwrap();
-    journal.append(&[b"two"]).unwrap();
+    journal.keep(&[b"one"]).unwrap();
+    journal.keep(&[b"two"]).unwrap();
     let report = inspect(&storage, SHARD).unwrap();
     assert!(report.is_sound());
     for line in [
@@ -527,7 +527,7 @@ fn files_of_a_newer_program_are_named_and_damaged_numbers_are_not_taken_for_them
         (&segment, "PSJOURN3", "PSJOURN4", "PSJOURN"),
     ] {
         let storage = written(&[1, 2]);
-        journal(&storage).append(&[b"one"]).unwrap();
+        journal(&storage).keep(&[b"one"]).unwrap();
         let sound = get(&storage, file);
         let with = |replace: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = sound.clone();
@@ -566,7 +566,7 @@ fn a_meter_counts_what_was_announced_and_the_bytes_of_headers_besides() {
     assert_eq!(expected, values);
     assert!(values < written && written <= on_disk, "{written} of {on_disk}");
     let mut journal = Journal::begin(&folder(Arc::clone(&metered)), false, &Replayed::default(), 100).unwrap();
-    journal.append(&[&[1; 100_000]]).unwrap();
+    journal.keep(&[&[1; 100_000]]).unwrap();
     assert_eq!(meter.counts().1, written, "the data path is not counted");
     let reading = Arc::new(WorkMeter::default());
     let metered = Metered::new(Arc::new(storage.clone()), Arc::clone(&reading));

@@ -402,6 +402,7 @@ impl Stage {
     pub(super) fn event(&mut self, event: Event) {
         let mut out = Vec::new();
         self.shard.handle(self.now, event, &mut out);
+        self.shard.commit().expect("the disk is well");
         self.outputs(out);
         if !self.is_late {
             self.finish_work();
@@ -419,6 +420,7 @@ impl Stage {
         }
         let mut out = Vec::new();
         let settled = self.shard.settle(self.now, Duration::from_millis(100), &mut out);
+        self.shard.commit().expect("the disk is well");
         self.outputs(out);
         settled
     }
@@ -437,6 +439,7 @@ impl Stage {
     pub(super) fn turn(&mut self) -> bool {
         let mut out = Vec::new();
         let is_busy = self.shard.attend(self.now, &mut out).expect("nothing is lost");
+        self.shard.commit().expect("the disk is well");
         self.outputs(out);
         is_busy
     }
@@ -475,6 +478,7 @@ impl Stage {
         if self.shard.deadline().is_some_and(|deadline| deadline <= self.now) {
             let mut out = Vec::new();
             self.shard.expire(self.now, &mut out);
+            self.shard.commit().expect("the disk is well");
             self.outputs(out);
         }
         assert!(self.shard.deadline().is_none_or(|deadline| self.now < deadline), "what is over was ended");
