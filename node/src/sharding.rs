@@ -164,7 +164,7 @@ impl DiskRoom {
     /// Estimates what the files of the shard take, at least what they took.
     fn measure(&mut self, shard: &mut Shard) {
         self.takes = self.takes.max(shard.checkpoint_bytes());
-        self.journal = journal_room(shard.status().bytes);
+        self.journal = journal_room(shard.value_bytes());
         shard.keep_free(self.kept());
     }
 

@@ -5,27 +5,47 @@ use super::chunk::Chunk;
 use super::initialisation::ChunkTable;
 use super::job::Job;
 use super::needs::Holdings;
+use super::serving::Serving;
 
 impl Holdings {
-    /// The holdings of a shard.
-    pub(super) fn of(table: &ChunkTable, job: &Job) -> Self {
-        Self::counted(table, job, Bucket::row_count)
+    /// The dense chunks of a shard.
+    pub(super) fn of_dense(table: &ChunkTable, job: &Job) -> Self {
+        let mut held = Self::new(job.trainers);
+        for chunk in table.chunks.iter().filter(|chunk| chunk.bucket().is_none()) {
+            held.add_chunks(chunk.bytes, state_count(table, job, chunk), 1);
+        }
+        held
+    }
+
+    /// The holdings of a shard with the rows that its tables were given.
+    pub(super) fn initial(table: &ChunkTable, job: &Job) -> Self {
+        let mut held = Self::of_dense(table, job);
+        held.add_buckets(table, job, Bucket::row_count);
+        held
     }
 
     /// The holdings of a shard when its tables have all declared rows.
     pub(super) fn declared(table: &ChunkTable, job: &Job) -> Self {
-        Self::counted(table, job, Bucket::declared_rows)
+        let mut held = Self::of_dense(table, job);
+        held.add_buckets(table, job, Bucket::declared_rows);
+        held
     }
 
-    fn counted(table: &ChunkTable, job: &Job, rows: fn(&Bucket) -> u64) -> Self {
-        let mut held = Self::new(job.trainers);
-        for chunk in &table.chunks {
-            let states = state_count(table, job, chunk);
-            match chunk.bucket() {
-                Some(bucket) => held.add_rows(bucket.row_bytes(), states, rows(bucket), 1),
-                None => held.add_chunks(chunk.bytes, states, 1),
+    fn add_buckets(&mut self, table: &ChunkTable, job: &Job, rows: fn(&Bucket) -> u64) {
+        for chunk in table.chunks.iter().filter(|_| table.has_rows) {
+            if let Some(bucket) = chunk.bucket() {
+                self.add_rows(bucket.row_bytes(), state_count(table, job, chunk), rows(bucket), 1);
             }
         }
+    }
+}
+
+impl Serving {
+    /// The shard's holdings. The disk's room is compared with them after each piece of journal, so that only tables,
+    /// which grow, are counted anew.
+    pub(super) fn holdings(&self) -> Holdings {
+        let mut held = self.dense.clone();
+        held.add_buckets(&self.table, &self.job, Bucket::row_count);
         held
     }
 }

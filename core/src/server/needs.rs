@@ -169,6 +169,12 @@ impl Holdings {
         dense.saturating_add(self.rows(ROW_RECORD_BYTES)).saturating_add(buckets)
     }
 
+    /// The bytes of values, rows among them.
+    pub(super) fn values(&self) -> u64 {
+        let rows = self.rows.iter().map(|(&(bytes, _), &count)| bytes.saturating_mul(count));
+        rows.fold(self.dense(|bytes, _| bytes), u64::saturating_add)
+    }
+
     /// A sum over dense chunks, of a function of a chunk's length and number of states.
     fn dense(&self, each: impl Fn(u64, u64) -> u64) -> u64 {
         let classes =

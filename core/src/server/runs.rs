@@ -6,7 +6,6 @@
 
 use super::compiled_flows::Flows;
 use super::job::Job;
-use super::needs::Holdings;
 use super::presence::TrainerLife;
 use super::reply::Refusal;
 use super::serving::Serving;
@@ -44,13 +43,14 @@ impl Shard {
         let flows = Flows::new(&job, &serving.table, self.options.compile)?;
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
         let before = serving.job.trainers;
-        let more = Holdings::of(&serving.table, &serving.job).growth(trainers.saturating_sub(before), receives);
+        let more = serving.dense.growth(trainers.saturating_sub(before), receives);
         let rows = row_bytes(&serving.table, trainers.max(before), receives);
         let arena = self.pool.extend(&more, rows)?;
         if let (Some(device), Some(arena)) = (&mut self.device, arena) {
             device.pin(arena)?;
         }
         tracing::info!("the job has {trainers} trainers from this run on; it had {before}");
+        serving.dense = std::mem::take(&mut serving.dense).with_trainers(trainers);
         (serving.job, serving.flows) = (job, flows);
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::compiled_flows::Flows;
 use super::contribution::PushHeaders;
 use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
+use super::needs::Holdings;
 use super::participants::Participants;
 use super::stalls::Stalls;
 use super::wait_index::WaitIndex;
@@ -38,6 +39,8 @@ pub(super) struct Serving {
     pub(super) behind: BTreeSet<(u64, usize)>,
     /// Cached coefficients of the previous update.
     pub(super) numbers: Numbers,
+    /// The sizes of dense chunks.
+    pub(super) dense: Holdings,
 }
 
 /// A pull of rows in progress. Where rows replay many missed updates it takes several turns, and returns the version at
@@ -62,6 +65,7 @@ impl Serving {
         };
         let behind = table.chunks.iter().enumerate().filter_map(open).collect();
         let participants = Participants::new(job.trainers);
+        let dense = Holdings::of_dense(&table, &job);
         Ok(Self {
             job,
             table,
@@ -75,6 +79,7 @@ impl Serving {
             rows_room: RowsWorkspace::default(),
             behind,
             numbers: Numbers::default(),
+            dense,
         })
     }
 

@@ -147,13 +147,19 @@ impl Shard {
     #[must_use]
     pub fn checkpoint_bytes(&self) -> u64 {
         let Phase::Serving(serving) = &self.phase else { return 0 };
-        Holdings::of(&serving.table, &serving.job).checkpoint()
+        serving.holdings().checkpoint()
+    }
+
+    /// The bytes of its values, rows among them.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        if let Phase::Serving(serving) = &self.phase { serving.holdings().values() } else { 0 }
     }
 
     /// Refuses parameters for which the disk has no room.
     pub(super) fn check_disk(&self, table: &ChunkTable, job: &Job) -> Result<(), Failure> {
         let Some(room) = self.folder.as_ref().and_then(Folder::room) else { return Ok(()) };
-        let Needs { checkpoint, journal, disk, .. } = Holdings::of(table, job).needs(self.has_journal());
+        let Needs { checkpoint, journal, disk, .. } = Holdings::initial(table, job).needs(self.has_journal());
         if disk <= room {
             return Ok(());
         }
