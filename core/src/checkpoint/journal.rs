@@ -106,13 +106,17 @@ impl Journal {
     /// # Errors
     /// [`Failure::Node`] when the owner was replaced: nothing may be written any more. Else the storage's error.
     pub fn append(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
-        let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        let length = u32::try_from(bytes).ok().filter(|length| *length <= JOURNAL_RECORD_BYTES_MAX);
-        let Some(length) = length else {
-            let most = JOURNAL_RECORD_BYTES_MAX;
-            return Err(Failure::Call(format!("a journal record of {bytes} bytes; at most {most} are allowed")));
-        };
+        let (bytes, _) = length_of(parts)?;
         self.take_room(RECORD_HEADER_BYTES + bytes)?;
+        self.append_reserved(parts)
+    }
+
+    /// As [`append`](Self::append), in the part of the disk that is left free for checkpoints.
+    ///
+    /// # Errors
+    /// As of [`append`](Self::append).
+    pub fn append_reserved(&mut self, parts: &[&[u8]]) -> Result<u64, Failure> {
+        let (bytes, length) = length_of(parts)?;
         if self.segment.is_none() {
             self.begin_segment()?;
         }
@@ -238,6 +242,18 @@ impl Journal {
         let start = JournalMark { position: self.position, records: self.records };
         self.segment = Some(begin_segment(&self.folder, self.sync, first, start)?);
         Ok(())
+    }
+}
+
+/// The length of a record of these parts.
+fn length_of(parts: &[&[u8]]) -> Result<(u64, u32), Failure> {
+    let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    match u32::try_from(bytes).ok().filter(|length| *length <= JOURNAL_RECORD_BYTES_MAX) {
+        Some(length) => Ok((bytes, length)),
+        None => {
+            let most = JOURNAL_RECORD_BYTES_MAX;
+            Err(Failure::Call(format!("a journal record of {bytes} bytes; at most {most} are allowed")))
+        }
     }
 }
 

@@ -174,6 +174,7 @@ impl Serving {
             let is_new = !origin.is_before_restored(&self.table.chunks[slot_index])
                 && matches!(self.verdict(slot_index, &frame.head, entry.round)?, PushVerdict::New);
             if is_new && origin == Origin::Live {
+                self.check_stays(slot_index, &frame.head)?;
                 self.check_open_to(slot_index, &frame.head)?;
             }
             let slot_index = u32::try_from(slot_index).expect("a shard's chunks are counted in 32 bits");
@@ -367,18 +368,22 @@ impl Serving {
             }
             None => {}
         }
-        let has_left = self.participants.of(head.trainer).left().is_some_and(|left| head.incarnation <= left);
-        if has_left && chunk.group.is_some() {
-            // A resend from a departed trainer would block the others with a partial gradient.
-            let text = format!(
-                "parameter \"{}\" chunk {}: trainer {} has left, and its unfinished gradient was dropped",
-                self.table.held(chunk.id).name(),
-                chunk.id.chunk,
-                head.trainer
-            );
-            return Err(Refusal::invalid(text));
-        }
         Ok(PushVerdict::New)
+    }
+
+    /// Refuses a resend from a departed trainer that would block the others with a partial gradient.
+    fn check_stays(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        let has_left = self.participants.of(head.trainer).left().is_some_and(|left| head.incarnation <= left);
+        if !has_left || chunk.group.is_none() || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
+            return Ok(());
+        }
+        Err(Refusal::invalid(format!(
+            "parameter \"{}\" chunk {}: trainer {} has left, and its unfinished gradient was dropped",
+            self.table.held(chunk.id).name(),
+            chunk.id.chunk,
+            head.trainer
+        )))
     }
 
     /// The stall reason behind which new frames for a chunk are refused: the next admission depends on its result.

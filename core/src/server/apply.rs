@@ -49,7 +49,7 @@ impl Shard {
         &'a mut self,
         now: Now,
         peer: Option<PeerId>,
-        position: u64,
+        position: Option<u64>,
         replies: &'a mut Replies,
     ) -> Option<(&'a mut Serving, Context<'a>)> {
         let Phase::Serving(serving) = &mut self.phase else { return None };

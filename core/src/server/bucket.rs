@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::call::CallId;
-use super::contribution::{Contribution, ContributionStage, OpenContribution, RowsLease};
+use super::contribution::{Contribution, RowsLease};
 use super::pool::Pool;
 use super::reply::Refusal;
 use super::waiters::RowsRequest;
@@ -13,7 +13,7 @@ use crate::checkpoint::StateLayout;
 use crate::config::{SparseSettings, row_layout};
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{ChunkIndex, PeerId, TrainerId, Version};
+use crate::ids::{ChunkIndex, PeerId, Round, TrainerId, Version};
 use crate::limits::{FRAME_PAYLOAD_BYTES_MAX, LISTED_IDS_MAX, STATES_MAX};
 use crate::memory::{Arena, Budget, Value};
 use crate::optim::{NOT_ROW_WISE, Prepared, ReducedPiece, Rule, Step};
@@ -83,6 +83,7 @@ pub(super) enum GatherOutcome {
 struct PartialContribution {
     trainer: TrainerId,
     call: CallId,
+    round: Round,
     /// How many parts there are in all.
     count: u32,
     /// The received parts, by number. It grows with received parts, not with the announced count.
@@ -581,20 +582,17 @@ impl Bucket {
         self.gathering.iter().map(|one| one.since).min()
     }
 
-    /// The partial contributions.
-    pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
-        let open = |one: &PartialContribution| OpenContribution {
-            trainer: one.trainer,
-            call: one.call,
-            stage: ContributionStage::GatherOutcome,
-            is_logged: true,
-        };
-        self.gathering.iter().map(open)
+    /// Whether no contribution is partial.
+    pub(super) fn is_whole(&self) -> bool {
+        self.gathering.is_empty()
     }
 
-    /// The oldest journal position of a part.
-    pub(super) fn oldest_position(&self) -> Option<u64> {
-        self.gathering.iter().flat_map(|one| &one.parts).map(|(_, part)| part.position).min()
+    /// The parts of partial contributions, each with its trainer, its call and its round.
+    pub(super) fn gathered(&self) -> impl Iterator<Item = (TrainerId, CallId, Round, &RowsLease)> {
+        self.gathering.iter().flat_map(|one| {
+            let (trainer, call, round) = (one.trainer, one.call, one.round);
+            one.parts.iter().map(move |(_, rows)| (trainer, call, round, rows))
+        })
     }
 
     /// Learning rates sent with updates, for the checkpoint.
@@ -708,7 +706,8 @@ impl PartialContribution {
     }
 
     fn new(one: &Contribution, count: u32, since: Now) -> Self {
-        Self { trainer: one.trainer, call: one.sending.call, count, parts: Vec::new(), closing: None, since }
+        let (trainer, round, call) = (one.trainer, one.round, one.sending.call);
+        Self { trainer, call, round, count, parts: Vec::new(), closing: None, since }
     }
 }
 

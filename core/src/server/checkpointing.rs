@@ -35,6 +35,11 @@ impl Checkpointing {
         Self { writer, about, generation, bucket: None }
     }
 
+    /// Whether a bucket is written in part.
+    pub(super) fn is_in_bucket(&self) -> bool {
+        self.bucket.is_some()
+    }
+
     /// Writes a dense chunk; returns its bytes.
     pub(super) fn push_chunk(&mut self, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
         let marks = MarksMessage::of(chunk, position).encode_to_vec();

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::bucket::Bucket;
 use super::call::{CallId, TrainerMarks};
-use super::contribution::{Contribution, ContributionStage, DeferredSet, OpenContribution, RestoredState};
+use super::contribution::{Contribution, DeferredSet};
 use super::device_chunk::DeviceChunk;
 use super::group::GroupIndex;
 use super::half_values::RoundHalves;
@@ -68,8 +68,8 @@ pub(super) struct Chunk {
     pub(super) states: Vec<Lease>,
     /// State on an accelerator, if the chunk lives on one.
     pub(super) on_device: Option<Box<DeviceChunk>>,
-    /// During replay: the contributions that were open when the checkpoint wrote this chunk.
-    pub(super) restored: Option<Box<RestoredState>>,
+    /// During replay: the journal position as of which the checkpoint has this chunk; later records are new to it.
+    pub(super) restored: Option<u64>,
     pub(super) content: Content,
 }
 
@@ -178,27 +178,9 @@ impl Chunk {
         as_half(Entry { bytes: self.bytes, ..self.version_entry() }, half)
     }
 
-    /// Contributions and sets that are not in the value yet.
-    pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
-        let deferred_set = |deferred_set: &DeferredSet| OpenContribution {
-            trainer: deferred_set.head.trainer,
-            call: deferred_set.call,
-            stage: ContributionStage::Set(deferred_set.after),
-            is_logged: true,
-        };
-        let sets = self.deferred_set.iter().map(move |one| deferred_set(one));
-        self.round.open().chain(sets).chain(self.bucket().into_iter().flat_map(Bucket::open))
-    }
-
-    /// The oldest journal position that is not yet in the value.
-    pub(super) fn oldest_position(&self) -> Option<u64> {
-        let deferred_set = self.deferred_set.iter().map(|deferred_set| deferred_set.position);
-        self.round
-            .oldest_position()
-            .into_iter()
-            .chain(deferred_set)
-            .chain(self.bucket().and_then(Bucket::oldest_position))
-            .min()
+    /// Whether its value lacks nothing that has arrived: no contribution is open, and no set waits.
+    pub(super) fn lacks_nothing(&self) -> bool {
+        self.round.is_bare() && self.deferred_set.is_none() && self.bucket().is_none_or(Bucket::is_whole)
     }
 
     /// Start of the oldest wait on this chunk: a request, a gradient, a set or a partial contribution.

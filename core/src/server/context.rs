@@ -1,6 +1,6 @@
 //! The surroundings of a frame: where it comes from, and the resources that it is handled with.
 
-use super::contribution::{Contribution, PushHeader, UNLOGGED};
+use super::contribution::{Contribution, PushHeader};
 use super::counters::ShardCounters;
 use super::device::Device;
 use super::group::SlotIndices;
@@ -36,8 +36,8 @@ pub(super) struct Context<'a> {
     pub(super) trainers: &'a Presence,
     /// The connection that sent the frame and gets its answers; none in replay and in the shard's own turns.
     pub(super) peer: Option<PeerId>,
-    /// Position of the frame's journal record.
-    pub(super) position: u64,
+    /// Position of the frame's journal record, if it is one.
+    pub(super) position: Option<u64>,
     /// Chunks whose flow has a new gradient of the frame.
     pub(super) received: SlotIndices,
     pub(super) journal: &'a mut ShardJournal,
@@ -63,8 +63,8 @@ impl Context<'_> {
     /// one that the journal does not have when it has the round's record.
     #[inline]
     pub(super) fn acknowledge(&mut self, one: &mut Contribution, entry: Entry) {
-        let PushHeader { peer, head, position, .. } = &*one.sending;
-        let waits = (head.flags.contains(Flags::WANT_VALUE) || *position == UNLOGGED) && peer.is_some();
+        let PushHeader { peer, head, is_logged, .. } = &*one.sending;
+        let waits = (head.flags.contains(Flags::WANT_VALUE) || !is_logged) && peer.is_some();
         one.since = waits.then_some(self.now);
         if !waits {
             self.replies.done(*peer, head, entry);

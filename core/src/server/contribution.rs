@@ -3,6 +3,7 @@
 //!
 //! Not here: where a contribution waits (`round`, `bucket`), and how it enters (`flow`).
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -19,9 +20,6 @@ use crate::rows::{RateChanges, RowLayout, RowsView};
 use crate::time::Now;
 use crate::wire::{Entry, Head, RowsPart, SettingMessage};
 
-/// The position of a frame without a journal record. Its trainer has no answer, and sends it again after a restart.
-pub(super) const UNLOGGED: u64 = u64::MAX;
-
 /// State shared by all gradients of one frame.
 #[derive(Clone)]
 pub(super) struct PushHeader {
@@ -33,8 +31,8 @@ pub(super) struct PushHeader {
     pub(super) is_void: bool,
     /// Whether its sender has no gradient for the frame's parameters.
     pub(super) is_pass: bool,
-    /// Position of its journal record, or [`UNLOGGED`].
-    pub(super) position: u64,
+    /// Whether it is a journal record. The trainer of one that is none has no answer, and sends it again after a restart.
+    pub(super) is_logged: bool,
     /// Time of its arrival, as in `Context::nanos`.
     pub(super) nanos: u64,
     /// Count of earlier pushes.
@@ -98,8 +96,6 @@ pub(super) struct RowsLease {
     pub(super) lease: Lease,
     pub(super) bytes: u32,
     pub(super) element_type: ElementType,
-    /// Position of their journal record.
-    pub(super) position: u64,
 }
 
 /// The part of a chunk that a set replaces.
@@ -116,6 +112,22 @@ pub(super) enum Replacement {
     Progress(u64, RateChanges),
 }
 
+impl Replacement {
+    /// The payload that it was made of.
+    pub(super) fn payload(&self, bytes: u32) -> Option<Cow<'_, [u8]>> {
+        let lease = match self {
+            Self::Value(lease) | Self::State(_, lease) => lease,
+            Self::Rows(_, rows) => &rows.lease,
+            Self::Updates(_) => return None,
+            Self::Progress(_, rates) => {
+                let rates: Vec<u8> = rates.changes().iter().copied().flat_map(RateChanges::encode).collect();
+                return (!rates.is_empty()).then_some(Cow::Owned(rates));
+            }
+        };
+        Some(Cow::Borrowed(&lease.bytes()[..bytes as usize]))
+    }
+}
+
 /// A set that waits for updates which arrived before it.
 pub(super) struct DeferredSet {
     pub(super) replacement: Replacement,
@@ -124,43 +136,11 @@ pub(super) struct DeferredSet {
     pub(super) head: Head,
     /// The version after which the set is applied.
     pub(super) after: Version,
-    /// Position of its journal record.
-    pub(super) position: u64,
+    /// The entry and the control message of its frame, which a checkpoint carries over.
+    pub(super) entry: Entry,
+    pub(super) control: Vec<u8>,
     /// Start of the sender's wait; `None` after it was answered with a deadline error.
     pub(super) since: Option<Now>,
-}
-
-/// A contribution or a set that is not in the value, without its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpenContribution {
-    pub(super) trainer: TrainerId,
-    pub(super) call: CallId,
-    pub(super) stage: ContributionStage,
-    /// Whether the journal has it.
-    pub(super) is_logged: bool,
-}
-
-/// Progress of a contribution that is not in the value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ContributionStage {
-    /// Some parts are missing.
-    GatherOutcome,
-    /// It waits for its round.
-    Ahead,
-    /// It is in the open round.
-    Entered,
-    /// A set that waits for the update that makes this version.
-    Set(Version),
-}
-
-/// Open contributions of a chunk as a checkpoint recorded them. The journal has their payloads, among others that the
-/// value contains or that were dropped.
-pub(super) struct RestoredState {
-    /// Journal position at which the checkpoint wrote the chunk; later records are new to it.
-    pub(super) position: u64,
-    pub(super) open: Vec<OpenContribution>,
-    /// Positions of the records of its decided rounds, which the value did not contain yet.
-    pub(super) decided: Vec<u64>,
 }
 
 impl Contribution {
@@ -202,7 +182,7 @@ impl Contribution {
     /// Whether the journal has no record of its frame.
     #[inline]
     pub(super) fn is_unlogged(&self) -> bool {
-        self.sending.position == UNLOGGED
+        !self.sending.is_logged
     }
 
     pub(super) fn is_same_call(&self, head: &Head) -> bool {

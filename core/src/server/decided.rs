@@ -9,7 +9,7 @@ use prost::Message;
 use rustc_hash::FxHashMap;
 
 use super::call::CallId;
-use super::contribution::{Contribution, PushHeader, UNLOGGED};
+use super::contribution::{Contribution, PushHeader};
 use crate::error::Failure;
 use crate::ids::{Generation, Incarnation, Sequence, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
@@ -41,6 +41,9 @@ pub(super) struct RoundsMessage {
     /// Whether the next record belongs to the same decision.
     #[prost(bool, tag = "6")]
     pub(super) continues: bool,
+    /// Whether the round is open: these are its first gradients, of which only the sum is left.
+    #[prost(bool, tag = "7")]
+    pub(super) is_open: bool,
 }
 
 /// A frame whose gradients rounds count.
@@ -153,6 +156,12 @@ impl<'a> RoundsRecord<'a> {
         number(at)
     }
 
+    /// The finished record of the first gradients of an open round.
+    pub(super) fn finish_open(mut self, generation: Generation) -> Frame {
+        self.message.is_open = true;
+        self.finish(generation, None, false)
+    }
+
     /// The finished record: `first` is the position of the decision's first one, and `continues` says that another one
     /// follows.
     pub(super) fn finish(self, generation: Generation, first: Option<u64>, continues: bool) -> Frame {
@@ -180,6 +189,8 @@ pub(super) struct RecordedRounds {
     /// The position of their first record.
     pub(super) position: u64,
     pub(super) rounds: Vec<RecordedRound>,
+    /// Whether they are open.
+    pub(super) is_open: bool,
 }
 
 /// A decided round as the journal has it.
@@ -225,7 +236,7 @@ impl RoundsMessage {
             settings: names.iter().zip(values).map(setting).collect::<Option<_>>()?,
             is_void: *is_void,
             is_pass: *is_pass,
-            position: UNLOGGED,
+            is_logged: false,
             nanos: 0,
             arrival: 0,
             peer: None,

@@ -40,7 +40,7 @@ impl Serving {
     }
 
     /// Makes a departed trainer active again, at its first push.
-    pub(super) fn rejoin(&mut self, position: u64, head: &Head) {
+    pub(super) fn rejoin(&mut self, position: Option<u64>, head: &Head) {
         if !self.is_rejoin(head) {
             return;
         }
@@ -50,7 +50,7 @@ impl Serving {
         for slot_index in 0..self.table.chunks.len() {
             let chunk = &self.table.chunks[slot_index];
             let others = self.active().filter(|one| *one != head.trainer).map(|one| chunk.heard(one).clock).min();
-            if !chunk.is_before_restored(position) {
+            if position.is_none_or(|position| !chunk.is_before_restored(position)) {
                 let heard = self.table.chunks[slot_index].heard_mut(head.trainer);
                 heard.clock = heard.clock.max(others.unwrap_or(0));
             }
@@ -82,11 +82,11 @@ impl Serving {
     /// Withdraws a partial push that its trainer will not finish, so that it no longer blocks others. Chunks restored
     /// from a newer checkpoint stay as they are: they record the later state.
     pub(super) fn withdraw_push(&mut self, cx: &mut Context<'_>, trainer: TrainerId, group: GroupIndex) {
-        let held = &mut self.table.groups[group.place()];
-        let slot_indices = Arc::clone(&held.chunks);
-        if self.table.chunks[slot_indices[0]].is_before_restored(cx.position) {
+        let slot_indices = Arc::clone(&self.table.groups[group.place()].chunks);
+        if self.is_before_restored(cx, slot_indices[0]) {
             return;
         }
+        let held = &mut self.table.groups[group.place()];
         held.owner = held.owner.filter(|owner| *owner != trainer);
         for slot_index in slot_indices.iter() {
             let chunk = &mut self.table.chunks[*slot_index];

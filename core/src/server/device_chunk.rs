@@ -70,11 +70,14 @@ impl DeviceChunk {
         matches!(self.doing, DeviceActivity::Summing | DeviceActivity::Updating | DeviceActivity::Leaving(Some(_)))
     }
 
-    /// Whether a checkpoint can write the chunk now: value, states and call ids are of one version, and the journal has
-    /// every later gradient.
+    /// Whether a checkpoint can write the chunk now: value, states and call ids are of one version, and later gradients
+    /// are here.
     pub(super) fn is_writable(&self) -> bool {
-        let is_at_rest = matches!(self.doing, DeviceActivity::Nothing) && self.is_fresh;
-        is_at_rest || self.code.states() == 0
+        match self.doing {
+            DeviceActivity::Nothing => self.is_fresh || self.code.states() == 0,
+            DeviceActivity::Loading | DeviceActivity::Storing => self.code.states() == 0,
+            _ => false,
+        }
     }
 
     /// The device that a complete round waits for.

@@ -13,13 +13,14 @@ use super::context::Context;
 use super::contribution::{Contribution, PushHeader};
 use super::decided::RoundsRecord;
 use super::group::{SlotIndices, UpdateUnit};
+use super::reply::Refusal;
 use super::round::FOLD_AT;
 use super::serving::Serving;
 use super::stalls::StallReason;
 use super::totals::ShareStep;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{Round, TrainerId};
-use crate::wire::{Entry, Flags};
+use crate::wire::{Entry, Flags, Frame};
 
 /// The gradient that a unit receives next.
 #[derive(Clone, Copy)]
@@ -33,8 +34,8 @@ enum NextGradient {
 /// A round that is decided: the open one of a chunk, or the one after it.
 #[derive(Clone, Copy)]
 pub(super) struct DecidedRound {
-    slot_index: usize,
-    is_next: bool,
+    pub(super) slot_index: usize,
+    pub(super) is_next: bool,
 }
 
 /// What a look at a unit has done.
@@ -235,28 +236,37 @@ impl Serving {
     /// Writes the records of decided rounds. Those of which the disk takes none are stalled, and retried.
     fn record(&mut self, cx: &mut Context<'_>, mut decided: Vec<DecidedRound>) {
         self.merge_decided(cx, &mut decided);
-        let (mut start, mut end, mut first) = (0, 0, None);
+        let journal = &mut *cx.journal;
+        let (recorded, refused) =
+            self.append_rounds(&decided, |frame, payloads| journal.append(frame, payloads.iter().copied()));
+        decided[..recorded].iter().for_each(|one| self.note_recorded(cx, *one));
+        if let Some(refusal) = refused {
+            tracing::warn!("decided rounds wait for their record: {}", refusal.text);
+            decided[recorded..].iter().for_each(|one| self.await_record(cx.now, one.slot_index));
+        }
+    }
+
+    /// Appends records of decided rounds. Returns how many rounds have theirs, and why the others have none: the chunks
+    /// of a group have theirs together.
+    pub(super) fn append_rounds(
+        &self,
+        decided: &[DecidedRound],
+        mut append: impl FnMut(&Frame, &[&[u8]]) -> Result<u64, Refusal>,
+    ) -> (usize, Option<Refusal>) {
+        let (mut whole, mut end, mut first) = (0, 0, None);
         while end < decided.len() {
             let (record, payloads) = self.next_record(&decided[end..]);
             end += record.rounds();
-            // The chunks of a group are decided together.
             let group = |one: &DecidedRound| Some((self.table.chunks[one.slot_index].group?, one.is_next));
             let next = decided.get(end).and_then(group);
             let continues = next.is_some() && next == group(&decided[end - 1]);
-            let frame = record.finish(self.table.generation, first, continues);
-            match cx.journal.append(&frame, payloads.into_iter()) {
-                Ok(position) => first = first.or(Some(position)),
-                Err(refusal) => {
-                    tracing::warn!("decided rounds wait for their record: {}", refusal.text);
-                    decided[start..].iter().for_each(|one| self.await_record(cx.now, one.slot_index));
-                    return;
-                }
-            }
-            if let Some(position) = first.filter(|_| !continues) {
-                decided[start..end].iter().for_each(|one| self.note_recorded(cx, *one, position));
-                (start, first) = (end, None);
+            match append(&record.finish(self.table.generation, first, continues), &payloads) {
+                Ok(position) if continues => first = first.or(Some(position)),
+                Ok(_) => (whole, first) = (end, None),
+                Err(refusal) => return (whole, Some(refusal)),
             }
         }
+        (whole, None)
     }
 
     /// Merges the gradients of decided rounds whose records have the sum. Units without a lease are stalled.
@@ -300,11 +310,11 @@ impl Serving {
     }
 
     /// Notes a round's record, and answers the pushes that have waited for it and not for the value.
-    fn note_recorded(&mut self, cx: &mut Context<'_>, one: DecidedRound, position: u64) {
+    fn note_recorded(&mut self, cx: &mut Context<'_>, one: DecidedRound) {
         let DecidedRound { slot_index, is_next } = one;
         let chunk = &mut self.table.chunks[slot_index];
         let entry = chunk.open_entry();
-        chunk.round.set_record(is_next, position, |one| {
+        chunk.round.set_recorded(is_next, |one| {
             let PushHeader { peer, head, .. } = &*one.sending;
             if !is_next && !head.flags.contains(Flags::WANT_VALUE) && one.since.take().is_some() {
                 cx.replies.done(*peer, head, entry);

@@ -33,8 +33,8 @@ pub(super) type Leases = SmallVec<[Lease; 1]>;
 pub(super) struct ReceivedFrame<'a> {
     pub(super) now: Now,
     pub(super) peer: Option<PeerId>,
-    /// Position of its journal record.
-    pub(super) position: u64,
+    /// Position of its journal record, if it is one.
+    pub(super) position: Option<u64>,
     pub(super) frame: &'a Frame,
     /// The entries of a push.
     pub(super) admitted: &'a [Admitted],

@@ -12,6 +12,8 @@ use crate::wire::{ErrorCode, Frame};
 #[derive(Default)]
 pub(super) struct ShardJournal {
     pub(super) open: Option<Journal>,
+    /// Bytes that the current checkpoint has carried over.
+    pub(super) carried: u64,
     /// End of the journal when it was switched off: the position of every frame that the journal does not hold.
     pub(super) end: u64,
     /// The failure of a shard whose files another process owns; nothing may be written after it.
@@ -30,13 +32,29 @@ impl ShardJournal {
         frame: &Frame,
         payloads: impl Iterator<Item = &'a [u8]>,
     ) -> Result<u64, Refusal> {
+        self.write(frame, payloads, Journal::append)
+    }
+
+    /// Appends a record for a checkpoint, which has room of its own on the disk.
+    pub(super) fn carry(&mut self, frame: &Frame, payloads: &[&[u8]]) -> Result<u64, Refusal> {
+        let before = self.position();
+        let carried = self.write(frame, payloads.iter().copied(), Journal::append_reserved);
+        self.carried += self.position() - before;
+        carried
+    }
+
+    fn write<'a>(
+        &mut self,
+        frame: &Frame,
+        payloads: impl Iterator<Item = &'a [u8]>,
+        append: impl FnOnce(&mut Journal, &[&[u8]]) -> Result<u64, Failure>,
+    ) -> Result<u64, Refusal> {
         let Some(journal) = &mut self.open else { return Ok(self.end) };
         let head = frame.encode();
         let mut parts = vec![head.as_slice()];
         // A shorter life than the payloads'.
         parts.extend(payloads.map(|payload| -> &[u8] { payload }));
-        let appended = journal.append(&parts);
-        appended.map_err(|failure| {
+        append(journal, &parts).map_err(|failure| {
             let text = format!("the journal cannot be written: {failure}");
             if matches!(failure, Failure::Node(_)) {
                 self.replaced = Some(failure);

@@ -6,8 +6,7 @@ use prost::Message;
 use super::bucket::Bucket;
 use super::call::{CallId, TrainerMarks};
 use super::chunk::Chunk;
-use super::contribution::{ContributionStage, OpenContribution};
-use crate::ids::{Incarnation, Sequence, TrainerId, Version};
+use crate::ids::{Incarnation, Sequence, Version};
 use crate::rows::RateChanges;
 use crate::wire::{InitMessage, JobMessage};
 
@@ -50,14 +49,9 @@ pub(super) struct MarksMessage {
     /// Where the journal was when the chunk was written.
     #[prost(uint64, tag = "2")]
     pub(super) position: u64,
-    #[prost(message, repeated, tag = "3")]
-    pub(super) open: Vec<OpenMessage>,
     /// Of a bucket: the learning rates that steps brought with them, where they changed.
     #[prost(message, repeated, tag = "4")]
     pub(super) rates: Vec<RateMessage>,
-    /// Positions of the records of rounds that were decided and not closed.
-    #[prost(uint64, repeated, tag = "7")]
-    pub(super) decided: Vec<u64>,
     /// Updates that the optimizer's state has seen beyond the version.
     #[prost(sint64, tag = "6")]
     pub(super) updates_beyond: i64,
@@ -67,10 +61,8 @@ impl MarksMessage {
     /// Of a chunk as it is when the journal is at this position.
     pub(super) fn of(chunk: &Chunk, position: u64) -> Self {
         let heard = chunk.heard.iter().map(HeardMessage::of).collect();
-        let open = chunk.open().filter(|one| one.is_logged).map(OpenMessage::of).collect();
         let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-        let decided = chunk.round.records().collect();
-        Self { heard, position, open, rates, decided, updates_beyond: chunk.updates_beyond }
+        Self { heard, position, rates, updates_beyond: chunk.updates_beyond }
     }
 
     /// The learning rates of a bucket.
@@ -94,50 +86,6 @@ impl RateMessage {
     fn of(bucket: &Bucket) -> Vec<Self> {
         let changes = bucket.rates().changes().iter();
         changes.map(|(version, rate)| Self { version: version.0, rate: *rate }).collect()
-    }
-}
-
-/// A contribution that is not in the value yet.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct OpenMessage {
-    #[prost(uint32, tag = "1")]
-    pub(super) trainer: u32,
-    #[prost(uint32, tag = "2")]
-    pub(super) incarnation: u32,
-    #[prost(uint64, tag = "3")]
-    pub(super) sequence: u64,
-    #[prost(bool, tag = "4")]
-    pub(super) is_ahead: bool,
-    /// Whether some of its parts are missing.
-    #[prost(bool, tag = "5")]
-    pub(super) is_gathered: bool,
-    /// Of a value that replaces the chunk's, the version that comes first.
-    #[prost(uint64, optional, tag = "6")]
-    pub(super) set_after: Option<u64>,
-}
-
-impl OpenMessage {
-    fn of(open: OpenContribution) -> Self {
-        let OpenContribution { trainer, call, stage, .. } = open;
-        Self {
-            trainer: trainer.0,
-            incarnation: call.incarnation.0,
-            sequence: call.sequence.0,
-            is_ahead: stage == ContributionStage::Ahead,
-            is_gathered: stage == ContributionStage::GatherOutcome,
-            set_after: if let ContributionStage::Set(after) = stage { Some(after.0) } else { None },
-        }
-    }
-
-    pub(super) fn open(self) -> OpenContribution {
-        let call = call_of(self.incarnation, self.sequence);
-        let stage = match (self.set_after, self.is_gathered, self.is_ahead) {
-            (Some(after), ..) => ContributionStage::Set(Version(after)),
-            (None, true, _) => ContributionStage::GatherOutcome,
-            (None, false, true) => ContributionStage::Ahead,
-            (None, false, false) => ContributionStage::Entered,
-        };
-        OpenContribution { trainer: TrainerId(self.trainer), call, stage, is_logged: true }
     }
 }
 

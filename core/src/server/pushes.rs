@@ -27,12 +27,12 @@ impl Serving {
     ) {
         assert_eq!(frame.entries.len(), admitted.len(), "the frame was checked");
         let (trainer, call) = (frame.head.trainer, CallId::of(&frame.head));
-        let (position, arrival) = (cx.position, self.arrivals);
+        let (is_logged, arrival) = (cx.position.is_some(), self.arrivals);
         self.arrivals += 1;
         cx.counters.gradients.add(frame.entries.len() as u64);
         let PushMessage { rate, is_void, settings, is_pass } = message.clone();
         let (nanos, peer, head) = (cx.nanos, cx.peer, frame.head);
-        let header = PushHeader { call, rate, settings, is_void, is_pass, position, arrival, nanos, peer, head };
+        let header = PushHeader { call, rate, settings, is_void, is_pass, is_logged, arrival, nanos, peer, head };
         let sending = self.headers.share(header, self.job.trainers as usize);
         self.rejoin(cx.position, &frame.head);
         let mut body = body.into_iter();
@@ -94,7 +94,7 @@ impl Serving {
             self.advance(cx, &mut received);
         }
         if self.is_before_restored(cx, slot_index) {
-            self.restore_contribution(cx, slot_index, contribution);
+            // The checkpoint has it, or carries it over.
         } else if admitted.is_new && !self.is_closed(slot_index, contribution.round) {
             cx.received.push(slot_index);
             self.take_in(cx, slot_index, Some(contribution));

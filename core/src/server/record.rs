@@ -1,7 +1,6 @@
 //! Recording of received frames: the last checks of their payloads, their journal record, and then their application.
 
 use super::context::Origin;
-use super::contribution::UNLOGGED;
 use super::frames::{Admitted, ReceivedFrame};
 use super::presence::TrainerLife;
 use super::reply::{Refusal, Replies, RetryReason};
@@ -38,11 +37,10 @@ impl Shard {
         }
         if is_mutating {
             self.begin_run(&frame.head, self.journal_position())?;
-            arrived.position = UNLOGGED;
         }
         if is_logged {
             let appended = self.journal.append(frame, body.iter().map(Incoming::bytes));
-            arrived.position = appended.map_err(|refusal| self.without_end(refusal))?;
+            arrived.position = Some(appended.map_err(|refusal| self.without_end(refusal))?);
         }
         let leases = body.into_iter().filter_map(|incoming| match incoming {
             Incoming::Chunk { lease, .. } => Some(lease),
@@ -70,7 +68,7 @@ impl Shard {
         if !lacks(&self.phase) {
             return Ok(());
         }
-        if let Some((serving, mut cx)) = self.serving(now, None, 0, replies) {
+        if let Some((serving, mut cx)) = self.serving(now, None, None, replies) {
             serving.record_again(&mut cx);
         }
         if !lacks(&self.phase) {

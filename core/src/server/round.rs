@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use super::contribution::{Contribution, ContributionStage, OpenContribution, RowsLease};
+use super::contribution::{Contribution, RowsLease};
 use super::decided::{Counted, RecordedRound};
 use super::pool::Pool;
 use crate::accumulator::PieceList;
@@ -41,8 +41,8 @@ pub(super) struct OpenRound {
 struct Merged {
     /// The sum of its first gradients, or of all.
     sum: Option<Lease>,
-    /// Position of the journal record that decided it.
-    record: Option<u64>,
+    /// Whether the journal has the record that decided it.
+    is_recorded: bool,
 }
 
 impl OpenRound {
@@ -99,16 +99,27 @@ impl OpenRound {
         self.is_empty() && self.all_ahead().is_empty()
     }
 
-    /// Contributions that are not in the value yet.
-    pub(super) fn open(&self) -> impl Iterator<Item = OpenContribution> {
-        let open = |one: &Contribution, stage| OpenContribution {
-            trainer: one.trainer,
-            call: one.sending.call,
-            stage,
-            is_logged: !one.is_unlogged(),
-        };
-        let entered = self.contributions().iter().map(move |one| open(one, ContributionStage::Entered));
-        entered.chain(self.all_ahead().iter().map(move |one| open(one, ContributionStage::Ahead)))
+    /// The contributions of the open round, or of the next one, that the sum of its first ones does not contain.
+    pub(super) fn loose(&self, is_next: bool) -> impl Iterator<Item = &Contribution> {
+        let (part, folded) = (self.part(is_next), self.folded_count(is_next));
+        part[folded..].iter().filter(|one| !one.is_unlogged())
+    }
+
+    /// The first contributions of the open round that are summed, and their sum; none where its record has the sum.
+    pub(super) fn folded(&self, bytes: u32) -> Option<(&[Contribution], &[u8])> {
+        let has_record = self.merged.is_recorded && self.is_recorded_whole(false, false);
+        let sum = self.merged.sum.as_ref().filter(|_| !has_record)?;
+        Some((&self.contributions()[..self.folded_count(false)], &sum.bytes()[..bytes as usize]))
+    }
+
+    /// How many contributions of the open round, or of the next one, are summed: the first ones.
+    fn folded_count(&self, is_next: bool) -> usize {
+        let merged = if is_next { self.ahead.as_ref().map(|ahead| &ahead.1) } else { Some(&self.merged) };
+        if merged.is_none_or(|merged| merged.sum.is_none()) {
+            return 0;
+        }
+        let part = self.part(is_next);
+        part.iter().position(|one| one.gradient.is_some()).unwrap_or(part.len())
     }
 
     /// Start of the oldest unanswered wait.
@@ -131,29 +142,18 @@ impl OpenRound {
         overdue.filter_map(notify).collect()
     }
 
-    /// The oldest journal position that is not yet in the value.
-    pub(super) fn oldest_position(&self) -> Option<u64> {
-        let positions = self.contributions().iter().chain(self.all_ahead()).map(|one| one.sending.position);
-        positions.chain(self.records()).min()
-    }
-
-    /// Positions of the records of the open round and of the next one, as far as they are decided.
-    pub(super) fn records(&self) -> impl Iterator<Item = u64> + '_ {
-        self.merged.record.into_iter().chain(self.ahead.as_ref().and_then(|ahead| ahead.1.record))
-    }
-
     /// Whether the open round, or the next one, has its record.
     pub(super) fn is_recorded(&self, is_next: bool) -> bool {
         match &self.ahead {
-            Some(ahead) if is_next => ahead.1.record.is_some(),
-            _ => !is_next && self.merged.record.is_some(),
+            Some(ahead) if is_next => ahead.1.is_recorded,
+            _ => !is_next && self.merged.is_recorded,
         }
     }
 
     /// Notes the record of the open round, or of the next one, and passes on each gradient that has waited for it.
-    pub(super) fn set_record(&mut self, is_next: bool, position: u64, recorded: impl FnMut(&mut Contribution)) {
+    pub(super) fn set_recorded(&mut self, is_next: bool, recorded: impl FnMut(&mut Contribution)) {
         let (contributions, merged) = self.part_mut(is_next);
-        merged.record = Some(position);
+        merged.is_recorded = true;
         contributions.as_mut_slice().iter_mut().filter(|one| one.is_unlogged()).for_each(recorded);
     }
 
@@ -344,7 +344,9 @@ impl OpenRound {
             one.gradient.take_if(|_| sum.is_some());
             self.contributions.put(one);
         }
-        self.merged.sum = sum;
+        if sum.is_some() {
+            self.merged.sum = sum;
+        }
         Ok(())
     }
 

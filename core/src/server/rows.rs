@@ -129,7 +129,7 @@ impl Serving {
             return;
         };
         let (part, _) = RowsPart::decode(&lease.bytes()[..one.bytes as usize]).expect("the payload was checked");
-        let rows = RowsLease { lease, bytes: one.bytes, element_type: one.element_type, position: cx.position };
+        let rows = RowsLease { lease, bytes: one.bytes, element_type: one.element_type };
         one.is_early_part = part.index + 1 < part.count;
         if !self.is_awaited_part(cx, admitted, &one) {
             self.push_entry(cx, admitted, one);
@@ -161,8 +161,9 @@ impl Serving {
     }
 
     /// Drops the partial contributions of a departed trainer.
-    pub(super) fn forget_gathered(&mut self, position: u64, trainer: TrainerId) {
-        for chunk in self.table.chunks.iter_mut().filter(|chunk| !chunk.is_before_restored(position)) {
+    pub(super) fn forget_gathered(&mut self, position: Option<u64>, trainer: TrainerId) {
+        let is_known = |chunk: &Chunk| position.is_some_and(|position| chunk.is_before_restored(position));
+        for chunk in self.table.chunks.iter_mut().filter(|chunk| !is_known(chunk)) {
             if let Some(bucket) = chunk.bucket_mut() {
                 bucket.forget(trainer, |_| true);
             }
@@ -268,10 +269,8 @@ impl Serving {
     /// Whether a part belongs to a contribution that has not entered yet.
     fn is_awaited_part(&self, cx: &Context<'_>, admitted: Admitted, one: &Contribution) -> bool {
         let slot_index = admitted.slot_index();
-        let chunk = &self.table.chunks[slot_index];
         if self.is_before_restored(cx, slot_index) {
-            let is_there = chunk.round.open().any(|open| (open.trainer, open.call) == (one.trainer, one.sending.call));
-            return !is_there && chunk.open_in_checkpoint(&one.sending.head).is_some();
+            return false;
         }
         admitted.is_new || matches!(self.verdict(slot_index, &one.sending.head, one.round), Ok(PushVerdict::New))
     }
@@ -295,7 +294,6 @@ impl Serving {
             GatherOutcome::Some => self.note_waits(slot_index),
             GatherOutcome::All { parts, closing } => {
                 let sending = Arc::make_mut(&mut one.sending);
-                sending.position = parts.iter().map(|part| part.position).min().unwrap_or(sending.position);
                 (sending.peer, sending.head) = closing.unwrap_or((sending.peer, sending.head));
                 one.rows = parts;
                 one.is_early_part = false;

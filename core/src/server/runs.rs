@@ -4,6 +4,7 @@
 //! of a newer run that changes state begins the run, live and in replay. After all trainers have departed, a run may
 //! have more or fewer trainers than the one before.
 
+use super::chunk::Chunk;
 use super::compiled_flows::Flows;
 use super::job::Job;
 use super::presence::TrainerLife;
@@ -69,8 +70,7 @@ impl Serving {
     /// Refuses another number of trainers while gradients of the earlier ones are not in the values.
     fn check_boundary(&self, run: JobRun) -> Result<(), Refusal> {
         let (before, trainers) = (self.job.trainers, self.trainers_of(run));
-        let is_open = |chunk: &super::chunk::Chunk| chunk.open().next().is_some();
-        if self.participants.have_departed() && !self.table.chunks.iter().any(is_open) {
+        if self.participants.have_departed() && self.table.chunks.iter().all(Chunk::lacks_nothing) {
             return Ok(());
         }
         let text = format!(

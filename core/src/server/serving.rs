@@ -2,10 +2,9 @@
 //!
 //! Not here: the requests that change it or read it (`apply`, `pushes`, `pulls`, `sets`, `departures`).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use super::bucket::{RowsAnswer, RowsWorkspace};
-use super::chunk::Chunk;
 use super::compiled_flows::Flows;
 use super::contribution::PushHeaders;
 use super::initialisation::ChunkTable;
@@ -35,8 +34,6 @@ pub(super) struct Serving {
     pub(super) waits: WaitIndex,
     /// Where rows are merged and looked up.
     pub(super) rows_room: RowsWorkspace,
-    /// Restored chunks with open contributions, by the journal position at which the checkpoint wrote them.
-    pub(super) behind: BTreeSet<(u64, usize)>,
     /// Cached coefficients of the previous update.
     pub(super) numbers: Numbers,
     /// The sizes of dense chunks.
@@ -59,11 +56,6 @@ impl Serving {
             table.replace_rule(&rule)?;
         }
         table.make_groups();
-        let open = |(slot_index, chunk): (usize, &Chunk)| {
-            let restored = chunk.restored.as_ref().filter(|restored| !restored.open.is_empty())?;
-            Some((restored.position, slot_index))
-        };
-        let behind = table.chunks.iter().enumerate().filter_map(open).collect();
         let participants = Participants::new(job.trainers);
         let dense = Holdings::of_dense(&table, &job);
         Ok(Self {
@@ -77,7 +69,6 @@ impl Serving {
             slow_pulls: VecDeque::new(),
             waits: WaitIndex::default(),
             rows_room: RowsWorkspace::default(),
-            behind,
             numbers: Numbers::default(),
             dense,
         })

@@ -19,11 +19,12 @@ impl Serving {
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Leases) {
         let call = CallId::of(&frame.head);
         self.note_admitted(frame.head.trainer);
-        for (entry, replacement) in frame.entries.iter().zip(self.replacements(cx, frame, body)) {
+        for (entry, replacement) in frame.entries.iter().zip(self.replacements(frame, body)) {
             let slot_index = self.table.slot_index(entry.id).expect("the entry was checked");
             if self.is_before_restored(cx, slot_index) {
-                self.restore_set(cx, slot_index, frame, replacement);
-            } else if let Some(replacement) = self.defer_set(cx, slot_index, frame, replacement) {
+                continue;
+            }
+            if let Some(replacement) = self.defer_set(cx, (slot_index, entry), frame, replacement) {
                 self.apply_set(cx, slot_index, call, (cx.peer, &frame.head), replacement);
             }
         }
@@ -46,7 +47,7 @@ impl Serving {
     pub(super) fn defer_set(
         &mut self,
         cx: &Context<'_>,
-        slot_index: usize,
+        (slot_index, entry): (usize, &Entry),
         frame: &Frame,
         replacement: Replacement,
     ) -> Option<Replacement> {
@@ -66,8 +67,9 @@ impl Serving {
             }
             none => {
                 let after = Version(chunk.version.0 + pending);
-                let (peer, head, position) = (cx.peer, frame.head, cx.position);
-                *none = Some(Box::new(DeferredSet { replacement, call, peer, head, after, position, since }));
+                let (peer, head, entry, control) = (cx.peer, frame.head, *entry, frame.control.clone());
+                let set = DeferredSet { replacement, call, peer, head, after, entry, control, since };
+                *none = Some(Box::new(set));
             }
         }
         self.note_waits(slot_index);
@@ -147,7 +149,7 @@ impl Serving {
     }
 
     /// The replacements of a set, one for each entry.
-    fn replacements(&self, cx: &Context<'_>, frame: &Frame, body: Leases) -> Vec<Replacement> {
+    fn replacements(&self, frame: &Frame, body: Leases) -> Vec<Replacement> {
         let about = state_of(frame).expect("the message was checked");
         let mut body = body.into_iter();
         let replacement = |entry: &Entry| {
@@ -161,7 +163,7 @@ impl Serving {
                 (Some(StateMessage { state: None, updates }), _) => Replacement::Updates(updates),
                 (about, Some(lease)) if self.is_of_rows(entry) => {
                     let tensor = about.and_then(|about| about.state).map_or(0, |state| state as usize + 1);
-                    Replacement::Rows(tensor, RowsLease { lease, bytes, element_type, position: cx.position })
+                    Replacement::Rows(tensor, RowsLease { lease, bytes, element_type })
                 }
                 (Some(StateMessage { state: Some(state), .. }), Some(lease)) => {
                     Replacement::State(state as usize, lease)

@@ -1,9 +1,9 @@
 //! Checkpoint and restart of a shard.
 //!
 //! A checkpoint is taken chunk by chunk while the shard serves. Each chunk is written as of its last closed round, with
-//! call ids that say which gradients it contains; gradients of open rounds are in the journal, which is kept from the
-//! oldest of them on. A restart loads the checkpoint and replays the journal through the path of live frames; the call
-//! ids identify duplicates.
+//! call ids that say which gradients it contains; what it lacks is carried over in the journal, which is kept from the
+//! checkpoint's begin on. A restart loads the checkpoint and replays the journal through the path of live frames; the
+//! call ids identify duplicates.
 
 use std::sync::Arc;
 
@@ -13,12 +13,11 @@ use super::bucket::Bucket;
 use super::call::TrainerMarks;
 use super::checkpointing::Checkpointing;
 use super::chunk::Chunk;
-use super::contribution::RestoredState;
 use super::decided::RecordedRounds;
 use super::device::Device;
 use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
-use super::marks::{AboutMessage, MarksMessage, OpenMessage};
+use super::marks::{AboutMessage, MarksMessage};
 use super::needs::{Holdings, Needs};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
@@ -94,8 +93,7 @@ impl Shard {
         // A journal position that a chunk counts as past is not reused.
         let mut least = reading.from;
         if let Phase::Serving(serving) = &mut self.phase {
-            let restored = serving.table.chunks.iter().filter_map(|chunk| chunk.restored.as_ref());
-            least = restored.map(|restored| restored.position).max().unwrap_or(0).max(least);
+            least = serving.table.chunks.iter().filter_map(|chunk| chunk.restored).max().unwrap_or(0).max(least);
         }
         self.replayed();
         self.folder = Some(folder.clone());
@@ -140,7 +138,7 @@ impl Shard {
     /// The bytes that are written of the checkpoint that is being taken.
     #[must_use]
     pub fn checkpoint_written(&self) -> u64 {
-        self.checkpointing.as_ref().map_or(0, |checkpoint| checkpoint.writer.written())
+        self.checkpointing.as_ref().map_or(0, |checkpoint| checkpoint.writer.written() + self.journal.carried)
     }
 
     /// The bytes that a checkpoint takes about now.
@@ -179,9 +177,8 @@ impl Shard {
         let Phase::Serving(serving) = &self.phase else {
             return Ok(false);
         };
-        let now = self.journal_position();
-        let open = serving.table.chunks.iter().filter_map(Chunk::oldest_position).min();
-        let from = open.map_or(now, |open| open.min(now));
+        let from = self.journal_position();
+        self.journal.carried = 0;
         let generation = serving.table.generation;
         let about = self.about(serving).encode_to_vec();
         let layout = layout(serving);
@@ -247,6 +244,12 @@ impl Shard {
             {
                 self.checkpointing = Some(checkpoint);
                 return Ok(None);
+            }
+            if writing_group != Some(first) && !checkpoint.is_in_bucket() {
+                let is_alone = serving.table.chunks[slot_index].group.is_none() && first.parameter == id.parameter;
+                let of_unit = if is_alone { slot_index } else { serving.table.slot_index(first).expect("it is here") };
+                let carried = serving.carry(&mut self.journal, &serving.table.unit(of_unit));
+                carried.map_err(|refusal| Failure::Call(refusal.text))?;
             }
             let chunk = &mut serving.table.chunks[slot_index];
             if chunk.bucket().is_some() {
@@ -366,8 +369,7 @@ fn restore_marks(chunk: &mut Chunk, version: Version, marks: MarksMessage) {
     chunk.version = version;
     chunk.updates_beyond = marks.updates_beyond;
     chunk.heard = marks.heard.iter().map(TrainerMarks::from).collect();
-    let open = marks.open.into_iter().map(OpenMessage::open).collect();
-    chunk.restored = Some(Box::new(RestoredState { position: marks.position, open, decided: marks.decided }));
+    chunk.restored = Some(marks.position);
 }
 
 /// The parameters and the number of trainers that the first record of a checkpoint declares.

@@ -1,5 +1,7 @@
 //! Buckets: rows that come in parts, twice, or not at all, tables that are full, and bytes that are no rows.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 use prost::Message;
 
@@ -113,7 +115,8 @@ fn parts_that_are_cut_otherwise_when_they_come_again_replace_the_first_ones() {
 /// How many contributions there are of which parts are missing.
 fn gathered(stage: &Stage) -> usize {
     let Phase::Serving(serving) = &stage.shard.phase else { panic!("it serves") };
-    serving.table.chunks[0].bucket().expect("it is sparse").open().count()
+    let bucket = serving.table.chunks[0].bucket().expect("it is sparse");
+    bucket.gathered().map(|(trainer, call, ..)| (trainer, call)).collect::<BTreeSet<_>>().len()
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! What a checkpoint carries over. It has the value of a chunk as of a position of the journal, and what the value
+//! lacks comes behind that position: gradients, values and decided rounds that wait are written to the journal once
+//! more when the chunk is written. A restart then takes the chunk and goes on with the records behind it.
+
+use super::bucket::Bucket;
+use super::call::CallId;
+use super::chunk::Chunk;
+use super::contribution::{Contribution, PushHeader, RowsLease};
+use super::decided::RoundsRecord;
+use super::flow::DecidedRound;
+use super::group::UpdateUnit;
+use super::journal::ShardJournal;
+use super::reply::Refusal;
+use super::serving::Serving;
+use crate::accumulator::AccumulatorPace;
+use crate::dtype::ElementType;
+use crate::ids::{Generation, Round, TrainerId};
+use crate::wire::{Entry, Frame, Head, Kind, PushMessage};
+
+impl Serving {
+    /// Writes what the values of a unit lack to the journal, in the order in which a replay takes it in.
+    ///
+    /// # Errors
+    /// When the disk takes no record.
+    pub(super) fn carry(&self, journal: &mut ShardJournal, unit: &UpdateUnit) -> Result<(), Refusal> {
+        let slot_indices = unit.slot_indices();
+        let chunks = || slot_indices.iter().map(|slot_index| &self.table.chunks[*slot_index]);
+        if journal.open.is_none() || chunks().all(Chunk::lacks_nothing) {
+            return Ok(());
+        }
+        for chunk in chunks() {
+            self.carry_folded(journal, chunk)?;
+            for (trainer, call, round, rows) in chunk.bucket().into_iter().flat_map(Bucket::gathered) {
+                let frame = push_frame(self.table.generation, (trainer, call), &PushMessage::default());
+                carry_rows(journal, chunk, &frame, round, rows)?;
+            }
+        }
+        if self.flows.of(slot_indices[0]).pace != AccumulatorPace::Rounds {
+            return self.carry_alone(journal, slot_indices);
+        }
+        for chunk in chunks() {
+            carry_set(journal, chunk, |before| before == 0)?;
+            chunk.round.loose(false).try_for_each(|one| self.carry_gradient(journal, chunk, one))?;
+        }
+        self.carry_decided(journal, slot_indices, false)?;
+        for chunk in chunks() {
+            carry_set(journal, chunk, |before| before == 1)?;
+            chunk.round.loose(true).try_for_each(|one| self.carry_gradient(journal, chunk, one))?;
+        }
+        self.carry_decided(journal, slot_indices, true)?;
+        chunks().try_for_each(|chunk| carry_set(journal, chunk, |before| 1 < before))
+    }
+
+    /// Carries the first gradients of an open round, of which only the sum is left.
+    fn carry_folded(&self, journal: &mut ShardJournal, chunk: &Chunk) -> Result<(), Refusal> {
+        let Some((contributions, sum)) = chunk.round.folded(chunk.bytes) else { return Ok(()) };
+        let mut record = RoundsRecord::new();
+        let entry = Entry { bytes: chunk.bytes, ..chunk.open_entry() };
+        record.add(entry, contributions);
+        journal.carry(&record.finish_open(self.table.generation), &[sum]).map(drop)
+    }
+
+    /// Carries the decided rounds of some chunks.
+    fn carry_decided(&self, journal: &mut ShardJournal, slot_indices: &[usize], is_next: bool) -> Result<(), Refusal> {
+        let recorded = slot_indices.iter().filter(|slot| self.table.chunks[**slot].round.is_recorded(is_next));
+        let decided: Vec<DecidedRound> =
+            recorded.map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }).collect();
+        let (_, refused) = self.append_rounds(&decided, |frame, payloads| journal.carry(frame, payloads));
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Carries gradients that are updates of their own, in the order in which they are applied: first those that have
+    /// entered, of which a group waits for the rest. A value that is set comes behind some of its chunk's.
+    fn carry_alone(&self, journal: &mut ShardJournal, slot_indices: &[usize]) -> Result<(), Refusal> {
+        let of_unit = |is_next: bool| {
+            let chunks = slot_indices.iter().map(|slot_index| &self.table.chunks[*slot_index]).enumerate();
+            chunks.flat_map(move |(at, chunk)| chunk.round.loose(is_next).map(move |one| (at, chunk, one)))
+        };
+        let mut ahead: Vec<_> = of_unit(true).collect();
+        ahead.sort_by_key(|(.., one)| one.sending.arrival);
+        let mut carried = vec![0; slot_indices.len()];
+        for (at, chunk, one) in of_unit(false).chain(ahead) {
+            carry_set(journal, chunk, |before| before == carried[at])?;
+            self.carry_gradient(journal, chunk, one)?;
+            carried[at] += 1;
+        }
+        let mut rest = slot_indices.iter().zip(carried);
+        rest.try_for_each(|(slot_index, carried)| {
+            carry_set(journal, &self.table.chunks[*slot_index], |before| carried <= before)
+        })
+    }
+
+    fn carry_gradient(&self, journal: &mut ShardJournal, chunk: &Chunk, one: &Contribution) -> Result<(), Refusal> {
+        let PushHeader { call, rate, ref settings, is_void, is_pass, .. } = *one.sending;
+        let message = PushMessage { rate, is_void, settings: settings.clone(), is_pass };
+        // The answer may go to a later call, whose gradient was not taken.
+        let mut frame = push_frame(self.table.generation, (one.trainer, call), &message);
+        if !one.rows.is_empty() {
+            return one.rows.iter().try_for_each(|rows| carry_rows(journal, chunk, &frame, one.round, rows));
+        }
+        let gradient = one.gradient();
+        frame.entries.push(entry(chunk, one.round, one.element_type, gradient.as_ref().map_or(0, |_| one.bytes)));
+        let payload: Vec<&[u8]> = gradient.iter().map(|gradient| gradient.bytes).collect();
+        journal.carry(&frame, &payload).map(drop)
+    }
+}
+
+/// Carries rows of a bucket, as a frame with this head.
+fn carry_rows(
+    journal: &mut ShardJournal,
+    chunk: &Chunk,
+    frame: &Frame,
+    round: Round,
+    rows: &RowsLease,
+) -> Result<(), Refusal> {
+    let mut frame = frame.clone();
+    frame.entries.push(entry(chunk, round, rows.element_type, rows.bytes));
+    journal.carry(&frame, &[&rows.lease.bytes()[..rows.bytes as usize]]).map(drop)
+}
+
+/// Carries the value that waits to be set, if the count of updates before it is right.
+fn carry_set(journal: &mut ShardJournal, chunk: &Chunk, is_right: impl FnOnce(u64) -> bool) -> Result<(), Refusal> {
+    let Some(set) = chunk.deferred_set.as_ref() else { return Ok(()) };
+    if !is_right(set.after.0.saturating_sub(chunk.version.0)) {
+        return Ok(());
+    }
+    let frame = Frame { entries: [set.entry].into_iter().collect(), control: set.control.clone(), head: set.head };
+    let payload = set.replacement.payload(set.entry.bytes);
+    let payload: Vec<&[u8]> = payload.iter().map(AsRef::as_ref).collect();
+    journal.carry(&frame, &payload).map(drop)
+}
+
+/// A push of a call, without entries.
+fn push_frame(generation: Generation, (trainer, call): (TrainerId, CallId), message: &PushMessage) -> Frame {
+    let CallId { incarnation, sequence } = call;
+    Frame::with_control(Head { trainer, incarnation, sequence, generation, ..Head::new(Kind::Push) }, message)
+}
+
+fn entry(chunk: &Chunk, round: Round, element_type: ElementType, bytes: u32) -> Entry {
+    Entry { bytes, ..Entry::bare(chunk.id, round, element_type) }
+}
