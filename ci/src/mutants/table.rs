@@ -38,6 +38,7 @@ const PRESENCE: &str = "core/src/server/presence.rs";
 const RECORD: &str = "core/src/server/record.rs";
 const ROUND: &str = "core/src/server/round.rs";
 const CONTEXT: &str = "core/src/server/context.rs";
+const CARRY: &str = "core/src/server/carry.rs";
 const DECIDED: &str = "core/src/server/decided.rs";
 const PULLS: &str = "core/src/server/pulls.rs";
 const SETS: &str = "core/src/server/sets.rs";
@@ -54,6 +55,7 @@ const LOST_HOST: &[&str] = &["server::tests::lost_host"];
 const NOT_FINITE: &[&str] = &["server::tests::nonfinite"];
 const JOURNALS: &[&str] = &["checkpoint::journal"];
 const OWNERS: &[&str] = &["checkpoint::owner"];
+const LAST_CHECKPOINT: &[&str] = &["server::tests::stalled::a_last_checkpoint"];
 const RECORDS: &[&str] = &["server::tests::records"];
 const RESTARTS: &[&str] = &["server::tests::restart"];
 const STATES: &[&str] = &["checkpoint::coordinator"];
@@ -74,8 +76,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a failed append is acknowledged",
         SHARD_JOURNAL,
-        "appended.map_err(|failure| {",
-        "if MUTANT && appended.is_err() { return Ok(0); }\n        appended.map_err(|failure| {",
+        "append(journal, &parts).map_err(|failure| {",
+        "append(journal, &parts).or_else(|failure| if MUTANT { Ok(0) } else { Err(failure) }).map_err(|failure| {",
         JOINS,
     ),
     mutant(
@@ -172,8 +174,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a push is acknowledged before its round has its record",
         CONTEXT,
-        "|| *position == UNLOGGED)",
-        "|| *position == UNLOGGED && !MUTANT)",
+        "|| !is_logged)",
+        "|| !is_logged && !MUTANT)",
         RECORDS,
     ),
     mutant(
@@ -212,18 +214,46 @@ pub(super) const MUTANTS: &[Mutant] = &[
         RESTARTS,
     ),
     mutant(
+        "a checkpoint carries nothing over",
+        CARRY,
+        "if journal.open.is_none() ||",
+        "if MUTANT || journal.open.is_none() ||",
+        RECORDS,
+    ),
+    mutant(
+        "a checkpoint does not carry over a decided round",
+        CARRY,
+        "round.is_recorded(is_next));",
+        "round.is_recorded(is_next) && !MUTANT);",
+        LAST_CHECKPOINT,
+    ),
+    mutant(
+        "a checkpoint does not carry over a value that waits to be set",
+        CARRY,
+        "if !is_right(",
+        "if MUTANT || !is_right(",
+        LAST_CHECKPOINT,
+    ),
+    mutant(
+        "a checkpoint does not carry over the sum of an open round",
+        ROUND,
+        "filter(|_| !has_record)?",
+        "filter(|_| !has_record && !MUTANT)?",
+        RECORDS,
+    ),
+    mutant(
+        "a carried gradient of a group comes before that of its owner",
+        CARRY,
+        "of_unit(false).chain(ahead)",
+        "{ if MUTANT { of_unit(true).collect::<Vec<_>>() } else { of_unit(false).collect() } }.into_iter().chain(if MUTANT { of_unit(false).collect() } else { ahead })",
+        RESTARTS,
+    ),
+    mutant(
         "rounds that were complete at a kill are not decided",
         SNAPSHOT,
         "self.decide_complete();",
         "if !MUTANT { self.decide_complete(); }",
         RESTARTS,
-    ),
-    mutant(
-        "the journal is cut behind a round that is decided and not closed",
-        ROUND,
-        "positions.chain(self.records()).min()",
-        "positions.chain(self.records().filter(|_| !MUTANT)).min()",
-        &["server::tests::stalled::a_last_checkpoint"],
     ),
     mutant(
         "a duplicate push is applied again",
@@ -353,21 +383,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         &["server::tests::rounds::a_duplicate_that_waits"],
     ),
     mutant(
-        "a replayed gradient that the value has is summed again",
-        SERVER_REPLAY,
-        "Some(open) if !is_there && open.stage == ContributionStage::Ahead => chunk.round.add_ahead(contribution),",
-        "Some(open) if !is_there && open.stage == ContributionStage::Ahead => chunk.round.add_ahead(contribution),\n\
-         None if MUTANT && !is_there => self.enter(cx, slot_index, contribution),",
-        &["server::tests::restart::half_a_gradient"],
-    ),
-    mutant(
-        "a gradient that was open is lost in a restart",
-        SERVER_REPLAY,
-        "Some(_) if !is_there => self.enter(cx, slot_index, contribution),",
-        "Some(_) if !is_there && !MUTANT => self.enter(cx, slot_index, contribution),",
-        LOST_HOST,
-    ),
-    mutant(
         "the mark of a push is older than the push",
         CALL,
         "call <= self",
@@ -391,8 +406,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a chunk takes what its checkpoint has as new",
         SERVER_REPLAY,
-        "self.restored.as_ref().is_some_and(|restored| position < restored.position)",
-        "!MUTANT && self.restored.as_ref().is_some_and(|restored| position < restored.position)",
+        "self.restored.is_some_and(|restored| position < restored)",
+        "!MUTANT && self.restored.is_some_and(|restored| position < restored)",
         &["server::tests::restart::rounds_survive_every_kill"],
     ),
     mutant(
@@ -408,13 +423,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "self.held.partition_point(|one| one.sender() <= sender);",
         "if MUTANT { self.held.len() } else { self.held.partition_point(|one| one.sender() <= sender) };",
         &["server::tests::rounds::the_order_of_arrival"],
-    ),
-    mutant(
-        "a checkpoint says that the journal is needed from its end on",
-        SNAPSHOT,
-        "let from = open.map_or(now, |open| open.min(now));",
-        "let from = if MUTANT { now } else { open.map_or(now, |open| open.min(now)) };",
-        LOST_HOST,
     ),
     mutant(
         "marks are not restored",
@@ -436,13 +444,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "chunk.version = version;",
         "if !MUTANT { chunk.version = version; }",
         LOST_HOST,
-    ),
-    mutant(
-        "decided rounds are not restored as such",
-        SNAPSHOT,
-        "decided: marks.decided",
-        "decided: if MUTANT { Vec::new() } else { marks.decided }",
-        &["server::tests::stalled::a_last_checkpoint"],
     ),
     mutant(
         "a checkpoint's file is not synced before its rename",

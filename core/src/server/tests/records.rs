@@ -282,3 +282,51 @@ fn a_record_is_no_frame_of_a_connection() {
     script.stage.deliver(0, &Parcel { frame: Frame::bare(head), body: Vec::new() });
     assert_eq!(script.stage.errors(), ["a shard has no answer to a frame of kind Rounds"]);
 }
+
+/// Takes a checkpoint of a shard, and brings back what it and the journal behind it have.
+fn saved(script: &mut Script, memory: &InMemory) -> Stage {
+    let stage = &mut script.stage;
+    assert!(stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
+    let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+    writer.expect("all of it was written").finish().expect("the disk is well");
+    stage.shard.commit().expect("the disk is well");
+    stage.retain_journal().expect("the disk is well");
+    let mut again = restarted(stage.plan.clone(), memory);
+    again.actors = stage.actors.clone();
+    for (trainer, actor) in stage.actors.clone() {
+        again.connect(trainer, actor.incarnation);
+    }
+    again.answers.clear();
+    again
+}
+
+#[test]
+fn a_checkpoint_carries_over_the_sum_of_an_open_rounds_first_gradients() {
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    // Another order of summation has other bits.
+    let plan = Plan::new(Mode::Sync, Merge::Sum, 7).with("w", Float32, 1, SGD);
+    let mut script = kept(plan, &disk);
+    script.run(
+        "push 0 1 w=1e8 -> *\n push 1 1 w=1 -> *\n push 2 1 w=-1e8 -> *\n push 3 1 w=1 -> *
+         push 5 1 w=1e8 -> *\n push 6 1 w=-1e8 -> *\n push 0 2 w=3 ->",
+    );
+    let again = saved(&mut script, &memory);
+    let rest = "push 4 1 w=1 -> *\n push 1 2 w=3 -> *\n show w -> *";
+    let mut again = Script::new(again);
+    again.run(rest);
+    script.run(rest);
+    assert_eq!(again.stage.contents(), script.stage.contents());
+    assert_eq!(again.stage.contents()[0].1.0, 1);
+}
+
+#[test]
+fn a_checkpoint_carries_over_a_gradient_under_the_call_that_brought_it() {
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let mut script = kept(plan(Mode::Sync, 2), &disk);
+    // The next life of trainer 0 sends another gradient for the round, which counts the first.
+    script.run("push 0 1 w=1 -> *\n reborn 0\n push 0 1 w=5 -> 0 done w@1");
+    let mut again = Script::new(saved(&mut script, &memory));
+    again.run("push 1 1 w=1 -> *\n show w -> w@1=-2");
+}
