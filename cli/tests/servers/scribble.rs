@@ -133,8 +133,8 @@ fn lend_some(client: &Client, tensor: &Tensor, times: usize, seed: u64) {
     });
 }
 
-/// What is applied is what is journalled, whatever the trainer writes in between: the gradient that a record has, and
-/// that of which a round is the sum.
+/// A server applies the bytes that it has journalled, whatever the trainer writes in between: a gradient, or the sum of
+/// a round.
 #[test]
 fn values_that_a_trainer_scribbled_are_the_same_after_a_kill() {
     let mut prng = SeededPrng::of("scribbled");

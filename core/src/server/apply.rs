@@ -1,9 +1,8 @@
 //! Application of checked frames: those that change state, live or replayed, and requests.
 
 use super::admission::{no_answer_to, not_initialised};
-use super::context::Context;
+use super::context::{Context, Origin};
 use super::frames::{Leases, ReceivedFrame, decode};
-use super::group::SlotIndices;
 use super::reply::{Refusal, Replies};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
@@ -19,14 +18,14 @@ impl Shard {
         leases: Leases,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        let ReceivedFrame { now, peer, position, frame, admitted } = *arrived;
+        let ReceivedFrame { now, peer, origin, frame, admitted } = *arrived;
         self.changes += 1;
         match frame.head.kind {
             Kind::Init => return self.init(peer, frame, leases, replies),
             Kind::Finish => return self.finish(peer, frame, replies),
             _ => {}
         }
-        let Some((serving, mut cx)) = self.serving(now, peer, position, replies) else { return Err(not_initialised()) };
+        let Some((serving, mut cx)) = self.serving(now, peer, origin, replies) else { return Err(not_initialised()) };
         if peer.is_none() {
             // Replay has no other peers to serve, so one turn may replay everything.
             cx.replay_left = u64::MAX;
@@ -43,20 +42,20 @@ impl Shard {
         Ok(())
     }
 
-    /// The serving state, and the resources for a frame at this journal position or, without a peer, for the shard's
+    /// The serving state, and the resources for a frame of this origin or, without a peer, for the shard's
     /// own work. None before the parameters are initialised.
     pub(super) fn serving<'a>(
         &'a mut self,
         now: Now,
         peer: Option<PeerId>,
-        position: Option<u64>,
+        origin: Origin,
         replies: &'a mut Replies,
     ) -> Option<(&'a mut Serving, Context<'a>)> {
         let Phase::Serving(serving) = &mut self.phase else { return None };
         let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
         let (device, replay_left) = (self.device.as_mut(), self.replays);
         let (nanos, counters) = (self.nanos, self.counters.as_ref());
-        let (journal, is_replay) = (&mut self.journal, self.replaying.is_some());
+        let journal = &mut self.journal;
         Some((
             serving,
             Context {
@@ -69,10 +68,8 @@ impl Shard {
                 replies,
                 trainers,
                 peer,
-                position,
-                received: SlotIndices::new(),
+                origin,
                 journal,
-                is_replay,
                 replay_left,
             },
         ))
@@ -86,9 +83,9 @@ impl Shard {
         leases: Leases,
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        let ReceivedFrame { now, position, frame, .. } = *arrived;
+        let ReceivedFrame { now, origin, frame, .. } = *arrived;
         match frame.head.kind {
-            Kind::Pull => match self.serving(now, Some(peer), position, replies) {
+            Kind::Pull => match self.serving(now, Some(peer), origin, replies) {
                 Some((serving, mut cx)) => serving.pull(&mut cx, peer, frame, leases),
                 None => Err(not_initialised()),
             },

@@ -1,41 +1,47 @@
-//! What a checkpoint carries over. It has the value of a chunk as of a position of the journal, and what the value
-//! lacks comes behind that position: gradients, values and decided rounds that wait are written to the journal once
-//! more when the chunk is written. A restart then takes the chunk and goes on with the records behind it.
+//! Carried records of a checkpoint. It has the value of a chunk as of a position of the journal. Gradients, values and
+//! decided rounds that wait then are written to the journal once more, behind that position, when the chunk is written.
+//! A restart takes the chunk and goes on with the records behind it.
+//!
+//! Only the table is read here, so that a checkpoint can carry over whatever the shard is doing.
 
 use super::bucket::Bucket;
 use super::call::CallId;
 use super::chunk::Chunk;
 use super::contribution::{Contribution, PushHeader, RowsLease};
-use super::decided::RoundsRecord;
-use super::flow::DecidedRound;
+use super::decided::{DecidedRound, RoundsRecord};
 use super::group::UpdateUnit;
+use super::initialisation::ChunkTable;
 use super::journal::ShardJournal;
 use super::reply::Refusal;
-use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::dtype::ElementType;
 use crate::ids::{Generation, Round, TrainerId};
 use crate::wire::{Entry, Frame, Head, Kind, PushMessage};
 
-impl Serving {
+impl ChunkTable {
     /// Writes what the values of a unit lack to the journal, in the order in which a replay takes it in.
     ///
     /// # Errors
     /// When the disk takes no record.
-    pub(super) fn carry(&self, journal: &mut ShardJournal, unit: &UpdateUnit) -> Result<(), Refusal> {
+    pub(super) fn carry(
+        &self,
+        journal: &mut ShardJournal,
+        unit: &UpdateUnit,
+        pace: AccumulatorPace,
+    ) -> Result<(), Refusal> {
         let slot_indices = unit.slot_indices();
-        let chunks = || slot_indices.iter().map(|slot_index| &self.table.chunks[*slot_index]);
+        let chunks = || slot_indices.iter().map(|slot_index| &self.chunks[*slot_index]);
         if journal.open.is_none() || chunks().all(Chunk::lacks_nothing) {
             return Ok(());
         }
         for chunk in chunks() {
             self.carry_folded(journal, chunk)?;
             for (trainer, call, round, rows) in chunk.bucket().into_iter().flat_map(Bucket::gathered) {
-                let frame = push_frame(self.table.generation, (trainer, call), &PushMessage::default());
+                let frame = push_frame(self.generation, (trainer, call), &PushMessage::default());
                 carry_rows(journal, chunk, &frame, round, rows)?;
             }
         }
-        if self.flows.of(slot_indices[0]).pace != AccumulatorPace::Rounds {
+        if pace != AccumulatorPace::Rounds {
             return self.carry_alone(journal, slot_indices);
         }
         for chunk in chunks() {
@@ -57,12 +63,12 @@ impl Serving {
         let mut record = RoundsRecord::new();
         let entry = Entry { bytes: chunk.bytes, ..chunk.open_entry() };
         record.add(entry, contributions);
-        journal.carry(&record.finish_open(self.table.generation), &[sum]).map(drop)
+        journal.carry(&record.finish_open(self.generation), &[sum]).map(drop)
     }
 
     /// Carries the decided rounds of some chunks.
     fn carry_decided(&self, journal: &mut ShardJournal, slot_indices: &[usize], is_next: bool) -> Result<(), Refusal> {
-        let recorded = slot_indices.iter().filter(|slot| self.table.chunks[**slot].round.is_recorded(is_next));
+        let recorded = slot_indices.iter().filter(|slot| self.chunks[**slot].round.is_recorded(is_next));
         let decided: Vec<DecidedRound> =
             recorded.map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }).collect();
         let (_, refused) = self.append_rounds(&decided, |frame, payloads| journal.carry(frame, payloads));
@@ -73,7 +79,7 @@ impl Serving {
     /// entered, of which a group waits for the rest. A value that is set comes behind some of its chunk's.
     fn carry_alone(&self, journal: &mut ShardJournal, slot_indices: &[usize]) -> Result<(), Refusal> {
         let of_unit = |is_next: bool| {
-            let chunks = slot_indices.iter().map(|slot_index| &self.table.chunks[*slot_index]).enumerate();
+            let chunks = slot_indices.iter().map(|slot_index| &self.chunks[*slot_index]).enumerate();
             chunks.flat_map(move |(at, chunk)| chunk.round.loose(is_next).map(move |one| (at, chunk, one)))
         };
         let mut ahead: Vec<_> = of_unit(true).collect();
@@ -86,7 +92,7 @@ impl Serving {
         }
         let mut rest = slot_indices.iter().zip(carried);
         rest.try_for_each(|(slot_index, carried)| {
-            carry_set(journal, &self.table.chunks[*slot_index], |before| carried <= before)
+            carry_set(journal, &self.chunks[*slot_index], |before| carried <= before)
         })
     }
 
@@ -94,7 +100,7 @@ impl Serving {
         let PushHeader { call, rate, ref settings, is_void, is_pass, .. } = *one.sending;
         let message = PushMessage { rate, is_void, settings: settings.clone(), is_pass };
         // The answer may go to a later call, whose gradient was not taken.
-        let mut frame = push_frame(self.table.generation, (one.trainer, call), &message);
+        let mut frame = push_frame(self.generation, (one.trainer, call), &message);
         if !one.rows.is_empty() {
             return one.rows.iter().try_for_each(|rows| carry_rows(journal, chunk, &frame, one.round, rows));
         }

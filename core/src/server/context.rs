@@ -1,9 +1,9 @@
 //! The surroundings of a frame: where it comes from, and the resources that it is handled with.
 
+use super::chunk::Chunk;
 use super::contribution::{Contribution, PushHeader};
 use super::counters::ShardCounters;
 use super::device::Device;
-use super::group::SlotIndices;
 use super::journal::ShardJournal;
 use super::pool::Pool;
 use super::presence::Presence;
@@ -13,13 +13,27 @@ use crate::port::Kernels;
 use crate::time::Now;
 use crate::wire::{Entry, Flags};
 
-/// Where a frame comes from.
+/// Where a frame comes from, and its journal record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// A connection.
+    /// A connection. It is a record, if a journal is kept.
     Live,
-    /// The journal: the position of the record.
+    /// A connection, or the shard's own turn. It is no record: its gradients come with those of their rounds.
+    Unlogged,
+    /// The journal, which a restart replays: the position of the record.
     Journal(u64),
+}
+
+impl Origin {
+    pub(super) fn is_replay(self) -> bool {
+        matches!(self, Self::Journal(_))
+    }
+
+    /// Whether a frame is older than the restored state of a chunk.
+    #[inline]
+    pub(super) fn is_before_restored(self, chunk: &Chunk) -> bool {
+        matches!((self, chunk.restored), (Self::Journal(position), Some(restored)) if position < restored)
+    }
 }
 
 /// Resources for handling one frame.
@@ -36,13 +50,8 @@ pub(super) struct Context<'a> {
     pub(super) trainers: &'a Presence,
     /// The connection that sent the frame and gets its answers; none in replay and in the shard's own turns.
     pub(super) peer: Option<PeerId>,
-    /// Position of the frame's journal record, if it is one.
-    pub(super) position: Option<u64>,
-    /// Chunks whose flow has a new gradient of the frame.
-    pub(super) received: SlotIndices,
+    pub(super) origin: Origin,
     pub(super) journal: &'a mut ShardJournal,
-    /// Whether a restart replays the journal: it decides nothing again.
-    pub(super) is_replay: bool,
     /// Remaining budget for replaying missed row updates, in bytes of weights.
     pub(super) replay_left: u64,
 }

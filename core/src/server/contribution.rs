@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::call::CallId;
+use super::group::SlotIndices;
 use super::pool::Pool;
 use super::waiters::Waiter;
 use crate::accumulator::Sent;
@@ -42,13 +43,18 @@ pub(super) struct PushHeader {
     pub(super) head: Head,
 }
 
-/// Headers of earlier pushes, whose memory is used again when no contribution has them.
+/// The pushes of a shard.
 #[derive(Default)]
-pub(super) struct PushHeaders {
+pub(super) struct ShardPushes {
+    /// How many there have been.
+    pub(super) count: u64,
+    /// Chunks that have a new gradient of the current one.
+    pub(super) received: SlotIndices,
+    /// Headers of earlier ones, whose memory is used again when no contribution has them.
     kept: VecDeque<Arc<PushHeader>>,
 }
 
-impl PushHeaders {
+impl ShardPushes {
     /// Shares a header, in the memory of the oldest if that is free. `live` headers are in use at once in most rounds.
     pub(super) fn share(&mut self, header: PushHeader, live: usize) -> Arc<PushHeader> {
         let mut shared = None;

@@ -171,6 +171,13 @@ impl<'a> RoundsRecord<'a> {
     }
 }
 
+/// A round that is decided: the open one of a chunk, or the one after it.
+#[derive(Clone, Copy)]
+pub(super) struct DecidedRound {
+    pub(super) slot_index: usize,
+    pub(super) is_next: bool,
+}
+
 /// Whether both have gradients of the same frames.
 fn has_frames_of(last: &[Contribution], next: &[Contribution]) -> bool {
     let is_same = |(one, other): (&Contribution, &Contribution)| {

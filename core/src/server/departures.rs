@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::call::CallId;
 use super::chunk::Chunk;
-use super::context::Context;
+use super::context::{Context, Origin};
 use super::group::GroupIndex;
 use super::reply::Refusal;
 use super::serving::Serving;
@@ -21,7 +21,7 @@ impl Serving {
             cx.replies.done_whole(cx.peer, head);
             return Ok(());
         }
-        self.forget_gathered(cx.position, head.trainer);
+        self.forget_gathered(cx.origin, head.trainer);
         for group in (0..self.table.groups.len()).map(GroupIndex::new) {
             if self.unfinished_push(group, head.trainer).is_some() {
                 self.withdraw_push(cx, head.trainer, group);
@@ -40,7 +40,7 @@ impl Serving {
     }
 
     /// Makes a departed trainer active again, at its first push.
-    pub(super) fn rejoin(&mut self, position: Option<u64>, head: &Head) {
+    pub(super) fn rejoin(&mut self, origin: Origin, head: &Head) {
         if !self.is_rejoin(head) {
             return;
         }
@@ -50,7 +50,7 @@ impl Serving {
         for slot_index in 0..self.table.chunks.len() {
             let chunk = &self.table.chunks[slot_index];
             let others = self.active().filter(|one| *one != head.trainer).map(|one| chunk.heard(one).clock).min();
-            if position.is_none_or(|position| !chunk.is_before_restored(position)) {
+            if !origin.is_before_restored(chunk) {
                 let heard = self.table.chunks[slot_index].heard_mut(head.trainer);
                 heard.clock = heard.clock.max(others.unwrap_or(0));
             }

@@ -11,16 +11,15 @@
 use super::chunk::as_half;
 use super::context::Context;
 use super::contribution::{Contribution, PushHeader};
-use super::decided::RoundsRecord;
+use super::decided::DecidedRound;
 use super::group::{SlotIndices, UpdateUnit};
-use super::reply::Refusal;
 use super::round::FOLD_AT;
 use super::serving::Serving;
 use super::stalls::StallReason;
 use super::totals::ShareStep;
 use crate::accumulator::AccumulatorPace;
-use crate::ids::{Round, TrainerId};
-use crate::wire::{Entry, Flags, Frame};
+use crate::ids::TrainerId;
+use crate::wire::{Entry, Flags};
 
 /// The gradient that a unit receives next.
 #[derive(Clone, Copy)]
@@ -31,14 +30,7 @@ enum NextGradient {
     Ahead(usize, TrainerId),
 }
 
-/// A round that is decided: the open one of a chunk, or the one after it.
-#[derive(Clone, Copy)]
-pub(super) struct DecidedRound {
-    pub(super) slot_index: usize,
-    pub(super) is_next: bool,
-}
-
-/// What a look at a unit has done.
+/// The outcome of a look at a unit.
 enum UnitStep {
     /// A round is closed, or a share published.
     Advanced,
@@ -139,7 +131,7 @@ impl Serving {
     /// gradients, and then that of the total. Appends what is to be recorded. A replay decides nothing.
     fn decide(&mut self, cx: &Context<'_>, slot_index: usize, decided: &mut Vec<DecidedRound>) {
         let pace = self.flows.of(slot_index).pace;
-        if pace != AccumulatorPace::Rounds || cx.is_replay {
+        if pace != AccumulatorPace::Rounds || cx.origin.is_replay() {
             return;
         }
         let unit = self.table.unit(slot_index);
@@ -176,7 +168,7 @@ impl Serving {
         }
         let (gradients, total) = self.split_total(unit);
         let mut decided = Vec::new();
-        if cx.is_replay
+        if cx.origin.is_replay()
             || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].decided == 0)
             || slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index))
         {
@@ -238,35 +230,12 @@ impl Serving {
         self.merge_decided(cx, &mut decided);
         let journal = &mut *cx.journal;
         let (recorded, refused) =
-            self.append_rounds(&decided, |frame, payloads| journal.append(frame, payloads.iter().copied()));
+            self.table.append_rounds(&decided, |frame, payloads| journal.append(frame, payloads.iter().copied()));
         decided[..recorded].iter().for_each(|one| self.note_recorded(cx, *one));
         if let Some(refusal) = refused {
             tracing::warn!("decided rounds wait for their record: {}", refusal.text);
             decided[recorded..].iter().for_each(|one| self.await_record(cx.now, one.slot_index));
         }
-    }
-
-    /// Appends records of decided rounds. Returns how many rounds have theirs, and why the others have none: the chunks
-    /// of a group have theirs together.
-    pub(super) fn append_rounds(
-        &self,
-        decided: &[DecidedRound],
-        mut append: impl FnMut(&Frame, &[&[u8]]) -> Result<u64, Refusal>,
-    ) -> (usize, Option<Refusal>) {
-        let (mut whole, mut end, mut first) = (0, 0, None);
-        while end < decided.len() {
-            let (record, payloads) = self.next_record(&decided[end..]);
-            end += record.rounds();
-            let group = |one: &DecidedRound| Some((self.table.chunks[one.slot_index].group?, one.is_next));
-            let next = decided.get(end).and_then(group);
-            let continues = next.is_some() && next == group(&decided[end - 1]);
-            match append(&record.finish(self.table.generation, first, continues), &payloads) {
-                Ok(position) if continues => first = first.or(Some(position)),
-                Ok(_) => (whole, first) = (end, None),
-                Err(refusal) => return (whole, Some(refusal)),
-            }
-        }
-        (whole, None)
     }
 
     /// Merges the gradients of decided rounds whose records have the sum. Units without a lease are stalled.
@@ -285,28 +254,6 @@ impl Serving {
             self.stall(first, StallReason::Memory);
             decided.retain(|one| self.table.unit(one.slot_index).slot_indices()[0] != first);
         }
-    }
-
-    /// The record of as many of these rounds as fit one, and its payloads.
-    fn next_record<'a>(&'a self, decided: &[DecidedRound]) -> (RoundsRecord<'a>, Vec<&'a [u8]>) {
-        let (mut record, mut payloads) = (RoundsRecord::new(), Vec::new());
-        for one in decided {
-            let chunk = &self.table.chunks[one.slot_index];
-            let contributions = chunk.round.part(one.is_next);
-            let number = Round(chunk.version.0 + 1 + u64::from(one.is_next));
-            let mut entry = Entry::bare(chunk.id, number, chunk.element_type);
-            if chunk.round.is_recorded_whole(one.is_next, chunk.bucket().is_some()) {
-                entry.bytes = chunk.bytes;
-            }
-            if !record.fits(&entry, contributions.len()) {
-                break;
-            }
-            if 0 < entry.bytes {
-                payloads.push(chunk.round.merged(one.is_next, chunk.bytes));
-            }
-            record.add(entry, contributions);
-        }
-        (record, payloads)
     }
 
     /// Notes a round's record, and answers the pushes that have waited for it and not for the value.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use super::context::Origin;
 use super::reply::Refusal;
 use crate::ids::PeerId;
 use crate::memory::Lease;
@@ -33,8 +34,7 @@ pub(super) type Leases = SmallVec<[Lease; 1]>;
 pub(super) struct ReceivedFrame<'a> {
     pub(super) now: Now,
     pub(super) peer: Option<PeerId>,
-    /// Position of its journal record, if it is one.
-    pub(super) position: Option<u64>,
+    pub(super) origin: Origin,
     pub(super) frame: &'a Frame,
     /// The entries of a push.
     pub(super) admitted: &'a [Admitted],

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::admission::PushVerdict;
 use super::call::CallId;
 use super::compiled_flows::Sender;
-use super::context::Context;
+use super::context::{Context, Origin};
 use super::contribution::{Contribution, PushHeader};
 use super::frames::Admitted;
 use super::serving::Serving;
@@ -27,14 +27,14 @@ impl Serving {
     ) {
         assert_eq!(frame.entries.len(), admitted.len(), "the frame was checked");
         let (trainer, call) = (frame.head.trainer, CallId::of(&frame.head));
-        let (is_logged, arrival) = (cx.position.is_some(), self.arrivals);
-        self.arrivals += 1;
+        let (is_logged, arrival) = (cx.origin != Origin::Unlogged, self.pushes.count);
+        self.pushes.count += 1;
         cx.counters.gradients.add(frame.entries.len() as u64);
         let PushMessage { rate, is_void, settings, is_pass } = message.clone();
         let (nanos, peer, head) = (cx.nanos, cx.peer, frame.head);
         let header = PushHeader { call, rate, settings, is_void, is_pass, is_logged, arrival, nanos, peer, head };
-        let sending = self.headers.share(header, self.job.trainers as usize);
-        self.rejoin(cx.position, &frame.head);
+        let sending = self.pushes.share(header, self.job.trainers as usize);
+        self.rejoin(cx.origin, &frame.head);
         let mut body = body.into_iter();
         for (entry, admitted) in frame.entries.iter().zip(admitted) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
@@ -60,8 +60,14 @@ impl Serving {
                 self.push_entry(cx, *admitted, contribution);
             }
         }
-        let mut received = std::mem::take(&mut cx.received);
+        self.advance_received(cx);
+    }
+
+    /// Advances the chunks that have a new gradient of the frame.
+    fn advance_received(&mut self, cx: &mut Context<'_>) {
+        let mut received = std::mem::take(&mut self.pushes.received);
         self.advance(cx, &mut received);
+        self.pushes.received = received;
     }
 
     /// Whether the gradients of a push come to the journal with their rounds alone: each round counts them in memory of
@@ -88,15 +94,14 @@ impl Serving {
     #[inline]
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, admitted: Admitted, contribution: Contribution) {
         let slot_index = admitted.slot_index();
-        if !admitted.is_new && cx.received.contains(&slot_index) {
+        if !admitted.is_new && self.pushes.received.contains(&slot_index) {
             // The frame names the chunk twice.
-            let mut received = std::mem::take(&mut cx.received);
-            self.advance(cx, &mut received);
+            self.advance_received(cx);
         }
         if self.is_before_restored(cx, slot_index) {
             // The checkpoint has it, or carries it over.
         } else if admitted.is_new && !self.is_closed(slot_index, contribution.round) {
-            cx.received.push(slot_index);
+            self.pushes.received.push(slot_index);
             self.take_in(cx, slot_index, Some(contribution));
         } else {
             self.push_again(cx, slot_index, contribution);
@@ -120,7 +125,7 @@ impl Serving {
         let chunk = &mut self.table.chunks[slot_index];
         match known {
             PushVerdict::New => {
-                cx.received.push(slot_index);
+                self.pushes.received.push(slot_index);
                 return self.take_in(cx, slot_index, Some(again));
             }
             PushVerdict::Applied => self.answer_applied(cx, slot_index, &again),

@@ -36,11 +36,12 @@ impl Shard {
             self.check_room(frame)?;
         }
         if is_mutating {
-            self.begin_run(&frame.head, self.journal_position())?;
+            self.begin_run(&frame.head, Origin::Live)?;
         }
         if is_logged {
             let appended = self.journal.append(frame, body.iter().map(Incoming::bytes));
-            arrived.position = Some(appended.map_err(|refusal| self.without_end(refusal))?);
+            appended.map_err(|refusal| self.without_end(refusal))?;
+            arrived.origin = Origin::Live;
         }
         let leases = body.into_iter().filter_map(|incoming| match incoming {
             Incoming::Chunk { lease, .. } => Some(lease),
@@ -68,7 +69,7 @@ impl Shard {
         if !lacks(&self.phase) {
             return Ok(());
         }
-        if let Some((serving, mut cx)) = self.serving(now, None, None, replies) {
+        if let Some((serving, mut cx)) = self.serving(now, None, Origin::Unlogged, replies) {
             serving.record_again(&mut cx);
         }
         if !lacks(&self.phase) {

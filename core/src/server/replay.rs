@@ -3,7 +3,6 @@
 
 use prost::Message;
 
-use super::chunk::Chunk;
 use super::context::{Context, Origin};
 use super::decided::{RecordedRound, RecordedRounds, RoundsMessage};
 use super::frames::{Leases, ReceivedFrame};
@@ -17,14 +16,6 @@ use crate::ids::Round;
 use crate::memory::Lease;
 use crate::time::Now;
 use crate::wire::{Frame, HEADER_BYTES, HelloMessage, Kind, Prefix};
-
-impl Origin {
-    /// Whether a frame is older than the restored state of a chunk.
-    #[inline]
-    pub(super) fn is_before_restored(self, chunk: &Chunk) -> bool {
-        matches!(self, Self::Journal(position) if chunk.is_before_restored(position))
-    }
-}
 
 impl Shard {
     /// Applies one journal record through the check and apply path of live frames, without replies.
@@ -53,7 +44,7 @@ impl Shard {
         if self.check_state(&frame, origin, &mut admitted).is_err() {
             return Ok(());
         }
-        if self.begin_run(&frame.head, position).is_err() {
+        if self.begin_run(&frame.head, origin).is_err() {
             return Ok(());
         }
         let leases = self.leases_of(&frame, payload).map_err(|failure| damaged(failure.to_string()))?;
@@ -61,8 +52,7 @@ impl Shard {
             // The check passed before the frame was journalled; this call reserves room for new rows.
             let _ = serving.check_rows(&frame, leases.iter().map(Lease::bytes), origin);
         }
-        let arrived =
-            ReceivedFrame { now: Now(0), peer: None, position: Some(position), frame: &frame, admitted: &admitted };
+        let arrived = ReceivedFrame { now: Now(0), peer: None, origin, frame: &frame, admitted: &admitted };
         let _ = self.apply(&arrived, leases, &mut Replies::default());
         Ok(())
     }
@@ -109,7 +99,7 @@ impl Shard {
         }
         self.replaying = Some(RecordedRounds::default());
         let mut replies = Replies::default();
-        match self.serving(Now(0), None, Some(recorded.position), &mut replies) {
+        match self.serving(Now(0), None, Origin::Journal(recorded.position), &mut replies) {
             Some((serving, mut cx)) => {
                 cx.replay_left = u64::MAX;
                 serving.close_recorded(&mut cx, recorded)
@@ -185,13 +175,6 @@ impl Serving {
 
     /// Whether this frame is older than the chunk's checkpoint.
     pub(super) fn is_before_restored(&self, cx: &Context<'_>, slot_index: usize) -> bool {
-        cx.position.is_some_and(|position| self.table.chunks[slot_index].is_before_restored(position))
-    }
-}
-
-impl Chunk {
-    /// Whether a frame at this journal position is older than the restored state of this chunk.
-    pub(super) fn is_before_restored(&self, position: u64) -> bool {
-        self.restored.is_some_and(|restored| position < restored)
+        cx.origin.is_before_restored(&self.table.chunks[slot_index])
     }
 }

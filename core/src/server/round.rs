@@ -31,14 +31,14 @@ pub(super) type Gradients<'a> = SmallVec<[Gradient<'a>; 8]>;
 pub(super) struct OpenRound {
     /// At most one per trainer, as in `ahead`.
     contributions: PieceList<Contribution>,
-    merged: Merged,
+    merged: MergedRound,
     /// Contributions to the round after it. Allocated when a trainer is ahead for the first time.
-    ahead: Option<Box<(PieceList<Contribution>, Merged)>>,
+    ahead: Option<Box<(PieceList<Contribution>, MergedRound)>>,
 }
 
-/// What is known of a round beside its contributions.
+/// The sum of a round's contributions, and its record.
 #[derive(Default)]
-struct Merged {
+struct MergedRound {
     /// The sum of its first gradients, or of all.
     sum: Option<Lease>,
     /// Whether the journal has the record that decided it.
@@ -162,7 +162,7 @@ impl OpenRound {
         if is_next { self.all_ahead() } else { self.contributions() }
     }
 
-    fn part_mut(&mut self, is_next: bool) -> (&mut PieceList<Contribution>, &mut Merged) {
+    fn part_mut(&mut self, is_next: bool) -> (&mut PieceList<Contribution>, &mut MergedRound) {
         match &mut self.ahead {
             Some(ahead) if is_next => (&mut ahead.0, &mut ahead.1),
             _ => (&mut self.contributions, &mut self.merged),
@@ -190,7 +190,7 @@ impl OpenRound {
         {
             return lone.copy_out(pool);
         }
-        fold_before(contributions, merged, kernels, pool, (element_type, bytes), None)
+        fold_before((contributions, merged), kernels, pool, (element_type, bytes), None)
     }
 
     /// The merged gradient of the open round, or of the next one.
@@ -286,8 +286,7 @@ impl OpenRound {
         let loose = self.contributions().iter().filter(|one| one.gradient.is_some() && ready(&one.trainer)).count();
         if loose >= FOLD_AT {
             // Without a lease for the sum the gradients stay apart, which costs memory only.
-            let (contributions, merged) = self.part_mut(false);
-            let _ = fold_before(contributions, merged, kernels, pool, (element_type, bytes), open);
+            let _ = fold_before(self.part_mut(false), kernels, pool, (element_type, bytes), open);
         }
     }
 
@@ -305,8 +304,7 @@ impl OpenRound {
         {
             return Ok(());
         }
-        let (contributions, merged) = self.part_mut(false);
-        fold_before(contributions, merged, kernels, pool, (element_type, bytes), None)
+        fold_before(self.part_mut(false), kernels, pool, (element_type, bytes), None)
     }
 
     /// Takes the gradients out for a device, in summation order; the contributions' records stay.
@@ -350,7 +348,7 @@ impl OpenRound {
         Ok(())
     }
 
-    /// Ends the round. What is merged of the next one, and its record, become the open round's.
+    /// Ends the round. The sum of the next one, and its record, become the open round's.
     pub(super) fn close(&mut self) {
         self.merged = self.ahead.as_mut().map(|ahead| std::mem::take(&mut ahead.1)).unwrap_or_default();
         self.contributions.clear();
@@ -359,8 +357,7 @@ impl OpenRound {
 
 /// Sums the contributions of the trainers before `end`, or of all.
 fn fold_before(
-    contributions: &mut PieceList<Contribution>,
-    merged: &mut Merged,
+    (contributions, merged): (&mut PieceList<Contribution>, &mut MergedRound),
     kernels: &mut dyn Kernels,
     pool: &mut Pool,
     (element_type, bytes): (ElementType, u32),

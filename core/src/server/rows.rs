@@ -161,9 +161,8 @@ impl Serving {
     }
 
     /// Drops the partial contributions of a departed trainer.
-    pub(super) fn forget_gathered(&mut self, position: Option<u64>, trainer: TrainerId) {
-        let is_known = |chunk: &Chunk| position.is_some_and(|position| chunk.is_before_restored(position));
-        for chunk in self.table.chunks.iter_mut().filter(|chunk| !is_known(chunk)) {
+    pub(super) fn forget_gathered(&mut self, origin: Origin, trainer: TrainerId) {
+        for chunk in self.table.chunks.iter_mut().filter(|chunk| !origin.is_before_restored(chunk)) {
             if let Some(bucket) = chunk.bucket_mut() {
                 bucket.forget(trainer, |_| true);
             }

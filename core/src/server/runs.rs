@@ -6,6 +6,7 @@
 
 use super::chunk::Chunk;
 use super::compiled_flows::Flows;
+use super::context::Origin;
 use super::job::Job;
 use super::presence::TrainerLife;
 use super::reply::Refusal;
@@ -18,7 +19,7 @@ use crate::wire::{ErrorCode, Head};
 
 impl Shard {
     /// Begins the run of a frame's sender, if it is newer than the shard's.
-    pub(super) fn begin_run(&mut self, head: &Head, position: u64) -> Result<(), Refusal> {
+    pub(super) fn begin_run(&mut self, head: &Head, origin: Origin) -> Result<(), Refusal> {
         let run = self.trainers.run_of(TrainerLife::of(head));
         let Phase::Serving(serving) = &self.phase else { return Ok(()) };
         if !serving.is_new(run) || serving.table.generation != head.generation {
@@ -31,7 +32,7 @@ impl Shard {
                 .map_err(|failure| Refusal::invalid(format!("a run of {trainers} trainers: {failure}")))?;
         }
         if let Phase::Serving(serving) = &mut self.phase {
-            serving.begin_run(run, position);
+            serving.begin_run(run, origin);
         }
         self.changes += 1;
         Ok(())
@@ -80,7 +81,7 @@ impl Serving {
         Err(Refusal::new(ErrorCode::Invalid, text))
     }
 
-    fn begin_run(&mut self, run: JobRun, position: u64) {
+    fn begin_run(&mut self, run: JobRun, origin: Origin) {
         let returning = self.participants.begin(run.number, self.job.trainers);
         if returning.is_empty() {
             return;
@@ -91,7 +92,7 @@ impl Serving {
         let Self { flows, table, job, .. } = self;
         for (slot_index, chunk) in table.chunks.iter_mut().enumerate() {
             let has_clocks = matches!(flows.of(slot_index).pace, AccumulatorPace::Bounded(_));
-            if !has_clocks || chunk.is_before_restored(position) {
+            if !has_clocks || origin.is_before_restored(chunk) {
                 continue;
             }
             let all = (0..job.trainers).map(TrainerId);

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use super::bucket::{RowsAnswer, RowsWorkspace};
 use super::compiled_flows::Flows;
-use super::contribution::PushHeaders;
+use super::contribution::ShardPushes;
 use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
 use super::needs::Holdings;
@@ -25,9 +25,7 @@ pub(super) struct Serving {
     pub(super) table: ChunkTable,
     pub(super) flows: Flows,
     pub(super) participants: Participants,
-    /// Count of pushes so far.
-    pub(super) arrivals: u64,
-    pub(super) headers: PushHeaders,
+    pub(super) pushes: ShardPushes,
     pub(super) stalls: Stalls,
     /// Pulls of rows that take several turns, in round-robin order.
     pub(super) slow_pulls: VecDeque<RowsPull>,
@@ -63,8 +61,7 @@ impl Serving {
             table,
             flows,
             participants,
-            arrivals: 0,
-            headers: PushHeaders::default(),
+            pushes: ShardPushes::default(),
             stalls: Stalls::default(),
             slow_pulls: VecDeque::new(),
             waits: WaitIndex::default(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::bucket::RowsWorkspace;
 use super::checkpointing::Checkpointing;
 use super::compiled_flows::Flows;
-use super::context::Context;
+use super::context::{Context, Origin};
 use super::counters::ShardCounters;
 use super::decided::RecordedRounds;
 use super::device::Device;
@@ -355,7 +355,7 @@ impl Shard {
         if let Phase::Serving(serving) = &self.phase {
             self.changes += u64::from(serving.is_stalled());
         }
-        if let Some((serving, mut cx)) = self.serving(now, None, None, &mut replies) {
+        if let Some((serving, mut cx)) = self.serving(now, None, Origin::Unlogged, &mut replies) {
             work(serving, &mut cx);
         }
         replies.flush(|peer| self.peers.contains_key(&peer), out);
@@ -427,7 +427,7 @@ impl Shard {
             Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
             Ok(()) => {
                 let admitted = &found.admitted;
-                let arrived = ReceivedFrame { now, peer: Some(peer), position: None, frame, admitted };
+                let arrived = ReceivedFrame { now, peer: Some(peer), origin: Origin::Unlogged, frame, admitted };
                 self.record_and_apply(peer, arrived, body, &mut replies)
             }
             Err(refusal) => Err(refusal),

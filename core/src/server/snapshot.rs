@@ -248,7 +248,8 @@ impl Shard {
             if writing_group != Some(first) && !checkpoint.is_in_bucket() {
                 let is_alone = serving.table.chunks[slot_index].group.is_none() && first.parameter == id.parameter;
                 let of_unit = if is_alone { slot_index } else { serving.table.slot_index(first).expect("it is here") };
-                let carried = serving.carry(&mut self.journal, &serving.table.unit(of_unit));
+                let (unit, pace) = (serving.table.unit(of_unit), serving.flows.of(of_unit).pace);
+                let carried = serving.table.carry(&mut self.journal, &unit, pace);
                 carried.map_err(|refusal| Failure::Call(refusal.text))?;
             }
             let chunk = &mut serving.table.chunks[slot_index];
