@@ -1,6 +1,6 @@
 //! A trainer that writes into its lent buffers while the server reads them, against the contract, harms itself alone:
-//! the server starts again after every kill with the values that it had, and the sums of the others are exact. Ten kills
-//! of each run by default, a hundred with `PSERVER_FULL=1`.
+//! the server starts again after every kill with the values that it had, and the sums of the others are exact. Each run
+//! has ten kills, or a hundred with `PSERVER_FULL=1`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

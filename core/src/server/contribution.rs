@@ -32,7 +32,7 @@ pub(super) struct PushHeader {
     pub(super) is_void: bool,
     /// Whether its sender has no gradient for the frame's parameters.
     pub(super) is_pass: bool,
-    /// Whether it is a journal record. The trainer of one that is none has no answer, and sends it again after a restart.
+    /// Whether it is a journal record. If not, its trainer has no answer, and sends it again after a restart.
     pub(super) is_logged: bool,
     /// Time of its arrival, as in `Context::nanos`.
     pub(super) nanos: u64,

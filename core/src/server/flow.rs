@@ -68,6 +68,13 @@ impl Serving {
         }
     }
 
+    /// Advances the chunks that have a new gradient of the frame.
+    pub(super) fn advance_received(&mut self, cx: &mut Context<'_>) {
+        let mut received = std::mem::take(&mut self.pushes.received);
+        self.advance(cx, &mut received);
+        self.pushes.received = received;
+    }
+
     /// Decides the complete rounds of these chunks' units, updates and publishes what may be, and goes on until nothing
     /// is left to do. Rounds that are complete together have one record.
     pub(super) fn advance(&mut self, cx: &mut Context<'_>, slot_indices: &mut SlotIndices) {
@@ -353,7 +360,7 @@ impl Serving {
         }
     }
 
-    /// Whether the open round of a chunk is decided. Where each gradient is a round of its own, one that has entered is.
+    /// Whether the open round of a chunk is decided: where each gradient is a round of its own, once one has entered.
     #[inline]
     pub(super) fn is_decided(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
         let chunk = &self.table.chunks[slot_index];

@@ -20,10 +20,11 @@
 //!
 //! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
 //! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets`, `runs` and
-//! `departures`, `flow` (from a received gradient to the decided round and the published value), `recording` (the record of
-//! decided rounds), `update` (the next value, a file for each case), `half_precision` (answers in half precision), `retry`, `waits` and `watch` (stalled work, overdue requests,
-//! and their log lines). The disk has `checkpointing`, `marks`, `snapshot`, `carry`, `replay` and `survey`, server 0
-//! `coordinator`, `membership` (ranks and server slots) and `resumed` (settings of a restart beside those of the job).
+//! `departures`, `flow` (from a received gradient to the decided round and the published value), `recording` (the
+//! record of decided rounds), `update` (the next value, a file for each case), `half_precision` (answers in half
+//! precision), `retry`, `waits` and `watch` (stalled work, overdue requests, and their log lines). The disk has
+//! `checkpointing`, `marks`, `snapshot`, `carry`, `replay` and `survey`, server 0 `coordinator`, `membership` (ranks
+//! and server slots) and `resumed` (settings of a restart beside those of the job).
 
 mod admission;
 mod apply;

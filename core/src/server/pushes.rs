@@ -63,13 +63,6 @@ impl Serving {
         self.advance_received(cx);
     }
 
-    /// Advances the chunks that have a new gradient of the frame.
-    fn advance_received(&mut self, cx: &mut Context<'_>) {
-        let mut received = std::mem::take(&mut self.pushes.received);
-        self.advance(cx, &mut received);
-        self.pushes.received = received;
-    }
-
     /// Whether the gradients of a push come to the journal with their rounds alone: each round counts them in memory of
     /// this process, and its record is written before the push is answered.
     pub(super) fn is_recorded_with_rounds(&self, frame: &Frame, admitted: &[Admitted]) -> bool {

@@ -198,7 +198,7 @@ impl Shard {
         }
     }
 
-    /// Ends expired waits, and tries records again that the disk did not take. Call when [`Shard::deadline`] has passed.
+    /// Ends expired waits, and tries refused records again. Call when [`Shard::deadline`] has passed.
     pub fn expire(&mut self, now: Now, out: &mut Vec<ServerOutput>) {
         self.log_waits(now);
         let limit = self.options.round_timeout;
