@@ -249,6 +249,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         RESTARTS,
     ),
     mutant(
+        "dropped parts of rows come back with a restart",
+        SERVER_REPLAY,
+        "if recorded.kind == RoundsRecordKind::Dropped {",
+        "if recorded.kind == RoundsRecordKind::Dropped && MUTANT { continue; }\n\
+         if recorded.kind == RoundsRecordKind::Dropped {",
+        &["server::tests::restart::a_part_that_was_refused"],
+    ),
+    mutant(
         "rounds that were complete at a kill are not decided",
         SNAPSHOT,
         "self.decide_complete();",

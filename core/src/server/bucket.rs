@@ -96,7 +96,7 @@ struct PartialContribution {
 /// A contribution dropped because parts are missing.
 pub(super) struct AbandonedContribution {
     pub(super) trainer: TrainerId,
-    call: CallId,
+    pub(super) call: CallId,
     pub(super) there: usize,
     pub(super) count: usize,
     /// The part with the highest number, if received, which awaits an answer.

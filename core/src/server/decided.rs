@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use prost::Message;
+use prost::{Enumeration, Message};
 use rustc_hash::FxHashMap;
 
 use super::call::CallId;
@@ -41,9 +41,21 @@ pub(super) struct RoundsMessage {
     /// Whether the next record belongs to the same decision.
     #[prost(bool, tag = "6")]
     pub(super) continues: bool,
-    /// Whether the round is open: these are its first gradients, of which only the sum is left.
-    #[prost(bool, tag = "7")]
-    pub(super) is_open: bool,
+    /// The sort of record.
+    #[prost(enumeration = "RoundsRecordKind", tag = "7")]
+    kind: i32,
+}
+
+/// The sort of a record of rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum RoundsRecordKind {
+    /// The rounds are decided.
+    Decided = 0,
+    /// The round is open: these are its first gradients, of which only the sum is left.
+    Open = 1,
+    /// The parts of these contributions are dropped: the others have not come.
+    Dropped = 2,
 }
 
 /// A frame whose gradients rounds count.
@@ -158,8 +170,24 @@ impl<'a> RoundsRecord<'a> {
 
     /// The finished record of the first gradients of an open round.
     pub(super) fn finish_open(mut self, generation: Generation) -> Frame {
-        self.message.is_open = true;
+        self.message.set_kind(RoundsRecordKind::Open);
         self.finish(generation, None, false)
+    }
+
+    /// The record of a dropped contribution to a bucket.
+    pub(super) fn dropped(entry: Entry, generation: Generation, trainer: TrainerId, call: CallId) -> Frame {
+        let CallId { incarnation, sequence } = call;
+        let frame = CountedFrameMessage {
+            trainer: trainer.0,
+            incarnation: incarnation.0,
+            sequence: sequence.0,
+            ..CountedFrameMessage::default()
+        };
+        let lists = vec![CountedMessage { frames: vec![0], without: Vec::new() }];
+        let mut message = RoundsMessage { frames: vec![frame], lists, list_of: vec![0], ..RoundsMessage::default() };
+        message.set_kind(RoundsRecordKind::Dropped);
+        let head = Head { generation, ..Head::new(Kind::Rounds) };
+        Frame { entries: [entry].into_iter().collect(), ..Frame::with_control(head, &message) }
     }
 
     /// The finished record: `first` is the position of the decision's first one, and `continues` says that another one
@@ -196,8 +224,7 @@ pub(super) struct RecordedRounds {
     /// The position of their first record.
     pub(super) position: u64,
     pub(super) rounds: Vec<RecordedRound>,
-    /// Whether they are open.
-    pub(super) is_open: bool,
+    pub(super) kind: RoundsRecordKind,
 }
 
 /// A decided round as the journal has it.

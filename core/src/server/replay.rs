@@ -4,7 +4,7 @@
 use prost::Message;
 
 use super::context::{Context, Origin};
-use super::decided::{RecordedRound, RecordedRounds, RoundsMessage};
+use super::decided::{RecordedRound, RecordedRounds, RoundsMessage, RoundsRecordKind};
 use super::frames::{Leases, ReceivedFrame};
 use super::group::{GroupIndex, SlotIndices};
 use super::presence::TrainerLife;
@@ -83,7 +83,7 @@ impl Shard {
         let mut leases = self.leases_of(&frame, payload)?.into_iter();
         let earlier = std::mem::take(&mut self.replaying).unwrap_or_default();
         let mut recorded = match message.first {
-            None => RecordedRounds { position, rounds: Vec::new(), is_open: message.is_open },
+            None => RecordedRounds { position, rounds: Vec::new(), kind: message.kind() },
             Some(first) if first == earlier.position && !earlier.rounds.is_empty() => earlier,
             Some(first) => {
                 return Err(Failure::call(format!("it continues a decision at {first}, which is not there")));
@@ -126,12 +126,19 @@ impl Serving {
     /// Closes decided rounds with the gradients that their record counts.
     fn close_recorded(&mut self, cx: &mut Context<'_>, recorded: RecordedRounds) -> Result<(), Failure> {
         let mut slot_indices = SlotIndices::new();
-        let is_open = recorded.is_open;
+        let is_open = recorded.kind == RoundsRecordKind::Open;
         for round in recorded.rounds {
             let (id, number) = (round.entry.id, round.entry.round);
             let damaged = |what: String| Failure::Node(format!("round {number} of chunk {id:?}: {what}"));
             let slot_index = self.table.slot_index(id).ok_or_else(|| damaged("there is no such chunk".to_owned()))?;
             if self.is_before_restored(cx, slot_index) {
+                continue;
+            }
+            if recorded.kind == RoundsRecordKind::Dropped {
+                let bucket = self.table.chunks[slot_index].bucket_mut();
+                let bucket = bucket.ok_or_else(|| damaged("it is not of rows".to_owned()))?;
+                let dropped = round.counted.iter().map(|one| &one.header);
+                dropped.for_each(|one| bucket.forget(one.head.trainer, |call| call == one.call));
                 continue;
             }
             self.take_in(cx, slot_index, None);

@@ -13,6 +13,7 @@ use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::{Context, Origin};
 use super::contribution::{Contribution, RowsLease};
+use super::decided::RoundsRecord;
 use super::frames::Admitted;
 use super::reply::Refusal;
 use super::serving::{RowsPull, Serving};
@@ -172,9 +173,13 @@ impl Serving {
     /// Drops contributions whose parts are missing for `limit`, and logs their trainers.
     pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, slot_index: usize, limit: Duration) {
         let Some(bucket) = self.table.chunks[slot_index].bucket_mut() else { return };
-        for AbandonedContribution { trainer, there, count, closing, .. } in
+        for AbandonedContribution { trainer, call, there, count, closing } in
             bucket.give_up(|since| since + limit <= cx.now)
         {
+            let entry = self.table.chunks[slot_index].open_entry();
+            let record = RoundsRecord::dropped(entry, self.table.generation, trainer, call);
+            // Without the record a restart drops them when their time is up again.
+            let _ = cx.journal.append(&record, std::iter::empty());
             let text = format!(
                 "{}: {there} of {count} parts of the rows of trainer {trainer} arrived, and no other for {:.1} s; they \
                  were dropped",

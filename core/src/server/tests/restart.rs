@@ -662,6 +662,9 @@ fn a_part_that_was_refused_is_not_in_the_journal() {
     let mut again = Stage::empty(plan);
     restore(&mut again, &storage, false);
     assert_eq!(again.contents(), stage.contents(), "nothing was put together");
+    again.connect(0, Incarnation(1));
+    again.deliver(0, &second);
+    assert_eq!(again.contents()[0].1, Version(0), "the dropped parts are not there to be completed");
 }
 
 fn course(mode: impl Strategy<Value = Mode>, changes: u64) -> impl Strategy<Value = Course> {
