@@ -39,6 +39,7 @@ const RECORD: &str = "core/src/server/record.rs";
 const ROUND: &str = "core/src/server/round.rs";
 const CONTEXT: &str = "core/src/server/context.rs";
 const CARRY: &str = "core/src/server/carry.rs";
+const RECORDING: &str = "core/src/server/recording.rs";
 const DECIDED: &str = "core/src/server/decided.rs";
 const PULLS: &str = "core/src/server/pulls.rs";
 const SETS: &str = "core/src/server/sets.rs";
@@ -187,7 +188,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a record has no sum of gradients that the journal lacks",
-        SERVER_FLOW,
+        RECORDING,
         "entry.bytes = chunk.bytes;",
         "entry.bytes = if MUTANT { 0 } else { chunk.bytes };",
         RECORDS,
@@ -209,8 +210,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a replay decides rounds again",
         SERVER_FLOW,
-        "if pace != AccumulatorPace::Rounds || cx.is_replay {",
-        "if pace != AccumulatorPace::Rounds || cx.is_replay && !MUTANT {",
+        "if pace != AccumulatorPace::Rounds || cx.origin.is_replay() {",
+        "if pace != AccumulatorPace::Rounds || cx.origin.is_replay() && !MUTANT {",
         RESTARTS,
     ),
     mutant(
@@ -413,9 +414,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a chunk takes what its checkpoint has as new",
-        SERVER_REPLAY,
-        "self.restored.is_some_and(|restored| position < restored)",
-        "!MUTANT && self.restored.is_some_and(|restored| position < restored)",
+        CONTEXT,
+        "matches!((self, chunk.restored),",
+        "!MUTANT && matches!((self, chunk.restored),",
         &["server::tests::restart::rounds_survive_every_kill"],
     ),
     mutant(
