@@ -364,7 +364,11 @@ impl SimCluster {
         let seed = self.prng.next();
         let birth = ServerBirth { settings: &self.settings, network: &self.network, clock: &self.clock, seed };
         let is_again = host.starts > 0;
-        match host.start(&birth)? {
+        let records = host.records()?;
+        let started = host.start(&birth)?;
+        records.into_iter().for_each(|record| self.note(record));
+        let host = &mut self.servers[usize::from(server)];
+        match started {
             Ok(endpoints) => {
                 let now = self.clock.now();
                 for endpoint in endpoints {

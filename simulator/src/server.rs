@@ -1,14 +1,16 @@
 //! A server's host and the process on it: sessions of `node` over a simulated network and disk.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use pserver_client::answer;
-use pserver_core::checkpoint::OwnerRecord;
 use pserver_core::checkpoint::storage::InMemory;
+use pserver_core::checkpoint::{OwnerRecord, ReplayOptions, Storage, replay};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation};
+use pserver_core::server::record_name;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
@@ -112,7 +114,7 @@ impl ServerHost {
             host: format!("simulated-{index}"),
             since: "2027-01-15T08:00:00Z".to_owned(),
         };
-        let storage: Arc<dyn pserver_core::checkpoint::Storage> = Arc::new(disk.clone());
+        let storage: Arc<dyn Storage> = Arc::new(disk.clone());
         let machine_of = Arc::clone(&machine) as Arc<dyn ProcessMachine>;
         let options = ProcessOptions { settings, machine: machine_of, storage: Some(storage), owner };
         let process = match DrivenProcess::start(options) {
@@ -136,6 +138,32 @@ impl ServerHost {
         let endpoints = process.endpoints();
         self.process = Some(process);
         Ok(Ok(endpoints))
+    }
+
+    /// The sorts of records in the journals of its disk.
+    pub(crate) fn records(&self) -> Result<BTreeSet<&'static str>> {
+        let mut found = BTreeSet::new();
+        let server = format!("server-{}", self.index);
+        for name in self.disk.list(&server).unwrap_or_default() {
+            let directory = format!("{server}/{name}");
+            let segments = self.disk.list(&directory).unwrap_or_default();
+            let starts =
+                segments.iter().filter_map(|name| name.strip_prefix("journal-")?.split('-').nth(1)?.parse().ok());
+            let Some(from) = starts.min() else { continue };
+            let reading = ReplayOptions {
+                storage: &self.disk,
+                directory: &directory,
+                identity: None,
+                from,
+                accepts_torn_tail: true,
+            };
+            replay(&reading, &mut |_, record| {
+                found.extend(record_name(record));
+                Ok(())
+            })
+            .with_context(|| format!("the journal of {directory}"))?;
+        }
+        Ok(found)
     }
 
     /// Describes its processes, for a simulation that does not end.

@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::ids::{Generation, Incarnation, Sequence, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, TRAINERS_MAX};
 use crate::memory::Lease;
-use crate::wire::{Entry, Frame, Head, Kind, SettingMessage};
+use crate::wire::{Entry, Frame, HEADER_BYTES, Head, Kind, Prefix, SettingMessage};
 
 /// Numbers of counted gradients in one record, but for a round of more. With those of [`TRAINERS_MAX`] frames they stay
 /// below the limit of a control message.
@@ -89,6 +89,43 @@ struct CountedMessage {
     /// Which of them, counted from zero, are none: their trainer had no gradient.
     #[prost(uint32, repeated, tag = "2")]
     without: Vec<u32>,
+}
+
+/// The frame of a record, and its payloads.
+///
+/// # Errors
+/// Says how the record is damaged.
+pub(super) fn read_record(record: &[u8]) -> Result<(Frame, &[u8]), String> {
+    let (header, rest) = record.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| "no header".to_owned())?;
+    let prefix = Prefix::decode(header).map_err(|error| error.to_string())?;
+    let (table, payload) = rest.split_at_checked(prefix.rest_bytes()).ok_or("it ends within its entries")?;
+    Ok((prefix.finish(table).map_err(|error| error.to_string())?, payload))
+}
+
+/// The sort of a record of a shard's journal, in words; none of a damaged one.
+#[must_use]
+pub fn record_name(record: &[u8]) -> Option<&'static str> {
+    let (frame, _) = read_record(record).ok()?;
+    Some(match frame.head.kind {
+        Kind::Init => "a record of initial values",
+        Kind::Finish => "a record of the end of an initialisation",
+        Kind::Hello => "a record of a new process of a trainer",
+        Kind::Push => "a record of gradients",
+        Kind::Set => "a record of a value that is set",
+        Kind::Leave => "a record of a trainer that leaves",
+        Kind::Rounds => {
+            let message = RoundsMessage::decode(frame.control.as_slice()).ok()?;
+            match message.kind() {
+                RoundsRecordKind::Decided if frame.payload_bytes() > 0 => {
+                    "a record of decided rounds with their gradients"
+                }
+                RoundsRecordKind::Decided => "a record of decided rounds",
+                RoundsRecordKind::Open => "a record of the first gradients of an open round",
+                RoundsRecordKind::Dropped => "a record of dropped parts of rows",
+            }
+        }
+        _ => return None,
+    })
 }
 
 /// A record under construction.

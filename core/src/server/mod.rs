@@ -94,6 +94,7 @@ mod tests;
 pub use checkpointing::Checkpointing;
 pub use coordinator::{Coordinator, CoordinatorOutput};
 pub use counters::ShardCounters;
+pub use decided::record_name;
 pub use membership::{PeerOrigin, TrainerMember};
 pub use needs::{Holdings, Needs};
 pub use options::{CoordinatorOptions, NoRoom, NonFinite, OperatorSettings, ShardOptions};

@@ -4,7 +4,7 @@
 use prost::Message;
 
 use super::context::{Context, Origin};
-use super::decided::{RecordedRound, RecordedRounds, RoundsMessage, RoundsRecordKind};
+use super::decided::{RecordedRound, RecordedRounds, RoundsMessage, RoundsRecordKind, read_record};
 use super::frames::{Leases, ReceivedFrame};
 use super::group::{GroupIndex, SlotIndices};
 use super::presence::TrainerLife;
@@ -15,19 +15,13 @@ use crate::error::Failure;
 use crate::ids::Round;
 use crate::memory::Lease;
 use crate::time::Now;
-use crate::wire::{Frame, HEADER_BYTES, HelloMessage, Kind, Prefix};
+use crate::wire::{Frame, HelloMessage, Kind};
 
 impl Shard {
     /// Applies one journal record through the check and apply path of live frames, without replies.
     pub(super) fn replay(&mut self, position: u64, record: &[u8]) -> Result<(), Failure> {
         let damaged = |what: String| Failure::Node(format!("journal record at {position}: {what}"));
-        let (header, rest) = record.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| damaged("no header".into()))?;
-        let prefix = Prefix::decode(header).map_err(|error| damaged(error.to_string()))?;
-        if rest.len() < prefix.rest_bytes() {
-            return Err(damaged("it ends within its entries".into()));
-        }
-        let (table, payload) = rest.split_at(prefix.rest_bytes());
-        let frame = prefix.finish(table).map_err(|error| damaged(error.to_string()))?;
+        let (frame, payload) = read_record(record).map_err(damaged)?;
         if frame.head.kind == Kind::Rounds {
             return self.replay_rounds(position, frame, payload).map_err(|failure| damaged(failure.to_string()));
         }
