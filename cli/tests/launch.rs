@@ -128,7 +128,7 @@ fn trained_on_a_disk(bytes: u64) -> Option<(RunEnd, String)> {
     fs::create_dir(folder.path().join("disk")).expect("there is room");
     let text = format!(
         "mount -t tmpfs -o size={bytes} x disk && \"$0\" launch --trainers 2 --server-args '--checkpoint-dir disk/c \
-         --shards 1' -- ./digits mlp.program digits.csv 2 60 model.safetensors; ended=$?; ls disk/c/server-0/shard-0 > \
+         --shards 1' -- ./digits mlp.program digits.csv 2 90 model.safetensors; ended=$?; ls disk/c/server-0/shard-0 > \
          files; exit $ended"
     );
     let mut command = Command::new(container[0]);
