@@ -57,13 +57,10 @@ enum Command {
     /// options, variables of launchers, file or default.
     Env(env::EnvArgs),
     /// Train a small network on handwritten digits through real servers, all on this machine.
-    Quickstart(Quickstart),
+    Quickstart(quickstart::Args),
     /// One trainer of the quickstart.
     #[command(hide = true)]
     QuickstartTrainer(quickstart::trainer::DigitTrainerArgs),
-    /// One trainer of the quickstart with words.
-    #[command(hide = true)]
-    QuickstartWordTrainer(quickstart::word_trainer::WordTrainerArgs),
     /// Divide a program into parts for trainers and servers, and print or draw the parts.
     Transpile(Box<transpile::Args>),
     /// Print a training program of PaddlePaddle 2 (main and startup program) as a program, and to standard error what
@@ -86,22 +83,6 @@ enum Command {
     /// Write manual pages and completions for shells to a folder.
     #[command(hide = true)]
     Pages(pages::PagesArgs),
-}
-
-/// The digits, or another example.
-#[derive(clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
-struct Quickstart {
-    #[command(subcommand)]
-    example: Option<Example>,
-    #[command(flatten)]
-    digits: quickstart::Args,
-}
-
-#[derive(Subcommand)]
-enum Example {
-    /// Learn which words of the King James Bible are alike: a program with two tables, over trainers and servers.
-    Words(quickstart::WordArgs),
 }
 
 /// Runs the program with the arguments of a command line, its own name first. `program` is what it starts as processes
@@ -128,10 +109,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>, program: Option<PathBuf>) -
         Command::LaunchAgent => launch::run_agent(),
         Command::LaunchExec(args) => return ended(launch::run_part(&args)),
         Command::Env(args) => env::run(&args),
-        Command::Quickstart(Quickstart { example: Some(Example::Words(args)), .. }) => quickstart::run_words(&args),
-        Command::Quickstart(Quickstart { example: None, digits }) => quickstart::run(&digits),
+        Command::Quickstart(args) => quickstart::run(&args),
         Command::QuickstartTrainer(args) => quickstart::trainer::run(&args),
-        Command::QuickstartWordTrainer(args) => quickstart::word_trainer::run(&args),
         Command::Transpile(args) => transpile::run(&args),
         Command::ImportPaddle(args) => import_paddle::run(&args),
         Command::Convert(args) => program_file::convert(&args),

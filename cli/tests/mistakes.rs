@@ -162,7 +162,6 @@ const COMMANDS: &[Mistake] = &[
     ),
     ("quickstart|--rule|FOLDER/none", &["the rule's file", "No such file"]),
     ("quickstart|--rule|FOLDER/text.safetensors", &["text.safetensors", "line 1", "expected"]),
-    ("quickstart|words|--mode|delta", &["--mode delta", "expected sync or async"]),
     ("transpile|FOLDER/none", &["none", "No such file"]),
     ("transpile|FOLDER/text.safetensors", &["text.safetensors", ":1:1: found", "expected"]),
 ];

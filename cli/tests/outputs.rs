@@ -104,11 +104,9 @@ fn an_error_stream_that_takes_nothing_ends_no_work() {
     let folder = trained();
     let paddle = ["main", "startup"].map(|part| file(&format!("program/tests/paddle/autoencoder.{part}.pb")));
     let [main, startup] = paddle.map(|path| path.display().to_string());
-    let words = ["quickstart", "words", "--steps", "4", "--trainers", "1", "--servers", "1"];
-    let commands: [(&[&str], i32); 5] = [
+    let commands: [(&[&str], i32); 4] = [
         (&["import-paddle", &main, &startup, "-o", "imported.program"], 0),
         (&TRAIN, 0),
-        (&words, 0),
         (&["inspect", "none"], 3),
         (&["env", "trainer=x"], 1),
     ];

@@ -49,7 +49,6 @@ const OLD_MODULES: &[(&str, &str, &str)] = &[
     ("beginnings", "trainer/src", "initial_values"),
     ("terms", "trainer/src", "sharing"),
     ("conduct", "cli/src", "runner"),
-    ("word_conduct", "cli/src", "word_runner"),
     ("family", "cli/src", "children"),
     ("lifeline", "cli/src", "parent_death"),
     ("straight", "bench/src", "baseline"),

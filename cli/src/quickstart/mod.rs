@@ -4,8 +4,6 @@
 //! reaps every child on every path. Not here: the server itself; the library that trainers use
 //! ([`pserver_client`], [`pserver_trainer`]).
 //!
-//! `pserver quickstart words` is another example: [`words`], [`skip_gram`], [`word_trainer`], `word_runner`.
-//!
 //! Read in this order: [`digits`], [`network`], [`trainer`]; then `runner` (the parent) and `children` (child
 //! processes).
 
@@ -17,11 +15,7 @@ mod plan;
 mod rule;
 pub(crate) mod runner;
 mod shuffler;
-pub mod skip_gram;
 pub mod trainer;
-mod word_runner;
-pub mod word_trainer;
-pub mod words;
 
 #[cfg(test)]
 mod tests;
@@ -31,4 +25,4 @@ pub use plan::{Optimizer, Sharing, Way};
 pub use rule::RuleArgs;
 pub(crate) use runner::CHILDREN_MAX;
 pub use runner::{Args, run};
-pub use word_runner::{Args as WordArgs, run as run_words};
+pub use shuffler::Shuffler;

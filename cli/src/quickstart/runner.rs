@@ -13,7 +13,6 @@ use pserver_core::metrics::WorkMeter;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_transport::verbs::DeviceChoice;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::children::{ChildEvent, ChildId, Children};
 use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text, rdma_device};
@@ -234,11 +233,7 @@ fn listen(children: &mut Children, args: &Args, epochs: u32, trainers: &[ChildId
 
 /// Reads the trainers' reports, lines of JSON, until all have exited. Once trainer 0 is the last one, it is told to
 /// measure and save the model.
-pub(super) fn follow<R: DeserializeOwned>(
-    children: &mut Children,
-    trainers: &[ChildId],
-    mut take: impl FnMut(R) -> Result<()>,
-) -> Result<()> {
+fn follow(children: &mut Children, trainers: &[ChildId], mut take: impl FnMut(Report) -> Result<()>) -> Result<()> {
     let mut running = trainers.len();
     if running == 1 {
         children.tell(trainers[0], FINISH)?;
@@ -270,7 +265,7 @@ fn exited_early(children: &Children, child: ChildId) -> anyhow::Error {
 }
 
 /// The entry of a reporting trainer.
-pub(super) fn of_trainer<T>(all: &mut [T], trainer: u32) -> Result<&mut T> {
+fn of_trainer<T>(all: &mut [T], trainer: u32) -> Result<&mut T> {
     let known = usize::try_from(trainer).ok().and_then(|index| all.get_mut(index));
     known.with_context(|| format!("a report of trainer {trainer}, which was not started"))
 }

@@ -1,35 +1,36 @@
-//! Seeded shuffles and draws of the quickstart: the same on every machine, so that a run can be repeated.
+//! Seeded shuffles and draws of the quickstart and of examples: the same on every machine, so that runs can be
+//! repeated.
 
 use pserver_core::prng;
 
 /// A generator for one purpose.
-pub(super) struct Shuffler(prng::Prng);
+pub struct Shuffler(prng::Prng);
 
 impl Shuffler {
     /// A generator whose numbers follow from `seed` alone.
-    pub(super) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self(prng::Prng(seed))
     }
 
     /// A generator for one purpose among many: the same parts, in the same order, give the same numbers.
-    pub(super) fn of(parts: &[u64]) -> Self {
+    pub fn of(parts: &[u64]) -> Self {
         Self::new(parts.iter().fold(0, |state, &part| prng::mix(state ^ part)))
     }
 
     /// A number in `0.0 .. 1.0`, in steps of 2^-32.
-    pub(super) fn share(&mut self) -> f64 {
+    pub fn share(&mut self) -> f64 {
         f64::from(self.0.number()) / (f64::from(u32::MAX) + 1.0)
     }
 
     /// Puts `items` in an order that depends on nothing but the generator.
-    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
         }
     }
 
     /// An index below `bound`; the bias for the few thousand items here is under one in a million.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         let bound = u64::try_from(bound).expect("a length fits in 64 bits");
         usize::try_from((u64::from(self.0.number()) * bound) >> 32).expect("it is below a length")
     }

@@ -314,7 +314,7 @@ fn difference(new: &Tensor, old: &Tensor) -> Tensor {
 ///
 /// # Errors
 /// When it is infinite or no number: what to change.
-pub(super) fn finite(loss: f32) -> Result<f32> {
+fn finite(loss: f32) -> Result<f32> {
     ensure!(
         loss.is_finite(),
         "the training diverged: the loss is {loss}; expected a finite number, which a smaller learning rate gives"

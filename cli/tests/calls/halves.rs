@@ -1,11 +1,7 @@
 //! Values as halves, to the bit: on every way to the servers, beside trainers that have them whole, through servers
 //! that are killed.
 
-use std::cell::RefCell;
-use std::fs;
-use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::cluster::job::{Job, Local, TCP, client, folder, reader};
 use crate::cluster::process::Processes;
@@ -22,7 +18,6 @@ const ADAM: &str = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
 const CLIPPED: &str = "optimizer: SGD const_lr { learning_rate: 0.5 } clip_norm: 1.5";
 const SHM: &str = "shm://127.0.0.1:0";
 const ROUNDS: u64 = 4;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn tensors() -> Vec<Tensor> {
     vec![
@@ -231,30 +226,21 @@ fn what_is_not_had_as_halves_is_refused_by_name() {
     servers.stop();
 }
 
-/// Where the journals of a server's shards end, summed. A checkpoint removes segments, and the sum never falls: the
-/// name of a segment ends in the position of its first record.
-fn journalled(server: &Path) -> u64 {
-    let inside = |folder: &Path| fs::read_dir(folder).expect("it is there").map_while(Result::ok).collect::<Vec<_>>();
-    let end = |file: &fs::DirEntry| {
-        let name = file.file_name().into_string().ok()?;
-        let start: u64 = name.strip_prefix("journal-")?.rsplit('-').next()?.parse().ok()?;
-        Some(start + file.metadata().ok()?.len())
-    };
-    let shards = inside(server).into_iter().map(|shard| shard.path()).filter(|shard| shard.is_dir());
-    shards.map(|shard| inside(&shard).iter().filter_map(end).max().expect("a shard has a journal")).sum()
-}
+/// Reads during a call: some tens of milliseconds.
+const READS: u32 = 50;
 
-/// Rounds of two trainers that have the values as halves of two types. The second begins when `held` is over, which is
-/// called before each round and gives what is done while the first one's call is under way.
-fn course<'a>(coordinator: &Address, mut held: impl FnMut(u64) -> Box<dyn FnOnce() + 'a>) -> Vec<[Vec<Vec<u8>>; 2]> {
+/// Rounds of two trainers that have the values as halves of two types. The second begins when `meanwhile` is over. That
+/// is called while the first one's call is under way: the servers have answered a reader often since it began.
+fn course(coordinator: &Address, mut meanwhile: impl FnMut(u64)) -> Vec<[Vec<Vec<u8>>; 2]> {
     let tensors = tensors();
     let clients = [0, 1].map(|trainer| client(coordinator, trainer));
+    let reader = reader(coordinator);
     clients.iter().for_each(|client| assert!(begin(client, &tensors).is_ok(), "the job begins"));
     let round = |round| {
-        let meanwhile = held(round);
         thread::scope(|scope| {
             let first = scope.spawn(|| step(&clients[0], &tensors, Half::Float16, 0, round));
-            meanwhile();
+            (0..READS).for_each(|_| assert!(pull(&reader, &tensors).is_ok(), "there are values"));
+            meanwhile(round);
             let second = step(&clients[1], &tensors, Half::Bfloat16, 1, round);
             [first.join().expect("its round is closed"), second]
         })
@@ -263,33 +249,22 @@ fn course<'a>(coordinator: &Address, mut held: impl FnMut(u64) -> Box<dyn FnOnce
 }
 
 /// A call that a server had when it was killed is sent again when it is back, and what it brings is what it would have
-/// been.
+/// been. No answer can have left: the other trainer has sent nothing.
 #[test]
 fn halves_of_servers_that_are_killed_are_the_same() {
     let local = Local::start(&Job::new(2, 2));
-    let expected = course(&local.coordinator(), |_| Box::new(|| {}));
+    let expected = course(&local.coordinator(), |_| {});
     local.stop();
     let folder = folder();
-    let processes = Processes::start(Job::new(2, 2).with_checkpoints(folder.path()).with("--journal", "on"));
+    let mut processes = Processes::start(Job::new(2, 2).with_checkpoints(folder.path()).with("--journal", "on"));
     let coordinator = processes.coordinator();
-    let processes = RefCell::new(processes);
     let found = course(&coordinator, |round| {
-        if round % 2 == 0 {
-            return Box::new(|| {});
+        if round % 2 == 1 {
+            let server = usize::from(round % 4 == 1);
+            processes.kill(server);
+            processes.start_again(server);
         }
-        let server = usize::from(round % 4 == 1);
-        let directory = folder.path().join(format!("server-{server}"));
-        let (before, begun, processes) = (journalled(&directory), Instant::now(), &processes);
-        Box::new(move || {
-            // The record is on disk, and no answer can have left: the other trainer has sent nothing.
-            while journalled(&directory) <= before {
-                assert!(begun.elapsed() < PATIENCE, "server {server} had nothing of round {round} within {PATIENCE:?}");
-                thread::yield_now();
-            }
-            processes.borrow_mut().kill(server);
-            processes.borrow_mut().start_again(server);
-        })
     });
     assert!(found == expected, "to the bit");
-    processes.into_inner().terminate();
+    processes.terminate();
 }

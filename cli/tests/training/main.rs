@@ -19,4 +19,3 @@ mod train_examples;
 mod train_resume;
 mod train_settings;
 mod transpile;
-mod words;

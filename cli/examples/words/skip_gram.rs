@@ -1,19 +1,19 @@
 //! Skip-gram with negative sampling as a program: two tables of rows, one for words that predict and one for words that
 //! are predicted, whose gradients are the rows that a step touched.
 //!
-//! Not here: the words and their pairs ([`super::words`]); where the tables live.
+//! Not here: the words and their pairs ([`super::text`]); where the tables live.
 
 use pserver_core::dtype::ElementType::{Float32, Int64};
 use pserver_core::error::Failure;
 use pserver_core::rows::Initializer;
 use pserver_program::{Builder, Dim, Graph, append_backward, append_optimizer};
 
-use super::words::{NEGATIVES, VOCABULARY};
+use super::text::{NEGATIVES, VOCABULARY};
 
 /// Elements of a word's row.
-pub const WIDTH: u64 = 64;
+pub(crate) const WIDTH: u64 = 64;
 /// The table of words that predict: what is kept in the end.
-pub const TABLE: &str = "words/center";
+pub(crate) const TABLE: &str = "words/center";
 /// The table of words that are predicted.
 const CONTEXT_TABLE: &str = "words/context";
 
@@ -23,7 +23,7 @@ const CONTEXT_TABLE: &str = "words/context";
 ///
 /// # Errors
 /// When the configuration is none.
-pub fn program(optimizer: &str, seed: u64) -> Result<Graph, Failure> {
+pub(crate) fn program(optimizer: &str, seed: u64) -> Result<Graph, Failure> {
     let p = Builder::new();
     let targets = [Dim::Batch, Dim::Fixed(1 + NEGATIVES as u64)];
     let center = p.data("center", Int64, [Dim::Batch, Dim::Fixed(1)]);

@@ -12,17 +12,16 @@ use std::io::Read;
 
 use anyhow::{Context, Result, ensure};
 use flate2::read::GzDecoder;
-
-use super::shuffler::Shuffler;
+use pserver_cli::quickstart::Shuffler;
 
 /// Verses in the text.
-pub const VERSES: usize = 31_102;
+pub(crate) const VERSES: usize = 31_102;
 /// Pairs in one pass over the text, to within a hundredth: the words that stay and the windows' widths are random.
-pub const EPOCH_PAIRS: u32 = 2_326_000;
+pub(crate) const EPOCH_PAIRS: u32 = 2_326_000;
 /// Distinct words, in lower case.
-pub const VOCABULARY: usize = 12_762;
+pub(crate) const VOCABULARY: usize = 12_762;
 /// Words drawn at random for every pair.
-pub const NEGATIVES: usize = 5;
+pub(crate) const NEGATIVES: usize = 5;
 
 /// Most words to either side of a word that it predicts.
 const WINDOW: usize = 5;
@@ -33,11 +32,11 @@ const NEGATIVE_POWER: f64 = 0.75;
 const PACKED: &[u8] = include_bytes!("../../data/kjv.txt.gz");
 
 /// A word by its rank: 0 is the most frequent, and of equally frequent ones the first by the alphabet is before.
-pub type Word = u32;
+pub(crate) type Word = u32;
 
 /// The whole text, in words.
 #[derive(Clone, Debug)]
-pub struct Words {
+pub(crate) struct Words {
     vocabulary: Vec<String>,
     verses: Vec<Vec<Word>>,
     /// The share of a word's appearances that is kept.
@@ -48,21 +47,21 @@ pub struct Words {
 
 /// Pairs for one step: for each a word, and the words it is compared with.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pairs {
+pub(crate) struct Pairs {
     /// The words that predict.
-    pub centers: Vec<i64>,
+    pub(crate) centers: Vec<i64>,
     /// For each center one word of its surroundings, then [`NEGATIVES`] random ones.
-    pub targets: Vec<i64>,
+    pub(crate) targets: Vec<i64>,
     /// For each target one if it was there, zero if it was drawn.
-    pub labels: Vec<f32>,
+    pub(crate) labels: Vec<f32>,
 }
 
 impl Words {
-    /// Unpacks and counts the text that the program carries.
+    /// Unpacks and counts the text.
     ///
     /// # Errors
     /// The line at fault, when the text is not what it was when the program was built.
-    pub fn load() -> Result<Self> {
+    pub(crate) fn load() -> Result<Self> {
         let mut text = String::new();
         GzDecoder::new(PACKED).read_to_string(&mut text).context("the packed text cannot be unpacked")?;
         let words = Self::of(&text)?;
@@ -103,13 +102,13 @@ impl Words {
 
     /// The words, the most frequent first.
     #[must_use]
-    pub fn vocabulary(&self) -> &[String] {
+    pub(crate) fn vocabulary(&self) -> &[String] {
         &self.vocabulary
     }
 
     /// The rank of a word, if the text has it.
     #[must_use]
-    pub fn find(&self, word: &str) -> Option<Word> {
+    pub(crate) fn find(&self, word: &str) -> Option<Word> {
         let place = self.vocabulary.iter().position(|known| known == word)?;
         Word::try_from(place).ok()
     }
@@ -119,7 +118,7 @@ impl Words {
     ///
     /// # Errors
     /// When there is no such trainer.
-    pub fn pairs(&self, trainer: u32, trainers: u32, epoch: u32, seed: u64) -> Result<EpochPairs<'_>> {
+    pub(crate) fn pairs(&self, trainer: u32, trainers: u32, epoch: u32, seed: u64) -> Result<EpochPairs<'_>> {
         ensure!(trainer < trainers, "there is no trainer {trainer}; {trainers} trainers count from 0");
         let (first, step) = (usize::try_from(trainer)?, usize::try_from(trainers)?);
         let mut order: Vec<usize> = (first..self.verses.len()).step_by(step).collect();
@@ -137,7 +136,7 @@ impl Words {
 }
 
 /// The pairs of one epoch, verse by verse.
-pub struct EpochPairs<'a> {
+pub(crate) struct EpochPairs<'a> {
     words: &'a Words,
     /// The verses that are left, the last one first.
     order: Vec<usize>,
@@ -148,7 +147,7 @@ pub struct EpochPairs<'a> {
 
 impl EpochPairs<'_> {
     /// The next `count` pairs; none when fewer are left.
-    pub fn next(&mut self, count: usize) -> Option<Pairs> {
+    pub(crate) fn next(&mut self, count: usize) -> Option<Pairs> {
         while self.waiting.len() < count {
             let verse = self.order.pop()?;
             self.begin(verse);
@@ -184,7 +183,7 @@ impl EpochPairs<'_> {
 /// # Panics
 /// When the table does not have a row of `width` elements for the word.
 #[must_use]
-pub fn nearest(table: &[f32], width: usize, word: Word, count: usize) -> Vec<(Word, f32)> {
+pub(crate) fn nearest(table: &[f32], width: usize, word: Word, count: usize) -> Vec<(Word, f32)> {
     let row = |word: usize| &table[word * width..(word + 1) * width];
     let dot = |left: &[f32], right: &[f32]| left.iter().zip(right).map(|(left, right)| left * right).sum::<f32>();
     let own = row(word as usize);
