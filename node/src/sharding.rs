@@ -183,6 +183,8 @@ impl DiskRoom {
     fn end(&mut self, folder: &Folder, shard: &mut Shard, bytes: Option<u64>) {
         (self.whole, self.written) = (folder.checkpoints(), 0);
         self.takes = bytes.unwrap_or(self.takes);
+        // A checkpoint that comes where this one began has no more to cut, whatever this one carried over.
+        self.begun_at += shard.take_carried();
         self.measure(shard);
     }
 }

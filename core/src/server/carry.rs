@@ -34,17 +34,26 @@ impl ChunkTable {
         if journal.open.is_none() || chunks().all(Chunk::lacks_nothing) {
             return Ok(());
         }
+        if pace == AccumulatorPace::Rounds {
+            self.carry_rounds(journal, slot_indices)?;
+        } else {
+            self.carry_alone(journal, slot_indices)?;
+        }
+        // A trainer's call that is gathered is later than its calls that are whole, and comes behind them.
         for chunk in chunks() {
-            self.carry_folded(journal, chunk)?;
             for (trainer, call, round, rows) in chunk.bucket().into_iter().flat_map(Bucket::gathered) {
                 let frame = push_frame(self.generation, (trainer, call), &PushMessage::default());
                 carry_rows(journal, chunk, &frame, round, rows)?;
             }
         }
-        if pace != AccumulatorPace::Rounds {
-            return self.carry_alone(journal, slot_indices);
-        }
+        Ok(())
+    }
+
+    /// Carries the open round and the next one, and the values that are set between them.
+    fn carry_rounds(&self, journal: &mut ShardJournal, slot_indices: &[usize]) -> Result<(), Refusal> {
+        let chunks = || slot_indices.iter().map(|slot_index| &self.chunks[*slot_index]);
         for chunk in chunks() {
+            self.carry_folded(journal, chunk)?;
             carry_set(journal, chunk, |before| before == 0)?;
             chunk.round.loose(false).try_for_each(|one| self.carry_gradient(journal, chunk, one))?;
         }
@@ -66,11 +75,20 @@ impl ChunkTable {
         journal.carry(&record.finish_open(self.generation), &[sum]).map(drop)
     }
 
-    /// Carries the decided rounds of some chunks.
+    /// Carries the decided rounds of the chunks of a unit, also those whose record the disk did not take so far. Where
+    /// gradients of one are still to be merged, none is carried: their trainers have no answer.
     fn carry_decided(&self, journal: &mut ShardJournal, slot_indices: &[usize], is_next: bool) -> Result<(), Refusal> {
-        let recorded = slot_indices.iter().filter(|slot| self.chunks[**slot].round.is_recorded(is_next));
-        let decided: Vec<DecidedRound> =
-            recorded.map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }).collect();
+        let is_decided = |slot_index: &&usize| u8::from(is_next) < self.chunks[**slot_index].decided;
+        let decided: Vec<DecidedRound> = (slot_indices.iter().filter(is_decided))
+            .map(|slot_index| DecidedRound { slot_index: *slot_index, is_next })
+            .collect();
+        let lacks_sum = |one: &DecidedRound| {
+            let chunk = &self.chunks[one.slot_index];
+            chunk.round.is_recorded_whole(is_next, chunk.bucket().is_some()) && !chunk.round.is_merged(is_next)
+        };
+        if decided.iter().any(lacks_sum) {
+            return Ok(());
+        }
         let (_, refused) = self.append_rounds(&decided, |frame, payloads| journal.carry(frame, payloads));
         refused.map_or(Ok(()), Err)
     }
@@ -130,9 +148,12 @@ fn carry_set(journal: &mut ShardJournal, chunk: &Chunk, is_right: impl FnOnce(u6
     if !is_right(set.after.0.saturating_sub(chunk.version.0)) {
         return Ok(());
     }
-    let frame = Frame { entries: [set.entry].into_iter().collect(), control: set.control.clone(), head: set.head };
     let payload = set.replacement.payload(set.entry.bytes);
     let payload: Vec<&[u8]> = payload.iter().map(AsRef::as_ref).collect();
+    // Rates of learning that are the same one after the other are kept once.
+    let bytes = payload.iter().map(|part| u32::try_from(part.len()).expect("it fitted a frame")).sum();
+    let entries = [Entry { bytes, ..set.entry }].into_iter().collect();
+    let frame = Frame { entries, control: set.control.clone(), head: set.head };
     journal.carry(&frame, &payload).map(drop)
 }
 

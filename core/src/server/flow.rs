@@ -216,20 +216,24 @@ impl Serving {
 
     /// Writes the records of these chunks' decided rounds that the disk did not take.
     pub(super) fn record_missing(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) {
-        let mut missing = Vec::new();
-        for unit in slot_indices.iter().map(|slot_index| self.table.unit(*slot_index)) {
-            for is_next in [false, true] {
-                let lacks = |slot_index: &&usize| {
-                    let chunk = &self.table.chunks[**slot_index];
-                    u8::from(is_next) < chunk.decided && !chunk.round.is_recorded(is_next)
-                };
-                let of_unit = unit.slot_indices().iter().filter(lacks);
-                missing.extend(of_unit.map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }));
-            }
-        }
         if cx.keeps_journal() {
+            let missing = slot_indices.iter().flat_map(|slot_index| self.unrecorded(*slot_index)).collect();
             self.record(cx, missing);
         }
+    }
+
+    /// The decided rounds of a chunk's unit that have no record.
+    pub(super) fn unrecorded(&self, slot_index: usize) -> Vec<DecidedRound> {
+        let unit = self.table.unit(slot_index);
+        let of_unit = |is_next: bool| {
+            let all =
+                unit.slot_indices().iter().map(move |slot_index| DecidedRound { slot_index: *slot_index, is_next });
+            all.filter(move |one| {
+                let chunk = &self.table.chunks[one.slot_index];
+                u8::from(is_next) < chunk.decided && !chunk.round.is_recorded(is_next)
+            })
+        };
+        of_unit(false).chain(of_unit(true)).collect()
     }
 
     /// Writes the records of decided rounds. Those of which the disk takes none are stalled, and retried.

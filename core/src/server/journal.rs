@@ -12,7 +12,7 @@ use crate::wire::{ErrorCode, Frame};
 #[derive(Default)]
 pub(super) struct ShardJournal {
     pub(super) open: Option<Journal>,
-    /// Bytes that the current checkpoint has carried over.
+    /// Bytes that checkpoints have carried over, until the node asks.
     pub(super) carried: u64,
     /// End of the journal when it was switched off: the position of every frame that the journal does not hold.
     pub(super) end: u64,

@@ -5,7 +5,6 @@ use super::frames::{Admitted, ReceivedFrame};
 use super::presence::TrainerLife;
 use super::reply::{Refusal, Replies, RetryReason};
 use super::shard::{Phase, Shard, take};
-use super::stalls::StallReason;
 use crate::ids::PeerId;
 use crate::port::{Incoming, ReceiveBuffers};
 use crate::time::Now;
@@ -65,8 +64,8 @@ impl Shard {
 
     /// Refuses a frame that changes state while rounds that were decided before it wait for their record.
     fn check_recorded(&mut self, now: Now, replies: &mut Replies) -> Result<(), Refusal> {
-        let lacks = |phase: &Phase| matches!(phase, Phase::Serving(serving) if serving.lacks(StallReason::Record));
-        if !lacks(&self.phase) {
+        let lacks = |phase: &Phase| matches!(phase, Phase::Serving(serving) if serving.lacks_records());
+        if !self.has_journal() || !lacks(&self.phase) {
             return Ok(());
         }
         if let Some((serving, mut cx)) = self.serving(now, None, Origin::Unlogged, replies) {

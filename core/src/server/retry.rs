@@ -60,14 +60,22 @@ impl Serving {
         self.stalls.record_due = Some(now + RECORD_PAUSE);
     }
 
+    /// Whether a decided round lacks its record, whatever its unit waits for.
+    pub(super) fn lacks_records(&self) -> bool {
+        self.stalls.updates.keys().any(|slot_index| !self.unrecorded(*slot_index).is_empty())
+    }
+
     /// Whether records that the disk did not take are to be tried again.
     pub(super) fn is_record_due(&self, now: Now) -> bool {
         self.stalls.record_due.is_some_and(|due| due <= now)
     }
 
-    /// Tries the records again that the disk did not take.
+    /// Tries the records again that rounds lack.
     pub(super) fn record_again(&mut self, cx: &mut Context<'_>) {
         self.stalls.record_due = None;
+        let others = self.stalls.updates.iter().filter(|(_, lack)| **lack != StallReason::Record);
+        let others: Vec<usize> = others.map(|(slot_index, _)| *slot_index).collect();
+        self.record_missing(cx, &others);
         self.retry_lacking(cx, StallReason::Record);
     }
 

@@ -193,6 +193,14 @@ impl OpenRound {
         fold_before((contributions, merged), kernels, pool, (element_type, bytes), None)
     }
 
+    /// Whether the gradients of the open round, or of the next one, are in memory of this process as [`Self::merge`]
+    /// leaves them.
+    pub(super) fn is_merged(&self, is_next: bool) -> bool {
+        let (part, folded) = (self.part(is_next), self.folded_count(is_next));
+        let is_lone = |one: &Contribution| one.gradient.as_ref().is_some_and(|lease| !lease.is_foreign());
+        folded == part.len() || matches!(part, [lone] if is_lone(lone))
+    }
+
     /// The merged gradient of the open round, or of the next one.
     pub(super) fn merged(&self, is_next: bool, bytes: u32) -> &[u8] {
         let merged = if is_next { self.ahead.as_ref().map(|ahead| &ahead.1) } else { Some(&self.merged) };

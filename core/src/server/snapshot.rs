@@ -138,7 +138,12 @@ impl Shard {
     /// The bytes that are written of the checkpoint that is being taken.
     #[must_use]
     pub fn checkpoint_written(&self) -> u64 {
-        self.checkpointing.as_ref().map_or(0, |checkpoint| checkpoint.writer.written() + self.journal.carried)
+        self.checkpointing.as_ref().map_or(0, |checkpoint| checkpoint.writer.written())
+    }
+
+    /// The bytes of the journal that checkpoints have carried over since this was last asked.
+    pub fn take_carried(&mut self) -> u64 {
+        std::mem::take(&mut self.journal.carried)
     }
 
     /// The bytes that a checkpoint takes about now.
@@ -178,7 +183,6 @@ impl Shard {
             return Ok(false);
         };
         let from = self.journal_position();
-        self.journal.carried = 0;
         let generation = serving.table.generation;
         let about = self.about(serving).encode_to_vec();
         let layout = layout(serving);
