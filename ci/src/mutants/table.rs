@@ -224,9 +224,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a checkpoint does not carry over a decided round",
         CARRY,
-        "round.is_recorded(is_next));",
-        "round.is_recorded(is_next) && !MUTANT);",
+        "if decided.iter().any(lacks_sum) {",
+        "if MUTANT || decided.iter().any(lacks_sum) {",
         LAST_CHECKPOINT,
+    ),
+    mutant(
+        "a checkpoint carries over gathered rows before a call that is whole",
+        CARRY,
+        "if pace == AccumulatorPace::Rounds {",
+        "if MUTANT { for chunk in chunks() { for (trainer, call, round, rows) in \
+         chunk.bucket().into_iter().flat_map(Bucket::gathered) { let frame = push_frame(self.generation, \
+         (trainer, call), &PushMessage::default()); carry_rows(journal, chunk, &frame, round, rows)?; } } }\n\
+         if pace == AccumulatorPace::Rounds {",
+        &["server::tests::rows::a_checkpoint_carries_over_a_call_in_parts"],
     ),
     mutant(
         "a checkpoint does not carry over a value that waits to be set",

@@ -284,7 +284,7 @@ fn a_record_is_no_frame_of_a_connection() {
 }
 
 /// Takes a checkpoint of a shard, and brings back what it and the journal behind it have.
-fn saved(script: &mut Script, memory: &InMemory) -> Stage {
+pub(super) fn saved(script: &mut Script, memory: &InMemory) -> Stage {
     let stage = &mut script.stage;
     assert!(stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
     let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");

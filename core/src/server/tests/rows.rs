@@ -1,11 +1,16 @@
 //! Buckets: rows that come in parts, twice, or not at all, tables that are full, and bytes that are no rows.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use prost::Message;
 
+use super::records::saved;
+use super::script::Script;
 use super::stage::{Answer, Parcel, Plan, Stage, TIMEOUT, id};
+use crate::checkpoint::Storage;
+use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
@@ -110,6 +115,31 @@ fn parts_that_are_cut_otherwise_when_they_come_again_replace_the_first_ones() {
     }
     let found = pull(&mut stage, 0, 1, &[1, 2, 3, 4, 5, 12, 14, 15]);
     assert_eq!(found, [10.0, 9.0, 10.0, 9.0, 9.0, 9.0, 9.0, 9.0], "each row once, and none of the first ones");
+}
+
+#[test]
+fn a_checkpoint_carries_over_a_call_in_parts_before_a_later_one_that_is_not_whole() {
+    let memory = InMemory::new();
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
+    let mut kept = Stage::empty(stage(Mode::Sync, 2, SGD).plan);
+    kept.restore(&disk, false);
+    kept.initialise();
+    for (round, parts) in [(1, 2), (2, 1)] {
+        let mut parcel = push(&mut kept, 0, round, part(0, 2, &[(7, 1.0)]));
+        for index in 0..parts {
+            parcel.body = vec![part(index, 2, &[(7 + u64::from(index), 1.0)])];
+            deliver(&mut kept, 0, &parcel);
+        }
+    }
+    let mut kept = Script::new(kept);
+    let mut again = saved(&mut kept, &memory);
+    for stage in [&mut kept.stage, &mut again] {
+        assert_eq!(gathered(stage), 1);
+        let other = push(stage, 1, 1, part(0, 1, &[(7, 4.0)]));
+        assert_eq!(kinds(&deliver(stage, 1, &other)), [Kind::Done]);
+    }
+    assert_eq!(again.contents(), kept.stage.contents());
+    assert_eq!(again.contents()[0].1.0, 1, "the round is over");
 }
 
 /// How many contributions there are of which parts are missing.
