@@ -182,8 +182,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a round whose record the disk does not take is updated",
         SERVER_FLOW,
-        "0 < chunk.decided && !chunk.round.is_recorded(false)",
-        "0 < chunk.decided && !MUTANT && !chunk.round.is_recorded(false)",
+        "lacks_record(false) && cx.keeps_journal()",
+        "lacks_record(false) && !MUTANT && cx.keeps_journal()",
         RECORDS,
     ),
     mutant(

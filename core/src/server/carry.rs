@@ -78,13 +78,13 @@ impl ChunkTable {
     /// Carries the decided rounds of the chunks of a unit, also those whose record the disk did not take so far. Where
     /// gradients of one are still to be merged, none is carried: their trainers have no answer.
     fn carry_decided(&self, journal: &mut ShardJournal, slot_indices: &[usize], is_next: bool) -> Result<(), Refusal> {
-        let is_decided = |slot_index: &&usize| u8::from(is_next) < self.chunks[**slot_index].decided;
+        let is_decided = |slot_index: &&usize| self.chunks[**slot_index].has_decided(is_next);
         let decided: Vec<DecidedRound> = (slot_indices.iter().filter(is_decided))
             .map(|slot_index| DecidedRound { slot_index: *slot_index, is_next })
             .collect();
         let lacks_sum = |one: &DecidedRound| {
             let chunk = &self.chunks[one.slot_index];
-            chunk.round.is_recorded_whole(is_next, chunk.bucket().is_some()) && !chunk.round.is_merged(is_next)
+            chunk.is_recorded_whole(is_next) && !chunk.round.is_merged(is_next)
         };
         if decided.iter().any(lacks_sum) {
             return Ok(());

@@ -183,6 +183,21 @@ impl Chunk {
         self.round.is_bare() && self.deferred_set.is_none() && self.bucket().is_none_or(Bucket::is_whole)
     }
 
+    /// Whether the open round, or the next one, is decided.
+    pub(super) fn has_decided(&self, is_next: bool) -> bool {
+        u8::from(is_next) < self.decided
+    }
+
+    /// Whether the open round, or the next one, is decided and has no record.
+    pub(super) fn lacks_record(&self, is_next: bool) -> bool {
+        self.has_decided(is_next) && !self.round.is_recorded(is_next)
+    }
+
+    /// Whether the record of the open round, or of the next one, has the merged gradient.
+    pub(super) fn is_recorded_whole(&self, is_next: bool) -> bool {
+        self.round.is_recorded_whole(is_next, self.bucket().is_some())
+    }
+
     /// Start of the oldest wait on this chunk: a request, a gradient, a set or a partial contribution.
     pub(super) fn waits_since(&self) -> Option<Now> {
         let gathered = self.bucket().and_then(Bucket::waits_since);

@@ -210,8 +210,7 @@ impl Serving {
     /// Whether a chunk's open round is decided, and its record still to be written.
     #[inline]
     fn lacks_record(&self, cx: &Context<'_>, slot_index: usize) -> bool {
-        let chunk = &self.table.chunks[slot_index];
-        0 < chunk.decided && !chunk.round.is_recorded(false) && cx.keeps_journal()
+        self.table.chunks[slot_index].lacks_record(false) && cx.keeps_journal()
     }
 
     /// Writes the records of these chunks' decided rounds that the disk did not take.
@@ -228,10 +227,7 @@ impl Serving {
         let of_unit = |is_next: bool| {
             let all =
                 unit.slot_indices().iter().map(move |slot_index| DecidedRound { slot_index: *slot_index, is_next });
-            all.filter(move |one| {
-                let chunk = &self.table.chunks[one.slot_index];
-                u8::from(is_next) < chunk.decided && !chunk.round.is_recorded(is_next)
-            })
+            all.filter(move |one| self.table.chunks[one.slot_index].lacks_record(is_next))
         };
         of_unit(false).chain(of_unit(true)).collect()
     }
@@ -254,10 +250,8 @@ impl Serving {
         let mut short = Vec::new();
         for DecidedRound { slot_index, is_next } in decided.iter().copied() {
             let chunk = &mut self.table.chunks[slot_index];
-            let (is_bucket, tensor) = (chunk.bucket().is_some(), (chunk.element_type, chunk.bytes));
-            if chunk.round.is_recorded_whole(is_next, is_bucket)
-                && chunk.round.merge(is_next, cx.kernels, cx.pool, tensor).is_err()
-            {
+            let tensor = (chunk.element_type, chunk.bytes);
+            if chunk.is_recorded_whole(is_next) && chunk.round.merge(is_next, cx.kernels, cx.pool, tensor).is_err() {
                 short.push(self.table.unit(slot_index).slot_indices()[0]);
             }
         }

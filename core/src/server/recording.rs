@@ -38,7 +38,7 @@ impl ChunkTable {
             let contributions = chunk.round.part(one.is_next);
             let number = Round(chunk.version.0 + 1 + u64::from(one.is_next));
             let mut entry = Entry::bare(chunk.id, number, chunk.element_type);
-            if chunk.round.is_recorded_whole(one.is_next, chunk.bucket().is_some()) {
+            if chunk.is_recorded_whole(one.is_next) {
                 entry.bytes = chunk.bytes;
             }
             if !record.fits(&entry, contributions.len()) {

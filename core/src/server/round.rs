@@ -114,8 +114,7 @@ impl OpenRound {
 
     /// How many contributions of the open round, or of the next one, are summed: the first ones.
     fn folded_count(&self, is_next: bool) -> usize {
-        let merged = if is_next { self.ahead.as_ref().map(|ahead| &ahead.1) } else { Some(&self.merged) };
-        if merged.is_none_or(|merged| merged.sum.is_none()) {
+        if self.sum(is_next).is_none() {
             return 0;
         }
         let part = self.part(is_next);
@@ -144,10 +143,16 @@ impl OpenRound {
 
     /// Whether the open round, or the next one, has its record.
     pub(super) fn is_recorded(&self, is_next: bool) -> bool {
-        match &self.ahead {
-            Some(ahead) if is_next => ahead.1.is_recorded,
-            _ => !is_next && self.merged.is_recorded,
-        }
+        self.merged_part(is_next).is_some_and(|merged| merged.is_recorded)
+    }
+
+    fn merged_part(&self, is_next: bool) -> Option<&MergedRound> {
+        if is_next { self.ahead.as_ref().map(|ahead| &ahead.1) } else { Some(&self.merged) }
+    }
+
+    /// The sum of the first contributions of the open round, or of the next one, if they are summed.
+    fn sum(&self, is_next: bool) -> Option<&Lease> {
+        self.merged_part(is_next)?.sum.as_ref()
     }
 
     /// Notes the record of the open round, or of the next one, and passes on each gradient that has waited for it.
@@ -203,10 +208,8 @@ impl OpenRound {
 
     /// The merged gradient of the open round, or of the next one.
     pub(super) fn merged(&self, is_next: bool, bytes: u32) -> &[u8] {
-        let merged = if is_next { self.ahead.as_ref().map(|ahead| &ahead.1) } else { Some(&self.merged) };
-        let sum = merged.and_then(|merged| merged.sum.as_ref());
         let lone = || self.part(is_next).first().and_then(|one| one.gradient.as_ref());
-        let lease = sum.or_else(lone).expect("the gradients are merged");
+        let lease = self.sum(is_next).or_else(lone).expect("the gradients are merged");
         &lease.bytes()[..bytes as usize]
     }
 

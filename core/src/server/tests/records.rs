@@ -24,9 +24,10 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 }
 
 /// A shard with a journal.
-fn kept(plan: Plan, disk: &Arc<dyn Storage>) -> Script {
+fn kept(plan: Plan, memory: &InMemory) -> Script {
+    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
     let mut stage = Stage::empty(plan);
-    stage.restore(disk, false);
+    stage.restore(&disk, false);
     stage.initialise();
     Script::new(stage)
 }
@@ -95,8 +96,7 @@ fn what_a_trainer_writes_into_lent_memory_later_is_in_neither_the_value_nor_the_
         [(Mode::Sync, 1, true), (Mode::Sync, 2, true), (Mode::Sync, 2, false), (Mode::Async, 1, true)]
     {
         let (memory, plan) = (InMemory::new(), plan(mode, trainers));
-        let disk: Arc<dyn Storage> = Arc::new(memory.clone());
-        let mut stage = kept(plan.clone(), &disk).stage;
+        let mut stage = kept(plan.clone(), &memory).stage;
         let mut lent: Vec<Lent> = (0..trainers).map(|_| Lent::new()).collect();
         lent.iter_mut().for_each(|one| one.fill(1.0));
         for trainer in 0..trainers {
@@ -121,8 +121,7 @@ fn what_a_trainer_writes_into_lent_memory_later_is_in_neither_the_value_nor_the_
 #[test]
 fn a_round_of_pushes_that_ask_for_the_value_is_one_gradient_in_the_journal() {
     let memory = InMemory::new();
-    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
-    let mut script = kept(plan(Mode::Sync, 3), &disk);
+    let mut script = kept(plan(Mode::Sync, 3), &memory);
     let position = |script: &Script| script.stage.shard.journal_position();
     let before = position(&script);
     script.run("push+ 0 1 w=1 ->\n push+ 1 1 w=2 ->");
@@ -151,9 +150,8 @@ fn a_round_of_pushes_that_ask_for_the_value_is_one_gradient_in_the_journal() {
 #[test]
 fn gradients_of_half_precision_are_summed_in_the_record_as_in_the_update() {
     let memory = InMemory::new();
-    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
     let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 4, "sgd { momentum: 0.5 }");
-    let mut script = kept(plan.clone(), &disk);
+    let mut script = kept(plan.clone(), &memory);
     script.run("push+ 0 1 w=1,2,-0,3b ->\n push+ 1 1 w=0.5,0.25,-0,1 -> *\n push+ 0 2 w=1b ->\n push+ 1 2 w=-3b -> *");
     assert_eq!(restarted(plan, &memory).contents(), script.stage.contents());
 }
@@ -162,9 +160,8 @@ fn gradients_of_half_precision_are_summed_in_the_record_as_in_the_update() {
 fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_frames() {
     let memory = InMemory::new();
     memory.set_room(1 << 30);
-    let storage: Arc<dyn Storage> = Arc::new(memory.clone());
     let plan = plan(Mode::Sync, 2);
-    let mut script = kept(plan.clone(), &storage);
+    let mut script = kept(plan.clone(), &memory);
     script.run("push+ 0 1 w=1 -> ");
     script.stage.shard.keep_free(1 << 30);
     script.run(
@@ -191,8 +188,7 @@ fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_fram
 fn a_push_without_a_value_is_acknowledged_once_its_round_has_its_record() {
     let memory = InMemory::new();
     memory.set_room(1 << 30);
-    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
-    let mut script = kept(plan(Mode::Sync, 1), &disk);
+    let mut script = kept(plan(Mode::Sync, 1), &memory);
     script.run("push 0 1 w=1 -> 0 done w@1");
     script.stage.shard.keep_free(1 << 30);
     script.run("push 0 2 w=1 ->\n again 0 -> 0 error Busy: *wait for their record\n show w -> w@1=-1");
@@ -204,9 +200,8 @@ fn a_push_without_a_value_is_acknowledged_once_its_round_has_its_record() {
 #[test]
 fn rounds_without_gradients_and_void_ones_are_the_same_after_a_restart() {
     let memory = InMemory::new();
-    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
     let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2, "sgd { momentum: 0.5 }");
-    let mut script = kept(plan.clone(), &disk);
+    let mut script = kept(plan.clone(), &memory);
     script.run(
         "push+ 0 1 w=1 ->
          push+ 1 1 w=none -> *
@@ -225,8 +220,7 @@ fn rounds_without_gradients_and_void_ones_are_the_same_after_a_restart() {
 #[test]
 fn who_came_back_with_a_push_that_waits_is_waited_for_after_a_restart() {
     let memory = InMemory::new();
-    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
-    let mut script = kept(plan(Mode::Sync, 2), &disk);
+    let mut script = kept(plan(Mode::Sync, 2), &memory);
     script.run("leave 1 -> 1 done\n reborn 1\n push+ 1 1 w=1 ->");
     let mut again = restarted(plan(Mode::Sync, 2), &memory);
     for (trainer, actor) in script.stage.actors.clone() {
@@ -303,10 +297,9 @@ pub(super) fn saved(script: &mut Script, memory: &InMemory) -> Stage {
 #[test]
 fn a_checkpoint_carries_over_the_sum_of_an_open_rounds_first_gradients() {
     let memory = InMemory::new();
-    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
     // Another order of summation has other bits.
     let plan = Plan::new(Mode::Sync, Merge::Sum, 7).with("w", Float32, 1, SGD);
-    let mut script = kept(plan, &disk);
+    let mut script = kept(plan, &memory);
     script.run(
         "push 0 1 w=1e8 -> *\n push 1 1 w=1 -> *\n push 2 1 w=-1e8 -> *\n push 3 1 w=1 -> *
          push 5 1 w=1e8 -> *\n push 6 1 w=-1e8 -> *\n push 0 2 w=3 ->",
@@ -323,8 +316,7 @@ fn a_checkpoint_carries_over_the_sum_of_an_open_rounds_first_gradients() {
 #[test]
 fn a_checkpoint_carries_over_a_gradient_under_the_call_that_brought_it() {
     let memory = InMemory::new();
-    let disk: Arc<dyn Storage> = Arc::new(memory.clone());
-    let mut script = kept(plan(Mode::Sync, 2), &disk);
+    let mut script = kept(plan(Mode::Sync, 2), &memory);
     // The next life of trainer 0 sends another gradient for the round, which counts the first.
     script.run("push 0 1 w=1 -> *\n reborn 0\n push 0 1 w=5 -> 0 done w@1");
     let mut again = Script::new(saved(&mut script, &memory));
