@@ -36,6 +36,7 @@ const PARTIAL: &str = "core/src/checkpoint/partial.rs";
 const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const PRESENCE: &str = "core/src/server/presence.rs";
 const RECORD: &str = "core/src/server/record.rs";
+const RETRY: &str = "core/src/server/retry.rs";
 const ROUND: &str = "core/src/server/round.rs";
 const CONTEXT: &str = "core/src/server/context.rs";
 const CARRY: &str = "core/src/server/carry.rs";
@@ -227,6 +228,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "if decided.iter().any(lacks_sum) {",
         "if MUTANT || decided.iter().any(lacks_sum) {",
         LAST_CHECKPOINT,
+    ),
+    mutant(
+        "a frame is written before a decided round that waits for memory",
+        RETRY,
+        "self.stalls.updates.keys().any(|slot_index|",
+        "self.stalls.updates.iter().filter(|(_, lack)| !MUTANT || **lack == StallReason::Record).any(|(slot_index, _)|",
+        RECORDS,
     ),
     mutant(
         "a checkpoint carries over gathered rows before a call that is whole",

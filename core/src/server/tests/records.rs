@@ -197,6 +197,61 @@ fn a_push_without_a_value_is_acknowledged_once_its_round_has_its_record() {
     assert_eq!(restarted(plan(Mode::Sync, 1), &memory).contents(), script.stage.contents());
 }
 
+/// A round of a gradient of half precision needs memory for its record too.
+#[test]
+fn a_round_that_waits_for_memory_before_its_record_is_in_the_journal_before_later_frames() {
+    let memory = InMemory::new();
+    let mut script = kept(plan(Mode::Sync, 1), &memory);
+    script.stage.is_late = true;
+    script.run(
+        "hold ->
+         pull 0 0 w -> 0 value w@0=0
+         starve ->
+         spare w ->
+         push+ 0 1 w=1b ->
+         spare w ->
+         set 0 w=10 -> *error Busy: *wait for their record
+         feed -> *value w@1=-1
+         show w -> w@1=-1
+         set 0 w=10 -> 0 done w@1",
+    );
+    assert_eq!(restarted(plan(Mode::Sync, 1), &memory).contents(), script.stage.contents());
+}
+
+/// The next round is merged for its record while the open one waits for memory, and becomes the open one without it.
+#[test]
+fn a_checkpoint_has_a_merged_round_whose_record_the_disk_refused() {
+    let memory = InMemory::new();
+    memory.set_room(1 << 30);
+    let rule = "optimizer: SGD clip_norm: 1e9 const_lr { learning_rate: 1 }";
+    let plan = Plan::new(Mode::Sync, Merge::Sum, 3).with("g", Float32, u64::from(BYTES / 2), rule);
+    let mut script = kept(plan.clone(), &memory);
+    script.stage.is_late = true;
+    script.run(
+        "hold ->
+         pull 0 0 g g.1 -> 0 value g@0=0 g.1@0=0
+         starve ->
+         spare g g.1 ->
+         push 0 1 g=1 g.1=1 -> 0 done g@1 g.1@1
+         spare g g.1 ->
+         push 1 1 g=1 g.1=1 -> 1 done g@1 g.1@1
+         leave 2 -> 2 done
+         spare g g.1 ->
+         push 0 2 g=2 g.1=2 ->",
+    );
+    script.stage.shard.keep_free(1 << 30);
+    script
+        .run("spare g g.1 g ->\n push+ 1 2 g=3 g.1=3 ->\n feed -> 0 done g@2 g.1@2\n show g g.1 -> g@1=-2 & g.1@1=-2");
+    script.stage.shard.keep_free(0);
+    assert!(script.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
+    let writer = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+    writer.expect("nothing has to be waited for").finish().expect("the disk is well");
+    script.stage.shard.commit().expect("the disk is well");
+    let again = restarted(plan, &memory);
+    script.run("wait 10 -> *\n show g g.1 -> g@2=-7 & g.1@2=-7");
+    assert_eq!(again.contents(), script.stage.contents());
+}
+
 #[test]
 fn rounds_without_gradients_and_void_ones_are_the_same_after_a_restart() {
     let memory = InMemory::new();
