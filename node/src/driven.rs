@@ -54,7 +54,7 @@ impl DrivenProcess {
     /// When the directory cannot be claimed.
     pub fn start(options: ProcessOptions) -> Result<Self, Failure> {
         let ProcessOptions { settings, machine, storage, owner } = options;
-        let storage = storage.map(|storage| OwnedStorage::claim(storage, &settings, &owner)).transpose()?;
+        let storage = storage.map(|storage| OwnedStorage::claim(storage, &settings, owner)).transpose()?;
         let start = ServerStart {
             address: settings.addresses.bind.clone(),
             storage,

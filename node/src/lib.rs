@@ -119,7 +119,10 @@ struct ServerStart {
 /// The storage of a server's checkpoints, journals and coordinator state, and the proof of its ownership.
 struct OwnedStorage {
     storage: Arc<dyn Storage>,
+    /// The owner of the server's directory; each shard's has its own.
     owner: DirectoryOwner,
+    /// The process, as the owners' files describe it.
+    record: OwnerRecord,
     /// None where the file system has no locks.
     lock: Option<Arc<Lock>>,
 }
@@ -398,7 +401,7 @@ impl ServerStart {
         Ok(ParameterConfig { rule, sparse: None }.encode())
     }
 
-    /// The ownership of its checkpoint directory.
+    /// The ownership of the server's directory.
     fn ownership(&self) -> Ownership {
         Ownership::new(self.storage.as_ref().map(|storage| storage.owner.clone()), self.now())
     }
@@ -478,15 +481,15 @@ impl OwnedStorage {
         };
         let lock = if settings.storage.directory_lock { take_lock(&directory, path, &record)? } else { None };
         let storage: Arc<dyn Storage> = Arc::new(Metered::new(Arc::new(directory), Arc::clone(meter)));
-        let owned = Self::claim(storage, settings, &record)?;
+        let owned = Self::claim(storage, settings, record)?;
         Ok(Some(Self { lock: lock.map(Arc::new), ..owned }))
     }
 
     /// Makes the process that `record` describes the owner.
-    fn claim(storage: Arc<dyn Storage>, settings: &Settings, record: &OwnerRecord) -> Result<Self, Failure> {
+    fn claim(storage: Arc<dyn Storage>, settings: &Settings, record: OwnerRecord) -> Result<Self, Failure> {
         refuse_newer(&*storage, settings)?;
-        let owner = DirectoryOwner::claim(Arc::clone(&storage), record)?;
-        Ok(Self { storage, owner, lock: None })
+        let owner = DirectoryOwner::claim_server(Arc::clone(&storage), &record)?;
+        Ok(Self { storage, owner, record, lock: None })
     }
 }
 

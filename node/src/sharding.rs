@@ -246,9 +246,9 @@ impl ShardNode {
         };
         let Settings { index: server, shards, .. } = start.settings;
         let StorageSettings { journal, accept_torn_tail, .. } = start.settings.storage;
-        let servers = start.settings.job.servers;
-        let identity = ShardIdentity { job: job.epoch.0, server, servers, shard: index, shards };
-        let folder = Folder::new(Arc::clone(&storage.storage), identity, storage.owner.clone());
+        let identity = ShardIdentity { job: job.epoch.0, server, shard: index };
+        let folder = Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, shards)?;
+        let ownership = Ownership::new(Some(folder.owner().clone()), start.now());
         let options = JournalOptions {
             is_on: journal != JournalSetting::Off,
             sync: journal == JournalSetting::Sync,
@@ -280,7 +280,7 @@ impl ShardNode {
             done: DiskReport::default(),
             requests: CheckpointRequests::default(),
         };
-        Ok(Self { shard, now: start.now(), ownership: start.ownership(), disk: Some(disk) })
+        Ok(Self { shard, now: start.now(), ownership, disk: Some(disk) })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Ownership of a server's directory: one process at a time, by a number that each start increments.
+//! Ownership of a directory, a server's or a shard's: one process at a time, by a number that each start increments. A
+//! shard's has its own, so that a server to which the shard moves claims it alone.
 //!
 //! A start claims the next number by creating `owner-<number>`, which succeeds in one process only, removes the files
 //! of lower numbers, and only then reads the directory. After each append and before the acknowledgement, the owner
@@ -60,7 +61,7 @@ impl OwnerNumber {
 /// The process that owns a directory, for operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerRecord {
-    /// The server's index.
+    /// The index of the server that the process is.
     pub server: u16,
     /// The process's number on its host.
     pub process: u32,
@@ -107,18 +108,25 @@ pub struct DirectoryOwner {
 }
 
 impl DirectoryOwner {
-    /// Claims the directory of the server that `record` names, for this process. Earlier owners acknowledge no record
-    /// after this.
+    /// Claims the directory of the server that `record` names, for this process.
     ///
     /// # Errors
-    /// When the storage refuses, or the directory is another server's.
-    pub fn claim(storage: Arc<dyn Storage>, record: &OwnerRecord) -> Result<Self, Failure> {
-        let directory = server_directory(record.server);
+    /// As [`DirectoryOwner::claim`], or the directory is another server's.
+    pub fn claim_server(storage: Arc<dyn Storage>, record: &OwnerRecord) -> Result<Self, Failure> {
+        check_directory(&*storage, record.server)?;
+        Self::claim(storage, server_directory(record.server), record)
+    }
+
+    /// Claims a directory for the process that `record` describes. Earlier owners acknowledge no record after this.
+    ///
+    /// # Errors
+    /// When the storage refuses, or others claim the directory all the time.
+    pub fn claim(storage: Arc<dyn Storage>, directory: String, record: &OwnerRecord) -> Result<Self, Failure> {
         let mut refused = None;
         for _ in 0..OWNER_CLAIMS_MAX {
-            check_directory(&*storage, record.server)?;
             let names = storage.list(&directory)?;
-            let number = OwnerNumber(highest(&*storage, &directory, &names)?.0 + 1);
+            // Files name their owners too, so that a number is not used twice after the loss of an owner's file.
+            let number = OwnerNumber(names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().0 + 1);
             let owner = Self { storage: Arc::clone(&storage), directory: directory.clone(), number };
             match owner.create(record) {
                 Err(failure) => refused = Some(failure),
@@ -135,12 +143,6 @@ impl DirectoryOwner {
                 format!("{directory:?} was claimed {OWNER_CLAIMS_MAX} times by other processes while this one tried");
             Failure::Node(text)
         }))
-    }
-
-    /// The first owner of server 0's directory, whose file `tests::put_first` wrote.
-    #[cfg(test)]
-    pub(super) fn first(storage: Arc<dyn Storage>) -> Self {
-        Self { storage, directory: server_directory(0), number: OwnerNumber(1) }
     }
 
     /// The owner's number.
@@ -205,16 +207,6 @@ fn owners(names: &[String]) -> Vec<OwnerNumber> {
     numbers
 }
 
-/// The highest owner of any file of a server, so that a number is not used twice after the loss of an owner's file.
-fn highest(storage: &dyn Storage, directory: &str, names: &[String]) -> Result<OwnerNumber, Failure> {
-    let mut highest = names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default();
-    for shard in names.iter().filter(|name| name.starts_with(SHARD)) {
-        let inside = storage.list(&join(directory, shard))?;
-        highest = inside.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().max(highest);
-    }
-    Ok(highest)
-}
-
 /// The owner in a file's name: `<kind>-<owner>`, and a suffix.
 fn owner_of(name: &str) -> Option<OwnerNumber> {
     OwnerNumber::split(name.split_once('-')?.1).map(|(number, _)| number)
@@ -267,23 +259,19 @@ pub(super) fn is_numbered_as_format_1(digits: Option<&str>) -> bool {
 pub struct ShardIdentity {
     /// The job, by its epoch.
     pub job: u64,
-    /// The server's index.
+    /// The server that the shard was placed at first.
     pub server: u16,
-    /// Servers of the job.
-    pub servers: u16,
-    /// The shard's index on its server.
+    /// Its index there.
     pub shard: u16,
-    /// Shards of the server.
-    pub shards: u16,
 }
 
 /// The bytes of an identity in a segment's header.
-pub(super) const IDENTITY_BYTES: usize = 16;
+pub(super) const IDENTITY_BYTES: usize = 12;
 
 impl fmt::Display for ShardIdentity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { job, server, servers, shard, shards } = self;
-        write!(formatter, "shard {shard} of {shards} on server {server} of {servers}, job {job}")
+        let Self { job, server, shard } = self;
+        write!(formatter, "shard {shard} of server {server}, job {job}")
     }
 }
 
@@ -291,17 +279,15 @@ impl ShardIdentity {
     pub(super) fn encode(&self) -> [u8; IDENTITY_BYTES] {
         let mut bytes = [0; IDENTITY_BYTES];
         bytes[..8].copy_from_slice(&self.job.to_le_bytes());
-        let places = [self.server, self.servers, self.shard, self.shards];
-        for (into, number) in bytes[8..].chunks_exact_mut(2).zip(places) {
-            into.copy_from_slice(&number.to_le_bytes());
-        }
+        bytes[8..10].copy_from_slice(&self.server.to_le_bytes());
+        bytes[10..].copy_from_slice(&self.shard.to_le_bytes());
         bytes
     }
 
     pub(super) fn decode(bytes: [u8; IDENTITY_BYTES]) -> Self {
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let job = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-        Self { job, server: number(8), servers: number(10), shard: number(12), shards: number(14) }
+        Self { job, server: number(8), shard: number(10) }
     }
 
     /// Refuses a file of another shard.
@@ -311,8 +297,6 @@ impl ShardIdentity {
         }
         let remedy = if self.job != expected.job {
             "give each job a directory of its own, and bring the coordinator's file back if it was lost"
-        } else if (self.servers, self.shards) != (expected.servers, expected.shards) {
-            "start the job with the servers and shards that it was initialised with"
         } else {
             "directories were swapped or renamed; give each shard its own again"
         };
@@ -327,14 +311,25 @@ pub struct Folder {
     pub(super) directory: String,
     pub(super) identity: ShardIdentity,
     pub(super) owner: DirectoryOwner,
+    /// How many shards of the process have their folders on this disk.
+    pub(super) sharers: u16,
 }
 
 impl Folder {
-    /// The directory of the shard that `identity` names, in the directory that `owner` has claimed.
-    #[must_use]
-    pub fn new(storage: Arc<dyn Storage>, identity: ShardIdentity, owner: DirectoryOwner) -> Self {
+    /// Claims the directory of the shard that `identity` names, for the process that `record` describes; `sharers` of
+    /// its shards share the disk.
+    ///
+    /// # Errors
+    /// As [`DirectoryOwner::claim`].
+    pub fn claim(
+        storage: Arc<dyn Storage>,
+        identity: ShardIdentity,
+        record: &OwnerRecord,
+        sharers: u16,
+    ) -> Result<Self, Failure> {
         let directory = shard_directory(identity.server, identity.shard);
-        Self { storage, directory, identity, owner }
+        let owner = DirectoryOwner::claim(Arc::clone(&storage), directory.clone(), record)?;
+        Ok(Self { storage, directory, identity, owner, sharers })
     }
 
     /// Claims the directory of a job's only shard, for tests and tools.
@@ -342,12 +337,23 @@ impl Folder {
     /// # Errors
     /// As [`DirectoryOwner::claim`].
     pub fn claim_alone(storage: Arc<dyn Storage>, job: Epoch) -> Result<Self, Failure> {
-        let (process, host) = (0, String::new());
-        let owner = DirectoryOwner::claim(
-            Arc::clone(&storage),
-            &OwnerRecord { server: 0, process, host, since: String::new() },
-        )?;
-        Ok(Self::new(storage, ShardIdentity { job: job.0, server: 0, servers: 1, shard: 0, shards: 1 }, owner))
+        let record = OwnerRecord { server: 0, process: 0, host: String::new(), since: String::new() };
+        Self::claim(storage, ShardIdentity { job: job.0, server: 0, shard: 0 }, &record, 1)
+    }
+
+    /// The folder of the first owner, whose file `tests::put_first` wrote.
+    #[cfg(test)]
+    pub(super) fn first(storage: Arc<dyn Storage>, identity: ShardIdentity) -> Self {
+        let directory = shard_directory(identity.server, identity.shard);
+        let number = OwnerNumber(1);
+        let owner = DirectoryOwner { storage: Arc::clone(&storage), directory: directory.clone(), number };
+        Self { storage, directory, identity, owner, sharers: 1 }
+    }
+
+    /// The process's ownership of the directory.
+    #[must_use]
+    pub fn owner(&self) -> &DirectoryOwner {
+        &self.owner
     }
 
     /// The storage that the directory is on.

@@ -42,14 +42,14 @@ impl Folder {
             let names = self.storage.list(&directory).ok()?;
             names.iter().map(|name| bytes(&join(&directory, name))).sum::<Option<u64>>()
         };
-        let taken = (0..self.identity.shards).map(of).sum::<Option<u64>>()?;
-        Some(self.storage.free()?.saturating_add(taken) / u64::from(self.identity.shards.max(1)))
+        let taken = (0..self.sharers).map(of).sum::<Option<u64>>()?;
+        Some(self.storage.free()?.saturating_add(taken) / u64::from(self.sharers.max(1)))
     }
 
     /// This shard's part of the bytes that are free on the disk, where that is known.
     #[must_use]
     pub fn free(&self) -> Option<u64> {
-        Some(self.storage.free()? / u64::from(self.identity.shards.max(1)))
+        Some(self.storage.free()? / u64::from(self.sharers.max(1)))
     }
 }
 
@@ -58,7 +58,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::checkpoint::owner::{DirectoryOwner, ShardIdentity};
+    use crate::checkpoint::owner::ShardIdentity;
     use crate::checkpoint::storage::{InMemory, Storage};
 
     #[test]
@@ -66,10 +66,9 @@ mod tests {
         let memory = InMemory::default();
         memory.set_room(1000);
         let storage: Arc<dyn Storage> = Arc::new(memory);
-        let owner = DirectoryOwner::first(Arc::clone(&storage));
         let of = |shard| {
-            let identity = ShardIdentity { job: 1, server: 0, servers: 1, shard, shards: 2 };
-            Folder::new(Arc::clone(&storage), identity, owner.clone())
+            let identity = ShardIdentity { job: 1, server: 0, shard };
+            Folder { sharers: 2, ..Folder::first(Arc::clone(&storage), identity) }
         };
         let before = of(0).room().expect("it is known");
         let file = join(of(1).directory(), "checkpoint-of-the-other");

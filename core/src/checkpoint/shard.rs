@@ -179,7 +179,7 @@ impl ShardCheckpoint {
             files.push(file.entry());
         }
         // Gradients that are not in a value are in the journal, and `journal_from` covers them.
-        let Folder { storage, directory, identity, owner } = &self.folder;
+        let Folder { storage, directory, identity, owner, .. } = &self.folder;
         journal::sync_from(&**storage, directory, self.journal_from)?;
         storage.sync_directory(directory)?;
         // A process that was replaced meanwhile leaves files without a manifest, which the new owner removes.

@@ -40,9 +40,7 @@ pub fn survey(storage: &dyn Storage, only: Option<u16>) -> Result<InspectReport,
             let identity = identity_of(storage, &directory).map(|found| ShardIdentity {
                 job: job.as_ref().map_or(found.job, |job| job.epoch.0),
                 server,
-                servers: u16::try_from(placed.len()).ok().filter(|count| *count > 0).unwrap_or(found.servers),
                 shard,
-                shards: placed.get(usize::from(server)).copied().unwrap_or(found.shards),
             });
             if report.shard(storage, &directory, identity.as_ref()) && !placed.is_empty() {
                 report.fault(InspectVerdict::Refused, InspectCause::Missing, format!("{directory}: {LOST}"));
@@ -67,23 +65,25 @@ pub fn server_without_job(storage: &dyn Storage) -> Result<Option<u16>, Failure>
 /// The holdings of every server and shard of a job below the root, from their newest checkpoints, which are read whole.
 ///
 /// # Errors
-/// When the storage refuses to list, or a shard has no checkpoint that can be read: it is named.
+/// When the storage refuses to list, the job is not initialised, or a shard has no checkpoint that can be read: it is
+/// named.
 pub fn survey_holdings(storage: &dyn Storage) -> Result<Vec<Vec<Holdings>>, Failure> {
-    let found = numbers(storage, "", owner::SERVER)?;
-    let first = found.first().map(|server| shard_directory(*server, 0));
-    let servers = first.and_then(|first| identity_of(storage, &first)).map_or(0, |identity| identity.servers);
+    let job = CoordinatorState::recall(storage)?.map(|state| RecalledJob::decode(&state.bytes)).transpose()?;
+    let placed = job.map(|job| job.shards).filter(|placed| !placed.is_empty()).ok_or_else(|| {
+        let directory = server_directory(0);
+        Failure::call(format!(
+            "{directory:?} has no job whose parameters are initialised; expected the one of server 0"
+        ))
+    })?;
     let lacks = |directory: &str| {
+        let servers = placed.len();
         Failure::call(format!("{directory:?} has no checkpoint; expected one of each shard of {servers} servers"))
     };
-    let of_server = |server| {
-        let shards = identity_of(storage, &shard_directory(server, 0)).map_or(1, |identity| identity.shards);
-        let held = (0..shards).map(|shard| {
-            let directory = shard_directory(server, shard);
-            holdings_of(storage, &directory)?.ok_or_else(|| lacks(&directory))
-        });
-        held.collect()
+    let of_shard = |server, shard| {
+        let directory = shard_directory(server, shard);
+        holdings_of(storage, &directory)?.ok_or_else(|| lacks(&directory))
     };
-    (0..servers).map(of_server).collect()
+    (0..).zip(&placed).map(|(server, shards)| (0..*shards).map(|shard| of_shard(server, shard)).collect()).collect()
 }
 
 fn holdings_of(storage: &dyn Storage, directory: &str) -> Result<Option<Holdings>, Failure> {

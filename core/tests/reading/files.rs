@@ -272,7 +272,7 @@ pub(crate) fn coordinator_file(bytes: &[u8]) -> bool {
     let memory = InMemory::new();
     let storage: Arc<dyn Storage> = Arc::new(memory.clone());
     let record = OwnerRecord { server: 0, process: 1, host: String::new(), since: String::new() };
-    let owner = DirectoryOwner::claim(Arc::clone(&storage), &record).expect("the storage is well");
+    let owner = DirectoryOwner::claim_server(Arc::clone(&storage), &record).expect("the storage is well");
     let mut file = CoordinatorFile::new(Arc::clone(&storage), owner, None);
     file.keep(if *first == 0 { b"a state" } else { rest }).expect("the storage is well");
     if *first == 0 {

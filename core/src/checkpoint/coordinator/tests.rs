@@ -5,7 +5,7 @@ use crate::checkpoint::storage::{Failing, InMemory, StorageFault};
 
 fn claim(storage: &InMemory) -> DirectoryOwner {
     let record = OwnerRecord { server: 0, process: 1, host: String::new(), since: String::new() };
-    DirectoryOwner::claim(Arc::new(storage.clone()), &record).unwrap()
+    DirectoryOwner::claim_server(Arc::new(storage.clone()), &record).unwrap()
 }
 
 fn begin(storage: &InMemory) -> CoordinatorFile {

@@ -3,29 +3,27 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::checkpoint::owner::OwnerRecord;
 use crate::checkpoint::owner::tests::put_first;
-use crate::checkpoint::owner::{DirectoryOwner, OwnerRecord};
 use crate::checkpoint::storage::tests::{get, put};
 use crate::checkpoint::storage::{Failing, InMemory, StorageFault};
 
 const SHARD: &str = "server-0/shard-1";
-const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, servers: 1, shard: 1, shards: 2 };
+const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, shard: 1 };
 const MARK: &str = "server-0/shard-1/acknowledged-0000000001";
 
 type Records = Vec<(u64, Vec<u8>)>;
 
 /// The directory of the first owner, on a disk that has its file.
 fn folder(storage: Arc<dyn Storage>) -> Folder {
-    let owner = DirectoryOwner::first(Arc::clone(&storage));
-    Folder::new(storage, IDENTITY, owner)
+    Folder::first(storage, IDENTITY)
 }
 
 /// Claims the directory for another process.
 fn claim(storage: &InMemory) -> Folder {
     let storage: Arc<dyn Storage> = Arc::new(storage.clone());
     let record = OwnerRecord { server: 0, process: 5, host: "h".to_owned(), since: "s".to_owned() };
-    let owner = DirectoryOwner::claim(Arc::clone(&storage), &record).unwrap();
-    Folder::new(storage, IDENTITY, owner)
+    Folder::claim(storage, IDENTITY, &record, 1).unwrap()
 }
 
 /// A restart: another process claims the directory, reads the journal and goes on.
@@ -41,7 +39,7 @@ fn first(storage: Arc<dyn Storage>, sync: bool) -> Result<Journal, Failure> {
 
 fn empty() -> InMemory {
     let storage = InMemory::new();
-    put_first(&storage);
+    put_first(&storage, SHARD);
     storage
 }
 
@@ -91,13 +89,13 @@ fn the_bytes_of_a_journal_do_not_change() {
     // The checksums were computed by another program, from docs/CHECKPOINT.md.
     let storage = small();
     let first: &[u8] = b"PSJOURN3\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
-        \0\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\x01\0\x02\0\0\0\0\0\x8f\x8c\xd1\xe5\
+        \0\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0kQaw\
         PSRC\x02\0\0\0\0\0\0\0\0\0\0\x006)\xa2\xe2\x9c,\xbf\x9c\
         ab\
         PSRC\x03\0\0\0\x01\0\0\0\0\0\0\0`\xdbJ6\xde\xf1\xd6(\
         cde";
     let second: &[u8] = b"PSJOURN3\x01\0\0\0\0\0\0\x005\0\0\0\0\0\0\x005\0\0\0\0\0\0\0\
-        \x02\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\x01\0\x02\0\0\0\0\0g\x84\x9d\xc0\
+        \x02\0\0\0\0\0\0\0M\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\x83Y-R\
         PSRC\x01\0\0\0\x02\0\0\0\0\0\0\0\xdb'\x1a\x15W\xd9\x01\x0f\
         f";
     let mark: &[u8] = b"PSACKED1N\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\xa4\x07\xeb\xe4\0\0\0\0";
@@ -105,6 +103,7 @@ fn the_bytes_of_a_journal_do_not_change() {
         "acknowledged-0000000001",
         "journal-0000000001-00000000000000000000",
         "journal-0000000001-00000000000000000053",
+        "owner-0000000001",
     ];
     assert_eq!(storage.list(SHARD).unwrap(), names);
     assert_eq!(get(&storage, &segment(0)).escape_ascii().to_string(), first.escape_ascii().to_string());
@@ -118,7 +117,7 @@ fn a_journal_of_frames_is_refused_with_the_last_revision_that_wrote_one() {
     let mut bytes = get(&storage, &segment(0));
     bytes[7] = b'2';
     // With the checksum of the format before, as above.
-    bytes[60..64].copy_from_slice(b"\xe5\x7f\xdc,");
+    bytes[60..64].copy_from_slice(b"\x01\xa2l\xbe");
     put(&storage, &segment(0), &bytes);
     let text = read(&storage, 0).unwrap_err().to_string();
     assert!(text.contains("is a journal of format 2, which servers up to revision ca6eb58 wrote"), "{text}");
@@ -305,7 +304,7 @@ fn a_segment_of_another_shard_or_under_another_name_is_refused() {
     let storage = small();
     let other = ShardIdentity { shard: 0, ..IDENTITY };
     let text = read_as(&ReplayOptions { identity: Some(&other), ..reading(&storage, 0) }).unwrap_err().to_string();
-    assert!(text.contains("is of shard 1 of 2 on server 0 of 1, job 77; expected shard 0 of 2"), "{text}");
+    assert!(text.contains("is of shard 1 of server 0, job 77; expected shard 0 of server 0"), "{text}");
     let (one, two) = (get(&storage, &segment(0)), get(&storage, &segment(53)));
     put(&storage, &segment(0), &two);
     put(&storage, &segment(53), &one);
@@ -354,8 +353,7 @@ fn a_record_is_acknowledged_by_one_owner_or_void_in_every_order_of_two() {
         let dying: Arc<dyn Storage> =
             Arc::new(Failing::new(Arc::new(storage.clone()), StorageFault::Crash { operation: pause }));
         let record = OwnerRecord { server: 0, process: 6, host: String::new(), since: String::new() };
-        let _ = DirectoryOwner::claim(Arc::clone(&dying), &record).and_then(|owner| {
-            let folder = Folder::new(Arc::clone(&dying), IDENTITY, owner);
+        let _ = Folder::claim(Arc::clone(&dying), IDENTITY, &record, 1).and_then(|folder| {
             let found = replay(&reading(&*dying, 0), &mut |_, _| Ok(()))?;
             Journal::begin(&folder, false, &found, 0)?.keep(&[b"new"])
         });
@@ -505,7 +503,8 @@ proptest! {
 #[test]
 fn an_append_leaves_the_bytes_free_that_are_kept() {
     let storage = empty();
-    let mut journal = first(Arc::new(storage.clone()), false).unwrap();
+    let folder = Folder { sharers: 2, ..folder(Arc::new(storage.clone())) };
+    let mut journal = Journal::begin(&folder, false, &Replayed::default(), 0).unwrap();
     // Two shards share the disk: each has half of what is free.
     let used = 10_000_000 - {
         storage.set_room(10_000_000);

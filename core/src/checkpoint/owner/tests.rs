@@ -6,15 +6,16 @@ fn record(process: u32) -> OwnerRecord {
     OwnerRecord { server: 0, process, host: "here".to_owned(), since: "2026-11-22T18:00:00Z".to_owned() }
 }
 
-/// Writes the file of [`DirectoryOwner::first`], so that it survives the loss of the host.
-pub(in crate::checkpoint) fn put_first(storage: &dyn Storage) {
-    put(storage, "server-0/owner-0000000001", b"");
-    storage.sync("server-0/owner-0000000001").unwrap();
-    storage.sync_directory("server-0").unwrap();
+/// Writes the owner's file of [`Folder::first`], so that it survives the loss of the host.
+pub(in crate::checkpoint) fn put_first(storage: &dyn Storage, directory: &str) {
+    let path = join(directory, "owner-0000000001");
+    put(storage, &path, b"");
+    storage.sync(&path).unwrap();
+    storage.sync_directory(directory).unwrap();
 }
 
 fn claim(storage: &InMemory, process: u32) -> Result<DirectoryOwner, Failure> {
-    DirectoryOwner::claim(Arc::new(storage.clone()), &record(process))
+    DirectoryOwner::claim_server(Arc::new(storage.clone()), &record(process))
 }
 
 #[test]
@@ -38,10 +39,29 @@ fn a_number_is_not_given_twice_where_the_owners_file_was_lost() {
     let storage = InMemory::new();
     claim(&storage, 1).unwrap();
     storage.remove("server-0/owner-0000000001").unwrap();
-    put(&storage, "server-0/shard-3/journal-0000000007-00000000000000000000", b"");
-    assert_eq!(claim(&storage, 2).unwrap().number(), OwnerNumber(8));
     put(&storage, "server-0/coordinator-0000000012-00000000000000000003", b"");
-    assert_eq!(claim(&storage, 3).unwrap().number(), OwnerNumber(13));
+    assert_eq!(claim(&storage, 2).unwrap().number(), OwnerNumber(13));
+    put(&storage, "server-0/shard-3/journal-0000000007-00000000000000000000", b"");
+    let directory = shard_directory(0, 3);
+    let owner = DirectoryOwner::claim(Arc::new(storage.clone()), directory, &record(2)).unwrap();
+    assert_eq!(owner.number(), OwnerNumber(8), "a shard's directory counts its own owners");
+}
+
+#[test]
+fn a_shard_that_another_server_claims_is_taken_from_its_server_alone() {
+    let storage = InMemory::new();
+    let server = claim(&storage, 1).unwrap();
+    let shard = |shard, server| {
+        let record = OwnerRecord { server, ..record(1) };
+        Folder::claim(Arc::new(storage.clone()), ShardIdentity { job: 1, server: 0, shard }, &record, 1).unwrap()
+    };
+    let (stays, moves) = (shard(0, 0), shard(1, 0));
+    let moved = shard(1, 2);
+    let replaced = moves.owner().check().unwrap_err().to_string();
+    assert!(replaced.contains("\"server-0/shard-1\"") && replaced.contains("(server 2, process 1"), "{replaced}");
+    for owner in [&server, stays.owner(), moved.owner()] {
+        owner.check().unwrap();
+    }
 }
 
 #[test]
@@ -60,12 +80,12 @@ fn the_directory_of_another_server_is_refused_by_name() {
     let storage = InMemory::new();
     claim(&storage, 1).unwrap();
     storage.rename("server-0/owner-0000000001", "server-4/owner-0000000001").unwrap();
-    let refused = DirectoryOwner::claim(Arc::new(storage.clone()), &OwnerRecord { server: 4, ..record(2) });
+    let refused = DirectoryOwner::claim_server(Arc::new(storage.clone()), &OwnerRecord { server: 4, ..record(2) });
     let text = refused.err().expect("it is another server's").to_string();
     assert!(text.contains("\"server-4\" is that of server 0, and this is server 4"), "{text}");
     // A damaged file names no owner.
     put(&storage, "server-4/owner-0000000001", b"{\"server\":0");
-    DirectoryOwner::claim(Arc::new(storage), &OwnerRecord { server: 4, ..record(2) }).unwrap();
+    DirectoryOwner::claim_server(Arc::new(storage), &OwnerRecord { server: 4, ..record(2) }).unwrap();
 }
 
 #[test]
@@ -88,7 +108,7 @@ fn a_claim_that_dies_at_any_operation_leaves_the_directory_to_the_next() {
         let storage = InMemory::new();
         let before = claim(&storage, 1).unwrap();
         let dying = Failing::new(Arc::new(storage.clone()), StorageFault::Crash { operation });
-        let died = DirectoryOwner::claim(Arc::new(dying), &record(2));
+        let died = DirectoryOwner::claim_server(Arc::new(dying), &record(2));
         let after = claim(&storage, 3).unwrap();
         after.check().unwrap();
         before.check().unwrap_err();

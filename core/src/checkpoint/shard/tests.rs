@@ -4,22 +4,34 @@ use safetensors::SafeTensors;
 
 use super::*;
 use crate::checkpoint::owner::tests::put_first;
-use crate::checkpoint::owner::{DirectoryOwner, OwnerNumber, ShardIdentity};
+use crate::checkpoint::owner::{OwnerNumber, OwnerRecord, ShardIdentity};
 use crate::checkpoint::storage::join;
 use crate::checkpoint::storage::tests::{get, put};
 use crate::checkpoint::storage::{Directory, Failing, InMemory, Metered, StorageFault};
 use crate::checkpoint::{
     Journal, Loaded, ReplayOptions, Replayed, StateLayout, Storage, inspect, journal_needed_from, load_latest, replay,
 };
-use crate::ids::{ChunkIndex, Epoch, ParameterIndex, Version};
+use crate::ids::{ChunkIndex, ParameterIndex, Version};
 use crate::metrics::WorkMeter;
 
 const SHARD: &str = "server-0/shard-1";
-const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, servers: 1, shard: 1, shards: 2 };
+const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, shard: 1 };
 
 fn folder(storage: Arc<dyn Storage>) -> Folder {
-    let owner = DirectoryOwner::first(Arc::clone(&storage));
-    Folder::new(storage, IDENTITY, owner)
+    Folder::first(storage, IDENTITY)
+}
+
+/// The names of the shard's files, but for its owner's.
+fn files(storage: &dyn Storage) -> Vec<String> {
+    let mut names = storage.list(SHARD).unwrap();
+    names.retain(|name| !name.starts_with("owner-"));
+    names
+}
+
+/// The folder of another process.
+fn claim(storage: &InMemory) -> Folder {
+    let record = OwnerRecord { server: 0, process: 2, host: String::new(), since: String::new() };
+    Folder::claim(Arc::new(storage.clone()), IDENTITY, &record, 1).unwrap()
 }
 
 fn journal(storage: &InMemory) -> Journal {
@@ -99,7 +111,7 @@ fn write(storage: &InMemory, number: u64) -> Result<u64, Failure> {
 
 fn written(numbers: &[u64]) -> InMemory {
     let storage = InMemory::new();
-    put_first(&storage);
+    put_first(&storage, SHARD);
     numbers.iter().for_each(|number| assert!(write(&storage, *number).is_ok()));
     storage
 }
@@ -136,7 +148,7 @@ fn what_was_written_is_loaded() {
     let storage = written(&[]);
     assert_eq!(load(&storage), Ok(None));
     let bytes = write(&storage, 1).unwrap();
-    let names = storage.list(SHARD).unwrap();
+    let names = files(&storage);
     let on_disk: usize = names.iter().map(|name| get(&storage, &path(name)).len()).sum();
     assert_eq!((names.len(), on_disk as u64), (4, bytes), "two parts, the chunk table, the manifest");
     assert_eq!(load(&storage).unwrap().unwrap().fell_back, Vec::<String>::new());
@@ -148,7 +160,7 @@ fn what_was_written_is_loaded() {
 fn a_real_disk_keeps_checkpoints_and_journal() {
     let root = tempfile::tempdir().unwrap();
     let storage: Arc<dyn Storage> = Arc::new(Directory::open(root.path()).unwrap());
-    put_first(&*storage);
+    put_first(&*storage, SHARD);
     let mut journal = Journal::begin(&folder(storage.clone()), true, &Replayed::default(), 0).unwrap();
     journal.keep(&[b"a ", b"frame"]).unwrap();
     for number in 1..=3 {
@@ -202,7 +214,7 @@ fn the_newest_two_are_kept_and_say_what_the_journal_must_keep() {
         write(&storage, number).unwrap();
         assert_eq!(numbers(&storage), kept);
         assert_eq!(journal_needed_from(&storage, SHARD), Ok(Some(needed)));
-        assert_eq!(storage.list(SHARD).unwrap().len(), kept.len() * 4 + 2, "no file is left over");
+        assert_eq!(files(&storage).len(), kept.len() * 4 + 2, "no file is left over");
     }
 }
 
@@ -220,8 +232,7 @@ fn a_whole_checkpoint_is_not_written_over_and_a_damaged_one_is() {
 fn a_checkpoint_that_an_earlier_owner_left_damaged_goes_when_another_is_whole() {
     let storage = written(&[1, 5]);
     put(&storage, &path(&chunks_name(named(5))), b"damaged");
-    let folder = Folder::claim_alone(Arc::new(storage.clone()), Epoch(77)).unwrap();
-    let folder = Folder { directory: SHARD.to_owned(), identity: IDENTITY, ..folder };
+    let folder = claim(&storage);
     assert_eq!(folder.owner.number(), OwnerNumber(2));
     let begin = ShardCheckpoint::begin(&folder, 2, 200, Vec::new()).unwrap();
     begin.finish().unwrap();
@@ -240,7 +251,7 @@ fn an_owner_that_was_replaced_makes_no_checkpoint_whole_and_removes_nothing() {
     let chunk = &chunks(3)[0];
     let states: Vec<&[u8]> = chunk.states.iter().map(Vec::as_slice).collect();
     late.push(chunk.record(&states)).unwrap();
-    Folder::claim_alone(Arc::new(storage.clone()), Epoch(77)).unwrap();
+    claim(&storage);
     assert!(matches!(late.finish(), Err(Failure::Node(_))));
     assert!(matches!(ShardCheckpoint::begin(&old, 4, 400, Vec::new()), Err(Failure::Node(_))));
     assert_eq!(numbers(&storage), [1, 2]);
@@ -248,18 +259,16 @@ fn an_owner_that_was_replaced_makes_no_checkpoint_whole_and_removes_nothing() {
 }
 
 #[test]
-fn a_checkpoint_of_another_shard_server_job_or_topology_is_refused_by_name() {
+fn a_checkpoint_of_another_shard_or_job_is_refused_by_name() {
     let storage = written(&[1]);
     for (expected, remedy) in [
         (ShardIdentity { job: 78, ..IDENTITY }, "a directory of its own"),
         (ShardIdentity { shard: 0, ..IDENTITY }, "swapped or renamed"),
         (ShardIdentity { server: 3, ..IDENTITY }, "swapped or renamed"),
-        (ShardIdentity { servers: 2, ..IDENTITY }, "that it was initialised with"),
-        (ShardIdentity { shards: 3, ..IDENTITY }, "that it was initialised with"),
     ] {
         let refused = load_latest(&storage, SHARD, Some(&expected), &mut |_| panic!("not visited"));
         let text = refused.unwrap_err().to_string();
-        assert!(text.contains("is of shard 1 of 2 on server 0 of 1, job 77"), "{text}");
+        assert!(text.contains("is of shard 1 of server 0, job 77"), "{text}");
         assert!(text.contains(&format!("expected {expected}: ")) && text.contains(remedy), "{text}");
     }
     assert!(load_latest(&storage, SHARD, None, &mut |_| Ok(())).unwrap().is_some());
@@ -313,9 +322,7 @@ fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
     "of": {
       "job": 77,
       "server": 0,
-      "servers": 1,
-      "shard": 1,
-      "shards": 2
+      "shard": 1
     },
     "journal_from": 1234,
     "chunks": 0,
@@ -327,7 +334,7 @@ fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
       }
     ]
   },
-  "blake3": "0926526da57861a136774b5a36c5259a7a9885bd8847dda7057eeecd05e30ce7"
+  "blake3": "02db0b076c9c4f059b400ec94af4978b309b57cc4e46633f67aff2b014645ed7"
 }
 "#;
     assert_eq!(String::from_utf8(manifest.encode()).unwrap(), expected);
@@ -363,7 +370,7 @@ fn no_failed_operation_costs_the_checkpoint_before() {
             );
             write(&storage, 4).unwrap();
             assert_eq!(loaded_number(&storage), Some(4), "the next checkpoint is not held up");
-            assert_eq!(storage.list(SHARD).unwrap().len(), 8, "{fault:?}: nothing is left over");
+            assert_eq!(files(&storage).len(), 8, "{fault:?}: nothing is left over");
         }
     }
 }
@@ -502,7 +509,7 @@ fn a_report_names_chunks_digests_and_journal() {
     let report = inspect(&storage, SHARD).unwrap();
     assert!(report.is_sound());
     for line in [
-        "checkpoint 2 of owner 1: whole\n  shard 1 of 2 on server 0 of 1, job 77, journal from 200, 4 chunks\n",
+        "checkpoint 2 of owner 1: whole\n  shard 1 of server 0, job 77, journal from 200, 4 chunks\n",
         "  checkpoint-0000000001-00000000000000000002-00001.safetensors ",
         "  value/7/12 F32 [3] version 22\n",
         "  state/last/seen/0/1 U64 [1] version 21\n",
@@ -555,7 +562,7 @@ fn files_of_a_newer_program_are_named_and_damaged_numbers_are_not_taken_for_them
 #[test]
 fn a_meter_counts_what_was_announced_and_the_bytes_of_headers_besides() {
     let (storage, meter) = (InMemory::new(), Arc::new(WorkMeter::default()));
-    put_first(&storage);
+    put_first(&storage, SHARD);
     let metered: Arc<dyn Storage> = Arc::new(Metered::new(Arc::new(storage.clone()), Arc::clone(&meter)));
     write_parts(Arc::clone(&metered), 1, PART_HEADER_BYTES).unwrap();
     let on_disk: u64 = storage.list(SHARD).unwrap().iter().map(|name| get(&storage, &path(name)).len() as u64).sum();
