@@ -11,7 +11,7 @@ use pserver_core::checksum::checksum;
 use pserver_core::config::{Merge, Mode, ParameterConfig};
 use pserver_core::dtype::{ElementType, Half};
 use pserver_core::ids::{
-    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, TrainerId, Version,
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Term, TrainerId, Version,
 };
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::partition::{Declaration, DeclarationMessage, Name};
@@ -210,6 +210,7 @@ impl Alone {
     fn new(chunks: u32, mode: Mode) -> Self {
         let options = ShardOptions {
             memory_limit: None,
+            term: Term(0),
             epoch: Epoch(1),
             round_timeout: Duration::from_secs(60),
             grace: Duration::from_secs(2),

@@ -8,12 +8,15 @@ use pserver_core::client::{
     AwaitedAnswer, Client, ClientOutput, ConnectionChange, Finished, Identity, LaneId, Refused, RequestBody,
 };
 use pserver_core::error::Failure;
-use pserver_core::ids::{PeerId, Ticket};
+use pserver_core::ids::{PeerId, Term, Ticket};
 use pserver_core::memory::shared::Descriptor;
 use pserver_core::port::{Doorbell, Event, Transport};
 use pserver_core::time::Now;
+use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{Address, ControlRequest, ErrorCode, Frame, Head, Kind, Role, Scheme};
+
+use super::control::answer;
 
 /// Longest wait of the transport, and so the longest delay until a cancellation is seen: a signal handler cannot ring
 /// the doorbell.
@@ -122,7 +125,8 @@ impl ClientEngine {
     }
 
     /// A doorbell that wakes the current transport, from any thread.
-    pub(super) fn doorbell(&self) -> Doorbell {
+    #[must_use]
+    pub fn doorbell(&self) -> Doorbell {
         let bell = Arc::clone(&self.bell);
         Doorbell::new(move || {
             let current = bell.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -150,6 +154,18 @@ impl ClientEngine {
         let ticket = self.ask(lane, frame, RequestBody::default());
         let mut finished = self.finish(&[ticket], deadline, what)?;
         Ok(finished.pop().expect("one request has one answer"))
+    }
+
+    /// Asks the coordinator; [`ClientEngine::take`] has the answer after some turns.
+    pub fn start(&mut self, request: Request) -> Ticket {
+        let (lane, frame) = self.question(request);
+        self.ask(lane, frame, RequestBody::default())
+    }
+
+    /// The coordinator's answer, if it has come.
+    pub fn take(&mut self, ticket: Ticket) -> Option<Result<Answer, Refused>> {
+        let wrong = |failure: Failure| Refused::new(ErrorCode::Invalid, failure.to_string());
+        self.requests.take(ticket).map(|result| answer(&result?.control).map_err(wrong))
     }
 
     /// Takes all finished requests except heartbeats.
@@ -205,9 +221,19 @@ impl ClientEngine {
         self.requests.is_astray()
     }
 
-    /// Changes the address of a lane's next connection.
-    pub(super) fn move_lane(&mut self, lane: LaneId, address: Address) {
-        self.requests.move_lane(lane, address.reached_by(self.scheme));
+    /// Fails every request.
+    pub(super) fn refuse_all(&mut self, refused: &Refused) {
+        self.requests.refuse_all(refused, &mut self.out);
+    }
+
+    /// Whether a server that was reached does not lead the shard of its lane.
+    pub(super) fn has_moved(&self) -> bool {
+        self.requests.has_moved()
+    }
+
+    /// Changes the address of a lane's next connection, and the term of the shard's leader there.
+    pub(super) fn move_lane(&mut self, lane: LaneId, address: Address, term: Term) {
+        self.requests.move_lane(lane, address.reached_by(self.scheme), term);
     }
 
     /// Describes the servers that did not answer these requests.
@@ -275,6 +301,15 @@ impl ClientEngine {
 
     /// One turn: submits all ready work, waits for at most `wait`, and handles events.
     pub(super) fn turn(&mut self, wait: Duration) {
+        self.turn_once(wait, WAIT_LONGEST);
+    }
+
+    /// A turn of a program without signal handlers that cancel: the doorbell alone ends its wait.
+    pub fn turn_until_rung(&mut self, wait: Duration) {
+        self.turn_once(wait, wait);
+    }
+
+    fn turn_once(&mut self, wait: Duration, longest: Duration) {
         self.beat();
         let now = self.now();
         self.requests.drive(now, &mut self.out);
@@ -282,7 +317,7 @@ impl ClientEngine {
         if !wait.is_zero() && (now < self.witnessed + WITNESS_INTERVAL || !self.drop_closed()) {
             let until = self.requests.deadline().map_or(wait, |deadline| now.until(deadline).min(wait));
             match &mut self.transport {
-                Some(transport) => transport.wait(until.min(WAIT_LONGEST)),
+                Some(transport) => transport.wait(until.min(longest)),
                 None => std::thread::sleep(until.min(PAUSE)),
             }
         }

@@ -7,12 +7,12 @@ use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
 use pserver_core::config::Mode;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::ids::{ParameterIndex, Round, Sequence, ShardId, Ticket};
+use pserver_core::ids::{ParameterIndex, Round, Sequence, ServerIndex, ShardId, Term, Ticket};
 use pserver_core::partition::{Catalogue, Parameter, Topology};
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
-use pserver_core::wire::{Address, JobMessage, Joined};
+use pserver_core::wire::{Address, ErrorCode, JobMessage, Joined, TopologyMessage};
 
 use super::call::CallNumber;
 use super::carried::PreparedRules;
@@ -22,6 +22,8 @@ use super::{ClientState, JobSharing, ParameterFacts};
 
 /// Interval at which the coordinator is asked for addresses of unreachable servers.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+/// The same while a shard moves.
+const MOVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// A job that was joined.
 pub(super) struct JoinedJob {
@@ -113,12 +115,15 @@ impl JoinedJob {
         let settings = joined.job.ok_or_else(|| missing("settings"))?;
         let servers = joined.topology.ok_or_else(|| missing("servers"))?;
         let topology = servers.topology()?;
+        let map = joined.map.unwrap_or_default();
+        let map = map.map().ok_or_else(|| Failure::call("the coordinator's map of shards is damaged"))?;
         let mut lanes = vec![Vec::new(); servers.servers.len()];
-        for place in topology.shard_ids() {
-            let server = usize::from(place.server.0);
-            let address = Address::parse(&servers.servers[server].address)?;
-            let name = format!("server {} shard {}", place.server, place.shard);
-            lanes[server].push(engine.add_lane(address, u64::from(place.shard.0) + 1, name));
+        for shard in topology.shard_ids() {
+            let place = map.place(shard);
+            let address = address_of(&servers, place.server)?;
+            let lane = engine.add_lane(address.clone(), shard.lane(), shard.to_string());
+            engine.move_lane(lane, address, place.term);
+            lanes[usize::from(shard.server.0)].push(lane);
         }
         Ok(Self {
             settings,
@@ -174,16 +179,17 @@ impl JoinedJob {
         matches!(self.phase, InitPhase::Ready(_))
     }
 
-    /// Where each lane connects to, as the coordinator knows it now; nothing when it is about other servers.
-    fn moved_lanes(&self, joined: Joined) -> Option<Vec<(LaneId, Address)>> {
-        let servers = joined.topology?;
+    /// Where each lane connects to, as the coordinator knows it now, and under which term; nothing when it is about
+    /// other servers.
+    fn moved_lanes(&self, joined: Joined) -> Option<Vec<(LaneId, Address, Term)>> {
+        let (servers, map) = (joined.topology?, joined.map.unwrap_or_default().map()?);
         if servers.topology().ok()? != self.topology {
             return None;
         }
         let mut moved = Vec::new();
-        for (place, lane) in self.lanes() {
-            let address = Address::parse(&servers.servers[usize::from(place.server.0)].address).ok()?;
-            moved.push((lane, address));
+        for (shard, lane) in self.lanes() {
+            let place = map.place(shard);
+            moved.push((lane, address_of(&servers, place.server).ok()?, place.term));
         }
         Some(moved)
     }
@@ -311,7 +317,8 @@ impl ClientState {
         }
         let (lane, frame) = self.engine.question(Request::Observe(true));
         let asked = Some(self.engine.ask(lane, frame, RequestBody::default()));
-        self.search = ServerQuery { asked, again: now + SEARCH_PAUSE };
+        let pause = if self.engine.has_moved() { MOVE_PAUSE } else { SEARCH_PAUSE };
+        self.search = ServerQuery { asked, again: now + pause };
     }
 
     /// Records the coordinator's answer, and changes the addresses of moved servers.
@@ -320,13 +327,19 @@ impl ClientState {
             return;
         }
         self.search.asked = None;
+        if let Err(refused) = &result
+            && refused.code == ErrorCode::Fenced
+        {
+            // A shard that moved would say so too, and is not found.
+            self.engine.refuse_all(refused);
+        }
         let answered = result.ok().and_then(|finished| answer(&finished.control).ok());
         let (Some(Answer::Joined(joined)), Some(job)) = (answered, &self.job) else { return };
         if joined.epoch != self.engine.identity().epoch.0 {
             return;
         }
-        for (lane, address) in job.moved_lanes(joined).into_iter().flatten() {
-            self.engine.move_lane(lane, address);
+        for (lane, address, term) in job.moved_lanes(joined).into_iter().flatten() {
+            self.engine.move_lane(lane, address, term);
         }
     }
 
@@ -352,6 +365,13 @@ impl ClientState {
             is_sparse: declaration.buckets.is_some(),
         })
     }
+}
+
+/// The address of a server.
+fn address_of(servers: &TopologyMessage, server: ServerIndex) -> Result<Address, Failure> {
+    let entry = servers.servers.get(usize::from(server.0));
+    let entry = entry.ok_or_else(|| Failure::call(format!("the coordinator's answer lacks server {server}")))?;
+    Address::parse(&entry.address)
 }
 
 /// Refuses a sparse parameter.

@@ -29,6 +29,7 @@ mod job;
 pub mod launchers;
 mod listing;
 mod loading;
+mod moves;
 mod optimizer_state;
 mod packer;
 mod pending;

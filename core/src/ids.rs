@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::limits::SHARDS_MAX;
+
 macro_rules! identity {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -58,6 +60,14 @@ identity! {
     ShardIndex(u16)
 }
 identity! {
+    /// Term of a shard's leader: each server that takes the shard over gets a larger one. Zero where it is not known.
+    Term(u32)
+}
+identity! {
+    /// Count of changes of the map of shards.
+    MapVersion(u64)
+}
+identity! {
     /// Index of a parameter in the catalogue, in order of declaration.
     ParameterIndex(u32)
 }
@@ -95,11 +105,36 @@ pub struct ChunkId {
     pub chunk: ChunkIndex,
 }
 
-/// Identifier of a shard in the cluster.
+/// Name of a shard, which stays when the shard moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId {
-    /// The server.
+    /// The server that it was placed at first.
     pub server: ServerIndex,
-    /// The shard on that server.
+    /// Its index there.
     pub shard: ShardIndex,
+}
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "server {} shard {}", self.server, self.shard)
+    }
+}
+
+impl ShardId {
+    /// Number of its lane, at every server that leads it. Lane zero is the coordinator's.
+    #[must_use]
+    pub fn lane(self) -> u64 {
+        1 + u64::from(self.server.0) * u64::from(SHARDS_MAX) + u64::from(self.shard.0)
+    }
+}
+
+impl Term {
+    /// The term of a shard that has not moved.
+    pub const FIRST: Self = Self(1);
+
+    /// The term of the next leader.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
 }

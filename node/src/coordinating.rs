@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use pserver_core::checkpoint::{CoordinatorFile, CoordinatorState};
 use pserver_core::error::Failure;
-use pserver_core::ids::{Epoch, PeerId};
+use pserver_core::ids::{Epoch, PeerId, ServerIndex};
 use pserver_core::port::Event;
 use pserver_core::server::{
     Coordinator, CoordinatorOptions, CoordinatorOutput, NonFinite, ServerOutput, server_without_job,
@@ -17,6 +17,7 @@ use pserver_core::wire::answer::Saved;
 
 use super::machine::ProcessMachine;
 use super::ownership::Ownership;
+use super::places::Places;
 use super::saving::{self, ModelSave};
 use super::session::{NodeSession, SessionControl};
 use super::telemetry::SessionReport;
@@ -32,6 +33,9 @@ pub(super) struct CoordinatorNode {
     ownership: Ownership,
     done: Sender<SaveOutcome>,
     saved: Receiver<SaveOutcome>,
+    places: Arc<Places>,
+    /// The number of the last report of what this server holds.
+    reported: u64,
     outputs: Vec<CoordinatorOutput>,
     /// Outputs that wait because the first of them could not be written.
     waiting: VecDeque<CoordinatorOutput>,
@@ -82,8 +86,24 @@ impl CoordinatorNode {
         let (done, saved) = unbounded();
         let machine = Arc::clone(&start.machine);
         let (outputs, waiting) = (Vec::new(), VecDeque::new());
-        let ownership = start.ownership();
-        let mut node = Self { coordinator, file, saving, control, machine, ownership, done, saved, outputs, waiting };
+        let (ownership, places) = (start.ownership(), Arc::clone(&start.places));
+        places.publish(coordinator.map());
+        places.report_to(control.doorbell().clone());
+        let reported = 0;
+        let mut node = Self {
+            coordinator,
+            file,
+            saving,
+            control,
+            machine,
+            ownership,
+            done,
+            saved,
+            places,
+            reported,
+            outputs,
+            waiting,
+        };
         // The epoch is kept from the first moment: a restart before anybody joined is the same job.
         let kept = node.coordinator.kept();
         node.keep(&kept)?;
@@ -106,6 +126,7 @@ impl CoordinatorNode {
             match output {
                 CoordinatorOutput::Session(output) => out.push(output),
                 CoordinatorOutput::Save { peer, head, path } => self.save(peer, head, path),
+                CoordinatorOutput::Map(map) => self.places.publish(&map),
                 CoordinatorOutput::Keep(bytes) => match self.keep(&bytes) {
                     Ok(()) => {}
                     Err(replaced @ Failure::Node(_)) => return Err(replaced),
@@ -152,6 +173,11 @@ impl NodeSession for CoordinatorNode {
 
     fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
         self.ownership.look(now)?;
+        let report = self.places.report();
+        if report.number != self.reported {
+            self.reported = report.number;
+            self.coordinator.note_held(ServerIndex(0), Some(report.version), &report.held, &mut self.outputs);
+        }
         while let Ok((peer, head, saved)) = self.saved.try_recv() {
             self.coordinator.saved(peer, &head, saved, &mut self.outputs);
         }

@@ -52,6 +52,15 @@ pub(super) fn open(settings: &Settings) -> Result<Vec<ShardDevice>, Failure> {
     }
 }
 
+/// The accelerator of a shard that a server takes up while it serves. Devices of CUDA are opened at start alone, so it
+/// is on the processor there.
+pub(super) fn of_a_shard_that_moved(settings: &Settings) -> ShardDevice {
+    match settings.device.processor {
+        DeviceSetting::Simulated => Some(Box::new(Simulated::new(Cpu::new(), u64::MAX, SIMULATED_POLLS))),
+        DeviceSetting::Cpu | DeviceSetting::Auto | DeviceSetting::Cuda { .. } => None,
+    }
+}
+
 /// Opens the first device of CUDA if it is the better choice, or says why it is not.
 fn open_better(settings: &Settings) -> Result<Vec<ShardDevice>, String> {
     let each = for_shard(settings, 0);

@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use pserver_core::checkpoint::{OwnerRecord, Storage};
 use pserver_core::error::Failure;
-use pserver_core::ids::{Epoch, Generation};
+use pserver_core::ids::{Epoch, Generation, MapVersion, ShardId, Term};
+use pserver_core::partition::ShardMap;
 use pserver_core::port::Transport;
+use pserver_core::wire::HeldShardMessage;
 use pserver_transport::loopback::Hub;
 
 use super::coordinating::CoordinatorNode;
 use super::machine::ProcessMachine;
+use super::places::{HoldReport, PlaceChanges, Places};
 use super::session::{SessionControl, SessionLoop, TurnEnd};
 use super::sharding::ShardNode;
 use super::watch::Watch;
@@ -65,6 +68,7 @@ impl DrivenProcess {
             shares_memory: false,
             reach: ServerNetwork::Within(Hub::default()),
             watch: Arc::new(Watch::new(&settings)),
+            places: Arc::new(Places::new(settings.index, settings.shards)),
             settings,
         };
         Ok(Self { start })
@@ -82,25 +86,82 @@ impl DrivenProcess {
         Ok((DrivenSession { session: SessionKind::Coordinator(Box::new(session)) }, (epoch, committed)))
     }
 
+    /// Takes in a map of shards from the coordinator of another process.
+    pub fn publish(&self, map: &ShardMap) {
+        self.start.places.publish(map);
+    }
+
+    /// The version of the newest map.
+    #[must_use]
+    pub fn map_version(&self) -> MapVersion {
+        self.start.places.version()
+    }
+
+    /// The shards to let go, and those to take up, as the newest map asks. Both done, [`DrivenProcess::follow`] is next.
+    #[must_use]
+    pub fn changes(&self) -> (MapVersion, Vec<ShardId>, Vec<(ShardId, Term)>) {
+        let PlaceChanges { version, lets_go, takes_up } = self.start.places.changes();
+        (version, lets_go, takes_up)
+    }
+
+    /// Notes that the map of this version is followed.
+    pub fn follow(&self, version: MapVersion) {
+        self.start.places.follow(version);
+    }
+
+    /// Notes a shard whose session is finished.
+    pub fn let_go(&self, shard: ShardId) {
+        self.start.places.let_go(shard);
+    }
+
+    /// What this process holds, for the coordinator: the report's number, the version of the map that it follows, and
+    /// the shards.
+    #[must_use]
+    pub fn report(&self) -> (u64, MapVersion, Vec<HeldShardMessage>) {
+        let HoldReport { number, version, held } = self.start.places.report();
+        (number, version, held)
+    }
+
     /// A shard of the job, restored from its files.
     ///
     /// # Errors
     /// When the files cannot be read, or are lost.
     pub fn shard<T: Transport>(
         &self,
-        index: u16,
+        (shard, term): (ShardId, Term),
         (epoch, committed): (Epoch, Generation),
         transport: T,
     ) -> Result<DrivenSession<T>, Failure> {
         let control = SessionControl::new(transport.doorbell());
         let job = ServedJob { epoch, committed };
-        let node = ShardNode::new(&self.start, index, job, transport.capabilities(), None)?;
+        let node = ShardNode::new(&self.start, (shard, term), job, transport.capabilities(), None)?;
+        self.start.places.hold(shard, term, true);
         let session = SessionLoop::new(node, transport, control, Arc::clone(&self.start.machine));
         Ok(DrivenSession { session: SessionKind::Shard(Box::new(session)) })
     }
 }
 
 impl<T: Transport> DrivenSession<T> {
+    /// Whether [`DrivenSession::finish`] would wait for background work.
+    #[must_use]
+    pub fn awaits_work(&self) -> bool {
+        match &self.session {
+            SessionKind::Coordinator(session) => session.awaits_work(),
+            SessionKind::Shard(session) => session.awaits_work(),
+        }
+    }
+
+    /// Finishes the session of a shard that is let go.
+    ///
+    /// # Errors
+    /// When its last checkpoint cannot be written.
+    pub fn finish(mut self) -> Result<(), Failure> {
+        match &mut self.session {
+            SessionKind::Coordinator(session) => session.finish(),
+            SessionKind::Shard(session) => session.finish(),
+        }
+    }
+
     /// Handles the events that have arrived, and does due work. The next turn is due after an event, or after this
     /// time.
     ///

@@ -1,4 +1,5 @@
-//! A server process: an accept thread, a thread for each shard, and in server 0 a thread for the coordinator.
+//! A server process: an accept thread, a thread for each shard, one that follows the map of shards, and in server 0 one
+//! for the coordinator.
 //!
 //! Every thread but the accept thread runs the same loop over its own session of `pserver_core::server` and its own
 //! transport. The data path shares nothing.
@@ -12,9 +13,11 @@ mod device;
 mod device_speed;
 mod driven;
 pub mod events;
+mod hosting;
 mod machine;
 mod memory_limit;
 mod ownership;
+mod places;
 pub mod progress;
 mod registration;
 mod saving;
@@ -42,18 +45,19 @@ use pserver_core::metrics::WorkMeter;
 use pserver_core::port::Transport;
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
-use pserver_transport::loopback::Hub;
-use pserver_transport::network::{JobToken, Listener, Network, NetworkOptions, Stop};
+use pserver_transport::loopback::{Hub, LoopbackTransport};
+use pserver_transport::network::{JobToken, Lanes, Listener, Network, NetworkOptions, Stop};
 use pserver_transport::tls::Encryption;
 use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
 
 use coordinating::CoordinatorNode;
+use hosting::{LaneTransports, ShardHost};
 use machine::OsMachine;
 use memory_limit::memory_limit;
 use ownership::Ownership;
+use places::Places;
 use registration::Registration;
 use session::{SessionControl, SessionThread};
-use sharding::ShardNode;
 use watch::{HttpServer, Watch, WatchedSession};
 
 use crate::settings::Settings;
@@ -82,9 +86,9 @@ pub struct Server {
 
 /// The sessions of a server, each with its thread.
 struct SessionThreads {
-    all: Vec<SessionThread>,
-    /// Index of the first shard's session: 1 in server 0, after the coordinator's, else 0.
-    first_shard: usize,
+    /// The coordinator, in server 0.
+    coordinator: Option<SessionThread>,
+    shards: ShardHost,
     /// The registration of a server other than 0.
     registered: Option<Registration>,
     /// Held until all sessions have finished writing.
@@ -114,6 +118,7 @@ struct ServerStart {
     shares_memory: bool,
     reach: ServerNetwork,
     watch: Arc<Watch>,
+    places: Arc<Places>,
 }
 
 /// The storage of a server's checkpoints, journals and coordinator state, and the proof of its ownership.
@@ -166,26 +171,23 @@ impl Server {
         let listener = Listener::bind(&settings.addresses.bind, options)
             .map_err(|failure| Failure::Node(format!("{}: {failure}", settings.named("bind"))))?;
         let address = advertised(&settings, &listener.local_address());
-        let start = ServerStart {
+        let start = Arc::new(ServerStart {
             token,
             encryption,
             ..ServerStart::new(settings, address, listener.shares_memory(), ServerNetwork::Network, meter)?
-        };
+        });
         // The listener for HTTP answers while the sessions restore their state.
         let http = start.serve_http()?;
-        let mut lanes: Vec<_> = (0..=start.settings.shards).map(|_| None).collect();
-        let sessions = SessionThreads::start(&start, |lane, options| {
-            let transport = Network::new(options)?;
-            lanes[usize::from(lane)] = Some(transport.connection_sender());
-            Ok(transport)
-        })?;
+        let lanes = Lanes::default();
+        let sessions = SessionThreads::start(&start, lanes.clone())?;
         let stop = Stop::new();
         let stop_listener = stop.clone();
         let listener = std::thread::Builder::new()
             .name("pserver-accept".to_owned())
             .spawn(move || listener.run(lanes, stop_listener))
             .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-        Ok(Self { address: start.address, stop, listener: Some(listener), sessions, watch: start.watch, http })
+        let (address, watch) = (start.address.clone(), Arc::clone(&start.watch));
+        Ok(Self { address, stop, listener: Some(listener), sessions, watch, http })
     }
 
     /// Starts a server for clients of this process ([`Client::within`]): `hub` has a place for each of its lanes, under
@@ -204,13 +206,11 @@ impl Server {
             let text = format!("listening on {address} within this process: a token has no use there; expected none");
             return Err(Failure::Node(text));
         }
-        let start = ServerStart::new(settings, address, false, ServerNetwork::Within(hub.clone()), &Arc::default())?;
-        let sessions = SessionThreads::start(&start, |lane, options| {
-            let transport = hub.listen(&start.address.of_lane(lane.into()))?;
-            Ok(transport.with(options.checks, options.poll))
-        })?;
-        let (watch, http) = (start.watch, None);
-        Ok(Self { address: start.address, stop: Stop::new(), listener: None, sessions, watch, http })
+        let reach = ServerNetwork::Within(hub.clone());
+        let start = Arc::new(ServerStart::new(settings, address.clone(), false, reach, &Arc::default())?);
+        let sessions = SessionThreads::start(&start, HubLanes { hub: hub.clone(), address: address.clone() })?;
+        let (watch, http) = (Arc::clone(&start.watch), None);
+        Ok(Self { address, stop: Stop::new(), listener: None, sessions, watch, http })
     }
 
     /// The advertised address.
@@ -228,8 +228,10 @@ impl Server {
     /// Whether one of its threads has ended by itself, after a failure or because another server took its index.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        let registered = self.sessions.registered.as_ref();
-        self.sessions.all.iter().any(SessionThread::has_ended) || registered.is_some_and(Registration::has_ended)
+        let SessionThreads { coordinator, shards, registered, .. } = &self.sessions;
+        coordinator.as_ref().is_some_and(SessionThread::has_ended)
+            || shards.has_failed()
+            || registered.as_ref().is_some_and(Registration::has_ended)
     }
 
     /// Stops the server: it accepts no connection, applies received gradients, and writes a last checkpoint.
@@ -249,11 +251,11 @@ impl Server {
         }
         // Shards first, all at once: while they finish, the coordinator still answers. With its last checkpoint written
         // a server leaves the job, so that a successor finds it.
-        let SessionThreads { all, first_shard, registered, .. } = &mut self.sessions;
-        let shards = all.split_off(all.len().min(*first_shard));
-        for sessions in [shards, std::mem::take(all)] {
-            sessions.iter().for_each(SessionThread::stop);
-            ended = sessions.into_iter().map(SessionThread::join).fold(ended, Result::and);
+        let SessionThreads { coordinator, shards, registered, .. } = &mut self.sessions;
+        ended = ended.and(shards.end());
+        if let Some(coordinator) = coordinator.take() {
+            coordinator.stop();
+            ended = ended.and(coordinator.join());
         }
         ended = registered.take().map_or(Ok(()), Registration::end).and(ended);
         self.http.take().into_iter().for_each(HttpServer::end);
@@ -270,65 +272,67 @@ impl Drop for Server {
 }
 
 impl SessionThreads {
-    /// Starts the coordinator, where there is one, and the shards. `transport` makes the transport of a lane: lane zero
-    /// is the coordinator's, and the shards follow.
-    fn start<T: Transport + 'static>(
-        start: &ServerStart,
-        mut transport: impl FnMut(u16, NetworkOptions) -> Result<T, Failure>,
-    ) -> Result<Self, Failure> {
+    /// Starts the coordinator, where there is one, and the shards.
+    fn start(start: &Arc<ServerStart>, mut lanes: impl LaneTransports) -> Result<Self, Failure> {
         let settings = &start.settings;
-        let options = || NetworkOptions {
-            devices: VerbsDevices::from(&settings.addresses.rdma_device),
-            fabric: settings.addresses.fabric.clone(),
-            encryption: start.encryption.clone(),
-            ..NetworkOptions::default()
-        };
-        let (mut all, mut watched) = (Vec::new(), Vec::new());
-        let (job, registered) = if settings.index == 0 {
+        let (job, coordinator, registered) = if settings.index == 0 {
             if let Some(named) = &settings.addresses.coordinator {
                 let own = &start.address;
                 tracing::info!(%named, %own, "this is server 0, so the setting coordinator has no effect here");
             }
-            let transport = transport(0, options())?;
+            let transport = lanes.make(0, start.network_options())?;
             let control = SessionControl::new(transport.doorbell());
             let node = CoordinatorNode::new(start, control.clone())?;
-            watched.push(WatchedSession { control: control.clone(), shard: None });
-            let job = node.serves();
-            all.push(SessionThread::spawn(
-                "pserver-coordinator",
-                node,
-                transport,
-                control,
-                Arc::clone(&start.machine),
-            )?);
-            (job, None)
+            start.watch.add(WatchedSession { control: control.clone(), shard: None });
+            lanes.open(0, &transport);
+            let (job, machine) = (node.serves(), Arc::clone(&start.machine));
+            let thread = SessionThread::spawn("pserver-coordinator", node, transport, control, machine)?;
+            (job, Some(thread), None)
         } else {
             let (job, registered) = registration::register(start)?;
-            (job, Some(registered))
+            (job, None, Some(registered))
         };
-        let first_shard = all.len();
-        for (shard, accelerator) in (0..settings.shards).zip(device::open(settings)?) {
-            let (poll, checks) = (settings.poll, settings.addresses.checks);
-            // Servers of a host, and the shards of each, use different ones of several equal cards.
-            let device_turn = usize::from(settings.index) * usize::from(settings.shards) + usize::from(shard);
-            let options = NetworkOptions { poll, checks, device_turn, ..options() };
-            let transport = transport(shard + 1, options)?;
-            let control = SessionControl::new(transport.doorbell());
-            let node = ShardNode::new(start, shard, job, transport.capabilities(), accelerator)?;
-            watched
-                .push(WatchedSession { control: control.clone(), shard: Some((shard, Arc::clone(node.counters()))) });
-            all.push(SessionThread::spawn(
-                &format!("pserver-shard-{shard}"),
-                node,
-                transport,
-                control,
-                Arc::clone(&start.machine),
-            )?);
-        }
-        start.watch.serves(start.address.to_string(), watched);
+        let shards = ShardHost::start(start, job, lanes)?;
+        start.watch.serves(start.address.to_string());
         let lock = start.storage.as_ref().and_then(|storage| storage.lock.clone());
-        Ok(Self { all, first_shard, registered, _lock: lock })
+        Ok(Self { coordinator, shards, registered, _lock: lock })
     }
+}
+
+impl LaneTransports for Lanes {
+    type Transport = Network;
+
+    fn make(&mut self, _: u64, options: NetworkOptions) -> Result<Network, Failure> {
+        Network::new(options)
+    }
+
+    fn open(&mut self, lane: u64, transport: &Network) {
+        Self::open(self, lane, transport.connection_sender());
+    }
+
+    fn close(&mut self, lane: u64) {
+        Self::close(self, lane);
+    }
+}
+
+/// The lanes of a server for clients of its process. A listening transport gets its connections at once, and ends with
+/// its session.
+struct HubLanes {
+    hub: Hub,
+    address: Address,
+}
+
+impl LaneTransports for HubLanes {
+    type Transport = LoopbackTransport;
+
+    fn make(&mut self, lane: u64, options: NetworkOptions) -> Result<LoopbackTransport, Failure> {
+        let transport = self.hub.listen(&self.address.of_lane(lane))?;
+        Ok(transport.with(options.checks, options.poll))
+    }
+
+    fn open(&mut self, _: u64, _: &LoopbackTransport) {}
+
+    fn close(&mut self, _: u64) {}
 }
 
 impl ServerNetwork {
@@ -359,6 +363,7 @@ impl ServerStart {
     ) -> Result<Self, Failure> {
         let storage = OwnedStorage::open(&settings, meter)?;
         let watch = Arc::new(Watch::new(&settings));
+        let places = Arc::new(Places::new(settings.index, settings.shards));
         Ok(Self {
             settings,
             address,
@@ -370,6 +375,7 @@ impl ServerStart {
             shares_memory,
             reach,
             watch,
+            places,
         })
     }
 
@@ -401,6 +407,13 @@ impl ServerStart {
         Ok(ParameterConfig { rule, sparse: None }.encode())
     }
 
+    /// The options of the server's transports.
+    fn network_options(&self) -> NetworkOptions {
+        let addresses = &self.settings.addresses;
+        let (devices, fabric) = (VerbsDevices::from(&addresses.rdma_device), addresses.fabric.clone());
+        NetworkOptions { devices, fabric, encryption: self.encryption.clone(), ..NetworkOptions::default() }
+    }
+
     /// The ownership of the server's directory.
     fn ownership(&self) -> Ownership {
         Ownership::new(self.storage.as_ref().map(|storage| storage.owner.clone()), self.now())
@@ -411,7 +424,8 @@ impl ServerStart {
     }
 
     fn entry(&self) -> ServerEntry {
-        ServerEntry { address: self.address.to_string(), shards: self.settings.shards.into() }
+        let (address, shards) = (self.address.to_string(), self.settings.shards.into());
+        ServerEntry { address, shards, has_directory: self.storage.is_some() }
     }
 }
 

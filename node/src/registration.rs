@@ -6,19 +6,21 @@
 //! whose index was taken while its connection was lost stops.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, bounded};
 use pserver_core::client::Refused;
 use pserver_core::error::Failure;
-use pserver_core::ids::{Epoch, Generation};
+use pserver_core::ids::{Epoch, Generation, Ticket};
+use pserver_core::port::Doorbell;
 use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
-use pserver_core::wire::{ErrorCode, Joined, RegisterRequest, Role};
+use pserver_core::wire::{ErrorCode, Joined, RegisterRequest, Role, ShardMapMessage};
 use pserver_transport::network::{NetworkOptions, PollPolicy};
-use pserver_transport::verbs::VerbsDevices;
 
+use super::places::Places;
 use super::watch::Watch;
 use super::{ServedJob, ServerStart};
 use pserver_client::{COORDINATOR, ClientEngine};
@@ -28,14 +30,15 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// Time until the first log line about waiting for server 0, and the longest time between such lines.
 const LOG_FIRST: Duration = Duration::from_millis(800);
 const LOG_LONGEST: Duration = Duration::from_secs(30);
-/// Interval and deadline of renewals: as long as a restarted server 0 delays joining trainers.
+/// Interval of renewals: as long as a restarted server 0 delays joining trainers.
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait of an ending server for server 0, which may have ended before.
 const LEAVE_LIMIT: Duration = Duration::from_millis(250);
 
 /// A registration, renewed until this value is dropped.
 pub(super) struct Registration {
-    until: Sender<()>,
+    is_over: Arc<AtomicBool>,
+    doorbell: Doorbell,
     /// Disconnected when the thread is at its end.
     left: Receiver<()>,
     thread: JoinHandle<Result<(), Failure>>,
@@ -50,7 +53,8 @@ impl Registration {
     /// Ends the renewals, and tells server 0 that this server leaves; the failure names the server that took the index.
     /// A server 0 that is silent is not waited for, as the thread owns only a connection.
     pub(super) fn end(self) -> Result<(), Failure> {
-        drop(self.until);
+        self.is_over.store(true, Ordering::Release);
+        self.doorbell.ring();
         match self.left.recv_timeout(LEAVE_LIMIT) {
             Err(RecvTimeoutError::Timeout) => Ok(()),
             _ => super::session::join(self.thread),
@@ -58,69 +62,116 @@ impl Registration {
     }
 }
 
-/// Adds this server's status to its renewals while server 0 shows it.
-struct StatusReporter {
-    watch: Arc<Watch>,
-    is_asked: bool,
-}
-
 pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration), Failure> {
     let coordinator = start.settings.addresses.coordinator.as_ref().ok_or_else(|| {
         Failure::call(format!("server {} needs the address of server 0: --coordinator", start.settings.index))
     })?;
-    let devices = VerbsDevices::from(&start.settings.addresses.rdma_device);
-    let (token, encryption) = (start.token.clone(), start.encryption.clone());
-    let fabric = start.settings.addresses.fabric.clone();
-    let poll = PollPolicy::Block;
-    let options = NetworkOptions { poll, devices, fabric, token, encryption, ..NetworkOptions::default() };
+    let token = start.token.clone();
+    let options = NetworkOptions { poll: PollPolicy::Block, token, ..start.network_options() };
     let mut engine = ClientEngine::new(coordinator, COORDINATOR, Role::Server, start.reach.transports(options))?;
-    let server = start.settings.index.into();
     let servers = Some(start.settings.job.servers.into());
-    let register = RegisterRequest { server, entry: Some(start.entry()), renews: false, status: Vec::new(), servers };
+    let entry = Some(start.entry());
+    let register =
+        RegisterRequest { server: start.settings.index.into(), entry, servers, ..RegisterRequest::default() };
     let joined = report_first(&mut engine, &register)?;
     start.settings.overruled(&joined).iter().for_each(|warning| tracing::warn!("{warning}"));
     let job = ServedJob { epoch: Epoch(joined.epoch), committed: Generation(joined.generation) };
-    let register = RegisterRequest { renews: true, ..register };
-    let reporter = StatusReporter { watch: Arc::clone(&start.watch), is_asked: joined.watches };
-    let (until, stopped) = bounded(0);
+    let (places, doorbell) = (Arc::clone(&start.places), engine.doorbell());
+    places.report_to(doorbell.clone());
+    joined.map.iter().filter_map(ShardMapMessage::map).for_each(|map| places.publish(&map));
+    let is_over = Arc::<AtomicBool>::default();
+    let renewals = Renewals {
+        engine,
+        register: RegisterRequest { renews: true, ..register },
+        watch: Arc::clone(&start.watch),
+        is_watched: joined.watches,
+        places,
+        epoch: job.epoch,
+        reported: None,
+    };
     let (leaves, left) = bounded::<()>(0);
-    let renewals = move || {
+    let ends = Arc::clone(&is_over);
+    let renew = move || {
         let _leaves = leaves;
-        renew(&mut engine, register, reporter, (job.epoch, &stopped))?;
-        if let Err(refused) = engine.control(Request::Leave(true), LEAVE_LIMIT, "leaving the job") {
-            tracing::debug!("{}", refused.text);
-        }
-        Ok(())
+        renewals.run(&ends)
     };
     let thread = std::thread::Builder::new()
         .name("pserver-register".to_owned())
-        .spawn(renewals)
+        .spawn(renew)
         .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-    Ok((job, Registration { until, left, thread }))
+    Ok((job, Registration { is_over, doorbell, left, thread }))
 }
 
-/// Renews the registration until the server stops, or another server takes its index.
-fn renew(
-    engine: &mut ClientEngine,
-    mut register: RegisterRequest,
-    mut reporter: StatusReporter,
-    (epoch, stopped): (Epoch, &Receiver<()>),
-) -> Result<(), Failure> {
-    while stopped.recv_timeout(RENEW_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        register.status = if reporter.is_asked { reporter.watch.encoded() } else { Vec::new() };
-        let renewed = report(engine, &register, RENEW_INTERVAL);
-        if let Ok(joined) = &renewed {
-            reporter.is_asked = joined.watches;
+/// The renewals of a registration, and the map of shards that server 0 tells.
+struct Renewals {
+    engine: ClientEngine,
+    register: RegisterRequest,
+    /// The status that this server adds to its renewals while server 0 shows it.
+    watch: Arc<Watch>,
+    is_watched: bool,
+    places: Arc<Places>,
+    epoch: Epoch,
+    /// The number of the last report of what this server holds.
+    reported: Option<u64>,
+}
+
+impl Renewals {
+    /// Renews the registration until the server stops, or another server takes its index.
+    fn run(mut self, is_over: &AtomicBool) -> Result<(), Failure> {
+        let (mut renewal, mut map, mut due) = (None, None, Instant::now() + RENEW_INTERVAL);
+        while !is_over.load(Ordering::Acquire) {
+            let has_news = self.reported != Some(self.places.report().number);
+            if renewal.is_none() && (has_news || due <= Instant::now()) {
+                due = Instant::now() + RENEW_INTERVAL;
+                renewal = Some(self.renew());
+            }
+            let version = self.places.version();
+            let asked = *map.get_or_insert_with(|| self.engine.start(Request::Watch(version.0)));
+            // A renewal that is not answered ends with the connection, after which it is sent again.
+            let pause = if renewal.is_some() { RENEW_INTERVAL } else { due.saturating_duration_since(Instant::now()) };
+            self.engine.turn_until_rung(pause);
+            if let Some(renewed) = renewal.and_then(|ticket| self.engine.take(ticket)) {
+                renewal = None;
+                self.renewed(renewed)?;
+            }
+            if let Some(told) = self.engine.take(asked) {
+                map = None;
+                if let Ok(Answer::Map(told)) = told {
+                    told.map().iter().for_each(|map| self.places.publish(map));
+                }
+            }
         }
-        match renewed.map(|joined| Epoch(joined.epoch)) {
-            Ok(found) if found == epoch => {}
-            Ok(found) => tracing::error!("server 0 serves the job of epoch {found}, and this server that of {epoch}"),
+        if let Err(refused) = self.engine.control(Request::Leave(true), LEAVE_LIMIT, "leaving the job") {
+            tracing::debug!("{}", refused.text);
+        }
+        Ok(())
+    }
+
+    fn renew(&mut self) -> Ticket {
+        let report = self.places.report();
+        self.reported = Some(report.number);
+        self.register.status = if self.is_watched { self.watch.encoded() } else { Vec::new() };
+        (self.register.holds, self.register.map_version) = (report.held, Some(report.version.0));
+        self.engine.start(Request::Register(self.register.clone()))
+    }
+
+    fn renewed(&mut self, renewed: Result<Answer, Refused>) -> Result<(), Failure> {
+        let epoch = self.epoch;
+        match renewed {
+            Ok(Answer::Joined(joined)) => {
+                self.is_watched = joined.watches;
+                let found = Epoch(joined.epoch);
+                if found != epoch {
+                    tracing::error!("server 0 serves the job of epoch {found}, and this server that of {epoch}");
+                }
+            }
+            Ok(other) => tracing::error!("{}", pserver_client::unexpected(&other)),
             Err(refused) if refused.code == ErrorCode::Fenced => return Err(Failure::Node(refused.text)),
             // Running steps do not need server 0, so the level is debug.
             Err(refused) => tracing::debug!("{}", refused.text),
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Registers for the first time. A log line within a second, and then ever more rarely, tells what the server waits

@@ -51,6 +51,11 @@ pub(super) trait NodeSession: Send + 'static {
         false
     }
 
+    /// Whether finishing would wait for work that another thread does.
+    fn awaits_work(&self) -> bool {
+        false
+    }
+
     /// Finishes the session after the loop has ended.
     fn finish(&mut self) -> Result<(), Failure>;
 }
@@ -58,7 +63,10 @@ pub(super) trait NodeSession: Send + 'static {
 /// Tells a session's thread to stop, from any thread.
 #[derive(Clone)]
 pub(super) struct SessionControl {
+    /// Whether it is to stop, once it has handled everything that arrived.
     stop: Arc<AtomicBool>,
+    /// Whether it is to stop at once.
+    release: Arc<AtomicBool>,
     doorbell: Doorbell,
     requests: ReportRequests,
     counters: Arc<SessionCounters>,
@@ -66,7 +74,12 @@ pub(super) struct SessionControl {
 
 impl SessionControl {
     pub(super) fn new(doorbell: Doorbell) -> Self {
-        Self { stop: Arc::default(), doorbell, requests: ReportRequests::default(), counters: Arc::default() }
+        let (requests, counters) = (ReportRequests::default(), Arc::default());
+        Self { stop: Arc::default(), release: Arc::default(), doorbell, requests, counters }
+    }
+
+    pub(super) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 
     pub(super) fn ring(&self) {
@@ -87,6 +100,11 @@ impl SessionControl {
 
     fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+        self.doorbell.ring();
+    }
+
+    fn release(&self) {
+        self.release.store(true, Ordering::Release);
         self.doorbell.ring();
     }
 }
@@ -120,6 +138,11 @@ impl SessionThread {
     /// Asks the session to stop; [`SessionThread::join`] waits until it has.
     pub(super) fn stop(&self) {
         self.control.stop();
+    }
+
+    /// The same, without waiting for frames that are on their way: their senders repeat them elsewhere.
+    pub(super) fn release(&self) {
+        self.control.release();
     }
 
     pub(super) fn join(self) -> Result<(), Failure> {
@@ -188,6 +211,16 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         ended.and(finished)
     }
 
+    /// Whether finishing would wait for work that another thread does.
+    pub(super) fn awaits_work(&self) -> bool {
+        self.session.awaits_work()
+    }
+
+    /// Finishes the session without another turn.
+    pub(super) fn finish(&mut self) -> Result<(), Failure> {
+        self.session.finish()
+    }
+
     fn serve(&mut self) -> Result<(), Failure> {
         loop {
             match self.turn()? {
@@ -219,6 +252,9 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         self.is_busy |= self.session.work(now, &mut self.out)?;
         self.session.commit()?;
         self.carry_out()?;
+        if self.control.release.load(Ordering::Acquire) {
+            return Ok(TurnEnd::Over);
+        }
         if self.control.stop.load(Ordering::Acquire) {
             let since = *self.asked_to_stop.get_or_insert(now);
             let is_quiet = self.queue.is_empty() && !self.session.is_under_way() && now >= self.last_event + QUIET;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, TryRecvError, bounded};
 use pserver_core::checkpoint::{Folder, LOOK_BYTES, RESERVE_BYTES, ShardIdentity, journal_room};
 use pserver_core::error::Failure;
-use pserver_core::ids::Generation;
+use pserver_core::ids::{Generation, ShardId, Term};
 use pserver_core::port::{Capabilities, Event, Kernels};
 use pserver_core::server::{CheckpointRequest, JournalOptions, LOST, ServerOutput, Shard, ShardCounters, ShardOptions};
 use pserver_core::time::Now;
@@ -20,7 +20,7 @@ use super::ownership::Ownership;
 use super::session::NodeSession;
 use super::telemetry::{DiskReport, SessionReport};
 use super::{ServedJob, ServerStart};
-use crate::settings::{JournalSetting, Settings, StorageSettings};
+use crate::settings::{JournalSetting, StorageSettings};
 
 /// How much of a checkpoint is written between two turns: about a millisecond of the disk's cache.
 const CHECKPOINT_STEP_BYTES: u64 = 2 * 1024 * 1024;
@@ -218,13 +218,14 @@ impl ShardNode {
     /// A shard, restored from its checkpoint and journal.
     pub(super) fn new(
         start: &ServerStart,
-        index: u16,
+        (id, term): (ShardId, Term),
         job: ServedJob,
         can: Capabilities,
         accelerator: ShardDevice,
     ) -> Result<Self, Failure> {
         let options = ShardOptions {
             epoch: job.epoch,
+            term,
             round_timeout: start.settings.times.round_timeout,
             grace: start.settings.times.rank_grace,
             shares_memory: start.shares_memory,
@@ -234,7 +235,7 @@ impl ShardNode {
             compile: pserver_program::server_flow::compile,
         };
         let kernels = Cpu::new();
-        if index == 0 {
+        if id.shard.0 == 0 && term == Term::FIRST {
             tracing::info!("kernels: {}", kernels.name());
         }
         let mut shard = Shard::new(options, Box::new(kernels));
@@ -244,10 +245,10 @@ impl ShardNode {
         let Some(storage) = &start.storage else {
             return Ok(Self { shard, now: start.now(), ownership: start.ownership(), disk: None });
         };
-        let Settings { index: server, shards, .. } = start.settings;
         let StorageSettings { journal, accept_torn_tail, .. } = start.settings.storage;
-        let identity = ShardIdentity { job: job.epoch.0, server, shard: index };
-        let folder = Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, shards)?;
+        let identity = ShardIdentity { job: job.epoch.0, server: id.server.0, shard: id.shard.0 };
+        let sharers = start.settings.shards;
+        let folder = Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, sharers)?;
         let ownership = Ownership::new(Some(folder.owner().clone()), start.now());
         let options = JournalOptions {
             is_on: journal != JournalSetting::Off,
@@ -259,7 +260,7 @@ impl ShardNode {
         restored.warnings().iter().for_each(|warning| tracing::warn!("{directory}: {warning}"));
         if restored.loaded.is_some() || restored.replayed.records > 0 {
             tracing::info!("{directory}: {} after {} journal records", shard.status(), restored.replayed.records);
-        } else if job.committed > Generation(0) {
+        } else if job.committed > Generation(0) || term > Term::FIRST {
             return Err(Failure::Node(format!("{directory}: {LOST}")));
         }
         let checkpoint = restored.loaded.as_ref().map(|loaded| loaded.name.number);
@@ -341,6 +342,10 @@ impl NodeSession for ShardNode {
 
     fn is_under_way(&self) -> bool {
         self.shard.is_under_way()
+    }
+
+    fn awaits_work(&self) -> bool {
+        self.disk.as_ref().and_then(|disk| disk.finishing.as_ref()).is_some_and(Receiver::is_empty)
     }
 
     fn finish(&mut self) -> Result<(), Failure> {

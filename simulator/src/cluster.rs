@@ -9,15 +9,18 @@ use anyhow::{Context, Result, bail};
 use pserver_core::checkpoint::storage::InMemory;
 use pserver_core::prng::{Prng, mix};
 use pserver_core::time::Now;
+use pserver_core::wire::request::Request;
+use pserver_core::wire::{MoveRequest, Role, ShardMessage};
 use pserver_node::BackgroundWork;
 use pserver_node::settings::Settings;
 
+use crate::client::SimClient;
 use crate::faults::{PlannedFault, SimFault};
 use crate::job::SimJob;
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, HostId, SimNetwork};
 use crate::oracle::Oracle;
-use crate::server::{PlannedDeath, ServerBirth, ServerHost, ServerTurn, SimServer};
+use crate::server::{PlannedDeath, ServerBirth, ServerHost, ServerTurn, SimServer, TurnOutcome};
 use crate::time::{SimClock, SimTime};
 use crate::trainer::{SimTrainer, TrainerContext, TrainerRecord, TrainerTurn};
 
@@ -45,6 +48,7 @@ pub(crate) struct ClusterOutcome {
 enum Actor {
     Server(u16),
     Trainer(u32),
+    Operator,
 }
 
 enum SimTask {
@@ -148,6 +152,8 @@ struct SimCluster {
     queue: EventQueue,
     servers: Vec<ServerHost>,
     ranks: Vec<TrainerRank>,
+    /// The client of the operator who moves shards, from the first order on.
+    operator: Option<SimClient>,
     actors: BTreeMap<EndpointId, Actor>,
     oracle: Oracle,
     stage: SimStage,
@@ -194,10 +200,11 @@ impl SimCluster {
         let mut prng = Prng(mix(seed ^ 0x5eed));
         let network = SimNetwork::new(clock.clone(), prng.next());
         let mut queue = EventQueue::default();
+        let shared = InMemory::new();
         let servers = (0..job.servers).map(|index| ServerHost {
             index,
             host: HostId(index),
-            disk: InMemory::new(),
+            disk: if job.shares_disk { shared.clone() } else { InMemory::new() },
             process: None,
             starts: 0,
             death: None,
@@ -217,6 +224,7 @@ impl SimCluster {
             queue,
             servers,
             ranks: (0..job.trainers).map(|_| TrainerRank::default()).collect(),
+            operator: None,
             actors: BTreeMap::new(),
             oracle: Oracle::new(job.clone()),
             stage: SimStage::Training,
@@ -266,6 +274,7 @@ impl SimCluster {
             SimTask::Turn(endpoint) | SimTask::Timer(endpoint) => match self.actors.get(&endpoint).copied() {
                 Some(Actor::Server(server)) => self.server_turn(server, endpoint),
                 Some(Actor::Trainer(trainer)) => self.trainer_turn(trainer, endpoint),
+                Some(Actor::Operator) => self.operator_turn(),
                 None => Ok(()),
             },
             SimTask::Fault(fault) => {
@@ -322,15 +331,23 @@ impl SimCluster {
             let at = now + Duration::from_micros(100 + self.prng.below(20_000));
             self.queue.push(at, SimTask::Work { server, start, work });
         }
+        if let ServerTurn::Goes(TurnOutcome { gone, .. }) = &turn {
+            for gone in gone {
+                self.actors.remove(gone);
+                self.queue.busy.remove(gone);
+            }
+        }
         if self.end_if_dead(server) {
             return Ok(());
         }
         match turn {
-            ServerTurn::Goes(wait, others) => {
+            ServerTurn::Goes(TurnOutcome { wait, others, let_go, taken_up, .. }) => {
                 for other in others {
                     self.actors.insert(other, Actor::Server(server));
                     self.queue.turn(now, other);
                 }
+                (0..let_go).for_each(|_| self.note("a shard is let go"));
+                (0..taken_up).for_each(|_| self.note("a shard that moved is taken up"));
                 let least = lag.max(Duration::from_micros(1));
                 self.queue.busy.insert(endpoint, now + lag);
                 self.queue.set_timer(now + wait.max(least), endpoint);
@@ -453,6 +470,9 @@ impl SimCluster {
     fn lose_host(&mut self, server: u16) {
         self.note("a host is lost");
         self.end_former(server, |_| true);
+        if self.job.shares_disk {
+            return;
+        }
         let disk = &self.servers[usize::from(server)].disk;
         match self.prng.below(3) {
             0 => disk.crash(),
@@ -604,6 +624,10 @@ impl SimCluster {
             SimFault::ReplaceServer { server, time } => self.replace_server(server, time),
             SimFault::JumpClock { server, time } => self.jump_clock(server, time),
             SimFault::ReplaceTrainer { trainer, time } => self.replace_trainer(trainer, time),
+            SimFault::MoveShard { server, shard, to } => {
+                let shard = ShardMessage { server: server.into(), shard: shard.into() };
+                self.order(Request::Move(MoveRequest { shard: Some(shard), to: to.into() }));
+            }
             SimFault::Cancel { trainer } => {
                 if let Some(process) = &mut self.ranks[trainer as usize].process {
                     process.lose_patience(trainer_time(now));
@@ -611,6 +635,32 @@ impl SimCluster {
                 }
             }
         }
+    }
+
+    /// Has the operator ask something of the coordinator.
+    fn order(&mut self, request: Request) {
+        if self.operator.is_none() {
+            let host = HostId(self.job.servers + u16::try_from(self.job.trainers).expect("it is small"));
+            let transport = self.network.transport(host, Arc::<ProcessFate>::default(), None);
+            let operator = SimClient::new(Role::Reader, 1, transport);
+            self.actors.insert(operator.endpoint(), Actor::Operator);
+            self.operator = Some(operator);
+        }
+        let operator = self.operator.as_mut().expect("it was just made");
+        operator.ask_beside(request);
+        self.queue.turn(self.clock.now(), operator.endpoint());
+    }
+
+    fn operator_turn(&mut self) -> Result<()> {
+        let now = self.clock.now();
+        let Some(operator) = &mut self.operator else { return Ok(()) };
+        let due = operator.turn(trainer_time(now))?;
+        let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));
+        self.queue.set_timer(due.max(SimTime(now.0 + 1)), operator.endpoint());
+        for (_, result) in operator.take_beside() {
+            self.note(if result.is_ok() { "a move has ended" } else { "a move is refused" });
+        }
+        Ok(())
     }
 
     /// Kills a server during an operation of its disk, of this process or of the next.

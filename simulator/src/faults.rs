@@ -36,6 +36,8 @@ pub(crate) enum SimFault {
     JumpClock { server: u16, time: Duration },
     /// A trainer cancels its call.
     Cancel { trainer: u32 },
+    /// An operator orders a shard to a server.
+    MoveShard { server: u16, shard: u16, to: u16 },
     /// Another process takes a trainer's rank, while the one that had it stands still for a time and then goes on.
     ReplaceTrainer { trainer: u32, time: Duration },
 }
@@ -55,6 +57,16 @@ pub(crate) fn draw(prng: &mut Prng, job: &SimJob) -> Vec<PlannedFault> {
     let mut plan: Vec<_> = (0..count)
         .map(|_| PlannedFault { at: Duration::from_nanos(prng.below(span)), fault: draw_one(prng, job) })
         .collect();
+    if job.shares_disk {
+        // Beside the faults, not in their place.
+        let server = |prng: &mut Prng| u16::try_from(prng.below(job.servers.into())).expect("it is small");
+        let moves = 1 + prng.below(8);
+        plan.extend((0..moves).map(|_| {
+            let shard = u16::try_from(prng.below(job.shards.into())).expect("it is small");
+            let fault = SimFault::MoveShard { server: server(prng), shard, to: server(prng) };
+            PlannedFault { at: Duration::from_nanos(prng.below(span)), fault }
+        }));
+    }
     plan.sort_by_key(|planned| planned.at);
     plan
 }

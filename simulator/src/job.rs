@@ -67,6 +67,10 @@ pub(crate) struct SimJob {
     pub(crate) shards: u16,
     pub(crate) trainers: u32,
     pub(crate) mode: SimMode,
+    /// Whether all servers have one checkpoint directory, so that shards can move between them. The loss of a host then
+    /// loses nothing of it.
+    #[serde(default)]
+    pub(crate) shares_disk: bool,
     /// Whether the journal is synced, so that acknowledged gradients survive the loss of a host.
     pub(crate) is_synced: bool,
     /// Steps of a trainer that stays to the end.
@@ -101,8 +105,10 @@ impl SimJob {
         if parameters.iter().all(|(rule, _)| *rule == SimRule::Set) {
             parameters[0].0 = SimRule::Sgd;
         }
+        let servers = u16::try_from(1 + prng.below(3)).expect("it is small");
         Self {
-            servers: u16::try_from(1 + prng.below(3)).expect("it is small"),
+            servers,
+            shares_disk: 1 < servers && prng.below(2) == 0,
             shards: u16::try_from(1 + prng.below(2)).expect("it is small"),
             trainers,
             mode,

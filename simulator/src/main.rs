@@ -109,6 +109,7 @@ impl Totals {
             let case = serde_json::to_string(&failure.case)?;
             self.failures.push(format!("seed {seed} failed: {}\n{case}", failure.text));
             if let Some(folder) = keep {
+                fs::create_dir_all(folder)?;
                 fs::write(folder.join(format!("seed-{seed}.json")), case)?;
             }
         }

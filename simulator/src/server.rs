@@ -1,6 +1,6 @@
 //! A server's host and the process on it: sessions of `node` over a simulated network and disk.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use pserver_client::answer;
 use pserver_core::checkpoint::storage::InMemory;
 use pserver_core::checkpoint::{OwnerRecord, ReplayOptions, Storage, replay};
 use pserver_core::error::Failure;
-use pserver_core::ids::{Epoch, Generation};
+use pserver_core::ids::{Epoch, Generation, ShardId, Term};
 use pserver_core::server::record_name;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -27,6 +27,8 @@ use crate::time::{SimClock, SimTime};
 
 /// Interval at which a server renews its registration, as `node` does.
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause before it is looked again whether background work is done.
+const WORK_PAUSE: Duration = Duration::from_millis(2);
 
 /// A host, whose disk outlives processes.
 pub(crate) struct ServerHost {
@@ -62,7 +64,10 @@ pub(crate) struct SimServer {
     pub(crate) machine: Arc<SimMachine>,
     pub(crate) disk: ProcessDisk,
     process: DrivenProcess,
-    sessions: Vec<(EndpointId, DrivenSession<SimTransport>)>,
+    coordinator: Option<(EndpointId, DrivenSession<SimTransport>)>,
+    shards: BTreeMap<ShardId, (EndpointId, DrivenSession<SimTransport>)>,
+    /// The job that it serves, once that is known.
+    job: Option<(Epoch, Generation)>,
     registrar: Option<SimRegistration>,
     /// Whether an error of the disk was injected: a session may then end.
     pub(crate) is_troubled: bool,
@@ -71,7 +76,8 @@ pub(crate) struct SimServer {
 /// The registration of a server other than 0.
 struct SimRegistration {
     client: SimClient,
-    job: Option<(Epoch, Generation)>,
+    /// The number of the last report of what the process holds.
+    reported: u64,
     renew_at: Now,
     /// When its client wants a turn.
     due: Option<Now>,
@@ -88,12 +94,25 @@ pub(crate) struct ServerBirth<'a> {
 
 /// The end of a turn of one of a process's endpoints.
 pub(crate) enum ServerTurn {
-    /// The next turn is due after this time at the latest, and others are due at once.
-    Goes(Duration, Vec<EndpointId>),
+    Goes(TurnOutcome),
     /// The process has ended by itself.
     Ended(String),
     /// The process has ended, as server 0 has not let it in.
     Refused,
+}
+
+/// What follows a turn.
+#[derive(Default)]
+pub(crate) struct TurnOutcome {
+    /// The next turn is due after this time at the latest.
+    pub(crate) wait: Duration,
+    /// Endpoints of the process that are due at once.
+    pub(crate) others: Vec<EndpointId>,
+    /// Endpoints that have gone.
+    pub(crate) gone: Vec<EndpointId>,
+    /// Shards that were let go, and taken up.
+    pub(crate) let_go: usize,
+    pub(crate) taken_up: usize,
 }
 
 impl ServerHost {
@@ -121,14 +140,24 @@ impl ServerHost {
             Ok(process) => process,
             Err(failure) => return Ok(Err(failure)),
         };
-        let mut process =
-            SimServer { fate, machine, disk, process, sessions: Vec::new(), registrar: None, is_troubled: false };
+        let mut process = SimServer {
+            fate,
+            machine,
+            disk,
+            process,
+            coordinator: None,
+            shards: BTreeMap::new(),
+            job: None,
+            registrar: None,
+            is_troubled: false,
+        };
         let started = if index == 0 {
             process.start_coordinator(self.host, birth)
         } else {
             let transport = birth.network.transport(self.host, Arc::clone(&process.fate), None);
             let number = 1000 * self.starts + u32::from(index);
-            process.registrar = Some(SimRegistration::new((index, number), transport, birth.settings));
+            let register = process.register(index, birth.settings, false);
+            process.registrar = Some(SimRegistration::new(number, transport, register));
             Ok(())
         };
         if let Err(failure) = started {
@@ -171,8 +200,8 @@ impl ServerHost {
         let process = match &self.process {
             None => "no process".to_owned(),
             Some(process) => match &process.registrar {
-                Some(registrar) if registrar.job.is_none() => format!("registering, {}", registrar.client.describe()),
-                _ => format!("{} sessions", process.sessions.len()),
+                Some(registrar) if process.job.is_none() => format!("registering, {}", registrar.client.describe()),
+                _ => format!("{} shards, {:?}", process.shards.len(), process.process.report()),
             },
         };
         format!("{} starts, {process}, {} former", self.starts, self.former.len())
@@ -198,28 +227,38 @@ impl ServerHost {
     /// Gives a turn to an endpoint of one of the processes.
     pub(crate) fn turn(&mut self, endpoint: EndpointId, birth: &ServerBirth<'_>) -> Result<ServerTurn> {
         let (index, host, is_former) = (self.index, self.host, self.is_former(endpoint));
+        let has_former = !self.former.is_empty();
         let Some(process) = self.process_of(endpoint) else { bail!("server {index} has no such process") };
         let now = Now(process.machine.nanos() / 1_000_000);
-        if let Some(registrar) = process.registrar.as_mut().filter(|one| one.client.endpoint() == endpoint) {
-            let registered = registrar.turn(now, index, birth.settings)?;
-            let due = registrar.due;
+        if process.registrar.as_ref().is_some_and(|one| one.client.endpoint() == endpoint) {
+            let registered = process.registrar_turn(now, index, birth.settings)?;
+            let due = process.registrar.as_ref().and_then(|registrar| registrar.due);
             let wait = due.map_or(Duration::from_secs(1), |due| now.until(due));
             return match registered {
-                Registered::Nothing => Ok(ServerTurn::Goes(wait, Vec::new())),
+                Registered::Nothing => Ok(ServerTurn::Goes(process.follow((index, host), wait, birth))),
+                // A late renewal of a former process, which in truth could not have the address.
+                Registered::Replaced(_) if !is_former && has_former => Ok(ServerTurn::Refused),
                 Registered::Replaced(text) => Ok(ServerTurn::Ended(text)),
                 Registered::Refused => Ok(ServerTurn::Refused),
                 // The address is that of the process that has its place.
-                Registered::Job(_) if is_former => Ok(ServerTurn::Ended("it was replaced".to_owned())),
-                Registered::Job(job) => match process.start_shards(index, host, job, birth) {
-                    Ok(()) => Ok(ServerTurn::Goes(wait, process.endpoints())),
+                Registered::Job if is_former => Ok(ServerTurn::Ended("it was replaced".to_owned())),
+                Registered::Job => match process.start_shards(index, host, birth) {
+                    Ok(()) => Ok(ServerTurn::Goes(TurnOutcome {
+                        wait,
+                        others: process.endpoints(),
+                        ..TurnOutcome::default()
+                    })),
                     Err(failure) => Ok(ServerTurn::Ended(failure.to_string())),
                 },
             };
         }
-        let found = process.sessions.iter_mut().find(|(one, _)| *one == endpoint);
-        let (_, session) = found.context("an endpoint of a process has a session")?;
+        let is_coordinator = process.coordinator.as_ref().is_some_and(|(one, _)| *one == endpoint);
+        let mut sessions = process.coordinator.iter_mut().chain(process.shards.values_mut());
+        let (_, session) =
+            sessions.find(|(one, _)| *one == endpoint).context("an endpoint of a process has a session")?;
         Ok(match session.turn() {
-            Ok(wait) => ServerTurn::Goes(wait, Vec::new()),
+            Ok(wait) if is_coordinator => ServerTurn::Goes(process.follow((index, host), wait, birth)),
+            Ok(wait) => ServerTurn::Goes(TurnOutcome { wait, ..TurnOutcome::default() }),
             Err(failure) => ServerTurn::Ended(failure.to_string()),
         })
     }
@@ -236,33 +275,129 @@ impl SimServer {
                 return Err(failure);
             }
         };
-        self.sessions.push((endpoint, session));
-        self.start_shards(0, host, job, birth)
+        self.coordinator = Some((endpoint, session));
+        self.job = Some(job);
+        self.start_shards(0, host, birth)
     }
 
-    fn start_shards(
-        &mut self,
-        index: u16,
-        host: HostId,
-        job: (Epoch, Generation),
-        birth: &ServerBirth<'_>,
-    ) -> Result<(), Failure> {
-        for shard in 0..birth.settings.shards {
-            let transport = self.transport(index, shard + 1, host, birth);
-            let endpoint = transport.endpoint();
-            match self.process.shard(shard, job, transport) {
-                Ok(session) => self.sessions.push((endpoint, session)),
-                Err(failure) => {
-                    birth.network.remove(endpoint, false);
-                    return Err(failure);
-                }
-            }
+    fn start_shards(&mut self, index: u16, host: HostId, birth: &ServerBirth<'_>) -> Result<(), Failure> {
+        let (version, _, takes_up) = self.process.changes();
+        for (shard, term) in takes_up {
+            self.take_up((shard, term), (index, host), birth)?;
         }
+        self.process.follow(version);
         Ok(())
     }
 
-    fn transport(&self, index: u16, lane: u16, host: HostId, birth: &ServerBirth<'_>) -> SimTransport {
-        let address = SimJob::address(index).of_lane(lane.into());
+    fn take_up(
+        &mut self,
+        (shard, term): (ShardId, Term),
+        (index, host): (u16, HostId),
+        birth: &ServerBirth<'_>,
+    ) -> Result<EndpointId, Failure> {
+        let job = self.job.ok_or_else(|| Failure::call("the job is not known yet"))?;
+        let transport = self.transport(index, shard.lane(), host, birth);
+        let endpoint = transport.endpoint();
+        let begun = self.process.shard((shard, term), job, transport);
+        if begun.is_err() {
+            birth.network.remove(endpoint, false);
+        }
+        self.shards.insert(shard, (endpoint, begun?));
+        Ok(endpoint)
+    }
+
+    /// Does what the newest map of shards asks, as `node` does.
+    fn follow(&mut self, server: (u16, HostId), wait: Duration, birth: &ServerBirth<'_>) -> TurnOutcome {
+        let mut outcome = TurnOutcome { wait, ..TurnOutcome::default() };
+        if self.job.is_none() {
+            return outcome;
+        }
+        let (version, lets_go, takes_up) = self.process.changes();
+        let awaits_work = |shard: &ShardId| self.shards.get(shard).is_some_and(|(_, session)| session.awaits_work());
+        if lets_go.iter().any(awaits_work) {
+            outcome.wait = wait.min(WORK_PAUSE);
+            return outcome;
+        }
+        for shard in lets_go {
+            if let Some((endpoint, session)) = self.shards.remove(&shard) {
+                birth.network.remove(endpoint, false);
+                outcome.gone.push(endpoint);
+                outcome.let_go += 1;
+                // Without its last checkpoint it is taken up from the one before and the journal.
+                let _ = session.finish();
+            }
+            self.process.let_go(shard);
+        }
+        for (shard, term) in takes_up {
+            // One that fails is tried again in the next turn.
+            if let Ok(endpoint) = self.take_up((shard, term), server, birth) {
+                outcome.others.push(endpoint);
+                outcome.taken_up += 1;
+            }
+        }
+        self.process.follow(version);
+        if outcome.let_go + outcome.taken_up > 0 {
+            // The coordinator is to know.
+            outcome.others.extend(self.coordinator.iter().map(|(endpoint, _)| *endpoint));
+            outcome.others.extend(self.registrar.iter().map(|registrar| registrar.client.endpoint()));
+        }
+        outcome
+    }
+
+    fn register(&self, index: u16, settings: &Settings, renews: bool) -> Request {
+        let (address, shards) = (SimJob::address(index).to_string(), settings.shards.into());
+        let (_, version, holds) = self.process.report();
+        Request::Register(RegisterRequest {
+            server: index.into(),
+            entry: Some(ServerEntry { address, shards, has_directory: true }),
+            renews,
+            status: Vec::new(),
+            servers: Some(settings.job.servers.into()),
+            holds,
+            map_version: renews.then_some(version.0),
+        })
+    }
+
+    /// A turn of the registration.
+    fn registrar_turn(&mut self, now: Now, index: u16, settings: &Settings) -> Result<Registered> {
+        let (number, ..) = self.process.report();
+        let register = self.register(index, settings, true);
+        let registrar = self.registrar.as_mut().context("it has a registration")?;
+        registrar.due = registrar.client.turn(now)?;
+        if let Some(results) = registrar.client.take_call() {
+            registrar.is_asked = false;
+            registrar.renew_at = now + RENEW_INTERVAL;
+            for (_, result) in results {
+                match result {
+                    Ok(finished) => {
+                        let Answer::Joined(joined) = answer(&finished.control)? else { bail!("expected a job") };
+                        joined.map.and_then(|map| map.map()).iter().for_each(|map| self.process.publish(map));
+                        let found = (Epoch(joined.epoch), Generation(joined.generation));
+                        let Some((epoch, _)) = self.job else {
+                            self.job = Some(found);
+                            return Ok(Registered::Job);
+                        };
+                        ensure!(found.0 == epoch, "server 0 serves another job than before");
+                    }
+                    Err(refused) if refused.code == ErrorCode::Fenced => return Ok(Registered::Replaced(refused.text)),
+                    Err(_) => return Ok(Registered::Refused),
+                }
+            }
+        }
+        let is_due = registrar.renew_at <= now || registrar.reported != number;
+        if !registrar.is_asked && self.job.is_some() && is_due {
+            (registrar.is_asked, registrar.reported) = (true, number);
+            registrar.client.ask_control(register);
+            registrar.due = registrar.client.turn(now)?;
+        }
+        if !registrar.is_asked {
+            registrar.due = registrar.due.into_iter().chain([registrar.renew_at]).min();
+        }
+        Ok(Registered::Nothing)
+    }
+
+    fn transport(&self, index: u16, lane: u64, host: HostId, birth: &ServerBirth<'_>) -> SimTransport {
+        let address = SimJob::address(index).of_lane(lane);
         birth.network.transport(host, Arc::clone(&self.fate), Some(&address))
     }
 
@@ -271,7 +406,7 @@ impl SimServer {
     }
 
     pub(crate) fn endpoints(&self) -> Vec<EndpointId> {
-        let sessions = self.sessions.iter().map(|(endpoint, _)| *endpoint);
+        let sessions = self.coordinator.iter().chain(self.shards.values()).map(|(endpoint, _)| *endpoint);
         sessions.chain(self.registrar.iter().map(|registrar| registrar.client.endpoint())).collect()
     }
 
@@ -289,59 +424,16 @@ impl SimServer {
 enum Registered {
     Nothing,
     /// Server 0 has named the job.
-    Job((Epoch, Generation)),
+    Job,
     Replaced(String),
     /// Another process has the place.
     Refused,
 }
 
 impl SimRegistration {
-    fn new((index, process): (u16, u32), transport: SimTransport, settings: &Settings) -> Self {
+    fn new(process: u32, transport: SimTransport, register: Request) -> Self {
         let mut client = SimClient::new(Role::Server, process, transport);
-        client.ask_control(register(index, settings, false));
-        Self { client, job: None, renew_at: Now(0), is_asked: true, due: None }
+        client.ask_control(register);
+        Self { client, reported: 0, renew_at: Now(0), is_asked: true, due: None }
     }
-
-    fn turn(&mut self, now: Now, index: u16, settings: &Settings) -> Result<Registered> {
-        self.due = self.client.turn(now)?;
-        if let Some(results) = self.client.take_call() {
-            self.is_asked = false;
-            self.renew_at = now + RENEW_INTERVAL;
-            for (_, result) in results {
-                match result {
-                    Ok(finished) => {
-                        let Answer::Joined(joined) = answer(&finished.control)? else { bail!("expected a job") };
-                        let found = (Epoch(joined.epoch), Generation(joined.generation));
-                        let Some((epoch, _)) = self.job else {
-                            self.job = Some(found);
-                            return Ok(Registered::Job(found));
-                        };
-                        ensure!(found.0 == epoch, "server 0 serves another job than before");
-                    }
-                    Err(refused) if refused.code == ErrorCode::Fenced => return Ok(Registered::Replaced(refused.text)),
-                    Err(_) => return Ok(Registered::Refused),
-                }
-            }
-        }
-        if !self.is_asked && self.renew_at <= now {
-            self.is_asked = true;
-            self.client.ask_control(register(index, settings, true));
-            self.due = self.client.turn(now)?;
-        }
-        if !self.is_asked {
-            self.due = self.due.into_iter().chain([self.renew_at]).min();
-        }
-        Ok(Registered::Nothing)
-    }
-}
-
-fn register(index: u16, settings: &Settings, renews: bool) -> Request {
-    let entry = ServerEntry { address: SimJob::address(index).to_string(), shards: settings.shards.into() };
-    Request::Register(RegisterRequest {
-        server: index.into(),
-        entry: Some(entry),
-        renews,
-        status: Vec::new(),
-        servers: Some(settings.job.servers.into()),
-    })
 }

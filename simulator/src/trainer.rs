@@ -32,6 +32,8 @@ const PAGE_BYTES_MAX: u32 = 64 * 1024;
 /// Pause before a failed call is repeated, and between two questions for addresses.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+/// The same while a shard moves.
+const MOVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// The progress of a rank, which outlives its process: a program would have it in its own checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
@@ -228,7 +230,9 @@ impl SimTrainer {
     pub(crate) fn turn(&mut self, now: Now, cx: &mut TrainerContext<'_>) -> Result<TrainerTurn> {
         loop {
             let due = self.client.turn(now)?;
-            self.search(now, cx)?;
+            if self.search(now, cx)? {
+                return Ok(TrainerTurn::Replaced);
+            }
             if self.times.impatient_at.is_some_and(|at| at <= now) {
                 self.times.impatient_at = None;
                 cx.note("a trainer cancels a call");
@@ -267,23 +271,30 @@ impl SimTrainer {
         }
     }
 
-    /// Asks for the addresses of servers while one does not answer.
-    fn search(&mut self, now: Now, cx: &mut TrainerContext<'_>) -> Result<()> {
+    /// Asks for the addresses of servers while one does not answer. True where another process has the rank.
+    fn search(&mut self, now: Now, cx: &mut TrainerContext<'_>) -> Result<bool> {
         for (_, result) in self.client.take_beside() {
-            let Ok(finished) = result else { continue };
+            let finished = match result {
+                Ok(finished) => finished,
+                Err(refused) if refused.code == ErrorCode::Fenced => return Ok(true),
+                Err(_) => continue,
+            };
             let Answer::Joined(joined) = answer(&finished.control)? else { bail!("an answer to another request") };
-            let servers = joined.topology.unwrap_or_default();
+            let (servers, map) = (joined.topology.unwrap_or_default(), joined.map.unwrap_or_default());
+            let map = map.map().context("no map of shards")?;
             for (shard, lane) in &self.known.lanes {
-                let entry = &servers.servers[usize::from(shard.server.0)];
-                self.client.client.move_lane(*lane, Address::parse(&entry.address)?);
+                let place = map.place(*shard);
+                let entry = &servers.servers[usize::from(place.server.0)];
+                self.client.client.move_lane(*lane, Address::parse(&entry.address)?, place.term);
             }
             cx.note("a trainer asks where a server is");
         }
         if self.times.search_at <= now && self.client.client.is_astray() && !self.client.is_asked_beside() {
-            self.times.search_at = now + SEARCH_PAUSE;
+            let has_moved = self.client.client.has_moved();
+            self.times.search_at = now + if has_moved { MOVE_PAUSE } else { SEARCH_PAUSE };
             self.client.ask_beside(Request::Observe(true));
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Takes the results of a call; the refusal, if one of its requests was refused.
@@ -434,11 +445,14 @@ impl SimTrainer {
         self.known.settings = joined.job;
         let servers = joined.topology.context("no servers")?;
         let topology = servers.topology()?;
-        for place in topology.shard_ids() {
+        let map = joined.map.unwrap_or_default().map().context("no map of shards")?;
+        for shard in topology.shard_ids() {
+            let place = map.place(shard);
             let address = Address::parse(&servers.servers[usize::from(place.server.0)].address)?;
-            let name = format!("server {} shard {}", place.server, place.shard);
-            let lane = self.client.add_lane(address, u64::from(place.shard.0) + 1, name);
-            self.known.lanes.insert(place, lane);
+            let client = &mut self.client;
+            let add = || client.add_lane(address.clone(), shard.lane(), shard.to_string());
+            let lane = *self.known.lanes.entry(shard).or_insert_with(add);
+            self.client.client.move_lane(lane, address, place.term);
         }
         self.known.topology = Some(topology);
         Ok(())

@@ -15,7 +15,7 @@ use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, PeerId, Round, Tick
 use pserver_core::memory::{Arena, Budget, LoanBook, Mapping, Value, lend};
 use pserver_core::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, HelloMessage, Kind};
-use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
+use pserver_transport::network::{Lanes, Listener, Network, NetworkOptions, PollPolicy, Stop};
 use pserver_transport::verbs::{VerbsCounters, VerbsDevice, VerbsDevices};
 
 /// The system's allocator, with a count for each thread.
@@ -191,7 +191,8 @@ fn steady(lengths: &[u32], is_own: bool) -> Vec<RoundCosts> {
     let mut near = CountedTransport::new(Network::new(options.clone()).expect("a transport"));
     let mut far = CountedTransport::new(Network::new(options.clone()).expect("a transport"));
     let listener = Listener::bind(&address, options).expect("a free port");
-    let (address, lanes, stop) = (listener.local_address(), vec![Some(far.transport.connection_sender())], Stop::new());
+    let (address, lanes, stop) =
+        (listener.local_address(), Lanes::from([(0, far.transport.connection_sender())]), Stop::new());
     let listening = thread::spawn({
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")

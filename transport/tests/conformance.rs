@@ -9,7 +9,7 @@ use pserver_transport::conformance::{self, TransportPair};
 use pserver_transport::fault::{FaultPlan, FaultyTransport};
 use pserver_transport::loopback::{self, LoopbackTransport};
 use pserver_transport::network::{
-    ChecksumPolicy, JobToken, Listener, Network, NetworkOptions, PollPolicy, SocketOptions, Stop,
+    ChecksumPolicy, JobToken, Lanes, Listener, Network, NetworkOptions, PollPolicy, SocketOptions, Stop,
 };
 use pserver_transport::tls::{EncryptPolicy, Encryption, EncryptionSettings};
 use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
@@ -36,7 +36,7 @@ fn ends(address: &str, options: &NetworkOptions) -> TransportPair {
     let far = Network::new(options.clone()).expect("a transport");
     let listener = Listener::bind(&address, options.clone()).expect("a free port");
     let address = Address { port: listener.local_address().port, ..address };
-    let (stop, lanes) = (Stop::new(), vec![Some(far.connection_sender())]);
+    let (stop, lanes) = (Stop::new(), Lanes::from([(0, far.connection_sender())]));
     let run = {
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")

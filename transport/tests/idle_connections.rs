@@ -12,7 +12,7 @@ use std::time::Duration;
 use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, Submit, Transport};
 use pserver_core::wire::{Address, Frame, Head, HelloMessage, Kind};
-use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
+use pserver_transport::network::{Lanes, Listener, Network, NetworkOptions, PollPolicy, Stop};
 use pserver_transport::verbs::{VerbsDevice, VerbsDevices};
 
 /// The variable with the connections and the rounds of the counted process.
@@ -65,7 +65,7 @@ fn run(connections: u64, rounds: u64) {
     let address = Address::parse("verbs://127.0.0.1:0").expect("an address");
     let listener = Listener::bind(&address, options).expect("a free port");
     let address = listener.local_address();
-    let (lanes, stop) = (vec![Some(far.transport.connection_sender())], Stop::new());
+    let (lanes, stop) = (Lanes::from([(0, far.transport.connection_sender())]), Stop::new());
     let listening = thread::spawn({
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")

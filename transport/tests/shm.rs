@@ -20,7 +20,7 @@ use pserver_core::memory::shared::{Board, Counters};
 use pserver_core::memory::{Arena, Budget, Buffer, Lease, Value, lend};
 use pserver_core::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit, Transport};
 use pserver_core::wire::{Address, Entry, ErrorMessage, Flags, Frame, HEADER_BYTES, Head, Kind, Prefix, Scheme};
-use pserver_transport::network::{Listener, Network, NetworkOptions, PollPolicy, Stop};
+use pserver_transport::network::{Lanes, Listener, Network, NetworkOptions, PollPolicy, Stop};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -41,7 +41,8 @@ impl ListeningTransport {
         let transport = Network::new(NetworkOptions::default()).expect("a transport");
         let address = Address::parse(address).expect("an address");
         let listener = Listener::bind(&address, NetworkOptions::default()).expect("a free port");
-        let (address, lanes, stop) = (listener.local_address(), vec![Some(transport.connection_sender())], Stop::new());
+        let (address, lanes, stop) =
+            (listener.local_address(), Lanes::from([(0, transport.connection_sender())]), Stop::new());
         let ends = stop.clone();
         let thread = Some(thread::spawn(move || listener.run(lanes, ends).expect("the listener runs")));
         Self { transport, address, stop, thread }

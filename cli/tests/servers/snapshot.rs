@@ -9,7 +9,8 @@ use pserver_core::checkpoint::{Folder, Storage};
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::ids::{
-    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Term, Ticket,
+    TrainerId,
 };
 use pserver_core::partition::{Declaration, DeclarationMessage, Name};
 use pserver_core::port::{Event, ReceiveBuffers, Submit};
@@ -50,6 +51,7 @@ impl World {
     /// A shard with what is in `storage`, and the first trainer's connection.
     fn restored(storage: &Arc<dyn Storage>) -> Self {
         let options = ShardOptions {
+            term: Term(0),
             memory_limit: None,
             epoch: Epoch(1),
             round_timeout: Duration::from_secs(60),

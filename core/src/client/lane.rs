@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::request::{Finished, PendingRequest, Refused};
 use super::{AwaitedAnswer, ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
-use crate::ids::{PeerId, Ticket};
+use crate::ids::{PeerId, Term, Ticket};
 use crate::port::{Incoming, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Frame};
@@ -49,6 +49,10 @@ impl LaneState {
 pub(super) struct Lane {
     pub(super) address: Address,
     pub(super) number: u64,
+    /// The highest term of the shard's leader that is known.
+    term: Term,
+    /// The term of the leader that has welcomed the client last.
+    welcomed: Term,
     pub(super) state: LaneState,
     /// The server's name in errors.
     name: String,
@@ -82,6 +86,8 @@ pub(super) struct ConnectHistory {
     pub(super) reason: Option<String>,
     /// When the server refused the current connection.
     pub(super) refused_at: Option<Now>,
+    /// Whether the last server that was reached does not lead the shard.
+    pub(super) has_moved: bool,
 }
 
 /// The requests of a lane that wait to be sent, and those in flight.
@@ -114,6 +120,8 @@ impl Lane {
         Self {
             address,
             number,
+            term: Term(0),
+            welcomed: Term(0),
             state: LaneState::Down { again: Now(0) },
             name,
             former: None,
@@ -177,18 +185,30 @@ impl Lane {
         self.is_kept || self.is_busy()
     }
 
-    /// Whether something waits for a server that does not answer at this address.
+    /// Whether something waits for a server that does not answer at this address, or does not lead the shard.
     pub(super) fn is_astray(&self) -> bool {
-        self.is_busy() && self.history.attempts >= ASTRAY_ATTEMPTS
+        self.has_moved() || (self.is_busy() && self.history.attempts >= ASTRAY_ATTEMPTS)
     }
 
-    /// From the next attempt on, which is made at once, the server is at another address.
-    pub(super) fn move_to(&mut self, address: Address) {
+    /// Whether the server at this address does not lead the shard.
+    pub(super) fn has_moved(&self) -> bool {
+        self.is_wanted() && self.history.has_moved
+    }
+
+    /// The highest term of the shard's leader that is known.
+    pub(super) fn term(&self) -> Term {
+        self.term
+    }
+
+    /// From the next attempt on, which is made at once, the shard is at this address, where its leader has this term.
+    pub(super) fn move_to(&mut self, address: Address, term: Term) {
+        self.term = self.term.max(term);
         if address == self.address {
             return;
         }
         self.address = address;
-        (self.history.attempts, self.history.pause, self.history.unmade) = (0, PAUSE_FIRST, None);
+        let history = &mut self.history;
+        (history.attempts, history.pause, history.unmade, history.has_moved) = (0, PAUSE_FIRST, None, false);
         if let LaneState::Down { again } = &mut self.state {
             *again = Now(0);
         }
@@ -211,11 +231,12 @@ impl Lane {
         let LaneState::Up { peer } = self.state else { return };
         while self.window.is_open() {
             let Some(Reverse((_, ticket))) = self.window.waiting.pop() else { return };
-            let takes_answers = self.takes_answers;
+            let (takes_answers, term) = (self.takes_answers, self.welcomed);
             let Some(request) = self.request(ticket).filter(|request| request.may_leave()) else { continue };
             let body = request.payload.take().expect("the payload of a request that may leave is here");
             request.is_in_flight = true;
-            let (bytes, frame) = (request.bytes, request.frame.clone());
+            let (bytes, mut frame) = (request.bytes, request.frame.clone());
+            frame.head.term = term;
             let posted = request.post_answer(takes_answers);
             out.work.extend(posted.map(|into| Submit::PostAnswer { peer, request: ticket, into }));
             out.work.push_back(Submit::Send { peer, ticket, frame, body });
@@ -274,9 +295,10 @@ impl Lane {
         self.dispatch(out);
     }
 
-    /// Handles an accepted connection: every unanswered request is resent in order.
-    pub(super) fn welcome(&mut self, peer: PeerId, out: &mut ClientOutput) {
+    /// Handles an accepted connection, to a leader of this term: every unanswered request is resent in order.
+    pub(super) fn welcome(&mut self, peer: PeerId, term: Term, out: &mut ClientOutput) {
         self.state = LaneState::Up { peer };
+        (self.term, self.welcomed) = (term, term);
         self.history.welcomed();
         self.window.waiting = self.requests.iter().map(|one| Reverse((one.priority, one.ticket()))).collect();
         self.dispatch(out);
@@ -303,6 +325,11 @@ impl Lane {
         if let Some(request) = self.request(ticket) {
             request.refuse(refused);
         }
+    }
+
+    /// The tickets of its requests, in order.
+    pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
+        self.requests.iter().map(PendingRequest::ticket)
     }
 
     /// Fails every request.
@@ -459,12 +486,21 @@ impl Lane {
 
 impl ConnectHistory {
     fn new() -> Self {
-        Self { is_made: false, unmade: None, attempts: 0, pause: PAUSE_FIRST, reason: None, refused_at: None }
+        Self {
+            is_made: false,
+            unmade: None,
+            attempts: 0,
+            pause: PAUSE_FIRST,
+            reason: None,
+            refused_at: None,
+            has_moved: false,
+        }
     }
 
     /// Records an accepted connection.
     fn welcomed(&mut self) {
         (self.is_made, self.unmade, self.attempts, self.pause) = (true, None, 0, PAUSE_FIRST);
+        self.has_moved = false;
     }
 
     /// Records the end of a connection, which was accepted or not.

@@ -21,7 +21,9 @@ use std::time::Duration;
 use prost::Message;
 
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, Incarnation, JobRun, NO_TRAINER, PeerId, RunNumber, Sequence, Ticket, TrainerId};
+use crate::ids::{
+    Epoch, Generation, Incarnation, JobRun, NO_TRAINER, PeerId, RunNumber, Sequence, Term, Ticket, TrainerId,
+};
 use crate::port::{Event, Incoming, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Joined, Kind, Role};
@@ -213,9 +215,15 @@ impl Client {
         self.lanes.iter().any(|lane| lane.is_absent(now, limit))
     }
 
-    /// Changes the address of a lane's next connection; an open one stays.
-    pub fn move_lane(&mut self, lane: LaneId, address: Address) {
-        self.lanes[lane.0].move_to(address);
+    /// Whether a request waits for a shard that the server at the lane's address does not lead.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        self.lanes.iter().any(Lane::has_moved)
+    }
+
+    /// Changes the address of a lane's next connection, and the term of the shard's leader there; an open one stays.
+    pub fn move_lane(&mut self, lane: LaneId, address: Address, term: Term) {
+        self.lanes[lane.0].move_to(address, term);
     }
 
     /// Sends a request over a lane as soon as its connection allows. The head's identity is filled in here.
@@ -289,7 +297,8 @@ impl Client {
         let lane = &mut self.lanes[lane.0];
         lane.state = LaneState::Greeting { peer };
         lane.history.is_made = false;
-        let head = Head { sequence: Sequence(lane.number), ..identity.sign(Head::new(Kind::Hello)) };
+        let (sequence, term) = (Sequence(lane.number), lane.term());
+        let head = Head { sequence, term, ..identity.sign(Head::new(Kind::Hello)) };
         let role = identity.role.into();
         let absence_millis = identity.absence.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         let (host, process) = (identity.host.clone(), identity.process);
@@ -362,6 +371,13 @@ impl Client {
         }
     }
 
+    /// Fails every request: each is finished once the transport has returned its buffers.
+    pub fn refuse_all(&mut self, refused: &Refused, out: &mut ClientOutput) {
+        let mut all: Vec<Ticket> = self.lanes.iter().flat_map(Lane::tickets).collect();
+        all.sort_unstable();
+        self.cancel(&all, refused, out);
+    }
+
     /// Ends every request after the transport failed, with all buffers it held.
     pub fn break_off(&mut self, now: Now, refused: &Refused) {
         for lane in &mut self.lanes {
@@ -396,10 +412,14 @@ impl Client {
         };
         match frame.head.kind {
             // The wire format refuses payloads of these kinds.
+            Kind::Welcome if frame.head.term < lane.term() => {
+                out.connections.push(ConnectionChange::Close(peer));
+                lane.history.has_moved = true;
+            }
             Kind::Welcome => {
                 // The server treats the open connection as a sign of life.
                 lane.is_kept = is_trainer;
-                lane.welcome(peer, out);
+                lane.welcome(peer, frame.head.term, out);
             }
             Kind::Refused => self.refused(now, peer, frame, out),
             Kind::Error => self.error(now, peer, frame),
@@ -417,6 +437,7 @@ impl Client {
             lane.refuse_all(&refused);
             lane.is_kept = false;
         }
+        lane.history.has_moved = refused.code == ErrorCode::Moved;
         lane.history.reason = Some(refused.text);
         lane.history.refused_at = Some(now);
     }

@@ -79,9 +79,11 @@ impl From<Refused> for Failure {
             ErrorCode::Deadline if trainers.is_empty() => CallEnd::Timeout,
             ErrorCode::Deadline => CallEnd::MissingTrainers(trainers),
             ErrorCode::NotInitialised | ErrorCode::InitialisationLost => CallEnd::NotInitialised,
-            ErrorCode::Invalid | ErrorCode::Fenced | ErrorCode::Busy | ErrorCode::Unauthenticated => {
-                return Self::Call(text);
-            }
+            ErrorCode::Invalid
+            | ErrorCode::Fenced
+            | ErrorCode::Busy
+            | ErrorCode::Unauthenticated
+            | ErrorCode::Moved => return Self::Call(text),
         };
         Self::Ended { end, text }
     }

@@ -10,7 +10,8 @@ use crate::checksum::checksum;
 use crate::dtype::ElementType::{self, Bfloat16, Float16, Float32};
 use crate::dtype::Half;
 use crate::ids::{
-    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Ticket, TrainerId, Version,
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Term, Ticket, TrainerId,
+    Version,
 };
 use crate::memory::{Buffer, LoanBook, lend};
 use crate::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
@@ -127,7 +128,12 @@ impl Line {
     }
 
     fn welcome(&mut self) {
-        let frame = Frame::with_control(Head::new(Kind::Welcome), &WelcomeMessage::default());
+        self.welcome_of(Term(0));
+    }
+
+    /// The leader of this term welcomes the client.
+    fn welcome_of(&mut self, term: Term) {
+        let frame = Frame::with_control(Head { term, ..Head::new(Kind::Welcome) }, &WelcomeMessage::default());
         self.event(Event::Received { peer: self.peer(), frame, body: ReceiveBuffers::new() });
     }
 
@@ -805,9 +811,9 @@ fn a_server_that_does_not_answer_may_be_at_another_address() {
         line.gone(ReceiveBuffers::new());
     }
     assert!(line.client.is_astray());
-    line.client.move_lane(line.lane, there);
+    line.client.move_lane(line.lane, there, Term(0));
     assert!(line.client.is_astray(), "nothing is new");
-    line.client.move_lane(line.lane, elsewhere);
+    line.client.move_lane(line.lane, elsewhere, Term(0));
     assert!(!line.client.is_astray());
     assert_eq!(line.dialled, "loopback://there:1");
     line.wait(0);
@@ -816,6 +822,36 @@ fn a_server_that_does_not_answer_may_be_at_another_address() {
     line.sent();
     line.done(ticket, &[(0, 1)]);
     assert_eq!(line.versions(ticket), Some(vec![1]));
+}
+
+#[test]
+fn a_server_that_does_not_lead_the_shard_is_left_at_once() {
+    let elsewhere = Address::parse("loopback://elsewhere:1").expect("valid");
+    let mut line = Line::connected();
+    let ticket = line.ask(Kind::Push, &[0], RequestBody::default());
+    line.error(Ticket(0), Kind::Refused, ErrorCode::Moved);
+    assert!(line.log.contains(&"close".to_owned()) && line.client.has_moved() && line.client.is_astray());
+    line.gone(ReceiveBuffers::new());
+    line.client.move_lane(line.lane, elsewhere, Term(2));
+    assert!(!line.client.has_moved());
+    line.wait(0);
+    let hello = |line: &Line| line.sending.last().expect("a hello is sent").1.head.term;
+    assert_eq!((line.dialled.as_str(), hello(&line)), ("loopback://elsewhere:1", Term(2)));
+    // A former leader that has not noticed welcomes the client.
+    line.welcome_of(Term(1));
+    assert!(line.client.has_moved() && line.client.is_busy());
+    line.gone(ReceiveBuffers::new());
+    line.wait(1000);
+    line.welcome_of(Term(3));
+    assert!(!line.client.has_moved());
+    assert_eq!(hello(&line), Term(3), "the frames are of the leader's term");
+    line.sent();
+    line.done(ticket, &[(0, 1)]);
+    assert_eq!(line.versions(ticket), Some(vec![1]));
+    // It knows of another leader, and is still connected to this one.
+    line.client.move_lane(line.lane, Address::parse("loopback://third:1").expect("valid"), Term(4));
+    line.ask(Kind::Push, &[0], RequestBody::default());
+    assert_eq!(hello(&line), Term(3));
 }
 
 #[test]

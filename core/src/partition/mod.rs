@@ -15,6 +15,7 @@ mod catalogue;
 mod declaration;
 mod pages;
 mod placement;
+mod shard_map;
 mod topology;
 
 #[cfg(test)]
@@ -24,4 +25,5 @@ pub use buckets::Buckets;
 pub use catalogue::{Catalogue, ChunkSpan, Parameter};
 pub use declaration::{Declaration, Name, TotalPart};
 pub use pages::{CataloguePage, DeclarationMessage};
+pub use shard_map::{ShardMap, ShardPlace};
 pub use topology::Topology;

@@ -54,7 +54,8 @@ impl Shard {
     pub(super) fn check(&mut self, peer: PeerId, frame: &Frame, found: &mut FrameCheck) -> Result<(), Refusal> {
         let head = &frame.head;
         if head.kind == Kind::Hello {
-            return self.check_epoch(head, true);
+            self.check_epoch(head, true)?;
+            return self.check_term(head);
         }
         let who = self.peers.get(&peer).and_then(|peer| peer.who);
         let who = who.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
@@ -65,6 +66,10 @@ impl Shard {
             )));
         }
         self.check_epoch(head, false)?;
+        if head.term != self.options.term {
+            let (found, ours) = (head.term, self.options.term);
+            return Err(Refusal::invalid(format!("a frame of term {found}; expected {ours}, that of the welcome")));
+        }
         if who.trainer != NO_TRAINER {
             self.trainers.note_incarnation(who.trainer, who.incarnation)?;
         } else if head.kind.is_mutating() {
@@ -82,6 +87,16 @@ impl Shard {
             return Ok(());
         }
         Err(Refusal::other_epoch(head.epoch, self.options.epoch))
+    }
+
+    /// Refuses a client that knows a later leader of the shard.
+    fn check_term(&self, head: &Head) -> Result<(), Refusal> {
+        let (known, ours) = (head.term, self.options.term);
+        if known <= ours {
+            return Ok(());
+        }
+        let text = format!("this server led the shard under term {ours}, and the client knows one of term {known}");
+        Err(Refusal::new(ErrorCode::Moved, text))
     }
 
     /// The part of the check that replayed frames undergo too. It does not check the sender: an incarnation superseded

@@ -13,6 +13,7 @@ use std::time::Duration;
 use prost::Message;
 
 use super::membership::{PeerOrigin, PlaceClaim, Ranks, ServerSlots, TrainerMember};
+use super::moves::ShardMoves;
 use super::options::CoordinatorOptions;
 use super::output::ServerOutput;
 use super::reply::{Refusal, Replies};
@@ -20,16 +21,19 @@ use super::report::CoordinatorReport;
 use super::resumed::CommittedJob;
 use crate::config::Mode;
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, RunNumber, TrainerId};
-use crate::partition::{Catalogue, CataloguePage};
+use crate::ids::{
+    Epoch, Generation, Incarnation, MapVersion, NO_TRAINER, PeerId, RunNumber, ServerIndex, ShardId, TrainerId,
+};
+use crate::partition::{Catalogue, CataloguePage, ShardMap};
 use crate::port::{Event, Incoming, Submit};
 use crate::text::escaped;
 use crate::time::Now;
 use crate::wire::answer::{Answer, Initialised, Saved};
 use crate::wire::request::{Commit, Request};
 use crate::wire::{
-    ControlAnswer, ControlRequest, ErrorCode, FirstServerMessage, Frame, Head, HelloMessage, JobMessage, JoinRequest,
-    Joined, Kind, RegisterRequest, ServerEntry, TopologyMessage, WelcomeMessage,
+    ControlAnswer, ControlRequest, ErrorCode, FirstServerMessage, Frame, Head, HeldShardMessage, HelloMessage,
+    JobMessage, JoinRequest, Joined, Kind, MoveRequest, RegisterRequest, ServerEntry, ShardMapMessage, ShardMessage,
+    TopologyMessage, WelcomeMessage,
 };
 
 /// Deadline of a claim that only an event can decide.
@@ -41,6 +45,8 @@ pub enum CoordinatorOutput {
     Session(ServerOutput),
     /// Make these bytes durable before any later action; `Coordinator::recall` reads them.
     Keep(Vec<u8>),
+    /// Tell this process the map of shards.
+    Map(ShardMap),
     /// Save the model, then call [`Coordinator::saved`] with the head.
     Save {
         /// The requesting connection.
@@ -68,6 +74,7 @@ pub struct Coordinator {
     begins: Vec<(PeerId, Head, bool)>,
     /// Undecided requests for ranks and slots, and topology queries, in order.
     claims: Vec<Claimant>,
+    moves: ShardMoves,
     /// Whether members of an earlier coordinator get the grace time at the first event.
     has_returned: bool,
 }
@@ -114,6 +121,7 @@ impl Coordinator {
             peers: BTreeMap::new(),
             begins: Vec::new(),
             claims: Vec::new(),
+            moves: ShardMoves::default(),
             has_returned: recalled.is_some(),
             options,
         };
@@ -127,6 +135,12 @@ impl Coordinator {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// Which server leads each shard.
+    #[must_use]
+    pub fn map(&self) -> &ShardMap {
+        self.moves.map()
     }
 
     /// Trainers by rank.
@@ -241,6 +255,28 @@ impl Coordinator {
         self.claims.iter().filter_map(|claim| claim.until).chain(lease).chain(self.servers.silence_due()).min()
     }
 
+    /// Takes note of the shards that a server holds, which follows the map of this version, or has just started.
+    pub fn note_held(
+        &mut self,
+        server: ServerIndex,
+        version: Option<MapVersion>,
+        held: &[HeldShardMessage],
+        out: &mut Vec<CoordinatorOutput>,
+    ) {
+        let mut replies = Replies::default();
+        if self.moves.reported(server, version, held, &mut replies) {
+            self.map_changed(&mut replies, out);
+        }
+        self.flush(&mut replies, out);
+    }
+
+    /// Has a new map of shards kept, and tells it.
+    fn map_changed(&mut self, replies: &mut Replies, out: &mut Vec<CoordinatorOutput>) {
+        out.push(self.keep());
+        out.push(CoordinatorOutput::Map(self.map().clone()));
+        self.moves.tell(replies);
+    }
+
     /// Answers a request to save a model.
     pub fn saved(
         &mut self,
@@ -326,6 +362,7 @@ impl Coordinator {
         let gone = self.peers.remove(&peer);
         self.begins.retain(|(waiting, ..)| *waiting != peer);
         self.claims.retain(|claim| claim.peer != peer);
+        self.moves.gone(peer);
         self.servers.lost(now, peer);
         let life = gone.and_then(|gone| Some((gone.who?, gone.incarnation)));
         let has_other = |(trainer, incarnation)| {
@@ -408,12 +445,53 @@ impl Coordinator {
             Request::Checkpoint(_) => {
                 return Err(Refusal::invalid("the coordinator has no parameters; expected a request to a shard"));
             }
+            Request::Watch(version) => self.moves.watch(peer, *head, MapVersion(version), replies),
+            Request::Move(order) => self.order_move((peer, *head), &order, replies, out)?,
             Request::Save(path) => {
                 self.check_save(who)?;
                 out.push(CoordinatorOutput::Save { peer, head: *head, path });
             }
         }
         Ok(())
+    }
+
+    fn order_move(
+        &mut self,
+        mover: (PeerId, Head),
+        order: &MoveRequest,
+        replies: &mut Replies,
+        out: &mut Vec<CoordinatorOutput>,
+    ) -> Result<(), Refusal> {
+        let (shard, to) = self.check_move(order)?;
+        if self.moves.order(mover, shard, to, replies) {
+            tracing::info!(%shard, %to, "the shard moves");
+            self.map_changed(replies, out);
+        }
+        Ok(())
+    }
+
+    /// The shard of an order to move it, and the server that it moves to.
+    fn check_move(&self, order: &MoveRequest) -> Result<(ShardId, ServerIndex), Refusal> {
+        if self.generation() == Generation(0) {
+            return Err(Refusal::new(ErrorCode::NotInitialised, "shards move once the parameters are initialised"));
+        }
+        let shard = order.shard.and_then(ShardMessage::id);
+        let entry = |server: u32| self.servers.entry(server as usize);
+        let shard = shard
+            .filter(|shard| entry(shard.server.0.into()).is_some_and(|entry| u32::from(shard.shard.0) < entry.shards));
+        let shard = shard.ok_or_else(|| Refusal::invalid("a move of a shard that this job does not have"))?;
+        let to = u16::try_from(order.to).ok().filter(|to| entry((*to).into()).is_some());
+        let to =
+            to.ok_or_else(|| Refusal::invalid(format!("a move to server {}, which has not registered", order.to)))?;
+        let lacks = |server: &u32| !entry(*server).is_some_and(|entry| entry.has_directory);
+        if let Some(server) =
+            [self.map().place(shard).server.0.into(), u32::from(to)].iter().find(|server| lacks(server))
+        {
+            return Err(Refusal::invalid(format!(
+                "server {server} has no checkpoint_dir: a shard moves by its files; expected one that both servers see"
+            )));
+        }
+        Ok((shard, ServerIndex(to)))
     }
 
     /// Drops the begin requests of a trainer's other connections: an older process of the rank is refused, and an old
@@ -559,10 +637,16 @@ impl Coordinator {
         let Some(entry) = &register.entry else {
             return PlaceClaim::Refused(Refusal::invalid("a registration is empty"));
         };
+        // A first registration that comes again, perhaps late, says nothing new: the process may hold shards by now.
+        let is_repeated = register.map_version.is_none() && self.servers.is_held_by(register.server, origin);
         match self.servers.claim(times, peer, origin, register, entry) {
             PlaceClaim::Taken(is_elsewhere) => {
                 if is_elsewhere {
                     out.push(self.keep());
+                }
+                if !is_repeated {
+                    let server = u16::try_from(register.server).expect("its slot was just found");
+                    self.note_held(ServerIndex(server), register.map_version.map(MapVersion), &register.holds, out);
                 }
                 PlaceClaim::Taken(NO_TRAINER)
             }
@@ -590,6 +674,7 @@ impl Coordinator {
                 lease_millis: u64::try_from(self.options.lease.as_millis()).unwrap_or(u64::MAX),
                 model_dir: self.options.model_dir.clone(),
             }),
+            map: Some(ShardMapMessage::from(self.map())),
         }
     }
 
@@ -723,6 +808,7 @@ impl Coordinator {
             left: self.ranks.departed(),
             addresses: self.servers.addresses(),
             run: self.ranks.run().0,
+            map: Some(ShardMapMessage::from(self.map())),
         };
         kept.encode_to_vec()
     }
@@ -733,6 +819,7 @@ impl Coordinator {
         self.epoch = Epoch(kept.epoch);
         self.granted = Generation(kept.granted);
         self.servers.recall(&kept.addresses);
+        self.moves.recall(kept.map.as_ref().and_then(ShardMapMessage::map).unwrap_or_default());
         self.ranks.recall(&kept.incarnations, &kept.left, RunNumber(kept.run));
         if kept.committed > 0 {
             let first = kept.pages.first().map(|page| CataloguePage::decode(page.as_slice()));
@@ -785,7 +872,7 @@ fn unreadable(error: prost::DecodeError) -> Failure {
     Failure::Node(format!("the coordinator's stored state does not parse: {error}"))
 }
 
-fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
+pub(super) fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
     let message = ControlAnswer { answer: Some(answer), ends_by_itself: false };
     replies.whole(peer, Frame::with_control(head.answer(Kind::Answer), &message));
 }
@@ -832,4 +919,7 @@ struct KeptMessage {
     /// The same as the operator has set it.
     #[prost(bytes = "vec", tag = "11")]
     operator_config: Vec<u8>,
+    /// Which server leads each shard.
+    #[prost(message, optional, tag = "12")]
+    map: Option<ShardMapMessage>,
 }

@@ -358,6 +358,17 @@ impl ServerSlots {
         self.slots.iter().map(|slot| slot.address.clone()).collect()
     }
 
+    /// The registration of a server.
+    pub(super) fn entry(&self, server: usize) -> Option<&ServerEntry> {
+        self.slots.get(server)?.entry.as_ref()
+    }
+
+    /// Whether a process has registered with this coordinator as this server, and no other since.
+    pub(super) fn is_held_by(&self, server: u32, origin: &PeerOrigin) -> bool {
+        let slot = self.slots.get(server as usize);
+        slot.is_some_and(|slot| slot.entry.is_some() && slot.origin.is_same_process(origin))
+    }
+
     /// The registered servers.
     pub(super) fn entries(&self) -> impl Iterator<Item = &ServerEntry> {
         self.slots.iter().filter_map(|slot| slot.entry.as_ref())

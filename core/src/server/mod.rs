@@ -54,6 +54,7 @@ mod job;
 mod journal;
 mod marks;
 mod membership;
+mod moves;
 mod needs;
 mod nonfinite;
 mod options;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::ids::Epoch;
+use crate::ids::{Epoch, Term};
 use crate::port::CompileFlow;
 use crate::wire::JobMessage;
 
@@ -12,6 +12,8 @@ use crate::wire::JobMessage;
 pub struct ShardOptions {
     /// The job's life; frames of another are refused.
     pub epoch: Epoch,
+    /// The term under which this server leads the shard; frames of another are refused.
+    pub term: Term,
     /// Longest wait of a pull or push-pull for its version; the error then names the missing trainers.
     pub round_timeout: Duration,
     /// Time for a disconnected trainer to reconnect; after it, calls that wait for the trainer fail.

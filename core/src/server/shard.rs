@@ -497,7 +497,7 @@ impl Shard {
             }
         }
         let message = WelcomeMessage { generation: self.generation().0 };
-        let answer = Head { epoch: self.options.epoch, ..head.answer(Kind::Welcome) };
+        let answer = Head { epoch: self.options.epoch, term: self.options.term, ..head.answer(Kind::Welcome) };
         replies.whole(peer, Frame::with_control(answer, &message));
         Ok(())
     }

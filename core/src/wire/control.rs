@@ -5,7 +5,8 @@
 use prost::{Enumeration, Message, Oneof};
 
 use crate::error::Failure;
-use crate::partition::{DeclarationMessage, Parameter, Topology};
+use crate::ids::{MapVersion, ServerIndex, ShardId, ShardIndex, Term};
+use crate::partition::{DeclarationMessage, Parameter, ShardMap, ShardPlace, Topology};
 
 /// The kind of process that opens a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
@@ -92,6 +93,8 @@ pub enum ErrorCode {
     InitialisationLost = 5,
     /// The sender does not have the job's token; repeating the request gives the same answer.
     Unauthenticated = 6,
+    /// Another server leads the shard; the coordinator's map says which.
+    Moved = 7,
 }
 
 /// The message of an error or a refusal.
@@ -217,9 +220,12 @@ pub struct ServerEntry {
     /// The address that trainers connect to.
     #[prost(string, tag = "1")]
     pub address: String,
-    /// Its shards.
+    /// The shards that are placed at it.
     #[prost(uint32, tag = "2")]
     pub shards: u32,
+    /// Whether it keeps its shards in a directory, from which another server can take one up.
+    #[prost(bool, tag = "3")]
+    pub has_directory: bool,
 }
 
 /// The servers of a job.
@@ -244,6 +250,110 @@ impl TopologyMessage {
     }
 }
 
+/// The map of a job's shards.
+#[derive(Clone, PartialEq, Message)]
+pub struct ShardMapMessage {
+    /// Its version.
+    #[prost(uint64, tag = "1")]
+    pub version: u64,
+    /// The shards that are not at the server that they were placed at first, under the first term.
+    #[prost(message, repeated, tag = "2")]
+    pub moved: Vec<ShardPlaceMessage>,
+}
+
+/// The place of a shard.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct ShardPlaceMessage {
+    /// The shard's name.
+    #[prost(message, optional, tag = "1")]
+    pub shard: Option<ShardMessage>,
+    /// The server that leads it.
+    #[prost(uint32, tag = "2")]
+    pub server: u32,
+    /// Its term there.
+    #[prost(uint32, tag = "3")]
+    pub term: u32,
+    /// The server that it moves to.
+    #[prost(uint32, optional, tag = "4")]
+    pub next: Option<u32>,
+}
+
+/// The name of a shard.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct ShardMessage {
+    /// The server that it was placed at first.
+    #[prost(uint32, tag = "1")]
+    pub server: u32,
+    /// Its index there.
+    #[prost(uint32, tag = "2")]
+    pub shard: u32,
+}
+
+impl From<ShardId> for ShardMessage {
+    fn from(shard: ShardId) -> Self {
+        Self { server: shard.server.0.into(), shard: shard.shard.0.into() }
+    }
+}
+
+impl ShardMessage {
+    /// The name, if its numbers are those of a shard.
+    #[must_use]
+    pub fn id(self) -> Option<ShardId> {
+        let server = ServerIndex(u16::try_from(self.server).ok()?);
+        Some(ShardId { server, shard: ShardIndex(u16::try_from(self.shard).ok()?) })
+    }
+}
+
+impl From<&ShardMap> for ShardMapMessage {
+    fn from(map: &ShardMap) -> Self {
+        let place = |(shard, place): (ShardId, ShardPlace)| ShardPlaceMessage {
+            shard: Some(shard.into()),
+            server: place.server.0.into(),
+            term: place.term.0,
+            next: place.next.map(|next| next.0.into()),
+        };
+        Self { version: map.version().0, moved: map.moved().map(place).collect() }
+    }
+}
+
+impl ShardMapMessage {
+    /// The map; none where a number is not one of a shard or a server.
+    #[must_use]
+    pub fn map(&self) -> Option<ShardMap> {
+        let index = |number: u32| u16::try_from(number).ok().map(ServerIndex);
+        let place = |place: &ShardPlaceMessage| {
+            let next = match place.next {
+                Some(next) => Some(index(next)?),
+                None => None,
+            };
+            Some((place.shard?.id()?, ShardPlace { server: index(place.server)?, term: Term(place.term), next }))
+        };
+        Some(ShardMap::new(MapVersion(self.version), self.moved.iter().map(place).collect::<Option<_>>()?))
+    }
+}
+
+/// A shard that a server holds: it serves it, or is about to.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct HeldShardMessage {
+    /// The shard's name.
+    #[prost(message, optional, tag = "1")]
+    pub shard: Option<ShardMessage>,
+    /// Whether its values are restored and it serves.
+    #[prost(bool, tag = "2")]
+    pub serves: bool,
+}
+
+/// Order to move a shard to another server.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct MoveRequest {
+    /// The shard's name.
+    #[prost(message, optional, tag = "1")]
+    pub shard: Option<ShardMessage>,
+    /// The index of the server.
+    #[prost(uint32, tag = "2")]
+    pub to: u32,
+}
+
 /// Registration of a server.
 #[derive(Clone, PartialEq, Message)]
 pub struct RegisterRequest {
@@ -262,6 +372,12 @@ pub struct RegisterRequest {
     /// The servers that the job has by this server's settings.
     #[prost(uint32, optional, tag = "5")]
     pub servers: Option<u32>,
+    /// The shards that it holds.
+    #[prost(message, repeated, tag = "6")]
+    pub holds: Vec<HeldShardMessage>,
+    /// The version of the map that these follow; none of a server that has just started.
+    #[prost(uint64, optional, tag = "7")]
+    pub map_version: Option<u64>,
 }
 
 /// Join of a trainer.
@@ -319,6 +435,9 @@ pub struct Joined {
     /// Settings of server 0 with which a server that registers compares its own.
     #[prost(message, optional, tag = "13")]
     pub first_server: Option<FirstServerMessage>,
+    /// Which server leads each shard.
+    #[prost(message, optional, tag = "14")]
+    pub map: Option<ShardMapMessage>,
 }
 
 /// Settings of server 0 that count for the whole job and are no part of [`JobMessage`].
@@ -344,13 +463,13 @@ pub struct CatalogueRequest {
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlRequest {
     /// Exactly one form.
-    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "request::Request", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub request: Option<request::Request>,
 }
 
 /// The forms of a request.
 pub mod request {
-    use super::{CatalogueRequest, JobMessage, JoinRequest, Message, Oneof, RegisterRequest};
+    use super::{CatalogueRequest, JobMessage, JoinRequest, Message, MoveRequest, Oneof, RegisterRequest};
 
     /// One page of the catalogue, uploaded by the initialiser; the last one commits.
     #[derive(Clone, PartialEq, Message)]
@@ -415,6 +534,12 @@ pub mod request {
         /// Request to a shard: a checkpoint is to be taken now, and is answered when it is on disk.
         #[prost(bool, tag = "13")]
         Checkpoint(bool),
+        /// A shard is to move to another server; answered when that server serves it.
+        #[prost(message, tag = "14")]
+        Move(MoveRequest),
+        /// A server asks for the map of shards once it is newer than this version.
+        #[prost(uint64, tag = "15")]
+        Watch(u64),
     }
 }
 
@@ -422,7 +547,7 @@ pub mod request {
 #[derive(Clone, PartialEq, Message)]
 pub struct ControlAnswer {
     /// Exactly one form.
-    #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "answer::Answer", tags = "1, 2, 3, 4, 5, 6, 7, 8, 10")]
     pub answer: Option<answer::Answer>,
     /// With an answer about what calls wait for: the server itself ends the wait, at its round timeout or with the
     /// lease of the initialiser.
@@ -432,7 +557,7 @@ pub struct ControlAnswer {
 
 /// The forms of an answer.
 pub mod answer {
-    use super::{JobMessage, Joined, Message, Oneof};
+    use super::{JobMessage, Joined, Message, Oneof, ShardMapMessage};
 
     /// Initialisation is done.
     #[derive(Clone, PartialEq, Message)]
@@ -509,5 +634,8 @@ pub mod answer {
         /// The checkpoint is on disk.
         #[prost(message, tag = "8")]
         Checkpointed(Checkpointed),
+        /// The map of shards.
+        #[prost(message, tag = "10")]
+        Map(ShardMapMessage),
     }
 }

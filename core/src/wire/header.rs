@@ -5,13 +5,13 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::checksum::checksum;
-use crate::ids::{Epoch, Generation, Incarnation, Sequence, Ticket, TrainerId};
+use crate::ids::{Epoch, Generation, Incarnation, Sequence, Term, Ticket, TrainerId};
 use crate::limits::{FRAME_CONTROL_BYTES_MAX, FRAME_ENTRIES_MAX, HELLO_CONTROL_BYTES_MAX};
 
 /// Bytes of the fixed header.
 pub const HEADER_BYTES: usize = 64;
 /// The version this code speaks, and the only one it accepts.
-pub const WIRE_VERSION: u8 = 1;
+pub const WIRE_VERSION: u8 = 2;
 const MAGIC: u32 = u32::from_le_bytes(*b"PSRV");
 /// The bytes that the header's own checksum covers.
 pub(super) const CHECKED_BYTES: usize = HEADER_BYTES - 4;
@@ -161,6 +161,8 @@ pub struct Head {
     pub request: Ticket,
     /// The initialisation that the sender believes in.
     pub generation: Generation,
+    /// The term of the shard's leader; in a hello as the sender knows it. Zero to and from the coordinator.
+    pub term: Term,
 }
 
 impl Head {
@@ -176,6 +178,7 @@ impl Head {
             sequence: Sequence(0),
             request: Ticket(0),
             generation: Generation(0),
+            term: Term(0),
         }
     }
 
@@ -258,7 +261,7 @@ pub(super) fn encode(head: &Head, entries: u32, control: u32, rest: &[u8]) -> [u
         generation: head.generation.0.into(),
         entries: entries.into(),
         control: control.into(),
-        reserved: 0.into(),
+        term: head.term.0.into(),
         rest_checksum: checksum(rest).into(),
         header_checksum: 0.into(),
     };
@@ -284,7 +287,7 @@ pub(super) struct RawHeader {
     generation: U32,
     pub(super) entries: U32,
     pub(super) control: U32,
-    reserved: U32,
+    term: U32,
     pub(super) rest_checksum: U32,
     pub(super) header_checksum: U32,
 }
@@ -307,9 +310,6 @@ impl RawHeader {
         if flags & !Flags::KNOWN != 0 {
             return Err(unknown("flags", flags.into()));
         }
-        if self.reserved.get() != 0 {
-            return Err(unknown("the reserved field", self.reserved.get().into()));
-        }
         Ok(Head {
             kind,
             flags: Flags(flags),
@@ -319,6 +319,7 @@ impl RawHeader {
             sequence: Sequence(self.sequence.get()),
             request: Ticket(self.request.get()),
             generation: Generation(self.generation.get()),
+            term: Term(self.term.get()),
         })
     }
 

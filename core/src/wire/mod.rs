@@ -18,8 +18,9 @@ mod tests;
 pub use address::{Address, Scheme};
 pub use control::{
     CatalogueRequest, ControlAnswer, ControlRequest, ErrorCode, ErrorMessage, FinishMessage, FirstServerMessage,
-    HelloMessage, InitMessage, JobMessage, JoinRequest, Joined, OfferMessage, PushMessage, RegisterRequest, Role,
-    ServerEntry, SettingMessage, StateMessage, TopologyMessage, WelcomeMessage, answer, request,
+    HeldShardMessage, HelloMessage, InitMessage, JobMessage, JoinRequest, Joined, MoveRequest, OfferMessage,
+    PushMessage, RegisterRequest, Role, ServerEntry, SettingMessage, ShardMapMessage, ShardMessage, StateMessage,
+    TopologyMessage, WelcomeMessage, answer, request,
 };
 pub use frame::{Entries, Entry, Frame};
 pub use header::{Flags, HEADER_BYTES, Head, Kind, WIRE_VERSION, WireError};

@@ -6,7 +6,7 @@ use super::*;
 use crate::checksum::checksum;
 use crate::dtype::{ElementType, Half};
 use crate::ids::{
-    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, Round, Sequence, Ticket, TrainerId,
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, Round, Sequence, Term, Ticket, TrainerId,
 };
 
 /// The frame that `docs/WIRE.md` shows.
@@ -20,6 +20,7 @@ fn example() -> Frame {
         sequence: Sequence(17),
         request: Ticket(99),
         generation: Generation(1),
+        term: Term(4),
     };
     let id = ChunkId { parameter: ParameterIndex(5), chunk: ChunkIndex(6) };
     let payload = 1.0_f32.to_le_bytes();
@@ -45,8 +46,8 @@ fn reseal(bytes: &mut [u8]) {
 #[test]
 fn the_bytes_of_a_frame_never_change() {
     let golden = [
-        "50535256 01 08 0100 0807060504030201 03000000 02000000 1100000000000000 6300000000000000",
-        "01000000 01000000 02000000 00000000 eabffe26 e442b783",
+        "50535256 02 08 0100 0807060504030201 03000000 02000000 1100000000000000 6300000000000000",
+        "01000000 01000000 02000000 04000000 eabffe26 70d09905",
         "0600000000000000 0700000000000000 05000000 04000000 abc454dd 04 00 0000 aabb",
     ];
     let bytes = example().encode();
@@ -75,15 +76,14 @@ fn every_refusal_names_what_was_wrong() {
         assert!(text.contains(expected), "found \"{text}\", expected \"{expected}\"");
     };
     check(0, b"GET ", true, "not a pserver frame: it begins with 0x20544547");
-    check(4, &[2], true, "protocol version 2 is not supported; this side speaks version 1");
+    check(4, &[1], true, "protocol version 1 is not supported; this side speaks version 2");
     check(4, &[0], false, "protocol version 0 is not supported");
     check(8, &[9], false, "checksum of the header");
     check(60, &[0, 0, 0, 0], false, "checksum of the header");
     check(40, &[0xff; 4], false, "checksum of the header");
-    check(5, &[0], true, "kind 0 has no meaning in protocol version 1");
+    check(5, &[0], true, "kind 0 has no meaning in protocol version 2");
     check(5, &[17], true, "kind 17 has no meaning");
     check(6, &[128], true, "flags 128 has no meaning");
-    check(52, &[1], true, "the reserved field 1 has no meaning");
     check(44, &4097_u32.to_le_bytes(), true, "the number of entries 4097 is over the limit of 4096");
     check(48, &1_048_577_u32.to_le_bytes(), true, "the control message's length 1048577 is over the limit of 1048576");
     for kind in
@@ -109,7 +109,7 @@ fn only_who_asks_for_values_may_ask_for_halves() {
         (frame.head.kind, frame.head.flags, frame.entries[0].half) = (kind, flags, Some(Half::Bfloat16));
         let bytes = frame.encode();
         assert_eq!(bytes[93], 7, "it is the type's number");
-        let text = "the type of an entry's value 7 has no meaning in protocol version 1";
+        let text = "the type of an entry's value 7 has no meaning in protocol version 2";
         let found = decode(&bytes).map_err(|error| error.to_string());
         assert_eq!(found, if is_right { Ok(frame) } else { Err(text.to_owned()) }, "{kind:?} {flags:?}");
     };
@@ -217,8 +217,8 @@ fn addresses_are_read_or_refused_by_name() {
 
 fn heads() -> impl Strategy<Value = Head> {
     let kinds: Vec<_> = (2..=u8::MAX).filter_map(Kind::from_number).collect();
-    (proptest::sample::select(kinds), 0..8_u16, any::<[u64; 3]>(), any::<[u32; 3]>()).prop_map(
-        |(kind, flags, [epoch, sequence, request], [trainer, incarnation, generation])| Head {
+    (proptest::sample::select(kinds), 0..8_u16, any::<[u64; 3]>(), any::<[u32; 4]>()).prop_map(
+        |(kind, flags, [epoch, sequence, request], [trainer, incarnation, generation, term])| Head {
             kind,
             flags: Flags(flags),
             epoch: Epoch(epoch),
@@ -227,6 +227,7 @@ fn heads() -> impl Strategy<Value = Head> {
             sequence: Sequence(sequence),
             request: Ticket(request),
             generation: Generation(generation),
+            term: Term(term),
         },
     )
 }

@@ -250,7 +250,7 @@ mod tests {
             answer.split(' ').nth(1).expect("a status").to_owned()
         };
         assert_eq!([ask("/readyz"), ask("/healthz"), ask("/status")], ["503", "200", "200"], "it recovers");
-        watch.serves("127.0.0.1:7164".to_owned(), Vec::new());
+        watch.serves("127.0.0.1:7164".to_owned());
         assert_eq!(ask("/readyz"), "200", "it serves");
         watch.stops();
         assert_eq!([ask("/readyz"), ask("/healthz")], ["503", "200"], "it stops");

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use pserver_core::ids::ShardId;
 use pserver_core::server::ShardCounters;
 
 use super::session::SessionControl;
@@ -32,8 +33,8 @@ pub(super) struct Watch {
     begun: SystemTime,
     /// The advertised address.
     address: OnceLock<String>,
-    /// The sessions, once all have started and restored what an earlier process left.
-    sessions: OnceLock<Vec<WatchedSession>>,
+    /// The sessions that have started and restored what an earlier process left: the coordinator's, then the shards'.
+    sessions: Mutex<Vec<Arc<WatchedSession>>>,
     is_stopping: AtomicBool,
     latest: Mutex<Option<(Instant, Arc<JobStatus>)>>,
 }
@@ -41,8 +42,8 @@ pub(super) struct Watch {
 /// A session, as the thread of HTTP sees it.
 pub(super) struct WatchedSession {
     pub(super) control: SessionControl,
-    /// The number and the counters of a shard; none for the coordinator.
-    pub(super) shard: Option<(u16, Arc<ShardCounters>)>,
+    /// The name and the counters of a shard; none for the coordinator.
+    pub(super) shard: Option<(ShardId, Arc<ShardCounters>)>,
 }
 
 impl Watch {
@@ -51,17 +52,29 @@ impl Watch {
             settings: settings.clone(),
             begun: SystemTime::now(),
             address: OnceLock::new(),
-            sessions: OnceLock::new(),
+            sessions: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             latest: Mutex::new(None),
         }
     }
 
-    /// Records the address and the sessions of a server that has restored its state and serves from now on.
-    pub(super) fn serves(&self, address: String, sessions: Vec<WatchedSession>) {
+    /// Records a session.
+    pub(super) fn add(&self, session: WatchedSession) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.push(Arc::new(session));
+        sessions.sort_by_key(|session| session.shard.as_ref().map(|(shard, _)| *shard));
+    }
+
+    /// Forgets the session of a shard that has ended.
+    pub(super) fn remove(&self, shard: ShardId) {
+        let is_it = |session: &WatchedSession| session.shard.as_ref().is_some_and(|(other, _)| *other == shard);
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).retain(|session| !is_it(session));
+    }
+
+    /// Records the address of a server that has restored its state and serves from now on.
+    pub(super) fn serves(&self, address: String) {
         // A server starts once.
         let _ = self.address.set(address);
-        let _ = self.sessions.set(sessions);
     }
 
     pub(super) fn stops(&self) {
@@ -70,7 +83,7 @@ impl Watch {
 
     /// Whether the server serves: it has restored its state, and does not stop.
     fn is_ready(&self) -> bool {
-        self.sessions.get().is_some() && !self.is_stopping.load(Ordering::Acquire)
+        self.address.get().is_some() && !self.is_stopping.load(Ordering::Acquire)
     }
 
     /// The status of this server in JSON, for server 0; empty when it is none yet.
@@ -91,9 +104,12 @@ impl Watch {
     }
 
     /// The answers of all sessions, in their order; none of one that is late.
-    fn reports(&self) -> Vec<(&WatchedSession, Option<SessionReport>)> {
-        let sessions = self.sessions.get().map(Vec::as_slice).unwrap_or_default();
-        let asked: Vec<_> = sessions.iter().map(|session| (session, session.control.ask())).collect();
+    fn reports(&self) -> Vec<(Arc<WatchedSession>, Option<SessionReport>)> {
+        if self.address.get().is_none() {
+            return Vec::new();
+        }
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let asked: Vec<_> = sessions.into_iter().map(|session| (Arc::clone(&session), session.control.ask())).collect();
         let deadline = Instant::now() + ANSWER_LIMIT;
         asked.into_iter().map(|(session, answered)| (session, answered.recv_deadline(deadline).ok())).collect()
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pserver_core::config::Mode;
+use pserver_core::ids::ShardId;
 use pserver_core::metrics::{BUCKETS, Histogram};
 use pserver_core::server::{CoordinatorReport, ShardCounters, ShardReport, TrainerReport};
 use serde::{Deserialize, Serialize};
@@ -96,7 +97,9 @@ pub struct ServerStatus {
 /// Status of a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardStatusEntry {
-    /// Its index.
+    /// The server that it was placed at first.
+    pub home: u16,
+    /// Its index there.
     pub index: u16,
     /// Its counters.
     pub counts: ShardCounts,
@@ -164,7 +167,7 @@ impl Watch {
         for (session, report) in self.reports() {
             match (report, &session.shard) {
                 (Some(SessionReport::Coordinator(report)), _) => coordinator = Some(report),
-                (report, Some((index, counters))) => shards.push(shard_entry(*index, session, counters, report)),
+                (report, Some((shard, counters))) => shards.push(shard_entry(*shard, &session, counters, report)),
                 (_, None) => {}
             }
         }
@@ -212,7 +215,7 @@ impl Watch {
     }
 
     fn server(&self, shards: Vec<ShardStatusEntry>) -> ServerStatus {
-        let state = match (self.is_ready(), self.sessions.get()) {
+        let state = match (self.is_ready(), self.address.get()) {
             (true, _) => "ready",
             (false, None) => "recovering",
             (false, Some(_)) => "stopping",
@@ -240,7 +243,7 @@ impl Durations {
 }
 
 fn shard_entry(
-    index: u16,
+    shard: ShardId,
     session: &WatchedSession,
     counters: &ShardCounters,
     report: Option<SessionReport>,
@@ -252,7 +255,8 @@ fn shard_entry(
     };
     let received = KINDS.iter().zip(&frames.received_frames);
     ShardStatusEntry {
-        index,
+        home: shard.server.0,
+        index: shard.shard.0,
         counts: ShardCounts {
             rounds: counters.rounds.get(),
             updates: counters.updates.get(),

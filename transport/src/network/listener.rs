@@ -1,11 +1,11 @@
 //! Listener of a server: a TCP port, and a name for processes of the same machine.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use pserver_core::error::Failure;
@@ -51,6 +51,39 @@ pub struct Listener {
     _reserved: Option<socket2::Socket>,
     local: Address,
     options: NetworkOptions,
+}
+
+/// The lanes of a server, by number, each with the transport that serves it. Clones share them.
+#[derive(Clone, Default)]
+pub struct Lanes(Arc<RwLock<BTreeMap<u64, ConnectionSender>>>);
+
+impl<const N: usize> From<[(u64, ConnectionSender); N]> for Lanes {
+    fn from(lanes: [(u64, ConnectionSender); N]) -> Self {
+        Self(Arc::new(RwLock::new(BTreeMap::from(lanes))))
+    }
+}
+
+impl Lanes {
+    /// From now on this transport gets the connections of a lane.
+    pub fn open(&self, lane: u64, transport: ConnectionSender) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(lane, transport);
+    }
+
+    /// From now on connections of a lane are refused.
+    pub fn close(&self, lane: u64) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&lane);
+    }
+
+    /// The transport of a lane, or the refusal of its connections. A shard's lane may be another server's by now.
+    fn find(&self, lane: u64) -> Result<ConnectionSender, HelloRefusal> {
+        let lanes = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        lanes.get(&lane).cloned().ok_or_else(|| {
+            let present: Vec<_> = lanes.keys().map(u64::to_string).collect();
+            let text = format!("this server has no lane {lane}, only {}", present.join(", "));
+            let code = if lane == 0 { ErrorCode::Invalid } else { ErrorCode::Moved };
+            HelloRefusal { code, text }
+        })
+    }
 }
 
 /// Ends a [`Listener::run`] from any thread. Clones end the same one.
@@ -169,12 +202,12 @@ impl Listener {
         self.local.clone()
     }
 
-    /// Accepts until `stop`. A hello's sequence number is the index of its lane in `lanes`. Other first frames and
-    /// absent lanes are refused with the reason. Needs a thread of its own.
+    /// Accepts until `stop`. A hello's sequence number is that of its lane. Other first frames and absent lanes are
+    /// refused with the reason. Needs a thread of its own.
     ///
     /// # Errors
     /// [`Failure::Node`] when the system has no descriptors for it.
-    pub fn run(self, lanes: Vec<Option<ConnectionSender>>, stop: Stop) -> Result<(), Failure> {
+    pub fn run(self, lanes: Lanes, stop: Stop) -> Result<(), Failure> {
         let runtime = IoRuntime::new()?;
         let Self { local_token, tcp_listener, shm_listener, local, options, _reserved } = self;
         let failed = |error: io::Error| Failure::Node(format!("listening on {local}: {error}"));
@@ -229,7 +262,7 @@ async fn maybe<T>(future: Option<impl Future<Output = T>>) -> Option<T> {
 
 /// The state that handling a hello needs.
 struct HelloContext {
-    lanes: Vec<Option<ConnectionSender>>,
+    lanes: Lanes,
     options: NetworkOptions,
     scheme: Scheme,
     blocking_pool: BlockingPool,
@@ -285,11 +318,11 @@ async fn handle_tcp(stream: TcpStream, origin: String, context: Arc<HelloContext
         Ok((mut hello, lane)) => {
             // It is authenticated. Its queue pair may take a while.
             is_greeted.store(true, Ordering::Relaxed);
-            let answer = context.answer(&mut hello, lane, &channel).await;
+            let answer = context.answer(&mut hello, &lane, &channel).await;
             let configured =
                 socket::configure(channel.socket(), &context.options.socket).and_then(|()| channel.detach());
             let Some(channel) = into_std_or_log(configured, &origin) else { return };
-            match hand_over(AcceptedStream::Tcp(channel, answer), hello, (&origin, context.scheme), lane) {
+            match hand_over(AcceptedStream::Tcp(channel, answer), hello, (&origin, context.scheme), &lane) {
                 Some((AcceptedStream::Tcp(channel, _), refused)) => channel.attach().ok().map(|one| (one, refused)),
                 _ => None,
             }
@@ -319,7 +352,7 @@ async fn handle_shm(mut stream: UnixStream, origin: String, context: Arc<HelloCo
             Err(refused) => Some((stream, refused)),
             Ok((hello, lane)) => {
                 let Some(stream) = into_std_or_log(stream.into_std(), &origin) else { return };
-                match hand_over(AcceptedStream::Shm(stream, board), hello, (&origin, context.scheme), lane) {
+                match hand_over(AcceptedStream::Shm(stream, board), hello, (&origin, context.scheme), &lane) {
                     Some((AcceptedStream::Shm(stream, _), refused)) => {
                         UnixStream::from_std(stream).ok().map(|one| (one, refused))
                     }
@@ -374,7 +407,7 @@ impl HelloContext {
         &self,
         channel: &mut TcpChannel,
         is_tls: bool,
-    ) -> Result<(Frame, &ConnectionSender), HelloRefusal> {
+    ) -> Result<(Frame, ConnectionSender), HelloRefusal> {
         let unauthenticated = |text| HelloRefusal { code: ErrorCode::Unauthenticated, text };
         match &self.options.encryption {
             Some(encryption) if is_tls => {
@@ -402,9 +435,9 @@ impl HelloContext {
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
         binding: ChannelBinding,
-    ) -> Result<(Frame, &ConnectionSender), HelloRefusal> {
+    ) -> Result<(Frame, ConnectionSender), HelloRefusal> {
         let hello = hello(stream, self.options.token.as_ref(), binding).await?;
-        let lane = self.lane(&hello)?;
+        let lane = self.lanes.find(hello.head.sequence.0)?;
         Ok((hello, lane))
     }
 
@@ -434,16 +467,6 @@ impl HelloContext {
     async fn end(&self, channel: TcpChannel, origin: &str, refused: &HelloRefusal) {
         tracing::warn!(origin, reason = refused.text, "connection refused");
         let _ = tokio::time::timeout(self.options.linger, wait_for_end(channel)).await;
-    }
-
-    fn lane(&self, hello: &Frame) -> Result<&ConnectionSender, HelloRefusal> {
-        let wanted = hello.head.sequence.0;
-        let lane = usize::try_from(wanted).ok().and_then(|lane| self.lanes.get(lane)?.as_ref());
-        lane.ok_or_else(|| {
-            let present = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_some());
-            let present: Vec<_> = present.map(|(lane, _)| lane.to_string()).collect();
-            HelloRefusal::invalid(format!("this server has no lane {wanted}, only {}", present.join(", ")))
-        })
     }
 }
 

@@ -40,7 +40,7 @@ use tokio::time::Sleep;
 
 pub use checks::{CHECKS_EXPECTED, ChecksumPolicy};
 pub use handoff::ConnectionSender;
-pub use listener::{Listener, Stop};
+pub use listener::{Lanes, Listener, Stop};
 pub use local_token::{share_token, shared_token};
 pub use policy::{POLL_EXPECTED, PollPolicy};
 pub use socket::SocketOptions;

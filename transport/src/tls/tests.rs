@@ -16,7 +16,7 @@ use rustls::{ConnectionTrafficSecrets, SupportedCipherSuite, Tls13CipherSuite};
 use super::certificates::provider;
 use super::{EncryptPolicy, Encryption, EncryptionSettings};
 use crate::conformance::{self, TransportPair};
-use crate::network::{JobToken, Listener, Network, NetworkOptions, Stop};
+use crate::network::{JobToken, Lanes, Listener, Network, NetworkOptions, Stop};
 
 /// Records that a key encrypts.
 const RECORDS_PER_KEY: u64 = 64;
@@ -87,7 +87,7 @@ fn pair(provider: &Arc<CryptoProvider>) -> TransportPair {
     let (near, far) = (near.expect("a transport"), far.expect("a transport"));
     let listener = Listener::bind(&address, options).expect("a free port");
     let address = listener.local_address();
-    let (stop, lanes) = (Stop::new(), vec![Some(far.connection_sender())]);
+    let (stop, lanes) = (Stop::new(), Lanes::from([(0, far.connection_sender())]));
     let run = {
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")

@@ -11,7 +11,7 @@ use prost::Message;
 use pserver_core::ids::{PeerId, Sequence, Ticket};
 use pserver_core::port::{Event, Payloads, Submit, Transport};
 use pserver_core::wire::{Address, ErrorMessage, Frame, Head, HelloMessage, Kind};
-use pserver_transport::network::{JobToken, Listener, Network, NetworkOptions, Stop};
+use pserver_transport::network::{JobToken, Lanes, Listener, Network, NetworkOptions, Stop};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};
@@ -45,7 +45,7 @@ impl Target {
         let (address, stop) = (listener.local_address(), Stop::new());
         let (sender, refusals) = channel();
         let listening = {
-            let (stop, lanes) = (stop.clone(), vec![Some(lane.connection_sender())]);
+            let (stop, lanes) = (stop.clone(), Lanes::from([(0, lane.connection_sender())]));
             let log = RefusalLog(Mutex::new(sender));
             move || {
                 tracing::subscriber::with_default(log, || listener.run(lanes, stop)).expect("the listener runs");

@@ -13,7 +13,7 @@ use pserver_core::ids::{ChunkId, Round, Sequence, Ticket};
 use pserver_core::memory::{Arena, Budget};
 use pserver_core::port::{Doorbell, Event, Incoming, Payloads, Submit, Transport};
 use pserver_core::wire::{Address, Entry, Frame, Head, Kind};
-use pserver_transport::network::{Listener, Network, NetworkOptions, Stop};
+use pserver_transport::network::{Lanes, Listener, Network, NetworkOptions, Stop};
 
 /// The largest payload that is not discarded.
 const LARGEST: u32 = 64 * 1024;
@@ -34,7 +34,7 @@ impl AnsweringServer {
         let transport = Network::new(options.clone()).expect("a transport");
         let listener = Listener::bind(&address, options).expect("a free port");
         let (stop, stopped, doorbell) = (Stop::new(), Arc::new(AtomicBool::new(false)), transport.doorbell());
-        let (address, lanes) = (listener.local_address(), vec![None, Some(transport.connection_sender())]);
+        let (address, lanes) = (listener.local_address(), Lanes::from([(1, transport.connection_sender())]));
         let listening = {
             let stop = stop.clone();
             move || listener.run(lanes, stop).expect("the listener runs")

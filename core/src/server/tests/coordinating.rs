@@ -8,16 +8,16 @@ use prost::Message;
 use crate::config::{OptimizerSettings, ParameterConfig};
 use crate::dtype::ElementType;
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, Incarnation, NO_TRAINER, PeerId, ServerIndex, Ticket, TrainerId};
-use crate::partition::{Catalogue, Declaration, Name, Topology};
+use crate::ids::{Epoch, Generation, Incarnation, MapVersion, NO_TRAINER, PeerId, ServerIndex, Ticket, TrainerId};
+use crate::partition::{Catalogue, Declaration, Name, ShardMap, ShardPlace, Topology};
 use crate::port::{Event, ReceiveBuffers, Submit};
 use crate::server::{Coordinator, CoordinatorOptions, CoordinatorOutput, OperatorSettings, ServerOutput};
 use crate::time::Now;
 use crate::wire::answer::Answer;
 use crate::wire::request::{Commit, Request};
 use crate::wire::{
-    CatalogueRequest, ControlAnswer, ControlRequest, ErrorMessage, Frame, Head, HelloMessage, JobMessage, JoinRequest,
-    Joined, Kind, RegisterRequest, ServerEntry,
+    CatalogueRequest, ControlAnswer, ControlRequest, ErrorMessage, Frame, Head, HeldShardMessage, HelloMessage,
+    JobMessage, JoinRequest, Joined, Kind, MoveRequest, RegisterRequest, ServerEntry, ShardMessage,
 };
 
 const JOB: JobMessage = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: 3, chunk_bytes: 4096 };
@@ -115,6 +115,7 @@ impl Desk {
                     self.answers.push(text);
                 }
                 CoordinatorOutput::Keep(bytes) => self.kept = bytes,
+                CoordinatorOutput::Map(map) => self.answers.push(format!("map {}", shown(&map))),
                 CoordinatorOutput::Save { path, .. } => self.answers.push(format!("save {path}")),
             }
         }
@@ -142,6 +143,7 @@ impl Desk {
                 Answer::Waiting(text) if ends_by_itself => format!("{text}, which ends by itself"),
                 Answer::Waiting(text) => text,
                 Answer::Saved(saved) => format!("saved {}", saved.path),
+                Answer::Map(map) => format!("map {}", shown(&map.map().expect("it is whole"))),
                 Answer::Checkpointed(taken) => format!("checkpoint {}", taken.number),
                 Answer::Joined(joined) => {
                     let caller = self.callers.get_mut(&name).expect("known");
@@ -191,29 +193,48 @@ impl Desk {
         self.event(Event::Received { peer: caller.peer, frame, body: ReceiveBuffers::new() });
     }
 
+    fn wait(&mut self, millis: u32) {
+        self.now = self.now + Duration::from_millis(millis.into());
+        let mut out = Vec::new();
+        if self.coordinator.deadline().is_some_and(|deadline| deadline <= self.now) {
+            self.coordinator.expire(self.now, &mut out);
+        }
+        self.outputs(out);
+    }
+
+    /// The server of the coordinator holds these shards.
+    fn hold(&mut self, version: u32, words: &[&str]) {
+        let held: Vec<_> = words.iter().filter_map(|word| held(word)).collect();
+        let mut out = Vec::new();
+        self.coordinator.note_held(ServerIndex(0), Some(MapVersion(version.into())), &held, &mut out);
+        self.outputs(out);
+    }
+
     fn step(&mut self, command: &str) {
         let words: Vec<&str> = command.split_whitespace().collect();
         let number = |at: usize| words.get(at).and_then(|word| word.parse::<u32>().ok());
-        let server = |index: u32, shards: u32| RegisterRequest {
-            server: index,
-            entry: Some(ServerEntry { address: format!("tcp://s{index}:1"), shards }),
-            renews: words.contains(&"again"),
-            status: Vec::new(),
-            servers: words.iter().find_map(|word| word.strip_prefix("of=")?.parse().ok()),
-        };
         match words[0] {
             "servers" => {
-                self.ask("s0", Request::Register(server(0, 1)));
-                self.ask("s1", Request::Register(server(1, 2)));
+                self.ask("s0", Request::Register(register(&words, 0, 1)));
+                self.ask("s1", Request::Register(register(&words, 1, 2)));
                 self.answers.clear();
             }
-            "register" => self.ask(words[1], Request::Register(server(number(2).expect("n"), number(3).expect("n")))),
+            "register" => {
+                let register = register(&words, number(2).expect("n"), number(3).expect("n"));
+                self.ask(words[1], Request::Register(register));
+            }
             // A server at an address of its own name.
             "register-at" => {
-                let mut register = server(number(2).expect("n"), 2);
+                let mut register = register(&words, number(2).expect("n"), 2);
                 register.entry.iter_mut().for_each(|entry| entry.address = format!("tcp://{}:1", words[1]));
                 self.ask(words[1], Request::Register(register));
             }
+            "move" => {
+                let order = MoveRequest { shard: Some(named(words[2])), to: number(3).expect("a server") };
+                self.ask(words[1], Request::Move(order));
+            }
+            "map" => self.ask(words[1], Request::Watch(number(2).expect("a version").into())),
+            "held" => self.hold(number(1).expect("a version"), &words[2..]),
             "dial" => self.dial(words[1]),
             "gone" => {
                 let peer = self.callers[words[1]].peer;
@@ -242,14 +263,7 @@ impl Desk {
                     Commit { generation, page: pages()[page].clone(), last, job: Some(JOB), default_config: sgd(0.1) };
                 self.ask(words[1], Request::Commit(commit));
             }
-            "wait" => {
-                self.now = self.now + Duration::from_millis(number(1).expect("a time").into());
-                let mut out = Vec::new();
-                if self.coordinator.deadline().is_some_and(|deadline| deadline <= self.now) {
-                    self.coordinator.expire(self.now, &mut out);
-                }
-                self.outputs(out);
-            }
+            "wait" => self.wait(number(1).expect("a time")),
             "restart" => {
                 let (mut callers, peers) = (std::mem::take(&mut self.callers), self.peers);
                 callers.retain(|name, _| !name.starts_with('s'));
@@ -258,6 +272,41 @@ impl Desk {
             other => panic!("{other} is no command"),
         }
     }
+}
+
+/// The registration of a server that these words describe.
+fn register(words: &[&str], server: u32, shards: u32) -> RegisterRequest {
+    let has_directory = !words.contains(&"diskless");
+    RegisterRequest {
+        server,
+        entry: Some(ServerEntry { address: format!("tcp://s{server}:1"), shards, has_directory }),
+        renews: words.contains(&"again"),
+        status: Vec::new(),
+        servers: words.iter().find_map(|word| word.strip_prefix("of=")?.parse().ok()),
+        holds: words.iter().filter_map(|word| held(word)).collect(),
+        map_version: words.iter().find_map(|word| word.strip_prefix("map=")?.parse().ok()),
+    }
+}
+
+/// The name of a shard, such as `0.1`.
+fn named(word: &str) -> ShardMessage {
+    let (server, shard) = word.split_once('.').expect("a server and a shard");
+    ShardMessage { server: server.parse().expect("a number"), shard: shard.parse().expect("a number") }
+}
+
+/// `holds=0.1`, or `holds=0.1+` for a shard that is served.
+fn held(word: &str) -> Option<HeldShardMessage> {
+    let word = word.strip_prefix("holds=")?;
+    let shard = named(word.trim_end_matches('+'));
+    Some(HeldShardMessage { shard: Some(shard), serves: word.ends_with('+') })
+}
+
+fn shown(map: &ShardMap) -> String {
+    let places = map.moved().map(|(shard, ShardPlace { server, term, next })| {
+        let next = next.map_or(String::new(), |next| format!(" to {next}"));
+        format!(" {}.{} at {server} term {term}{next}", shard.server, shard.shard)
+    });
+    format!("{}:{}", map.version(), places.collect::<String>())
 }
 
 /// Runs lines of `command -> answers`; what is expected is the beginning of each answer.
@@ -689,4 +738,57 @@ fn a_trainer_waits_for_an_initialiser_as_long_as_that_has_its_lease() {
          ask b -> b trainer 0 (host h, pid 3) initialises the parameters and has not finished, which ends by itself
          wait 1000 -> b granted 2",
     );
+}
+
+/// The parameters are initialised, and an operator has a connection.
+const SERVING: &str = "begin a -> a granted 1\n commit a 1 0 -> a done\n commit a 1 1 -> a done\n";
+
+#[test]
+fn a_shard_moves_when_its_leader_has_let_go_and_the_move_ends_when_the_next_one_serves_it() {
+    check_started(&format!(
+        "move op 1.1 0 -> op NotInitialised
+         {SERVING}
+         move op 0.1 1 -> op Invalid: a move of a shard that this job does not have
+         move op 0.0 7 -> op Invalid: a move to server 7, which has not registered
+         map s1 0 ->
+         move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0 & s1 map 1: 1.1 at 1 term 1 to 0
+         map s1 1 ->
+         register s1 1 2 again map=0 holds=1.0+ -> s1 joined
+         register s1 1 2 again map=1 holds=1.0+ holds=1.1+ -> s1 joined
+         held 1 holds=0.0+ ->
+         register s1 1 2 again map=1 holds=1.0+ -> map 2: 1.1 at 0 term 2 & s1 map 2: 1.1 at 0 term 2 & s1 joined
+         held 2 holds=0.0+ holds=1.1 ->
+         held 2 holds=0.0+ holds=1.1+ -> op done
+         restart
+         servers
+         map s1 0 -> s1 map 2: 1.1 at 0 term 2"
+    ));
+}
+
+const OVERTAKEN: &str = "server 1 shard 1 was sent elsewhere before it was moved to server 0: server 1 leads it";
+
+#[test]
+fn a_move_that_another_order_overtakes_ends_with_an_error() {
+    check_started(&format!(
+        "{SERVING}
+         move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0
+         move op2 1.1 1 -> map 2: 1.1 at 1 term 1 & op Invalid: {OVERTAKEN}
+         register s1 1 2 again map=2 holds=1.0+ holds=1.1+ -> op2 done & s1 joined
+         move op 1.0 1 -> op done"
+    ));
+}
+
+#[test]
+fn shards_without_files_do_not_move_and_a_server_that_starts_again_has_let_go() {
+    check_started(&format!(
+        "{SERVING}
+         register s1 1 2 again diskless -> s1 joined
+         move op 1.1 0 -> op Invalid: server 1 has no checkpoint_dir
+         move op 0.0 1 -> op Invalid: server 1 has no checkpoint_dir
+         register s1 1 2 again -> s1 joined
+         move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0
+         register s1 1 2 -> s1 joined
+         gone s1 ->
+         register t1 1 2 -> map 2: 1.1 at 0 term 2 & t1 joined"
+    ));
 }

@@ -12,8 +12,8 @@ use crate::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use crate::dtype::{ElementType, Half};
 use crate::error::Failure;
 use crate::ids::{
-    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Ticket, TrainerId,
-    Version,
+    ChunkId, ChunkIndex, Epoch, Generation, Incarnation, ParameterIndex, PeerId, Round, Sequence, Term, Ticket,
+    TrainerId, Version,
 };
 use crate::limits::RECEIVES_MAX;
 use crate::memory::Lease;
@@ -548,6 +548,7 @@ fn options() -> ShardOptions {
     ShardOptions {
         memory_limit: None,
         epoch: EPOCH,
+        term: Term(0),
         round_timeout: TIMEOUT,
         grace: GRACE,
         shares_memory: false,

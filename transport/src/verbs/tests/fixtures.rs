@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use pserver_core::wire::{Address, Scheme};
 
 use crate::conformance::TransportPair;
-use crate::network::{Listener, Network, NetworkOptions, Stop};
+use crate::network::{Lanes, Listener, Network, NetworkOptions, Stop};
 use crate::verbs::{FabricSettings, VerbsDevice, VerbsDevices};
 
 /// Stops a listener and joins its thread when dropped.
@@ -32,7 +32,7 @@ pub(super) fn transports(address: &str, options: &NetworkOptions) -> (Network, N
     let far = Network::new(options.clone()).expect("a transport");
     let listener = Listener::bind(&address, options.clone()).expect("a free port");
     let address = Address { port: listener.local_address().port, ..address };
-    let (stop, lanes) = (Stop::new(), vec![Some(far.connection_sender())]);
+    let (stop, lanes) = (Stop::new(), Lanes::from([(0, far.connection_sender())]));
     let run = {
         let stop = stop.clone();
         move || listener.run(lanes, stop).expect("the listener runs")

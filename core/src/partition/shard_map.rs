@@ -1,0 +1,133 @@
+//! Map of a job's shards: which server leads each, and under which term.
+//!
+//! A shard keeps its name, which says where it was placed at first; the map says where it is. One that has not moved is
+//! at home under the first term and has no entry. The coordinator changes the map, and each change has a larger version.
+//!
+//! A move has two changes. The first names the next server: the leader writes what it has and lets go of the shard. The
+//! second makes the next server the leader, under a larger term: it takes the shard up from its files.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{MapVersion, ServerIndex, ShardId, Term};
+
+/// Where each shard is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardMap {
+    version: MapVersion,
+    /// The shards that have moved, or are about to.
+    moved: BTreeMap<ShardId, ShardPlace>,
+}
+
+/// The place of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardPlace {
+    /// The server that leads it.
+    pub server: ServerIndex,
+    /// Its term there.
+    pub term: Term,
+    /// The server that it moves to.
+    pub next: Option<ServerIndex>,
+}
+
+impl ShardMap {
+    /// A map of this version, with these shards that are not at home under the first term.
+    #[must_use]
+    pub fn new(version: MapVersion, moved: BTreeMap<ShardId, ShardPlace>) -> Self {
+        Self { version, moved }
+    }
+
+    /// How often it has changed.
+    #[must_use]
+    pub fn version(&self) -> MapVersion {
+        self.version
+    }
+
+    /// The shards that are not at home under the first term.
+    pub fn moved(&self) -> impl Iterator<Item = (ShardId, ShardPlace)> {
+        self.moved.iter().map(|(shard, place)| (*shard, *place))
+    }
+
+    /// Where a shard is.
+    #[must_use]
+    pub fn place(&self, shard: ShardId) -> ShardPlace {
+        let home = ShardPlace { server: shard.server, term: Term::FIRST, next: None };
+        self.moved.get(&shard).copied().unwrap_or(home)
+    }
+
+    /// The shards that this server leads and keeps, each with its term; `own` are those that were placed there at first.
+    pub fn led_by(&self, server: ServerIndex, own: impl Iterator<Item = ShardId>) -> BTreeMap<ShardId, Term> {
+        let all = own.chain(self.moved.keys().copied()).map(|shard| (shard, self.place(shard)));
+        let led = all.filter(|(_, place)| place.server == server && place.next.is_none());
+        led.map(|(shard, place)| (shard, place.term)).collect()
+    }
+
+    /// Orders a shard to another server; false where that is its place, or where it moves already.
+    pub fn order(&mut self, shard: ShardId, to: ServerIndex) -> bool {
+        let place = self.place(shard);
+        let next = Some(to).filter(|to| *to != place.server);
+        if place.next == next {
+            return false;
+        }
+        self.change(shard, ShardPlace { next, ..place });
+        true
+    }
+
+    /// Makes the next server the leader of each shard that `from` is to give away and does not hold; true where there
+    /// was any.
+    pub fn hand_over(&mut self, from: ServerIndex, holds: impl Fn(ShardId) -> bool) -> bool {
+        let given = self.moved.iter().filter(|(shard, place)| place.server == from && !holds(**shard));
+        let given: Vec<_> = given.filter_map(|(shard, place)| Some((*shard, place.next?, place.term))).collect();
+        for (shard, server, term) in &given {
+            self.change(*shard, ShardPlace { server: *server, term: term.next(), next: None });
+        }
+        !given.is_empty()
+    }
+
+    fn change(&mut self, shard: ShardId, place: ShardPlace) {
+        self.version = MapVersion(self.version.0 + 1);
+        self.moved.insert(shard, place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::ShardIndex;
+
+    const fn shard(server: u16, shard: u16) -> ShardId {
+        ShardId { server: ServerIndex(server), shard: ShardIndex(shard) }
+    }
+
+    fn own(server: u16) -> impl Iterator<Item = ShardId> {
+        (0..2).map(move |index| shard(server, index))
+    }
+
+    fn led(map: &ShardMap, server: u16) -> Vec<(ShardId, u32)> {
+        map.led_by(ServerIndex(server), own(server)).into_iter().map(|(shard, term)| (shard, term.0)).collect()
+    }
+
+    #[test]
+    fn a_shard_that_moves_is_led_by_nobody_until_its_leader_has_let_go() {
+        let mut map = ShardMap::default();
+        assert_eq!(led(&map, 0), [(shard(0, 0), 1), (shard(0, 1), 1)]);
+        assert!(map.order(shard(0, 1), ServerIndex(1)));
+        assert!(!map.order(shard(0, 1), ServerIndex(1)), "it moves already");
+        assert_eq!((led(&map, 0), led(&map, 1).len()), (vec![(shard(0, 0), 1)], 2));
+        assert!(!map.hand_over(ServerIndex(0), |_| true), "the leader holds it");
+        assert!(!map.hand_over(ServerIndex(1), |_| false), "another server does not lead it");
+        assert!(map.hand_over(ServerIndex(0), |_| false));
+        assert!(!map.hand_over(ServerIndex(0), |_| false), "it has gone");
+        assert_eq!(led(&map, 1), [(shard(0, 1), 2), (shard(1, 0), 1), (shard(1, 1), 1)]);
+        assert_eq!(map.version(), MapVersion(2));
+    }
+
+    #[test]
+    fn a_move_that_is_taken_back_leaves_the_term() {
+        let mut map = ShardMap::default();
+        assert!(!map.order(shard(0, 0), ServerIndex(0)), "that is its place");
+        assert!(map.order(shard(0, 0), ServerIndex(1)));
+        assert!(map.order(shard(0, 0), ServerIndex(0)));
+        assert_eq!(led(&map, 0), [(shard(0, 0), 1), (shard(0, 1), 1)]);
+        assert_eq!(map.version(), MapVersion(2));
+    }
+}

@@ -1,0 +1,225 @@
+//! Places of shards, as a process knows them: the newest map, and the shards that the process holds.
+//!
+//! The map comes from the coordinator, over the registration or within the process of server 0. The shards that it
+//! gives to this server are taken up, and those that it takes away are let go ([`hosting`](super::hosting)). What is
+//! held then goes back to the coordinator, which completes moves by it.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pserver_core::ids::{MapVersion, ServerIndex, ShardId, ShardIndex, Term};
+use pserver_core::partition::ShardMap;
+use pserver_core::port::Doorbell;
+use pserver_core::wire::HeldShardMessage;
+
+/// The places, shared by the threads of a process.
+pub(super) struct Places {
+    server: ServerIndex,
+    /// Shards that are placed at this server at first.
+    own: u16,
+    state: Mutex<PlacesState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct PlacesState {
+    map: ShardMap,
+    held: BTreeMap<ShardId, HeldShard>,
+    /// The version of the map that `held` follows.
+    followed: MapVersion,
+    /// Count of changes of `held` and `followed`.
+    reports: u64,
+    /// Wakes the thread that tells the coordinator.
+    reporter: Option<Doorbell>,
+    is_over: bool,
+}
+
+/// A shard that this process serves, or takes up.
+struct HeldShard {
+    term: Term,
+    serves: bool,
+}
+
+/// What a new map asks of this process.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct PlaceChanges {
+    /// The version of the map.
+    pub(super) version: MapVersion,
+    /// Shards to let go.
+    pub(super) lets_go: Vec<ShardId>,
+    /// Shards to take up, each with its term.
+    pub(super) takes_up: Vec<(ShardId, Term)>,
+}
+
+/// The shards that this process holds, for the coordinator.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct HoldReport {
+    /// Number of the report.
+    pub(super) number: u64,
+    /// The version of the map that it follows.
+    pub(super) version: MapVersion,
+    pub(super) held: Vec<HeldShardMessage>,
+}
+
+impl Places {
+    /// The places of a server that begins, with so many shards of its own.
+    pub(super) fn new(server: u16, own: u16) -> Self {
+        Self { server: ServerIndex(server), own, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Takes in a map, unless a newer one is known.
+    pub(super) fn publish(&self, map: &ShardMap) {
+        let mut state = self.lock();
+        if state.map.version() < map.version() {
+            state.map = map.clone();
+            self.changed.notify_all();
+        }
+    }
+
+    /// The version of the newest map.
+    pub(super) fn version(&self) -> MapVersion {
+        self.lock().map.version()
+    }
+
+    /// Wakes this doorbell when there is another report.
+    pub(super) fn report_to(&self, reporter: Doorbell) {
+        self.lock().reporter = Some(reporter);
+    }
+
+    /// The newest report.
+    pub(super) fn report(&self) -> HoldReport {
+        let state = self.lock();
+        let held = |(shard, held): (&ShardId, &HeldShard)| HeldShardMessage {
+            shard: Some((*shard).into()),
+            serves: held.serves,
+        };
+        HoldReport { number: state.reports, version: state.followed, held: state.held.iter().map(held).collect() }
+    }
+
+    /// What the newest map asks of this process.
+    pub(super) fn changes(&self) -> PlaceChanges {
+        self.changes_in(&self.lock())
+    }
+
+    fn changes_in(&self, state: &PlacesState) -> PlaceChanges {
+        let own = (0..self.own).map(|shard| ShardId { server: self.server, shard: ShardIndex(shard) });
+        let led = state.map.led_by(self.server, own);
+        let lost = state.held.iter().filter(|(shard, held)| led.get(shard) != Some(&held.term));
+        let lets_go: Vec<ShardId> = lost.map(|(shard, _)| *shard).collect();
+        let is_new = |shard: &ShardId| !state.held.contains_key(shard) || lets_go.contains(shard);
+        let takes_up = led.into_iter().filter(|(shard, _)| is_new(shard)).collect();
+        PlaceChanges { version: state.map.version(), lets_go, takes_up }
+    }
+
+    /// Waits until the map asks something of this process, or for `pause` at most; none once it is over.
+    pub(super) fn wait(&self, pause: Duration) -> Option<PlaceChanges> {
+        let state = self.lock();
+        let is_idle = |state: &mut PlacesState| !state.is_over && state.followed == state.map.version();
+        let waited = self.changed.wait_timeout_while(state, pause, is_idle);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!state.is_over).then(|| self.changes_in(&state))
+    }
+
+    /// Ends every wait.
+    pub(super) fn end(&self) {
+        self.lock().is_over = true;
+        self.changed.notify_all();
+    }
+
+    /// Notes a shard that this process takes up, or serves.
+    pub(super) fn hold(&self, shard: ShardId, term: Term, serves: bool) {
+        self.change(|state| {
+            state.held.insert(shard, HeldShard { term, serves });
+        });
+    }
+
+    /// Notes a shard that this process has let go.
+    pub(super) fn let_go(&self, shard: ShardId) {
+        self.change(|state| {
+            state.held.remove(&shard);
+        });
+    }
+
+    /// Notes that this process has done what the map of this version asks.
+    pub(super) fn follow(&self, version: MapVersion) {
+        if self.lock().followed != version {
+            self.change(|state| state.followed = version);
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut PlacesState)) {
+        let mut state = self.lock();
+        change(&mut state);
+        state.reports += 1;
+        state.reporter.iter().for_each(Doorbell::ring);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PlacesState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(server: u16, shard: u16) -> ShardId {
+        ShardId { server: ServerIndex(server), shard: ShardIndex(shard) }
+    }
+
+    fn take_up(places: &Places) -> PlaceChanges {
+        let changes = places.changes();
+        changes.takes_up.iter().for_each(|(shard, term)| places.hold(*shard, *term, true));
+        places.follow(changes.version);
+        changes
+    }
+
+    #[test]
+    fn a_server_takes_up_what_the_map_gives_it_and_lets_go_what_it_takes() {
+        let (home, other) = (Places::new(0, 2), Places::new(1, 1));
+        assert_eq!(take_up(&home).takes_up, [(shard(0, 0), Term(1)), (shard(0, 1), Term(1))]);
+        assert_eq!(take_up(&other).takes_up, [(shard(1, 0), Term(1))]);
+        let mut map = ShardMap::default();
+        map.order(shard(0, 1), ServerIndex(1));
+        home.publish(&map);
+        other.publish(&map);
+        assert_eq!((home.changes().lets_go, home.changes().takes_up), (vec![shard(0, 1)], vec![]));
+        assert_eq!((other.changes().lets_go, other.changes().takes_up), (vec![], vec![]));
+        home.let_go(shard(0, 1));
+        home.follow(map.version());
+        assert_eq!(home.report().held.len(), 1);
+        map.hand_over(ServerIndex(0), |_| false);
+        home.publish(&map);
+        other.publish(&map);
+        assert_eq!(other.changes().takes_up, [(shard(0, 1), Term(2))]);
+        assert_eq!(home.changes().takes_up, []);
+    }
+
+    #[test]
+    fn a_shard_that_comes_back_under_another_term_is_let_go_and_taken_up() {
+        let home = Places::new(0, 1);
+        take_up(&home);
+        let mut map = ShardMap::default();
+        for server in [1, 0] {
+            map.order(shard(0, 0), ServerIndex(server));
+            map.hand_over(ServerIndex(1 - server), |_| false);
+        }
+        home.publish(&map);
+        let changes = home.changes();
+        assert_eq!((changes.lets_go, changes.takes_up), (vec![shard(0, 0)], vec![(shard(0, 0), Term(3))]));
+        // An older map changes nothing.
+        home.publish(&ShardMap::default());
+        assert_eq!(home.version(), map.version());
+    }
+
+    #[test]
+    fn a_report_has_a_new_number_after_each_change() {
+        let home = Places::new(0, 1);
+        let before = home.report().number;
+        home.hold(shard(0, 0), Term(1), false);
+        let report = home.report();
+        assert!(before < report.number && !report.held[0].serves);
+        assert_eq!(home.report(), report);
+    }
+}
