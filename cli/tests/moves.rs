@@ -106,6 +106,8 @@ fn harass(
 ) -> (usize, Vec<Duration>) {
     let operator = reader(&processes.coordinator());
     let (mut hit, mut times) = (0, Vec::new());
+    // Of the shards 0.0, 0.1, 1.0 and 1.1, which are at server 1.
+    let mut is_at_second = [false, false, true, true];
     for number in 0..moves() {
         while reports.try_recv().is_ok() {}
         for _ in 0..1 + prng.below(6) {
@@ -115,9 +117,11 @@ fn harass(
         while Instant::now() < moment {
             std::hint::spin_loop();
         }
-        let index = |prng: &mut SeededPrng| u16::try_from(prng.below(2)).expect("it is small");
-        let shard = ShardId { server: ServerIndex(index(prng)), shard: ShardIndex(index(prng)) };
-        let to = ServerIndex(index(prng));
+        let moves = prng.below(4);
+        let (home, index) = (u16::from(moves > 1), u16::from(moves % 2 > 0));
+        let shard = ShardId { server: ServerIndex(home), shard: ShardIndex(index) };
+        is_at_second[moves] = !is_at_second[moves];
+        let to = ServerIndex(u16::from(is_at_second[moves]));
         hit += usize::from(course.pushing.load(Ordering::SeqCst) > 0);
         let begun = Instant::now();
         operator.move_shard(shard, to).expect("the shard moves");

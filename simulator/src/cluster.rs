@@ -369,6 +369,12 @@ impl SimCluster {
                 self.end_server(server, false, Duration::from_millis(500));
                 Ok(())
             }
+            // A registration of an earlier process that came late: its shard has moved without it.
+            ServerTurn::Ended(text) if self.job.shares_disk && text.contains("was replaced by owner") => {
+                self.note("a server ends as its shard was taken");
+                self.end_server(server, false, Duration::from_millis(500));
+                Ok(())
+            }
             ServerTurn::Ended(text) => bail!("server {server} ended: {text}"),
         }
     }

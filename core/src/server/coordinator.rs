@@ -475,6 +475,9 @@ impl Coordinator {
         if self.generation() == Generation(0) {
             return Err(Refusal::new(ErrorCode::NotInitialised, "shards move once the parameters are initialised"));
         }
+        if self.servers.absent().next().is_some() {
+            return Err(Refusal::new(ErrorCode::Busy, self.servers.describe_absent()));
+        }
         let shard = order.shard.and_then(ShardMessage::id);
         let entry = |server: u32| self.servers.entry(server as usize);
         let shard = shard
@@ -482,7 +485,7 @@ impl Coordinator {
         let shard = shard.ok_or_else(|| Refusal::invalid("a move of a shard that this job does not have"))?;
         let to = u16::try_from(order.to).ok().filter(|to| entry((*to).into()).is_some());
         let to =
-            to.ok_or_else(|| Refusal::invalid(format!("a move to server {}, which has not registered", order.to)))?;
+            to.ok_or_else(|| Refusal::invalid(format!("a move to server {}, which this job does not have", order.to)))?;
         let lacks = |server: &u32| !entry(*server).is_some_and(|entry| entry.has_directory);
         if let Some(server) =
             [self.map().place(shard).server.0.into(), u32::from(to)].iter().find(|server| lacks(server))

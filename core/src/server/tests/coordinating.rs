@@ -749,7 +749,7 @@ fn a_shard_moves_when_its_leader_has_let_go_and_the_move_ends_when_the_next_one_
         "move op 1.1 0 -> op NotInitialised
          {SERVING}
          move op 0.1 1 -> op Invalid: a move of a shard that this job does not have
-         move op 0.0 7 -> op Invalid: a move to server 7, which has not registered
+         move op 0.0 7 -> op Invalid: a move to server 7, which this job does not have
          map s1 0 ->
          move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0 & s1 map 1: 1.1 at 1 term 1 to 0
          map s1 1 ->
@@ -760,6 +760,7 @@ fn a_shard_moves_when_its_leader_has_let_go_and_the_move_ends_when_the_next_one_
          held 2 holds=0.0+ holds=1.1 ->
          held 2 holds=0.0+ holds=1.1+ -> op done
          restart
+         move new 1.1 1 -> new Busy: server 0, 1 of 2 has not registered
          servers
          map s1 0 -> s1 map 2: 1.1 at 0 term 2"
     ));
