@@ -118,7 +118,7 @@ fn harass(
             std::hint::spin_loop();
         }
         let moves = prng.below(4);
-        let (home, index) = (u16::from(moves > 1), u16::from(moves % 2 > 0));
+        let (home, index) = (u16::from(moves > 1), u16::from(!moves.is_multiple_of(2)));
         let shard = ShardId { server: ServerIndex(home), shard: ShardIndex(index) };
         is_at_second[moves] = !is_at_second[moves];
         let to = ServerIndex(u16::from(is_at_second[moves]));

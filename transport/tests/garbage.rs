@@ -105,7 +105,7 @@ fn a_stranger_is_told_its_error_and_other_clients_go_on() {
     };
     check(format!("GET / HTTP/1.1\r\n{}", "Accept: everything\r\n".repeat(9)).as_bytes(), "not a pserver frame");
     check(&[0; 4 << 20], "not a pserver frame: it begins with 0x00000000");
-    check(&changed(&hello(1), 4, &[9]), "protocol version 9 is not supported; this side speaks version 1");
+    check(&changed(&hello(1), 4, &[9]), "protocol version 9 is not supported; this side speaks version 2");
     check(&spoiled(&hello(1), 20), "checksum of the header");
     check(&spoiled(&hello(1), 70), "checksum of the entries");
     check(&push(&[1]).encode(), "the first frame is a Push, expected a Hello");

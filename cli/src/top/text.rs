@@ -137,7 +137,7 @@ fn shard_lines(status: &JobStatus) -> Vec<StatusLine> {
         let phase = report.map_or("busy".to_owned(), |report| format!("{:?}", report.phase).to_lowercase());
         lines.push(line(format!(
             "{:>7} {phase:<12} {:>10} {:>8} {:>10} {:>8} {:>9} {:>9} {:>10} {:>11}",
-            format!("{}.{}", server.index, shard.index),
+            format!("{}.{}", server.index, shard.label(server.index)),
             shard.counts.rounds,
             report.map_or(0, |report| report.chunks),
             real_bytes(report.map_or(0, |report| report.value_bytes)),

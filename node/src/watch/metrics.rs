@@ -84,7 +84,7 @@ pub(super) fn encode(job: &JobStatus) -> String {
     let Some(status) = own.and_then(|server| server.status.as_ref()) else { return String::new() };
     let mut text = String::with_capacity(16 * 1024);
     for one in SERIES {
-        let mut samples = Samples { name: one.name, text: String::new() };
+        let mut samples = Samples { name: one.name, server: job.server, text: String::new() };
         if one.kind == Histogram {
             status.shards.iter().for_each(|shard| samples.histogram(shard));
         } else {
@@ -108,6 +108,8 @@ pub(super) fn encode(job: &JobStatus) -> String {
 /// The samples of one series.
 struct Samples {
     name: &'static str,
+    /// The index of this server.
+    server: u16,
     text: String,
 }
 
@@ -175,7 +177,7 @@ impl Samples {
     }
 
     fn of_shard(&mut self, shard: &ShardStatusEntry) {
-        let number = shard.index.to_string();
+        let number = shard.label(self.server);
         let label = ("shard", number.as_str());
         if self.of_parts(shard, label) {
             return;
@@ -248,7 +250,7 @@ impl Samples {
             "pserver_turn_seconds" => &shard.turn_time,
             _ => &shard.round_time,
         };
-        let number = shard.index.to_string();
+        let number = shard.label(self.server);
         let label = ("shard", number.as_str());
         let mut sum = 0;
         let bounds = times.bounds_seconds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
@@ -278,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_label_cannot_end_its_line() {
-        let mut samples = Samples { name: "pserver_x", text: String::new() };
+        let mut samples = Samples { name: "pserver_x", server: 0, text: String::new() };
         samples.put(&[("reason", "a \"b\\\n# TYPE")], 1.5);
         assert_eq!(samples.text, "pserver_x{reason=\"a \\\"b\\\\\\n# TYPE\"} 1.5\n");
     }

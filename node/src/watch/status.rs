@@ -151,6 +151,14 @@ pub struct Durations {
     pub sum_seconds: f64,
 }
 
+impl ShardStatusEntry {
+    /// Its name at this server: its index, behind the server that it was placed at first if that is another.
+    #[must_use]
+    pub fn label(&self, server: u16) -> String {
+        if self.home == server { self.index.to_string() } else { format!("{}.{}", self.home, self.index) }
+    }
+}
+
 impl JobServer {
     /// Whether it is connected and does not answer: its process is stopped, or its host or network hangs.
     #[must_use]
