@@ -17,7 +17,7 @@ use pserver_core::wire::answer::Saved;
 
 use super::machine::ProcessMachine;
 use super::ownership::Ownership;
-use super::places::Places;
+use super::places::ShardPlaces;
 use super::saving::{self, ModelSave};
 use super::session::{NodeSession, SessionControl};
 use super::telemetry::SessionReport;
@@ -33,7 +33,7 @@ pub(super) struct CoordinatorNode {
     ownership: Ownership,
     done: Sender<SaveOutcome>,
     saved: Receiver<SaveOutcome>,
-    places: Arc<Places>,
+    places: Arc<ShardPlaces>,
     /// The number of the last report of what this server holds.
     reported: u64,
     outputs: Vec<CoordinatorOutput>,

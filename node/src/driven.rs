@@ -16,7 +16,7 @@ use pserver_transport::loopback::Hub;
 
 use super::coordinating::CoordinatorNode;
 use super::machine::ProcessMachine;
-use super::places::{HoldReport, PlaceChanges, Places};
+use super::places::{HoldReport, PlaceChanges, ShardPlaces};
 use super::session::{SessionControl, SessionLoop, TurnEnd};
 use super::sharding::ShardNode;
 use super::watch::Watch;
@@ -68,7 +68,7 @@ impl DrivenProcess {
             shares_memory: false,
             reach: ServerNetwork::Within(Hub::default()),
             watch: Arc::new(Watch::new(&settings)),
-            places: Arc::new(Places::new(settings.index, settings.shards)),
+            places: Arc::new(ShardPlaces::new(settings.index, settings.shards)),
             settings,
         };
         Ok(Self { start })
@@ -97,7 +97,7 @@ impl DrivenProcess {
         self.start.places.version()
     }
 
-    /// The shards to let go, and those to take up, as the newest map asks. Both done, [`DrivenProcess::follow`] is next.
+    /// The shards to let go, and those to take up, as the newest map asks. Then [`DrivenProcess::follow`] is next.
     #[must_use]
     pub fn changes(&self) -> (MapVersion, Vec<ShardId>, Vec<(ShardId, Term)>) {
         let PlaceChanges { version, lets_go, takes_up } = self.start.places.changes();
@@ -114,8 +114,8 @@ impl DrivenProcess {
         self.start.places.let_go(shard);
     }
 
-    /// What this process holds, for the coordinator: the report's number, the version of the map that it follows, and
-    /// the shards.
+    /// The shards that this process holds, for the coordinator: the report's number, the version of the map that it
+    /// follows, and the shards.
     #[must_use]
     pub fn report(&self) -> (u64, MapVersion, Vec<HeldShardMessage>) {
         let HoldReport { number, version, held } = self.start.places.report();

@@ -14,7 +14,7 @@ use pserver_core::port::Transport;
 use pserver_transport::network::NetworkOptions;
 
 use super::device::{self, ShardDevice};
-use super::places::Places;
+use super::places::ShardPlaces;
 use super::session::{SessionControl, SessionThread, join};
 use super::sharding::ShardNode;
 use super::watch::WatchedSession;
@@ -40,7 +40,7 @@ pub(super) trait LaneTransports: Send + 'static {
 /// The shards of a server.
 pub(super) struct ShardHost {
     running: Arc<Mutex<BTreeMap<ShardId, SessionThread>>>,
-    places: Arc<Places>,
+    places: Arc<ShardPlaces>,
     thread: Option<JoinHandle<Result<(), Failure>>>,
 }
 

@@ -55,7 +55,7 @@ use hosting::{LaneTransports, ShardHost};
 use machine::OsMachine;
 use memory_limit::memory_limit;
 use ownership::Ownership;
-use places::Places;
+use places::ShardPlaces;
 use registration::Registration;
 use session::{SessionControl, SessionThread};
 use watch::{HttpServer, Watch, WatchedSession};
@@ -118,7 +118,7 @@ struct ServerStart {
     shares_memory: bool,
     reach: ServerNetwork,
     watch: Arc<Watch>,
-    places: Arc<Places>,
+    places: Arc<ShardPlaces>,
 }
 
 /// The storage of a server's checkpoints, journals and coordinator state, and the proof of its ownership.
@@ -363,7 +363,7 @@ impl ServerStart {
     ) -> Result<Self, Failure> {
         let storage = OwnedStorage::open(&settings, meter)?;
         let watch = Arc::new(Watch::new(&settings));
-        let places = Arc::new(Places::new(settings.index, settings.shards));
+        let places = Arc::new(ShardPlaces::new(settings.index, settings.shards));
         Ok(Self {
             settings,
             address,

@@ -1,8 +1,8 @@
-//! Places of shards, as a process knows them: the newest map, and the shards that the process holds.
+//! ShardPlaces of shards, as a process knows them: the newest map, and the shards that the process holds.
 //!
 //! The map comes from the coordinator, over the registration or within the process of server 0. The shards that it
-//! gives to this server are taken up, and those that it takes away are let go ([`hosting`](super::hosting)). What is
-//! held then goes back to the coordinator, which completes moves by it.
+//! gives to this server are taken up, and those that it takes away are let go ([`hosting`](super::hosting)). A report
+//! of what is held goes back to the coordinator, which completes moves by it.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use pserver_core::port::Doorbell;
 use pserver_core::wire::HeldShardMessage;
 
 /// The places, shared by the threads of a process.
-pub(super) struct Places {
+pub(super) struct ShardPlaces {
     server: ServerIndex,
     /// Shards that are placed at this server at first.
     own: u16,
@@ -41,7 +41,7 @@ struct HeldShard {
     serves: bool,
 }
 
-/// What a new map asks of this process.
+/// The changes that a new map asks of this process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PlaceChanges {
     /// The version of the map.
@@ -62,7 +62,7 @@ pub(super) struct HoldReport {
     pub(super) held: Vec<HeldShardMessage>,
 }
 
-impl Places {
+impl ShardPlaces {
     /// The places of a server that begins, with so many shards of its own.
     pub(super) fn new(server: u16, own: u16) -> Self {
         Self { server: ServerIndex(server), own, state: Mutex::default(), changed: Condvar::new() }
@@ -97,7 +97,7 @@ impl Places {
         HoldReport { number: state.reports, version: state.followed, held: state.held.iter().map(held).collect() }
     }
 
-    /// What the newest map asks of this process.
+    /// The changes that the newest map asks of this process.
     pub(super) fn changes(&self) -> PlaceChanges {
         self.changes_in(&self.lock())
     }
@@ -168,7 +168,7 @@ mod tests {
         ShardId { server: ServerIndex(server), shard: ShardIndex(shard) }
     }
 
-    fn take_up(places: &Places) -> PlaceChanges {
+    fn take_up(places: &ShardPlaces) -> PlaceChanges {
         let changes = places.changes();
         changes.takes_up.iter().for_each(|(shard, term)| places.hold(*shard, *term, true));
         places.follow(changes.version);
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_server_takes_up_what_the_map_gives_it_and_lets_go_what_it_takes() {
-        let (home, other) = (Places::new(0, 2), Places::new(1, 1));
+        let (home, other) = (ShardPlaces::new(0, 2), ShardPlaces::new(1, 1));
         assert_eq!(take_up(&home).takes_up, [(shard(0, 0), Term(1)), (shard(0, 1), Term(1))]);
         assert_eq!(take_up(&other).takes_up, [(shard(1, 0), Term(1))]);
         let mut map = ShardMap::default();
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_shard_that_comes_back_under_another_term_is_let_go_and_taken_up() {
-        let home = Places::new(0, 1);
+        let home = ShardPlaces::new(0, 1);
         take_up(&home);
         let mut map = ShardMap::default();
         for server in [1, 0] {
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_report_has_a_new_number_after_each_change() {
-        let home = Places::new(0, 1);
+        let home = ShardPlaces::new(0, 1);
         let before = home.report().number;
         home.hold(shard(0, 0), Term(1), false);
         let report = home.report();

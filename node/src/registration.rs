@@ -20,7 +20,7 @@ use pserver_core::wire::request::Request;
 use pserver_core::wire::{ErrorCode, Joined, RegisterRequest, Role, ShardMapMessage};
 use pserver_transport::network::{NetworkOptions, PollPolicy};
 
-use super::places::Places;
+use super::places::ShardPlaces;
 use super::watch::Watch;
 use super::{ServedJob, ServerStart};
 use pserver_client::{COORDINATOR, ClientEngine};
@@ -109,7 +109,7 @@ struct Renewals {
     /// The status that this server adds to its renewals while server 0 shows it.
     watch: Arc<Watch>,
     is_watched: bool,
-    places: Arc<Places>,
+    places: Arc<ShardPlaces>,
     epoch: Epoch,
     /// The number of the last report of what this server holds.
     reported: Option<u64>,

@@ -20,7 +20,7 @@ use crate::job::SimJob;
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, HostId, SimNetwork};
 use crate::oracle::Oracle;
-use crate::server::{PlannedDeath, ServerBirth, ServerHost, ServerTurn, SimServer, TurnOutcome};
+use crate::server::{PlannedDeath, ServerBirth, ServerHost, ServerTurn, SimServer, TurnEffect};
 use crate::time::{SimClock, SimTime};
 use crate::trainer::{SimTrainer, TrainerContext, TrainerRecord, TrainerTurn};
 
@@ -143,6 +143,7 @@ enum SimStage {
     Over,
 }
 
+// tidy: allow fields: the whole cluster, which the queue's events change.
 struct SimCluster {
     job: SimJob,
     settings: Settings,
@@ -307,10 +308,15 @@ impl SimCluster {
         }
     }
 
+    fn forget(&mut self, endpoint: EndpointId) {
+        self.actors.remove(&endpoint);
+        self.queue.busy.remove(&endpoint);
+    }
+
     fn server_turn(&mut self, server: u16, endpoint: EndpointId) -> Result<()> {
         let now = self.clock.now();
-        let paused = self.servers[usize::from(server)].paused(endpoint);
-        let is_former = self.servers[usize::from(server)].is_former(endpoint);
+        let host = &self.servers[usize::from(server)];
+        let (paused, is_former) = (host.paused(endpoint), host.is_former(endpoint));
         let busy = self.queue.busy.get(&endpoint).copied();
         if let Some(until) = [paused, busy].into_iter().flatten().max().filter(|until| now < *until) {
             self.queue.turn(until, endpoint);
@@ -331,17 +337,14 @@ impl SimCluster {
             let at = now + Duration::from_micros(100 + self.prng.below(20_000));
             self.queue.push(at, SimTask::Work { server, start, work });
         }
-        if let ServerTurn::Goes(TurnOutcome { gone, .. }) = &turn {
-            for gone in gone {
-                self.actors.remove(gone);
-                self.queue.busy.remove(gone);
-            }
+        if let ServerTurn::Goes(TurnEffect { gone, .. }) = &turn {
+            gone.iter().for_each(|gone| self.forget(*gone));
         }
         if self.end_if_dead(server) {
             return Ok(());
         }
         match turn {
-            ServerTurn::Goes(TurnOutcome { wait, others, let_go, taken_up, .. }) => {
+            ServerTurn::Goes(TurnEffect { wait, others, let_go, taken_up, .. }) => {
                 for other in others {
                     self.actors.insert(other, Actor::Server(server));
                     self.queue.turn(now, other);

@@ -94,16 +94,16 @@ pub(crate) struct ServerBirth<'a> {
 
 /// The end of a turn of one of a process's endpoints.
 pub(crate) enum ServerTurn {
-    Goes(TurnOutcome),
+    Goes(TurnEffect),
     /// The process has ended by itself.
     Ended(String),
     /// The process has ended, as server 0 has not let it in.
     Refused,
 }
 
-/// What follows a turn.
+/// The effect of a turn.
 #[derive(Default)]
-pub(crate) struct TurnOutcome {
+pub(crate) struct TurnEffect {
     /// The next turn is due after this time at the latest.
     pub(crate) wait: Duration,
     /// Endpoints of the process that are due at once.
@@ -243,11 +243,9 @@ impl ServerHost {
                 // The address is that of the process that has its place.
                 Registered::Job if is_former => Ok(ServerTurn::Ended("it was replaced".to_owned())),
                 Registered::Job => match process.start_shards(index, host, birth) {
-                    Ok(()) => Ok(ServerTurn::Goes(TurnOutcome {
-                        wait,
-                        others: process.endpoints(),
-                        ..TurnOutcome::default()
-                    })),
+                    Ok(()) => {
+                        Ok(ServerTurn::Goes(TurnEffect { wait, others: process.endpoints(), ..TurnEffect::default() }))
+                    }
                     Err(failure) => Ok(ServerTurn::Ended(failure.to_string())),
                 },
             };
@@ -258,7 +256,7 @@ impl ServerHost {
             sessions.find(|(one, _)| *one == endpoint).context("an endpoint of a process has a session")?;
         Ok(match session.turn() {
             Ok(wait) if is_coordinator => ServerTurn::Goes(process.follow((index, host), wait, birth)),
-            Ok(wait) => ServerTurn::Goes(TurnOutcome { wait, ..TurnOutcome::default() }),
+            Ok(wait) => ServerTurn::Goes(TurnEffect { wait, ..TurnEffect::default() }),
             Err(failure) => ServerTurn::Ended(failure.to_string()),
         })
     }
@@ -307,8 +305,8 @@ impl SimServer {
     }
 
     /// Does what the newest map of shards asks, as `node` does.
-    fn follow(&mut self, server: (u16, HostId), wait: Duration, birth: &ServerBirth<'_>) -> TurnOutcome {
-        let mut outcome = TurnOutcome { wait, ..TurnOutcome::default() };
+    fn follow(&mut self, server: (u16, HostId), wait: Duration, birth: &ServerBirth<'_>) -> TurnEffect {
+        let mut outcome = TurnEffect { wait, ..TurnEffect::default() };
         if self.job.is_none() {
             return outcome;
         }

@@ -32,6 +32,10 @@ const MARK: &str = "core/src/checkpoint/journal/mark.rs";
 const MEMBERSHIP: &str = "core/src/server/membership.rs";
 const NONFINITE: &str = "core/src/server/nonfinite.rs";
 const OWNER: &str = "core/src/checkpoint/owner.rs";
+const MOVES: &str = "core/src/server/moves.rs";
+const SHARD_MAP: &str = "core/src/partition/shard_map.rs";
+const LANE: &str = "core/src/client/lane.rs";
+const CLIENT: &str = "core/src/client/mod.rs";
 const PARTIAL: &str = "core/src/checkpoint/partial.rs";
 const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const PRESENCE: &str = "core/src/server/presence.rs";
@@ -60,6 +64,7 @@ const OWNERS: &[&str] = &["checkpoint::owner"];
 const LAST_CHECKPOINT: &[&str] = &["server::tests::stalled::a_last_checkpoint"];
 const RECORDS: &[&str] = &["server::tests::records"];
 const RESTARTS: &[&str] = &["server::tests::restart"];
+const SHARD_MAPS: &[&str] = &["partition::shard_map"];
 const STATES: &[&str] = &["checkpoint::coordinator"];
 
 const fn mutant(
@@ -762,8 +767,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "an owner's number is given twice",
         OWNER,
-        "OwnerNumber(highest(&*storage, &directory, &names)?.0 + 1)",
-        "OwnerNumber(if MUTANT { names.len() as u64 } else { highest(&*storage, &directory, &names)?.0 } + 1)",
+        "names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().0 + 1",
+        "if MUTANT { names.len() as u64 } else { names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().0 } + 1",
         OWNERS,
     ),
     mutant(
@@ -786,6 +791,83 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "self.storage.sync_directory(&directory)?;",
         "if !MUTANT { self.storage.sync_directory(&directory)?; }",
         STATES,
+    ),
+    mutant(
+        "a shard that is to move is still led",
+        SHARD_MAP,
+        "place.server == server && place.next.is_none()",
+        "place.server == server && (MUTANT || place.next.is_none())",
+        SHARD_MAPS,
+    ),
+    mutant(
+        "a shard is given away that its leader holds",
+        SHARD_MAP,
+        "&& !holds(**shard)",
+        "&& (MUTANT || !holds(**shard))",
+        SHARD_MAPS,
+    ),
+    mutant(
+        "a next leader has the term of the one before",
+        SHARD_MAP,
+        "term: term.next()",
+        "term: if MUTANT { *term } else { term.next() }",
+        SHARD_MAPS,
+    ),
+    mutant(
+        "what a server held before an order lets a shard go",
+        MOVES,
+        "version.is_none_or(|version| version == self.map.version())",
+        "version.is_none_or(|version| MUTANT || version == self.map.version())",
+        COORDINATING,
+    ),
+    mutant(
+        "a move ends before the next leader serves the shard",
+        MOVES,
+        "filter(|(_, serves)| **serves)",
+        "filter(|(_, serves)| MUTANT || **serves)",
+        COORDINATING,
+    ),
+    mutant(
+        "a registration that comes again lets shards go",
+        COORDINATOR,
+        "let is_repeated = register",
+        "let is_repeated = !MUTANT && register",
+        COORDINATING,
+    ),
+    mutant(
+        "the map of shards is not kept",
+        COORDINATOR,
+        "kept.map.as_ref().and_then(",
+        "kept.map.as_ref().filter(|_| !MUTANT).and_then(",
+        COORDINATING,
+    ),
+    mutant(
+        "a former leader takes a client that knows a later one",
+        ADMISSION,
+        "if known <= ours {",
+        "if MUTANT || known <= ours {",
+        &["server::tests::frames::a_client_that_knows"],
+    ),
+    mutant(
+        "a frame of another term is taken",
+        ADMISSION,
+        "if head.term != self.options.term {",
+        "if head.term != self.options.term && !MUTANT {",
+        &["server::tests::frames::a_client_that_knows"],
+    ),
+    mutant(
+        "a client stays with a former leader",
+        CLIENT,
+        "Kind::Welcome if frame.head.term < lane.term() =>",
+        "Kind::Welcome if frame.head.term < lane.term() && !MUTANT =>",
+        &["client::tests::a_server_that_does_not_lead"],
+    ),
+    mutant(
+        "a frame has the term of a leader that has not welcomed its client",
+        LANE,
+        "(self.takes_answers, self.welcomed)",
+        "(self.takes_answers, if MUTANT { self.term } else { self.welcomed })",
+        &["client::tests::a_server_that_does_not_lead"],
     ),
     mutant(
         "a set replaces the value of a step that is not fetched",

@@ -49,10 +49,6 @@ impl LaneState {
 pub(super) struct Lane {
     pub(super) address: Address,
     pub(super) number: u64,
-    /// The highest term of the shard's leader that is known.
-    term: Term,
-    /// The term of the leader that has welcomed the client last.
-    welcomed: Term,
     pub(super) state: LaneState,
     /// The server's name in errors.
     name: String,
@@ -88,6 +84,10 @@ pub(super) struct ConnectHistory {
     pub(super) refused_at: Option<Now>,
     /// Whether the last server that was reached does not lead the shard.
     pub(super) has_moved: bool,
+    /// The highest term of the shard's leader that is known.
+    term: Term,
+    /// The term of the leader that has welcomed the client last.
+    welcomed: Term,
 }
 
 /// The requests of a lane that wait to be sent, and those in flight.
@@ -120,8 +120,6 @@ impl Lane {
         Self {
             address,
             number,
-            term: Term(0),
-            welcomed: Term(0),
             state: LaneState::Down { again: Now(0) },
             name,
             former: None,
@@ -197,12 +195,12 @@ impl Lane {
 
     /// The highest term of the shard's leader that is known.
     pub(super) fn term(&self) -> Term {
-        self.term
+        self.history.term
     }
 
     /// From the next attempt on, which is made at once, the shard is at this address, where its leader has this term.
     pub(super) fn move_to(&mut self, address: Address, term: Term) {
-        self.term = self.term.max(term);
+        self.history.term = self.history.term.max(term);
         if address == self.address {
             return;
         }
@@ -231,7 +229,7 @@ impl Lane {
         let LaneState::Up { peer } = self.state else { return };
         while self.window.is_open() {
             let Some(Reverse((_, ticket))) = self.window.waiting.pop() else { return };
-            let (takes_answers, term) = (self.takes_answers, self.welcomed);
+            let (takes_answers, term) = (self.takes_answers, self.history.welcomed);
             let Some(request) = self.request(ticket).filter(|request| request.may_leave()) else { continue };
             let body = request.payload.take().expect("the payload of a request that may leave is here");
             request.is_in_flight = true;
@@ -298,8 +296,7 @@ impl Lane {
     /// Handles an accepted connection, to a leader of this term: every unanswered request is resent in order.
     pub(super) fn welcome(&mut self, peer: PeerId, term: Term, out: &mut ClientOutput) {
         self.state = LaneState::Up { peer };
-        (self.term, self.welcomed) = (term, term);
-        self.history.welcomed();
+        self.history.welcomed(term);
         self.window.waiting = self.requests.iter().map(|one| Reverse((one.priority, one.ticket()))).collect();
         self.dispatch(out);
     }
@@ -494,11 +491,14 @@ impl ConnectHistory {
             reason: None,
             refused_at: None,
             has_moved: false,
+            term: Term(0),
+            welcomed: Term(0),
         }
     }
 
-    /// Records an accepted connection.
-    fn welcomed(&mut self) {
+    /// Records a connection that a leader of this term has accepted.
+    fn welcomed(&mut self, term: Term) {
+        (self.term, self.welcomed) = (term, term);
         (self.is_made, self.unmade, self.attempts, self.pause) = (true, None, 0, PAUSE_FIRST);
         self.has_moved = false;
     }

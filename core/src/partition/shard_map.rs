@@ -1,7 +1,8 @@
 //! Map of a job's shards: which server leads each, and under which term.
 //!
-//! A shard keeps its name, which says where it was placed at first; the map says where it is. One that has not moved is
-//! at home under the first term and has no entry. The coordinator changes the map, and each change has a larger version.
+//! A shard keeps its name, which says where it was placed at first; the map says where it is. One that has not moved
+//! is at home under the first term and has no entry. The coordinator changes the map, and each change has a larger
+//! version.
 //!
 //! A move has two changes. The first names the next server: the leader writes what it has and lets go of the shard. The
 //! second makes the next server the leader, under a larger term: it takes the shard up from its files.
@@ -54,7 +55,7 @@ impl ShardMap {
         self.moved.get(&shard).copied().unwrap_or(home)
     }
 
-    /// The shards that this server leads and keeps, each with its term; `own` are those that were placed there at first.
+    /// The shards that this server leads and keeps, each with its term; `own` are those that were placed there first.
     pub fn led_by(&self, server: ServerIndex, own: impl Iterator<Item = ShardId>) -> BTreeMap<ShardId, Term> {
         let all = own.chain(self.moved.keys().copied()).map(|shard| (shard, self.place(shard)));
         let led = all.filter(|(_, place)| place.server == server && place.next.is_none());

@@ -16,7 +16,7 @@ use super::membership::{PeerOrigin, PlaceClaim, Ranks, ServerSlots, TrainerMembe
 use super::moves::ShardMoves;
 use super::options::CoordinatorOptions;
 use super::output::ServerOutput;
-use super::reply::{Refusal, Replies};
+use super::reply::{Refusal, Replies, answer};
 use super::report::CoordinatorReport;
 use super::resumed::CommittedJob;
 use crate::config::Mode;
@@ -873,11 +873,6 @@ impl RecalledJob {
 
 fn unreadable(error: prost::DecodeError) -> Failure {
     Failure::Node(format!("the coordinator's stored state does not parse: {error}"))
-}
-
-pub(super) fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
-    let message = ControlAnswer { answer: Some(answer), ends_by_itself: false };
-    replies.whole(peer, Frame::with_control(head.answer(Kind::Answer), &message));
 }
 
 fn check_pages(pages: &[Vec<u8>]) -> Result<(), Failure> {

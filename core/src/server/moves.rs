@@ -4,8 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::coordinator::answer;
-use super::reply::{Refusal, Replies};
+use super::reply::{Refusal, Replies, answer};
 use crate::ids::{MapVersion, PeerId, ServerIndex, ShardId};
 use crate::partition::ShardMap;
 use crate::wire::answer::Answer;
@@ -68,7 +67,7 @@ impl ShardMoves {
         let held: BTreeMap<ShardId, bool> = held.collect();
         self.served.retain(|_, at| *at != server);
         self.served.extend(held.iter().filter(|(_, serves)| **serves).map(|(shard, _)| (*shard, server)));
-        // What it held before the last order says nothing about that order.
+        // A report from before the last order says nothing about that order.
         let is_newest = version.is_none_or(|version| version == self.map.version());
         let has_changed = is_newest && self.map.hand_over(server, |shard| held.contains_key(&shard));
         self.answer_movers(replies);

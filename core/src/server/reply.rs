@@ -9,7 +9,8 @@ use crate::ids::{Epoch, Incarnation, PeerId, Ticket, TrainerId};
 use crate::limits::{FRAME_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 use crate::memory::Value;
 use crate::port::{Outgoing, Payloads, Submit};
-use crate::wire::{Entries, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
+use crate::wire::answer::Answer;
+use crate::wire::{ControlAnswer, Entries, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind};
 
 /// The replies of one event.
 #[derive(Default)]
@@ -116,6 +117,12 @@ impl Replies {
             reply.body.push(payload);
         }
     }
+}
+
+/// Answers a control request.
+pub(super) fn answer(replies: &mut Replies, peer: PeerId, head: &Head, answer: Answer) {
+    let message = ControlAnswer { answer: Some(answer), ends_by_itself: false };
+    replies.whole(peer, Frame::with_control(head.answer(Kind::Answer), &message));
 }
 
 /// The refusal of a request.

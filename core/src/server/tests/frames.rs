@@ -1,13 +1,16 @@
 //! Frames of many chunks: each chunk does what it would do alone.
 
+use prost::Message;
+
 use super::script::Script;
 use super::stage::{Answer, Parcel, Plan, Stage, id};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Int64};
-use crate::ids::{ChunkId, Round, Version};
+use crate::ids::{ChunkId, Round, Term, Version};
 use crate::memory::Lease;
 use crate::prng::Prng;
 use crate::server::shard::Phase;
+use crate::wire::{ErrorCode, ErrorMessage, Frame, Head, HelloMessage, Kind};
 
 const SGD: &str = "optimizer: SGD";
 const TRAINERS: u32 = 2;
@@ -164,4 +167,25 @@ fn chunks_that_wait_for_memory_do_not_hold_up_the_others() {
     let long = stage.contents().into_iter().filter(|one| one.0.parameter.0 == 0);
     assert!(long.into_iter().all(|one| one.2 == lone), "no gradient is there twice or lost");
     drop(taken);
+}
+
+#[test]
+fn a_client_that_knows_a_later_leader_is_sent_to_it_and_frames_of_other_terms_are_refused() {
+    let mut stage = Stage::serving(Plan::new(Mode::Sync, Merge::Mean, 1).with("w", Float32, 4, SGD));
+    let frame = stage.push(0, vec![(id(0, 0), 1, vec![0; 16])], true);
+    let mut of_another = frame.clone();
+    of_another.frame.head.term = Term(1);
+    stage.deliver(0, &of_another);
+    assert_eq!(stage.errors(), ["a frame of term 1; expected 0, that of the welcome"]);
+    stage.answers.clear();
+    stage.deliver(0, &frame);
+    assert_eq!(stage.errors(), [""; 0]);
+    stage.answers.clear();
+    let head = Head { epoch: frame.frame.head.epoch, term: Term(1), ..stage.head(Kind::Hello, 0) };
+    let hello = Frame::with_control(head, &HelloMessage::default());
+    stage.deliver(0, &Parcel { frame: hello, body: Vec::new() });
+    let refused = stage.errors().remove(0);
+    assert!(refused.contains("led the shard under term 0, and the client knows one of term 1"), "{refused}");
+    let message = ErrorMessage::decode(stage.answers[0].frame.control.as_slice()).expect("it parses");
+    assert_eq!(message.code(), ErrorCode::Moved);
 }
