@@ -865,8 +865,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a frame has the term of a leader that has not welcomed its client",
         LANE,
-        "(self.takes_answers, self.welcomed)",
-        "(self.takes_answers, if MUTANT { self.term } else { self.welcomed })",
+        "(self.takes_answers, self.history.welcomed)",
+        "(self.takes_answers, if MUTANT { self.history.term } else { self.history.welcomed })",
         &["client::tests::a_server_that_does_not_lead"],
     ),
     mutant(
