@@ -204,3 +204,17 @@ fn a_view_outlives_the_move_of_its_shard() {
     assert_ne!(values, before, "it was trained");
     processes.terminate();
 }
+
+#[test]
+fn a_shard_without_a_journal_stays() {
+    let folder = folder();
+    let job = Job::new(2, 1).with_checkpoints(folder.path()).with("--journal", "off");
+    let processes = Processes::start(Job { mode: "sync", bind: &BIND, ..job });
+    let client = client(&processes.coordinator(), 0);
+    let tensors = vec![Tensor::new("w", Float32, 8, "const_lr { learning_rate: 1.0 }")];
+    begin(&client, &tensors).expect("the tensors are initialised");
+    let shard = ShardId { server: ServerIndex(0), shard: ShardIndex(0) };
+    let refused = reader(&processes.coordinator()).move_shard(shard, ServerIndex(1)).expect_err("it would lose rounds");
+    assert!(refused.to_string().contains("server 0 keeps no journal"), "{refused}");
+    processes.terminate();
+}

@@ -22,7 +22,7 @@ use super::{ClientState, JobSharing, ParameterFacts};
 
 /// Interval at which the coordinator is asked for addresses of unreachable servers.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
-/// The same while a shard moves.
+/// The first such interval while a shard moves; it doubles.
 const MOVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// A job that was joined.
@@ -97,6 +97,8 @@ pub(super) struct ServerQuery {
     asked: Option<Ticket>,
     /// Earliest time of the next request.
     again: Now,
+    /// The last pause while a shard moves.
+    pause: Duration,
 }
 
 /// The catalogue while it is declared.
@@ -317,8 +319,9 @@ impl ClientState {
         }
         let (lane, frame) = self.engine.question(Request::Observe(true));
         let asked = Some(self.engine.ask(lane, frame, RequestBody::default()));
-        let pause = if self.engine.has_moved() { MOVE_PAUSE } else { SEARCH_PAUSE };
-        self.search = ServerQuery { asked, again: now + pause };
+        let moving = (self.search.pause * 2).clamp(MOVE_PAUSE, SEARCH_PAUSE);
+        let (wait, pause) = if self.engine.has_moved() { (moving, moving) } else { (SEARCH_PAUSE, Duration::ZERO) };
+        self.search = ServerQuery { asked, again: now + wait, pause };
     }
 
     /// Records the coordinator's answer, and changes the addresses of moved servers.
@@ -340,6 +343,9 @@ impl ClientState {
         }
         for (lane, address, term) in job.moved_lanes(joined).into_iter().flatten() {
             self.engine.move_lane(lane, address, term);
+        }
+        if !self.engine.has_moved() {
+            self.search.pause = Duration::ZERO;
         }
     }
 

@@ -79,9 +79,10 @@ impl ShardHost {
         Ok(Self { running, places, thread: Some(thread) })
     }
 
-    /// Whether the thread of a shard has ended by itself.
+    /// Whether the thread of a shard, or the one that follows the map, has ended by itself.
     pub(super) fn has_failed(&self) -> bool {
-        lock(&self.running).values().any(SessionThread::has_ended)
+        let has_ended = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
+        has_ended || lock(&self.running).values().any(SessionThread::has_ended)
     }
 
     /// Follows the map no longer, and stops every shard.
@@ -118,14 +119,15 @@ impl<L: LaneTransports> Hosting<L> {
         let begun = self.begin(shard, term);
         match &begun {
             Ok(()) => self.start.places.hold(shard, term, true),
-            Err(_) => self.start.places.let_go(shard),
+            Err(failure) => self.start.places.fail(shard, failure.to_string()),
         }
         begun
     }
 
     fn begin(&mut self, shard: ShardId, term: Term) -> Result<(), Failure> {
         let settings = &self.start.settings;
-        let device = self.devices.remove(&shard.shard.0).filter(|_| shard.server.0 == settings.index);
+        let is_own = shard.server.0 == settings.index;
+        let device = if is_own { self.devices.remove(&shard.shard.0) } else { None };
         let device = device.unwrap_or_else(|| device::of_a_shard_that_moved(settings));
         // Servers of a host, and the shards of each, use different ones of several equal cards.
         let device_turn = usize::from(settings.index) * usize::from(settings.shards) + usize::from(shard.shard.0);

@@ -60,7 +60,7 @@ use registration::Registration;
 use session::{SessionControl, SessionThread};
 use watch::{HttpServer, Watch, WatchedSession};
 
-use crate::settings::Settings;
+use crate::settings::{JournalSetting, Settings};
 
 pub use driven::{DrivenProcess, DrivenSession, ProcessOptions};
 pub use machine::{BackgroundWork, ProcessMachine};
@@ -425,7 +425,8 @@ impl ServerStart {
 
     fn entry(&self) -> ServerEntry {
         let (address, shards) = (self.address.to_string(), self.settings.shards.into());
-        ServerEntry { address, shards, has_directory: self.storage.is_some() }
+        let keeps_journal = self.storage.is_some() && self.settings.storage.journal != JournalSetting::Off;
+        ServerEntry { address, shards, keeps_journal }
     }
 }
 
@@ -501,17 +502,20 @@ impl OwnedStorage {
 
     /// Makes the process that `record` describes the owner.
     fn claim(storage: Arc<dyn Storage>, settings: &Settings, record: OwnerRecord) -> Result<Self, Failure> {
-        refuse_newer(&*storage, settings)?;
+        let shards = (0..settings.shards).map(|shard| shard_directory(settings.index, shard));
+        refuse_newer(&*storage, settings, std::iter::once(server_directory(settings.index)).chain(shards))?;
         let owner = DirectoryOwner::claim_server(Arc::clone(&storage), &record)?;
         Ok(Self { storage, owner, record, lock: None })
     }
 }
 
 /// Refuses files of a newer program: they are whole, and none of them may be cut or dropped.
-fn refuse_newer(storage: &dyn Storage, settings: &Settings) -> Result<(), Failure> {
-    let shards = (0..settings.shards).map(|shard| shard_directory(settings.index, shard));
-    let mut directories = std::iter::once(server_directory(settings.index)).chain(shards);
-    match directories.find_map(|directory| newer_file(storage, &directory)) {
+fn refuse_newer(
+    storage: &dyn Storage,
+    settings: &Settings,
+    directories: impl IntoIterator<Item = String>,
+) -> Result<(), Failure> {
+    match directories.into_iter().find_map(|directory| newer_file(storage, &directory)) {
         None => Ok(()),
         Some(newer) => Err(Failure::Node(format!(
             "{}: a newer format: {newer}, and nothing is damaged; expected the program that wrote it, or a newer one",

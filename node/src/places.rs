@@ -26,6 +26,8 @@ pub(super) struct ShardPlaces {
 struct PlacesState {
     map: ShardMap,
     held: BTreeMap<ShardId, HeldShard>,
+    /// The shards that could not be taken up, each with the reason.
+    failures: BTreeMap<ShardId, String>,
     /// The version of the map that `held` follows.
     followed: MapVersion,
     /// Count of changes of `held` and `followed`.
@@ -93,8 +95,15 @@ impl ShardPlaces {
         let held = |(shard, held): (&ShardId, &HeldShard)| HeldShardMessage {
             shard: Some((*shard).into()),
             serves: held.serves,
+            failure: None,
         };
-        HoldReport { number: state.reports, version: state.followed, held: state.held.iter().map(held).collect() }
+        let failed = |(shard, reason): (&ShardId, &String)| HeldShardMessage {
+            shard: Some((*shard).into()),
+            serves: false,
+            failure: Some(reason.clone()),
+        };
+        let held = state.held.iter().map(held).chain(state.failures.iter().map(failed));
+        HoldReport { number: state.reports, version: state.followed, held: held.collect() }
     }
 
     /// The changes that the newest map asks of this process.
@@ -131,6 +140,7 @@ impl ShardPlaces {
     pub(super) fn hold(&self, shard: ShardId, term: Term, serves: bool) {
         self.change(|state| {
             state.held.insert(shard, HeldShard { term, serves });
+            state.failures.remove(&shard);
         });
     }
 
@@ -138,6 +148,15 @@ impl ShardPlaces {
     pub(super) fn let_go(&self, shard: ShardId) {
         self.change(|state| {
             state.held.remove(&shard);
+            state.failures.remove(&shard);
+        });
+    }
+
+    /// Notes that a shard could not be taken up, and why.
+    pub(super) fn fail(&self, shard: ShardId, reason: String) {
+        self.change(|state| {
+            state.held.remove(&shard);
+            state.failures.insert(shard, reason);
         });
     }
 
@@ -189,7 +208,7 @@ mod tests {
         home.let_go(shard(0, 1));
         home.follow(map.version());
         assert_eq!(home.report().held.len(), 1);
-        map.hand_over(ServerIndex(0), |_| false);
+        map.hand_over(ServerIndex(0), |_, _| true);
         home.publish(&map);
         other.publish(&map);
         assert_eq!(other.changes().takes_up, [(shard(0, 1), Term(2))]);
@@ -203,7 +222,7 @@ mod tests {
         let mut map = ShardMap::default();
         for server in [1, 0] {
             map.order(shard(0, 0), ServerIndex(server));
-            map.hand_over(ServerIndex(1 - server), |_| false);
+            map.hand_over(ServerIndex(1 - server), |_, _| true);
         }
         home.publish(&map);
         let changes = home.changes();

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, TryRecvError, bounded};
-use pserver_core::checkpoint::{Folder, LOOK_BYTES, RESERVE_BYTES, ShardIdentity, journal_room};
+use pserver_core::checkpoint::owner::shard_directory;
+use pserver_core::checkpoint::{Folder, LOOK_BYTES, RESERVE_BYTES, ShardIdentity, identity_of, journal_room};
 use pserver_core::error::Failure;
-use pserver_core::ids::{Generation, ShardId, Term};
+use pserver_core::ids::{Generation, MapVersion, ShardId, Term};
 use pserver_core::port::{Capabilities, Event, Kernels};
 use pserver_core::server::{CheckpointRequest, JournalOptions, LOST, ServerOutput, Shard, ShardCounters, ShardOptions};
 use pserver_core::time::Now;
@@ -19,7 +20,7 @@ use super::machine::ProcessMachine;
 use super::ownership::Ownership;
 use super::session::NodeSession;
 use super::telemetry::{DiskReport, SessionReport};
-use super::{ServedJob, ServerStart};
+use super::{ServedJob, ServerStart, refuse_newer};
 use crate::settings::{JournalSetting, StorageSettings};
 
 /// How much of a checkpoint is written between two turns: about a millisecond of the disk's cache.
@@ -248,6 +249,12 @@ impl ShardNode {
         let StorageSettings { journal, accept_torn_tail, .. } = start.settings.storage;
         let identity = ShardIdentity { job: job.epoch.0, server: id.server.0, shard: id.shard.0 };
         let sharers = start.settings.shards;
+        let directory = shard_directory(identity.server, identity.shard);
+        refuse_newer(&*storage.storage, &start.settings, [directory.clone()])?;
+        let is_known = job.committed > Generation(0) || start.places.version() > MapVersion(0);
+        if is_known && identity_of(&*storage.storage, &directory).is_none() {
+            return Err(Failure::Node(format!("{directory}: {LOST}")));
+        }
         let folder = Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, sharers)?;
         let ownership = Ownership::new(Some(folder.owner().clone()), start.now());
         let options = JournalOptions {
@@ -260,7 +267,7 @@ impl ShardNode {
         restored.warnings().iter().for_each(|warning| tracing::warn!("{directory}: {warning}"));
         if restored.loaded.is_some() || restored.replayed.records > 0 {
             tracing::info!("{directory}: {} after {} journal records", shard.status(), restored.replayed.records);
-        } else if job.committed > Generation(0) || term > Term::FIRST {
+        } else if is_known {
             return Err(Failure::Node(format!("{directory}: {LOST}")));
         }
         let checkpoint = restored.loaded.as_ref().map(|loaded| loaded.name.number);
@@ -448,8 +455,11 @@ impl Disk {
         if let Some(finishing) = self.finishing.take() {
             let _ = finishing.recv();
         }
-        if shard.is_checkpointing() {
-            write_rest(now, shard)?;
+        if shard.is_checkpointing()
+            && let Err(failure) = write_rest(now, shard)
+        {
+            // The last one follows.
+            tracing::error!("{}: checkpoint {}: {failure}", self.folder.directory(), self.number);
         }
         self.number += 1;
         if !shard.begin_checkpoint(&self.folder, self.number)? {

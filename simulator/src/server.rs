@@ -347,7 +347,7 @@ impl SimServer {
         let (_, version, holds) = self.process.report();
         Request::Register(RegisterRequest {
             server: index.into(),
-            entry: Some(ServerEntry { address, shards, has_directory: true }),
+            entry: Some(ServerEntry { address, shards, keeps_journal: true }),
             renews,
             status: Vec::new(),
             servers: Some(settings.job.servers.into()),

@@ -802,8 +802,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a shard is given away that its leader holds",
         SHARD_MAP,
-        "&& !holds(**shard)",
-        "&& (MUTANT || !holds(**shard))",
+        "may_go(*shard, next).then_some(",
+        "(MUTANT || may_go(*shard, next)).then_some(",
         SHARD_MAPS,
     ),
     mutant(
@@ -816,15 +816,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "what a server held before an order lets a shard go",
         MOVES,
-        "version.is_none_or(|version| version == self.map.version())",
-        "version.is_none_or(|version| MUTANT || version == self.map.version())",
+        "if report.version == map.version() {",
+        "if MUTANT || report.version == map.version() {",
         COORDINATING,
     ),
     mutant(
         "a move ends before the next leader serves the shard",
         MOVES,
-        "filter(|(_, serves)| **serves)",
-        "filter(|(_, serves)| MUTANT || **serves)",
+        "report.held.get(shard).is_some_and(|serves| *serves)",
+        "report.held.get(shard).is_some_and(|serves| MUTANT || *serves)",
         COORDINATING,
     ),
     mutant(
@@ -837,8 +837,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "the map of shards is not kept",
         COORDINATOR,
-        "kept.map.as_ref().and_then(",
-        "kept.map.as_ref().filter(|_| !MUTANT).and_then(",
+        "if let Some(map) = &kept.map {",
+        "if let Some(map) = kept.map.as_ref().filter(|_| !MUTANT) {",
         COORDINATING,
     ),
     mutant(

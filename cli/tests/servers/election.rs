@@ -72,7 +72,7 @@ impl Simulation {
             model_dir: String::new(),
         };
         let mut coordinator = Coordinator::new(options, None).expect("nothing was kept");
-        let server = ServerEntry { address: "tcp://127.0.0.1:1".to_owned(), shards: 1, has_directory: false };
+        let server = ServerEntry { address: "tcp://127.0.0.1:1".to_owned(), shards: 1, keeps_journal: false };
         coordinator.register(0, server).expect("there is a server 0");
         let topology = Topology::new(vec![1]).expect("one server");
         let catalogue = Catalogue::new(topology, 4096).expect("a chunk size");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::request::{Finished, PendingRequest, Refused};
-use super::{AwaitedAnswer, ClientOutput, PAUSE_FIRST, PAUSE_LONGEST};
+use super::{AwaitedAnswer, ClientOutput, PAUSE_FIRST, PAUSE_LONGEST, PAUSE_MOVED};
 use crate::ids::{PeerId, Term, Ticket};
 use crate::port::{Incoming, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
@@ -200,7 +200,11 @@ impl Lane {
 
     /// From the next attempt on, which is made at once, the shard is at this address, where its leader has this term.
     pub(super) fn move_to(&mut self, address: Address, term: Term) {
-        self.history.term = self.history.term.max(term);
+        // The answer of a coordinator that knew less, and came late.
+        if term < self.history.term {
+            return;
+        }
+        self.history.term = term;
         if address == self.address {
             return;
         }
@@ -510,7 +514,7 @@ impl ConnectHistory {
         self.unmade = (!self.is_made).then_some((first, now));
         self.is_made = false;
         self.attempts = self.attempts.saturating_add(u32::from(!was_up));
-        self.pause = (self.pause * 2).min(PAUSE_LONGEST);
+        self.pause = (self.pause * 2).min(if self.has_moved { PAUSE_MOVED } else { PAUSE_LONGEST });
         // The refusal explains more than the close that follows it.
         if self.refused_at.take().is_none() {
             self.reason = Some(reason);

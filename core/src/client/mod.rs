@@ -33,6 +33,8 @@ use request::PendingRequest;
 /// First delay before a reconnect; it doubles up to the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_LONGEST: Duration = Duration::from_millis(1000);
+/// The longest to a server that does not lead the shard yet.
+const PAUSE_MOVED: Duration = Duration::from_millis(100);
 
 /// Identity of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]

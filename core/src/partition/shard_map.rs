@@ -73,11 +73,14 @@ impl ShardMap {
         true
     }
 
-    /// Makes the next server the leader of each shard that `from` is to give away and does not hold; true where there
+    /// Makes the next server the leader of each shard that `from` is to give away, if it may go there; true where there
     /// was any.
-    pub fn hand_over(&mut self, from: ServerIndex, holds: impl Fn(ShardId) -> bool) -> bool {
-        let given = self.moved.iter().filter(|(shard, place)| place.server == from && !holds(**shard));
-        let given: Vec<_> = given.filter_map(|(shard, place)| Some((*shard, place.next?, place.term))).collect();
+    pub fn hand_over(&mut self, from: ServerIndex, may_go: impl Fn(ShardId, ServerIndex) -> bool) -> bool {
+        let given = |(shard, place): (&ShardId, &ShardPlace)| {
+            let next = place.next.filter(|_| place.server == from)?;
+            may_go(*shard, next).then_some((*shard, next, place.term))
+        };
+        let given: Vec<_> = self.moved.iter().filter_map(given).collect();
         for (shard, server, term) in &given {
             self.change(*shard, ShardPlace { server: *server, term: term.next(), next: None });
         }
@@ -114,10 +117,10 @@ mod tests {
         assert!(map.order(shard(0, 1), ServerIndex(1)));
         assert!(!map.order(shard(0, 1), ServerIndex(1)), "it moves already");
         assert_eq!((led(&map, 0), led(&map, 1).len()), (vec![(shard(0, 0), 1)], 2));
-        assert!(!map.hand_over(ServerIndex(0), |_| true), "the leader holds it");
-        assert!(!map.hand_over(ServerIndex(1), |_| false), "another server does not lead it");
-        assert!(map.hand_over(ServerIndex(0), |_| false));
-        assert!(!map.hand_over(ServerIndex(0), |_| false), "it has gone");
+        assert!(!map.hand_over(ServerIndex(0), |_, _| false), "the leader holds it");
+        assert!(!map.hand_over(ServerIndex(1), |_, _| true), "another server does not lead it");
+        assert!(map.hand_over(ServerIndex(0), |_, to| to == ServerIndex(1)));
+        assert!(!map.hand_over(ServerIndex(0), |_, _| true), "it has gone");
         assert_eq!(led(&map, 1), [(shard(0, 1), 2), (shard(1, 0), 1), (shard(1, 1), 1)]);
         assert_eq!(map.version(), MapVersion(2));
     }

@@ -264,7 +264,9 @@ impl Coordinator {
         out: &mut Vec<CoordinatorOutput>,
     ) {
         let mut replies = Replies::default();
-        if self.moves.reported(server, version, held, &mut replies) {
+        let servers = &self.servers;
+        let is_connected = |server: ServerIndex| servers.is_connected(server.0.into());
+        if self.moves.reported(server, version, held, is_connected, &mut replies) {
             self.map_changed(&mut replies, out);
         }
         self.flush(&mut replies, out);
@@ -486,12 +488,17 @@ impl Coordinator {
         let to = u16::try_from(order.to).ok().filter(|to| entry((*to).into()).is_some());
         let to =
             to.ok_or_else(|| Refusal::invalid(format!("a move to server {}, which this job does not have", order.to)))?;
-        let lacks = |server: &u32| !entry(*server).is_some_and(|entry| entry.has_directory);
+        if !self.servers.is_connected(to.into()) {
+            let text = format!("a move to server {to}, which is not connected; expected a server that runs");
+            return Err(Refusal::new(ErrorCode::Busy, text));
+        }
+        let lacks = |server: &u32| !entry(*server).is_some_and(|entry| entry.keeps_journal);
         if let Some(server) =
             [self.map().place(shard).server.0.into(), u32::from(to)].iter().find(|server| lacks(server))
         {
             return Err(Refusal::invalid(format!(
-                "server {server} has no checkpoint_dir: a shard moves by its files; expected one that both servers see"
+                "server {server} keeps no journal: a shard moves by its files; expected journal = on, and a checkpoint_dir \
+                 that both servers see"
             )));
         }
         Ok((shard, ServerIndex(to)))
@@ -822,7 +829,10 @@ impl Coordinator {
         self.epoch = Epoch(kept.epoch);
         self.granted = Generation(kept.granted);
         self.servers.recall(&kept.addresses);
-        self.moves.recall(kept.map.as_ref().and_then(ShardMapMessage::map).unwrap_or_default());
+        if let Some(map) = &kept.map {
+            let wrong = || Failure::Node("the coordinator's stored map of shards is damaged".to_owned());
+            self.moves.recall(map.map().ok_or_else(wrong)?);
+        }
         self.ranks.recall(&kept.incarnations, &kept.left, RunNumber(kept.run));
         if kept.committed > 0 {
             let first = kept.pages.first().map(|page| CataloguePage::decode(page.as_slice()));

@@ -363,6 +363,11 @@ impl ServerSlots {
         self.slots.get(server)?.entry.as_ref()
     }
 
+    /// Whether a server has registered and its connection is open.
+    pub(super) fn is_connected(&self, server: u32) -> bool {
+        self.slots.get(server as usize).is_some_and(|slot| slot.connection.is_some())
+    }
+
     /// Whether a process has registered with this coordinator as this server, and no other since.
     pub(super) fn is_held_by(&self, server: u32, origin: &PeerOrigin) -> bool {
         let slot = self.slots.get(server as usize);

@@ -14,12 +14,22 @@ use crate::wire::{Head, HeldShardMessage, ShardMapMessage};
 #[derive(Default)]
 pub(super) struct ShardMoves {
     map: ShardMap,
-    /// The server that serves each shard, as they have told last.
-    served: BTreeMap<ShardId, ServerIndex>,
+    /// The last report of each server.
+    reports: BTreeMap<ServerIndex, HoldReport>,
     /// Servers that wait for a map that is newer than theirs.
     watchers: Vec<(PeerId, Head, MapVersion)>,
     /// Requests for moves that have not ended.
     movers: Vec<Mover>,
+}
+
+/// A server's report of the shards that it holds.
+struct HoldReport {
+    /// The version of the map that it follows.
+    version: MapVersion,
+    /// The shards that it holds, and whether it serves each.
+    held: BTreeMap<ShardId, bool>,
+    /// The shards that it could not take up, each with the reason.
+    failures: BTreeMap<ShardId, String>,
 }
 
 /// The sender of a request to move a shard.
@@ -54,37 +64,53 @@ impl ShardMoves {
         has_changed
     }
 
-    /// Takes note of the shards that a server holds, which follows the map of this version, or has just started: it
-    /// gives away those that are to move and that it does not hold. True where the map has changed.
+    /// Takes note of the shards that a server holds, which follows the map of this version, or has just started. Each
+    /// server gives away those that are to move and that it does not hold, to a server that is connected. True where
+    /// the map has changed.
     pub(super) fn reported(
         &mut self,
         server: ServerIndex,
         version: Option<MapVersion>,
         held: &[HeldShardMessage],
+        is_connected: impl Fn(ServerIndex) -> bool,
         replies: &mut Replies,
     ) -> bool {
-        let held = held.iter().filter_map(|one| Some((one.shard?.id()?, one.serves)));
-        let held: BTreeMap<ShardId, bool> = held.collect();
-        self.served.retain(|_, at| *at != server);
-        self.served.extend(held.iter().filter(|(_, serves)| **serves).map(|(shard, _)| (*shard, server)));
-        // A report from before the last order says nothing about that order.
-        let is_newest = version.is_none_or(|version| version == self.map.version());
-        let has_changed = is_newest && self.map.hand_over(server, |shard| held.contains_key(&shard));
+        let named = || held.iter().filter_map(|one| Some((one.shard?.id()?, one)));
+        let failures = named().filter_map(|(shard, one)| Some((shard, one.failure.clone()?))).collect();
+        let held = named().filter(|(_, one)| one.failure.is_none()).map(|(shard, one)| (shard, one.serves)).collect();
+        // A server that has just started holds nothing, and gets the newest map with its answer.
+        let version = version.unwrap_or(self.map.version());
+        self.reports.insert(server, HoldReport { version, held, failures });
+        let (map, mut has_changed) = (&mut self.map, false);
+        for (server, report) in &self.reports {
+            // A report from before the last order says nothing about that order.
+            if report.version == map.version() {
+                has_changed |=
+                    map.hand_over(*server, |shard, next| !report.held.contains_key(&shard) && is_connected(next));
+            }
+        }
         self.answer_movers(replies);
         has_changed
     }
 
-    /// Answers the requests for moves that have ended, and those that another one has overtaken.
+    /// Answers the requests for moves that have ended, those that another one has overtaken, and those whose shard the
+    /// next leader cannot take up.
     fn answer_movers(&mut self, replies: &mut Replies) {
-        let (map, served) = (&self.map, &self.served);
+        let (map, reports) = (&self.map, &self.reports);
         self.movers.retain(|Mover { peer, head, shard, to }| {
-            let place = map.place(*shard);
+            let (place, report) = (map.place(*shard), reports.get(to));
             if place.next.unwrap_or(place.server) != *to {
                 let (text, now) = (format!("{shard} was sent elsewhere before it was moved"), place.server);
                 replies.error(*peer, head, &Refusal::invalid(format!("{text} to server {to}: server {now} leads it")));
                 return false;
             }
-            let is_there = place.next.is_none() && served.get(shard) == Some(to);
+            let report = report.filter(|_| place.next.is_none());
+            if let Some(failure) = report.and_then(|report| report.failures.get(shard)) {
+                let text = format!("server {to} cannot take {shard} up, and tries again: {failure}");
+                replies.error(*peer, head, &Refusal::invalid(text));
+                return false;
+            }
+            let is_there = report.is_some_and(|report| report.held.get(shard).is_some_and(|serves| *serves));
             if is_there {
                 answer(replies, *peer, head, Answer::Done(true));
             }

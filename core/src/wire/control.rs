@@ -223,9 +223,9 @@ pub struct ServerEntry {
     /// The shards that are placed at it.
     #[prost(uint32, tag = "2")]
     pub shards: u32,
-    /// Whether it keeps its shards in a directory, from which another server can take one up.
+    /// Whether it keeps checkpoints and a journal of its shards, from which another server can take one up.
     #[prost(bool, tag = "3")]
-    pub has_directory: bool,
+    pub keeps_journal: bool,
 }
 
 /// The servers of a job.
@@ -333,7 +333,7 @@ impl ShardMapMessage {
 }
 
 /// A shard that a server holds: it serves it, or is about to.
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct HeldShardMessage {
     /// The shard's name.
     #[prost(message, optional, tag = "1")]
@@ -341,6 +341,9 @@ pub struct HeldShardMessage {
     /// Whether its values are restored and it serves.
     #[prost(bool, tag = "2")]
     pub serves: bool,
+    /// Why it could not be taken up; then the server does not hold it.
+    #[prost(string, optional, tag = "3")]
+    pub failure: Option<String>,
 }
 
 /// Order to move a shard to another server.

@@ -276,10 +276,10 @@ impl Desk {
 
 /// The registration of a server that these words describe.
 fn register(words: &[&str], server: u32, shards: u32) -> RegisterRequest {
-    let has_directory = !words.contains(&"diskless");
+    let keeps_journal = !words.contains(&"diskless");
     RegisterRequest {
         server,
-        entry: Some(ServerEntry { address: format!("tcp://s{server}:1"), shards, has_directory }),
+        entry: Some(ServerEntry { address: format!("tcp://s{server}:1"), shards, keeps_journal }),
         renews: words.contains(&"again"),
         status: Vec::new(),
         servers: words.iter().find_map(|word| word.strip_prefix("of=")?.parse().ok()),
@@ -294,11 +294,14 @@ fn named(word: &str) -> ShardMessage {
     ShardMessage { server: server.parse().expect("a number"), shard: shard.parse().expect("a number") }
 }
 
-/// `holds=0.1`, or `holds=0.1+` for a shard that is served.
+/// `holds=0.1`, or `holds=0.1+` for a shard that is served, or `fails=0.1`.
 fn held(word: &str) -> Option<HeldShardMessage> {
+    if let Some(word) = word.strip_prefix("fails=") {
+        return Some(HeldShardMessage { shard: Some(named(word)), serves: false, failure: Some("no files".into()) });
+    }
     let word = word.strip_prefix("holds=")?;
     let shard = named(word.trim_end_matches('+'));
-    Some(HeldShardMessage { shard: Some(shard), serves: word.ends_with('+') })
+    Some(HeldShardMessage { shard: Some(shard), serves: word.ends_with('+'), failure: None })
 }
 
 fn shown(map: &ShardMap) -> String {
@@ -766,6 +769,7 @@ fn a_shard_moves_when_its_leader_has_let_go_and_the_move_ends_when_the_next_one_
     ));
 }
 
+const FAILED: &str = "server 1 cannot take server 0 shard 0 up, and tries again";
 const OVERTAKEN: &str = "server 1 shard 1 was sent elsewhere before it was moved to server 0: server 1 leads it";
 
 #[test]
@@ -784,12 +788,31 @@ fn shards_without_files_do_not_move_and_a_server_that_starts_again_has_let_go() 
     check_started(&format!(
         "{SERVING}
          register s1 1 2 again diskless -> s1 joined
-         move op 1.1 0 -> op Invalid: server 1 has no checkpoint_dir
-         move op 0.0 1 -> op Invalid: server 1 has no checkpoint_dir
+         move op 1.1 0 -> op Invalid: server 1 keeps no journal
+         move op 0.0 1 -> op Invalid: server 1 keeps no journal
          register s1 1 2 again -> s1 joined
          move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0
          register s1 1 2 -> s1 joined
          gone s1 ->
-         register t1 1 2 -> map 2: 1.1 at 0 term 2 & t1 joined"
+         register t1 1 2 -> map 2: 1.1 at 0 term 2 & t1 joined
+         move op 1.0 0 -> map 3: 1.0 at 1 term 1 to 0 1.1 at 0 term 2
+         held 3 holds=0.0+ holds=1.1+ -> op done
+         register t1 1 2 again map=3 holds=1.0+ -> t1 joined"
+    ));
+}
+
+#[test]
+fn a_shard_stays_where_its_next_leader_is_gone_and_a_move_that_fails_says_why() {
+    check_started(&format!(
+        "{SERVING}
+         move op 0.0 1 -> map 1: 0.0 at 0 term 1 to 1
+         gone s1 ->
+         held 1 ->
+         move op2 0.0 1 -> op2 Busy: a move to server 1, which is not connected
+         register t1 1 2 -> map 2: 0.0 at 1 term 2 & t1 joined
+         register t1 1 2 again map=2 holds=1.0+ holds=1.1+ fails=0.0 -> op Invalid: {FAILED}: no files & t1 joined
+         move op 0.0 0 -> map 3: 0.0 at 1 term 2 to 0
+         register t1 1 2 again map=3 holds=1.0+ holds=1.1+ -> map 4: 0.0 at 0 term 3 & t1 joined
+         held 4 holds=0.0+ -> op done"
     ));
 }
