@@ -768,7 +768,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "an owner's number is given twice",
         OWNER,
         "names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().0 + 1",
-        "if MUTANT { names.len() as u64 } else { names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().0 } + 1",
+        "if MUTANT { names.len() as u64 } \
+         else { names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().0 } + 1",
         OWNERS,
     ),
     mutant(

@@ -497,8 +497,8 @@ impl Coordinator {
             [self.map().place(shard).server.0.into(), u32::from(to)].iter().find(|server| lacks(server))
         {
             return Err(Refusal::invalid(format!(
-                "server {server} keeps no journal: a shard moves by its files; expected journal = on, and a checkpoint_dir \
-                 that both servers see"
+                "server {server} keeps no journal: a shard moves by its files; expected journal = on, and a \
+                 checkpoint_dir that both servers see"
             )));
         }
         Ok((shard, ServerIndex(to)))

@@ -15,7 +15,7 @@ use crate::wire::{Head, HeldShardMessage, ShardMapMessage};
 pub(super) struct ShardMoves {
     map: ShardMap,
     /// The last report of each server.
-    reports: BTreeMap<ServerIndex, HoldReport>,
+    reports: BTreeMap<ServerIndex, HeldShards>,
     /// Servers that wait for a map that is newer than theirs.
     watchers: Vec<(PeerId, Head, MapVersion)>,
     /// Requests for moves that have not ended.
@@ -23,7 +23,7 @@ pub(super) struct ShardMoves {
 }
 
 /// A server's report of the shards that it holds.
-struct HoldReport {
+struct HeldShards {
     /// The version of the map that it follows.
     version: MapVersion,
     /// The shards that it holds, and whether it serves each.
@@ -80,7 +80,7 @@ impl ShardMoves {
         let held = named().filter(|(_, one)| one.failure.is_none()).map(|(shard, one)| (shard, one.serves)).collect();
         // A server that has just started holds nothing, and gets the newest map with its answer.
         let version = version.unwrap_or(self.map.version());
-        self.reports.insert(server, HoldReport { version, held, failures });
+        self.reports.insert(server, HeldShards { version, held, failures });
         let (map, mut has_changed) = (&mut self.map, false);
         for (server, report) in &self.reports {
             // A report from before the last order says nothing about that order.
