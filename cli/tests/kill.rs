@@ -9,12 +9,12 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cluster::asked::is_full;
-use cluster::job::{BIND, Job, Local, TCP, client, client_with, folder, reader};
+use cluster::job::{BIND, Job, client, client_with, folder, reader};
 use cluster::kept::Kept;
 use cluster::process::Processes;
 use cluster::rows::Matrix;
 use cluster::seeded::SeededPrng;
-use cluster::training::{Tensor, begin, declare, given, places, pull, push, push_pull, wanted};
+use cluster::training::{Tensor, begin, declare, given, places, pull, push_pull, wanted};
 use pserver_client::Client;
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::{Float32, Float64};
@@ -169,24 +169,6 @@ fn check_nothing_is_lost(name: &str, bind: &'static str, device: &str) {
     processes.terminate();
 }
 
-/// Values after `rounds` rounds without a kill.
-fn undisturbed(tensors: &[Tensor], rounds: u64) -> Kept {
-    let folder = folder();
-    let job = Job { bind: TCP, ..Job::new(1, TRAINERS).with_checkpoints(folder.path()) };
-    let servers = Local::start(&job);
-    let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
-    for client in &clients {
-        begin(client, tensors).expect("the tensors are initialised");
-    }
-    for round in 1..=rounds {
-        for (trainer, client) in (0..).zip(&clients) {
-            push(client, tensors, trainer, round).expect("a gradient is taken");
-        }
-    }
-    servers.stop();
-    Kept::read(folder.path(), &job, tensors)
-}
-
 #[test]
 fn a_disturbed_job_has_the_digest_of_an_undisturbed_one() {
     let mut prng = SeededPrng::of("digest under kills");
@@ -228,7 +210,8 @@ fn a_disturbed_job_has_the_digest_of_an_undisturbed_one() {
     let seconds = begun.elapsed().as_secs_f64();
     processes.terminate();
     let rounds = last.into_inner();
-    let (disturbed, expected) = (Kept::read(folder.path(), &job, &tensors), undisturbed(&tensors, rounds));
+    let (disturbed, expected) =
+        (Kept::read(folder.path(), &job, &tensors), Kept::undisturbed(&tensors, TRAINERS, rounds));
     let difference = expected.difference(&disturbed).unwrap_or_default();
     assert_eq!(disturbed.digest(), expected.digest(), "after {rounds} rounds: {difference}");
     println!("digest under kills: {} kills in {seconds:.1} s, {rounds} rounds, digest {}", kills(), expected.digest());

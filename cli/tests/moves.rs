@@ -8,12 +8,12 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cluster::asked::is_full;
-use cluster::job::{BIND, Job, Local, TCP, client, folder, reader};
+use cluster::job::{BIND, Job, client, folder, reader};
 use cluster::kept::Kept;
 use cluster::process::Processes;
 use cluster::seeded::SeededPrng;
-use cluster::training::{Tensor, begin, places, pull, push, push_pull, wanted};
-use pserver_client::{Client, View};
+use cluster::training::{Tensor, begin, places, pull, push_pull, wanted};
+use pserver_client::View;
 use pserver_core::dtype::ElementType::{Float32, Float64};
 use pserver_core::ids::{ServerIndex, ShardId, ShardIndex};
 use pserver_core::wire::Address;
@@ -46,24 +46,6 @@ fn tensors() -> Vec<Tensor> {
         // Its chunks step together.
         Tensor::new("clipped", Float32, 3 * 8192 + 5, &format!("{adam} clip_norm: 1.5")),
     ]
-}
-
-/// Values after `rounds` rounds without a move.
-fn undisturbed(tensors: &[Tensor], rounds: u64) -> Kept {
-    let folder = folder();
-    let job = Job { bind: TCP, ..Job::new(1, TRAINERS).with_checkpoints(folder.path()) };
-    let servers = Local::start(&job);
-    let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
-    for client in &clients {
-        begin(client, tensors).expect("the tensors are initialised");
-    }
-    for round in 1..=rounds {
-        for (trainer, client) in (0..).zip(&clients) {
-            push(client, tensors, trainer, round).expect("a gradient is taken");
-        }
-    }
-    servers.stop();
-    Kept::read(folder.path(), &job, tensors)
 }
 
 /// The shared state of trainers and the one who moves shards.
@@ -157,7 +139,7 @@ fn check_moves(name: &str, bind: &'static str) {
     });
     processes.terminate();
     let rounds = course.last.into_inner();
-    let (moved, expected) = (Kept::read(folder.path(), &job, &tensors), undisturbed(&tensors, rounds));
+    let (moved, expected) = (Kept::read(folder.path(), &job, &tensors), Kept::undisturbed(&tensors, TRAINERS, rounds));
     let difference = expected.difference(&moved).unwrap_or_default();
     assert_eq!(moved.digest(), expected.digest(), "after {rounds} rounds: {difference}");
     times.sort_unstable();

@@ -5,14 +5,15 @@ use std::time::Duration;
 use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::error::Failure;
 use pserver_core::ids::{ShardId, Version};
+use pserver_core::time::Now;
 use pserver_core::wire::answer::{Answer, Checkpointed};
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{ControlRequest, Frame, Head, Kind};
 
-use super::Client;
 use super::control::{answer, unexpected};
+use super::{Client, ClientState};
 
-/// A checkpoint may take as many times the deadline of a call: all parameters go to disk.
+/// A call that waits for disks may take as many times the deadline of others: all parameters are written.
 const DEADLINES: u32 = 10;
 
 /// A checkpoint of a job: one of every shard.
@@ -26,6 +27,14 @@ pub struct JobCheckpoint {
     pub shards: Vec<Checkpointed>,
 }
 
+impl ClientState {
+    /// When a call that begins now and waits for disks ends at the latest, and after how long.
+    pub(super) fn disk_times(&self) -> (Now, Duration) {
+        let limit = self.options.deadline * DEADLINES;
+        (self.engine.now() + limit, limit)
+    }
+}
+
 impl Client {
     /// Takes a checkpoint now, and returns when it is on the disks of all servers. It has everything in it that was
     /// acknowledged to this trainer before the call. Training may go on meanwhile. It may take ten times the deadline
@@ -36,8 +45,7 @@ impl Client {
     pub fn checkpoint(&self) -> Result<JobCheckpoint, Failure> {
         let mut state = self.lock()?;
         state.ready()?;
-        let limit: Duration = state.options.deadline * DEADLINES;
-        let times = (state.engine.now() + limit, limit);
+        let times = state.disk_times();
         let message = ControlRequest { request: Some(Request::Checkpoint(true)) };
         let lanes: Vec<(ShardId, LaneId)> = state.ready_job().lanes().collect();
         let mut calls = Vec::with_capacity(lanes.len());

@@ -150,8 +150,7 @@ impl ClientEngine {
 
     /// Asks the coordinator and waits for the answer's control message.
     pub fn control(&mut self, request: Request, deadline: Duration, what: &str) -> Result<Finished, Refused> {
-        let (lane, frame) = self.question(request);
-        let ticket = self.ask(lane, frame, RequestBody::default());
+        let ticket = self.start(request);
         let mut finished = self.finish(&[ticket], deadline, what)?;
         Ok(finished.pop().expect("one request has one answer"))
     }
@@ -294,8 +293,7 @@ impl ClientEngine {
             return;
         }
         self.heartbeat.last = now;
-        let (lane, frame) = self.question(Request::Heartbeat(true));
-        let ticket = self.ask(lane, frame, RequestBody::default());
+        let ticket = self.start(Request::Heartbeat(true));
         self.heartbeat.unanswered.push(ticket);
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Weak;
 use std::time::Duration;
 
-use pserver_core::client::{Finished, LaneId, Refused, RequestBody};
+use pserver_core::client::{Finished, LaneId, Refused};
 use pserver_core::config::Mode;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -317,8 +317,7 @@ impl ClientState {
         if self.job.is_none() || self.search.asked.is_some() || now < self.search.again || !self.engine.is_astray() {
             return;
         }
-        let (lane, frame) = self.engine.question(Request::Observe(true));
-        let asked = Some(self.engine.ask(lane, frame, RequestBody::default()));
+        let asked = Some(self.engine.start(Request::Observe(true)));
         let moving = (self.search.pause * 2).clamp(MOVE_PAUSE, SEARCH_PAUSE);
         let (wait, pause) = if self.engine.has_moved() { (moving, moving) } else { (SEARCH_PAUSE, Duration::ZERO) };
         self.search = ServerQuery { asked, again: now + wait, pause };

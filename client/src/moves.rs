@@ -1,7 +1,5 @@
 //! Moves of shards that an operator asks for.
 
-use std::time::Duration;
-
 use pserver_core::client::RequestBody;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ServerIndex, ShardId};
@@ -12,21 +10,17 @@ use pserver_core::wire::request::Request;
 use super::Client;
 use super::control::{answer, unexpected};
 
-/// A move may take as many times the deadline of a call: it writes a checkpoint and reads it.
-const DEADLINES: u32 = 10;
-
 impl Client {
     /// Moves a shard to another server, and returns when that server serves it. Training goes on: calls that need the
     /// shard wait meanwhile. Both servers need the same checkpoint directory. It may take ten times the deadline of a
     /// call.
     ///
     /// # Errors
-    /// When there is no such shard or server, one of the servers has no checkpoint directory, the parameters are not
-    /// initialised, or another move of the shard comes in between.
+    /// When there is no such shard or server, one of the servers keeps no journal, the parameters are not initialised,
+    /// the server cannot take the shard up, or another move of the shard comes in between.
     pub fn move_shard(&self, shard: ShardId, to: ServerIndex) -> Result<(), Failure> {
         let mut state = self.lock()?;
-        let limit: Duration = state.options.deadline * DEADLINES;
-        let times = (state.engine.now() + limit, limit);
+        let times = state.disk_times();
         let order = MoveRequest { shard: Some(shard.into()), to: to.0.into() };
         let (lane, frame) = state.engine.question(Request::Move(order));
         let what = format!("moving {shard} to server {to}");

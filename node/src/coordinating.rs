@@ -173,8 +173,8 @@ impl NodeSession for CoordinatorNode {
 
     fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
         self.ownership.look(now)?;
-        let report = self.places.report();
-        if report.number != self.reported {
+        if self.places.report_number() != self.reported {
+            let report = self.places.report();
             self.reported = report.number;
             self.coordinator.note_held(ServerIndex(0), Some(report.version), &report.held, &mut self.outputs);
         }

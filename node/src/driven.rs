@@ -11,7 +11,6 @@ use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation, MapVersion, ShardId, Term};
 use pserver_core::partition::ShardMap;
 use pserver_core::port::Transport;
-use pserver_core::wire::HeldShardMessage;
 use pserver_transport::loopback::Hub;
 
 use super::coordinating::CoordinatorNode;
@@ -91,17 +90,10 @@ impl DrivenProcess {
         self.start.places.publish(map);
     }
 
-    /// The version of the newest map.
+    /// The changes that the newest map asks of this process. Behind them [`DrivenProcess::follow`] is next.
     #[must_use]
-    pub fn map_version(&self) -> MapVersion {
-        self.start.places.version()
-    }
-
-    /// The shards to let go, and those to take up, as the newest map asks. Then [`DrivenProcess::follow`] is next.
-    #[must_use]
-    pub fn changes(&self) -> (MapVersion, Vec<ShardId>, Vec<(ShardId, Term)>) {
-        let PlaceChanges { version, lets_go, takes_up } = self.start.places.changes();
-        (version, lets_go, takes_up)
+    pub fn changes(&self) -> PlaceChanges {
+        self.start.places.changes()
     }
 
     /// Notes that the map of this version is followed.
@@ -114,12 +106,16 @@ impl DrivenProcess {
         self.start.places.let_go(shard);
     }
 
-    /// The shards that this process holds, for the coordinator: the report's number, the version of the map that it
-    /// follows, and the shards.
+    /// The shards that this process holds, for the coordinator.
     #[must_use]
-    pub fn report(&self) -> (u64, MapVersion, Vec<HeldShardMessage>) {
-        let HoldReport { number, version, held } = self.start.places.report();
-        (number, version, held)
+    pub fn report(&self) -> HoldReport {
+        self.start.places.report()
+    }
+
+    /// The number of the newest report.
+    #[must_use]
+    pub fn report_number(&self) -> u64 {
+        self.start.places.report_number()
     }
 
     /// A shard of the job, restored from its files.

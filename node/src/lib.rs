@@ -64,6 +64,7 @@ use crate::settings::{JournalSetting, Settings};
 
 pub use driven::{DrivenProcess, DrivenSession, ProcessOptions};
 pub use machine::{BackgroundWork, ProcessMachine};
+pub use places::{HoldReport, PlaceChanges};
 use pserver_client::{Client, ClientOptions, MakeTransport, SharedVerbsCounters, networks, within};
 pub use watch::{
     Durations, JobServer, JobStatus, JobTrainer, SERIES, Series, SeriesKind, ServerStatus, ShardCounts,

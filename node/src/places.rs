@@ -1,4 +1,4 @@
-//! ShardPlaces of shards, as a process knows them: the newest map, and the shards that the process holds.
+//! Places of shards, as a process knows them: the newest map, and the shards that the process holds.
 //!
 //! The map comes from the coordinator, over the registration or within the process of server 0. The shards that it
 //! gives to this server are taken up, and those that it takes away are let go ([`hosting`](super::hosting)). A report
@@ -45,23 +45,24 @@ struct HeldShard {
 
 /// The changes that a new map asks of this process.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct PlaceChanges {
+pub struct PlaceChanges {
     /// The version of the map.
-    pub(super) version: MapVersion,
+    pub version: MapVersion,
     /// Shards to let go.
-    pub(super) lets_go: Vec<ShardId>,
+    pub lets_go: Vec<ShardId>,
     /// Shards to take up, each with its term.
-    pub(super) takes_up: Vec<(ShardId, Term)>,
+    pub takes_up: Vec<(ShardId, Term)>,
 }
 
 /// The shards that this process holds, for the coordinator.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct HoldReport {
+pub struct HoldReport {
     /// Number of the report.
-    pub(super) number: u64,
+    pub number: u64,
     /// The version of the map that it follows.
-    pub(super) version: MapVersion,
-    pub(super) held: Vec<HeldShardMessage>,
+    pub version: MapVersion,
+    /// The shards that it holds, and those that it could not take up.
+    pub held: Vec<HeldShardMessage>,
 }
 
 impl ShardPlaces {
@@ -87,6 +88,11 @@ impl ShardPlaces {
     /// Wakes this doorbell when there is another report.
     pub(super) fn report_to(&self, reporter: Doorbell) {
         self.lock().reporter = Some(reporter);
+    }
+
+    /// The number of the newest report.
+    pub(super) fn report_number(&self) -> u64 {
+        self.lock().reports
     }
 
     /// The newest report.

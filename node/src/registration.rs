@@ -120,7 +120,7 @@ impl Renewals {
     fn run(mut self, is_over: &AtomicBool) -> Result<(), Failure> {
         let (mut renewal, mut map, mut due) = (None, None, Instant::now() + RENEW_INTERVAL);
         while !is_over.load(Ordering::Acquire) {
-            let has_news = self.reported != Some(self.places.report().number);
+            let has_news = self.reported != Some(self.places.report_number());
             if renewal.is_none() && (has_news || due <= Instant::now()) {
                 due = Instant::now() + RENEW_INTERVAL;
                 renewal = Some(self.renew());

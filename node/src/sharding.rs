@@ -250,7 +250,10 @@ impl ShardNode {
         let identity = ShardIdentity { job: job.epoch.0, server: id.server.0, shard: id.shard.0 };
         let sharers = start.settings.shards;
         let directory = shard_directory(identity.server, identity.shard);
-        refuse_newer(&*storage.storage, &start.settings, [directory.clone()])?;
+        if term > Term::FIRST {
+            // The start has looked at shards that have not moved.
+            refuse_newer(&*storage.storage, &start.settings, [directory.clone()])?;
+        }
         let is_known = job.committed > Generation(0) || start.places.version() > MapVersion(0);
         if is_known && identity_of(&*storage.storage, &directory).is_none() {
             return Err(Failure::Node(format!("{directory}: {LOST}")));

@@ -16,7 +16,9 @@ use pserver_core::wire::answer::Answer;
 use pserver_core::wire::request::Request;
 use pserver_core::wire::{ErrorCode, RegisterRequest, Role, ServerEntry};
 use pserver_node::settings::Settings;
-use pserver_node::{BackgroundWork, DrivenProcess, DrivenSession, ProcessMachine, ProcessOptions};
+use pserver_node::{
+    BackgroundWork, DrivenProcess, DrivenSession, HoldReport, PlaceChanges, ProcessMachine, ProcessOptions,
+};
 
 use crate::client::SimClient;
 use crate::disk::ProcessDisk;
@@ -279,7 +281,7 @@ impl SimServer {
     }
 
     fn start_shards(&mut self, index: u16, host: HostId, birth: &ServerBirth<'_>) -> Result<(), Failure> {
-        let (version, _, takes_up) = self.process.changes();
+        let PlaceChanges { version, takes_up, .. } = self.process.changes();
         for (shard, term) in takes_up {
             self.take_up((shard, term), (index, host), birth)?;
         }
@@ -310,7 +312,7 @@ impl SimServer {
         if self.job.is_none() {
             return outcome;
         }
-        let (version, lets_go, takes_up) = self.process.changes();
+        let PlaceChanges { version, lets_go, takes_up } = self.process.changes();
         let awaits_work = |shard: &ShardId| self.shards.get(shard).is_some_and(|(_, session)| session.awaits_work());
         if lets_go.iter().any(awaits_work) {
             outcome.wait = wait.min(WORK_PAUSE);
@@ -344,7 +346,7 @@ impl SimServer {
 
     fn register(&self, index: u16, settings: &Settings, renews: bool) -> Request {
         let (address, shards) = (SimJob::address(index).to_string(), settings.shards.into());
-        let (_, version, holds) = self.process.report();
+        let HoldReport { version, held: holds, .. } = self.process.report();
         Request::Register(RegisterRequest {
             server: index.into(),
             entry: Some(ServerEntry { address, shards, keeps_journal: true }),
@@ -358,8 +360,6 @@ impl SimServer {
 
     /// A turn of the registration.
     fn registrar_turn(&mut self, now: Now, index: u16, settings: &Settings) -> Result<Registered> {
-        let (number, ..) = self.process.report();
-        let register = self.register(index, settings, true);
         let registrar = self.registrar.as_mut().context("it has a registration")?;
         registrar.due = registrar.client.turn(now)?;
         if let Some(results) = registrar.client.take_call() {
@@ -382,15 +382,19 @@ impl SimServer {
                 }
             }
         }
-        let is_due = registrar.renew_at <= now || registrar.reported != number;
-        if !registrar.is_asked && self.job.is_some() && is_due {
-            (registrar.is_asked, registrar.reported) = (true, number);
-            registrar.client.ask_control(register);
-            registrar.due = registrar.client.turn(now)?;
+        if registrar.is_asked {
+            return Ok(Registered::Nothing);
         }
-        if !registrar.is_asked {
+        let number = self.process.report_number();
+        if self.job.is_none() || (now < registrar.renew_at && registrar.reported == number) {
             registrar.due = registrar.due.into_iter().chain([registrar.renew_at]).min();
+            return Ok(Registered::Nothing);
         }
+        (registrar.is_asked, registrar.reported) = (true, number);
+        let register = self.register(index, settings, true);
+        let registrar = self.registrar.as_mut().context("it has a registration")?;
+        registrar.client.ask_control(register);
+        registrar.due = registrar.client.turn(now)?;
         Ok(Registered::Nothing)
     }
 

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use pserver_client::Client;
 use pserver_core::checkpoint::storage::Directory;
 use pserver_core::checkpoint::{ChunkRecord, load_latest};
 use pserver_core::error::Failure;
 
-use super::job::Job;
-use super::training::Tensor;
+use super::job::{Job, Local, TCP, client, folder};
+use super::training::{Tensor, begin, push};
 
 /// Every tensor of a job, in the order of declaration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,24 @@ struct KeptTensor {
 }
 
 impl Kept {
+    /// The outcome of so many rounds of a job whose servers and trainers nothing disturbs.
+    pub(crate) fn undisturbed(tensors: &[Tensor], trainers: u32, rounds: u64) -> Self {
+        let folder = folder();
+        let job = Job { bind: TCP, ..Job::new(1, trainers).with_checkpoints(folder.path()) };
+        let servers = Local::start(&job);
+        let clients: Vec<Client> = (0..trainers).map(|trainer| client(&servers.coordinator(), trainer)).collect();
+        for client in &clients {
+            begin(client, tensors).expect("the tensors are initialised");
+        }
+        for round in 1..=rounds {
+            for (trainer, client) in (0..).zip(&clients) {
+                push(client, tensors, trainer, round).expect("a gradient is taken");
+            }
+        }
+        servers.stop();
+        Self::read(folder.path(), &job, tensors)
+    }
+
     /// Reads the last checkpoint of every shard of a job that has stopped.
     pub(crate) fn read(root: &Path, job: &Job, tensors: &[Tensor]) -> Self {
         let empty = |tensor: &Tensor| KeptTensor { name: tensor.name.clone(), ..KeptTensor::default() };
