@@ -329,6 +329,10 @@ impl SimCluster {
             Err(_) if is_former => ServerTurn::Ended("it was refused".to_owned()),
             turn => turn?,
         };
+        if let ServerTurn::Goes(TurnEffect { gone, .. }) = &turn {
+            gone.iter().for_each(|gone| self.forget(*gone));
+        }
+        let host = &mut self.servers[usize::from(server)];
         let start = host.starts;
         let Some(process) = host.process_of(endpoint) else { return Ok(()) };
         let (lag, is_troubled) = (process.fate.take_lag(), process.is_troubled);
@@ -336,9 +340,6 @@ impl SimCluster {
         for work in process.take_work() {
             let at = now + Duration::from_micros(100 + self.prng.below(20_000));
             self.queue.push(at, SimTask::Work { server, start, work });
-        }
-        if let ServerTurn::Goes(TurnEffect { gone, .. }) = &turn {
-            gone.iter().for_each(|gone| self.forget(*gone));
         }
         if self.end_if_dead(server) {
             return Ok(());
