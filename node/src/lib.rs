@@ -417,7 +417,7 @@ impl ServerStart {
 
     /// The ownership of the server's directory.
     fn ownership(&self) -> Ownership {
-        Ownership::new(self.storage.as_ref().map(|storage| storage.owner.clone()), self.now())
+        Ownership::new(self.storage.iter().map(|storage| storage.owner.clone()).collect(), self.now())
     }
 
     fn now(&self) -> Now {

@@ -1,4 +1,4 @@
-//! Looks whether this process still owns its checkpoint directory.
+//! Looks whether this process still owns its directories: the server's, and for a session with a shard the shard's.
 //!
 //! A record is acknowledged after a look of its own (`core::checkpoint::owner`). Without these looks a process that
 //! stood still, and was replaced meanwhile, would go on answering pulls with old values to clients that are still
@@ -15,26 +15,28 @@ const OWNER_LOOK: Duration = Duration::from_millis(250);
 
 /// The ownership of a session's process.
 pub(super) struct Ownership {
-    owner: Option<DirectoryOwner>,
+    owners: Vec<DirectoryOwner>,
     looked: Now,
 }
 
 impl Ownership {
-    /// The ownership of a directory, if there is one.
-    pub(super) fn new(owner: Option<DirectoryOwner>, now: Now) -> Self {
-        Self { owner, looked: now }
+    /// The ownership of directories; of none without a checkpoint directory.
+    pub(super) fn new(owners: Vec<DirectoryOwner>, now: Now) -> Self {
+        Self { owners, looked: now }
     }
 
     /// Looks again when the last look is old. Call it before the answers of a turn leave.
     ///
     /// # Errors
-    /// When another process owns the directory. A disk that does not answer is no such reason.
+    /// When another process owns one of the directories. A disk that does not answer is no such reason.
     pub(super) fn look(&mut self, now: Now) -> Result<(), Failure> {
-        let Some(owner) = self.owner.as_ref().filter(|_| self.looked + OWNER_LOOK <= now) else { return Ok(()) };
+        if now < self.looked + OWNER_LOOK {
+            return Ok(());
+        }
         self.looked = now;
-        match owner.check() {
+        self.owners.iter().try_for_each(|owner| match owner.check() {
             Err(replaced @ Failure::Node(_)) => Err(replaced),
             _ => Ok(()),
-        }
+        })
     }
 }

@@ -251,7 +251,6 @@ impl ShardNode {
         let sharers = start.settings.shards;
         let directory = shard_directory(identity.server, identity.shard);
         if term > Term::FIRST {
-            // The start has looked at shards that have not moved.
             refuse_newer(&*storage.storage, &start.settings, [directory.clone()])?;
         }
         let is_known = job.committed > Generation(0) || start.places.version() > MapVersion(0);
@@ -259,7 +258,8 @@ impl ShardNode {
             return Err(Failure::Node(format!("{directory}: {LOST}")));
         }
         let folder = Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, sharers)?;
-        let ownership = Ownership::new(Some(folder.owner().clone()), start.now());
+        // A process that takes this server's place claims the shard later, when server 0 has let it in.
+        let ownership = Ownership::new(vec![storage.owner.clone(), folder.owner().clone()], start.now());
         let options = JournalOptions {
             is_on: journal != JournalSetting::Off,
             sync: journal == JournalSetting::Sync,
