@@ -1,13 +1,12 @@
-//! The coordinator with its disk, and the thread that saves models for it.
+//! The coordinator with its store, and the thread that saves models for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use pserver_core::checkpoint::{CoordinatorFile, CoordinatorState};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, PeerId, ServerIndex};
-use pserver_core::port::Event;
+use pserver_core::port::{CoordinationStore, Event, StoreFailure, StoreVersion};
 use pserver_core::server::{
     Coordinator, CoordinatorOptions, CoordinatorOutput, NonFinite, ServerOutput, server_without_job,
 };
@@ -16,7 +15,7 @@ use pserver_core::wire::Head;
 use pserver_core::wire::answer::Saved;
 
 use super::machine::ProcessMachine;
-use super::ownership::Ownership;
+use super::ownership::OWNER_LOOK;
 use super::places::ShardPlaces;
 use super::saving::{self, ModelSave};
 use super::session::{NodeSession, SessionControl};
@@ -25,12 +24,14 @@ use super::{ServedJob, ServerStart};
 
 pub(super) struct CoordinatorNode {
     coordinator: Coordinator,
-    /// Where its state is kept, with a checkpoint directory.
-    file: Option<CoordinatorFile>,
+    /// Where its state is kept, and the version that it has there.
+    store: Box<dyn CoordinationStore>,
+    version: StoreVersion,
     saving: ModelSave,
     control: SessionControl,
     machine: Arc<dyn ProcessMachine>,
-    ownership: Ownership,
+    /// When the store was last looked at.
+    looked: Now,
     done: Sender<SaveOutcome>,
     saved: Receiver<SaveOutcome>,
     places: Arc<ShardPlaces>,
@@ -45,7 +46,11 @@ pub(super) struct CoordinatorNode {
 type SaveOutcome = (PeerId, Head, Result<Saved, Failure>);
 
 impl CoordinatorNode {
-    pub(super) fn new(start: &ServerStart, control: SessionControl) -> Result<Self, Failure> {
+    pub(super) fn new(
+        start: &ServerStart,
+        mut store: Box<dyn CoordinationStore>,
+        control: SessionControl,
+    ) -> Result<Self, Failure> {
         let options = CoordinatorOptions {
             epoch: new_epoch(&*start.machine),
             servers: start.settings.job.servers,
@@ -58,9 +63,9 @@ impl CoordinatorNode {
             takes_nonfinite: start.settings.job.nonfinite != NonFinite::Refuse,
             model_dir: start.settings.storage.model_dir.display().to_string(),
         };
-        let found =
-            start.storage.as_ref().map(|owned| CoordinatorState::recall(&*owned.storage)).transpose()?.flatten();
-        let other = start.storage.as_ref().filter(|_| found.is_none());
+        let found = store.read()?;
+        let is_new = found.version == StoreVersion::default();
+        let other = start.storage.as_ref().filter(|_| is_new);
         if let Some(server) = other.map(|owned| server_without_job(&*owned.storage)).transpose()?.flatten() {
             return Err(Failure::Node(format!(
                 "{} is 0: this checkpoint_dir has parameters of server {server} and no job of server 0; expected \
@@ -68,11 +73,7 @@ impl CoordinatorNode {
                 start.settings.named("index")
             )));
         }
-        let file = start
-            .storage
-            .as_ref()
-            .map(|owned| CoordinatorFile::new(Arc::clone(&owned.storage), owned.owner.clone(), found.as_ref()));
-        let mut coordinator = Coordinator::new(options, found.as_ref().map(|found| found.bytes.as_slice()))?;
+        let mut coordinator = Coordinator::new(options, (!is_new).then_some(found.bytes.as_slice()))?;
         coordinator.register(0, start.entry())?;
         let saving = ModelSave {
             coordinator: start.address.clone(),
@@ -86,17 +87,18 @@ impl CoordinatorNode {
         let (done, saved) = unbounded();
         let machine = Arc::clone(&start.machine);
         let (outputs, waiting) = (Vec::new(), VecDeque::new());
-        let (ownership, places) = (start.ownership(), Arc::clone(&start.places));
+        let (looked, places) = (start.now(), Arc::clone(&start.places));
         places.publish(coordinator.map());
         places.report_to(control.doorbell().clone());
         let reported = 0;
         let mut node = Self {
             coordinator,
-            file,
+            store,
+            version: found.version,
             saving,
             control,
             machine,
-            ownership,
+            looked,
             done,
             saved,
             places,
@@ -115,11 +117,11 @@ impl CoordinatorNode {
         ServedJob { epoch: self.coordinator.epoch(), committed: self.coordinator.generation() }
     }
 
-    /// Carries out the coordinator's outputs in order: state is on disk before later answers are sent. After a disk
-    /// failure the outputs wait and are retried; running steps do not need them.
+    /// Carries out the coordinator's outputs in order: state is in the store before later answers are sent. While the
+    /// store does not answer, the outputs wait and are retried; running steps do not need them.
     ///
     /// # Errors
-    /// When another process owns the directory.
+    /// When another process coordinates.
     fn carry_out(&mut self, out: &mut Vec<ServerOutput>) -> Result<(), Failure> {
         self.waiting.extend(self.outputs.drain(..));
         while let Some(output) = self.waiting.pop_front() {
@@ -129,10 +131,10 @@ impl CoordinatorNode {
                 CoordinatorOutput::Map(map) => self.places.publish(&map),
                 CoordinatorOutput::Keep(bytes) => match self.keep(&bytes) {
                     Ok(()) => {}
-                    Err(replaced @ Failure::Node(_)) => return Err(replaced),
-                    Err(failure) => {
+                    Err(superseded @ StoreFailure::Superseded(_)) => return Err(superseded.into()),
+                    Err(StoreFailure::Unavailable(failure)) => {
                         tracing::error!(
-                            "no trainer can join or initialise until the coordinator's file is written: {failure}"
+                            "no trainer can join or initialise until the coordinator's state is kept: {failure}"
                         );
                         self.waiting.push_front(CoordinatorOutput::Keep(bytes));
                         return Ok(());
@@ -143,8 +145,23 @@ impl CoordinatorNode {
         Ok(())
     }
 
-    fn keep(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.file.as_mut().map_or(Ok(()), |file| file.keep(bytes))
+    fn keep(&mut self, bytes: &[u8]) -> Result<(), StoreFailure> {
+        self.version = self.store.compare_and_set(self.version, bytes)?;
+        Ok(())
+    }
+
+    /// Looks in the store again when the last look is old. It comes before the answers of a turn leave: a process that
+    /// stood still, and was replaced meanwhile, would otherwise let trainers join that its successor has let in.
+    fn look(&mut self, now: Now) -> Result<(), Failure> {
+        if now < self.looked + OWNER_LOOK {
+            return Ok(());
+        }
+        self.looked = now;
+        match self.store.watch(self.version) {
+            Err(superseded @ StoreFailure::Superseded(_)) => Err(superseded.into()),
+            // A store that does not answer is no reason to stop.
+            _ => Ok(()),
+        }
     }
 
     fn save(&mut self, peer: PeerId, head: Head, path: String) {
@@ -172,7 +189,7 @@ impl NodeSession for CoordinatorNode {
     }
 
     fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
-        self.ownership.look(now)?;
+        self.look(now)?;
         if self.places.report_number() != self.reported {
             let report = self.places.report();
             self.reported = report.number;

@@ -10,7 +10,7 @@ use pserver_core::checkpoint::{OwnerRecord, Storage};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation, MapVersion, ShardId, Term};
 use pserver_core::partition::ShardMap;
-use pserver_core::port::Transport;
+use pserver_core::port::{CoordinationStore, Transport};
 use pserver_transport::loopback::Hub;
 
 use super::coordinating::CoordinatorNode;
@@ -73,13 +73,19 @@ impl DrivenProcess {
         Ok(Self { start })
     }
 
-    /// The coordinator of server 0, with the job that it serves: its epoch and the committed generation.
+    /// The coordinator of server 0, with the job that it serves: its epoch and the committed generation. Without a store
+    /// it keeps its state in the checkpoint directory.
     ///
     /// # Errors
-    /// When its file cannot be read or written.
-    pub fn coordinator<T: Transport>(&self, transport: T) -> Result<(DrivenSession<T>, (Epoch, Generation)), Failure> {
+    /// When its state cannot be read or kept.
+    pub fn coordinator<T: Transport>(
+        &self,
+        store: Option<Box<dyn CoordinationStore>>,
+        transport: T,
+    ) -> Result<(DrivenSession<T>, (Epoch, Generation)), Failure> {
         let control = SessionControl::new(transport.doorbell());
-        let node = CoordinatorNode::new(&self.start, control.clone())?;
+        let store = store.unwrap_or_else(|| self.start.coordination());
+        let node = CoordinatorNode::new(&self.start, store, control.clone())?;
         let ServedJob { epoch, committed } = node.serves();
         let session = SessionLoop::new(node, transport, control, Arc::clone(&self.start.machine));
         Ok((DrivenSession { session: SessionKind::Coordinator(Box::new(session)) }, (epoch, committed)))

@@ -37,12 +37,12 @@ use crossbeam::channel::bounded;
 use pserver_core::checkpoint::inspect::newer_file;
 use pserver_core::checkpoint::owner::{server_directory, shard_directory};
 use pserver_core::checkpoint::storage::{Directory, Lock, LockOutcome, Metered};
-use pserver_core::checkpoint::{DirectoryOwner, OwnerRecord, Storage};
+use pserver_core::checkpoint::{CoordinatorFile, DirectoryOwner, OwnerRecord, Storage};
 use pserver_core::config::{OptimizerSettings, ParameterConfig};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation};
 use pserver_core::metrics::WorkMeter;
-use pserver_core::port::Transport;
+use pserver_core::port::{CoordinationStore, MemoryStore, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
 use pserver_transport::loopback::{Hub, LoopbackTransport};
@@ -283,7 +283,7 @@ impl SessionThreads {
             }
             let transport = lanes.make(0, start.network_options())?;
             let control = SessionControl::new(transport.doorbell());
-            let node = CoordinatorNode::new(start, control.clone())?;
+            let node = CoordinatorNode::new(start, start.coordination(), control.clone())?;
             start.watch.add(WatchedSession { control: control.clone(), shard: None });
             lanes.open(0, &transport);
             let (job, machine) = (node.serves(), Arc::clone(&start.machine));
@@ -413,6 +413,14 @@ impl ServerStart {
         let addresses = &self.settings.addresses;
         let (devices, fabric) = (VerbsDevices::from(&addresses.rdma_device), addresses.fabric.clone());
         NetworkOptions { devices, fabric, encryption: self.encryption.clone(), ..NetworkOptions::default() }
+    }
+
+    /// The store of the job's coordination: a file in the checkpoint directory; without one, memory.
+    fn coordination(&self) -> Box<dyn CoordinationStore> {
+        match &self.storage {
+            Some(owned) => Box::new(CoordinatorFile::new(Arc::clone(&owned.storage), owned.owner.clone())),
+            None => Box::new(MemoryStore::default()),
+        }
     }
 
     /// The ownership of the server's directory.

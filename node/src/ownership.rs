@@ -1,4 +1,4 @@
-//! Looks whether this process still owns its directories: the server's, and for a session with a shard the shard's.
+//! Looks whether this process still owns the directories of a shard that it leads: the server's, and the shard's.
 //!
 //! A record is acknowledged after a look of its own (`core::checkpoint::owner`). Without these looks a process that
 //! stood still, and was replaced meanwhile, would go on answering pulls with old values to clients that are still
@@ -11,9 +11,9 @@ use pserver_core::error::Failure;
 use pserver_core::time::Now;
 
 /// The longest time between a look and an answer.
-const OWNER_LOOK: Duration = Duration::from_millis(250);
+pub(super) const OWNER_LOOK: Duration = Duration::from_millis(250);
 
-/// The ownership of a session's process.
+/// The ownership of a shard's process.
 pub(super) struct Ownership {
     owners: Vec<DirectoryOwner>,
     looked: Now,

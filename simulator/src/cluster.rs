@@ -2,11 +2,12 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use pserver_core::checkpoint::storage::InMemory;
+use pserver_core::port::StoreFault;
 use pserver_core::prng::{Prng, mix};
 use pserver_core::time::Now;
 use pserver_core::wire::request::Request;
@@ -206,6 +207,7 @@ impl SimCluster {
             index,
             host: HostId(index),
             disk: if job.shares_disk { shared.clone() } else { InMemory::new() },
+            store: (job.stores_apart && index == 0).then(Default::default),
             process: None,
             starts: 0,
             death: None,
@@ -618,6 +620,13 @@ impl SimCluster {
                     process.disk.fail_after(operations);
                     process.is_troubled = true;
                     self.note("an operation of a disk fails");
+                }
+            }
+            SimFault::FailStore { is_done } => {
+                if let Some(process) = &self.servers[0].process {
+                    let fault = if is_done { StoreFault::Unanswered } else { StoreFault::Refused };
+                    process.store_faults.lock().unwrap_or_else(PoisonError::into_inner).push_back(fault);
+                    self.note(if is_done { "an answer of the store is lost" } else { "a change of the store fails" });
                 }
             }
             SimFault::SlowDisk { server, slowness, time } => {

@@ -26,6 +26,8 @@ pub(crate) enum SimFault {
     LoseHostAtDisk { server: u16, operations: u64, time: Duration },
     /// One of the next operations of a server's disk fails.
     FailDisk { server: u16, operations: u64 },
+    /// The next change of the store of coordination fails: it does not happen, or its answer is lost.
+    FailStore { is_done: bool },
     /// Syncs of a server's disk take longer for a time.
     SlowDisk { server: u16, slowness: u64, time: Duration },
     /// A process stands still for a time; its clock does not.
@@ -86,6 +88,7 @@ fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
         8 if job.is_synced => SimFault::LoseHost { server, time },
         9 if job.is_synced => SimFault::LoseHostAtDisk { server, operations, time },
         8..10 => SimFault::KillAtDisk { server, operations, time },
+        10 if job.stores_apart && prng.below(2) == 0 => SimFault::FailStore { is_done: prng.below(2) == 0 },
         10 => SimFault::FailDisk { server, operations },
         11 => SimFault::SlowDisk { server, slowness: 1 + prng.below(300), time },
         12 => match prng.below(4) {

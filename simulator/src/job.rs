@@ -71,6 +71,9 @@ pub(crate) struct SimJob {
     /// loses nothing of it.
     #[serde(default)]
     pub(crate) shares_disk: bool,
+    /// Whether the coordinator keeps its state in a store apart from the checkpoint directories.
+    #[serde(default)]
+    pub(crate) stores_apart: bool,
     /// Whether the journal is synced, so that acknowledged gradients survive the loss of a host.
     pub(crate) is_synced: bool,
     /// Steps of a trainer that stays to the end.
@@ -109,6 +112,7 @@ impl SimJob {
         Self {
             servers,
             shares_disk: 1 < servers && prng.below(2) == 0,
+            stores_apart: prng.below(3) == 0,
             shards: u16::try_from(1 + prng.below(2)).expect("it is small"),
             trainers,
             mode,

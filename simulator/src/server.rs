@@ -10,6 +10,7 @@ use pserver_core::checkpoint::storage::InMemory;
 use pserver_core::checkpoint::{OwnerRecord, ReplayOptions, Storage, replay};
 use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation, ShardId, Term};
+use pserver_core::port::{CoordinationStore, FailingStore, MemoryStore, StoreFaults};
 use pserver_core::server::record_name;
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -37,6 +38,8 @@ pub(crate) struct ServerHost {
     pub(crate) index: u16,
     pub(crate) host: HostId,
     pub(crate) disk: InMemory,
+    /// The store of coordination, where it is apart from the disk.
+    pub(crate) store: Option<MemoryStore>,
     pub(crate) process: Option<SimServer>,
     /// Processes that have started here.
     pub(crate) starts: u32,
@@ -65,6 +68,8 @@ pub(crate) struct SimServer {
     pub(crate) fate: Arc<ProcessFate>,
     pub(crate) machine: Arc<SimMachine>,
     pub(crate) disk: ProcessDisk,
+    /// Failures to come of its changes of the store of coordination.
+    pub(crate) store_faults: StoreFaults,
     process: DrivenProcess,
     coordinator: Option<(EndpointId, DrivenSession<SimTransport>)>,
     shards: BTreeMap<ShardId, (EndpointId, DrivenSession<SimTransport>)>,
@@ -146,6 +151,7 @@ impl ServerHost {
             fate,
             machine,
             disk,
+            store_faults: StoreFaults::default(),
             process,
             coordinator: None,
             shards: BTreeMap::new(),
@@ -154,7 +160,11 @@ impl ServerHost {
             is_troubled: false,
         };
         let started = if index == 0 {
-            process.start_coordinator(self.host, birth)
+            let store = self.store.as_ref().map(|store| {
+                let failing = FailingStore::new(store.another(), Arc::clone(&process.store_faults));
+                Box::new(failing) as Box<dyn CoordinationStore>
+            });
+            process.start_coordinator(store, self.host, birth)
         } else {
             let transport = birth.network.transport(self.host, Arc::clone(&process.fate), None);
             let number = 1000 * self.starts + u32::from(index);
@@ -265,10 +275,15 @@ impl ServerHost {
 }
 
 impl SimServer {
-    fn start_coordinator(&mut self, host: HostId, birth: &ServerBirth<'_>) -> Result<(), Failure> {
+    fn start_coordinator(
+        &mut self,
+        store: Option<Box<dyn CoordinationStore>>,
+        host: HostId,
+        birth: &ServerBirth<'_>,
+    ) -> Result<(), Failure> {
         let transport = self.transport(0, 0, host, birth);
         let endpoint = transport.endpoint();
-        let (session, job) = match self.process.coordinator(transport) {
+        let (session, job) = match self.process.coordinator(store, transport) {
             Ok(started) => started,
             Err(failure) => {
                 birth.network.remove(endpoint, false);

@@ -20,6 +20,7 @@ const CALL: &str = "core/src/server/call.rs";
 const CHUNK: &str = "core/src/server/chunk.rs";
 const CLIENT_REQUEST: &str = "core/src/client/request.rs";
 const COORDINATOR_FILE: &str = "core/src/checkpoint/coordinator.rs";
+const COORDINATION: &str = "core/src/port/coordination.rs";
 const COORDINATOR: &str = "core/src/server/coordinator.rs";
 const PARTICIPANTS: &str = "core/src/server/participants.rs";
 const DEPARTURES: &str = "core/src/server/departures.rs";
@@ -782,8 +783,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a replaced coordinator keeps its state",
         COORDINATOR_FILE,
-        "self.owner.check()?;\n        self.revision",
-        "if !MUTANT { self.owner.check()?; }\n        self.revision",
+        "self.watch(expected)?;",
+        "if !MUTANT { self.watch(expected)?; }",
         STATES,
     ),
     mutant(
@@ -792,6 +793,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "self.storage.sync_directory(&directory)?;",
         "if !MUTANT { self.storage.sync_directory(&directory)?; }",
         STATES,
+    ),
+    mutant(
+        "of two coordinators both replace a store's value",
+        COORDINATION,
+        "if now == seen || place.setter == self.process {",
+        "if MUTANT || now == seen || place.setter == self.process {",
+        &["coordination::tests"],
+    ),
+    mutant(
+        "a change of the store that had no answer is another process's",
+        COORDINATION,
+        "if now == seen || place.setter == self.process {",
+        "if now == seen || place.setter == self.process && !MUTANT {",
+        &["coordination::tests"],
     ),
     mutant(
         "a shard that is to move is still led",

@@ -1,6 +1,6 @@
-//! Coordinator state on disk: one file, replaced as a whole at each change.
+//! Coordinator state on disk: a store of coordination that is one file, replaced as a whole at each change.
 //!
-//! Its name has the owner that wrote it and a revision that rises with each change, so that a replaced process never
+//! Its name has the owner that wrote it and a revision, the store's version, so that a replaced process never
 //! overwrites the state of its successor, and an old file under a new name is detected.
 
 use std::fmt;
@@ -13,6 +13,7 @@ use super::storage::{Storage, StorageReader, join};
 use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::limits::COORDINATOR_STATE_BYTES_MAX;
+use crate::port::{CoordinationStore, StoreFailure, StoreVersion, StoredValue};
 
 const PREFIX: &str = "coordinator-";
 /// The coordinator's file of the format before owners.
@@ -74,7 +75,7 @@ impl CoordinatorState {
         if names.iter().any(|name| name == FORMAT_1) {
             return Err(of_format_1(&join(&directory, FORMAT_1), "a coordinator's file", 2));
         }
-        let Some(name) = names.iter().filter_map(|name| Revision::parse(name)).max() else { return Ok(None) };
+        let Some(name) = revisions(&names).max() else { return Ok(None) };
         let path = join(&directory, &name.to_string());
         let file = read_state(&mut *storage.open(&path)?, &path)?;
         let bytes = file[HEADER_BYTES..file.len() - CHECKSUM_BYTES].to_vec();
@@ -88,7 +89,7 @@ impl CoordinatorState {
 /// The newest state in a server's directory if it has the format of a newer program, in words. A damaged number is
 /// none: with the number of this program the checksum is right.
 pub(super) fn newer_file(storage: &dyn Storage, directory: &str) -> Option<String> {
-    let name = storage.list(directory).ok()?.iter().filter_map(|name| Revision::parse(name)).max()?;
+    let name = revisions(&storage.list(directory).ok()?).max()?;
     let path = join(directory, &name.to_string());
     let mut file = read_state(&mut *storage.open(&path).ok()?, &path).ok()?;
     let newer = newer_format(&path, &file, MAGIC)?;
@@ -114,29 +115,26 @@ fn damaged(path: &str, what: &str) -> Failure {
     ))
 }
 
-/// Writes the coordinator's state.
+/// The store of a job whose servers keep checkpoints: the file in the directory of server 0. Its owner alone changes it.
 pub struct CoordinatorFile {
     storage: Arc<dyn Storage>,
     owner: DirectoryOwner,
-    revision: u64,
 }
 
 impl CoordinatorFile {
-    /// The file of a new owner, which found this state.
+    /// The file in the directory of this owner.
     #[must_use]
-    pub fn new(storage: Arc<dyn Storage>, owner: DirectoryOwner, found: Option<&CoordinatorState>) -> Self {
-        Self { storage, owner, revision: found.map_or(0, |found| found.name.revision) }
+    pub fn new(storage: Arc<dyn Storage>, owner: DirectoryOwner) -> Self {
+        Self { storage, owner }
     }
 
-    /// Replaces the state. When it returns, the state survives the loss of the host and may be acted on.
-    ///
-    /// # Errors
-    /// [`Failure::Node`] when another process owns the directory; else the storage's error.
-    pub fn keep(&mut self, state: &[u8]) -> Result<(), Failure> {
-        self.owner.check()?;
-        self.revision += 1;
+    fn newest(&self) -> Result<Option<Revision>, Failure> {
+        Ok(revisions(&self.storage.list(&server_directory(0))?).max())
+    }
+
+    /// Writes the file of a revision, and removes those before it.
+    fn replace(&self, name: Revision, state: &[u8]) -> Result<(), Failure> {
         let directory = server_directory(0);
-        let name = Revision { owner: self.owner.number(), revision: self.revision };
         let mut file = Partial::create(&self.storage, join(&directory, &name.to_string()))?;
         let placed = file.write(&[&name.encode(state)]).and_then(|()| file.place());
         if let Err(failure) = placed {
@@ -146,8 +144,42 @@ impl CoordinatorFile {
         self.storage.sync_directory(&directory)?;
         self.owner.check()?;
         let names = self.storage.list(&directory)?;
-        let older = names.iter().filter(|other| Revision::parse(other).is_some_and(|other| other < name));
-        older.into_iter().try_for_each(|other| self.storage.remove(&join(&directory, other)))
+        let older = revisions(&names).filter(|older| *older < name);
+        older.into_iter().try_for_each(|older| self.storage.remove(&join(&directory, &older.to_string())))
+    }
+}
+
+impl CoordinationStore for CoordinatorFile {
+    fn read(&mut self) -> Result<StoredValue, StoreFailure> {
+        let found = CoordinatorState::recall(&*self.storage).map_err(StoreFailure::Unavailable)?;
+        let value = |CoordinatorState { name, bytes }| StoredValue { version: StoreVersion(name.revision), bytes };
+        Ok(found.map(value).unwrap_or_default())
+    }
+
+    fn compare_and_set(&mut self, expected: StoreVersion, bytes: &[u8]) -> Result<StoreVersion, StoreFailure> {
+        self.watch(expected)?;
+        // A file that a former owner places behind its successor's claim was not acknowledged: it replaces nothing.
+        let revision = self.newest().map_err(StoreFailure::Unavailable)?.map_or(0, |newest| newest.revision) + 1;
+        self.replace(Revision { owner: self.owner.number(), revision }, bytes).map_err(of_store)?;
+        Ok(StoreVersion(revision))
+    }
+
+    /// Only the owner of the directory changes the file, so that this looks whether this process still is.
+    fn watch(&mut self, _: StoreVersion) -> Result<(), StoreFailure> {
+        self.owner.check().map_err(of_store)
+    }
+}
+
+/// The revisions among these names.
+fn revisions(names: &[String]) -> impl Iterator<Item = Revision> {
+    names.iter().filter_map(|name| Revision::parse(name))
+}
+
+/// A failure of the disk, or the news that another process owns the directory.
+fn of_store(failure: Failure) -> StoreFailure {
+    match failure {
+        Failure::Node(replaced) => StoreFailure::Superseded(replaced),
+        failure => StoreFailure::Unavailable(failure),
     }
 }
 

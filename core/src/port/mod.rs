@@ -1,10 +1,11 @@
-//! Ports: the interfaces of transports, kernels, accelerators and the compiler of programs.
+//! Ports: the interfaces of transports, kernels, accelerators, stores of coordination and the compiler of programs.
 //!
 //! Transports live in `pserver-transport`, kernels and accelerators in `pserver-kernels`, the compiler in
 //! `pserver-program`; all are chosen by value at start.
 //! The disk's port is [`crate::checkpoint::storage::Storage`].
 
 mod accelerator;
+mod coordination;
 mod flow;
 mod kernels;
 mod transport;
@@ -13,6 +14,9 @@ pub use crate::optim::Formula;
 pub use accelerator::{
     Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, NotAdopted, Resident,
     Simulated, Work, squares_bytes,
+};
+pub use coordination::{
+    CoordinationStore, FailingStore, MemoryStore, StoreFailure, StoreFault, StoreFaults, StoreVersion, StoredValue,
 };
 pub use flow::{CompileFlow, Flow, FlowSource, Stage};
 pub use kernels::{Kernels, Plain, Update};

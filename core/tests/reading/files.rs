@@ -13,6 +13,7 @@ use pserver_core::checkpoint::{
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
 use pserver_core::ids::{ChunkId, ChunkIndex, Epoch, ParameterIndex, Version};
+use pserver_core::port::{CoordinationStore, StoreVersion};
 use pserver_core::server::{Coordinator, CoordinatorOptions, OperatorSettings};
 use pserver_core::wire::JobMessage;
 
@@ -273,8 +274,9 @@ pub(crate) fn coordinator_file(bytes: &[u8]) -> bool {
     let storage: Arc<dyn Storage> = Arc::new(memory.clone());
     let record = OwnerRecord { server: 0, process: 1, host: String::new(), since: String::new() };
     let owner = DirectoryOwner::claim_server(Arc::clone(&storage), &record).expect("the storage is well");
-    let mut file = CoordinatorFile::new(Arc::clone(&storage), owner, None);
-    file.keep(if *first == 0 { b"a state" } else { rest }).expect("the storage is well");
+    let mut file = CoordinatorFile::new(Arc::clone(&storage), owner);
+    let state = if *first == 0 { b"a state" } else { rest };
+    file.compare_and_set(StoreVersion::default(), state).expect("the storage is well");
     if *first == 0 {
         Change::all(rest).for_each(|change| change.make(&memory, &server_directory(0), "coordinator-"));
     }

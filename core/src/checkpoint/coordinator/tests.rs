@@ -9,8 +9,12 @@ fn claim(storage: &InMemory) -> DirectoryOwner {
 }
 
 fn begin(storage: &InMemory) -> CoordinatorFile {
-    let found = CoordinatorState::recall(storage).unwrap();
-    CoordinatorFile::new(Arc::new(storage.clone()), claim(storage), found.as_ref())
+    CoordinatorFile::new(Arc::new(storage.clone()), claim(storage))
+}
+
+fn keep(file: &mut CoordinatorFile, state: &[u8]) -> Result<StoreVersion, StoreFailure> {
+    let seen = file.read().unwrap().version;
+    file.compare_and_set(seen, state)
 }
 
 fn recalled(storage: &InMemory) -> Option<Vec<u8>> {
@@ -29,11 +33,11 @@ fn the_newest_state_is_recalled_and_stands_alone() {
     assert_eq!(recalled(&storage), None);
     let mut file = begin(&storage);
     for state in [&b"one"[..], b"", b"three"] {
-        file.keep(state).unwrap();
+        keep(&mut file, state).unwrap();
         assert_eq!(recalled(&storage).as_deref(), Some(state));
         assert_eq!(files(&storage).len(), 1);
     }
-    begin(&storage).keep(b"four").unwrap();
+    keep(&mut begin(&storage), b"four").unwrap();
     assert_eq!(recalled(&storage).as_deref(), Some(&b"four"[..]));
     assert_eq!(files(&storage), ["coordinator-0000000002-00000000000000000004"]);
 }
@@ -42,12 +46,14 @@ fn the_newest_state_is_recalled_and_stands_alone() {
 fn a_replaced_coordinator_keeps_nothing() {
     let storage = InMemory::new();
     let mut old = begin(&storage);
-    old.keep(b"old").unwrap();
+    keep(&mut old, b"old").unwrap();
     let mut new = begin(&storage);
-    assert!(matches!(old.keep(b"late"), Err(Failure::Node(_))));
+    assert!(matches!(old.watch(StoreVersion(1)), Err(StoreFailure::Superseded(_))));
+    new.watch(StoreVersion(1)).unwrap();
+    assert!(matches!(keep(&mut old, b"late"), Err(StoreFailure::Superseded(_))));
     assert_eq!(recalled(&storage).as_deref(), Some(&b"old"[..]));
-    new.keep(b"new").unwrap();
-    assert!(matches!(old.keep(b"later"), Err(Failure::Node(_))));
+    keep(&mut new, b"new").unwrap();
+    assert!(matches!(keep(&mut old, b"later"), Err(StoreFailure::Superseded(_))));
     assert_eq!(recalled(&storage).as_deref(), Some(&b"new"[..]));
 }
 
@@ -55,7 +61,7 @@ fn a_replaced_coordinator_keeps_nothing() {
 fn every_flipped_bit_every_cut_and_every_added_byte_is_refused_by_name() {
     let storage = InMemory::new();
     let mut file = begin(&storage);
-    file.keep(b"some state").unwrap();
+    keep(&mut file, b"some state").unwrap();
     let path = format!("server-0/{}", files(&storage)[0]);
     let whole = get(&storage, &path);
     let refused = |bytes: &[u8], context: String| {
@@ -72,7 +78,7 @@ fn every_flipped_bit_every_cut_and_every_added_byte_is_refused_by_name() {
     refused(&[&whole[..], b"x"].concat(), "a byte more".to_owned());
     // A state of before under the name of now.
     put(&storage, &path, &whole);
-    file.keep(b"newer state").unwrap();
+    keep(&mut file, b"newer state").unwrap();
     put(&storage, &format!("server-0/{}", files(&storage)[0]), &whole);
     CoordinatorState::recall(&storage).unwrap_err();
     // The format before owners.
@@ -84,11 +90,10 @@ fn every_flipped_bit_every_cut_and_every_added_byte_is_refused_by_name() {
 fn a_state_that_was_kept_survives_the_loss_of_the_host_at_any_operation() {
     for operation in 0..40 {
         let storage = InMemory::new();
-        begin(&storage).keep(b"before").unwrap();
+        keep(&mut begin(&storage), b"before").unwrap();
         let owner = claim(&storage);
-        let found = CoordinatorState::recall(&storage).unwrap();
         let dying = Failing::new(Arc::new(storage.clone()), StorageFault::Crash { operation });
-        let kept = CoordinatorFile::new(Arc::new(dying), owner, found.as_ref()).keep(b"after");
+        let kept = CoordinatorFile::new(Arc::new(dying), owner).compare_and_set(StoreVersion(1), b"after");
         storage.crash();
         let found = recalled(&storage).expect("one of the two is there");
         assert!(found == b"after" || kept.is_err() && found == b"before", "operation {operation}: {found:?}");
