@@ -53,6 +53,7 @@ pub const SERVER_SETTINGS: &[&str] = &[
     "servers",
     "trainers",
     "shards",
+    "threads",
     "bind",
     "advertise",
     "coordinator",

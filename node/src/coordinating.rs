@@ -24,14 +24,10 @@ use super::{ServedJob, ServerStart};
 
 pub(super) struct CoordinatorNode {
     coordinator: Coordinator,
-    /// Where its state is kept, and the version that it has there.
-    store: Box<dyn CoordinationStore>,
-    version: StoreVersion,
+    kept: KeptState,
     saving: ModelSave,
     control: SessionControl,
     machine: Arc<dyn ProcessMachine>,
-    /// When the store was last looked at.
-    looked: Now,
     done: Sender<SaveOutcome>,
     saved: Receiver<SaveOutcome>,
     places: Arc<ShardPlaces>,
@@ -42,8 +38,38 @@ pub(super) struct CoordinatorNode {
     waiting: VecDeque<CoordinatorOutput>,
 }
 
+/// The place of its state.
+struct KeptState {
+    store: Box<dyn CoordinationStore>,
+    /// The version that the state has there.
+    version: StoreVersion,
+    /// When it was last looked whether another process has replaced it.
+    looked: Now,
+}
+
 /// Result of one save, for the peer that requested it.
 type SaveOutcome = (PeerId, Head, Result<Saved, Failure>);
+
+impl KeptState {
+    fn keep(&mut self, bytes: &[u8]) -> Result<(), StoreFailure> {
+        self.version = self.store.compare_and_set(self.version, bytes)?;
+        Ok(())
+    }
+
+    /// Looks in the store again when the last look is old. It comes before the answers of a turn leave: a process that
+    /// stood still, and was replaced meanwhile, would otherwise let trainers join that its successor has let in.
+    fn look(&mut self, now: Now) -> Result<(), Failure> {
+        if now < self.looked + OWNER_LOOK {
+            return Ok(());
+        }
+        self.looked = now;
+        match self.store.watch(self.version) {
+            Err(superseded @ StoreFailure::Superseded(_)) => Err(superseded.into()),
+            // A store that does not answer is no reason to stop.
+            _ => Ok(()),
+        }
+    }
+}
 
 impl CoordinatorNode {
     pub(super) fn new(
@@ -87,18 +113,16 @@ impl CoordinatorNode {
         let (done, saved) = unbounded();
         let machine = Arc::clone(&start.machine);
         let (outputs, waiting) = (Vec::new(), VecDeque::new());
-        let (looked, places) = (start.now(), Arc::clone(&start.places));
+        let places = Arc::clone(&start.places);
         places.publish(coordinator.map());
         places.report_to(control.doorbell().clone());
         let reported = 0;
         let mut node = Self {
             coordinator,
-            store,
-            version: found.version,
+            kept: KeptState { store, version: found.version, looked: start.now() },
             saving,
             control,
             machine,
-            looked,
             done,
             saved,
             places,
@@ -107,8 +131,7 @@ impl CoordinatorNode {
             waiting,
         };
         // The epoch is kept from the first moment: a restart before anybody joined is the same job.
-        let kept = node.coordinator.kept();
-        node.keep(&kept)?;
+        node.kept.keep(&node.coordinator.kept())?;
         Ok(node)
     }
 
@@ -129,7 +152,7 @@ impl CoordinatorNode {
                 CoordinatorOutput::Session(output) => out.push(output),
                 CoordinatorOutput::Save { peer, head, path } => self.save(peer, head, path),
                 CoordinatorOutput::Map(map) => self.places.publish(&map),
-                CoordinatorOutput::Keep(bytes) => match self.keep(&bytes) {
+                CoordinatorOutput::Keep(bytes) => match self.kept.keep(&bytes) {
                     Ok(()) => {}
                     Err(superseded @ StoreFailure::Superseded(_)) => return Err(superseded.into()),
                     Err(StoreFailure::Unavailable(failure)) => {
@@ -143,25 +166,6 @@ impl CoordinatorNode {
             }
         }
         Ok(())
-    }
-
-    fn keep(&mut self, bytes: &[u8]) -> Result<(), StoreFailure> {
-        self.version = self.store.compare_and_set(self.version, bytes)?;
-        Ok(())
-    }
-
-    /// Looks in the store again when the last look is old. It comes before the answers of a turn leave: a process that
-    /// stood still, and was replaced meanwhile, would otherwise let trainers join that its successor has let in.
-    fn look(&mut self, now: Now) -> Result<(), Failure> {
-        if now < self.looked + OWNER_LOOK {
-            return Ok(());
-        }
-        self.looked = now;
-        match self.store.watch(self.version) {
-            Err(superseded @ StoreFailure::Superseded(_)) => Err(superseded.into()),
-            // A store that does not answer is no reason to stop.
-            _ => Ok(()),
-        }
     }
 
     fn save(&mut self, peer: PeerId, head: Head, path: String) {
@@ -189,7 +193,7 @@ impl NodeSession for CoordinatorNode {
     }
 
     fn work(&mut self, now: Now, out: &mut Vec<ServerOutput>) -> Result<bool, Failure> {
-        self.look(now)?;
+        self.kept.look(now)?;
         if self.places.report_number() != self.reported {
             let report = self.places.report();
             self.reported = report.number;

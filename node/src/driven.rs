@@ -16,7 +16,9 @@ use pserver_transport::loopback::Hub;
 use super::coordinating::CoordinatorNode;
 use super::machine::ProcessMachine;
 use super::places::{HoldReport, PlaceChanges, ShardPlaces};
-use super::session::{SessionControl, SessionLoop, TurnEnd};
+use super::seats::Seats;
+use super::session::SessionControl;
+use super::session_loop::{SessionLoop, TurnEnd};
 use super::sharding::ShardNode;
 use super::watch::Watch;
 use super::{OwnedStorage, ServedJob, ServerNetwork, ServerStart};
@@ -73,8 +75,8 @@ impl DrivenProcess {
         Ok(Self { start })
     }
 
-    /// The coordinator of server 0, with the job that it serves: its epoch and the committed generation. Without a store
-    /// it keeps its state in the checkpoint directory.
+    /// The coordinator of server 0, with the job that it serves: its epoch and the committed generation. Without a
+    /// store it keeps its state in the checkpoint directory.
     ///
     /// # Errors
     /// When its state cannot be read or kept.
@@ -87,7 +89,7 @@ impl DrivenProcess {
         let store = store.unwrap_or_else(|| self.start.coordination());
         let node = CoordinatorNode::new(&self.start, store, control.clone())?;
         let ServedJob { epoch, committed } = node.serves();
-        let session = SessionLoop::new(node, transport, control, Arc::clone(&self.start.machine));
+        let session = SessionLoop::new(Seats::lone(node, control), transport, Arc::clone(&self.start.machine));
         Ok((DrivenSession { session: SessionKind::Coordinator(Box::new(session)) }, (epoch, committed)))
     }
 
@@ -138,7 +140,7 @@ impl DrivenProcess {
         let job = ServedJob { epoch, committed };
         let node = ShardNode::new(&self.start, (shard, term), job, transport.capabilities(), None)?;
         self.start.places.hold(shard, term, true);
-        let session = SessionLoop::new(node, transport, control, Arc::clone(&self.start.machine));
+        let session = SessionLoop::new(Seats::lone(node, control), transport, Arc::clone(&self.start.machine));
         Ok(DrivenSession { session: SessionKind::Shard(Box::new(session)) })
     }
 }

@@ -1,21 +1,23 @@
 //! Hosting of shards: a server takes up the shards that the map gives to it, and lets go those that it takes away.
 //!
-//! Each shard has a thread of its own. A shard that is let go ends as in a server that stops, with its last checkpoint,
-//! and is taken up as in a server that starts, from checkpoint and journal. Trainers repeat what was not answered.
+//! Shards share threads. A shard that is let go ends as in a server that stops, with its last checkpoint, and is taken
+//! up as in a server that starts, from checkpoint and journal; the other shards of its thread go on meanwhile. Trainers
+//! repeat what was not answered.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pserver_core::error::Failure;
 use pserver_core::ids::{ShardId, Term};
-use pserver_core::port::Transport;
+use pserver_core::port::{Capabilities, Transport};
 use pserver_transport::network::NetworkOptions;
 
 use super::device::{self, ShardDevice};
 use super::places::ShardPlaces;
-use super::session::{SessionControl, SessionThread, join};
+use super::session::{NodeSession, SessionControl};
+use super::session_loop::{SessionThread, join};
 use super::sharding::ShardNode;
 use super::watch::WatchedSession;
 use super::{ServedJob, ServerStart};
@@ -23,15 +25,17 @@ use super::{ServedJob, ServerStart};
 /// Pause before a shard that could not be taken up is tried again.
 const TAKE_UP_PAUSE: Duration = Duration::from_secs(1);
 
-/// Makes the transports of lanes, by their number.
+/// Makes the transports of a server's threads, and says which of them serves a lane.
 pub(super) trait LaneTransports: Send + 'static {
     type Transport: Transport + 'static;
+    /// The way of new connections to a transport.
+    type Entrance: Send + 'static;
 
-    /// The transport of a lane, which gets no connections yet.
-    fn make(&mut self, lane: u64, options: NetworkOptions) -> Result<Self::Transport, Failure>;
+    /// A transport, which gets no connections yet.
+    fn make(&mut self, options: NetworkOptions) -> Result<(Self::Transport, Self::Entrance), Failure>;
 
-    /// From now on the transport gets the lane's connections.
-    fn open(&mut self, lane: u64, transport: &Self::Transport);
+    /// From now on a transport gets the lane's connections.
+    fn open(&mut self, lane: u64, entrance: &Self::Entrance) -> Result<(), Failure>;
 
     /// From now on the lane's connections are refused.
     fn close(&mut self, lane: u64);
@@ -39,20 +43,29 @@ pub(super) trait LaneTransports: Send + 'static {
 
 /// The shards of a server.
 pub(super) struct ShardHost {
-    running: Arc<Mutex<BTreeMap<ShardId, SessionThread>>>,
+    threads: Vec<Arc<SessionThread<ShardNode>>>,
     places: Arc<ShardPlaces>,
     thread: Option<JoinHandle<Result<(), Failure>>>,
 }
 
 /// Takes shards up and lets them go.
-struct Hosting<L> {
+struct Hosting<L: LaneTransports> {
     start: Arc<ServerStart>,
     job: ServedJob,
     lanes: L,
-    running: Arc<Mutex<BTreeMap<ShardId, SessionThread>>>,
+    threads: Vec<ShardThread<L::Entrance>>,
+    /// The thread of each shard that runs.
+    running: BTreeMap<ShardId, usize>,
     /// The devices that were opened at start, by the number of this server's shards. One that is taken up later has
     /// another or none.
     devices: BTreeMap<u16, ShardDevice>,
+}
+
+/// A thread of shards.
+struct ShardThread<E> {
+    sessions: Arc<SessionThread<ShardNode>>,
+    entrance: E,
+    can: Capabilities,
 }
 
 impl ShardHost {
@@ -60,11 +73,18 @@ impl ShardHost {
     ///
     /// # Errors
     /// When one of them cannot be restored.
-    pub(super) fn start(start: &Arc<ServerStart>, job: ServedJob, lanes: impl LaneTransports) -> Result<Self, Failure> {
-        let running = Arc::<Mutex<BTreeMap<_, _>>>::default();
-        let devices = (0..).zip(device::open(&start.settings)?).collect();
-        let (places, shared) = (Arc::clone(&start.places), Arc::clone(&running));
-        let mut hosting = Hosting { start: Arc::clone(start), job, lanes, running: shared, devices };
+    pub(super) fn start(
+        start: &Arc<ServerStart>,
+        job: ServedJob,
+        mut lanes: impl LaneTransports,
+    ) -> Result<Self, Failure> {
+        let threads = (0..start.settings.threads()).map(|number| ShardThread::start(start, number, &mut lanes));
+        let threads = threads.collect::<Result<Vec<_>, Failure>>()?;
+        let (places, shared) =
+            (Arc::clone(&start.places), threads.iter().map(|one| Arc::clone(&one.sessions)).collect());
+        let mut host = Self { threads: shared, places: Arc::clone(&places), thread: None };
+        let (devices, running) = ((0..).zip(device::open(&start.settings)?).collect(), BTreeMap::new());
+        let mut hosting = Hosting { start: Arc::clone(start), job, lanes, threads, running, devices };
         let changes = places.changes();
         for (shard, term) in changes.takes_up {
             hosting.take_up(shard, term)?;
@@ -75,14 +95,14 @@ impl ShardHost {
             Ok(())
         };
         let thread = std::thread::Builder::new().name("pserver-places".to_owned()).spawn(follow);
-        let thread = thread.map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-        Ok(Self { running, places, thread: Some(thread) })
+        host.thread = Some(thread.map_err(|error| Failure::Node(format!("starting a thread: {error}")))?);
+        Ok(host)
     }
 
-    /// Whether the thread of a shard, or the one that follows the map, has ended by itself.
+    /// Whether a thread of shards, or the one that follows the map, has ended by itself.
     pub(super) fn has_failed(&self) -> bool {
         let has_ended = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
-        has_ended || lock(&self.running).values().any(SessionThread::has_ended)
+        has_ended || self.threads.iter().any(|thread| thread.has_ended())
     }
 
     /// Follows the map no longer, and stops every shard.
@@ -92,9 +112,37 @@ impl ShardHost {
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         self.places.end();
         let followed = self.thread.take().map_or(Ok(()), join);
-        let shards = std::mem::take(&mut *lock(&self.running));
-        shards.values().for_each(SessionThread::stop);
-        shards.into_values().map(SessionThread::join).fold(followed, Result::and)
+        let threads = std::mem::take(&mut self.threads);
+        threads.iter().for_each(|thread| thread.stop());
+        threads.iter().map(|thread| thread.join()).fold(followed, Result::and)
+    }
+}
+
+impl Drop for ShardHost {
+    /// A start that has failed leaves no thread behind.
+    fn drop(&mut self) {
+        if let Err(failure) = self.end() {
+            tracing::error!("stopping the shards: {failure}");
+        }
+    }
+}
+
+impl<E> ShardThread<E> {
+    fn start<L: LaneTransports<Entrance = E>>(
+        start: &ServerStart,
+        number: u16,
+        lanes: &mut L,
+    ) -> Result<Self, Failure> {
+        let settings = &start.settings;
+        // Servers of a host, and the threads of each, use different ones of several equal cards.
+        let device_turn = usize::from(settings.index) * usize::from(settings.threads()) + usize::from(number);
+        let (poll, checks) = (settings.poll, settings.addresses.checks);
+        let options = NetworkOptions { poll, checks, device_turn, ..start.network_options() };
+        let (transport, entrance) = lanes.make(options)?;
+        let can = transport.capabilities();
+        let name = format!("pserver-shards-{number}");
+        let sessions = Arc::new(SessionThread::shared(name, transport, Arc::clone(&start.machine))?);
+        Ok(Self { sessions, entrance, can })
     }
 }
 
@@ -129,39 +177,32 @@ impl<L: LaneTransports> Hosting<L> {
         let is_own = shard.server.0 == settings.index;
         let device = if is_own { self.devices.remove(&shard.shard.0) } else { None };
         let device = device.unwrap_or_else(|| device::of_a_shard_that_moved(settings));
-        // Servers of a host, and the shards of each, use different ones of several equal cards.
-        let device_turn = usize::from(settings.index) * usize::from(settings.shards) + usize::from(shard.shard.0);
-        let (poll, checks) = (settings.poll, settings.addresses.checks);
-        let options = NetworkOptions { poll, checks, device_turn, ..self.start.network_options() };
-        let transport = self.lanes.make(shard.lane(), options)?;
-        let control = SessionControl::new(transport.doorbell());
-        let node = ShardNode::new(&self.start, (shard, term), self.job, transport.capabilities(), device)?;
+        let shards_of = |place: &usize| self.running.values().filter(|other| *other == place).count();
+        let place = (0..self.threads.len()).min_by_key(shards_of).expect("a server has a thread");
+        let thread = &self.threads[place];
+        let control = SessionControl::new(thread.sessions.doorbell().clone());
+        let node = ShardNode::new(&self.start, (shard, term), self.job, thread.can, device)?;
         let counters = Arc::clone(node.counters());
-        self.start.watch.add(WatchedSession { control: control.clone(), shard: Some((shard, counters)) });
-        self.lanes.open(shard.lane(), &transport);
-        let (name, machine) = (format!("pserver-shard-{}", shard.shard), Arc::clone(&self.start.machine));
-        let thread = SessionThread::spawn(&name, node, transport, control, machine)?;
-        lock(&self.running).insert(shard, thread);
+        thread.sessions.enter(shard.lane(), node, control.clone())?;
+        self.lanes.open(shard.lane(), &thread.entrance)?;
+        self.start.watch.add(WatchedSession { control, shard: Some((shard, counters)) });
+        self.running.insert(shard, place);
         Ok(())
     }
 
     fn let_go(&mut self, shard: ShardId) {
         self.lanes.close(shard.lane());
-        let thread = lock(&self.running).remove(&shard);
-        if let Some(thread) = thread {
-            thread.release();
-            match thread.join() {
+        self.start.watch.remove(shard);
+        let thread = self.running.remove(&shard).map(|place| &self.threads[place]);
+        // The other shards of its thread do not wait until its last checkpoint is written.
+        if let Some(mut node) = thread.and_then(|thread| thread.sessions.leave(shard.lane())) {
+            match node.finish() {
                 Ok(()) => tracing::info!(%shard, "the shard has moved away"),
                 Err(failure) => tracing::error!(
                     %shard, "the shard moves as of its last checkpoint and its journal, as it ended with: {failure}"
                 ),
             }
         }
-        self.start.watch.remove(shard);
         self.start.places.let_go(shard);
     }
-}
-
-fn lock(running: &Mutex<BTreeMap<ShardId, SessionThread>>) -> MutexGuard<'_, BTreeMap<ShardId, SessionThread>> {
-    running.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
-//! A server process: an accept thread, a thread for each shard, one that follows the map of shards, and in server 0 one
-//! for the coordinator.
+//! A server process: an accept thread, threads that shards share, one that follows the map of shards, and in server 0
+//! one for the coordinator.
 //!
-//! Every thread but the accept thread runs the same loop over its own session of `pserver_core::server` and its own
-//! transport. The data path shares nothing.
+//! The threads of shards and coordinator run the same loop over their sessions of `pserver_core::server` and a
+//! transport of their own. The data path shares nothing between threads.
 //!
 //! A server serves other processes ([`Server::start`]) or clients of its own process ([`Server::start_within`]).
 //!
@@ -21,7 +21,9 @@ mod places;
 pub mod progress;
 mod registration;
 mod saving;
+mod seats;
 mod session;
+mod session_loop;
 pub mod settings;
 mod sharding;
 pub mod telemetry;
@@ -45,8 +47,8 @@ use pserver_core::metrics::WorkMeter;
 use pserver_core::port::{CoordinationStore, MemoryStore, Transport};
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
-use pserver_transport::loopback::{Hub, LoopbackTransport};
-use pserver_transport::network::{JobToken, Lanes, Listener, Network, NetworkOptions, Stop};
+use pserver_transport::loopback::{Hub, LoopbackListener, LoopbackTransport};
+use pserver_transport::network::{ConnectionSender, JobToken, Lanes, Listener, Network, NetworkOptions, Stop};
 use pserver_transport::tls::Encryption;
 use pserver_transport::verbs::{DeviceChoice, VerbsDevice, VerbsDevices};
 
@@ -57,7 +59,8 @@ use memory_limit::memory_limit;
 use ownership::Ownership;
 use places::ShardPlaces;
 use registration::Registration;
-use session::{SessionControl, SessionThread};
+use session::SessionControl;
+use session_loop::SessionThread;
 use watch::{HttpServer, Watch, WatchedSession};
 
 use crate::settings::{JournalSetting, Settings};
@@ -88,7 +91,7 @@ pub struct Server {
 /// The sessions of a server, each with its thread.
 struct SessionThreads {
     /// The coordinator, in server 0.
-    coordinator: Option<SessionThread>,
+    coordinator: Option<SessionThread<CoordinatorNode>>,
     shards: ShardHost,
     /// The registration of a server other than 0.
     registered: Option<Registration>,
@@ -248,7 +251,7 @@ impl Server {
         self.stop.stop();
         let mut ended = Ok(());
         if let Some(listener) = self.listener.take() {
-            ended = session::join(listener);
+            ended = session_loop::join(listener);
         }
         // Shards first, all at once: while they finish, the coordinator still answers. With its last checkpoint written
         // a server leaves the job, so that a successor finds it.
@@ -281,13 +284,13 @@ impl SessionThreads {
                 let own = &start.address;
                 tracing::info!(%named, %own, "this is server 0, so the setting coordinator has no effect here");
             }
-            let transport = lanes.make(0, start.network_options())?;
+            let (transport, entrance) = lanes.make(start.network_options())?;
             let control = SessionControl::new(transport.doorbell());
             let node = CoordinatorNode::new(start, start.coordination(), control.clone())?;
             start.watch.add(WatchedSession { control: control.clone(), shard: None });
-            lanes.open(0, &transport);
+            lanes.open(0, &entrance)?;
             let (job, machine) = (node.serves(), Arc::clone(&start.machine));
-            let thread = SessionThread::spawn("pserver-coordinator", node, transport, control, machine)?;
+            let thread = SessionThread::lone("pserver-coordinator".to_owned(), (node, control), transport, machine)?;
             (job, Some(thread), None)
         } else {
             let (job, registered) = registration::register(start)?;
@@ -302,13 +305,17 @@ impl SessionThreads {
 
 impl LaneTransports for Lanes {
     type Transport = Network;
+    type Entrance = ConnectionSender;
 
-    fn make(&mut self, _: u64, options: NetworkOptions) -> Result<Network, Failure> {
-        Network::new(options)
+    fn make(&mut self, options: NetworkOptions) -> Result<(Network, ConnectionSender), Failure> {
+        let transport = Network::new(options)?;
+        let entrance = transport.connection_sender();
+        Ok((transport, entrance))
     }
 
-    fn open(&mut self, lane: u64, transport: &Network) {
-        Self::open(self, lane, transport.connection_sender());
+    fn open(&mut self, lane: u64, entrance: &ConnectionSender) -> Result<(), Failure> {
+        Self::open(self, lane, entrance.clone());
+        Ok(())
     }
 
     fn close(&mut self, lane: u64) {
@@ -316,8 +323,7 @@ impl LaneTransports for Lanes {
     }
 }
 
-/// The lanes of a server for clients of its process. A listening transport gets its connections at once, and ends with
-/// its session.
+/// The lanes of a server for clients of its process.
 struct HubLanes {
     hub: Hub,
     address: Address,
@@ -325,15 +331,21 @@ struct HubLanes {
 
 impl LaneTransports for HubLanes {
     type Transport = LoopbackTransport;
+    type Entrance = LoopbackListener;
 
-    fn make(&mut self, lane: u64, options: NetworkOptions) -> Result<LoopbackTransport, Failure> {
-        let transport = self.hub.listen(&self.address.of_lane(lane))?;
-        Ok(transport.with(options.checks, options.poll))
+    fn make(&mut self, options: NetworkOptions) -> Result<(LoopbackTransport, LoopbackListener), Failure> {
+        let transport = self.hub.transport().with(options.checks, options.poll);
+        let entrance = transport.listener();
+        Ok((transport, entrance))
     }
 
-    fn open(&mut self, _: u64, _: &LoopbackTransport) {}
+    fn open(&mut self, lane: u64, entrance: &LoopbackListener) -> Result<(), Failure> {
+        self.hub.open(&self.address.of_lane(lane), entrance)
+    }
 
-    fn close(&mut self, _: u64) {}
+    fn close(&mut self, lane: u64) {
+        self.hub.close(&self.address.of_lane(lane));
+    }
 }
 
 impl ServerNetwork {

@@ -57,7 +57,7 @@ impl Registration {
         self.doorbell.ring();
         match self.left.recv_timeout(LEAVE_LIMIT) {
             Err(RecvTimeoutError::Timeout) => Ok(()),
-            _ => super::session::join(self.thread),
+            _ => super::session_loop::join(self.thread),
         }
     }
 }

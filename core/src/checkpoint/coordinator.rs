@@ -115,7 +115,8 @@ fn damaged(path: &str, what: &str) -> Failure {
     ))
 }
 
-/// The store of a job whose servers keep checkpoints: the file in the directory of server 0. Its owner alone changes it.
+/// The store of a job whose servers keep checkpoints: the file in the directory of server 0. Its owner alone changes
+/// it.
 pub struct CoordinatorFile {
     storage: Arc<dyn Storage>,
     owner: DirectoryOwner,

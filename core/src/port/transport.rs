@@ -325,6 +325,26 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The peer it concerns.
+    #[must_use]
+    #[inline]
+    pub fn peer(&self) -> PeerId {
+        match self {
+            Self::Connected { peer }
+            | Self::Accepted { peer, .. }
+            | Self::TakesAnswers { peer }
+            | Self::Moved { peer, .. }
+            | Self::Head { peer, .. }
+            | Self::Received { peer, .. }
+            | Self::AnswerReturned { peer, .. }
+            | Self::Transmitted { peer, .. }
+            | Self::Sent { peer, .. }
+            | Self::Gone { peer, .. } => *peer,
+        }
+    }
+}
+
 /// Capabilities of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {

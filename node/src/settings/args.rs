@@ -42,9 +42,12 @@ pub struct ServeArgs {
     /// Trainers in the job [default: 1].
     #[arg(long, help_heading = JOB, value_name = "NUMBER")]
     pub trainers: Option<String>,
-    /// Shards on this server: cores that hold parameters [default: 1].
+    /// Shards on this server: parts of the parameters, which can move to other servers [default: 1].
     #[arg(long, help_heading = PROCESSOR, value_name = "NUMBER")]
     pub shards: Option<String>,
+    /// Threads that serve the shards [default: one for each shard, and no more than half of the processors].
+    #[arg(long, help_heading = PROCESSOR, value_name = "NUMBER")]
+    pub threads: Option<String>,
     /// The address to listen on; port 0 takes a free one. Trainers on this machine share memory with the server,
     /// unless tcp:// stands before the host; with shm:// only they can connect [default: 127.0.0.1:7164].
     #[arg(long, help_heading = ADDRESSES, value_name = "ADDRESS")]
@@ -221,6 +224,7 @@ impl ServeArgs {
             ("servers", "1", &self.servers),
             ("trainers", "1", &self.trainers),
             ("shards", "1", &self.shards),
+            ("threads", "", &self.threads),
             ("bind", "127.0.0.1:7164", &self.bind),
             ("advertise", "", &self.advertise),
             ("coordinator", "", &self.coordinator),

@@ -115,6 +115,8 @@ pub struct Settings {
     pub index: u16,
     /// Shards on this server.
     pub shards: u16,
+    /// Threads that serve them, where that is said.
+    pub threads: Option<u16>,
     /// How a shard waits.
     pub poll: PollPolicy,
     /// The job's settings.
@@ -278,6 +280,7 @@ impl Settings {
         let settings = Self {
             index: reader.take("index", values::whole(0, u64::from(limits::SERVERS_MAX) - 1)),
             shards: reader.take("shards", values::whole(1, u64::from(limits::SHARDS_MAX))),
+            threads: reader.take("threads", values::optional(values::whole(1, u64::from(limits::SHARDS_MAX)))),
             poll: reader.take("poll", values::plain(POLL_EXPECTED)),
             job: JobSettings {
                 servers: reader.take("servers", values::whole(1, u64::from(limits::SERVERS_MAX))),
@@ -339,6 +342,14 @@ impl Settings {
             made: sources.made(),
         };
         (settings, reader.problems())
+    }
+
+    /// Threads that serve the shards.
+    #[must_use]
+    pub fn threads(&self) -> u16 {
+        let half = std::thread::available_parallelism().map_or(1, |processors| processors.get() / 2);
+        let threads = self.threads.unwrap_or_else(|| u16::try_from(half).unwrap_or(u16::MAX));
+        threads.clamp(1, self.shards)
     }
 
     /// Contradictions between values that are valid alone.

@@ -6,6 +6,7 @@
 mod link;
 mod signal;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,9 +33,9 @@ const TURN_FRAMES: usize = 16;
 #[derive(Clone, Default)]
 pub struct Hub(Arc<Mutex<BTreeMap<(String, u16), LoopbackListener>>>);
 
-/// A listening transport.
+/// The way of new connections to a transport.
 #[derive(Clone)]
-struct LoopbackListener {
+pub struct LoopbackListener {
     arrivals: Arc<Mutex<Vec<LoopbackArrival>>>,
     signal: Arc<Signal>,
 }
@@ -49,7 +50,6 @@ struct LoopbackArrival {
 pub struct LoopbackTransport {
     hub: Hub,
     listener: LoopbackListener,
-    address: Option<Address>,
     peers: BTreeMap<PeerId, LoopbackPeer>,
     peers_made: u64,
     events: Vec<Event>,
@@ -82,23 +82,34 @@ impl Hub {
     /// A transport that listens at `loopback://name:lane`.
     ///
     /// # Errors
-    /// [`Failure::Node`] when the address is of another transport or in use.
+    /// As [`Hub::open`].
     pub fn listen(&self, address: &Address) -> Result<LoopbackTransport, Failure> {
-        let refused = |why: &str| Failure::Node(format!("listening on {address}: {why}"));
-        if address.scheme != Scheme::Loopback {
-            return Err(refused("this transport takes loopback:// only"));
-        }
-        let mut transport = self.transport();
-        let mut listeners = self.lock();
-        let key = (address.host.clone(), address.port);
-        if listeners.contains_key(&key) {
-            drop(listeners);
-            return Err(refused("another transport listens there"));
-        }
-        listeners.insert(key, transport.listener.clone());
-        drop(listeners);
-        transport.address = Some(address.clone());
+        let transport = self.transport();
+        self.open(address, &transport.listener)?;
         Ok(transport)
+    }
+
+    /// From now on a transport gets the connections to `loopback://name:lane`, also beside those to other addresses.
+    ///
+    /// # Errors
+    /// [`Failure::Node`] when the address is of another transport or in use.
+    pub fn open(&self, address: &Address, listener: &LoopbackListener) -> Result<(), Failure> {
+        let refused = |why: &str| Err(Failure::Node(format!("listening on {address}: {why}")));
+        if address.scheme != Scheme::Loopback {
+            return refused("this transport takes loopback:// only");
+        }
+        match self.lock().entry((address.host.clone(), address.port)) {
+            Entry::Occupied(_) => refused("another transport listens there"),
+            Entry::Vacant(place) => {
+                place.insert(listener.clone());
+                Ok(())
+            }
+        }
+    }
+
+    /// From now on connections to `loopback://name:lane` are refused.
+    pub fn close(&self, address: &Address) {
+        self.lock().remove(&(address.host.clone(), address.port));
     }
 
     /// A transport that only connects.
@@ -107,7 +118,6 @@ impl Hub {
         LoopbackTransport {
             hub: self.clone(),
             listener: LoopbackListener { arrivals: Arc::default(), signal: Arc::default() },
-            address: None,
             peers: BTreeMap::new(),
             peers_made: 0,
             events: Vec::new(),
@@ -128,6 +138,12 @@ impl LoopbackTransport {
     pub fn with(mut self, checks: ChecksumPolicy, poll: PollPolicy) -> Self {
         (self.checks, self.poll) = (checks, poll);
         self
+    }
+
+    /// The way of new connections to it.
+    #[must_use]
+    pub fn listener(&self) -> LoopbackListener {
+        self.listener.clone()
     }
 
     fn add(&mut self, end: LinkEnd, greet: impl FnOnce(PeerId) -> Event) -> PeerId {
@@ -269,9 +285,7 @@ impl Transport for LoopbackTransport {
 
 impl Drop for LoopbackTransport {
     fn drop(&mut self) {
-        if let Some(address) = self.address.take() {
-            self.hub.lock().remove(&(address.host, address.port));
-        }
+        self.hub.lock().retain(|_, other| !Arc::ptr_eq(&other.arrivals, &self.listener.arrivals));
         let arrivals = std::mem::take(&mut *lock(&self.listener.arrivals));
         let arrived = arrivals.iter().map(|arrival| &arrival.end);
         for end in arrived.chain(self.peers.values().map(|peer| &peer.end)) {
