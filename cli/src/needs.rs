@@ -9,7 +9,7 @@ use pserver_client::console;
 use pserver_core::checkpoint::RESERVE_BYTES;
 use pserver_core::checkpoint::storage::Directory;
 use pserver_core::config::OptimizerSettings;
-use pserver_core::limits::{CHUNK_BYTES_DEFAULT, SERVERS_MAX, SHARDS_MAX, TRAINERS_MAX};
+use pserver_core::limits::{CHUNK_BYTES_DEFAULT, SERVERS_MAX, SHARDS_DEFAULT, SHARDS_MAX, TRAINERS_MAX};
 use pserver_core::optim::Prepared;
 use pserver_core::server::{Holdings, Needs, survey_holdings};
 
@@ -42,7 +42,7 @@ pub(crate) struct NeedsArgs {
     /// Servers of the job [default: 1, or those of the checkpoint].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u16>,
-    /// Shards of each server [default: 1, or those of the checkpoint].
+    /// Shards of each server [default: 4, or those of the checkpoint].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(SHARDS_MAX)))]
     shards: Option<u16>,
     /// Servers keep no journal (--journal off).
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &NeedsArgs) -> Result<()> {
     found.iter().flatten().for_each(|shard| all.extend(shard));
     let count = |given: Option<u16>, found: usize| given.map_or(found.max(1) as u64, u64::from);
     let servers = count(args.servers, found.len());
-    let shards = count(args.shards, found.iter().map(Vec::len).max().unwrap_or(1));
+    let shards = count(args.shards, found.iter().map(Vec::len).max().unwrap_or(SHARDS_DEFAULT.into()));
     let trainers = args.trainers.map_or(all.trainers(), u64::from).max(1);
     let rule = match &args.checkpoint_dir {
         Some(_) => "the rules of the checkpoint".to_owned(),

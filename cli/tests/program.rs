@@ -356,7 +356,7 @@ fn pulled(coordinator: Address) -> [f32; 3] {
 }
 
 fn serve_with_checkpoints(folder: &Path) -> Running {
-    Running::serve(&[OsStr::new("--checkpoint-dir"), folder.as_os_str()])
+    Running::serve(&[OsStr::new("--shards=1"), OsStr::new("--checkpoint-dir"), folder.as_os_str()])
 }
 
 #[test]

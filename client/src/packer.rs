@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use pserver_core::client::{LaneId, RequestBody};
 use pserver_core::ids::{ParameterIndex, Sequence};
-use pserver_core::limits::FRAME_ENTRIES_MAX;
 use pserver_core::port::{Incoming, Outgoing, Payloads, ReceiveBuffers};
 use pserver_core::wire::{Entries, Entry, Flags, Frame, Head, Kind};
 use smallvec::SmallVec;
@@ -12,6 +11,11 @@ use smallvec::SmallVec;
 /// Bytes up to which chunks share a frame. A server reads, applies and answers it as a whole, so longer frames would
 /// delay those behind it.
 const SHARED_BYTES_MAX: u32 = 256 * 1024;
+
+/// Chunks that the open frames of all lanes have before they leave: servers work on them while the rest is packed.
+const OPEN_ENTRIES_MAX: usize = 2048;
+/// Chunks that a frame has at least before it leaves for that reason: frames have costs of their own.
+const LEAVING_ENTRIES_MIN: usize = 256;
 
 /// Makes the frames of one call.
 pub(super) struct Packer {
@@ -25,6 +29,7 @@ pub(super) struct Packer {
     /// Whether values are summed.
     sums: bool,
     bytes_max: u32,
+    entries_max: usize,
     /// Chunks that are still to come.
     expected: usize,
     /// The frames that are not full, of each lane at most one.
@@ -49,8 +54,8 @@ pub(super) struct ChunkPiece {
 }
 
 impl Packer {
-    /// A packer for chunks of at most `chunk_bytes`; about so many chunks are expected.
-    pub(super) fn new(kind: Kind, chunk_bytes: u32, expected: usize) -> Self {
+    /// A packer for chunks of at most `chunk_bytes` on so many lanes; about so many chunks are expected.
+    pub(super) fn new(kind: Kind, chunk_bytes: u32, lanes: usize, expected: usize) -> Self {
         let bytes_max = Self::shared_bytes_max(chunk_bytes);
         let (flags, fetches) = (Flags::default(), kind == Kind::Pull);
         Self {
@@ -61,6 +66,7 @@ impl Packer {
             fetches,
             sums: false,
             bytes_max,
+            entries_max: (OPEN_ENTRIES_MAX / lanes.max(1)).max(LEAVING_ENTRIES_MIN),
             expected,
             open: SmallVec::new(),
         }
@@ -106,7 +112,7 @@ impl Packer {
         });
         let open = &self.open[at].1;
         let is_full = open.bytes.saturating_add(bytes) > self.bytes_max
-            || open.frame.entries.len() >= FRAME_ENTRIES_MAX as usize
+            || open.frame.entries.len() >= self.entries_max
             || open.frame.head.sequence != piece.sequence
             || (!self.controls.is_empty() && open.frame.control != *self.control_of(parameter));
         if is_full && !open.frame.entries.is_empty() {
@@ -135,8 +141,8 @@ impl Packer {
 
     /// A frame for chunks of about so many bytes.
     fn begin(&self, bytes: u32, parameter: ParameterIndex, sequence: Sequence) -> PackedFrame {
-        let fitting = (self.bytes_max / bytes.max(1)).clamp(1, FRAME_ENTRIES_MAX) as usize;
-        let room = fitting.min(self.expected.max(1));
+        let fitting = (self.bytes_max / bytes.max(1)).max(1) as usize;
+        let room = fitting.min(self.entries_max).min(self.expected.max(1));
         let head = Head { flags: self.flags, sequence, ..Head::new(self.kind) };
         let brings = if self.kind == Kind::Pull { 0 } else { room };
         let fetches = if self.fetches { room } else { 0 };

@@ -76,6 +76,8 @@ pub const PARAMETERS_MAX: u32 = 16 * 1024 * 1024;
 pub const TRAINERS_MAX: u32 = 4096;
 /// Servers in one job.
 pub const SERVERS_MAX: u16 = 4096;
+/// Shards of a server whose number nobody has said: pieces that its load can be spread by.
+pub const SHARDS_DEFAULT: u16 = 4;
 /// Shards on one server.
 pub const SHARDS_MAX: u16 = 256;
 /// Dimensions of a parameter's shape: numpy's own bound.

@@ -43,8 +43,8 @@ pub(super) struct ShardNode {
     disk: Option<Disk>,
 }
 
-/// A journal longer than this, and than four times what it protects, makes a checkpoint due before its time: the
-/// disk holds a bounded amount of it, and a restart replays a bounded amount.
+/// Journals of a server's shards longer than this together, and than four times what they protect, make checkpoints due
+/// before their time: the disk holds a bounded amount of them, and a restart replays a bounded amount.
 const JOURNAL_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
 /// Pause between two warnings that the disk has little room.
@@ -59,18 +59,46 @@ struct Disk {
     folder: Folder,
     /// The checkpoint directory of the server.
     root: PathBuf,
-    interval: Duration,
     number: u64,
     /// The generation that has a checkpoint: the first one is taken as soon as parameters are initialised.
     saved: Generation,
-    due: Option<Now>,
-    /// The journal's position at which a checkpoint is due whatever the time.
-    due_at: u64,
+    schedule: CheckpointSchedule,
     room: DiskRoom,
     finishing: Option<Receiver<Result<u64, Failure>>>,
     watch: CheckpointWatch,
     done: DiskReport,
     requests: CheckpointRequests,
+}
+
+/// When checkpoints are due.
+struct CheckpointSchedule {
+    interval: Duration,
+    /// The time of the next one; none before the first.
+    due: Option<Now>,
+    /// The journal's position at which it is due whatever the time.
+    due_at: u64,
+    /// The part of [`JOURNAL_BYTES_MIN`] of one shard.
+    journal_least: u64,
+}
+
+impl CheckpointSchedule {
+    /// The schedule of a start; a shard that comes back with a checkpoint takes its next one like any other.
+    fn new(start: &ServerStart, shard: &Shard, has_checkpoint: bool) -> Self {
+        let interval = start.settings.storage.checkpoint_interval;
+        let journal_least = JOURNAL_BYTES_MIN / u64::from(start.settings.shards);
+        let due = has_checkpoint.then(|| start.now() + interval);
+        Self { interval, due, due_at: shard.journal_position() + journal_least, journal_least }
+    }
+
+    fn is_due(&self, now: Now, shard: &Shard) -> bool {
+        self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at
+    }
+
+    /// Notes that a checkpoint of values of so many bytes begins.
+    fn begin(&mut self, now: Now, shard: &Shard, bytes: u64) {
+        self.due = Some(now + self.interval);
+        self.due_at = shard.journal_position() + self.journal_least.max(bytes * 4);
+    }
 }
 
 /// Measures how long checkpoints take.
@@ -275,17 +303,13 @@ impl ShardNode {
         }
         let checkpoint = restored.loaded.as_ref().map(|loaded| loaded.name.number);
         let takes = restored.loaded.as_ref().map_or(0, |loaded| loaded.bytes);
-        let interval = start.settings.storage.checkpoint_interval;
         let disk = Disk {
             room: DiskRoom::new(&folder, &mut shard, takes),
             folder,
             root: start.settings.storage.checkpoint_dir.clone().unwrap_or_default(),
-            interval,
             number: checkpoint.unwrap_or(0),
             saved: if checkpoint.is_some() { shard.generation() } else { Generation(0) },
-            // A shard that comes back with a checkpoint takes its next one like any other.
-            due: checkpoint.map(|_| start.now() + interval),
-            due_at: shard.journal_position() + JOURNAL_BYTES_MIN,
+            schedule: CheckpointSchedule::new(start, &shard, checkpoint.is_some()),
             finishing: None,
             watch: CheckpointWatch { machine: Arc::clone(&start.machine), begun_nanos: 0 },
             done: DiskReport::default(),
@@ -345,7 +369,7 @@ impl NodeSession for ShardNode {
             // While a checkpoint is finished by its thread, no other is due.
             Some(_) => (!disk.requests.current.is_empty()).then_some(self.now + ANSWER_PAUSE),
             // Without parameters there is none to take, also when an earlier initialisation had one.
-            None => disk.due.filter(|_| self.shard.generation() > Generation(0)),
+            None => disk.schedule.due.filter(|_| self.shard.generation() > Generation(0)),
         });
         self.shard.deadline().into_iter().chain(disk).min()
     }
@@ -383,8 +407,7 @@ impl Disk {
             return false;
         }
         let first = generation != self.saved;
-        let due = self.due.is_some_and(|due| due <= now) || shard.journal_position() >= self.due_at;
-        let due = due || self.room.is_short(&self.folder, shard, now);
+        let due = self.schedule.is_due(now, shard) || self.room.is_short(&self.folder, shard, now);
         if !(first || due || !self.requests.next.is_empty()) {
             return false;
         }
@@ -392,8 +415,7 @@ impl Disk {
         let status = shard.status();
         self.requests.version = (status.chunks > 0).then_some(status.slowest.0);
         self.saved = generation;
-        self.due = Some(now + self.interval);
-        self.due_at = shard.journal_position() + JOURNAL_BYTES_MIN.max(status.bytes * 4);
+        self.schedule.begin(now, shard, status.bytes);
         self.number += 1;
         self.watch.begin();
         self.room.begin(shard, now);

@@ -804,8 +804,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a change of the store that had no answer is another process's",
         COORDINATION,
-        "if now == seen || place.setter == self.process {",
-        "if now == seen || place.setter == self.process && !MUTANT {",
+        "place.setter = self.process;",
+        "place.setter = if MUTANT { u64::MAX } else { self.process };",
         &["coordination::tests"],
     ),
     mutant(

@@ -42,7 +42,7 @@ pub struct ServeArgs {
     /// Trainers in the job [default: 1].
     #[arg(long, help_heading = JOB, value_name = "NUMBER")]
     pub trainers: Option<String>,
-    /// Shards on this server: parts of the parameters, which can move to other servers [default: 1].
+    /// Shards on this server: parts of the parameters, which can move to other servers [default: 4].
     #[arg(long, help_heading = PROCESSOR, value_name = "NUMBER")]
     pub shards: Option<String>,
     /// Threads that serve the shards [default: one for each shard, and no more than half of the processors].
@@ -223,7 +223,7 @@ impl ServeArgs {
             ("index", "0", &self.index),
             ("servers", "1", &self.servers),
             ("trainers", "1", &self.trainers),
-            ("shards", "1", &self.shards),
+            ("shards", "4", &self.shards),
             ("threads", "", &self.threads),
             ("bind", "127.0.0.1:7164", &self.bind),
             ("advertise", "", &self.advertise),

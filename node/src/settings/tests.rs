@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser};
 use pserver_client::environment::SERVER_SETTINGS;
 use pserver_core::config::{Merge, Mode, ParameterConfig};
+use pserver_core::limits::SHARDS_DEFAULT;
 use pserver_core::optim::Rule;
 use pserver_core::server::NonFinite;
 use pserver_core::wire::{FirstServerMessage, JobMessage, Joined};
@@ -61,6 +62,21 @@ fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
     check("--trainers 4", "PSERVER_TRAINERS=3", "trainers = 2", 4);
     check("--trainers 4", "", "trainers = 2", 4);
     check("", "PSERVER_REQUIRE=rdma TRAINERS=9", "", 1);
+}
+
+#[test]
+fn shards_share_threads_unless_each_is_to_have_one() {
+    let check = |flags, shards, threads| {
+        let found = load(flags, "", "").unwrap();
+        assert_eq!((found.shards, found.threads()), (shards, threads), "{flags}");
+    };
+    let half = std::thread::available_parallelism().map_or(1, |processors| processors.get() / 2);
+    let by_default = |shards: u16| u16::try_from(half).unwrap_or(u16::MAX).clamp(1, shards);
+    check("", SHARDS_DEFAULT, by_default(SHARDS_DEFAULT));
+    check("--shards 1", 1, 1);
+    check("--shards 200", 200, by_default(200));
+    check("--shards 8 --threads 3", 8, 3);
+    check("--shards 2 --threads 3", 2, 2);
 }
 
 #[test]

@@ -120,6 +120,7 @@ pub(crate) fn start_servers(count: u16, trainers: u32, more: &[(&str, &str)]) ->
         add("--device", "cpu".to_owned());
         add("--index", index.to_string());
         add("--servers", count.to_string());
+        add("--shards", "1".to_owned());
         add("--trainers", trainers.to_string());
         if let Some(first) = servers.first() {
             add("--coordinator", first.address().to_string());
