@@ -521,3 +521,6 @@ impl Client {
         Ok(self.lock.lock())
     }
 }
+
+#[cfg(test)]
+mod tests;
