@@ -46,7 +46,7 @@ pub(crate) struct Suite {
 pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "quick",
-        about: "A minute: format, tidy, clippy and unit tests of core, program and transport",
+        about: "A minute: format, tidy, clippy and unit tests from core to client and trainer",
         tasks: QUICK,
     },
     Suite { name: "test", about: "Every task above, and one closing line: the check of a commit", tasks: TASKS },
@@ -62,8 +62,12 @@ const TIDY: Task =
 const QUICK: &[Task] = &[
     FMT,
     TIDY,
-    Task { name: "quick-clippy", about: "No warning in core, program and transport", run: Run::Alone(quick_clippy) },
-    Task { name: "unit-tests", about: "Unit tests of core, program and transport", run: Run::Alone(unit_tests) },
+    Task {
+        name: "quick-clippy",
+        about: "No warning in the packages from core to client and trainer",
+        run: Run::Alone(quick_clippy),
+    },
+    Task { name: "unit-tests", about: "Unit tests from core to client and trainer", run: Run::Alone(unit_tests) },
 ];
 
 /// The table of `cargo ci test`. A new task is a new line. The quick ones come first.
@@ -163,7 +167,7 @@ pub(crate) struct Tool {
 pub(crate) const TOOLS: &[Tool] = &[
     Tool {
         name: "coverage",
-        about: "Lines that the unit tests of core, program and transport run, by cargo-llvm-cov; prints the figure",
+        about: "Lines that the unit tests of quick run, by cargo-llvm-cov; prints the figure",
         arguments: |command| command,
         run: |workspace, _| coverage::run(workspace),
     },

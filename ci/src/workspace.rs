@@ -28,8 +28,13 @@ pub(crate) struct Tally {
 pub(crate) type Ending = Box<dyn FnOnce(&Workspace) -> Result<Tally>>;
 
 /// The packages that `quick` checks; one that the workspace does not have is left out.
-const QUICK_PACKAGES: &[(&str, &str)] =
-    &[("core", "pserver-core"), ("program", "pserver-program"), ("transport", "pserver-transport")];
+const QUICK_PACKAGES: &[(&str, &str)] = &[
+    ("core", "pserver-core"),
+    ("program", "pserver-program"),
+    ("transport", "pserver-transport"),
+    ("client", "pserver-client"),
+    ("trainer", "pserver-trainer"),
+];
 
 /// The sources this program was built from, and the file in which the tests of this run report their skips.
 #[derive(Clone)]

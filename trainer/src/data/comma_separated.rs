@@ -103,8 +103,10 @@ pub(super) fn write(tensors: &[(String, Tensor)]) -> Result<String, Failure> {
         )));
     }
     let mut text = String::new();
-    let width = |tensor: &Tensor| tensor.elements().len() / usize::try_from(first).unwrap_or(1).max(1);
-    let widths: Vec<usize> = tensors.iter().map(|(_, tensor)| width(tensor)).collect();
+    // Also of tensors without rows.
+    let width = |tensor: &Tensor| tensor.shape().iter().skip(1).product::<u64>();
+    let widths = tensors.iter().map(|(_, tensor)| usize::try_from(width(tensor)).expect("a row is in memory"));
+    let widths: Vec<usize> = widths.collect();
     let heads = tensors.iter().zip(&widths).flat_map(|((name, one), width)| match one.shape().len() {
         0 | 1 => vec![field(name)],
         _ => (0..*width).map(|index| field(&format!("{name}.{index}"))).collect(),

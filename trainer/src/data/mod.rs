@@ -248,3 +248,6 @@ pub fn write_model(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Fail
 pub fn table(tensors: &[(String, Tensor)]) -> Result<String, Failure> {
     comma_separated::write(tensors)
 }
+
+#[cfg(test)]
+mod tests;
