@@ -8,10 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use anyhow::{Context, Result};
-use clap::{Args, FromArgMatches};
 use pserver_client::Client;
 use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
+use pserver_node::settings::Settings;
 use pserver_transport::loopback::Hub;
 
 use crate::baseline;
@@ -79,14 +78,11 @@ pub(crate) fn serve(job: &BenchJob, barrier: Option<&str>) -> Result<()> {
 /// The servers, told what those of other processes are told.
 fn start(job: &BenchJob, hub: &Hub) -> Result<Vec<Server>> {
     let _kept = Cores::of_servers(job).keep()?;
-    let command = ServeArgs::augment_args(clap::Command::new("serve"));
     let mut servers: Vec<Server> = Vec::new();
     for index in 0..job.servers {
         let coordinator = servers.first().map(|first| first.address().to_string());
         let line = shipped::server_arguments(job, index, coordinator.as_deref(), None);
-        let line = std::iter::once("serve".to_owned()).chain(line);
-        let args = ServeArgs::from_arg_matches(&command.clone().try_get_matches_from(line)?)?;
-        servers.push(Server::start_within(Settings::load(&args, &[])?, hub)?);
+        servers.push(Server::start_within(Settings::of_words(line)?, hub)?);
     }
     Ok(servers)
 }

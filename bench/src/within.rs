@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use clap::{Args, FromArgMatches};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
@@ -11,7 +10,7 @@ use pserver_core::ids::{PeerId, Ticket};
 use pserver_core::port::{Event, Payloads, Submit, Transport};
 use pserver_core::wire::{Frame, Head, Kind};
 use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
+use pserver_node::settings::Settings;
 use pserver_transport::loopback::{LoopbackTransport, pair};
 
 /// Bytes that a ping's frame brings.
@@ -93,10 +92,8 @@ impl LocalJob {
     /// # Errors
     /// When the server cannot start, or a parameter is refused.
     pub fn start(parameters: usize, bytes: usize) -> anyhow::Result<Self> {
-        let command = ServeArgs::augment_args(clap::Command::new("serve"));
-        let arguments = ["serve", "--bind", "tcp://127.0.0.1:0", "--log-level", "off"];
-        let args = ServeArgs::from_arg_matches(&command.try_get_matches_from(arguments)?)?;
-        let server = Server::start(Settings::load(&args, &[])?)?;
+        let line = ["--bind", "tcp://127.0.0.1:0", "--shards", "1", "--log-level", "off"];
+        let server = Server::start(Settings::of_words(line)?)?;
         let client = Client::new(ClientOptions::new(server.address().clone()))?;
         let settings = OptimizerSettings::default();
         anyhow::ensure!(client.begin_init(&settings)?, "the only trainer initialises");

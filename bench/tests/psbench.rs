@@ -6,12 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use clap::Parser;
 use pserver_kernels::conformance::skips::skip;
 use pserver_kernels::conformance::standin;
 use pserver_kernels::cuda::shipped;
 use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
+use pserver_node::settings::Settings;
 use serde_json::{Value, json};
 
 const SCHEMA: &str = include_str!("../psbench.schema.json");
@@ -679,17 +678,12 @@ fn what_has_no_time_is_left_out_of_a_comparison() {
 
 #[test]
 fn servers_of_another_job_are_measured_by_who_has_its_token() {
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: ServeArgs,
-    }
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let token = folder.path().join("token");
     std::fs::write(&token, "nobody can guess this").expect("it can be written");
     let token = token.to_str().expect("UTF-8");
-    let line = ["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "sum", "--token-file", token];
-    let settings = Settings::load(&Line::parse_from(line).args, &[]).expect("they are right");
+    let line = ["--bind", "tcp://127.0.0.1:0", "--merge", "sum", "--token-file", token];
+    let settings = Settings::of_words(line).expect("they are right");
     let server = Server::start(settings).expect("a free port");
     let address = server.address().to_string();
     let theirs = ["pushpull", "-s", "4k", "-n", "9", "--connect", &address];

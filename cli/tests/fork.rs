@@ -1,6 +1,5 @@
 //! A client in a forked process. Forking is unsafe code, so this test has a file of its own.
 
-use clap::Parser;
 use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
@@ -9,14 +8,7 @@ use pserver_core::dtype::ElementType::Float32;
 
 use pserver_client::{Client, ClientOptions, GradientSlice};
 use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
-
-/// The command line of `pserver serve`.
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    args: ServeArgs,
-}
+use pserver_node::settings::Settings;
 
 fn push(client: &Client) -> bool {
     let content = [0; 4];
@@ -25,8 +17,8 @@ fn push(client: &Client) -> bool {
 
 #[test]
 fn a_child_process_that_drops_its_parents_client_leaves_it_alone() {
-    let line = Line::parse_from(["serve", "--bind", "tcp://127.0.0.1:0", "--trainers", "1", "--log-level", "warn"]);
-    let settings = Settings::load(&line.args, &[]).expect("the test's settings are right");
+    let line = ["--bind", "tcp://127.0.0.1:0", "--trainers", "1", "--log-level", "warn"];
+    let settings = Settings::of_words(line).expect("the test's settings are right");
     let server = Server::start(settings).expect("a server starts on a free port");
     let deadline = std::time::Duration::from_secs(20);
     let options = ClientOptions { trainer: Some(0), deadline, ..ClientOptions::new(server.address().clone()) };

@@ -163,21 +163,13 @@ fn gradients_at_once(settings: &Settings) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use pserver_kernels::cuda::CudaSettings;
 
     use super::{for_shard, summary};
-    use crate::settings::{ServeArgs, Settings};
-
-    #[derive(Parser)]
-    struct TestCommand {
-        #[command(flatten)]
-        args: ServeArgs,
-    }
+    use crate::settings::Settings;
 
     fn settings(flags: &str) -> Settings {
-        let args = TestCommand::parse_from(["serve"].into_iter().chain(flags.split_whitespace())).args;
-        Settings::load(&args, &[]).expect("they are settings")
+        Settings::of_words(flags.split_whitespace()).expect("they are settings")
     }
 
     #[test]

@@ -6,14 +6,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use clap::{Args, FromArgMatches};
 use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::{ChunkId, ChunkIndex, ParameterIndex, ShardId};
 use pserver_core::partition::{Buckets, Catalogue, ChunkSpan, Declaration, Name, Parameter, Topology};
 use pserver_core::prng::Prng;
 use pserver_core::wire::{Address, RowsPart, Scheme};
-use pserver_node::settings::{JournalSetting, ServeArgs, Settings};
+use pserver_node::settings::{JournalSetting, Settings};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a chunk, and its elements.
@@ -125,7 +124,7 @@ impl SimJob {
     }
 
     pub(crate) fn settings(&self) -> Result<Settings> {
-        let mut line = vec!["serve".to_owned()];
+        let mut line = Vec::new();
         let mut set = |name: &str, value: String| line.extend([format!("--{name}"), value]);
         set("servers", self.servers.to_string());
         set("shards", self.shards.to_string());
@@ -136,8 +135,7 @@ impl SimJob {
         set("model-dir", "/nonexistent/simulated".to_owned());
         set("device", "cpu".to_owned());
         set("bind", "tcp://127.0.0.1:1".to_owned());
-        let args = ServeArgs::augment_args(clap::Command::new("serve")).try_get_matches_from(line)?;
-        let mut settings = Settings::load(&ServeArgs::from_arg_matches(&args)?, &[])?;
+        let mut settings = Settings::of_words(line)?;
         let mode = match self.mode {
             SimMode::Sync => Mode::Sync,
             SimMode::Async => Mode::Async,

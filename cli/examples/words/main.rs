@@ -167,10 +167,9 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::thread;
 
-    use clap::Parser;
     use pserver_client::{Client, ClientOptions};
     use pserver_node::Server;
-    use pserver_node::settings::{ServeArgs, Settings};
+    use pserver_node::settings::Settings;
 
     use super::skip_gram::TABLE;
     use super::text::{VOCABULARY, Words};
@@ -179,20 +178,14 @@ mod tests {
     const TRAINERS: u32 = 2;
     const STEPS: u32 = 250;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: ServeArgs,
-    }
-
     /// Two servers of a job, in this process.
     fn servers() -> Vec<Server> {
         let mut servers: Vec<Server> = Vec::new();
         for index in ["0", "1"] {
-            let line = ["serve", "--bind", "tcp://127.0.0.1:0", "--servers", "2", "--trainers", "2", "--index", index];
+            let line = ["--bind", "tcp://127.0.0.1:0", "--servers", "2", "--trainers", "2", "--index", index];
             let first = servers.first().map(|server| format!("--coordinator={}", server.address()));
-            let line = Line::parse_from(line.into_iter().map(str::to_owned).chain(first));
-            let settings = Settings::load(&line.args, &[]).expect("the settings are right");
+            let settings = Settings::of_words(line.into_iter().map(str::to_owned).chain(first));
+            let settings = settings.expect("the settings are right");
             servers.push(Server::start(settings).expect("a server starts on a free port"));
         }
         servers

@@ -4,11 +4,10 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use clap::Parser;
 use pserver_client::{Client, ClientOptions};
 use pserver_core::wire::Address;
 use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
+use pserver_node::settings::Settings;
 use tempfile::TempDir;
 
 /// How long any call of a test's client may take.
@@ -32,13 +31,6 @@ pub(crate) struct Job {
     pub(crate) bind: &'static str,
     /// Further options of `pserver serve`, each with its value.
     pub(crate) more: Vec<(&'static str, String)>,
-}
-
-/// The command line of `pserver serve`, read as the program reads it.
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    args: ServeArgs,
 }
 
 impl Job {
@@ -76,8 +68,7 @@ impl Job {
     /// The settings of a server within this process, on a port of the system's choice.
     pub(crate) fn settings(&self, index: u16, coordinator: Option<&str>) -> Settings {
         let arguments = self.arguments(index, self.bind, coordinator);
-        let line = Line::parse_from(std::iter::once("serve".to_owned()).chain(arguments));
-        Settings::load(&line.args, &[]).expect("the test's settings are right")
+        Settings::of_words(arguments).expect("the test's settings are right")
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, sleep};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pserver_core::config::{Merge, Mode, OptimizerSettings, ParameterConfig};
@@ -195,17 +195,6 @@ impl TestJob {
     pub(super) fn take_seen(&self, kind: Kind) -> Vec<SeenFrame> {
         let all = std::mem::take(&mut *self.seen.lock().expect("nobody panics with it"));
         all.into_iter().filter(|frame| frame.kind == kind).collect()
-    }
-
-    /// Waits until shards have received so many frames of a kind.
-    pub(super) fn await_seen(&self, kind: Kind, count: usize) {
-        let begun = Instant::now();
-        let seen =
-            || self.seen.lock().expect("nobody panics with it").iter().filter(|frame| frame.kind == kind).count();
-        while seen() < count {
-            assert!(begun.elapsed() < Duration::from_secs(20), "{} of {count} frames came", seen());
-            sleep(Duration::from_millis(1)); // tidy: allow sleep: the servers' threads have no event for it
-        }
     }
 }
 

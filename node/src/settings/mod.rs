@@ -14,13 +14,14 @@ mod sources;
 mod tests;
 mod values;
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::ValueEnum;
+use clap::{Args, FromArgMatches, ValueEnum};
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
 use pserver_core::limits;
 use pserver_core::server::NonFinite;
@@ -243,6 +244,17 @@ pub struct OutputSettings {
 }
 
 impl Settings {
+    /// The settings that these words of a command line `pserver serve` make, without variables of the environment.
+    ///
+    /// # Errors
+    /// When a word is no option; and as [`Settings::load`].
+    pub fn of_words(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self> {
+        let line = std::iter::once("serve".into()).chain(words.into_iter().map(Into::into));
+        let command = ServeArgs::augment_args(clap::Command::new("serve"));
+        let args = ServeArgs::from_arg_matches(&command.try_get_matches_from(line)?)?;
+        Self::load(&args, &[])
+    }
+
     /// Reads every source and checks every value, alone and with the others. `environment` is the process's, handed
     /// in so that only the program asks for it.
     ///

@@ -230,16 +230,13 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
-    use clap::{Args, FromArgMatches};
-
     use super::*;
-    use crate::settings::{ServeArgs, Settings};
+    use crate::settings::Settings;
 
     #[test]
     fn a_server_is_ready_from_the_end_of_its_recovery_to_its_stop() {
-        let line = ServeArgs::augment_args(clap::Command::new("serve")).get_matches_from(["serve"]);
-        let args = ServeArgs::from_arg_matches(&line).expect("every option has a default");
-        let watch = Arc::new(Watch::new(&Settings::load(&args, &[]).expect("the settings are right")));
+        let settings = Settings::of_words(["--log-level=warn"]).expect("the settings are right");
+        let watch = Arc::new(Watch::new(&settings));
         let server = HttpServer::start(SocketAddr::from(([127, 0, 0, 1], 0)), (None, None), Arc::clone(&watch));
         let server = server.expect("a port is free");
         let ask = |path: &str| {

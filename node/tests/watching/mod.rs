@@ -13,25 +13,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::wire::Address;
 use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
+use pserver_node::settings::Settings;
 use serde_json::Value;
 
 /// The longest wait for anything.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const PARAMETERS: [&str; 4] = ["a", "b", "c", "d"];
-
-/// The command line of `pserver serve`, read as the program reads it.
-#[derive(Parser)]
-struct ServeLine {
-    #[command(flatten)]
-    args: ServeArgs,
-}
 
 /// Servers and trainers in this process.
 pub(crate) struct WatchedJob {
@@ -113,7 +105,7 @@ impl WatchedJob {
 pub(crate) fn start_servers(count: u16, trainers: u32, more: &[(&str, &str)]) -> Vec<Server> {
     let mut servers: Vec<Server> = Vec::new();
     for index in 0..count {
-        let mut line = vec!["serve".to_owned()];
+        let mut line = Vec::new();
         let mut add = |option: &str, value: String| line.extend([option.to_owned(), value]);
         add("--bind", "127.0.0.1:0".to_owned());
         add("--http", "127.0.0.1:0".to_owned());
@@ -126,7 +118,7 @@ pub(crate) fn start_servers(count: u16, trainers: u32, more: &[(&str, &str)]) ->
             add("--coordinator", first.address().to_string());
         }
         more.iter().for_each(|(option, value)| add(option, (*value).to_owned()));
-        let settings = Settings::load(&ServeLine::parse_from(line).args, &[]).expect("the settings are right");
+        let settings = Settings::of_words(line).expect("the settings are right");
         servers.push(Server::start(settings).expect("a server starts on a free port"));
     }
     servers

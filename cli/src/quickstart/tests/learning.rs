@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use anyhow::Context;
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
 use pserver_transport::verbs::DeviceChoice;
 
 use super::super::digits::Digits;
@@ -12,26 +12,18 @@ use super::super::plan::{Optimizer, Plan, Sharing, name, optimizer_text};
 use super::super::trainer::{DigitTrainerArgs, Report, train};
 use pserver_client::{Client, ClientOptions};
 use pserver_node::Server;
-use pserver_node::settings::{ServeArgs, Settings};
+use pserver_node::settings::Settings;
 
 const TRAINERS: u32 = 4;
 /// The share of held-out digits to be named rightly.
 const GOAL: f64 = 0.96;
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    args: ServeArgs,
-}
-
 /// A job's only server, in this process.
 fn server(sharing: Sharing, optimizer: &str, folder: &str) -> Server {
     let (trainers, mode) = (TRAINERS.to_string(), name(sharing));
-    let line =
-        ["serve", "--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--log-level", "warn", "--model-dir", folder];
+    let line = ["--bind", "tcp://127.0.0.1:0", "--merge", "mean", "--log-level", "warn", "--model-dir", folder];
     let more = ["--trainers", &trainers, "--mode", &mode, "--optimizer", optimizer];
-    let line = Line::parse_from(line.iter().chain(&more));
-    Server::start(Settings::load(&line.args, &[]).unwrap()).unwrap()
+    Server::start(Settings::of_words(line.iter().chain(&more)).unwrap()).unwrap()
 }
 
 /// Everything that four trainers reported.
