@@ -146,7 +146,7 @@ pub(super) fn begin(client: *mut ClientHandle, settings: &OptimizerSettings) -> 
     session.client.begin_init(settings).map(c_int::from)
 }
 
-/// Initialises one parameter; an empty shape means that nobody said.
+/// Initialises one parameter; an empty shape means that the caller gave none.
 pub(super) fn init(
     client: *mut ClientHandle,
     given: &GradientSlice<'_>,
@@ -187,7 +187,7 @@ pub(super) fn fill(
         let parameter = Parameter {
             name,
             element_type: filled.element_type,
-            content: staged.theirs(filled.content),
+            content: staged.callers(filled.content),
             content_len: filled.content_len,
         };
         call.write(dst.wrapping_add(index), parameter);

@@ -1,8 +1,8 @@
 //! Claims become facts: pointers, names, lengths, element types, configuration.
 //!
 //! A C caller promises, by the header, that a pointer which is not NULL points to what its parameter says for the
-//! length of the call, and that nobody else writes there meanwhile. That promise is what every `SAFETY` comment
-//! here rests on; everything else a caller says is looked at.
+//! length of the call, and that no other thread writes there meanwhile. Every `SAFETY` comment here rests on that
+//! promise; everything else that a caller says is checked.
 
 use std::ffi::{c_char, c_double, c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -58,7 +58,7 @@ impl Call {
         Self(())
     }
 
-    /// For what outlives the function that C called: only contents and outputs of a call that is started.
+    /// A call that outlives its C function: of a started call, whose contents and outputs are used until its wait.
     pub(super) fn lasting() -> &'static Self {
         &LASTING
     }

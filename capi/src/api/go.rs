@@ -159,7 +159,7 @@ pub extern "C" fn paddle_get_params_go(client: GoClient, dst: *mut *mut GoParame
         let pointers = call.array(dst, total, "dst")?;
         for (pointer, (claim, filled)) in pointers.iter().zip(claims.iter().zip(places.hand_over())) {
             let (element_type, content_len) = (filled.element_type, filled.content_len);
-            let content = staged.theirs(filled.content).cast();
+            let content = staged.callers(filled.content).cast();
             let name = claim.name.cast_mut();
             call.write(*pointer, GoParameter { name, element_type, content, content_len });
         }

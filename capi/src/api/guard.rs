@@ -22,7 +22,7 @@ const INTERNAL: c_int = 7;
 /// Runs the body of the C function `called`. When it fails or panics, keeps the text and returns `on_failure`.
 pub(super) fn guard<T>(called: &str, on_failure: T, body: impl FnOnce(&Call) -> Result<T, Failure>) -> T {
     let _call = CallScope::begin();
-    // A client whose call panicked is still whole: every lock under it is taken again whatever happened before.
+    // A client whose call panicked is still whole: its locks ignore poison.
     let (code, text) = match catch_unwind(AssertUnwindSafe(|| body(&Call::begin()))) {
         Ok(Ok(value)) => return value,
         Ok(Err(failure)) => (code_of(&failure.end()), format!("{called}: {failure}")),

@@ -70,7 +70,7 @@ struct Registry {
     numbers_first: u64,
     numbers: AtomicU64,
     lists: [List; LISTS],
-    /// Call handles given so far, and those that nobody has waited for.
+    /// How many call handles were given, and those of calls that no thread has waited for.
     calls_given: AtomicU64,
     calls: Mutex<BTreeMap<u64, (Weak<Session>, CallNumber)>>,
     views: KeptHandles,
@@ -264,7 +264,7 @@ impl Registry {
             let fresh = Box::into_raw(Box::new(Self::new(process, known)));
             let placed = CURRENT.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire);
             if placed.is_err() {
-                // SAFETY: another thread was first, so nobody else has seen this one.
+                // SAFETY: another thread was first, so this one was never shared.
                 drop(unsafe { Box::from_raw(fresh) });
             }
         }

@@ -158,7 +158,7 @@ pub extern "C" fn paddle_resume_rounds(client: *mut ClientHandle, rounds: *mut u
 pub extern "C" fn paddle_trainer_id(client: *mut ClientHandle) -> c_int {
     guard("paddle_trainer_id", -1, |_| {
         let trainer = Handle::of_pointer(client).find()?.client.trainer()?;
-        // A reader has the rank of nobody.
+        // A reader has no rank.
         Ok(c_int::try_from(trainer).unwrap_or(-1))
     })
 }

@@ -1,9 +1,8 @@
 //! Staging of contents on a device: pinned pages of the host hold them during the call.
 //!
 //! A gradient is copied from the device before it is checked; a value is copied to the device after the call succeeds.
-//! The rest of the library treats the pages as memory of the caller. Where memory has
-//! replicas, a gradient is the sum of all, a value that is sent is the first one's, and one that is fetched goes to
-//! all.
+//! The rest of the library treats the pages as memory of the caller. Of memory with
+//! replicas, a gradient is the sum of all replicas, a value is sent from the first, and a fetched value goes to all.
 
 use std::ffi::{c_int, c_void};
 
@@ -14,8 +13,8 @@ use pserver_kernels::cuda::ForeignClaim;
 use super::checked::{Call, TensorClaim};
 use pserver_client::{Client, GradientSlice};
 
-/// The pages of one call. They are kept until nobody reads or writes them any more: until the function that C called
-/// returns, or until a call that was started has been waited for.
+/// The pages of one call. They are kept as long as the call may use them: until the C function returns, or, of a
+/// started call, until its wait returns.
 #[derive(Default)]
 pub(super) struct Staged {
     sent: Vec<Page>,
@@ -24,8 +23,8 @@ pub(super) struct Staged {
 
 struct Page {
     claim: ForeignClaim,
-    /// Where the caller has it, as a number.
-    theirs: usize,
+    /// The address of the caller's memory.
+    caller_address: usize,
 }
 
 /// The elements of a content.
@@ -84,7 +83,7 @@ impl Staged {
         claims.iter().map(wanted).collect()
     }
 
-    /// Where content is read from: on a device, from pages that it is copied to, which have it after
+    /// The memory that content is read from. Content on a device is copied to pages, which have it after
     /// [`Staged::settle`].
     pub(super) fn sent_from(
         &mut self,
@@ -103,16 +102,16 @@ impl Staged {
             }
             As::Gradient(number) => match ElementType::from_number(i64::from(number)) {
                 Some(element_type) => claim.begin_fetch_sum(element_type)?,
-                None => claim.begin_fetch()?, // it is refused by who looks at it
+                None => claim.begin_fetch()?, // the check of the claim refuses the number
             },
             As::Value | As::Rows => claim.begin_fetch()?,
         }
         let start = claim.start().as_ptr().cast();
-        self.sent.push(Page { claim, theirs: content.addr() });
+        self.sent.push(Page { claim, caller_address: content.addr() });
         Ok(start)
     }
 
-    /// Where content is written to: on a device, pages that [`Staged::store`] copies there.
+    /// The memory that content is written to: for content on a device pages, which [`Staged::store`] copies there.
     pub(super) fn wanted_at(
         &mut self,
         client: &Client,
@@ -121,7 +120,7 @@ impl Staged {
     ) -> Result<*mut c_void, Failure> {
         let Some(claim) = claim(client, content, len)? else { return Ok(content) };
         let start = claim.start().as_ptr().cast();
-        self.wanted.push(Page { claim, theirs: content.addr() });
+        self.wanted.push(Page { claim, caller_address: content.addr() });
         Ok(start)
     }
 
@@ -130,16 +129,16 @@ impl Staged {
         self.sent.iter_mut().try_for_each(|page| page.claim.settle())
     }
 
-    /// Writes what was fetched to the device.
+    /// Copies fetched contents to the device.
     pub(super) fn store(&mut self) -> Result<(), Failure> {
         self.wanted.iter_mut().try_for_each(|page| page.claim.begin_store())?;
         self.wanted.iter_mut().try_for_each(|page| page.claim.settle())
     }
 
-    /// Where the caller has what lies here.
-    pub(super) fn theirs(&self, content: *mut c_void) -> *mut c_void {
+    /// The caller's memory for a page; other memory is the caller's own.
+    pub(super) fn callers(&self, content: *mut c_void) -> *mut c_void {
         let page = self.wanted.iter().find(|page| page.claim.start().as_ptr().addr() == content.addr());
-        page.map_or(content, |page| std::ptr::without_provenance_mut(page.theirs))
+        page.map_or(content, |page| std::ptr::without_provenance_mut(page.caller_address))
     }
 
     /// Whether nothing of the call lies on a device.
