@@ -27,6 +27,7 @@ pub mod prng;
 pub mod rows;
 pub mod rule;
 pub mod server;
+pub mod shares;
 pub mod text;
 pub mod time;
 pub mod wire;

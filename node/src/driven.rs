@@ -11,6 +11,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation, MapVersion, ShardId, Term};
 use pserver_core::partition::ShardMap;
 use pserver_core::port::{CoordinationStore, Transport};
+use pserver_core::shares::SharedNeeds;
 use pserver_transport::loopback::Hub;
 
 use super::coordinating::CoordinatorNode;
@@ -64,6 +65,7 @@ impl DrivenProcess {
             storage,
             machine,
             memory_limit: None,
+            memory_needs: SharedNeeds::default(),
             token: None,
             encryption: None,
             shares_memory: false,

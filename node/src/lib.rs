@@ -45,6 +45,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::{Epoch, Generation};
 use pserver_core::metrics::WorkMeter;
 use pserver_core::port::{CoordinationStore, MemoryStore, Transport};
+use pserver_core::shares::SharedNeeds;
 use pserver_core::time::Now;
 use pserver_core::wire::{Address, JobMessage, Scheme, ServerEntry};
 use pserver_transport::loopback::{Hub, LoopbackListener, LoopbackTransport};
@@ -116,6 +117,8 @@ struct ServerStart {
     machine: Arc<dyn ProcessMachine>,
     /// Bytes of memory that this process may use, where there is a limit.
     memory_limit: Option<u64>,
+    /// The needs of its shards of it.
+    memory_needs: SharedNeeds,
     token: Option<JobToken>,
     encryption: Option<Encryption>,
     /// Whether trainers of this machine read values in shared memory.
@@ -134,6 +137,8 @@ struct OwnedStorage {
     record: OwnerRecord,
     /// None where the file system has no locks.
     lock: Option<Arc<Lock>>,
+    /// The needs of the process's shards of the disk.
+    disk_needs: SharedNeeds,
 }
 
 /// The job that a server serves.
@@ -383,6 +388,7 @@ impl ServerStart {
             storage,
             machine: Arc::new(OsMachine::start()),
             memory_limit: memory_limit(),
+            memory_needs: SharedNeeds::default(),
             token: None,
             encryption: None,
             shares_memory,
@@ -526,7 +532,7 @@ impl OwnedStorage {
         let shards = (0..settings.shards).map(|shard| shard_directory(settings.index, shard));
         refuse_newer(&*storage, settings, std::iter::once(server_directory(settings.index)).chain(shards))?;
         let owner = DirectoryOwner::claim_server(Arc::clone(&storage), &record)?;
-        Ok(Self { storage, owner, record, lock: None })
+        Ok(Self { storage, owner, record, lock: None, disk_needs: SharedNeeds::default() })
     }
 }
 

@@ -10,7 +10,9 @@ use pserver_core::checkpoint::{Folder, LOOK_BYTES, RESERVE_BYTES, ShardIdentity,
 use pserver_core::error::Failure;
 use pserver_core::ids::{Generation, MapVersion, ShardId, Term};
 use pserver_core::port::{Capabilities, Event, Kernels};
-use pserver_core::server::{CheckpointRequest, JournalOptions, LOST, ServerOutput, Shard, ShardCounters, ShardOptions};
+use pserver_core::server::{
+    CheckpointRequest, JournalOptions, LOST, ProcessMemory, ServerOutput, Shard, ShardCounters, ShardOptions,
+};
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Checkpointed;
 use pserver_kernels::cpu::Cpu;
@@ -148,7 +150,7 @@ impl DiskRoom {
     fn new(folder: &Folder, shard: &mut Shard, takes: u64) -> Self {
         let begun_at = shard.journal_position();
         let mut room = Self { takes, begun_at, whole: folder.checkpoints(), ..Self::default() };
-        room.measure(shard);
+        room.measure(folder, shard);
         room
     }
 
@@ -162,7 +164,7 @@ impl DiskRoom {
         if position < self.look_at {
             return false;
         }
-        self.measure(shard);
+        self.measure(folder, shard);
         self.look_at = position + LOOK_BYTES.max(self.journal / 8);
         // Checkpoints one after the other would free nothing.
         if position < self.begun_at + self.journal / 2 {
@@ -183,18 +185,24 @@ impl DiskRoom {
         }
     }
 
-    fn begin(&mut self, shard: &mut Shard, now: Now) {
+    fn begin(&mut self, folder: &Folder, shard: &mut Shard, now: Now) {
         let position = shard.journal_position();
         self.repeated = if position == self.begun_at { self.repeated + 1 } else { 0 };
         (self.begun_at, self.again) = (position, now + SHORT_PAUSE * (1 << self.repeated.min(SHORT_DOUBLINGS)));
-        self.measure(shard);
+        self.measure(folder, shard);
     }
 
     /// Estimates what the files of the shard take, at least what they took.
-    fn measure(&mut self, shard: &mut Shard) {
+    fn measure(&mut self, folder: &Folder, shard: &mut Shard) {
         self.takes = self.takes.max(shard.checkpoint_bytes());
         self.journal = journal_room(shard.value_bytes());
+        self.reserve(folder, shard);
+    }
+
+    /// Reserves room beside the journal, and beside the other shards of the process.
+    fn reserve(&self, folder: &Folder, shard: &mut Shard) {
         shard.keep_free(self.kept());
+        folder.need(self.kept() + self.journal);
     }
 
     /// The bytes that the journal leaves: of the rest of a checkpoint, and of those behind which none is removed.
@@ -202,10 +210,10 @@ impl DiskRoom {
         (self.takes * (3 - self.whole)).saturating_sub(self.written) + RESERVE_BYTES
     }
 
-    fn note_written(&mut self, shard: &mut Shard, written: u64) {
+    fn note_written(&mut self, folder: &Folder, shard: &mut Shard, written: u64) {
         self.written = written;
         self.takes = self.takes.max(written);
-        shard.keep_free(self.kept());
+        self.reserve(folder, shard);
     }
 
     /// The end of a checkpoint, of so many bytes if it is whole.
@@ -214,7 +222,7 @@ impl DiskRoom {
         self.takes = bytes.unwrap_or(self.takes);
         // A checkpoint that comes where this one began has no more to cut, whatever this one carried over.
         self.begun_at += shard.take_carried();
-        self.measure(shard);
+        self.measure(folder, shard);
     }
 }
 
@@ -259,7 +267,7 @@ impl ShardNode {
             grace: start.settings.times.rank_grace,
             shares_memory: start.shares_memory,
             receives: can.receives,
-            memory_limit: start.memory_limit.map(|bytes| bytes / u64::from(start.settings.shards)),
+            memory_limit: start.memory_limit.map(|bytes| ProcessMemory { bytes, need: start.memory_needs.shard() }),
             nonfinite: start.settings.job.nonfinite,
             compile: pserver_program::server_flow::compile,
         };
@@ -276,7 +284,6 @@ impl ShardNode {
         };
         let StorageSettings { journal, accept_torn_tail, .. } = start.settings.storage;
         let identity = ShardIdentity { job: job.epoch.0, server: id.server.0, shard: id.shard.0 };
-        let sharers = start.settings.shards;
         let directory = shard_directory(identity.server, identity.shard);
         if term > Term::FIRST {
             refuse_newer(&*storage.storage, &start.settings, [directory.clone()])?;
@@ -285,7 +292,8 @@ impl ShardNode {
         if is_known && identity_of(&*storage.storage, &directory).is_none() {
             return Err(Failure::Node(format!("{directory}: {LOST}")));
         }
-        let folder = Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, sharers)?;
+        let folder =
+            Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, storage.disk_needs.shard())?;
         // A process that takes this server's place claims the shard later, when server 0 has let it in.
         let ownership = Ownership::new(vec![storage.owner.clone(), folder.owner().clone()], start.now());
         let options = JournalOptions {
@@ -418,7 +426,7 @@ impl Disk {
         self.schedule.begin(now, shard, status.bytes);
         self.number += 1;
         self.watch.begin();
-        self.room.begin(shard, now);
+        self.room.begin(&self.folder, shard, now);
         let begun = shard.begin_checkpoint(&self.folder, self.number);
         self.report(begun).unwrap_or(false)
     }
@@ -456,12 +464,12 @@ impl Disk {
             let goes_on = shard.is_checkpointing();
             let written = shard.checkpoint_written();
             match goes_on {
-                true => self.room.note_written(shard, written),
+                true => self.room.note_written(&self.folder, shard, written),
                 false => self.room.end(&self.folder, shard, None),
             }
             return goes_on;
         };
-        self.room.note_written(shard, writer.written());
+        self.room.note_written(&self.folder, shard, writer.written());
         let (sender, receiver) = bounded(1);
         let finish = move || {
             // The receiver is gone when the server has stopped.

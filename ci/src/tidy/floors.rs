@@ -15,6 +15,7 @@ const CORE: &[(&str, u8)] = &[
     ("error", 0),
     ("metrics", 0),
     ("text", 0),
+    ("shares", 0),
     ("partition", 0),
     ("wire", 0),
     ("accumulator", 1),

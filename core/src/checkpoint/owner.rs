@@ -20,6 +20,7 @@ use crate::checksum::checksum;
 use crate::error::Failure;
 use crate::ids::Epoch;
 use crate::limits::{OWNER_CLAIMS_MAX, OWNER_RECORD_BYTES_MAX};
+use crate::shares::ShardNeed;
 
 /// The directory of a server below the root.
 #[must_use]
@@ -311,13 +312,13 @@ pub struct Folder {
     pub(super) directory: String,
     pub(super) identity: ShardIdentity,
     pub(super) owner: DirectoryOwner,
-    /// How many shards of the process have their folders on this disk.
-    pub(super) sharers: u16,
+    /// The bytes that the shard needs to be free on the disk.
+    pub(super) need: ShardNeed,
 }
 
 impl Folder {
-    /// Claims the directory of the shard that `identity` names, for the process that `record` describes; `sharers` of
-    /// its shards share the disk.
+    /// Claims the directory of the shard that `identity` names, for the process that `record` describes; `need` is its
+    /// need of the disk.
     ///
     /// # Errors
     /// As [`DirectoryOwner::claim`].
@@ -325,11 +326,11 @@ impl Folder {
         storage: Arc<dyn Storage>,
         identity: ShardIdentity,
         record: &OwnerRecord,
-        sharers: u16,
+        need: ShardNeed,
     ) -> Result<Self, Failure> {
         let directory = shard_directory(identity.server, identity.shard);
         let owner = DirectoryOwner::claim(Arc::clone(&storage), directory.clone(), record)?;
-        Ok(Self { storage, directory, identity, owner, sharers })
+        Ok(Self { storage, directory, identity, owner, need })
     }
 
     /// Claims the directory of a job's only shard, for tests and tools.
@@ -338,7 +339,7 @@ impl Folder {
     /// As [`DirectoryOwner::claim`].
     pub fn claim_alone(storage: Arc<dyn Storage>, job: Epoch) -> Result<Self, Failure> {
         let record = OwnerRecord { server: 0, process: 0, host: String::new(), since: String::new() };
-        Self::claim(storage, ShardIdentity { job: job.0, server: 0, shard: 0 }, &record, 1)
+        Self::claim(storage, ShardIdentity { job: job.0, server: 0, shard: 0 }, &record, ShardNeed::default())
     }
 
     /// The folder of the first owner, whose file `tests::put_first` wrote.
@@ -347,7 +348,7 @@ impl Folder {
         let directory = shard_directory(identity.server, identity.shard);
         let number = OwnerNumber(1);
         let owner = DirectoryOwner { storage: Arc::clone(&storage), directory: directory.clone(), number };
-        Self { storage, directory, identity, owner, sharers: 1 }
+        Self { storage, directory, identity, owner, need: ShardNeed::default() }
     }
 
     /// The process's ownership of the directory.

@@ -1,7 +1,7 @@
 //! Room on the disk: what a shard's files take there, and what its journal leaves free.
 
 use super::manifest;
-use super::owner::{Folder, shard_directory};
+use super::owner::Folder;
 use super::storage::join;
 
 /// The journal leaves so much free beside the next checkpoint: a restart writes files of its owner and coordinator.
@@ -32,24 +32,28 @@ impl Folder {
         manifest::names(&*self.storage, &self.directory).map_or(0, |names| names.len().min(2) as u64)
     }
 
-    /// This shard's part of the disk: of the bytes that are free, and of those that files of its server have. Another
-    /// shard may have written its values and its first checkpoint already. None where it is not known.
+    /// Says how many bytes of the disk the shard needs to be free, and returns those that there are for it: free ones
+    /// that the other shards of the process leave, and those of its own files. None where it is not known.
     #[must_use]
-    pub fn room(&self) -> Option<u64> {
-        let bytes = |path: &str| Some(self.storage.find(path).ok()?.map_or(0, |file| file.len()));
-        let of = |shard| {
-            let directory = shard_directory(self.identity.server, shard);
-            let names = self.storage.list(&directory).ok()?;
-            names.iter().map(|name| bytes(&join(&directory, name))).sum::<Option<u64>>()
+    pub fn room_for(&self, bytes: u64) -> Option<u64> {
+        self.need(bytes);
+        let length = |name: &String| {
+            let path = join(&self.directory, name);
+            Some(self.storage.find(&path).ok()?.map_or(0, |file| file.len()))
         };
-        let taken = (0..self.sharers).map(of).sum::<Option<u64>>()?;
-        Some(self.storage.free()?.saturating_add(taken) / u64::from(self.sharers.max(1)))
+        let own = self.storage.list(&self.directory).ok()?.iter().map(length).sum::<Option<u64>>()?;
+        Some(self.free()?.saturating_add(own))
     }
 
-    /// This shard's part of the bytes that are free on the disk, where that is known.
+    /// Says how many bytes of the disk the shard needs to be free.
+    pub fn need(&self, bytes: u64) {
+        self.need.set(bytes);
+    }
+
+    /// The bytes that are free on the disk and that the other shards of the process leave, where that is known.
     #[must_use]
     pub fn free(&self) -> Option<u64> {
-        Some(self.storage.free()? / u64::from(self.sharers.max(1)))
+        Some(self.need.left_of(self.storage.free()?))
     }
 }
 
@@ -60,24 +64,28 @@ mod tests {
     use super::*;
     use crate::checkpoint::owner::ShardIdentity;
     use crate::checkpoint::storage::{InMemory, Storage};
+    use crate::shares::SharedNeeds;
 
     #[test]
-    fn files_of_other_shards_take_nothing_of_a_shards_room() {
+    fn a_shard_has_the_room_that_the_needs_of_others_leave() {
         let memory = InMemory::default();
         memory.set_room(1000);
-        let storage: Arc<dyn Storage> = Arc::new(memory);
+        let (storage, needs): (Arc<dyn Storage>, _) = (Arc::new(memory), SharedNeeds::default());
         let of = |shard| {
             let identity = ShardIdentity { job: 1, server: 0, shard };
-            Folder { sharers: 2, ..Folder::first(Arc::clone(&storage), identity) }
+            Folder { need: needs.shard(), ..Folder::first(Arc::clone(&storage), identity) }
         };
-        let before = of(0).room().expect("it is known");
-        let file = join(of(1).directory(), "checkpoint-of-the-other");
+        let (one, other) = (of(0), of(1));
+        let all = one.room_for(300).expect("it is known");
+        assert_eq!(other.free(), Some(all - 300));
+        other.need(500);
+        assert_eq!((one.free(), one.room_for(300)), (Some(all - 500), Some(all - 500)));
+        // A file takes the disk's room, and its shard needs less from then on.
+        let file = join(other.directory(), "checkpoint-of-the-other");
         storage.create(&file).and_then(|mut file| file.write(&[&[0; 400]])).expect("there is room");
-        assert_eq!(of(0).room(), Some(before));
-        assert_eq!(of(0).free(), Some(before - 200));
-        // Files of another server are not in its room.
-        let file = join(&shard_directory(1, 0), "checkpoint-of-a-neighbour");
-        storage.create(&file).and_then(|mut file| file.write(&[&[0; 100]])).expect("there is room");
-        assert_eq!(of(0).room(), Some(before - 50));
+        other.need(100);
+        assert_eq!(one.free(), Some(all - 500));
+        // Its own files make room, as they are replaced.
+        assert_eq!(other.room_for(500), Some(all - 300));
     }
 }

@@ -98,7 +98,7 @@ pub use counters::ShardCounters;
 pub use decided::record_name;
 pub use membership::{PeerOrigin, TrainerMember};
 pub use needs::{Holdings, Needs};
-pub use options::{CoordinatorOptions, NoRoom, NonFinite, OperatorSettings, ShardOptions};
+pub use options::{CoordinatorOptions, NoRoom, NonFinite, OperatorSettings, ProcessMemory, ShardOptions};
 pub use output::{CheckpointRequest, ServerOutput};
 pub use report::{
     CoordinatorReport, MemoryReport, ServerReport, ShardPhase, ShardReport, TrainerConnection, TrainerReport,

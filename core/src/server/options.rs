@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::ids::{Epoch, Term};
 use crate::port::CompileFlow;
+use crate::shares::ShardNeed;
 use crate::wire::JobMessage;
 
 /// Settings of a shard.
@@ -22,12 +23,28 @@ pub struct ShardOptions {
     pub shares_memory: bool,
     /// Receives that the transport posts at once for one connection, at most.
     pub receives: usize,
-    /// The bytes that this shard may take; beyond them the system would end the server.
-    pub memory_limit: Option<u64>,
+    /// The memory that the shards of this process may take; beyond it the system would end the process.
+    pub memory_limit: Option<ProcessMemory>,
     /// Policy for gradients with NaN or infinite elements.
     pub nonfinite: NonFinite,
     /// Compiler of the programs that the shard runs.
     pub compile: CompileFlow,
+}
+
+/// The bytes that a process may take, and a shard's need of them.
+#[derive(Clone, Debug)]
+pub struct ProcessMemory {
+    /// The limit.
+    pub bytes: u64,
+    /// The need of this shard.
+    pub need: ShardNeed,
+}
+
+impl ProcessMemory {
+    /// The bytes that the other shards of the process leave.
+    pub(super) fn left(&self) -> u64 {
+        self.need.left_of(self.bytes)
+    }
 }
 
 /// Policy of a shard for a gradient with a NaN or infinite element.

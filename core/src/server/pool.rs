@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::half_values::HalfValues;
 use super::needs::Needs;
+use super::options::ProcessMemory;
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 use crate::memory::{Arena, Budget, Lease};
@@ -22,7 +23,7 @@ pub(super) struct Pool {
     pub(super) halves: HalfValues,
     /// Whether trainers on this host may map the arenas.
     is_shared: bool,
-    memory_limit: Option<u64>,
+    memory_limit: Option<ProcessMemory>,
     sealed: bool,
     /// Arenas for payloads of rows, whose lengths are not known in advance; bounded.
     rows: Vec<Arena>,
@@ -33,7 +34,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(is_shared: bool, memory_limit: Option<u64>) -> Self {
+    pub(super) fn new(is_shared: bool, memory_limit: Option<ProcessMemory>) -> Self {
         Self {
             extents: Vec::new(),
             halves: HalfValues::default(),
@@ -134,17 +135,20 @@ impl Pool {
     /// # Errors
     /// Names the need, the limit and the remedies.
     pub(super) fn check_limit(&self, needs: &Needs) -> Result<bool, Failure> {
-        let Some(limit) = self.memory_limit else { return Ok(true) };
+        let Some(limit) = &self.memory_limit else { return Ok(true) };
         // Tables may stay smaller than they were declared.
         let (values, least) = (needs.values, needs.states + needs.gradients);
         let need = values.saturating_add(least);
-        if need <= limit {
-            return Ok(needs.most <= limit);
+        limit.need.set(need);
+        let left = limit.left();
+        if need <= left {
+            return Ok(needs.most <= left);
         }
         Err(Failure::call(format!(
             "parameters need {need} bytes or more on this shard (values {values}, states and a gradient of each \
-             trainer {least}); found a memory limit of {limit} bytes for it (cgroup); expected a higher limit, more \
-             servers, or fewer trainers"
+             trainer {least}); found {left} bytes for it, which the other shards leave of a memory limit of {} bytes \
+             (cgroup); expected a higher limit, more servers, or fewer trainers",
+            limit.bytes
         )))
     }
 

@@ -17,7 +17,7 @@ use super::job::Job;
 use super::journal::ShardJournal;
 use super::membership::PeerOrigin;
 use super::needs::Holdings;
-use super::options::{NoRoom, ShardOptions};
+use super::options::{NoRoom, ProcessMemory, ShardOptions};
 use super::output::{CheckpointRequest, ServerOutput};
 use super::pool::Pool;
 use super::presence::{Presence, TrainerLife};
@@ -100,7 +100,7 @@ impl Shard {
     pub fn new(options: ShardOptions, kernels: Box<dyn Kernels>) -> Self {
         Self {
             phase: Phase::Empty,
-            pool: Pool::new(options.shares_memory, options.memory_limit),
+            pool: Pool::new(options.shares_memory, options.memory_limit.clone()),
             trainers: Presence::new(options.grace),
             options,
             journal: ShardJournal::default(),
@@ -575,7 +575,7 @@ impl Shard {
     }
 
     fn begin(&mut self, generation: Generation) -> &mut ChunkTable {
-        self.pool = Pool::new(self.options.shares_memory, self.options.memory_limit);
+        self.pool = Pool::new(self.options.shares_memory, self.options.memory_limit.clone());
         self.counters.rounds.set(0);
         self.device.iter_mut().for_each(Device::forget);
         self.phase = Phase::Filling(ChunkTable::new(generation));
@@ -621,10 +621,10 @@ impl Shard {
         let (needs, budget) = (holdings.needs_of(receives, self.has_journal()), holdings.budget(receives));
         let is_ample = self.pool.check_limit(&needs);
         if !is_ample.map_err(|failure| Refusal::invalid(failure.to_string()))? {
-            let (most, limit) = (needs.most, self.options.memory_limit.unwrap_or_default());
+            let (most, limit) = (needs.most, self.options.memory_limit.as_ref().map_or(0, ProcessMemory::left));
             tracing::warn!(
-                "parameters may need {most} bytes on this shard, where all trainers are ahead; found a memory limit of \
-                 {limit} bytes for it (cgroup), at which the system ends this server"
+                "parameters may need {most} bytes on this shard, where all trainers are ahead; found {limit} \
+                 bytes for it below the memory limit (cgroup), at which the system ends this server"
             );
         }
         self.counters.expect_trainers(job.trainers);

@@ -161,15 +161,16 @@ impl Shard {
 
     /// Refuses parameters for which the disk has no room.
     pub(super) fn check_disk(&self, table: &ChunkTable, job: &Job) -> Result<(), Failure> {
-        let Some(room) = self.folder.as_ref().and_then(Folder::room) else { return Ok(()) };
         let Needs { checkpoint, journal, disk, .. } = Holdings::initial(table, job).needs(self.has_journal());
+        let room = self.folder.as_ref().and_then(|folder| folder.room_for(disk));
+        let Some(room) = room else { return Ok(()) };
         if disk <= room {
             return Ok(());
         }
         Err(Failure::call(format!(
             "parameters need {disk} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
              {journal} of journal, {RESERVE_BYTES} in reserve); found {room} for it in the checkpoint directory, \
-             free or in files of this server; expected a larger disk, or more servers"
+             which the other shards leave or in files of this one; expected a larger disk, or more servers"
         )))
     }
 

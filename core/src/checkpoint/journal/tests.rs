@@ -7,6 +7,7 @@ use crate::checkpoint::owner::OwnerRecord;
 use crate::checkpoint::owner::tests::put_first;
 use crate::checkpoint::storage::tests::{get, put};
 use crate::checkpoint::storage::{Failing, InMemory, StorageFault};
+use crate::shares::{ShardNeed, SharedNeeds};
 
 const SHARD: &str = "server-0/shard-1";
 const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, shard: 1 };
@@ -23,7 +24,7 @@ fn folder(storage: Arc<dyn Storage>) -> Folder {
 fn claim(storage: &InMemory) -> Folder {
     let storage: Arc<dyn Storage> = Arc::new(storage.clone());
     let record = OwnerRecord { server: 0, process: 5, host: "h".to_owned(), since: "s".to_owned() };
-    Folder::claim(storage, IDENTITY, &record, 1).unwrap()
+    Folder::claim(storage, IDENTITY, &record, ShardNeed::default()).unwrap()
 }
 
 /// A restart: another process claims the directory, reads the journal and goes on.
@@ -353,7 +354,7 @@ fn a_record_is_acknowledged_by_one_owner_or_void_in_every_order_of_two() {
         let dying: Arc<dyn Storage> =
             Arc::new(Failing::new(Arc::new(storage.clone()), StorageFault::Crash { operation: pause }));
         let record = OwnerRecord { server: 0, process: 6, host: String::new(), since: String::new() };
-        let _ = Folder::claim(Arc::clone(&dying), IDENTITY, &record, 1).and_then(|folder| {
+        let _ = Folder::claim(Arc::clone(&dying), IDENTITY, &record, ShardNeed::default()).and_then(|folder| {
             let found = replay(&reading(&*dying, 0), &mut |_, _| Ok(()))?;
             Journal::begin(&folder, false, &found, 0)?.keep(&[b"new"])
         });
@@ -503,14 +504,17 @@ proptest! {
 #[test]
 fn an_append_leaves_the_bytes_free_that_are_kept() {
     let storage = empty();
-    let folder = Folder { sharers: 2, ..folder(Arc::new(storage.clone())) };
+    let needs = SharedNeeds::default();
+    let (need, other) = (needs.shard(), needs.shard());
+    let folder = Folder { need, ..folder(Arc::new(storage.clone())) };
     let mut journal = Journal::begin(&folder, false, &Replayed::default(), 0).unwrap();
-    // Two shards share the disk: each has half of what is free.
+    // Two shards share the disk: each has what the other leaves.
+    other.set(1_000_000);
     let used = 10_000_000 - {
         storage.set_room(10_000_000);
         storage.free().unwrap()
     };
-    storage.set_room(used + 2 * (5000 + 100 + RECORD_HEADER_BYTES));
+    storage.set_room(used + 1_000_000 + 5000 + 100 + RECORD_HEADER_BYTES);
     journal.keep_free(5000);
     journal.keep(&[&[1; 100]]).unwrap();
     let refused = journal.keep(&[&[2; 100]]).unwrap_err().to_string();

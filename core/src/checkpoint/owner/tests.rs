@@ -53,7 +53,13 @@ fn a_shard_that_another_server_claims_is_taken_from_its_server_alone() {
     let server = claim(&storage, 1).unwrap();
     let shard = |shard, server| {
         let record = OwnerRecord { server, ..record(1) };
-        Folder::claim(Arc::new(storage.clone()), ShardIdentity { job: 1, server: 0, shard }, &record, 1).unwrap()
+        Folder::claim(
+            Arc::new(storage.clone()),
+            ShardIdentity { job: 1, server: 0, shard },
+            &record,
+            ShardNeed::default(),
+        )
+        .unwrap()
     };
     let (stays, moves) = (shard(0, 0), shard(1, 0));
     let moved = shard(1, 2);

@@ -13,6 +13,7 @@ use crate::checkpoint::{
 };
 use crate::ids::{ChunkIndex, ParameterIndex, Version};
 use crate::metrics::WorkMeter;
+use crate::shares::ShardNeed;
 
 const SHARD: &str = "server-0/shard-1";
 const IDENTITY: ShardIdentity = ShardIdentity { job: 77, server: 0, shard: 1 };
@@ -31,7 +32,7 @@ fn files(storage: &dyn Storage) -> Vec<String> {
 /// The folder of another process.
 fn claim(storage: &InMemory) -> Folder {
     let record = OwnerRecord { server: 0, process: 2, host: String::new(), since: String::new() };
-    Folder::claim(Arc::new(storage.clone()), IDENTITY, &record, 1).unwrap()
+    Folder::claim(Arc::new(storage.clone()), IDENTITY, &record, ShardNeed::default()).unwrap()
 }
 
 fn journal(storage: &InMemory) -> Journal {

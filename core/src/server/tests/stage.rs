@@ -253,7 +253,10 @@ impl Stage {
 
     /// The same, with a memory limit.
     pub(super) fn with_memory_limit(self, bytes: u64) -> Self {
-        let options = ShardOptions { memory_limit: Some(bytes), ..options() };
+        let options = ShardOptions {
+            memory_limit: Some(crate::server::ProcessMemory { bytes, need: crate::shares::ShardNeed::default() }),
+            ..options()
+        };
         Self { shard: Shard::new(options, Box::new(Plain)), ..self }
     }
 

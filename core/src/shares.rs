@@ -1,0 +1,67 @@
+//! Needs of the shards of a process of a thing that they share: memory under one limit, or room on a disk. Each shard
+//! says its need, and has the rest that the others leave.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The needs of all shards of a process. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct SharedNeeds(Arc<Mutex<Vec<Weak<AtomicU64>>>>);
+
+/// The need of one shard, in bytes: zero until it is said, and forgotten with the last clone.
+#[derive(Clone, Debug, Default)]
+pub struct ShardNeed {
+    all: SharedNeeds,
+    own: Arc<AtomicU64>,
+}
+
+impl SharedNeeds {
+    /// The need of one more shard.
+    #[must_use]
+    pub fn shard(&self) -> ShardNeed {
+        let own = Arc::new(AtomicU64::new(0));
+        let mut needs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        needs.retain(|one| one.strong_count() > 0);
+        needs.push(Arc::downgrade(&own));
+        ShardNeed { all: self.clone(), own }
+    }
+}
+
+impl ShardNeed {
+    /// Replaces the need.
+    pub fn set(&self, bytes: u64) {
+        self.own.store(bytes, Relaxed);
+    }
+
+    /// The rest of so many bytes that the other shards leave.
+    #[must_use]
+    pub fn left_of(&self, bytes: u64) -> u64 {
+        let needs = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = needs.iter().filter_map(Weak::upgrade).filter(|one| !Arc::ptr_eq(one, &self.own));
+        others.fold(bytes, |left, one| left.saturating_sub(one.load(Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_has_what_the_needs_of_the_others_leave() {
+        let all = SharedNeeds::default();
+        let (one, two, three) = (all.shard(), all.shard(), all.shard());
+        assert_eq!(one.left_of(100), 100);
+        one.set(70);
+        two.set(20);
+        assert_eq!([&one, &two, &three].map(|need| need.left_of(100)), [80, 30, 10]);
+        two.set(50);
+        assert_eq!((one.left_of(100), three.left_of(100)), (50, 0));
+        // A shard that has moved away needs nothing, once none of its parts is left.
+        let part = two.clone();
+        drop(two);
+        assert_eq!(one.left_of(100), 50);
+        drop(part);
+        assert_eq!(one.left_of(100), 100);
+        assert_eq!(ShardNeed::default().left_of(100), 100);
+    }
+}
