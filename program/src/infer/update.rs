@@ -82,7 +82,7 @@ fn check_gradient(operands: &Operands<'_>, parameter: ElementType, shape: &[Dim]
     if !fits {
         return Err(operands.misfit(GRADIENT, &format!("a gradient for {}", operands.input(0))));
     }
-    if matches!(operands.input(GRADIENT), VariableFacts::SelectedRows { .. }) && !rule.is_element_wise() {
+    if matches!(operands.input(GRADIENT), VariableFacts::SelectedRows { .. }) && !rule.is_row_wise() {
         return Err(operands.misfit(GRADIENT, "a dense gradient, because clip_norm, sum or norm needs the whole one"));
     }
     Ok(())

@@ -167,6 +167,20 @@ fn a_compiled_program_has_the_pace_and_the_scale_of_its_ops() {
     }
 }
 
+/// A shard may have the table alone, without a dense parameter of the same kind.
+#[test]
+fn a_table_is_clipped_by_a_total_and_by_no_norm_of_its_own() {
+    let compiled = |text: &str| {
+        let config = format!("optimizer: SGD {RATE} {USUAL} sparse {{ height: 60 width: 3 buckets: 1 }} {text}");
+        compile(ParameterOfJob::new(Mode::Sync, Merge::Sum, "w", Float32, &config).source())
+    };
+    let flow =
+        compiled("stage: 'g = g * min(1 / (total(sum(g * g)) + 1e-6), 1); update'").expect("a total scales rows");
+    assert_eq!(flow.pace, Rounds);
+    let text = compiled("stage: 'g = g * total(sum(g * w)); update'").expect_err("rows lack w").to_string();
+    assert!(text.contains("expected a dense gradient"), "{text}");
+}
+
 #[test]
 fn a_program_of_another_form_is_refused_with_its_ops() {
     let program = ParameterOfJob::new(Mode::Delta, Merge::Mean, "w", Float32, "optimizer: SGD").program();
