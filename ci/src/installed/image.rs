@@ -47,6 +47,6 @@ pub(super) fn check(site: &Site<'_>) -> Result<()> {
     // The servers wrote as the image's user, to the folder that belongs to it.
     let report =
         succeed(&mut within(&["inspect", "--short", "/var/lib/pserver"])).context("no checkpoint was taken")?;
-    ensure!(report.starts_with("sound: 2 shards of 2 servers"), "the checkpoints are {report:?}");
+    ensure!(report.starts_with("sound: 8 shards of 2 servers"), "the checkpoints are {report:?}");
     Ok(())
 }

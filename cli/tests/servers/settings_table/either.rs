@@ -25,7 +25,11 @@ const SOON: Duration = Duration::from_millis(1500);
 
 /// The cases of both columns.
 pub(super) const CASES: [Case<Scene>; 13] = [
-    (&["--bind", "--advertise", "--checks", "--poll", "--rdma-device", "--rdma-fabric"], TakesEffect, addresses),
+    (
+        &["--bind", "--advertise", "--checks", "--poll", "--threads", "--rdma-device", "--rdma-fabric"],
+        TakesEffect,
+        addresses,
+    ),
     (&["--http", "--http-token-file", "--log-level", "--log-format"], TakesEffect, watched),
     (&["--ready-fd"], TakesEffect, ready_descriptor),
     (&["--token-file"], TakesEffect, token),
@@ -53,7 +57,7 @@ fn addresses(scene: &Scene) {
     // Only where a connection may go over verbs.
     let stage = scene.stage(&[]);
     let bind = format!("--bind=127.0.0.1:{}", free_port());
-    let own = stage.start_quietly(&[&bind, "--rdma-fabric=timeout=20,pkey=0x8001"]);
+    let own = stage.start_quietly(&[&bind, "--threads=2", "--rdma-fabric=timeout=20,pkey=0x8001"]);
     stage.goes_on(&own);
     stage.stop(own);
 }
