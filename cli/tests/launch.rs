@@ -152,7 +152,7 @@ fn a_disk_that_is_too_small_for_a_jobs_files_refuses_its_parameters() {
     let text = format!("{}{}", end.output, end.errors);
     assert!(!end.status.success() && !files.contains("checkpoint-"), "{text}");
     assert!(text.contains("bytes of the disk on this shard (three checkpoints of "), "{text}");
-    assert!(text.contains("free or in files of this server"), "{text}");
+    assert!(text.contains("which the other shards leave or in files of this one"), "{text}");
 }
 
 #[test]
