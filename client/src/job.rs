@@ -155,6 +155,10 @@ impl JoinedJob {
         self.lanes[usize::from(place.server.0)][usize::from(place.shard.0)]
     }
 
+    pub(super) fn lane_count(&self) -> usize {
+        self.lanes.iter().map(Vec::len).sum()
+    }
+
     pub(super) fn lanes(&self) -> impl Iterator<Item = (ShardId, LaneId)> + '_ {
         self.topology.shard_ids().map(|place| (place, self.lane(place)))
     }

@@ -452,7 +452,7 @@ impl ClientState {
 
     pub(super) fn packer(&self, kind: Kind, chosen: &[ParameterIndex]) -> Packer {
         let job = self.job.as_ref().expect("the job is ready");
-        Packer::new(kind, job.settings.chunk_bytes, job.lanes().count(), chosen.len())
+        Packer::new(kind, job.settings.chunk_bytes, job.lane_count(), chosen.len())
     }
 }
 

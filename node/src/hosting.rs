@@ -118,15 +118,6 @@ impl ShardHost {
     }
 }
 
-impl Drop for ShardHost {
-    /// A start that has failed leaves no thread behind.
-    fn drop(&mut self) {
-        if let Err(failure) = self.end() {
-            tracing::error!("stopping the shards: {failure}");
-        }
-    }
-}
-
 impl<E> ShardThread<E> {
     fn start<L: LaneTransports<Entrance = E>>(
         start: &ServerStart,
@@ -184,7 +175,10 @@ impl<L: LaneTransports> Hosting<L> {
         let node = ShardNode::new(&self.start, (shard, term), self.job, thread.can, device)?;
         let counters = Arc::clone(node.counters());
         thread.sessions.enter(shard.lane(), node, control.clone())?;
-        self.lanes.open(shard.lane(), &thread.entrance)?;
+        if let Err(failure) = self.lanes.open(shard.lane(), &thread.entrance) {
+            drop(thread.sessions.leave(shard.lane()));
+            return Err(failure);
+        }
         self.start.watch.add(WatchedSession { control, shard: Some((shard, counters)) });
         self.running.insert(shard, place);
         Ok(())
@@ -193,15 +187,17 @@ impl<L: LaneTransports> Hosting<L> {
     fn let_go(&mut self, shard: ShardId) {
         self.lanes.close(shard.lane());
         self.start.watch.remove(shard);
-        let thread = self.running.remove(&shard).map(|place| &self.threads[place]);
+        let Some(place) = self.running.remove(&shard) else { return self.start.places.let_go(shard) };
         // The other shards of its thread do not wait until its last checkpoint is written.
-        if let Some(mut node) = thread.and_then(|thread| thread.sessions.leave(shard.lane())) {
-            match node.finish() {
-                Ok(()) => tracing::info!(%shard, "the shard has moved away"),
-                Err(failure) => tracing::error!(
-                    %shard, "the shard moves as of its last checkpoint and its journal, as it ended with: {failure}"
-                ),
-            }
+        let finished = match self.threads[place].sessions.leave(shard.lane()) {
+            Some(mut node) => node.finish(),
+            None => Err(Failure::Node("its thread has ended".to_owned())),
+        };
+        match finished {
+            Ok(()) => tracing::info!(%shard, "the shard has moved away"),
+            Err(failure) => tracing::error!(
+                %shard, "the shard moves as of its last checkpoint and its journal, as it ended with: {failure}"
+            ),
         }
         self.start.places.let_go(shard);
     }

@@ -5,6 +5,7 @@ use pserver_core::ids::PeerId;
 use pserver_core::port::Event;
 use pserver_core::server::ServerOutput;
 use pserver_core::time::Now;
+use pserver_core::wire::Kind;
 use rustc_hash::FxHashMap;
 
 use super::session::{NodeSession, SessionControl, now_of};
@@ -13,11 +14,11 @@ use super::session::{NodeSession, SessionControl, now_of};
 pub(super) struct Seat<S> {
     pub(super) session: S,
     control: SessionControl,
+    /// Events of this turn that it has not handled.
+    given: Vec<Event>,
     out: Vec<ServerOutput>,
     /// Time of its last turn.
     begun: u64,
-    /// Whether it has handled events since its last work.
-    has_handled: bool,
     /// Whether it had something to do in its last turn.
     pub(super) was_busy: bool,
     /// Whether more work is ready at once.
@@ -47,9 +48,9 @@ impl<S: NodeSession> Seat<S> {
         Self {
             session,
             control,
+            given: Vec::new(),
             out: Vec::new(),
             begun: 0,
-            has_handled: false,
             was_busy: false,
             is_ready: true,
             due: None,
@@ -74,18 +75,30 @@ impl<S: NodeSession> Seat<S> {
     }
 
     #[inline]
-    pub(super) fn handle(&mut self, nanos: u64, event: Event) -> Result<(), Failure> {
+    pub(super) fn give(&mut self, event: Event) {
+        self.given.push(event);
+    }
+
+    /// Handles the events that it was given, if there are any.
+    #[inline]
+    pub(super) fn handle_given(&mut self, nanos: u64) -> Result<bool, Failure> {
+        if self.given.is_empty() {
+            return Ok(false);
+        }
         self.begin_turn(nanos);
-        self.has_handled = true;
-        self.control.counters().received(&event);
-        self.session.handle(now_of(nanos), event, &mut self.out)
+        self.was_busy = true;
+        for event in self.given.drain(..) {
+            self.control.counters().received(&event);
+            self.session.handle(now_of(nanos), event, &mut self.out)?;
+        }
+        Ok(true)
     }
 
     /// Whether it has work in this turn.
     #[inline]
     pub(super) fn has_work(&self, nanos: u64) -> bool {
         let is_due = || self.due.is_some_and(|due| due <= now_of(nanos));
-        self.has_handled || self.is_ready || is_due() || self.session.is_under_way() || self.control.take_ring()
+        self.is_ready || is_due() || self.session.is_under_way() || self.control.take_ring()
     }
 
     /// Does due work, and keeps what the turn has decided.
@@ -93,7 +106,7 @@ impl<S: NodeSession> Seat<S> {
     pub(super) fn work(&mut self, nanos: u64) -> Result<(), Failure> {
         self.begin_turn(nanos);
         self.is_ready = self.session.work(now_of(nanos), &mut self.out)?;
-        self.was_busy |= std::mem::take(&mut self.has_handled) || self.is_ready;
+        self.was_busy |= self.is_ready;
         self.session.commit()?;
         self.due = self.session.deadline();
         Ok(())
@@ -167,33 +180,29 @@ impl<S: NodeSession> Seats<S> {
         &mut self.seats[place].1
     }
 
-    /// Handles an event of a connection that has no session yet: its hello names the lane. Of a lane that has gone,
-    /// returns the peer, which is to be closed.
-    ///
-    /// # Errors
-    /// When the session fails.
+    /// Takes an event of a connection that has no session: its hello names the lane. Returns the peer that is to be
+    /// closed: its lane has gone, or it begins with another frame.
     #[cold]
-    pub(super) fn greet(&mut self, nanos: u64, event: Event) -> Result<Option<PeerId>, Failure> {
+    pub(super) fn greet(&mut self, event: Event) -> Option<PeerId> {
         let routes = self.routes.get_or_insert_default();
         let peer = event.peer();
-        let (accepted, lane) = match &event {
-            Event::Accepted { .. } => {
-                routes.announced.insert(peer, event);
-                return Ok(None);
-            }
-            Event::Received { frame, .. } => (routes.announced.remove(&peer), frame.head.sequence.0),
-            // Buffers of a session that has left, or the end of a connection without a hello.
-            _ => {
-                routes.announced.remove(&peer);
-                return Ok(None);
-            }
+        if matches!(event, Event::Accepted { .. }) {
+            routes.announced.insert(peer, event);
+            return None;
+        }
+        // Others are buffers that a session which has left gets back.
+        let accepted = routes.announced.remove(&peer)?;
+        let lane = match &event {
+            Event::Gone { .. } => return None,
+            Event::Received { frame, .. } if frame.head.kind == Kind::Hello => frame.head.sequence.0,
+            _ => return Some(peer),
         };
-        let Some(accepted) = accepted else { return Ok(None) };
-        let Some(place) = self.place_of(lane) else { return Ok(Some(peer)) };
-        self.at(place).handle(nanos, accepted)?;
-        self.at(place).handle(nanos, event)?;
+        let Some(place) = self.place_of(lane) else { return Some(peer) };
+        let seat = self.at(place);
+        seat.give(accepted);
+        seat.give(event);
         self.routes.get_or_insert_default().lanes.insert(peer, lane);
-        Ok(None)
+        None
     }
 
     fn place_of(&self, lane: u64) -> Option<usize> {

@@ -105,7 +105,9 @@ impl<S: NodeSession> SessionThread<S> {
         self.doorbell.ring();
         leaving.recv().ok()
     }
+}
 
+impl<S> SessionThread<S> {
     pub(super) fn has_ended(&self) -> bool {
         self.lock().as_ref().is_some_and(JoinHandle::is_finished)
     }
@@ -128,6 +130,16 @@ impl<S: NodeSession> SessionThread<S> {
 
     fn lock(&self) -> MutexGuard<'_, Option<JoinHandle<Result<(), Failure>>>> {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S> Drop for SessionThread<S> {
+    /// A start that has failed leaves no thread behind.
+    fn drop(&mut self) {
+        self.stop();
+        if let Err(failure) = self.join() {
+            tracing::error!("stopping a thread: {failure}");
+        }
     }
 }
 
@@ -196,12 +208,20 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         self.seats.iter().any(|seat| seat.session.awaits_work())
     }
 
-    /// Finishes the sessions without another turn.
+    /// Finishes the sessions without another turn; several at once, as each writes its last checkpoint.
     ///
     /// # Errors
     /// The first failure of any of them.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
-        self.seats.iter_mut().map(|seat| seat.session.finish()).fold(Ok(()), Result::and)
+        if self.seats.len() == 1 {
+            return self.seats.at(0).session.finish();
+        }
+        let panicked = || Err(Failure::Node("a session panicked while it finished".to_owned()));
+        std::thread::scope(|scope| {
+            let sessions = self.seats.iter_mut().map(|seat| &mut seat.session);
+            let finishing: Vec<_> = sessions.map(|session| scope.spawn(|| session.finish())).collect();
+            finishing.into_iter().map(|one| one.join().unwrap_or_else(|_| panicked())).fold(Ok(()), Result::and)
+        })
     }
 
     fn serve(&mut self) -> Result<(), Failure> {
@@ -227,14 +247,16 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         if !self.events.is_empty() {
             self.last_event = now;
         }
-        self.handle_events()?;
+        self.give_events();
         let all_have_turns = self.seats.len() == 1 || self.looked_around + LOOK_AROUND_NANOS <= nanos;
         if all_have_turns {
             self.looked_around = nanos;
         }
         let (mut is_busy, mut is_under_way) = (false, false);
         for place in 0..self.seats.len() {
-            if all_have_turns || self.seats.at(place).has_work(nanos) {
+            // One session after the other handles its events and does its work, so that its answers leave before the
+            // next one begins.
+            if self.seats.at(place).handle_given(nanos)? || all_have_turns || self.seats.at(place).has_work(nanos) {
                 self.work(place)?;
             }
             let seat = self.seats.at(place);
@@ -252,25 +274,22 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         Ok(if is_busy { TurnEnd::Again } else { TurnEnd::Wait(self.pause(now, is_under_way)) })
     }
 
-    /// Handles the events of a poll. Where another session is next, the work of the one before is done first, so that
-    /// its answers leave.
-    fn handle_events(&mut self) -> Result<(), Failure> {
+    /// Gives the events of a poll to their sessions.
+    fn give_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
-        let mut last = None;
         for event in events.drain(..) {
-            let Some(place) = self.seats.place(&event) else {
-                if let Some(stranger) = self.seats.greet(self.nanos, event)? {
-                    self.transport.close(stranger);
+            match self.seats.place(&event) {
+                Some(place) => self.seats.at(place).give(event),
+                None => {
+                    if let Some(stranger) = self.seats.greet(event) {
+                        self.transport.close(stranger);
+                    }
+                    // Buffers of a connection that has ended may be what a session waits for.
+                    self.looked_around = 0;
                 }
-                continue;
-            };
-            if let Some(last) = last.replace(place).filter(|last| *last != place) {
-                self.work(last)?;
             }
-            self.seats.at(place).handle(self.nanos, event)?;
         }
         self.events = events;
-        Ok(())
     }
 
     /// Does the work of a session, and lets its answers leave.

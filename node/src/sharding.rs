@@ -195,14 +195,16 @@ impl DiskRoom {
     /// Estimates what the files of the shard take, at least what they took.
     fn measure(&mut self, folder: &Folder, shard: &mut Shard) {
         self.takes = self.takes.max(shard.checkpoint_bytes());
-        self.journal = journal_room(shard.value_bytes());
+        self.journal = if shard.has_journal() { journal_room(shard.value_bytes()) } else { 0 };
         self.reserve(folder, shard);
     }
 
-    /// Reserves room beside the journal, and beside the other shards of the process.
+    /// Reserves room beside the journal, and beside the other shards of the process: for the rest of the checkpoint,
+    /// and for the part of the journal that is still to be written.
     fn reserve(&self, folder: &Folder, shard: &mut Shard) {
         shard.keep_free(self.kept());
-        folder.need(self.kept() + self.journal);
+        let written = shard.journal_position().saturating_sub(self.begun_at);
+        folder.need(self.kept() + self.journal.saturating_sub(written));
     }
 
     /// The bytes that the journal leaves: of the rest of a checkpoint, and of those behind which none is removed.

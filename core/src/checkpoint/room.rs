@@ -32,17 +32,21 @@ impl Folder {
         manifest::names(&*self.storage, &self.directory).map_or(0, |names| names.len().min(2) as u64)
     }
 
-    /// Says how many bytes of the disk the shard needs to be free, and returns those that there are for it: free ones
-    /// that the other shards of the process leave, and those of its own files. None where it is not known.
+    /// The bytes of the disk that there are for the shard: free ones that the other shards of the process leave, and
+    /// those of its own files, which are replaced. Where its files of so many bytes fit, it needs the free part from
+    /// now on. None where it is not known.
     #[must_use]
     pub fn room_for(&self, bytes: u64) -> Option<u64> {
-        self.need(bytes);
         let length = |name: &String| {
             let path = join(&self.directory, name);
             Some(self.storage.find(&path).ok()?.map_or(0, |file| file.len()))
         };
         let own = self.storage.list(&self.directory).ok()?.iter().map(length).sum::<Option<u64>>()?;
-        Some(self.free()?.saturating_add(own))
+        let room = self.free()?.saturating_add(own);
+        if bytes <= room {
+            self.need(bytes.saturating_sub(own));
+        }
+        Some(room)
     }
 
     /// Says how many bytes of the disk the shard needs to be free.
@@ -85,7 +89,11 @@ mod tests {
         storage.create(&file).and_then(|mut file| file.write(&[&[0; 400]])).expect("there is room");
         other.need(100);
         assert_eq!(one.free(), Some(all - 500));
-        // Its own files make room, as they are replaced.
+        // Its own files make room, as they are replaced, and it needs the rest alone.
         assert_eq!(other.room_for(500), Some(all - 300));
+        assert_eq!(one.free(), Some(all - 500));
+        // A refused need is none.
+        assert_eq!(other.room_for(all), Some(all - 300));
+        assert_eq!(one.free(), Some(all - 500));
     }
 }

@@ -124,6 +124,11 @@ impl Pool {
         Ok(self.extents.last())
     }
 
+    /// Notes the need of the parameters in a run of another number of trainers.
+    pub(super) fn note_need(&self, needs: &Needs) {
+        self.memory_limit.iter().for_each(|limit| limit.need.set(needs.least()));
+    }
+
     /// Pins the memory of values, states and gradients for a device; rows stay on the processor.
     pub(super) fn offer(&self, accelerator: &mut dyn Accelerator) -> Result<(), Failure> {
         self.extents.iter().try_for_each(|arena| accelerator.pin(arena))

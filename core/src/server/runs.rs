@@ -53,6 +53,7 @@ impl Shard {
         }
         tracing::info!("the job has {trainers} trainers from this run on; it had {before}");
         serving.dense = std::mem::take(&mut serving.dense).with_trainers(trainers);
+        self.pool.note_need(&serving.dense.needs(self.journal.open.is_some()));
         (serving.job, serving.flows) = (job, flows);
         Ok(())
     }

@@ -125,7 +125,8 @@ impl Shard {
     }
 
     /// Whether acknowledged frames are journalled.
-    pub(super) fn has_journal(&self) -> bool {
+    #[must_use]
+    pub fn has_journal(&self) -> bool {
         self.journal.open.is_some()
     }
 

@@ -63,13 +63,17 @@ fn gone(peer: u64) -> Event {
 
 /// Gives the sessions an event; says which connection is to be closed.
 fn give(seats: &mut Seats<NotingSession>, nanos: u64, event: Event) -> Option<PeerId> {
-    match seats.place(&event) {
+    let closed = match seats.place(&event) {
         Some(place) => {
-            seats.at(place).handle(nanos, event).unwrap();
+            seats.at(place).give(event);
             None
         }
-        None => seats.greet(nanos, event).unwrap(),
+        None => seats.greet(event),
+    };
+    for seat in seats.iter_mut() {
+        seat.handle_given(nanos).unwrap();
     }
+    closed
 }
 
 fn enter(seats: &mut Seats<NotingSession>, lane: u64) -> NotingSession {
@@ -121,6 +125,11 @@ fn a_connection_without_a_hello_is_forgotten_when_it_ends() {
     enter(&mut seats, 1);
     give(&mut seats, 1, accepted(7));
     give(&mut seats, 1, gone(7));
+    // One that begins with another frame is closed.
+    give(&mut seats, 1, accepted(8));
+    let Event::Received { peer, mut frame, body } = received(8, 1) else { unreachable!("it was just made") };
+    frame.head.kind = Kind::Push;
+    assert_eq!(give(&mut seats, 1, Event::Received { peer, frame, body }), Some(PeerId(8)));
     assert!(seats.routes.as_ref().is_some_and(|routes| routes.announced.is_empty() && routes.lanes.is_empty()));
 }
 
@@ -132,8 +141,8 @@ fn a_session_has_work_after_an_event_a_ring_or_its_time() {
     assert!(seat.has_work(1), "a new one looks around");
     seat.work(1).unwrap();
     assert!(!seat.has_work(2));
-    seat.handle(3, received(7, 1)).unwrap();
-    assert!(seat.has_work(3));
+    seat.give(received(7, 1));
+    assert!(seat.handle_given(3).unwrap() && !seat.handle_given(3).unwrap());
     seat.work(3).unwrap();
     assert!(seat.was_busy && !seat.has_work(3));
     seat.control.ring();
