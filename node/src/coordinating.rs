@@ -15,7 +15,7 @@ use pserver_core::wire::Head;
 use pserver_core::wire::answer::Saved;
 
 use super::machine::ProcessMachine;
-use super::ownership::OWNER_LOOK;
+use super::ownership::LastLook;
 use super::places::ShardPlaces;
 use super::saving::{self, ModelSave};
 use super::session::{NodeSession, SessionControl};
@@ -43,8 +43,7 @@ struct KeptState {
     store: Box<dyn CoordinationStore>,
     /// The version that the state has there.
     version: StoreVersion,
-    /// When it was last looked whether another process has replaced it.
-    looked: Now,
+    last_look: LastLook,
 }
 
 /// Result of one save, for the peer that requested it.
@@ -59,10 +58,9 @@ impl KeptState {
     /// Looks in the store again when the last look is old. It comes before the answers of a turn leave: a process that
     /// stood still, and was replaced meanwhile, would otherwise let trainers join that its successor has let in.
     fn look(&mut self, now: Now) -> Result<(), Failure> {
-        if now < self.looked + OWNER_LOOK {
+        if !self.last_look.is_old(now) {
             return Ok(());
         }
-        self.looked = now;
         match self.store.watch(self.version) {
             Err(superseded @ StoreFailure::Superseded(_)) => Err(superseded.into()),
             // A store that does not answer is no reason to stop.
@@ -119,7 +117,7 @@ impl CoordinatorNode {
         let reported = 0;
         let mut node = Self {
             coordinator,
-            kept: KeptState { store, version: found.version, looked: start.now() },
+            kept: KeptState { store, version: found.version, last_look: LastLook(start.now()) },
             saving,
             control,
             machine,

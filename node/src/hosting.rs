@@ -17,7 +17,7 @@ use pserver_transport::network::NetworkOptions;
 use super::device::{self, ShardDevice};
 use super::places::ShardPlaces;
 use super::session::{NodeSession, SessionControl};
-use super::session_loop::{SessionThread, join};
+use super::session_loop::{SessionEntry, SessionThread, join};
 use super::sharding::ShardNode;
 use super::watch::WatchedSession;
 use super::{ServedJob, ServerStart};
@@ -43,7 +43,7 @@ pub(super) trait LaneTransports: Send + 'static {
 
 /// The shards of a server.
 pub(super) struct ShardHost {
-    threads: Vec<Arc<SessionThread<ShardNode>>>,
+    threads: Vec<SessionThread<ShardNode>>,
     places: Arc<ShardPlaces>,
     thread: Option<JoinHandle<Result<(), Failure>>>,
 }
@@ -61,9 +61,9 @@ struct Hosting<L: LaneTransports> {
     devices: BTreeMap<u16, ShardDevice>,
 }
 
-/// A thread of shards.
+/// A thread of shards, as they enter it and leave it.
 struct ShardThread<E> {
-    sessions: Arc<SessionThread<ShardNode>>,
+    sessions: SessionEntry<ShardNode>,
     entrance: E,
     can: Capabilities,
 }
@@ -78,11 +78,10 @@ impl ShardHost {
         job: ServedJob,
         mut lanes: impl LaneTransports,
     ) -> Result<Self, Failure> {
-        let threads = (0..start.settings.threads()).map(|number| ShardThread::start(start, number, &mut lanes));
-        let threads = threads.collect::<Result<Vec<_>, Failure>>()?;
-        let (places, shared) =
-            (Arc::clone(&start.places), threads.iter().map(|one| Arc::clone(&one.sessions)).collect());
-        let mut host = Self { threads: shared, places: Arc::clone(&places), thread: None };
+        let started = (0..start.settings.threads()).map(|number| ShardThread::start(start, number, &mut lanes));
+        let (owned, threads) = started.collect::<Result<(Vec<_>, Vec<_>), Failure>>()?;
+        let places = Arc::clone(&start.places);
+        let mut host = Self { threads: owned, places: Arc::clone(&places), thread: None };
         let (devices, running) = ((0..).zip(device::open(&start.settings)?).collect(), BTreeMap::new());
         let mut hosting = Hosting { start: Arc::clone(start), job, lanes, threads, running, devices };
         let changes = places.changes();
@@ -102,7 +101,7 @@ impl ShardHost {
     /// Whether a thread of shards, or the one that follows the map, has ended by itself.
     pub(super) fn has_failed(&self) -> bool {
         let has_ended = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
-        has_ended || self.threads.iter().any(|thread| thread.has_ended())
+        has_ended || self.threads.iter().any(SessionThread::has_ended)
     }
 
     /// Follows the map no longer, and stops every shard.
@@ -112,9 +111,8 @@ impl ShardHost {
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         self.places.end();
         let followed = self.thread.take().map_or(Ok(()), join);
-        let threads = std::mem::take(&mut self.threads);
-        threads.iter().for_each(|thread| thread.stop());
-        threads.iter().map(|thread| thread.join()).fold(followed, Result::and)
+        self.threads.iter().for_each(SessionThread::stop);
+        self.threads.iter_mut().map(SessionThread::join).fold(followed, Result::and)
     }
 }
 
@@ -123,7 +121,7 @@ impl<E> ShardThread<E> {
         start: &ServerStart,
         number: u16,
         lanes: &mut L,
-    ) -> Result<Self, Failure> {
+    ) -> Result<(SessionThread<ShardNode>, Self), Failure> {
         let settings = &start.settings;
         // Servers of a host, and the threads of each, use different ones of several equal cards.
         let device_turn = usize::from(settings.index) * usize::from(settings.threads()) + usize::from(number);
@@ -132,8 +130,9 @@ impl<E> ShardThread<E> {
         let (transport, entrance) = lanes.make(options)?;
         let can = transport.capabilities();
         let name = format!("pserver-shards-{number}");
-        let sessions = Arc::new(SessionThread::shared(name, transport, Arc::clone(&start.machine))?);
-        Ok(Self { sessions, entrance, can })
+        let thread = SessionThread::shared(name, transport, Arc::clone(&start.machine))?;
+        let sessions = thread.entry();
+        Ok((thread, Self { sessions, entrance, can }))
     }
 }
 

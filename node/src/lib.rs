@@ -262,7 +262,7 @@ impl Server {
         // a server leaves the job, so that a successor finds it.
         let SessionThreads { coordinator, shards, registered, .. } = &mut self.sessions;
         ended = ended.and(shards.end());
-        if let Some(coordinator) = coordinator.take() {
+        if let Some(mut coordinator) = coordinator.take() {
             coordinator.stop();
             ended = ended.and(coordinator.join());
         }

@@ -184,7 +184,7 @@ impl<S: NodeSession> Seats<S> {
     /// closed: its lane has gone, or it begins with another frame.
     #[cold]
     pub(super) fn greet(&mut self, event: Event) -> Option<PeerId> {
-        let routes = self.routes.get_or_insert_default();
+        let routes = self.routes.as_mut()?;
         let peer = event.peer();
         if matches!(event, Event::Accepted { .. }) {
             routes.announced.insert(peer, event);
@@ -197,11 +197,10 @@ impl<S: NodeSession> Seats<S> {
             Event::Received { frame, .. } if frame.head.kind == Kind::Hello => frame.head.sequence.0,
             _ => return Some(peer),
         };
-        let Some(place) = self.place_of(lane) else { return Some(peer) };
-        let seat = self.at(place);
+        let Some((_, seat)) = self.seats.iter_mut().find(|(one, _)| *one == lane) else { return Some(peer) };
+        routes.lanes.insert(peer, lane);
         seat.give(accepted);
         seat.give(event);
-        self.routes.get_or_insert_default().lanes.insert(peer, lane);
         None
     }
 

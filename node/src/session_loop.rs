@@ -4,8 +4,8 @@
 //! names.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,9 +39,14 @@ enum SeatChange<S> {
 /// A thread of sessions.
 pub(super) struct SessionThread<S> {
     stop: Arc<AtomicBool>,
+    entry: SessionEntry<S>,
+    thread: Option<JoinHandle<Result<(), Failure>>>,
+}
+
+/// The way of sessions to a thread and from it.
+pub(super) struct SessionEntry<S> {
     doorbell: Doorbell,
     changes: Sender<SeatChange<S>>,
-    thread: Mutex<Option<JoinHandle<Result<(), Failure>>>>,
 }
 
 impl<S: NodeSession> SessionThread<S> {
@@ -79,9 +84,17 @@ impl<S: NodeSession> SessionThread<S> {
             .name(name)
             .spawn(move || drive.run())
             .map_err(|error| Failure::Node(format!("starting a thread: {error}")))?;
-        Ok(Self { stop, doorbell, changes, thread: Mutex::new(Some(thread)) })
+        Ok(Self { stop, entry: SessionEntry { doorbell, changes }, thread: Some(thread) })
     }
 
+    /// The way of sessions to it and from it, for another thread.
+    pub(super) fn entry(&self) -> SessionEntry<S> {
+        let SessionEntry { doorbell, changes } = &self.entry;
+        SessionEntry { doorbell: doorbell.clone(), changes: changes.clone() }
+    }
+}
+
+impl<S: NodeSession> SessionEntry<S> {
     /// The doorbell of the thread's transport.
     pub(super) fn doorbell(&self) -> &Doorbell {
         &self.doorbell
@@ -109,27 +122,22 @@ impl<S: NodeSession> SessionThread<S> {
 
 impl<S> SessionThread<S> {
     pub(super) fn has_ended(&self) -> bool {
-        self.lock().as_ref().is_some_and(JoinHandle::is_finished)
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
     /// Asks the thread to stop, once it has handled everything that arrived; [`SessionThread::join`] waits until it
     /// has.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.doorbell.ring();
+        self.entry.doorbell.ring();
     }
 
     /// Waits until the thread has ended; at once where that was waited for.
     ///
     /// # Errors
     /// The failure with which it has ended.
-    pub(super) fn join(&self) -> Result<(), Failure> {
-        let thread = self.lock().take();
-        thread.map_or(Ok(()), join)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<JoinHandle<Result<(), Failure>>>> {
-        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn join(&mut self) -> Result<(), Failure> {
+        self.thread.take().map_or(Ok(()), join)
     }
 }
 

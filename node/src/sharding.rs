@@ -150,7 +150,7 @@ impl DiskRoom {
     fn new(folder: &Folder, shard: &mut Shard, takes: u64) -> Self {
         let begun_at = shard.journal_position();
         let mut room = Self { takes, begun_at, whole: folder.checkpoints(), ..Self::default() };
-        room.measure(folder, shard);
+        room.measure(shard);
         room
     }
 
@@ -164,7 +164,7 @@ impl DiskRoom {
         if position < self.look_at {
             return false;
         }
-        self.measure(folder, shard);
+        self.measure(shard);
         self.look_at = position + LOOK_BYTES.max(self.journal / 8);
         // Checkpoints one after the other would free nothing.
         if position < self.begun_at + self.journal / 2 {
@@ -185,26 +185,25 @@ impl DiskRoom {
         }
     }
 
-    fn begin(&mut self, folder: &Folder, shard: &mut Shard, now: Now) {
+    fn begin(&mut self, shard: &mut Shard, now: Now) {
         let position = shard.journal_position();
         self.repeated = if position == self.begun_at { self.repeated + 1 } else { 0 };
         (self.begun_at, self.again) = (position, now + SHORT_PAUSE * (1 << self.repeated.min(SHORT_DOUBLINGS)));
-        self.measure(folder, shard);
+        self.measure(shard);
     }
 
     /// Estimates what the files of the shard take, at least what they took.
-    fn measure(&mut self, folder: &Folder, shard: &mut Shard) {
+    fn measure(&mut self, shard: &mut Shard) {
         self.takes = self.takes.max(shard.checkpoint_bytes());
         self.journal = if shard.has_journal() { journal_room(shard.value_bytes()) } else { 0 };
-        self.reserve(folder, shard);
+        self.reserve(shard);
     }
 
     /// Reserves room beside the journal, and beside the other shards of the process: for the rest of the checkpoint,
     /// and for the part of the journal that is still to be written.
-    fn reserve(&self, folder: &Folder, shard: &mut Shard) {
-        shard.keep_free(self.kept());
+    fn reserve(&self, shard: &mut Shard) {
         let written = shard.journal_position().saturating_sub(self.begun_at);
-        folder.need(self.kept() + self.journal.saturating_sub(written));
+        shard.reserve_disk(self.kept(), self.journal.saturating_sub(written));
     }
 
     /// The bytes that the journal leaves: of the rest of a checkpoint, and of those behind which none is removed.
@@ -212,10 +211,10 @@ impl DiskRoom {
         (self.takes * (3 - self.whole)).saturating_sub(self.written) + RESERVE_BYTES
     }
 
-    fn note_written(&mut self, folder: &Folder, shard: &mut Shard, written: u64) {
+    fn note_written(&mut self, shard: &mut Shard, written: u64) {
         self.written = written;
         self.takes = self.takes.max(written);
-        self.reserve(folder, shard);
+        self.reserve(shard);
     }
 
     /// The end of a checkpoint, of so many bytes if it is whole.
@@ -224,7 +223,7 @@ impl DiskRoom {
         self.takes = bytes.unwrap_or(self.takes);
         // A checkpoint that comes where this one began has no more to cut, whatever this one carried over.
         self.begun_at += shard.take_carried();
-        self.measure(folder, shard);
+        self.measure(shard);
     }
 }
 
@@ -428,7 +427,7 @@ impl Disk {
         self.schedule.begin(now, shard, status.bytes);
         self.number += 1;
         self.watch.begin();
-        self.room.begin(&self.folder, shard, now);
+        self.room.begin(shard, now);
         let begun = shard.begin_checkpoint(&self.folder, self.number);
         self.report(begun).unwrap_or(false)
     }
@@ -466,12 +465,12 @@ impl Disk {
             let goes_on = shard.is_checkpointing();
             let written = shard.checkpoint_written();
             match goes_on {
-                true => self.room.note_written(&self.folder, shard, written),
+                true => self.room.note_written(shard, written),
                 false => self.room.end(&self.folder, shard, None),
             }
             return goes_on;
         };
-        self.room.note_written(&self.folder, shard, writer.written());
+        self.room.note_written(shard, writer.written());
         let (sender, receiver) = bounded(1);
         let finish = move || {
             // The receiver is gone when the server has stopped.

@@ -56,7 +56,7 @@ struct ServerSwitches {
 impl TestJob {
     /// A job in mode sync of so many servers with so many shards each. Gradients are added up.
     pub(super) fn start(servers: u16, shards: u16, trainers: u32) -> Self {
-        let job = Self { hub: Hub::default(), threads: Vec::new(), seen: Arc::default(), switches: Arc::default() };
+        let mut job = Self { hub: Hub::default(), threads: Vec::new(), seen: Arc::default(), switches: Arc::default() };
         let (mode, staleness) = Mode::Sync.numbers();
         let job_message =
             JobMessage { mode, staleness, merge: Merge::Sum.number(), trainers, chunk_bytes: CHUNK_BYTES };
@@ -81,7 +81,6 @@ impl TestJob {
                 ServerEntry { address: address(server).to_string(), shards: shards.into(), keeps_journal: false };
             coordinator.register(server.into(), entry).expect("the server belongs to the job");
         }
-        let mut job = job;
         job.run_coordinator(coordinator);
         let all = (0..servers).flat_map(|server| (0..shards).map(move |shard| (server, shard)));
         for (server, shard) in all {

@@ -129,10 +129,6 @@ impl CoordinatorFile {
         Self { storage, owner }
     }
 
-    fn newest(&self) -> Result<Option<Revision>, Failure> {
-        Ok(revisions(&self.storage.list(&server_directory(0))?).max())
-    }
-
     /// Writes the file of a revision, and removes those before it.
     fn replace(&self, name: Revision, state: &[u8]) -> Result<(), Failure> {
         let directory = server_directory(0);
@@ -159,8 +155,9 @@ impl CoordinationStore for CoordinatorFile {
 
     fn compare_and_set(&mut self, expected: StoreVersion, bytes: &[u8]) -> Result<StoreVersion, StoreFailure> {
         self.watch(expected)?;
-        // A file that a former owner places behind its successor's claim was not acknowledged: it replaces nothing.
-        let revision = self.newest().map_err(StoreFailure::Unavailable)?.map_or(0, |newest| newest.revision) + 1;
+        // Of the same revision there may be a file of a change without an answer, which this one replaces. One that a
+        // former owner places late has its number, and is older.
+        let revision = expected.0 + 1;
         self.replace(Revision { owner: self.owner.number(), revision }, bytes).map_err(of_store)?;
         Ok(StoreVersion(revision))
     }

@@ -112,10 +112,14 @@ impl Shard {
         self.journal.position()
     }
 
-    /// Leaves so many bytes of the disk free: a frame whose record needs them is refused until there is more.
-    pub fn keep_free(&mut self, bytes: u64) {
-        if let Some(journal) = &mut self.journal.open {
-            journal.keep_free(bytes);
+    /// Reserves bytes of the disk. The journal leaves `kept` of them free: a frame whose record needs them is refused
+    /// until there is more. The other shards of the process leave these and those of `journal`.
+    pub fn reserve_disk(&mut self, kept: u64, journal: u64) {
+        if let Some(open) = &mut self.journal.open {
+            open.keep_free(kept);
+        }
+        if let Some(folder) = &self.folder {
+            folder.need(kept.saturating_add(journal));
         }
     }
 

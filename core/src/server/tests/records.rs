@@ -163,7 +163,7 @@ fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_fram
     let plan = plan(Mode::Sync, 2);
     let mut script = kept(plan.clone(), &memory);
     script.run("push+ 0 1 w=1 -> ");
-    script.stage.shard.keep_free(1 << 30);
+    script.stage.shard.reserve_disk(1 << 30, 0);
     script.run(
         "push+ 1 1 w=2 ->
          set 0 w=7 -> 0 error Busy: the journal cannot be written: rounds that were decided before wait for their record
@@ -172,7 +172,7 @@ fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_fram
          show w -> w@0=0",
     );
     assert_eq!(restarted(plan.clone(), &memory).contents(), script.stage.contents(), "nothing of it is there");
-    script.stage.shard.keep_free(0);
+    script.stage.shard.reserve_disk(0, 0);
     let mut told = Vec::new();
     for _ in 0..3 {
         script.stage.wait(Duration::from_millis(10));
@@ -190,9 +190,9 @@ fn a_push_without_a_value_is_acknowledged_once_its_round_has_its_record() {
     memory.set_room(1 << 30);
     let mut script = kept(plan(Mode::Sync, 1), &memory);
     script.run("push 0 1 w=1 -> 0 done w@1");
-    script.stage.shard.keep_free(1 << 30);
+    script.stage.shard.reserve_disk(1 << 30, 0);
     script.run("push 0 2 w=1 ->\n again 0 -> 0 error Busy: *wait for their record\n show w -> w@1=-1");
-    script.stage.shard.keep_free(0);
+    script.stage.shard.reserve_disk(0, 0);
     script.run("wait 10 -> 0 done w@2\n show w -> w@2=-2");
     assert_eq!(restarted(plan(Mode::Sync, 1), &memory).contents(), script.stage.contents());
 }
@@ -239,10 +239,10 @@ fn a_checkpoint_has_a_merged_round_whose_record_the_disk_refused() {
          spare g g.1 ->
          push 0 2 g=2 g.1=2 ->",
     );
-    script.stage.shard.keep_free(1 << 30);
+    script.stage.shard.reserve_disk(1 << 30, 0);
     script
         .run("spare g g.1 g ->\n push+ 1 2 g=3 g.1=3 ->\n feed -> 0 done g@2 g.1@2\n show g g.1 -> g@1=-2 & g.1@1=-2");
-    script.stage.shard.keep_free(0);
+    script.stage.shard.reserve_disk(0, 0);
     assert!(script.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
     let writer = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
     writer.expect("nothing has to be waited for").finish().expect("the disk is well");
