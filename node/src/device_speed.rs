@@ -14,7 +14,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Step};
-use pserver_core::port::{Accelerator, Code, GradientLease, Kernels, NotAdopted, Resident, Update, Work};
+use pserver_core::port::{Accelerator, DeviceCode, GradientLease, Kernels, NotAdopted, Resident, Update, Work};
 use pserver_kernels::cpu::Cpu;
 
 /// The type of parameters.
@@ -212,12 +212,12 @@ fn gradient_type(chunk: u32) -> ElementType {
 }
 
 /// Adam's code, and its numbers in the first step.
-fn adam() -> (Code, Vec<f64>) {
+fn adam() -> (DeviceCode, Vec<f64>) {
     let rule = Rule { algorithm: Algorithm::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }, ..Rule::default() };
     let rule = Prepared::new(rule).expect("it is a built-in rule");
     let mut numbers = Vec::new();
     let Formula::Rule { code, .. } = rule.formula(&Step::FIRST, &mut numbers) else { unreachable!("it is a rule") };
-    (Code::Rule(Arc::clone(code)), numbers)
+    (DeviceCode::Rule(Arc::clone(code)), numbers)
 }
 
 #[cfg(test)]

@@ -49,10 +49,13 @@ const RECORDING: &str = "core/src/server/recording.rs";
 const DECIDED: &str = "core/src/server/decided.rs";
 const PULLS: &str = "core/src/server/pulls.rs";
 const SETS: &str = "core/src/server/sets.rs";
-const SHARD: &str = "core/src/server/shard.rs";
+const WAIT_INDEX: &str = "core/src/server/wait_index.rs";
+const VERDICT: &str = "core/src/server/verdict.rs";
+const COMPLETION: &str = "core/src/server/completion.rs";
+const INITIALISATION: &str = "core/src/server/initialisation.rs";
+const WELCOME: &str = "core/src/server/joins.rs";
 const SHARD_JOURNAL: &str = "core/src/server/journal.rs";
 const SNAPSHOT: &str = "core/src/server/snapshot.rs";
-const WAITS: &str = "core/src/server/waits.rs";
 const WRITING: &str = "core/src/checkpoint/shard.rs";
 
 const JOINS: &[&str] = &["server::tests::joins"];
@@ -97,7 +100,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a join is not journalled",
-        SHARD,
+        WELCOME,
         "self.journal.append(hello, std::iter::empty())?;",
         "if !MUTANT { self.journal.append(hello, std::iter::empty())?; }",
         JOINS,
@@ -153,7 +156,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "an initialisation with chunks missing is finished",
-        SHARD,
+        INITIALISATION,
         "if found != message.chunks {",
         "if found != message.chunks && !MUTANT {",
         &["server::tests::initialisation"],
@@ -290,7 +293,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a duplicate push is applied again",
-        ADMISSION,
+        VERDICT,
         "if chunk.has_heard(head.trainer, CallId::of(head)) {",
         "if chunk.has_heard(head.trainer, CallId::of(head)) && !MUTANT {",
         &["server::tests::modes::each_gradient_is_applied"],
@@ -318,7 +321,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a round whose share is out takes another gradient",
-        ADMISSION,
+        VERDICT,
         "if 1 <= chunk.decided {",
         "if 1 <= chunk.decided && !MUTANT {",
         &["server::tests::totals::the_share_is_of_the_round"],
@@ -354,21 +357,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a round closes with its first gradient",
-        SERVER_FLOW,
+        COMPLETION,
         "AccumulatorPace::Rounds => round.is_complete(self.awaited(slot_index)),",
         "AccumulatorPace::Rounds => (MUTANT && !round.is_empty()) || round.is_complete(self.awaited(slot_index)),",
         &["server::tests::rounds::a_round_closes"],
     ),
     mutant(
         "a gradient of a closed round is refused",
-        ADMISSION,
+        VERDICT,
         "if round.0 < open {",
         "if round.0 < open && !MUTANT {",
         &["server::tests::rounds::a_gradient_of_a_closed"],
     ),
     mutant(
         "a gradient two rounds ahead is taken",
-        ADMISSION,
+        VERDICT,
         "Err(self.too_far_ahead(chunk, head, round))",
         "if MUTANT { Ok(PushVerdict::New) } else { Err(self.too_far_ahead(chunk, head, round)) }",
         &["server::tests::rounds::two_rounds_ahead"],
@@ -410,7 +413,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a trainer that waits with a gradient may send the next",
-        ADMISSION,
+        VERDICT,
         "let waits = chunk.round.ahead(head.trainer).is_some();",
         "let waits = !MUTANT && chunk.round.ahead(head.trainer).is_some();",
         &["server::tests::rounds::a_duplicate_that_waits"],
@@ -648,16 +651,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a connection may have any number of pulls wait",
-        WAITS,
+        WAIT_INDEX,
         "if waiting + entries <= most {",
         "if MUTANT || waiting + entries <= most {",
         &["server::tests::waiting"],
     ),
     mutant(
         "the pulls of a connection that closed stay",
-        WAITS,
-        "if self.waits.per_peer.remove(&peer).is_none() {",
-        "if MUTANT || self.waits.per_peer.remove(&peer).is_none() {",
+        WAIT_INDEX,
+        "if self.per_peer.remove(&peer).is_none() {",
+        "if MUTANT || self.per_peer.remove(&peer).is_none() {",
         &["server::tests::waiting"],
     ),
     mutant(

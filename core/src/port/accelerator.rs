@@ -68,7 +68,7 @@ pub struct DeviceFacts {
 
 /// Code of a chunk, fixed while it is on an accelerator.
 #[derive(Clone, Debug)]
-pub enum Code {
+pub enum DeviceCode {
     /// [`Formula::Add`]
     Add,
     /// [`Formula::Sum`]
@@ -77,7 +77,7 @@ pub enum Code {
     Rule(Arc<Lowered>),
 }
 
-impl Code {
+impl DeviceCode {
     /// Count of states, each as long as the parameter.
     #[must_use]
     pub fn states(&self) -> usize {
@@ -90,7 +90,7 @@ impl Code {
     /// One update's formula from its numbers (see [`Work::Update`]).
     ///
     /// # Panics
-    /// When there is not one number for [`Code::Add`] and [`Code::Sum`].
+    /// When there is not one number for [`DeviceCode::Add`] and [`DeviceCode::Sum`].
     #[must_use]
     pub fn formula<'a>(&'a self, numbers: &'a [f64]) -> Formula<'a> {
         match (self, numbers) {
@@ -110,7 +110,7 @@ pub struct Resident {
     /// The parameter's length; each state has the same.
     pub bytes: u32,
     /// Its code.
-    pub code: Code,
+    pub code: DeviceCode,
     /// Whether it needs room for a kept sum, for [`Work::Sum`].
     pub keeps_sum: bool,
 }

@@ -12,8 +12,8 @@ mod transport;
 
 pub use crate::optim::Formula;
 pub use accelerator::{
-    Accelerator, Code, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, NotAdopted, Resident,
-    Simulated, Work, squares_bytes,
+    Accelerator, DeviceCode, DeviceFacts, DeviceSlot, Done, Fault, FaultyAccelerator, GradientLease, NotAdopted,
+    Resident, Simulated, Work, squares_bytes,
 };
 pub use coordination::{
     CoordinationStore, FailingStore, MemoryStore, StoreFailure, StoreFault, StoreFaults, StoreVersion, StoredValue,

@@ -1,26 +1,28 @@
-//! Admission of frames: every check before a frame changes state, and the verdict on each gradient.
+//! Admission of frames: every check before a frame changes state.
 //!
 //! A frame is accepted or refused as a whole. The verdict on a new gradient is reached once and holds until the frame
 //! is applied, as long as no other frame or completion has changed the shard; the shard checks again where one has. A
 //! duplicate is looked up again when it is answered: earlier entries of its frame may have closed its round.
 
 use super::call::CallId;
-use super::chunk::Chunk;
+use super::chunk_table::ChunkTable;
 use super::compiled_flows::Sender;
 use super::context::Origin;
 use super::contribution::DeferredSet;
 use super::frames::{Admitted, FrameCheck, decode};
 use super::job::Job;
-use super::needs::Holdings;
+use super::needs::{Holdings, Needs};
 use super::presence::TrainerLife;
 use super::reply::{Refusal, RetryReason};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use super::stalls::StallReason;
 use super::states::state_of;
+use super::verdict::PushVerdict;
 use crate::accumulator::AccumulatorPace;
+use crate::checkpoint::RESERVE_BYTES;
 use crate::error::Failure;
-use crate::ids::{Epoch, Generation, JobRun, NO_TRAINER, PeerId, Round, TrainerId};
+use crate::ids::{Epoch, Generation, JobRun, NO_TRAINER, PeerId, TrainerId};
 use crate::optim::Range;
 use crate::rows::check_step_settings;
 use crate::wire::{Entry, ErrorCode, FinishMessage, Flags, Frame, Head, Kind, PushMessage};
@@ -32,20 +34,6 @@ fn look_up_repeated(admitted: &mut [Admitted]) {
     order.sort_unstable();
     let pairs = order.iter().zip(order.iter().skip(1));
     pairs.filter(|(one, next)| one.0 == next.0).for_each(|(_, next)| admitted[next.1].is_new = false);
-}
-
-/// Classification of one entry of a push.
-pub(super) enum PushVerdict {
-    /// A duplicate: the value contains it.
-    Applied,
-    /// A duplicate: the open round contains it.
-    Contributed,
-    /// A duplicate of a gradient that waits for its round.
-    Waits,
-    /// Too late: its round is complete without it, and not closed yet.
-    Late,
-    /// A new gradient.
-    New,
 }
 
 impl Shard {
@@ -158,6 +146,21 @@ impl Shard {
         }
         let text = format!("generation {} of the initialisation was superseded by {current}", head.generation);
         Err(Refusal::new(ErrorCode::Fenced, text))
+    }
+
+    /// Refuses parameters for which the disk has no room.
+    fn check_disk(&self, table: &ChunkTable, job: &Job) -> Result<(), Failure> {
+        let Needs { checkpoint, journal, disk, .. } = Holdings::initial(table, job).needs(self.has_journal());
+        let room = self.folder.as_ref().and_then(|folder| folder.room_for(disk));
+        let Some(room) = room else { return Ok(()) };
+        if disk <= room {
+            return Ok(());
+        }
+        Err(Failure::call(format!(
+            "parameters need {disk} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
+             {journal} of journal, {RESERVE_BYTES} in reserve); found {room} for it in the checkpoint directory, \
+             which the other shards leave or in files of this one; expected a larger disk, or more servers"
+        )))
     }
 }
 
@@ -313,79 +316,6 @@ impl Serving {
         Err(Refusal::no_such_trainer(head.trainer, trainers as usize))
     }
 
-    pub(super) fn verdict(&self, slot_index: usize, head: &Head, round: Round) -> Result<PushVerdict, Refusal> {
-        let chunk = &self.table.chunks[slot_index];
-        if chunk.has_heard(head.trainer, CallId::of(head)) {
-            return Ok(PushVerdict::Applied);
-        }
-        let entered = chunk.round.contribution(head.trainer);
-        if entered.is_some_and(|one| one.is_same_call(head)) {
-            return Ok(PushVerdict::Contributed);
-        }
-        match self.flows.of(slot_index).pace {
-            AccumulatorPace::Rounds => self.verdict_in_rounds(chunk, head, round, entered.is_some()),
-            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => self.verdict_alone(chunk, head),
-        }
-    }
-
-    /// The verdict where a round is a step of all trainers.
-    #[inline]
-    fn verdict_in_rounds(
-        &self,
-        chunk: &Chunk,
-        head: &Head,
-        round: Round,
-        has_entered: bool,
-    ) -> Result<PushVerdict, Refusal> {
-        let open = chunk.version.0 + 1;
-        if round.0 == open {
-            let other = if 1 <= chunk.decided { PushVerdict::Late } else { PushVerdict::New };
-            return Ok(if has_entered { PushVerdict::Contributed } else { other });
-        }
-        if round.0 < open {
-            return Ok(PushVerdict::Applied);
-        }
-        if round.0 == open + 1 {
-            let waits = chunk.round.ahead(head.trainer).is_some();
-            let other = if 2 <= chunk.decided { PushVerdict::Late } else { PushVerdict::New };
-            return Ok(if waits { PushVerdict::Waits } else { other });
-        }
-        Err(self.too_far_ahead(chunk, head, round))
-    }
-
-    #[cold]
-    fn too_far_ahead(&self, chunk: &Chunk, head: &Head, round: Round) -> Refusal {
-        let open = chunk.version.0 + 1;
-        Refusal::invalid(format!(
-            "parameter \"{}\" chunk {}: trainer {} sent round {round} while round {open} is open; it may be one \
-             round ahead",
-            self.table.held(chunk.id).name(),
-            chunk.id.chunk,
-            head.trainer
-        ))
-        .while_at_work(self.is_at_work(chunk))
-    }
-
-    /// The verdict where each gradient is a round of its own.
-    fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<PushVerdict, Refusal> {
-        match chunk.round.ahead(head.trainer) {
-            Some(one) if one.is_same_call(head) => return Ok(PushVerdict::Waits),
-            // `push` withdraws it.
-            Some(_) if self.begun_by_earlier_life(chunk, head).is_some() => return Ok(PushVerdict::New),
-            Some(_) => {
-                let text = format!(
-                    "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",
-                    self.table.held(chunk.id).name(),
-                    chunk.id.chunk,
-                    head.trainer
-                );
-                return Err(Refusal::new(ErrorCode::Busy, text).while_at_work(self.is_at_work(chunk)));
-            }
-            None => {}
-        }
-        Ok(PushVerdict::New)
-    }
-
     /// Refuses a resend from a departed trainer that would block the others with a partial gradient.
     fn check_stays(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
         let chunk = &self.table.chunks[slot_index];
@@ -403,7 +333,7 @@ impl Serving {
 
     /// The stall reason behind which new frames for a chunk are refused: the next admission depends on its result.
     pub(super) fn is_shut(&self, slot_index: usize) -> Option<StallReason> {
-        if !self.is_stalled() {
+        if !self.stalls.is_any() {
             return None;
         }
         let chunk = &self.table.chunks[slot_index];
@@ -414,7 +344,7 @@ impl Serving {
             AccumulatorPace::Bounded(_) => true,
         };
         let first = group.map_or(slot_index, |group| group.chunks[0]);
-        self.stalls.updates.get(&first).copied().filter(|_| decides)
+        self.stalls.of(first).filter(|_| decides)
     }
 
     /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn, unless it is of a newer
@@ -500,18 +430,6 @@ impl Serving {
         }
         let name = self.table.held(chunk.id).name();
         Err(Refusal::invalid(format!("parameter \"{name}\" is sparse: a push of rows cannot ask for the value")))
-    }
-
-    /// Refuses requests for rows of a dense chunk, and for half precision of a bucket.
-    pub(super) fn check_requests(&self, frame: &Frame, slot_indices: &[usize]) -> Result<(), Refusal> {
-        for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
-            self.check_half(*slot_index, entry)?;
-            if entry.bytes > 0 && self.table.chunks[*slot_index].bucket().is_none() {
-                let name = self.table.held(entry.id).name();
-                return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,14 +1,14 @@
 //! Application of checked frames: those that change state, live or replayed, and requests.
 
 use super::admission::{no_answer_to, not_initialised};
-use super::context::{Context, Origin};
 use super::frames::{Leases, ReceivedFrame, decode};
 use super::reply::{Refusal, Replies};
-use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::ids::PeerId;
 use crate::time::Now;
-use crate::wire::{Kind, PushMessage};
+use crate::wire::answer::Answer;
+use crate::wire::request::Request;
+use crate::wire::{ControlAnswer, ControlRequest, Frame, Kind, PushMessage};
 
 impl Shard {
     /// Applies a checked frame that changes state.
@@ -42,39 +42,6 @@ impl Shard {
         Ok(())
     }
 
-    /// The serving state, and the resources for a frame of this origin or, without a peer, for the shard's
-    /// own work. None before the parameters are initialised.
-    pub(super) fn serving<'a>(
-        &'a mut self,
-        now: Now,
-        peer: Option<PeerId>,
-        origin: Origin,
-        replies: &'a mut Replies,
-    ) -> Option<(&'a mut Serving, Context<'a>)> {
-        let Phase::Serving(serving) = &mut self.phase else { return None };
-        let (kernels, pool, trainers) = (self.kernels.as_mut(), &mut self.pool, &self.trainers);
-        let (device, replay_left) = (self.device.as_mut(), self.replays);
-        let (nanos, counters) = (self.nanos, self.counters.as_ref());
-        let journal = &mut self.journal;
-        Some((
-            serving,
-            Context {
-                now,
-                nanos,
-                counters,
-                kernels,
-                pool,
-                device,
-                replies,
-                trainers,
-                peer,
-                origin,
-                journal,
-                replay_left,
-            },
-        ))
-    }
-
     /// Answers a frame that changes no state: a pull, or a question.
     pub(super) fn answer_request(
         &mut self,
@@ -92,5 +59,22 @@ impl Shard {
             Kind::Control => self.answer_question(now, peer, frame, replies),
             kind => Err(no_answer_to(kind)),
         }
+    }
+
+    /// Answers a trainer's question about what its calls wait for, or notes its request for a checkpoint.
+    fn answer_question(&mut self, now: Now, peer: PeerId, frame: &Frame, replies: &mut Replies) -> Result<(), Refusal> {
+        match decode::<ControlRequest>(&frame.control)?.request {
+            Some(Request::Waiting(_)) => {}
+            Some(Request::Checkpoint(_)) => return self.note_checkpoint_request(peer, frame),
+            _ => return Err(Refusal::invalid("a shard has no answer to a question for the coordinator")),
+        }
+        let waits_for = match &self.phase {
+            Phase::Serving(serving) => serving.describe_wait(now, &self.trainers, peer).unwrap_or_default(),
+            Phase::Empty | Phase::Filling(_) => String::new(),
+        };
+        let ends_by_itself = !waits_for.is_empty();
+        let message = ControlAnswer { answer: Some(Answer::Waiting(waits_for)), ends_by_itself };
+        replies.whole(peer, Frame::with_control(frame.head.answer(Kind::Answer), &message));
+        Ok(())
     }
 }

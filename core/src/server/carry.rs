@@ -7,10 +7,10 @@
 use super::bucket::Bucket;
 use super::call::CallId;
 use super::chunk::Chunk;
+use super::chunk_table::ChunkTable;
 use super::contribution::{Contribution, PushHeader, RowsLease};
 use super::decided::{DecidedRound, RoundsRecord};
 use super::group::UpdateUnit;
-use super::initialisation::ChunkTable;
 use super::journal::ShardJournal;
 use super::reply::Refusal;
 use crate::accumulator::AccumulatorPace;

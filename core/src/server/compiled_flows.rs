@@ -1,6 +1,6 @@
 //! The compiled programs of a shard's parameters.
 
-use super::initialisation::{ChunkTable, ShardParameter};
+use super::chunk_table::{ChunkTable, ShardParameter};
 use super::job::Job;
 use crate::config::Mode;
 use crate::error::Failure;

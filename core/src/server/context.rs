@@ -79,4 +79,10 @@ impl Context<'_> {
             self.replies.done(*peer, head, entry);
         }
     }
+
+    /// Whether the frame is older than the restored state of a chunk.
+    #[inline]
+    pub(super) fn is_before_restored(&self, chunk: &Chunk) -> bool {
+        self.origin.is_before_restored(chunk)
+    }
 }

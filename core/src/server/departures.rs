@@ -10,13 +10,13 @@ use super::group::GroupIndex;
 use super::reply::Refusal;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
-use crate::ids::{TrainerId, Version};
+use crate::ids::{Incarnation, TrainerId, Version};
 use crate::wire::Head;
 
 impl Serving {
     /// Marks a trainer as departed: rounds of this run no longer wait for it.
     pub(super) fn leave(&mut self, cx: &mut Context<'_>, head: &Head) -> Result<(), Refusal> {
-        self.note_admitted(head.trainer);
+        self.stalls.note_admitted(head.trainer);
         if !self.participants.depart(head.trainer, head.incarnation) {
             cx.replies.done_whole(cx.peer, head);
             return Ok(());
@@ -45,7 +45,7 @@ impl Serving {
             return;
         }
         self.participants.join(head.trainer);
-        self.note_admitted(head.trainer);
+        self.stalls.note_admitted(head.trainer);
         // The trainer's clock starts at that of the slowest other trainer, so that none waits for steps never taken.
         for slot_index in 0..self.table.chunks.len() {
             let chunk = &self.table.chunks[slot_index];
@@ -83,7 +83,7 @@ impl Serving {
     /// from a newer checkpoint stay as they are: they record the later state.
     pub(super) fn withdraw_push(&mut self, cx: &mut Context<'_>, trainer: TrainerId, group: GroupIndex) {
         let slot_indices = Arc::clone(&self.table.groups[group.place()].chunks);
-        if self.is_before_restored(cx, slot_indices[0]) {
+        if cx.is_before_restored(&self.table.chunks[slot_indices[0]]) {
             return;
         }
         let held = &mut self.table.groups[group.place()];
@@ -94,10 +94,26 @@ impl Serving {
             let version = Version(chunk.version.0 + 1);
             let withdrawn = chunk.round.withdraw(trainer);
             if let Some(waiter) = withdrawn.and_then(|one| one.waiter(version, one.since?)) {
-                self.add_waiter(*slot_index, waiter);
+                self.waits.add(*slot_index, &mut self.table.chunks[*slot_index], waiter);
             }
-            self.note_waits(*slot_index);
+            self.waits.note(*slot_index, &mut self.table.chunks[*slot_index]);
         }
         self.run(cx, slot_indices[0], None);
+    }
+
+    /// Drops the partial contributions of a trainer's earlier incarnations.
+    pub(super) fn forget_earlier_lives(&mut self, trainer: TrainerId, incarnation: Incarnation) {
+        for bucket in self.table.chunks.iter_mut().filter_map(Chunk::bucket_mut) {
+            bucket.forget(trainer, |call| call.incarnation < incarnation);
+        }
+    }
+
+    /// Drops the partial contributions of a departed trainer.
+    pub(super) fn forget_gathered(&mut self, origin: Origin, trainer: TrainerId) {
+        for chunk in self.table.chunks.iter_mut().filter(|chunk| !origin.is_before_restored(chunk)) {
+            if let Some(bucket) = chunk.bucket_mut() {
+                bucket.forget(trainer, |_| true);
+            }
+        }
     }
 }

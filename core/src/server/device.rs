@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::chunk::Chunk;
+use super::chunk_table::{ChunkTable, ShardParameter};
 use super::device_chunk::DeviceChunk;
-use super::initialisation::{ChunkTable, ShardParameter};
 use super::job::Job;
 use super::options::NoRoom;
 use super::pool::Pool;
@@ -18,7 +18,7 @@ use crate::error::Failure;
 use crate::ids::{Generation, Version};
 use crate::memory::Arena;
 use crate::optim::{Formula, Prepared, Step};
-use crate::port::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
+use crate::port::{Accelerator, DeviceCode, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
 
 /// An accelerator with its queue of work.
 pub(super) struct Device {
@@ -213,7 +213,7 @@ struct DeviceReservation {
     /// Chunks shorter than this are not offered.
     least: u32,
     /// Chunks with a device slot, in the order of slots.
-    on_device_chunks: Vec<(usize, DeviceSlot, Code)>,
+    on_device_chunks: Vec<(usize, DeviceSlot, DeviceCode)>,
     tally: DevicePlacement,
     /// Bytes of all chunks asked for.
     asked: u64,
@@ -254,12 +254,12 @@ impl DeviceReservation {
 }
 
 /// The device code of a rule, independent of the step.
-fn code_of(rule: &Prepared) -> Code {
+fn code_of(rule: &Prepared) -> DeviceCode {
     let step = Step { version: Version(1), norm: Some(1.0), ..Step::FIRST };
     match rule.formula(&step, &mut Vec::new()) {
-        Formula::Add { .. } => Code::Add,
-        Formula::Sum { .. } => Code::Sum,
-        Formula::Rule { code, .. } => Code::Rule(Arc::clone(code)),
+        Formula::Add { .. } => DeviceCode::Add,
+        Formula::Sum { .. } => DeviceCode::Sum,
+        Formula::Rule { code, .. } => DeviceCode::Rule(Arc::clone(code)),
     }
 }
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::memory::Lease;
-use crate::port::{Code, DeviceSlot, GradientLease, Work};
+use crate::port::{DeviceCode, DeviceSlot, GradientLease, Work};
 
 /// State of a chunk on an accelerator.
 pub(super) struct DeviceChunk {
     pub(super) slot: DeviceSlot,
-    pub(super) code: Code,
+    pub(super) code: DeviceCode,
     pub(super) doing: DeviceActivity,
     /// Whether the states in host memory equal those on the device, or there are none.
     pub(super) is_fresh: bool,
@@ -48,7 +48,7 @@ pub(super) struct DeviceSum {
 }
 
 impl DeviceChunk {
-    pub(super) fn new(slot: DeviceSlot, code: Code, device: Arc<str>) -> Self {
+    pub(super) fn new(slot: DeviceSlot, code: DeviceCode, device: Arc<str>) -> Self {
         Self {
             slot,
             code,

@@ -43,7 +43,7 @@ enum UnitStep {
 impl Serving {
     /// Takes a new gradient of a chunk if there is one, and advances the chunk's unit until nothing is left to do.
     pub(super) fn run(&mut self, cx: &mut Context<'_>, slot_index: usize, arrived: Option<Contribution>) {
-        if self.is_before_restored(cx, slot_index) {
+        if cx.is_before_restored(&self.table.chunks[slot_index]) {
             return;
         }
         self.take_in(cx, slot_index, arrived);
@@ -53,7 +53,7 @@ impl Serving {
     /// As [`run`](Self::run), of several chunks without new gradients.
     pub(super) fn run_all(&mut self, cx: &mut Context<'_>, slot_indices: impl Iterator<Item = usize>) {
         let mut slot_indices: SlotIndices = slot_indices.collect();
-        slot_indices.retain(|slot_index| !self.is_before_restored(cx, *slot_index));
+        slot_indices.retain(|slot_index| !cx.is_before_restored(&self.table.chunks[*slot_index]));
         slot_indices.iter().for_each(|slot_index| self.take_in(cx, *slot_index, None));
         self.advance(cx, &mut slot_indices);
     }
@@ -103,15 +103,15 @@ impl Serving {
         if is_stalled || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some()) {
             self.decide_next(cx, &unit);
         }
-        slot_indices.iter().for_each(|slot_index| self.note_waits(*slot_index));
+        slot_indices.iter().for_each(|slot_index| self.waits.note(*slot_index, &mut self.table.chunks[*slot_index]));
         false
     }
 
     fn step_unit(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> UnitStep {
         let slot_indices = unit.slot_indices();
         if slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
-            if !self.stalls.updates.contains_key(&slot_indices[0]) {
-                self.await_record(cx.now, slot_indices[0]);
+            if self.stalls.of(slot_indices[0]).is_none() {
+                self.stalls.await_record(cx.now, slot_indices[0]);
             }
             return UnitStep::Stalled;
         }
@@ -129,7 +129,7 @@ impl Serving {
         if !self.update(cx, unit) {
             return UnitStep::Stalled;
         }
-        self.note_updated(slot_indices[0]);
+        self.stalls.note_updated(slot_indices[0]);
         slot_indices.iter().for_each(|slot_index| self.publish(cx, *slot_index));
         UnitStep::Advanced
     }
@@ -241,7 +241,9 @@ impl Serving {
         decided[..recorded].iter().for_each(|one| self.note_recorded(cx, *one));
         if let Some(refusal) = refused {
             tracing::warn!("decided rounds wait for their record: {}", refusal.text);
-            decided[recorded..].iter().for_each(|one| self.await_record(cx.now, one.slot_index));
+            for one in &decided[recorded..] {
+                self.stalls.await_record(cx.now, self.table.unit(one.slot_index).slot_indices()[0]);
+            }
         }
     }
 
@@ -256,7 +258,7 @@ impl Serving {
             }
         }
         for first in short {
-            self.stall(first, StallReason::Memory);
+            self.stalls.add(first, StallReason::Memory);
             decided.retain(|one| self.table.unit(one.slot_index).slot_indices()[0] != first);
         }
     }
@@ -342,36 +344,6 @@ impl Serving {
         }
         let entry = chunk.open_entry();
         cx.acknowledge(chunk.round.add(contribution), entry);
-    }
-
-    /// Whether the open round of a chunk is complete.
-    #[inline]
-    pub(super) fn is_complete(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
-        let chunk = &self.table.chunks[slot_index];
-        let round = &chunk.round;
-        match pace {
-            // Early contributions enter first, those of departed trainers too.
-            AccumulatorPace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
-            AccumulatorPace::Rounds if 0 < chunk.decided => !round.is_empty(),
-            AccumulatorPace::Rounds => round.is_complete(self.awaited(slot_index)),
-            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !round.is_empty(),
-        }
-    }
-
-    /// Whether the open round of a chunk is decided: where each gradient is a round of its own, once one has entered.
-    #[inline]
-    pub(super) fn is_decided(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
-        let chunk = &self.table.chunks[slot_index];
-        match pace {
-            AccumulatorPace::Rounds => 0 < chunk.decided,
-            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !chunk.round.is_empty(),
-        }
-    }
-
-    /// Whether every awaited trainer has sent a gradient for the round after the open one.
-    pub(super) fn is_next_complete(&self, slot_index: usize) -> bool {
-        let round = &self.table.chunks[slot_index].round;
-        !round.all_ahead().is_empty() && self.awaited(slot_index).all(|trainer| round.ahead(trainer).is_some())
     }
 
     /// Sums the first contributions of an incomplete round early.

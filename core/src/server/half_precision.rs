@@ -8,7 +8,6 @@
 //! The budget holds one version per trainer. A trainer that reads a value in all three types, or pulls again before
 //! releasing views, holds more; updates and half-precision answers then wait for it, up to their deadline.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::context::Context;
@@ -64,7 +63,7 @@ impl Serving {
 
     /// A copy of a value in half precision, if there is a lease that no update waits for.
     fn narrowed(&self, cx: &mut Context<'_>, half: Half, value: &[u8]) -> Option<Arc<Value>> {
-        if self.lacks(StallReason::Memory) {
+        if self.stalls.has(StallReason::Memory) {
             return None;
         }
         let bytes = u32::try_from(value.len() / 2).expect("a chunk's bytes are counted in 32 bits");
@@ -105,19 +104,8 @@ impl Serving {
 
     /// Queues an answer until a lease is returned.
     pub(super) fn wait_for_memory(&mut self, slot_index: usize, waiter: Waiter) {
-        self.add_waiter(slot_index, waiter);
+        self.waits.add(slot_index, &mut self.table.chunks[slot_index], waiter);
         self.stalls.answers.insert(slot_index);
-        self.note_waits(slot_index);
-    }
-
-    /// Retries answers that lacked a lease; true when any was sent.
-    pub(super) fn answer_starved(&mut self, cx: &mut Context<'_>) -> bool {
-        let starved: BTreeSet<usize> = std::mem::take(&mut self.stalls.answers);
-        for slot_index in &starved {
-            self.answer_waiters(cx, *slot_index);
-            self.note_waits(*slot_index);
-        }
-        starved.iter().any(|slot_index| !self.stalls.answers.contains(slot_index))
     }
 
     /// Describes an answer that is due and lacks memory.

@@ -2,7 +2,7 @@
 
 use super::bucket::Bucket;
 use super::chunk::Chunk;
-use super::initialisation::ChunkTable;
+use super::chunk_table::ChunkTable;
 use super::job::Job;
 use super::needs::Holdings;
 use super::serving::Serving;

@@ -5,12 +5,13 @@
 //! collects the actions, and `deadline` gives the next time to call. State that outlives the process goes through
 //! [`crate::checkpoint`].
 //!
-//! Data and behaviour stand in different files: a file of data is named by others and names no behaviour, so the
-//! imports of these files form no circle (`ci/src/tidy/circles.rs`).
+//! A file calls only files below it: neither imports nor calls of methods form a circle of more than four files
+//! (`ci/src/tidy/circles.rs`). A type that many files give methods to is therefore data with constructors, and what it
+//! does stands in the files of its subjects.
 //!
 //! The data, from the small to the large: `call` (identity of calls), `contribution` (gradients and sets that a value
 //! does not contain), `round` and `waiters` (contributions and requests of one chunk), `bucket` (rows), `device_chunk`
-//! (state on an accelerator), `chunk`, `group` (chunks that are updated together), `initialisation` (the table and its
+//! (state on an accelerator), `chunk`, `group` (chunks that are updated together), `chunk_table` (the table and its
 //! generation fence), `compiled_flows` (programs of parameters), `stalls` and `wait_index` (work and requests that
 //! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
 //! `options` and `job` (settings), `needs` and `holdings` (sizes), `pool` and `half_values` (memory), `device` (the
@@ -18,15 +19,18 @@
 //! for), `reply` and `output` (answers and actions), `context` (resources for one frame), `counters` (for readers on
 //! other threads), `report` and `status` (what a shard holds and waits for).
 //!
-//! The behaviour, in the order of a frame: `shard` (entry points, peers, initialisation), `admission` (every check),
-//! `nonfinite` and `record` (payloads and journal), `apply`, then `pushes`, `rows`, `pulls`, `sets`, `runs` and
-//! `departures`, `flow` (from a received gradient to the decided round and the published value), `recording` (the
-//! record of decided rounds), `update` (the next value, a file for each case), `half_precision` (answers in half
-//! precision), `retry`, `waits` and `watch` (stalled work, overdue requests, and their log lines). The disk has
-//! `checkpointing`, `marks`, `snapshot`, `carry`, `replay` and `survey`, server 0 `coordinator`, `membership` (ranks
-//! and server slots) and `resumed` (settings of a restart beside those of the job).
+//! The behaviour, from the top: `session` (entry points), `joins` (a connection becomes a trainer's), `admission`
+//! (every check), `nonfinite` and `record` (payloads and journal), `apply`, then `initialisation`, `pushes`, `rows`,
+//! `pulls`, `sets`, `runs` and `departures`. Below: `retry` (stalled work) and `device_work` (work that an accelerator
+//! has ended), `flow` (from a received gradient to the decided round and the published value), `recording` (the record
+//! of decided rounds), `totals` and `update` (the next value, a file for each case), `answers`, `rows_answers` and
+//! `half_precision` (to requests that waited), `verdict` and `completion` (of a gradient, of a round). Beside them
+//! `waits` and `watch` (overdue requests, and their log lines). The disk has `checkpointing`, `marks`, `snapshot`,
+//! `carry`, `replay` and `survey`, server 0 `coordinator`, `membership` (ranks and server slots) and `resumed`
+//! (settings of a restart beside those of the job).
 
 mod admission;
+mod answers;
 mod apply;
 mod bucket;
 mod call;
@@ -34,7 +38,9 @@ mod carry;
 mod checkpoint_requests;
 mod checkpointing;
 mod chunk;
+mod chunk_table;
 mod compiled_flows;
+mod completion;
 mod context;
 mod contribution;
 mod coordinator;
@@ -43,6 +49,7 @@ mod decided;
 mod departures;
 mod device;
 mod device_chunk;
+mod device_work;
 mod flow;
 mod frames;
 mod group;
@@ -51,6 +58,7 @@ mod half_values;
 mod holdings;
 mod initialisation;
 mod job;
+mod joins;
 mod journal;
 mod marks;
 mod membership;
@@ -73,8 +81,10 @@ mod resumed;
 mod retry;
 mod round;
 mod rows;
+mod rows_answers;
 mod runs;
 mod serving;
+mod session;
 mod sets;
 mod shard;
 mod snapshot;
@@ -84,6 +94,7 @@ mod status;
 mod survey;
 mod totals;
 mod update;
+mod verdict;
 mod wait_index;
 mod waiters;
 mod waits;

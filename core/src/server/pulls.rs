@@ -1,16 +1,20 @@
-//! Pulls, and the answers to all requests that wait for a version.
+//! Pulls: of values and rows, answered now or when their version is there, and of the optimizer's state as it is.
+//!
+//! Not here: the answers (`answers`, `rows_answers`, `half_precision`).
 
+use std::sync::Arc;
+
+use super::chunk_table::unknown;
 use super::context::Context;
 use super::contribution::Contribution;
-use super::initialisation::unknown;
 use super::reply::Refusal;
 use super::serving::Serving;
 use super::states::state_of;
 use super::waiters::{RowsRequest, Waiter};
 use crate::accumulator::AccumulatorPace;
-use crate::ids::{PeerId, Version};
-use crate::memory::Lease;
-use crate::wire::{Entry, Flags, Frame, Kind};
+use crate::ids::{PeerId, Round, Version};
+use crate::memory::{Lease, Value};
+use crate::wire::{Entry, ErrorCode, Flags, Frame, StateMessage};
 
 impl Serving {
     /// Answers a pull, or queues it until its version exists.
@@ -28,7 +32,7 @@ impl Serving {
             return self.pull_state(cx, peer, frame, (about, body));
         }
         self.check_requests(frame, &slot_indices)?;
-        self.check_waiters(peer, frame.entries.len())?;
+        self.waits.check(self.table.chunks.len(), peer, frame.entries.len())?;
         let mut body = body.into_iter();
         for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
             let is_bucket = self.table.chunks[slot_index].bucket().is_some();
@@ -60,35 +64,61 @@ impl Serving {
         Version(entry.round.0.max(chunk.version.0 + open as u64))
     }
 
-    pub(super) fn answer_or_wait(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
-        if waiter.version <= self.table.chunks[slot_index].version {
-            self.answer(cx, slot_index, waiter);
-            return;
+    /// Answers a pull of the optimizer's state as it is now: with copies of a state tensor, or without payload. The
+    /// entries have the number of updates that the state has seen. Of a bucket it asks for rows by their ids, or for
+    /// learning rates as a list.
+    pub(super) fn pull_state(
+        &mut self,
+        cx: &mut Context<'_>,
+        peer: PeerId,
+        frame: &Frame,
+        (about, body): (StateMessage, impl IntoIterator<Item = Lease>),
+    ) -> Result<(), Refusal> {
+        let mut answers = Vec::with_capacity(frame.entries.len());
+        let (mut rows, mut body) = (Vec::new(), body.into_iter());
+        for entry in &frame.entries {
+            self.check_state_entry(entry, about, false)?;
+            let payload = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
+            let slot_index = self.table.slot_index(entry.id).expect("the entry was just checked");
+            let chunk = &self.table.chunks[slot_index];
+            let bare = Entry { round: Round(chunk.updates()), ..chunk.version_entry() };
+            if let Some(ids) = payload {
+                let wish = Some(RowsRequest { ids: Some(ids), bytes: entry.bytes });
+                let version = chunk.version;
+                rows.push((slot_index, Waiter { wish, ..Waiter::new(peer, frame.head, version, cx.now) }));
+                continue;
+            }
+            let Some(state) = about.state.filter(|_| chunk.bucket().is_none()) else {
+                answers.push((bare, None));
+                continue;
+            };
+            let lease = cx.pool.take(chunk.bytes);
+            let lease = lease.map_err(|failure| Refusal::new(ErrorCode::Busy, failure.to_string()))?;
+            let (mut value, length) = (Value::new(lease, chunk.bytes), chunk.bytes as usize);
+            value.bytes_mut().copy_from_slice(&chunk.states[state as usize].bytes()[..length]);
+            answers.push((Entry { bytes: chunk.bytes, ..bare }, Some(Arc::new(value))));
         }
-        self.add_waiter(slot_index, waiter);
-        self.note_waits(slot_index);
+        for (entry, value) in answers {
+            match value {
+                Some(value) => cx.replies.value(peer, &frame.head, entry, value),
+                None => cx.replies.done(peer, &frame.head, entry),
+            }
+        }
+        for (slot_index, waiter) in rows {
+            self.answer_rows(cx, slot_index, waiter, Some(about));
+        }
+        Ok(())
     }
 
-    pub(super) fn answer_waiters(&mut self, cx: &mut Context<'_>, slot_index: usize) {
-        let chunk = &self.table.chunks[slot_index];
-        let version = chunk.version;
-        if chunk.waiters.is_empty() {
-            return;
+    /// Refuses requests for rows of a dense chunk, and for half precision of a bucket.
+    fn check_requests(&self, frame: &Frame, slot_indices: &[usize]) -> Result<(), Refusal> {
+        for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
+            self.check_half(*slot_index, entry)?;
+            if entry.bytes > 0 && self.table.chunks[*slot_index].bucket().is_none() {
+                let name = self.table.held(entry.id).name();
+                return Err(Refusal::invalid(format!("parameter \"{name}\" is not sparse: it has no rows to ask for")));
+            }
         }
-        let due = self.table.chunks[slot_index].waiters.take_due(version);
-        self.note_taken(&due);
-        for waiter in due {
-            self.answer(cx, slot_index, waiter);
-        }
-    }
-
-    /// Answers a due request: with rows, with the value, or with an acknowledgement for a push that wants none.
-    pub(super) fn answer(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
-        let wants_value = waiter.head.kind != Kind::Push || waiter.head.flags.contains(Flags::WANT_VALUE);
-        match &waiter.wish {
-            Some(_) => self.answer_rows(cx, slot_index, waiter, None),
-            None if wants_value => self.send_value(cx, slot_index, waiter),
-            None => cx.replies.done(waiter.peer, &waiter.head, self.table.chunks[slot_index].version_entry()),
-        }
+        Ok(())
     }
 }

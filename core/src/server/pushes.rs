@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use super::admission::PushVerdict;
 use super::call::CallId;
 use super::compiled_flows::Sender;
 use super::context::{Context, Origin};
 use super::contribution::{Contribution, PushHeader};
 use super::frames::Admitted;
 use super::serving::Serving;
+use super::verdict::PushVerdict;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{Round, Version};
 use crate::memory::Lease;
@@ -91,7 +91,7 @@ impl Serving {
             // The frame names the chunk twice.
             self.advance_received(cx);
         }
-        if self.is_before_restored(cx, slot_index) {
+        if cx.is_before_restored(&self.table.chunks[slot_index]) {
             // The checkpoint has it, or carries it over.
         } else if admitted.is_new && !self.is_closed(slot_index, contribution.round) {
             self.pushes.received.push(slot_index);
@@ -144,7 +144,7 @@ impl Serving {
                 }
             }
         }
-        self.note_waits(slot_index);
+        self.waits.note(slot_index, &mut self.table.chunks[slot_index]);
     }
 
     /// Acknowledges a push that the value contains.

@@ -2,9 +2,10 @@
 
 use super::context::Origin;
 use super::frames::{Admitted, ReceivedFrame};
+use super::initialisation::take;
 use super::presence::TrainerLife;
 use super::reply::{Refusal, Replies, RetryReason};
-use super::shard::{Phase, Shard, take};
+use super::shard::{Phase, Shard};
 use crate::ids::PeerId;
 use crate::port::{Incoming, ReceiveBuffers};
 use crate::time::Now;
@@ -93,13 +94,13 @@ impl Shard {
     /// are used, and all of a frame that is journalled before it is applied.
     fn copy_foreign(&mut self, frame: &Frame, body: &mut [Incoming], is_logged: bool) -> Result<(), Refusal> {
         let is_all = is_logged && self.has_journal();
-        let has_rows = matches!(&self.phase, Phase::Serving(serving) if serving.has_rows());
+        let has_rows = matches!(&self.phase, Phase::Serving(serving) if serving.table.has_rows);
         if !is_all && !has_rows {
             return Ok(());
         }
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (entry, incoming) in entries.zip(body) {
-            let is_of_rows = matches!(&self.phase, Phase::Serving(serving) if serving.is_of_rows(entry));
+            let is_of_rows = matches!(&self.phase, Phase::Serving(serving) if serving.table.is_of_rows(entry));
             if let Incoming::Chunk { lease, bytes } = incoming
                 && lease.is_foreign()
                 && (is_all || is_of_rows)

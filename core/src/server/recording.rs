@@ -1,7 +1,7 @@
 //! Recording of decided rounds: which of them share a record, and what the record has of each.
 
+use super::chunk_table::ChunkTable;
 use super::decided::{DecidedRound, RoundsRecord};
-use super::initialisation::ChunkTable;
 use super::reply::Refusal;
 use crate::ids::Round;
 use crate::wire::{Entry, Frame};

@@ -7,10 +7,12 @@ use super::context::{Context, Origin};
 use super::decided::{RecordedRound, RecordedRounds, RoundsMessage, RoundsRecordKind, read_record};
 use super::frames::{Leases, ReceivedFrame};
 use super::group::{GroupIndex, SlotIndices};
+use super::initialisation::take;
+use super::joins::run_of;
 use super::presence::TrainerLife;
 use super::reply::Replies;
 use super::serving::Serving;
-use super::shard::{Phase, Shard, run_of, take};
+use super::shard::{Phase, Shard};
 use crate::error::Failure;
 use crate::ids::Round;
 use crate::memory::Lease;
@@ -125,7 +127,7 @@ impl Serving {
             let (id, number) = (round.entry.id, round.entry.round);
             let damaged = |what: String| Failure::Node(format!("round {number} of chunk {id:?}: {what}"));
             let slot_index = self.table.slot_index(id).ok_or_else(|| damaged("there is no such chunk".to_owned()))?;
-            if self.is_before_restored(cx, slot_index) {
+            if cx.is_before_restored(&self.table.chunks[slot_index]) {
                 continue;
             }
             if recorded.kind == RoundsRecordKind::Dropped {
@@ -172,10 +174,5 @@ impl Serving {
     /// Decides the rounds that were complete when the last process ended.
     pub(super) fn decide_complete(&mut self, cx: &mut Context<'_>) {
         self.run_all(cx, 0..self.table.chunks.len());
-    }
-
-    /// Whether this frame is older than the chunk's checkpoint.
-    pub(super) fn is_before_restored(&self, cx: &Context<'_>, slot_index: usize) -> bool {
-        cx.origin.is_before_restored(&self.table.chunks[slot_index])
     }
 }

@@ -1,4 +1,4 @@
-//! Serving of buckets: contributions in parts, budgets, and answers by rows.
+//! Pushes and sets of rows: their checks, and contributions in parts.
 //!
 //! A contribution to a bucket may exceed one payload. Its parts are gathered beside the round and enter it together, so
 //! a round holds whole contributions only. Every part but the one with the highest number is acknowledged once
@@ -7,37 +7,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::PushVerdict;
-use super::bucket::{AbandonedContribution, Bucket, GatherOutcome, RowsAnswer};
+use super::bucket::{AbandonedContribution, Bucket, GatherOutcome};
 use super::call::CallId;
-use super::chunk::Chunk;
 use super::context::{Context, Origin};
 use super::contribution::{Contribution, RowsLease};
 use super::decided::RoundsRecord;
 use super::frames::Admitted;
 use super::reply::Refusal;
-use super::serving::{RowsPull, Serving};
+use super::serving::Serving;
 use super::states::state_of;
-use super::waiters::Waiter;
-use crate::ids::{Incarnation, PeerId, Round, TrainerId};
+use super::verdict::PushVerdict;
 use crate::port::Kernels;
-use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart, StateMessage};
+use crate::wire::{Entry, ErrorCode, Flags, Frame, Kind, RowsPart};
 
 impl Serving {
-    /// Whether the shard holds buckets.
-    pub(super) fn has_rows(&self) -> bool {
-        self.table.has_rows
-    }
-
-    /// Whether the payload of an entry is rows or their ids.
-    pub(super) fn is_of_rows(&self, entry: &Entry) -> bool {
-        self.has_rows()
-            && self
-                .table
-                .slot_index(entry.id)
-                .is_some_and(|slot_index| self.table.chunks[slot_index].bucket().is_some())
-    }
-
     /// Checks the row payloads of a received frame, and reserves room for new rows.
     pub(super) fn check_rows<'a>(
         &mut self,
@@ -45,13 +28,15 @@ impl Serving {
         payloads: impl Iterator<Item = &'a [u8]>,
         origin: Origin,
     ) -> Result<(), Refusal> {
-        if !self.has_rows() {
+        if !self.table.has_rows {
             return Ok(());
         }
         let progress = state_of(frame)?.filter(|about| about.state.is_none()).map(|about| about.updates);
         let entries = frame.entries.iter().filter(|entry| entry.bytes > 0);
         for (entry, payload) in entries.zip(payloads) {
-            let Some(slot_index) = self.table.slot_index(entry.id).filter(|_| self.is_of_rows(entry)) else { continue };
+            let Some(slot_index) = self.table.slot_index(entry.id).filter(|_| self.table.is_of_rows(entry)) else {
+                continue;
+            };
             if frame.head.kind == Kind::Push {
                 // Checked before room is reserved: a restart would not reserve it.
                 self.check_given_up(slot_index, frame, entry, payload)?;
@@ -85,7 +70,7 @@ impl Serving {
         kernels: &mut dyn Kernels,
         mut left: u64,
     ) -> Result<(), Refusal> {
-        if frame.head.kind != Kind::Set || !self.has_rows() {
+        if frame.head.kind != Kind::Set || !self.table.has_rows {
             return Ok(());
         }
         let is_progress = state_of(frame)?.is_some_and(|about| about.state.is_none());
@@ -101,7 +86,7 @@ impl Serving {
             };
             if !settled.map_err(|failure| Refusal::invalid(failure.to_string()))? {
                 let text = "the rows that are set are getting the updates that they missed";
-                return Err(Refusal::new(ErrorCode::Busy, format!("{}: {text}", self.bucket_text(slot_index))));
+                return Err(Refusal::new(ErrorCode::Busy, format!("{}: {text}", self.table.bucket_text(slot_index))));
             }
         }
         Ok(())
@@ -119,7 +104,7 @@ impl Serving {
             return Ok(());
         }
         let text =
-            format!("{}: earlier parts of these rows were dropped, push them anew", self.bucket_text(slot_index));
+            format!("{}: earlier parts of these rows were dropped, push them anew", self.table.bucket_text(slot_index));
         Err(Refusal::new(ErrorCode::Deadline, text))
     }
 
@@ -146,28 +131,12 @@ impl Serving {
     /// would hold the journal forever.
     fn push_whole(&mut self, cx: &mut Context<'_>, admitted: Admitted, one: Contribution) {
         let slot_index = admitted.slot_index();
-        if !self.is_before_restored(cx, slot_index)
+        if !cx.is_before_restored(&self.table.chunks[slot_index])
             && let Some(bucket) = self.table.chunks[slot_index].bucket_mut()
         {
             bucket.forget(one.trainer, |call| call <= one.sending.call);
         }
         self.push_entry(cx, admitted, one);
-    }
-
-    /// Drops the partial contributions of a trainer's earlier incarnations.
-    pub(super) fn forget_earlier_lives(&mut self, trainer: TrainerId, incarnation: Incarnation) {
-        for bucket in self.table.chunks.iter_mut().filter_map(Chunk::bucket_mut) {
-            bucket.forget(trainer, |call| call.incarnation < incarnation);
-        }
-    }
-
-    /// Drops the partial contributions of a departed trainer.
-    pub(super) fn forget_gathered(&mut self, origin: Origin, trainer: TrainerId) {
-        for chunk in self.table.chunks.iter_mut().filter(|chunk| !origin.is_before_restored(chunk)) {
-            if let Some(bucket) = chunk.bucket_mut() {
-                bucket.forget(trainer, |_| true);
-            }
-        }
     }
 
     /// Drops contributions whose parts are missing for `limit`, and logs their trainers.
@@ -183,7 +152,7 @@ impl Serving {
             let text = format!(
                 "{}: {there} of {count} parts of the rows of trainer {trainer} arrived, and no other for {:.1} s; they \
                  were dropped",
-                self.bucket_text(slot_index),
+                self.table.bucket_text(slot_index),
                 limit.as_secs_f64()
             );
             tracing::warn!("{text}");
@@ -193,87 +162,10 @@ impl Serving {
         }
     }
 
-    fn bucket_text(&self, slot_index: usize) -> String {
-        let id = self.table.chunks[slot_index].id;
-        format!("parameter \"{}\" bucket {}", self.table.held(id).name(), id.chunk)
-    }
-
-    /// Answers with rows of weights or of a state, with ids of existing rows, or with learning rates.
-    pub(super) fn answer_rows(
-        &mut self,
-        cx: &mut Context<'_>,
-        slot_index: usize,
-        waiter: Waiter,
-        about: Option<StateMessage>,
-    ) {
-        let chunk = &self.table.chunks[slot_index];
-        let entry = match about {
-            None => chunk.version_entry(),
-            Some(_) => Entry { round: Round(chunk.updates()), ..chunk.version_entry() },
-        };
-        let bucket = chunk.bucket().expect("a wish for rows is one to a bucket");
-        let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
-        let is_list = waiter.head.flags.contains(Flags::LIST);
-        let first = match about {
-            Some(_) if is_list => bucket.list_rates(cx.pool, wish),
-            None if is_list => bucket.list(cx.pool, wish),
-            _ => bucket.begin_read(cx.pool, wish),
-        };
-        match first {
-            Ok(Some(value)) => {
-                let (entry, state) = (Entry { bytes: value.len(), ..entry }, about.and_then(|about| about.state));
-                let pull = RowsPull { slot_index, waiter, entry, answer: RowsAnswer::new(value, state) };
-                if is_list { pull.answer(cx) } else { self.read_on(cx, pull) }
-            }
-            Ok(None) => cx.replies.nothing(waiter.peer, &waiter.head, entry),
-            Err(failure) => {
-                let refusal = Refusal::new(ErrorCode::Busy, failure.to_string());
-                cx.replies.error(waiter.peer, &waiter.head, &refusal);
-            }
-        }
-    }
-
-    /// Continues a pull; an unfinished one goes to the end of the queue.
-    fn read_on(&mut self, cx: &mut Context<'_>, mut pull: RowsPull) {
-        let RowsPull { slot_index, waiter, answer, .. } = &mut pull;
-        let bucket = self.table.chunks[*slot_index].bucket_mut().expect("a wish for rows is one to a bucket");
-        let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
-        if bucket.read(&mut self.rows_room, cx.kernels, wish, answer, &mut cx.replay_left) {
-            let updates = Round(self.table.chunks[pull.slot_index].updates());
-            if pull.waiter.head.flags.contains(Flags::STATE) && pull.entry.round != updates {
-                let text =
-                    format!("{}: rows were updated while their state was read", self.bucket_text(pull.slot_index));
-                cx.replies.error(pull.waiter.peer, &pull.waiter.head, &Refusal::new(ErrorCode::Busy, text));
-                return;
-            }
-            pull.answer(cx);
-        } else {
-            self.slow_pulls.push_back(pull);
-        }
-    }
-
-    /// Continues pulls that take several turns; true when there were any.
-    pub(super) fn read_on_slow(&mut self, cx: &mut Context<'_>) -> bool {
-        let count = self.slow_pulls.len();
-        for _ in 0..count {
-            if cx.replay_left == 0 {
-                break;
-            }
-            let pull = self.slow_pulls.pop_front().expect("they were counted");
-            self.read_on(cx, pull);
-        }
-        count > 0
-    }
-
-    /// Drops the pulls of a closed connection.
-    pub(super) fn forget_pulls(&mut self, peer: PeerId) {
-        self.slow_pulls.retain(|pull| pull.waiter.peer != peer);
-    }
-
     /// Whether a part belongs to a contribution that has not entered yet.
     fn is_awaited_part(&self, cx: &Context<'_>, admitted: Admitted, one: &Contribution) -> bool {
         let slot_index = admitted.slot_index();
-        if self.is_before_restored(cx, slot_index) {
+        if cx.is_before_restored(&self.table.chunks[slot_index]) {
             return false;
         }
         admitted.is_new || matches!(self.verdict(slot_index, &one.sending.head, one.round), Ok(PushVerdict::New))
@@ -295,7 +187,7 @@ impl Serving {
             cx.replies.done(one.sending.peer, &one.sending.head, answer);
         }
         match bucket.gather(part, rows, &one, cx.now) {
-            GatherOutcome::Some => self.note_waits(slot_index),
+            GatherOutcome::Some => self.waits.note(slot_index, &mut self.table.chunks[slot_index]),
             GatherOutcome::All { parts, closing } => {
                 let sending = Arc::make_mut(&mut one.sending);
                 (sending.peer, sending.head) = closing.unwrap_or((sending.peer, sending.head));
@@ -304,11 +196,5 @@ impl Serving {
                 self.push_entry(cx, admitted, one);
             }
         }
-    }
-}
-
-impl RowsPull {
-    fn answer(self, cx: &mut Context<'_>) {
-        cx.replies.value(self.waiter.peer, &self.waiter.head, self.entry, Arc::new(self.answer.value));
     }
 }

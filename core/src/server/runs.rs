@@ -7,11 +7,12 @@
 use super::chunk::Chunk;
 use super::compiled_flows::Flows;
 use super::context::Origin;
+use super::initialisation::row_bytes;
 use super::job::Job;
 use super::presence::TrainerLife;
 use super::reply::Refusal;
 use super::serving::Serving;
-use super::shard::{Phase, Shard, row_bytes};
+use super::shard::{Phase, Shard};
 use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
 use crate::ids::{JobRun, TrainerId};

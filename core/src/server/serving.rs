@@ -5,9 +5,9 @@
 use std::collections::VecDeque;
 
 use super::bucket::{RowsAnswer, RowsWorkspace};
+use super::chunk_table::ChunkTable;
 use super::compiled_flows::Flows;
 use super::contribution::ShardPushes;
-use super::initialisation::ChunkTable;
 use super::job::{Job, rule_of_mode};
 use super::needs::Holdings;
 use super::participants::Participants;

@@ -18,10 +18,10 @@ impl Serving {
     /// Applies a set; a duplicate changes nothing.
     pub(super) fn set(&mut self, cx: &mut Context<'_>, frame: &Frame, body: Leases) {
         let call = CallId::of(&frame.head);
-        self.note_admitted(frame.head.trainer);
+        self.stalls.note_admitted(frame.head.trainer);
         for (entry, replacement) in frame.entries.iter().zip(self.replacements(frame, body)) {
             let slot_index = self.table.slot_index(entry.id).expect("the entry was checked");
-            if self.is_before_restored(cx, slot_index) {
+            if cx.is_before_restored(&self.table.chunks[slot_index]) {
                 continue;
             }
             if let Some(replacement) = self.defer_set(cx, (slot_index, entry), frame, replacement) {
@@ -72,7 +72,7 @@ impl Serving {
                 *none = Some(Box::new(set));
             }
         }
-        self.note_waits(slot_index);
+        self.waits.note(slot_index, &mut self.table.chunks[slot_index]);
         None
     }
 
@@ -87,7 +87,7 @@ impl Serving {
         let deferred_set = self.table.chunks[slot_index].deferred_set.take().expect("it was just looked at");
         let DeferredSet { replacement, call, peer, head, .. } = *deferred_set;
         self.apply_set(cx, slot_index, call, (peer, &head), replacement);
-        self.note_waits(slot_index);
+        self.waits.note(slot_index, &mut self.table.chunks[slot_index]);
     }
 
     /// Applies a set unless it is a duplicate, and answers.
@@ -156,12 +156,12 @@ impl Serving {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
             let (bytes, element_type) = (entry.bytes, entry.element_type);
             match (about, lease) {
-                (Some(StateMessage { state: None, updates }), lease) if self.is_of_rows(entry) => {
+                (Some(StateMessage { state: None, updates }), lease) if self.table.is_of_rows(entry) => {
                     let rates = lease.map(|lease| rates_of(&lease.bytes()[..bytes as usize]));
                     Replacement::Progress(updates, rates.unwrap_or_default())
                 }
                 (Some(StateMessage { state: None, updates }), _) => Replacement::Updates(updates),
-                (about, Some(lease)) if self.is_of_rows(entry) => {
+                (about, Some(lease)) if self.table.is_of_rows(entry) => {
                     let tensor = about.and_then(|about| about.state).map_or(0, |state| state as usize + 1);
                     Replacement::Rows(tensor, RowsLease { lease, bytes, element_type })
                 }
@@ -173,5 +173,18 @@ impl Serving {
             }
         };
         frame.entries.iter().map(replacement).collect()
+    }
+
+    /// Continues after a published update: a failed chunk returns to the processor, a deferred set is applied.
+    pub(super) fn after_update(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+        if self.table.chunks[slot_index].on_device.as_ref().is_some_and(|on_device| on_device.is_leaving) {
+            self.leave_device(slot_index);
+        }
+        self.apply_deferred_set(cx, slot_index);
+    }
+
+    /// Returns the chunk to the processor; its pending requests stay.
+    pub(super) fn leave_device(&mut self, slot_index: usize) {
+        self.table.chunks[slot_index].on_device = None;
     }
 }

@@ -13,17 +13,16 @@ use super::bucket::Bucket;
 use super::call::TrainerMarks;
 use super::checkpointing::Checkpointing;
 use super::chunk::Chunk;
+use super::chunk_table::ChunkTable;
 use super::decided::RecordedRounds;
 use super::device::Device;
-use super::initialisation::ChunkTable;
-use super::job::{Job, rule_of_mode};
+use super::job::rule_of_mode;
 use super::marks::{AboutMessage, MarksMessage};
-use super::needs::{Holdings, Needs};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
-    ChunkLayout, ChunkRecord, Folder, Journal, Loaded, RESERVE_BYTES, ReplayOptions, Replayed, ShardCheckpoint,
-    StateLayout, journal_needed_from, load_latest, replay,
+    ChunkLayout, ChunkRecord, Folder, Journal, Loaded, ReplayOptions, Replayed, ShardCheckpoint, StateLayout,
+    journal_needed_from, load_latest, replay,
 };
 use crate::config::Mode;
 use crate::error::Failure;
@@ -123,23 +122,6 @@ impl Shard {
         }
     }
 
-    /// Whether there is a checkpoint directory.
-    pub(super) fn has_folder(&self) -> bool {
-        self.folder.is_some()
-    }
-
-    /// Whether acknowledged frames are journalled.
-    #[must_use]
-    pub fn has_journal(&self) -> bool {
-        self.journal.open.is_some()
-    }
-
-    /// Whether the last frame was refused because its record would have left too little of the disk free.
-    #[must_use]
-    pub fn is_short_of_disk(&self) -> bool {
-        self.journal.open.as_ref().is_some_and(Journal::is_short)
-    }
-
     /// The bytes that are written of the checkpoint that is being taken.
     #[must_use]
     pub fn checkpoint_written(&self) -> u64 {
@@ -162,21 +144,6 @@ impl Shard {
     #[must_use]
     pub fn value_bytes(&self) -> u64 {
         if let Phase::Serving(serving) = &self.phase { serving.holdings().values() } else { 0 }
-    }
-
-    /// Refuses parameters for which the disk has no room.
-    pub(super) fn check_disk(&self, table: &ChunkTable, job: &Job) -> Result<(), Failure> {
-        let Needs { checkpoint, journal, disk, .. } = Holdings::initial(table, job).needs(self.has_journal());
-        let room = self.folder.as_ref().and_then(|folder| folder.room_for(disk));
-        let Some(room) = room else { return Ok(()) };
-        if disk <= room {
-            return Ok(());
-        }
-        Err(Failure::call(format!(
-            "parameters need {disk} bytes of the disk on this shard (three checkpoints of {checkpoint}, three times \
-             {journal} of journal, {RESERVE_BYTES} in reserve); found {room} for it in the checkpoint directory, \
-             which the other shards leave or in files of this one; expected a larger disk, or more servers"
-        )))
     }
 
     /// Begins a checkpoint under `number`; does nothing before initialisation.

@@ -26,10 +26,10 @@ use crate::optim::{Algorithm, share};
 use crate::partition::{Declaration, TotalPart};
 
 use super::chunk::{Chunk, Content};
+use super::chunk_table::{ChunkTable, ShardParameter};
 use super::compiled_flows::Sender;
 use super::context::Context;
 use super::group::{GroupIndex, TotalSlots, UpdateUnit};
-use super::initialisation::{ChunkTable, ShardParameter};
 use super::job::Job;
 use super::pool::Pool;
 use super::serving::Serving;
@@ -122,13 +122,13 @@ impl Serving {
             room = room.and_then(|()| self.table.chunks[*slot_index].fold_all(cx));
         }
         let Ok(number) = room.and_then(|()| self.share_of(cx, gradients)) else {
-            self.stall(gradients[0], StallReason::Memory);
+            self.stalls.add(gradients[0], StallReason::Memory);
             return ShareStep::Stalled;
         };
         self.table.chunks[slots.share].install_number(cx.pool, number).expect("the value is writable");
-        self.note_updated(gradients[0]);
+        self.stalls.note_updated(gradients[0]);
         self.answer_waiters(cx, slots.share);
-        self.note_waits(slots.share);
+        self.waits.note(slots.share, &mut self.table.chunks[slots.share]);
         ShareStep::Published
     }
 

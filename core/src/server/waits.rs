@@ -4,7 +4,6 @@
 //! An expired wait changes no state: the round stays open, and a repeated call waits for the same round. The round
 //! completes when a trainer of the missing rank sends its gradient or leaves.
 
-use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use super::chunk::Chunk;
@@ -15,86 +14,17 @@ use super::serving::Serving;
 use super::waiters::Waiter;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{PeerId, TrainerId, Version};
-use crate::limits::{WAITS_ENDED_PER_TURN, WAITS_PER_PEER_MAX};
+use crate::limits::WAITS_ENDED_PER_TURN;
 use crate::time::Now;
-use crate::wire::ErrorCode;
 
 /// How often waits for a lost trainer are searched for, while one is lost.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Serving {
-    /// Adds a waiter.
-    pub(super) fn add_waiter(&mut self, slot_index: usize, waiter: Waiter) {
-        *self.waits.per_peer.entry(waiter.peer).or_default() += 1;
-        self.table.chunks[slot_index].waiters.add(waiter);
-    }
-
-    /// Updates the chunk's entry in `waits`.
-    #[inline]
-    pub(super) fn note_waits(&mut self, slot_index: usize) {
-        let chunk = &mut self.table.chunks[slot_index];
-        let is_idle = chunk.waiters.is_empty()
-            && chunk.round.is_bare()
-            && chunk.bucket().is_none()
-            && chunk.deferred_set.is_none();
-        if chunk.noted.is_none() && is_idle {
-            return;
-        }
-        let (before, after) = (chunk.noted, chunk.waits_since());
-        if before == after {
-            return;
-        }
-        chunk.noted = after;
-        if let Some(before) = before {
-            self.waits.by_time.remove(&(before, slot_index));
-        }
-        if let Some(after) = after {
-            self.waits.by_time.insert((after, slot_index));
-        }
-    }
-
-    /// Decrements the count of pending requests per connection.
-    pub(super) fn note_taken(&mut self, taken: &[Waiter]) {
-        for waiter in taken {
-            if let Entry::Occupied(mut count) = self.waits.per_peer.entry(waiter.peer) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-        }
-    }
-
-    /// Removes the waiters of a closed connection from every chunk.
-    pub(super) fn forget_waiters(&mut self, peer: PeerId) {
-        if self.waits.per_peer.remove(&peer).is_none() {
-            return;
-        }
-        for slot_index in 0..self.table.chunks.len() {
-            if self.table.chunks[slot_index].waiters.forget(peer) > 0 {
-                self.note_waits(slot_index);
-            }
-        }
-    }
-
-    /// Refuses a pull beyond the bound of pending requests per connection: each occupies server memory.
-    pub(super) fn check_waiters(&self, peer: PeerId, entries: usize) -> Result<(), Refusal> {
-        let waiting = self.waits.per_peer.get(&peer).copied().unwrap_or_default();
-        let most = WAITS_PER_PEER_MAX + 2 * self.table.chunks.len();
-        if waiting + entries <= most {
-            return Ok(());
-        }
-        let text = format!(
-            "{waiting} pulls of this connection wait for versions that are not there yet; expected at most {most}: two \
-             for each chunk of the shard and {WAITS_PER_PEER_MAX}"
-        );
-        Err(Refusal::new(ErrorCode::Busy, text))
-    }
-
     /// The next time at which a wait expires.
     pub(super) fn deadline(&self, limit: Duration, trainers: &Presence) -> Option<Now> {
         let first = self.waits.by_time.first().map(|(since, _)| *since + limit)?;
-        let first = self.wait_report_due().map_or(first, |due| due.min(first));
+        let first = self.waits.report_due().map_or(first, |due| due.min(first));
         let lost = trainers.losses().filter(|(trainer, _)| self.is_active(*trainer));
         lost.map(|(_, lost)| lost.max(self.waits.lost_checked_at + LOOK)).chain([first]).min()
     }
@@ -109,7 +39,7 @@ impl Serving {
                 return;
             }
             let mut expired = self.table.chunks[slot_index].waiters.take_overdue(is_over, left);
-            self.note_taken(&expired);
+            self.waits.note_taken(&expired);
             left -= expired.len();
             expired.extend(self.take_overdue(cx, slot_index, is_over));
             if let Some(deferred_set) = &mut self.table.chunks[slot_index].deferred_set
@@ -120,7 +50,7 @@ impl Serving {
                 expired.extend(peer.map(|peer| Waiter::new(peer, head, version, cx.now)));
             }
             self.give_up_gathered(cx, slot_index, limit);
-            self.note_waits(slot_index);
+            self.waits.note(slot_index, &mut self.table.chunks[slot_index]);
             for waiter in expired {
                 let text = self.missing_text(cx, slot_index, &waiter, limit);
                 cx.replies.error(
@@ -155,10 +85,10 @@ impl Serving {
                 self.round_text(chunk, &format!("trainer {}", cx.trainers.describe(cx.now, trainer))),
             );
             let mut ended = self.table.chunks[slot_index].waiters.take_beyond(version, left);
-            self.note_taken(&ended);
+            self.waits.note_taken(&ended);
             left -= ended.len();
             ended.extend(self.take_overdue(cx, slot_index, |_| true));
-            self.note_waits(slot_index);
+            self.waits.note(slot_index, &mut self.table.chunks[slot_index]);
             for waiter in ended {
                 cx.replies.error(waiter.peer, &waiter.head, &Refusal::awaiting(vec![trainer], text.as_str()));
             }
@@ -186,7 +116,7 @@ impl Serving {
         let is_at_work = group.iter().any(|slot_index| {
             self.table.chunks[*slot_index].on_device.as_ref().is_some_and(|on_device| on_device.waits_for().is_some())
         });
-        if is_at_work || self.stalls.updates.contains_key(&group[0]) {
+        if is_at_work || self.stalls.of(group[0]).is_some() {
             return None;
         }
         let pace = self.flows.of(slot_index).pace;
@@ -241,7 +171,7 @@ impl Serving {
         let unit = self.table.unit(slot_index);
         let group = unit.slot_indices();
         let device = group.iter().find_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref()?.waits_for());
-        let lack = device.or_else(|| self.stalls.updates.get(&group[0]).map(|lack| lack.text().to_owned()));
+        let lack = device.or_else(|| self.stalls.of(group[0]).map(|lack| lack.text().to_owned()));
         lack.unwrap_or_else(|| {
             if self.awaits_total(slot_index) {
                 return "its total, which a trainer sends".to_owned();
@@ -262,7 +192,7 @@ impl Serving {
         let is_device = |slot_index: &usize| {
             self.table.chunks[*slot_index].on_device.as_ref().is_some_and(|on_device| on_device.waits_for().is_some())
         };
-        let is_stalled = group.iter().any(is_device) || self.stalls.updates.contains_key(&group[0]);
+        let is_stalled = group.iter().any(is_device) || self.stalls.of(group[0]).is_some();
         if is_stalled { Vec::new() } else { self.missing(slot_index) }
     }
 

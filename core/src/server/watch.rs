@@ -15,17 +15,10 @@ use crate::accumulator::AccumulatorPace;
 use crate::ids::Version;
 use crate::time::Now;
 
-/// Waits shorter than this are not logged.
-const ORDINARY: Duration = Duration::from_secs(10);
 /// Pause between two reported waits.
 const PAUSE: Duration = Duration::from_secs(60);
 
 impl Serving {
-    /// The time of the next report, if no state changes.
-    pub(super) fn wait_report_due(&self) -> Option<Now> {
-        self.waits.by_time.first().map(|(since, _)| (*since + ORDINARY).max(self.waits.log.next))
-    }
-
     /// The lines to log now.
     pub(super) fn wait_report(&mut self, now: Now, trainers: &Presence) -> Vec<String> {
         let mut lines = Vec::new();
@@ -36,7 +29,7 @@ impl Serving {
             lines.push(format!("{} went on after {waited:.1} s", self.version_text(open.slot_index, open.version)));
         }
         let first = self.waits.by_time.first().copied();
-        if let Some((since, slot_index)) = first.filter(|_| self.wait_report_due().is_some_and(|due| due <= now)) {
+        if let Some((since, slot_index)) = first.filter(|_| self.waits.report_due().is_some_and(|due| due <= now)) {
             let version = self.table.chunks[slot_index].version;
             let waited = since.until(now).as_secs();
             let waits_for = self.awaited_text(now, trainers, slot_index);

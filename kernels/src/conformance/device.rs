@@ -18,7 +18,7 @@ use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Step, square_sums};
 use pserver_core::port::{
-    Accelerator, Code, DeviceSlot, Done, GradientLease, Kernels, NotAdopted, Plain, Resident, Update, Work,
+    Accelerator, DeviceCode, DeviceSlot, Done, GradientLease, Kernels, NotAdopted, Plain, Resident, Update, Work,
 };
 
 /// A device that has not completed its work after this many waits counts as lost.
@@ -220,7 +220,7 @@ const ROOM_SLACK: u64 = 64 << 20;
 const EXACT_BYTES_MAX: u64 = 1 << 30;
 
 fn check_room(device: &mut dyn Accelerator) {
-    let resident = |bytes| Resident { element_type: Float32, bytes, code: Code::Add, keeps_sum: false };
+    let resident = |bytes| Resident { element_type: Float32, bytes, code: DeviceCode::Add, keeps_sum: false };
     let slack = |free: u64| if EXACT_BYTES_MAX < free { ROOM_SLACK } else { 0 };
     let before = device.capabilities().bytes_free;
     device.adopt(&resident(4096)).expect("there is room");
@@ -275,12 +275,12 @@ fn momentum() -> Rule {
     Rule { algorithm: Algorithm::Momentum { momentum: 0.5, nesterov: false }, ..Rule::default() }
 }
 
-fn code_of(prepared: &Prepared) -> Code {
+fn code_of(prepared: &Prepared) -> DeviceCode {
     let step = Step { version: Version(1), norm: Some(1.0), ..Step::FIRST };
     match prepared.formula(&step, &mut Vec::new()) {
-        Formula::Add { .. } => Code::Add,
-        Formula::Sum { .. } => Code::Sum,
-        Formula::Rule { code, .. } => Code::Rule(Arc::clone(code)),
+        Formula::Add { .. } => DeviceCode::Add,
+        Formula::Sum { .. } => DeviceCode::Sum,
+        Formula::Rule { code, .. } => DeviceCode::Rule(Arc::clone(code)),
     }
 }
 

@@ -9,7 +9,7 @@ use pserver_core::dtype::{ElementType, Half};
 use pserver_core::limits::CHUNK_BYTES_MAX;
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Formula, Gradient};
-use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
+use pserver_core::port::{Accelerator, DeviceCode, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
 
 /// Leases that an update may need besides its gradients.
 const LEASES: u64 = 32;
@@ -53,7 +53,7 @@ impl<A: Accelerator> AcceleratorKernels<A> {
         self.arena.take(bytes).expect("there is memory for an update")
     }
 
-    fn adopt(&mut self, element_type: ElementType, bytes: u32, code: Code) -> DeviceSlot {
+    fn adopt(&mut self, element_type: ElementType, bytes: u32, code: DeviceCode) -> DeviceSlot {
         let resident = Resident { element_type, bytes, code, keeps_sum: false };
         self.accelerator.adopt(&resident).expect("there is room for a chunk")
     }
@@ -83,9 +83,9 @@ impl<A: Accelerator> Kernels for AcceleratorKernels<A> {
     fn update(&mut self, update: Update<'_>) {
         let Update { formula, element_type, parameter, states, gradients } = update;
         let (code, numbers) = match formula {
-            Formula::Add { scale } => (Code::Add, vec![scale]),
-            Formula::Sum { scale } => (Code::Sum, vec![scale]),
-            Formula::Rule { code, scalars } => (Code::Rule(Arc::clone(code)), scalars.to_vec()),
+            Formula::Add { scale } => (DeviceCode::Add, vec![scale]),
+            Formula::Sum { scale } => (DeviceCode::Sum, vec![scale]),
+            Formula::Rule { code, scalars } => (DeviceCode::Rule(Arc::clone(code)), scalars.to_vec()),
         };
         let Ok(bytes) = u32::try_from(parameter.len()) else { panic!("a chunk of {} bytes", parameter.len()) };
         if bytes == 0 {

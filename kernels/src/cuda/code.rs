@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::port::{Code, NotAdopted};
+use pserver_core::port::{DeviceCode, NotAdopted};
 use pserver_core::rule::ssa::Lowered;
 
 use super::arguments::{SumMode, squares_entry, sum_entry};
@@ -128,11 +128,11 @@ impl KernelLoader {
     /// # Errors
     /// When there is no kernel and none can be compiled, with the reason. When the device has no memory for it, with
     /// the free bytes.
-    pub(super) fn program(&mut self, code: &Code, element_type: ElementType) -> Result<UpdateKernel, NotAdopted> {
+    pub(super) fn program(&mut self, code: &DeviceCode, element_type: ElementType) -> Result<UpdateKernel, NotAdopted> {
         let merge = match code {
-            Code::Add => SumMode::Add,
-            Code::Sum => SumMode::Scale,
-            Code::Rule(rule) => return self.rule(rule, element_type),
+            DeviceCode::Add => SumMode::Add,
+            DeviceCode::Sum => SumMode::Scale,
+            DeviceCode::Rule(rule) => return self.rule(rule, element_type),
         };
         let numbers = if element_type.is_float() { NumbersLayout::Scale(merge) } else { NumbersLayout::None(merge) };
         Ok(UpdateKernel { entry: self.sum(element_type)?, numbers })

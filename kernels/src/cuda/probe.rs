@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::port::Code;
+use pserver_core::port::DeviceCode;
 
 use super::arguments::{ElementKind, GRADIENTS_MAX, UpdateArguments};
 use super::checked::DriverError;
@@ -43,7 +43,7 @@ struct HostBuffer {
 #[derive(Clone, Copy, Debug)]
 pub struct TimedUpdate<'a> {
     /// The computation.
-    pub code: &'a Code,
+    pub code: &'a DeviceCode,
     /// The type of parameter and states.
     pub element_type: ElementType,
     /// The type of the gradients.

@@ -11,7 +11,7 @@ use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 use pserver_core::optim::{Formula, Prepared, Step};
-use pserver_core::port::Code;
+use pserver_core::port::DeviceCode;
 use pserver_kernels::cuda::{CopyDirection, CudaSettings, Probe, TimedUpdate, rules_folder};
 use serde_json::json;
 
@@ -79,7 +79,7 @@ impl Ceilings {
 
 /// The kernels of a rule.
 struct DeviceRule {
-    code: Code,
+    code: DeviceCode,
     /// The numbers of the first step.
     numbers: Vec<f64>,
     /// A sum has none.
@@ -89,14 +89,14 @@ struct DeviceRule {
 impl DeviceRule {
     fn new(kernel: Kernel) -> Result<Self> {
         let Some(rule) = kernel.rule()? else {
-            return Ok(Self { code: Code::Sum, numbers: vec![1.0], prepared: None });
+            return Ok(Self { code: DeviceCode::Sum, numbers: vec![1.0], prepared: None });
         };
         let prepared = Prepared::new(rule)?;
         let mut numbers = Vec::new();
         let Formula::Rule { code, .. } = prepared.formula(&step(1), &mut numbers) else {
             anyhow::bail!("{} has no code", crate::job::word(kernel))
         };
-        let code = Code::Rule(Arc::clone(code));
+        let code = DeviceCode::Rule(Arc::clone(code));
         Ok(Self { code, numbers, prepared: Some(prepared) })
     }
 }
@@ -231,7 +231,7 @@ fn times(probe: &mut Probe, case: &Case<'_>, elements: u64, iterations: u32) -> 
 fn alone(probe: &mut Probe, case: &Case<'_>, ceilings: &Ceilings, args: &Args) -> Result<Outcome> {
     let states = case.program.code.states() as u64;
     let written = match case.program.code {
-        Code::Rule(_) => 2 * (1 + states),
+        DeviceCode::Rule(_) => 2 * (1 + states),
         _ => 1,
     };
     let into = case.gradient_bytes();

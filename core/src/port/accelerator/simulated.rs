@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Accelerator, Code, DeviceFacts, DeviceSlot, Done, GradientLease, NotAdopted, Resident, Work};
+use super::{Accelerator, DeviceCode, DeviceFacts, DeviceSlot, Done, GradientLease, NotAdopted, Resident, Work};
 use crate::error::Failure;
 use crate::limits::STATES_MAX;
 use crate::memory::{Arena, Lease};
@@ -148,7 +148,7 @@ impl<K: Kernels> Accelerator for Simulated<K> {
     }
 
     fn adopt(&mut self, resident: &Resident) -> Result<DeviceSlot, NotAdopted> {
-        let (found, is_rule) = (resident.element_type, matches!(resident.code, Code::Rule(_)));
+        let (found, is_rule) = (resident.element_type, matches!(resident.code, DeviceCode::Rule(_)));
         if !found.is_parameter_type() || (is_rule && !found.is_float()) {
             let expected = if is_rule { "float32 or float64 for a rule" } else { "the type of a parameter" };
             return Err(NotAdopted::Unfit(format!("a chunk of {found}; expected {expected}")));

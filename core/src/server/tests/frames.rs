@@ -157,7 +157,7 @@ fn chunks_that_wait_for_memory_do_not_hold_up_the_others() {
         let contents = stage.contents().into_iter();
         contents.filter(|one| one.0.parameter.0 == parameter && one.1 == Version(2)).count()
     };
-    let is_stalled = |stage: &Stage| matches!(&stage.shard.phase, Phase::Serving(serving) if serving.is_stalled());
+    let is_stalled = |stage: &Stage| matches!(&stage.shard.phase, Phase::Serving(serving) if serving.stalls.is_any());
     let found = (updated(&stage, 0), updated(&stage, 1), is_stalled(&stage));
     assert_eq!(found, (0, 1, true), "{:?}", stage.errors());
     stage.release();

@@ -18,8 +18,6 @@ use std::sync::Arc;
 
 use crate::accumulator::AccumulatorPace;
 use crate::error::Failure;
-use crate::ids::TrainerId;
-use crate::limits::DEVICE_PRIORITY;
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, reduce, square_sums};
 use crate::port::{Work, squares_bytes};
@@ -29,7 +27,6 @@ use crate::server::device_chunk::{DeviceActivity, DeviceSum};
 use crate::server::group::{GroupIndex, GroupedUpdate};
 use crate::server::serving::Serving;
 use crate::server::stalls::StallReason;
-use crate::time::Now;
 
 impl Serving {
     /// Updates a group whose gradients are complete. False while a device has work in flight, or when a lease is
@@ -57,7 +54,7 @@ impl Serving {
     /// Starts the sums of every chunk.
     fn begin_sums(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) {
         let Ok(mut leases) = self.room_for_values(cx, slot_indices) else {
-            self.stall(slot_indices[0], StallReason::Memory);
+            self.stalls.add(slot_indices[0], StallReason::Memory);
             return;
         };
         let mut grouped_update = GroupedUpdate { awaited: 0, norm: None, room: Vec::new() };
@@ -120,7 +117,7 @@ impl Serving {
                     let is_total = slots.is_some_and(|slots| slots.total == *slot_index);
                     let made = chunk.make_writable(cx.pool);
                     if made.and_then(|()| if is_total { Ok(()) } else { chunk.fold_all(cx) }).is_err() {
-                        self.stall(slot_indices[0], StallReason::Memory);
+                        self.stalls.add(slot_indices[0], StallReason::Memory);
                         return false;
                     }
                 }
@@ -182,22 +179,6 @@ impl Serving {
         if is_whole && self.table.chunks[slot_indices[0]].group.is_some() {
             self.stalls.updates.entry(slot_indices[0]).or_insert(StallReason::Device);
         }
-    }
-
-    /// Gives a trainer priority whose leave, set or rejoin was refused because a device was at work: no new gradient
-    /// enters before it was retried, or [`DEVICE_PRIORITY`] has passed.
-    pub(in crate::server) fn note_refused(&mut self, now: Now, trainer: TrainerId) {
-        self.stalls.priority = Some((trainer, now + DEVICE_PRIORITY));
-    }
-
-    /// Ends the priority of a trainer whose leave, set or rejoin was accepted.
-    pub(in crate::server) fn note_admitted(&mut self, trainer: TrainerId) {
-        self.stalls.priority = self.stalls.priority.filter(|(first, _)| *first != trainer);
-    }
-
-    /// Ends an expired priority.
-    pub(in crate::server) fn forget_refused(&mut self, now: Now) {
-        self.stalls.priority = self.stalls.priority.filter(|(_, until)| now < *until);
     }
 
     /// Records the completion of a chunk's work; true while work of other chunks in the group is awaited.

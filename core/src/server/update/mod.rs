@@ -98,7 +98,7 @@ impl Serving {
             Ok(false) => StallReason::Time,
             Err(_) => StallReason::Memory,
         };
-        self.stall(slot_index, lack);
+        self.stalls.add(slot_index, lack);
         false
     }
 }

@@ -10,7 +10,7 @@ use pserver_core::error::Failure;
 use pserver_core::ids::Version;
 use pserver_core::memory::{Arena, Budget, Value};
 use pserver_core::optim::{Algorithm, Formula, Prepared, Rule, Step};
-use pserver_core::port::{Accelerator, Code, GradientLease, NotAdopted, Plain, Resident, Simulated, Work};
+use pserver_core::port::{Accelerator, DeviceCode, GradientLease, NotAdopted, Plain, Resident, Simulated, Work};
 
 use super::job::{self, CHUNK_BYTES, Fate, Trainer};
 use super::standin::{each, each_seed, is_inside, kernels};
@@ -114,8 +114,12 @@ fn a_device_that_is_dropped_in_the_middle_keeps_what_it_works_on() {
         let arena = Arena::new(&budget).expect("there is memory");
         let mut device = open();
         device.pin(&arena).expect("it can be pinned");
-        let slot =
-            device.adopt(&Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: Code::Add, keeps_sum: false });
+        let slot = device.adopt(&Resident {
+            element_type: FLOATS[0],
+            bytes: CHUNK_BYTES,
+            code: DeviceCode::Add,
+            keeps_sum: false,
+        });
         let slot = slot.expect("there is room");
         let parameter = Arc::new(Value::new(arena.take_zeroed(CHUNK_BYTES).expect("it is free"), CHUNK_BYTES));
         device.submit(&mut VecDeque::from([Work::Load { slot, parameter, states: Vec::new() }])).expect("it is well");
@@ -151,7 +155,7 @@ fn check_failure(failing: &str, expected: impl Fn(&Fate) -> bool) {
         if fate.lost.is_some() {
             assert!(
                 device
-                    .adopt(&Resident { element_type: FLOATS[0], bytes: 4, code: Code::Add, keeps_sum: false })
+                    .adopt(&Resident { element_type: FLOATS[0], bytes: 4, code: DeviceCode::Add, keeps_sum: false })
                     .is_err()
             );
         }
@@ -193,7 +197,8 @@ fn updates_that_are_submitted_together_take_one_call_for_copies_each_way_and_one
             Cuda::open(CudaSettings { gradient_bytes: 4 << 20, ..settings() }).expect("the stand-in is there");
         device.pin(&arena).expect("it can be pinned");
         let lease = || arena.take_zeroed(CHUNK_BYTES).expect("it is free");
-        let resident = Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: Code::Add, keeps_sum: false };
+        let resident =
+            Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: DeviceCode::Add, keeps_sum: false };
         let slots: Vec<_> = (0..CHUNKS).map(|_| device.adopt(&resident).expect("there is room")).collect();
         for &slot in &slots {
             let parameter = Arc::new(Value::new(lease(), CHUNK_BYTES));
@@ -307,7 +312,7 @@ fn a_sum_that_is_refused_leaves_the_slot_as_it_was_and_can_be_made_again() {
         let rule = job::rule("sgd").expect("it is a rule");
         let mut numbers = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut numbers) else { panic!("it has code") };
-        let code = Code::Rule(Arc::clone(code));
+        let code = DeviceCode::Rule(Arc::clone(code));
         let mut device = open();
         let resident = Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code, keeps_sum: true };
         let slot = device.adopt(&resident).expect("there is room");
@@ -433,7 +438,8 @@ fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
         );
 
         let mut device = open();
-        let resident = Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: Code::Add, keeps_sum: false };
+        let resident =
+            Resident { element_type: FLOATS[0], bytes: CHUNK_BYTES, code: DeviceCode::Add, keeps_sum: false };
         let mut count = 0;
         let text = loop {
             match device.adopt(&resident) {
@@ -483,14 +489,14 @@ fn what_a_device_that_is_full_lacks_first_is_said_with_its_bytes() {
 fn what_a_device_does_not_take_is_refused_by_name() {
     each(&[&[]], || {
         let mut device = open();
-        let mut check = |element_type, bytes, code: Code, words: &str| {
+        let mut check = |element_type, bytes, code: DeviceCode, words: &str| {
             let refused =
                 device.adopt(&Resident { element_type, bytes, code, keeps_sum: false }).expect_err("it is not taken");
             assert!(matches!(&refused, NotAdopted::Unfit(text) if text.contains(words)), "{refused:?}");
         };
-        check(FLOATS[0], CHUNK_BYTES + 4, Code::Add, "16388 bytes; this device was opened for 16384");
-        check(ElementType::Float16, 4, Code::Add, "float16");
+        check(FLOATS[0], CHUNK_BYTES + 4, DeviceCode::Add, "16388 bytes; this device was opened for 16384");
+        check(ElementType::Float16, 4, DeviceCode::Add, "float16");
         // Nothing is compiled here, and the stand-in knows no kernels but its own.
-        check(FLOATS[0], 4, Code::Add, "kernel pserver_sum_f32: cuModuleGetFunction: CUDA_ERROR_NOT_FOUND (500)");
+        check(FLOATS[0], 4, DeviceCode::Add, "kernel pserver_sum_f32: cuModuleGetFunction: CUDA_ERROR_NOT_FOUND (500)");
     });
 }

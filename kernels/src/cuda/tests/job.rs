@@ -10,7 +10,7 @@ use pserver_core::ids::Version;
 use pserver_core::memory::shared::{GiveBack, ReadOnly};
 use pserver_core::memory::{Arena, Budget, Lease, Value};
 use pserver_core::optim::{Algorithm, Formula, Gradient, Prepared, Rule, Schedule, Step};
-use pserver_core::port::{Accelerator, Code, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
+use pserver_core::port::{Accelerator, DeviceCode, DeviceSlot, GradientLease, Kernels, Plain, Resident, Update, Work};
 
 use crate::cuda::{Emitted, ModuleSource};
 
@@ -21,7 +21,7 @@ const ROUNDS: u64 = 5;
 
 /// A chunk in plain code, and its place on the device.
 struct Chunk {
-    code: Code,
+    code: DeviceCode,
     element_type: ElementType,
     gradient_type: ElementType,
     gradients: usize,
@@ -276,12 +276,12 @@ impl Chunk {
     ) -> Self {
         let rule = rule(name);
         let code = match &rule {
-            None if name == "sum" => Code::Sum,
-            None => Code::Add,
+            None if name == "sum" => DeviceCode::Sum,
+            None => DeviceCode::Add,
             Some(rule) => {
                 let mut scalars = Vec::new();
                 let Formula::Rule { code, .. } = rule.formula(&step(1), &mut scalars) else { panic!("it has code") };
-                Code::Rule(Arc::clone(code))
+                DeviceCode::Rule(Arc::clone(code))
             }
         };
         let parameter = values(element_type, elements, seed);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::optim::Formula;
-use pserver_core::port::{Accelerator, Code, NotAdopted, Resident};
+use pserver_core::port::{Accelerator, DeviceCode, NotAdopted, Resident};
 
 use super::job::{self, CHUNK_BYTES, Fate};
 use super::standin::{compiler, each, is_inside, kernels, skip};
@@ -73,7 +73,7 @@ fn rules_of_one_text_are_compiled_once_for_a_job() {
             let rule = job::rule("adam").expect("it is a rule");
             let mut scalars = Vec::new();
             let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
-            let code = Code::Rule(Arc::new((**code).clone()));
+            let code = DeviceCode::Rule(Arc::new((**code).clone()));
             device.adopt(&Resident { element_type: Float32, bytes, code, keeps_sum: false }).expect("there is room")
         };
         for count in 1..=5 {
@@ -120,7 +120,7 @@ fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() 
             device.adopt(&Resident {
                 element_type: Float32,
                 bytes: 64,
-                code: Code::Rule(code.clone()),
+                code: DeviceCode::Rule(code.clone()),
                 keeps_sum: false,
             })
         };
@@ -155,7 +155,7 @@ fn a_rule_for_whose_kernel_there_is_no_room_is_refused_with_the_bytes() {
         let rule = job::rule("adam").expect("it is a rule");
         let mut scalars = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
-        let code = Code::Rule(code.clone());
+        let code = DeviceCode::Rule(code.clone());
         let resident = Resident { element_type: Float32, bytes: 64, code, keeps_sum: false };
         let refused = device.adopt(&resident).expect_err("there is no room");
         let NotAdopted::Full(text) = &refused else { panic!("{refused:?}") };
@@ -188,12 +188,12 @@ fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
         let mut scalars = Vec::new();
         let Formula::Rule { code, .. } = rule.formula(&job::step(1), &mut scalars) else { panic!("it has code") };
         let mut adopt = |code| device.adopt(&Resident { element_type: Float32, bytes: 64, code, keeps_sum: false });
-        let refused = adopt(Code::Rule(code.clone())).expect_err("there is no compiler");
+        let refused = adopt(DeviceCode::Rule(code.clone())).expect_err("there is no compiler");
         let expected = "the rule has no shipped kernel, and cannot be compiled: \
             libnvrtc, which compiles rules for the device, was not found; \
             looked for libnvrtc.so, libnvrtc.so.13, libnvrtc.so.12";
         assert_eq!(refused, NotAdopted::Unfit(expected.to_owned()));
-        assert!(adopt(Code::Add).is_ok(), "chunks without a rule go on");
+        assert!(adopt(DeviceCode::Add).is_ok(), "chunks without a rule go on");
     });
 }
 
