@@ -10,6 +10,7 @@ use super::compiled_flows::Sender;
 use super::context::Origin;
 use super::contribution::DeferredSet;
 use super::frames::{Admitted, FrameCheck, decode};
+use super::group::SlotIndex;
 use super::job::Job;
 use super::needs::{Holdings, Needs};
 use super::presence::TrainerLife;
@@ -30,7 +31,8 @@ use crate::wire::{Entry, ErrorCode, FinishMessage, Flags, Frame, Head, Kind, Pus
 /// Marks the later entries of a chunk that a frame names more than once: the first one decides what they are.
 #[cold]
 fn look_up_repeated(admitted: &mut [Admitted]) {
-    let mut order: Vec<(u32, usize)> = admitted.iter().enumerate().map(|(at, one)| (one.slot_index, at)).collect();
+    let mut order: Vec<(SlotIndex, usize)> =
+        admitted.iter().enumerate().map(|(at, one)| (one.slot_index, at)).collect();
     order.sort_unstable();
     let pairs = order.iter().zip(order.iter().skip(1));
     pairs.filter(|(one, next)| one.0 == next.0).for_each(|(_, next)| admitted[next.1].is_new = false);
@@ -195,7 +197,6 @@ impl Serving {
                 self.check_stays(slot_index, &frame.head)?;
                 self.check_open_to(slot_index, &frame.head)?;
             }
-            let slot_index = u32::try_from(slot_index).expect("a shard's chunks are counted in 32 bits");
             admitted.push(Admitted { slot_index, is_new });
         }
         if !is_rising {
@@ -205,7 +206,7 @@ impl Serving {
     }
 
     /// Refuses an entry without a gradient, or one that ends its round without an update, where no round waits for all.
-    fn check_pass(&self, slot_index: usize, message: &PushMessage, entry: &Entry) -> Result<(), Refusal> {
+    fn check_pass(&self, slot_index: SlotIndex, message: &PushMessage, entry: &Entry) -> Result<(), Refusal> {
         let chunk = &self.table.chunks[slot_index];
         let (is_bucket, bytes) = (chunk.bucket().is_some(), entry.bytes);
         let is_of_zeros = is_bucket && !message.is_void && !message.is_pass;
@@ -222,7 +223,7 @@ impl Serving {
 
     /// Refuses a gradient of another trainer than the parameter's only sender.
     #[inline]
-    fn check_sender(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+    fn check_sender(&self, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
         match self.flows.sender(slot_index) {
             Sender::Everybody | Sender::First => Ok(()),
             Sender::Trainer(sender) if sender == head.trainer => Ok(()),
@@ -231,7 +232,7 @@ impl Serving {
     }
 
     #[cold]
-    fn other_sender(&self, slot_index: usize, head: &Head, sender: Sender) -> Refusal {
+    fn other_sender(&self, slot_index: SlotIndex, head: &Head, sender: Sender) -> Refusal {
         let name = self.table.held(self.table.chunks[slot_index].id).name();
         let expected = match sender {
             Sender::Trainer(sender) => sender.to_string(),
@@ -243,7 +244,7 @@ impl Serving {
 
     /// Checks a learning rate against the rules of these chunks.
     fn check_rate(&self, rate: f64, admitted: &[Admitted]) -> Result<(), Refusal> {
-        for chunk in admitted.iter().map(|one| &self.table.chunks[one.slot_index()]) {
+        for chunk in admitted.iter().map(|one| &self.table.chunks[one.slot_index]) {
             chunk.rule.rule().check_rate(rate, chunk.element_type).map_err(|failure| {
                 let name = self.table.held(chunk.id).name();
                 Refusal::invalid(format!("parameter \"{name}\": {failure}"))
@@ -258,7 +259,7 @@ impl Serving {
             return Ok(());
         }
         let mut last = None;
-        for chunk in admitted.iter().map(|one| &self.table.chunks[one.slot_index()]) {
+        for chunk in admitted.iter().map(|one| &self.table.chunks[one.slot_index]) {
             if last.replace(chunk.id.parameter) == Some(chunk.id.parameter) {
                 continue;
             }
@@ -317,7 +318,7 @@ impl Serving {
     }
 
     /// Refuses a resend from a departed trainer that would block the others with a partial gradient.
-    fn check_stays(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+    fn check_stays(&self, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
         let chunk = &self.table.chunks[slot_index];
         let has_left = self.participants.of(head.trainer).left().is_some_and(|left| head.incarnation <= left);
         if !has_left || chunk.group.is_none() || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
@@ -332,7 +333,7 @@ impl Serving {
     }
 
     /// The stall reason behind which new frames for a chunk are refused: the next admission depends on its result.
-    pub(super) fn is_shut(&self, slot_index: usize) -> Option<StallReason> {
+    pub(super) fn is_shut(&self, slot_index: SlotIndex) -> Option<StallReason> {
         if !self.stalls.is_any() {
             return None;
         }
@@ -349,7 +350,7 @@ impl Serving {
 
     /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn, unless it is of a newer
     /// incarnation: whether that drops the waiting gradient is not decided yet.
-    pub(super) fn check_open_to(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+    pub(super) fn check_open_to(&self, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
         self.check_priority(slot_index, head)?;
         match self.is_shut(slot_index) {
             Some(StallReason::Device) if !self.is_earlier_life_ahead(slot_index, head) => Ok(()),
@@ -361,7 +362,7 @@ impl Serving {
     }
 
     /// Refuses a frame for a stalled chunk.
-    pub(super) fn check_open(&self, slot_index: usize) -> Result<(), Refusal> {
+    pub(super) fn check_open(&self, slot_index: SlotIndex) -> Result<(), Refusal> {
         let Some(lack) = self.is_shut(slot_index) else { return Ok(()) };
         let id = self.table.chunks[slot_index].id;
         let name = self.table.held(id).name();
@@ -377,7 +378,7 @@ impl Serving {
     /// Refuses a set while another one is deferred.
     pub(super) fn check_no_deferred_set(
         &self,
-        slot_index: usize,
+        slot_index: SlotIndex,
         call: CallId,
         trainer: TrainerId,
     ) -> Result<(), Refusal> {
@@ -395,11 +396,11 @@ impl Serving {
 
     /// Refuses a gradient for a device while another trainer has priority: with new gradients always admitted first,
     /// the device would never be idle.
-    pub(super) fn check_priority(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+    pub(super) fn check_priority(&self, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
         let Some((first, _)) = self.stalls.priority.filter(|_| !self.is_rejoin(head)) else { return Ok(()) };
         let chunk = &self.table.chunks[slot_index];
         let group = self.table.group(chunk).filter(|_| self.flows.of(slot_index).pace == AccumulatorPace::Any);
-        let is_on_device = |slot_index: &usize| self.table.chunks[*slot_index].on_device.is_some();
+        let is_on_device = |slot_index: &SlotIndex| self.table.chunks[*slot_index].on_device.is_some();
         if !group.is_some_and(|group| group.chunks.iter().any(is_on_device)) {
             return Ok(());
         }
@@ -412,8 +413,8 @@ impl Serving {
     }
 
     /// Whether a gradient of an earlier incarnation of the trainer waits in a chunk of the group.
-    pub(super) fn is_earlier_life_ahead(&self, slot_index: usize, head: &Head) -> bool {
-        let ahead = |slot_index: &usize| self.table.chunks[*slot_index].round.ahead(head.trainer);
+    pub(super) fn is_earlier_life_ahead(&self, slot_index: SlotIndex, head: &Head) -> bool {
+        let ahead = |slot_index: &SlotIndex| self.table.chunks[*slot_index].round.ahead(head.trainer);
         self.table
             .unit(slot_index)
             .slot_indices()
@@ -423,7 +424,7 @@ impl Serving {
     }
 
     /// Refuses a push of rows that asks for the value: the set of rows to return is undefined.
-    pub(super) fn check_rows_request(&self, slot_index: usize, head: &Head) -> Result<(), Refusal> {
+    pub(super) fn check_rows_request(&self, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
         let chunk = &self.table.chunks[slot_index];
         if chunk.bucket().is_none() || !head.flags.contains(Flags::WANT_VALUE) {
             return Ok(());

@@ -1,5 +1,6 @@
 //! Answers to all requests that wait for a version: with rows, with the value in the wanted type, or without a payload.
 
+use super::group::SlotIndex;
 use std::collections::BTreeSet;
 
 use super::context::Context;
@@ -8,7 +9,7 @@ use super::waiters::Waiter;
 use crate::wire::{Flags, Kind};
 
 impl Serving {
-    pub(super) fn answer_or_wait(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
+    pub(super) fn answer_or_wait(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, waiter: Waiter) {
         if waiter.version <= self.table.chunks[slot_index].version {
             self.answer(cx, slot_index, waiter);
             return;
@@ -16,7 +17,7 @@ impl Serving {
         self.waits.add(slot_index, &mut self.table.chunks[slot_index], waiter);
     }
 
-    pub(super) fn answer_waiters(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    pub(super) fn answer_waiters(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         let chunk = &self.table.chunks[slot_index];
         let version = chunk.version;
         if chunk.waiters.is_empty() {
@@ -30,7 +31,7 @@ impl Serving {
     }
 
     /// Answers a due request: with rows, with the value, or with an acknowledgement for a push that wants none.
-    pub(super) fn answer(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
+    pub(super) fn answer(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, waiter: Waiter) {
         let wants_value = waiter.head.kind != Kind::Push || waiter.head.flags.contains(Flags::WANT_VALUE);
         match &waiter.wish {
             Some(_) => self.answer_rows(cx, slot_index, waiter, None),
@@ -41,7 +42,7 @@ impl Serving {
 
     /// Retries answers that lacked a lease; true when any was sent.
     pub(super) fn answer_starved(&mut self, cx: &mut Context<'_>) -> bool {
-        let starved: BTreeSet<usize> = std::mem::take(&mut self.stalls.answers);
+        let starved: BTreeSet<SlotIndex> = std::mem::take(&mut self.stalls.answers);
         for slot_index in &starved {
             self.answer_waiters(cx, *slot_index);
             self.waits.note(*slot_index, &mut self.table.chunks[*slot_index]);

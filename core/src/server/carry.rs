@@ -10,7 +10,7 @@ use super::chunk::Chunk;
 use super::chunk_table::ChunkTable;
 use super::contribution::{Contribution, PushHeader, RowsLease};
 use super::decided::{DecidedRound, RoundsRecord};
-use super::group::UpdateUnit;
+use super::group::{SlotIndex, UpdateUnit};
 use super::journal::ShardJournal;
 use super::reply::Refusal;
 use crate::accumulator::AccumulatorPace;
@@ -50,7 +50,7 @@ impl ChunkTable {
     }
 
     /// Carries the open round and the next one, and the values that are set between them.
-    fn carry_rounds(&self, journal: &mut ShardJournal, slot_indices: &[usize]) -> Result<(), Refusal> {
+    fn carry_rounds(&self, journal: &mut ShardJournal, slot_indices: &[SlotIndex]) -> Result<(), Refusal> {
         let chunks = || slot_indices.iter().map(|slot_index| &self.chunks[*slot_index]);
         for chunk in chunks() {
             self.carry_folded(journal, chunk)?;
@@ -77,8 +77,13 @@ impl ChunkTable {
 
     /// Carries the decided rounds of the chunks of a unit, also those whose record the disk did not take so far. Where
     /// gradients of one are still to be merged, none is carried: their trainers have no answer.
-    fn carry_decided(&self, journal: &mut ShardJournal, slot_indices: &[usize], is_next: bool) -> Result<(), Refusal> {
-        let is_decided = |slot_index: &&usize| self.chunks[**slot_index].has_decided(is_next);
+    fn carry_decided(
+        &self,
+        journal: &mut ShardJournal,
+        slot_indices: &[SlotIndex],
+        is_next: bool,
+    ) -> Result<(), Refusal> {
+        let is_decided = |slot_index: &&SlotIndex| self.chunks[**slot_index].has_decided(is_next);
         let decided: Vec<DecidedRound> = (slot_indices.iter().filter(is_decided))
             .map(|slot_index| DecidedRound { slot_index: *slot_index, is_next })
             .collect();
@@ -95,7 +100,7 @@ impl ChunkTable {
 
     /// Carries gradients that are updates of their own, in the order in which they are applied: first those that have
     /// entered, of which a group waits for the rest. A value that is set comes behind some of its chunk's.
-    fn carry_alone(&self, journal: &mut ShardJournal, slot_indices: &[usize]) -> Result<(), Refusal> {
+    fn carry_alone(&self, journal: &mut ShardJournal, slot_indices: &[SlotIndex]) -> Result<(), Refusal> {
         let of_unit = |is_next: bool| {
             let chunks = slot_indices.iter().map(|slot_index| &self.chunks[*slot_index]).enumerate();
             chunks.flat_map(move |(at, chunk)| chunk.round.loose(is_next).map(move |one| (at, chunk, one)))

@@ -2,6 +2,7 @@
 //! generation starts from an empty table. The generation is the fence that refuses frames of a superseded initialiser.
 
 use std::collections::BTreeMap;
+use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -9,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsWorkspace};
 use super::chunk::Chunk;
-use super::group::{Group, GroupIndex, TotalSlots, UpdateUnit};
+use super::group::{Group, GroupIndex, SlotIndex, TotalSlots, UpdateUnit};
 use super::reply::Refusal;
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
@@ -32,13 +33,14 @@ pub(super) struct ShardParameter {
     pub(super) rows: Option<Box<RowsPlan>>,
     pub(super) chunk_bytes: u32,
     /// Slot indices in chunk order; two are stored inline.
-    pub(super) chunks: SmallVec<[usize; 2]>,
+    pub(super) chunks: SmallVec<[SlotIndex; 2]>,
 }
 
 // The state of a parameter with one chunk and one trainer, beside its value: with name, shape and allocator overhead
 // below 1 KiB.
 const _: () = assert!(
-    size_of::<ShardParameter>() + size_of::<Chunk>() + size_of::<Value>() + 2 * size_of::<(ChunkId, usize)>() <= 640
+    size_of::<ShardParameter>() + size_of::<Chunk>() + size_of::<Value>() + 2 * size_of::<(ChunkId, SlotIndex)>()
+        <= 640
 );
 
 impl ShardParameter {
@@ -135,19 +137,67 @@ impl ShardParameter {
 /// Rules by configuration: parameters with equal configurations share one, which stays in cache and is compiled once.
 type Rules = BTreeMap<Arc<[u8]>, Arc<Prepared>>;
 
+/// The chunks of a shard, in the order of their initialisation.
+#[derive(Default)]
+pub(super) struct Chunks(Vec<Chunk>);
+
+impl Chunks {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The places of all.
+    pub(super) fn slot_indices(&self) -> impl ExactSizeIterator<Item = SlotIndex> + use<> {
+        (0..self.0.len()).map(SlotIndex::new)
+    }
+
+    pub(super) fn get(&self, slot_index: SlotIndex) -> Option<&Chunk> {
+        self.0.get(slot_index.place())
+    }
+
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, Chunk> {
+        self.0.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> std::slice::IterMut<'_, Chunk> {
+        self.0.iter_mut()
+    }
+
+    /// All, each with its place.
+    pub(super) fn placed_mut(&mut self) -> impl Iterator<Item = (SlotIndex, &mut Chunk)> {
+        self.0.iter_mut().enumerate().map(|(place, chunk)| (SlotIndex::new(place), chunk))
+    }
+}
+
+impl Index<SlotIndex> for Chunks {
+    type Output = Chunk;
+
+    #[inline]
+    fn index(&self, slot_index: SlotIndex) -> &Chunk {
+        &self.0[slot_index.place()]
+    }
+}
+
+impl IndexMut<SlotIndex> for Chunks {
+    #[inline]
+    fn index_mut(&mut self, slot_index: SlotIndex) -> &mut Chunk {
+        &mut self.0[slot_index.place()]
+    }
+}
+
 /// The chunks and parameters of a shard under one generation.
 pub(super) struct ChunkTable {
     pub(super) generation: Generation,
     /// Boxed: a map reserves room for almost twice its entries.
     pub(super) parameters: BTreeMap<ParameterIndex, Box<ShardParameter>>,
-    pub(super) chunks: Vec<Chunk>,
+    pub(super) chunks: Chunks,
     /// The chunks that are updated together; made when serving begins.
     pub(super) groups: Vec<Group>,
     /// Whether any chunk is a bucket.
     pub(super) has_rows: bool,
     rules: Rules,
     // Never iterated, so its order reaches no sum.
-    slot_indices: FxHashMap<ChunkId, usize>,
+    slot_indices: FxHashMap<ChunkId, SlotIndex>,
 }
 
 impl ChunkTable {
@@ -155,7 +205,7 @@ impl ChunkTable {
         Self {
             generation,
             parameters: BTreeMap::new(),
-            chunks: Vec::new(),
+            chunks: Chunks::default(),
             groups: Vec::new(),
             has_rows: false,
             rules: Rules::new(),
@@ -164,15 +214,15 @@ impl ChunkTable {
     }
 
     /// The slot index of a chunk, if this shard holds it.
-    pub(super) fn slot_index(&self, id: ChunkId) -> Option<usize> {
+    pub(super) fn slot_index(&self, id: ChunkId) -> Option<SlotIndex> {
         self.slot_indices.get(&id).copied()
     }
 
     /// As [`ChunkTable::slot_index`], tried first at the slot after `last`: most frames name chunks in the order of
     /// their declaration.
     #[inline]
-    pub(super) fn place_after(&self, last: Option<usize>, id: ChunkId) -> Option<usize> {
-        let next = last.map_or(0, |last| last + 1);
+    pub(super) fn place_after(&self, last: Option<SlotIndex>, id: ChunkId) -> Option<SlotIndex> {
+        let next = last.map_or(SlotIndex::FIRST, SlotIndex::next);
         let is_next = self.chunks.get(next).is_some_and(|chunk| chunk.id == id);
         if is_next { Some(next) } else { self.slot_index(id) }
     }
@@ -227,7 +277,7 @@ impl ChunkTable {
 
     /// The unit that a chunk is updated and published with.
     #[inline]
-    pub(super) fn unit(&self, slot_index: usize) -> UpdateUnit {
+    pub(super) fn unit(&self, slot_index: SlotIndex) -> UpdateUnit {
         match self.chunks[slot_index].group {
             None => UpdateUnit::One(slot_index),
             Some(group) => UpdateUnit::Group(group, Arc::clone(&self.groups[group.place()].chunks)),
@@ -272,7 +322,7 @@ impl ChunkTable {
 
     /// Checks a gradient entry and returns its chunk's slot index, tried first after `last`; half precision shortens
     /// the payload.
-    pub(super) fn check_gradient(&self, last: Option<usize>, entry: &Entry) -> Result<usize, Refusal> {
+    pub(super) fn check_gradient(&self, last: Option<SlotIndex>, entry: &Entry) -> Result<SlotIndex, Refusal> {
         let slot_index = self.place_after(last, entry.id).ok_or_else(|| unknown(entry.id))?;
         let chunk = &self.chunks[slot_index];
         if chunk.bucket().is_some() {
@@ -346,20 +396,20 @@ impl ChunkTable {
     /// Replaces the rule of every parameter.
     pub(super) fn replace_rule(&mut self, rule: &Arc<Prepared>) -> Result<(), Failure> {
         self.parameters.values_mut().for_each(|held| held.rule = Arc::clone(rule));
-        for chunk in &mut self.chunks {
+        for chunk in self.chunks.iter_mut() {
             let plan = self.parameters.get(&chunk.id.parameter).and_then(|held| held.rows.as_deref());
             chunk.replace_rule(rule, plan)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, chunk: Chunk) -> usize {
-        let slot_index = self.chunks.len();
+    fn add(&mut self, chunk: Chunk) -> SlotIndex {
+        let slot_index = SlotIndex::new(self.chunks.len());
         self.has_rows |= chunk.bucket().is_some();
         self.slot_indices.insert(chunk.id, slot_index);
         let held = self.parameters.get_mut(&chunk.id.parameter).expect("the entry was checked");
         held.chunks.push(slot_index);
-        self.chunks.push(chunk);
+        self.chunks.0.push(chunk);
         slot_index
     }
 
@@ -369,7 +419,7 @@ impl ChunkTable {
     }
 
     /// Names a bucket.
-    pub(super) fn bucket_text(&self, slot_index: usize) -> String {
+    pub(super) fn bucket_text(&self, slot_index: SlotIndex) -> String {
         let id = self.chunks[slot_index].id;
         format!("parameter \"{}\" bucket {}", self.held(id).name(), id.chunk)
     }

@@ -1,6 +1,7 @@
 //! The compiled programs of a shard's parameters.
 
 use super::chunk_table::{ChunkTable, ShardParameter};
+use super::group::SlotIndex;
 use super::job::Job;
 use crate::config::Mode;
 use crate::error::Failure;
@@ -58,26 +59,26 @@ impl Flows {
                 }
             };
             let number = u32::try_from(number).expect("there are few kinds");
-            held.chunks.iter().for_each(|slot_index| new.by_slot_index[*slot_index] = number);
+            held.chunks.iter().for_each(|slot_index| new.by_slot_index[slot_index.place()] = number);
         }
         Ok(new)
     }
 
     /// The flow of a chunk.
     #[inline]
-    pub(super) fn of(&self, slot_index: usize) -> &Flow {
-        &self.compiled[self.by_slot_index[slot_index] as usize].1
+    pub(super) fn of(&self, slot_index: SlotIndex) -> &Flow {
+        &self.compiled[self.by_slot_index[slot_index.place()] as usize].1
     }
 
     /// The trainers that send gradients of a chunk.
     #[inline]
-    pub(super) fn sender(&self, slot_index: usize) -> Sender {
-        self.compiled[self.by_slot_index[slot_index] as usize].0.sender
+    pub(super) fn sender(&self, slot_index: SlotIndex) -> Sender {
+        self.compiled[self.by_slot_index[slot_index.place()] as usize].0.sender
     }
 
     /// Whether a round of a chunk awaits a trainer: as the parameter's only sender, or as one of all.
     #[inline]
-    pub(super) fn is_awaited(&self, slot_index: usize, trainer: TrainerId) -> bool {
+    pub(super) fn is_awaited(&self, slot_index: SlotIndex, trainer: TrainerId) -> bool {
         match self.sender(slot_index) {
             Sender::Everybody => true,
             Sender::Trainer(sender) => sender == trainer,

@@ -2,13 +2,14 @@
 //! whether its update may be made.
 
 use super::device_chunk::DeviceActivity;
+use super::group::SlotIndex;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 
 impl Serving {
     /// Whether the open round of a chunk is complete.
     #[inline]
-    pub(super) fn is_complete(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
+    pub(super) fn is_complete(&self, pace: AccumulatorPace, slot_index: SlotIndex) -> bool {
         let chunk = &self.table.chunks[slot_index];
         let round = &chunk.round;
         match pace {
@@ -22,7 +23,7 @@ impl Serving {
 
     /// Whether the open round of a chunk is decided: where each gradient is a round of its own, once one has entered.
     #[inline]
-    pub(super) fn is_decided(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
+    pub(super) fn is_decided(&self, pace: AccumulatorPace, slot_index: SlotIndex) -> bool {
         let chunk = &self.table.chunks[slot_index];
         match pace {
             AccumulatorPace::Rounds => 0 < chunk.decided,
@@ -31,7 +32,7 @@ impl Serving {
     }
 
     /// Whether every awaited trainer has sent a gradient for the round after the open one.
-    pub(super) fn is_next_complete(&self, slot_index: usize) -> bool {
+    pub(super) fn is_next_complete(&self, slot_index: SlotIndex) -> bool {
         let round = &self.table.chunks[slot_index].round;
         !round.all_ahead().is_empty() && self.awaited(slot_index).all(|trainer| round.ahead(trainer).is_some())
     }
@@ -39,7 +40,7 @@ impl Serving {
     /// Whether `update` is ready: its device work is complete, its sum is there (grouped update), or its round is
     /// complete and its device slot idle.
     #[inline]
-    pub(super) fn may_update(&self, pace: AccumulatorPace, slot_index: usize) -> bool {
+    pub(super) fn may_update(&self, pace: AccumulatorPace, slot_index: SlotIndex) -> bool {
         match &self.table.chunks[slot_index].on_device {
             None => self.is_decided(pace, slot_index),
             Some(on_device) => match on_device.doing {

@@ -3,6 +3,7 @@
 //!
 //! Not here: when a round is decided (`flow`), and what a restart does with its record (`replay`).
 
+use super::group::SlotIndex;
 use std::sync::Arc;
 
 use prost::{Enumeration, Message};
@@ -239,7 +240,7 @@ impl<'a> RoundsRecord<'a> {
 /// A round that is decided: the open one of a chunk, or the one after it.
 #[derive(Clone, Copy)]
 pub(super) struct DecidedRound {
-    pub(super) slot_index: usize,
+    pub(super) slot_index: SlotIndex,
     pub(super) is_next: bool,
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::{Context, Origin};
-use super::group::GroupIndex;
+use super::group::{GroupIndex, SlotIndex};
 use super::reply::Refusal;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
@@ -28,7 +28,7 @@ impl Serving {
             }
         }
         // Gradients that waited for the departed trainer may enter now.
-        self.run_all(cx, 0..self.table.chunks.len());
+        self.run_all(cx, self.table.chunks.slot_indices());
         cx.replies.done_whole(cx.peer, head);
         Ok(())
     }
@@ -47,7 +47,7 @@ impl Serving {
         self.participants.join(head.trainer);
         self.stalls.note_admitted(head.trainer);
         // The trainer's clock starts at that of the slowest other trainer, so that none waits for steps never taken.
-        for slot_index in 0..self.table.chunks.len() {
+        for slot_index in self.table.chunks.slot_indices() {
             let chunk = &self.table.chunks[slot_index];
             let others = self.active().filter(|one| *one != head.trainer).map(|one| chunk.heard(one).clock).min();
             if !origin.is_before_restored(chunk) {
@@ -71,7 +71,7 @@ impl Serving {
         if self.flows.of(slot_indices[0]).pace == AccumulatorPace::Rounds {
             return None;
         }
-        let sent = |slot_index: &usize| {
+        let sent = |slot_index: &SlotIndex| {
             let round = &self.table.chunks[*slot_index].round;
             round.contribution(trainer).or(round.ahead(trainer))
         };

@@ -3,12 +3,13 @@
 //! A chunk that lives on the accelerator has a [`DeviceChunk`]; its updates are asynchronous work, whose completions
 //! `update::device` handles. A chunk without one is updated by the processor.
 
+use super::group::SlotIndex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::chunk::Chunk;
-use super::chunk_table::{ChunkTable, ShardParameter};
+use super::chunk_table::{ChunkTable, Chunks, ShardParameter};
 use super::device_chunk::DeviceChunk;
 use super::job::Job;
 use super::options::NoRoom;
@@ -31,11 +32,11 @@ pub(super) struct Device {
     generation: Generation,
     queue: VecDeque<Work>,
     /// Slot index of the chunk in each device slot.
-    slot_indices: Vec<usize>,
+    slot_indices: Vec<SlotIndex>,
     /// Work in flight.
     under_way: usize,
     /// Chunks released by a checkpoint.
-    pub(super) released: Vec<usize>,
+    pub(super) released: Vec<SlotIndex>,
     /// The loss of states on it, once it happened.
     lost: Option<String>,
 }
@@ -66,7 +67,7 @@ impl Device {
     }
 
     /// The chunk of a slot.
-    pub(super) fn slot_index(&self, slot: DeviceSlot) -> usize {
+    pub(super) fn slot_index(&self, slot: DeviceSlot) -> SlotIndex {
         self.slot_indices[slot.0 as usize]
     }
 
@@ -151,7 +152,7 @@ impl Device {
         &mut self,
         job: &Job,
         held: &ShardParameter,
-        chunks: &[Chunk],
+        chunks: &Chunks,
         reserved: &mut DeviceReservation,
     ) {
         let (count, least) = (held.chunks.len(), reserved.least);
@@ -161,12 +162,13 @@ impl Device {
             return;
         }
         let (code, keeps_sum) = (code_of(&rule), !rule.rule().is_element_wise());
-        let resident = |slot_index: usize| {
+        let resident = |slot_index: SlotIndex| {
             let Chunk { element_type, bytes, .. } = chunks[slot_index];
             Resident { element_type, bytes, code: code.clone(), keeps_sum }
         };
         let slot_indices = held.chunks.iter().copied();
-        let slot_indices: Vec<usize> = slot_indices.filter(|slot_index| least <= chunks[*slot_index].bytes).collect();
+        let slot_indices: Vec<SlotIndex> =
+            slot_indices.filter(|slot_index| least <= chunks[*slot_index].bytes).collect();
         reserved.tally.short += (count - slot_indices.len()) as u64;
         let asked: u64 = slot_indices.iter().map(|slot_index| resident(*slot_index).bytes_total()).sum();
         for (taken, slot_index) in slot_indices.iter().enumerate() {
@@ -213,7 +215,7 @@ struct DeviceReservation {
     /// Chunks shorter than this are not offered.
     least: u32,
     /// Chunks with a device slot, in the order of slots.
-    on_device_chunks: Vec<(usize, DeviceSlot, DeviceCode)>,
+    on_device_chunks: Vec<(SlotIndex, DeviceSlot, DeviceCode)>,
     tally: DevicePlacement,
     /// Bytes of all chunks asked for.
     asked: u64,
@@ -233,7 +235,7 @@ impl DeviceReservation {
         }
     }
 
-    fn on_device(&mut self, slot_index: usize, slot: DeviceSlot, resident: Resident) {
+    fn on_device(&mut self, slot_index: SlotIndex, slot: DeviceSlot, resident: Resident) {
         self.tally.seated += 1;
         self.tally.bytes += resident.bytes_total();
         self.on_device_chunks.push((slot_index, slot, resident.code));

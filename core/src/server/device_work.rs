@@ -7,6 +7,7 @@ use super::chunk_table::ChunkTable;
 use super::context::Context;
 use super::device::Device;
 use super::device_chunk::{DeviceActivity, DeviceSum};
+use super::group::SlotIndex;
 use super::serving::Serving;
 use crate::error::Failure;
 use crate::ids::ChunkId;
@@ -37,7 +38,7 @@ impl Serving {
         }
     }
 
-    fn go_on(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    fn go_on(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         let chunk = &mut self.table.chunks[slot_index];
         if chunk
             .on_device
@@ -53,7 +54,7 @@ impl Serving {
     }
 
     /// Stores the states of a chunk that a checkpoint holds.
-    fn store_held(&mut self, device: &mut Device, slot_index: usize) {
+    fn store_held(&mut self, device: &mut Device, slot_index: SlotIndex) {
         let chunk = &mut self.table.chunks[slot_index];
         if chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_held) {
             chunk.store(device);
@@ -64,7 +65,7 @@ impl Serving {
     fn failed(
         &mut self,
         cx: &mut Context<'_>,
-        slot_index: usize,
+        slot_index: SlotIndex,
         work: Work,
         failure: &Failure,
     ) -> Result<(), Failure> {
@@ -168,7 +169,7 @@ impl Serving {
 
     /// Releases every chunk that a checkpoint holds.
     pub(super) fn release_held(&mut self, device: &mut Device) {
-        for (slot_index, chunk) in self.table.chunks.iter_mut().enumerate() {
+        for (slot_index, chunk) in self.table.chunks.placed_mut() {
             if chunk.release() {
                 device.released.push(slot_index);
             }

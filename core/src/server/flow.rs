@@ -12,7 +12,7 @@ use super::chunk::as_half;
 use super::context::Context;
 use super::contribution::{Contribution, PushHeader};
 use super::decided::DecidedRound;
-use super::group::{SlotIndices, UpdateUnit};
+use super::group::{SlotIndex, SlotIndices, UpdateUnit};
 use super::round::FOLD_AT;
 use super::serving::Serving;
 use super::stalls::StallReason;
@@ -27,7 +27,7 @@ enum NextGradient {
     /// The gradient of the current frame.
     Arrived,
     /// A gradient that waited, in this slot and of this trainer.
-    Ahead(usize, TrainerId),
+    Ahead(SlotIndex, TrainerId),
 }
 
 /// The outcome of a look at a unit.
@@ -42,7 +42,7 @@ enum UnitStep {
 
 impl Serving {
     /// Takes a new gradient of a chunk if there is one, and advances the chunk's unit until nothing is left to do.
-    pub(super) fn run(&mut self, cx: &mut Context<'_>, slot_index: usize, arrived: Option<Contribution>) {
+    pub(super) fn run(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, arrived: Option<Contribution>) {
         if cx.is_before_restored(&self.table.chunks[slot_index]) {
             return;
         }
@@ -51,7 +51,7 @@ impl Serving {
     }
 
     /// As [`run`](Self::run), of several chunks without new gradients.
-    pub(super) fn run_all(&mut self, cx: &mut Context<'_>, slot_indices: impl Iterator<Item = usize>) {
+    pub(super) fn run_all(&mut self, cx: &mut Context<'_>, slot_indices: impl Iterator<Item = SlotIndex>) {
         let mut slot_indices: SlotIndices = slot_indices.collect();
         slot_indices.retain(|slot_index| !cx.is_before_restored(&self.table.chunks[*slot_index]));
         slot_indices.iter().for_each(|slot_index| self.take_in(cx, *slot_index, None));
@@ -60,7 +60,7 @@ impl Serving {
 
     /// Adds to their rounds a new gradient, if there is one, and those that waited and may enter. A gradient that may
     /// not enter its round waits.
-    pub(super) fn take_in(&mut self, cx: &mut Context<'_>, slot_index: usize, mut arrived: Option<Contribution>) {
+    pub(super) fn take_in(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, mut arrived: Option<Contribution>) {
         let unit = self.table.unit(slot_index);
         self.receive(cx, unit.slot_indices(), slot_index, &mut arrived);
         if let Some(early) = arrived {
@@ -89,7 +89,7 @@ impl Serving {
     }
 
     /// Makes one step of a chunk's unit; true where another one may follow.
-    fn advance_unit(&mut self, cx: &mut Context<'_>, slot_index: usize) -> bool {
+    fn advance_unit(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) -> bool {
         let unit = self.table.unit(slot_index);
         let slot_indices = unit.slot_indices();
         let step = self.step_unit(cx, &unit);
@@ -136,7 +136,7 @@ impl Serving {
 
     /// Decides the open round of a chunk's unit, if it is complete: of a group with a total first that of its
     /// gradients, and then that of the total. Appends what is to be recorded. A replay decides nothing.
-    fn decide(&mut self, cx: &Context<'_>, slot_index: usize, decided: &mut Vec<DecidedRound>) {
+    fn decide(&mut self, cx: &Context<'_>, slot_index: SlotIndex, decided: &mut Vec<DecidedRound>) {
         let pace = self.flows.of(slot_index).pace;
         if pace != AccumulatorPace::Rounds || cx.origin.is_replay() {
             return;
@@ -156,7 +156,13 @@ impl Serving {
         }
     }
 
-    fn set_decided(&mut self, cx: &Context<'_>, slot_indices: &[usize], rounds: u8, decided: &mut Vec<DecidedRound>) {
+    fn set_decided(
+        &mut self,
+        cx: &Context<'_>,
+        slot_indices: &[SlotIndex],
+        rounds: u8,
+        decided: &mut Vec<DecidedRound>,
+    ) {
         slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].decided = rounds);
         if cx.keeps_journal() {
             let is_next = rounds == 2;
@@ -196,7 +202,7 @@ impl Serving {
     }
 
     /// The chunks of a unit that gradients are sent to, and that of its total.
-    fn split_total<'a>(&self, unit: &'a UpdateUnit) -> (&'a [usize], Option<usize>) {
+    fn split_total<'a>(&self, unit: &'a UpdateUnit) -> (&'a [SlotIndex], Option<SlotIndex>) {
         let slot_indices = unit.slot_indices();
         match unit {
             UpdateUnit::Group(group, _) if self.table.groups[group.place()].total.is_some() => {
@@ -209,12 +215,12 @@ impl Serving {
 
     /// Whether a chunk's open round is decided, and its record still to be written.
     #[inline]
-    fn lacks_record(&self, cx: &Context<'_>, slot_index: usize) -> bool {
+    fn lacks_record(&self, cx: &Context<'_>, slot_index: SlotIndex) -> bool {
         self.table.chunks[slot_index].lacks_record(false) && cx.keeps_journal()
     }
 
     /// Writes the records of these chunks' decided rounds that the disk did not take.
-    pub(super) fn record_missing(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) {
+    pub(super) fn record_missing(&mut self, cx: &mut Context<'_>, slot_indices: &[SlotIndex]) {
         if cx.keeps_journal() {
             let missing = slot_indices.iter().flat_map(|slot_index| self.unrecorded(*slot_index)).collect();
             self.record(cx, missing);
@@ -222,7 +228,7 @@ impl Serving {
     }
 
     /// The decided rounds of a chunk's unit that have no record.
-    pub(super) fn unrecorded(&self, slot_index: usize) -> Vec<DecidedRound> {
+    pub(super) fn unrecorded(&self, slot_index: SlotIndex) -> Vec<DecidedRound> {
         let unit = self.table.unit(slot_index);
         let of_unit = |is_next: bool| {
             let all =
@@ -279,7 +285,13 @@ impl Serving {
     /// Adds every gradient that may enter now to its round: in rounds the new one if it may, else the first waiting one
     /// by chunk and trainer; in other modes the earliest by arrival.
     #[inline]
-    fn receive(&mut self, cx: &mut Context<'_>, unit: &[usize], slot_index: usize, arrived: &mut Option<Contribution>) {
+    fn receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        unit: &[SlotIndex],
+        slot_index: SlotIndex,
+        arrived: &mut Option<Contribution>,
+    ) {
         while let Some(next) = self.next_gradient(unit, slot_index, arrived.as_ref()) {
             let (slot_index, gradient) = match next {
                 NextGradient::Arrived => (slot_index, arrived.take()),
@@ -293,7 +305,12 @@ impl Serving {
     }
 
     #[inline]
-    fn next_gradient(&self, unit: &[usize], slot_index: usize, arrived: Option<&Contribution>) -> Option<NextGradient> {
+    fn next_gradient(
+        &self,
+        unit: &[SlotIndex],
+        slot_index: SlotIndex,
+        arrived: Option<&Contribution>,
+    ) -> Option<NextGradient> {
         let pace = self.flows.of(slot_index).pace;
         let arrived = || arrived.filter(|one| self.may_enter(pace, slot_index, one)).map(|_| NextGradient::Arrived);
         if let [lone] = unit
@@ -306,7 +323,7 @@ impl Serving {
             let ahead = self.table.chunks[*slot_index].round.all_ahead().iter();
             ahead.filter(|one| self.may_enter(pace, *slot_index, one)).map(|one| (*slot_index, one))
         });
-        let ahead = |(slot_index, one): (usize, &Contribution)| NextGradient::Ahead(slot_index, one.trainer);
+        let ahead = |(slot_index, one): (SlotIndex, &Contribution)| NextGradient::Ahead(slot_index, one.trainer);
         match pace {
             AccumulatorPace::Rounds => arrived().or_else(|| waiting.next().map(ahead)),
             // The new gradient is the latest.
@@ -318,7 +335,7 @@ impl Serving {
 
     /// Whether a contribution may enter the open round of its chunk.
     #[inline]
-    fn may_enter(&self, pace: AccumulatorPace, slot_index: usize, one: &Contribution) -> bool {
+    fn may_enter(&self, pace: AccumulatorPace, slot_index: SlotIndex, one: &Contribution) -> bool {
         let chunk = &self.table.chunks[slot_index];
         if pace == AccumulatorPace::Rounds {
             let has_piece = chunk.round.contribution(one.trainer).is_some();
@@ -335,7 +352,7 @@ impl Serving {
     }
 
     #[inline]
-    pub(super) fn enter(&mut self, cx: &mut Context<'_>, slot_index: usize, contribution: Contribution) {
+    pub(super) fn enter(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, contribution: Contribution) {
         let chunk = &mut self.table.chunks[slot_index];
         if let Some(group) = chunk.group
             && self.flows.of(slot_index).pace != AccumulatorPace::Rounds
@@ -348,7 +365,7 @@ impl Serving {
 
     /// Sums the first contributions of an incomplete round early.
     #[inline]
-    fn fold_early(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    fn fold_early(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         let chunk = &self.table.chunks[slot_index];
         if chunk.round.contributors() < FOLD_AT || chunk.group.is_some() {
             return;
@@ -358,7 +375,7 @@ impl Serving {
         }
     }
 
-    fn fold(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    fn fold(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         // A departed trainer may rejoin while the round is open, and keeps its position in the summation order.
         let everybody = (0..self.job.trainers).map(TrainerId);
         let chunk = &mut self.table.chunks[slot_index];
@@ -371,7 +388,7 @@ impl Serving {
 
     /// Closes the round of an updated chunk: records the contributions and sends the value to the trainers that asked
     /// for it.
-    fn publish(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    fn publish(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         let halves = self.halves_of_round(cx, slot_index);
         let chunk = &mut self.table.chunks[slot_index];
         let (entry, version) = (chunk.value_entry(None), chunk.version);

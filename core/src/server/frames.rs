@@ -1,5 +1,6 @@
 //! Frames on their way through a shard: deferred heads, posted receives, results of checks, and whole frames.
 
+use super::group::SlotIndex;
 use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
@@ -52,7 +53,7 @@ pub(super) struct FrameCheck {
 /// An entry of a push that passed its check.
 #[derive(Clone, Copy)]
 pub(super) struct Admitted {
-    pub(super) slot_index: u32,
+    pub(super) slot_index: SlotIndex,
     /// Whether the gradient is new; otherwise it is a duplicate, or older than the chunk's checkpoint.
     pub(super) is_new: bool,
 }
@@ -74,12 +75,6 @@ impl Admitted {
     /// The entry of a gradient that is known to be new.
     pub(super) fn as_new(self) -> Self {
         Self { is_new: true, ..self }
-    }
-
-    /// The slot index of the entry's chunk.
-    #[inline]
-    pub(super) fn slot_index(self) -> usize {
-        self.slot_index as usize
     }
 }
 

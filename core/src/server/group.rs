@@ -9,21 +9,42 @@ use smallvec::SmallVec;
 use crate::ids::TrainerId;
 use crate::memory::Lease;
 
+/// The place of a chunk in its shard's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct SlotIndex(u32);
+
+impl SlotIndex {
+    pub(super) const FIRST: Self = Self(0);
+
+    pub(super) const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    pub(super) fn new(place: usize) -> Self {
+        Self(u32::try_from(place).expect("a shard's chunks are counted in 32 bits"))
+    }
+
+    #[inline]
+    pub(super) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// Chunks that are advanced together, most often one.
-pub(super) type SlotIndices = SmallVec<[usize; 4]>;
+pub(super) type SlotIndices = SmallVec<[SlotIndex; 4]>;
 
 /// The chunks that one update replaces.
 pub(super) enum UpdateUnit {
     /// A chunk alone, by its slot index.
-    One(usize),
+    One(SlotIndex),
     /// The chunks of a group, in chunk order.
-    Group(GroupIndex, Arc<[usize]>),
+    Group(GroupIndex, Arc<[SlotIndex]>),
 }
 
 impl UpdateUnit {
     /// The slot indices of its chunks.
     #[inline]
-    pub(super) fn slot_indices(&self) -> &[usize] {
+    pub(super) fn slot_indices(&self) -> &[SlotIndex] {
         match self {
             Self::One(slot_index) => std::slice::from_ref(slot_index),
             Self::Group(_, slot_indices) => slot_indices,
@@ -49,7 +70,7 @@ impl GroupIndex {
 /// The chunks of a parameter whose rule needs the whole gradient.
 pub(super) struct Group {
     /// Slot indices in chunk order, then that of its total.
-    pub(super) chunks: Arc<[usize]>,
+    pub(super) chunks: Arc<[SlotIndex]>,
     /// The trainer whose gradient is open, in modes where each gradient is a round.
     pub(super) owner: Option<TrainerId>,
     /// The update in progress on a device.
@@ -61,18 +82,18 @@ pub(super) struct Group {
 /// The slot indices of a group's share and of its total.
 #[derive(Clone, Copy)]
 pub(super) struct TotalSlots {
-    pub(super) share: usize,
-    pub(super) total: usize,
+    pub(super) share: SlotIndex,
+    pub(super) total: SlotIndex,
 }
 
 impl Group {
-    pub(super) fn new(chunks: &[usize], total: Option<TotalSlots>) -> Self {
-        let chunks = chunks.iter().copied().chain(total.map(|slots| slots.total)).collect();
+    pub(super) fn new(members: &[SlotIndex], total: Option<TotalSlots>) -> Self {
+        let chunks = members.iter().copied().chain(total.map(|slots| slots.total)).collect();
         Self { chunks, owner: None, update: None, total }
     }
 
     /// The slot indices of the chunks that gradients are sent to.
-    pub(super) fn parameter_chunks(&self) -> &[usize] {
+    pub(super) fn parameter_chunks(&self) -> &[SlotIndex] {
         &self.chunks[..self.chunks.len() - usize::from(self.total.is_some())]
     }
 }

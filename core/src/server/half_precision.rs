@@ -8,6 +8,7 @@
 //! The budget holds one version per trainer. A trainer that reads a value in all three types, or pulls again before
 //! releasing views, holds more; updates and half-precision answers then wait for it, up to their deadline.
 
+use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::context::Context;
@@ -23,7 +24,7 @@ use crate::wire::{Entry, Flags, Kind};
 impl Serving {
     /// Refuses half precision for sparse parameters and types other than float32.
     #[inline]
-    pub(super) fn check_half(&self, slot_index: usize, entry: &Entry) -> Result<(), Refusal> {
+    pub(super) fn check_half(&self, slot_index: SlotIndex, entry: &Entry) -> Result<(), Refusal> {
         match entry.half {
             None => Ok(()),
             Some(half) => self.check_has_halves(slot_index, half),
@@ -31,7 +32,7 @@ impl Serving {
     }
 
     #[cold]
-    fn check_has_halves(&self, slot_index: usize, half: Half) -> Result<(), Refusal> {
+    fn check_has_halves(&self, slot_index: SlotIndex, half: Half) -> Result<(), Refusal> {
         let chunk = &self.table.chunks[slot_index];
         let name = self.table.held(chunk.id).name();
         let element_type = chunk.element_type;
@@ -50,7 +51,7 @@ impl Serving {
     }
 
     /// The value in the requested type. A missing copy is made and kept.
-    fn value_as(&self, cx: &mut Context<'_>, slot_index: usize, half: Option<Half>) -> Option<Arc<Value>> {
+    fn value_as(&self, cx: &mut Context<'_>, slot_index: SlotIndex, half: Option<Half>) -> Option<Arc<Value>> {
         let chunk = &self.table.chunks[slot_index];
         let Some(half) = half else { return Some(chunk.value()) };
         if let Some(made) = cx.pool.halves.get(chunk.id, half) {
@@ -73,7 +74,7 @@ impl Serving {
     }
 
     /// The copies that a round's answers need, as far as they can be made.
-    pub(super) fn halves_of_round(&self, cx: &mut Context<'_>, slot_index: usize) -> RoundHalves {
+    pub(super) fn halves_of_round(&self, cx: &mut Context<'_>, slot_index: SlotIndex) -> RoundHalves {
         let waiting = self.table.chunks[slot_index].round.contributions().iter().filter(|one| one.since.is_some());
         let mut made = RoundHalves::default();
         for half in waiting.filter_map(|one| one.half) {
@@ -85,7 +86,7 @@ impl Serving {
     }
 
     /// Sends the value in the requested type, or queues the answer until a lease is free.
-    pub(super) fn send_value(&mut self, cx: &mut Context<'_>, slot_index: usize, waiter: Waiter) {
+    pub(super) fn send_value(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, waiter: Waiter) {
         let is_of_step = waiter.head.kind == Kind::Push || waiter.head.flags.contains(Flags::OF_STEP);
         let replaced = self.table.chunks[slot_index].of_step.as_ref().filter(|_| is_of_step);
         let value = match (replaced, waiter.half) {
@@ -103,13 +104,13 @@ impl Serving {
     }
 
     /// Queues an answer until a lease is returned.
-    pub(super) fn wait_for_memory(&mut self, slot_index: usize, waiter: Waiter) {
+    pub(super) fn wait_for_memory(&mut self, slot_index: SlotIndex, waiter: Waiter) {
         self.waits.add(slot_index, &mut self.table.chunks[slot_index], waiter);
         self.stalls.answers.insert(slot_index);
     }
 
     /// Describes an answer that is due and lacks memory.
-    pub(super) fn memory_wait_text(&self, slot_index: usize, waiter: &Waiter) -> Option<String> {
+    pub(super) fn memory_wait_text(&self, slot_index: SlotIndex, waiter: &Waiter) -> Option<String> {
         let chunk = &self.table.chunks[slot_index];
         let half = waiter.half.filter(|_| waiter.version <= chunk.version)?;
         Some(format!(

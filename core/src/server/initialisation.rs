@@ -137,7 +137,7 @@ pub(super) fn row_bytes(table: &ChunkTable, trainers: u32, receives: u64) -> u64
 
 fn make_states(serving: &mut Serving, pool: &mut Pool) -> Result<(), Failure> {
     let table = &mut serving.table;
-    for slot_index in 0..table.chunks.len() {
+    for slot_index in table.chunks.slot_indices() {
         if table.chunks[slot_index].bucket().is_some() {
             continue;
         }

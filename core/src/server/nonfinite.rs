@@ -5,6 +5,7 @@
 //! push. A skipped gradient is zeroed before it is journalled, so replay applies the same.
 
 use super::frames::Admitted;
+use super::group::SlotIndex;
 use super::options::NonFinite;
 use super::reply::Refusal;
 use super::serving::Serving;
@@ -36,11 +37,11 @@ impl Shard {
         let Phase::Serving(serving) = &self.phase else { return Ok(()) };
         let with_payload = frame.entries.iter().zip(admitted).filter(|(entry, _)| entry.bytes > 0);
         for ((entry, admitted), payload) in with_payload.zip(body) {
-            let values = serving.values_from(entry, admitted.slot_index());
+            let values = serving.values_from(entry, admitted.slot_index);
             // A payload too short for rows is refused by the next check.
             let Some(bytes) = payload.bytes().get(values..).filter(|_| entry.element_type.is_float()) else { continue };
             let Some(at) = first_nonfinite(entry.element_type, bytes) else { continue };
-            let found = serving.nonfinite_text(frame, entry, admitted.slot_index(), payload.bytes(), at);
+            let found = serving.nonfinite_text(frame, entry, admitted.slot_index, payload.bytes(), at);
             if setting == NonFinite::Refuse {
                 let remedy = "push a corrected gradient (a smaller learning rate or clip_norm keeps a training from \
                               diverging), or serve with --nonfinite skip or accept";
@@ -58,7 +59,7 @@ impl Shard {
 
 impl Serving {
     /// Offset of the gradient's elements in a payload: after the ids where it is rows.
-    fn values_from(&self, entry: &Entry, slot_index: usize) -> usize {
+    fn values_from(&self, entry: &Entry, slot_index: SlotIndex) -> usize {
         let chunk = &self.table.chunks[slot_index];
         if chunk.bucket().is_none() {
             return 0;
@@ -69,14 +70,14 @@ impl Serving {
     }
 
     /// Bytes of the values of a row in a payload.
-    fn row_bytes(&self, entry: &Entry, slot_index: usize) -> usize {
+    fn row_bytes(&self, entry: &Entry, slot_index: SlotIndex) -> usize {
         let held = self.table.held(self.table.chunks[slot_index].id);
         let width = held.rows.as_ref().map_or(1, |plan| plan.layout.width());
         width as usize * element_bytes(entry.element_type)
     }
 
     /// Describes a non-finite element: trainer, parameter, element (from 0) and value.
-    fn nonfinite_text(&self, frame: &Frame, entry: &Entry, slot_index: usize, payload: &[u8], at: usize) -> String {
+    fn nonfinite_text(&self, frame: &Frame, entry: &Entry, slot_index: SlotIndex, payload: &[u8], at: usize) -> String {
         let (trainer, name) = (frame.head.trainer, self.table.held(entry.id).name());
         let values = self.values_from(entry, slot_index);
         let value = real_at(entry.element_type, &payload[values..], at).unwrap_or(f64::NAN);

@@ -2,6 +2,7 @@
 //!
 //! Not here: the answers (`answers`, `rows_answers`, `half_precision`).
 
+use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::chunk_table::unknown;
@@ -46,7 +47,7 @@ impl Serving {
 
     /// The version that an entry of a pull waits for. Without rounds, a pull of the step waits for the trainer's own
     /// gradients that are not in the value yet, such as those on their way to an accelerator.
-    fn awaited_version(&self, slot_index: usize, frame: &Frame, entry: &Entry) -> Version {
+    fn awaited_version(&self, slot_index: SlotIndex, frame: &Frame, entry: &Entry) -> Version {
         let (chunk, trainer) = (&self.table.chunks[slot_index], frame.head.trainer);
         let is_of_step = frame.head.flags.contains(Flags::OF_STEP);
         if !is_of_step || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
@@ -111,7 +112,7 @@ impl Serving {
     }
 
     /// Refuses requests for rows of a dense chunk, and for half precision of a bucket.
-    fn check_requests(&self, frame: &Frame, slot_indices: &[usize]) -> Result<(), Refusal> {
+    fn check_requests(&self, frame: &Frame, slot_indices: &[SlotIndex]) -> Result<(), Refusal> {
         for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
             self.check_half(*slot_index, entry)?;
             if entry.bytes > 0 && self.table.chunks[*slot_index].bucket().is_none() {

@@ -1,6 +1,7 @@
 //! Pushes: a new gradient goes through the [`flow`](super::flow) of its chunk, and a duplicate is answered. An early
 //! gradient waits unacknowledged, at most one per trainer and chunk.
 
+use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::call::CallId;
@@ -38,7 +39,7 @@ impl Serving {
         let mut body = body.into_iter();
         for (entry, admitted) in frame.entries.iter().zip(admitted) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
-            let slot_index = admitted.slot_index();
+            let slot_index = admitted.slot_index;
             if let Some(group) = self.begun_by_earlier_life(&self.table.chunks[slot_index], &frame.head) {
                 self.withdraw_push(cx, trainer, group);
             }
@@ -68,7 +69,7 @@ impl Serving {
     pub(super) fn is_recorded_with_rounds(&self, frame: &Frame, admitted: &[Admitted]) -> bool {
         let wants_value = frame.head.flags.contains(Flags::WANT_VALUE);
         frame.entries.iter().zip(admitted).all(|(entry, admitted)| {
-            let slot_index = admitted.slot_index();
+            let slot_index = admitted.slot_index;
             let chunk = &self.table.chunks[slot_index];
             let is_merged = chunk.bucket().is_none()
                 && chunk.on_device.is_none()
@@ -86,7 +87,7 @@ impl Serving {
     /// Takes a new gradient in, and answers a duplicate.
     #[inline]
     pub(super) fn push_entry(&mut self, cx: &mut Context<'_>, admitted: Admitted, contribution: Contribution) {
-        let slot_index = admitted.slot_index();
+        let slot_index = admitted.slot_index;
         if !admitted.is_new && self.pushes.received.contains(&slot_index) {
             // The frame names the chunk twice.
             self.advance_received(cx);
@@ -104,14 +105,14 @@ impl Serving {
     /// Whether a round is over, or decided with its update stalled. An earlier entry of the same frame may have ended
     /// it: when every trainer has left, the first gradient of one that still pushes completes a group; and the last
     /// gradient completes a round for which another trainer has sent the total.
-    fn is_closed(&self, slot_index: usize, round: Round) -> bool {
+    fn is_closed(&self, slot_index: SlotIndex, round: Round) -> bool {
         let chunk = &self.table.chunks[slot_index];
         let is_past = round.0 <= chunk.version.0 + u64::from(chunk.decided);
         is_past && self.flows.of(slot_index).pace == AccumulatorPace::Rounds
     }
 
     /// Answers a duplicate push, or redirects its pending answer to the sending connection.
-    fn push_again(&mut self, cx: &mut Context<'_>, slot_index: usize, again: Contribution) {
+    fn push_again(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, again: Contribution) {
         cx.counters.duplicates.add(1);
         let PushHeader { head, peer, .. } = *again.sending;
         let known = self.verdict(slot_index, &head, again.round).expect("the entry was checked");
@@ -148,7 +149,7 @@ impl Serving {
     }
 
     /// Acknowledges a push that the value contains.
-    fn answer_applied(&mut self, cx: &mut Context<'_>, slot_index: usize, again: &Contribution) {
+    fn answer_applied(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, again: &Contribution) {
         if let Some(waiter) = again.waiter(Version(0), cx.now) {
             self.answer(cx, slot_index, waiter);
         }

@@ -173,6 +173,6 @@ impl Serving {
 
     /// Decides the rounds that were complete when the last process ended.
     pub(super) fn decide_complete(&mut self, cx: &mut Context<'_>) {
-        self.run_all(cx, 0..self.table.chunks.len());
+        self.run_all(cx, self.table.chunks.slot_indices());
     }
 }

@@ -1,6 +1,7 @@
 //! Retries of stalled work, when the reason of the stall may be gone.
 
 use super::context::Context;
+use super::group::SlotIndex;
 use super::serving::Serving;
 use super::stalls::StallReason;
 
@@ -28,7 +29,7 @@ impl Serving {
     pub(super) fn record_again(&mut self, cx: &mut Context<'_>) {
         self.stalls.record_due = None;
         let others = self.stalls.updates.iter().filter(|(_, lack)| **lack != StallReason::Record);
-        let others: Vec<usize> = others.map(|(slot_index, _)| *slot_index).collect();
+        let others: Vec<SlotIndex> = others.map(|(slot_index, _)| *slot_index).collect();
         self.record_missing(cx, &others);
         self.retry_lacking(cx, StallReason::Record);
     }
@@ -49,7 +50,7 @@ impl Serving {
     }
 
     fn retry_lacking(&mut self, cx: &mut Context<'_>, wanted: StallReason) -> bool {
-        let stalled: Vec<usize> =
+        let stalled: Vec<SlotIndex> =
             self.stalls.updates.extract_if(.., |_, lack| *lack == wanted).map(|(slot_index, _)| slot_index).collect();
         self.record_missing(cx, &stalled);
         self.run_all(cx, stalled.iter().copied());

@@ -4,6 +4,7 @@
 //! a round holds whole contributions only. Every part but the one with the highest number is acknowledged once
 //! journalled; that one is answered like an undivided contribution, so a trainer that is ahead waits.
 
+use super::group::SlotIndex;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,7 +95,13 @@ impl Serving {
 
     /// Refuses parts that follow dropped ones, before they are journalled: a restart still has the dropped parts and
     /// would combine them.
-    fn check_given_up(&self, slot_index: usize, frame: &Frame, entry: &Entry, payload: &[u8]) -> Result<(), Refusal> {
+    fn check_given_up(
+        &self,
+        slot_index: SlotIndex,
+        frame: &Frame,
+        entry: &Entry,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
         let bucket = self.table.chunks[slot_index].bucket().expect("it is of rows");
         // An unreadable payload is refused by the next check.
         let Ok((part, _)) = RowsPart::decode(payload) else { return Ok(()) };
@@ -130,7 +137,7 @@ impl Serving {
     /// Applies an undivided contribution. Drops the sender's partial contributions of this and earlier calls, which
     /// would hold the journal forever.
     fn push_whole(&mut self, cx: &mut Context<'_>, admitted: Admitted, one: Contribution) {
-        let slot_index = admitted.slot_index();
+        let slot_index = admitted.slot_index;
         if !cx.is_before_restored(&self.table.chunks[slot_index])
             && let Some(bucket) = self.table.chunks[slot_index].bucket_mut()
         {
@@ -140,7 +147,7 @@ impl Serving {
     }
 
     /// Drops contributions whose parts are missing for `limit`, and logs their trainers.
-    pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, slot_index: usize, limit: Duration) {
+    pub(super) fn give_up_gathered(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, limit: Duration) {
         let Some(bucket) = self.table.chunks[slot_index].bucket_mut() else { return };
         for AbandonedContribution { trainer, call, there, count, closing } in
             bucket.give_up(|since| since + limit <= cx.now)
@@ -164,7 +171,7 @@ impl Serving {
 
     /// Whether a part belongs to a contribution that has not entered yet.
     fn is_awaited_part(&self, cx: &Context<'_>, admitted: Admitted, one: &Contribution) -> bool {
-        let slot_index = admitted.slot_index();
+        let slot_index = admitted.slot_index;
         if cx.is_before_restored(&self.table.chunks[slot_index]) {
             return false;
         }
@@ -179,7 +186,7 @@ impl Serving {
         rows: RowsLease,
         mut one: Contribution,
     ) {
-        let slot_index = admitted.slot_index();
+        let slot_index = admitted.slot_index;
         let chunk = &mut self.table.chunks[slot_index];
         let answer = chunk.version_entry();
         let bucket = chunk.bucket_mut().expect("rows are pushed to a bucket");

@@ -1,5 +1,6 @@
 //! Answers with rows of a bucket. Where rows replay many missed updates an answer takes several turns.
 
+use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::bucket::RowsAnswer;
@@ -15,7 +16,7 @@ impl Serving {
     pub(super) fn answer_rows(
         &mut self,
         cx: &mut Context<'_>,
-        slot_index: usize,
+        slot_index: SlotIndex,
         waiter: Waiter,
         about: Option<StateMessage>,
     ) {

@@ -92,7 +92,7 @@ impl Serving {
         tracing::info!(%run, "a new run of trainers begins: rounds wait for trainer {} again", names.join(", "));
         // Clocks are levelled, so that no trainer waits for steps of the earlier run.
         let Self { flows, table, job, .. } = self;
-        for (slot_index, chunk) in table.chunks.iter_mut().enumerate() {
+        for (slot_index, chunk) in table.chunks.placed_mut() {
             let has_clocks = matches!(flows.of(slot_index).pace, AccumulatorPace::Bounded(_));
             if !has_clocks || origin.is_before_restored(chunk) {
                 continue;

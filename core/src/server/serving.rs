@@ -2,6 +2,7 @@
 //!
 //! Not here: the requests that change it or read it (`apply`, `pushes`, `pulls`, `sets`, `departures`).
 
+use super::group::SlotIndex;
 use std::collections::VecDeque;
 
 use super::bucket::{RowsAnswer, RowsWorkspace};
@@ -41,7 +42,7 @@ pub(super) struct Serving {
 /// A pull of rows in progress. Where rows replay many missed updates it takes several turns, and returns the version at
 /// its start: each row is of that version or a later one.
 pub(super) struct RowsPull {
-    pub(super) slot_index: usize,
+    pub(super) slot_index: SlotIndex,
     pub(super) waiter: Waiter,
     pub(super) entry: Entry,
     pub(super) answer: RowsAnswer,
@@ -77,7 +78,7 @@ impl Serving {
     }
 
     /// Active trainers of which a round of a chunk needs a gradient: its only sender, or all; none of a total.
-    pub(super) fn awaited(&self, slot_index: usize) -> impl Iterator<Item = TrainerId> + '_ {
+    pub(super) fn awaited(&self, slot_index: SlotIndex) -> impl Iterator<Item = TrainerId> + '_ {
         self.active().filter(move |trainer| self.flows.is_awaited(slot_index, *trainer))
     }
 

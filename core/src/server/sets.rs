@@ -7,6 +7,7 @@ use super::context::Context;
 use super::contribution::{DeferredSet, Replacement, RowsLease};
 use super::device_chunk::DeviceActivity;
 use super::frames::Leases;
+use super::group::SlotIndex;
 use super::serving::Serving;
 use super::states::state_of;
 use crate::accumulator::AccumulatorPace;
@@ -31,7 +32,7 @@ impl Serving {
     }
 
     /// Count of updates that would be complete if updates took no time.
-    fn pending(&self, slot_index: usize) -> u64 {
+    fn pending(&self, slot_index: SlotIndex) -> u64 {
         let chunk = &self.table.chunks[slot_index];
         match self.flows.of(slot_index).pace {
             AccumulatorPace::Rounds => u64::from(chunk.decided),
@@ -47,7 +48,7 @@ impl Serving {
     pub(super) fn defer_set(
         &mut self,
         cx: &Context<'_>,
-        (slot_index, entry): (usize, &Entry),
+        (slot_index, entry): (SlotIndex, &Entry),
         frame: &Frame,
         replacement: Replacement,
     ) -> Option<Replacement> {
@@ -77,7 +78,7 @@ impl Serving {
     }
 
     /// Applies the deferred set, if it is due.
-    pub(super) fn apply_deferred_set(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    pub(super) fn apply_deferred_set(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         let chunk = &self.table.chunks[slot_index];
         let Some(deferred_set) = &chunk.deferred_set else { return };
         let is_due = deferred_set.after <= chunk.version || self.pending(slot_index) == 0;
@@ -94,7 +95,7 @@ impl Serving {
     pub(super) fn apply_set(
         &mut self,
         cx: &mut Context<'_>,
-        slot_index: usize,
+        slot_index: SlotIndex,
         call: CallId,
         (peer, head): (Option<PeerId>, &Head),
         replacement: Replacement,
@@ -139,7 +140,7 @@ impl Serving {
     }
 
     /// Loads a replaced value to the device, if the chunk lives on one.
-    fn load_value(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    fn load_value(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         let chunk = &mut self.table.chunks[slot_index];
         let parameter = chunk.on_device.is_some().then(|| chunk.value());
         if let (Some(on_device), Some(parameter)) = (&mut chunk.on_device, parameter) {
@@ -176,7 +177,7 @@ impl Serving {
     }
 
     /// Continues after a published update: a failed chunk returns to the processor, a deferred set is applied.
-    pub(super) fn after_update(&mut self, cx: &mut Context<'_>, slot_index: usize) {
+    pub(super) fn after_update(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         if self.table.chunks[slot_index].on_device.as_ref().is_some_and(|on_device| on_device.is_leaving) {
             self.leave_device(slot_index);
         }
@@ -184,7 +185,7 @@ impl Serving {
     }
 
     /// Returns the chunk to the processor; its pending requests stay.
-    pub(super) fn leave_device(&mut self, slot_index: usize) {
+    pub(super) fn leave_device(&mut self, slot_index: SlotIndex) {
         self.table.chunks[slot_index].on_device = None;
     }
 }

@@ -320,7 +320,7 @@ impl Shard {
         let mut value = self.pool.take(bytes)?;
         value.bytes_mut()[..record.value.len()].copy_from_slice(record.value);
         table.fill(&entry, value);
-        let chunk = table.chunks.last_mut().expect("the chunk was just filled");
+        let chunk = table.chunks.iter_mut().next_back().expect("the chunk was just filled");
         for bytes in record.states {
             let mut state = self.pool.take(chunk.bytes)?;
             state.bytes_mut()[..bytes.len()].copy_from_slice(bytes);

@@ -2,6 +2,7 @@
 //!
 //! Not here: the retries (`retry`).
 
+use super::group::SlotIndex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ const RECORD_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Default)]
 pub(super) struct Stalls {
     /// Chunks with a stalled update, and the reason; of a group the first chunk.
-    pub(super) updates: BTreeMap<usize, StallReason>,
+    pub(super) updates: BTreeMap<SlotIndex, StallReason>,
     /// Chunks with a half-precision answer that lacks a lease.
-    pub(super) answers: BTreeSet<usize>,
+    pub(super) answers: BTreeSet<SlotIndex>,
     /// The trainer whose refused leave, set or rejoin goes ahead of new gradients for a device, and the deadline of
     /// that privilege; see `update::grouped`.
     pub(super) priority: Option<(TrainerId, Now)>,
@@ -53,13 +54,13 @@ impl StallReason {
 
 impl Stalls {
     /// Records a stalled update; it is retried when the reason may be gone.
-    pub(super) fn add(&mut self, slot_index: usize, lack: StallReason) {
+    pub(super) fn add(&mut self, slot_index: SlotIndex, lack: StallReason) {
         self.updates.insert(slot_index, lack);
     }
 
     /// Removes a chunk from the stalled ones after its update.
     #[inline]
-    pub(super) fn note_updated(&mut self, slot_index: usize) {
+    pub(super) fn note_updated(&mut self, slot_index: SlotIndex) {
         if !self.updates.is_empty() {
             self.updates.remove(&slot_index);
         }
@@ -102,12 +103,12 @@ impl Stalls {
     }
 
     /// The reason why the update of a unit is stalled, by its first chunk.
-    pub(super) fn of(&self, first: usize) -> Option<StallReason> {
+    pub(super) fn of(&self, first: SlotIndex) -> Option<StallReason> {
         self.updates.get(&first).copied()
     }
 
     /// Stalls a unit until its decided round has its record.
-    pub(super) fn await_record(&mut self, now: Now, first: usize) {
+    pub(super) fn await_record(&mut self, now: Now, first: SlotIndex) {
         self.add(first, StallReason::Record);
         self.record_due = Some(now + RECORD_PAUSE);
     }

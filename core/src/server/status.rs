@@ -79,16 +79,16 @@ impl Shard {
 impl ShardStatus {
     fn of(shard: &Shard) -> Self {
         let (generation, chunks) = match &shard.phase {
-            Phase::Serving(serving) => (serving.table.generation, serving.table.chunks.as_slice()),
-            Phase::Filling(table) => (Generation(0), table.chunks.as_slice()),
-            Phase::Empty => (Generation(0), [].as_slice()),
+            Phase::Serving(serving) => (serving.table.generation, serving.table.chunks.iter()),
+            Phase::Filling(table) => (Generation(0), table.chunks.iter()),
+            Phase::Empty => (Generation(0), [].iter()),
         };
         Self {
             generation,
             chunks: chunks.len() as u64,
-            bytes: chunks.iter().map(|chunk| chunk.bucket().map_or(chunk.bytes.into(), Bucket::value_bytes)).sum(),
-            slowest: chunks.iter().map(|chunk| chunk.version).min().unwrap_or_default(),
-            fastest: chunks.iter().map(|chunk| chunk.version).max().unwrap_or_default(),
+            bytes: chunks.clone().map(|chunk| chunk.bucket().map_or(chunk.bytes.into(), Bucket::value_bytes)).sum(),
+            slowest: chunks.clone().map(|chunk| chunk.version).min().unwrap_or_default(),
+            fastest: chunks.map(|chunk| chunk.version).max().unwrap_or_default(),
         }
     }
 }

@@ -29,7 +29,7 @@ use super::chunk::{Chunk, Content};
 use super::chunk_table::{ChunkTable, ShardParameter};
 use super::compiled_flows::Sender;
 use super::context::Context;
-use super::group::{GroupIndex, TotalSlots, UpdateUnit};
+use super::group::{GroupIndex, SlotIndex, TotalSlots, UpdateUnit};
 use super::job::Job;
 use super::pool::Pool;
 use super::serving::Serving;
@@ -133,7 +133,7 @@ impl Serving {
     }
 
     /// The share of chunks whose gradients are summed, or of a bucket.
-    fn share_of(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> Result<f64, Failure> {
+    fn share_of(&mut self, cx: &mut Context<'_>, slot_indices: &[SlotIndex]) -> Result<f64, Failure> {
         let step = self.step(slot_indices[0], None);
         let rule = Arc::clone(&self.table.chunks[slot_indices[0]].rule);
         let (chunks, room) = (&mut self.table.chunks, &mut self.rows_room);
@@ -152,12 +152,12 @@ impl Serving {
     }
 
     /// Whether the share of a group's open round is computed, so that only its total is missing.
-    fn has_share(&self, slots: TotalSlots, reader: usize) -> bool {
+    fn has_share(&self, slots: TotalSlots, reader: SlotIndex) -> bool {
         self.table.chunks[reader].version < self.table.chunks[slots.share].version
     }
 
     /// Whether a chunk's round waits for its total alone.
-    pub(super) fn awaits_total(&self, slot_index: usize) -> bool {
+    pub(super) fn awaits_total(&self, slot_index: SlotIndex) -> bool {
         let Some(group) = self.table.group(&self.table.chunks[slot_index]) else { return false };
         let is_missing = |slots: TotalSlots| {
             self.has_share(slots, group.chunks[0]) && self.table.chunks[slots.total].round.is_empty()
@@ -167,7 +167,7 @@ impl Serving {
 
     /// The chunk whose round a wait on this one is for: of a share the first chunk, or the bucket, of which it is
     /// computed.
-    pub(super) fn round_of(&self, slot_index: usize) -> usize {
+    pub(super) fn round_of(&self, slot_index: SlotIndex) -> SlotIndex {
         if self.flows.sender(slot_index) != Sender::Nobody {
             return slot_index;
         }

@@ -2,6 +2,7 @@
 
 use super::call::CallId;
 use super::chunk::Chunk;
+use super::group::SlotIndex;
 use super::reply::Refusal;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
@@ -23,7 +24,7 @@ pub(super) enum PushVerdict {
 }
 
 impl Serving {
-    pub(super) fn verdict(&self, slot_index: usize, head: &Head, round: Round) -> Result<PushVerdict, Refusal> {
+    pub(super) fn verdict(&self, slot_index: SlotIndex, head: &Head, round: Round) -> Result<PushVerdict, Refusal> {
         let chunk = &self.table.chunks[slot_index];
         if chunk.has_heard(head.trainer, CallId::of(head)) {
             return Ok(PushVerdict::Applied);

@@ -3,6 +3,8 @@
 //!
 //! Not here: the requests of one chunk (`waiters`), their expiry (`waits`), the lines of the log (`watch`).
 
+use super::chunk_table::Chunks;
+use super::group::SlotIndex;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,7 +24,7 @@ const ORDINARY: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct WaitIndex {
     /// Chunks with a pending request, each once, by the time of its oldest one.
-    pub(super) by_time: BTreeSet<(Now, usize)>,
+    pub(super) by_time: BTreeSet<(Now, SlotIndex)>,
     /// Pending requests per connection.
     pub(super) per_peer: BTreeMap<PeerId, usize>,
     /// Time of the last search for waits on lost trainers.
@@ -43,14 +45,14 @@ pub(super) struct StallLog {
 /// A wait that the log has reported.
 #[derive(Debug)]
 pub(super) struct ReportedWait {
-    pub(super) slot_index: usize,
+    pub(super) slot_index: SlotIndex,
     pub(super) version: Version,
     pub(super) since: Now,
 }
 
 impl WaitIndex {
     /// Adds a request that waits for a version of a chunk.
-    pub(super) fn add(&mut self, slot_index: usize, chunk: &mut Chunk, waiter: Waiter) {
+    pub(super) fn add(&mut self, slot_index: SlotIndex, chunk: &mut Chunk, waiter: Waiter) {
         *self.per_peer.entry(waiter.peer).or_default() += 1;
         chunk.waiters.add(waiter);
         self.note(slot_index, chunk);
@@ -58,7 +60,7 @@ impl WaitIndex {
 
     /// Updates the chunk's place in the order of time.
     #[inline]
-    pub(super) fn note(&mut self, slot_index: usize, chunk: &mut Chunk) {
+    pub(super) fn note(&mut self, slot_index: SlotIndex, chunk: &mut Chunk) {
         let is_idle = chunk.waiters.is_empty()
             && chunk.round.is_bare()
             && chunk.bucket().is_none()
@@ -92,11 +94,11 @@ impl WaitIndex {
     }
 
     /// Removes the requests of a closed connection.
-    pub(super) fn forget(&mut self, chunks: &mut [Chunk], peer: PeerId) {
+    pub(super) fn forget(&mut self, chunks: &mut Chunks, peer: PeerId) {
         if self.per_peer.remove(&peer).is_none() {
             return;
         }
-        for (slot_index, chunk) in chunks.iter_mut().enumerate() {
+        for (slot_index, chunk) in chunks.placed_mut() {
             if chunk.waiters.forget(peer) > 0 {
                 self.note(slot_index, chunk);
             }

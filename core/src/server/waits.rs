@@ -4,6 +4,7 @@
 //! An expired wait changes no state: the round stays open, and a repeated call waits for the same round. The round
 //! completes when a trainer of the missing rank sends its gradient or leaves.
 
+use super::group::SlotIndex;
 use std::time::Duration;
 
 use super::chunk::Chunk;
@@ -70,7 +71,7 @@ impl Serving {
             return;
         }
         let mut left = WAITS_ENDED_PER_TURN;
-        let slot_indices: Vec<usize> = self.waits.by_time.iter().map(|(_, slot_index)| *slot_index).collect();
+        let slot_indices: Vec<SlotIndex> = self.waits.by_time.iter().map(|(_, slot_index)| *slot_index).collect();
         for slot_index in slot_indices {
             if left == 0 {
                 // The next turn continues.
@@ -98,7 +99,7 @@ impl Serving {
 
     /// Describes the oldest wait of a connection.
     pub(super) fn describe_wait(&self, now: Now, trainers: &Presence, peer: PeerId) -> Option<String> {
-        let is_its = |slot_index: &usize| {
+        let is_its = |slot_index: &SlotIndex| {
             let chunk = &self.table.chunks[*slot_index];
             let mut sent = chunk.round.contributions().iter().chain(chunk.round.all_ahead());
             self.waits.per_peer.contains_key(&peer) && chunk.waiters.has_any_of(peer)
@@ -109,7 +110,7 @@ impl Serving {
     }
 
     /// The first of these trainers that a chunk's round waits for.
-    fn awaits_one_of(&self, slot_index: usize, lost: &[TrainerId]) -> Option<TrainerId> {
+    fn awaits_one_of(&self, slot_index: SlotIndex, lost: &[TrainerId]) -> Option<TrainerId> {
         let slot_index = self.round_of(slot_index);
         let unit = self.table.unit(slot_index);
         let group = unit.slot_indices();
@@ -120,7 +121,7 @@ impl Serving {
             return None;
         }
         let pace = self.flows.of(slot_index).pace;
-        let awaits = |slot_index: &usize, trainer: TrainerId| {
+        let awaits = |slot_index: &SlotIndex, trainer: TrainerId| {
             self.flows.is_awaited(*slot_index, trainer) && self.awaits(&self.table.chunks[*slot_index], pace, trainer)
         };
         lost.iter().copied().find(|trainer| group.iter().any(|slot_index| awaits(slot_index, *trainer)))
@@ -140,14 +141,19 @@ impl Serving {
     }
 
     /// Overdue unanswered contributions of a chunk, as waiters for the next version.
-    fn take_overdue(&mut self, cx: &mut Context<'_>, slot_index: usize, is_over: impl Fn(Now) -> bool) -> Vec<Waiter> {
+    fn take_overdue(
+        &mut self,
+        cx: &mut Context<'_>,
+        slot_index: SlotIndex,
+        is_over: impl Fn(Now) -> bool,
+    ) -> Vec<Waiter> {
         let chunk = &mut self.table.chunks[slot_index];
         let version = Version(chunk.version.0 + 1);
         let overdue = chunk.round.take_overdue(cx.pool, is_over).into_iter();
         overdue.map(|(peer, head)| Waiter::new(peer, head, version, cx.now)).collect()
     }
 
-    fn missing_text(&self, cx: &Context<'_>, slot_index: usize, waiter: &Waiter, limit: Duration) -> String {
+    fn missing_text(&self, cx: &Context<'_>, slot_index: SlotIndex, waiter: &Waiter, limit: Duration) -> String {
         let seconds = limit.as_secs_f64();
         if let Some(text) = self.memory_wait_text(slot_index, waiter) {
             return format!("{text}, and had none within {seconds:.1} s");
@@ -166,7 +172,7 @@ impl Serving {
     }
 
     /// Names what a chunk's round waits for: a device, a stall reason, or trainers.
-    pub(super) fn awaited_text(&self, now: Now, trainers: &Presence, slot_index: usize) -> String {
+    pub(super) fn awaited_text(&self, now: Now, trainers: &Presence, slot_index: SlotIndex) -> String {
         let slot_index = self.round_of(slot_index);
         let unit = self.table.unit(slot_index);
         let group = unit.slot_indices();
@@ -186,10 +192,10 @@ impl Serving {
     }
 
     /// The trainers that [`awaited_text`](Self::awaited_text) names.
-    fn awaited_trainers(&self, slot_index: usize) -> Vec<TrainerId> {
+    fn awaited_trainers(&self, slot_index: SlotIndex) -> Vec<TrainerId> {
         let unit = self.table.unit(slot_index);
         let group = unit.slot_indices();
-        let is_device = |slot_index: &usize| {
+        let is_device = |slot_index: &SlotIndex| {
             self.table.chunks[*slot_index].on_device.as_ref().is_some_and(|on_device| on_device.waits_for().is_some())
         };
         let is_stalled = group.iter().any(is_device) || self.stalls.of(group[0]).is_some();
@@ -202,12 +208,12 @@ impl Serving {
     }
 
     /// Names the chunk's round and what it waits for.
-    pub(super) fn wait_text(&self, now: Now, trainers: &Presence, slot_index: usize) -> String {
+    pub(super) fn wait_text(&self, now: Now, trainers: &Presence, slot_index: SlotIndex) -> String {
         self.round_text(&self.table.chunks[slot_index], &self.awaited_text(now, trainers, slot_index))
     }
 
     /// The trainers that the chunk's round waits for.
-    pub(super) fn missing(&self, slot_index: usize) -> Vec<TrainerId> {
+    pub(super) fn missing(&self, slot_index: SlotIndex) -> Vec<TrainerId> {
         let chunk = &self.table.chunks[slot_index];
         let clock = |trainer: &TrainerId| chunk.heard(*trainer).clock;
         match self.flows.of(slot_index).pace {

@@ -5,6 +5,7 @@
 //!
 //! Not here: the expiry of a wait (`waits`).
 
+use super::group::SlotIndex;
 use std::time::Duration;
 
 use super::presence::Presence;
@@ -40,7 +41,7 @@ impl Serving {
     }
 
     /// Names the round or update that makes the next version.
-    fn version_text(&self, slot_index: usize, version: Version) -> String {
+    fn version_text(&self, slot_index: SlotIndex, version: Version) -> String {
         let kind = if self.flows.of(slot_index).pace == AccumulatorPace::Rounds { "round" } else { "update" };
         let id = self.table.chunks[slot_index].id;
         format!("{kind} {} of \"{}\" chunk {}", version.0 + 1, self.table.held(id).name(), id.chunk)

@@ -9,6 +9,7 @@ use crate::dtype::ElementType::{Float32, Int64};
 use crate::ids::TrainerId;
 use crate::optim::{Gradient, Prepared, Step, square_sum};
 use crate::port::{Kernels, Plain, Update};
+use crate::server::group::SlotIndex;
 use crate::server::shard::Phase;
 
 const SGD: &str = "optimizer: SGD";
@@ -98,7 +99,7 @@ fn a_bound_of_nothing_is_refused() {
 
 fn clock(stage: &Stage, trainer: u32) -> u64 {
     match &stage.shard.phase {
-        Phase::Serving(serving) => serving.table.chunks[0].heard(TrainerId(trainer)).clock,
+        Phase::Serving(serving) => serving.table.chunks[SlotIndex::FIRST].heard(TrainerId(trainer)).clock,
         Phase::Empty | Phase::Filling(_) => panic!("the shard serves"),
     }
 }

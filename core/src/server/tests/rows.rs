@@ -14,6 +14,7 @@ use crate::checkpoint::storage::InMemory;
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Incarnation};
+use crate::server::group::SlotIndex;
 use crate::server::shard::Phase;
 use crate::wire::{Flags, Kind, PushMessage, RowsPart, StateMessage};
 
@@ -145,7 +146,7 @@ fn a_checkpoint_carries_over_a_call_in_parts_before_a_later_one_that_is_not_whol
 /// How many contributions there are of which parts are missing.
 fn gathered(stage: &Stage) -> usize {
     let Phase::Serving(serving) = &stage.shard.phase else { panic!("it serves") };
-    let bucket = serving.table.chunks[0].bucket().expect("it is sparse");
+    let bucket = serving.table.chunks[SlotIndex::FIRST].bucket().expect("it is sparse");
     bucket.gathered().map(|(trainer, call, ..)| (trainer, call)).collect::<BTreeSet<_>>().len()
 }
 

@@ -16,12 +16,18 @@ use crate::port::{GradientLease, Kernels, Update, Work};
 use crate::server::chunk::Chunk;
 use crate::server::context::Context;
 use crate::server::device_chunk::{DeviceActivity, DeviceSum};
+use crate::server::group::SlotIndex;
 use crate::server::serving::Serving;
 use crate::server::stalls::StallReason;
 
 impl Serving {
     /// Starts an update, or installs the value of a completed one; true when there is a new value.
-    pub(in crate::server) fn apply_on_device(&mut self, cx: &mut Context<'_>, slot_index: usize, step: &Step) -> bool {
+    pub(in crate::server) fn apply_on_device(
+        &mut self,
+        cx: &mut Context<'_>,
+        slot_index: SlotIndex,
+        step: &Step,
+    ) -> bool {
         let chunk = &mut self.table.chunks[slot_index];
         let on_device = chunk.on_device.as_mut().expect("the chunk lives on a device");
         if let DeviceActivity::Updated(value) = std::mem::take(&mut on_device.doing) {

@@ -24,7 +24,7 @@ use crate::port::{Work, squares_bytes};
 use crate::server::chunk::Chunk;
 use crate::server::context::Context;
 use crate::server::device_chunk::{DeviceActivity, DeviceSum};
-use crate::server::group::{GroupIndex, GroupedUpdate};
+use crate::server::group::{GroupIndex, GroupedUpdate, SlotIndex};
 use crate::server::serving::Serving;
 use crate::server::stalls::StallReason;
 
@@ -35,7 +35,7 @@ impl Serving {
         &mut self,
         cx: &mut Context<'_>,
         group: GroupIndex,
-        slot_indices: &[usize],
+        slot_indices: &[SlotIndex],
     ) -> bool {
         let has_seat = slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some());
         // Every chunk on a device has reached the same step.
@@ -52,7 +52,7 @@ impl Serving {
     }
 
     /// Starts the sums of every chunk.
-    fn begin_sums(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) {
+    fn begin_sums(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[SlotIndex]) {
         let Ok(mut leases) = self.room_for_values(cx, slot_indices) else {
             self.stalls.add(slot_indices[0], StallReason::Memory);
             return;
@@ -74,8 +74,8 @@ impl Serving {
 
     /// Takes a lease for the next value of every chunk, and folds the gradients of the processor's chunks; all or
     /// nothing.
-    fn room_for_values(&mut self, cx: &mut Context<'_>, slot_indices: &[usize]) -> Result<Vec<Lease>, Failure> {
-        let lease = |slot_index: &usize| {
+    fn room_for_values(&mut self, cx: &mut Context<'_>, slot_indices: &[SlotIndex]) -> Result<Vec<Lease>, Failure> {
+        let lease = |slot_index: &SlotIndex| {
             let chunk = &mut self.table.chunks[*slot_index];
             if chunk.on_device.is_none() {
                 chunk.fold_all(cx)?;
@@ -86,7 +86,7 @@ impl Serving {
     }
 
     /// Starts the updates on the device; true when it has none.
-    fn begin_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) -> bool {
+    fn begin_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[SlotIndex]) -> bool {
         let norm = self.norm(slot_indices);
         let mut awaited = 0;
         for slot_index in slot_indices {
@@ -100,7 +100,7 @@ impl Serving {
 
     /// Updates the processor's chunks and installs every value; false when it is stalled. A bucket is alone in its
     /// group, with its total.
-    fn end_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[usize]) -> bool {
+    fn end_updates(&mut self, cx: &mut Context<'_>, group: GroupIndex, slot_indices: &[SlotIndex]) -> bool {
         let held = &mut self.table.groups[group.place()];
         let (slots, grouped_update) = (held.total, held.update.take());
         let parameter_chunks = &slot_indices[..slot_indices.len() - usize::from(slots.is_some())];
@@ -148,7 +148,7 @@ impl Serving {
     fn reduce(
         &mut self,
         cx: &mut Context<'_>,
-        slot_indices: &[usize],
+        slot_indices: &[SlotIndex],
         norm: Option<f64>,
         total: Option<f64>,
     ) -> Vec<f64> {
@@ -164,7 +164,7 @@ impl Serving {
     }
 
     /// The norm of the merged gradient: one total over all blocks, in order.
-    fn norm(&self, slot_indices: &[usize]) -> f64 {
+    fn norm(&self, slot_indices: &[SlotIndex]) -> f64 {
         let mut total = 0.0;
         for slot_index in slot_indices {
             self.table.chunks[*slot_index].squares(&mut |block| total += block);
@@ -173,7 +173,7 @@ impl Serving {
     }
 
     /// Marks a group in a mode without rounds as stalled on a device: the next admission may depend on its result.
-    pub(in crate::server) fn note_awaited(&mut self, pace: AccumulatorPace, slot_indices: &[usize]) {
+    pub(in crate::server) fn note_awaited(&mut self, pace: AccumulatorPace, slot_indices: &[SlotIndex]) {
         let is_whole =
             pace == AccumulatorPace::Any && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index));
         if is_whole && self.table.chunks[slot_indices[0]].group.is_some() {
@@ -182,7 +182,7 @@ impl Serving {
     }
 
     /// Records the completion of a chunk's work; true while work of other chunks in the group is awaited.
-    pub(in crate::server) fn note_over(&mut self, slot_index: usize, was_awaited: bool) -> bool {
+    pub(in crate::server) fn note_over(&mut self, slot_index: SlotIndex, was_awaited: bool) -> bool {
         let chunk = &self.table.chunks[slot_index];
         let is_over = was_awaited && !chunk.is_awaited();
         let Some(group) = chunk.group else { return false };

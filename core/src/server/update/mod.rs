@@ -15,6 +15,7 @@ use super::serving::Serving;
 use super::stalls::StallReason;
 use crate::ids::Version;
 use crate::optim::{Algorithm, Step};
+use crate::server::group::SlotIndex;
 
 impl Serving {
     /// Makes the update of a unit whose rounds are complete. False when the update stalls: it lacks a lease, or runs on
@@ -37,7 +38,7 @@ impl Serving {
             UpdateUnit::One(slot_index) => std::slice::from_ref(slot_index),
             UpdateUnit::Group(group, _) => self.table.groups[group.place()].parameter_chunks(),
         };
-        let is_passed = |slot_index: &usize| {
+        let is_passed = |slot_index: &SlotIndex| {
             let chunk = &self.table.chunks[*slot_index];
             chunk.round.is_passed(chunk.bucket().is_some())
         };
@@ -64,7 +65,7 @@ impl Serving {
     }
 
     /// The inputs that the stage gives the rule for the next update of a chunk.
-    pub(in crate::server) fn step(&self, slot_index: usize, norm: Option<f64>) -> Step {
+    pub(in crate::server) fn step(&self, slot_index: SlotIndex, norm: Option<f64>) -> Step {
         let chunk = &self.table.chunks[slot_index];
         Step {
             version: Version(chunk.updates() + 1),
@@ -77,7 +78,7 @@ impl Serving {
 
     /// Applies one update of one chunk, with the norm of the whole gradient and the values of the rule's reductions
     /// where they are needed; false when it is stalled.
-    fn apply(&mut self, cx: &mut Context<'_>, slot_index: usize, norm: Option<f64>, reduced: &[f64]) -> bool {
+    fn apply(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex, norm: Option<f64>, reduced: &[f64]) -> bool {
         let step = self.step(slot_index, norm);
         let chunk = &mut self.table.chunks[slot_index];
         let is_sum = chunk.rule.rule().algorithm == Algorithm::Sum && step.scale == 1.0;
