@@ -220,9 +220,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a replay decides rounds again",
         SERVER_FLOW,
-        "if pace != AccumulatorPace::Rounds || cx.origin.is_replay() {",
-        "if pace != AccumulatorPace::Rounds || cx.origin.is_replay() && !MUTANT {",
+        "pace != AccumulatorPace::Rounds || cx.origin.is_replay() {",
+        "pace != AccumulatorPace::Rounds || cx.origin.is_replay() && !MUTANT {",
         RESTARTS,
+    ),
+    mutant(
+        "a round is decided before the record of the one before it",
+        SERVER_FLOW,
+        "if unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {",
+        "if !MUTANT && unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {",
+        RESTARTS,
+    ),
+    mutant(
+        "a set is applied before the updates that were decided before it",
+        SETS,
+        "deferred_set.after <= chunk.version || self.pending(slot_index) == 0",
+        "MUTANT || deferred_set.after <= chunk.version || self.pending(slot_index) == 0",
+        &["server::tests::stalled::a_value_waits"],
+    ),
+    mutant(
+        "an early gradient enters before a set that came before it",
+        SERVER_FLOW,
+        "self.step_aside(cx, slot_indices);",
+        "if !MUTANT { self.step_aside(cx, slot_indices); }",
+        &["server::tests::stalled::a_value_waits"],
     ),
     mutant(
         "a checkpoint carries nothing over",
@@ -358,8 +379,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a round closes with its first gradient",
         COMPLETION,
-        "AccumulatorPace::Rounds => round.is_complete(self.awaited(slot_index)),",
-        "AccumulatorPace::Rounds => (MUTANT && !round.is_empty()) || round.is_complete(self.awaited(slot_index)),",
+        "round.is_complete(is_next, self.awaited(slot_index)) &&",
+        "round.is_complete(is_next, self.awaited(slot_index).filter(|_| !MUTANT)) &&",
         &["server::tests::rounds::a_round_closes"],
     ),
     mutant(

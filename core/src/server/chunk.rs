@@ -183,6 +183,12 @@ impl Chunk {
         self.round.is_bare() && self.deferred_set.is_none() && self.bucket().is_none_or(Bucket::is_whole)
     }
 
+    /// Whether it may have a step that is no update.
+    #[inline]
+    pub(super) fn may_step_aside(&self) -> bool {
+        self.deferred_set.is_some() || self.on_device.is_some()
+    }
+
     /// Whether the open round, or the next one, is decided.
     pub(super) fn has_decided(&self, is_next: bool) -> bool {
         u8::from(is_next) < self.decided

@@ -1,26 +1,14 @@
 //! Completion of rounds: whether a chunk's open round, or the one after it, has every gradient that it waits for, and
 //! whether its update may be made.
 
+use super::chunk::Chunk;
+use super::contribution::Contribution;
 use super::device_chunk::DeviceActivity;
 use super::group::SlotIndex;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 
 impl Serving {
-    /// Whether the open round of a chunk is complete.
-    #[inline]
-    pub(super) fn is_complete(&self, pace: AccumulatorPace, slot_index: SlotIndex) -> bool {
-        let chunk = &self.table.chunks[slot_index];
-        let round = &chunk.round;
-        match pace {
-            // Early contributions enter first, those of departed trainers too.
-            AccumulatorPace::Rounds if round.all_ahead().iter().any(|one| one.round.0 == chunk.version.0 + 1) => false,
-            AccumulatorPace::Rounds if 0 < chunk.decided => !round.is_empty(),
-            AccumulatorPace::Rounds => round.is_complete(self.awaited(slot_index)),
-            AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !round.is_empty(),
-        }
-    }
-
     /// Whether the open round of a chunk is decided: where each gradient is a round of its own, once one has entered.
     #[inline]
     pub(super) fn is_decided(&self, pace: AccumulatorPace, slot_index: SlotIndex) -> bool {
@@ -29,12 +17,6 @@ impl Serving {
             AccumulatorPace::Rounds => 0 < chunk.decided,
             AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !chunk.round.is_empty(),
         }
-    }
-
-    /// Whether every awaited trainer has sent a gradient for the round after the open one.
-    pub(super) fn is_next_complete(&self, slot_index: SlotIndex) -> bool {
-        let round = &self.table.chunks[slot_index].round;
-        !round.all_ahead().is_empty() && self.awaited(slot_index).all(|trainer| round.ahead(trainer).is_some())
     }
 
     /// Whether `update` is ready: its device work is complete, its sum is there (grouped update), or its round is
@@ -49,5 +31,14 @@ impl Serving {
                 _ => false,
             },
         }
+    }
+
+    /// Whether the open round of a chunk, or the one after it, has a gradient of every awaited trainer.
+    #[inline]
+    pub(super) fn is_round_complete(&self, slot_index: SlotIndex, is_next: bool) -> bool {
+        let Chunk { round, version, .. } = &self.table.chunks[slot_index];
+        // Early contributions enter first, those of departed trainers too.
+        let enters = |one: &Contribution| !is_next && one.round.0 == version.0 + 1;
+        round.is_complete(is_next, self.awaited(slot_index)) && !round.all_ahead().iter().any(enters)
     }
 }

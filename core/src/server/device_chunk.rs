@@ -65,6 +65,11 @@ impl DeviceChunk {
         !matches!(self.doing, DeviceActivity::Nothing)
     }
 
+    /// Whether the device has failed and nothing of it is left to do: the chunk returns to the processor.
+    pub(super) fn has_left(&self) -> bool {
+        self.is_leaving && !self.is_busy()
+    }
+
     /// Whether the device does a part of its update.
     pub(super) fn is_awaited(&self) -> bool {
         matches!(self.doing, DeviceActivity::Summing | DeviceActivity::Updating | DeviceActivity::Leaving(Some(_)))

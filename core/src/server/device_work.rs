@@ -39,17 +39,7 @@ impl Serving {
     }
 
     fn go_on(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
-        let chunk = &mut self.table.chunks[slot_index];
-        if chunk
-            .on_device
-            .as_ref()
-            .is_some_and(|on_device| on_device.is_leaving && matches!(on_device.doing, DeviceActivity::Nothing))
-        {
-            self.leave_device(slot_index);
-        }
-        self.apply_deferred_set(cx, slot_index);
         self.run(cx, slot_index, None);
-        self.apply_deferred_set(cx, slot_index);
         self.store_held(cx.device(), slot_index);
     }
 

@@ -5,6 +5,11 @@
 //! then makes an update of it, as soon as memory and devices allow, and the update is published to the trainers that
 //! wait for it. The modes differ in the pace at which a round receives and completes, and in nothing else.
 //!
+//! A unit has a queue of steps: at most two decided rounds, the share of a total behind the first, and a set of each
+//! chunk behind those that were decided when it came. Deciding takes no time; the steps are made one after the other as
+//! soon as their record is written and memory, device and rows allow, and a unit whose next step cannot be made stands
+//! in [`stalls`](super::stalls) with the reason. A later frame finds the unit as if all steps were made.
+//!
 //! A unit is updated and published at once: the chunks of a parameter whose rule needs the whole gradient, or any other
 //! chunk alone.
 
@@ -32,7 +37,7 @@ enum NextGradient {
 
 /// The outcome of a look at a unit.
 enum UnitStep {
-    /// A round is closed, or a share published.
+    /// A round is closed, a share published, or a set applied.
     Advanced,
     /// Its decided round waits for memory, time, a device or its record.
     Stalled,
@@ -94,21 +99,28 @@ impl Serving {
         let slot_indices = unit.slot_indices();
         let step = self.step_unit(cx, &unit);
         if matches!(step, UnitStep::Advanced) {
+            self.step_aside(cx, slot_indices);
             // An early gradient, or an early total, may enter now.
             self.receive(cx, slot_indices, slot_index, &mut None);
             return true;
         }
         let is_stalled = matches!(step, UnitStep::Stalled);
-        // Every other complete round is closed.
         if is_stalled || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some()) {
-            self.decide_next(cx, &unit);
+            self.note_awaited(self.flows.of(slot_index).pace, slot_indices);
+            let mut decided = Vec::new();
+            self.decide(cx, slot_index, &mut decided);
+            self.record(cx, decided);
         }
         slot_indices.iter().for_each(|slot_index| self.waits.note(*slot_index, &mut self.table.chunks[*slot_index]));
         false
     }
 
+    /// The step that comes next: a set, a share or an update, each behind those that were decided before it.
     fn step_unit(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) -> UnitStep {
         let slot_indices = unit.slot_indices();
+        if self.step_aside(cx, slot_indices) {
+            return UnitStep::Advanced;
+        }
         if slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
             if self.stalls.of(slot_indices[0]).is_none() {
                 self.stalls.await_record(cx.now, slot_indices[0]);
@@ -134,25 +146,29 @@ impl Serving {
         UnitStep::Advanced
     }
 
-    /// Decides the open round of a chunk's unit, if it is complete: of a group with a total first that of its
-    /// gradients, and then that of the total. Appends what is to be recorded. A replay decides nothing.
+    /// Decides the complete rounds of a chunk's unit, the open one and the one after it, as if updates took no time: of
+    /// a group with a total first that of its gradients, and then that of the total. Appends what is to be recorded. A
+    /// replay decides nothing.
     fn decide(&mut self, cx: &Context<'_>, slot_index: SlotIndex, decided: &mut Vec<DecidedRound>) {
-        let pace = self.flows.of(slot_index).pace;
-        if pace != AccumulatorPace::Rounds || cx.origin.is_replay() {
+        if self.flows.of(slot_index).pace != AccumulatorPace::Rounds || cx.origin.is_replay() {
             return;
         }
         let unit = self.table.unit(slot_index);
         let (gradients, total) = self.split_total(&unit);
-        if self.table.chunks[gradients[0]].decided == 0 {
-            if !gradients.iter().all(|slot_index| self.is_complete(pace, *slot_index)) {
+        for is_next in [false, true] {
+            // A round's record follows that of the round before it.
+            if unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
                 return;
             }
-            self.set_decided(cx, gradients, 1, decided);
-        }
-        if let Some(total) = total.filter(|total| self.table.chunks[*total].decided == 0)
-            && self.is_complete(pace, total)
-        {
-            self.set_decided(cx, &[total], 1, decided);
+            for part in [gradients, total.as_slice()] {
+                if part.first().is_none_or(|first| self.table.chunks[*first].has_decided(is_next)) {
+                    continue;
+                }
+                if !part.iter().all(|slot_index| self.is_round_complete(*slot_index, is_next)) {
+                    return;
+                }
+                self.set_decided(cx, part, is_next, decided);
+            }
         }
     }
 
@@ -160,45 +176,13 @@ impl Serving {
         &mut self,
         cx: &Context<'_>,
         slot_indices: &[SlotIndex],
-        rounds: u8,
+        is_next: bool,
         decided: &mut Vec<DecidedRound>,
     ) {
-        slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].decided = rounds);
+        slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].decided += 1);
         if cx.keeps_journal() {
-            let is_next = rounds == 2;
             decided.extend(slot_indices.iter().map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }));
         }
-    }
-
-    /// Decides the round after the open one of a unit whose update is stalled, if it is complete too, as if the update
-    /// took no time.
-    fn decide_next(&mut self, cx: &mut Context<'_>, unit: &UpdateUnit) {
-        let slot_indices = unit.slot_indices();
-        let pace = self.flows.of(slot_indices[0]).pace;
-        if pace != AccumulatorPace::Rounds {
-            self.note_awaited(pace, slot_indices);
-            return;
-        }
-        let (gradients, total) = self.split_total(unit);
-        let mut decided = Vec::new();
-        if cx.origin.is_replay()
-            || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].decided == 0)
-            || slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index))
-        {
-            return;
-        }
-        if self.table.chunks[gradients[0]].decided == 1
-            && gradients.iter().all(|slot_index| self.is_next_complete(*slot_index))
-        {
-            self.set_decided(cx, gradients, 2, &mut decided);
-        }
-        if let Some(total) = total
-            && (self.table.chunks[gradients[0]].decided, self.table.chunks[total].decided) == (2, 1)
-            && !self.table.chunks[total].round.all_ahead().is_empty()
-        {
-            self.set_decided(cx, &[total], 2, &mut decided);
-        }
-        self.record(cx, decided);
     }
 
     /// The chunks of a unit that gradients are sent to, and that of its total.
@@ -370,7 +354,8 @@ impl Serving {
         if chunk.round.contributors() < FOLD_AT || chunk.group.is_some() {
             return;
         }
-        if !self.is_complete(self.flows.of(slot_index).pace, slot_index) {
+        let is_open = self.flows.of(slot_index).pace == AccumulatorPace::Rounds && chunk.decided == 0;
+        if is_open && !self.is_round_complete(slot_index, false) {
             self.fold(cx, slot_index);
         }
     }
@@ -404,9 +389,5 @@ impl Serving {
         });
         starved.into_iter().for_each(|waiter| self.wait_for_memory(slot_index, waiter));
         self.answer_waiters(cx, slot_index);
-        let chunk = &self.table.chunks[slot_index];
-        if chunk.on_device.is_some() || chunk.deferred_set.is_some() {
-            self.after_update(cx, slot_index);
-        }
     }
 }

@@ -213,10 +213,11 @@ impl OpenRound {
         &lease.bytes()[..bytes as usize]
     }
 
-    /// Whether every awaited trainer has contributed.
+    /// Whether every awaited trainer has contributed to the open round, or to the next one.
     #[inline]
-    pub(super) fn is_complete(&self, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
-        !self.is_empty() && awaited.all(|trainer| self.contribution(trainer).is_some())
+    pub(super) fn is_complete(&self, is_next: bool, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
+        let of = |trainer| if is_next { self.ahead(trainer) } else { self.contribution(trainer) };
+        !self.part(is_next).is_empty() && awaited.all(|trainer| of(trainer).is_some())
     }
 
     /// Whether the round ends without an update: no trainer has a gradient, or one has declared it void.

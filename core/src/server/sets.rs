@@ -77,20 +77,6 @@ impl Serving {
         None
     }
 
-    /// Applies the deferred set, if it is due.
-    pub(super) fn apply_deferred_set(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
-        let chunk = &self.table.chunks[slot_index];
-        let Some(deferred_set) = &chunk.deferred_set else { return };
-        let is_due = deferred_set.after <= chunk.version || self.pending(slot_index) == 0;
-        if !is_due || chunk.on_device.as_ref().is_some_and(|on_device| on_device.is_busy()) {
-            return;
-        }
-        let deferred_set = self.table.chunks[slot_index].deferred_set.take().expect("it was just looked at");
-        let DeferredSet { replacement, call, peer, head, .. } = *deferred_set;
-        self.apply_set(cx, slot_index, call, (peer, &head), replacement);
-        self.waits.note(slot_index, &mut self.table.chunks[slot_index]);
-    }
-
     /// Applies a set unless it is a duplicate, and answers.
     pub(super) fn apply_set(
         &mut self,
@@ -176,16 +162,34 @@ impl Serving {
         frame.entries.iter().map(replacement).collect()
     }
 
-    /// Continues after a published update: a failed chunk returns to the processor, a deferred set is applied.
-    pub(super) fn after_update(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
-        if self.table.chunks[slot_index].on_device.as_ref().is_some_and(|on_device| on_device.is_leaving) {
-            self.leave_device(slot_index);
-        }
-        self.apply_deferred_set(cx, slot_index);
+    /// Makes the steps of a unit that are no updates: a chunk whose device has failed returns to the processor, with
+    /// its pending requests, and a deferred set that is due is applied. True where a set was.
+    #[inline]
+    pub(super) fn step_aside(&mut self, cx: &mut Context<'_>, slot_indices: &[SlotIndex]) -> bool {
+        let may = slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].may_step_aside());
+        may && self.step_aside_now(cx, slot_indices)
     }
 
-    /// Returns the chunk to the processor; its pending requests stay.
-    pub(super) fn leave_device(&mut self, slot_index: SlotIndex) {
-        self.table.chunks[slot_index].on_device = None;
+    fn step_aside_now(&mut self, cx: &mut Context<'_>, slot_indices: &[SlotIndex]) -> bool {
+        let mut is_any = false;
+        for slot_index in slot_indices.iter().copied() {
+            let chunk = &mut self.table.chunks[slot_index];
+            chunk.on_device.take_if(|on_device| on_device.has_left());
+            if self.is_set_due(slot_index)
+                && let Some(deferred_set) = self.table.chunks[slot_index].deferred_set.take()
+            {
+                let DeferredSet { replacement, call, peer, head, .. } = *deferred_set;
+                self.apply_set(cx, slot_index, call, (peer, &head), replacement);
+                is_any = true;
+            }
+        }
+        is_any
+    }
+
+    /// Whether every update before a chunk's deferred set is made, and its device idle.
+    fn is_set_due(&self, slot_index: SlotIndex) -> bool {
+        let chunk = &self.table.chunks[slot_index];
+        let is_over = |deferred_set: &DeferredSet| deferred_set.after <= chunk.version || self.pending(slot_index) == 0;
+        chunk.deferred_set.as_deref().is_some_and(is_over) && !chunk.is_at_work()
     }
 }

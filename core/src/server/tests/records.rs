@@ -241,7 +241,7 @@ fn a_checkpoint_has_a_merged_round_whose_record_the_disk_refused() {
     );
     script.stage.shard.reserve_disk(1 << 30, 0);
     script
-        .run("spare g g.1 g ->\n push+ 1 2 g=3 g.1=3 ->\n feed -> 0 done g@2 g.1@2\n show g g.1 -> g@1=-2 & g.1@1=-2");
+        .run("spare g g.1 g ->\n push+ 1 2 g=3 g.1=3 -> 0 done g@2 g.1@2\n feed ->\n show g g.1 -> g@1=-2 & g.1@1=-2");
     script.stage.shard.reserve_disk(0, 0);
     assert!(script.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
     let writer = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");

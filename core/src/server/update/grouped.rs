@@ -175,7 +175,7 @@ impl Serving {
     /// Marks a group in a mode without rounds as stalled on a device: the next admission may depend on its result.
     pub(in crate::server) fn note_awaited(&mut self, pace: AccumulatorPace, slot_indices: &[SlotIndex]) {
         let is_whole =
-            pace == AccumulatorPace::Any && slot_indices.iter().all(|slot_index| self.is_complete(pace, *slot_index));
+            pace == AccumulatorPace::Any && slot_indices.iter().all(|slot_index| self.is_decided(pace, *slot_index));
         if is_whole && self.table.chunks[slot_indices[0]].group.is_some() {
             self.stalls.updates.entry(slot_indices[0]).or_insert(StallReason::Device);
         }
