@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
 use nix::unistd::Pid;
 use pserver_client::console;
+use pserver_processes::ready;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -184,7 +185,7 @@ impl Member {
     /// Waits until it is ready.
     pub(crate) fn ready(&mut self) -> Result<String> {
         let line = self.line()?;
-        match line.strip_prefix("ready ") {
+        match ready::address_in(&line) {
             Some(place) => Ok(place.to_owned()),
             None => bail!("{} said \"{line}\"; expected \"ready\"", self.name),
         }
@@ -235,7 +236,7 @@ impl Drop for Member {
 
 /// The child's side: says where it is, then answers until standard input ends.
 pub(crate) fn serve(place: &str, mut answer: impl FnMut(Ask) -> Result<serde_json::Value>) -> Result<()> {
-    say(&format!("ready {place}"))?;
+    console::print(ready::line(place))?;
     for line in std::io::stdin().lock().lines() {
         let line = line.context("reading standard input")?;
         let ask = serde_json::from_str(&line).with_context(|| format!("the parent said \"{line}\""))?;

@@ -16,6 +16,7 @@ use pserver_client::{console, environment};
 use pserver_node::Server;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
 use pserver_node::settings::{ServeArgs, Settings};
+use pserver_processes::{parent_death, ready};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -201,7 +202,7 @@ impl StopRequests {
                 // The other end is open for as long as this process serves.
                 let _ = (&asks).write_all(b"x");
             };
-            quickstart::parent_death::watch(closed).context("watching standard input")?;
+            parent_death::watch(closed).context("watching standard input")?;
         }
         Ok(Self { stop, starting })
     }
@@ -227,7 +228,7 @@ fn ignores_hangup() -> bool {
 
 /// Says where the server is, to whoever started it.
 fn announce(server: &Server, ready_fd: Option<i32>) -> Result<()> {
-    let line = format!("ready {}\n", server.address());
+    let line = ready::line(server.address());
     console::print(&line)?;
     if let Some(number) = ready_fd {
         // SAFETY: whoever started this process opened the descriptor for it and named it; nothing else here

@@ -15,6 +15,7 @@ pub mod env;
 pub mod import_paddle;
 mod inspect;
 pub mod launch;
+mod local_servers;
 pub mod logging;
 mod needs;
 mod notification;

@@ -8,10 +8,9 @@ mod trainings;
 
 use std::fmt::Write;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use pserver_cli::quickstart::digits::Digits;
 use pserver_client::{Client, ClientOptions, DestinationSlice};
@@ -23,13 +22,14 @@ use pserver_trainer::read_model;
 use tempfile::TempDir;
 
 use cluster::asked::is_set;
+use cluster::process::Process;
 use trainings::OneProcess;
 
 const TCP: &str = "tcp://127.0.0.1:0";
 
 /// A server process, which ends when this value does.
 struct Server {
-    process: Child,
+    process: Process,
     address: String,
 }
 
@@ -50,27 +50,15 @@ enum Language {
 
 impl Server {
     fn start(folder: &Path, bind: &str, more: &[&str]) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_pserver"))
-            .args(["serve", "--until-stdin-closes", "--bind", bind])
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
+        command
+            .args(["serve", "--bind", bind])
             .args(if more.contains(&"--trainers") { &[][..] } else { &["--trainers", "1"] })
             .args(["--optimizer", "optimizer: SGD const_lr { learning_rate: 0.1 }", "--model-dir"])
             .arg(folder)
-            .args(more)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the server starts");
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().expect("it is piped")).read_line(&mut line).expect("the server speaks");
-        let address = line.trim().strip_prefix("ready ").expect("the server says where it is ready").to_owned();
-        Self { process, address }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+            .args(more);
+        let process = Process::run(&mut command).expect("the server starts");
+        Self { address: process.address.to_string(), process }
     }
 }
 

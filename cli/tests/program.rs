@@ -20,6 +20,7 @@ use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::wire::Address;
+use pserver_processes::ready;
 use tempfile::TempDir;
 
 /// The program under test.
@@ -65,7 +66,7 @@ impl Running {
     /// The address in a server's first line.
     fn ready(&self) -> Address {
         let line = self.line();
-        Address::parse(line.strip_prefix("ready ").unwrap_or_else(|| panic!("found {line}"))).unwrap()
+        Address::parse(ready::address_in(&line).unwrap_or_else(|| panic!("found {line}"))).unwrap()
     }
 
     fn pid(&self) -> i32 {

@@ -41,6 +41,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("trainer", "pserver_trainer", 5),
     ("node", "pserver_node", 5),
     ("capi", "paddle_pserver", 5),
+    ("processes", "pserver_processes", 5),
     ("cli", "pserver_cli", 6),
     ("python", "_pserver", 6),
     ("bench", "pserver_bench", 6),

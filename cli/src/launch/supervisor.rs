@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use pserver_client::console;
+use pserver_processes::ready;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -512,9 +513,12 @@ impl LaunchedJob<'_> {
             AgentMessage::Hello(_) | AgentMessage::Heartbeat => {}
             AgentMessage::Line { part, is_error, text } => {
                 let is_first = self.parts.get(part) == Some(&FIRST);
-                if is_first && !is_error && self.stage == JobStage::Starting && text.starts_with("ready ") {
-                    let coordinator = text["ready ".len()..].trim().to_owned();
-                    self.tell_all(&AgentOrder::Start { coordinator });
+                if is_first
+                    && !is_error
+                    && self.stage == JobStage::Starting
+                    && let Some(coordinator) = ready::address_in(&text)
+                {
+                    self.tell_all(&AgentOrder::Start { coordinator: coordinator.to_owned() });
                     self.stage = JobStage::Running;
                 }
                 let shown = self.output.line(&self.part_name(part), part, is_error, &text);

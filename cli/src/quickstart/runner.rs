@@ -2,28 +2,22 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::DecimalBytes;
 use pserver_client::console;
 use pserver_core::metrics::WorkMeter;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
+use pserver_processes::{ChildEvent, ChildId, Children, unconfigured};
 use pserver_transport::verbs::DeviceChoice;
 use serde::Serialize;
 
-use super::children::{ChildEvent, ChildId, Children};
 use super::plan::{Optimizer, Plan, Sharing, Way, name, optimizer_text, rdma_device};
 use super::rule::RuleArgs;
 use super::trainer::{FINISH, Report};
+use crate::local_servers::{CHILDREN_MAX, LocalServers};
 use crate::own_program;
-
-/// Time until a server listens.
-const READY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most servers, and most trainers, on one machine.
-pub(crate) const CHILDREN_MAX: i64 = 64;
 
 /// Trains a small network on handwritten digits, with servers and trainers on this machine.
 #[derive(Clone, Debug, clap::Args)]
@@ -109,95 +103,24 @@ pub(super) fn run_job(args: &Args, program: &Path) -> Result<Summary> {
     std::fs::create_dir_all(&args.model_dir)
         .with_context(|| format!("the model folder {} cannot be made", args.model_dir.display()))?;
     let mut children = Children::new()?;
-    let job = Servers {
+    let job = LocalServers {
         servers: args.servers,
         shards: args.shards,
         trainers: args.trainers,
-        mode: args.mode,
-        transport: args.transport,
+        mode: &name(args.mode),
+        transport: &name(args.transport),
         rdma_device: &args.rdma_device,
         optimizer: &optimizer,
         model_dir: Some(&args.model_dir),
         checkpoint_dir: None,
     };
-    let outcome = start_servers(&mut children, &job, program).and_then(|coordinator| {
+    let outcome = job.start(&mut children, program).and_then(|coordinator| {
         let training = TrainerSettings { args, epochs, optimizer: &optimizer, coordinator: &coordinator };
         let trainers = start_trainers(&mut children, &training, program)?;
         listen(&mut children, args, epochs, &trainers)
     });
     children.stop();
     outcome
-}
-
-/// The servers of a job.
-pub(crate) struct Servers<'a> {
-    pub(crate) servers: u16,
-    pub(crate) shards: u16,
-    pub(crate) trainers: u32,
-    pub(crate) mode: Sharing,
-    pub(crate) transport: Way,
-    pub(crate) rdma_device: &'a DeviceChoice,
-    /// Configuration of parameters that have none of their own.
-    pub(crate) optimizer: &'a str,
-    /// Folder of saved models; absent for none.
-    pub(crate) model_dir: Option<&'a Path>,
-    /// Checkpoint directory; absent for none.
-    pub(crate) checkpoint_dir: Option<&'a Path>,
-}
-
-/// Starts server 0, then the servers that join it. Returns the address of server 0.
-pub(crate) fn start_servers(children: &mut Children, job: &Servers<'_>, program: &Path) -> Result<String> {
-    let mut coordinator: Option<String> = None;
-    for index in 0..job.servers {
-        let mut command = unconfigured(program);
-        command
-            .args(["serve", "--bind", &format!("{}://127.0.0.1:0", name(job.transport)), "--merge", "mean"])
-            .arg("--until-stdin-closes")
-            .args(["--index", &index.to_string(), "--servers", &job.servers.to_string()])
-            .args(["--trainers", &job.trainers.to_string(), "--shards", &job.shards.to_string()])
-            .args(["--mode", &name(job.mode)])
-            .args(Some(job.optimizer).filter(|text| !text.is_empty()).map(|text| format!("--optimizer={text}")))
-            .args(["--rdma-device", &job.rdma_device.to_string()]);
-        if let Some(folder) = job.model_dir {
-            command.arg("--model-dir").arg(folder);
-        }
-        if let Some(folder) = job.checkpoint_dir {
-            command.arg("--checkpoint-dir").arg(folder);
-        }
-        if let Some(coordinator) = &coordinator {
-            command.args(["--coordinator", coordinator]);
-        }
-        let server = children.start(format!("server {index}"), &mut command)?;
-        let address = await_ready(children, server)?;
-        coordinator.get_or_insert(address);
-    }
-    coordinator.context("a job has at least one server")
-}
-
-/// A child process without the `PSERVER_*` variables of this environment, which belong to another job.
-pub(crate) fn unconfigured(program: &Path) -> Command {
-    let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"PSERVER_")) {
-        command.env_remove(name);
-    }
-    command
-}
-
-/// The address in a server's line `ready ADDRESS`.
-fn await_ready(children: &mut Children, server: ChildId) -> Result<String> {
-    let deadline = Instant::now() + READY_TIMEOUT;
-    loop {
-        let event = children.next(Some(deadline));
-        match event.with_context(|| format!("{} did not get ready", children.name(server)))? {
-            ChildEvent::Line(child, line) if child == server => {
-                if let Some(address) = line.strip_prefix("ready ") {
-                    return Ok(address.trim().to_owned());
-                }
-            }
-            ChildEvent::Line(..) => {}
-            ChildEvent::Exited(child) => return Err(exited_early(children, child)),
-        }
-    }
 }
 
 /// The settings of trainers.
@@ -254,14 +177,9 @@ fn follow(children: &mut Children, trainers: &[ChildId], mut take: impl FnMut(Re
                     children.tell(trainers[0], FINISH)?;
                 }
             }
-            ChildEvent::Exited(child) => return Err(exited_early(children, child)),
+            ChildEvent::Exited(child) => return Err(children.exited_early(child)),
         }
     }
-}
-
-fn exited_early(children: &Children, child: ChildId) -> anyhow::Error {
-    let (name, words) = (children.name(child), children.stderr_tail(child));
-    anyhow::anyhow!("{name} exited before the end of training: exit status: 0{words}")
 }
 
 /// The entry of a reporting trainer.

@@ -21,9 +21,9 @@ use pserver_transport::verbs::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
 use super::digits::{Digit, Digits};
+use super::network;
 use super::plan::{BATCH, LOCAL_STEPS, Sharing, rdma_device};
 use super::shuffler::Shuffler;
-use super::{network, parent_death};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_trainer::{Trainer, initialise, initialise_for_deltas};
 
@@ -103,8 +103,8 @@ pub enum Report {
 /// # Errors
 /// The reason that training stopped.
 pub fn run(args: &DigitTrainerArgs) -> Result<()> {
-    let orders =
-        parent_death::watch(|| std::process::exit(1)).context("starting the thread that watches the parent process")?;
+    let orders = pserver_processes::parent_death::watch(|| std::process::exit(1))
+        .context("starting the thread that watches the parent process")?;
     let digits = Digits::load()?;
     let coordinator = Address::parse(&args.coordinator)?;
     let (trainer, rdma_device) = (Some(args.trainer), args.rdma_device.clone());

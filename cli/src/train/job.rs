@@ -5,21 +5,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use pserver_core::checkpoint::owner::server_directory;
 use pserver_core::checkpoint::storage::{Directory, LockOutcome};
 use pserver_core::metrics::WorkMeter;
 use pserver_node::progress::{ProgressUnit, TerminalProgress};
+use pserver_processes::{ChildEvent, ChildId, Children, unconfigured};
 use pserver_program::transpile::{Cluster, Columns};
 use pserver_transport::verbs::DeviceChoice;
 
 use super::plan::TrainingPlan;
 use super::worker::{TrainingReport, TrainingResults, batches, show_epoch};
 use super::{Args, TrainingStrategy, record};
+use crate::local_servers::{CHILDREN_MAX, LocalServers};
 use crate::own_program;
-use crate::quickstart::children::{ChildEvent, ChildId, Children};
-use crate::quickstart::runner::{Servers, start_servers, unconfigured};
-use crate::quickstart::{CHILDREN_MAX, Sharing, Way};
 
 /// How long a resumed training waits for servers of the earlier one to end: they write their last checkpoint.
 const EARLIER_SERVERS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,19 +41,19 @@ pub(super) fn run(args: &Args) -> Result<()> {
         let cluster = Cluster { trainers: args.processes.trainers, servers: args.processes.servers.into() };
         Columns::shares(&plan.graph, cluster).with_context(|| args.program.display().to_string())?;
     }
-    let job = Servers {
+    let job = LocalServers {
         servers: args.processes.servers,
         shards: 1,
         trainers: args.processes.trainers,
-        mode: Sharing::Sync,
-        transport: Way::Tcp,
+        mode: "sync",
+        transport: "tcp",
         rdma_device: &DeviceChoice::None,
         optimizer: "",
         model_dir: None,
         checkpoint_dir: args.processes.checkpoint.as_deref(),
     };
     let mut children = Children::new()?;
-    let outcome = start_servers(&mut children, &job, &program).and_then(|coordinator| {
+    let outcome = job.start(&mut children, &program).and_then(|coordinator| {
         let trainers = start_trainers(&mut children, args, &coordinator, &program)?;
         follow(&mut children, args, &plan, &trainers)
     });
@@ -165,7 +164,7 @@ fn follow(children: &mut Children, args: &Args, plan: &TrainingPlan, trainers: &
             }
             ChildEvent::Line(..) => {}
             ChildEvent::Exited(child) if trainers.contains(&child) => running -= 1,
-            ChildEvent::Exited(child) => bail!("{} exited before the end of training", children.name(child)),
+            ChildEvent::Exited(child) => return Err(children.exited_early(child)),
         }
     }
     // Where a training is resumed at the last step, the trainers that had sent their gradients report no epoch.

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
-use crate::quickstart::CHILDREN_MAX;
+use crate::local_servers::CHILDREN_MAX;
 
 /// Arguments of `pserver train`.
 #[derive(clap::Args, Clone, Debug)]

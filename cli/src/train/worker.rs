@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::TrainingPlan;
 use super::{Args, TrainingStrategy};
-use crate::quickstart::parent_death;
 
 /// The address of server 0 that the environment names.
 const FOUND: &str = "env";
@@ -89,7 +88,7 @@ fn shown(watched: &[String], means: &[f64]) -> String {
 pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     if args.processes.reports {
         // The parent writes nothing; its end is what matters.
-        let _ = parent_death::watch(|| std::process::exit(1)).context("watching standard input")?;
+        let _ = pserver_processes::parent_death::watch(|| std::process::exit(1)).context("watching standard input")?;
     }
     let plan = TrainingPlan::new(args)?;
     let client = Client::new(options(args, address)?)?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pserver_core::wire::Address;
+use pserver_processes::{ready, unconfigure};
 
 use super::job::Job;
 use super::ports::free_port;
@@ -41,9 +42,7 @@ impl Process {
     /// The same for a command that becomes the server.
     pub(crate) fn run(command: &mut Command) -> Result<Self, Ended> {
         let stderr = tempfile::tempfile().expect("there is a place for temporary files");
-        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("PSERVER_")) {
-            command.env_remove(variable);
-        }
+        unconfigure(command);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(stderr.try_clone().expect("a file can be shared"));
         let mut child = command.spawn().expect("the program can be run");
@@ -54,7 +53,7 @@ impl Process {
         let mut process = Self { child: Some(child), stderr, address };
         match lines.recv_timeout(PATIENCE) {
             Ok(line) => {
-                let address = line.strip_prefix("ready ").expect("the first line says where it is");
+                let address = ready::address_in(&line).expect("the first line says where it is");
                 process.address = Address::parse(address).expect("the line has an address");
                 Ok(process)
             }

@@ -91,8 +91,8 @@ fn a_child_that_dies_is_named_with_its_status_and_last_words() {
 
 #[test]
 fn a_child_that_leaves_early_is_named() {
-    check_fails("exit 0", TRAINER, "server 0 exited before the end of training");
-    check_fails(SERVER, "[ $5 = 0 ] && exit 0; exec cat", "trainer 0 exited before the end of training");
+    check_fails("exit 0", TRAINER, "server 0 exited before the end of its work");
+    check_fails(SERVER, "[ $5 = 0 ] && exit 0; exec cat", "trainer 0 exited before the end of its work");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Child processes of the quickstart: started, read, and reaped on every path.
+//! Child processes: started, read, and reaped on every path.
 //!
 //! A child has a process group of its own, so that Ctrl-C at a terminal reaches the parent alone, which then stops the
-//! children in order. A child's standard input is a pipe that closes with the parent ([`super::parent_death`]).
+//! children in order. A child's standard input is a pipe that closes with the parent ([`crate::parent_death`]).
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,10 +13,12 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::ready;
 
 /// Period at which the parent polls its children and its own signals.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -30,11 +32,11 @@ const STDERR_LINES_MAX: usize = 12;
 const LINES_QUEUED_MAX: usize = 1024;
 
 /// A child's index, in the order of starting.
-pub(crate) type ChildId = usize;
+pub type ChildId = usize;
 
 /// An event of one child.
 #[derive(Debug, PartialEq)]
-pub(crate) enum ChildEvent {
+pub enum ChildEvent {
     /// The child wrote a line to standard output.
     Line(ChildId, String),
     /// The child exited with status 0, and all its output was delivered.
@@ -42,7 +44,7 @@ pub(crate) enum ChildEvent {
 }
 
 /// All children of this run.
-pub(crate) struct Children {
+pub struct Children {
     processes: Vec<ChildProcess>,
     output: Receiver<ChildOutput>,
     sender: SyncSender<ChildOutput>,
@@ -68,7 +70,10 @@ enum ChildOutput {
 
 impl Children {
     /// No child yet. From here on SIGINT and SIGTERM are errors of [`next`](Self::next).
-    pub(crate) fn new() -> Result<Self> {
+    ///
+    /// # Errors
+    /// The signals cannot be set up.
+    pub fn new() -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("setting up signals")?;
@@ -78,7 +83,10 @@ impl Children {
     }
 
     /// Starts a child.
-    pub(crate) fn start(&mut self, name: String, command: &mut Command) -> Result<ChildId> {
+    ///
+    /// # Errors
+    /// It cannot be started; the error has its name.
+    pub fn start(&mut self, name: String, command: &mut Command) -> Result<ChildId> {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -97,17 +105,47 @@ impl Children {
     }
 
     /// Writes a line to a child's standard input.
-    pub(crate) fn tell(&mut self, child: ChildId, line: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// The child does not read it.
+    pub fn tell(&mut self, child: ChildId, line: &str) -> Result<()> {
         let process = &mut self.processes[child];
         let input = process.child.stdin.as_mut().expect("the pipe is open until `stop`");
         writeln!(input, "{line}").with_context(|| format!("{} does not read its standard input", process.name))
+    }
+
+    /// Waits until a child says that it is ready, at most so long. Returns its address.
+    ///
+    /// # Errors
+    /// A child failed or ended, the parent was interrupted, or the time has passed.
+    pub fn await_ready(&mut self, child: ChildId, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let event = self.next(Some(deadline));
+            match event.with_context(|| format!("{} did not get ready", self.name(child)))? {
+                ChildEvent::Line(from, line) if from == child => {
+                    if let Some(address) = ready::address_in(&line) {
+                        return Ok(address.to_owned());
+                    }
+                }
+                ChildEvent::Line(..) => {}
+                ChildEvent::Exited(other) => return Err(self.exited_early(other)),
+            }
+        }
+    }
+
+    /// The error of a child that has ended well before its work was done.
+    #[must_use]
+    pub fn exited_early(&self, child: ChildId) -> anyhow::Error {
+        let process = &self.processes[child];
+        anyhow!("{} exited before the end of its work: exit status: 0{}", process.name, process.stderr_tail())
     }
 
     /// Waits for the next event.
     ///
     /// # Errors
     /// A child failed, the parent was interrupted, or no event arrived until `deadline`.
-    pub(crate) fn next(&mut self, deadline: Option<Instant>) -> Result<ChildEvent> {
+    pub fn next(&mut self, deadline: Option<Instant>) -> Result<ChildEvent> {
         loop {
             if self.interrupted.load(Ordering::Relaxed) {
                 bail!("interrupted");
@@ -134,17 +172,13 @@ impl Children {
     }
 
     /// The name a child was started with.
-    pub(crate) fn name(&self, child: ChildId) -> &str {
+    #[must_use]
+    pub fn name(&self, child: ChildId) -> &str {
         &self.processes[child].name
     }
 
-    /// The last lines of a child's standard error, each on a line of its own.
-    pub(crate) fn stderr_tail(&self, child: ChildId) -> String {
-        self.processes[child].stderr_tail()
-    }
-
     /// Sends SIGTERM to every child, SIGKILL after [`STOP_GRACE`], and reaps them all.
-    pub(crate) fn stop(mut self) {
+    pub fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let deadline = Instant::now() + STOP_GRACE;
         while self.processes.iter_mut().any(ChildProcess::runs) && Instant::now() < deadline {
