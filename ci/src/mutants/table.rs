@@ -222,7 +222,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         SERVER_FLOW,
         "pace != AccumulatorPace::Rounds || cx.origin.is_replay() {",
         "pace != AccumulatorPace::Rounds || cx.origin.is_replay() && !MUTANT {",
-        RESTARTS,
+        RECORDS,
     ),
     mutant(
         "a round is decided before the record of the one before it",

@@ -285,6 +285,21 @@ fn who_came_back_with_a_push_that_waits_is_waited_for_after_a_restart() {
     Script::new(again).run("push 0 1 w=1 -> *\n show w -> w@1=-2");
 }
 
+/// After the leaves the frames of the journal would complete the round without the gradient that its record alone has.
+#[test]
+fn a_replay_waits_for_the_record_of_a_round_that_looks_complete() {
+    let memory = InMemory::new();
+    let mut script = kept(plan(Mode::Sync, 3), &memory);
+    script.run(
+        "push+ 0 1 w=1 ->
+         push 1 1 w=2 -> 1 done w@1
+         leave 0 -> 0 done
+         leave 2 -> 0 value w@1=-3 & 2 done
+         show w -> w@1=-3",
+    );
+    assert_eq!(restarted(plan(Mode::Sync, 3), &memory).contents(), script.stage.contents());
+}
+
 /// More chunks than a record has entries are decided by several records, of which the last one counts.
 #[test]
 fn a_decision_of_several_records_is_whole_or_not_there() {
