@@ -1,5 +1,5 @@
-//! Needs of the shards of a process of a thing that they share: memory under one limit, or room on a disk. Each shard
-//! says its need, and has the rest that the others leave.
+//! Needs of the shards of a process of a thing that they share: memory of the host or of a device under one limit, or
+//! room on a disk. Each shard says its need, and has the rest that the others leave.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -33,10 +33,24 @@ impl ShardNeed {
         self.own.store(bytes, Relaxed);
     }
 
+    /// Replaces the need, unless the other shards leave less of so many bytes; false then.
+    #[must_use]
+    pub fn try_set(&self, need: u64, of: u64) -> bool {
+        let needs = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = need <= self.left(&needs, of);
+        if fits {
+            self.set(need);
+        }
+        fits
+    }
+
     /// The rest of so many bytes that the other shards leave.
     #[must_use]
     pub fn left_of(&self, bytes: u64) -> u64 {
-        let needs = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.left(&self.all.0.lock().unwrap_or_else(PoisonError::into_inner), bytes)
+    }
+
+    fn left(&self, needs: &[Weak<AtomicU64>], bytes: u64) -> u64 {
         let others = needs.iter().filter_map(Weak::upgrade).filter(|one| !Arc::ptr_eq(one, &self.own));
         others.fold(bytes, |left, one| left.saturating_sub(one.load(Relaxed)))
     }
@@ -56,6 +70,8 @@ mod tests {
         assert_eq!([&one, &two, &three].map(|need| need.left_of(100)), [80, 30, 10]);
         two.set(50);
         assert_eq!((one.left_of(100), three.left_of(100)), (50, 0));
+        assert!(!one.try_set(51, 100) && one.try_set(50, 100));
+        assert_eq!(two.left_of(100), 50);
         // A shard that has moved away needs nothing, once none of its parts is left.
         let part = two.clone();
         drop(two);

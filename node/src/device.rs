@@ -7,6 +7,7 @@ use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::port::{Accelerator, Simulated};
 use pserver_core::server::NoRoom;
+use pserver_core::shares::SharedNeeds;
 use pserver_kernels::cpu::Cpu;
 use pserver_kernels::cuda::{Cuda, CudaDevice, CudaSettings};
 
@@ -102,8 +103,9 @@ struct OpenedShards {
 fn open_shards(found: &CudaDevice, each: &CudaSettings, settings: &Settings) -> Result<OpenedShards, Failure> {
     let (free, total) = found.memory()?;
     let (mut devices, mut refused): (Vec<ShardDevice>, Vec<_>) = (Vec::new(), Vec::new());
+    let needs = SharedNeeds::default();
     for shard in 0..settings.shards {
-        match Cuda::open(each.clone()) {
+        match Cuda::open_sharing(each.clone(), needs.shard()) {
             Ok(cuda) => devices.push(Some(Box::new(cuda))),
             Err(failure) => {
                 refused.push((shard, failure));
@@ -131,7 +133,7 @@ fn summary(each: &CudaSettings, settings: &Settings) -> String {
     };
     let memory = each.memory_bytes.map_or_else(
         || "all free memory is for parameters and states".to_owned(),
-        |bytes| format!("{bytes} bytes are for parameters and states"),
+        |bytes| format!("{bytes} bytes are for the parameters and states of all"),
     );
     let cache = each.cache.as_ref().map_or_else(
         || "compiled rules are not kept".to_owned(),
@@ -148,7 +150,7 @@ fn for_shard(settings: &Settings, ordinal: u32) -> CudaSettings {
     let shards = u64::from(settings.shards);
     let of_job = CudaSettings::for_job(ordinal, settings.job.chunk_bytes, gradients_at_once(settings));
     CudaSettings {
-        memory_bytes: settings.device.memory.map(|all| all / shards),
+        memory_bytes: settings.device.memory,
         gradient_bytes: settings.device.gradients.map_or(of_job.gradient_bytes, |all| all / shards),
         bytes_least: u32::try_from(settings.device.least).unwrap_or(u32::MAX),
         cache: settings.device.cache.clone(),
@@ -183,7 +185,7 @@ mod tests {
         check(
             "--shards 4 --device-memory 1GiB --device-gradients 64MiB --device-least 4KiB --device-cache /c",
             CudaSettings {
-                memory_bytes: Some(256 << 20),
+                memory_bytes: Some(1 << 30),
                 gradient_bytes: 16 << 20,
                 bytes_least: 4096,
                 cache: Some("/c".into()),
@@ -205,8 +207,9 @@ mod tests {
         );
         check(
             "--shards 2 --device-memory 1GiB --device-gradients 8MiB --device-cache /c",
-            "each takes 4194304 bytes for gradients (its share of 8388608) and 1048576 for a sum; 536870912 bytes are \
-             for parameters and states; chunks of 65536 bytes or more live there; compiled rules are kept in /c",
+            "each takes 4194304 bytes for gradients (its share of 8388608) and 1048576 for a sum; 1073741824 bytes are \
+             for the parameters and states of all; chunks of 65536 bytes or more live there; compiled rules are kept \
+             in /c",
         );
     }
 }

@@ -19,6 +19,7 @@ use pserver_core::error::Failure;
 use pserver_core::limits::RULE_SCALARS_MAX;
 use pserver_core::memory::Arena;
 use pserver_core::port::{Accelerator, DeviceFacts, DeviceSlot, Done, NotAdopted, Resident, Work};
+use pserver_core::shares::ShardNeed;
 
 use super::arguments::GRADIENTS_MAX;
 use super::checked::DriverError;
@@ -87,6 +88,14 @@ impl Cuda {
     /// # Errors
     /// [`Failure::Call`] names what was missing: the driver, a device, this device, memory (bytes asked for and free).
     pub fn open(settings: CudaSettings) -> Result<Self, Failure> {
+        Self::open_sharing(settings, ShardNeed::default())
+    }
+
+    /// As [`open`](Self::open); its chunks have the rest of the settings' memory that others who share `need` leave.
+    ///
+    /// # Errors
+    /// As those of [`open`](Self::open).
+    pub fn open_sharing(settings: CudaSettings, need: ShardNeed) -> Result<Self, Failure> {
         settings.check()?;
         let context = CudaContext::open(settings.ordinal).map_err(Failure::call)?;
         let found = context.properties();
@@ -136,7 +145,7 @@ impl Cuda {
             },
             events: WorkEvents { reached, free },
             chunks: ResidentChunks {
-                memory: ChunkMemory::new(&context, settings.memory_bytes, fixed),
+                memory: ChunkMemory::new(&context, (settings.memory_bytes, need), fixed),
                 slots: Vec::new(),
             },
             arenas: PinnedArenas::new(&context),

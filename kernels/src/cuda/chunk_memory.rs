@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use pserver_core::port::{NotAdopted, Resident};
+use pserver_core::shares::ShardNeed;
 
 use super::checked::DriverError;
 use super::gathering::aligned;
@@ -40,7 +41,10 @@ pub(super) struct ChunkRanges {
 /// A bump allocator over blocks; everything is freed at once.
 pub(super) struct ChunkMemory {
     context: Arc<CudaContext>,
+    /// The bytes that all shards may take together.
     limit: Option<u64>,
+    /// The bytes of all blocks, for the other shards.
+    need: ShardNeed,
     blocks: Vec<Arc<DeviceMemory>>,
     /// The unused rest of the last block.
     left: Option<DeviceRange>,
@@ -57,10 +61,11 @@ impl fmt::Display for MemoryUse {
 }
 
 impl ChunkMemory {
-    /// Memory for at most `limit` bytes, besides the `gradients` bytes allocated before.
-    pub(super) fn new(context: &Arc<CudaContext>, limit: Option<u64>, gradients: u64) -> Self {
+    /// Memory for the rest of `limit` bytes that the others who share it leave, besides the `gradients` bytes allocated
+    /// before.
+    pub(super) fn new(context: &Arc<CudaContext>, (limit, need): (Option<u64>, ShardNeed), gradients: u64) -> Self {
         let reasons = MemoryUse { gradients, ..MemoryUse::default() };
-        Self { context: Arc::clone(context), limit, blocks: Vec::new(), left: None, taken: 0, reasons }
+        Self { context: Arc::clone(context), limit, need, blocks: Vec::new(), left: None, taken: 0, reasons }
     }
 
     /// Bytes that can still be allocated, as an estimate.
@@ -72,7 +77,7 @@ impl ChunkMemory {
     fn allowed(&self) -> u64 {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
         match self.limit {
-            Some(limit) => free.min(limit.saturating_sub(self.taken)),
+            Some(limit) => free.min(self.need.left_of(limit).saturating_sub(self.taken)),
             None => free.saturating_sub(kept(total)),
         }
     }
@@ -107,6 +112,7 @@ impl ChunkMemory {
         self.left = None;
         self.blocks.clear();
         self.taken = 0;
+        self.need.set(0);
         self.reasons = MemoryUse { gradients: self.reasons.gradients, ..MemoryUse::default() };
     }
 
@@ -115,6 +121,10 @@ impl ChunkMemory {
         // A whole block, or exactly the needed bytes when that is all there is.
         let mut refused = None;
         for bytes in [needed.max(BLOCK_BYTES), needed].into_iter().filter(|bytes| *bytes <= allowed) {
+            // Another shard may have taken some meanwhile.
+            if !self.need.try_set(self.taken + bytes, self.limit.unwrap_or(u64::MAX)) {
+                continue;
+            }
             match DeviceMemory::new(&self.context, bytes) {
                 Ok(memory) => {
                     self.left = Some(memory.part(0..bytes));
@@ -122,7 +132,10 @@ impl ChunkMemory {
                     self.taken += bytes;
                     return Ok(());
                 }
-                Err(error) => refused = Some(error),
+                Err(error) => {
+                    self.need.set(self.taken);
+                    refused = Some(error);
+                }
             }
         }
         Err(self.exhausted(needed, refused.as_ref()))
@@ -132,7 +145,9 @@ impl ChunkMemory {
     fn exhausted(&self, needed: u64, refused: Option<&DriverError>) -> NotAdopted {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
         let kept = || format!(", {} are kept for the driver", kept(total));
-        let limit = self.limit.map_or_else(kept, |limit| format!(", {limit} are allowed for chunks"));
+        let allowed =
+            |limit| format!(", {limit} are allowed for chunks, of which others leave {}", self.need.left_of(limit));
+        let limit = self.limit.map_or_else(kept, allowed);
         let why = refused.map_or_else(String::new, |refused| format!(": {refused}"));
         NotAdopted::Full(format!(
             "memory of CUDA device {}: {needed} bytes were asked for, {free} of {total} are free{limit}; taken for \

@@ -21,8 +21,8 @@ const STAGING_BYTES: u32 = 2 << 20;
 pub struct CudaSettings {
     /// The ordinal of the device, from zero, as the driver counts.
     pub ordinal: u32,
-    /// Bytes of device memory for parameters, states and kept sums; none means all free memory. They are allocated when
-    /// chunks are adopted.
+    /// Bytes of device memory for parameters, states and kept sums, of all shards that share the device; none means all
+    /// free memory. They are allocated when chunks are adopted.
     pub memory_bytes: Option<u64>,
     /// Bytes of device memory for gradients before they are summed. They are allocated when the device is opened.
     pub gradient_bytes: u64,
