@@ -227,8 +227,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a round is decided before the record of the one before it",
         SERVER_FLOW,
-        "if unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {",
-        "if !MUTANT && unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {",
+        "if cx.keeps_journal() && unit.slot_indices()",
+        "if !MUTANT && cx.keeps_journal() && unit.slot_indices()",
         RESTARTS,
     ),
     mutant(
@@ -310,7 +310,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         SNAPSHOT,
         "self.decide_complete();",
         "if !MUTANT { self.decide_complete(); }",
-        RESTARTS,
+        RECORDS,
     ),
     mutant(
         "a duplicate push is applied again",

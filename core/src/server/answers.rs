@@ -1,9 +1,9 @@
 //! Answers to all requests that wait for a version: with rows, with the value in the wanted type, or without a payload.
 
-use super::group::SlotIndex;
 use std::collections::BTreeSet;
 
 use super::context::Context;
+use super::group::SlotIndex;
 use super::serving::Serving;
 use super::waiters::Waiter;
 use crate::wire::{Flags, Kind};

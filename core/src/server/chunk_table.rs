@@ -1,5 +1,5 @@
-//! The table of a shard: parameters are declared and filled under one generation, and a newer
-//! generation starts from an empty table. The generation is the fence that refuses frames of a superseded initialiser.
+//! The table of a shard: parameters are declared and filled under one generation, and a newer generation starts from an
+//! empty table. The generation is the fence that refuses frames of a superseded initialiser.
 
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};

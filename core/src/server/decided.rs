@@ -3,9 +3,9 @@
 //!
 //! Not here: when a round is decided (`flow`), and what a restart does with its record (`replay`).
 
-use super::group::SlotIndex;
 use std::sync::Arc;
 
+use super::group::SlotIndex;
 use prost::{Enumeration, Message};
 use rustc_hash::FxHashMap;
 

@@ -1,9 +1,8 @@
 //! The accelerator of a shard, and the choice of the chunks that live on it.
 //!
 //! A chunk that lives on the accelerator has a [`DeviceChunk`]; its updates are asynchronous work, whose completions
-//! `update::device` handles. A chunk without one is updated by the processor.
+//! `device_work` handles. A chunk without one is updated by the processor.
 
-use super::group::SlotIndex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use std::time::Duration;
 use super::chunk::Chunk;
 use super::chunk_table::{ChunkTable, Chunks, ShardParameter};
 use super::device_chunk::DeviceChunk;
+use super::group::SlotIndex;
 use super::job::Job;
 use super::options::NoRoom;
 use super::pool::Pool;

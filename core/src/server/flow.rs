@@ -5,10 +5,12 @@
 //! then makes an update of it, as soon as memory and devices allow, and the update is published to the trainers that
 //! wait for it. The modes differ in the pace at which a round receives and completes, and in nothing else.
 //!
-//! A unit has a queue of steps: at most two decided rounds, the share of a total behind the first, and a set of each
-//! chunk behind those that were decided when it came. Deciding takes no time; the steps are made one after the other as
-//! soon as their record is written and memory, device and rows allow, and a unit whose next step cannot be made stands
-//! in [`stalls`](super::stalls) with the reason. A later frame finds the unit as if all steps were made.
+//! A unit has a queue of steps: the rounds that are decided, at most two (where a gradient is a round of its own, all
+//! that have arrived), the share of a total behind the first, and a set of each chunk behind those that were decided
+//! when it came. Deciding takes no time; the steps are made one after the other as soon as their record is written and
+//! memory, device and rows allow. A unit that lacks something other than the device of its own chunk, or its total,
+//! stands in [`stalls`](super::stalls) with the reason. In rounds a later frame finds the unit as if all steps were
+//! made; where the next admission depends on the outcome of a step, it is refused until then.
 //!
 //! A unit is updated and published at once: the chunks of a parameter whose rule needs the whole gradient, or any other
 //! chunk alone.
@@ -86,7 +88,7 @@ impl Serving {
         while !slot_indices.is_empty() {
             let mut decided = Vec::new();
             for slot_index in slot_indices.iter() {
-                self.decide(cx, *slot_index, &mut decided);
+                self.decide(cx, *slot_index, &[false], &mut decided);
             }
             self.record(cx, decided);
             slot_indices.retain(|slot_index| self.advance_unit(cx, *slot_index));
@@ -107,8 +109,9 @@ impl Serving {
         let is_stalled = matches!(step, UnitStep::Stalled);
         if is_stalled || slot_indices.iter().any(|slot_index| self.table.chunks[*slot_index].on_device.is_some()) {
             self.note_awaited(self.flows.of(slot_index).pace, slot_indices);
+            // Now that the open round's update does not need the memory that merging takes.
             let mut decided = Vec::new();
-            self.decide(cx, slot_index, &mut decided);
+            self.decide(cx, slot_index, &[false, true], &mut decided);
             self.record(cx, decided);
         }
         slot_indices.iter().for_each(|slot_index| self.waits.note(*slot_index, &mut self.table.chunks[*slot_index]));
@@ -122,9 +125,7 @@ impl Serving {
             return UnitStep::Advanced;
         }
         if slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
-            if self.stalls.of(slot_indices[0]).is_none() {
-                self.stalls.await_record(cx.now, slot_indices[0]);
-            }
+            self.await_record(cx, slot_indices);
             return UnitStep::Stalled;
         }
         match self.publish_share(cx, unit) {
@@ -146,18 +147,32 @@ impl Serving {
         UnitStep::Advanced
     }
 
-    /// Decides the complete rounds of a chunk's unit, the open one and the one after it, as if updates took no time: of
-    /// a group with a total first that of its gradients, and then that of the total. Appends what is to be recorded. A
-    /// replay decides nothing.
-    fn decide(&mut self, cx: &Context<'_>, slot_index: SlotIndex, decided: &mut Vec<DecidedRound>) {
+    /// Notes why a unit lacks its record, unless it is known: gradients that are still to be merged, or the disk.
+    fn await_record(&mut self, cx: &Context<'_>, slot_indices: &[SlotIndex]) {
+        let first = slot_indices[0];
+        let lacks_sum = |slot_index: &SlotIndex| {
+            let chunk = &self.table.chunks[*slot_index];
+            chunk.is_recorded_whole(false) && !chunk.round.is_merged(false)
+        };
+        match self.stalls.of(first) {
+            Some(_) => {}
+            None if slot_indices.iter().any(lacks_sum) => self.stalls.add(first, StallReason::Memory),
+            None => self.stalls.await_record(cx.now, first),
+        }
+    }
+
+    /// Decides the complete rounds of a chunk's unit among the open one and the next one, as if updates took no time:
+    /// of a group with a total first that of its gradients, and then that of the total. Appends what is to be recorded.
+    /// A replay decides nothing.
+    fn decide(&mut self, cx: &Context<'_>, slot_index: SlotIndex, are_next: &[bool], decided: &mut Vec<DecidedRound>) {
         if self.flows.of(slot_index).pace != AccumulatorPace::Rounds || cx.origin.is_replay() {
             return;
         }
         let unit = self.table.unit(slot_index);
         let (gradients, total) = self.split_total(&unit);
-        for is_next in [false, true] {
+        for is_next in are_next.iter().copied() {
             // A round's record follows that of the round before it.
-            if unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
+            if cx.keeps_journal() && unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
                 return;
             }
             for part in [gradients, total.as_slice()] {

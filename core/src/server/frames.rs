@@ -1,8 +1,8 @@
 //! Frames on their way through a shard: deferred heads, posted receives, results of checks, and whole frames.
 
-use super::group::SlotIndex;
 use std::collections::BTreeMap;
 
+use super::group::SlotIndex;
 use smallvec::SmallVec;
 
 use super::context::Origin;

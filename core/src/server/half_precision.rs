@@ -8,10 +8,10 @@
 //! The budget holds one version per trainer. A trainer that reads a value in all three types, or pulls again before
 //! releasing views, holds more; updates and half-precision answers then wait for it, up to their deadline.
 
-use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::context::Context;
+use super::group::SlotIndex;
 use super::half_values::RoundHalves;
 use super::reply::Refusal;
 use super::serving::Serving;

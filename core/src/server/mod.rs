@@ -5,7 +5,7 @@
 //! collects the actions, and `deadline` gives the next time to call. State that outlives the process goes through
 //! [`crate::checkpoint`].
 //!
-//! A file calls only files below it: neither imports nor calls of methods form a circle of more than four files
+//! A file imports only files below it, and calls of methods form no circle of more than four files
 //! (`ci/src/tidy/circles.rs`). A type that many files give methods to is therefore data with constructors, and what it
 //! does stands in the files of its subjects.
 //!
@@ -21,9 +21,9 @@
 //!
 //! The behaviour, from the top: `session` (entry points), `joins` (a connection becomes a trainer's), `admission`
 //! (every check), `nonfinite` and `record` (payloads and journal), `apply`, then `initialisation`, `pushes`, `rows`,
-//! `pulls`, `sets`, `runs` and `departures`. Below: `retry` (stalled work) and `device_work` (work that an accelerator
-//! has ended), `flow` (from a received gradient to the decided round and the published value), `recording` (the record
-//! of decided rounds), `totals` and `update` (the next value, a file for each case), `answers`, `rows_answers` and
+//! `pulls`, `runs` and `departures`. Below: `retry` (stalled work) and `device_work` (work that an accelerator has
+//! ended), `flow` (from a received gradient to the decided round and the published value), `recording` (the record of
+//! decided rounds), `sets`, `totals` and `update` (the next value, a file for each case), `answers`, `rows_answers` and
 //! `half_precision` (to requests that waited), `verdict` and `completion` (of a gradient, of a round). Beside them
 //! `waits` and `watch` (overdue requests, and their log lines). The disk has `checkpointing`, `marks`, `snapshot`,
 //! `carry`, `replay` and `survey`, server 0 `coordinator`, `membership` (ranks and server slots) and `resumed`

@@ -2,12 +2,12 @@
 //!
 //! Not here: the answers (`answers`, `rows_answers`, `half_precision`).
 
-use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::chunk_table::unknown;
 use super::context::Context;
 use super::contribution::Contribution;
+use super::group::SlotIndex;
 use super::reply::Refusal;
 use super::serving::Serving;
 use super::states::state_of;

@@ -1,7 +1,6 @@
 //! Pushes: a new gradient goes through the [`flow`](super::flow) of its chunk, and a duplicate is answered. An early
 //! gradient waits unacknowledged, at most one per trainer and chunk.
 
-use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::call::CallId;
@@ -9,6 +8,7 @@ use super::compiled_flows::Sender;
 use super::context::{Context, Origin};
 use super::contribution::{Contribution, PushHeader};
 use super::frames::Admitted;
+use super::group::SlotIndex;
 use super::serving::Serving;
 use super::verdict::PushVerdict;
 use crate::accumulator::AccumulatorPace;

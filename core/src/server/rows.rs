@@ -4,7 +4,6 @@
 //! a round holds whole contributions only. Every part but the one with the highest number is acknowledged once
 //! journalled; that one is answered like an undivided contribution, so a trainer that is ahead waits.
 
-use super::group::SlotIndex;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use super::context::{Context, Origin};
 use super::contribution::{Contribution, RowsLease};
 use super::decided::RoundsRecord;
 use super::frames::Admitted;
+use super::group::SlotIndex;
 use super::reply::Refusal;
 use super::serving::Serving;
 use super::states::state_of;

@@ -1,10 +1,10 @@
 //! Answers with rows of a bucket. Where rows replay many missed updates an answer takes several turns.
 
-use super::group::SlotIndex;
 use std::sync::Arc;
 
 use super::bucket::RowsAnswer;
 use super::context::Context;
+use super::group::SlotIndex;
 use super::reply::Refusal;
 use super::serving::{RowsPull, Serving};
 use super::waiters::Waiter;

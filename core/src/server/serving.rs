@@ -2,13 +2,13 @@
 //!
 //! Not here: the requests that change it or read it (`apply`, `pushes`, `pulls`, `sets`, `departures`).
 
-use super::group::SlotIndex;
 use std::collections::VecDeque;
 
 use super::bucket::{RowsAnswer, RowsWorkspace};
 use super::chunk_table::ChunkTable;
 use super::compiled_flows::Flows;
 use super::contribution::ShardPushes;
+use super::group::SlotIndex;
 use super::job::{Job, rule_of_mode};
 use super::needs::Holdings;
 use super::participants::Participants;

@@ -3,12 +3,12 @@
 //!
 //! Not here: the checks (`admission`), the journal (`record`), the changes (`apply`).
 
-use super::initialisation::take;
 use std::time::Duration;
 
 use super::context::Origin;
 use super::device::Device;
 use super::frames::{FrameCheck, ReceivedFrame, ReceivingFrame};
+use super::initialisation::take;
 use super::output::ServerOutput;
 use super::reply::{Refusal, Replies, RetryReason};
 use super::shard::{Phase, Shard, ShardPeer};

@@ -1,5 +1,6 @@
 //! Sets: a trainer replaces values, or the optimizer's state, also of rows. A set that arrives behind updates in
-//! progress is deferred, and applied after the updates that arrived before it.
+//! progress is deferred, and applied after the updates that arrived before it: a step of its unit that is no update, as
+//! is the return of a chunk from a device that has failed.
 
 use super::bucket::rates_of;
 use super::call::CallId;

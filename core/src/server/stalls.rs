@@ -2,10 +2,10 @@
 //!
 //! Not here: the retries (`retry`).
 
-use super::group::SlotIndex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::group::SlotIndex;
 use crate::ids::TrainerId;
 use crate::limits::DEVICE_PRIORITY;
 use crate::time::Now;
@@ -21,7 +21,7 @@ pub(super) struct Stalls {
     /// Chunks with a half-precision answer that lacks a lease.
     pub(super) answers: BTreeSet<SlotIndex>,
     /// The trainer whose refused leave, set or rejoin goes ahead of new gradients for a device, and the deadline of
-    /// that privilege; see `update::grouped`.
+    /// that privilege; see [`Stalls::note_refused`].
     pub(super) priority: Option<(TrainerId, Now)>,
     /// When the records of decided rounds are tried again, which the disk did not take.
     pub(super) record_due: Option<Now>,

@@ -3,13 +3,13 @@
 //!
 //! Not here: the requests of one chunk (`waiters`), their expiry (`waits`), the lines of the log (`watch`).
 
-use super::chunk_table::Chunks;
-use super::group::SlotIndex;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::chunk::Chunk;
+use super::chunk_table::Chunks;
+use super::group::SlotIndex;
 use super::reply::Refusal;
 use super::waiters::Waiter;
 use crate::ids::{PeerId, Version};

@@ -4,11 +4,11 @@
 //! An expired wait changes no state: the round stays open, and a repeated call waits for the same round. The round
 //! completes when a trainer of the missing rank sends its gradient or leaves.
 
-use super::group::SlotIndex;
 use std::time::Duration;
 
 use super::chunk::Chunk;
 use super::context::Context;
+use super::group::SlotIndex;
 use super::presence::Presence;
 use super::reply::Refusal;
 use super::serving::Serving;

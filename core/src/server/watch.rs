@@ -5,9 +5,9 @@
 //!
 //! Not here: the expiry of a wait (`waits`).
 
-use super::group::SlotIndex;
 use std::time::Duration;
 
+use super::group::SlotIndex;
 use super::presence::Presence;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};

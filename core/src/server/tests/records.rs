@@ -241,7 +241,7 @@ fn a_checkpoint_has_a_merged_round_whose_record_the_disk_refused() {
     );
     script.stage.shard.reserve_disk(1 << 30, 0);
     script
-        .run("spare g g.1 g ->\n push+ 1 2 g=3 g.1=3 -> 0 done g@2 g.1@2\n feed ->\n show g g.1 -> g@1=-2 & g.1@1=-2");
+        .run("spare g g.1 g ->\n push+ 1 2 g=3 g.1=3 ->\n feed -> 0 done g@2 g.1@2\n show g g.1 -> g@1=-2 & g.1@1=-2");
     script.stage.shard.reserve_disk(0, 0);
     assert!(script.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
     let writer = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
@@ -283,6 +283,29 @@ fn who_came_back_with_a_push_that_waits_is_waited_for_after_a_restart() {
     }
     again.answers.clear();
     Script::new(again).run("push 0 1 w=1 -> *\n show w -> w@1=-2");
+}
+
+/// The disk has room for a part of what the last gradient brings: also for the gradient, and not for the record of its
+/// round.
+#[test]
+fn a_round_that_is_complete_without_a_record_is_decided_after_a_restart() {
+    const FREE: u64 = 1 << 30;
+    let plan = Plan::new(Mode::Sync, Merge::Sum, 2).with("g", Float32, 2, "optimizer: SGD clip_norm: 1e9");
+    for room in (0..600).step_by(40) {
+        let memory = InMemory::new();
+        memory.set_room(FREE);
+        let mut script = kept(plan.clone(), &memory);
+        script.run("push 0 1 g=1 -> 0 done g@1");
+        script.stage.shard.reserve_disk(memory.free().expect("it is limited") - room, 0);
+        script.run("push 1 1 g=2 -> *");
+        let mut again = restarted(plan.clone(), &memory);
+        for (trainer, actor) in script.stage.actors.clone() {
+            again.connect(trainer, actor.incarnation);
+        }
+        again.answers.clear();
+        script.stage = again;
+        script.run("again 1 -> *\n show g -> g@1=-3");
+    }
 }
 
 /// After the leaves the frames of the journal would complete the round without the gradient that its record alone has.

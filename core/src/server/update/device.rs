@@ -1,4 +1,4 @@
-//! Asynchronous updates: work on an accelerator, and retries of updates without a lease.
+//! Asynchronous updates: work on an accelerator.
 //!
 //! `update` is ready when the round is complete and the chunk's device slot is idle. It takes the gradients out of the
 //! round; the program pauses and the round stays open to no further gradient. On completion `update` is ready again,
@@ -9,6 +9,8 @@
 //! - pulls read the value that is published;
 //! - a value that replaces the chunk's is kept, and put in its place after the updates that had arrived before it;
 //! - a checkpoint holds the chunk before its next update, takes its states, writes it, and lets it go.
+//!
+//! Not here: work that has ended, and chunks that a checkpoint holds (`device_work`).
 
 use crate::memory::Lease;
 use crate::optim::{Formula, Step, square_sums};
@@ -61,7 +63,7 @@ impl Serving {
 }
 
 impl Chunk {
-    /// Whether a device has work in flight for a chunk or its group.
+    /// Whether a device has work in flight for the chunk.
     pub(in crate::server) fn is_at_work(&self) -> bool {
         self.on_device.as_ref().is_some_and(|on_device| on_device.is_busy())
     }
