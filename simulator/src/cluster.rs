@@ -17,7 +17,7 @@ use pserver_node::settings::Settings;
 
 use crate::client::SimClient;
 use crate::faults::{PlannedFault, SimFault};
-use crate::job::SimJob;
+use crate::job::{BOUND, SimJob, SimMode};
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, HostId, SimNetwork};
 use crate::oracle::Oracle;
@@ -586,12 +586,19 @@ impl SimCluster {
         };
     }
 
+    /// Whether a process of a trainer may end before its time. A trainer that comes back while no other is connected
+    /// begins a new run, which awaits those that have left. Where staleness is bounded, a trainer whose processes have
+    /// lost more steps than the bound, each the one that it was sending, is waited for at its end, where it stays.
+    fn may_come_back(&self, trainer: u32) -> bool {
+        let has_lost = || self.job.mode == SimMode::Bounded && self.ranks[trainer as usize].starts > BOUND;
+        !self.job.has_leavers() && !has_lost()
+    }
+
     fn strike(&mut self, fault: SimFault) {
         let now = self.clock.now();
-        // A trainer that comes back while no other is connected begins a new run, which awaits those that have left.
-        let has_leavers = self.job.has_leavers();
         match fault {
-            SimFault::KillTrainer { .. } | SimFault::ReplaceTrainer { .. } if has_leavers => {}
+            SimFault::KillTrainer { trainer, .. } | SimFault::ReplaceTrainer { trainer, .. }
+                if !self.may_come_back(trainer) => {}
             SimFault::Cut { choice } => {
                 if self.network.cut(choice) {
                     self.note("a connection is cut");

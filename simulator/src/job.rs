@@ -15,6 +15,9 @@ use pserver_core::wire::{Address, RowsPart, Scheme};
 use pserver_node::settings::{JournalSetting, Settings};
 use serde::{Deserialize, Serialize};
 
+/// Steps by which the fastest trainer is ahead of the slowest in mode bounded, at most.
+pub(crate) const BOUND: u32 = 2;
+
 /// Bytes of a chunk, and its elements.
 const CHUNK_BYTES: u32 = 4096;
 const CHUNK_ELEMENTS: u64 = 1024;
@@ -139,7 +142,7 @@ impl SimJob {
         let mode = match self.mode {
             SimMode::Sync => Mode::Sync,
             SimMode::Async => Mode::Async,
-            SimMode::Bounded => Mode::Staleness { bound: 2 },
+            SimMode::Bounded => Mode::Staleness { bound: BOUND },
         };
         (settings.job.mode, settings.job.merge) = (mode, Merge::Sum);
         settings.storage.journal = if self.is_synced { JournalSetting::Sync } else { JournalSetting::On };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use pserver_core::ids::ChunkId;
 
-use crate::job::{SimChunk, SimJob, SimMode, first_steps};
+use crate::job::{BOUND, SimChunk, SimJob, SimMode, first_steps};
 
 /// The gradients of one chunk, as sets of steps by trainer.
 #[derive(Clone, Debug, Default)]
@@ -27,9 +27,6 @@ pub(crate) struct Oracle {
 
 /// The acknowledged gradients of some chunks at a time: a value that is asked for later contains them.
 pub(crate) type Acknowledged = Vec<(ChunkId, Vec<u64>)>;
-
-/// Steps by which the fastest trainer is ahead of the slowest in mode bounded, at most.
-const BOUND: u32 = 2;
 
 impl Oracle {
     pub(crate) fn new(job: SimJob) -> Self {

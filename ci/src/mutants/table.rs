@@ -108,8 +108,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a join in the journal is not restored",
         SERVER_REPLAY,
-        "let _ = self.join(who, run_of(&hello));",
-        "if !MUTANT { let _ = self.join(who, run_of(&hello)); }",
+        "if frame.head.kind == Kind::Hello {",
+        "if frame.head.kind == Kind::Hello && MUTANT { return Ok(()); }\n        if frame.head.kind == Kind::Hello {",
         JOINS,
     ),
     mutant(
@@ -244,6 +244,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "self.step_aside(cx, slot_indices);",
         "if !MUTANT { self.step_aside(cx, slot_indices); }",
         &["server::tests::stalled::a_value_waits"],
+    ),
+    mutant(
+        "half of a grouped push of an ended process stays",
+        DEPARTURES,
+        "if self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {",
+        "if !MUTANT && self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {",
+        &["server::tests::modes::half_a_gradient"],
     ),
     mutant(
         "a checkpoint carries nothing over",

@@ -348,12 +348,11 @@ impl Serving {
         self.stalls.of(first).filter(|_| decides)
     }
 
-    /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn, unless it is of a newer
-    /// incarnation: whether that drops the waiting gradient is not decided yet.
+    /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn.
     pub(super) fn check_open_to(&self, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
         self.check_priority(slot_index, head)?;
         match self.is_shut(slot_index) {
-            Some(StallReason::Device) if !self.is_earlier_life_ahead(slot_index, head) => Ok(()),
+            Some(StallReason::Device) => Ok(()),
             _ => self.check_open(slot_index).map_err(|refusal| {
                 let behind = refusal.behind.map(|_| RetryReason::DeviceOfOthers);
                 refusal.behind(behind)
@@ -410,17 +409,6 @@ impl Serving {
             chunk.id.chunk
         );
         Err(Refusal::new(ErrorCode::Busy, text).behind(Some(RetryReason::DeviceOfOthers)))
-    }
-
-    /// Whether a gradient of an earlier incarnation of the trainer waits in a chunk of the group.
-    pub(super) fn is_earlier_life_ahead(&self, slot_index: SlotIndex, head: &Head) -> bool {
-        let ahead = |slot_index: &SlotIndex| self.table.chunks[*slot_index].round.ahead(head.trainer);
-        self.table
-            .unit(slot_index)
-            .slot_indices()
-            .iter()
-            .filter_map(ahead)
-            .any(|one| one.sending.call.incarnation < head.incarnation)
     }
 
     /// Refuses a push of rows that asks for the value: the set of rows to return is undefined.

@@ -7,10 +7,11 @@ use super::call::CallId;
 use super::chunk::Chunk;
 use super::context::{Context, Origin};
 use super::group::{GroupIndex, SlotIndex};
+use super::presence::TrainerLife;
 use super::reply::Refusal;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
-use crate::ids::{Incarnation, TrainerId, Version};
+use crate::ids::{TrainerId, Version};
 use crate::wire::Head;
 
 impl Serving {
@@ -57,14 +58,6 @@ impl Serving {
         }
     }
 
-    /// The chunk's group, if an earlier incarnation of the trainer has a partial push to it.
-    #[inline]
-    pub(super) fn begun_by_earlier_life(&self, chunk: &Chunk, head: &Head) -> Option<GroupIndex> {
-        let is_earlier =
-            |group| self.unfinished_push(group, head.trainer).is_some_and(|call| call.incarnation < head.incarnation);
-        chunk.group.filter(|group| is_earlier(*group))
-    }
-
     /// A trainer's partial push to a group of chunks: its call, as long as a chunk of the group lacks it.
     fn unfinished_push(&self, group: GroupIndex, trainer: TrainerId) -> Option<CallId> {
         let slot_indices = &self.table.groups[group.place()].chunks;
@@ -101,10 +94,17 @@ impl Serving {
         self.run(cx, slot_indices[0], None);
     }
 
-    /// Drops the partial contributions of a trainer's earlier incarnations.
-    pub(super) fn forget_earlier_lives(&mut self, trainer: TrainerId, incarnation: Incarnation) {
+    /// Drops the partial pushes of a trainer's earlier incarnations: parts of rows, and gradients of some chunks of a
+    /// group.
+    pub(super) fn forget_earlier_lives(&mut self, cx: &mut Context<'_>, who: TrainerLife) {
+        let TrainerLife { trainer, incarnation } = who;
         for bucket in self.table.chunks.iter_mut().filter_map(Chunk::bucket_mut) {
             bucket.forget(trainer, |call| call.incarnation < incarnation);
+        }
+        for group in (0..self.table.groups.len()).map(GroupIndex::new) {
+            if self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {
+                self.withdraw_push(cx, trainer, group);
+            }
         }
     }
 

@@ -1,19 +1,22 @@
 //! Connections that become a trainer's: the welcome, and the incarnations that it ends.
 
+use super::context::Origin;
 use super::frames::decode;
 use super::membership::PeerOrigin;
 use super::output::ServerOutput;
 use super::presence::TrainerLife;
 use super::reply::{Refusal, Replies};
-use super::shard::{Phase, Shard, ShardPeer};
+use super::shard::{Shard, ShardPeer};
 use crate::ids::{JobRun, NO_TRAINER, PeerId, RunNumber};
 use crate::limits::TRAINERS_MAX;
+use crate::time::Now;
 use crate::wire::{Frame, Head, HelloMessage, Kind, WelcomeMessage};
 
 impl Shard {
     /// Accepts a connection; a newer incarnation of a trainer closes the connections of older ones.
     pub(super) fn welcome(
         &mut self,
+        now: Now,
         peer: PeerId,
         frame: &Frame,
         replies: &mut Replies,
@@ -24,7 +27,7 @@ impl Shard {
         let (who, run) = (TrainerLife::of(head), run_of(&hello));
         if who.trainer != NO_TRAINER {
             self.record_join(who, run, frame)?;
-            self.join(who, run)?;
+            self.join(who, run, (now, Origin::Unlogged), replies)?;
             let older = |one: &ShardPeer| one.who.is_some_and(|other| other.trainer == who.trainer);
             out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| ServerOutput::Close(*id)));
         }
@@ -54,12 +57,20 @@ impl Shard {
         Ok(())
     }
 
-    /// Records a trainer's incarnation and its run, and drops the partial pushes of older ones.
-    pub(super) fn join(&mut self, who: TrainerLife, run: JobRun) -> Result<(), Refusal> {
+    /// Records a trainer's incarnation and its run, and drops the partial pushes of older ones, which nobody will
+    /// finish.
+    pub(super) fn join(
+        &mut self,
+        who: TrainerLife,
+        run: JobRun,
+        (now, origin): (Now, Origin),
+        replies: &mut Replies,
+    ) -> Result<(), Refusal> {
         self.trainers.note_incarnation(who.trainer, who.incarnation)?;
         self.trainers.note_run(who.trainer, run);
-        if let Phase::Serving(serving) = &mut self.phase {
-            serving.forget_earlier_lives(who.trainer, who.incarnation);
+        self.changes += 1;
+        if let Some((serving, mut cx)) = self.serving(now, None, origin, replies) {
+            serving.forget_earlier_lives(&mut cx, who);
         }
         Ok(())
     }

@@ -40,9 +40,6 @@ impl Serving {
         for (entry, admitted) in frame.entries.iter().zip(admitted) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));
             let slot_index = admitted.slot_index;
-            if let Some(group) = self.begun_by_earlier_life(&self.table.chunks[slot_index], &frame.head) {
-                self.withdraw_push(cx, trainer, group);
-            }
             let contribution = Contribution {
                 trainer,
                 round: entry.round,

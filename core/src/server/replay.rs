@@ -31,7 +31,7 @@ impl Shard {
         if frame.head.kind == Kind::Hello {
             let hello = HelloMessage::decode(frame.control.as_slice()).map_err(|error| damaged(error.to_string()))?;
             // The checkpoint may know a newer incarnation.
-            let _ = self.join(who, run_of(&hello));
+            let _ = self.join(who, run_of(&hello), (Now(0), Origin::Journal(position)), &mut Replies::default());
             return Ok(());
         }
         let _ = self.trainers.note_incarnation(who.trainer, who.incarnation);

@@ -280,7 +280,7 @@ impl Shard {
             None => self.check(peer, frame, &mut found),
         };
         let done = match checked {
-            Ok(()) if frame.head.kind == Kind::Hello => self.welcome(peer, frame, &mut replies, out),
+            Ok(()) if frame.head.kind == Kind::Hello => self.welcome(now, peer, frame, &mut replies, out),
             Ok(()) => {
                 let admitted = &found.admitted;
                 let arrived = ReceivedFrame { now, peer: Some(peer), origin: Origin::Unlogged, frame, admitted };

@@ -81,8 +81,6 @@ impl Serving {
     fn verdict_alone(&self, chunk: &Chunk, head: &Head) -> Result<PushVerdict, Refusal> {
         match chunk.round.ahead(head.trainer) {
             Some(one) if one.is_same_call(head) => return Ok(PushVerdict::Waits),
-            // `push` withdraws it.
-            Some(_) if self.begun_by_earlier_life(chunk, head).is_some() => return Ok(PushVerdict::New),
             Some(_) => {
                 let text = format!(
                     "parameter \"{}\" chunk {}: trainer {} already waits with an earlier gradient",

@@ -206,7 +206,8 @@ fn half_a_gradient_of_an_ended_life_is_not_mixed_with_the_next() {
         "push 0 0 g=9 -> 0 done g@1
          push 1 0 g=1 g.1=1 ->
          reborn 0
-         push 0 0 g=2 g.1=2 -> 1 done g@1 g.1@1 & 0 done g@2 g.1@2
+         show g g.1 -> g@1=-1 & g.1@1=-1
+         push 0 0 g=2 g.1=2 -> 0 done g@2 g.1@2
          show g g.1 -> g@2=-3 & g.1@2=-3",
     );
     check(
