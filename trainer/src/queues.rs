@@ -303,3 +303,6 @@ impl QueueEnd {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests;
