@@ -104,8 +104,8 @@ paddle_pserver_client paddle_new_pserver_client_go(char *addrs, GoInt selected);
 paddle_pserver_client paddle_new_etcd_pserver_client(char *etcd_endpoints);
 
 /**
- * @brief Releases a client: closes its connections once no call of another thread uses them. Releasing what is no
- * client changes only paddle_last_error.
+ * @brief Releases a client: closes its connections once no call of another thread uses them. With a number that is no
+ * client's the call changes only paddle_last_error.
  */
 void paddle_pserver_client_release_go(paddle_pserver_client client);
 

@@ -309,7 +309,7 @@ paddle_pserver_client *paddle_new_pserver_client_with(const char *options);
  *
  * It does not wait, and does not leave the job: the servers go on waiting for this trainer's gradients until
  * another process takes its rank. A trainer that is finished calls paddle_leave first. NULL is nothing to release.
- * Releasing what is no client changes only paddle_last_error.
+ * With a pointer that is no client the call changes only paddle_last_error.
  */
 void paddle_pserver_client_release(paddle_pserver_client *client);
 
@@ -318,8 +318,8 @@ void paddle_pserver_client_release(paddle_pserver_client *client);
  * returns -1 (a started one from paddle_wait) within 100 ms, and paddle_last_error says that it was cancelled.
  *
  * It may be called from a signal handler and from any thread. It returns at once and does not wait for the calls to
- * end. A cancelled call leaves what one leaves whose deadline has passed: its memory is the caller's again, and it may
- * be made again, as no gradient is applied twice. A call that begins after this one has begun is not affected.
+ * end. A cancelled call ends like one whose deadline has passed: its memory is the caller's again, and the call may be
+ * repeated, because no gradient is applied twice. A call that begins after this one has begun is not affected.
  *
  * @return 0; -1 when there is no such client, and paddle_last_error is as it was.
  */
@@ -366,13 +366,13 @@ int paddle_checkpoint(paddle_pserver_client *client,
 int paddle_leave(paddle_pserver_client *client);
 
 /**
- * @brief At which step a trainer goes on whose earlier process has ended, in mode sync: the fewest updates that a
- * parameter has which gets a gradient in each step. A new job has 0. A parameter more than two updates behind the
- * others, such as one that is never sent, is none of these.
+ * @brief Finds the step at which a new process of a trainer continues, in mode sync: the smallest number of updates
+ * over the parameters that get a gradient in each step. A new job has 0. A parameter more than two updates behind the
+ * others, such as one that is never sent, is left out.
  *
  * A trainer calls this after the initialisation and before its first gradient, and begins its loop there. Its next
  * gradients are those of that step; where the earlier process had sent one, the servers acknowledge the new one and do
- * not apply it. A count that the program keeps elsewhere, also in a parameter, may be one step off.
+ * not apply it. A step count that the program keeps elsewhere, also in a parameter, may be one step off.
  *
  * @param rounds becomes the number of the step, from 0.
  * @return 0 if successful, otherwise -1: also in other modes, which have no common steps.
@@ -409,7 +409,7 @@ int paddle_servers(paddle_pserver_client *client);
 void paddle_free(void *memory);
 
 /**
- * @brief Why this thread's last failing call failed: which argument, what was found, what was expected.
+ * @brief The error of this thread's last failing call: the argument, the value found, the value expected.
  *
  * @return the text, which ends with a NUL and is the library's; empty if no call of this thread has failed. It
  * stays as it is until the thread's next failing call, or its end.
@@ -417,7 +417,7 @@ void paddle_free(void *memory);
 const char *paddle_last_error(void);
 
 /**
- * @brief Why this thread's last failing call failed, for programs: what paddle_last_error says, as a number.
+ * @brief The error of this thread's last failing call as a number, for programs.
  *
  * @return one of PADDLE_ERROR_...; 0 if no call of this thread has failed.
  */
@@ -444,9 +444,9 @@ const char *paddle_version(void);
  *
  * @param name its name.
  * @param element_type the type of its elements.
- * @param param_config_proto how it is optimised, and what its rows are: "sparse { height: 1000000 width: 64 uniform {
- * low: -0.1 high: 0.1 } }" with ids below height, or "sparse { width: 64 rows: 1000000 }" with any ids, of which so
- * many may come to be.
+ * @param param_config_proto its optimizer and the form of its rows: "sparse { height: 1000000 width: 64 uniform {
+ * low: -0.1 high: 0.1 } }" with ids below height, or "sparse { width: 64 rows: 1000000 }" with any ids, and at most so
+ * many rows.
  * @return 0 if successful, otherwise -1.
  */
 int paddle_init_rows(paddle_pserver_client *client,
@@ -603,7 +603,7 @@ int paddle_finish_init_params(paddle_pserver_client *client);
  * A float32 parameter comes as halves where dst[i].element_type is PADDLE_ELEMENT_TYPE_FLOAT16 or
  * PADDLE_ELEMENT_TYPE_BFLOAT16 before the call and content has room for exactly half the parameter's bytes: each
  * element is rounded once, to the nearest, of two equally near to the even one; beyond the largest it is infinite, and
- * what is not a number stays so. The server's value stays as it is. A half of a parameter of another type is refused.
+ * a NaN stays one. The server's value stays as it is. A half of a parameter of another type is refused.
  * Where content is NULL or has room for the whole, element_type is only replaced, whatever it was.
  *
  * @param names the names of the parameters, each once.
@@ -700,8 +700,8 @@ int paddle_init_tensor(paddle_pserver_client *client,
  * that failed may be repeated: no gradient is applied twice.
  *
  * With grads and dst it sends gradients and fetches the same parameters with these gradients in them, in one call;
- * rows that are fetched may be others than those that are sent, mostly those of the next step. Everything is checked
- * before anything is sent.
+ * the rows that it fetches may differ from the rows that it sends; mostly they are those of the next step. Everything
+ * is checked before anything is sent.
  *
  * @param grads the gradients; NULL sends none. Each has its parameter's type, or float16 or bfloat16 for a parameter
  * of float32 or float64. Rows may repeat, and are summed; in sync mode a trainer without rows passes ids_len 0.
@@ -836,10 +836,10 @@ int paddle_buffer_free(paddle_pserver_client *client,
  * nothing changes. So the call is always allowed.
  *
  * The memory stays, mapped as it is, until paddle_unregister_buffer, which is refused while a call uses it, or the
- * release of the client. Memory that is freed earlier is still a card's: it then reads and writes pages that are the
- * program's no more, so gradients are stale and values are lost, and nobody is told. The same holds for what the
- * parent writes after a fork where the kernel (before 5.12) or libibverbs (before 35) does not copy a card's pages for
- * the child; there the child may also be without pages that such memory begins and ends in.
+ * release of the client. If memory is freed earlier, the card still uses its pages, which are no longer the program's:
+ * gradients are stale and values are lost without an error. The same holds for memory that the parent writes after a
+ * fork where the kernel (before 5.12) or libibverbs (before 35) does not copy a card's pages for the child; there the
+ * child may also be without pages that such memory begins and ends in.
  *
  * Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
  * call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
@@ -889,7 +889,7 @@ int paddle_unregister_buffer(paddle_pserver_client *client,
                              void *memory);
 
 /**
- * @brief Says how what is sent from an address gets to a server of this machine through shared memory.
+ * @brief Says how a content at an address gets to a server of this machine through shared memory.
  *
  * A buffer stops being read in place when a call failed while a server that was not reached any more may still have
  * read it: the caller may write it again at once, and it is copied from then on.
@@ -921,9 +921,9 @@ int paddle_get_params_view(paddle_pserver_client *client,
  * @brief paddle_get_params_view of values that come as halves: float32 parameters in half the bytes, rounded as
  * paddle_get_params does.
  *
- * @param element_types of each name what it comes as: the parameter's own type, or PADDLE_ELEMENT_TYPE_FLOAT16 or
+ * @param element_types the type of each value: the parameter's own type, or PADDLE_ELEMENT_TYPE_FLOAT16 or
  * PADDLE_ELEMENT_TYPE_BFLOAT16 of a float32 parameter.
- * @return as paddle_get_params_view: also when a parameter is not had as its type.
+ * @return as paddle_get_params_view: -1 also when a parameter cannot come in its type.
  */
 int paddle_get_params_view_as(paddle_pserver_client *client,
                               const char **names,
@@ -936,8 +936,8 @@ int paddle_get_params_view_as(paddle_pserver_client *client,
  * in them, as paddle_get_params_view does.
  *
  * @param grads the gradients of dense parameters, as for paddle_transfer.
- * @param element_types of each gradient what its parameter comes as, as for paddle_get_params_view_as; NULL for the
- * parameters' own types.
+ * @param element_types the type of each fetched value, as for paddle_get_params_view_as; NULL for the parameters' own
+ * types.
  * @param len how many gradients, at least 1.
  * @param learning_rate as for paddle_transfer.
  * @return the view of the gradients' parameters, in the same order, which paddle_view_release frees, or the release of
@@ -963,17 +963,21 @@ int paddle_view_pieces(const paddle_view *view,
  *
  * @param index which parameter, from 0.
  * @param piece which of its pieces, from 0.
- * @param content becomes its first element, which nobody may write; it stays until the view is released.
+ * @param content becomes the address of its first element; it is read-only, and valid until the view is released.
  * @param bytes becomes its length.
  * @return 0 if successful, otherwise -1.
  */
-int paddle_view_piece(const paddle_view *view, int index, int piece, const void **content, size_t *bytes);
+int paddle_view_piece(const paddle_view *view,
+                      int index,
+                      int piece,
+                      const void **content,
+                      size_t *bytes);
 
 /**
- * @brief Releases a view: what paddle_view_piece gave of it is not read any more. The servers get their memory back.
+ * @brief Releases a view: the program reads none of its pieces any more. The servers get their memory back.
  *
  * @return 0 if successful, otherwise -1: when it was released already, and when the connection to a server ended while
- * the view was held, so that what was read of it may be of a later version. It is released in any case.
+ * the view was held, so that the values that were read of it may be of a later version. It is released in any case.
  */
 int paddle_view_release(paddle_view *view);
 
@@ -985,8 +989,8 @@ int paddle_view_release(paddle_view *view);
  * @brief Declares a parameter and sends its initial value, as a vector.
  *
  * @param param the parameter; the caller's memory is not used after the call.
- * @param param_config_proto how this parameter is optimised, in the forms of paddle_begin_init_params; NULL means
- * what was given there.
+ * @param param_config_proto the optimizer of this parameter, in the forms of paddle_begin_init_params; NULL means the
+ * configuration that was given there.
  * @return 0 if successful, otherwise -1. When the initialisation was taken from this trainer, it begins again with
  * paddle_begin_init_params, or the program ends and is started again.
  */

@@ -31,7 +31,7 @@
 
 namespace pserver {
 
-/** @brief A call that failed: which argument, what was found, what was expected. */
+/** @brief A call that failed: the argument, the value found, the value expected. */
 class error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

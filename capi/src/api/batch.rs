@@ -63,7 +63,7 @@ pub extern "C" fn paddle_finish_init_params(client: *mut ClientHandle) -> c_int 
 /// A float32 parameter comes as halves where dst[i].element_type is PADDLE_ELEMENT_TYPE_FLOAT16 or
 /// PADDLE_ELEMENT_TYPE_BFLOAT16 before the call and content has room for exactly half the parameter's bytes: each
 /// element is rounded once, to the nearest, of two equally near to the even one; beyond the largest it is infinite, and
-/// what is not a number stays so. The server's value stays as it is. A half of a parameter of another type is refused.
+/// a NaN stays one. The server's value stays as it is. A half of a parameter of another type is refused.
 /// Where content is NULL or has room for the whole, element_type is only replaced, whatever it was.
 ///
 /// @param names the names of the parameters, each once.

@@ -11,8 +11,8 @@ use super::sys::{ClientHandle, Gradient, Parameter};
 /// @brief Declares a parameter and sends its initial value, as a vector.
 ///
 /// @param param the parameter; the caller's memory is not used after the call.
-/// @param param_config_proto how this parameter is optimised, in the forms of paddle_begin_init_params; NULL means
-/// what was given there.
+/// @param param_config_proto the optimizer of this parameter, in the forms of paddle_begin_init_params; NULL means the
+/// configuration that was given there.
 /// @return 0 if successful, otherwise -1. When the initialisation was taken from this trainer, it begins again with
 /// paddle_begin_init_params, or the program ends and is started again.
 #[unsafe(no_mangle)]

@@ -70,8 +70,8 @@ pub extern "C" fn paddle_new_etcd_pserver_client(etcd_endpoints: *mut c_char) ->
     })
 }
 
-/// @brief Releases a client: closes its connections once no call of another thread uses them. Releasing what is no
-/// client changes only paddle_last_error.
+/// @brief Releases a client: closes its connections once no call of another thread uses them. With a number that is no
+/// client's the call changes only paddle_last_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_pserver_client_release_go(client: GoClient) {
     guard("paddle_pserver_client_release", (), |_| Handle::Number(client).release());

@@ -68,10 +68,10 @@ pub extern "C" fn paddle_buffer_free(client: *mut ClientHandle, buffer: *mut c_v
 /// nothing changes. So the call is always allowed.
 ///
 /// The memory stays, mapped as it is, until paddle_unregister_buffer, which is refused while a call uses it, or the
-/// release of the client. Memory that is freed earlier is still a card's: it then reads and writes pages that are the
-/// program's no more, so gradients are stale and values are lost, and nobody is told. The same holds for what the
-/// parent writes after a fork where the kernel (before 5.12) or libibverbs (before 35) does not copy a card's pages for
-/// the child; there the child may also be without pages that such memory begins and ends in.
+/// release of the client. If memory is freed earlier, the card still uses its pages, which are no longer the program's:
+/// gradients are stale and values are lost without an error. The same holds for memory that the parent writes after a
+/// fork where the kernel (before 5.12) or libibverbs (before 35) does not copy a card's pages for the child; there the
+/// child may also be without pages that such memory begins and ends in.
 ///
 /// Memory of a CUDA device is recognised, if this process has loaded the driver, and from then on may stand wherever a
 /// call takes a content: it is read before it is sent, and written after it was fetched, through as much pinned memory
@@ -133,7 +133,7 @@ pub extern "C" fn paddle_unregister_buffer(client: *mut ClientHandle, memory: *m
     })
 }
 
-/// @brief Says how what is sent from an address gets to a server of this machine through shared memory.
+/// @brief Says how a content at an address gets to a server of this machine through shared memory.
 ///
 /// A buffer stops being read in place when a call failed while a server that was not reached any more may still have
 /// read it: the caller may write it again at once, and it is copied from then on.
@@ -174,9 +174,9 @@ pub extern "C" fn paddle_get_params_view(
 /// @brief paddle_get_params_view of values that come as halves: float32 parameters in half the bytes, rounded as
 /// paddle_get_params does.
 ///
-/// @param element_types of each name what it comes as: the parameter's own type, or PADDLE_ELEMENT_TYPE_FLOAT16 or
+/// @param element_types the type of each value: the parameter's own type, or PADDLE_ELEMENT_TYPE_FLOAT16 or
 /// PADDLE_ELEMENT_TYPE_BFLOAT16 of a float32 parameter.
-/// @return as paddle_get_params_view: also when a parameter is not had as its type.
+/// @return as paddle_get_params_view: -1 also when a parameter cannot come in its type.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_get_params_view_as(
     client: *mut ClientHandle,
@@ -198,8 +198,8 @@ pub extern "C" fn paddle_get_params_view_as(
 /// in them, as paddle_get_params_view does.
 ///
 /// @param grads the gradients of dense parameters, as for paddle_transfer.
-/// @param element_types of each gradient what its parameter comes as, as for paddle_get_params_view_as; NULL for the
-/// parameters' own types.
+/// @param element_types the type of each fetched value, as for paddle_get_params_view_as; NULL for the parameters' own
+/// types.
 /// @param len how many gradients, at least 1.
 /// @param learning_rate as for paddle_transfer.
 /// @return the view of the gradients' parameters, in the same order, which paddle_view_release frees, or the release of
@@ -245,7 +245,7 @@ pub extern "C" fn paddle_view_pieces(view: *const ViewHandle, index: c_int) -> c
 ///
 /// @param index which parameter, from 0.
 /// @param piece which of its pieces, from 0.
-/// @param content becomes its first element, which nobody may write; it stays until the view is released.
+/// @param content becomes the address of its first element; it is read-only, and valid until the view is released.
 /// @param bytes becomes its length.
 /// @return 0 if successful, otherwise -1.
 #[unsafe(no_mangle)]
@@ -272,10 +272,10 @@ pub extern "C" fn paddle_view_piece(
     })
 }
 
-/// @brief Releases a view: what paddle_view_piece gave of it is not read any more. The servers get their memory back.
+/// @brief Releases a view: the program reads none of its pieces any more. The servers get their memory back.
 ///
 /// @return 0 if successful, otherwise -1: when it was released already, and when the connection to a server ended while
-/// the view was held, so that what was read of it may be of a later version. It is released in any case.
+/// the view was held, so that the values that were read of it may be of a later version. It is released in any case.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_view_release(view: *mut ViewHandle) -> c_int {
     guard("paddle_view_release", -1, |_| take_view(view)?.release().map(|()| 0))

@@ -19,9 +19,9 @@ use pserver_client::{CallNumber, Client, DestinationRows, GradientRows, Gradient
 ///
 /// @param name its name.
 /// @param element_type the type of its elements.
-/// @param param_config_proto how it is optimised, and what its rows are: "sparse { height: 1000000 width: 64 uniform {
-/// low: -0.1 high: 0.1 } }" with ids below height, or "sparse { width: 64 rows: 1000000 }" with any ids, of which so
-/// many may come to be.
+/// @param param_config_proto its optimizer and the form of its rows: "sparse { height: 1000000 width: 64 uniform {
+/// low: -0.1 high: 0.1 } }" with ids below height, or "sparse { width: 64 rows: 1000000 }" with any ids, and at most so
+/// many rows.
 /// @return 0 if successful, otherwise -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_init_rows(

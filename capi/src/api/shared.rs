@@ -53,7 +53,7 @@ pub extern "C" fn paddle_new_pserver_client_with(options: *const c_char) -> *mut
 ///
 /// It does not wait, and does not leave the job: the servers go on waiting for this trainer's gradients until
 /// another process takes its rank. A trainer that is finished calls paddle_leave first. NULL is nothing to release.
-/// Releasing what is no client changes only paddle_last_error.
+/// With a pointer that is no client the call changes only paddle_last_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn paddle_pserver_client_release(client: *mut ClientHandle) {
     if client.is_null() {
@@ -66,8 +66,8 @@ pub extern "C" fn paddle_pserver_client_release(client: *mut ClientHandle) {
 /// returns -1 (a started one from paddle_wait) within 100 ms, and paddle_last_error says that it was cancelled.
 ///
 /// It may be called from a signal handler and from any thread. It returns at once and does not wait for the calls to
-/// end. A cancelled call leaves what one leaves whose deadline has passed: its memory is the caller's again, and it may
-/// be made again, as no gradient is applied twice. A call that begins after this one has begun is not affected.
+/// end. A cancelled call ends like one whose deadline has passed: its memory is the caller's again, and the call may be
+/// repeated, because no gradient is applied twice. A call that begins after this one has begun is not affected.
 ///
 /// @return 0; -1 when there is no such client, and paddle_last_error is as it was.
 #[unsafe(no_mangle)]
@@ -131,13 +131,13 @@ pub extern "C" fn paddle_leave(client: *mut ClientHandle) -> c_int {
     guard("paddle_leave", -1, |_| Handle::of_pointer(client).find()?.client.leave().map(|()| 0))
 }
 
-/// @brief At which step a trainer goes on whose earlier process has ended, in mode sync: the fewest updates that a
-/// parameter has which gets a gradient in each step. A new job has 0. A parameter more than two updates behind the
-/// others, such as one that is never sent, is none of these.
+/// @brief Finds the step at which a new process of a trainer continues, in mode sync: the smallest number of updates
+/// over the parameters that get a gradient in each step. A new job has 0. A parameter more than two updates behind the
+/// others, such as one that is never sent, is left out.
 ///
 /// A trainer calls this after the initialisation and before its first gradient, and begins its loop there. Its next
 /// gradients are those of that step; where the earlier process had sent one, the servers acknowledge the new one and do
-/// not apply it. A count that the program keeps elsewhere, also in a parameter, may be one step off.
+/// not apply it. A step count that the program keeps elsewhere, also in a parameter, may be one step off.
 ///
 /// @param rounds becomes the number of the step, from 0.
 /// @return 0 if successful, otherwise -1: also in other modes, which have no common steps.
@@ -192,7 +192,7 @@ pub extern "C" fn paddle_free(memory: *mut c_void) {
     guard("paddle_free", (), |_| allocation::take_back(memory));
 }
 
-/// @brief Why this thread's last failing call failed: which argument, what was found, what was expected.
+/// @brief The error of this thread's last failing call: the argument, the value found, the value expected.
 ///
 /// @return the text, which ends with a NUL and is the library's; empty if no call of this thread has failed. It
 /// stays as it is until the thread's next failing call, or its end.
@@ -201,7 +201,7 @@ pub extern "C" fn paddle_last_error() -> *const c_char {
     last()
 }
 
-/// @brief Why this thread's last failing call failed, for programs: what paddle_last_error says, as a number.
+/// @brief The error of this thread's last failing call as a number, for programs.
 ///
 /// @return one of PADDLE_ERROR_...; 0 if no call of this thread has failed.
 #[unsafe(no_mangle)]

@@ -49,8 +49,8 @@ pub extern "C" fn paddle_init_tensor(
 /// that failed may be repeated: no gradient is applied twice.
 ///
 /// With grads and dst it sends gradients and fetches the same parameters with these gradients in them, in one call;
-/// rows that are fetched may be others than those that are sent, mostly those of the next step. Everything is checked
-/// before anything is sent.
+/// the rows that it fetches may differ from the rows that it sends; mostly they are those of the next step. Everything
+/// is checked before anything is sent.
 ///
 /// @param grads the gradients; NULL sends none. Each has its parameter's type, or float16 or bfloat16 for a parameter
 /// of float32 or float64. Rows may repeat, and are summed; in sync mode a trainer without rows passes ids_len 0.
