@@ -177,7 +177,7 @@ impl Children {
         &self.processes[child].name
     }
 
-    /// Sends SIGTERM to every child, SIGKILL after [`STOP_GRACE`], and reaps them all.
+    /// Sends SIGTERM to every child, SIGKILL after five seconds, and reaps them all.
     pub fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let deadline = Instant::now() + STOP_GRACE;

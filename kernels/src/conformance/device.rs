@@ -29,7 +29,7 @@ const ROUNDS: u64 = 3;
 const UNSUMMED: u64 = 2;
 
 /// Panics with the first promise that an accelerator breaks. `open` opens one with room for a MiB or more, which takes
-/// these rules, momentum, [`Code::Add`] and [`Code::Sum`].
+/// these rules, momentum, [`DeviceCode::Add`] and [`DeviceCode::Sum`].
 ///
 /// # Panics
 /// That is how it tells.
