@@ -536,8 +536,11 @@ impl SimTrainer {
             self.phase = TrainerPhase::Idle;
             return;
         }
-        if self.is_at_end(cx) && self.has_all(cx) && !self.flags.is_ahead {
-            if cx.job.last(self.rank) < cx.job.steps {
+        let leaves = cx.job.last(self.rank) < cx.job.steps;
+        let has_all = self.has_all(cx) && !self.flags.is_ahead;
+        // The last gradient of a trainer that leaves may be in an open round.
+        if self.is_at_end(cx) && (has_all || leaves && self.prng.below(2) == 0) {
+            if leaves {
                 self.leave();
                 return;
             }
