@@ -12,7 +12,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most servers, and most trainers, on one machine.
 pub(crate) const CHILDREN_MAX: i64 = 64;
 
-/// The servers of a self.
+/// The servers of a job.
 pub(crate) struct LocalServers<'a> {
     pub(crate) servers: u16,
     pub(crate) shards: u16,

@@ -213,10 +213,7 @@ fn check(mistake: &str, text: &str, parts: &[&str]) {
 
 /// Standard error and output of the program for these arguments; it must fail.
 fn complaint(arguments: &[String]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
-    for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("PSERVER_")) {
-        command.env_remove(variable);
-    }
+    let mut command = pserver_processes::unconfigured(Path::new(env!("CARGO_BIN_EXE_pserver")));
     let ended = command.args(arguments).stdin(Stdio::null()).output().expect("the program can be run");
     assert!(!ended.status.success(), "{arguments:?} is no mistake: {ended:?}");
     let [output, errors] = [ended.stdout, ended.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());

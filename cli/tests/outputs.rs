@@ -16,10 +16,7 @@ fn file(path: &str) -> PathBuf {
 }
 
 fn pserver(arguments: &[&str], folder: &Path) -> Command {
-    let mut command = Command::new(PROGRAM);
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"PSERVER_")) {
-        command.env_remove(name);
-    }
+    let mut command = pserver_processes::unconfigured(Path::new(PROGRAM));
     command.args(arguments).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
     command
 }

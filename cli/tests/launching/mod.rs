@@ -57,9 +57,7 @@ impl MarkedRun {
     pub(crate) fn start(mut command: Command) -> Self {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
-        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("PSERVER_")) {
-            command.env_remove(variable);
-        }
+        pserver_processes::unconfigure(&mut command);
         command.env(MARK, &mark).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program can be run");
         let output = read(child.stdout.take().expect("it is a pipe"));

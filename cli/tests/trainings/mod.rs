@@ -40,10 +40,7 @@ impl Place {
 
     /// The command, without settings of the surroundings.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
-        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("PSERVER_")) {
-            command.env_remove(variable);
-        }
+        let mut command = pserver_processes::unconfigured(Path::new(env!("CARGO_BIN_EXE_pserver")));
         command.current_dir(self.path()).args(arguments).stdin(Stdio::null());
         command
     }
