@@ -192,8 +192,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a round whose record the disk does not take is updated",
         SERVER_FLOW,
-        "lacks_record(false) && cx.keeps_journal()",
-        "lacks_record(false) && !MUTANT && cx.keeps_journal()",
+        "cx.keeps_journal() && self.table.chunks[slot_index].lacks_record(false)",
+        "!MUTANT && cx.keeps_journal() && self.table.chunks[slot_index].lacks_record(false)",
         RECORDS,
     ),
     mutant(
@@ -227,8 +227,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a round is decided before the record of the one before it",
         SERVER_FLOW,
-        "if cx.keeps_journal() && unit.slot_indices()",
-        "if !MUTANT && cx.keeps_journal() && unit.slot_indices()",
+        "if unit.slot_indices().iter().any(is_behind) {",
+        "if !MUTANT && unit.slot_indices().iter().any(is_behind) {",
         RESTARTS,
     ),
     mutant(

@@ -337,15 +337,12 @@ impl Serving {
         if !self.stalls.is_any() {
             return None;
         }
-        let chunk = &self.table.chunks[slot_index];
-        let group = self.table.group(chunk);
         let decides = match self.flows.of(slot_index).pace {
             AccumulatorPace::Rounds => false,
-            AccumulatorPace::Any => group.is_some(),
+            AccumulatorPace::Any => self.table.chunks[slot_index].group.is_some(),
             AccumulatorPace::Bounded(_) => true,
         };
-        let first = group.map_or(slot_index, |group| group.chunks[0]);
-        self.stalls.of(first).filter(|_| decides)
+        self.stalls.of(self.table.first_of_unit(slot_index)).filter(|_| decides)
     }
 
     /// Refuses a gradient for a stalled chunk. During a device update it may wait for its turn.

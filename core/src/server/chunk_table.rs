@@ -284,6 +284,11 @@ impl ChunkTable {
         }
     }
 
+    /// The first chunk of that unit, by which its stalls name it.
+    pub(super) fn first_of_unit(&self, slot_index: SlotIndex) -> SlotIndex {
+        self.group(&self.chunks[slot_index]).map_or(slot_index, |group| group.chunks[0])
+    }
+
     /// Declares the parameter of an init frame, or checks that an earlier declaration is equal. A refused frame
     /// declares nothing.
     pub(super) fn declare(&mut self, message: InitMessage, entries: &[Entry]) -> Result<(), Refusal> {

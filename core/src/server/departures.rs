@@ -74,7 +74,7 @@ impl Serving {
 
     /// Withdraws a partial push that its trainer will not finish, so that it no longer blocks others. Chunks restored
     /// from a newer checkpoint stay as they are: they record the later state.
-    pub(super) fn withdraw_push(&mut self, cx: &mut Context<'_>, trainer: TrainerId, group: GroupIndex) {
+    fn withdraw_push(&mut self, cx: &mut Context<'_>, trainer: TrainerId, group: GroupIndex) {
         let slot_indices = Arc::clone(&self.table.groups[group.place()].chunks);
         if cx.is_before_restored(&self.table.chunks[slot_indices[0]]) {
             return;
@@ -86,10 +86,10 @@ impl Serving {
             // The sender, if connected, gets the requested value after the next gradient of another trainer.
             let version = Version(chunk.version.0 + 1);
             let withdrawn = chunk.round.withdraw(trainer);
-            if let Some(waiter) = withdrawn.and_then(|one| one.waiter(version, one.since?)) {
-                self.waits.add(*slot_index, &mut self.table.chunks[*slot_index], waiter);
+            match withdrawn.and_then(|one| one.waiter(version, one.since?)) {
+                Some(waiter) => self.waits.add(*slot_index, chunk, waiter),
+                None => self.waits.note(*slot_index, chunk),
             }
-            self.waits.note(*slot_index, &mut self.table.chunks[*slot_index]);
         }
         self.run(cx, slot_indices[0], None);
     }
@@ -109,7 +109,7 @@ impl Serving {
     }
 
     /// Drops the partial contributions of a departed trainer.
-    pub(super) fn forget_gathered(&mut self, origin: Origin, trainer: TrainerId) {
+    fn forget_gathered(&mut self, origin: Origin, trainer: TrainerId) {
         for chunk in self.table.chunks.iter_mut().filter(|chunk| !origin.is_before_restored(chunk)) {
             if let Some(bucket) = chunk.bucket_mut() {
                 bucket.forget(trainer, |_| true);

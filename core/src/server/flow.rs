@@ -88,7 +88,7 @@ impl Serving {
         while !slot_indices.is_empty() {
             let mut decided = Vec::new();
             for slot_index in slot_indices.iter() {
-                self.decide(cx, *slot_index, &[false], &mut decided);
+                self.decide(cx, *slot_index, false, &mut decided);
             }
             self.record(cx, decided);
             slot_indices.retain(|slot_index| self.advance_unit(cx, *slot_index));
@@ -111,7 +111,7 @@ impl Serving {
             self.note_awaited(self.flows.of(slot_index).pace, slot_indices);
             // Now that the open round's update does not need the memory that merging takes.
             let mut decided = Vec::new();
-            self.decide(cx, slot_index, &[false, true], &mut decided);
+            self.decide(cx, slot_index, true, &mut decided);
             self.record(cx, decided);
         }
         slot_indices.iter().for_each(|slot_index| self.waits.note(*slot_index, &mut self.table.chunks[*slot_index]));
@@ -161,29 +161,30 @@ impl Serving {
         }
     }
 
-    /// Decides the complete rounds of a chunk's unit among the open one and the next one, as if updates took no time:
-    /// of a group with a total first that of its gradients, and then that of the total. Appends what is to be recorded.
-    /// A replay decides nothing.
-    fn decide(&mut self, cx: &Context<'_>, slot_index: SlotIndex, are_next: &[bool], decided: &mut Vec<DecidedRound>) {
+    /// Decides the open round of a chunk's unit, or the next one, if it is complete, as if updates took no time: of a
+    /// group with a total first that of its gradients, and then that of the total. Appends what is to be recorded. A
+    /// replay decides nothing.
+    fn decide(&mut self, cx: &Context<'_>, slot_index: SlotIndex, is_next: bool, decided: &mut Vec<DecidedRound>) {
         if self.flows.of(slot_index).pace != AccumulatorPace::Rounds || cx.origin.is_replay() {
             return;
         }
         let unit = self.table.unit(slot_index);
         let (gradients, total) = self.split_total(&unit);
-        for is_next in are_next.iter().copied() {
-            // A round's record follows that of the round before it.
-            if cx.keeps_journal() && unit.slot_indices().iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
+        // A round is decided behind the one before it, and its record follows that one's.
+        let is_behind = |slot_index: &SlotIndex| {
+            self.lacks_record(cx, *slot_index) || is_next && !self.table.chunks[*slot_index].has_decided(false)
+        };
+        if unit.slot_indices().iter().any(is_behind) {
+            return;
+        }
+        for part in [gradients, total.as_slice()] {
+            if part.first().is_none_or(|first| self.table.chunks[*first].has_decided(is_next)) {
+                continue;
+            }
+            if !part.iter().all(|slot_index| self.is_round_complete(*slot_index, is_next)) {
                 return;
             }
-            for part in [gradients, total.as_slice()] {
-                if part.first().is_none_or(|first| self.table.chunks[*first].has_decided(is_next)) {
-                    continue;
-                }
-                if !part.iter().all(|slot_index| self.is_round_complete(*slot_index, is_next)) {
-                    return;
-                }
-                self.set_decided(cx, part, is_next, decided);
-            }
+            self.set_decided(cx, part, is_next, decided);
         }
     }
 
@@ -215,7 +216,7 @@ impl Serving {
     /// Whether a chunk's open round is decided, and its record still to be written.
     #[inline]
     fn lacks_record(&self, cx: &Context<'_>, slot_index: SlotIndex) -> bool {
-        self.table.chunks[slot_index].lacks_record(false) && cx.keeps_journal()
+        cx.keeps_journal() && self.table.chunks[slot_index].lacks_record(false)
     }
 
     /// Writes the records of these chunks' decided rounds that the disk did not take.
@@ -247,7 +248,7 @@ impl Serving {
         if let Some(refusal) = refused {
             tracing::warn!("decided rounds wait for their record: {}", refusal.text);
             for one in &decided[recorded..] {
-                self.stalls.await_record(cx.now, self.table.unit(one.slot_index).slot_indices()[0]);
+                self.stalls.await_record(cx.now, self.table.first_of_unit(one.slot_index));
             }
         }
     }
@@ -259,12 +260,12 @@ impl Serving {
             let chunk = &mut self.table.chunks[slot_index];
             let tensor = (chunk.element_type, chunk.bytes);
             if chunk.is_recorded_whole(is_next) && chunk.round.merge(is_next, cx.kernels, cx.pool, tensor).is_err() {
-                short.push(self.table.unit(slot_index).slot_indices()[0]);
+                short.push(self.table.first_of_unit(slot_index));
             }
         }
         for first in short {
             self.stalls.add(first, StallReason::Memory);
-            decided.retain(|one| self.table.unit(one.slot_index).slot_indices()[0] != first);
+            decided.retain(|one| self.table.first_of_unit(one.slot_index) != first);
         }
     }
 
