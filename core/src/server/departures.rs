@@ -1,6 +1,7 @@
 //! Departures and returns of trainers: no round waits for a departed trainer, and a push that it left unfinished is
 //! withdrawn.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::call::CallId;
@@ -23,11 +24,7 @@ impl Serving {
             return Ok(());
         }
         self.forget_gathered(cx.origin, head.trainer);
-        for group in (0..self.table.groups.len()).map(GroupIndex::new) {
-            if self.unfinished_push(group, head.trainer).is_some() {
-                self.withdraw_push(cx, head.trainer, group);
-            }
-        }
+        self.withdraw_unfinished(cx, head.trainer, |_| true);
         // Gradients that waited for the departed trainer may enter now.
         self.run_all(cx, self.table.chunks.slot_indices());
         cx.replies.done_whole(cx.peer, head);
@@ -58,34 +55,45 @@ impl Serving {
         }
     }
 
-    /// A trainer's partial push to a group of chunks: its call, as long as a chunk of the group lacks it.
-    fn unfinished_push(&self, group: GroupIndex, trainer: TrainerId) -> Option<CallId> {
+    /// Withdraws a trainer's partial pushes to groups of chunks, of those calls that it will not finish.
+    fn withdraw_unfinished(&mut self, cx: &mut Context<'_>, trainer: TrainerId, is_over: impl Fn(CallId) -> bool) {
+        for group in (0..self.table.groups.len()).map(GroupIndex::new) {
+            for call in self.unfinished_pushes(group, trainer) {
+                if is_over(call) {
+                    self.withdraw_push(cx, group, trainer, call);
+                }
+            }
+        }
+    }
+
+    /// The calls of a trainer that have a gradient in some chunks of a group and none in others. The trainer's earlier
+    /// call may be under way to a device in all of them.
+    fn unfinished_pushes(&self, group: GroupIndex, trainer: TrainerId) -> BTreeSet<CallId> {
         let slot_indices = &self.table.groups[group.place()].chunks;
         if self.flows.of(slot_indices[0]).pace == AccumulatorPace::Rounds {
-            return None;
+            return BTreeSet::new();
         }
-        let sent = |slot_index: &SlotIndex| {
-            let round = &self.table.chunks[*slot_index].round;
-            round.contribution(trainer).or(round.ahead(trainer))
-        };
-        let call = slot_indices.iter().find_map(sent)?.sending.call;
-        slot_indices.iter().any(|slot_index| sent(slot_index).is_none()).then_some(call)
+        let round = |slot_index: &SlotIndex| &self.table.chunks[*slot_index].round;
+        let mut calls: BTreeSet<CallId> = slot_indices.iter().flat_map(|one| round(one).calls(trainer)).collect();
+        calls.retain(|call| slot_indices.iter().any(|one| !round(one).calls(trainer).any(|other| other == *call)));
+        calls
     }
 
     /// Withdraws a partial push that its trainer will not finish, so that it no longer blocks others. Chunks restored
     /// from a newer checkpoint stay as they are: they record the later state.
-    fn withdraw_push(&mut self, cx: &mut Context<'_>, trainer: TrainerId, group: GroupIndex) {
+    fn withdraw_push(&mut self, cx: &mut Context<'_>, group: GroupIndex, trainer: TrainerId, call: CallId) {
         let slot_indices = Arc::clone(&self.table.groups[group.place()].chunks);
         if cx.is_before_restored(&self.table.chunks[slot_indices[0]]) {
             return;
         }
-        let held = &mut self.table.groups[group.place()];
-        held.owner = held.owner.filter(|owner| *owner != trainer);
         for slot_index in slot_indices.iter() {
             let chunk = &mut self.table.chunks[*slot_index];
             // The sender, if connected, gets the requested value after the next gradient of another trainer.
             let version = Version(chunk.version.0 + 1);
-            let withdrawn = chunk.round.withdraw(trainer);
+            let withdrawn = chunk.round.withdraw(trainer, call);
+            if withdrawn.is_some() {
+                self.table.groups[group.place()].owner = None;
+            }
             match withdrawn.and_then(|one| one.waiter(version, one.since?)) {
                 Some(waiter) => self.waits.add(*slot_index, chunk, waiter),
                 None => self.waits.note(*slot_index, chunk),
@@ -101,11 +109,7 @@ impl Serving {
         for bucket in self.table.chunks.iter_mut().filter_map(Chunk::bucket_mut) {
             bucket.forget(trainer, |call| call.incarnation < incarnation);
         }
-        for group in (0..self.table.groups.len()).map(GroupIndex::new) {
-            if self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {
-                self.withdraw_push(cx, trainer, group);
-            }
-        }
+        self.withdraw_unfinished(cx, trainer, |call| call.incarnation < incarnation);
     }
 
     /// Drops the partial contributions of a departed trainer.

@@ -139,6 +139,23 @@ fn departures_and_values_come_again_while_a_gradient_of_no_round_is_under_way() 
     );
 }
 
+#[test]
+fn half_a_gradient_of_an_ended_life_goes_while_a_whole_one_of_that_life_is_under_way() {
+    check(
+        Mode::Async,
+        2,
+        "push 0 0 g=1 g.1=1 -> 0 done g@1 g.1@1
+         turn ->
+         push 0 0 g=9 ->
+         reborn 0
+         push 0 0 g=2 g.1=2 ->
+         finish -> 0 done g@2 g.1@2
+         push 1 0 g=4 g.1=4 -> 1 done g@3 g.1@3
+         finish ->
+         show g g.1 -> g@3=-7 & g.1@3=-7",
+    );
+}
+
 /// How many milliseconds pass until what trainer 2 does every 20 of them is done, while trainers 0 and 1 push again as
 /// soon as their gradients are in, so that one is always ahead. Nothing after two seconds.
 fn let_in_after(before: &str, command: &str) -> Option<u64> {

@@ -16,7 +16,7 @@ use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Round, Ticket, Version};
 use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
 use crate::prng::Prng;
-use crate::wire::{Entry, Flags, Frame, Head, Kind, PushMessage, RowsPart, SettingMessage};
+use crate::wire::{Entry, Frame, Head, Kind, PushMessage, RowsPart, SettingMessage};
 
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
@@ -137,26 +137,31 @@ const SOUND: Fault = Fault::Refuses(u64::MAX);
 struct Unanswered {
     trainer: u32,
     parcel: Parcel,
-    /// Its chunks whose answers are known.
+    /// Its chunks that the shard has acknowledged, and those whose answers were not lost.
+    acknowledged: BTreeSet<ChunkId>,
     answered: BTreeSet<ChunkId>,
 }
 
 impl Unanswered {
     /// Notes an answer to the frame.
-    fn note(&mut self, answer: &Frame) {
+    fn note(&mut self, answer: &Frame, is_lost: bool) {
         let (asked, answered) = (&self.parcel.frame.head, &answer.head);
-        if (asked.request, asked.trainer) == (answered.request, answered.trainer) {
-            self.answered.extend(answer.entries.iter().map(|entry| entry.id));
-            if answer.entries.is_empty() {
-                self.answered.extend(self.parcel.frame.entries.iter().map(|entry| entry.id));
+        // A welcome may have the number of a request.
+        let is_answer = (asked.request, asked.trainer) == (answered.request, answered.trainer);
+        if is_answer && answered.kind != Kind::Welcome {
+            let is_whole = answer.entries.is_empty();
+            let entries = if is_whole { &self.parcel.frame.entries } else { &answer.entries };
+            self.acknowledged.extend(entries.iter().map(|entry| entry.id));
+            if !is_lost {
+                self.answered.extend(entries.iter().map(|entry| entry.id));
             }
         }
     }
 
-    fn is_answered(&self) -> bool {
-        let entries = &self.parcel.frame.entries;
+    /// Whether these are all its chunks.
+    fn is(&self, chunks: &BTreeSet<ChunkId>) -> bool {
         // A frame without a chunk is a leave, which is answered at once.
-        entries.is_empty() || entries.iter().all(|entry| self.answered.contains(&entry.id))
+        self.parcel.frame.entries.iter().all(|entry| chunks.contains(&entry.id))
     }
 }
 
@@ -386,10 +391,9 @@ impl Pair {
     /// A trainer leaves, or a new life of it begins.
     fn change(&mut self, trainer: u32) {
         let at = trainer as usize;
-        // A life whose values are still to come would be repeated, and a shard that was restarted has nothing of it.
-        let awaits_value =
-            |one: &Unanswered| one.trainer == trainer && one.parcel.frame.head.flags.contains(Flags::WANT_VALUE);
-        if self.unanswered.iter().any(awaits_value) {
+        // A life that waits for its round's record would be repeated, and a shard that was restarted has nothing of it.
+        let waits = |one: &Unanswered| one.trainer == trainer && !one.is(&one.acknowledged);
+        if self.course.mode == Mode::Sync && self.unanswered.iter().any(waits) {
             return;
         }
         let others = self.is_away.iter().enumerate().filter(|(other, away)| *other != at && !**away).count();
@@ -405,6 +409,7 @@ impl Pair {
         let incarnation = Incarnation(self.peace.actors[&trainer].incarnation.0 + 1);
         self.peace.connect(trainer, incarnation);
         self.trouble.connect(trainer, incarnation);
+        self.history.extend(states(&self.peace));
         // A new life begins where the versions are.
         let versions = self.peace.contents();
         self.rounds[at] = versions.iter().map(|(_, version, ..)| version.0 + 1).collect();
@@ -415,7 +420,8 @@ impl Pair {
         self.peace.deliver(trainer, &parcel);
         self.history.extend(states(&self.peace));
         let is_refused = !self.peace.errors().is_empty();
-        self.unanswered.push(Unanswered { trainer, parcel: parcel.clone(), answered: BTreeSet::new() });
+        let (acknowledged, answered) = (BTreeSet::new(), BTreeSet::new());
+        self.unanswered.push(Unanswered { trainer, parcel: parcel.clone(), acknowledged, answered });
         if self.prng.below(100) < self.course.kills {
             // The frame is lost on the way, or begins to land, when the shard is killed.
             if self.prng.below(2) == 0 && !parcel.body.is_empty() {
@@ -430,6 +436,8 @@ impl Pair {
         if is_refused {
             // A refused frame is not repeated; both shards refused it. With it the call is over, and its other frames,
             // which came before, are not repeated either: the trainer's next call may be ahead of them by now.
+            // A trainer that has left may have been refused what it repeated after a restart.
+            self.trouble.answers.retain(|one| one.frame.head.request == parcel.frame.head.request);
             assert_eq!(self.peace.errors(), self.trouble.errors());
             let call = |head: &Head| (head.trainer, head.incarnation, head.sequence);
             self.unanswered.retain(|one| call(&one.parcel.frame.head) != call(&parcel.frame.head));
@@ -458,11 +466,10 @@ impl Pair {
                 self.trouble.answers.push(answer);
                 continue;
             }
-            if self.prng.below(4) > 0 {
-                self.unanswered.iter_mut().for_each(|one| one.note(&answer.frame));
-            }
+            let is_lost = self.prng.below(4) == 0;
+            self.unanswered.iter_mut().for_each(|one| one.note(&answer.frame, is_lost));
         }
-        self.unanswered.retain(|one| !one.is_answered());
+        self.unanswered.retain(|one| !one.is(&one.answered));
     }
 
     fn save_a_little(&mut self) {
