@@ -27,6 +27,9 @@ use crate::trainer::{SimTrainer, TrainerContext, TrainerRecord, TrainerTurn};
 
 /// Simulated time after the last fault in which the job must end.
 const END_LIMIT: Duration = Duration::from_secs(300);
+/// Time for which faults must keep processes from each other, in all, before a trainer may be called lost: the grace
+/// time of a rank, less the longest pause before a client connects again.
+const APART_MIN: Duration = Duration::from_millis(900);
 /// Events after which a simulation that does not end has failed.
 const EVENTS_MAX: u64 = 2_000_000;
 
@@ -159,6 +162,8 @@ struct SimCluster {
     actors: BTreeMap<EndpointId, Actor>,
     oracle: Oracle,
     stage: SimStage,
+    /// How long faults have kept processes from each other, in all.
+    apart: Duration,
     found: ClusterOutcome,
 }
 
@@ -231,6 +236,7 @@ impl SimCluster {
             actors: BTreeMap::new(),
             oracle: Oracle::new(job.clone()),
             stage: SimStage::Training,
+            apart: Duration::ZERO,
             found: ClusterOutcome { digest: seed, ..ClusterOutcome::default() },
             job: job.clone(),
         })
@@ -336,6 +342,7 @@ impl SimCluster {
         }
         let host = &mut self.servers[usize::from(server)];
         let start = host.starts;
+        let may_be_replaced = self.job.shares_disk && 1 < start;
         let Some(process) = host.process_of(endpoint) else { return Ok(()) };
         let (lag, is_troubled) = (process.fate.take_lag(), process.is_troubled);
         let turn = if is_former && process.fate.is_dead() { ServerTurn::Refused } else { turn };
@@ -376,7 +383,7 @@ impl SimCluster {
                 Ok(())
             }
             // A registration of an earlier process that came late: its shard has moved without it.
-            ServerTurn::Ended(text) if self.job.shares_disk && text.contains("was replaced by owner") => {
+            ServerTurn::Ended(text) if may_be_replaced && text.contains("was replaced by owner") => {
                 self.note("a server ends as its shard was taken");
                 self.end_server(server, false, Duration::from_millis(500));
                 Ok(())
@@ -528,7 +535,8 @@ impl SimCluster {
         }
         let (job, oracle, seen) = (&self.job, &mut self.oracle, &mut self.found.seen);
         let is_former = process.is_former();
-        let mut cx = TrainerContext { job, oracle, record, seen };
+        let may_be_lost = APART_MIN < self.apart;
+        let mut cx = TrainerContext { job, oracle, record, may_be_lost, seen };
         match process.turn(trainer_time(now), &mut cx).with_context(|| format!("trainer {number}"))? {
             TrainerTurn::Goes(due) => {
                 let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));
@@ -596,6 +604,7 @@ impl SimCluster {
 
     fn strike(&mut self, fault: SimFault) {
         let now = self.clock.now();
+        self.apart += fault.apart();
         match fault {
             SimFault::KillTrainer { trainer, .. } | SimFault::ReplaceTrainer { trainer, .. }
                 if !self.may_come_back(trainer) => {}
@@ -629,10 +638,12 @@ impl SimCluster {
                     self.note("an operation of a disk fails");
                 }
             }
-            SimFault::FailStore { is_done } => {
+            SimFault::FailStore { is_done, times } => {
                 if let Some(process) = &self.servers[0].process {
                     let fault = if is_done { StoreFault::Unanswered } else { StoreFault::Refused };
-                    process.store_faults.lock().unwrap_or_else(PoisonError::into_inner).push_back(fault);
+                    let mut faults = process.store_faults.lock().unwrap_or_else(PoisonError::into_inner);
+                    (0..times).for_each(|_| faults.push_back(fault));
+                    drop(faults);
                     self.note(if is_done { "an answer of the store is lost" } else { "a change of the store fails" });
                 }
             }
@@ -653,6 +664,12 @@ impl SimCluster {
             SimFault::MoveShard { server, shard, to } => {
                 let shard = ShardMessage { server: server.into(), shard: shard.into() };
                 self.order(Request::Move(MoveRequest { shard: Some(shard), to: to.into() }));
+            }
+            SimFault::SlowStep { trainer, time } => {
+                if let Some(process) = &mut self.ranks[trainer as usize].process {
+                    process.slow_down(time);
+                    self.note("a trainer computes for long");
+                }
             }
             SimFault::Cancel { trainer } => {
                 if let Some(process) = &mut self.ranks[trainer as usize].process {

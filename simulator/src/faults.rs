@@ -26,8 +26,12 @@ pub(crate) enum SimFault {
     LoseHostAtDisk { server: u16, operations: u64, time: Duration },
     /// One of the next operations of a server's disk fails.
     FailDisk { server: u16, operations: u64 },
-    /// The next change of the store of coordination fails: it does not happen, or its answer is lost.
-    FailStore { is_done: bool },
+    /// The next changes of the store of coordination fail: they do not happen, or their answers are lost.
+    FailStore {
+        is_done: bool,
+        #[serde(default = "once")]
+        times: u32,
+    },
     /// Syncs of a server's disk take longer for a time.
     SlowDisk { server: u16, slowness: u64, time: Duration },
     /// A process stands still for a time; its clock does not.
@@ -38,10 +42,37 @@ pub(crate) enum SimFault {
     JumpClock { server: u16, time: Duration },
     /// A trainer cancels its call.
     Cancel { trainer: u32 },
+    /// A trainer computes its next step for a time.
+    SlowStep { trainer: u32, time: Duration },
     /// An operator orders a shard to a server.
     MoveShard { server: u16, shard: u16, to: u16 },
     /// Another process takes a trainer's rank, while the one that had it stands still for a time and then goes on.
     ReplaceTrainer { trainer: u32, time: Duration },
+}
+
+impl SimFault {
+    /// How long it keeps processes from each other.
+    pub(crate) fn apart(self) -> Duration {
+        match self {
+            Self::Block { time, .. }
+            | Self::KillTrainer { time, .. }
+            | Self::KillServer { time, .. }
+            | Self::KillAtDisk { time, .. }
+            | Self::LoseHost { time, .. }
+            | Self::LoseHostAtDisk { time, .. }
+            | Self::SlowDisk { time, .. }
+            | Self::PauseServer { time, .. }
+            | Self::ReplaceServer { time, .. }
+            | Self::JumpClock { time, .. }
+            | Self::ReplaceTrainer { time, .. } => time,
+            Self::FailDisk { .. } => Duration::from_millis(500),
+            Self::Cut { .. }
+            | Self::FailStore { .. }
+            | Self::Cancel { .. }
+            | Self::SlowStep { .. }
+            | Self::MoveShard { .. } => Duration::ZERO,
+        }
+    }
 }
 
 /// A fault and its time after the start.
@@ -51,26 +82,65 @@ pub(crate) struct PlannedFault {
     pub(crate) fault: SimFault,
 }
 
+fn once() -> u32 {
+    1
+}
+
 /// Draws the faults of a simulation.
 pub(crate) fn draw(prng: &mut Prng, job: &SimJob) -> Vec<PlannedFault> {
     // A seed in eight is without faults, and shows that nothing else goes wrong.
     let count = if prng.below(8) == 0 { 0 } else { 1 + prng.below(12) };
     let span = u64::from(job.trainers) * job.steps * 15_000_000 + 500_000_000;
-    let mut plan: Vec<_> = (0..count)
-        .map(|_| PlannedFault { at: Duration::from_nanos(prng.below(span)), fault: draw_one(prng, job) })
-        .collect();
+    let mut plan = Vec::new();
+    for _ in 0..count {
+        let at = Duration::from_nanos(prng.below(span));
+        plan.push(PlannedFault { at, fault: draw_one(prng, job) });
+        if prng.below(3) == 0 {
+            // The recovery from the first one is disturbed.
+            plan.push(PlannedFault { at: soon_after(prng, at), fault: draw_one(prng, job) });
+        }
+    }
     if job.shares_disk {
-        // Beside the faults, not in their place.
-        let server = |prng: &mut Prng| u16::try_from(prng.below(job.servers.into())).expect("it is small");
-        let moves = 1 + prng.below(8);
-        plan.extend((0..moves).map(|_| {
-            let shard = u16::try_from(prng.below(job.shards.into())).expect("it is small");
-            let fault = SimFault::MoveShard { server: server(prng), shard, to: server(prng) };
-            PlannedFault { at: Duration::from_nanos(prng.below(span)), fault }
-        }));
+        draw_moves(prng, job, span, &mut plan);
+    }
+    if job.stores_apart && 0 < count && prng.below(2) == 0 {
+        draw_refusals(prng, job, Duration::from_nanos(prng.clone().below(span)), &mut plan);
     }
     plan.sort_by_key(|planned| planned.at);
     plan
+}
+
+fn soon_after(prng: &mut Prng, at: Duration) -> Duration {
+    let limit = prng.choose(&[5_000_000, 50_000_000, 500_000_000]);
+    at + Duration::from_nanos(prng.below(limit))
+}
+
+/// Draws moves of shards, which are beside the faults and not in their place. Some shards are sent on at once.
+fn draw_moves(prng: &mut Prng, job: &SimJob, span: u64, plan: &mut Vec<PlannedFault>) {
+    let server = |prng: &mut Prng| u16::try_from(prng.below(job.servers.into())).expect("it is small");
+    for _ in 0..1 + prng.below(8) {
+        let shard = u16::try_from(prng.below(job.shards.into())).expect("it is small");
+        let (home, at) = (server(prng), Duration::from_nanos(prng.below(span)));
+        plan.push(PlannedFault { at, fault: SimFault::MoveShard { server: home, shard, to: server(prng) } });
+        if prng.below(2) == 0 {
+            let fault = SimFault::MoveShard { server: home, shard, to: server(prng) };
+            plan.push(PlannedFault { at: soon_after(prng, at), fault });
+        }
+    }
+}
+
+/// Draws a time in which the coordinator's store refuses changes while there are some, and the coordinator's restart
+/// after it.
+fn draw_refusals(prng: &mut Prng, job: &SimJob, at: Duration, plan: &mut Vec<PlannedFault>) {
+    let times = u32::try_from(1 + prng.below(6)).expect("it is small");
+    plan.push(PlannedFault { at, fault: SimFault::FailStore { is_done: false, times } });
+    for trainer in 0..job.trainers {
+        let time = Duration::from_millis(1 + prng.below(20));
+        let choices = [SimFault::KillTrainer { trainer, time }, SimFault::ReplaceTrainer { trainer, time }];
+        plan.push(PlannedFault { at: soon_after(prng, at), fault: prng.choose(&choices) });
+    }
+    let (killed, time) = (at + Duration::from_millis(prng.below(1000)), Duration::from_millis(1 + prng.below(100)));
+    plan.push(PlannedFault { at: killed, fault: SimFault::KillServer { server: 0, time } });
 }
 
 fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
@@ -80,7 +150,7 @@ fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
     let operations = 1 + prng.below(40);
     let hosts = u64::from(job.servers) + u64::from(job.trainers);
     let host = |prng: &mut Prng| u16::try_from(prng.below(hosts)).expect("it is small");
-    match prng.below(15) {
+    match prng.below(16) {
         0..3 => SimFault::Cut { choice: prng.next() },
         3 => SimFault::Block { from: host(prng), to: host(prng), time },
         4..6 => SimFault::KillTrainer { trainer, time },
@@ -88,7 +158,7 @@ fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
         8 if job.is_synced => SimFault::LoseHost { server, time },
         9 if job.is_synced => SimFault::LoseHostAtDisk { server, operations, time },
         8..10 => SimFault::KillAtDisk { server, operations, time },
-        10 if job.stores_apart && prng.below(2) == 0 => SimFault::FailStore { is_done: prng.below(2) == 0 },
+        10 if job.stores_apart && prng.below(2) == 0 => SimFault::FailStore { is_done: prng.below(2) == 0, times: 1 },
         10 => SimFault::FailDisk { server, operations },
         11 => SimFault::SlowDisk { server, slowness: 1 + prng.below(300), time },
         12 => match prng.below(4) {
@@ -97,6 +167,7 @@ fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
             _ => SimFault::JumpClock { server, time },
         },
         13 => SimFault::ReplaceTrainer { trainer, time },
+        14 => SimFault::SlowStep { trainer, time },
         _ => SimFault::Cancel { trainer },
     }
 }

@@ -148,6 +148,8 @@ struct TrainerTimes {
     impatient_at: Option<Now>,
     /// When a failed call is repeated.
     repeat_at: Option<Now>,
+    /// How much longer than others the next step takes.
+    slow: Duration,
     /// Earliest time of the next question for addresses.
     search_at: Now,
 }
@@ -157,6 +159,8 @@ pub(crate) struct TrainerContext<'a> {
     pub(crate) job: &'a SimJob,
     pub(crate) oracle: &'a mut Oracle,
     pub(crate) record: &'a mut TrainerRecord,
+    /// Whether faults have kept a trainer from servers for long.
+    pub(crate) may_be_lost: bool,
     pub(crate) seen: &'a mut BTreeMap<&'static str, u64>,
 }
 
@@ -218,6 +222,11 @@ impl SimTrainer {
         if matches!(self.phase, TrainerPhase::Pushing { .. } | TrainerPhase::Pulling | TrainerPhase::Learning) {
             self.times.impatient_at = Some(now);
         }
+    }
+
+    /// The next step takes so much longer.
+    pub(crate) fn slow_down(&mut self, time: Duration) {
+        self.times.slow = time;
     }
 
     /// Asks for every value once more.
@@ -399,6 +408,11 @@ impl SimTrainer {
             ErrorCode::Invalid => bail!("trainer {}: a call was refused: {}", self.rank, refused.text),
             _ if self.flags.is_former => self.phase = TrainerPhase::Idle,
             ErrorCode::Deadline => {
+                let is_loss = refused.text.contains("which has not connected again");
+                if is_loss {
+                    cx.note("a call ends because a trainer is lost");
+                }
+                ensure!(cx.may_be_lost || !is_loss, "no trainer was away for long: {}", refused.text);
                 cx.note("a call ends without an answer");
                 self.times.repeat_at = Some(now + REPEAT_PAUSE);
             }
@@ -548,7 +562,7 @@ impl SimTrainer {
             self.phase = TrainerPhase::Idle;
             return;
         }
-        let pause = Duration::from_millis(self.prng.below(30));
+        let pause = Duration::from_millis(self.prng.below(30)) + std::mem::take(&mut self.times.slow);
         self.phase = TrainerPhase::Computing { until: now + pause };
     }
 
