@@ -129,17 +129,17 @@ fn draw_moves(prng: &mut Prng, job: &SimJob, span: u64, plan: &mut Vec<PlannedFa
     }
 }
 
-/// Draws a time in which the coordinator's store refuses changes while there are some, and the coordinator's restart
-/// after it.
+/// Draws a time in which the coordinator's store refuses changes while trainers are replaced, the coordinator's restart
+/// after it, and trainers that are replaced again.
 fn draw_refusals(prng: &mut Prng, job: &SimJob, at: Duration, plan: &mut Vec<PlannedFault>) {
-    let times = u32::try_from(1 + prng.below(6)).expect("it is small");
+    let times = prng.choose(&[1, 3, 200]);
     plan.push(PlannedFault { at, fault: SimFault::FailStore { is_done: false, times } });
-    for trainer in 0..job.trainers {
+    let (killed, time) = (soon_after(prng, at), Duration::from_millis(1 + prng.below(100)));
+    for (trainer, begins) in (0..job.trainers).flat_map(|trainer| [(trainer, at), (trainer, killed + time)]) {
         let time = Duration::from_millis(1 + prng.below(20));
         let choices = [SimFault::KillTrainer { trainer, time }, SimFault::ReplaceTrainer { trainer, time }];
-        plan.push(PlannedFault { at: soon_after(prng, at), fault: prng.choose(&choices) });
+        plan.push(PlannedFault { at: soon_after(prng, begins), fault: prng.choose(&choices) });
     }
-    let (killed, time) = (at + Duration::from_millis(prng.below(1000)), Duration::from_millis(1 + prng.below(100)));
     plan.push(PlannedFault { at: killed, fault: SimFault::KillServer { server: 0, time } });
 }
 
