@@ -1,4 +1,4 @@
-//! Frames of many chunks: each chunk does what it would do alone.
+//! Frames of many chunks: each chunk has the result that it would have in a frame of its own.
 
 use prost::Message;
 
@@ -24,7 +24,7 @@ fn plan(mode: Mode) -> Plan {
         .with("clipped", Float32, 3 * 1024, "sgd { momentum: 0.5 } clip_norm: 3")
 }
 
-/// Whether a trainer's next gradient of a chunk is taken, or waits and is no more than one ahead.
+/// Whether a trainer's next gradient of a chunk is accepted, or waits at most one round ahead.
 fn is_allowed(mode: Mode, own: u64, fewest: u64) -> bool {
     match mode {
         Mode::Sync => own < fewest + 2,
@@ -52,17 +52,17 @@ fn chosen(prng: &mut Prng, chunks: &[ChunkId]) -> Vec<ChunkId> {
 }
 
 /// The answers by connection and chunk, independent of frames; a value with its bytes.
-fn told(answers: &[Answer]) -> Vec<(u64, u8, ChunkId, Round, Vec<u8>)> {
-    let mut told = Vec::new();
+fn answered(answers: &[Answer]) -> Vec<(u64, u8, ChunkId, Round, Vec<u8>)> {
+    let mut by_chunk = Vec::new();
     for Answer { peer, frame, body } in answers {
         let mut body = body.iter();
         for entry in &frame.entries {
             let bytes = if entry.bytes > 0 { body.next().expect("it has a payload").clone() } else { Vec::new() };
-            told.push((peer.0, frame.head.kind as u8, entry.id, entry.round, bytes));
+            by_chunk.push((peer.0, frame.head.kind as u8, entry.id, entry.round, bytes));
         }
     }
-    told.sort();
-    told
+    by_chunk.sort();
+    by_chunk
 }
 
 fn check(mode: Mode, seed: u64) {
@@ -100,16 +100,16 @@ fn check(mode: Mode, seed: u64) {
         }
         assert_eq!(together.errors(), Vec::<String>::new(), "{mode:?} {seed}");
         assert!(together.contents() == apart.contents(), "{mode:?} {seed}: the chunks differ");
-        assert!(told(&together.answers) == told(&apart.answers), "{mode:?} {seed}: the answers differ");
+        assert!(answered(&together.answers) == answered(&apart.answers), "{mode:?} {seed}: the answers differ");
     }
 }
 
-/// 12 courses of each mode. `PSERVER_SEED` replays.
+/// Twelve random sequences of pushes in each mode. `PSERVER_SEED` replays them.
 #[test]
-fn a_frame_of_many_chunks_does_what_a_frame_for_each_does() {
+fn a_frame_of_many_chunks_equals_one_frame_for_each_chunk() {
     let given = std::env::var("PSERVER_SEED").ok().and_then(|text| text.parse().ok());
     let seed: u64 = given.unwrap_or(0x5eed_0016);
-    println!("a_frame_of_many_chunks_does_what_a_frame_for_each_does: PSERVER_SEED={seed}");
+    println!("a_frame_of_many_chunks_equals_one_frame_for_each_chunk: PSERVER_SEED={seed}");
     for course in 0..12 {
         for mode in [Mode::Sync, Mode::Async, Mode::Delta, Mode::Staleness { bound: 2 }] {
             check(mode, seed + course);
@@ -132,8 +132,8 @@ fn the_answers_to_each_trainer_share_a_frame() {
     Script::new(Stage::serving(plan)).run(script);
 }
 
-/// The memory for new versions of one length runs out: chunks of another length go on, and those that lack it follow
-/// when there is some again.
+/// The memory for new versions of one length runs out. Chunks of another length go on, and the chunks without memory
+/// follow when some is free again.
 #[test]
 fn chunks_that_wait_for_memory_do_not_hold_up_the_others() {
     const CHUNKS: u64 = 40;
@@ -145,7 +145,7 @@ fn chunks_that_wait_for_memory_do_not_hold_up_the_others() {
         let parcel = stage.push(0, long.chain([(id(1, 0), round, gradient(3))]).collect(), true);
         stage.deliver(0, &parcel);
     };
-    // Turns in which nothing arrives would try again.
+    // Turns in which nothing arrives would retry.
     (stage.holds, stage.is_late) = (true, true);
     push(&mut stage, 1);
     let pool = &mut stage.shard.pool;
@@ -170,7 +170,7 @@ fn chunks_that_wait_for_memory_do_not_hold_up_the_others() {
 }
 
 #[test]
-fn a_client_that_knows_a_later_leader_is_sent_to_it_and_frames_of_other_terms_are_refused() {
+fn a_client_that_knows_a_later_term_and_frames_of_other_terms_are_refused() {
     let mut stage = Stage::serving(Plan::new(Mode::Sync, Merge::Mean, 1).with("w", Float32, 4, SGD));
     let frame = stage.push(0, vec![(id(0, 0), 1, vec![0; 16])], true);
     let mut of_another = frame.clone();

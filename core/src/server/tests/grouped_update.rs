@@ -1,7 +1,7 @@
-//! Chunks that step together on an accelerator: their sums, the norm, and their updates take several turns, and what
-//! comes of it is what comes of it at once.
+//! Grouped updates on an accelerator: the sums, the norm and the updates of the chunks take several turns. The result
+//! equals that of an update in one turn.
 //!
-//! `restart` has such chunks too, on accelerators that fail, with little room, while shards are killed.
+//! `restart` covers grouped updates too, on faulty accelerators with little memory, while shards are killed.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn tight(mode: Mode, trainers: u32) -> Plan {
     Plan::new(mode, Merge::Mean, trainers).with("g", Float32, 2050, TIGHT).with("t", Float64, 513, TIGHT)
 }
 
-/// The chunks are on the accelerator, which works only in the turns that it is given.
+/// A shard whose chunks are on an accelerator that works only in turns of the test.
 fn late(plan: Plan, accelerator: impl Accelerator + 'static) -> Stage {
     let mut stage = Stage::empty(plan).with_accelerator(accelerator).initialised();
     stage.finish_work();
@@ -62,7 +62,7 @@ fn rounds(trainers: u32, rounds: std::ops::RangeInclusive<u64>) -> String {
 }
 
 #[test]
-fn a_round_takes_three_turns_in_which_nothing_of_it_shows() {
+fn a_grouped_update_takes_three_turns_and_readers_see_the_old_version() {
     check(
         Mode::Sync,
         2,
@@ -82,7 +82,7 @@ fn a_round_takes_three_turns_in_which_nothing_of_it_shows() {
 }
 
 #[test]
-fn who_comes_and_goes_and_what_is_set_meanwhile_is_as_after_a_round() {
+fn membership_changes_and_sets_during_a_device_round_apply_after_it() {
     check(
         Mode::Sync,
         2,
@@ -103,7 +103,7 @@ fn who_comes_and_goes_and_what_is_set_meanwhile_is_as_after_a_round() {
 }
 
 #[test]
-fn gradients_of_no_round_wait_for_the_whole_one_before_them() {
+fn async_gradients_wait_for_the_grouped_update_before_them() {
     check(
         Mode::Async,
         3,
@@ -120,9 +120,9 @@ fn gradients_of_no_round_wait_for_the_whole_one_before_them() {
     );
 }
 
-/// The next admission may depend on it.
+/// The admission of the next gradient may depend on the running update.
 #[test]
-fn departures_and_values_come_again_while_a_gradient_of_no_round_is_under_way() {
+fn departures_and_sets_are_busy_during_an_async_grouped_update() {
     check(
         Mode::Async,
         2,
@@ -140,7 +140,7 @@ fn departures_and_values_come_again_while_a_gradient_of_no_round_is_under_way() 
 }
 
 #[test]
-fn half_a_gradient_of_an_ended_life_goes_while_a_whole_one_of_that_life_is_under_way() {
+fn a_partial_push_of_an_older_incarnation_is_dropped_during_its_device_update() {
     check(
         Mode::Async,
         2,
@@ -156,9 +156,9 @@ fn half_a_gradient_of_an_ended_life_goes_while_a_whole_one_of_that_life_is_under
     );
 }
 
-/// How many milliseconds pass until what trainer 2 does every 20 of them is done, while trainers 0 and 1 push again as
-/// soon as their gradients are in, so that one is always ahead. Nothing after two seconds.
-fn let_in_after(before: &str, command: &str) -> Option<u64> {
+/// Milliseconds until a command of trainer 2, retried every 20 ms, is done. Trainers 0 and 1 push again once their
+/// gradients are applied, so a gradient is always ahead of the command. `None` after two seconds.
+fn milliseconds_until_done(before: &str, command: &str) -> Option<u64> {
     let mut script = Script::new(late(loose(Mode::Async, 3), device()));
     script.run(before);
     let (mut may_push, mut refused) = ([Some(0), Some(0)], 0);
@@ -189,20 +189,20 @@ fn let_in_after(before: &str, command: &str) -> Option<u64> {
 }
 
 #[test]
-fn departures_values_and_returns_get_in_however_many_gradients_are_ahead() {
+fn departures_sets_and_rejoins_are_admitted_under_a_steady_load_of_gradients() {
     for (before, command) in [
         ("", "leave 2"),
         ("", "set 2 g=3"),
         ("", "set 2 g=3 g.1=4"),
         ("leave 2 -> 2 done\n reborn 2", "push 2 0 g=1 g.1=1"),
     ] {
-        let after = let_in_after(before, command);
+        let after = milliseconds_until_done(before, command);
         assert!(after.is_some_and(|after| after <= 100), "{command}: {after:?} ms");
     }
 }
 
 #[test]
-fn who_was_refused_and_never_comes_again_holds_gradients_up_for_a_moment() {
+fn a_refused_leave_that_is_not_retried_delays_gradients_for_250_ms() {
     check(
         Mode::Async,
         3,
@@ -220,7 +220,7 @@ fn who_was_refused_and_never_comes_again_holds_gradients_up_for_a_moment() {
     );
 }
 
-/// The values and states of a shard on the processor after the same.
+/// Values and states of a shard on the processor after the same script.
 fn plain(plan: Plan, script: &str) -> Contents {
     let mut script_of = Script::new(Stage::serving(plan));
     script_of.run(script);
@@ -228,7 +228,7 @@ fn plain(plan: Plan, script: &str) -> Contents {
 }
 
 #[test]
-fn bits_are_those_of_the_processor_however_long_it_takes_and_whatever_finds_room() {
+fn device_results_equal_the_processors_for_any_duration_and_device_memory() {
     for (mode, trainers) in [(Mode::Sync, 1), (Mode::Sync, 3), (Mode::Async, 2)] {
         let script = rounds(trainers, 1..=4);
         let expected = plain(tight(mode, trainers), &script);
@@ -250,7 +250,7 @@ fn bits_are_those_of_the_processor_however_long_it_takes_and_whatever_finds_room
 }
 
 #[test]
-fn a_device_that_refuses_a_sum_or_an_update_of_one_chunk_changes_nothing() {
+fn a_refused_sum_or_update_of_one_chunk_does_not_change_the_result() {
     let script = rounds(2, 1..=3);
     let expected = plain(tight(Mode::Sync, 2), &script);
     // Five loads, then five sums and five updates a round.
@@ -263,7 +263,7 @@ fn a_device_that_refuses_a_sum_or_an_update_of_one_chunk_changes_nothing() {
 }
 
 #[test]
-fn a_device_that_breaks_in_between_costs_nothing_where_there_are_no_states_and_else_stops_the_shard_by_name() {
+fn a_device_failure_in_a_grouped_update_stops_the_shard_only_if_states_are_lost() {
     let script = "push 0 1 g=1 g.1=1 -> *\n finish -> *\n push 0 2 g=2 g.1=2 -> *\n finish -> *\n \
                   show g g.1 -> g@2=-3 & g.1@2=-3";
     // Two loads, two sums, two updates, and once more.
@@ -271,7 +271,7 @@ fn a_device_that_breaks_in_between_costs_nothing_where_there_are_no_states_and_e
         let broken = FaultyAccelerator::new(device(), Fault::Breaks(nth));
         Script::new(late(loose(Mode::Sync, 1), broken)).run(script);
     }
-    // Five loads, sums and updates, and then a sum of which nobody knows.
+    // Five loads, sums and updates, then a sum whose outcome is unknown.
     let storage = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(storage.clone());
     let accelerator = FaultyAccelerator::new(device(), Fault::Breaks(17));
@@ -297,8 +297,8 @@ fn a_device_that_breaks_in_between_costs_nothing_where_there_are_no_states_and_e
 }
 
 #[test]
-fn a_checkpoint_in_between_has_all_chunks_of_one_round() {
-    // Also where the last of the chunks found no room, or the first was refused.
+fn a_checkpoint_during_a_grouped_update_has_all_chunks_of_one_round() {
+    // Also without device memory for the last chunk, and with a refusal of the first.
     let homes = [(u64::MAX, u64::MAX), (24_600, u64::MAX), (u64::MAX, 1)];
     for ((bytes, refused), turns) in homes.into_iter().flat_map(|home| (0..4).map(move |turns| (home, turns))) {
         let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
@@ -330,7 +330,7 @@ fn a_checkpoint_in_between_has_all_chunks_of_one_round() {
 
 /// The three chunks are updated with the norms of all, on the processor also where there is a device.
 #[test]
-fn a_rule_with_norms_takes_them_over_all_chunks() {
+fn norms_of_a_rule_are_over_all_chunks() {
     const LARS: &str = "algorithm: 'lars' rule_set { key: 'mu' value: 0 } rule_set { key: 'share' value: 0.5 } \
                         const_lr { learning_rate: 1 }";
     let plan = || Plan::new(Mode::Sync, Merge::Sum, 2).with("g", Float32, 2050, LARS);
@@ -363,7 +363,7 @@ fn a_rule_with_norms_takes_them_over_all_chunks() {
 }
 
 #[test]
-fn room_for_sums_is_asked_for_with_that_for_parameters_and_states() {
+fn device_memory_for_sums_is_reserved_with_that_for_parameters_and_states() {
     // 4,100 bytes and as many of a sum, and 16 of its squares.
     let named = |bytes| Stage::empty(loose(Mode::Sync, 1)).with_named_accelerator(Simulated::new(Plain, bytes, 1));
     let script = "push 0 1 g=1 g.1=1 -> *\n show g g.1 -> g@1=-1 & g.1@1=-1";
@@ -376,7 +376,7 @@ fn room_for_sums_is_asked_for_with_that_for_parameters_and_states() {
 }
 
 #[test]
-fn a_round_that_has_no_memory_for_its_values_begins_when_it_has() {
+fn a_grouped_update_without_memory_for_its_values_starts_when_some_is_free() {
     for bytes in [u64::MAX, 9000] {
         let stage = late(loose(Mode::Sync, 1), Simulated::new(Plain, bytes, 1));
         Script::new(stage).run(

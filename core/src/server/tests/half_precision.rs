@@ -1,4 +1,4 @@
-//! Values that somebody has as halves.
+//! Values in half precision: pulls and pushes that ask for bfloat16 or binary16.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 }
 
 #[test]
-fn each_trainer_has_the_round_as_it_asks_for_it() {
+fn each_trainer_gets_the_value_in_the_type_it_asks_for() {
     // Both are ties of bfloat16, and exact in binary16.
     let script = "
         push+ 0 1 w/b=-1.00390625,-1.01171875 ->
@@ -35,7 +35,7 @@ fn each_trainer_has_the_round_as_it_asks_for_it() {
 }
 
 #[test]
-fn a_push_that_comes_again_is_answered_with_the_same_bits() {
+fn a_duplicate_push_is_answered_with_the_same_bits() {
     check(
         plan(Mode::Sync, 2),
         "push+ 0 1 w/b=-1.00390625 ->
@@ -59,7 +59,7 @@ fn a_push_that_comes_again_is_answered_with_the_same_bits() {
 }
 
 #[test]
-fn a_value_that_is_replaced_is_replaced_as_halves_too() {
+fn a_set_replaces_the_half_precision_copies_too() {
     check(
         plan(Mode::Sync, 1),
         "pull 0 0 w/b -> 0 value w@0=0b
@@ -71,7 +71,7 @@ fn a_value_that_is_replaced_is_replaced_as_halves_too() {
 }
 
 #[test]
-fn what_is_not_had_as_halves_is_refused_by_name() {
+fn half_precision_of_other_types_and_of_rows_is_refused_by_name() {
     let plan = Plan::new(Mode::Sync, Merge::Sum, 1)
         .with("d", Float64, 2, SGD)
         .with("n", Int32, 2, "algorithm: \"add\"")
@@ -97,7 +97,7 @@ fn held(stage: &Stage) -> Vec<Arc<Value>> {
 }
 
 #[test]
-fn all_who_ask_for_a_version_share_one_half() {
+fn readers_of_a_version_share_one_half_precision_copy() {
     let mut script = Script::new(Stage::serving(plan(Mode::Sync, 3)));
     script.run(
         "hold ->
@@ -108,12 +108,12 @@ fn all_who_ask_for_a_version_share_one_half() {
          pull 1 1 w/h -> *",
     );
     let values = held(&script.stage);
-    let is_one = |one: usize, other: usize| Arc::ptr_eq(&values[one], &values[other]);
-    assert!(is_one(0, 1) && is_one(0, 3) && is_one(2, 4) && !is_one(0, 2), "one of each type");
+    let is_shared = |first: usize, second: usize| Arc::ptr_eq(&values[first], &values[second]);
+    assert!(is_shared(0, 1) && is_shared(0, 3) && is_shared(2, 4) && !is_shared(0, 2), "one of each type");
     assert!(values.iter().all(|value| value.len() == 4), "each has half the bytes");
 }
 
-/// Leases that are free, by trying.
+/// The number of free leases, found by taking all of them.
 fn free(stage: &mut Stage) -> usize {
     stage.starve();
     let count = stage.taken.len();
@@ -122,7 +122,7 @@ fn free(stage: &mut Stage) -> usize {
 }
 
 #[test]
-fn the_memory_of_halves_is_free_again_when_they_are_of_no_use() {
+fn half_precision_copies_are_freed_once_outdated_and_unread() {
     let mut script = Script::new(Stage::serving(plan(Mode::Sync, 1)));
     // Values that were there before the budget was made lie elsewhere.
     script.run("set 0 w=1 v=1 v.1=1 -> *");
@@ -152,13 +152,13 @@ fn the_memory_of_halves_is_free_again_when_they_are_of_no_use() {
 }
 
 fn late(mut stage: Stage) -> Stage {
-    // Turns in which nothing arrives would try again.
+    // Turns in which nothing arrives would retry.
     stage.is_late = true;
     stage
 }
 
 #[test]
-fn an_answer_without_memory_waits_and_is_told_why() {
+fn an_answer_without_memory_waits_and_its_deadline_names_the_cause() {
     let script = "
         starve ->
         pull 0 0 w/b ->
@@ -188,9 +188,9 @@ fn an_answer_without_memory_waits_and_is_told_why() {
     Script::new(late(Stage::serving(plan(Mode::Sync, 2)))).run(script);
 }
 
-/// Nothing is made for who has asked and is gone.
+/// A pull that waited for memory or for a version ends with its connection.
 #[test]
-fn no_half_is_made_for_who_is_gone() {
+fn no_half_precision_copy_is_made_for_a_closed_connection() {
     let mut script = Script::new(late(Stage::serving(plan(Mode::Sync, 1))));
     script.run("set 0 w=1 -> *");
     let before = free(&mut script.stage);
@@ -211,7 +211,7 @@ fn no_half_is_made_for_who_is_gone() {
 
 /// An allocation reclaims unread half-precision copies of other chunks.
 #[test]
-fn what_nobody_reads_of_other_chunks_is_memory_to_spare() {
+fn unread_half_precision_copies_of_other_chunks_are_reclaimed() {
     let landing = "
         pull 0 0 v.1/b v.1/h -> *
         starve ->
@@ -237,9 +237,9 @@ fn what_nobody_reads_of_other_chunks_is_memory_to_spare() {
     }
 }
 
-/// An update that waits for memory has it before a half is made of it.
+/// An update that waits for memory gets it before a half-precision copy does.
 #[test]
-fn no_half_is_made_while_an_update_waits_for_memory() {
+fn no_half_precision_copy_is_made_while_an_update_waits_for_memory() {
     let script = "
         hold ->
         pull 0 0 w -> *
@@ -253,9 +253,9 @@ fn no_half_is_made_while_an_update_waits_for_memory() {
     Script::new(late(Stage::serving(plan(Mode::Sync, 1)))).run(script);
 }
 
-/// Halves that nobody reads do not keep an update from its memory.
+/// Unread half-precision copies do not keep an update from its memory.
 #[test]
-fn an_update_takes_the_memory_of_halves_that_nobody_reads() {
+fn an_update_reclaims_unread_half_precision_copies() {
     let processor = Stage::serving(plan(Mode::Sync, 1));
     let device = Stage::empty(plan(Mode::Sync, 1)).with_accelerator(Simulated::new(Plain, u64::MAX, 1)).initialised();
     for stage in [processor, device] {

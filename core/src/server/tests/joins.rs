@@ -15,14 +15,14 @@ fn plan() -> Plan {
     Plan::new(Mode::Async, Merge::Mean, 2).with("w", Float32, 2, "optimizer: SGD")
 }
 
-/// A shard that comes up with what is on this disk.
+/// A shard that is restored from this disk.
 fn started(disk: &Arc<dyn Storage>) -> Stage {
     let mut stage = Stage::empty(plan());
     stage.restore(disk, true);
     stage
 }
 
-/// Connects, and says how the hello was refused, if it was.
+/// Connects, and returns the text of the refusal if the hello is refused.
 fn join(stage: &mut Stage, trainer: u32, incarnation: u32) -> Option<String> {
     stage.answers.clear();
     stage.connect(trainer, Incarnation(incarnation));
@@ -63,7 +63,7 @@ fn an_incarnation_that_only_read_fences_the_older_one_after_a_restart() {
 }
 
 #[test]
-fn a_join_before_initialisation_is_kept_too() {
+fn a_join_before_the_initialisation_survives_a_restart_too() {
     let memory = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(memory.clone());
     let mut stage = started(&disk);
@@ -73,7 +73,7 @@ fn a_join_before_initialisation_is_kept_too() {
 }
 
 #[test]
-fn a_join_that_cannot_be_written_is_not_acknowledged() {
+fn a_join_that_cannot_be_journalled_is_not_acknowledged() {
     let memory: Arc<dyn Storage> = Arc::new(InMemory::new());
     let reached = Arc::new(Failing::new(Arc::clone(&memory), StorageFault::None));
     let failing: Arc<dyn Storage> = reached.clone();
@@ -95,7 +95,7 @@ fn a_join_that_cannot_be_written_is_not_acknowledged() {
 }
 
 #[test]
-fn a_connection_that_was_known_before_is_not_written_again() {
+fn a_join_of_a_known_incarnation_is_not_journalled_again() {
     let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut stage = started(&disk);
     stage.initialise();

@@ -49,7 +49,7 @@ enum Home {
     Processor,
     /// An accelerator that has time to end its work between two events.
     Accelerator,
-    /// One that works only in the turns that it is given.
+    /// An accelerator that works only in turns of the test.
     Late,
 }
 
@@ -91,7 +91,7 @@ enum JobAction {
     Begin,
     Wait,
     Turn,
-    /// The next frame of a trainer lands, if there is one.
+    /// The next frame of a trainer arrives, if there is one.
     Land {
         trainer: u32,
     },
@@ -99,7 +99,7 @@ enum JobAction {
 
 fn act() -> impl Strategy<Value = JobAction> {
     let trainer = || 0..TRAINERS;
-    // Mostly the next round; sometimes one that is over, or too far ahead.
+    // Mostly the next round; sometimes a closed one, or one too far ahead.
     let ahead = prop_oneof![6 => Just(1_u64), 1 => Just(0_u64), 1 => Just(2_u64), 1 => Just(3_u64)];
     let push = (trainer(), 0..PUSHES.len(), ahead, any::<bool>())
         .prop_map(|(trainer, what, ahead, wants_value)| JobAction::Push { trainer, what, ahead, wants_value });
@@ -125,7 +125,7 @@ fn act() -> impl Strategy<Value = JobAction> {
 #[derive(Default)]
 struct Flow {
     coming: VecDeque<Parcel>,
-    /// The head that was reported last, while it has no places.
+    /// The head that was reported last, while it has no receive buffers.
     held: Option<Parcel>,
     landing: VecDeque<Landing>,
 }
@@ -133,8 +133,8 @@ struct Flow {
 struct Landing {
     parcel: Parcel,
     into: ReceiveBuffers,
-    /// The other shard's places, if it was told of the head already.
-    told: Option<ReceiveBuffers>,
+    /// The receive buffers of the other shard, if the head was reported to it already.
+    posted: Option<ReceiveBuffers>,
 }
 
 /// The two shards.
@@ -176,7 +176,7 @@ impl Twins {
         self.several.actors[&trainer].peer
     }
 
-    /// A frame that both would make.
+    /// A frame that is the same for both shards.
     fn make(&mut self, make: impl Fn(&mut Stage) -> Parcel) -> Parcel {
         make(&mut self.single);
         make(&mut self.several)
@@ -196,11 +196,11 @@ impl Twins {
     fn both(&mut self, act: impl Fn(&mut Stage)) {
         act(&mut self.several);
         act(&mut self.single);
-        self.replace_rule();
+        self.settle_with_accelerator();
     }
 
-    /// The same after each turn: a head that the first shard is asked about again in a turn, the second is told of
-    /// before its accelerator has another.
+    /// Compares the shards after each turn. A head that the first shard reconsiders in a turn is reported to the second
+    /// shard before the second accelerator has another turn.
     fn finish_work(&mut self) {
         for _ in 0..1000 {
             let is_busy = |stage: &mut Stage| stage.turn() || stage.shard.is_under_way();
@@ -213,15 +213,15 @@ impl Twins {
         panic!("the accelerator does not come to its end");
     }
 
-    /// Handles the consequences of an event, and gives the accelerator the time that it has before the next.
-    fn replace_rule(&mut self) {
+    /// Handles the consequences of an event, and gives the accelerator its time before the next event.
+    fn settle_with_accelerator(&mut self) {
         self.settle_event();
         if !matches!(self.home, Home::Late) {
             self.finish_work();
         }
     }
 
-    /// Handles the consequences of an event: connections are closed, heads have places, and the next ones come.
+    /// Handles the consequences of an event: closed connections, posted receives, and the next heads.
     fn settle_event(&mut self) {
         let closed = std::mem::take(&mut self.several.closed);
         assert_eq!(closed, std::mem::take(&mut self.single.closed), "the same connections are closed");
@@ -237,7 +237,7 @@ impl Twins {
         self.single.answers.clear();
     }
 
-    /// Reports the heads that may be.
+    /// Reports heads while the connection has receives left.
     fn read(&mut self, peer: PeerId) {
         loop {
             let flow = self.flows.get_mut(&peer).expect("something was sent");
@@ -261,21 +261,21 @@ impl Twins {
         let Some(flow) = self.flows.get_mut(&peer) else { return };
         let parcel = flow.held.take().expect("a head waits for its places");
         let is_nowhere = |places: &[Incoming]| places.iter().any(|place| matches!(place, Incoming::Discard { .. }));
-        let told = is_nowhere(&into).then(|| self.single.post_receive(peer, &parcel));
-        if let Some(places) = &told {
+        let posted = is_nowhere(&into).then(|| self.single.post_receive(peer, &parcel));
+        if let Some(places) = &posted {
             assert!(flow.landing.is_empty(), "a head is refused when what came before is here");
             assert!(is_nowhere(places), "what is refused is refused alone, too: {:?}", parcel.frame);
         } else {
             into.iter_mut().zip(&parcel.body).for_each(|(place, payload)| place.bytes_mut().copy_from_slice(payload));
         }
-        flow.landing.push_back(Landing { parcel, into, told });
+        flow.landing.push_back(Landing { parcel, into, posted });
     }
 
-    /// The next frame of a connection lands, if there is one.
+    /// The next frame of a connection arrives, if there is one.
     fn post_receive(&mut self, peer: PeerId) -> bool {
         let Some(flow) = self.flows.get_mut(&peer) else { return false };
-        let (frame, into, alone) = if let Some(Landing { parcel, into, told }) = flow.landing.pop_front() {
-            let alone = told.unwrap_or_else(|| self.single.post_receive(peer, &parcel));
+        let (frame, into, alone) = if let Some(Landing { parcel, into, posted }) = flow.landing.pop_front() {
+            let alone = posted.unwrap_or_else(|| self.single.post_receive(peer, &parcel));
             (parcel.frame, into, alone)
         } else if flow.held.is_none()
             && let Some(bare) = flow.coming.pop_front()
@@ -286,7 +286,7 @@ impl Twins {
         };
         self.several.event(Event::Received { peer, frame: frame.clone(), body: into });
         self.single.event(Event::Received { peer, frame, body: alone });
-        self.replace_rule();
+        self.settle_with_accelerator();
         true
     }
 
@@ -304,7 +304,7 @@ impl Twins {
         self.send(trainer, parcel);
     }
 
-    /// The round that a trainer sends for next, or one around it.
+    /// The round that a trainer sends for next, or a round near that one.
     fn round(&mut self, trainer: u32, chunk: ChunkId, ahead: u64) -> u64 {
         let round = self.rounds.entry((trainer, chunk)).or_default();
         let sent = *round + ahead;
@@ -312,7 +312,7 @@ impl Twins {
         sent
     }
 
-    /// Rows in parts, of which perhaps not all are sent.
+    /// Rows in parts; some parts may be missing.
     fn push_rows(&mut self, trainer: u32, parts: &[u32]) {
         let round = self.round(trainer, rows(), 1);
         let count = parts.iter().max().expect("there is one") + 1;
@@ -338,7 +338,7 @@ impl Twins {
         self.send(trainer, parcel);
     }
 
-    /// Values as they are asked for, and rows by their ids, which are a payload.
+    /// Pulls a value by its entry, or rows by their ids, which are the payload.
     fn pull(&mut self, trainer: u32, parameter: u32, version: u64) {
         let parcel = self.make(|stage| {
             let head = stage.head(Kind::Pull, trainer);
@@ -352,15 +352,15 @@ impl Twins {
         self.send(trainer, parcel);
     }
 
-    /// The connection ends with all that was landing, and another takes up some of what was sent.
+    /// The connection ends with its posted receives; a new connection resends the last frames.
     fn cut(&mut self, trainer: u32) {
         let peer = self.peer(trainer);
         let landing = self.flows.remove(&peer).unwrap_or_default().landing;
-        let (unfilled, alone): (Vec<_>, Vec<_>) = landing.into_iter().map(|one| (one.into, one.told)).unzip();
+        let (unfilled, alone): (Vec<_>, Vec<_>) = landing.into_iter().map(|one| (one.into, one.posted)).unzip();
         let gone = |unfilled| Event::Gone { peer, reason: "cut".into(), unsent: Vec::new(), unfilled };
         self.several.event(gone(unfilled.into_iter().flatten().collect()));
         self.single.event(gone(alone.into_iter().flatten().flatten().collect()));
-        self.replace_rule();
+        self.settle_with_accelerator();
         let incarnation = self.several.actors[&trainer].incarnation;
         self.both(|stage| stage.connect(trainer, incarnation));
         let sent = self.sent.entry(trainer).or_default();
@@ -368,7 +368,7 @@ impl Twins {
         last.into_iter().for_each(|parcel| self.send_again(trainer, parcel));
     }
 
-    /// Another initialisation begins, whose frames come while others are on their way.
+    /// Another initialisation begins, while frames of the earlier one are in flight.
     fn begin(&mut self) {
         self.several.generation.0 += 1;
         self.single.generation.0 += 1;
@@ -412,7 +412,7 @@ impl Twins {
         }
     }
 
-    /// Everything lands, and the accelerator comes to its end.
+    /// Completes every receive and all work of the accelerator.
     fn end(&mut self) {
         let mut is_any = true;
         while is_any {
@@ -432,7 +432,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn what_lands_at_once_comes_to_what_comes_of_it_one_by_one(
+    fn frames_received_ahead_give_the_result_of_frames_received_one_by_one(
         mode in prop::sample::select(vec![Mode::Sync, Mode::Async, Mode::Staleness { bound: 1 }, Mode::Delta]),
         home in prop::sample::select(vec![Home::Processor, Home::Accelerator, Home::Late]),
         acts in prop::collection::vec(act(), 1..120),
@@ -445,9 +445,9 @@ proptest! {
     }
 }
 
-/// Every trainer has left: the gradient of the first chunk ends the round of both.
+/// Every trainer has departed: the gradient of the first chunk ends the round of both.
 #[test]
-fn a_gradient_of_a_group_whose_round_its_first_chunk_has_ended_is_late_and_not_ahead() {
+fn a_grouped_gradient_is_late_if_its_first_chunk_has_ended_the_round() {
     let push = |trainer, what, ahead| JobAction::Push { trainer, what, ahead, wants_value: false };
     let leave = |trainer| JobAction::Leave { trainer };
     let acts = [

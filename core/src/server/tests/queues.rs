@@ -27,7 +27,7 @@ fn every_item_is_a_version_and_readers_wait_for_theirs() {
 }
 
 #[test]
-fn a_repeated_item_counts_once_also_from_the_next_life() {
+fn a_repeated_item_counts_once_also_from_the_next_incarnation() {
     check(
         plan(),
         "push 1 1 q=3,5 -> 1 done q@1
@@ -69,7 +69,7 @@ fn another_sender_is_refused_by_name() {
 }
 
 #[test]
-fn readers_of_a_lost_sender_are_told_its_name_and_no_other_loss_ends_their_wait() {
+fn a_wait_for_a_lost_sender_ends_by_name_and_other_losses_do_not_end_it() {
     check(
         plan(),
         "pull 0 1 q ->
@@ -90,7 +90,7 @@ fn refused(mode: Mode, config: &'static str, expected: &str) {
 }
 
 #[test]
-fn a_sender_that_no_job_can_have_is_refused_by_name() {
+fn an_invalid_sender_is_refused_by_name() {
     let high = "algorithm: 'sum' sender: 2";
     refused(Mode::Sync, high, "parameter \"q\" has a sender: found trainer 2; expected one below 2");
     refused(Mode::Async, QUEUE, "parameter \"q\" has a sender: found a job in Async; expected mode sync");

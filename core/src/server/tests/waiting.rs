@@ -1,4 +1,4 @@
-//! Requests that wait for versions: how many may, and what becomes of those whose time is up or whose connection is.
+//! Requests that wait for versions: their limit per connection, their deadline, and the end of their connection.
 
 use super::script::Script;
 use super::stage::{Parcel, Plan, Stage, TIMEOUT, id};
@@ -15,7 +15,7 @@ fn stage() -> Stage {
     Stage::serving(Plan::new(Mode::Sync, Merge::Sum, 2).with("w", Float32, 1, "optimizer: SGD"))
 }
 
-/// A pull of one chunk, as many times as an entry each fits a frame.
+/// A frame with as many entries as fit, each a pull of the same chunk.
 fn pull(stage: &mut Stage, trainer: u32) {
     let entry = Entry::bare(id(0, 0), Round(NEVER), Float32);
     let entries = vec![entry; FRAME_ENTRIES_MAX as usize];
@@ -29,7 +29,7 @@ fn waiting(stage: &Stage) -> usize {
 }
 
 #[test]
-fn a_connection_has_so_many_requests_wait_and_no_more() {
+fn waiting_requests_of_a_connection_are_limited() {
     let mut stage = stage();
     for _ in 0..WAITS_PER_PEER_MAX / FRAME_ENTRIES_MAX as usize {
         pull(&mut stage, 0);
@@ -39,7 +39,7 @@ fn a_connection_has_so_many_requests_wait_and_no_more() {
     let expected = "65536 pulls of this connection wait for versions that are not there yet; expected at most 65538";
     assert!(stage.errors()[0].starts_with(expected), "{:?}", stage.errors());
     stage.answers.clear();
-    // Another connection has its own, and a push costs what it costs without them.
+    // Another connection has a limit of its own, and pushes go on.
     let mut script = Script::new(stage);
     script.run(
         "push 0 1 w=1 -> 0 done w@1
@@ -50,7 +50,7 @@ fn a_connection_has_so_many_requests_wait_and_no_more() {
 }
 
 #[test]
-fn requests_go_with_their_connection() {
+fn waiting_requests_end_with_their_connection() {
     let mut stage = stage();
     pull(&mut stage, 0);
     pull(&mut stage, 1);
@@ -61,7 +61,7 @@ fn requests_go_with_their_connection() {
 }
 
 #[test]
-fn waits_that_are_over_end_a_few_at_a_time() {
+fn expired_waits_end_in_batches_of_at_most_1024() {
     let mut stage = stage();
     pull(&mut stage, 1);
     stage.now = stage.now + TIMEOUT;
