@@ -131,14 +131,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         PRESENCE,
         "if incarnation < *known {",
         "if incarnation < *known && !MUTANT {",
-        &["server::tests::rounds::an_older_life"],
+        &["server::tests::rounds::an_older_incarnation"],
     ),
     mutant(
         "a frame of another trainer is taken",
         ADMISSION,
         "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {",
         "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) && !MUTANT {",
-        &["server::tests::rounds::a_frame_on_somebody"],
+        &["server::tests::rounds::a_frame_on_another_trainers"],
     ),
     mutant(
         "a frame of another epoch is taken",
@@ -236,21 +236,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
         SETS,
         "deferred_set.after <= chunk.version || self.pending(slot_index) == 0",
         "MUTANT || deferred_set.after <= chunk.version || self.pending(slot_index) == 0",
-        &["server::tests::stalled::a_value_waits"],
+        &["server::tests::stalled::a_set_waits"],
     ),
     mutant(
         "an early gradient enters before a set that came before it",
         SERVER_FLOW,
         "self.step_aside(cx, slot_indices);",
         "if !MUTANT { self.step_aside(cx, slot_indices); }",
-        &["server::tests::stalled::a_value_waits"],
+        &["server::tests::stalled::a_set_waits"],
     ),
     mutant(
         "half of a grouped push of an ended process stays",
         DEPARTURES,
         "if self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {",
         "if !MUTANT && self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {",
-        &["server::tests::modes::half_a_gradient"],
+        &["server::tests::modes::a_partial_gradient"],
     ),
     mutant(
         "a checkpoint carries nothing over",
@@ -416,7 +416,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         PARTICIPANTS,
         "*one = Participation::Expected(left);",
         "if !MUTANT { *one = Participation::Expected(left); }",
-        &["server::tests::runs::rounds_wait_for_everybody", "server::tests::runs::jobs_in_a_row"],
+        &["server::tests::runs::rounds_wait_for_all_trainers", "server::tests::runs::jobs_in_a_row"],
     ),
     mutant(
         "the first to join alone begins no run",
@@ -437,7 +437,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         DEPARTURES,
         "self.participants.join(head.trainer);",
         "if !MUTANT { self.participants.join(head.trainer); }",
-        &["server::tests::rounds::a_new_life_of"],
+        &["server::tests::rounds::a_new_incarnation_of"],
     ),
     mutant(
         "a trainer that waits with a gradient may send the next",
@@ -479,7 +479,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         SETS,
         "let is_new = !heard.set.covers(call);",
         "let is_new = MUTANT || !heard.set.covers(call);",
-        &["server::tests::rounds::a_set_replaces_once"],
+        &["server::tests::rounds::a_set_replaces_the_value_once"],
     ),
     mutant(
         "gradients are summed in the order of arrival",

@@ -20,7 +20,7 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 }
 
 #[test]
-fn each_gradient_is_applied_as_it_comes() {
+fn each_gradient_is_applied_on_arrival() {
     check(
         plan(Mode::Async, 2),
         "push+ 1 0 w=1 -> 1 value w@1=-1
@@ -36,7 +36,7 @@ fn each_gradient_is_applied_as_it_comes() {
 }
 
 #[test]
-fn differences_are_added_and_nothing_else() {
+fn mode_delta_adds_differences_without_an_optimizer() {
     let adam = "optimizer: Adam adam {}";
     let delta =
         |merge| Plan::new(Mode::Delta, merge, 2).with("w", Float32, 1, adam).with("n", Int64, 1, "algorithm: \"add\"");
@@ -59,7 +59,7 @@ fn the_fastest_waits_for_the_slowest() {
 }
 
 #[test]
-fn who_waits_for_a_trainer_that_leaves_waits_no_more() {
+fn a_departure_ends_staleness_waits_for_that_trainer() {
     check(
         plan(Mode::Staleness { bound: 1 }, 2),
         "push 0 0 w=1 -> 0 done w@1
@@ -76,7 +76,7 @@ fn who_waits_for_a_trainer_that_leaves_waits_no_more() {
 }
 
 #[test]
-fn where_everybody_has_left_nobody_is_waited_for() {
+fn staleness_is_unbounded_after_all_trainers_have_departed() {
     check(
         plan(Mode::Staleness { bound: 1 }, 2),
         "push 0 0 w=1 -> 0 done w@1
@@ -88,7 +88,7 @@ fn where_everybody_has_left_nobody_is_waited_for() {
 }
 
 #[test]
-fn a_bound_of_nothing_is_refused() {
+fn a_staleness_bound_of_zero_is_refused() {
     let mut stage = Stage::empty(plan(Mode::Staleness { bound: 0 }, 1));
     stage.connect(0, crate::ids::Incarnation(1));
     let (init, finish) = (stage.init(0, None), stage.finish(1));
@@ -106,7 +106,7 @@ fn clock(stage: &Stage, trainer: u32) -> u64 {
 
 proptest! {
     #[test]
-    fn nobody_is_further_ahead_than_the_bound(bound in 1u32..5, pushes in proptest::collection::vec(0u32..4, 0..120)) {
+    fn clocks_differ_by_at_most_the_bound(bound in 1u32..5, pushes in proptest::collection::vec(0u32..4, 0..120)) {
         let mut stage = Stage::serving(plan(Mode::Staleness { bound }, 4));
         let mut accepted = 0;
         for trainer in pushes {
@@ -156,7 +156,7 @@ fn pieces(gradient: &[f32]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_gradient_is_clipped_whole_in_rounds() {
+fn a_gradient_is_clipped_over_all_chunks_in_rounds() {
     let gradients: Vec<Vec<f32>> = (0..3).map(uneven).collect();
     let mut stage = Stage::serving(Plan::new(Mode::Sync, Merge::Mean, 3).with("g", Float32, 2050, CLIPPED));
     for round in 1..=2 {
@@ -173,7 +173,7 @@ fn a_gradient_is_clipped_whole_in_rounds() {
 }
 
 #[test]
-fn a_group_that_has_closed_leaves_no_wait_behind() {
+fn a_closed_grouped_round_leaves_no_wait_behind() {
     check(
         Plan::new(Mode::Sync, Merge::Mean, 1).with("g", Float32, 2050, CLIPPED),
         "push+ 0 1 g=0 g.1=0 g.2=0 -> 0 value g@1=0 g.1@1=0 g.2@1=0
@@ -184,7 +184,7 @@ fn a_group_that_has_closed_leaves_no_wait_behind() {
 }
 
 #[test]
-fn a_gradient_is_clipped_whole_one_trainer_after_the_other() {
+fn async_gradients_are_clipped_over_all_chunks() {
     let gradient = uneven(5);
     let mut stage = Stage::serving(Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 2050, CLIPPED));
     for (trainer, chunk) in [(0, 0), (1, 2), (1, 0), (0, 2), (1, 1), (0, 1)] {
@@ -199,7 +199,7 @@ fn a_gradient_is_clipped_whole_one_trainer_after_the_other() {
 }
 
 #[test]
-fn half_a_gradient_of_an_ended_life_is_not_mixed_with_the_next() {
+fn a_partial_gradient_of_an_older_incarnation_is_not_mixed_with_the_next() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     check(
         plan.clone(),
@@ -220,7 +220,7 @@ fn half_a_gradient_of_an_ended_life_is_not_mixed_with_the_next() {
 }
 
 #[test]
-fn half_a_gradient_that_waits_gives_way_when_its_trainer_leaves_or_comes_back() {
+fn a_partial_gradient_that_waits_is_dropped_when_its_trainer_departs_or_rejoins() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     check(
         plan.clone(),
@@ -253,7 +253,7 @@ fn half_a_gradient_that_waits_gives_way_when_its_trainer_leaves_or_comes_back() 
 }
 
 #[test]
-fn half_a_gradient_that_is_sent_again_after_its_trainer_left_is_refused() {
+fn a_partial_gradient_resent_after_its_trainer_departed_is_refused() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     check(
         plan,
@@ -266,7 +266,7 @@ fn half_a_gradient_that_is_sent_again_after_its_trainer_left_is_refused() {
 }
 
 #[test]
-fn a_whole_gradient_that_waits_outlives_its_trainer() {
+fn a_complete_gradient_that_waits_outlives_its_trainer() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     for end in ["leave 1 -> 1 done", "reborn 1\n push 1 0 g=9 g.1=9 -> 1 error Busy*"] {
         let script = format!(
@@ -281,7 +281,7 @@ fn a_whole_gradient_that_waits_outlives_its_trainer() {
 }
 
 #[test]
-fn a_reader_of_a_group_does_not_hold_it_up() {
+fn readers_do_not_delay_a_grouped_update() {
     let plan = Plan::new(Mode::Sync, Merge::Mean, 1).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     let mut script = Script::new(Stage::serving(plan));
     script.run("hold\n pull 0 0 g g.1 -> 0 value g@0=0 g.1@0=0\n push 0 1 g=1 g.1=1 -> 0 done g@1 g.1@1\n release");

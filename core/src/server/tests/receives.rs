@@ -1,4 +1,4 @@
-//! Several frames of one connection that land at once change a shard as they would one after the other.
+//! Several posted receives of one connection: the shard changes as it does with one receive at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,25 +23,25 @@ fn plan(trainers: u32) -> Plan {
     )
 }
 
-/// A shard, and connections of which so many frames land at once.
+/// A shard, and connections with at most `receives` posted receives each.
 struct Wire {
     stage: Stage,
     receives: usize,
-    lines: BTreeMap<u32, Line>,
+    flows: BTreeMap<u32, Flow>,
 }
 
 /// Frames in flight on one connection.
 #[derive(Default)]
-struct Line {
+struct Flow {
     coming: VecDeque<Parcel>,
-    /// The head that was reported last, while it has no places.
+    /// The head that was reported last, while it has no receive buffers.
     held: Option<Parcel>,
     landing: VecDeque<(Frame, ReceiveBuffers)>,
 }
 
 impl Wire {
     fn new(stage: Stage, receives: usize) -> Self {
-        Self { stage, receives, lines: BTreeMap::new() }
+        Self { stage, receives, flows: BTreeMap::new() }
     }
 
     fn peer(&self, trainer: u32) -> PeerId {
@@ -49,7 +49,7 @@ impl Wire {
     }
 
     fn send(&mut self, trainer: u32, parcel: Parcel) {
-        self.lines.entry(trainer).or_default().coming.push_back(parcel);
+        self.flows.entry(trainer).or_default().coming.push_back(parcel);
         self.read(trainer);
     }
 
@@ -65,17 +65,17 @@ impl Wire {
         self.send(trainer, Parcel::new(head, vec![(id(chunk, 0), 0, Float32, value.to_le_bytes().to_vec())]));
     }
 
-    /// Reports the heads that may be.
+    /// Reports heads while the connection has receives left.
     fn read(&mut self, trainer: u32) {
         let peer = self.peer(trainer);
         loop {
-            let line = self.lines.get_mut(&trainer).expect("something was sent");
-            let next = line.coming.front().filter(|next| !next.body.is_empty());
-            if line.held.is_some() || line.landing.len() == self.receives || next.is_none() {
+            let flow = self.flows.get_mut(&trainer).expect("something was sent");
+            let next = flow.coming.front().filter(|next| !next.body.is_empty());
+            if flow.held.is_some() || flow.landing.len() == self.receives || next.is_none() {
                 return;
             }
-            line.held = line.coming.pop_front();
-            let frame = line.held.as_ref().map(|held| held.frame.clone()).expect("it was just put there");
+            flow.held = flow.coming.pop_front();
+            let frame = flow.held.as_ref().map(|held| held.frame.clone()).expect("it was just put there");
             let mut out = Vec::new();
             self.stage.shard.handle(self.stage.now, Event::Head { peer, frame }, &mut out);
             for output in out {
@@ -88,37 +88,37 @@ impl Wire {
     }
 
     fn fill(&mut self, trainer: u32, mut into: ReceiveBuffers) {
-        let line = self.lines.get_mut(&trainer).expect("something was sent");
-        let Parcel { frame, body } = line.held.take().expect("a head waits for its places");
+        let flow = self.flows.get_mut(&trainer).expect("something was sent");
+        let Parcel { frame, body } = flow.held.take().expect("a head waits for its places");
         for (place, payload) in into.iter_mut().zip(&body) {
             if !matches!(place, Incoming::Discard { .. }) {
                 place.bytes_mut().copy_from_slice(payload);
             }
         }
-        line.landing.push_back((frame, into));
+        flow.landing.push_back((frame, into));
     }
 
-    /// The next frame of a trainer lands, if there is one.
+    /// The next frame of a trainer arrives, if there is one.
     fn post_receive(&mut self, trainer: u32) -> bool {
         let peer = self.peer(trainer);
-        let line = self.lines.entry(trainer).or_default();
-        let mut bare = || line.coming.pop_front().map(|parcel| (parcel.frame, ReceiveBuffers::new()));
-        let next = line.landing.pop_front();
-        let Some((frame, body)) = next.or_else(|| if line.held.is_none() { bare() } else { None }) else {
+        let flow = self.flows.entry(trainer).or_default();
+        let mut bare = || flow.coming.pop_front().map(|parcel| (parcel.frame, ReceiveBuffers::new()));
+        let next = flow.landing.pop_front();
+        let Some((frame, body)) = next.or_else(|| if flow.held.is_none() { bare() } else { None }) else {
             return false;
         };
         self.stage.event(Event::Received { peer, frame, body });
-        self.replace_rule();
+        self.serve_heads();
         true
     }
 
-    /// Heads that waited have their places, and the next ones come.
-    fn replace_rule(&mut self) {
+    /// Posts the receives of heads that waited, and reports the next heads.
+    fn serve_heads(&mut self) {
         for (peer, into) in std::mem::take(&mut self.stage.late_places) {
-            let trainer = self.lines.keys().copied().find(|trainer| self.peer(*trainer) == peer);
+            let trainer = self.flows.keys().copied().find(|trainer| self.peer(*trainer) == peer);
             self.fill(trainer.expect("the head came over a line"), into);
         }
-        for trainer in self.lines.keys().copied().collect::<Vec<_>>() {
+        for trainer in self.flows.keys().copied().collect::<Vec<_>>() {
             self.read(trainer);
         }
     }
@@ -126,17 +126,17 @@ impl Wire {
     /// A turn of the shard in which nothing arrives.
     fn turn(&mut self) {
         self.stage.turn();
-        self.replace_rule();
+        self.serve_heads();
     }
 
     fn land_all(&mut self, trainer: u32) {
         while self.post_receive(trainer) {}
     }
 
-    /// Frames of a trainer that have places, and whether a head waits for some.
+    /// The number of a trainer's frames with receive buffers, and whether a head waits for some.
     fn state(&self, trainer: u32) -> (usize, bool) {
-        let line = &self.lines[&trainer];
-        (line.landing.len(), line.held.is_some())
+        let flow = &self.flows[&trainer];
+        (flow.landing.len(), flow.held.is_some())
     }
 
     fn value(&self, chunk: u32) -> (u64, f32) {
@@ -146,13 +146,13 @@ impl Wire {
     }
 }
 
-fn one(trainers: u32) -> Wire {
+fn serving(trainers: u32) -> Wire {
     Wire::new(Stage::serving(plan(trainers)), RECEIVES_MAX)
 }
 
 #[test]
-fn a_head_is_refused_when_the_frames_before_it_are_here_and_it_is_still_wrong() {
-    let mut wire = one(1);
+fn an_invalid_head_is_refused_once_the_frames_before_it_have_arrived() {
+    let mut wire = serving(1);
     for round in 1..=3 {
         wire.push(0, round, &[(0, 1.0)]);
     }
@@ -171,7 +171,7 @@ fn a_head_is_refused_when_the_frames_before_it_are_here_and_it_is_still_wrong() 
 }
 
 #[test]
-fn a_head_waits_for_an_accelerator_that_is_at_work_on_what_it_would_be_refused_for() {
+fn a_head_waits_for_device_work_that_may_make_it_valid() {
     // Two loads, and the first update never ends.
     for (fault, is_over) in [(Fault::Hangs(u64::MAX), true), (Fault::Hangs(3), false)] {
         let accelerator = FaultyAccelerator::new(Simulated::new(Plain, u64::MAX, 1), fault);
@@ -196,7 +196,7 @@ fn a_head_waits_for_an_accelerator_that_is_at_work_on_what_it_would_be_refused_f
 }
 
 #[test]
-fn a_head_that_is_wrong_whatever_an_accelerator_does_is_refused_while_it_works() {
+fn a_head_that_no_device_work_makes_valid_is_refused_during_that_work() {
     let hangs = FaultyAccelerator::new(Simulated::new(Plain, u64::MAX, 1), Fault::Hangs(3));
     let mut wire = Wire::new(Stage::empty(plan(1)).with_accelerator(hangs).initialised(), RECEIVES_MAX);
     wire.stage.is_late = true;
@@ -213,8 +213,8 @@ fn a_head_that_is_wrong_whatever_an_accelerator_does_is_refused_while_it_works()
 }
 
 #[test]
-fn a_push_that_comes_twice_at_once_counts_once() {
-    let mut wire = one(2);
+fn a_push_received_twice_at_once_counts_once() {
+    let mut wire = serving(2);
     let parcel = wire.push(0, 1, &[(0, 1.0), (1, 2.0)]);
     wire.send(0, parcel.clone());
     wire.push(1, 1, &[(0, 10.0), (1, 20.0)]);
@@ -229,8 +229,8 @@ fn a_push_that_comes_twice_at_once_counts_once() {
 }
 
 #[test]
-fn a_set_between_two_pushes_is_between_them() {
-    let mut wire = one(1);
+fn a_set_between_two_pushes_is_applied_between_them() {
+    let mut wire = serving(1);
     wire.push(0, 1, &[(0, 1.0)]);
     wire.set(0, 0, 100.0);
     wire.push(0, 2, &[(0, 1.0)]);
@@ -240,8 +240,8 @@ fn a_set_between_two_pushes_is_between_them() {
 }
 
 #[test]
-fn what_waits_for_memory_has_it_when_the_frames_before_give_it_back() {
-    let mut wire = one(1);
+fn a_head_without_memory_waits_until_earlier_frames_free_some() {
+    let mut wire = serving(1);
     let parcel = wire.push(0, 1, &[(0, 1.0)]);
     let mut taken: Vec<Lease> = Vec::new();
     while let Ok(lease) = wire.stage.shard.pool.take(4) {
@@ -255,20 +255,20 @@ fn what_waits_for_memory_has_it_when_the_frames_before_give_it_back() {
 }
 
 #[test]
-fn a_connection_that_ends_gives_back_what_was_landing() {
+fn a_closed_connection_returns_its_receive_buffers() {
     let count = |stage: &mut Stage| {
         let taken: Vec<Lease> = std::iter::from_fn(|| stage.shard.pool.take(4).ok()).collect();
         taken.len()
     };
-    let mut wire = one(2);
+    let mut wire = serving(2);
     let free = count(&mut wire.stage);
     for round in [1, 2, 3, 3] {
         wire.push(0, round, &[(0, 1.0), (1, 1.0)]);
     }
     assert_eq!(wire.state(0), (2, true));
     assert_eq!(count(&mut wire.stage), free - 4);
-    let (peer, line) = (wire.peer(0), wire.lines.remove(&0).expect("frames are on their way"));
-    let unfilled = line.landing.into_iter().flat_map(|(_, places)| places).collect();
+    let (peer, flow) = (wire.peer(0), wire.flows.remove(&0).expect("frames are on their way"));
+    let unfilled = flow.landing.into_iter().flat_map(|(_, places)| places).collect();
     wire.stage.event(Event::Gone { peer, reason: "cut".into(), unsent: Vec::new(), unfilled });
     assert_eq!((count(&mut wire.stage), wire.stage.late_places.len()), (free, 0));
     assert_eq!(wire.value(0), (0, 0.0));
@@ -292,7 +292,7 @@ fn act() -> impl Strategy<Value = TrainerAction> {
     let value = (1_u8..100).prop_map(f32::from);
     let push = (trainer(), 0_u64..8, chunks, value).prop_map(|(trainer, ahead, chunks, value)| {
         let chunks = chunks.into_iter().map(|chunk| (chunk, value)).collect();
-        // Mostly the next round; sometimes one that is over, or too far ahead.
+        // Mostly the next round; sometimes a closed one, or one too far ahead.
         TrainerAction::Push { trainer, ahead: if ahead < 5 { 1 } else { ahead - 5 }, chunks }
     });
     prop_oneof![
@@ -304,7 +304,7 @@ fn act() -> impl Strategy<Value = TrainerAction> {
     ]
 }
 
-/// Plays the acts; the answers in words, and the contents in the end.
+/// Plays the acts. Returns the answers as text and the final contents.
 fn play(stage: Stage, receives: usize, acts: &[TrainerAction]) -> (Vec<String>, Contents) {
     let mut wire = Wire::new(stage, receives);
     let mut rounds = BTreeMap::new();
@@ -343,7 +343,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn frames_that_land_at_once_do_what_they_do_one_after_the_other(
+    fn concurrent_receives_give_the_result_of_one_at_a_time(
         acts in prop::collection::vec(act(), 1..120),
         polls_max in prop::option::of(1_u64..4),
     ) {

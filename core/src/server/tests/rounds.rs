@@ -56,7 +56,7 @@ fn a_round_without_any_gradient_is_no_update() {
          push 1 3 w=2 x=none -> *
          show w x -> w@3=-7 & x@3=-7.5",
     );
-    // One that is ahead has no gradient either.
+    // A push one round ahead may have no gradient either.
     check(
         mean(2),
         "push 0 1 w=1 -> 0 done w@1
@@ -68,7 +68,7 @@ fn a_round_without_any_gradient_is_no_update() {
 }
 
 #[test]
-fn a_void_round_is_no_update_whatever_others_send() {
+fn a_void_push_makes_its_round_no_update() {
     let grouped = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 1025, "sgd { } clip_norm: 1e6");
     check(
         grouped,
@@ -89,7 +89,7 @@ fn a_void_round_is_no_update_whatever_others_send() {
 }
 
 #[test]
-fn a_push_without_a_gradient_is_refused_where_no_round_waits_for_all() {
+fn a_push_without_a_gradient_is_refused_outside_of_mode_sync() {
     let rows = "const_lr { learning_rate: 1 } sparse { height: 9 width: 1 buckets: 1 }";
     check(
         Plan::new(Mode::Async, Merge::Mean, 1).with("w", Float32, 1, SGD),
@@ -102,12 +102,12 @@ fn a_push_without_a_gradient_is_refused_where_no_round_waits_for_all() {
 }
 
 #[test]
-fn a_lone_trainer_needs_nobody() {
+fn a_single_trainer_completes_its_rounds_alone() {
     check(mean(1), "push+ 0 1 w=1 -> 0 value w@1=-1\n push+ 0 2 w=1 -> 0 value w@2=-2");
 }
 
 #[test]
-fn an_aggregator_gives_back_the_merged_gradient_of_the_last_round() {
+fn an_aggregator_returns_the_merged_gradient_of_the_last_round() {
     let aggregator = |merge, element_type, trainers| Plan {
         merge,
         ..Plan::new(Mode::Sync, Merge::Mean, trainers).with("w", element_type, 2, "algorithm: 'sum'")
@@ -197,7 +197,7 @@ fn a_duplicate_is_acknowledged_and_not_applied() {
 }
 
 #[test]
-fn a_duplicate_that_waits_is_acknowledged_once_where_its_trainer_is() {
+fn a_duplicate_that_waits_is_acknowledged_once_on_the_newest_connection() {
     check(
         mean(2),
         "push 0 1 w=1 -> 0 done w@1
@@ -210,7 +210,7 @@ fn a_duplicate_that_waits_is_acknowledged_once_where_its_trainer_is() {
 }
 
 #[test]
-fn a_push_that_wants_the_value_gets_that_of_its_round() {
+fn a_push_that_wants_the_value_gets_the_value_of_its_round() {
     check(
         mean(2),
         "push+ 0 1 w=1 ->
@@ -234,7 +234,7 @@ fn a_pull_waits_for_its_version() {
 }
 
 #[test]
-fn a_wait_that_ends_names_who_is_missing() {
+fn an_expired_wait_names_the_missing_trainers() {
     check(
         mean(3),
         "push 1 1 w=1 -> 1 done w@1
@@ -252,7 +252,7 @@ and round 1 waits for trainer 0 (host h, pid 0), 2 (host h, pid 2)
 }
 
 #[test]
-fn waits_end_when_they_are_over_whatever_was_asked_between() {
+fn each_wait_expires_at_its_own_deadline() {
     let plan = mean(2).with("x", Float32, 1, SGD);
     check(
         plan,
@@ -285,7 +285,7 @@ fn a_trainer_that_leaves_is_not_waited_for() {
 }
 
 #[test]
-fn what_a_leaving_trainer_sent_counts() {
+fn gradients_of_a_departed_trainer_count() {
     check(
         mean(2),
         "push 0 1 w=1 -> 0 done w@1
@@ -297,7 +297,7 @@ fn what_a_leaving_trainer_sent_counts() {
          push 1 3 w=1 -> 1 done w@3
          show w -> w@3=-5",
     );
-    // Of two rounds that are closed by somebody else's leaving.
+    // Also in two rounds that the departure of another trainer closes.
     check(
         mean(3),
         "push 0 1 w=1 -> 0 done w@1
@@ -311,7 +311,7 @@ fn what_a_leaving_trainer_sent_counts() {
 }
 
 #[test]
-fn a_new_life_of_a_trainer_that_left_counts_again() {
+fn a_new_incarnation_of_a_departed_trainer_counts_again() {
     check(
         mean(2),
         "leave 1 -> 1 done
@@ -327,7 +327,7 @@ fn a_new_life_of_a_trainer_that_left_counts_again() {
 }
 
 #[test]
-fn a_new_life_does_not_count_twice() {
+fn a_new_incarnation_does_not_count_twice_in_a_round() {
     check(
         mean(2),
         "push 0 1 w=1 -> 0 done w@1
@@ -342,7 +342,7 @@ fn a_new_life_does_not_count_twice() {
 }
 
 #[test]
-fn an_older_life_is_fenced() {
+fn an_older_incarnation_is_fenced() {
     let mut script = Script::new(Stage::serving(mean(2)));
     let old = script.stage.actors[&0];
     script.run("push 0 1 w=1 -> 0 done w@1\n reborn 0");
@@ -356,7 +356,7 @@ fn an_older_life_is_fenced() {
 }
 
 #[test]
-fn a_frame_on_somebody_elses_connection_is_refused() {
+fn a_frame_on_another_trainers_connection_is_refused() {
     let mut stage = Stage::serving(mean(2));
     let parcel = stage.push(0, vec![(id(0, 0), 1, vec![0; 8])], false);
     let other = stage.actors[&1].peer;
@@ -384,7 +384,7 @@ fn another_generation_or_epoch_is_fenced() {
 }
 
 #[test]
-fn nothing_is_half_applied() {
+fn a_refused_frame_is_not_applied_in_part() {
     let plan = mean(1).with("x", Float64, 1, SGD).with("n", Int64, 1, "algorithm: \"add\"");
     let nothing = "show w x n -> w@0=0 & x@0=0 & n@0=0";
     for (bad, text) in [
@@ -406,7 +406,7 @@ fn nothing_is_half_applied() {
 }
 
 #[test]
-fn a_chunk_of_another_shard_is_refused_and_stops_nothing() {
+fn a_chunk_of_another_shard_is_refused() {
     // The parameter has two chunks and this shard holds the first.
     let mut stage = Stage::empty(Plan::new(Mode::Sync, Merge::Mean, 1).with("w", Float32, 1025, SGD));
     stage.connect(0, Incarnation(1));
@@ -420,7 +420,7 @@ fn a_chunk_of_another_shard_is_refused_and_stops_nothing() {
 }
 
 #[test]
-fn a_set_replaces_once_and_leaves_the_round_open() {
+fn a_set_replaces_the_value_once_and_leaves_the_round_open() {
     check(
         mean(2),
         "push 0 1 w=1 -> 0 done w@1
@@ -447,7 +447,7 @@ fn a_set_replaces_once_and_leaves_the_round_open() {
 }
 
 #[test]
-fn a_trainer_that_fetches_late_gets_the_value_of_its_step_whatever_was_set_since() {
+fn a_late_fetch_gets_the_value_of_its_step_despite_later_sets() {
     let step = "push 0 1 w=1 -> 0 done w@1
          push 1 1 w=1 -> 1 done w@1
          set 0 w=10 -> 0 done w@1
@@ -460,7 +460,7 @@ fn a_trainer_that_fetches_late_gets_the_value_of_its_step_whatever_was_set_since
          push+ 1 2 w=1 -> 1 value w@2=19 & 0 value w@2=19
          pull+ 1 2 w -> 1 value w@2=19";
     check(mean(2), step);
-    // Also one that sends its gradient again, and one that fetches before any step.
+    // Also for a trainer that sends its gradient again.
     check(
         mean(2),
         "push 0 1 w=1 -> 0 done w@1
@@ -470,7 +470,7 @@ fn a_trainer_that_fetches_late_gets_the_value_of_its_step_whatever_was_set_since
          redial 1 ->
          again 1 -> 1 value w@1=-1",
     );
-    // A trainer alone has set it itself; and without rounds there is no value of a step.
+    // A single trainer has set the value itself. Without rounds a step has no value of its own.
     check(mean(1), "push 0 1 w=1 -> 0 done w@1\n set 0 w=10 -> 0 done w@1\n pull+ 0 1 w -> 0 value w@1=10");
     let any = Plan::new(Mode::Async, Merge::Sum, 2).with("w", Float32, 2, SGD);
     check(any, "push 0 0 w=1 -> 0 done w@1\n set 1 w=10 -> 1 done w@1\n pull+ 0 0 w -> 0 value w@1=10");
@@ -554,7 +554,7 @@ fn permutations(items: &[u32]) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn the_order_of_arrival_reaches_no_bit() {
+fn the_order_of_arrival_does_not_change_a_bit() {
     for trainers in 4..=6 {
         let ranks: Vec<u32> = (0..trainers).collect();
         let sum = ranks.iter().fold(0.0, |sum, rank| sum + UNEVEN[*rank as usize]);
@@ -568,7 +568,7 @@ fn the_order_of_arrival_reaches_no_bit() {
 }
 
 #[test]
-fn a_trainer_that_comes_back_into_a_folded_round_is_summed_in_its_place() {
+fn a_rejoined_trainer_is_summed_in_rank_order_in_a_partly_summed_round() {
     let bits = |script: &str| {
         let mut stage = Script::new(Stage::serving(sum(6)));
         stage.run(script);
@@ -583,7 +583,7 @@ fn a_trainer_that_comes_back_into_a_folded_round_is_summed_in_its_place() {
 
 proptest! {
     #[test]
-    fn no_version_is_skipped_whoever_runs_ahead(moves in proptest::collection::vec(0u32..3, 0..60)) {
+    fn every_round_is_one_version_in_any_order_of_pushes(moves in proptest::collection::vec(0u32..3, 0..60)) {
         let mut stage = Stage::serving(mean(3));
         let mut rounds = [0u64; 3];
         for trainer in moves {

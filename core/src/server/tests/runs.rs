@@ -1,4 +1,4 @@
-//! Runs of a job's trainers: after all have gone, a round waits for all again.
+//! Runs of a job's trainers: after all have departed, rounds wait for all of them again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,14 +25,14 @@ const CLIPPED: &str = "sgd { momentum: 0.9 } clip_norm: 2.5 const_lr { learning_
 const STEPS: u64 = 5;
 const SHARDS: usize = 2;
 
-fn one(mode: Mode, trainers: u32) -> Plan {
+fn plan(mode: Mode, trainers: u32) -> Plan {
     Plan::new(mode, Merge::Mean, trainers).with("w", Float32, 1, SGD)
 }
 
 #[test]
-fn rounds_wait_for_everybody_in_the_run_after_everybody_has_left() {
+fn rounds_wait_for_all_trainers_in_the_run_after_all_have_departed() {
     check(
-        one(Mode::Sync, 2),
+        plan(Mode::Sync, 2),
         "run 1
          push 0 1 w=1 -> 0 done w@1
          push 1 1 w=3 -> 1 done w@1
@@ -48,9 +48,9 @@ fn rounds_wait_for_everybody_in_the_run_after_everybody_has_left() {
 }
 
 #[test]
-fn a_trainer_that_leaves_the_new_run_is_not_waited_for() {
+fn a_trainer_departed_from_the_new_run_is_not_waited_for() {
     check(
-        one(Mode::Sync, 2),
+        plan(Mode::Sync, 2),
         "leave 1 -> 1 done
          leave 0 -> 0 done
          run 2
@@ -60,9 +60,9 @@ fn a_trainer_that_leaves_the_new_run_is_not_waited_for() {
          leave 1 -> *1 done*
          push+ 0 2 w=1 -> 0 value w@2=-2",
     );
-    // The last one's departure from the earlier run, sent again, counts for that run.
+    // A resent departure from the earlier run counts for that run.
     check(
-        one(Mode::Sync, 2),
+        plan(Mode::Sync, 2),
         "leave 1 -> 1 done
          leave 0 -> 0 done
          run 2
@@ -74,9 +74,9 @@ fn a_trainer_that_leaves_the_new_run_is_not_waited_for() {
 }
 
 #[test]
-fn a_trainer_that_returns_in_the_same_run_is_waited_for_from_its_first_gradient_on() {
+fn a_rejoined_trainer_is_waited_for_from_its_first_gradient_on() {
     check(
-        one(Mode::Sync, 2),
+        plan(Mode::Sync, 2),
         "leave 1 -> 1 done
          reborn 1
          push+ 0 1 w=1 -> 0 value w@1=-1
@@ -86,9 +86,9 @@ fn a_trainer_that_returns_in_the_same_run_is_waited_for_from_its_first_gradient_
 }
 
 #[test]
-fn who_has_not_connected_in_this_run_is_awaited_and_not_lost() {
+fn a_trainer_not_yet_connected_in_this_run_is_awaited_and_not_lost() {
     check(
-        one(Mode::Sync, 2),
+        plan(Mode::Sync, 2),
         "leave 1 -> 1 done
          gone 1
          gone 0
@@ -103,9 +103,9 @@ fn who_has_not_connected_in_this_run_is_awaited_and_not_lost() {
 }
 
 #[test]
-fn clocks_are_level_at_the_begin_of_a_run() {
+fn staleness_clocks_are_equal_at_the_start_of_a_run() {
     check(
-        one(Mode::Staleness { bound: 1 }, 2),
+        plan(Mode::Staleness { bound: 1 }, 2),
         "push 0 0 w=1 -> 0 done w@1
          leave 1 -> 1 done
          push 0 0 w=1 -> 0 done w@2
@@ -120,7 +120,7 @@ fn clocks_are_level_at_the_begin_of_a_run() {
     );
 }
 
-/// Trainers of a run of so many connect.
+/// Connects the trainers of a new run of this size.
 fn join_run(script: &mut Script, run: u32, trainers: u32) {
     (script.stage.run, script.stage.run_trainers) = (run, trainers);
     for trainer in 0..trainers {
@@ -131,17 +131,17 @@ fn join_run(script: &mut Script, run: u32, trainers: u32) {
 }
 
 #[test]
-fn a_run_may_have_other_trainers_than_the_one_before_after_everybody_has_left() {
+fn the_number_of_trainers_may_change_after_all_have_departed() {
     let disk = InMemory::new();
-    let mut stage = Stage::empty(one(Mode::Sync, 2));
+    let mut stage = Stage::empty(plan(Mode::Sync, 2));
     restore(&mut stage, &disk);
     stage.initialise();
     let mut script = Script::new(stage);
     script.run("push 0 1 w=1 -> 0 done w@1\n leave 0 -> 0 done\n push 1 1 w=3 -> 1 done w@1\n leave 1 -> 1 done");
     join_run(&mut script, 2, 3);
     script.run("push 2 2 w=3 -> 2 done w@2\n push 0 2 w=3 -> 0 done w@2\n show w -> w@1=-2");
-    // The restart replays the begin of the run.
-    let mut stage = Stage::empty(one(Mode::Sync, 2));
+    // The restart replays the start of the run.
+    let mut stage = Stage::empty(plan(Mode::Sync, 2));
     restore(&mut stage, &disk);
     stage.actors = script.stage.actors.clone();
     (stage.run, stage.run_trainers) = (2, 3);
@@ -153,8 +153,8 @@ fn a_run_may_have_other_trainers_than_the_one_before_after_everybody_has_left() 
 }
 
 #[test]
-fn a_run_has_the_trainers_of_the_one_before_until_everybody_has_left() {
-    let mut script = Script::new(Stage::serving(one(Mode::Sync, 2)));
+fn the_number_of_trainers_may_not_change_before_all_have_departed() {
+    let mut script = Script::new(Stage::serving(plan(Mode::Sync, 2)));
     script.run("leave 0 -> 0 done");
     join_run(&mut script, 2, 3);
     script.run("push 2 1 w=3 -> 2 error Invalid: a run of 3 trainers begins, and the 2 trainers of the one before *");
@@ -165,7 +165,7 @@ fn a_run_has_the_trainers_of_the_one_before_until_everybody_has_left() {
 enum Doing {
     /// Its process begins at this time.
     Away(Now),
-    /// It pushes for this round; what of it each shard has answered.
+    /// It pushes for this round; which shards have answered.
     Pushing(u64, [bool; SHARDS]),
     /// It departs; which shards have answered.
     Leaving([bool; SHARDS]),
@@ -177,7 +177,7 @@ struct Worker {
     doing: Doing,
     life: Incarnation,
     run: u32,
-    /// The frame that each shard has not answered, and how many of its entries.
+    /// The unanswered frame of each shard, and the number of its unanswered entries.
     unanswered: [Option<(Parcel, usize)>; SHARDS],
 }
 
@@ -281,7 +281,7 @@ impl World {
         }
     }
 
-    /// A process of this rank begins, and goes on after the rounds that every shard has.
+    /// A process of this rank starts, and continues after the rounds that every shard has applied.
     fn join(&mut self, index: usize, last: u64) {
         let trainer = u32::try_from(index).expect("few");
         let PlaceClaim::Taken(_) = self.ranks.claim(self.now, self.now, Some(trainer), &PeerOrigin::default()) else {
@@ -335,7 +335,7 @@ impl World {
         }
     }
 
-    /// All servers are killed, or end after the job, and come back from their files.
+    /// All servers are killed, or end after the job, and restart from their files.
     fn restart(&mut self) {
         let mut ranks = Ranks::new(self.trainers, GRACE);
         ranks.recall(&self.ranks.incarnations(), &self.ranks.departed(), self.ranks.run());
@@ -372,7 +372,7 @@ impl World {
         }
     }
 
-    /// Takes in what the shards have answered. A trainer that waits for a lost one is refused, and sends again.
+    /// Processes the answers of the shards. A request that waited for a lost trainer is refused and sent again.
     fn answers(&mut self, last: u64) {
         for shard in 0..SHARDS {
             for answer in std::mem::take(&mut self.shards[shard].answers) {
@@ -419,7 +419,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn jobs_in_a_row_are_as_one_undisturbed(seed in any::<u64>(), kills in prop_oneof![Just(0u64), 1u64..12]) {
+    fn jobs_in_a_row_equal_undisturbed_jobs(seed in any::<u64>(), kills in prop_oneof![Just(0u64), 1u64..12]) {
         let mut world = World::new(seed);
         let mut peace: Vec<Stage> = plans(world.trainers).into_iter().map(Stage::serving).collect();
         for job in 1..=4 {
