@@ -1,5 +1,5 @@
-//! Work on rows that takes long: rows that have missed much, and a checkpoint of many rows. It is done in pieces,
-//! between which others are answered, and what comes of it is what would come of it at once.
+//! Long work on rows: rows that have missed many updates, and a checkpoint of many rows. The work is done in pieces,
+//! and other requests are answered between them. The result equals that of the work in one piece.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::ids::{ChunkId, PeerId};
 use crate::port::{Event, ReceiveBuffers};
 use crate::wire::{Flags, Kind, RowsPart, StateMessage};
 
-/// Rows that shrink in every update, whether they are in it or not, and carry on what moved them.
+/// Rows with weight decay and momentum: an update changes also the rows that it does not contain.
 const RESTLESS: &str = "sgd { momentum: 0.9 } l2: 0.01 const_lr { learning_rate: 0.5 } \
                         sparse { height: 2000 width: 2 buckets: 1 uniform { } }";
 /// An update goes over eight bytes of a row: in a turn four rows see five updates.
@@ -24,7 +24,7 @@ fn plan(mode: Mode) -> Plan {
     Plan::new(mode, Merge::Sum, 1).with("s", Float32, 2, RESTLESS).with("d", Float32, 2, "optimizer: SGD")
 }
 
-/// A shard whose turns are short, and one that has all the time in the world.
+/// A shard whose turns are short, and one whose turns are not limited.
 fn stages(mode: Mode) -> [Stage; 2] {
     let mut short = Stage::serving(plan(mode));
     short.shard.replays = REPLAYS;
@@ -48,7 +48,7 @@ fn deliver(stage: &mut Stage, parcel: &Parcel) -> Vec<Answer> {
     std::mem::take(&mut stage.answers)
 }
 
-/// Pushes rows, or nothing, which is a step all the same.
+/// Pushes rows, or an empty gradient, which is a step too.
 fn push(stage: &mut Stage, ids: &[u64]) -> Vec<Answer> {
     let round = version(stage) + 1;
     let payload = if ids.is_empty() { Vec::new() } else { rows(ids) };
@@ -63,7 +63,7 @@ fn pull(stage: &mut Stage, version: u64, ids: &[u64]) -> Vec<Answer> {
     deliver(stage, &parcel)
 }
 
-/// A pull of the dense parameter, which nothing keeps from being answered.
+/// Whether a pull of the dense parameter is answered at once.
 fn is_answered_at_once(stage: &mut Stage) -> bool {
     let head = stage.head(Kind::Pull, 0);
     let answers = deliver(stage, &Parcel::new(head, vec![(id(1, 0), 0, Float32, Vec::new())]));
@@ -75,13 +75,13 @@ fn version(stage: &Stage) -> u64 {
 }
 
 #[test]
-fn rows_that_have_missed_much_are_read_in_several_turns() {
+fn rows_that_missed_many_updates_are_read_in_several_turns() {
     let [mut short, mut long] = stages(Mode::Async);
     for stage in [&mut short, &mut long] {
         push(stage, &[1, 2, 3]);
         (0..100).for_each(|_| assert_eq!(push(stage, &[]).len(), 1, "a step"));
     }
-    // Rows that are there, and rows that are not.
+    // Rows that exist, and rows that do not.
     for ids in [[1, 2, 1, 3], [5, 2, 1000, 5]] {
         let [expected] = pull(&mut long, 101, &ids).try_into().ok().expect("it is answered at once");
         assert!(pull(&mut short, 101, &ids).is_empty(), "it takes more than a turn");
@@ -103,7 +103,7 @@ fn rows_that_have_missed_much_are_read_in_several_turns() {
 }
 
 #[test]
-fn an_update_of_rows_that_have_missed_much_takes_several_turns_and_ends_as_at_once() {
+fn an_update_of_rows_that_missed_many_updates_takes_several_turns() {
     for mode in [Mode::Async, Mode::Sync, Mode::Staleness { bound: 3 }] {
         let [mut short, mut long] = stages(mode);
         for stage in [&mut short, &mut long] {
@@ -130,7 +130,7 @@ fn an_update_of_rows_that_have_missed_much_takes_several_turns_and_ends_as_at_on
 }
 
 #[test]
-fn who_is_gone_is_not_read_for() {
+fn a_read_of_rows_ends_with_its_connection() {
     let [mut short, _] = stages(Mode::Async);
     push(&mut short, &[1]);
     (0..100).for_each(|_| drop(push(&mut short, &[])));
@@ -141,7 +141,7 @@ fn who_is_gone_is_not_read_for() {
     assert!(!short.shard.is_under_way());
 }
 
-/// A shard that serves, and the disk that it keeps things on.
+/// A shard that serves, and its disk.
 fn kept() -> (Arc<dyn Storage>, Stage) {
     let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut stage = Stage::empty(plan(Mode::Async));
@@ -150,7 +150,7 @@ fn kept() -> (Arc<dyn Storage>, Stage) {
     (disk, stage)
 }
 
-/// A shard that comes back from what another has written.
+/// A shard that is restored from the files of another.
 fn again(stage: &Stage, disk: &Arc<dyn Storage>) -> Stage {
     let mut again = Stage::empty(stage.plan.clone());
     let restored = again.restore(disk, false);
@@ -186,13 +186,13 @@ fn a_checkpoint_of_many_rows_is_taken_in_pieces_while_they_are_updated() {
 }
 
 #[test]
-fn a_checkpoint_that_is_given_up_leaves_nothing_behind() {
+fn an_abandoned_checkpoint_leaves_nothing_behind() {
     let (disk, mut stage) = kept();
     push(&mut stage, &(0..1500).collect::<Vec<u64>>());
     assert!(stage.begin_checkpoint(1).expect("the disk is well"));
     assert!(stage.shard.continue_checkpoint(1).expect("the disk is well").is_none());
     push(&mut stage, &[1, 2, 3]);
-    // Another is begun before this one is whole.
+    // Another checkpoint begins before this one is whole.
     assert!(stage.begin_checkpoint(1).expect("the disk is well"));
     let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
     writer.expect("all of it was written").finish().expect("the disk is well");
@@ -209,7 +209,7 @@ fn set_state(stage: &mut Stage, state: Option<u32>, payload: Vec<u8>) -> Vec<Ans
 }
 
 #[test]
-fn a_set_of_rows_that_have_missed_much_is_busy_for_some_turns() {
+fn a_set_of_rows_that_missed_many_updates_is_busy_for_some_turns() {
     let [mut short, mut long] = stages(Mode::Async);
     for stage in [&mut short, &mut long] {
         push(stage, &[1, 2, 3]);

@@ -13,7 +13,7 @@ use crate::dtype::ElementType::Float32;
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
 
-/// A shard whose host is lost, and whose trainers go on with the one that comes up.
+/// A shard whose host is lost. Its trainers go on with the restored shard.
 struct Host {
     memory: InMemory,
     disk: Arc<dyn Storage>,
@@ -41,7 +41,7 @@ impl Host {
         self.checkpoint_while(number, "");
     }
 
-    /// A checkpoint; the script runs between its beginning and its first chunk.
+    /// Takes a checkpoint; the script runs between its start and its first chunk.
     fn checkpoint_while(&mut self, number: u64, script: &str) {
         assert!(self.script.stage.begin_checkpoint(number).expect("the disk is well"), "it serves");
         self.script.run(script);
@@ -51,7 +51,7 @@ impl Host {
         self.script.stage.retain_journal().expect("the disk is well");
     }
 
-    /// Loses the host, and whatever `damage` does to the disk then; trainers connect to the shard that comes up.
+    /// Loses the host and applies `damage` to the disk. Trainers connect to the restored shard.
     fn lose(&mut self, damage: impl FnOnce(&InMemory)) {
         self.memory.crash_after_removals();
         damage(&self.memory);
@@ -71,10 +71,10 @@ fn round(number: u64) -> String {
 }
 
 #[test]
-fn a_checkpoint_survives_with_the_open_round_that_it_counts_on() {
+fn a_checkpoint_survives_with_the_gradients_of_the_open_round() {
     let mut host = Host::new(Mode::Sync, false);
     for number in 1..=3_u64 {
-        // It is in no value, and its trainer does not send it again.
+        // This gradient is in no value, and its trainer does not resend it.
         let push = format!("push 0 {number} w=9 a=9 -> *");
         if number == 2 {
             host.checkpoint_while(number, &push);
@@ -92,7 +92,7 @@ fn a_checkpoint_survives_with_the_open_round_that_it_counts_on() {
 }
 
 #[test]
-fn an_older_checkpoint_has_the_journal_up_to_the_newer_one() {
+fn an_older_checkpoint_has_its_journal_up_to_the_newer_one() {
     let mut host = Host::new(Mode::Sync, false);
     host.checkpoint(1);
     host.script.run(&round(1));
@@ -135,7 +135,7 @@ fn a_push_that_is_in_a_checkpoint_is_not_applied_again() {
 }
 
 #[test]
-fn a_trainer_that_left_before_a_checkpoint_is_not_waited_for_after_it() {
+fn a_trainer_departed_before_a_checkpoint_is_not_waited_for_after_it() {
     let mut host = Host::new(Mode::Sync, false);
     host.script.run("leave 1 -> 1 done");
     host.checkpoint(1);

@@ -1,4 +1,4 @@
-//! Trainers that are lost: calls that wait for one end after the grace time, and the round stays open.
+//! Lost trainers: calls that wait for a lost trainer end after the grace time, and the round stays open.
 
 use super::script::check;
 use super::stage::Plan;
@@ -43,7 +43,7 @@ fn a_later_call_for_a_lost_trainer_ends_at_once() {
 }
 
 #[test]
-fn the_round_goes_on_when_the_trainer_is_back() {
+fn the_round_goes_on_when_the_lost_trainer_reconnects_or_rejoins() {
     for back in ["redial 1", "reborn 1"] {
         check(
             plan(Mode::Sync, 2),
@@ -87,7 +87,7 @@ fn a_gradient_of_a_lost_trainer_counts() {
 }
 
 #[test]
-fn a_trainer_that_left_or_never_connected_is_not_lost() {
+fn a_trainer_that_departed_or_never_connected_is_not_lost() {
     check(plan(Mode::Sync, 2), "leave 1 -> 1 done\n gone 1 ->\n wait 5000 ->\n push+ 0 1 w=1 -> 0 value w@1=-1");
     check(
         plan(Mode::Sync, 2),
@@ -96,7 +96,7 @@ fn a_trainer_that_left_or_never_connected_is_not_lost() {
 }
 
 #[test]
-fn a_lost_trainer_holds_up_those_that_are_as_far_ahead_as_they_may() {
+fn a_lost_trainer_blocks_trainers_at_the_staleness_bound() {
     check(
         plan(Mode::Staleness { bound: 1 }, 3),
         "gone 2 ->
@@ -112,7 +112,7 @@ fn a_lost_trainer_holds_up_those_that_are_as_far_ahead_as_they_may() {
 }
 
 #[test]
-fn chunks_that_step_together_wait_for_the_part_that_a_lost_trainer_did_not_send() {
+fn a_grouped_round_waits_for_the_chunk_that_a_lost_trainer_did_not_send() {
     let clipped = "optimizer: SGD clip_norm: 1";
     check(
         Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2048, clipped),
@@ -124,7 +124,7 @@ fn chunks_that_step_together_wait_for_the_part_that_a_lost_trainer_did_not_send(
 }
 
 #[test]
-fn a_trainer_is_told_what_its_calls_wait_for() {
+fn a_trainer_learns_which_trainers_its_calls_wait_for() {
     check(
         plan(Mode::Sync, 3),
         "push+ 0 1 w=1 ->

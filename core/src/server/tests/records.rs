@@ -1,4 +1,4 @@
-//! Records of decided rounds: what they have of a round, and what waits for them.
+//! Journal records of decided rounds: their contents, and the frames and answers that wait for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,7 +91,7 @@ fn restarted(plan: Plan, disk: &InMemory) -> Stage {
 }
 
 #[test]
-fn what_a_trainer_writes_into_lent_memory_later_is_in_neither_the_value_nor_the_journal() {
+fn a_trainers_later_writes_to_lent_memory_reach_neither_value_nor_journal() {
     for (mode, trainers, wants_value) in
         [(Mode::Sync, 1, true), (Mode::Sync, 2, true), (Mode::Sync, 2, false), (Mode::Async, 1, true)]
     {
@@ -119,7 +119,7 @@ fn what_a_trainer_writes_into_lent_memory_later_is_in_neither_the_value_nor_the_
 }
 
 #[test]
-fn a_round_of_pushes_that_ask_for_the_value_is_one_gradient_in_the_journal() {
+fn a_round_of_pushes_that_want_the_value_is_journalled_as_one_gradient() {
     let memory = InMemory::new();
     let mut script = kept(plan(Mode::Sync, 3), &memory);
     let position = |script: &Script| script.stage.shard.journal_position();
@@ -129,12 +129,12 @@ fn a_round_of_pushes_that_ask_for_the_value_is_one_gradient_in_the_journal() {
     script.run("push+ 2 1 w=3 -> *");
     let one = u64::from(BYTES)..u64::from(BYTES) + 512;
     assert!(one.contains(&(position(&script) - before)), "{}", position(&script) - before);
-    // Pushes that are acknowledged alone are records of their own, but for the last one, which comes with the sum.
+    // Pushes that are acknowledged alone have records of their own, except the last one, which is part of the sum.
     let before = position(&script);
     script.run("push 0 2 w=1 -> 0 done w@2\n push 1 2 w=2 -> 1 done w@2\n push 2 2 w=3 -> 2 done w@2");
     let three = 3 * one.start..3 * one.end;
     assert!(three.contains(&(position(&script) - before)), "{}", position(&script) - before);
-    // A restart has the rounds, and nothing of an open one whose trainers wait.
+    // A restart has the closed rounds, and nothing of an open round whose trainers wait.
     script.run("push+ 0 3 w=4 ->\n show w -> w@2=-12");
     let mut again = Script::new(restarted(plan(Mode::Sync, 3), &memory));
     again.run("show w -> w@2=-12");
@@ -157,7 +157,7 @@ fn gradients_of_half_precision_are_summed_in_the_record_as_in_the_update() {
 }
 
 #[test]
-fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_frames() {
+fn a_round_and_later_frames_wait_until_the_disk_takes_the_rounds_record() {
     let memory = InMemory::new();
     memory.set_room(1 << 30);
     let plan = plan(Mode::Sync, 2);
@@ -173,19 +173,19 @@ fn a_round_whose_record_the_disk_does_not_take_waits_for_it_and_so_do_later_fram
     );
     assert_eq!(restarted(plan.clone(), &memory).contents(), script.stage.contents(), "nothing of it is there");
     script.stage.shard.reserve_disk(0, 0);
-    let mut told = Vec::new();
+    let mut kinds = Vec::new();
     for _ in 0..3 {
         script.stage.wait(Duration::from_millis(10));
         script.stage.turn();
-        told.extend(script.stage.answers.iter().map(|one| one.frame.head.kind));
+        kinds.extend(script.stage.answers.iter().map(|one| one.frame.head.kind));
     }
-    assert!(told.contains(&Kind::Value), "{told:?}");
+    assert!(kinds.contains(&Kind::Value), "{kinds:?}");
     script.run("show w -> w@1=-3");
     assert_eq!(restarted(plan, &memory).contents(), script.stage.contents());
 }
 
 #[test]
-fn a_push_without_a_value_is_acknowledged_once_its_round_has_its_record() {
+fn a_push_without_a_value_is_acknowledged_once_its_round_is_journalled() {
     let memory = InMemory::new();
     memory.set_room(1 << 30);
     let mut script = kept(plan(Mode::Sync, 1), &memory);
@@ -199,7 +199,7 @@ fn a_push_without_a_value_is_acknowledged_once_its_round_has_its_record() {
 
 /// A round of a gradient of half precision needs memory for its record too.
 #[test]
-fn a_round_that_waits_for_memory_before_its_record_is_in_the_journal_before_later_frames() {
+fn a_round_that_waits_for_memory_is_journalled_before_later_frames() {
     let memory = InMemory::new();
     let mut script = kept(plan(Mode::Sync, 1), &memory);
     script.stage.is_late = true;
@@ -273,7 +273,7 @@ fn rounds_without_gradients_and_void_ones_are_the_same_after_a_restart() {
 }
 
 #[test]
-fn who_came_back_with_a_push_that_waits_is_waited_for_after_a_restart() {
+fn a_trainer_rejoined_by_a_waiting_push_is_awaited_after_a_restart() {
     let memory = InMemory::new();
     let mut script = kept(plan(Mode::Sync, 2), &memory);
     script.run("leave 1 -> 1 done\n reborn 1\n push+ 1 1 w=1 ->");
@@ -285,8 +285,8 @@ fn who_came_back_with_a_push_that_waits_is_waited_for_after_a_restart() {
     Script::new(again).run("push 0 1 w=1 -> *\n show w -> w@1=-2");
 }
 
-/// The disk has room for a part of what the last gradient brings: also for the gradient, and not for the record of its
-/// round.
+/// The disk has room for a part of the bytes that follow the last gradient: in one case for the gradient, and not for
+/// the record of its round.
 #[test]
 fn a_round_that_is_complete_without_a_record_is_decided_after_a_restart() {
     const FREE: u64 = 1 << 30;
@@ -325,7 +325,7 @@ fn a_replay_waits_for_the_record_of_a_round_that_looks_complete() {
 
 /// More chunks than a record has entries are decided by several records, of which the last one counts.
 #[test]
-fn a_decision_of_several_records_is_whole_or_not_there() {
+fn a_decision_of_several_records_is_replayed_whole_or_not_at_all() {
     let chunks = u64::from(FRAME_ENTRIES_MAX) + 1;
     let rule = "sgd { momentum: 0.5 } clip_norm: 1";
     let plan = Plan::new(Mode::Sync, Merge::Mean, 1).with("g", Float32, chunks * u64::from(BYTES / 4), rule);
@@ -363,14 +363,14 @@ fn a_decision_of_several_records_is_whole_or_not_there() {
 }
 
 #[test]
-fn a_record_is_no_frame_of_a_connection() {
+fn a_record_that_is_sent_as_a_frame_is_refused() {
     let mut script = Script::new(Stage::serving(plan(Mode::Sync, 1)));
     let head = script.stage.head(Kind::Rounds, 0);
     script.stage.deliver(0, &Parcel { frame: Frame::bare(head), body: Vec::new() });
     assert_eq!(script.stage.errors(), ["a shard has no answer to a frame of kind Rounds"]);
 }
 
-/// Takes a checkpoint of a shard, and brings back what it and the journal behind it have.
+/// Takes a checkpoint of a shard, and restores a shard from the checkpoint and the journal behind it.
 pub(super) fn saved(script: &mut Script, memory: &InMemory) -> Stage {
     let stage = &mut script.stage;
     assert!(stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
@@ -407,7 +407,7 @@ fn a_checkpoint_carries_over_the_sum_of_an_open_rounds_first_gradients() {
 }
 
 #[test]
-fn a_checkpoint_carries_over_a_gradient_under_the_call_that_brought_it() {
+fn a_checkpoint_keeps_a_gradient_under_the_call_that_sent_it() {
     let memory = InMemory::new();
     let mut script = kept(plan(Mode::Sync, 2), &memory);
     // The next life of trainer 0 sends another gradient for the round, which counts the first.

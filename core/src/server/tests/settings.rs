@@ -1,4 +1,4 @@
-//! Settings that gradients carry: merged as rates are, and for one update.
+//! Settings sent with gradients: they are merged like learning rates, and apply to one update.
 
 use super::script::check;
 use super::stage::Plan;
@@ -15,7 +15,7 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 }
 
 #[test]
-fn a_setting_is_of_one_update() {
+fn a_setting_applies_to_one_update() {
     check(
         plan(Mode::Sync, 1),
         "push+ 0 1 w=1 -> 0 value w@1=-2.375
@@ -35,7 +35,7 @@ fn a_setting_is_of_one_update() {
 }
 
 #[test]
-fn a_round_takes_the_mean_of_the_settings_that_are_carried() {
+fn a_round_uses_the_mean_of_its_gradients_settings() {
     let of = |trainers| Plan::new(Mode::Sync, Merge::Sum, trainers).with("w", Float64, 1, WRITTEN);
     check(
         of(2),
@@ -59,7 +59,7 @@ fn a_round_takes_the_mean_of_the_settings_that_are_carried() {
 }
 
 #[test]
-fn a_gradient_alone_takes_its_own_settings() {
+fn an_async_gradient_uses_its_own_settings() {
     check(
         plan(Mode::Async, 2),
         "push*a:1*b:0 0 1 w=1 -> 0 done w@1
@@ -96,7 +96,7 @@ fn settings_that_a_rule_does_not_take_are_refused_before_anything_is_applied() {
 }
 
 #[test]
-fn a_table_takes_settings_unless_it_replays_with_them() {
+fn a_table_that_replays_missed_updates_refuses_settings() {
     let adam = "optimizer: Adam adam {} sparse { height: 9 width: 1 buckets: 1 constant { value: 1 } lazy: ";
     let with = |config: &'static str| Plan::new(Mode::Sync, Merge::Sum, 1).with("s", Float32, 1, config);
     let exact: &'static str = format!("{adam}false }}").leak();

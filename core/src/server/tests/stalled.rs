@@ -1,5 +1,5 @@
-//! Rounds that are complete and have no memory for their next value, because readers hold versions: what happens
-//! meanwhile changes nothing of what an update would have done at once.
+//! Stalled updates: complete rounds without memory for their next value, because readers hold versions. The result
+//! equals that of an update at once, whatever arrives during the stall.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
 
 fn check(mode: Mode, trainers: u32, script: &str) {
     let mut stage = Stage::serving(plan(mode, trainers));
-    // Turns in which nothing arrives would try again.
+    // Turns in which nothing arrives would retry the update.
     stage.is_late = true;
     Script::new(stage).run(script);
 }
 
 #[test]
-fn a_value_waits_for_the_updates_that_came_before_it() {
+fn a_set_waits_for_the_stalled_updates_before_it() {
     check(
         Mode::Sync,
         1,
@@ -63,7 +63,7 @@ fn a_value_waits_for_the_updates_that_came_before_it() {
 }
 
 #[test]
-fn who_comes_back_is_not_in_a_round_that_was_complete_without_it() {
+fn a_rejoined_trainer_is_not_in_a_round_that_was_complete_without_it() {
     check(
         Mode::Sync,
         2,
@@ -101,7 +101,7 @@ fn who_comes_back_is_not_in_a_round_that_was_complete_without_it() {
 }
 
 #[test]
-fn gradients_of_no_round_go_in_the_order_of_arrival() {
+fn stalled_async_gradients_are_applied_in_order_of_arrival() {
     check(
         Mode::Async,
         3,
@@ -127,7 +127,7 @@ fn kept(plan: Plan, disk: &Arc<dyn Storage>) -> Script {
     Script::new(stage)
 }
 
-/// Stops a shard as a server that is asked to stop does, and brings back what it has written.
+/// Stops a shard as a stopping server does, and restores a shard from its files.
 fn stopped(script: &mut Script, disk: &Arc<dyn Storage>) -> Stage {
     script.stage.settle();
     assert!(script.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
@@ -144,7 +144,7 @@ fn stopped(script: &mut Script, disk: &Arc<dyn Storage>) -> Stage {
 }
 
 #[test]
-fn a_last_checkpoint_has_what_waits_for_memory() {
+fn a_last_checkpoint_has_the_updates_that_wait_for_memory() {
     for mode in [Mode::Sync, Mode::Async] {
         let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
         let mut script = kept(plan(mode, 1), &disk);
@@ -186,7 +186,7 @@ fn a_round_of_which_the_journal_lost_a_gradient_is_not_closed_without_it() {
 
 /// With bounded staleness the next admission depends on running updates, so new frames are deferred.
 #[test]
-fn where_staleness_is_bounded_what_arrives_meanwhile_comes_again() {
+fn with_bounded_staleness_frames_are_busy_during_a_stalled_update() {
     check(
         Mode::Staleness { bound: 1 },
         2,

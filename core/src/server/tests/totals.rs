@@ -1,4 +1,4 @@
-//! Totals: what a round does between its last gradient and the number that trainers make of its share.
+//! Totals: a round between its last gradient and the number that the trainers compute from its share.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn plan(trainers: u32) -> Plan {
 }
 
 #[test]
-fn a_round_gives_its_share_and_is_updated_by_the_total() {
+fn a_round_publishes_its_share_and_is_updated_with_the_total() {
     check(
         plan(2),
         "pull 0 1 s ->
@@ -66,7 +66,7 @@ fn a_round_without_any_gradient_has_a_share_of_zero_and_is_no_update() {
 }
 
 #[test]
-fn the_share_is_of_the_round_that_was_complete_whoever_comes_back() {
+fn the_share_is_of_the_round_that_was_complete_before_a_rejoin() {
     check(
         plan(2),
         "leave 1 -> 1 done
@@ -81,7 +81,7 @@ fn the_share_is_of_the_round_that_was_complete_whoever_comes_back() {
 }
 
 #[test]
-fn a_set_comes_after_the_update_whose_share_is_out() {
+fn a_set_is_applied_after_the_update_whose_share_is_published() {
     check(
         plan(1),
         "push 0 1 w=1 w.1=1 -> 0 done w@1 w.1@1
@@ -93,7 +93,7 @@ fn a_set_comes_after_the_update_whose_share_is_out() {
 }
 
 #[test]
-fn a_total_before_its_share_waits_and_the_first_trainers_number_counts() {
+fn a_total_before_its_share_waits_and_the_lowest_ranks_number_counts() {
     check(
         plan(2),
         "push 1 1 t=3 -> 1 done t@1
@@ -107,7 +107,7 @@ fn a_total_before_its_share_waits_and_the_first_trainers_number_counts() {
 }
 
 #[test]
-fn a_total_that_cannot_be_is_refused_and_changes_nothing() {
+fn an_invalid_total_is_refused_and_changes_nothing() {
     check(
         plan(2),
         "push 0 1 s=1 -> 0 error Invalid: parameter \"s\": trainer 0 sent to it; expected none, because*
@@ -125,7 +125,7 @@ fn a_total_that_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_wait_names_what_is_missing() {
+fn an_expired_wait_names_the_missing_trainer_or_total() {
     check(
         plan(2),
         "push 0 1 w=1 w.1=1 -> 0 done w@1 w.1@1
@@ -170,7 +170,7 @@ fn refused(plan: Plan, expected: &str) {
 }
 
 #[test]
-fn parts_that_make_no_total_are_refused_by_name() {
+fn parameters_that_form_no_total_are_refused_by_name() {
     let new = |mode| Plan::new(mode, Merge::Mean, 2).with("w", Float32, 2, CLIPPED);
     for mode in [Mode::Async, Mode::Staleness { bound: 2 }] {
         let plan = new(mode).with("s", Float64, 1, SHARE).with("t", Float64, 1, TOTAL);
@@ -187,7 +187,7 @@ fn parts_that_make_no_total_are_refused_by_name() {
     refused(other, "parameter \"s\": a part of a total; expected one float64 with the algorithm sum");
 }
 
-/// Runs `before` on a shard that is then killed, and `after` on what comes back from checkpoint and journal.
+/// Runs `before` on a shard that is then killed, and `after` on the shard restored from checkpoint and journal.
 fn check_restart(before: &str, has_checkpoint: bool, after: &str) {
     let storage = InMemory::new();
     let on_disk: Arc<dyn Storage> = Arc::new(storage.clone());
@@ -212,7 +212,7 @@ fn check_restart(before: &str, has_checkpoint: bool, after: &str) {
 }
 
 #[test]
-fn a_restart_keeps_the_share_and_the_round_that_waits() {
+fn a_restart_keeps_the_share_and_the_waiting_round() {
     let before = "leave 1 -> 1 done
                   push 0 1 w=1 w.1=1 -> 0 done w@1 w.1@1
                   show s w t -> s@1=1025 & w@0=0 & t@0=0";
@@ -231,7 +231,7 @@ fn a_restart_keeps_the_share_and_the_round_that_waits() {
     check_restart(&updated, true, after);
 }
 
-/// Rows of a table as a dense parameter has them.
+/// A table, and a dense parameter with the same rows.
 const HEIGHT: u64 = 40;
 const WIDTH: usize = 3;
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.1 } l2: 0.01 regularizer: Coupled \
@@ -285,7 +285,7 @@ fn gradients(prng: &mut Prng, plan: &Plan) -> Vec<(ChunkId, Vec<u8>)> {
 }
 
 #[test]
-fn a_table_with_a_total_is_a_dense_parameter_with_it() {
+fn a_table_with_a_total_equals_a_dense_parameter_with_a_total() {
     let plan = dense_and_rows();
     let buckets = plan.parameters[3].buckets.expect("it is a table");
     let mut stage = Stage::serving(plan.clone());

@@ -7,7 +7,7 @@ use super::stage::{Plan, Stage};
 use crate::config::{Merge, Mode};
 use crate::dtype::ElementType::Float32;
 
-/// A shard of two trainers whose news are taken by the test: no turn of the shard's loop takes them.
+/// A shard of two trainers. The test takes its log lines, and no turn of the shard's loop does.
 fn script() -> Script {
     let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2, "optimizer: SGD");
     let mut script = Script::new(Stage::serving(plan));
@@ -15,21 +15,21 @@ fn script() -> Script {
     script
 }
 
-/// Runs the script, lets the time pass, and compares the news; `*` in them stands for anything.
+/// Runs the script, lets the time pass, and compares the log lines; `*` stands for any text.
 fn check(script: &mut Script, lines: &str, millis: u64, expected: &[&str]) {
     script.run(lines);
     script.stage.now = script.stage.now + Duration::from_millis(millis);
-    let told = script.stage.shard.wait_report(script.stage.now);
+    let found = script.stage.shard.wait_report(script.stage.now);
     let is_like = |(text, expected): (&String, &&str)| {
         let (start, end) = expected.split_once('*').unwrap_or((expected, ""));
         text.starts_with(start) && text.ends_with(end)
     };
-    let is_right = told.len() == expected.len() && told.iter().zip(expected).all(is_like);
-    assert!(is_right, "{lines:?}, {millis} ms: {told:?}; expected {expected:?}");
+    let is_right = found.len() == expected.len() && found.iter().zip(expected).all(is_like);
+    assert!(is_right, "{lines:?}, {millis} ms: {found:?}; expected {expected:?}");
 }
 
 #[test]
-fn a_round_that_waits_is_told_once_with_its_trainer_and_again_when_it_went_on() {
+fn a_waiting_round_is_logged_once_with_its_trainer_and_again_when_it_goes_on() {
     let mut script = script();
     check(&mut script, "push+ 0 1 w=1", 9999, &[]);
     check(&mut script, "", 1, &["round 1 of \"w\" chunk 0 has waited 10 s for trainer 1 (*)"]);
@@ -40,7 +40,7 @@ fn a_round_that_waits_is_told_once_with_its_trainer_and_again_when_it_went_on() 
 }
 
 #[test]
-fn a_shard_asks_to_be_called_when_there_is_a_wait_to_tell() {
+fn the_shards_deadline_includes_its_next_log_line() {
     let mut script = script();
     assert_eq!(script.stage.shard.deadline(), None);
     script.run("push+ 0 1 w=1");
