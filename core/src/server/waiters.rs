@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_comes_in_the_order_of_asking() {
+    fn due_waiters_are_returned_in_order_of_request() {
         let mut all = waiters(&[(1, 5, 10), (2, 3, 10), (1, 4, 20), (1, 9, 20), (2, 3, 30)]);
         assert!(all.take_due(Version(2)).is_empty());
         assert_eq!(numbers(&all.take_due(Version(5))), [0, 1, 2, 4]);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_too_long_comes_first_and_what_a_connection_asked_goes_with_it() {
+    fn overdue_waiters_are_taken_in_order_and_waiters_end_with_their_connection() {
         let mut all = waiters(&[(1, 5, 10), (2, 3, 10), (1, 4, 20), (2, 9, 20), (2, 3, 30)]);
         assert_eq!(numbers(&all.take_overdue(|since| since <= Now(10), 1)), [0]);
         assert_eq!(numbers(&all.take_overdue(|since| since <= Now(10), 9)), [1]);

@@ -22,7 +22,7 @@ use crate::wire::{
 
 const JOB: JobMessage = JobMessage { mode: 0, staleness: 0, merge: 0, trainers: 3, chunk_bytes: 4096 };
 
-/// Somebody's connection and who they say they are.
+/// A connection, and the identity that its process claims.
 #[derive(Clone, Copy)]
 struct Caller {
     peer: PeerId,
@@ -173,11 +173,11 @@ impl Desk {
     }
 
     fn ask(&mut self, name: &str, request: Request) {
-        self.ask_believing(name, 0, request);
+        self.ask_with_generation(name, 0, request);
     }
 
-    /// Somebody who believes in a generation asks.
-    fn ask_believing(&mut self, name: &str, generation: u32, request: Request) {
+    /// Sends a request under this generation.
+    fn ask_with_generation(&mut self, name: &str, generation: u32, request: Request) {
         if !self.callers.contains_key(name) {
             self.dial(name);
         }
@@ -247,8 +247,8 @@ impl Desk {
             }
             "join" => self.ask(words[1], Request::Join(JoinRequest { trainer: number(2), incarnation: 0 })),
             "begin" => self.ask(words[1], Request::Begin(true)),
-            "watch" => self.ask_believing(words[1], number(2).unwrap_or(0), Request::Begin(false)),
-            "resign" => self.ask_believing(words[1], number(2).expect("a generation"), Request::Resign(true)),
+            "watch" => self.ask_with_generation(words[1], number(2).unwrap_or(0), Request::Begin(false)),
+            "resign" => self.ask_with_generation(words[1], number(2).expect("a generation"), Request::Resign(true)),
             "beat" => self.ask(words[1], Request::Heartbeat(true)),
             "ask" => self.ask(words[1], Request::Waiting(true)),
             "release" => self.ask(words[1], Request::Release(true)),
@@ -333,7 +333,7 @@ fn check_started(script: &str) {
 }
 
 #[test]
-fn one_of_many_is_chosen_and_the_others_learn_the_end() {
+fn one_trainer_is_elected_initialiser_and_the_others_learn_the_end() {
     check_started(
         "begin b -> b granted 1
          begin a ->
@@ -349,7 +349,7 @@ fn one_of_many_is_chosen_and_the_others_learn_the_end() {
 }
 
 #[test]
-fn who_is_silent_gives_way() {
+fn a_silent_initialiser_loses_its_lease() {
     check_started(
         "begin a -> a granted 1
          begin b ->
@@ -363,7 +363,7 @@ fn who_is_silent_gives_way() {
 }
 
 #[test]
-fn who_gives_up_gives_way_at_once() {
+fn an_initialiser_that_watches_its_own_generation_is_replaced_at_once() {
     check_started(
         "begin a -> a granted 1
          begin b ->
@@ -378,7 +378,7 @@ fn who_gives_up_gives_way_at_once() {
 }
 
 #[test]
-fn who_resigns_gives_way_at_once_and_is_answered() {
+fn an_initialiser_that_resigns_is_answered_and_replaced_at_once() {
     check_started(
         "begin a -> a granted 1
          begin b ->
@@ -395,7 +395,7 @@ fn who_resigns_gives_way_at_once_and_is_answered() {
 }
 
 #[test]
-fn who_is_heard_from_keeps_its_turn() {
+fn heartbeats_renew_the_initialisers_lease() {
     check_started(
         "begin a -> a granted 1
          begin b ->
@@ -408,7 +408,7 @@ fn who_is_heard_from_keeps_its_turn() {
 }
 
 #[test]
-fn a_lost_connection_leaves_a_part_of_the_lease() {
+fn a_closed_connection_shortens_the_initialisers_lease() {
     check_started("begin a -> a granted 1\n begin b ->\n gone a ->\n wait 4999 ->\n wait 1 -> b granted 2");
     check_started(
         "begin a -> a granted 1\n begin b ->\n gone a ->\n dial a ->\n wait 19999 ->\n wait 1 -> b granted 2",
@@ -417,7 +417,7 @@ fn a_lost_connection_leaves_a_part_of_the_lease() {
 }
 
 #[test]
-fn who_waits_on_a_new_connection_does_not_wait_on_the_old_one() {
+fn a_request_on_a_new_connection_replaces_the_one_on_the_old_connection() {
     check_started("begin a -> a granted 1\n begin b ->\n dial b ->\n begin b ->\n wait 20000 -> b granted 2");
 }
 
@@ -436,7 +436,7 @@ fn a_page_that_is_sent_twice_counts_once() {
 }
 
 #[test]
-fn ranks_are_asked_for_or_given() {
+fn ranks_are_requested_or_assigned() {
     check(
         "servers
          join a 2 -> a joined 2.1
@@ -458,7 +458,7 @@ connected (0: host h, pid 4; 1: host h, pid 5; 2: host h, pid 3); start the serv
 }
 
 #[test]
-fn who_joins_waits_for_all_servers() {
+fn a_join_waits_for_all_servers() {
     check(
         "join a ->
          register s0 0 1 -> s0 joined
@@ -472,7 +472,7 @@ fn who_joins_waits_for_all_servers() {
 }
 
 #[test]
-fn a_restart_keeps_epoch_lives_and_catalogue() {
+fn a_restart_keeps_epoch_incarnations_and_catalogue() {
     check_started(
         "begin a -> a granted 1
          commit a 1 0 -> a done
@@ -574,7 +574,7 @@ fn the_trainers_of_an_earlier_coordinator_have_the_grace_time() {
 }
 
 #[test]
-fn a_server_that_lives_keeps_its_place() {
+fn a_connected_server_keeps_its_index() {
     check_started(
         "register-at x 1 ->
          wait 1999 ->
@@ -600,7 +600,7 @@ fn a_reader_saves_a_model_when_no_trainer_is_connected() {
 }
 
 #[test]
-fn a_server_that_does_not_renew_is_silent_and_is_said_to_be_so_once() {
+fn a_server_that_does_not_renew_is_reported_silent_once() {
     let mut desk = Desk::new(None);
     desk.dial("s0");
     desk.dial("s1");
@@ -621,11 +621,11 @@ fn a_server_that_does_not_renew_is_silent_and_is_said_to_be_so_once() {
 }
 
 #[test]
-fn a_server_that_comes_back_is_taken_at_once_and_one_elsewhere_after_the_grace_time() {
+fn a_restarted_server_is_accepted_at_once_and_another_after_the_grace_time() {
     check_started("gone s1 ->\n dial s1 ->\n register s1 1 2 -> s1 joined");
     check_started("gone s1 ->\n register-at x 1 ->\n wait 1999 ->\n wait 1 -> x joined");
     check_started("register-at x 1 ->\n wait 1000 ->\n gone s1 ->\n wait 1999 ->\n wait 1 -> x joined");
-    // It was there before the new one took its place.
+    // The old server reconnects before the new one takes its index.
     check_started("gone s1 ->\n register-at x 1 ->\n wait 10 ->\n dial s1 ->\n register s1 1 2 again -> s1 joined");
     // A server that ends in order gives its slot to any other at once, also to one that waits.
     check_started("leave s1 -> s1 done\n gone s1 ->\n register-at x 1 -> x joined");
@@ -650,7 +650,7 @@ fn the_servers_of_an_earlier_coordinator_have_the_grace_time() {
 }
 
 #[test]
-fn a_trainer_waits_for_servers_as_long_as_it_says_and_learns_which_are_absent() {
+fn a_join_waits_for_servers_up_to_its_limit_and_names_the_absent_ones() {
     check(
         "register s0 0 1 -> s0 joined
          join a ->
@@ -681,9 +681,9 @@ fn resumed(left: &[&str], job: JobMessage, given: &'static str, default_config: 
     Ok(Desk { coordinator, ..Desk::new(Some(&desk.kept)) })
 }
 
-/// The row of the table of a restarted server 0: what becomes of each setting that the operator has made otherwise.
+/// The table of a restarted server 0: the effect of each setting that the operator has changed.
 #[test]
-fn a_setting_beside_the_job_of_a_directory_takes_effect_or_refuses_the_start() {
+fn a_changed_setting_of_a_kept_job_takes_effect_or_refuses_the_start() {
     let everybody = ["a", "b"];
     let check = |left: &[&str], job: JobMessage, given: &'static str, optimizer: &str, expected: &[&str]| {
         let failure = resumed(left, job, given, config(optimizer)).err();
@@ -703,12 +703,12 @@ fn a_setting_beside_the_job_of_a_directory_takes_effect_or_refuses_the_start() {
     check(&everybody, JOB, "optimizer", adam, &["was initialised with the optimizer", "SGD"]);
     check(&everybody, JobMessage { trainers: 4, ..JOB }, "trainers", same, &[]);
     check(&["a"], JobMessage { trainers: 4, ..JOB }, "trainers", same, &["3 trainers, and trainer 1 has not left"]);
-    // A setting that is left to its default is none.
+    // A setting left at its default does not count as changed.
     check(&["a"], JobMessage { trainers: 1, mode: 1, merge: 1, ..JOB }, "shards", adam, &[]);
 }
 
 #[test]
-fn another_number_of_trainers_and_another_rate_reach_the_next_trainers() {
+fn another_number_of_trainers_applies_to_the_next_run() {
     let job = JobMessage { trainers: 4, ..JOB };
     let mut desk = resumed(&["a", "b"], job, "trainers", sgd(0.1)).expect("everybody has left");
     desk.step("servers");
@@ -730,7 +730,7 @@ fn another_number_of_trainers_and_another_rate_reach_the_next_trainers() {
 }
 
 #[test]
-fn a_trainer_waits_for_an_initialiser_as_long_as_that_has_its_lease() {
+fn a_trainer_waits_for_an_initialiser_as_long_as_its_lease_lasts() {
     check_started(
         "begin a -> a granted 1
          begin b ->
@@ -747,7 +747,7 @@ fn a_trainer_waits_for_an_initialiser_as_long_as_that_has_its_lease() {
 const SERVING: &str = "begin a -> a granted 1\n commit a 1 0 -> a done\n commit a 1 1 -> a done\n";
 
 #[test]
-fn a_shard_moves_when_its_leader_has_let_go_and_the_move_ends_when_the_next_one_serves_it() {
+fn a_shard_moves_once_its_leader_releases_it_and_the_move_ends_once_it_is_served() {
     check_started(&format!(
         "move op 1.1 0 -> op NotInitialised
          {SERVING}
@@ -773,7 +773,7 @@ const FAILED: &str = "server 1 cannot take server 0 shard 0 up, and tries again"
 const OVERTAKEN: &str = "server 1 shard 1 was sent elsewhere before it was moved to server 0: server 1 leads it";
 
 #[test]
-fn a_move_that_another_order_overtakes_ends_with_an_error() {
+fn a_move_replaced_by_a_later_order_ends_with_an_error() {
     check_started(&format!(
         "{SERVING}
          move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0
@@ -784,7 +784,7 @@ fn a_move_that_another_order_overtakes_ends_with_an_error() {
 }
 
 #[test]
-fn shards_without_files_do_not_move_and_a_server_that_starts_again_has_let_go() {
+fn shards_without_files_do_not_move_and_a_restarted_server_has_released_its_shards() {
     check_started(&format!(
         "{SERVING}
          register s1 1 2 again diskless -> s1 joined
@@ -802,7 +802,7 @@ fn shards_without_files_do_not_move_and_a_server_that_starts_again_has_let_go() 
 }
 
 #[test]
-fn a_shard_stays_where_its_next_leader_is_gone_and_a_move_that_fails_says_why() {
+fn a_shard_stays_if_its_next_leader_is_gone_and_a_failed_move_says_why() {
     check_started(&format!(
         "{SERVING}
          move op 0.0 1 -> map 1: 0.0 at 0 term 1 to 1

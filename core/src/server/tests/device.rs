@@ -1,7 +1,7 @@
-//! Chunks that live on an accelerator: what may happen while an update is under way, and what when it goes wrong.
+//! Chunks on an accelerator: events during an update, and failures of the accelerator.
 //!
-//! That everything else is as without one is shown by every script of the other tests, which run with an accelerator
-//! too, and by `restart`, where a shard with a slow one is killed again and again.
+//! The scripts of the other tests run with an accelerator too, and `restart` kills shards with a slow accelerator again
+//! and again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn pulls_read_the_version_before_and_the_next_round_waits() {
 }
 
 #[test]
-fn who_wants_the_value_of_its_step_waits_for_its_gradients_on_the_device() {
+fn a_pull_of_a_steps_value_waits_for_the_steps_gradients_on_the_device() {
     check(
         plan(Mode::Async, 2),
         "push 0 0 w=1 -> 0 done w@1
@@ -70,7 +70,7 @@ fn who_wants_the_value_of_its_step_waits_for_its_gradients_on_the_device() {
          pull+ 1 0 w -> 1 value w@0=0
          finish -> 0 value w@1=-1",
     );
-    // A gradient that came later is none of its own.
+    // Later gradients of other trainers are not waited for.
     check(
         plan(Mode::Async, 3),
         "push 0 0 m=1 -> 0 done m@1
@@ -85,7 +85,7 @@ fn who_wants_the_value_of_its_step_waits_for_its_gradients_on_the_device() {
 }
 
 #[test]
-fn a_gradient_of_no_round_waits_for_the_one_before_it() {
+fn an_async_gradient_waits_for_the_one_before_it() {
     check(
         plan(Mode::Async, 2),
         "push 0 0 m=1 -> 0 done m@1
@@ -99,7 +99,7 @@ fn a_gradient_of_no_round_waits_for_the_one_before_it() {
 }
 
 #[test]
-fn a_value_that_is_set_meanwhile_replaces_the_updated_one() {
+fn a_set_during_an_update_replaces_the_updated_value() {
     check(
         plan(Mode::Sync, 1),
         "push 0 1 m=1 -> 0 done m@1
@@ -122,7 +122,7 @@ fn a_value_that_is_set_meanwhile_replaces_the_updated_one() {
 }
 
 #[test]
-fn a_trainer_that_comes_back_while_the_round_is_closed_without_it_is_told_that_it_is() {
+fn a_trainer_that_rejoins_while_a_round_closes_without_it_is_acknowledged() {
     check(
         plan(Mode::Sync, 2),
         "leave 1 -> 1 done
@@ -141,7 +141,7 @@ fn a_trainer_that_comes_back_while_the_round_is_closed_without_it_is_told_that_i
 }
 
 #[test]
-fn a_wait_for_a_device_that_does_not_answer_names_it() {
+fn an_expired_wait_for_a_hung_device_names_the_device() {
     let mut stage = with_fault(plan(Mode::Sync, 1), Fault::Hangs(3));
     stage.turn();
     stage.turn();
@@ -156,7 +156,7 @@ fn a_wait_for_a_device_that_does_not_answer_names_it() {
 }
 
 #[test]
-fn work_that_a_device_refuses_is_done_by_the_processor() {
+fn work_that_a_device_refuses_is_done_on_the_processor() {
     // Two loads, and then the update of w, which has no states, or of m, whose states are taken back.
     for fault in [Fault::Refuses(1), Fault::Refuses(2), Fault::Refuses(3), Fault::Refuses(4), Fault::Breaks(3)] {
         let mut stage = with_fault(plan(Mode::Sync, 1), fault);
@@ -180,8 +180,8 @@ fn work_that_a_device_refuses_is_done_by_the_processor() {
 }
 
 #[test]
-fn a_chunk_that_leaves_its_device_takes_its_kept_value_along_and_in_its_turn() {
-    // Two loads, and then the update of m, before whose end a gradient and a value come.
+fn a_chunk_that_leaves_its_device_keeps_its_waiting_gradient_and_set_in_order() {
+    // Two loads, then the update of m, before whose end a gradient and a set arrive.
     let stage = |mode, trainers, fault| {
         let mut stage = with_fault(plan(mode, trainers), fault);
         stage.finish_work();
@@ -201,7 +201,7 @@ fn a_chunk_that_leaves_its_device_takes_its_kept_value_along_and_in_its_turn() {
          finish -> 1 done m@2 & 0 done m@2
          show m -> m@2=10",
     );
-    // The load of a value is refused while a round is complete, and another value waits for that.
+    // The load of a value is refused while a round is complete and another set waits for the load.
     Script::new(stage(Mode::Sync, 1, Fault::Refuses(3))).run(
         "set 0 m=5 -> 0 done m@0
          push 0 1 m=1 -> 0 done m@1
@@ -212,7 +212,7 @@ fn a_chunk_that_leaves_its_device_takes_its_kept_value_along_and_in_its_turn() {
 }
 
 #[test]
-fn a_device_that_takes_states_with_it_stops_the_shard_by_name() {
+fn a_device_that_loses_states_stops_the_shard_by_name() {
     // Two loads and two updates, and then one of m, whose states are on the device alone.
     for fault in [Fault::Breaks(5), Fault::Dies(4)] {
         let storage = InMemory::new();
@@ -230,7 +230,7 @@ fn a_device_that_takes_states_with_it_stops_the_shard_by_name() {
         let begun = script.stage.begin_checkpoint(1);
         assert_eq!(begun.err(), Some(failure.clone()), "nothing is written down of what was lost");
 
-        // Another process has it all from the journal, on the processor.
+        // Another process restores all of it from the journal, on the processor.
         let mut again = Stage::empty(plan(Mode::Sync, 1));
         again.restore(&disk, false);
         Script::new(again).run("show m w -> m@2=-2.5 & w@1=-1");
@@ -238,7 +238,7 @@ fn a_device_that_takes_states_with_it_stops_the_shard_by_name() {
 }
 
 #[test]
-fn a_device_without_room_or_locked_pages_takes_what_it_can() {
+fn a_device_without_memory_or_locked_pages_holds_the_chunks_that_fit() {
     let script = "push 0 1 w=1 m=1 -> 0 done w@1 m@1\n finish ->\n show w m -> w@1=-1 & m@1=-1";
     for fault in [Fault::IsFull(1), Fault::IsFull(2), Fault::CannotPin] {
         Script::new(with_fault(plan(Mode::Sync, 1), fault)).run(script);
@@ -248,7 +248,7 @@ fn a_device_without_room_or_locked_pages_takes_what_it_can() {
 }
 
 #[test]
-fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_bytes() {
+fn a_required_device_refuses_a_job_that_does_not_fit_with_the_bytes() {
     // 8 bytes of w, 12 of m, and as many of its state.
     let script = "push 0 1 w=1 m=1 -> 0 done w@1 m@1\n push 0 2 m=1 -> 0 done m@2\n show w m -> w@1=-1 & m@2=-2.5";
     let named =
@@ -268,7 +268,7 @@ fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_by
         assert_eq!(stage.errors(), [expected]);
         assert!(!stage.turn() && stage.shard.generation().0 == 0, "nothing is served");
 
-        // It left no trace, and who comes back with room goes on from there.
+        // The refusal left no trace: a restart with enough device memory initialises the job.
         let mut again = named(32);
         again.restore(&disk, false);
         assert_eq!(again.shard.generation().0, 0, "what was refused is not in the journal");
@@ -278,7 +278,7 @@ fn a_device_that_must_hold_all_refuses_a_job_that_it_has_no_room_for_with_the_by
 }
 
 #[test]
-fn a_device_that_must_hold_all_stops_a_shard_whose_parameters_it_has_no_room_for() {
+fn a_required_device_stops_a_restored_shard_that_does_not_fit() {
     let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
     let mut stage = Stage::empty(plan(Mode::Sync, 1));
     stage.restore(&disk, false);
@@ -297,7 +297,7 @@ fn a_device_that_must_hold_all_stops_a_shard_whose_parameters_it_has_no_room_for
 }
 
 #[test]
-fn a_checkpoint_waits_for_states_and_lets_go_what_it_held() {
+fn a_checkpoint_waits_for_device_states_and_then_releases_the_chunks() {
     let storage = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(storage.clone());
     let mut script = Script::new(late(plan(Mode::Sync, 1)));
@@ -326,7 +326,7 @@ fn a_checkpoint_waits_for_states_and_lets_go_what_it_held() {
 }
 
 #[test]
-fn settling_waits_for_what_is_under_way_and_gives_up_by_name() {
+fn settling_waits_for_device_work_and_names_a_hung_device() {
     let mut script = Script::new(late(plan(Mode::Sync, 1)));
     script.run("push 0 1 m=1 w=1 -> 0 done m@1 w@1");
     script.stage.settle();
@@ -344,7 +344,7 @@ fn a_newer_initialisation_starts_with_an_empty_device() {
     let mut stage = late(plan(Mode::Sync, 1));
     stage.claim(&disk);
     stage.finish_work();
-    // A checkpoint has let go what it held, and nobody has gone on with it.
+    // The checkpoint has released its chunks, and nothing has continued it.
     assert!(stage.begin_checkpoint(1).expect("the disk is well"));
     while stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well").is_none() {
         stage.turn();

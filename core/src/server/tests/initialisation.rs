@@ -1,4 +1,4 @@
-//! Initialisation and its fence, and a pool that is sealed by it.
+//! Initialisation, its fencing by generations, and the pool that it seals.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn plan() -> Plan {
     plan.with("x", Float32, 1, "optimizer: SGD")
 }
 
-/// Runs `init P`, `init P C` (one chunk), `finish N`, `generation G` and `push`, each with the text that must come.
+/// Runs `init P`, `init P C` (one chunk), `finish N`, `generation G` and `push`, each with the expected answer.
 fn check(script: &[(&str, &str)]) {
     let mut stage = Stage::empty(plan());
     stage.connect(0, Incarnation(1));
@@ -45,7 +45,7 @@ fn check(script: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_shard_serves_once_everything_is_there() {
+fn a_shard_serves_once_all_chunks_are_initialised() {
     check(&[
         ("push", "not initialised"),
         ("init 0", "done"),
@@ -58,7 +58,7 @@ fn a_shard_serves_once_everything_is_there() {
 }
 
 #[test]
-fn parameters_beyond_the_memory_limit_are_refused_by_their_need() {
+fn parameters_beyond_the_memory_limit_are_refused_with_their_need() {
     // 1,026 values of 4 bytes, and a gradient of each.
     let check = |limit, expected: &str| {
         let mut stage = Stage::empty(plan()).with_memory_limit(limit);
@@ -78,7 +78,7 @@ fn parameters_beyond_the_memory_limit_are_refused_by_their_need() {
 }
 
 #[test]
-fn parameters_beyond_the_disk_are_refused_by_their_need_and_not_when_the_journal_is_replayed() {
+fn parameters_beyond_the_disk_are_refused_and_a_replay_does_not_refuse_them() {
     let storage = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(storage.clone());
     let mut stage = Stage::empty(plan());
@@ -105,7 +105,7 @@ fn parameters_beyond_the_disk_are_refused_by_their_need_and_not_when_the_journal
 }
 
 #[test]
-fn a_finish_without_everything_begins_anew() {
+fn an_incomplete_finish_restarts_the_initialisation() {
     check(&[
         ("init 0 1", "done"),
         ("finish 3", "this shard holds 1 chunks, the initialiser sent 3: begin the initialisation anew"),
@@ -117,7 +117,7 @@ fn a_finish_without_everything_begins_anew() {
 }
 
 #[test]
-fn what_is_sent_again_after_the_end_is_acknowledged() {
+fn resends_after_the_initialisation_are_acknowledged() {
     check(&[
         ("init 0", "done"),
         ("init 1", "done"),
@@ -170,7 +170,7 @@ fn a_refused_declaration_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_pool_that_is_used_up_says_busy_and_recovers() {
+fn an_exhausted_pool_answers_busy_and_recovers() {
     let mut script = Script::new(Stage::serving(plan()));
     let mut taken: Vec<Lease> = Vec::new();
     while let Ok(lease) = script.stage.shard.pool.take(4) {
@@ -183,7 +183,7 @@ fn a_pool_that_is_used_up_says_busy_and_recovers() {
 }
 
 #[test]
-fn a_round_without_room_for_its_version_closes_when_there_is_some() {
+fn a_round_without_memory_for_its_version_closes_when_some_is_free() {
     let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("x", Float32, 1, "optimizer: SGD");
     let mut script = Script::new(Stage::serving(plan));
     script.run("hold\n pull 0 0 x -> 0 value x@0=0\n push 0 1 x=1 -> 0 done x@1");

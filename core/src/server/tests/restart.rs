@@ -1,5 +1,5 @@
-//! A shard that is killed and comes back is the shard that was never killed: same values, states and versions, bit
-//! by bit, whatever moment the kill chose and however far a checkpoint was.
+//! A shard that is killed and restarted equals a shard that was never killed: the same values, states and versions, bit
+//! for bit, at any moment of the kill and at any progress of a checkpoint.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ const ROWS_TOTAL: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01
                           sparse { height: 60 width: 3 buckets: 3 seed: 7 uniform { } }";
 const ADD: &str = "algorithm: \"add\"";
 
-/// Chunks that step alone, chunks that step together, a chunk of integers, buckets of rows, and a total.
+/// Chunks with updates of their own, chunks with grouped updates, a chunk of integers, buckets of rows, and a total.
 fn plan(mode: Mode, trainers: u32) -> Plan {
     let plan = Plan::new(mode, Merge::Mean, trainers)
         .with("a", Float32, 1027, ADAM)
@@ -58,7 +58,7 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
         .with("rows_total", Float64, 3, parts[1])
 }
 
-/// Whether a chunk is the shard's own number.
+/// Whether a chunk is a share, which the shard computes itself.
 fn is_share(plan: &Plan, id: ChunkId) -> bool {
     ["share", "rows_share"].contains(&plan.parameters[id.parameter.0 as usize].name)
 }
@@ -109,14 +109,14 @@ fn payload(prng: &mut Prng, plan: &Plan, id: ChunkId) -> Vec<u8> {
     (0..elements).flat_map(one).collect()
 }
 
-/// A step of a run, printed on failure.
+/// The settings of a random run, printed on failure.
 #[derive(Clone, Debug)]
 struct Course {
     mode: Mode,
     trainers: u32,
     moves: usize,
     seed: u64,
-    /// Of a hundred moves, how many are followed by a kill, begin a checkpoint, or are a change of who takes part.
+    /// Of a hundred moves, how many are followed by a kill, begin a checkpoint, or change the membership.
     kills: u64,
     checkpoints: u64,
     changes: u64,
@@ -125,7 +125,7 @@ struct Course {
     polls: u64,
     /// Injected fault, of those that lose nothing.
     fault: Fault,
-    /// Of a hundred moves, before how many readers take hold of every value, and other things of nearly all the memory.
+    /// Of a hundred moves, before how many readers hold every value and nearly all other memory is taken.
     hungers: u64,
 }
 
@@ -158,8 +158,8 @@ impl Unanswered {
         }
     }
 
-    /// Whether these are all its chunks.
-    fn is(&self, chunks: &BTreeSet<ChunkId>) -> bool {
+    /// Whether `chunks` contains all chunks of the frame.
+    fn is_within(&self, chunks: &BTreeSet<ChunkId>) -> bool {
         // A frame without a chunk is a leave, which is answered at once.
         self.parcel.frame.entries.iter().all(|entry| chunks.contains(&entry.id))
     }
@@ -180,7 +180,7 @@ struct Pair {
     is_away: Vec<bool>,
     /// The second half of a push that travels in two frames.
     rest: Vec<Option<Parcel>>,
-    /// Every chunk as it has been: its version, and a checksum of its value and its states.
+    /// Every earlier state of a chunk: its version, and a checksum of its value and its states.
     history: BTreeSet<(ChunkId, Version, u32)>,
 }
 
@@ -253,7 +253,7 @@ impl Pair {
                 assert!(begun.expect("the disk is well"), "the shard serves");
             }
             self.turns();
-            self.save_a_little();
+            self.save_some_bytes();
             if self.prng.below(100) < self.course.kills {
                 self.kill();
             }
@@ -265,7 +265,7 @@ impl Pair {
         }
     }
 
-    /// Now and then readers hold what there is, and now and then all comes back.
+    /// Sometimes takes nearly all memory while readers hold every value, and sometimes frees the memory again.
     fn hunger(&mut self) {
         if self.prng.below(100) < self.course.hungers {
             self.trouble.holds = true;
@@ -286,7 +286,7 @@ impl Pair {
         }
     }
 
-    /// Loses the host with a journal that nobody waited for: what is left is a moment that was.
+    /// Loses the host with a journal that was not synced: the restored chunks are those of some earlier moment.
     fn lose_host(&mut self) {
         self.storage.crash();
         let mut stage = Stage::empty(self.peace.plan.clone());
@@ -296,7 +296,7 @@ impl Pair {
         }
     }
 
-    /// Lets the shard in trouble come to rest. Work that is refused is refused once.
+    /// Completes all work of the shard in trouble. An accelerator refuses work once.
     fn settle(&mut self) {
         self.trouble.feed();
         if self.trouble.try_settle().is_err() {
@@ -313,7 +313,7 @@ impl Pair {
         }
     }
 
-    /// The two are alike but for frames that are on their way.
+    /// The two shards are equal, except for frames in flight.
     fn check(&self) {
         assert_eq!(self.peace.contents().len(), self.trouble.contents().len());
         for (peace, trouble) in self.peace.contents().iter().zip(self.trouble.contents()) {
@@ -356,12 +356,12 @@ impl Pair {
         let rounds = &mut self.rounds[trainer as usize];
         let mut entries = Vec::new();
         for (slot_index, (id, version, ..)) in contents.iter().enumerate() {
-            // Chunks of one parameter are at one version or may be apart by who is ahead: each has its own round.
+            // Chunks of one parameter may be at different versions, so each chunk has its own round.
             let may = self.course.mode != Mode::Sync || rounds[slot_index] <= version.0 + 2;
             if wanted & (1 << id.parameter.0) != 0 && may && !is_share(&plan, *id) {
                 let is_bucket = plan.parameters[id.parameter.0 as usize].buckets.is_some();
                 wants &= !is_bucket;
-                // Where lives end early, so would contributions in parts, of which rows without a gradient remain.
+                // A change of incarnation would leave parts incomplete, and their rows without a gradient.
                 if is_bucket && self.course.changes == 0 && self.prng.below(3) == 0 {
                     let index = u32::try_from(self.prng.below(2)).expect("it is 0 or 1");
                     for index in [index, 1 - index] {
@@ -388,11 +388,11 @@ impl Pair {
         Some(first)
     }
 
-    /// A trainer leaves, or a new life of it begins.
+    /// A trainer departs, or a new incarnation of it starts.
     fn change(&mut self, trainer: u32) {
         let at = trainer as usize;
-        // A life that waits for its round's record would be repeated, and a shard that was restarted has nothing of it.
-        let waits = |one: &Unanswered| one.trainer == trainer && !one.is(&one.acknowledged);
+        // While a frame waits for its round's record, a restarted shard has nothing of the trainer's change.
+        let waits = |one: &Unanswered| one.trainer == trainer && !one.is_within(&one.acknowledged);
         if self.course.mode == Mode::Sync && self.unanswered.iter().any(waits) {
             return;
         }
@@ -410,7 +410,7 @@ impl Pair {
         self.peace.connect(trainer, incarnation);
         self.trouble.connect(trainer, incarnation);
         self.history.extend(states(&self.peace));
-        // A new life begins where the versions are.
+        // A new incarnation starts at the current versions.
         let versions = self.peace.contents();
         self.rounds[at] = versions.iter().map(|(_, version, ..)| version.0 + 1).collect();
     }
@@ -436,7 +436,7 @@ impl Pair {
         if is_refused {
             // A refused frame is not repeated; both shards refused it. With it the call is over, and its other frames,
             // which came before, are not repeated either: the trainer's next call may be ahead of them by now.
-            // A trainer that has left may have been refused what it repeated after a restart.
+            // A resend of a departed trainer after a restart may have been refused.
             self.trouble.answers.retain(|one| one.frame.head.request == parcel.frame.head.request);
             assert_eq!(self.peace.errors(), self.trouble.errors());
             let call = |head: &Head| (head.trainer, head.incarnation, head.sequence);
@@ -446,7 +446,7 @@ impl Pair {
     }
 
     /// Delivers a frame to the shard in trouble. Its accelerator may be behind, its rows catching up, or a checkpoint
-    /// may hold a chunk: who is refused for that tries again.
+    /// may hold a chunk: a frame that is refused for that is retried.
     fn deliver(&mut self, trainer: u32, parcel: &Parcel) {
         let before = self.trouble.errors().len();
         self.trouble.deliver(trainer, parcel);
@@ -459,7 +459,7 @@ impl Pair {
         }
     }
 
-    /// Strikes out what was answered; some answers are lost with the next kill all the same.
+    /// Removes answered chunks from the unanswered frames; some answers are lost with the next kill all the same.
     fn note_answers(&mut self) {
         for answer in std::mem::take(&mut self.trouble.answers) {
             if matches!(answer.frame.head.kind, Kind::Error | Kind::Refused) {
@@ -469,17 +469,17 @@ impl Pair {
             let is_lost = self.prng.below(4) == 0;
             self.unanswered.iter_mut().for_each(|one| one.note(&answer.frame, is_lost));
         }
-        self.unanswered.retain(|one| !one.is(&one.answered));
+        self.unanswered.retain(|one| !one.is_within(&one.answered));
     }
 
-    fn save_a_little(&mut self) {
+    fn save_some_bytes(&mut self) {
         let bytes = 1 + self.prng.below(6000);
         self.save(bytes);
     }
 
     fn save(&mut self, bytes: u64) {
         let continued = self.trouble.shard.continue_checkpoint(bytes);
-        // Of a chunk whose states could not be taken there is none.
+        // A chunk whose states could not be read has no checkpoint.
         assert!(continued.is_ok() || self.course.fault != SOUND, "the disk is well");
         if let Ok(Some(writer)) = continued {
             writer.finish().expect("the disk is well");
@@ -531,8 +531,8 @@ fn restore(stage: &mut Stage, storage: &InMemory, sync: bool) -> Option<u64> {
     restored.loaded.map(|loaded| loaded.name.number)
 }
 
-/// Runs `before` on a shard, takes a checkpoint, and runs `after` on that shard and on the one that comes back from
-/// checkpoint and journal.
+/// Runs `before` on a shard, takes a checkpoint, and runs `after` on that shard and on the one restored from checkpoint
+/// and journal.
 fn check(plan: &Plan, before: &str, after: &str) {
     let storage = InMemory::new();
     let mut stage = Stage::empty(plan.clone());
@@ -558,7 +558,7 @@ fn check(plan: &Plan, before: &str, after: &str) {
 }
 
 #[test]
-fn the_value_of_a_step_outlasts_a_set_and_a_restart_by_the_journal() {
+fn the_value_of_a_step_outlasts_a_set_and_a_restart_from_the_journal() {
     let storage = InMemory::new();
     let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2, "optimizer: SGD");
     let mut stage = Stage::empty(plan.clone());
@@ -576,7 +576,7 @@ fn the_value_of_a_step_outlasts_a_set_and_a_restart_by_the_journal() {
 }
 
 #[test]
-fn half_a_gradient_is_gone_or_there_after_a_restart_as_before_it() {
+fn a_partial_gradient_is_kept_or_dropped_after_a_restart_as_before_it() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     let after = "push 0 0 g=1 g.1=1 -> *\n show g g.1 -> ";
     let check = |before: &str, found: &str| check(&plan, before, &format!("{after}{found}"));
@@ -585,12 +585,12 @@ fn half_a_gradient_is_gone_or_there_after_a_restart_as_before_it() {
         "push 0 0 g=9 -> 0 done g@1\n push 1 0 g=5 ->\n leave 1 -> 1 done\n push 0 0 g.1=9 -> 0 done g.1@1",
         "g@2=-10 & g.1@2=-10",
     );
-    // The same with a new life that sends the other half.
+    // The same with a new incarnation that sends the other half.
     check(
         "push 0 0 g=9 -> 0 done g@1\n push 1 0 g=5 ->\n reborn 1\n push 1 0 g.1=7 ->\n push 0 0 g.1=9 -> *",
         "g@1=-9 & g.1@1=-9",
     );
-    // Half a gradient that is open, and one that was taken away.
+    // A partial gradient that is open, and one that was dropped.
     check("push 1 0 g=5 -> 1 done g@1", "g@0=0 & g.1@0=0");
     check("push 1 0 g=5 -> 1 done g@1\n leave 1 -> 1 done", "g@1=-1 & g.1@1=-1");
 }
@@ -612,9 +612,9 @@ fn a_checkpoint_names_the_states_of_a_users_rule() {
     );
 }
 
-/// A value that came while a slot had something to do, and gradients after it.
+/// A set that arrived while its slot was busy, and gradients after the set.
 #[test]
-fn what_waits_for_a_slot_goes_in_the_order_of_arrival() {
+fn sets_and_gradients_that_wait_for_a_slot_are_applied_in_order_of_arrival() {
     let (sync, kills) = (false, 0);
     let async_mode = Course {
         mode: Mode::Async,

@@ -1,4 +1,4 @@
-//! Buckets: rows that come in parts, twice, or not at all, tables that are full, and bytes that are no rows.
+//! Buckets: rows that arrive in parts, twice, or not at all, full tables, and malformed rows.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn push(stage: &mut Stage, trainer: u32, round: u64, payload: Vec<u8>) -> Parcel
     stage.push(trainer, vec![(bucket(), round, payload)], false)
 }
 
-/// Delivers a frame, and says what came back.
+/// Delivers a frame, and returns the answers.
 fn deliver(stage: &mut Stage, trainer: u32, parcel: &Parcel) -> Vec<Answer> {
     stage.answers.clear();
     stage.deliver(trainer, parcel);
@@ -84,7 +84,7 @@ fn a_round_counts_a_contribution_in_parts_once_and_whole() {
     third.body = vec![part(2, 3, &[(9, 5.0)])];
     third.frame.entries[0].bytes = u32::try_from(third.body[0].len()).expect("it is short");
     let other = push(&mut stage, 1, 1, part(0, 1, &[(7, 4.0)]));
-    // The last part first: it is answered when the contribution is whole, the others as they come, also twice.
+    // The last part first: it is answered when the contribution is whole, the others on arrival, also twice.
     assert_eq!(kinds(&deliver(&mut stage, 0, &third)), []);
     assert_eq!(kinds(&deliver(&mut stage, 1, &other)), [Kind::Done]);
     assert_eq!(kinds(&deliver(&mut stage, 0, &first)), [Kind::Done]);
@@ -100,7 +100,7 @@ fn a_round_counts_a_contribution_in_parts_once_and_whole() {
 }
 
 #[test]
-fn parts_that_are_cut_otherwise_when_they_come_again_replace_the_first_ones() {
+fn resent_parts_with_other_boundaries_replace_the_first_parts() {
     let mut stage = stage(Mode::Async, 1, SGD);
     let first = push(&mut stage, 0, 0, part(0, 3, &[(1, 1.0), (2, 1.0)]));
     let mut deliver_part = |index: u32, rows: &[(u64, f32)]| {
@@ -119,7 +119,7 @@ fn parts_that_are_cut_otherwise_when_they_come_again_replace_the_first_ones() {
 }
 
 #[test]
-fn a_checkpoint_carries_over_a_call_in_parts_before_a_later_one_that_is_not_whole() {
+fn a_checkpoint_carries_over_a_call_in_parts_before_a_later_incomplete_one() {
     let memory = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(memory.clone());
     let mut kept = Stage::empty(stage(Mode::Sync, 2, SGD).plan);
@@ -143,7 +143,7 @@ fn a_checkpoint_carries_over_a_call_in_parts_before_a_later_one_that_is_not_whol
     assert_eq!(again.contents()[0].1.0, 1, "the round is over");
 }
 
-/// How many contributions there are of which parts are missing.
+/// The number of incomplete contributions.
 fn gathered(stage: &Stage) -> usize {
     let Phase::Serving(serving) = &stage.shard.phase else { panic!("it serves") };
     let bucket = serving.table.chunks[SlotIndex::FIRST].bucket().expect("it is sparse");
@@ -151,7 +151,7 @@ fn gathered(stage: &Stage) -> usize {
 }
 
 #[test]
-fn parts_that_nobody_will_complete_are_forgotten() {
+fn incomplete_parts_are_dropped_after_a_later_call_or_incarnation() {
     let begun = || {
         let mut stage = stage(Mode::Async, 2, SGD);
         let half = push(&mut stage, 0, 0, part(0, 2, &[(1, 100.0)]));
@@ -176,7 +176,7 @@ fn parts_that_nobody_will_complete_are_forgotten() {
 }
 
 #[test]
-fn parts_that_nobody_completes_are_dropped_after_the_round_timeout_and_whose_they_are_is_said() {
+fn incomplete_parts_are_dropped_after_the_round_timeout_and_their_trainer_is_named() {
     let mut stage = stage(Mode::Sync, 2, SGD);
     let parts: Vec<Parcel> = {
         let first = push(&mut stage, 0, 1, part(0, 3, &[(1, 1.0)]));
@@ -211,7 +211,7 @@ fn parts_that_nobody_completes_are_dropped_after_the_round_timeout_and_whose_the
 }
 
 #[test]
-fn a_contribution_without_rows_is_one() {
+fn a_contribution_without_rows_counts() {
     let mut stage = stage(Mode::Sync, 2, SGD);
     let (empty, rows) = (push(&mut stage, 0, 1, Vec::new()), push(&mut stage, 1, 1, part(0, 1, &[(3, 1.0)])));
     assert_eq!(kinds(&deliver(&mut stage, 0, &empty)), [Kind::Done]);
@@ -223,7 +223,7 @@ fn a_contribution_without_rows_is_one() {
         deliver(&mut stage, trainer, &empty);
     }
     assert_eq!(stage.contents()[0].1.0, 2, "empty rounds are rounds");
-    // A part of no rows is a part.
+    // A part without rows is valid.
     let none = push(&mut stage, 0, 3, part(0, 1, &[]));
     assert_eq!(kinds(&deliver(&mut stage, 0, &none)), [Kind::Done]);
 }
@@ -270,7 +270,7 @@ fn a_round_for_which_no_trainer_has_a_gradient_is_no_update_of_a_table() {
 }
 
 #[test]
-fn who_is_ahead_waits_also_with_rows() {
+fn a_trainer_one_round_ahead_waits_also_with_rows() {
     let mut stage = stage(Mode::Sync, 2, SGD);
     let first = push(&mut stage, 0, 1, part(0, 1, &[(1, 1.0)]));
     let ahead = push(&mut stage, 0, 2, part(1, 2, &[(2, 1.0)]));
@@ -289,7 +289,7 @@ fn who_is_ahead_waits_also_with_rows() {
 }
 
 #[test]
-fn a_newer_life_does_not_finish_what_an_older_one_began() {
+fn a_newer_incarnation_does_not_complete_the_parts_of_an_older_one() {
     let mut stage = stage(Mode::Async, 2, SGD);
     let half = push(&mut stage, 0, 0, part(0, 2, &[(1, 100.0)]));
     deliver(&mut stage, 0, &half);
@@ -334,7 +334,7 @@ fn differences_of_rows_are_averaged() {
 }
 
 #[test]
-fn a_table_that_is_full_says_so_and_goes_on_with_the_rows_it_has() {
+fn a_full_table_refuses_new_rows_and_updates_existing_ones() {
     let config = "const_lr { learning_rate: 1 } sparse { width: 2 rows: 1000 buckets: 1 }";
     let mut stage = stage(Mode::Async, 1, config);
     let rows = |from: u64, count: u64| (from..from + count).map(|id| (id, -1.0)).collect::<Vec<_>>();
@@ -356,7 +356,7 @@ fn a_table_that_is_full_says_so_and_goes_on_with_the_rows_it_has() {
 }
 
 #[test]
-fn a_row_that_comes_twice_is_one_new_row() {
+fn a_row_that_is_pushed_twice_is_one_new_row() {
     let config = "const_lr { learning_rate: 1 } sparse { width: 2 rows: 10 buckets: 1 }";
     let mut stage = stage(Mode::Async, 1, config);
     let nine: Vec<_> = (0..9).map(|id| (id, -1.0)).collect();
@@ -369,7 +369,7 @@ fn a_row_that_comes_twice_is_one_new_row() {
 }
 
 #[test]
-fn parts_that_nobody_needs_are_refused() {
+fn superfluous_parts_are_refused() {
     let config = "const_lr { learning_rate: 1 } sparse { width: 2 rows: 10 buckets: 1 }";
     let mut stage = stage(Mode::Sync, 1, config);
     let many = push(&mut stage, 0, 1, part(3, 12, &[(1, 1.0)]));
@@ -378,7 +378,7 @@ fn parts_that_nobody_needs_are_refused() {
     check_refused(&mut stage, &empty, "part 0 of 2 without a row; only the last may have none");
 }
 
-/// Up to `count` ids of rows that are there, after one.
+/// Up to `count` ids of existing rows, from an id on.
 fn list(stage: &mut Stage, from: u64, count: u64) -> Vec<u64> {
     let mut head = stage.head(Kind::Pull, 0);
     head.flags = Flags::LIST;
@@ -390,7 +390,7 @@ fn list(stage: &mut Stage, from: u64, count: u64) -> Vec<u64> {
 }
 
 #[test]
-fn who_asks_on_after_the_last_id_finds_every_row_that_was_there() {
+fn a_paged_list_of_rows_has_every_row_that_existed_before() {
     let mut stage = stage(Mode::Async, 1, SGD.replace("height: 100", "height: 9000").leak());
     let add = |stage: &mut Stage, ids: std::ops::Range<u64>| {
         let rows: Vec<_> = ids.map(|id| (id, 1.0)).collect();
@@ -400,7 +400,7 @@ fn who_asks_on_after_the_last_id_finds_every_row_that_was_there() {
     assert!(list(&mut stage, 0, 3).is_empty());
     add(&mut stage, 0..1000);
     assert_eq!(list(&mut stage, 0, 2000).len(), 1000);
-    // Pages are split while somebody asks: nothing is told twice, and nothing that was there is left out.
+    // Pages split between the requests: no row is listed twice, and no row that existed before is missing.
     let (mut found, mut from, mut next) = (Vec::new(), 0, 1000);
     loop {
         let some = list(&mut stage, from, 37);
@@ -420,7 +420,7 @@ fn who_asks_on_after_the_last_id_finds_every_row_that_was_there() {
 }
 
 #[test]
-fn what_is_no_push_of_rows_is_refused_by_name() {
+fn malformed_requests_for_rows_are_refused_by_name() {
     let mut stage = stage(Mode::Sync, 2, SGD);
     let mut check = |payload: Vec<u8>, expected: &str| {
         let parcel = push(&mut stage, 0, 1, payload);
@@ -469,9 +469,9 @@ fn a_row_of_another_bucket_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Bytes of any kind, as pushes, pulls, lists and initial rows: they are taken or refused, and nothing panics.
+    /// Arbitrary bytes as pushes, pulls, lists and initial rows are accepted or refused, and nothing panics.
     #[test]
-    fn garbage_is_taken_or_refused(
+    fn garbage_is_accepted_or_refused(
         frames in prop::collection::vec(
             (0_u8..7, 0_u64..3, prop::collection::vec(any::<u8>(), 0..80), any::<[bool; 3]>(), 0_u64..120), 1..20)
     ) {

@@ -7,15 +7,15 @@
 //! push 0 1 w=none         trainer 0 has no gradient for w; void 0 1 w=none: the round is no update
 //! mend 0 1 w=2            trainer 0 pushes other gradients under the number of its last call
 //! again 0                trainer 0 sends its last push, set or leave once more
-//! redial 0, reborn 0     trainer 0 connects again, in the same life or in the next
-//! run 2                  those who connect from now on take part in the job's second run
+//! redial 0, reborn 0     trainer 0 connects again, as the same incarnation or as the next one
+//! run 2                  trainers that connect from now on take part in the job's second run
 //! gone 0, ask 0          the connection of trainer 0 ends; it asks what its calls wait for
 //! pull 0 2 w             trainer 0 wants version 2 at least
 //! pull 0 2 w/b, push+ 0 1 w/h=1    the same, and wants the value as bfloat16, as binary16
 //! pull+ 0 2 w             the same, and wants the value of its step
 //! set 0 w=1, leave 0, wait 60000, show w, hold, release
-//! starve, spare w w      every lease that is free is taken; one for each of these chunks is given back
-//! feed                   what was taken and is held comes back, and the shard is told
+//! starve, spare w w      every free lease is taken; one for each of these chunks is returned
+//! feed                   taken leases and held payloads are returned, and the shard gets an event
 //! late, turn, finish     from now on an accelerator works only in the turns it is given: one, or all that it needs
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! A shard on a stage: trainers with connections, frames by hand, and answers in words.
+//! A test stage: a shard, trainers with connections, frames built by hand, and answers as text.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(super) struct Parameter {
     /// Of a sparse parameter those of a row.
     pub(super) elements: u64,
     pub(super) config: &'static str,
-    /// How a sparse parameter's rows are dealt out.
+    /// How a sparse parameter's rows are partitioned by bucket.
     pub(super) buckets: Option<Buckets>,
 }
 
@@ -199,7 +199,7 @@ pub(super) struct Answer {
 /// The contents of a shard, for bitwise comparison.
 pub(super) type Contents = Vec<(ChunkId, Version, Vec<u8>, Vec<Vec<u8>>)>;
 
-/// A shard and those who talk to it.
+/// A shard and its clients.
 pub(super) struct Stage {
     pub(super) plan: Plan,
     pub(super) shard: Shard,
@@ -207,7 +207,7 @@ pub(super) struct Stage {
     pub(super) answers: Vec<Answer>,
     pub(super) closed: Vec<PeerId>,
     pub(super) generation: Generation,
-    /// While it is set, payloads that were sent stay with the transport.
+    /// Whether the transport keeps the payloads that were sent.
     pub(super) holds: bool,
     pub(super) held: Vec<(PeerId, Payloads)>,
     pub(super) actors: BTreeMap<u32, Actor>,
@@ -215,11 +215,11 @@ pub(super) struct Stage {
     pub(super) run: u32,
     /// The trainers of that run.
     pub(super) run_trainers: u32,
-    /// Places for heads that were not answered at once.
+    /// Receive buffers for heads that were not answered at once.
     pub(super) late_places: Vec<(PeerId, ReceiveBuffers)>,
     /// Whether an accelerator, if there is one, ends its work only when a script says so.
     pub(super) is_late: bool,
-    /// Leases that are out, so that the shard has none.
+    /// Leases taken by the test, so that the shard has none.
     pub(super) taken: Vec<Lease>,
     /// Where the shard's files are, once it was restored.
     folder: Option<Folder>,
@@ -228,7 +228,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// A shard that nobody has talked to.
+    /// A shard without connections.
     pub(super) fn empty(plan: Plan) -> Self {
         Self {
             plan,
@@ -265,7 +265,7 @@ impl Stage {
         Self { shard: self.shard.with_accelerator(Box::new(accelerator), NoRoom::Processor), ..self }
     }
 
-    /// The same, with one that must have room for all that can live there.
+    /// The same, with an accelerator that must have room for all chunks that it supports.
     pub(super) fn with_named_accelerator(self, accelerator: impl Accelerator + 'static) -> Self {
         Self { shard: self.shard.with_accelerator(Box::new(accelerator), NoRoom::Refused), ..self }
     }
@@ -286,7 +286,7 @@ impl Stage {
         self.answers.clear();
     }
 
-    /// All that initialises, whatever the shard answers.
+    /// Sends all frames of an initialisation, whether the shard accepts or refuses them.
     pub(super) fn begin(&mut self) {
         for trainer in 0..self.plan.trainers {
             self.connect(trainer, Incarnation(1));
@@ -381,7 +381,7 @@ impl Stage {
         self.event(Event::Received { peer, frame, body });
     }
 
-    /// The first half of a delivery: the places that the shard gives, filled.
+    /// The first half of a delivery: posts the shard's receive buffers and fills them.
     pub(super) fn post_receive(&mut self, peer: PeerId, parcel: &Parcel) -> ReceiveBuffers {
         let mut out = Vec::new();
         self.shard.handle(self.now, Event::Head { peer, frame: parcel.frame.clone() }, &mut out);
@@ -430,7 +430,7 @@ impl Stage {
 
     /// Gives the accelerator all the turns that it needs.
     pub(super) fn finish_work(&mut self) {
-        // One that hangs has more turns than any work needs.
+        // A hung accelerator gets more turns than any work needs.
         for _ in 0..1000 {
             if !self.turn() && !self.shard.is_under_way() {
                 return;
@@ -455,20 +455,20 @@ impl Stage {
         }
     }
 
-    /// Takes every lease that is free as it is, so that updates of what is read have none.
+    /// Takes every lease that is free now, so that updates of chunks with readers have none.
     pub(super) fn starve(&mut self) {
         for bytes in [CHUNK_BYTES, 1] {
             self.taken.extend(std::iter::from_fn(|| self.shard.pool.take_free(bytes)));
         }
     }
 
-    /// Gives back one of the leases that were taken, for so many bytes; the shard is not told.
+    /// Returns one of the taken leases, of at least `bytes` bytes; the shard gets no event.
     pub(super) fn spare(&mut self, bytes: u32) {
         let fits = self.taken.iter().rposition(|lease| bytes <= lease.len()).expect("one that is so long was taken");
         self.taken.remove(fits);
     }
 
-    /// Gives back what was taken, and ends what readers hold.
+    /// Returns the taken leases, and ends the reads in progress.
     pub(super) fn feed(&mut self) {
         self.taken.clear();
         self.release();
@@ -526,7 +526,7 @@ impl Stage {
         contents(&self.shard)
     }
 
-    /// Claims the shard's directory, brings back what is there, and keeps a journal.
+    /// Claims the shard's directory, restores its contents, and keeps a journal.
     pub(super) fn restore(&mut self, disk: &Arc<dyn Storage>, sync: bool) -> Restored {
         let folder = self.folder.insert(Folder::claim_alone(Arc::clone(disk), EPOCH).expect("the disk is well"));
         let options = JournalOptions { is_on: true, sync, accepts_torn_tail: false };
