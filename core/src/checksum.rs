@@ -63,7 +63,7 @@ mod tests {
 
     /// The vectors of RFC 3720, B.4.
     #[test]
-    fn it_is_the_crc_of_the_standard() {
+    fn checksums_are_crc32c_as_in_rfc_3720() {
         let check = |bytes: &[u8], expected| assert_eq!(checksum(bytes), expected, "{bytes:?}");
         check(&[], 0);
         check(&[0; 32], 0x8a91_36aa);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checksum_goes_on_where_it_stopped() {
+    fn checksums_append_and_join_at_any_cut() {
         let bytes: Vec<u8> = (0..10_000_u32).map(|at| u8::try_from(at * 7 % 251).expect("it is below 251")).collect();
         for cut in [0, 1, 7, 63, 64, 65, 255, 256, 4096, 9_999, 10_000] {
             let (first, second) = bytes.split_at(cut);

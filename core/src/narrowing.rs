@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_is_the_nearest_there_is() {
+    fn half_precision_rounds_to_the_nearest_value_and_ties_to_even() {
         let power = |exponent: i32| 2.0_f64.powi(exponent);
         let beside = [
             1.0 + power(-11) + power(-40),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_becomes_halves_element_by_element() {
+    fn a_value_is_narrowed_element_by_element() {
         let numbers = [1.0, -0.0, 65520.0, 3.4e38, f32::MIN_POSITIVE / 3.0, f32::NEG_INFINITY, 1.000_488_3, -2.1e-7];
         let value: Vec<u8> = numbers.iter().flat_map(|number: &f32| number.to_le_bytes()).collect();
         for half in Half::ALL {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_exact_becomes_odd_and_what_is_stays() {
+    fn inexact_values_round_to_odd_and_exact_values_stay() {
         assert_eq!(round_to_odd(1.5), 1.5);
         assert_eq!(round_to_odd(-0.0).to_bits(), (-0.0_f32).to_bits());
         assert_eq!(round_to_odd(f64::INFINITY), f32::INFINITY);
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(round_to_odd(-1e-300), -f32::from_bits(1));
         assert_eq!(round_integer_to_odd(1 << 60), 2.0_f32.powi(60));
         assert_eq!(round_integer_to_odd(-((1 << 60) + 1)).to_bits() & 1, 1);
-        // Binary64 would have made a tie of it, and then the even one.
+        // Rounding to binary64 first would make a tie, which then rounds to even.
         let above = (1_i128 << 63) + (1 << 55) + 1;
         assert_eq!(bf16::from_f32(round_integer_to_odd(above)).to_f64(), ((1_u128 << 63) + (1 << 56)) as f64);
     }

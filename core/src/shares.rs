@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shard_has_what_the_needs_of_the_others_leave() {
+    fn a_shard_may_use_the_bytes_that_the_other_shards_do_not_need() {
         let all = SharedNeeds::default();
         let (one, two, three) = (all.shard(), all.shard(), all.shard());
         assert_eq!(one.left_of(100), 100);
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!((one.left_of(100), three.left_of(100)), (50, 0));
         assert!(!one.try_set(51, 100) && one.try_set(50, 100));
         assert_eq!(two.left_of(100), 50);
-        // A shard that has moved away needs nothing, once none of its parts is left.
+        // A shard that has moved away needs nothing once the last clone of its need is dropped.
         let part = two.clone();
         drop(two);
         assert_eq!(one.left_of(100), 50);

@@ -211,7 +211,7 @@ mod tests {
         check("7kib", ("7kib", 1));
     }
 
-    /// Where a reader stands after it took `bytes` of `text` and blanks, and what is left.
+    /// Compares a cursor's position and rest after `bytes` of `text` and the blanks behind them.
     fn check(text: &str, bytes: usize, is_lines: bool, expected: (u32, u32, &str)) {
         let mut cursor = TextCursor::new(text);
         assert_eq!(cursor.take(bytes), &text[..bytes]);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_counts_lines_and_characters_from_one() {
+    fn a_position_counts_lines_and_characters_from_one() {
         check("", 0, false, (1, 1, ""));
         check("ab", 2, false, (1, 3, ""));
         check("a\nb", 2, false, (2, 1, "b"));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_is_taken_and_the_next_character_stays() {
+    fn a_cursor_takes_the_matching_characters_and_leaves_the_next() {
         let mut cursor = TextCursor::new("12ab");
         assert_eq!(cursor.take_while(|next| next.is_ascii_digit()), "12");
         assert!(!cursor.accept('b'));

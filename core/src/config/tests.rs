@@ -93,11 +93,11 @@ fn from_c_text(bytes: &[u8]) -> Result<OptimizerSettings, Failure> {
 }
 
 #[test]
-fn a_binary_form_without_zeros_may_come_as_a_text_does() {
+fn a_binary_form_without_zero_bytes_may_be_passed_as_a_c_string() {
     let expected = rule_of("optimizer: SGD sgd { momentum: 0.9 } const_lr { learning_rate: 0.1 }");
     assert_eq!(from_c_text(WITHOUT_ZEROS).unwrap().rule, Some(expected.clone()));
     assert_eq!(from_c_text(&[0x08, 0x01]).unwrap().rule, Some(Rule::default()));
-    // The text form and base64 as ever, and nothing.
+    // The text form, base64 and an empty text are accepted too.
     assert_eq!(
         from_c_text(b"sgd { momentum: 0.9 } const_lr { learning_rate: 0.1 }").unwrap().rule,
         Some(expected.clone())
@@ -140,7 +140,7 @@ fn comments_and_blanks_count_towards_the_limit() {
 }
 
 #[test]
-fn names_that_other_libraries_use_are_answered_with_ours() {
+fn names_of_other_libraries_are_refused_with_our_names() {
     for text in ["algorithm: 'nesterov'", "optimizer: Nesterov", "optimizer: nesterov"] {
         check_refused(text, &["optimizer: SGD sgd { momentum: 0.9 nesterov: true }"]);
     }
@@ -154,7 +154,7 @@ fn names_that_other_libraries_use_are_answered_with_ours() {
 }
 
 #[test]
-fn nothing_said_is_told_apart_from_a_rule() {
+fn a_configuration_without_a_rule_differs_from_the_default_rule() {
     let check = |text: &str, expected: OptimizerSettings| {
         assert_eq!(OptimizerSettings::from_text(text).unwrap(), expected, "{text}");
     };
@@ -239,7 +239,7 @@ fn a_rule_is_given_by_its_text_its_name_or_its_file() {
 }
 
 #[test]
-fn a_rule_that_cannot_work_is_refused_with_its_place() {
+fn an_invalid_rule_is_refused_with_its_position() {
     check_refused("rule: 'w -= lr*'", &["rule: line 1, column 9: expected a value, found the end"]);
     check_refused("rule: 'w = 1\\nw -= x'", &["rule: line 2, column 6: expected a known name", "found \"x\""]);
     check_refused("rule: 'g = 1'", &["rule: the rule never assigns w"]);
@@ -298,14 +298,14 @@ fn paddles_decay_becomes_l2() {
 }
 
 #[test]
-fn clips_of_zero_are_none() {
+fn clip_bounds_of_zero_turn_clipping_off() {
     check("clip_norm: 0 clip_value: -0.0", Rule::default());
     check("clip_norm: 2 clip_value: 3", Rule { clip_norm: Some(2.0), clip_value: Some(3.0), ..Rule::default() });
     check("rate_scale: 0.5", Rule { rate_scale: 0.5, ..Rule::default() });
 }
 
 #[test]
-fn what_cannot_work_is_refused_by_name() {
+fn invalid_settings_are_refused_by_name() {
     check_refused(
         "const_lr { learning_rate: nan }",
         &["const_lr.learning_rate is NaN", "expected a finite number, zero or above"],
@@ -377,7 +377,7 @@ fn a_choice_without_its_message_and_a_message_without_its_choice_are_refused() {
 }
 
 #[test]
-fn the_text_form_is_protobufs() {
+fn the_text_form_is_that_of_protobuf() {
     let expected =
         || Rule { algorithm: Algorithm::Momentum { momentum: 0.5, nesterov: true }, l1: 25.0, ..Rule::default() };
     check("sgd { momentum: 0.5 nesterov: true } l1: 25", expected());
@@ -469,7 +469,7 @@ fn text_of_every_field(schema: &Schema) -> String {
 }
 
 #[test]
-fn a_sparse_parameter_is_said_by_its_height_or_its_rows() {
+fn a_sparse_parameter_is_declared_by_its_height_or_its_rows() {
     let sparse = |text: &str| OptimizerSettings::from_text(&format!("sparse {{ {text} }}")).unwrap().sparse.unwrap();
     let rows = SparseSettings { height: Some(9), width: Some(2), ..SparseSettings::default() };
     assert_eq!(sparse("height: 9 width: 2"), rows);

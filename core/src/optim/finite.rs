@@ -87,7 +87,7 @@ mod tests {
     /// Checks every type, with a bad element at every index of a short gradient and at the ends of long ones, and with
     /// the largest finite numbers.
     #[test]
-    fn the_first_element_that_is_not_finite_is_found_as_by_the_plain_form() {
+    fn the_first_nonfinite_element_is_the_one_that_the_plain_form_finds() {
         let bad = [f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
         let good = [0.0, -0.0, 1.5, -6e4, 5e-8];
         for element_type in ElementType::ALL {

@@ -120,7 +120,7 @@ fn check(rule: &Rule, weight: f64, gradients: &[f64], expected: f64) {
 }
 
 #[test]
-fn a_rule_counts_its_updates_where_its_code_does() {
+fn a_rule_counts_its_updates_only_if_its_code_reads_the_count() {
     let check = |algorithm: Algorithm, expected: bool| {
         let rule = Prepared::new(Rule { algorithm, ..Rule::default() }).expect("it is a rule");
         assert_eq!(rule.counts(), expected, "{:?}", rule.rule().algorithm);
@@ -136,7 +136,7 @@ fn a_rule_counts_its_updates_where_its_code_does() {
 }
 
 #[test]
-fn the_numbers_of_an_update_are_its_own_whatever_came_before() {
+fn cached_numbers_equal_those_of_a_formula_computed_anew() {
     let clipped = Rule { clip_norm: Some(2.0), ..rule(Algorithm::Sgd, 0.5) };
     let algorithms = [ADAM, MOMENTUM, Algorithm::Sum].map(|algorithm| rule(algorithm, 0.1));
     let rules = algorithms.into_iter().chain([clipped]);
@@ -203,7 +203,7 @@ fn adam_has_its_epsilon_outside_the_root() {
 }
 
 #[test]
-fn adamw_decays_beside_the_step_whatever_the_regularizer() {
+fn adamw_decay_is_decoupled_under_every_regularizer() {
     for regularizer in [Regularizer::Proximal, Regularizer::Coupled, Regularizer::Decoupled] {
         let decayed = Rule { l2: 0.5, regularizer, ..rule(ADAMW, 0.1) };
         check(&decayed, 2.0, &[1.0], 2.0 - 0.1 * 0.5 * 2.0 - 0.1 / (1.0 + 1e-8));
@@ -265,7 +265,7 @@ fn l1_and_l2_enter_where_the_regularizer_says() {
 }
 
 #[test]
-fn the_rate_is_the_schedules_or_the_steps_times_the_parameters_own() {
+fn the_rate_is_that_of_the_schedule_or_of_the_step_times_rate_scale() {
     let rule = Rule { rate_scale: 0.5, schedule: Schedule::Linear { rate: 1.0, a: 0.1, b: 0.0 }, ..Rule::default() };
     let step = Step { version: Version(3), ..Step::FIRST };
     assert_eq!(rule.coefficients(&step).rate, 0.5 * (1.0 - 0.1 * 3.0));
@@ -423,7 +423,7 @@ fn add_is_exact_in_the_parameters_type() {
 }
 
 #[test]
-fn what_is_not_a_number_shows_and_stays_where_it_is() {
+fn nan_reaches_only_its_own_element() {
     for algorithm in OPTIMIZERS {
         let everything = Rule { l1: 0.1, l2: 0.1, clip_value: Some(0.5), ..rule(algorithm, 0.1) };
         for element_type in [ElementType::Float32, ElementType::Float64] {
@@ -431,7 +431,7 @@ fn what_is_not_a_number_shows_and_stays_where_it_is() {
             let found = run(&everything, element_type, &[1.0, 1.0, 1.0], &gradients);
             assert!(found[0].is_finite() && found[1].is_nan() && found[2] == found[0], "{everything:?}: {found:?}");
             let found = run(&everything, element_type, &[1.0, f64::NAN], &[&[1.0, 0.5]]);
-            // The closed form of FTRL forgets a weight only through `linear`, which then is not a number either.
+            // The closed form of FTRL replaces a weight only through `linear`, which is NaN then too.
             assert!(found[0].is_finite() && found[1].is_nan(), "{everything:?}: {found:?}");
         }
     }
@@ -516,7 +516,7 @@ fn optimizers() -> impl Strategy<Value = Algorithm> {
 }
 
 proptest! {
-    /// Where a parameter is cut does not show in its bits.
+    /// The boundaries of a parameter's pieces do not change its bits.
     #[test]
     fn two_pieces_give_the_bits_of_one(
         algorithm in optimizers(),
@@ -564,7 +564,7 @@ fn number() -> impl Strategy<Value = f64> {
 proptest! {
     /// The project's texts agree with the formulas, which were written independently.
     #[test]
-    fn every_text_says_what_its_formula_says(
+    fn every_rule_text_agrees_with_its_formula(
         algorithm in optimizers(),
         (l1, l2) in (0.0..0.5_f64, 0.0..0.5_f64),
         (weight, gradient, version) in (number(), number(), 1..50_u64),
@@ -687,7 +687,7 @@ fn values_of(element_type: ElementType, bytes: &[u8]) -> Vec<f64> {
 }
 
 #[test]
-fn rules_with_norms_are_what_their_authors_wrote_and_have_the_same_bits_in_any_pieces() {
+fn rules_with_norms_match_their_papers_and_have_the_same_bits_in_any_pieces() {
     type Oracle = fn(&mut [f64], &mut [Vec<f64>; 2], &[f64], i32);
     let rules: [(&str, Prepared, Oracle); 2] =
         [("lamb", of_library("lamb", &[]), lamb), ("lars", of_library("lars", &[("decay", 0.01)]), lars)];
@@ -719,7 +719,7 @@ fn rules_with_norms_are_what_their_authors_wrote_and_have_the_same_bits_in_any_p
 }
 
 #[test]
-fn a_reduction_may_need_another_and_one_that_nothing_needs_is_left_out() {
+fn a_reduction_may_need_another_and_an_unused_reduction_is_left_out() {
     let text = "let mean = sum(w) / sum(w * 0 + 1); let unused = norm(w); w -= lr * norm(w - mean) * sum(g)";
     let written = CheckedRule::new(text, &BTreeMap::new()).expect("a rule");
     let rule = Prepared::new(rule(Algorithm::Custom(Arc::new(written)), 0.5)).expect("a rule");

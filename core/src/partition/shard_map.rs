@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_moves_is_led_by_nobody_until_its_leader_has_let_go() {
+    fn a_moving_shard_has_no_leader_until_the_old_one_releases_it() {
         let mut map = ShardMap::default();
         assert_eq!(led(&map, 0), [(shard(0, 0), 1), (shard(0, 1), 1)]);
         assert!(map.order(shard(0, 1), ServerIndex(1)));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_that_is_taken_back_leaves_the_term() {
+    fn a_cancelled_move_leaves_the_term_unchanged() {
         let mut map = ShardMap::default();
         assert!(!map.order(shard(0, 0), ServerIndex(0)), "that is its place");
         assert!(map.order(shard(0, 0), ServerIndex(1)));

@@ -29,13 +29,13 @@ fn check(script: &str, expected: &str) {
         let declared = Declaration { element_type, whole, owner: home, ..declaration(words[0], bytes) };
         catalogue.declare(declared).expect("the script is legal");
     }
-    let mut said: Vec<String> = catalogue.iter().map(places_said).collect();
+    let mut placements: Vec<String> = catalogue.iter().map(placement_text).collect();
     let bytes = (0..catalogue.topology().servers()).map(|server| catalogue.bytes_on(ServerIndex(server)).to_string());
-    said.push(bytes.collect::<Vec<_>>().join(","));
-    assert_eq!(said.join(" "), expected, "{script}");
+    placements.push(bytes.collect::<Vec<_>>().join(","));
+    assert_eq!(placements.join(" "), expected, "{script}");
 }
 
-fn places_said(parameter: &Parameter) -> String {
+fn placement_text(parameter: &Parameter) -> String {
     let shards = parameter.chunks().map(|(chunk, _)| parameter.shard_of(chunk));
     let shards: Vec<String> = shards.map(|shard| format!("{}.{}", shard.server, shard.shard)).collect();
     format!("{}={}", parameter.declaration().name, shards.join(","))
@@ -93,7 +93,7 @@ fn extremes(catalogue: &Catalogue) -> (u64, u64) {
 }
 
 #[test]
-fn chunks_are_dealt_to_the_emptiest_servers_first() {
+fn chunks_are_placed_on_the_emptiest_servers_first() {
     check("shards 2,2 chunk 4096; a float32 10000; b float32 100", "a=0.0,1.0,0.1 b=1.1 5904,4196");
     check("shards 1,1,1 chunk 4096; a float64 8; b float64 8; c int32 4; d int32 4", "a=0.0 b=1.0 c=2.0 d=2.0 8,8,8");
     check("shards 1,1 chunk 4096; a float32 4; b float32 8192; c float32 4", "a=0.0 b=1.0,0.0 c=1.0 4100,4100");
@@ -254,7 +254,7 @@ fn a_broken_declaration_is_refused_by_name_and_changes_nothing() {
 }
 
 #[test]
-fn a_shape_that_nobody_said_is_one_dimension() {
+fn a_parameter_without_a_shape_has_one_dimension() {
     let mut catalogue = empty(&[1], 4096);
     let plain = catalogue.declare(declaration("plain", 24)).expect("it is legal");
     let shaped = Declaration { shape: vec![2, 3], ..declaration("shaped", 24) };
@@ -288,7 +288,7 @@ fn a_bad_name_is_refused_and_shown_in_part() {
 }
 
 #[test]
-fn an_impossible_cluster_is_refused() {
+fn an_invalid_topology_or_chunk_size_is_refused() {
     let refused = |shards| Topology::new(shards).expect_err("an impossible topology").to_string();
     assert_eq!(refused(vec![]), "topology: 0 servers; expected 1 to 4096");
     assert_eq!(refused(vec![1; 4097]), "topology: 4097 servers; expected 1 to 4096");
@@ -449,7 +449,7 @@ proptest! {
     }
 
     #[test]
-    fn what_has_no_home_unbalances_nothing_that_has_one(
+    fn parameters_without_a_home_do_not_unbalance_the_servers(
         shards in prop::collection::vec(1..5_u16, 1..9),
         sizes in prop::collection::vec((bytes(), prop::option::of(0..9_u16)), 1..60),
     ) {
@@ -536,7 +536,7 @@ fn shard_bytes(catalogue: &Catalogue, server: ServerIndex) -> Vec<u64> {
 }
 
 #[test]
-fn a_parameter_is_cut_so_that_its_pieces_overlap_on_their_way() {
+fn a_parameter_has_enough_chunks_to_overlap_their_transfers() {
     const KIB: u64 = 1024;
     let check = |largest: u64, bytes: u64, chunk_bytes: u64, chunks: u64| {
         let catalogue = catalogue_of(&[1], u32::try_from(largest).expect("a chunk"), &[(bytes, false)]);
@@ -563,7 +563,7 @@ fn sparse(height: u64, rows: u64, width: u64, count: u32) -> Declaration {
 }
 
 #[test]
-fn a_sparse_parameter_that_cannot_be_is_refused() {
+fn an_invalid_sparse_parameter_is_refused() {
     let check = |declared: Declaration, part: &str| {
         let refused = empty(&[2, 2], 4096).declare(declared).expect_err("it cannot be").to_string();
         assert!(refused.contains("parameter \"rows\"") && refused.contains(part), "{refused}; expected {part}");
@@ -633,7 +633,7 @@ fn skewed_ids_load_all_shards_alike() {
 }
 
 #[test]
-fn a_bucket_has_room_for_what_chance_gives_it() {
+fn a_bucket_has_room_for_the_largest_likely_number_of_rows() {
     for (rows, count) in [(100, 16), (1000, 16), (100_000, 64), (1_000_000, 128)] {
         let buckets = Buckets { rows, count };
         let mut found = vec![0_u64; count as usize];

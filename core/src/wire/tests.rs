@@ -103,7 +103,7 @@ fn every_refusal_names_what_was_wrong() {
 }
 
 #[test]
-fn only_who_asks_for_values_may_ask_for_halves() {
+fn half_precision_is_valid_only_where_values_are_requested() {
     let check = |kind: Kind, flags: Flags, is_right: bool| {
         let mut frame = example();
         (frame.head.kind, frame.head.flags, frame.entries[0].half) = (kind, flags, Some(Half::Bfloat16));
@@ -123,9 +123,9 @@ fn only_who_asks_for_values_may_ask_for_halves() {
     }
 }
 
-/// Whether a gradient is finite is known to those who have looked: nobody is told by a frame, and none may say so.
+/// A transport sets the flag after its own check. A frame is sent without the flag, and refused if it arrives with it.
 #[test]
-fn what_a_transport_has_found_leaves_no_process() {
+fn the_flag_of_a_finite_gradient_is_local_to_its_process() {
     let plain = example();
     let mut found = plain.clone();
     found.head.flags = found.head.flags.with(Flags::FINITE);
@@ -136,7 +136,7 @@ fn what_a_transport_has_found_leaves_no_process() {
 }
 
 #[test]
-fn a_hello_is_bounded_before_anybody_is_known() {
+fn the_length_of_a_hello_is_bounded_before_authentication() {
     let hello = |control: usize| Frame { control: vec![0; control], ..Frame::bare(Head::new(Kind::Hello)) };
     assert_eq!(decode(&hello(4096).encode()), Ok(hello(4096)));
     let refusal = decode(&hello(4097).encode()).expect_err("too long");
@@ -165,14 +165,14 @@ fn a_changed_payload_is_refused() {
 }
 
 #[test]
-fn an_answer_goes_to_the_request_it_answers() {
+fn an_answer_has_the_head_of_its_request() {
     let head = example().head;
     let answer = head.answer(Kind::Value);
     assert_eq!(answer, Head { kind: Kind::Value, flags: Flags::default(), ..head });
 }
 
 #[test]
-fn kinds_that_change_a_shard_are_known() {
+fn the_kinds_that_change_a_shard_are_listed() {
     let mutating: Vec<_> = (0..=u8::MAX).filter_map(Kind::from_number).filter(|kind| kind.is_mutating()).collect();
     assert_eq!(mutating, [Kind::Init, Kind::Finish, Kind::Push, Kind::Set, Kind::Leave]);
 }
@@ -312,7 +312,7 @@ proptest! {
 }
 
 #[test]
-fn what_stands_before_rows_never_changes() {
+fn the_bytes_of_a_part_header_before_rows_never_change() {
     let part = RowsPart { index: 2, count: 0x0102_0304 };
     assert_eq!(part.encode(), [2, 0, 0, 0, 4, 3, 2, 1]);
     let payload = [&part.encode()[..], b"rows"].concat();

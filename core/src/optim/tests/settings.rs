@@ -1,4 +1,4 @@
-//! Settings that a step carries: the bits of a rule that is configured so, by the same code.
+//! Settings that a step carries: the same code and the same bits as those of a rule configured with the settings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn with(algorithm: Algorithm) -> Rule {
 }
 
 #[test]
-fn a_step_with_settings_gives_the_bits_of_a_rule_that_is_configured_so() {
+fn a_step_with_settings_gives_the_bits_of_a_rule_configured_with_them() {
     let adam = |beta1, beta2, epsilon| with(Algorithm::Adam { beta1, beta2, epsilon });
     check(with(ADAM), adam(0.8, 0.95, 1e-3), &[("beta_1", 0.8), ("beta_2", 0.95), ("epsilon", 1e-3)]);
     check(with(ADAM), adam(0.0, 0.999, 1e-8), &[("beta_1", 0.0)]);
@@ -85,13 +85,13 @@ fn a_step_with_settings_gives_the_bits_of_a_rule_that_is_configured_so() {
 }
 
 #[test]
-fn a_step_with_a_penalty_gives_the_bits_of_a_rule_that_is_configured_so() {
+fn a_step_with_a_penalty_gives_the_bits_of_a_rule_configured_with_it() {
     for regularizer in [Regularizer::Coupled, Regularizer::Decoupled, Regularizer::Proximal] {
         let rule = |l1, l2| Rule { l1, l2, regularizer, clip_value: Some(2.0), ..with(MOMENTUM) };
         check(rule(0.0, 0.5), rule(0.0, 0.25), &[("l2", 0.25)]);
         check(rule(0.5, 0.0), rule(0.25, 0.0), &[("l1", 0.25)]);
         check(rule(0.5, 0.5), rule(0.125, 0.25), &[("l1", 0.125), ("l2", 0.25)]);
-        // A weight of zero takes away what there is of the term; of an infinite weight it makes what is no number.
+        // A penalty factor of zero makes the term zero, and NaN where the weight is infinite.
         check(rule(0.0, 0.5), rule(0.0, 1e-300), &[("l2", 0.0)]);
     }
 }

@@ -98,7 +98,7 @@ fn a_rules_own_states_come_after_those_of_its_stage() {
 
 /// Of `[1, 2, 6]` and the gradient `[3, 0, 4]`: the share, and the reductions of the update with the total 2.
 #[test]
-fn a_share_is_of_what_the_total_is_of_and_the_update_has_the_total() {
+fn a_share_is_the_argument_of_total_and_the_update_reads_the_total() {
     let check = |stage: &str, expected: f64, reductions: &[f64]| {
         let rule = prepared(&format!("optimizer: SGD stage: '{stage}; update'"));
         assert!(rule.rule().has_total() && !rule.rule().is_element_wise(), "{stage}");
@@ -138,7 +138,7 @@ fn a_stage_costs_its_operations() {
 }
 
 #[test]
-fn rows_go_with_a_stage_that_scales_gradients_by_a_total_and_with_no_other() {
+fn a_table_accepts_a_total_only_as_a_factor_of_its_gradients() {
     for (stage, expected) in [
         ("g = g * min(2 / (total(sum(g * g)) + 1e-6), 1); update", true),
         ("g *= select(total(sum(abs(g))) > 1, lr, -n ^ 2); update", true),
@@ -169,7 +169,7 @@ fn rows_go_with_a_stage_that_scales_gradients_by_a_total_and_with_no_other() {
 }
 
 #[test]
-fn a_stage_that_is_none_is_refused() {
+fn an_invalid_stage_is_refused() {
     for (stage, expected) in [
         ("g = 2*g", "found update 0 times; expected it once"),
         ("update; update", "found update 2 times"),

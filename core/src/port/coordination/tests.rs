@@ -5,7 +5,7 @@ fn superseded(outcome: Result<impl std::fmt::Debug, StoreFailure>) {
 }
 
 #[test]
-fn of_two_processes_that_saw_the_same_version_one_replaces_it() {
+fn one_of_two_processes_that_read_the_same_version_replaces_it() {
     let mut first = MemoryStore::default();
     assert_eq!(first.read().unwrap(), StoredValue::default());
     let seen = first.compare_and_set(StoreVersion::default(), b"first").unwrap();
@@ -18,12 +18,12 @@ fn of_two_processes_that_saw_the_same_version_one_replaces_it() {
     superseded(first.compare_and_set(seen, b"late"));
     assert_eq!(first.read().unwrap().bytes, b"second");
     second.watch(next).unwrap();
-    // A process that has seen nothing changes nothing.
+    // A process that has read no version changes nothing.
     superseded(first.another().compare_and_set(StoreVersion::default(), b"third"));
 }
 
 #[test]
-fn a_change_without_an_answer_is_asked_for_again() {
+fn an_unanswered_change_is_retried() {
     let memory = MemoryStore::default();
     let faults = StoreFaults::default();
     let mut store = FailingStore::new(memory.clone(), Arc::clone(&faults));
@@ -36,7 +36,7 @@ fn a_change_without_an_answer_is_asked_for_again() {
         store.compare_and_set(seen, state).unwrap();
         assert_eq!(store.read().unwrap().bytes, state);
     }
-    // Where another process came between, the repetition is refused.
+    // The retry is refused after a change by another process.
     let seen = store.read().unwrap().version.max(seen);
     faults.lock().unwrap().push_back(StoreFault::Unanswered);
     store.compare_and_set(seen, b"three").unwrap_err();

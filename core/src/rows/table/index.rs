@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_found_in_few_steps_however_ids_are_dealt() {
+    fn an_id_is_found_in_few_probes_for_any_distribution_of_ids() {
         check("one after another", 0..);
         check("one after another, from the end", (0..ROW_IDS_MAX).rev());
         for bits in 1..49 {

@@ -39,14 +39,14 @@ const UNIFORM_BITS: [u32; 3] = [1_076_268_656, 3_209_426_807, 1_066_895_488];
 const GAUSSIAN_BITS: [u32; 3] = [1_080_327_220, 3_222_374_826, 1_067_290_464];
 
 #[test]
-fn seed_row_and_element_each_count() {
+fn seed_row_and_element_each_change_the_value() {
     for initializer in [UNIFORM, GAUSSIAN] {
         let here = row(initializer, 1, 2, 3);
         assert_eq!(row(initializer, 1, 2, 3), here);
         assert_ne!(row(initializer, 2, 2, 3), here);
         assert_ne!(row(initializer, 1, 3, 3), here);
         assert_ne!(here[0], here[1]);
-        // A row is not its neighbour, moved.
+        // A row is not its neighbour shifted.
         assert!(row(initializer, 1, 3, 3).iter().all(|value| !here.contains(value)));
     }
 }
@@ -72,7 +72,7 @@ fn distributions_have_their_moments() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn invalid_initializers_are_refused_by_name() {
     let check = |initializer: Initializer, element_type: ElementType, expected: &str| {
         let refusal = initializer.validate_for(element_type).expect_err("it cannot be").to_string();
         assert_eq!(refusal, format!("initializer {}: {expected}", initializer.name()));

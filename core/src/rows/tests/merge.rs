@@ -86,7 +86,7 @@ proptest! {
     }
 
     #[test]
-    fn what_trainers_have_merged_themselves_gives_the_same_bits(
+    fn contributions_merged_by_trainers_give_the_same_bits(
         contributions in collection::vec(contribution(3), 1..4)
     ) {
         let layout = layout(ElementType::Float32, 3);
@@ -139,7 +139,7 @@ fn unlike_contributions_are_refused_by_name() {
 }
 
 #[test]
-fn room_that_was_used_before_changes_nothing() {
+fn a_reused_workspace_does_not_change_the_result() {
     let layout = layout(ElementType::Float32, 1);
     let mut merge = RowMerge::with_capacity(2);
     let mut sums = |ids: &[u64]| {

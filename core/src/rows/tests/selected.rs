@@ -8,7 +8,7 @@ use crate::rows::{Height, Ids, ROW_IDS_MAX, RowLayout, RowsView, SelectedRows};
 use super::layout;
 
 #[test]
-fn a_layout_that_cannot_be_is_refused_by_name() {
+fn an_invalid_layout_is_refused_by_name() {
     let check = |width, height, expected: &str| {
         let refusal = RowLayout::new(ElementType::Float32, width, height).expect_err("it cannot be");
         assert_eq!(refusal.to_string(), expected);

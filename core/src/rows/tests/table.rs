@@ -26,7 +26,7 @@ fn settings(algorithm: Algorithm) -> TableSettings {
     settings_of(Rule { algorithm, schedule: Schedule::Const { rate: 0.5 }, ..Rule::default() })
 }
 
-/// With another rule, made of its own.
+/// The same settings with a changed rule.
 fn with(settings: TableSettings, change: impl FnOnce(&mut Rule)) -> TableSettings {
     let mut rule = settings.rule.rule().clone();
     change(&mut rule);
@@ -97,7 +97,7 @@ impl Player {
 }
 
 #[test]
-fn a_row_that_nobody_touched_reads_as_its_initial_value_and_is_not_kept() {
+fn an_untouched_row_reads_as_its_initial_value_and_is_not_stored() {
     let mut player = Player::new(momentum(), 2);
     let expected = [player.initial(7), player.initial(1 << 50), player.initial(7)].concat();
     assert_eq!(player.pull(&[7, 1 << 50, 7]), expected);
@@ -107,7 +107,7 @@ fn a_row_that_nobody_touched_reads_as_its_initial_value_and_is_not_kept() {
 }
 
 #[test]
-fn a_row_that_decays_reads_as_if_it_were_there_and_is_not_kept() {
+fn an_untouched_row_with_decay_reads_its_decayed_value_and_is_not_stored() {
     let decaying = with(settings(Algorithm::Sgd), |rule| rule.l2 = 1.0);
     let mut player = Player::new(decaying.clone(), 2);
     (0..3).for_each(|_| player.push(&[(3, 1.0)]).expect("there is room"));
@@ -120,7 +120,7 @@ fn a_row_that_decays_reads_as_if_it_were_there_and_is_not_kept() {
     assert!(near(&first[..2]) && near(&first[2..4]) && near(&first[4..]), "{first:?} from {initial:?}");
     assert_eq!(player.rows(), 1);
     assert_eq!(player.pull(&[7]), first[..2]);
-    // Without room it can still be read.
+    // Without memory for it the row can still be read.
     let mut full = Player::new(decaying, 2);
     (0..204).for_each(|id| full.push(&[(id, 1.0)]).expect("there is room"));
     let rows = full.rows();
@@ -166,7 +166,7 @@ fn a_table_grows_through_every_split_and_finds_each_row_again() {
 }
 
 #[test]
-fn ids_that_somebody_made_to_share_their_hash_do_not_grow_the_directory() {
+fn ids_chosen_to_share_a_hash_do_not_grow_the_directory() {
     let mut player = Player::new(settings(Algorithm::Sgd), 64);
     let alike = (0..).filter(|id| mix(*id) >> 52 == 0);
     let rows: Vec<_> = alike.take(205).map(|id| (id, 1.0)).collect();
@@ -176,7 +176,7 @@ fn ids_that_somebody_made_to_share_their_hash_do_not_grow_the_directory() {
 }
 
 #[test]
-fn when_memory_runs_out_nothing_has_changed_and_the_refusal_counts() {
+fn an_update_without_memory_changes_nothing_and_is_refused_with_counts() {
     // A piece for the index, one for 256 records of 16 bytes: weight and momentum are 16, and a version.
     let mut player = Player::new(settings(Algorithm::Adagrad { epsilon: 1.0 }), 2);
     let rows: Vec<_> = (0..150).map(|id| (id, 1.0)).collect();
@@ -205,7 +205,7 @@ fn an_update_after_a_reservation_cannot_fail() {
     player.table.reserve(&mut player.work, checked).expect("there is room");
     let initial: Vec<f32> = ids.iter().flat_map(|id| player.initial(*id)).collect();
     assert_eq!(player.pull(&ids), initial);
-    // The rest of the memory goes to others.
+    // Other rows take the rest of the memory.
     let others: Vec<_> = (1000..3000).map(|id| (id, 1.0)).collect();
     player.push(&others).expect_err("there is no room for all of these");
     let rows: Vec<_> = (0..150).map(|id| (id, 1.0)).collect();
@@ -225,7 +225,7 @@ fn setting_a_row_replaces_its_weight_and_leaves_its_states() {
 }
 
 #[test]
-fn a_table_of_records_put_back_in_any_order_goes_on_as_the_first() {
+fn a_table_restored_from_records_in_any_order_goes_on_like_the_original() {
     let adam = Algorithm::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
     let decaying = with(settings(adam), |rule| rule.l2 = 0.1);
     let mut first = Player::new(decaying.clone(), 100);
@@ -263,7 +263,7 @@ fn a_record_that_does_not_fit_is_refused_by_name() {
 }
 
 #[test]
-fn what_a_table_cannot_do_is_refused_by_name() {
+fn settings_that_a_table_does_not_support_are_refused_by_name() {
     let check = |settings: TableSettings, expected: &str| {
         assert_eq!(RowTable::new(settings, pieces(2)).expect_err("it cannot be").to_string(), expected);
     };
@@ -283,7 +283,7 @@ fn what_a_table_cannot_do_is_refused_by_name() {
 }
 
 #[test]
-fn a_step_that_is_no_number_is_refused() {
+fn a_step_with_an_invalid_rate_or_scale_is_refused() {
     let mut player = Player::new(momentum(), 2);
     let mut check = |rate, scale, expected: &str| {
         let mut merge = RowMerge::default();
@@ -344,7 +344,7 @@ fn read_in_pieces(player: &mut Player, ids: &[u64], allowance: u64) -> (Vec<f32>
 }
 
 #[test]
-fn rows_that_are_read_in_pieces_are_those_that_are_read_at_once() {
+fn rows_read_in_pieces_equal_rows_read_at_once() {
     for settings in restless() {
         let (mut whole, mut pieces) = (Player::new(settings.clone(), 8), Player::new(settings, 8));
         let mut prng = Prng(3);
@@ -365,7 +365,7 @@ fn rows_that_are_read_in_pieces_are_those_that_are_read_at_once() {
 }
 
 #[test]
-fn a_table_that_is_updated_while_it_is_read_gives_each_row_as_it_was_at_some_version() {
+fn a_read_during_updates_gives_each_row_as_of_some_version() {
     let decaying = with(settings(Algorithm::Sgd), |rule| rule.l2 = 0.01);
     let mut player = Player::new(decaying, 8);
     for _ in 0..50 {
@@ -381,7 +381,7 @@ fn a_table_that_is_updated_while_it_is_read_gives_each_row_as_it_was_at_some_ver
         if table.read(work, &mut Plain, ids, &mut reading, &mut left, &mut into) {
             break;
         }
-        // A row that was not there when the reading began, and one that is read later on.
+        // A row that did not exist when the read began, and a row that is read later.
         player.push(&[(turn % 6, 0.0)]).expect("there is room");
     }
     let updates = player.table.version().0;
@@ -390,13 +390,13 @@ fn a_table_that_is_updated_while_it_is_read_gives_each_row_as_it_was_at_some_ver
             *value /= 1.005;
             Some(*value)
         });
-        let is_one = |value: &f32| (value - found[0]).abs() <= initial.abs() * 1e-5;
-        assert!(versions.skip(49).any(|value| is_one(&value)), "{found:?} from {initial} after 50 to {updates}");
+        let is_near = |value: &f32| (value - found[0]).abs() <= initial.abs() * 1e-5;
+        assert!(versions.skip(49).any(|value| is_near(&value)), "{found:?} from {initial} after 50 to {updates}");
     }
 }
 
 #[test]
-fn rows_that_catch_up_in_pieces_are_updated_as_if_at_once() {
+fn rows_that_catch_up_in_pieces_are_updated_like_rows_that_do_at_once() {
     for settings in restless() {
         let (mut whole, mut pieces) = (Player::new(settings.clone(), 8), Player::new(settings, 8));
         let first: Vec<_> = (0..10).map(|id| (id, 0.5)).collect();
@@ -438,7 +438,7 @@ fn sorted(copy: &TableCopy) -> Vec<(u64, u64, Vec<Vec<u8>>)> {
 }
 
 #[test]
-fn a_copy_in_pieces_is_the_table_as_it_was_when_it_began() {
+fn a_copy_in_pieces_is_the_table_as_of_the_start_of_the_copy() {
     let lasting = with(settings(Algorithm::Adagrad { epsilon: 1e-6 }), |_| ());
     for settings in restless().into_iter().chain([lasting]) {
         let mut player = Player::new(settings, 100);
