@@ -120,15 +120,15 @@ mod tests {
     }
 
     #[test]
-    fn models_that_nobody_writes_any_more_are_swept_and_nothing_else() {
+    fn abandoned_partial_models_are_swept_and_other_files_stay() {
         let root = tempfile::tempdir().unwrap();
         check(Arc::new(Directory::open(root.path()).unwrap()));
         check(Arc::new(InMemory::new()));
     }
 
     #[test]
-    fn a_save_and_a_sweep_of_other_processes_do_not_meet() {
-        // Two roots have nothing in common but the files, as two processes have.
+    fn a_save_and_a_sweep_of_different_processes_do_not_conflict() {
+        // Two roots share only the files, as two processes do.
         let root = tempfile::tempdir().unwrap();
         let sweeping: Arc<dyn Storage> = Arc::new(Directory::open(root.path()).unwrap());
         let is_over = std::sync::atomic::AtomicBool::new(false);

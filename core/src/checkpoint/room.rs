@@ -71,7 +71,7 @@ mod tests {
     use crate::shares::SharedNeeds;
 
     #[test]
-    fn a_shard_has_the_room_that_the_needs_of_others_leave() {
+    fn a_shard_may_use_the_disk_space_that_the_other_shards_do_not_need() {
         let memory = InMemory::default();
         memory.set_room(1000);
         let (storage, needs): (Arc<dyn Storage>, _) = (Arc::new(memory), SharedNeeds::default());
@@ -84,15 +84,15 @@ mod tests {
         assert_eq!(other.free(), Some(all - 300));
         other.need(500);
         assert_eq!((one.free(), one.room_for(300)), (Some(all - 500), Some(all - 500)));
-        // A file takes the disk's room, and its shard needs less from then on.
+        // A file takes space of the disk, and its shard needs less from then on.
         let file = join(other.directory(), "checkpoint-of-the-other");
         storage.create(&file).and_then(|mut file| file.write(&[&[0; 400]])).expect("there is room");
         other.need(100);
         assert_eq!(one.free(), Some(all - 500));
-        // Its own files make room, as they are replaced, and it needs the rest alone.
+        // The shard's own files count as space, because they are replaced, and the shard needs only the rest.
         assert_eq!(other.room_for(500), Some(all - 300));
         assert_eq!(one.free(), Some(all - 500));
-        // A refused need is none.
+        // A refused need is not recorded.
         assert_eq!(other.room_for(all), Some(all - 300));
         assert_eq!(one.free(), Some(all - 500));
     }

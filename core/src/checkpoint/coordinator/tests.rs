@@ -28,7 +28,7 @@ fn files(storage: &InMemory) -> Vec<String> {
 }
 
 #[test]
-fn the_newest_state_is_recalled_and_stands_alone() {
+fn the_newest_state_is_recalled_and_older_files_are_removed() {
     let storage = InMemory::new();
     assert_eq!(recalled(&storage), None);
     let mut file = begin(&storage);
@@ -76,7 +76,7 @@ fn every_flipped_bit_every_cut_and_every_added_byte_is_refused_by_name() {
     }
     (0..whole.len()).for_each(|length| refused(&whole[..length], format!("cut to {length}")));
     refused(&[&whole[..], b"x"].concat(), "a byte more".to_owned());
-    // A state of before under the name of now.
+    // An earlier state under the current name.
     put(&storage, &path, &whole);
     keep(&mut file, b"newer state").unwrap();
     put(&storage, &format!("server-0/{}", files(&storage)[0]), &whole);
@@ -87,7 +87,7 @@ fn every_flipped_bit_every_cut_and_every_added_byte_is_refused_by_name() {
 }
 
 #[test]
-fn a_state_that_was_kept_survives_the_loss_of_the_host_at_any_operation() {
+fn a_kept_state_survives_the_loss_of_the_host_at_any_operation() {
     for operation in 0..40 {
         let storage = InMemory::new();
         keep(&mut begin(&storage), b"before").unwrap();

@@ -125,7 +125,7 @@ fn a_journal_of_frames_is_refused_with_the_last_revision_that_wrote_one() {
 }
 
 #[test]
-fn a_replay_visits_what_was_appended_from_where_it_is_asked() {
+fn a_replay_visits_all_records_from_the_requested_position() {
     let storage = small();
     let all: Records = vec![(0, b"ab".to_vec()), (26, b"cde".to_vec()), (53, b"f".to_vec())];
     for (from, skipped) in [(0, 0), (26, 1), (53, 2), (78, 3)] {
@@ -147,7 +147,7 @@ fn a_visit_that_fails_ends_the_replay() {
 }
 
 #[test]
-fn a_tail_torn_at_any_byte_is_counted_where_it_was_acknowledged_and_the_journal_goes_on() {
+fn a_tail_torn_at_any_byte_is_counted_as_missing_and_the_journal_goes_on() {
     let whole = get(&small(), &segment(53));
     for length in 0..whole.len() {
         let storage = small();
@@ -165,7 +165,7 @@ fn a_tail_torn_at_any_byte_is_counted_where_it_was_acknowledged_and_the_journal_
 }
 
 #[test]
-fn remains_of_a_write_that_was_not_acknowledged_are_torn_and_nothing_is_missing() {
+fn an_unacknowledged_partial_record_is_torn_and_nothing_is_missing() {
     let storage = small();
     let mut bytes = get(&storage, &segment(53));
     let next = RecordHeader { length: 9, payload: 0, ordinal: 3 }.encode(OwnerNumber(1), 78);
@@ -208,9 +208,9 @@ fn a_flipped_bit_is_never_replayed_and_is_refused_or_counted() {
     }
 }
 
-/// A record of the middle is damaged in its length, in its header and in its payload.
+/// A record in the middle is damaged in its length, in its header and in its payload.
 #[test]
-fn damage_with_whole_records_behind_it_stops_the_start_unless_that_is_accepted_by_name_and_count() {
+fn damage_before_whole_records_stops_the_start_unless_it_is_accepted() {
     for flipped in [91 + 4, 91 + 9, 91 + 24] {
         let storage = empty();
         let mut journal = first(Arc::new(storage.clone()), true).unwrap();
@@ -242,7 +242,7 @@ fn damage_with_whole_records_behind_it_stops_the_start_unless_that_is_accepted_b
 }
 
 #[test]
-fn a_journal_that_ends_between_two_records_is_known_by_its_mark() {
+fn a_journal_cut_between_two_records_is_detected_by_its_mark() {
     let storage = small();
     storage.remove(&segment(53)).unwrap();
     let (records, replayed) = read(&storage, 0).unwrap();
@@ -252,13 +252,13 @@ fn a_journal_that_ends_between_two_records_is_known_by_its_mark() {
     assert_eq!(read(&storage, 0).unwrap().1.missing, Some(Missing { records: 2, bytes: 52 }));
     storage.remove(&segment(0)).unwrap();
     assert_eq!(read(&storage, 0).unwrap().1.missing, Some(Missing { records: 3, bytes: 78 }));
-    // A checkpoint that contains all of it makes up for it.
+    // A checkpoint that contains the missing records makes up for them.
     assert_eq!(read(&storage, 78).unwrap().1.warnings(), Vec::<String>::new());
     assert_eq!(read(&storage, 53).unwrap().1.missing.map(|missing| missing.bytes), Some(25));
 }
 
 #[test]
-fn a_mark_that_is_damaged_or_gone_says_that_nobody_knows() {
+fn a_damaged_or_missing_mark_is_reported_as_unsure() {
     let whole = get(&small(), MARK);
     for bit in 0..whole.len() * 8 {
         let storage = small();
@@ -274,7 +274,7 @@ fn a_mark_that_is_damaged_or_gone_says_that_nobody_knows() {
     assert!(read(&storage, 0).unwrap().1.unsure.is_some_and(|text| text.contains("mark")));
     restart(&storage, false);
     assert_eq!(read(&storage, 0).unwrap().1.warnings(), Vec::<String>::new());
-    // An older mark says less, and nothing wrong.
+    // An older mark is valid, and detects less.
     let storage = small();
     put(&storage, MARK, &JournalMark { position: 26, records: 1 }.encode(OwnerNumber(1)));
     assert_eq!(read(&storage, 0).unwrap().1.warnings(), Vec::<String>::new());
@@ -315,7 +315,7 @@ fn a_segment_of_another_shard_or_under_another_name_is_refused() {
 }
 
 #[test]
-fn a_journal_that_was_lost_with_the_host_begins_anew_where_the_checkpoint_ends() {
+fn a_journal_lost_with_the_host_restarts_at_the_position_of_the_checkpoint() {
     let storage = small();
     let folder = claim(&storage);
     let (records, replayed) = read(&storage, 500).unwrap();
@@ -326,7 +326,7 @@ fn a_journal_that_was_lost_with_the_host_begins_anew_where_the_checkpoint_ends()
 }
 
 #[test]
-fn a_replaced_owner_gets_no_record_in_and_what_it_wrote_is_void() {
+fn a_replaced_owner_appends_no_record_and_its_unacknowledged_ones_are_void() {
     let storage = small();
     let found = read(&storage, 0).unwrap().1;
     let mut old = Journal::begin(&folder(Arc::new(storage.clone())), false, &found, 0).unwrap();
@@ -345,7 +345,7 @@ fn a_replaced_owner_gets_no_record_in_and_what_it_wrote_is_void() {
 
 /// The old owner is stopped between its write and its check of the owner, at every operation of the new one's start.
 #[test]
-fn a_record_is_acknowledged_by_one_owner_or_void_in_every_order_of_two() {
+fn a_record_is_acknowledged_or_void_in_every_interleaving_of_two_owners() {
     for pause in 0..60 {
         let storage = small();
         let found = read(&storage, 0).unwrap().1;
@@ -368,7 +368,7 @@ fn a_record_is_acknowledged_by_one_owner_or_void_in_every_order_of_two() {
 }
 
 #[test]
-fn segments_are_removed_once_nothing_in_them_is_needed() {
+fn segments_are_removed_once_none_of_their_records_is_needed() {
     let storage = small();
     let mut journal = restart(&storage, false);
     for (position, left) in [(52, 3), (53, 2), (1000, 1)] {
@@ -413,8 +413,8 @@ impl Journal {
     }
 }
 
-/// Appends eighteen records with a rotation now and then, and commits them by so many, the last ones too; goes on after
-/// every failure but that of a commit. Returns those that were acknowledged.
+/// Appends eighteen records with a rotation now and then, and commits after every `each` records. Goes on after every
+/// failure except that of a commit. Returns the acknowledged records.
 fn work(storage: Arc<dyn Storage>, sync: bool, each: u8) -> Vec<Vec<u8>> {
     let (mut acknowledged, mut written) = (Vec::new(), Vec::new());
     let Ok(mut journal) = first(storage, sync) else {
@@ -502,13 +502,13 @@ proptest! {
 }
 
 #[test]
-fn an_append_leaves_the_bytes_free_that_are_kept() {
+fn an_append_leaves_the_reserved_bytes_free() {
     let storage = empty();
     let needs = SharedNeeds::default();
     let (need, other) = (needs.shard(), needs.shard());
     let folder = Folder { need, ..folder(Arc::new(storage.clone())) };
     let mut journal = Journal::begin(&folder, false, &Replayed::default(), 0).unwrap();
-    // Two shards share the disk: each has what the other leaves.
+    // Two shards share the disk: each may use the bytes that the other does not need.
     other.set(1_000_000);
     let used = 10_000_000 - {
         storage.set_room(10_000_000);

@@ -111,7 +111,7 @@ fn declaration(text: &str) -> Declaration {
 }
 
 #[test]
-fn what_could_not_be_saved_is_known_from_the_declarations() {
+fn a_model_that_could_not_be_saved_is_detected_from_the_declarations() {
     let check = |parameters: &str, refusal: Option<&str>| {
         let parameters: Vec<_> = parameters.split("; ").map(declaration).collect();
         match (check_savable(parameters.iter()), refusal) {
@@ -185,7 +185,7 @@ fn a_model_with_too_few_or_too_many_bytes_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn no_failure_harms_the_model_that_was_there() {
+fn no_failure_damages_the_previous_model() {
     let count = Arc::new(Failing::new(Arc::new(InMemory::new()), StorageFault::None));
     save(count.clone(), &contents()).unwrap();
     let crashes = (0..=count.operations()).map(|operation| StorageFault::Crash { operation });
@@ -199,7 +199,7 @@ fn no_failure_harms_the_model_that_was_there() {
         let after = get(&storage, "run/model.safetensors");
         SafeTensors::deserialize(&after).unwrap();
         let (old, new) = (after == before, after.ends_with(&contents()));
-        // Once it was named, a model may last although the sync of its name was cut off.
+        // Once a model has its name, it may survive although the sync of the name failed.
         assert!(if saved.is_ok() { new } else { old || new }, "{fault:?}: {saved:?}");
         if let (StorageFault::Full { .. }, Err(failure)) = (fault, saved) {
             assert!(failure.to_string().contains("no space left"), "{failure}");

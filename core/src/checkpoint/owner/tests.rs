@@ -19,7 +19,7 @@ fn claim(storage: &InMemory, process: u32) -> Result<DirectoryOwner, Failure> {
 }
 
 #[test]
-fn each_start_has_a_higher_number_and_the_one_before_is_told_by_whom_it_was_replaced() {
+fn each_start_has_a_higher_number_and_a_replaced_owner_learns_its_successor() {
     let storage = InMemory::new();
     let first = claim(&storage, 11).unwrap();
     first.check().unwrap();
@@ -35,7 +35,7 @@ fn each_start_has_a_higher_number_and_the_one_before_is_told_by_whom_it_was_repl
 }
 
 #[test]
-fn a_number_is_not_given_twice_where_the_owners_file_was_lost() {
+fn an_owner_number_is_not_reused_after_the_owners_file_is_lost() {
     let storage = InMemory::new();
     claim(&storage, 1).unwrap();
     storage.remove("server-0/owner-0000000001").unwrap();
@@ -48,7 +48,7 @@ fn a_number_is_not_given_twice_where_the_owners_file_was_lost() {
 }
 
 #[test]
-fn a_shard_that_another_server_claims_is_taken_from_its_server_alone() {
+fn a_claim_of_one_shard_replaces_the_owner_of_that_shard_alone() {
     let storage = InMemory::new();
     let server = claim(&storage, 1).unwrap();
     let shard = |shard, server| {
@@ -109,7 +109,7 @@ fn every_flipped_bit_of_an_owners_record_is_noticed() {
 }
 
 #[test]
-fn a_claim_that_dies_at_any_operation_leaves_the_directory_to_the_next() {
+fn a_claim_that_fails_at_any_operation_leaves_the_directory_to_the_next() {
     for operation in 0..30 {
         let storage = InMemory::new();
         let before = claim(&storage, 1).unwrap();

@@ -145,7 +145,7 @@ fn path(name: &str) -> String {
 }
 
 #[test]
-fn what_was_written_is_loaded() {
+fn a_written_checkpoint_is_loaded() {
     let storage = written(&[]);
     assert_eq!(load(&storage), Ok(None));
     let bytes = write(&storage, 1).unwrap();
@@ -206,7 +206,7 @@ fn the_data_is_safetensors_with_the_names_of_the_chunks() {
 }
 
 #[test]
-fn the_newest_two_are_kept_and_say_what_the_journal_must_keep() {
+fn the_newest_two_checkpoints_and_the_journal_that_they_need_are_kept() {
     let storage = written(&[]);
     assert_eq!(journal_needed_from(&storage, SHARD), Ok(None));
     journal(&storage).keep(&[b"x"]).unwrap();
@@ -220,7 +220,7 @@ fn the_newest_two_are_kept_and_say_what_the_journal_must_keep() {
 }
 
 #[test]
-fn a_whole_checkpoint_is_not_written_over_and_a_damaged_one_is() {
+fn a_whole_checkpoint_is_not_overwritten_and_a_damaged_one_is() {
     let storage = written(&[1, 2]);
     assert!(write(&storage, 2).unwrap_err().to_string().contains("already there, and whole"));
     put(&storage, &path(&data_name(named(2), 1)), b"damaged");
@@ -230,7 +230,7 @@ fn a_whole_checkpoint_is_not_written_over_and_a_damaged_one_is() {
 }
 
 #[test]
-fn a_checkpoint_that_an_earlier_owner_left_damaged_goes_when_another_is_whole() {
+fn a_damaged_checkpoint_of_an_earlier_owner_is_removed_once_another_is_whole() {
     let storage = written(&[1, 5]);
     put(&storage, &path(&chunks_name(named(5))), b"damaged");
     let folder = claim(&storage);
@@ -245,7 +245,7 @@ fn a_checkpoint_that_an_earlier_owner_left_damaged_goes_when_another_is_whole() 
 }
 
 #[test]
-fn an_owner_that_was_replaced_makes_no_checkpoint_whole_and_removes_nothing() {
+fn a_replaced_owner_completes_no_checkpoint_and_removes_nothing() {
     let storage = written(&[1, 2]);
     let old = folder(Arc::new(storage.clone()));
     let mut late = ShardCheckpoint::begin(&old, 3, 300, vec![chunks(3)[0].layout()]).unwrap();
@@ -349,7 +349,7 @@ fn the_bytes_of_a_manifest_and_a_chunk_table_do_not_change() {
 }
 
 #[test]
-fn no_failed_operation_costs_the_checkpoint_before() {
+fn no_failed_operation_damages_the_previous_checkpoint() {
     let count = Arc::new(Failing::new(Arc::new(written(&[1, 2])), StorageFault::None));
     write_parts(count.clone(), 3, 400).unwrap();
     for operation in 0..count.operations() {
@@ -377,7 +377,7 @@ fn no_failed_operation_costs_the_checkpoint_before() {
 }
 
 #[test]
-fn a_full_disk_costs_nothing_but_the_new_checkpoint() {
+fn a_full_disk_fails_only_the_new_checkpoint() {
     let whole = write(&written(&[1, 2]), 3).unwrap();
     for bytes in 0..whole {
         let storage = written(&[1, 2]);
@@ -441,7 +441,7 @@ fn no_damage_is_loaded() {
 }
 
 #[test]
-fn checkpoints_none_of_which_is_whole_are_not_taken_for_none() {
+fn a_directory_of_damaged_checkpoints_is_not_taken_for_an_empty_one() {
     let storage = written(&[1, 2]);
     for number in [1, 2] {
         storage.remove(&path(&chunks_name(named(number)))).unwrap();
@@ -452,7 +452,7 @@ fn checkpoints_none_of_which_is_whole_are_not_taken_for_none() {
     assert!(text.contains("checkpoint 1 of owner 1: ") && text.contains("checkpoint 2 of owner 1: "), "{text}");
 }
 
-/// A process that can write files can write digests too.
+/// Replaces a file and its digests, as a process with write access can.
 fn forge(storage: &InMemory, name: &str, bytes: &[u8]) {
     put(storage, &path(name), bytes);
     let mut manifest = Manifest::read(storage, SHARD, named(1)).unwrap();

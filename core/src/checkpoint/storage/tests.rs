@@ -109,7 +109,7 @@ fn a_full_disk_is_named_with_the_path_and_the_bytes() {
 }
 
 #[test]
-fn a_crash_keeps_what_was_synced_and_nothing_else() {
+fn a_crash_keeps_only_the_synced_bytes() {
     let storage = InMemory::new();
     let mut kept = storage.create("d/kept").unwrap();
     kept.write(&[b"synced"]).unwrap();
@@ -129,7 +129,7 @@ fn a_crash_keeps_what_was_synced_and_nothing_else() {
 }
 
 #[test]
-fn a_fault_comes_when_it_was_asked_for() {
+fn a_fault_occurs_at_the_configured_operation() {
     let attempt = |fault| {
         let inner = InMemory::new();
         let storage = Failing::new(Arc::new(inner.clone()), fault);
