@@ -1,5 +1,5 @@
-//! A client between a caller that lends and a transport that may fail at any moment. Every test ends inside
-//! [`lend`], which aborts the process when a loan has not come home.
+//! A client between a caller that lends memory and a transport that may fail at any moment. Every test ends inside
+//! [`lend`], which aborts the process when a loan has not been returned.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::port::{Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit};
 use crate::time::Now;
 use crate::wire::{Address, Entry, ErrorCode, ErrorMessage, Frame, Head, Kind, Role, WelcomeMessage};
 
-/// A client and a transport that keeps what it is given until the script says otherwise.
-struct Line {
+/// A client with one lane, and a transport that keeps submitted work until the test completes it.
+struct Setup {
     client: Client,
     now: Now,
     lane: LaneId,
@@ -34,7 +34,7 @@ struct Line {
     dialled: String,
 }
 
-/// Memory that a device can be told of.
+/// Memory that a device can register.
 fn registered(bytes: usize) -> Buffer {
     let mut buffer = Buffer::new(bytes).expect("this system shares memory");
     buffer.fill(9);
@@ -45,7 +45,7 @@ fn id(chunk: u64) -> ChunkId {
     ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(chunk) }
 }
 
-impl Line {
+impl Setup {
     fn new() -> Self {
         let stranger = Identity::stranger(Role::Trainer, "host".into(), 1);
         let identity = Identity {
@@ -71,9 +71,9 @@ impl Line {
     }
 
     fn connected() -> Self {
-        let mut line = Self::new();
-        line.drive();
-        line
+        let mut setup = Self::new();
+        setup.drive();
+        setup
     }
 
     fn drive(&mut self) {
@@ -144,14 +144,14 @@ impl Line {
         }
     }
 
-    /// The transport has sent everything, and some of it is still read where it is.
+    /// The transport has sent everything, and still reads some payloads in place.
     fn transmitted(&mut self) {
         for ticket in self.sending.iter().map(|(ticket, ..)| *ticket).collect::<Vec<_>>() {
             self.event(Event::Transmitted { peer: self.peer(), ticket });
         }
     }
 
-    /// The connection ends, with a payload half landed or not.
+    /// The connection ends; a payload may be received in part.
     fn gone(&mut self, unfilled: ReceiveBuffers) {
         let unsent = std::mem::take(&mut self.sending).into_iter().map(|(ticket, _, body)| (ticket, body)).collect();
         self.event(Event::Gone { peer: self.peer(), reason: "cut".into(), unsent, unfilled });
@@ -198,7 +198,7 @@ impl Line {
         self.event(Event::Received { peer: self.peer(), frame, body: ReceiveBuffers::new() });
     }
 
-    /// Values begin to arrive; gives the frame and the places, filled with the chunk's number.
+    /// Values begin to arrive; returns the frame and the receive buffers, filled with the chunk's number.
     fn begin_values(&mut self, ticket: Ticket, values: &[(u64, u32)]) -> (Frame, ReceiveBuffers) {
         self.begin_values_of(Float32, ticket, values)
     }
@@ -251,7 +251,7 @@ impl Line {
         }
     }
 
-    /// The transport returns the buffers of answers that have not come.
+    /// The transport returns the buffers of answers that have not arrived.
     fn return_posted(&mut self) {
         for (request, into) in std::mem::take(&mut self.posted) {
             self.event(Event::AnswerReturned { peer: self.peer(), request, into });
@@ -272,220 +272,220 @@ impl Line {
 fn requests_are_sent_again_in_order_after_a_reconnect() {
     let gradient = [1; 8];
     lend(|book| {
-        let mut line = Line::connected();
-        assert_eq!(line.log(), "", "a lane connects when it is used");
-        let push = |line: &mut Line| {
+        let mut setup = Setup::connected();
+        assert_eq!(setup.log(), "", "a lane connects when it is used");
+        let push = |setup: &mut Setup| {
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() })
+            setup.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() })
         };
-        let (first, second) = (push(&mut line), push(&mut line));
-        assert_eq!(line.log(), "hello 0", "nothing goes before the welcome");
-        line.welcome();
-        let third = push(&mut line);
-        assert_eq!(line.log(), "push 1, push 2, push 3");
-        line.gone(ReceiveBuffers::new());
-        line.wait(19);
-        assert_eq!(line.log(), "");
-        line.wait(1);
-        line.welcome();
-        assert_eq!(line.log(), "hello 0, push 1, push 2, push 3");
-        line.done(second, &[(0, 2)]);
-        assert_eq!(line.versions(second), None, "its payload is still with the transport");
-        line.sent();
-        assert_eq!(line.versions(second), Some(vec![2]));
-        line.gone(ReceiveBuffers::new());
-        line.wait(1000);
-        line.welcome();
-        assert_eq!(line.log(), "hello 0, push 1, push 3");
-        line.sent();
-        line.done(third, &[(0, 3)]);
-        line.done(first, &[(0, 1)]);
-        assert_eq!((line.versions(first), line.versions(third)), (Some(vec![1]), Some(vec![3])));
-        assert!(!line.client.is_busy());
+        let (first, second) = (push(&mut setup), push(&mut setup));
+        assert_eq!(setup.log(), "hello 0", "nothing goes before the welcome");
+        setup.welcome();
+        let third = push(&mut setup);
+        assert_eq!(setup.log(), "push 1, push 2, push 3");
+        setup.gone(ReceiveBuffers::new());
+        setup.wait(19);
+        assert_eq!(setup.log(), "");
+        setup.wait(1);
+        setup.welcome();
+        assert_eq!(setup.log(), "hello 0, push 1, push 2, push 3");
+        setup.done(second, &[(0, 2)]);
+        assert_eq!(setup.versions(second), None, "its payload is still with the transport");
+        setup.sent();
+        assert_eq!(setup.versions(second), Some(vec![2]));
+        setup.gone(ReceiveBuffers::new());
+        setup.wait(1000);
+        setup.welcome();
+        assert_eq!(setup.log(), "hello 0, push 1, push 3");
+        setup.sent();
+        setup.done(third, &[(0, 3)]);
+        setup.done(first, &[(0, 1)]);
+        assert_eq!((setup.versions(first), setup.versions(third)), (Some(vec![1]), Some(vec![3])));
+        assert!(!setup.client.is_busy());
     });
 }
 
-/// The transport learns of the end before it was given what the welcome set free.
+/// The connection ends before the transport gets the frames that the welcome released.
 #[test]
-fn what_was_handed_to_a_connection_that_had_just_ended_goes_out_with_the_next() {
+fn frames_submitted_to_a_closed_connection_are_sent_on_the_next() {
     let (gradient, mut value) = ([1; 8], [0; 4]);
     lend(|book| {
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let push = line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
+        let push = setup.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
         let into = vec![Incoming::Loan(book.write(&mut value))];
-        let pull = line.ask(Kind::Pull, &[1], RequestBody { into: into.into(), ..RequestBody::default() });
-        line.welcome();
-        let (_, places) = line.begin_values(pull, &[(1, 4)]);
-        let (late, former) = (std::mem::take(&mut line.sending), line.peer());
-        line.gone(ReceiveBuffers::new());
+        let pull = setup.ask(Kind::Pull, &[1], RequestBody { into: into.into(), ..RequestBody::default() });
+        setup.welcome();
+        let (_, places) = setup.begin_values(pull, &[(1, 4)]);
+        let (late, former) = (std::mem::take(&mut setup.sending), setup.peer());
+        setup.gone(ReceiveBuffers::new());
         let unsent = late.into_iter().map(|(ticket, _, body)| (ticket, body)).collect();
-        line.event(Event::Gone { peer: former, reason: "the connection is over".into(), unsent, unfilled: places });
-        line.wait(20);
-        line.welcome();
-        assert_eq!(line.log(), "hello 0, push 1, pull 2, hello 0, push 1, pull 2");
-        line.sent();
-        line.done(push, &[(0, 1)]);
-        line.values(pull, &[(1, 4)]);
-        assert_eq!((line.versions(push), line.versions(pull)), (Some(vec![1]), Some(vec![5])));
+        setup.event(Event::Gone { peer: former, reason: "the connection is over".into(), unsent, unfilled: places });
+        setup.wait(20);
+        setup.welcome();
+        assert_eq!(setup.log(), "hello 0, push 1, pull 2, hello 0, push 1, pull 2");
+        setup.sent();
+        setup.done(push, &[(0, 1)]);
+        setup.values(pull, &[(1, 4)]);
+        assert_eq!((setup.versions(push), setup.versions(pull)), (Some(vec![1]), Some(vec![5])));
     });
     assert_eq!(value, [1; 4]);
 }
 
 #[test]
-fn several_answers_land_at_once() {
+fn several_answers_are_received_at_once() {
     let mut values = [[0; 4]; 3];
     lend(|book| {
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let [one, two, three] = values.each_mut().map(|value| Incoming::Loan(book.write(value)));
         let body = |into| RequestBody { into, ..RequestBody::default() };
-        let pair = line.ask(Kind::Pull, &[1, 2], body(vec![one, two].into()));
-        let other = line.ask(Kind::Pull, &[3], body(vec![three].into()));
-        line.welcome();
-        line.sent();
-        let cut = [line.begin_values(pair, &[(2, 4)]), line.begin_values(other, &[(3, 4)])];
-        line.gone(cut.into_iter().flat_map(|(_, places)| places).collect());
-        line.wait(20);
-        line.welcome();
-        line.sent();
+        let pair = setup.ask(Kind::Pull, &[1, 2], body(vec![one, two].into()));
+        let other = setup.ask(Kind::Pull, &[3], body(vec![three].into()));
+        setup.welcome();
+        setup.sent();
+        let cut = [setup.begin_values(pair, &[(2, 4)]), setup.begin_values(other, &[(3, 4)])];
+        setup.gone(cut.into_iter().flat_map(|(_, places)| places).collect());
+        setup.wait(20);
+        setup.welcome();
+        setup.sent();
         let asked = [(pair, (2, 4)), (other, (3, 4)), (pair, (2, 4)), (pair, (1, 4))];
-        let landing = asked.map(|(ticket, value)| line.begin_values(ticket, &[value]));
+        let landing = asked.map(|(ticket, value)| setup.begin_values(ticket, &[value]));
         assert!(matches!(landing[2].1[..], [Incoming::Discard { .. }]), "the place for it is out");
-        // It has no places, and comes between those that have.
-        line.done(pair, &[(9, 9)]);
+        // An answer without receive buffers arrives between answers with some.
+        setup.done(pair, &[(9, 9)]);
         for (at, (frame, body)) in landing.into_iter().enumerate() {
-            assert!(line.client.is_busy(), "before answer {at}");
-            line.event(Event::Received { peer: line.peer(), frame, body });
+            assert!(setup.client.is_busy(), "before answer {at}");
+            setup.event(Event::Received { peer: setup.peer(), frame, body });
         }
-        assert_eq!((line.versions(pair), line.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
+        assert_eq!((setup.versions(pair), setup.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
     });
     assert_eq!(values, [[1; 4], [2; 4], [3; 4]]);
 }
 
 #[test]
-fn entries_count_once_however_often_they_are_answered() {
-    let mut line = Line::connected();
-    let ticket = line.ask(Kind::Set, &[0, 1, 0], RequestBody::default());
-    line.welcome();
-    line.sent();
-    line.done(ticket, &[(1, 4)]);
-    line.done(ticket, &[(1, 9), (7, 1)]);
-    line.gone(ReceiveBuffers::new());
-    line.wait(20);
-    line.welcome();
-    line.sent();
-    line.done(ticket, &[(1, 4), (0, 5)]);
-    assert_eq!(line.versions(ticket), None);
-    line.done(ticket, &[(0, 5)]);
-    assert_eq!(line.versions(ticket), Some(vec![5, 4, 5]), "each of two entries of one chunk has its answer");
+fn entries_count_once_for_any_number_of_answers() {
+    let mut setup = Setup::connected();
+    let ticket = setup.ask(Kind::Set, &[0, 1, 0], RequestBody::default());
+    setup.welcome();
+    setup.sent();
+    setup.done(ticket, &[(1, 4)]);
+    setup.done(ticket, &[(1, 9), (7, 1)]);
+    setup.gone(ReceiveBuffers::new());
+    setup.wait(20);
+    setup.welcome();
+    setup.sent();
+    setup.done(ticket, &[(1, 4), (0, 5)]);
+    assert_eq!(setup.versions(ticket), None);
+    setup.done(ticket, &[(0, 5)]);
+    assert_eq!(setup.versions(ticket), Some(vec![5, 4, 5]), "each of two entries of one chunk has its answer");
 }
 
-/// Halves of two types are of one length: one that was not asked for is kept nowhere, and the entry stays open.
+/// Both half-precision types have one length. A value of the wrong type is discarded, and its entry stays open.
 #[test]
-fn a_value_of_another_half_is_not_the_one_that_was_asked_for() {
+fn a_value_of_another_half_precision_type_is_discarded() {
     for (half, wrong, right) in [(Half::Bfloat16, Float16, Bfloat16), (Half::Float16, Bfloat16, Float16)] {
         let mut value = [9; 4];
         lend(|book| {
-            let mut line = Line::connected();
+            let mut setup = Setup::connected();
             let entry = Entry { half: Some(half), ..Entry::bare(id(1), Round(1), Float32) };
             let frame = Frame { entries: vec![entry].into(), ..Frame::bare(Head::new(Kind::Pull)) };
             let into = vec![Incoming::Loan(book.write(&mut value))];
             let mut out = ClientOutput::default();
-            let ticket = line.client.ask(
-                line.lane,
+            let ticket = setup.client.ask(
+                setup.lane,
                 frame,
                 RequestBody { into: into.into(), ..RequestBody::default() },
                 &mut out,
             );
-            line.outputs(out);
-            line.drive();
-            line.welcome();
-            line.sent();
+            setup.outputs(out);
+            setup.drive();
+            setup.welcome();
+            setup.sent();
             for of in [wrong, Float32] {
-                let (frame, body) = line.begin_values_of(of, ticket, &[(1, 4)]);
+                let (frame, body) = setup.begin_values_of(of, ticket, &[(1, 4)]);
                 assert!(matches!(body[..], [Incoming::Discard { .. }]), "{of} for {half}");
-                line.event(Event::Received { peer: line.peer(), frame, body });
-                assert_eq!(line.versions(ticket), None, "{of} for {half}: it stays open");
+                setup.event(Event::Received { peer: setup.peer(), frame, body });
+                assert_eq!(setup.versions(ticket), None, "{of} for {half}: it stays open");
             }
-            let (frame, body) = line.begin_values_of(right, ticket, &[(1, 4)]);
-            line.event(Event::Received { peer: line.peer(), frame, body });
-            assert_eq!(line.versions(ticket), Some(vec![5]));
+            let (frame, body) = setup.begin_values_of(right, ticket, &[(1, 4)]);
+            setup.event(Event::Received { peer: setup.peer(), frame, body });
+            assert_eq!(setup.versions(ticket), Some(vec![5]));
         });
         assert_eq!(value, [1; 4]);
     }
 }
 
 #[test]
-fn values_land_in_their_places() {
+fn values_are_received_into_their_buffers() {
     let mut memory = [9u8; 12];
     let (first, rest) = memory.split_at_mut(4);
     let (second, third) = rest.split_at_mut(4);
     lend(|book| {
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let into = [first, second, third].into_iter().map(|place| Incoming::Loan(book.write(place))).collect();
-        let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
-        line.welcome();
-        line.sent();
-        line.values(ticket, &[(3, 4)]);
-        line.done(ticket, &[(1, 1)]);
-        line.values(ticket, &[(2, 8)]);
-        assert_eq!(line.versions(ticket), None, "an acknowledgement is no value, nor is one that does not fit");
-        let (_, unfilled) = line.begin_values(ticket, &[(1, 4), (3, 4), (8, 4)]);
-        line.gone(unfilled);
-        line.wait(20);
-        line.welcome();
-        line.sent();
-        line.values(ticket, &[(1, 4), (2, 4), (3, 4)]);
-        assert_eq!(line.versions(ticket), Some(vec![5, 5, 5]));
-        line.values(ticket, &[(1, 4)]);
+        let ticket = setup.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
+        setup.welcome();
+        setup.sent();
+        setup.values(ticket, &[(3, 4)]);
+        setup.done(ticket, &[(1, 1)]);
+        setup.values(ticket, &[(2, 8)]);
+        assert_eq!(setup.versions(ticket), None, "an acknowledgement is no value, nor is one that does not fit");
+        let (_, unfilled) = setup.begin_values(ticket, &[(1, 4), (3, 4), (8, 4)]);
+        setup.gone(unfilled);
+        setup.wait(20);
+        setup.welcome();
+        setup.sent();
+        setup.values(ticket, &[(1, 4), (2, 4), (3, 4)]);
+        assert_eq!(setup.versions(ticket), Some(vec![5, 5, 5]));
+        setup.values(ticket, &[(1, 4)]);
     });
     assert_eq!(memory, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
 }
 
 #[test]
-fn buffers_of_an_answer_go_with_the_request_where_the_connection_takes_them() {
+fn answer_buffers_are_posted_with_the_request_if_the_connection_takes_them() {
     let mut memory = registered(12);
     let (mut summed, mut unregistered) = ([9u8; 4], [9u8; 4]);
     let mapping = memory.mapping().clone();
     lend(|book| {
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place).within(&mapping))).collect();
-        let ticket = line.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
+        let ticket = setup.ask(Kind::Pull, &[1, 2, 3], RequestBody { into, ..RequestBody::default() });
         let into = [Incoming::Loan(book.write(&mut summed))].into();
-        let other = line.ask(Kind::Pull, &[4], RequestBody { into, sums: true, ..RequestBody::default() });
+        let other = setup.ask(Kind::Pull, &[4], RequestBody { into, sums: true, ..RequestBody::default() });
         let into = [Incoming::Loan(book.write(&mut unregistered))].into();
-        let third = line.ask(Kind::Pull, &[6], RequestBody { into, ..RequestBody::default() });
-        line.welcome_to_answers();
-        assert_eq!(line.log(), "hello 0, buffers of 1, pull 1, pull 2, pull 3", "of registered memory");
-        line.sent();
-        // Each kind of answer beside the other.
-        let (frame, body) = line.begin_values(other, &[(4, 4)]);
-        line.fill(ticket, &[(3, 2)], false);
-        line.event(Event::Received { peer: line.peer(), frame, body });
-        assert_eq!((line.versions(ticket), line.versions(other)), (None, Some(vec![5])));
-        line.values(third, &[(6, 4)]);
-        assert_eq!(line.versions(third), Some(vec![5]));
-        // The server is busy with the rest, whose buffers come back: it is asked again, for what is open.
-        line.error(ticket, Kind::Error, ErrorCode::Busy);
-        line.return_posted();
-        line.wait(20);
-        assert_eq!(line.log(), "pull 1", "a value is not received twice into one buffer");
-        line.sent();
-        line.values(ticket, &[(1, 4), (2, 4)]);
-        assert_eq!(line.versions(ticket), Some(vec![5; 3]));
+        let third = setup.ask(Kind::Pull, &[6], RequestBody { into, ..RequestBody::default() });
+        setup.welcome_to_answers();
+        assert_eq!(setup.log(), "hello 0, buffers of 1, pull 1, pull 2, pull 3", "of registered memory");
+        setup.sent();
+        // An answer into posted buffers arrives during an answer into buffers of its head.
+        let (frame, body) = setup.begin_values(other, &[(4, 4)]);
+        setup.fill(ticket, &[(3, 2)], false);
+        setup.event(Event::Received { peer: setup.peer(), frame, body });
+        assert_eq!((setup.versions(ticket), setup.versions(other)), (None, Some(vec![5])));
+        setup.values(third, &[(6, 4)]);
+        assert_eq!(setup.versions(third), Some(vec![5]));
+        // The server refuses the rest as busy and the buffers return: the request is resent for its open entries.
+        setup.error(ticket, Kind::Error, ErrorCode::Busy);
+        setup.return_posted();
+        setup.wait(20);
+        assert_eq!(setup.log(), "pull 1", "a value is not received twice into one buffer");
+        setup.sent();
+        setup.values(ticket, &[(1, 4), (2, 4)]);
+        assert_eq!(setup.versions(ticket), Some(vec![5; 3]));
     });
     assert_eq!(memory[..], [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
     assert_eq!((summed, unregistered), ([4; 4], [6; 4]));
 }
 
 #[test]
-fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_if_it_takes_them() {
+fn a_lost_connection_returns_answer_buffers_and_the_next_gets_them_if_it_takes_them() {
     let (mut memory, mut summed) = (registered(8), [9u8; 4]);
     let mapping = memory.mapping().clone();
     lend(|book| {
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let into = memory.chunks_mut(4).map(|place| Incoming::Loan(book.write(place).within(&mapping))).collect();
-        let ticket = line.ask(Kind::Pull, &[1, 2], RequestBody { into, ..RequestBody::default() });
+        let ticket = setup.ask(Kind::Pull, &[1, 2], RequestBody { into, ..RequestBody::default() });
         for (takes_answers, expected) in [
             (true, "hello 0, buffers of 1, pull 1"),
             (true, "hello 0, buffers of 1, pull 1"),
@@ -493,376 +493,376 @@ fn a_lost_connection_returns_the_buffers_of_answers_and_the_next_one_gets_them_i
             (true, "hello 0, buffers of 1, pull 1"),
         ] {
             if takes_answers {
-                line.welcome_to_answers();
+                setup.welcome_to_answers();
             } else {
-                line.welcome();
+                setup.welcome();
             }
-            assert_eq!(line.log(), expected);
-            if line.client.deadline().is_none() && line.peers < 4 {
-                line.return_posted();
-                line.gone(ReceiveBuffers::new());
-                line.wait(1000);
+            assert_eq!(setup.log(), expected);
+            if setup.client.deadline().is_none() && setup.peers < 4 {
+                setup.return_posted();
+                setup.gone(ReceiveBuffers::new());
+                setup.wait(1000);
             }
         }
-        line.sent();
-        // A value that is none: its buffer comes back, and the entry stays open.
-        line.fill(ticket, &[(2, 1)], true);
-        assert_eq!(line.versions(ticket), None);
+        setup.sent();
+        // An answer without the value of an entry returns the entry's buffer, and the entry stays open.
+        setup.fill(ticket, &[(2, 1)], true);
+        assert_eq!(setup.versions(ticket), None);
         let into = [Incoming::Loan(book.write(&mut summed))].into();
-        let other = line.ask(Kind::Pull, &[3], RequestBody { into, sums: true, ..RequestBody::default() });
-        line.sent();
-        let (first, second) = (line.begin_values(ticket, &[(1, 4)]), line.begin_values(other, &[(3, 4)]));
+        let other = setup.ask(Kind::Pull, &[3], RequestBody { into, sums: true, ..RequestBody::default() });
+        setup.sent();
+        let (first, second) = (setup.begin_values(ticket, &[(1, 4)]), setup.begin_values(other, &[(3, 4)]));
         for (frame, body) in [first, second] {
-            line.event(Event::Received { peer: line.peer(), frame, body });
+            setup.event(Event::Received { peer: setup.peer(), frame, body });
         }
-        assert_eq!((line.versions(ticket), line.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
+        assert_eq!((setup.versions(ticket), setup.versions(other)), (Some(vec![5, 5]), Some(vec![5])));
     });
     assert_eq!((&memory[..], summed), (&[1, 1, 1, 1, 2, 2, 2, 2][..], [3; 4]));
 }
 
 /// A pull of chunk 1 that was sent with the buffer of its answer.
-fn posted<'env>(book: &LoanBook<'env>, memory: &'env mut Buffer) -> (Line, Ticket) {
+fn posted<'env>(book: &LoanBook<'env>, memory: &'env mut Buffer) -> (Setup, Ticket) {
     let mapping = memory.mapping().clone();
-    let mut line = Line::connected();
+    let mut setup = Setup::connected();
     let into = [Incoming::Loan(book.write(memory).within(&mapping))].into();
-    let ticket = line.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
-    line.welcome_to_answers();
-    line.sent();
-    line.log();
-    (line, ticket)
+    let ticket = setup.ask(Kind::Pull, &[1], RequestBody { into, ..RequestBody::default() });
+    setup.welcome_to_answers();
+    setup.sent();
+    setup.log();
+    (setup, ticket)
 }
 
 #[test]
-fn a_cancelled_request_ends_when_the_connection_has_returned_the_buffers_of_its_answer() {
+fn a_cancelled_request_ends_once_its_answer_buffers_are_returned() {
     let mut memory = registered(4);
     lend(|book| {
-        let (mut line, ticket) = posted(book, &mut memory);
-        line.cancel(ticket);
-        assert_eq!(line.log(), "close", "the peer may write the buffer as long as it is connected");
-        assert!(line.client.take(ticket).is_none(), "the transport has its buffer");
-        line.return_posted();
-        assert!(line.client.take(ticket).is_some_and(|end| end.is_err()));
-        line.gone(ReceiveBuffers::new());
-        assert!(!line.client.is_busy());
+        let (mut setup, ticket) = posted(book, &mut memory);
+        setup.cancel(ticket);
+        assert_eq!(setup.log(), "close", "the peer may write the buffer as long as it is connected");
+        assert!(setup.client.take(ticket).is_none(), "the transport has its buffer");
+        setup.return_posted();
+        assert!(setup.client.take(ticket).is_some_and(|end| end.is_err()));
+        setup.gone(ReceiveBuffers::new());
+        assert!(!setup.client.is_busy());
     });
 }
 
-/// Parts of the answer to the request as it was sent before may come: no side may take them for the later one's.
+/// Parts of the first attempt's answer may still arrive. Neither side may take them for the retry's answer.
 #[test]
-fn a_request_that_found_a_busy_server_has_no_posted_answer_on_this_connection() {
+fn a_request_refused_as_busy_posts_no_answer_buffers_on_this_connection() {
     let mut memory = registered(4);
     lend(|book| {
-        let (mut line, ticket) = posted(book, &mut memory);
-        line.error(ticket, Kind::Error, ErrorCode::Busy);
-        line.return_posted();
-        line.wait(20);
-        assert_eq!(line.log(), "pull 1");
-        line.gone(ReceiveBuffers::new());
-        line.wait(1000);
-        line.welcome_to_answers();
-        assert_eq!(line.log(), "hello 0, buffers of 1, pull 1");
-        line.sent();
-        line.fill(ticket, &[(1, 0)], true);
-        assert_eq!(line.versions(ticket), Some(vec![5]));
+        let (mut setup, ticket) = posted(book, &mut memory);
+        setup.error(ticket, Kind::Error, ErrorCode::Busy);
+        setup.return_posted();
+        setup.wait(20);
+        assert_eq!(setup.log(), "pull 1");
+        setup.gone(ReceiveBuffers::new());
+        setup.wait(1000);
+        setup.welcome_to_answers();
+        assert_eq!(setup.log(), "hello 0, buffers of 1, pull 1");
+        setup.sent();
+        setup.fill(ticket, &[(1, 0)], true);
+        assert_eq!(setup.versions(ticket), Some(vec![5]));
     });
     assert_eq!(memory[..], [1; 4]);
 }
 
 #[test]
-fn values_are_summed_when_they_are_whole() {
+fn value_checksums_are_those_of_complete_values() {
     let mut memory = [7u8; 8];
     lend(|book| {
         let (first, second) = memory.split_at_mut(4);
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let into = [first, second].into_iter().map(|place| Incoming::Loan(book.write(place))).collect();
         let body = RequestBody { into, sums: true, ..RequestBody::default() };
-        let ticket = line.ask(Kind::Pull, &[1, 2], body);
-        line.welcome();
-        line.sent();
-        line.values(ticket, &[(2, 4)]);
-        // Half of the other value has come when the connection ends.
-        let (_, mut torn) = line.begin_values(ticket, &[(1, 4)]);
+        let ticket = setup.ask(Kind::Pull, &[1, 2], body);
+        setup.welcome();
+        setup.sent();
+        setup.values(ticket, &[(2, 4)]);
+        // Half of the other value has arrived when the connection ends.
+        let (_, mut torn) = setup.begin_values(ticket, &[(1, 4)]);
         torn[0].bytes_mut()[..2].fill(9);
-        line.gone(torn);
-        line.wait(20);
-        line.welcome();
-        line.sent();
-        line.values(ticket, &[(1, 4), (2, 4)]);
-        let finished = line.client.take(ticket).expect("it is over").expect("it was answered");
+        setup.gone(torn);
+        setup.wait(20);
+        setup.welcome();
+        setup.sent();
+        setup.values(ticket, &[(1, 4), (2, 4)]);
+        let finished = setup.client.take(ticket).expect("it is over").expect("it was answered");
         assert_eq!(finished.sums, [[1; 4], [2; 4]].map(|value| ValueSum { sum: checksum(&value), bytes: 4 }));
     });
 }
 
-/// The wire refuses such a frame; a transport that lets it through takes nothing down with it.
+/// The wire format refuses such a frame. If a transport delivers it, only its own request fails.
 #[test]
-fn a_refusal_with_a_payload_gives_the_place_back() {
+fn a_refusal_with_a_payload_returns_the_receive_buffer() {
     for kind in [Kind::Error, Kind::Refused, Kind::Welcome] {
         let mut value = [0; 4];
         lend(|book| {
-            let mut line = Line::connected();
+            let mut setup = Setup::connected();
             let into = vec![Incoming::Loan(book.write(&mut value))];
-            let ticket = line.ask(Kind::Pull, &[1], RequestBody { into: into.into(), ..RequestBody::default() });
-            line.welcome();
-            line.sent();
-            let (frame, body) = line.begin_values(ticket, &[(1, 4)]);
+            let ticket = setup.ask(Kind::Pull, &[1], RequestBody { into: into.into(), ..RequestBody::default() });
+            setup.welcome();
+            setup.sent();
+            let (frame, body) = setup.begin_values(ticket, &[(1, 4)]);
             let message =
                 ErrorMessage { code: ErrorCode::Invalid.into(), text: "no".into(), ..ErrorMessage::default() };
             let head = Head { kind, ..frame.head };
             let frame = Frame { head, control: message.encode_to_vec(), ..frame };
-            line.event(Event::Received { peer: line.peer(), frame, body });
+            setup.event(Event::Received { peer: setup.peer(), frame, body });
             if kind != Kind::Error {
-                line.cancel(ticket);
-                line.gone(ReceiveBuffers::new());
+                setup.cancel(ticket);
+                setup.gone(ReceiveBuffers::new());
             }
-            assert!(line.client.take(ticket).is_some_and(|end| end.is_err()), "{kind:?}: its place is at home");
-            assert!(!line.client.is_busy());
+            assert!(setup.client.take(ticket).is_some_and(|end| end.is_err()), "{kind:?}: its place is at home");
+            assert!(!setup.client.is_busy());
         });
     }
 }
 
 #[test]
-fn a_stranger_gives_one_place_for_each_payload() {
-    let mut line = Line::connected();
-    line.ask(Kind::Pull, &[1], RequestBody::default());
-    line.welcome();
-    line.gone(ReceiveBuffers::new());
-    let (_, places) = line.begin_values(Ticket(1), &[(1, 0), (2, 4)]);
+fn an_unknown_connection_gets_one_discarding_buffer_per_payload() {
+    let mut setup = Setup::connected();
+    setup.ask(Kind::Pull, &[1], RequestBody::default());
+    setup.welcome();
+    setup.gone(ReceiveBuffers::new());
+    let (_, places) = setup.begin_values(Ticket(1), &[(1, 0), (2, 4)]);
     assert!(matches!(places[..], [Incoming::Discard { bytes: 4 }]));
 }
 
 #[test]
 fn a_busy_server_is_asked_again_after_a_pause() {
-    let mut line = Line::connected();
-    let ticket = line.ask(Kind::Push, &[0], RequestBody::default());
-    line.welcome();
-    line.sent();
-    line.log();
-    line.error(ticket, Kind::Error, ErrorCode::Busy);
-    assert_eq!(line.client.deadline(), Some(Now(20)));
-    line.wait(19);
-    assert_eq!(line.log(), "");
-    line.wait(1);
-    assert_eq!(line.log(), "push 1");
-    assert_eq!(line.client.deadline(), None);
-    line.sent();
-    line.error(ticket, Kind::Error, ErrorCode::Busy);
-    line.gone(ReceiveBuffers::new());
-    line.wait(30);
-    line.log();
-    assert_eq!(line.client.deadline(), None, "a request that waits for a connection does not ask to be driven");
-    line.welcome();
-    line.sent();
-    line.done(ticket, &[(0, 1)]);
-    assert_eq!(line.versions(ticket), Some(vec![1]));
+    let mut setup = Setup::connected();
+    let ticket = setup.ask(Kind::Push, &[0], RequestBody::default());
+    setup.welcome();
+    setup.sent();
+    setup.log();
+    setup.error(ticket, Kind::Error, ErrorCode::Busy);
+    assert_eq!(setup.client.deadline(), Some(Now(20)));
+    setup.wait(19);
+    assert_eq!(setup.log(), "");
+    setup.wait(1);
+    assert_eq!(setup.log(), "push 1");
+    assert_eq!(setup.client.deadline(), None);
+    setup.sent();
+    setup.error(ticket, Kind::Error, ErrorCode::Busy);
+    setup.gone(ReceiveBuffers::new());
+    setup.wait(30);
+    setup.log();
+    assert_eq!(setup.client.deadline(), None, "a request that waits for a connection does not ask to be driven");
+    setup.welcome();
+    setup.sent();
+    setup.done(ticket, &[(0, 1)]);
+    assert_eq!(setup.versions(ticket), Some(vec![1]));
 }
 
 #[test]
-fn who_is_superseded_or_a_stranger_is_told_and_who_is_refused_otherwise_tries_again() {
+fn fenced_and_unauthenticated_are_permanent_and_other_refusals_are_retried() {
     let gradient = [1; 8];
     for code in [ErrorCode::Fenced, ErrorCode::Unauthenticated] {
         lend(|book| {
-            let mut line = Line::connected();
+            let mut setup = Setup::connected();
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            let ticket = line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
-            line.error(Ticket(0), Kind::Refused, ErrorCode::Invalid);
-            line.gone(ReceiveBuffers::new());
-            let text = line.client.outstanding(&[ticket]);
+            let ticket = setup.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
+            setup.error(Ticket(0), Kind::Refused, ErrorCode::Invalid);
+            setup.gone(ReceiveBuffers::new());
+            let text = setup.client.outstanding(&[ticket]);
             assert!(text.contains("shard 0 at loopback://there:1: 1 requests without an answer"), "{text}");
             assert!(text.contains("Invalid"), "{text}");
-            line.wait(20);
-            assert_eq!(line.log(), "hello 0, close, hello 0");
-            line.error(Ticket(0), Kind::Refused, code);
-            line.gone(ReceiveBuffers::new());
-            let refused = line.client.take(ticket).expect("it is over").expect_err("it was refused");
+            setup.wait(20);
+            assert_eq!(setup.log(), "hello 0, close, hello 0");
+            setup.error(Ticket(0), Kind::Refused, code);
+            setup.gone(ReceiveBuffers::new());
+            let refused = setup.client.take(ticket).expect("it is over").expect_err("it was refused");
             assert_eq!(refused.code, code);
-            assert!(!line.client.is_busy());
+            assert!(!setup.client.is_busy());
         });
     }
 }
 
 #[test]
-fn a_refused_request_ends_when_its_payload_is_home() {
+fn a_refused_request_ends_once_its_payload_is_returned() {
     let gradient = [1; 8];
     lend(|book| {
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let payload = vec![Outgoing::Loan(book.read(&gradient))];
-        let ticket = line.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
-        line.welcome();
-        line.error(ticket, Kind::Error, ErrorCode::Invalid);
-        assert!(line.client.take(ticket).is_none());
-        line.gone(ReceiveBuffers::new());
-        assert_eq!(line.client.take(ticket).expect("it is over").expect_err("refused").code, ErrorCode::Invalid);
-        assert!(!line.client.is_busy());
+        let ticket = setup.ask(Kind::Push, &[0], RequestBody { payload: payload.into(), ..RequestBody::default() });
+        setup.welcome();
+        setup.error(ticket, Kind::Error, ErrorCode::Invalid);
+        assert!(setup.client.take(ticket).is_none());
+        setup.gone(ReceiveBuffers::new());
+        assert_eq!(setup.client.take(ticket).expect("it is over").expect_err("refused").code, ErrorCode::Invalid);
+        assert!(!setup.client.is_busy());
     });
 }
 
 #[test]
-fn what_is_cancelled_comes_home_and_the_rest_is_sent_again() {
+fn a_cancelled_request_returns_its_buffers_and_the_others_are_resent() {
     let gradient = [1; 8];
     let mut value = [0; 4];
     lend(|book| {
-        let mut line = Line::connected();
+        let mut setup = Setup::connected();
         let payload = || vec![Outgoing::Loan(book.read(&gradient))];
         let into = vec![Incoming::Loan(book.write(&mut value))];
-        let first = line.ask(
+        let first = setup.ask(
             Kind::Push,
             &[0],
             RequestBody { payload: payload().into(), into: into.into(), ..RequestBody::default() },
         );
-        let second = line.ask(Kind::Push, &[1], RequestBody { payload: payload().into(), ..RequestBody::default() });
-        line.welcome();
-        line.sent();
-        let (_, unfilled) = line.begin_values(first, &[(0, 4)]);
-        line.log();
-        line.cancel(first);
-        assert_eq!(line.log(), "close");
-        assert!(line.client.take(first).is_none(), "its place is with the transport");
-        line.gone(unfilled);
-        assert_eq!(line.client.take(first).expect("it is over").expect_err("cancelled").code, ErrorCode::Deadline);
-        line.wait(20);
-        line.welcome();
-        assert_eq!(line.log(), "hello 0, push 2");
-        line.sent();
-        line.cancel(second);
-        assert_eq!(line.log(), "", "what is at home ends at once, and its connection goes on");
-        assert!(line.client.take(second).is_some() && !line.client.is_busy());
+        let second = setup.ask(Kind::Push, &[1], RequestBody { payload: payload().into(), ..RequestBody::default() });
+        setup.welcome();
+        setup.sent();
+        let (_, unfilled) = setup.begin_values(first, &[(0, 4)]);
+        setup.log();
+        setup.cancel(first);
+        assert_eq!(setup.log(), "close");
+        assert!(setup.client.take(first).is_none(), "its place is with the transport");
+        setup.gone(unfilled);
+        assert_eq!(setup.client.take(first).expect("it is over").expect_err("cancelled").code, ErrorCode::Deadline);
+        setup.wait(20);
+        setup.welcome();
+        assert_eq!(setup.log(), "hello 0, push 2");
+        setup.sent();
+        setup.cancel(second);
+        assert_eq!(setup.log(), "", "what is at home ends at once, and its connection goes on");
+        assert!(setup.client.take(second).is_some() && !setup.client.is_busy());
     });
 }
 
 #[test]
-fn the_most_urgent_leaves_first() {
+fn the_most_urgent_request_is_sent_first() {
     let gradient = vec![1; 1 << 20];
     lend(|book| {
-        let mut line = Line::connected();
-        let ask = |line: &mut Line, priority| {
+        let mut setup = Setup::connected();
+        let ask = |setup: &mut Setup, priority| {
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            line.ask_sized(1 << 20, RequestBody { payload: payload.into(), priority, ..RequestBody::default() })
+            setup.ask_sized(1 << 20, RequestBody { payload: payload.into(), priority, ..RequestBody::default() })
         };
-        let mut tickets = [7, 7, 7, 7].map(|priority| ask(&mut line, priority)).to_vec();
-        line.welcome();
-        assert_eq!(line.log(), "hello 0, push 1, push 2", "no more than the transport needs");
-        tickets.extend([3, 5].map(|priority| ask(&mut line, priority)));
-        line.sent();
-        assert_eq!(line.log(), "push 5, push 6", "what was asked last overtakes what waits");
-        line.gone(ReceiveBuffers::new());
-        line.wait(20);
-        line.welcome();
-        assert_eq!(line.log(), "hello 0, push 5, push 6", "also after a reconnect");
-        line.sent();
-        assert_eq!(line.log(), "push 1, push 2");
-        line.sent();
-        line.sent();
-        assert_eq!(line.log(), "push 3, push 4");
-        tickets.into_iter().for_each(|ticket| line.done(ticket, &[(0, 1)]));
-        assert!(!line.client.is_busy());
+        let mut tickets = [7, 7, 7, 7].map(|priority| ask(&mut setup, priority)).to_vec();
+        setup.welcome();
+        assert_eq!(setup.log(), "hello 0, push 1, push 2", "no more than the transport needs");
+        tickets.extend([3, 5].map(|priority| ask(&mut setup, priority)));
+        setup.sent();
+        assert_eq!(setup.log(), "push 5, push 6", "what was asked last overtakes what waits");
+        setup.gone(ReceiveBuffers::new());
+        setup.wait(20);
+        setup.welcome();
+        assert_eq!(setup.log(), "hello 0, push 5, push 6", "also after a reconnect");
+        setup.sent();
+        assert_eq!(setup.log(), "push 1, push 2");
+        setup.sent();
+        setup.sent();
+        assert_eq!(setup.log(), "push 3, push 4");
+        tickets.into_iter().for_each(|ticket| setup.done(ticket, &[(0, 1)]));
+        assert!(!setup.client.is_busy());
     });
 }
 
 #[test]
-fn what_is_lent_keeps_nothing_from_leaving_and_is_waited_for() {
+fn lent_payloads_do_not_delay_later_sends_and_are_waited_for() {
     let gradient = vec![1; 1 << 20];
     lend(|book| {
-        let mut line = Line::connected();
-        let ask = |line: &mut Line| {
+        let mut setup = Setup::connected();
+        let ask = |setup: &mut Setup| {
             let payload = vec![Outgoing::Loan(book.read(&gradient))];
-            line.ask_sized(1 << 20, RequestBody { payload: payload.into(), ..RequestBody::default() })
+            setup.ask_sized(1 << 20, RequestBody { payload: payload.into(), ..RequestBody::default() })
         };
-        let tickets = [(); 5].map(|()| ask(&mut line));
-        line.welcome();
-        assert_eq!(line.log(), "hello 0, push 1, push 2");
-        line.transmitted();
-        assert_eq!(line.log(), "push 3, push 4", "though nothing of the first two is back");
-        line.transmitted();
-        assert_eq!(line.log(), "push 5", "and each has left once");
+        let tickets = [(); 5].map(|()| ask(&mut setup));
+        setup.welcome();
+        assert_eq!(setup.log(), "hello 0, push 1, push 2");
+        setup.transmitted();
+        assert_eq!(setup.log(), "push 3, push 4", "though nothing of the first two is back");
+        setup.transmitted();
+        assert_eq!(setup.log(), "push 5", "and each has left once");
         for ticket in tickets {
-            line.done(ticket, &[(0, 1)]);
-            assert!(line.client.take(ticket).is_none(), "it is answered, and still lent");
+            setup.done(ticket, &[(0, 1)]);
+            assert!(setup.client.take(ticket).is_none(), "it is answered, and still lent");
         }
-        line.sent();
-        assert!(tickets.iter().all(|ticket| line.client.take(*ticket).is_some_and(|end| end.is_ok())));
+        setup.sent();
+        assert!(tickets.iter().all(|ticket| setup.client.take(*ticket).is_some_and(|end| end.is_ok())));
     });
 }
 
 #[test]
 fn an_address_that_cannot_be_reached_is_named() {
-    let mut line = Line::new();
+    let mut setup = Setup::new();
     let mut out = ClientOutput::default();
-    let ticket = line.client.ask(line.lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default(), &mut out);
-    line.client.drive(line.now, &mut out);
+    let ticket = setup.client.ask(setup.lane, Frame::bare(Head::new(Kind::Leave)), RequestBody::default(), &mut out);
+    setup.client.drive(setup.now, &mut out);
     assert!(matches!(out.connections[..], [ConnectionChange::Connect { .. }]));
-    line.client.unreachable(line.now, line.lane, &crate::error::Failure::call("no such host"));
-    assert!(line.client.outstanding(&[ticket]).ends_with("(not connected, no such host)"));
-    assert_eq!(line.client.deadline(), Some(Now(20)));
-    line.cancel(ticket);
-    assert!(!line.client.is_busy());
+    setup.client.unreachable(setup.now, setup.lane, &crate::error::Failure::call("no such host"));
+    assert!(setup.client.outstanding(&[ticket]).ends_with("(not connected, no such host)"));
+    assert_eq!(setup.client.deadline(), Some(Now(20)));
+    setup.cancel(ticket);
+    assert!(!setup.client.is_busy());
 }
 
 #[test]
 fn a_server_that_does_not_answer_may_be_at_another_address() {
     let there = Address::parse("loopback://there:1").expect("valid");
     let elsewhere = Address::parse("loopback://elsewhere:1").expect("valid");
-    let mut line = Line::connected();
-    let ticket = line.ask(Kind::Push, &[0], RequestBody::default());
-    line.welcome();
-    line.gone(ReceiveBuffers::new());
+    let mut setup = Setup::connected();
+    let ticket = setup.ask(Kind::Push, &[0], RequestBody::default());
+    setup.welcome();
+    setup.gone(ReceiveBuffers::new());
     for _ in 0..3 {
-        assert!(!line.client.is_astray(), "the first attempts may fail");
-        line.wait(1000);
-        line.gone(ReceiveBuffers::new());
+        assert!(!setup.client.is_astray(), "the first attempts may fail");
+        setup.wait(1000);
+        setup.gone(ReceiveBuffers::new());
     }
-    assert!(line.client.is_astray());
-    line.client.move_lane(line.lane, there, Term(0));
-    assert!(line.client.is_astray(), "nothing is new");
-    line.client.move_lane(line.lane, elsewhere, Term(0));
-    assert!(!line.client.is_astray());
-    assert_eq!(line.dialled, "loopback://there:1");
-    line.wait(0);
-    assert_eq!(line.dialled, "loopback://elsewhere:1", "without another pause");
-    line.welcome();
-    line.sent();
-    line.done(ticket, &[(0, 1)]);
-    assert_eq!(line.versions(ticket), Some(vec![1]));
+    assert!(setup.client.is_astray());
+    setup.client.move_lane(setup.lane, there, Term(0));
+    assert!(setup.client.is_astray(), "nothing is new");
+    setup.client.move_lane(setup.lane, elsewhere, Term(0));
+    assert!(!setup.client.is_astray());
+    assert_eq!(setup.dialled, "loopback://there:1");
+    setup.wait(0);
+    assert_eq!(setup.dialled, "loopback://elsewhere:1", "without another pause");
+    setup.welcome();
+    setup.sent();
+    setup.done(ticket, &[(0, 1)]);
+    assert_eq!(setup.versions(ticket), Some(vec![1]));
 }
 
 #[test]
 fn a_server_that_does_not_lead_the_shard_is_left_at_once() {
     let elsewhere = Address::parse("loopback://elsewhere:1").expect("valid");
-    let mut line = Line::connected();
-    let ticket = line.ask(Kind::Push, &[0], RequestBody::default());
-    line.error(Ticket(0), Kind::Refused, ErrorCode::Moved);
-    assert!(line.log.contains(&"close".to_owned()) && line.client.has_moved() && line.client.is_astray());
-    line.gone(ReceiveBuffers::new());
-    line.client.move_lane(line.lane, elsewhere, Term(2));
-    assert!(!line.client.has_moved());
-    line.wait(0);
-    let hello = |line: &Line| line.sending.last().expect("a hello is sent").1.head.term;
-    assert_eq!((line.dialled.as_str(), hello(&line)), ("loopback://elsewhere:1", Term(2)));
+    let mut setup = Setup::connected();
+    let ticket = setup.ask(Kind::Push, &[0], RequestBody::default());
+    setup.error(Ticket(0), Kind::Refused, ErrorCode::Moved);
+    assert!(setup.log.contains(&"close".to_owned()) && setup.client.has_moved() && setup.client.is_astray());
+    setup.gone(ReceiveBuffers::new());
+    setup.client.move_lane(setup.lane, elsewhere, Term(2));
+    assert!(!setup.client.has_moved());
+    setup.wait(0);
+    let hello = |setup: &Setup| setup.sending.last().expect("a hello is sent").1.head.term;
+    assert_eq!((setup.dialled.as_str(), hello(&setup)), ("loopback://elsewhere:1", Term(2)));
     // A former leader that has not noticed welcomes the client.
-    line.welcome_of(Term(1));
-    assert!(line.client.has_moved() && line.client.is_busy());
-    line.gone(ReceiveBuffers::new());
-    line.wait(1000);
-    line.welcome_of(Term(3));
-    assert!(!line.client.has_moved());
-    assert_eq!(hello(&line), Term(3), "the frames are of the leader's term");
-    line.sent();
-    line.done(ticket, &[(0, 1)]);
-    assert_eq!(line.versions(ticket), Some(vec![1]));
-    // It knows of another leader, and is still connected to this one.
-    line.client.move_lane(line.lane, Address::parse("loopback://third:1").expect("valid"), Term(4));
-    line.ask(Kind::Push, &[0], RequestBody::default());
-    assert_eq!(hello(&line), Term(3));
+    setup.welcome_of(Term(1));
+    assert!(setup.client.has_moved() && setup.client.is_busy());
+    setup.gone(ReceiveBuffers::new());
+    setup.wait(1000);
+    setup.welcome_of(Term(3));
+    assert!(!setup.client.has_moved());
+    assert_eq!(hello(&setup), Term(3), "the frames are of the leader's term");
+    setup.sent();
+    setup.done(ticket, &[(0, 1)]);
+    assert_eq!(setup.versions(ticket), Some(vec![1]));
+    // The client knows of a later leader, and is still connected to this one.
+    setup.client.move_lane(setup.lane, Address::parse("loopback://third:1").expect("valid"), Term(4));
+    setup.ask(Kind::Push, &[0], RequestBody::default());
+    assert_eq!(hello(&setup), Term(3));
 }
 
 #[test]
-fn an_answer_without_entries_brings_its_message() {
-    let mut line = Line::connected();
-    let ticket = line.ask(Kind::Control, &[], RequestBody::default());
-    line.welcome();
-    line.sent();
+fn an_answer_without_entries_carries_its_message() {
+    let mut setup = Setup::connected();
+    let ticket = setup.ask(Kind::Control, &[], RequestBody::default());
+    setup.welcome();
+    setup.sent();
     let message = ErrorMessage { code: 0, text: "hello".into(), trainers: vec![3] };
     let frame = Frame::with_control(Head { request: ticket, ..Head::new(Kind::Answer) }, &message);
-    line.event(Event::Received { peer: line.peer(), frame, body: ReceiveBuffers::new() });
-    let finished = line.client.take(ticket).expect("it is over").expect("it was answered");
+    setup.event(Event::Received { peer: setup.peer(), frame, body: ReceiveBuffers::new() });
+    let finished = setup.client.take(ticket).expect("it is over").expect("it was answered");
     assert_eq!(ErrorMessage::decode(finished.control.as_slice()).expect("it parses"), message);
 }
