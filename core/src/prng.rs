@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_is_made_and_none_beside_them() {
+    fn every_choice_in_range_is_drawn_and_no_other() {
         let mut prng = Prng(1);
         let mut seen = [0; 3];
         (0..300).for_each(|_| seen[prng.index(3)] += 1);

@@ -72,7 +72,7 @@ fn page() -> Vec<u8> {
     catalogue.pages(1 << 20)[0].encode_to_vec()
 }
 
-/// The state that a coordinator keeps of an initialised job, behind the byte that says that it is a state.
+/// The state that a coordinator keeps of an initialised job, after the byte that marks a state.
 fn coordinator() -> Vec<u8> {
     #[derive(Clone, PartialEq, Message)]
     struct Kept {
@@ -118,6 +118,6 @@ fn examples(name: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn whatever_comes_is_read_or_refused() {
+fn any_input_is_read_or_refused() {
     random::run_all(&reading::ALL, examples);
 }

@@ -7,26 +7,26 @@ use super::{Arena, ArenaUsage, Budget, BudgetLine, Lease, LetGo, Mapped, Mapping
 use crate::error::Failure;
 use crate::limits::CHUNK_BYTES_MAX;
 
-/// Runs a script over an arena of these lines, and compares what it says.
+/// Runs a script over an arena of these lines, and compares its output.
 ///
-/// `take n` takes a lease of n bytes and says the usage of the arena, `drop i` drops the i-th lease taken.
+/// `take n` takes a lease of n bytes and prints the usage of the arena; `drop i` drops the i-th lease taken.
 fn check(lines: &[(u32, u64)], script: &str, expected: &str) {
     let arena = arena(lines);
     let mut leases: Vec<Option<Lease>> = Vec::new();
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     for step in script.split("; ") {
         match step.split_once(' ').expect("a step is a verb and a number") {
             ("take", bytes) => match arena.take(bytes.parse().expect("bytes")) {
                 Ok(lease) => leases.push(Some(lease)),
-                Err(failure) => said.push(failure.to_string()),
+                Err(failure) => output.push(failure.to_string()),
             },
             ("drop", index) => drop(leases[index.parse::<usize>().expect("an index")].take()),
             other => panic!("no step {other:?}"),
         }
         let ArenaUsage { slots_in_use, bytes_in_use, .. } = arena.usage();
-        said.push(format!("{slots_in_use}:{bytes_in_use}"));
+        output.push(format!("{slots_in_use}:{bytes_in_use}"));
     }
-    assert_eq!(said.join(" "), expected, "{script}");
+    assert_eq!(output.join(" "), expected, "{script}");
     drop(leases);
     assert_eq!(arena.usage().slots_in_use, 0, "every slot came back");
 }
@@ -64,7 +64,7 @@ fn a_larger_class_serves_when_the_right_one_is_empty() {
 }
 
 #[test]
-fn an_exhausted_arena_says_what_was_asked_and_what_there_is() {
+fn an_exhausted_arena_names_the_requested_and_the_available_memory() {
     let none = "no memory for 10 bytes: all 1 slots of 64 bytes are in use, and no larger slot is free";
     check(&[(64, 1)], "take 10; take 10; drop 0; take 10", &format!("1:64 {none} 1:64 0:0 1:64"));
     let none = "no memory for 65 bytes: all 0 slots of 128 bytes are in use, and no larger slot is free";
@@ -101,7 +101,7 @@ fn a_budget_adds_up_its_lines_at_the_size_of_their_class() {
 }
 
 #[test]
-fn a_budget_that_cannot_be_is_refused_with_its_bytes() {
+fn an_invalid_budget_is_refused_with_its_bytes() {
     assert_eq!(refusal(&[(0, 1)]), "memory for the test's sends: slots of 0 bytes; expected 1 to 16777216");
     assert_eq!(
         refusal(&[(16_777_217, 1)]),
@@ -140,7 +140,7 @@ fn a_zeroed_lease_holds_no_old_bytes() {
 }
 
 #[test]
-fn the_slot_that_came_back_last_goes_out_first() {
+fn the_slot_that_was_returned_last_is_taken_first() {
     let arena = arena(&[(64, 8)]);
     let leases: Vec<Lease> = (0..4).map(|_| arena.take(64).expect("there are eight")).collect();
     let last = leases[3].bytes().as_ptr().addr();
@@ -161,7 +161,7 @@ fn address(lease: &Lease) -> usize {
 }
 
 #[test]
-fn slots_that_came_back_together_go_out_together_side_by_side() {
+fn slots_that_were_returned_together_are_taken_together_and_adjacent() {
     let arena = arena(&[(64, 300), (128, 1)]);
     for (asked, found) in [(300, 300), (100, 100), (1000, 300), (0, 0), (1, 1), (128, 128)] {
         let leases = take_many(&arena, 60, asked);
@@ -180,7 +180,7 @@ fn slots_that_came_back_together_go_out_together_side_by_side() {
 }
 
 #[test]
-fn a_stretch_is_the_bytes_of_leases_that_lie_side_by_side_and_of_no_others() {
+fn a_stretch_covers_adjacent_leases_and_no_others() {
     let (arena, other) = (arena(&[(64, 4)]), arena(&[(64, 1)]));
     let mut leases = take_many(&arena, 64, 4);
     for (number, lease) in (1..).zip(&mut leases) {
@@ -283,7 +283,7 @@ fn a_loan_reads_and_writes_the_callers_own_memory_from_another_thread() {
 }
 
 #[test]
-fn a_body_that_unwinds_after_its_loans_came_back_unwinds_on() {
+fn a_panic_after_all_loans_are_returned_unwinds_through_lend() {
     let source = [1; 8];
     let unwound = std::panic::catch_unwind(|| {
         lend(|book| {
@@ -295,7 +295,7 @@ fn a_body_that_unwinds_after_its_loans_came_back_unwinds_on() {
 }
 
 #[test]
-fn memory_of_the_callers_is_let_go_of_by_whoever_has_it() {
+fn a_callers_memory_is_released_by_every_transport_that_holds_it() {
     let check = |lets_go: bool, is_torn: bool| {
         let bytes = [7; 100];
         let mapping = Arc::new(Mapping::of_caller(bytes.as_ptr().addr(), 50).expect("it is some bytes"));
@@ -311,10 +311,10 @@ fn memory_of_the_callers_is_let_go_of_by_whoever_has_it() {
             }
             known
         });
-        let (has_it, had_it): (Arc<LetGo>, Arc<LetGo>) = (Arc::new(move || lets_go), Arc::new(|| false));
-        known.until(&has_it);
-        known.until(&had_it);
-        drop(had_it);
+        let (holder, former_holder): (Arc<LetGo>, Arc<LetGo>) = (Arc::new(move || lets_go), Arc::new(|| false));
+        known.until(&holder);
+        known.until(&former_holder);
+        drop(former_holder);
         for _ in 0..2 {
             let refused = mapping.let_go().err().map(|failure| failure.to_string());
             assert_eq!(refused.is_none_or(|text| !text.contains("does not release 50 bytes")), lets_go);
@@ -334,7 +334,7 @@ fn memory_of_the_callers_is_let_go_of_by_whoever_has_it() {
     }
 }
 
-/// Notes what comes back.
+/// Records the views that are returned.
 #[derive(Default)]
 struct Owner(Mutex<Vec<(u32, u32)>>);
 
@@ -401,7 +401,7 @@ fn a_view_reads_what_its_owner_wrote_and_is_given_back_once() {
 }
 
 #[test]
-fn a_view_of_what_is_not_there_is_nothing() {
+fn a_view_beyond_the_memory_is_none() {
     let lease = shared_arena().take(100).expect("there are two");
     let (owner, memory) = (Arc::new(Owner::default()), opened(&lease));
     assert_eq!(memory.len(), 8192);
@@ -419,7 +419,7 @@ fn a_view_of_what_is_not_there_is_nothing() {
 
 #[test]
 #[should_panic(expected = "another process's memory is read, not written")]
-fn a_view_is_not_written() {
+fn a_write_to_a_view_panics() {
     let lease = shared_arena().take(100).expect("there are two");
     let mut view = Lease::view(&opened(&lease), 0, 100, Arc::new(Owner::default()), 0).expect("it is inside");
     view.bytes_mut()[0] = 1;
@@ -435,7 +435,7 @@ fn a_shared_arena_can_be_written_by_its_owner_alone() {
 }
 
 #[test]
-fn a_board_is_what_both_sides_see() {
+fn both_sides_of_a_board_see_the_same_bytes_and_counters() {
     let (mut near, descriptor) = Board::create(128).expect("this system shares memory");
     let mut far = Board::open(&descriptor, 128).expect("it is sealed");
     let mut bytes = [0; 3];

@@ -336,7 +336,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_is_zero_infinite_or_at_an_edge_is_what_mathematics_says() {
+    fn special_values_give_the_results_of_the_systems_functions() {
         for x in SPECIAL.into_iter().flat_map(|x| [x, -x]) {
             check(x);
             for y in SPECIAL.into_iter().flat_map(|y| [y, -y]) {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn where_one_takes_most_of_the_sum_away_two_ulps_are_lost() {
+    fn cancellation_by_one_stays_within_the_bound_of_differences() {
         check(0.365_139_054_896_418);
     }
 

@@ -56,7 +56,7 @@ fn same(one: f64, other: f64) -> bool {
     one.to_bits() == other.to_bits() || (one.is_nan() && other.is_nan())
 }
 
-/// `w = 3`, `g = -2`, `lr = 0.5`, `n = 3`; both the text and the code must say what is expected.
+/// `w = 3`, `g = -2`, `lr = 0.5`, `n = 3`; both the text and the code must give the expected value.
 fn check(expression: &str, expected: f64) {
     let rule =
         CheckedRule::new(&format!("w = {expression}"), &settings(&[])).unwrap_or_else(|failure| panic!("{failure}"));
@@ -66,7 +66,7 @@ fn check(expression: &str, expected: f64) {
 }
 
 #[test]
-fn an_expression_means_what_mathematics_means() {
+fn expressions_follow_the_precedence_and_associativity_of_mathematics() {
     check("1 + 2 * g", -3.0);
     check("(1 + 2) * g", -6.0);
     check("8 / 2 / w * 3", 4.0);
@@ -83,7 +83,7 @@ fn an_expression_means_what_mathematics_means() {
 }
 
 #[test]
-fn a_function_means_what_its_name_says() {
+fn each_function_computes_its_mathematical_definition() {
     check("abs(g)", 2.0);
     check("sqrt(w + 1)", 2.0);
     check("sign(g)", -1.0);
@@ -107,7 +107,7 @@ fn a_function_means_what_its_name_says() {
 }
 
 #[test]
-fn a_condition_chooses() {
+fn a_condition_selects_one_of_two_values() {
     check("select(w > g, 1, 2)", 1.0);
     check("select(w >= 3 and g <= -2, 1, 2)", 1.0);
     check("select(w < g or g == -2, 1, 2)", 1.0);
@@ -122,7 +122,7 @@ fn a_condition_chooses() {
 }
 
 #[test]
-fn what_is_not_a_number_passes_or_chooses_as_is_written_down() {
+fn nan_and_negative_zero_propagate_and_select_as_documented() {
     let nan = "sqrt(g)";
     check(nan, f64::NAN);
     check(&format!("min({nan}, w)"), f64::NAN);
@@ -231,7 +231,7 @@ fn a_bad_rule_is_refused_with_its_place_and_a_reason() {
 }
 
 #[test]
-fn a_rule_is_as_long_as_the_limits_say_and_no_longer() {
+fn a_rule_at_its_limits_is_accepted_and_one_beyond_them_is_refused() {
     let check = |text: &str, expected: &str| {
         let found =
             CheckedRule::new(text, &RuleSettings::new()).err().map(|failure| failure.to_string()).unwrap_or_default();
@@ -288,7 +288,7 @@ fn code_is_as_short_as_it_can_be_without_changing_a_bit() {
     check("param a = 0; w -= select(a == 0, lr*g, exp(g))", 7, 2);
     check("w = w; g = exp(g)", 1, 0);
     check("w = 7 - 2^2", 1, 1);
-    // A sum with zero is not left out: negative zero would not stay.
+    // A sum with zero is not removed, because negative zero plus zero is positive zero.
     check("w += 0", 3, 1);
     check("w = w * 0", 3, 1);
     check("w = - -w", 1, 0);
@@ -297,7 +297,7 @@ fn code_is_as_short_as_it_can_be_without_changing_a_bit() {
 }
 
 #[test]
-fn what_does_not_differ_between_elements_is_a_scalar() {
+fn values_that_are_equal_for_all_elements_are_scalars() {
     let code = lowered(include_str!("../../rules/adam.rule"));
     assert_eq!(code.ops().iter().filter(|op| matches!(op, RuleOp::Power(..) | RuleOp::Call(..))).count(), 0);
     let divisions = code.ops().iter().filter(|op| matches!(op, RuleOp::Binary(Binary::Divide, ..))).count();
@@ -325,7 +325,7 @@ fn ill_formed_code_cannot_be_made() {
 }
 
 #[test]
-fn the_projects_rules_read_as_they_print() {
+fn the_built_in_rules_print_as_text_that_parses_to_the_same_rule() {
     for text in BUILT_IN {
         let syntax = Syntax::parse(text).expect("it reads");
         let printed = syntax.to_string();
@@ -486,8 +486,8 @@ fn statements() -> impl Strategy<Value = Statement> {
     })
 }
 
-/// A text of the words that rules are made of, in no order.
-fn babble() -> impl Strategy<Value = String> {
+/// A text of the words of rules, in random order.
+fn random_words() -> impl Strategy<Value = String> {
     let words = vec![
         "param", "state", "let", "update", "in", "and", "or", "not", "inf", "w", "g", "lr", "n", "m", "select", "min",
         "sqrt", "(", ")", "[", "]", ",", ";", "\n", "+", "-", "*", "/", "^", "=", "+=", "-=", "<", "<=", "==", "!=",
@@ -498,7 +498,7 @@ fn babble() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn a_text_prints_as_one_that_reads_the_same(statements in prop::collection::vec(statements(), 0..6)) {
+    fn a_printed_rule_parses_to_the_same_rule(statements in prop::collection::vec(statements(), 0..6)) {
         let syntax = Syntax { statements };
         let printed = syntax.to_string();
         let read = Syntax::parse(&printed).map_err(|failure| TestCaseError::fail(format!("{failure}\n{printed}")))?;
@@ -506,7 +506,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_strange(text in prop_oneof![any::<String>(), babble()]) {
+    fn no_text_makes_the_compiler_panic(text in prop_oneof![any::<String>(), random_words()]) {
         if let Ok(rule) = CheckedRule::new(&text, &RuleSettings::new()) {
             rule.lower().expect("what was checked can be lowered");
         }
@@ -518,7 +518,7 @@ proptest! {
     /// In binary64 the code agrees exactly with the text: for `x ^ 2` the text's power may differ by a rounding, so
     /// powers are left out.
     #[test]
-    fn the_code_says_what_the_text_says(
+    fn the_code_computes_the_values_of_the_text(
         first in reals(&["w", "g", "m", "lr", "n", "a"]),
         second in reals(&["w", "g", "m", "lr", "n", "a"]),
         (weight, gradient, state) in (-3.0..3.0_f64, -3.0..3.0_f64, -3.0..3.0_f64),

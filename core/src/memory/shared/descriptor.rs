@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_stands_for_another_file_is_left_alone() {
+    fn a_descriptor_number_reused_for_another_file_is_not_closed() {
         let witness = Descriptor::witness().unwrap();
         assert!(witness.is_open());
         // Simulates a program that closes the descriptor and opens a file, which gets its number.
