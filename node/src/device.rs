@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_takes_its_share_of_what_the_process_may_take() {
+    fn a_shard_gets_its_share_of_the_memory_settings_of_the_process() {
         let check = |flags, expected: CudaSettings| assert_eq!(for_shard(&settings(flags), 3), expected, "{flags}");
         let plain = CudaSettings { gradient_bytes: 32 << 20, chunk_bytes: 1 << 20, ..CudaSettings::of(3) };
         check("", plain.clone());
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_is_said_with_its_reason() {
+    fn the_summary_names_the_chosen_sizes_with_their_reasons() {
         let check = |flags, expected: &str| {
             let settings = settings(flags);
             assert_eq!(summary(&for_shard(&settings, 0), &settings), expected);

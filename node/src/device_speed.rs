@@ -237,7 +237,7 @@ mod tests {
         check(22e-6, 20e-6, true);
         check(22.1e-6, 20e-6, false);
         check(60e-6, 20e-6, false);
-        // A time that is none is no reason.
+        // NaN as a time does not prefer the accelerator.
         check(f64::NAN, 20e-6, false);
         let speeds = MeasuredSpeeds { work, accelerator: 60.4e-6, processor: 20e-6 };
         let text = "an update of 1048576 bytes by 4 gradients, half of them bfloat16, takes 60 us there, and 20 us on \
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slower_one_of_two_is_found() {
+    fn a_measurement_finds_the_slower_device() {
         let work = MeasuredWork::new(64 << 10, 2, 1);
         let mut plain = Simulated::new(Plain, u64::MAX, 1);
         let speeds = work.measure(&mut plain).expect("there is room");

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_takes_up_what_the_map_gives_it_and_lets_go_what_it_takes() {
+    fn a_server_takes_up_and_releases_shards_as_the_map_says() {
         let (home, other) = (ShardPlaces::new(0, 2), ShardPlaces::new(1, 1));
         assert_eq!(take_up(&home).takes_up, [(shard(0, 0), Term(1)), (shard(0, 1), Term(1))]);
         assert_eq!(take_up(&other).takes_up, [(shard(1, 0), Term(1))]);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_comes_back_under_another_term_is_let_go_and_taken_up() {
+    fn a_shard_that_returns_under_a_later_term_is_released_and_taken_up_again() {
         let home = ShardPlaces::new(0, 1);
         take_up(&home);
         let mut map = ShardMap::default();

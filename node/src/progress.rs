@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_the_mean_and_the_rest_takes_as_long_at_it() {
+    fn the_remaining_time_follows_from_the_mean_rate() {
         let check = |unit, counts, seconds, expected: &str| {
             assert_eq!(figures(unit, counts, Duration::from_secs(seconds)), expected);
         };

@@ -68,7 +68,7 @@ fn the_page_shows_a_job_and_names_a_stopped_trainer() {
 }
 
 #[test]
-fn the_page_asks_for_the_token_and_shows_the_job_to_who_has_it() {
+fn the_page_asks_for_the_token_and_shows_the_job_to_its_holder() {
     const ENTER: &str = "\u{e007}";
     let folder = tempfile::tempdir().expect("there is room");
     let browser = match Browser::start(folder.path().join("profile").to_str().expect("it is text")) {
@@ -133,7 +133,7 @@ fn is_whole_at_every_width_and_in_both_colours(browser: &Browser) {
     assert_ne!(grounds[0], grounds[1], "dark is another ground than light");
 }
 
-/// The tabulator reaches every summary, with a visible mark, and the space bar opens it.
+/// The tab key reaches every summary, with a visible mark, and the space bar opens the summary.
 fn keyboard_alone_opens_what_is_closed(browser: &Browser) {
     const TABULATOR: &str = "\u{e004}";
     let summaries = browser.run("return document.querySelectorAll('summary').length").as_u64().expect("a number");

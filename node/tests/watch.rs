@@ -34,7 +34,7 @@ fn status(at: SocketAddr) -> Value {
 }
 
 #[test]
-fn series_and_status_say_what_trainers_did() {
+fn series_and_status_report_the_work_of_trainers() {
     let folder = tempfile::tempdir().expect("there is room");
     let job = WatchedJob::start(2, 2, &[("--checkpoint-dir", folder.path().to_str().expect("it is text"))]);
     let before = body(&get(job.http(0), "/metrics"));
@@ -87,7 +87,7 @@ fn check_series(metrics: &str) {
 }
 
 #[test]
-fn the_dashboard_asks_for_series_that_are_there() {
+fn the_dashboard_queries_only_existing_series() {
     let dashboard: Value = serde_json::from_str(include_str!("../../docs/grafana.json")).expect("it is JSON");
     let panels = dashboard["panels"].as_array().expect("it has panels");
     let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("a panel has targets"));
@@ -176,7 +176,7 @@ fn readers_show_the_token_and_probes_need_none() {
 }
 
 #[test]
-fn a_browser_that_was_led_here_under_another_name_reads_nothing() {
+fn requests_under_a_foreign_host_name_are_refused() {
     let job = WatchedJob::start(1, 1, &[]);
     for path in ["/metrics", "/status", "/", "/nothing"] {
         let led = request(job.http(0), format!("GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n").as_bytes());
@@ -200,7 +200,7 @@ fn misbehaving_readers_disturb_neither_trainers_nor_other_readers() {
         })
         .collect();
     job.train(20);
-    // They are given up, and then others are served.
+    // The slow connections are dropped, and then others are served.
     assert!(get(at, "/healthz").starts_with("HTTP/1.1 200 "));
     drop(slow);
     let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
@@ -224,7 +224,7 @@ fn misbehaving_readers_disturb_neither_trainers_nor_other_readers() {
 }
 
 fn body_of_metrics(at: SocketAddr) -> String {
-    // An answer of a moment ago may be given again.
+    // An earlier answer may be served again from the cache.
     std::thread::sleep(Duration::from_millis(250)); // tidy: allow sleep: answers are kept for 200 ms
     body(&get(at, "/metrics"))
 }

@@ -8,7 +8,7 @@ use pserver_core::wire::{Frame, Head, Kind};
 use super::*;
 use crate::telemetry::SessionReport;
 
-/// Notes the events that it gets.
+/// A session that records its events.
 #[derive(Clone, Default)]
 struct NotingSession {
     noted: Arc<Mutex<Vec<(&'static str, PeerId)>>>,
@@ -61,7 +61,7 @@ fn gone(peer: u64) -> Event {
     Event::Gone { peer: PeerId(peer), reason: String::new(), unsent: Vec::new(), unfilled: ReceiveBuffers::new() }
 }
 
-/// Gives the sessions an event; says which connection is to be closed.
+/// Gives the sessions an event; returns the connection that must be closed, if any.
 fn give(seats: &mut Seats<NotingSession>, nanos: u64, event: Event) -> Option<PeerId> {
     let closed = match seats.place(&event) {
         Some(place) => {
@@ -90,7 +90,7 @@ fn each_session_gets_the_events_of_its_lane() {
         assert_eq!(give(&mut seats, 1, event), None);
     }
     give(&mut seats, 2, gone(7));
-    // A connection that has gone is nobody's.
+    // An event of a closed connection reaches no session.
     assert_eq!(give(&mut seats, 2, received(7, 257)), None);
     let of = |peer| ["accepted", "received", "received"].map(|what| (what, PeerId(peer))).to_vec();
     assert_eq!(*one.noted.lock().unwrap(), of(8));
@@ -100,7 +100,7 @@ fn each_session_gets_the_events_of_its_lane() {
 }
 
 #[test]
-fn the_connections_of_a_session_that_leaves_are_closed_and_come_to_nobody() {
+fn connections_of_a_session_that_leaves_are_returned_and_reach_no_other_session() {
     let mut seats = Seats::shared();
     let (one, two) = (enter(&mut seats, 1), enter(&mut seats, 257));
     for event in [accepted(7), received(7, 257), accepted(8), received(8, 1)] {
@@ -111,7 +111,7 @@ fn the_connections_of_a_session_that_leaves_are_closed_and_come_to_nobody() {
     assert!(seats.leave(257).is_none());
     assert_eq!(give(&mut seats, 2, received(7, 1)), None);
     assert_eq!(give(&mut seats, 2, gone(7)), None);
-    // One that connects to it now is a stranger.
+    // A new connection to the lane of the former session is closed.
     assert_eq!(give(&mut seats, 2, accepted(9)), None);
     assert_eq!(give(&mut seats, 2, received(9, 257)), Some(PeerId(9)));
     assert_eq!(one.noted.lock().unwrap().len(), 2);
@@ -125,7 +125,7 @@ fn a_connection_without_a_hello_is_forgotten_when_it_ends() {
     enter(&mut seats, 1);
     give(&mut seats, 1, accepted(7));
     give(&mut seats, 1, gone(7));
-    // One that begins with another frame is closed.
+    // A connection whose first frame is not a hello is closed.
     give(&mut seats, 1, accepted(8));
     let Event::Received { peer, mut frame, body } = received(8, 1) else { unreachable!("it was just made") };
     frame.head.kind = Kind::Push;
@@ -134,7 +134,7 @@ fn a_connection_without_a_hello_is_forgotten_when_it_ends() {
 }
 
 #[test]
-fn a_session_has_work_after_an_event_a_ring_or_its_time() {
+fn a_session_has_work_after_an_event_a_doorbell_or_its_deadline() {
     let mut seats = Seats::shared();
     enter(&mut seats, 1);
     let seat = seats.at(0);

@@ -115,7 +115,7 @@ fn a_device_is_the_processor_or_a_number() {
 }
 
 #[test]
-fn what_a_device_may_take_is_a_size() {
+fn limits_of_device_memory_are_sizes() {
     let check = |flags, memory, gradients, least| {
         let found = load(flags, "", "").unwrap();
         assert_eq!((found.device.memory, found.device.gradients, found.device.least), (memory, gradients, least));
@@ -134,7 +134,7 @@ fn what_a_device_may_take_is_a_size() {
 }
 
 #[test]
-fn compiled_rules_are_kept_in_the_users_cache_unless_somebody_says_otherwise() {
+fn compiled_rules_are_kept_in_the_users_cache_by_default() {
     let check = |flags, environment, file, expected: Option<&str>| {
         let found = load(flags, environment, file).unwrap().device.cache;
         assert_eq!(found, expected.map(PathBuf::from), "{flags} {environment} {file}");
@@ -153,7 +153,7 @@ fn compiled_rules_are_kept_in_the_users_cache_unless_somebody_says_otherwise() {
 }
 
 #[test]
-fn every_setting_arrives() {
+fn every_setting_of_a_file_is_read() {
     let file = r#"
         index = 1
         servers = 3
@@ -209,7 +209,7 @@ fn every_setting_arrives() {
 }
 
 #[test]
-fn a_checkpoint_dir_turns_the_journal_on_unless_somebody_says_otherwise() {
+fn a_checkpoint_dir_turns_the_journal_on_by_default() {
     let check = |flags, environment, file, expected| {
         assert_eq!(load(flags, environment, file).unwrap().storage.journal, expected, "{flags} {environment} {file}");
     };
@@ -370,7 +370,7 @@ fn values_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn an_address_for_everybody_does_not_keep_server_0_from_starting() {
+fn a_coordinator_address_shared_by_all_does_not_keep_server_0_from_starting() {
     for (flags, environment, file) in [
         ("", "PSERVER_COORDINATOR=node0:7164", ""),
         ("", "", "coordinator = \"node0:7164\""),
@@ -389,7 +389,7 @@ fn an_address_for_everybody_does_not_keep_server_0_from_starting() {
 }
 
 #[test]
-fn a_key_that_is_no_setting_is_refused_with_the_nearest() {
+fn an_unknown_key_is_refused_with_the_nearest_setting() {
     check_refused(
         "",
         "",
@@ -450,7 +450,7 @@ fn variables_and_settings_without_an_effect_are_warned_about_by_name() {
 }
 
 #[test]
-fn settings_of_the_whole_job_that_server_0_was_given_otherwise_are_warned_about() {
+fn job_settings_that_differ_from_those_of_server_0_are_warned_about() {
     let config = ParameterConfig { rule: Rule::default(), sparse: None };
     let joined = Joined {
         job: Some(JobMessage { mode: 1, staleness: 0, merge: 0, trainers: 2, chunk_bytes: 1 << 20 }),
@@ -480,21 +480,21 @@ fn settings_of_the_whole_job_that_server_0_was_given_otherwise_are_warned_about(
 }
 
 #[test]
-fn a_host_that_does_not_resolve_is_not_a_matter_of_tokens() {
+fn an_unresolvable_host_is_refused_without_mention_of_tokens() {
     let error = load("--bind host.invalid:7164", "", "").unwrap_err();
     let expected = "bind (from --bind) is \"host.invalid:7164\"; expected a host that this machine can resolve (";
     assert!(error.contains(expected) && !error.contains("token_file"), "{error}");
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_configuration_file_is_named() {
     let environment = [("PSERVER_CONFIG".to_owned(), "/nowhere/pserver.toml".to_owned())];
     let error = Settings::load(&ServeArgs::default(), &environment).unwrap_err().to_string();
     assert_eq!(error, "the configuration file /nowhere/pserver.toml cannot be read");
 }
 
 #[test]
-fn what_is_printed_names_its_sources_and_reads_back_the_same() {
+fn printed_settings_name_their_sources_and_load_as_the_same_settings() {
     let flags = "--trainers 4 --model-dir=a\"\\b --lease-seconds 0.25 --checkpoint-dir c";
     let first = given(flags, "PSERVER_MODE=async", "chunk_bytes = \"64KiB\"");
     let printed = Settings::print(&first.args, &first.environment).unwrap();

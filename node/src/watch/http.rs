@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_elsewhere_are_refused() {
+    fn host_headers_with_foreign_names_are_refused() {
         let check = |host: &str, expected| {
             let mut headers = HeaderMap::new();
             headers.insert(HOST, HeaderValue::from_str(host).expect("it is text"));

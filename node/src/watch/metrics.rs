@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_as_prometheus_asks() {
+    fn names_follow_the_conventions_of_prometheus() {
         for one in SERIES {
             assert!(one.name.starts_with("pserver_") && one.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
             assert_eq!(one.name.ends_with("_total"), one.kind == Counter, "{}", one.name);
