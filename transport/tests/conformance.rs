@@ -90,14 +90,14 @@ fn shared_memory_keeps_every_promise() {
 }
 
 #[test]
-fn shared_memory_is_found_by_itself_and_keeps_every_promise() {
+fn shared_memory_is_discovered_and_keeps_every_promise() {
     conformance::check(|| {
         ends("localhost:0", &NetworkOptions { poll: PollPolicy::Block, ..NetworkOptions::default() })
     });
 }
 
 #[test]
-fn shared_memory_keeps_every_promise_to_those_who_never_sleep() {
+fn shared_memory_keeps_every_promise_without_sleep() {
     conformance::check(|| {
         ends("shm://[::]:0", &NetworkOptions { poll: PollPolicy::Busy, ..NetworkOptions::default() })
     });
@@ -144,7 +144,7 @@ fn tls_keeps_every_promise_with_small_buffers() {
 }
 
 #[test]
-fn tls_keeps_every_promise_to_sides_that_never_sleep_and_that_always_do() {
+fn tls_keeps_every_promise_with_polling_and_with_sleeping_sides() {
     for poll in [PollPolicy::Busy, PollPolicy::Block] {
         let options = NetworkOptions { poll, ..encrypted(EncryptPolicy::Tcp) };
         conformance::check(|| tcp("127.0.0.1", &options));

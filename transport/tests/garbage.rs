@@ -94,7 +94,7 @@ fn spoiled(frame: &Frame, at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_stranger_is_told_its_error_and_other_clients_go_on() {
+fn an_unknown_client_gets_its_error_and_other_clients_go_on() {
     let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
@@ -116,7 +116,7 @@ fn a_stranger_is_told_its_error_and_other_clients_go_on() {
 }
 
 #[test]
-fn a_client_without_a_token_is_told_so_and_learns_nothing_of_lanes() {
+fn a_client_without_a_token_is_refused_and_learns_nothing_of_lanes() {
     let token = JobToken::new(b"nobody can guess this").ok();
     let server =
         start(NetworkOptions { token, hello_timeout: Duration::from_millis(200), ..NetworkOptions::default() });
@@ -142,7 +142,7 @@ fn a_client_without_a_token_is_told_so_and_learns_nothing_of_lanes() {
 }
 
 #[test]
-fn a_broken_client_is_told_its_error_and_other_clients_go_on() {
+fn a_broken_client_gets_its_error_and_other_clients_go_on() {
     let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let mut check = |bytes: &[u8], expected: &str| {
@@ -164,7 +164,7 @@ fn a_broken_client_is_told_its_error_and_other_clients_go_on() {
 }
 
 #[test]
-fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
+fn payloads_without_checksums_are_refused_where_checksums_are_required() {
     let mut frame = push(&[7; 1000]);
     frame.head.flags = Flags::UNCHECKED;
     frame.entries[0].checksum = 0;
@@ -180,7 +180,7 @@ fn payloads_without_checksums_are_refused_where_they_are_asked_for() {
 }
 
 #[test]
-fn a_peer_that_goes_in_the_middle_harms_nobody() {
+fn a_peer_that_closes_in_the_middle_does_not_affect_others() {
     let server = start(NetworkOptions::default());
     let mut other = server.greeted();
     let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
@@ -208,7 +208,7 @@ fn a_silent_client_is_refused_in_time() {
 }
 
 #[test]
-fn many_silent_strangers_do_not_keep_others_out() {
+fn many_silent_connections_do_not_keep_other_clients_out() {
     let hello_timeout = Duration::from_secs(60);
     let server = start(NetworkOptions { hello_timeout, ..NetworkOptions::default() });
     let mut crowd: Vec<_> = (0..300).map(|_| server.connect()).collect();

@@ -167,7 +167,7 @@ fn a_payload_that_becomes_a_value_is_copied() {
 }
 
 #[test]
-fn a_value_in_a_shared_arena_is_read_where_it_is_and_comes_back_then() {
+fn a_value_in_a_shared_arena_is_read_in_place_and_returned_afterwards() {
     let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (mut near, _) = near(&far.address);
     let peer = until(&mut far.transport, &mut near, |event| match event {
@@ -434,7 +434,7 @@ fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
 }
 
 #[test]
-fn a_stranger_is_told_its_error_and_other_clients_go_on() {
+fn an_unknown_client_gets_its_error_and_other_clients_go_on() {
     let server = AnsweringServer::start("shm://127.0.0.1:0", NetworkOptions::default());
     let mut other = RawShmClient::greeted(&server);
     let mut check = |setup: &[u8], descriptor: Option<OwnedFd>, expected: &str| {
@@ -463,7 +463,7 @@ fn a_stranger_is_told_its_error_and_other_clients_go_on() {
 }
 
 #[test]
-fn a_broken_client_is_told_its_error_and_other_clients_go_on() {
+fn a_broken_client_gets_its_error_and_other_clients_go_on() {
     let server = AnsweringServer::start("shm://127.0.0.1:0", NetworkOptions::default());
     let mut other = RawShmClient::greeted(&server);
     let mut check = |breaks: &dyn Fn(&mut RawShmClient), expected: &str| {
@@ -551,7 +551,7 @@ fn a_message_behind_a_wake_up_is_read() {
 }
 
 #[test]
-fn a_peer_that_goes_in_the_middle_harms_nobody() {
+fn a_peer_that_closes_in_the_middle_does_not_affect_others() {
     let server = AnsweringServer::start("shm://127.0.0.1:0", NetworkOptions::default());
     let mut other = RawShmClient::greeted(&server);
     let whole = [push(&[7; 1000]).encode(), vec![7; 1000]].concat();
@@ -619,7 +619,7 @@ fn lent(flags: Flags, offset: usize) -> (Vec<&'static str>, Vec<&'static str>) {
 }
 
 #[test]
-fn a_gradient_in_a_buffer_is_lent_where_it_is_if_its_answer_comes_after_its_use() {
+fn a_gradient_in_a_buffer_is_lent_in_place_if_its_answer_follows_its_use() {
     let (lent_on, copied) = ((vec!["left"], vec!["left", "sent"]), (vec!["sent"], vec!["sent"]));
     assert_eq!(lent(Flags::WANT_VALUE, 0), lent_on);
     assert_eq!(lent(Flags::WANT_VALUE, 64), lent_on);
@@ -628,7 +628,7 @@ fn a_gradient_in_a_buffer_is_lent_where_it_is_if_its_answer_comes_after_its_use(
 }
 
 #[test]
-fn a_buffer_that_was_not_given_back_is_withdrawn_and_its_reader_keeps_what_was_sent() {
+fn an_unreturned_buffer_is_withdrawn_and_its_reader_keeps_the_sent_bytes() {
     let check = |is_withdrawn: bool| {
         let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
         let (mut near, peer) = near(&far.address);
@@ -721,7 +721,7 @@ fn is_mapped(number: u64) -> bool {
 }
 
 #[test]
-fn values_are_kept_where_they_are_as_long_as_the_connection_is() {
+fn values_are_kept_in_place_while_the_connection_is_open() {
     let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (mut near, _) = near(&far.address);
     let (_, leases) = kept(&mut far, &mut near);
@@ -732,7 +732,7 @@ fn values_are_kept_where_they_are_as_long_as_the_connection_is() {
 }
 
 #[test]
-fn an_arena_that_is_gone_is_not_kept_mapped() {
+fn a_dropped_arena_is_not_kept_mapped() {
     let mut far = ListeningTransport::listen("shm://127.0.0.1:0");
     let (mut near, _) = near(&far.address);
     let (number, leases) = kept(&mut far, &mut near);

@@ -76,7 +76,7 @@ fn late_frames_keep_every_promise() {
 }
 
 #[test]
-fn a_seed_tells_the_same_story_twice() {
+fn a_seed_gives_the_same_events_twice() {
     let plan = FaultPlan {
         cut_before_frame: 0.03,
         cut_after_frame: 0.03,
@@ -104,7 +104,7 @@ fn each_fault_does_what_its_name_says() {
 }
 
 #[test]
-fn a_trace_counts_what_was_taken_and_what_landed() {
+fn a_trace_counts_submitted_and_received_frames() {
     let (near, far, address) = loopback::pair();
     let (mut near, mut far) = (Trace::new(Box::new(near)), Trace::new(Box::new(far)));
     let peer = near.connect(&address).expect("an address of this transport");

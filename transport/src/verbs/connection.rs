@@ -432,7 +432,7 @@ mod tests {
     use crate::verbs::work_requests::{ReceiveIndex, ReceivedMessage};
 
     #[test]
-    fn a_place_that_was_filled_behind_a_failure_comes_back() {
+    fn a_receive_buffer_filled_after_a_failure_is_returned() {
         let bytes = INLINE_BYTES_MAX + 1;
         let mut budget = Budget::new();
         budget.line("places and messages", bytes.max(SLOT_BYTES), 4);

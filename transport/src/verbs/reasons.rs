@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_is_said_with_what_can_be_done() {
+    fn each_reason_is_reported_with_its_remedy() {
         let check = |cause: &UnavailableCause, limit: Option<u64>, expected: &[&str], unexpected: &str| {
             let text = text(cause, limit);
             assert!(expected.iter().all(|words| text.contains(words)), "{text}");

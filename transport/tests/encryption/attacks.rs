@@ -305,7 +305,7 @@ fn changed_records_are_refused() {
 }
 
 #[test]
-fn a_recorded_session_is_worth_nothing() {
+fn a_replayed_session_is_refused() {
     let mut target = plain_target();
     let recorded: Shared<Vec<Vec<u8>>> = Arc::default();
     let record = Arc::clone(&recorded);
@@ -328,7 +328,7 @@ fn a_recorded_session_is_worth_nothing() {
 }
 
 #[test]
-fn a_cut_connection_is_told_from_one_that_was_closed() {
+fn a_cut_connection_is_distinguished_from_a_closed_one() {
     let mut target = plain_target();
     let gone = |target: &mut Target, client: &mut GreetingClient| {
         target.until(client, |event| match event {

@@ -52,17 +52,17 @@ fn a_device_does_what_the_transport_relies_on() {
         }
     }
     writes_arrive_in_order(&device);
-    a_sleeper_is_woken(&device);
+    a_completion_wakes_a_sleeping_thread(&device);
     latencies(&device);
     for bytes in [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20] {
         rates(&device, bytes);
     }
     a_send_waits_for_a_receive(&device);
-    a_receiver_that_is_not_ready_ends_it(&device);
-    memory_that_was_taken_away_is_not_written(&device);
-    what_follows_a_failure_is_flushed(&device);
-    a_peer_that_is_gone_ends_it(&device);
-    a_link_that_is_down_ends_it(&device);
+    a_receiver_that_is_not_ready_ends_the_queue_pair(&device);
+    deregistered_memory_is_not_written(&device);
+    requests_after_a_failure_are_flushed(&device);
+    a_destroyed_peer_ends_the_queue_pair(&device);
+    a_link_that_is_down_ends_the_queue_pair(&device);
 }
 
 fn limits(device: &ProbeDevice) {
@@ -171,7 +171,7 @@ fn writes_arrive_in_order(device: &ProbeDevice) {
     assert_eq!((next(&near).wr_id, near.poll(&mut [ibv_wc::default()])), (7, 0), "only the last was signalled");
 }
 
-fn a_sleeper_is_woken(device: &ProbeDevice) {
+fn a_completion_wakes_a_sleeping_thread(device: &ProbeDevice) {
     let (near, far) = device.pair(USUAL);
     far.receive(0, 64, 1);
     far.arm();
@@ -296,7 +296,7 @@ fn a_send_waits_for_a_receive(device: &ProbeDevice) {
     println!("not ready: 7 retries wait for ever; complete {} ms after the post", began.elapsed().as_millis());
 }
 
-fn a_receiver_that_is_not_ready_ends_it(device: &ProbeDevice) {
+fn a_receiver_that_is_not_ready_ends_the_queue_pair(device: &ProbeDevice) {
     let (near, far) = device.pair(Patience { receiver_retries: 1, ..USUAL });
     let began = Instant::now();
     assert_eq!(near.post(&far, work(IBV_WR_SEND, 64, 0, 1)), 0);
@@ -305,7 +305,7 @@ fn a_receiver_that_is_not_ready_ends_it(device: &ProbeDevice) {
     assert_eq!(done.status, IBV_WC_RNR_RETRY_EXC_ERR);
 }
 
-fn memory_that_was_taken_away_is_not_written(device: &ProbeDevice) {
+fn deregistered_memory_is_not_written(device: &ProbeDevice) {
     for opcode in [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ] {
         let (near, mut far) = device.pair(USUAL);
         far.deregister();
@@ -316,7 +316,7 @@ fn memory_that_was_taken_away_is_not_written(device: &ProbeDevice) {
     }
 }
 
-fn what_follows_a_failure_is_flushed(device: &ProbeDevice) {
+fn requests_after_a_failure_are_flushed(device: &ProbeDevice) {
     let (near, far) = device.pair(Patience { receiver_retries: 0, ..USUAL });
     near.receive(0, 64, 100);
     assert_eq!(near.post(&far, work(IBV_WR_SEND, 64, 0, 1)), 0);
@@ -338,7 +338,7 @@ fn what_follows_a_failure_is_flushed(device: &ProbeDevice) {
 
 /// Without answers, packets are retransmitted until the queue pair gives up. Over soft-RoCE 7 retries never end, as if
 /// they were the receiver's count.
-fn a_peer_that_is_gone_ends_it(device: &ProbeDevice) {
+fn a_destroyed_peer_ends_the_queue_pair(device: &ProbeDevice) {
     for (timeout, retries) in [(8, 1), (14, 1), (14, 6), (16, 2)] {
         let (near, mut far) = device.pair(Patience { timeout, retries, receiver_retries: 7 });
         far.destroy_pair();
@@ -352,7 +352,7 @@ fn a_peer_that_is_gone_ends_it(device: &ProbeDevice) {
 }
 
 /// Only with an interface that may be taken down.
-fn a_link_that_is_down_ends_it(device: &ProbeDevice) {
+fn a_link_that_is_down_ends_the_queue_pair(device: &ProbeDevice) {
     let Some(link) = fixtures::NetworkInterface::that_may_go_down() else { return };
     for (timeout, retries) in [(8, 1), (14, 6)] {
         let (near, far) = device.pair(Patience { timeout, retries, receiver_retries: 7 });

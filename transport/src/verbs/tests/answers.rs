@@ -18,17 +18,17 @@ use crate::verbs::{VerbsDevice, VerbsDevices};
 
 /// Lengths of values; 8,192 bytes are the longest that come in messages.
 const LENGTHS: [usize; 6] = [64, 8192, 8193, 40_000, 100, 262_144];
-/// The content of a buffer before a value comes.
+/// The content of a buffer before a value arrives.
 const POISON: u8 = 0xa5;
 
-/// A request whose answer has buffers, and what must come of them.
+/// A request whose answer has buffers, and the expected end of each buffer.
 struct Asked {
     ticket: Ticket,
     ids: Vec<ChunkId>,
     lengths: Vec<usize>,
     /// The value that each buffer must hold.
     expected: Vec<Option<Vec<u8>>>,
-    /// Lengths of the buffers that must come back without a value.
+    /// Lengths of the buffers that must be returned without a value.
     unused: Vec<u32>,
 }
 
@@ -92,7 +92,7 @@ impl Asked {
         self.lengths.iter().sum()
     }
 
-    /// Answers in one to three frames, in any order of the entries, and notes what must come of each buffer. Some
+    /// Answers in one to three frames, in any order of the entries, and records the end of each buffer. Some
     /// values are empty or of another length, and some requests end with a refusal.
     fn answer(&mut self, rig: &mut ConformanceRig, far: PeerId, numbers: &mut TestRng) {
         let order = shuffled(self.ids.len(), numbers);
@@ -133,7 +133,7 @@ impl Asked {
     }
 }
 
-/// Checks the memory of a request's buffers, and that those without a value came back.
+/// Checks the memory of a request's buffers, and that buffers without a value were returned.
 fn check(asked: &Asked, memory: &[u8], seen: &[SeenEvent]) {
     let mut rest = memory;
     for (at, (value, length)) in asked.expected.iter().zip(&asked.lengths).enumerate() {
@@ -196,7 +196,7 @@ pub(super) fn answer_in_every_way(rig: &mut ConformanceRig, seed: u64) {
 }
 
 #[test]
-fn every_value_comes_into_its_buffer_and_every_other_buffer_comes_back() {
+fn every_value_fills_its_buffer_and_every_other_buffer_is_returned() {
     for seed in 0..48 {
         let (mut rig, _) = software_rig();
         answer_in_every_way(&mut rig, seed);
@@ -205,7 +205,7 @@ fn every_value_comes_into_its_buffer_and_every_other_buffer_comes_back() {
 
 /// The connection ends when an answer has begun: before a grant was answered, or behind one that was not.
 #[test]
-fn buffers_of_an_answer_that_was_received_in_part_come_back_with_their_request() {
+fn buffers_of_a_partly_received_answer_are_returned_with_their_request() {
     for is_registered in [false, true] {
         let (mut rig, _) = software_rig();
         let (near, far) = rig.connect();
@@ -255,7 +255,7 @@ fn buffers_of_an_answer_that_was_received_in_part_come_back_with_their_request()
     }
 }
 
-/// A gradient there and a value back, each of 256 KiB in registered memory: no side asks the other for anything.
+/// A gradient there and a value back, each of 256 KiB in registered memory: neither side sends a further request.
 #[test]
 fn a_frame_and_its_answer_take_two_messages_three_doorbells_and_five_completions() {
     const LENGTH: usize = 256 * 1024;

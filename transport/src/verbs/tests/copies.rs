@@ -139,7 +139,7 @@ fn between_memory_of_the_trainers_own_and_leases_nothing_is_copied() {
 
 /// Memory that was registered, freed and allocated again at the same address is other memory.
 #[test]
-fn memory_that_took_the_place_of_other_memory_is_registered_anew() {
+fn new_memory_at_an_earlier_address_is_registered_anew() {
     let software_device = Arc::new(SoftwareDevice::new());
     let devices = VerbsDevices::This(VerbsDevice(Arc::clone(&software_device) as Arc<_>));
     let options = NetworkOptions { devices, ..NetworkOptions::default() };
@@ -225,7 +225,7 @@ fn from_other_memory_one_copy_is_made_and_counted() {
 /// A client submits more to a lane when a frame was transmitted, so it has always announced more than can be received
 /// at once.
 #[test]
-fn frames_leave_before_they_are_read() {
+fn frames_are_transmitted_before_they_are_read() {
     let options =
         NetworkOptions { devices: VerbsDevices::This(VerbsDevice::in_process()), ..NetworkOptions::default() };
     let mut rig = ConformanceRig::new(ends("verbs://127.0.0.1:0", &options));
@@ -247,7 +247,7 @@ fn frames_leave_before_they_are_read() {
 
 /// The scheme and the devices decide between verbs, TCP and a refusal; the outcome shows which.
 #[test]
-fn without_a_device_it_is_said_and_tcp_is_taken_or_nothing() {
+fn without_a_device_the_reason_is_given_and_tcp_is_used_or_refused() {
     let check = |server: VerbsDevices, client: VerbsDevices, scheme: &str, expected: Result<(), &str>| {
         let listening = NetworkOptions { devices: server, ..NetworkOptions::default() };
         let (_, far, mut address, keep) = transports("verbs://127.0.0.1:0", &listening);

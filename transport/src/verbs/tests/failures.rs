@@ -1,4 +1,4 @@
-//! Tests of device faults: each ends one connection, with a reason that names it, and every buffer comes back.
+//! Tests of device faults: each ends one connection, with a reason that names the fault, and every buffer is returned.
 
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ fn a_connection_whose_device_has_lost_a_request_ends_after_twice_the_patience() 
 }
 
 #[test]
-fn a_device_that_takes_its_time_keeps_every_promise() {
+fn a_slow_device_keeps_every_promise() {
     let devices = || VerbsDevices::This(VerbsDevice(Arc::new(FaultyDevice::slow())));
     conformance::check(|| {
         let options = NetworkOptions { devices: devices(), ..NetworkOptions::default() };
@@ -107,7 +107,7 @@ fn polls(lands_singly: bool) -> u64 {
 }
 
 #[test]
-fn frames_that_land_at_once_share_their_round_trips() {
+fn concurrent_receives_share_their_round_trips() {
     let (singly, at_once) = (polls(true), polls(false));
     println!("polls until 32 frames of 256 KiB are there each way: {singly} one by one, {at_once} several at once");
     assert!(2 * at_once < singly, "{singly} polls one by one, {at_once} at once");
@@ -148,7 +148,7 @@ fn a_device_fault_ends_the_connection_and_is_named() {
 }
 
 #[test]
-fn a_key_of_another_connection_is_worth_nothing() {
+fn a_key_of_another_connection_gives_no_access() {
     let software_device = Arc::new(SoftwareDevice::new());
     let device = FaultyDevice::new(Arc::clone(&software_device) as Arc<_>);
     let mut rig = rig(&device);
@@ -305,7 +305,7 @@ fn an_answer_of_more_than_there_is_room_for_arrives_whole() {
 }
 
 #[test]
-fn the_memory_of_connections_that_are_over_is_not_registered_any_more() {
+fn memory_of_closed_connections_is_deregistered() {
     let software_device = Arc::new(SoftwareDevice::new());
     let mut rig = rig(&FaultyDevice::new(Arc::clone(&software_device) as Arc<_>));
     let mut most = 0;

@@ -83,7 +83,7 @@ fn pushes(rig: &ConformanceRig) -> usize {
 }
 
 #[test]
-fn verbs_that_do_not_do_become_tcp() {
+fn a_connection_falls_back_to_tcp_when_verbs_fail() {
     let check = |fault: DeviceFault, is_open: bool, attempts: usize| {
         let mut choice = FallbackRig::new();
         choice.device.inject(Some(FaultInjection { fault, is_open, after: 0 }));
@@ -104,7 +104,7 @@ fn verbs_that_do_not_do_become_tcp() {
 
 /// The server's device refuses the arena with the first payload, after the connection is made.
 #[test]
-fn a_server_that_may_register_nothing_says_so_before_it_goes() {
+fn a_server_that_cannot_register_memory_sends_the_reason_before_it_closes() {
     let mut choice = FallbackRig::new();
     let address = choice.rig.address.clone();
     let peer = choice.rig.near.transport().connect(&address).expect("an address of this transport");
@@ -126,7 +126,7 @@ fn a_server_that_may_register_nothing_says_so_before_it_goes() {
 }
 
 #[test]
-fn verbs_that_did_are_tried_again() {
+fn verbs_that_worked_before_are_tried_again() {
     let mut choice = FallbackRig::new();
     assert_eq!(choice.deliver(), 1);
     assert_eq!(choice.over_verbs(), [1, 1]);
@@ -212,7 +212,7 @@ fn a_connection_over_tcp_returns_to_verbs_between_two_frames() {
 /// A client whose queue pair takes long to connect occupies one pool thread, and neither the lane nor other clients.
 /// Connections without a hello, of which the oldest are dropped, do not drop it.
 #[test]
-fn a_lane_does_not_wait_for_a_pair_that_takes_long() {
+fn a_lane_does_not_wait_for_a_slow_queue_pair() {
     let mut choice = FallbackRig::new();
     assert_eq!(choice.deliver(), 1);
     let honest = *choice.rig.far.accepted().first().expect("it was accepted");

@@ -120,7 +120,7 @@ const SINCE: [(u32, &str); 3] =
 
 /// A function that a library lacks is replaced: Ubuntu 20.04 has rdma-core 28, and older systems 22.
 #[test]
-fn libraries_of_many_versions_do() {
+fn libraries_of_many_versions_work() {
     if asked().is_some() {
         let mut rig = rig();
         let (near, far) = rig.connect();
@@ -134,7 +134,7 @@ fn libraries_of_many_versions_do() {
         rig.until("all is there", |rig| rig.near.landed().count() == 20 && rig.far.landed().count() == 21);
         return;
     }
-    let test = "verbs::tests::false_library::libraries_of_many_versions_do";
+    let test = "verbs::tests::false_library::libraries_of_many_versions_work";
     let Some(library) = library(test) else { return };
     for version in [22, 28, 33, 44, 56] {
         let folder = tempfile::tempdir().expect("there is a folder for tests");
@@ -162,8 +162,8 @@ fn report(kind: ibv_event_type, table: &str) {
 }
 
 #[test]
-fn events_are_acted_on() {
-    if !is_over_the_library("verbs::tests::false_library::events_are_acted_on") {
+fn device_events_are_handled() {
+    if !is_over_the_library("verbs::tests::false_library::device_events_are_handled") {
         return;
     }
     let mut rig = rig();
@@ -203,7 +203,7 @@ fn events_are_acted_on() {
     let third = rig.connect();
     works(&mut rig, first);
     works(&mut rig, third);
-    // Nothing of a queue that has failed completes, nor of a device.
+    // A failed queue completes nothing, and neither does a failed device.
     for kind in [IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL] {
         let ends = rig.connect();
         works(&mut rig, ends);

@@ -216,12 +216,12 @@ pub(super) fn asked() -> Option<(VerbsDevices, ConnectionPlace)> {
 }
 
 #[test]
-fn every_host_has_its_card() {
+fn every_host_selects_the_expected_device() {
     if let Some((devices, place)) = asked() {
         let found = find(&devices, &fabric(), &place).map(|device| device.name().to_owned());
         return println!("<{}>", found.unwrap_or_else(|fault| fault.to_string()));
     }
-    let test = "verbs::tests::hosts::every_host_has_its_card";
+    let test = "verbs::tests::hosts::every_host_selects_the_expected_device";
     let Some(library) = library(test) else { return };
     let folder = tempfile::tempdir().expect("there is a folder for tests");
     let types = folder.path().join("ports/1/gid_attrs/types");
@@ -237,7 +237,7 @@ fn every_host_has_its_card() {
 }
 
 #[test]
-fn a_card_is_opened_once_a_process() {
+fn a_device_is_opened_once_per_process() {
     if asked().is_some() {
         let link = PairAddress {
             number: 1,
@@ -261,7 +261,7 @@ fn a_card_is_opened_once_a_process() {
         }
         return;
     }
-    let test = "verbs::tests::hosts::a_card_is_opened_once_a_process";
+    let test = "verbs::tests::hosts::a_device_is_opened_once_per_process";
     let Some(library) = library(test) else { return };
     let folder = tempfile::tempdir().expect("there is a folder for tests");
     let host = Host::new("a DGX", &[&dgx().join("\n")], "");
@@ -275,7 +275,7 @@ fn a_card_is_opened_once_a_process() {
     assert!(lines.iter().all(|line| line.starts_with("open ")), "{log}");
 }
 
-/// A kernel that copies registered pages at a fork needs nothing. Any other is told, and named.
+/// A kernel that copies registered pages at a fork needs no preparation. Any other kernel gets it, and is named.
 #[test]
 fn a_kernel_before_5_12_is_prepared_for_forks_and_named() {
     if let Some((devices, place)) = asked() {
@@ -296,7 +296,7 @@ fn a_kernel_before_5_12_is_prepared_for_forks_and_named() {
 }
 
 #[test]
-fn a_port_outside_the_partition_is_not_used_and_said() {
+fn a_port_outside_the_partition_is_not_used_and_is_reported() {
     if let Some((devices, place)) = asked() {
         let (usable, unusable) = VerbsDevice::survey(&fabric()).expect("there are cards");
         assert!(usable.len() == 1 && usable[0].starts_with("mlx5_1:1:0"), "{usable:?}");
@@ -304,7 +304,7 @@ fn a_port_outside_the_partition_is_not_used_and_said() {
         let found = find(&devices, &fabric(), &place).expect("one card is in the partition");
         return println!("<{}>", found.name());
     }
-    let test = "verbs::tests::hosts::a_port_outside_the_partition_is_not_used_and_said";
+    let test = "verbs::tests::hosts::a_port_outside_the_partition_is_not_used_and_is_reported";
     let Some(library) = library(test) else { return };
     let folder = tempfile::tempdir().expect("there is a folder for tests");
     let cards = [("mlx5_0", ["0xffff", "0x8001"]), ("mlx5_1", ["0xffff", "0x8003"])].map(|(name, keys)| {

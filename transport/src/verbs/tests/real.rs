@@ -87,8 +87,8 @@ fn a_device_keeps_every_promise() {
 }
 
 #[test]
-fn a_device_keeps_every_promise_to_those_who_sleep() {
-    let test = "verbs::tests::real::a_device_keeps_every_promise_to_those_who_sleep";
+fn a_device_keeps_every_promise_with_sleeping_threads() {
+    let test = "verbs::tests::real::a_device_keeps_every_promise_with_sleeping_threads";
     check(test, PollPolicy::Block, ChecksumPolicy::Always);
 }
 
@@ -120,8 +120,8 @@ fn a_link_that_goes_down_ends_its_connection_and_the_next_one_works() {
 }
 
 #[test]
-fn a_process_that_is_killed_is_gone_and_takes_nothing_with_it() {
-    let test = "verbs::tests::real::a_process_that_is_killed_is_gone_and_takes_nothing_with_it";
+fn a_killed_process_is_reported_gone_and_leaks_nothing() {
+    let test = "verbs::tests::real::a_killed_process_is_reported_gone_and_leaks_nothing";
     let Some(device) = hardware(test) else { return };
     let mut rig = rig(device);
     if let Ok(address) = std::env::var(VICTIM) {
