@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_contains_what_was_acknowledged_once() {
+    fn a_value_contains_each_acknowledged_gradient_once() {
         let sent = [(0, 1), (0, 2), (1, 1)];
         check(&sent, &[(0, 1), (1, 1)], &[(0, 1), (1, 1)], 2).expect("it has both");
         check(&sent, &[(0, 1)], &[(0, 1), (0, 2)], 2).expect("the second is not acknowledged yet");

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_lie_side_by_side_are_filled_as_one() {
+    fn adjacent_receive_buffers_are_filled_as_one() {
         check("0:64 1:64 2:64", 0, 9, &[192]);
         check("0:64 1:64 2:64", 70, 9, &[122]);
         check("0:64 1:32 2:64 3:8", 0, 9, &[96, 72]);

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_have_the_same_token_or_each_says_what_is_wrong() {
+    fn both_ends_have_the_same_token_or_each_reports_the_difference() {
         let check =
             |server: Option<&str>, client: Option<&str>, served: Result<(), &str>, connected: Result<(), &str>| {
                 let (near, far) = duplex(4096);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_answers_are_alike() {
+    fn no_two_answers_of_a_server_are_equal() {
         let greeting = AuthMessage { nonce: [7; NONCE_BYTES], proof: [0; PROOF_BYTES] };
         let answers = std::cell::RefCell::new(Vec::new());
         for _ in 0..2 {
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_long_enough_and_is_shown_to_nobody() {
+    fn a_secret_has_a_minimum_length_and_is_never_printed() {
         let check = |secret: &[u8], expected: Result<(), &str>| {
             let found = JobToken::new(secret).map(|token| assert_eq!(format!("{token:?}"), "JobToken(secret)"));
             assert_eq!(found.map_err(|failure| failure.to_string()), expected.map_err(str::to_owned));

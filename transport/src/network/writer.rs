@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_lie_side_by_side_leave_as_one() {
+    fn adjacent_values_are_written_as_one_slice() {
         let head = Frame::bare(Head::new(Kind::Value)).encode().len();
         check(&[0, 1, 2], (0, 0), &[head, 192]);
         check(&[0, 1, 2], (0, 5), &[head - 5, 192]);

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_the_connection_goes_before_what_suits_best() {
+    fn the_connections_local_address_takes_precedence_over_the_best_device() {
         let check = |names: &str, local: &str, expected: usize| {
             assert_eq!(chosen(&candidates(), names, local, 0), Ok(expected), "{names:?}, {local:?}");
         };
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_card_goes_before_the_address_of_a_slow_one() {
+    fn a_fast_device_takes_precedence_over_the_address_of_a_slow_one() {
         let infiniband = |name: &str, speed: u32| one(name, 1, 0, "fe80::5", speed + 1);
         let mut host = vec![one("mlx5_bond_0", 1, 3, "10.0.0.1", 100_000), infiniband("mlx5_4", 400_000)];
         assert_eq!(chosen(&host, "", "10.0.0.1", 0), Ok(1), "the host's name is that of a slow card");
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_cards_are_dealt_and_near_ones_go_before_far_ones() {
+    fn connections_rotate_over_equal_devices_and_prefer_near_ones() {
         let mut host: Vec<_> = (0..4).map(|at| one(&format!("mlx5_{at}"), 1, 0, "fe80::5", 400_001)).collect();
         let dealt = |host: &[_], names: &str| -> Vec<usize> {
             (0..5).map(|turn| chosen(host, names, "", turn).expect("there are cards")).collect()
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_for_all_goes_before_what_suits_best_and_behind_the_lists_own() {
+    fn a_common_gid_index_precedes_the_best_address_and_follows_the_lists_own_index() {
         let host = [one("mlx5_0", 1, 3, "10.0.0.1", 100_000), one("mlx5_0", 1, 5, "fe80::1", 100_000)];
         let at = |names: &str, index| {
             let names: Option<DeviceNames> = names.parse().ok();
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_the_peer_lacks_is_not_offered_again_where_there_is_another() {
+    fn a_link_layer_that_the_peer_lacks_is_not_offered_again_if_there_is_another() {
         let host = [one("mlx5_0", 1, 0, "fe80::1", 400_001), one("mlx5_1", 1, 3, "10.0.0.1", 100_000)];
         let without = |lacking| choose(&host, None, None, &ConnectionPlace { lacking, ..ConnectionPlace::default() });
         assert_eq!(without(None), Ok(0));
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nothing_has_is_refused_with_what_there_is() {
+    fn an_unknown_device_name_is_refused_with_the_existing_devices() {
         let check = |candidates: &[PortCandidate], names: &str, expected: &str| {
             let fault = chosen(candidates, names, "", 0).expect_err("there is none").to_string();
             assert!(fault.contains(expected), "{fault}");
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn device_names_parse_and_print_as_the_same_text() {
         for choice in ["auto", "none", "mlx5_0", "mlx5_0:1:3", "mlx5_0,mlx5_1:2", "^mlx5_bond_0", "^mlx5_*,rxe0:1"] {
             assert_eq!(choice.parse::<DeviceChoice>().map(|choice| choice.to_string()), Ok(choice.to_owned()));
         }

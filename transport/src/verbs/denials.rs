@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_doubles_with_each_failure_after_the_last() {
+    fn the_delay_doubles_with_each_further_failure() {
         let (mut now, mut denials) = (Instant::now(), Denials::default());
         let mut fails = |now| denials.deny(now, None, "no answer").as_secs();
         for seconds in [2, 4, 8, 16, 32, 64, 64] {

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_goes_before_the_variables() {
+    fn an_option_takes_precedence_over_the_variables() {
         let read = |text: &str, variable: &str| {
             let variable = |name: &str| (name == "PSERVER_RDMA_TIMEOUT").then(|| variable.to_owned());
             FabricSettings::find(&FabricOption::new(text, "--rdma-fabric")?, &variable)
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_goes_before_nccl_and_nccl_before_ucx() {
+    fn our_variables_take_precedence_over_nccl_and_nccl_over_ucx() {
         let check = |variables: &[(&str, &str)], change: fn(&mut FabricSettings), said: &str| {
             let (settings, choices) = found(variables).expect("they are right");
             let mut expected = FabricSettings::default();
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_of_another_programs_variable_is_left_out_and_said() {
+    fn an_invalid_value_of_another_programs_variable_is_ignored_and_reported() {
         let check = |name: &str, text: &str, expected: &str| {
             let (settings, choices) = found(&[(name, text)]).expect("it is no error");
             assert_eq!(settings, FabricSettings::default(), "{name}={text}");

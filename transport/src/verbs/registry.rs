@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_limited_an_arena_is_registered_whole_or_not_at_all() {
+    fn with_limited_memory_an_arena_is_registered_whole_or_not_at_all() {
         let check = |is_limited: bool, limit: u64, expected: Result<u64, &str>| {
             let device = FaultyDevice::new(Arc::new(SoftwareDevice::new()));
             let domain = device.completion_channel().expect("a completion channel").domain().expect("a domain");
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_callers_is_registered_whole_or_not_at_all() {
+    fn callers_memory_is_registered_whole_or_not_at_all() {
         let check = |limit: u64, expected: u64| {
             let device = FaultyDevice::new(Arc::new(SoftwareDevice::new()));
             let domain = device.completion_channel().expect("a completion channel").domain().expect("a domain");
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_callers_that_the_device_refuses_is_copied_and_tried_no_more() {
+    fn callers_memory_that_the_device_refuses_is_copied_and_not_retried() {
         let device = FaultyDevice::new(Arc::new(SoftwareDevice::new()));
         let domain = device.completion_channel().expect("a completion channel").domain().expect("a domain");
         let registry = MemoryRegistry::new(&domain, RegionAccess::Remote, &Arc::default());
