@@ -1,5 +1,5 @@
-//! Directories of checkpoints, journals and coordinators that somebody changed: what is read there is refused by name,
-//! or is read again as the same, also by the owner that comes next.
+//! Damaged directories of checkpoints, journals and coordinators: a read is refused by name, or gives the same contents
+//! again, also to the next owner.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use pserver_core::wire::JobMessage;
 const JOB: Epoch = Epoch(7);
 /// Bytes of a change as [`Change::all`] reads it.
 const CHANGE_BYTES: usize = 6;
-/// More changes than this are nothing new.
+/// The largest number of changes; more find no further states.
 const CHANGES_MAX: usize = 12;
 
 /// One change of a directory, valid for any numbers.
@@ -41,7 +41,7 @@ impl Change {
         })
     }
 
-    /// Changes one of the files of `directory` whose names begin with `prefix`; nothing where there is none.
+    /// Changes one of the files of `directory` whose names begin with `prefix`, if there is one.
     fn make(&self, storage: &InMemory, directory: &str, prefix: &str) {
         let names = storage.list(directory).expect("memory lists what it has");
         let paths = names.iter().filter(|name| name.starts_with(prefix)).map(|name| format!("{directory}/{name}"));
@@ -102,7 +102,7 @@ fn records(folder: &Folder, accepts_torn_tail: bool) -> Result<(Replayed, Record
     Ok((found, records))
 }
 
-/// Begins the journal behind what is there, and writes some records.
+/// Continues the journal behind its existing records, and writes some records.
 fn append(storage: &InMemory, count: u8) -> Result<Folder, Failure> {
     let folder = claim(storage)?;
     let (found, _) = records(&folder, true)?;
@@ -126,8 +126,8 @@ static JOURNAL: LazyLock<InMemory> = LazyLock::new(|| {
     storage
 });
 
-/// A journal with these changes, and owners that begin between them: the next owner's journal has what was found and
-/// what it wrote, and nothing is missing or in doubt. Says whether a start without `--accept-torn-tail` took it.
+/// A journal with these changes, and owners that start between them: the next owner's journal has the records that were
+/// found and those that it wrote, and none is missing. Returns whether a start without `--accept-torn-tail` accepts it.
 pub(crate) fn journal(bytes: &[u8]) -> bool {
     let storage = JOURNAL.copy();
     let Ok(folder) = claim(&storage) else { panic!("the directory is as it was") };
@@ -183,8 +183,8 @@ static CHECKPOINTS: LazyLock<InMemory> = LazyLock::new(|| {
     storage
 });
 
-/// Checkpoints with these changes, of which some are made good in their digests, so that what they cover is read too.
-/// Says whether one is loaded.
+/// Checkpoints with these changes. Some get correct digests, so that the contents under the digests are read too.
+/// Returns whether a checkpoint is loaded.
 pub(crate) fn manifest(bytes: &[u8]) -> bool {
     let storage = CHECKPOINTS.copy();
     let folder = claim(&storage).expect("the directory is as it was");
@@ -232,7 +232,7 @@ fn make_good(storage: &InMemory, directory: &str) {
     }
 }
 
-/// Replaces the letters and digits behind the next `key`; where they are.
+/// Replaces the letters and digits behind the next `key`; returns their position.
 fn replace(text: &mut String, from: usize, key: &str, by: &str) -> usize {
     let Some(at) = text.get(from..).and_then(|rest| rest.find(key)) else { return from };
     let start = from + at + key.len();
@@ -267,7 +267,7 @@ fn options() -> CoordinatorOptions {
 }
 
 /// A coordinator's file: the first byte says whether the others are changes of it, or a state with a checksum that
-/// holds. Says whether a coordinator takes up what it says.
+/// holds. Returns whether a coordinator accepts the file.
 pub(crate) fn coordinator_file(bytes: &[u8]) -> bool {
     let Some((first, rest)) = bytes.split_first() else { return false };
     let memory = InMemory::new();

@@ -2,7 +2,7 @@
 //! again is the same. A random run (`nonsense.rs`) and the fuzz targets (`core/fuzz`) call the same
 //! functions.
 //!
-//! Each says whether the bytes were read, so that a run can tell that it tried more than refusals.
+//! Each function returns whether the bytes were accepted, so that a run can check that not all inputs are refused.
 
 mod files;
 
@@ -16,7 +16,7 @@ use pserver_core::rule::syntax::Syntax;
 use pserver_core::rule::{CheckedRule, RuleSettings};
 use pserver_core::wire::{Frame, HEADER_BYTES, Head, Kind, Prefix};
 
-/// A function of this page.
+/// A function of this module.
 pub(crate) type Reading = fn(&[u8]) -> bool;
 
 /// All of them, by the names of the fuzz targets.
@@ -65,7 +65,7 @@ fn check_settings(settings: OptimizerSettings) -> bool {
     true
 }
 
-/// A frame without its payloads: as it came, and with checksums that hold, so that what they cover is read too.
+/// A frame without its payloads: once as given, and once with correct checksums, so that its contents are read too.
 pub(crate) fn wire_frame(bytes: &[u8]) -> bool {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return false };
     let mut header = *header;
