@@ -292,7 +292,7 @@ mod tests {
     use crate::pattern::tests::job;
 
     #[test]
-    fn what_a_link_allows_is_the_ceiling_of_servers_elsewhere() {
+    fn the_ceiling_of_remote_servers_is_the_rate_of_the_link() {
         let job = BenchJob { bytes: 1_000_000, trainers: 2, ..job(RuleName::Sum) };
         // Two megabytes a direction at 10 Gb/s take 1.6 ms.
         let result = beside_link(Outcome::new("x"), &job, Some(10_000_000_000), 3200.0, false);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_stands_with_how_that_came() {
+    fn the_chosen_transport_is_reported_with_its_reason() {
         let check = |asked, all: &[Heard], by: &str, reason: &str| {
             let mut whole = Heard::default();
             all.iter().for_each(|one| whole.add(one.clone()));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_connections_are_heard_and_no_others() {
+    fn only_connection_events_are_recorded() {
         listen();
         tracing::info!(address = "here", carried_by = "shm", "connected {}", "somehow");
         tracing::info!(not_by = "verbs", "no verbs");

@@ -216,7 +216,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_chunk_in_anothers_place_is_wrong() {
+    fn a_chunk_at_another_chunks_offset_is_counted_as_wrong() {
         let job = job(RuleName::Sum);
         let mut value = summed(&job, 1);
         value.copy_within(0..4096, 4096);
@@ -234,7 +234,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn two_rounds_of_descent_or_of_differences_come_back_to_where_they_began() {
+    fn two_rounds_of_sgd_or_of_deltas_restore_the_first_values() {
         let differences = BenchJob { mode: ModeName::Delta, ..job(RuleName::Sum) };
         for job in [job(RuleName::Sgd), differences] {
             assert_eq!(expected(&job, 8).wrong(&vec![0; 64 << 10]), 0);

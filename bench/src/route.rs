@@ -167,7 +167,7 @@ mod tests {
         00000000000000000000000000000000 ffffffff 00000001 00000000 00200200       lo\n";
 
     #[test]
-    fn the_longest_prefix_says_which_interface() {
+    fn the_route_with_the_longest_prefix_selects_the_interface() {
         let check = |address: &str, expected: &str| {
             let found = match address.parse().expect("an address") {
                 IpAddr::V4(address) => interface4(ROUTES, address),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_this_machine_is_its_own_link() {
+    fn the_route_to_this_machine_is_the_loopback_link() {
         let carried = Carried { by: "tcp".to_owned(), reason: String::new() };
         let route = Route::of(carried, "tcp://127.0.0.1:7164", "auto");
         let mtu = fs::read_to_string("/sys/class/net/lo/mtu").expect("every machine has it");

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_are_parsed_with_their_units() {
         check("64MiB", Some(64 << 20));
         check("4k", Some(4096));
         check("1e6", Some(1_000_000));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn an_invalid_size_is_refused() {
         for text in ["", "MiB", "-1", "1.0001k", "ten", "1e30", "99999999TiB", "nan"] {
             check(text, None);
         }

@@ -17,7 +17,7 @@ const PAGES: [(&[&str], bool, u64); 3] = [
 ];
 
 #[test]
-fn a_report_is_whole_at_every_width_in_both_colours_and_names_its_bars() {
+fn a_report_fits_every_width_and_both_colour_schemes_and_labels_its_bars() {
     let folder = tempfile::tempdir().expect("there is room");
     let browser = match Browser::start(folder.path().join("profile").to_str().expect("it is text")) {
         Ok(browser) => browser,

@@ -137,7 +137,7 @@ fn servers_and_trainers_of_one_process_are_measured_beside_shared_memory() {
 }
 
 #[test]
-fn pushpull_says_what_the_servers_used() {
+fn pushpull_reports_the_resources_of_the_servers() {
     let report = check(&["pushpull", "-s", "1MiB", "-n", "18"], 1);
     let result = &report["end"]["results"][0];
     assert!(result["server_cpu_seconds_per_gigabyte"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{result}");
@@ -149,7 +149,7 @@ fn pushpull_says_what_the_servers_used() {
 }
 
 #[test]
-fn every_line_of_rounds_has_what_people_look_for() {
+fn every_result_of_rounds_has_latencies_and_rates() {
     for subcommand in ["pushpull", "latency", "scale"] {
         let axis: &[&str] = if subcommand == "scale" { &["--axis", "bytes"] } else { &[] };
         let report = check(&[&[subcommand, "--size", "64k", "--iters", "45"][..], axis].concat(), 1);
@@ -218,7 +218,7 @@ fn all_sizes_are_those_of_perftest() {
 }
 
 #[test]
-fn the_report_says_what_carried_the_bytes_and_why() {
+fn the_report_names_the_transport_and_the_reason_for_it() {
     let start = |more: &[&str]| report(&[&["pushpull", "-s", "4k", "-n", "9"], more].concat())["start"].clone();
     let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").expect("every machine has it");
     let tcp = start(&[]);
@@ -521,7 +521,7 @@ fn a_peer_takes_turns_with_this_server() {
 }
 
 #[test]
-fn what_a_peers_server_takes_stands_beside_what_ours_does() {
+fn cpu_time_of_a_peers_server_is_reported_beside_ours() {
     // A thousandth of a processor second for each round of 4 KiB there and 4 KiB back.
     let used = "\\\"server_cpu_seconds\\\":$(awk \"BEGIN{print $rounds / 1000}\"),\\\"wrong\\\":";
     let script = fake_peer(0).replace("\\\"wrong\\\":", used);
@@ -606,7 +606,7 @@ rounds.main("fake", "1", Trainer, {"server": serve})
 "#;
 
 #[test]
-fn peers_in_python_say_what_their_servers_take() {
+fn peers_in_python_report_the_cpu_time_of_their_servers() {
     let own = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("python").join("bin/python3");
     let has_numpy = |python: &Path| {
         let asked = Command::new(python).args(["-c", "import numpy"]).output();
@@ -654,7 +654,7 @@ fn a_peer_that_gives_no_figure_is_listed_with_its_reason() {
 }
 
 #[test]
-fn memory_is_measured_beside_what_must_be_kept() {
+fn resident_memory_is_measured_beside_the_kept_bytes() {
     let report = check(&["memory", "-s", "4MiB", "--params", "1000", "--rule", "adam"], 1);
     let result = &report["end"]["results"][0];
     assert_eq!((&result["kept_bytes"], &result["gradient_bytes"]), (&json!(12 << 20), &json!(4 << 20)), "{result}");
@@ -666,7 +666,7 @@ fn memory_is_measured_beside_what_must_be_kept() {
 }
 
 #[test]
-fn what_has_no_time_is_left_out_of_a_comparison() {
+fn results_without_a_time_are_left_out_of_a_comparison() {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let path = folder.path().join("doctor.json");
     std::fs::write(&path, report(&["doctor"]).to_string()).expect("it can be written");
@@ -677,7 +677,7 @@ fn what_has_no_time_is_left_out_of_a_comparison() {
 }
 
 #[test]
-fn servers_of_another_job_are_measured_by_who_has_its_token() {
+fn servers_of_another_job_are_measured_with_its_token() {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let token = folder.path().join("token");
     std::fs::write(&token, "nobody can guess this").expect("it can be written");
@@ -716,7 +716,7 @@ fn two_reports_are_compared() {
 }
 
 #[test]
-fn a_report_of_the_first_version_is_compared_with_one_of_today_and_what_is_not_is_said() {
+fn reports_of_format_1_are_compared_and_incomparable_results_are_named() {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let written = |name: &str, report: &Value| {
         let path = folder.path().join(name);
@@ -757,7 +757,7 @@ fn the_doctor_says_which_peer_is_out_of_reach() {
 }
 
 #[test]
-fn people_get_a_table_and_programs_get_columns() {
+fn results_are_printed_as_a_table_or_as_csv() {
     let output = psbench(&["kernels", "--elements", "2000", "-n", "1", "--rule", "sgd"]);
     let table = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(
@@ -777,7 +777,7 @@ fn refused(arguments: &[&str], words: &str) {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_by_name() {
+fn invalid_options_are_refused_by_name() {
     refused(&["pushpull", "--transport", "verbs"], "verbs");
     let loopback = ["--transport", "loopback"];
     refused(&[&["pushpull", "--poll", "adaptive"][..], &loopback].concat(), "--poll adaptive");

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_samples_lie_within_the_quartiles() {
+    fn half_of_the_samples_are_within_the_quartiles() {
         assert_eq!(quartiles(&[1.0, 2.0, 3.0]), None);
         assert_eq!(quartiles(&[4.0, 1.0, 3.0, 2.0, 5.0, 6.0, 7.0, 8.0]), Some((2.0, 6.0)));
     }

@@ -310,7 +310,7 @@ mod tests {
     use super::Ceilings;
 
     #[test]
-    fn a_link_that_shares_its_ways_bounds_a_step_by_both() {
+    fn a_half_duplex_link_bounds_a_step_by_both_directions() {
         let check = |both, (into, out), expected: f64| {
             let ceilings = Ceilings { within: 1.0, into: 10.0, out: 20.0, both };
             assert_eq!(ceilings.together(into, out), expected, "{both}: {into} in, {out} out");

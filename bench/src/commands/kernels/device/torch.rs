@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_merged_into_the_case_that_is_the_same() {
+    fn a_torch_result_is_merged_into_the_same_case() {
         let line = |rule: &str| {
             format!(
                 "{{\"rule\": \"{rule}\", \"gradients\": 8, \"gradient_type\": \"bfloat16\", \"elements\": 7, \
