@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_taken_back_once_and_only_if_it_was_given() {
+    fn memory_is_freed_once_and_only_if_it_was_allocated_here() {
         let mut allocation = Allocation::zeroed(100).expect("there is memory");
         assert_eq!(allocation.bytes_mut(), [0; 100]);
         let pointer = allocation.give();

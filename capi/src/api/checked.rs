@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_names_are_refused() {
+    fn invalid_names_are_refused() {
         let call = Call::begin();
         let long = vec![b'a'; 10 * 1024].into_iter().chain([0]).collect::<Vec<u8>>();
         assert_eq!(call.name(c"fc1.w".as_ptr(), "name"), Ok("fc1.w"));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn pointers_are_looked_at_before_they_are_followed() {
+    fn pointers_are_checked_before_they_are_dereferenced() {
         let call = Call::begin();
         let numbers = [1_u64, 2];
         let odd = ptr::from_ref(&numbers).cast::<u8>().wrapping_add(1).cast::<u64>();

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_was_a_handle_is_told_from_what_was() {
+    fn a_released_handle_is_distinguished_from_an_invalid_one() {
         give_pointer(session());
         check(Handle::Pointer(0).find(), "NULL");
         for bits in [1, 0x7fff_0000_1234, POINTER_BIT, POINTER_BIT | 1, u64::MAX] {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_knows_its_own_handles_and_those_of_before_a_fork() {
+    fn a_registry_knows_its_own_handles_and_those_from_before_a_fork() {
         let parent: &'static Registry = Box::leak(Box::new(Registry::new(1, None)));
         parent.pointers.store(5, Ordering::Relaxed);
         parent.numbers.store(3, Ordering::Relaxed);

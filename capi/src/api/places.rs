@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_written_to_overlaps_nothing() {
+    fn destination_buffers_do_not_overlap() {
         check(&[], false);
         check(&["w0..4", "w4..8", "8..12"], false);
         check(&["0..8", "0..8", "4..12"], false);
