@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_tests_said_is_found() {
+    fn the_output_of_failed_tests_is_found() {
         let output = "running 2 tests\ntest a ... FAILED\ntest b ... ok\n\nfailures:\n\n---- a stdout ----\n\n\
                       thread 'a' panicked at src/a.rs:3:5:\nno\n\n\nfailures:\n    a\n\n\
                       test result: FAILED. 1 passed; 1 failed; 0 ignored\n";
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_passed_elsewhere_was_not_skipped() {
+    fn a_skip_is_dropped_only_if_the_test_passed_elsewhere() {
         let report = "SKIPPED: rdma: a::b: none\nSKIPPED: rdma-core: a::b: old\nSKIPPED: rdma: a::b: none\n\
                       SKIPPED: cuda: a::b: no\nSKIPPED: rdma: a::c: none\nSKIPPED: rdma: no guest\n";
         let left = "SKIPPED: rdma-core: a::b: old\nSKIPPED: cuda: a::b: no\nSKIPPED: rdma: a::c: none\n\

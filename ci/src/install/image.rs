@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_those_of_the_list() {
+    fn libraries_are_read_from_the_output_of_ldd() {
         let listed = "\tlinux-vdso.so.1 (0x7ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x7f1)\n\
                       \t/lib64/ld-linux-x86-64.so.2 (0x7f2)\n";
         let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);

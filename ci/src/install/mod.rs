@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_place_of_a_template_is_left() {
+    fn every_placeholder_of_a_template_is_filled() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/install");
         for (template, _) in TEMPLATES {
             let text = filled(&fs::read_to_string(folder.join(template)).expect("the template is there"));

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_that_waits_for_each_gradient_or_for_what_it_was_handed_is_named() {
+    fn an_update_kernel_without_overlapping_loads_is_named() {
         let found = |loops: [String; 5]| waits("pserver_update_f32_0", &loops.concat());
         let expected = |found: usize, load: &str, times: usize| {
             let what = "loops that ask for as many gradients at once as one thread waits for";

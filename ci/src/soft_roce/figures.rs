@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_stands_beside_what_perftest_measured() {
+    fn our_figures_are_listed_beside_those_of_perftest() {
         let rate =
             " #bytes     #iterations    BW peak\n 65536   200  0.00  0.00  0.0\n 65536   200  21.96   20.00  0.1\n";
         let time = " 8       200          15.16    14132.18      16.00  78.70  731.77  10145.81  14132.18\n";

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_says_what_it_needs() {
+    fn dependencies_of_a_kernel_module_are_read() {
         assert_eq!(needed_modules(b"ELF\0depends=ib_core,udp-tunnel\0x").unwrap(), ["ib_core", "udp_tunnel"]);
         assert!(needed_modules(b"ELF\0depends=\0retpoline=Y\0").unwrap().is_empty());
         assert!(needed_modules(b"ELF").is_err());

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_believed_only_when_it_says_so() {
+    fn a_guest_passes_only_with_an_explicit_verdict() {
         check("", "0 passed, 2 failed, 0 skipped");
         check("@begin one\n@end one 5 0\n@begin two\n@end two 5 0\n@done", "2 passed, 0 failed, 0 skipped");
         // It died after the last program, within it, or before it.

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_are_equal_when_all_are_there_and_are_the_same() {
+    fn models_are_equal_when_all_are_present_and_identical() {
         let one = |text: &str| Some(text.to_owned());
         let check = |models: &[Option<String>], expected| {
             assert_eq!(equal("a test", models), Tally::of_step(expected), "{models:?}");
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_found_and_so_is_a_silence() {
+    fn a_copy_and_a_missing_report_both_fail_the_zero_copy_check() {
         let check = |json: &str, expected: bool| {
             let mut report = Report::default();
             let text =
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_the_last_that_its_program_speaks_of() {
+    fn the_last_model_that_a_program_prints_is_taken() {
         let mut report = Report::default();
         let text = "@@ pserver-guest begin serve-tcp\nmodel a  -\n@@ pserver-guest end serve-tcp 5 0";
         text.lines().for_each(|line| report.take(line));
