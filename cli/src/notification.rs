@@ -70,7 +70,7 @@ mod tests {
     use super::progress;
 
     #[test]
-    fn time_is_asked_for_while_bytes_are_counted() {
+    fn a_stage_that_makes_progress_extends_the_service_managers_timeout() {
         assert_eq!(progress("restoring", (0, 0), (90, 30)).as_deref(), Some("restoring: 30 of 90 bytes"));
         assert_eq!(progress("restoring", (90, 30), (90, 31)).as_deref(), Some("restoring: 31 of 90 bytes"));
         assert_eq!(progress("restoring", (90, 31), (90, 31)), None, "it hangs");

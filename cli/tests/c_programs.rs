@@ -378,7 +378,7 @@ fn gradients_and_parameters_need_no_copies() {
 }
 
 #[test]
-fn gradients_and_parameters_travel_as_halves() {
+fn gradients_and_parameters_are_sent_in_half_precision() {
     let bind = std::env::var("PSERVER_TEST_BIND");
     for bind in bind.as_deref().map_or(vec![TCP, "shm://127.0.0.1:0"], |bind| vec![bind]) {
         check_at(bind, "tests/c/halves.c", Language::C, Link::Shared, nothing);

@@ -47,7 +47,7 @@ fn the_same_is_printed_as_json() {
 }
 
 #[test]
-fn a_contradiction_is_an_error_that_names_both_behind_what_was_found() {
+fn contradicting_ranks_end_with_an_error_that_names_both_after_the_settings() {
     let (output, errors, is_found) = env(&[], "RANK=1 WORLD_SIZE=2 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=0");
     assert!(!is_found && output.contains("# torchrun: RANK = 1 (trainer, not used)"), "{output}");
     let expected = "pserver: trainer (from RANK) is \"1\" and (from SLURM_PROCID) \"0\", each of 2: expected one rank";

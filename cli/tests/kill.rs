@@ -220,7 +220,7 @@ fn a_disturbed_job_has_the_digest_of_an_undisturbed_one() {
 /// Every trainer pushes the same to a dense and to a sparse parameter, whatever is killed meanwhile; payloads are so
 /// short that contributions come in parts.
 #[test]
-fn sparse_is_dense_when_servers_are_killed() {
+fn sparse_equals_dense_when_servers_are_killed() {
     let mut prng = SeededPrng::of("rows under kills");
     let folder = folder();
     let mut processes = Processes::start(Job { chunk_bytes: 4096, ..job(&folder, "sync") });
@@ -302,7 +302,7 @@ fn check_killed_while_initialising(server: usize, declared_before: usize) {
 }
 
 #[test]
-fn a_server_that_is_killed_during_initialisation_holds_nothing_up() {
+fn a_server_killed_during_initialisation_does_not_block_the_job() {
     for server in [0, 1] {
         for declared_before in 0..=3 {
             check_killed_while_initialising(server, declared_before);

@@ -62,7 +62,7 @@ const TRAIN: [&str; 10] = [
 ];
 
 #[test]
-fn an_output_that_takes_nothing_is_an_error_and_never_a_panic() {
+fn an_unwritable_output_is_an_error_and_never_a_panic() {
     let folder = trained();
     let paddle = ["main", "startup"].map(|part| file(&format!("program/tests/paddle/autoencoder.{part}.pb")));
     let [main, startup] = paddle.map(|path| path.display().to_string());
@@ -97,7 +97,7 @@ fn an_output_that_takes_nothing_is_an_error_and_never_a_panic() {
 }
 
 #[test]
-fn an_error_stream_that_takes_nothing_ends_no_work() {
+fn an_unwritable_error_stream_does_not_end_the_work() {
     let folder = trained();
     let paddle = ["main", "startup"].map(|part| file(&format!("program/tests/paddle/autoencoder.{part}.pb")));
     let [main, startup] = paddle.map(|path| path.display().to_string());

@@ -138,7 +138,7 @@ fn check_refused(arguments: &[&str], file: &str, expected: &[&str]) {
 }
 
 #[test]
-fn print_config_says_what_holds_and_where_it_came_from() {
+fn print_config_prints_each_setting_with_its_source() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("pserver.toml");
     fs::write(&path, "trainers = 2\nshards = 3\nmode = \"async\"\n").unwrap();
@@ -485,7 +485,7 @@ fn a_probe_of_the_port_is_not_logged() {
 }
 
 #[test]
-fn inspect_refuses_what_is_neither_and_names_it() {
+fn inspect_refuses_a_path_that_is_no_checkpoint_and_names_it() {
     let folder = TempDir::new().unwrap();
     let check = |path: &Path, status: i32, expected: &str| {
         let ended = run(pserver("inspect").arg(path));

@@ -159,7 +159,7 @@ fn servers_beside_the_trainers_come_to_the_same_model() {
 }
 
 #[test]
-fn a_host_that_goes_down_is_named_and_ends_its_parts_as_all_others_do() {
+fn a_host_that_goes_down_is_named_and_the_job_ends_on_every_host() {
     let Some(hosts) = TwoHosts::new() else { return };
     let folder = tempfile::TempDir::new().expect("there is room");
     let ssh = hosts.ssh(folder.path());

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_for_people() {
+    fn numbers_are_shown_with_units() {
         let check = |time, text| assert_eq!(seconds(time), text);
         check(0.0, "0 s");
         check(12e-6, "12 us");

@@ -113,7 +113,7 @@ fn check_alike(mode: &'static str, tensors: &[Tensor], trainings: &[Training]) {
 }
 
 #[test]
-fn overlapping_and_queued_calls_give_what_blocking_calls_give_in_sync_mode() {
+fn overlapping_and_queued_calls_equal_blocking_calls_in_sync_mode() {
     check_alike("sync", &tensors(MOMENTUM), &[overlapping, queued]);
 }
 
@@ -142,7 +142,7 @@ fn blocking_ones(client: &Client, tensors: &[Tensor], _trainer: u32) -> Values {
 }
 
 #[test]
-fn overlapping_calls_give_what_blocking_calls_give_in_async_mode() {
+fn overlapping_calls_equal_blocking_calls_in_async_mode() {
     let tensors: Vec<Tensor> = tensors("const_lr { learning_rate: 1.0 }").into_iter().map(Tensor::zeroed).collect();
     let (_, expected) = train("async", &tensors, blocking_ones);
     let (_, found) = train("async", &tensors, ones);
@@ -195,7 +195,7 @@ fn words(failure: &Failure, expected: &[&str]) {
 }
 
 #[test]
-fn a_failure_is_told_to_who_waits_and_fails_what_follows_on_the_parameter() {
+fn a_failed_call_fails_its_waiter_and_later_calls_on_the_parameter() {
     let servers = Local::start(&two_servers("sync", TRAINERS));
     let first = client_with(&servers.coordinator(), 0, SHORT);
     let second = client(&servers.coordinator(), 1);
@@ -241,7 +241,7 @@ fn check_sound(clients: [Client; 2], tensors: &[Tensor]) {
 }
 
 #[test]
-fn a_scope_waits_for_its_calls_and_tells_a_failure_that_nobody_heard() {
+fn a_scope_waits_for_its_calls_and_returns_an_unreported_failure() {
     let servers = Local::start(&two_servers("sync", TRAINERS));
     let client = client_with(&servers.coordinator(), 0, SHORT);
     let tensors = tensors(MOMENTUM);
@@ -261,7 +261,7 @@ fn a_scope_waits_for_its_calls_and_tells_a_failure_that_nobody_heard() {
 }
 
 #[test]
-fn a_panic_in_a_scope_ends_its_calls_and_leaves_the_client_whole() {
+fn a_panic_in_a_scope_ends_its_calls_and_leaves_the_client_usable() {
     let servers = Local::start(&two_servers("sync", TRAINERS));
     let clients = [0, 1].map(|trainer| client(&servers.coordinator(), trainer));
     for client in &clients {
@@ -283,7 +283,7 @@ fn a_panic_in_a_scope_ends_its_calls_and_leaves_the_client_whole() {
 }
 
 #[test]
-fn what_is_wrong_with_a_call_is_told_when_it_is_started() {
+fn an_invalid_call_is_refused_when_it_is_started() {
     let servers = Local::start(&two_servers("sync", 1));
     let client = client(&servers.coordinator(), 0);
     let tensors = tensors(MOMENTUM);

@@ -20,7 +20,7 @@ fn check<T>(result: Result<T, Failure>, expected: &CallEnd, text: &str) {
 }
 
 #[test]
-fn programs_tell_the_ends_of_calls_apart() {
+fn programs_distinguish_the_outcomes_of_calls() {
     let local = Local::start(&Job::new(1, 2).with("--round-timeout-seconds", 1));
     let (one, tensors) = (client(&local.coordinator(), 0), [Tensor::new("w", Float32, 5, SGD).zeroed()]);
     assert!(one.begin_init(&Default::default()).expect("it is the first"));
@@ -48,7 +48,7 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 static ASKED: AtomicU32 = AtomicU32::new(0);
 
 #[test]
-fn a_waiting_call_asks_its_program_whether_it_is_to_end() {
+fn a_waiting_call_polls_its_programs_cancellation_check() {
     // The function is the process's: calls of the other tests ask too, and go on.
     thread_local!(static IS_MINE: AtomicBool = const { AtomicBool::new(false) });
     pserver_client::ask_while_waiting(|| {

@@ -95,7 +95,7 @@ fn check_rounds(one: &Client, other: &Client, half: Half) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn one_round_is_had_whole_and_as_halves_on_every_way() {
+fn a_round_is_pulled_in_f32_and_half_precision_over_every_transport() {
     let job = |bind| Job { shards: 2, bind, ..Job::new(2, 2) };
     let mut seen = Vec::new();
     for (bind, half) in [(TCP, Half::Bfloat16), (SHM, Half::Bfloat16), (SHM, Half::Float16)] {
@@ -122,7 +122,7 @@ fn one_round_is_had_whole_and_as_halves_on_every_way() {
 
 /// A view of halves is of half the length, and where the server made them.
 #[test]
-fn views_and_buffers_hold_halves() {
+fn views_and_buffers_hold_half_precision_values() {
     let tensors = tensors();
     for bind in [SHM, TCP] {
         let servers = Local::start(&Job { bind, ..Job::new(1, 1) });
@@ -160,7 +160,7 @@ fn views_and_buffers_hold_halves() {
 }
 
 #[test]
-fn trainers_without_rounds_have_halves_of_what_is_there() {
+fn async_and_bounded_trainers_pull_current_values_in_half_precision() {
     let tensors = vec![Tensor::new("w", Float32, 20_000, "optimizer: SGD const_lr { learning_rate: 1 }").zeroed()];
     for mode in ["async", "bounded"] {
         let job = Job { mode, ..Job::new(1, 2) };
@@ -203,7 +203,7 @@ fn number(half: Half, bytes: &[u8]) -> f64 {
 }
 
 #[test]
-fn what_is_not_had_as_halves_is_refused_by_name() {
+fn an_invalid_half_precision_pull_is_refused_by_name() {
     let tensors = vec![Tensor::new("d", Float64, 4, ADAM), Tensor::new("w", Float32, 4, ADAM)];
     let servers = Local::start(&Job::new(1, 1));
     let client = client(&servers.coordinator(), 0);
@@ -251,7 +251,7 @@ fn course(coordinator: &Address, mut meanwhile: impl FnMut(u64)) -> Vec<[Vec<Vec
 /// A call that a server had when it was killed is sent again when it is back, and what it brings is what it would have
 /// been. No answer can have left: the other trainer has sent nothing.
 #[test]
-fn halves_of_servers_that_are_killed_are_the_same() {
+fn half_precision_pulls_survive_killed_servers() {
     let local = Local::start(&Job::new(2, 2));
     let expected = course(&local.coordinator(), |_| {});
     local.stop();

@@ -105,7 +105,7 @@ fn copied(client: &Client, _: &mut Buffer, tensors: &[Tensor], trainer: u32, rou
 }
 
 #[test]
-fn buffers_and_views_give_the_same_bits_on_every_way() {
+fn buffers_and_views_give_the_same_bits_over_every_transport() {
     let tensors = tensors();
     let job = |bind| Job { shards: 2, bind, ..Job::new(1, 2) };
     let expected = train(&job("tcp://127.0.0.1:0"), &tensors, 5, copied);
@@ -132,7 +132,7 @@ fn two(timeout_seconds: u32) -> (Local, [Client; 2], Vec<Tensor>) {
 }
 
 #[test]
-fn a_view_is_of_its_version_and_of_the_servers_own_memory() {
+fn a_view_keeps_its_version_and_is_the_servers_own_memory() {
     let (servers, [one, other], tensors) = two(60);
     let mut buffer = one.buffer(bytes(&tensors)).expect("there is memory");
     fill(&mut buffer, &tensors, 0, 1);
@@ -182,17 +182,17 @@ fn fails_and_writes(timeout_seconds: u32, words: &str, expected: TransferPath) {
 }
 
 #[test]
-fn a_trainer_that_is_told_who_is_missing_may_write_again() {
+fn a_trainer_whose_round_stalled_may_reuse_its_buffer() {
     fails_and_writes(1, "waits for trainer 1", TransferPath::InPlace);
 }
 
 #[test]
-fn a_trainer_that_gives_up_may_write_again() {
+fn a_trainer_whose_call_timed_out_may_reuse_its_buffer() {
     fails_and_writes(60, "no answer within", TransferPath::Copied);
 }
 
 #[test]
-fn servers_are_killed_and_every_round_is_what_it_would_have_been() {
+fn rounds_in_place_keep_their_values_when_servers_are_killed() {
     let mut prng = SeededPrng::of("in place under kills");
     let (folder, tensors, rounds) = (folder(), tensors(), 40);
     let job = Job { shards: 2, bind: SHM, ..Job::new(1, 2) };
@@ -242,7 +242,7 @@ fn servers_are_killed_and_every_round_is_what_it_would_have_been() {
 
 /// The child process: its gradient is borrowed by the server when the child is killed.
 #[test]
-fn the_child_of_the_next_test() {
+fn child_process_that_lends_a_gradient_and_waits() {
     let Ok(address) = std::env::var(COORDINATOR) else { return };
     let client = client(&Address::parse(&address).expect("it is an address"), 0);
     let mut buffer = client.buffer(128 * 1024).expect("there is memory");
@@ -254,12 +254,12 @@ fn the_child_of_the_next_test() {
 }
 
 #[test]
-fn a_trainer_is_killed_and_what_it_lent_is_read_to_the_end() {
+fn a_gradient_lent_by_a_killed_trainer_is_read_to_the_end() {
     let mut prng = SeededPrng::of("a trainer is killed");
     for _ in 0..5 {
         let (servers, [one, other], tensors) = two(60);
         drop(one);
-        let mut child = one_test("in_place::the_child_of_the_next_test")
+        let mut child = one_test("in_place::child_process_that_lends_a_gradient_and_waits")
             .env(COORDINATOR, servers.coordinator().to_string())
             .stdout(Stdio::piped())
             .spawn()

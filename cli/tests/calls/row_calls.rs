@@ -143,7 +143,7 @@ fn train(bind: &'static str, step: Step) -> Vec<Vec<Given>> {
 }
 
 #[test]
-fn started_and_combined_calls_by_rows_give_what_blocking_calls_give() {
+fn started_and_combined_row_calls_equal_blocking_calls() {
     let expected = train(TCP, blocking);
     assert_ne!(expected[0][0], expected[0][1], "training changes rows");
     for bind in [TCP, SHM] {

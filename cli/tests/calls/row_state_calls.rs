@@ -152,7 +152,7 @@ fn a_table_goes_on_from_the_state_of_another_to_the_bit() {
 }
 
 #[test]
-fn rows_that_no_state_was_given_for_keep_theirs() {
+fn rows_without_a_given_state_keep_their_state() {
     let (folder, table) = (folder(), &tables()[1..2]);
     let undisturbed = Local::start(&job(TCP));
     let mut processes = Processes::start(job(TCP).with_checkpoints(folder.path()).with("--journal", "on"));

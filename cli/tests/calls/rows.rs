@@ -63,20 +63,20 @@ fn check_dense(trainers: u32, servers: u16, shards: u16, mode: &'static str, bin
 }
 
 #[test]
-fn sparse_is_dense_to_the_bit_for_one_trainer() {
+fn sparse_equals_dense_to_the_bit_for_one_trainer() {
     check_dense(1, 1, 1, "sync", "tcp://127.0.0.1:0");
     check_dense(1, 3, 2, "sync", "shm://127.0.0.1:0");
 }
 
 #[test]
-fn sparse_is_dense_to_the_bit_for_many_trainers() {
+fn sparse_equals_dense_to_the_bit_for_many_trainers() {
     check_dense(4, 1, 1, "sync", "tcp://127.0.0.1:0");
     check_dense(2, 2, 3, "sync", "shm://127.0.0.1:0");
     check_dense(3, 3, 1, "sync", "tcp://127.0.0.1:0");
 }
 
 #[test]
-fn sparse_is_dense_where_each_gradient_is_a_step_of_its_own() {
+fn sparse_equals_dense_where_each_gradient_is_a_step() {
     check_dense(1, 2, 2, "async", "tcp://127.0.0.1:0");
     check_dense(1, 1, 2, "delta", "tcp://127.0.0.1:0");
 }
@@ -93,7 +93,7 @@ fn alone(job: &Job, settings: &str) -> (Local, Client) {
 }
 
 #[test]
-fn rows_that_nobody_has_touched_are_the_same_everywhere() {
+fn untouched_rows_have_the_same_initial_values_on_every_server() {
     let settings = "const_lr { learning_rate: 1 } sparse { rows: 1000 width: 4 seed: 9 uniform { low: -2 high: 2 } }";
     let ids = [0, 1 << 62, 77, 0, 12_345_678_901];
     let begins = |servers, shards| {
@@ -111,7 +111,7 @@ fn rows_that_nobody_has_touched_are_the_same_everywhere() {
 }
 
 #[test]
-fn rows_come_to_be_up_to_what_was_declared() {
+fn rows_are_created_up_to_the_declared_number() {
     let job = Job { shards: 2, mode: "async", ..Job::new(1, 1) };
     let settings = "const_lr { learning_rate: 1 } sparse { rows: 500 width: 2 buckets: 2 }";
     let (servers, client) = alone(&job, settings);
@@ -132,7 +132,7 @@ fn rows_come_to_be_up_to_what_was_declared() {
 }
 
 #[test]
-fn rows_are_there_after_a_restart() {
+fn rows_survive_a_restart() {
     let folder = folder();
     let job = Job { shards: 2, ..Job::new(2, 1) }.with_checkpoints(folder.path());
     let matrix = Matrix::new("matrix", 200, 6, "optimizer: Adam adam { } const_lr { learning_rate: 0.01 } l2: 0.1");
@@ -197,7 +197,7 @@ fn a_model_has_matrices_or_ids_with_rows() {
 }
 
 #[test]
-fn what_does_not_fit_rows_is_refused_by_name() {
+fn a_row_call_that_does_not_fit_is_refused_by_name() {
     let (servers, client) = alone(&Job::new(1, 1), "optimizer: SGD sparse { height: 10 width: 2 }");
     let check = |result: Result<(), Failure>, expected: &str| {
         let found = result.expect_err(expected).to_string();
@@ -222,7 +222,7 @@ fn what_does_not_fit_rows_is_refused_by_name() {
 }
 
 #[test]
-fn what_cannot_be_declared_is_refused_by_name() {
+fn an_invalid_declaration_of_rows_is_refused_by_name() {
     let servers = Local::start(&Job::new(1, 1));
     let client = client(&servers.coordinator(), 0);
     let whole = crate::cluster::rows::settings("sparse { rows: 1 width: 1 }");

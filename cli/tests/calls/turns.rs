@@ -61,7 +61,7 @@ fn words(failure: &Failure, expected: &str) {
 }
 
 #[test]
-fn who_begins_again_loses_no_gradient() {
+fn a_second_begin_init_loses_no_gradient() {
     for mode in ["sync", "async"] {
         let servers = servers(mode, 1);
         let client = client(&servers.coordinator(), 0);
@@ -78,7 +78,7 @@ fn who_begins_again_loses_no_gradient() {
 }
 
 #[test]
-fn who_begins_again_applies_no_gradient_twice() {
+fn a_second_begin_init_applies_no_gradient_twice() {
     let servers = servers("async", 1);
     let spoiler = Arc::new(AtomicU8::new(0));
     let client = spoilt(&servers.coordinator(), &spoiler);
@@ -95,7 +95,7 @@ fn who_begins_again_applies_no_gradient_twice() {
 }
 
 #[test]
-fn settings_that_are_refused_choose_nobody() {
+fn a_trainer_with_refused_settings_is_not_chosen_to_initialise() {
     let servers = servers("sync", 2);
     let clients = [0, 1].map(|trainer| client_with(&servers.coordinator(), trainer, Duration::from_secs(10)));
     for text in ["sparse { height: 3 width: 1 }", "home: 0", "sender: 0"] {
@@ -299,7 +299,7 @@ fn threads_of_two_trainers_do_not_wait_for_each_other_crosswise() {
 
 /// A pull waits for a trainer that pushes only when it was looked after a started call meanwhile.
 #[test]
-fn looking_after_a_call_does_not_wait_for_the_calls_of_other_threads() {
+fn polling_a_call_does_not_wait_for_the_calls_of_other_threads() {
     let servers = servers("sync", 2);
     let tensors = [counted("w"), counted("x")];
     let network = Network::new(NetworkOptions::default()).expect("this process can have another transport");

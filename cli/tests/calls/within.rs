@@ -50,7 +50,7 @@ fn trained(make: impl Fn(u32) -> Client) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_job_within_one_process_comes_to_what_it_comes_to_over_sockets() {
+fn a_job_within_one_process_equals_one_over_sockets() {
     let local = Local::start(&job());
     let expected = trained(|trainer| client(&local.coordinator(), trainer));
     local.stop();
@@ -76,7 +76,7 @@ fn a_job_within_one_process_comes_to_what_it_comes_to_over_sockets() {
 }
 
 #[test]
-fn an_address_that_cannot_be_had_within_a_process_is_named() {
+fn an_unusable_address_within_a_process_is_named() {
     let refused = |bind: &'static str, hub: &Hub| {
         let job = Job { bind, ..Job::new(1, 1) };
         Server::start_within(job.settings(0, None), hub).err().expect("it is refused").to_string()

@@ -169,7 +169,7 @@ fn uniform(chunk: &[u8]) -> f32 {
 }
 
 #[test]
-fn no_damage_gives_a_wrong_value_or_loses_a_push_without_a_word_and_inspect_says_what_a_server_does() {
+fn damaged_files_give_no_wrong_value_or_silent_loss_and_inspect_agrees() {
     let mut prng = SeededPrng::of("damage");
     let all: u64 = PUSHES.iter().sum();
     // One directory with many checkpoints, one with a journal from the beginning.

@@ -181,7 +181,7 @@ const SMALL_FILES: &str = "trap '' XFSZ; ulimit -f 512; exec \"$@\"";
 
 /// On the driver that stands in for a device: 25 chunks of Adam, three MiB with their states, where two are allowed.
 #[test]
-fn what_a_device_has_no_room_for_is_refused_where_it_was_named_and_else_stays_on_the_processor() {
+fn parameters_beyond_device_memory_are_refused_or_stay_on_the_cpu() {
     if !standin::is_inside() {
         return match standin::driver_with(&shipped::module()) {
             Ok(told) => standin::run_again(&told.iter().map(|(name, text)| (*name, text.as_str())).collect::<Vec<_>>()),
@@ -310,7 +310,7 @@ fn parameters_that_the_disk_cannot_take_are_refused_at_once() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_named_when_the_deadline_passes() {
+fn a_silent_server_is_named_when_the_deadline_passes() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let address = format!("tcp://{}", silent.local_addr().expect("it is bound"));
     let client = client_with(&Address::parse(&address).expect("it is an address"), 0, SOON);
@@ -341,7 +341,7 @@ fn together<T: Send>(clients: &[Client], call: impl Fn(u32, &Client) -> T + Sync
 }
 
 #[test]
-fn who_leaves_is_not_waited_for() {
+fn rounds_do_not_wait_for_a_departed_trainer() {
     let servers = Local::start(&Job::new(2, 3));
     let tensors = tensors();
     let clients = start_trainers(&servers, &tensors, Duration::from_secs(60));
@@ -384,7 +384,7 @@ fn a_lost_trainer_is_named_and_its_successor_goes_on() {
 
 /// The same for trainers that only push: the second push runs one round ahead, and waits.
 #[test]
-fn a_lost_trainer_is_named_to_those_who_only_push() {
+fn a_lost_trainer_is_named_to_trainers_that_only_push() {
     let servers = Local::start(&Job::new(1, 3).with("--round-timeout-seconds", 1));
     let tensors = tensors();
     let mut clients = start_trainers(&servers, &tensors, Duration::from_secs(20));

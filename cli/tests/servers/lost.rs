@@ -20,7 +20,7 @@ fn check<T>(result: Result<T, Failure>, words: &[&str]) {
 }
 
 #[test]
-fn the_clients_of_a_server_0_that_was_started_anew_are_told_to_make_others() {
+fn clients_of_a_restarted_server_0_are_told_to_make_new_clients() {
     let mut servers = Processes::start(Job::new(1, 1));
     let first = client(&servers.coordinator(), 0);
     assert!(begin(&first, &tensors()).expect("it is chosen"));

@@ -69,7 +69,7 @@ fn a_second_server_of_an_index_does_not_start_while_the_first_one_lives() {
 }
 
 #[test]
-fn a_trainer_without_a_rank_of_its_own_comes_back() {
+fn a_restarted_trainer_without_a_set_rank_gets_its_rank_back() {
     let servers = Local::start(&Job::new(1, 1));
     let coordinator = servers.coordinator();
     let tensors = tensors();
@@ -125,7 +125,7 @@ struct Other(Child);
 impl Other {
     /// Starts one; it says when its round is closed.
     fn start(coordinator: &Address) -> Self {
-        let mut command = one_test("members::a_trainer_in_a_process_of_its_own");
+        let mut command = one_test("members::child_process_of_a_trainer_that_is_killed");
         command.env(TRAINER, coordinator.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         Self(command.spawn().expect("this program starts again"))
     }
@@ -151,7 +151,7 @@ impl Drop for Other {
 
 /// The other process of the tests below; without them it does nothing.
 #[test]
-fn a_trainer_in_a_process_of_its_own() {
+fn child_process_of_a_trainer_that_is_killed() {
     let Ok(coordinator) = std::env::var(TRAINER) else { return };
     let client = client(&Address::parse(&coordinator).expect("it is an address"), 1);
     begin(&client, &tensors()).expect("the tensors are initialised");
@@ -167,7 +167,7 @@ const HEARD_WITHIN: Duration = Duration::from_secs(3);
 const HEARD_AT_LAST: Duration = Duration::from_secs(20);
 
 #[test]
-fn survivors_of_a_killed_trainer_hear_of_it_and_its_successor_goes_on() {
+fn a_killed_trainer_is_named_to_the_others_and_its_successor_goes_on() {
     let (kills, limit) = if is_full() { (50, HEARD_WITHIN) } else { (2, HEARD_AT_LAST) };
     let servers = Local::start(&Job::new(2, 2));
     let coordinator = servers.coordinator();
@@ -209,7 +209,7 @@ fn survivors_of_a_killed_trainer_hear_of_it_and_its_successor_goes_on() {
 
 /// A deadline below the time that a round may take.
 #[test]
-fn a_late_trainer_is_blamed_and_no_healthy_server() {
+fn a_late_trainer_is_named_and_no_healthy_server() {
     let servers = Local::start(&Job::new(2, 2));
     let tensors = tensors();
     let clients: Vec<Client> =

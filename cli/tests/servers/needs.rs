@@ -33,7 +33,7 @@ fn the_page_has_what_the_command_prints() {
 
 /// The files of a job say what it was declared with, and the formula is that of its checkpoints.
 #[test]
-fn needs_of_a_directory_are_those_of_its_job() {
+fn needs_computes_the_memory_of_the_job_in_a_directory() {
     let folder = folder();
     let servers = Local::start(&Job::new(2, 2).with_checkpoints(folder.path()));
     let tensors = [Tensor::new("large", Float32, 3 << 20, ADAM), Tensor::new("small", Float32, 5, ADAM)];
@@ -85,7 +85,7 @@ fn needs_of_a_directory_are_those_of_its_job() {
 }
 
 #[test]
-fn needs_of_nothing_are_refused() {
+fn needs_refuses_arguments_without_a_job() {
     let folder = folder();
     let path = folder.path().to_str().expect("UTF-8");
     for (arguments, expected) in [

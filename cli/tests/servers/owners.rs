@@ -135,7 +135,7 @@ fn without_the_lock(prng: &mut SeededPrng) {
 }
 
 #[test]
-fn of_two_servers_on_one_directory_one_acknowledges_and_nothing_is_lost() {
+fn of_two_servers_on_one_directory_only_the_owner_acknowledges() {
     let mut prng = SeededPrng::of("owners");
     for number in 0..if is_full() { 100 } else { 10 } {
         if number % 2 == 0 { with_the_lock(&mut prng) } else { without_the_lock(&mut prng) }

@@ -59,7 +59,7 @@ fn train(coordinator: &Address, tensors: &[Tensor], last: u64, order: &[u32], ki
 }
 
 #[test]
-fn a_parameter_that_gets_no_gradients_takes_no_trainer_back_to_the_first_step() {
+fn a_frozen_parameter_does_not_reset_a_trainers_step() {
     let trained = tensors();
     let mut all = tensors();
     all.push(Tensor::new("frozen", Float32, 10, "optimizer: SGD"));

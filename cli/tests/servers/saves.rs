@@ -24,7 +24,7 @@ fn whole(models: &Path, path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn trainers_save_one_path_at_once_and_the_file_is_whole() {
+fn concurrent_saves_to_one_path_leave_a_complete_file() {
     let (trainers, saves) = if is_full() { (16, 50) } else { (4, 3) };
     let models = folder();
     let abandoned = models.path().join("saving-0123456789abcdef.partial");

@@ -91,7 +91,7 @@ fn harass(processes: &mut Processes, reports: &mpsc::Receiver<()>, prng: &mut Se
 }
 
 #[test]
-fn a_trainer_that_scribbles_over_what_it_lends_costs_nobody_else_a_gradient() {
+fn a_trainer_that_overwrites_a_lent_buffer_harms_no_other_gradient() {
     let mut prng = SeededPrng::of("scribble");
     let folder = folder();
     let job = Job { bind: "shm://127.0.0.1:0", mode: "async", ..Job::new(1, 2) }.with_checkpoints(folder.path());
@@ -136,7 +136,7 @@ fn lend_some(client: &Client, tensor: &Tensor, times: usize, seed: u64) {
 /// A server applies the bytes that it has journalled, whatever the trainer writes in between: a gradient, or the sum of
 /// a round.
 #[test]
-fn values_that_a_trainer_scribbled_are_the_same_after_a_kill() {
+fn values_from_an_overwritten_buffer_are_the_same_after_a_kill() {
     let mut prng = SeededPrng::of("scribbled");
     for mode in ["async", "sync"] {
         let folder = folder();

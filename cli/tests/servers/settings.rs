@@ -43,7 +43,7 @@ fn values(client: &Client) -> [f32; 2] {
 }
 
 #[test]
-fn what_a_trainer_asks_for_beside_a_job_takes_effect_or_is_refused() {
+fn settings_of_a_trainer_that_joins_a_job_take_effect_or_are_refused() {
     let servers = Local::start(&Job::new(2, 1));
     let coordinator = servers.coordinator();
     let first = client(&coordinator, 0);

@@ -241,7 +241,7 @@ fn check_unfinished_push(end: impl Fn(&mut World)) {
 }
 
 #[test]
-fn a_push_that_its_trainer_does_not_finish_holds_nobody_up() {
+fn an_unfinished_push_does_not_block_a_checkpoint_or_other_trainers() {
     check_unfinished_push(|_| {});
     check_unfinished_push(|world| world.send(FIRST, Frame::bare(Head::new(Kind::Leave)), &[]));
 }

@@ -39,7 +39,7 @@ fn must_be_refused(coordinator: &Address, token_file: Option<&Path>, expected: &
 }
 
 #[test]
-fn who_has_the_token_trains_and_nobody_else_gets_in() {
+fn only_a_trainer_with_the_token_gets_in() {
     for bind in [TCP, "shm://127.0.0.1:0"] {
         let folder = folder();
         let token = write(folder.path(), "token", "correct horse battery staple\n");

@@ -161,7 +161,7 @@ fn check(found: &Outcome) {
 }
 
 #[test]
-fn two_trainers_compute_what_one_process_does_whatever_servers_and_shards() {
+fn two_trainers_equal_one_process_for_any_servers_and_shards() {
     for (servers, shards) in [(1, 1), (2, 2), (9, 1)] {
         let job = Job { shards, chunk_bytes: 4096, ..Job::new(servers, 2) };
         let running = Local::start(&job);
@@ -198,7 +198,7 @@ fn a_killed_server_changes_no_bit() {
 }
 
 #[test]
-fn what_cannot_be_continued_is_refused_by_name() {
+fn a_training_that_cannot_be_continued_is_refused_by_name() {
     let (running, parts) = (Local::start(&Job::new(1, 2)), parts(2, 1));
     let first = client(&running.coordinator(), 0);
     let said = initialise(&first, &parts).expect_err("the batch is not known").to_string();
@@ -253,7 +253,7 @@ fn received(client: &Client, number: u64) -> u64 {
 }
 
 #[test]
-fn items_of_one_sender_reach_readers_in_order_also_when_the_server_is_killed() {
+fn items_of_one_sender_arrive_in_order_when_the_server_is_killed() {
     let folder = folder();
     let job = Job { shards: 2, chunk_bytes: 4096, ..Job::new(1, 2) };
     let mut servers = Processes::start(job.with_checkpoints(folder.path()).with("--journal", "on"));

@@ -98,7 +98,7 @@ fn refused(own: &mut Trainer<'_>, expected: &str) {
 }
 
 #[test]
-fn steps_that_an_op_refuses_leave_nothing() {
+fn a_step_that_an_op_refuses_changes_nothing() {
     let parts = parts(1, 2);
     let running = Local::start(&Job::new(2, 1));
     let client = client(&running.coordinator(), 0);
@@ -166,7 +166,7 @@ fn a_step_whose_server_was_killed_counts_once() {
 }
 
 #[test]
-fn a_job_is_told_how_parts_share_parameters() {
+fn initialisation_sets_the_mode_and_merge_of_the_job() {
     let one = |mode, merge| {
         let transpiler = ParameterServer { mode, merge, ..ParameterServer::default() };
         parts_of(program(), transpiler, Cluster { trainers: 2, servers: 1 })
@@ -191,7 +191,7 @@ fn said(client: &Client, parts: &[ProgramPart]) -> String {
 }
 
 #[test]
-fn a_job_that_shares_otherwise_is_refused_with_both_named() {
+fn a_job_with_another_mode_or_merge_is_refused_with_both_named() {
     let running = Local::start(&Job::new(1, 2));
     let first = client(&running.coordinator(), 0);
     assert_eq!(said(&first, &parts(3, 1)), "found a job of 2 trainers; expected 3, for which the program was divided");
@@ -231,7 +231,7 @@ fn scaled(name: &str) -> Op {
 }
 
 #[test]
-fn all_ops_of_a_beginning_run() {
+fn all_initialising_ops_run() {
     let parts = begun(|ops| {
         filler(ops, "weight").kind = OpKind::Fill { value: 3.0 };
         let place = ops.iter().position(|op| op.role != OpRole::Initialise).expect("there are others");
@@ -252,7 +252,7 @@ fn all_ops_of_a_beginning_run() {
 }
 
 #[test]
-fn who_cannot_make_a_beginning_gives_way_at_once() {
+fn a_trainer_that_cannot_initialise_lets_another_one_at_once() {
     let running = Local::start(&Job::new(1, 2));
     let first = client(&running.coordinator(), 0);
     // The first trainer's product would need two matrices of 2^42 elements.
@@ -281,7 +281,7 @@ fn who_cannot_make_a_beginning_gives_way_at_once() {
 }
 
 #[test]
-fn a_beginning_that_servers_cannot_make_is_refused() {
+fn initialising_ops_that_servers_cannot_run_are_refused() {
     let running = Local::start(&Job::new(1, 1));
     let client = client(&running.coordinator(), 0);
     let fill = |name: &'static str, value| begun(move |ops| filler(ops, name).kind = OpKind::Fill { value });

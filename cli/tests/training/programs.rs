@@ -259,7 +259,7 @@ const TABLE_OPTIMIZERS: [&str; 2] = [
 ];
 
 #[test]
-fn one_trainer_computes_what_one_process_does() {
+fn one_trainer_equals_one_process() {
     for optimizer in OPTIMIZERS {
         let case = Case::digits(1, optimizer);
         case.check(&case.local());
@@ -267,7 +267,7 @@ fn one_trainer_computes_what_one_process_does() {
 }
 
 #[test]
-fn four_trainers_compute_the_same_whatever_servers_and_shards() {
+fn four_trainers_compute_the_same_for_any_servers_and_shards() {
     let case = Case::digits(4, OPTIMIZERS[1]);
     case.check(&case.distributed(1, 1));
 }
@@ -293,7 +293,7 @@ fn tables_with_given_values_end_as_in_one_process() {
 }
 
 #[test]
-fn tables_of_four_trainers_end_the_same_whatever_servers_and_shards() {
+fn tables_of_four_trainers_end_the_same_for_any_servers_and_shards() {
     let case = Case::tables(4, TABLE_OPTIMIZERS[0]);
     case.check(&case.distributed(1, 1));
 }
@@ -326,7 +326,7 @@ fn a_table_that_is_read_whole_is_refused() {
 }
 
 #[test]
-fn a_home_is_kept_when_the_servers_come_back() {
+fn the_owner_of_a_parameter_is_kept_when_servers_restart() {
     let folder = folder();
     let job = Job { shards: 2, chunk_bytes: CHUNK_BYTES, ..Job::new(3, 1) }.with_checkpoints(folder.path());
     let value: Vec<u8> = (0..5 * 4096_u32).flat_map(u32::to_le_bytes).collect();
@@ -357,7 +357,7 @@ fn a_home_is_kept_when_the_servers_come_back() {
 }
 
 #[test]
-fn a_home_is_said_of_one_parameter_and_is_a_server_of_the_job() {
+fn the_owner_setting_is_per_parameter_and_names_a_server_of_the_job() {
     let wish = OptimizerSettings::from_text("home: 1").expect("it is a setting");
     let running = Local::start(&Job::new(1, 1));
     let chosen = client(&running.coordinator(), 0);

@@ -371,7 +371,7 @@ const TABLE_OPTIMIZERS: [&str; 2] = [
 ];
 
 #[test]
-fn rows_without_a_gradient_run_the_stage_too() {
+fn the_server_stage_runs_for_rows_without_a_gradient() {
     for lines in TABLE_OPTIMIZERS {
         let graph = whole(TABLE, lines);
         let data: Vec<[(&str, Tensor); 2]> = (0..9_u16)

@@ -117,7 +117,7 @@ fn columns_are_trained_by_processes_of_a_running_job() {
 }
 
 #[test]
-fn what_cannot_be_cut_by_columns_is_refused() {
+fn a_program_that_cannot_be_cut_by_columns_is_refused() {
     let place = place();
     let refuse = |more: &[&str], expected: &str| {
         let said = place.run(&arguments(more));

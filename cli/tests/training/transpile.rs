@@ -18,7 +18,7 @@ fn transpile(folder: &Path, arguments: &[&str]) -> Result<String, String> {
 }
 
 #[test]
-fn the_documents_show_what_is_printed() {
+fn the_pages_show_the_printed_programs() {
     let divided = ["example.program", "--trainers", "2", "--servers", "1"];
     let columns = ["example.program", "--trainers", "2", "--strategy", "columns"];
     let whole = ["example.program", "--strategy", "whole"];
@@ -56,7 +56,7 @@ fn a_forward_part_is_divided_with_the_optimizer_that_is_given() {
 }
 
 #[test]
-fn what_is_printed_reads_back() {
+fn a_printed_program_is_parsed_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let printed = transpile(&documents(), &["example.program", "--strategy", "whole"]).expect("it is printed");
     std::fs::write(folder.path().join("again.program"), &printed).expect("a file");

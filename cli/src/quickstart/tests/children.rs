@@ -75,7 +75,7 @@ fn a_run_ends_with_its_summary_and_without_children() {
 }
 
 #[test]
-fn a_child_that_dies_is_named_with_its_status_and_last_words() {
+fn a_child_that_dies_is_named_with_its_status_and_last_lines() {
     check_fails(
         "echo one >&2; echo the disk is full >&2; exit 3",
         TRAINER,
@@ -96,7 +96,7 @@ fn a_child_that_leaves_early_is_named() {
 }
 
 #[test]
-fn a_trainer_that_talks_nonsense_is_named() {
+fn a_trainer_with_invalid_output_is_named() {
     check_fails(SERVER, "[ $5 = 3 ] && echo hello; exec cat", "trainer 3 wrote \"hello\"; expected a report in JSON");
 }
 
