@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_known_once_and_never_twice() {
+    fn overlapping_memory_is_registered_only_once() {
         let known = CallerMemory::default();
         let add = |address, bytes| {
             let mapping = Mapping::of_caller(address, bytes)?;
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_callers_is_forgotten_when_no_call_uses_it() {
+    fn memory_of_the_caller_is_deregistered_when_no_call_uses_it() {
         let memory = [0; 100];
         let address = memory.as_ptr().addr();
         let known = CallerMemory::default();
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_a_card_keeps_is_forgotten_and_that_is_said() {
+    fn memory_that_a_device_does_not_release_is_deregistered_with_an_error() {
         let memory = [0; 100];
         let (address, known) = (memory.as_ptr().addr(), CallerMemory::default());
         let mapping = Arc::new(Mapping::of_caller(address, 100).expect("it is some bytes"));

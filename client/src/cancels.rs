@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_began_before_is_cancelled_and_what_begins_later_is_not() {
+    fn a_cancellation_ends_earlier_calls_and_not_later_ones() {
         let (one, other) = (Cancellations::new(), Cancellations::new());
         one.name(Some(1 << 40));
         other.name(Some((1 << 40) + 1));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_c_calls_in_one_function_began_with_it() {
+    fn calls_within_one_scope_are_cancelled_as_of_its_begin() {
         let client = Cancellations::new();
         let call = CallScope::begin();
         client.cancel();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_take_slots_at_once_have_each_its_own() {
+    fn threads_that_take_slots_at_once_get_different_ones() {
         let taken: Vec<_> = std::thread::scope(|threads| {
             let take = || std::iter::repeat_with(Cancellations::new).take(50).collect::<Vec<_>>();
             let all: Vec<_> = (0..8).map(|_| threads.spawn(take)).collect();

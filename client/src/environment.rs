@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_cannot_be_true_are_refused_by_both_names() {
+    fn contradicting_ranks_are_refused_by_both_names() {
         let slurm = ["SLURM_PROCID=2", "SLURM_NTASKS=4", "SLURM_STEP_ID=0"];
         check("", &slurm, "", Ok("trainer = 2 (from SLURM_PROCID); trainers = 4 (from SLURM_NTASKS)"));
         // mpirun numbers what it starts, within a batch script or within the step of its own daemons.
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn server_0_is_found_the_way_other_launchers_name_it() {
+    fn server_0_is_found_by_the_variables_of_other_launchers() {
         let paddle = ["PADDLE_PSERVER_IPS=a,b", "PADDLE_PSERVER_PORT=6", "DMLC_PS_ROOT_URI=d"];
         check("", &paddle, "", Ok("coordinator = a:6 (from PADDLE_PSERVER_IPS and PADDLE_PSERVER_PORT)"));
         check("", &["PADDLE_PSERVER_IPS=a:9,b:8"], "", Ok("coordinator = a:9 (from PADDLE_PSERVER_IPS)"));
@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_source_and_what_was_expected() {
+    fn a_wrong_setting_is_named_with_its_source_and_the_expected_value() {
         check(
             "server_absence=ten",
             &[],

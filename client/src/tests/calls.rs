@@ -88,7 +88,7 @@ fn a_cancelled_call_ends_at_once_and_the_client_goes_on() {
 }
 
 #[test]
-fn started_calls_about_one_parameter_take_turns_and_others_do_not_wait() {
+fn started_calls_on_one_parameter_run_in_order_and_others_do_not_wait() {
     static ONES: [f32; 4] = [1.0; 4];
     let job = TestJob::start(1, 1, 1);
     let client = job.begin(&[("w", vec![0.0; 4]), ("v", vec![0.0; 4])]);
@@ -102,7 +102,7 @@ fn started_calls_about_one_parameter_take_turns_and_others_do_not_wait() {
 }
 
 #[test]
-fn what_a_lost_connection_leaves_unanswered_is_sent_again_and_counts_once() {
+fn unanswered_chunks_are_resent_after_a_reconnect_and_count_once() {
     let job = TestJob::start(1, 2, 1);
     let client = job.begin(&[("w", vec![0.0; 9000])]);
     let mut expected = 0.0;
