@@ -567,22 +567,22 @@ mod tests {
 
     /// A machine without these instructions runs the tiles once more.
     #[test]
-    fn rules_as_tiles_keep_every_promise() {
+    fn rules_as_tiles_pass_the_conformance_suite() {
         measure(&mut Cpu::with(Form::Tiles));
     }
 
     #[test]
-    fn generated_avx2_code_keeps_every_promise() {
+    fn generated_avx2_code_passes_the_conformance_suite() {
         measure(&mut Cpu::with(Form::Avx2));
     }
 
     #[test]
-    fn generated_avx512_code_keeps_every_promise() {
+    fn generated_avx512_code_passes_the_conformance_suite() {
         measure(&mut Cpu::with(Form::Avx512));
     }
 
     #[test]
-    fn the_code_of_every_rule_says_what_the_oracle_says() {
+    fn the_code_of_every_rule_equals_the_oracle() {
         measure(&mut Plain);
     }
 

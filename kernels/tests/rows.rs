@@ -260,14 +260,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_table_is_a_dense_parameter_to_the_bit(settings in settings(), rounds in rounds()) {
+    fn a_table_equals_a_dense_parameter_to_the_bit(settings in settings(), rounds in rounds()) {
         check(&settings, &mut Plain, &rounds)?;
         check(&settings, &mut Cpu::new(), &rounds)?;
     }
 }
 
 #[test]
-fn a_row_that_is_wanted_after_a_long_time_has_missed_every_update() {
+fn a_row_pulled_after_a_long_time_is_caught_up_with_every_update() {
     let touched = |round: u64| vec![vec![(if round.is_multiple_of(1000) { 3 } else { 4 }, 1.0)]];
     let rounds: Vec<_> =
         (0..1500).map(|round| Round { contributions: touched(round), reads: Vec::new(), rate: None }).collect();

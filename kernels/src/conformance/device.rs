@@ -320,7 +320,7 @@ mod tests {
     use crate::cpu::Cpu;
 
     #[test]
-    fn the_simplest_accelerator_keeps_every_promise() {
+    fn the_simulated_accelerator_passes_the_conformance_suite() {
         for (polls, depth) in [(1, 1), (5, 3), (7, 64)] {
             let open = || Box::new(Simulated::new(Cpu::new(), 1 << 24, polls).of_depth(depth)) as Box<dyn Accelerator>;
             check(open, &super::super::rules());
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_faulty_one_is_noticed() {
+    fn a_faulty_accelerator_fails_the_suite() {
         for fault in [Fault::Refuses(3), Fault::Breaks(2), Fault::Dies(4), Fault::IsFull(2), Fault::CannotPin] {
             let open = || {
                 let inner = Simulated::new(crate::FaultyKernels::new(Cpu::new(), u64::MAX), 1 << 24, 2);

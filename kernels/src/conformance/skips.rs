@@ -34,7 +34,7 @@ mod tests {
     use super::names;
 
     #[test]
-    fn what_is_required_is_a_list() {
+    fn required_resources_are_a_list_of_whole_names() {
         let check = |list, expected: [bool; 2]| assert_eq!(["cuda", "g++"].map(|what| names(list, what)), expected);
         check("", [false, false]);
         check("cuda", [true, false]);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_any_length_and_place_becomes_its_halves() {
+    fn a_value_of_any_length_and_alignment_is_narrowed_to_half_precision() {
         let numbers: Vec<u8> = (0..4096_u32).flat_map(|index| index.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
         for half in Half::ALL {
             for (start, elements) in (0..70).map(|count| (count % 5, count)).chain([(3, 4000)]) {

@@ -109,7 +109,7 @@ mod tests {
     use super::{Cache, check};
 
     #[test]
-    fn what_was_kept_comes_back_and_what_was_damaged_does_not() {
+    fn cached_images_are_returned_and_damaged_ones_are_not() {
         let folder = tempfile::tempdir().expect("there is a folder for tests");
         let cache = Cache::new(&folder.path().join("made/when/needed")).expect("nothing is there yet");
         assert_eq!(cache.get("one"), None);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_ours_alone_is_no_cache() {
+    fn a_folder_that_others_may_write_is_not_used_as_cache() {
         let file = tempfile::NamedTempFile::new().expect("there is a file for tests");
         assert!(Cache::new(file.path()).is_none(), "it is a file");
 

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_artifacts_are_those_of_the_text_that_the_code_makes_now() {
+    fn the_shipped_artifacts_are_up_to_date_with_the_kernel_source() {
         let made = manifest(&cubin(), &ptx());
         assert!(made == MANIFEST, "kernels or rules changed: run `cargo ci kernels`; the manifest would be\n{made}");
     }

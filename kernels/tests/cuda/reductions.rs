@@ -219,7 +219,7 @@ fn strange() -> Prepared {
 }
 
 #[test]
-fn scalars_reckoned_on_the_device_are_those_of_the_host() {
+fn scalars_computed_on_the_device_equal_those_of_the_host() {
     on_every(&module(), check_scalars);
 }
 

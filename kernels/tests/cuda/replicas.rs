@@ -20,7 +20,7 @@ const CASES: [(ElementType, usize, usize); 4] =
     [(Float32, LONG, 0), (Float32, SHORT, 4), (Bfloat16, SHORT, 0), (Bfloat16, SHORT, 2)];
 
 #[test]
-fn a_gradient_is_the_sum_of_all_places_and_a_value_goes_to_all() {
+fn a_gradient_is_the_sum_of_all_replicas_and_a_value_goes_to_all() {
     on_device(&module(), |device| {
         for (element_type, elements, align) in CASES {
             let contents: Vec<_> = (1..=PLACES).map(|place| values(element_type, elements, place, 1)).collect();

@@ -20,7 +20,7 @@ use crate::launcher::{DeviceAddress, Launcher, assert_a_lost_launch_is_noticed, 
 use crate::launches::{FLOATS, Launch, Left, Port, assert_same, floats, plain, size};
 
 #[test]
-fn the_kernels_keep_every_promise_of_the_port() {
+fn the_cuda_kernels_pass_the_conformance_suite() {
     on_every(&module(), check_port);
 }
 
@@ -199,7 +199,7 @@ fn digest(left: &Left, element_type: ElementType) -> String {
 }
 
 #[test]
-fn a_sum_so_far_stands_in_front_and_may_be_all_there_is() {
+fn a_partial_sum_is_the_first_addend_and_may_be_the_only_one() {
     on_every(&module(), check_sums_so_far);
 }
 
@@ -323,7 +323,7 @@ fn launch_too_much(launcher: &mut dyn Launcher, more: u64) {
 
 /// The process ends; on a device the bytes beside a buffer have changed.
 #[test]
-fn a_kernel_that_leaves_its_buffers_is_caught() {
+fn a_kernel_that_writes_out_of_bounds_is_caught() {
     for (more, is_caught) in [(0, false), (1, true), (4, true), (4096, true)] {
         let Some(mut shim) = Shim::new(&module()) else { return };
         launch_too_much(&mut shim, more);
@@ -332,7 +332,7 @@ fn a_kernel_that_leaves_its_buffers_is_caught() {
 }
 
 #[test]
-fn a_kernel_that_writes_beside_a_buffer_of_a_device_is_caught() {
+fn a_kernel_that_writes_out_of_bounds_on_a_device_is_caught() {
     on_device(&module(), |device| {
         launch_too_much(device, 0);
         for more in [1, 4] {

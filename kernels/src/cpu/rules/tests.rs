@@ -298,7 +298,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn rules_with_more_values_than_registers_do_too(case in cases(60..RULE_OPS_MAX - 20)) {
+    fn rules_with_more_values_than_registers_match_the_reference(case in cases(60..RULE_OPS_MAX - 20)) {
         check(&case);
     }
 }
@@ -311,7 +311,7 @@ fn many_rules() -> Vec<Arc<Lowered>> {
 }
 
 #[test]
-fn more_rules_than_are_kept_are_right_and_take_no_more_room() {
+fn rules_beyond_the_cache_size_are_correct_and_take_no_more_memory() {
     let all = many_rules();
     for form in Form::here() {
         let mut rules = RuleKernels::new(form);

@@ -86,7 +86,7 @@ fn a_job_has_the_bits_of_the_plain_form_in_every_order() {
 }
 
 #[test]
-fn the_job_itself_is_right() {
+fn the_job_of_the_suite_has_the_committed_digest() {
     assert_eq!(job::run(&mut Simulated::new(Plain, 1 << 20, 3)), Fate::default());
     assert_eq!(job::digest(), job::DIGEST);
 }
@@ -290,7 +290,7 @@ fn a_copy_that_is_refused_after_the_kernel_breaks_the_slot_and_no_other() {
 }
 
 #[test]
-fn states_that_are_loaded_by_half_break_the_slot_and_no_other() {
+fn a_partly_loaded_state_breaks_its_slot_and_no_other() {
     check_failure("cuMemcpyHtoDAsync_v2:2:1", broken);
 }
 
@@ -358,7 +358,7 @@ fn run(device: &mut Cuda, work: Work) -> (Work, Result<(), Failure>) {
 }
 
 #[test]
-fn what_streams_cannot_do_loses_the_device_and_what_it_may_write() {
+fn a_failed_stream_loses_the_device_and_the_memory_it_may_write() {
     check_failure("execute:100:719", |fate| {
         let Fate { refused, broken, lost, kept } = fate;
         let why = lost.as_ref().is_some_and(|why| why.contains("CUDA_ERROR_LAUNCH_FAILED (719)"));
@@ -367,7 +367,7 @@ fn what_streams_cannot_do_loses_the_device_and_what_it_may_write() {
 }
 
 #[test]
-fn a_question_that_is_not_answered_loses_the_device() {
+fn a_failed_event_query_loses_the_device() {
     check_failure("cuEventQuery:50:214", |fate| {
         fate.lost.as_ref().is_some_and(|why| why.contains("cuEventQuery: CUDA_ERROR_ECC_UNCORRECTABLE (214)"))
     });
@@ -401,7 +401,7 @@ fn nothing_goes_to_the_device_from_memory_that_is_not_pinned() {
 }
 
 #[test]
-fn a_trainers_memory_is_pinned_until_it_has_left() {
+fn a_trainers_memory_is_pinned_until_the_trainer_departs() {
     each(&[&[]], || {
         let mut budget = Budget::new();
         budget.line("test", CHUNK_BYTES, 8);
@@ -427,7 +427,7 @@ fn a_trainers_memory_that_cannot_be_pinned_is_copied_all_the_same() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
+fn a_failed_allocation_names_its_bytes() {
     let Some(library) = library(&job::module()) else { return };
     each(&[&[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_MEMORY", "1000000")]], || {
         let refused = Cuda::open(CudaSettings::of(0)).map(|_| ()).expect_err("there is less");
@@ -466,7 +466,7 @@ fn memory_that_is_not_there_is_asked_for_by_its_bytes() {
 }
 
 #[test]
-fn what_a_device_that_is_full_lacks_first_is_said_with_its_bytes() {
+fn a_full_device_names_the_first_failed_allocation_and_its_bytes() {
     let check = |failing: &str, words: &[&str]| {
         each(&[&[("PSERVER_STANDIN_FAIL", failing)]], || {
             let text = Cuda::open(settings()).map(|_| ()).expect_err("it is full").to_string();
@@ -486,7 +486,7 @@ fn what_a_device_that_is_full_lacks_first_is_said_with_its_bytes() {
 }
 
 #[test]
-fn what_a_device_does_not_take_is_refused_by_name() {
+fn resident_data_that_does_not_fit_the_device_is_refused_by_name() {
     each(&[&[]], || {
         let mut device = open();
         let mut check = |element_type, bytes, code: DeviceCode, words: &str| {

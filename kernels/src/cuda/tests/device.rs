@@ -39,7 +39,7 @@ fn some(rules: Vec<Rule>) -> Vec<Rule> {
 }
 
 #[test]
-fn rules_of_the_suite_are_left_where_there_is_no_compiler() {
+fn rules_of_the_suite_are_left_out_without_a_compiler() {
     let (shipped, others): (Vec<_>, Vec<_>) = conformance::rules().into_iter().partition(is_shipped);
     let names = shipped.iter().map(|rule| rule.algorithm.name()).collect::<std::collections::BTreeSet<_>>();
     assert!(8 <= names.len() && !others.is_empty(), "shipped: {names:?}, others: {}", others.len());
@@ -55,7 +55,7 @@ fn a_job_on_the_device_has_the_committed_digest() {
 }
 
 #[test]
-fn the_device_keeps_every_promise_of_the_suite() {
+fn the_device_passes_the_accelerator_suite() {
     let Some(device) = device() else { return };
     let rules = rules();
     let open = || -> Box<dyn Accelerator> { Box::new(Cuda::open(settings()).expect("it was there")) };

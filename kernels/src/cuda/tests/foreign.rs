@@ -21,7 +21,7 @@ fn device(found: MemoryOwner) -> Arc<ForeignMemory> {
 }
 
 #[test]
-fn where_there_is_no_driver_all_memory_is_the_hosts() {
+fn without_a_driver_all_memory_is_host_memory() {
     without_driver(|| {
         let own = [0_u8; 64];
         assert_eq!(found(own.as_ptr().addr() as u64, 64), Ok(false));
@@ -29,7 +29,7 @@ fn where_there_is_no_driver_all_memory_is_the_hosts() {
 }
 
 #[test]
-fn where_nobody_has_loaded_the_driver_nobody_is_asked() {
+fn memory_is_host_memory_while_the_driver_is_not_loaded() {
     each(&[&[], &[("PSERVER_STANDIN_STRANGERS", "201")]], || {
         let own = [0_u8; 64];
         let address = own.as_ptr().addr() as u64;
@@ -107,7 +107,7 @@ fn memory_of_another_kind_is_refused_with_what_was_expected() {
 }
 
 #[test]
-fn memory_that_is_not_all_there_is_refused_with_what_is() {
+fn a_range_beyond_its_allocation_is_refused_with_the_allocated_bytes() {
     each(&[&[GUARD]], || {
         let context = CudaContext::open(0).expect("there is one");
         let memory = DeviceMemory::new(&context, 1000).expect("there is as much");
@@ -120,7 +120,7 @@ fn memory_that_is_not_all_there_is_refused_with_what_is() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_said() {
+fn errors_of_the_driver_are_named() {
     each(
         &[&[("PSERVER_STANDIN_FAIL", "cuMemHostAlloc:1:2,cuMemcpyDtoHAsync_v2:1:700,cuPointerGetAttribute:1:999")]],
         || {

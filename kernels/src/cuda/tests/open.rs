@@ -55,7 +55,7 @@ fn each_call_that_fails_while_a_device_is_opened_is_named() {
 }
 
 #[test]
-fn a_machine_that_is_not_ready_is_told_its_remedy() {
+fn an_unusable_driver_is_reported_with_the_remedy() {
     each(&[&[("PSERVER_STANDIN_FAIL", "cuInit:1:802,cuInit:2:803,cuInit:3:999")]], || {
         for (code, remedy) in [("802", "nvidia-fabricmanager"), ("803", "one package"), ("999", "nvidia-modprobe -u")] {
             let found = refusal(0);
@@ -66,7 +66,7 @@ fn a_machine_that_is_not_ready_is_told_its_remedy() {
 }
 
 #[test]
-fn a_device_says_what_it_is() {
+fn a_device_reports_its_properties() {
     each(&[&[]], || {
         let context = CudaContext::open(0).expect("there is one");
         let found = context.properties();
@@ -76,7 +76,7 @@ fn a_device_says_what_it_is() {
 }
 
 #[test]
-fn memory_is_taken_and_given_back() {
+fn device_memory_is_allocated_and_freed() {
     each(&[&[("PSERVER_STANDIN_MEMORY", "1000000")]], || {
         let context = CudaContext::open(0).expect("there is one");
         let memory = DeviceMemory::new(&context, 600_000).expect("there is as much");

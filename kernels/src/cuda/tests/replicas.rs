@@ -138,7 +138,7 @@ fn sum(element_type: ElementType, contents: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_read_is_the_sum_of_all_devices_in_their_order() {
+fn a_fetched_sum_adds_all_devices_in_order() {
     in_each(&[], || {
         for element_type in TYPES {
             for bytes in [8, 24, 1000, LONG] {
@@ -158,7 +158,7 @@ fn what_is_read_is_the_sum_of_all_devices_in_their_order() {
 }
 
 #[test]
-fn some_of_it_is_summed_also_where_that_is_not_on_a_multiple_of_16() {
+fn a_part_at_any_offset_is_summed_over_the_replicas() {
     in_each(&[], || {
         let memory = replicated(4096);
         let contents = numbers(ElementType::Float32, 4096);
@@ -179,7 +179,7 @@ fn some_of_it_is_summed_also_where_that_is_not_on_a_multiple_of_16() {
 }
 
 #[test]
-fn what_is_written_goes_to_all_devices() {
+fn a_store_writes_to_all_devices() {
     in_each(&[], || {
         let memory = replicated(1000);
         memory.fill(&numbers(ElementType::Float32, 1000));
@@ -195,7 +195,7 @@ fn what_is_written_goes_to_all_devices() {
 }
 
 #[test]
-fn what_default_streams_were_told_has_happened_before_a_sum_and_before_a_value() {
+fn sums_and_fetches_wait_for_the_default_streams() {
     let Some(library) = kernels(&ModuleSource::new([], [], &[])) else { return };
     let library = library.display().to_string();
     each_seed(8, &[("PSERVER_STANDIN_KERNELS", library.as_str()), ("PSERVER_STANDIN_DEVICES", "3")], || {
@@ -227,7 +227,7 @@ fn what_default_streams_were_told_has_happened_before_a_sum_and_before_a_value()
 }
 
 #[test]
-fn what_cannot_be_a_replica_is_refused_with_what_was_expected() {
+fn invalid_replicas_are_refused_with_the_expected_memory() {
     in_each(&[], || {
         let memory = allocate(1000);
         let [first, second, _] = [0, 1, 2].map(|ordinal| address(&memory[ordinal]));
@@ -251,7 +251,7 @@ fn what_cannot_be_a_replica_is_refused_with_what_was_expected() {
 }
 
 #[test]
-fn at_most_64_places_are_one() {
+fn memory_has_at_most_63_replicas() {
     in_each(&[], || {
         let context = CudaContext::open(0).expect("there are three");
         let memory = DeviceMemory::new(&context, 65 * 64).expect("there is as much");
@@ -271,7 +271,7 @@ fn at_most_64_places_are_one() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_said_and_the_next_call_is_well() {
+fn errors_of_the_driver_are_named_and_the_next_call_succeeds() {
     in_each(&[("PSERVER_STANDIN_FAIL", "cuMemcpyPeerAsync:1:719,cuLaunchKernel:1:701,cuMemAlloc_v2:4:2")], || {
         let memory = allocate(1000);
         let all = find(address(&memory[0]), 1000);

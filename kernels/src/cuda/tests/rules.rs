@@ -132,7 +132,7 @@ fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() 
 
 /// A module takes device memory too: compiled now, cached by an earlier run, or loaded lazily.
 #[test]
-fn a_rule_for_whose_kernel_there_is_no_room_is_refused_with_the_bytes() {
+fn a_rule_whose_kernel_does_not_fit_the_device_is_refused_with_its_bytes() {
     let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };
     let folder = tempfile::tempdir().expect("there is a folder for tests");
     let (cache, words) = (folder.path().join("cache").display().to_string(), "bytes of kernels were to be loaded, ");
@@ -177,7 +177,7 @@ fn damage(folder: &Path) {
 }
 
 #[test]
-fn a_rule_that_nobody_can_compile_is_refused_with_the_reason() {
+fn a_rule_that_no_compiler_accepts_is_refused_with_the_reason() {
     let Some(library) = fixed() else { return };
     if sys::compilers().next().is_some() && !is_inside() {
         return skip("a host without libnvrtc", "this one has it");

@@ -108,12 +108,12 @@ fn expected() -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn what_waits_for_an_event_happens_after_it() {
+fn work_that_waits_for_an_event_runs_after_it() {
     each_seed(8, &[], || assert!(sums() == expected(), "the lanes ran in another order than asked for"));
 }
 
 #[test]
-fn lanes_that_do_not_wait_are_seen_to_be_wrong() {
+fn streams_that_ignore_waits_give_a_wrong_sum() {
     each_seed(4, &[("PSERVER_STANDIN_NO_WAITS", "1")], || assert!(sums() != expected(), "this order hides the waits"));
 }
 

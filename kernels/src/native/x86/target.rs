@@ -57,7 +57,7 @@ fn family() -> u32 {
 }
 
 #[test]
-fn processors_have_their_counts() {
+fn each_cpu_family_has_its_number_of_gradients_per_call() {
     assert_eq!(
         [(b"AuthenticAMD", 25), (b"AuthenticAMD", 26), (b"GenuineIntel", 6)]
             .map(|(maker, family)| of_processor(maker, family)),
