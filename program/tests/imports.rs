@@ -193,7 +193,7 @@ fn dropped_elements_are_zero() {
 }
 
 #[test]
-fn what_has_no_counterpart_is_refused_by_op_and_variable() {
+fn ops_without_a_counterpart_are_refused_by_op_and_variable() {
     for (name, expected) in [
         (
             "embedding_lazy_adam",
@@ -289,7 +289,7 @@ fn changes_of_gradients_and_of_parameters_are_refused() {
 }
 
 #[test]
-fn the_report_says_what_became_of_everything() {
+fn the_import_report_lists_mapped_dropped_and_chosen_items() {
     let report = import("fc_adam_l2").unwrap().report.join("\n");
     for expected in [
         "mapped: 2 mul",

@@ -42,6 +42,6 @@ fn examples(name: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn whatever_comes_is_read_or_refused() {
+fn random_input_is_parsed_or_refused() {
     random::run_all(&reading::ALL, examples);
 }

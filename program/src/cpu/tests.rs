@@ -2,17 +2,17 @@ use super::CpuArithmetic;
 use crate::conformance;
 
 #[test]
-fn the_cpu_keeps_what_arithmetic_promises() {
+fn the_cpu_arithmetic_passes_the_conformance_suite() {
     conformance::check(&mut CpuArithmetic::default());
 }
 
 #[test]
-fn the_oracle_keeps_what_arithmetic_promises() {
+fn the_oracle_passes_the_conformance_suite() {
     conformance::check(&mut crate::PlainArithmetic);
 }
 
 #[test]
 #[should_panic(expected = "matmul")]
-fn a_wrong_product_is_found() {
+fn a_wrong_product_fails_the_suite() {
     conformance::check(&mut conformance::FaultyArithmetic::default());
 }

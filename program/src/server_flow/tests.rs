@@ -74,7 +74,7 @@ const RATE: &str = "lr_policy: Const const_lr { learning_rate: 1.0 }";
 const USUAL: &str = "l1: 0.0 l2: 0.0 regularizer: Proximal rate_scale: 1.0";
 
 #[test]
-fn the_modes_are_what_the_ops_are_told() {
+fn the_mode_follows_from_the_attributes_of_the_ops() {
     let sgd = format!("optimizer: SGD {RATE} {USUAL}");
     let program = |accumulator: &str, count: u32| {
         format!(
@@ -248,7 +248,7 @@ fn check_alike(mode: Mode, merge: Merge, rule: &str, is_table: bool) {
 }
 
 #[test]
-fn a_server_makes_what_the_transpiler_writes() {
+fn servers_compile_the_programs_of_the_transpiler() {
     let rules = [
         "optimizer: SGD",
         "sgd { momentum: 0.9 nesterov: true } const_lr { learning_rate: 0.1 } l2: 0.01",

@@ -97,7 +97,7 @@ fn an_update_alone_has_no_stage() {
 }
 
 #[test]
-fn a_number_that_two_parameters_read_ties_them_nowhere() {
+fn a_scalar_that_two_parameters_read_does_not_join_their_stages() {
     let update = |name: &str| {
         format!(
             "optimize {name}@g = mul({name}@gradient, factor)
@@ -111,7 +111,7 @@ fn a_number_that_two_parameters_read_ties_them_nowhere() {
 }
 
 #[test]
-fn what_no_stage_can_do_is_refused_by_its_op() {
+fn an_op_that_no_server_stage_can_run_is_refused_by_name() {
     let refuse = |lines: &str, expected: &str| {
         let text = stages(lines).expect_err(lines);
         assert!(text.contains(expected), "{lines}: {text}");

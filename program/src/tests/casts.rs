@@ -63,7 +63,7 @@ fn a_cast_to_a_half_rounds_once() {
 }
 
 #[test]
-fn what_a_half_can_be_is_exact_on_the_way() {
+fn half_precision_values_are_narrowed_exactly() {
     for bits in 0..=u16::MAX {
         for value in [f16::from_bits(bits).to_f64(), bf16::from_bits(bits).to_f64()] {
             let narrow = f64::from(narrowing::round_to_odd(value));

@@ -294,7 +294,7 @@ block 1 in 0 {
 
 /// Two bytes each, so that a program of the most bytes has millions of them.
 #[test]
-fn what_a_program_has_too_many_of_is_refused_before_it_takes_memory() {
+fn oversized_programs_are_refused_before_memory_is_allocated() {
     fn message(number: u8, inner: &[u8]) -> Vec<u8> {
         let mut bytes = vec![number << 3 | 2];
         prost::encoding::encode_varint(inner.len() as u64, &mut bytes);

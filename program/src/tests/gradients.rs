@@ -237,7 +237,7 @@ fn the_gradients_of_functions_agree_with_differences() {
 }
 
 #[test]
-fn the_gradients_of_what_arranges_agree_with_differences() {
+fn the_gradients_of_layout_ops_agree_with_differences() {
     check("sum", |p| {
         let (a, b) = (parameter(p, "a", &[2, 3]), parameter(p, "b", &[2, 3]));
         weighed(p, p.sum(&[a, b, a]), &[2, 3])
@@ -484,7 +484,7 @@ fn a_parameter_that_an_op_updates_already_gets_no_gradient() {
 }
 
 #[test]
-fn what_has_no_gradient_is_refused() {
+fn a_loss_without_a_gradient_is_refused() {
     let table: [(&str, Loss, &str); 7] = [
         ("no parameter", |p| p.mean(p.data("x", F64, [Dim::Batch])), "depends on no parameter"),
         ("no scalar", |p| p.tanh(parameter(p, "a", &[2])), "the loss \"loss\" is float64[2]; expected a scalar"),

@@ -200,7 +200,7 @@ fn functions_say_what_does_not_fit() {
 }
 
 #[test]
-fn what_adds_and_arranges_says_what_does_not_fit() {
+fn sum_and_layout_ops_name_the_input_that_does_not_fit() {
     gives(OpKind::Sum, "w v momentum", "y", "float32[4, 3]");
     gives(OpKind::Sum, "rows rows", "y", "rows(float32, 9, 4)");
     gives(OpKind::Sum, "rows table", "y", "float32[9, 4]");
@@ -254,7 +254,7 @@ fn what_adds_and_arranges_says_what_does_not_fit() {
 }
 
 #[test]
-fn what_is_made_from_nothing_says_what_does_not_fit() {
+fn initialising_ops_name_the_output_that_does_not_fit() {
     let uniform = |low, high| OpKind::Uniform { low, high, seed: 1, first: 0 };
     let gaussian = |deviation| OpKind::Gaussian { mean: 0.0, deviation, seed: 1, first: 0 };
     gives(uniform(-1.0, 1.0), "", "w", "float32[4, 3]");
@@ -502,7 +502,7 @@ fn flow_says_what_does_not_fit() {
 }
 
 #[test]
-fn variables_are_written_by_whom_they_are_for() {
+fn writes_that_the_purpose_of_a_variable_forbids_are_refused() {
     check(
         OpKind::Relu,
         "x",
@@ -540,7 +540,7 @@ fn declares(facts: VariableFacts, purpose: Purpose, expected: &str) {
 }
 
 #[test]
-fn declarations_say_what_cannot_be() {
+fn invalid_declarations_are_named() {
     let dense = |shape: &[u64]| VariableFacts::fixed(Float32, shape);
     declares(dense(&[2, 0]), Purpose::Data, "is float32[2, 0]; found a dimension of 0; expected 1 or more");
     declares(

@@ -114,7 +114,7 @@ fn selected_rows_update_as_the_whole_gradient_does() {
 }
 
 #[test]
-fn what_cannot_be_optimized_is_refused_and_the_program_is_as_it_was() {
+fn an_invalid_optimizer_call_is_refused_and_changes_nothing() {
     let (program, gradients) = table();
     let other = |parameter: &str, gradient: &str| {
         vec![ParameterGradient { parameter: parameter.to_owned(), gradient: gradient.to_owned() }]
@@ -159,7 +159,7 @@ fn rows_of_a_tensor_are_filled_as_in_the_whole() {
 }
 
 #[test]
-fn a_gradient_is_there_after_its_update_whatever_it_is() {
+fn any_kind_of_gradient_can_be_read_after_its_update() {
     let config = "config=\"optimizer: SGD const_lr { learning_rate: 0.25 }\"";
     let text = format!(
         "block 0 {{ data g: float32[2] parameter w: float32[2] parameter v: float32[2]

@@ -61,7 +61,7 @@ fn look_up(executor: &mut Executor, post: &mut Post, row: i64) -> Result<(), Fai
 }
 
 #[test]
-fn a_run_that_failed_is_as_if_it_had_not_begun() {
+fn a_failed_run_is_rolled_back() {
     let (mut found, mut expected) = (executor(&lookups(), &[], 1), executor(&lookups(), &[], 1));
     let (mut given, mut wanted) = (Post::new(99), Post::new(99));
     for row in [1, 7, 2, -1, 9, 3, 3, 4, 0, 1] {
@@ -81,7 +81,7 @@ fn a_run_that_failed_is_as_if_it_had_not_begun() {
 }
 
 #[test]
-fn a_run_that_is_half_over_does_not_begin_again() {
+fn a_partly_finished_run_does_not_start_again() {
     let p = Builder::new();
     let table = p.parameter("table", Float64, &[4, 1], Initializer::Zeros, 0);
     let ids = p.data("ids", Int64, [Dim::Batch]);
@@ -125,7 +125,7 @@ impl Arithmetic for Once {
 }
 
 #[test]
-fn pieces_stay_when_they_cannot_be_made_one() {
+fn pieces_are_kept_when_their_merge_fails() {
     let x = variable("x", number(), Purpose::Temporary);
     let body = vec![
         recv("in", &["x", "from"]),
@@ -152,7 +152,7 @@ fn pieces_stay_when_they_cannot_be_made_one() {
 
 /// An update that lacks a state takes nothing away.
 #[test]
-fn an_update_that_lacks_something_keeps_what_there_is() {
+fn an_update_without_its_state_changes_nothing() {
     let p = Builder::new();
     p.parameter("w", Float32, &[1], Initializer::Constant(3.0), 0);
     p.data("slope", Float32, [Dim::Fixed(1)]);
@@ -187,7 +187,7 @@ fn listing(count: u32) -> Executor {
 }
 
 #[test]
-fn a_list_of_strings_does_not_depend_on_their_arrival() {
+fn a_list_of_strings_does_not_depend_on_the_order_of_arrival() {
     let given = ["zebra", "trainer:10", "server:0", "trainer:x", "", "trainer:2", "host:7164", "apple"];
     let expected = ["trainer:2", "trainer:10", "server:0", "", "apple", "host:7164", "trainer:x", "zebra"];
     let mut orders = vec![given.to_vec(), expected.to_vec()];
@@ -241,7 +241,7 @@ fn alone(kind: OpKind, inputs: &[&str], shape: &[u64]) -> Graph {
 }
 
 #[test]
-fn what_there_is_no_memory_for_is_refused_by_name() {
+fn outputs_beyond_the_memory_bound_are_refused_by_name() {
     let kind = OpKind::Matmul { transpose_left: true, transpose_right: false };
     let graph = alone(kind, &["x", "x"], &[1, 1 << 20]);
     let (mut arithmetic, mut kernels) = (PlainArithmetic, Plain);
@@ -277,7 +277,7 @@ fn what_there_is_no_memory_for_is_refused_by_name() {
 
 /// Values count together, and only while they exist.
 #[test]
-fn the_bound_is_of_all_values_together() {
+fn the_memory_bound_is_on_the_sum_of_all_values() {
     let p = Builder::new();
     let x = p.data("x", Float64, [Dim::Batch]);
     p.named("three", p.scale(p.scale(p.scale(x, 2.0), 2.0), 2.0));

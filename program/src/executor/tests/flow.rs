@@ -46,7 +46,7 @@ fn a_recv_runs_once_a_send_has_run_and_gives_data_and_address() {
 }
 
 #[test]
-fn a_send_waits_for_room_and_makes_those_before_it_wait() {
+fn a_send_to_a_full_channel_blocks_its_own_senders() {
     let body = vec![recv("in", &["x"]), send("out", SINK, "x")];
     let mut executor = executor(&Arc::new(loops(vec![], vec![(vec![x()], body)])), &[], 2);
     let mut post = Post::new(1);
@@ -87,7 +87,7 @@ fn an_enqueue_waits_for_space_and_drops_nothing() {
 }
 
 #[test]
-fn a_dequeue_waits_for_as_many_as_it_gives() {
+fn a_dequeue_waits_for_all_items_of_its_outputs() {
     for (outputs, sent, expected) in
         [(&["a"][..], "a", vec![0.0, 1.0, 2.0, 3.0, 4.0]), (&["a", "b"], "b", vec![1.0, 3.0])]
     {
@@ -145,7 +145,7 @@ fn a_string_accumulator_lists_the_senders_in_their_order() {
 }
 
 #[test]
-fn in_rounds_nobody_is_counted_twice_and_an_early_piece_waits() {
+fn a_round_counts_a_trainer_once_and_an_early_piece_waits() {
     let senders = [trainer(0), trainer(1)];
     let mut executor = executor(&Arc::new(accumulated(2, Merge::Sum, Some(0))), &senders, 2);
     let mut post = Post::new(9);
@@ -158,7 +158,7 @@ fn in_rounds_nobody_is_counted_twice_and_an_early_piece_waits() {
 }
 
 #[test]
-fn a_round_does_not_wait_for_who_has_left() {
+fn a_round_does_not_wait_for_a_departed_trainer() {
     let senders = [trainer(0), trainer(1), trainer(2)];
     let mut executor = executor(&Arc::new(accumulated(3, Merge::Sum, Some(0))), &senders, 2);
     let mut post = Post::new(9);
@@ -169,7 +169,7 @@ fn a_round_does_not_wait_for_who_has_left() {
 }
 
 #[test]
-fn a_list_of_senders_waits_as_the_gradient_of_the_same_senders_does() {
+fn a_list_of_senders_is_released_with_the_gradient_of_those_senders() {
     let two = |first: Option<u32>, second: Option<u32>| {
         let way = |channel: &str, staleness: Option<u32>| {
             let name = |what: &str| format!("{channel}.{what}");
@@ -193,7 +193,7 @@ fn a_list_of_senders_waits_as_the_gradient_of_the_same_senders_does() {
 }
 
 #[test]
-fn who_sent_two_pieces_of_a_sum_is_answered_once() {
+fn a_sender_of_two_pieces_of_a_sum_is_answered_once() {
     let body = vec![
         recv("in", &["x", "from"]),
         accumulate(3, Merge::Sum, None, &["x", "from"], "merged"),
@@ -211,7 +211,7 @@ fn who_sent_two_pieces_of_a_sum_is_answered_once() {
 }
 
 #[test]
-fn the_fastest_is_no_further_ahead_than_the_bound() {
+fn the_fastest_trainer_is_ahead_by_at_most_the_staleness_bound() {
     let senders = [trainer(0), trainer(1)];
     let mut executor = executor(&Arc::new(accumulated(1, Merge::Sum, Some(2))), &senders, 9);
     let mut post = Post::new(9);
@@ -259,7 +259,7 @@ fn deadlock(graph: Graph, expected: &str) {
 }
 
 #[test]
-fn a_deadlock_names_who_waits_for_what() {
+fn a_deadlock_names_each_waiting_op_and_its_reason() {
     let outer = || vec![variable("q", queue(2), Purpose::State), variable("x", number(), Purpose::State)];
     let fill = || op(OpKind::Fill { value: 1.0 }, &[], &["x"]);
     deadlock(
@@ -283,7 +283,7 @@ fn refused(graph: &Graph, expected: &str) {
 }
 
 #[test]
-fn what_waits_for_a_loop_is_refused() {
+fn an_op_that_depends_on_an_endless_loop_is_refused() {
     let body = Block { parent: Some(0), variables: vec![], ops: vec![op(OpKind::Fill { value: 1.0 }, &[], &["x"])] };
     let program = |after: Op, body: Block| {
         let ops = vec![op(OpKind::LoopForever { block: 1 }, &[], &[]), after];
@@ -309,7 +309,7 @@ fn what_waits_for_a_loop_is_refused() {
 }
 
 #[test]
-fn what_does_not_fit_a_channel_is_refused() {
+fn a_value_that_does_not_fit_its_channel_is_refused() {
     let graph = Arc::new(loops(vec![], vec![(vec![x()], vec![recv("in", &["x"]), send("out", SINK, "x")])]));
     let mut executor = executor(&graph, &[], 1);
     let error = executor.arrive("in", SINK, VariableValue::Strings(vec![])).expect_err("it is refused").to_string();

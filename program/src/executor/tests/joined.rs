@@ -153,7 +153,7 @@ fn expected(trainers: u8) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn rounds_have_the_same_bits_whatever_the_order_of_arrival(seed: u64, trainers in 1_u8..5) {
+    fn rounds_have_the_same_bits_for_any_order_of_arrival(seed: u64, trainers in 1_u8..5) {
         let mut job = Job::new(trainers.into(), trainers.into(), Some(0));
         job.run(Prng(seed));
         for place in 0..job.places.len() {
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn every_gradient_is_an_update_where_nobody_waits(seed: u64, trainers in 1_u8..5, bound in 0_u32..3) {
+    fn every_gradient_is_an_update_in_async_mode(seed: u64, trainers in 1_u8..5, bound in 0_u32..3) {
         // A bound of 0 here stands for none.
         let mut job = Job::new(trainers.into(), 1, Some(bound).filter(|bound| *bound > 0));
         job.run(Prng(seed));

@@ -77,7 +77,7 @@ fn answered(executor: &mut Executor, low: &[i64], high: &[i64]) -> Result<Tensor
 }
 
 #[test]
-fn each_id_is_asked_for_once_and_where_its_row_is() {
+fn each_id_is_requested_once_from_the_server_of_its_row() {
     let mut executor = fed(&[12, 3, 3, 4, 10, 9]);
     let ask = |server, channel: &str, ids: &[i64]| (ProgramPeer::Server(server), channel.to_owned(), ids.to_vec());
     assert_eq!(asked(&mut executor), [ask(0, "low", &[0, 3, 4, 9]), ask(1, "high", &[0, 2])]);
@@ -116,7 +116,7 @@ fn an_answer_has_a_row_for_each_id() {
 }
 
 #[test]
-fn a_restored_run_asks_again() {
+fn a_restored_run_requests_its_rows_again() {
     let mut executor = fed(&[1]);
     let before = executor.save();
     let first = asked(&mut executor);

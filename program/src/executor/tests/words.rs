@@ -105,7 +105,7 @@ fn the_unit_that_runs_is_the_one_that_a_list_finds() {
 
 /// Each unit in turn is the only ready one, in each word of marks and from each start of the search.
 #[test]
-fn every_unit_is_found_from_everywhere() {
+fn every_ready_unit_is_found_from_every_start() {
     const LOOPS: usize = 60;
     let plan = plan(&[0; LOOPS]);
     assert_eq!(plan.units().len(), 2 * LOOPS, "a loop and a recv each");

@@ -47,7 +47,7 @@ fn the_columns_of_all_trainers_are_the_whole_weight_bit_for_bit() {
 }
 
 #[test]
-fn a_layer_within_sends_back_what_its_columns_make_of_the_slope() {
+fn an_inner_layer_cut_by_columns_returns_the_gradient_of_its_input() {
     let prng = &mut Prng(4);
     let graph = deep();
     let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, prng)).collect()];

@@ -15,7 +15,7 @@ const TWO_LAYERS: u64 = 4 * (6 * 8 + 8 + 8 * 4);
 
 proptest! {
     #[test]
-    fn what_is_sent_is_received(seed: u64, trainers in 1_u32..5, servers in 1_u32..5, bytes in 1_u32..200) {
+    fn every_sent_byte_is_received(seed: u64, trainers in 1_u32..5, servers in 1_u32..5, bytes in 1_u32..200) {
         let graph = random(&mut Prng(seed), true);
         let costs = cutting(bytes);
         let mut steps = Vec::new();
@@ -48,7 +48,7 @@ fn cutting_moves_no_byte_more() {
 }
 
 #[test]
-fn a_server_pays_what_the_model_says() {
+fn the_cost_of_a_server_follows_the_cost_model() {
     let costs = CostModel::default();
     let cluster = Cluster { trainers: 3, servers: 1 };
     let parts = ParameterServer::default().transpile(&two_layers(SGD), cluster, &costs).expect("it can be divided");
@@ -82,7 +82,7 @@ fn a_server_pays_what_the_model_says() {
 }
 
 #[test]
-fn without_waiting_every_piece_costs_an_update_and_an_answer() {
+fn in_async_mode_every_piece_costs_an_update_and_an_answer() {
     let costs = CostModel::default();
     let cluster = Cluster { trainers: 3, servers: 1 };
     let transpiler = ParameterServer { mode: pserver_core::config::Mode::Async, ..ParameterServer::default() };

@@ -98,7 +98,7 @@ proptest! {
 }
 
 #[test]
-fn what_needs_the_whole_gradient_is_never_cut() {
+fn parameters_that_need_the_whole_gradient_are_never_cut() {
     let cut = divide(&two_layers(SGD), 4, 32);
     assert!(pieces(&cut)["a"].len() > 1);
     let whole = divide(&two_layers(CLIPPED), 4, 32);

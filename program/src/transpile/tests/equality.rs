@@ -54,7 +54,7 @@ proptest! {
     }
 
     #[test]
-    fn four_trainers_keep_the_same_bits_whatever_servers(seed: u64, servers in 2_u32..5, bytes in 1_u32..200) {
+    fn four_trainers_keep_the_same_bits_for_any_servers(seed: u64, servers in 2_u32..5, bytes in 1_u32..200) {
         let prng = &mut Prng(seed);
         let graph = random(prng, true);
         let feeds = feeds(&graph, 4, prng);
@@ -102,7 +102,7 @@ fn a_step_of_four_trainers_is_a_step_with_the_mean_of_their_gradients() {
 }
 
 #[test]
-fn without_waiting_every_gradient_is_an_update() {
+fn in_async_mode_every_gradient_is_an_update() {
     let prng = &mut Prng(5);
     let graph = two_layers(ADAM);
     let feeds = feeds(&graph, 3, prng);

@@ -159,7 +159,7 @@ fn no_edge_meets_a_node_and_no_name_leaves_its_box() {
 }
 
 #[test]
-fn what_repeats_is_folded() {
+fn repeated_parts_of_a_picture_are_folded() {
     let graph = wide_and_deep();
     let parts = divided(&graph, 8, 8, &CostModel::default());
     let (width, nodes) = check("wide & deep", &parts);

@@ -181,7 +181,7 @@ fn an_unbalanced_program_is_faster_than_in_turn() {
 }
 
 #[test]
-fn a_job_that_deals_chunks_holds_as_many_bytes_where_time_is_bytes() {
+fn a_placement_by_bytes_balances_bytes_as_the_chunk_partition_does() {
     for servers in [2_u16, 4] {
         let mut catalogue = Catalogue::new(Topology::new(vec![1; servers.into()]).unwrap(), 1 << 20).unwrap();
         let sizes = std::iter::once(400_000_000).chain([262_144; 50]);

@@ -100,7 +100,7 @@ fn parameters_of_one_norm_are_on_several_servers() {
 }
 
 #[test]
-fn numbers_that_no_server_can_be_told_are_refused_by_their_op() {
+fn numbers_that_servers_cannot_represent_are_refused_by_their_op() {
     let refuse = |lines: &str, mode: Mode, expected: &str| {
         let text = divided(&program(lines), 2, 2, mode).expect_err(lines);
         assert!(text.contains(expected), "{lines}: {text}");
