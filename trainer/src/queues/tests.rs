@@ -116,7 +116,7 @@ fn items_come_in_their_order_and_wait_for_no_reader() {
 }
 
 #[test]
-fn an_item_of_another_shape_and_a_queue_with_a_past_are_refused() {
+fn an_item_of_another_shape_and_a_used_queue_are_refused() {
     let job = QueueJob::start();
     let (sender, sent) = job.ends(0);
     let mut sent = sent.expect("nobody has sent");
@@ -138,7 +138,7 @@ fn an_item_of_another_shape_and_a_queue_with_a_past_are_refused() {
 }
 
 #[test]
-fn a_queue_of_another_form_is_refused() {
+fn a_queue_program_of_another_structure_is_refused() {
     let check = |parts: &[ProgramPart], expected: &str| {
         let refused = server_queues(parts).expect_err("it is another form").to_string();
         assert!(refused.contains(expected), "found {refused}\nexpected {expected}");
