@@ -228,7 +228,7 @@ def test_a_bucket_looks_at_each_of_its_tensors_once_in_a_step() -> None:
     assert looks == [500]
 
 
-def test_a_norm_without_the_rows_of_a_table_says_so(job: Any) -> None:
+def test_a_norm_without_the_rows_of_a_table_warns(job: Any) -> None:
     model = torch.nn.ModuleDict({"table": module().Embedding(9, 2), "head": torch.nn.Linear(2, 1)})
     one = module().Optimizer(model.named_parameters(), "sgd", 1.0, client=job())
     model["head"](model["table"](torch.tensor([1, 2]))).sum().backward()
@@ -241,7 +241,7 @@ def test_a_norm_without_the_rows_of_a_table_says_so(job: Any) -> None:
         one.zero_grad()
 
 
-def test_a_reader_follows_what_is_trained_of_a_frozen_or_compiled_model(job: Any) -> None:
+def test_a_reader_follows_the_trained_weights_of_a_frozen_or_compiled_model(job: Any) -> None:
     def lora() -> Any:
         model = torch.nn.ModuleDict({"base": torch.nn.Linear(3, 3), "adapter": torch.nn.Linear(3, 3)})
         model["base"].requires_grad_(False)

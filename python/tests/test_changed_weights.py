@@ -125,7 +125,7 @@ def test_weights_that_are_the_same_again_are_not_sent(job: Any) -> None:
     assert client.transferred[0] - sent == sum(2 * weight.numel() for weight in network.parameters())
 
 
-def test_a_frozen_weight_that_is_set_is_the_jobs_too(job: Any) -> None:
+def test_a_frozen_weight_that_is_set_is_sent_to_the_servers_too(job: Any) -> None:
     client, network = job(), model()
     network[0].bias.requires_grad_(False)
     one = optimizer_of(network, client)
@@ -279,7 +279,7 @@ def test_a_slow_trainer_gets_the_weights_of_the_step_and_not_those_that_a_quick_
     assert all(weight.tolist() == [0, 0, 0] for some in weights for weight in some)
 
 
-def test_where_trainers_take_no_turns_a_changed_weight_is_refused(job: Any) -> None:
+def test_a_changed_weight_is_refused_in_async_mode(job: Any) -> None:
     clients = [job(trainers=2, trainer=0, mode="async"), job(trainer=1)]
     networks = [model(), model()]
     one, other = (optimizer_of(network, client) for network, client in zip(networks, clients))

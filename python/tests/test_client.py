@@ -188,7 +188,7 @@ def test_an_interrupt_ends_a_call_and_the_client_goes_on(job: Any) -> None:
     assert seen == [2]
 
 
-def test_failures_are_told_apart(job: Any) -> None:
+def test_failures_have_different_exceptions(job: Any) -> None:
     client = job(trainers=2, trainer=0, arguments=["--round-timeout-seconds", "1"])
     ones = np.ones(4, np.float32)
     assert client.begin_init("algorithm: 'add'")
@@ -310,7 +310,7 @@ def test_the_program_is_there_as_a_command_and_as_a_module() -> None:
         assert wrong.returncode == 2 and "--colour" in wrong.stderr, wrong
 
 
-def test_a_trainer_that_ends_well_is_not_waited_for(job: Any, in_ranks: Any) -> None:
+def test_rounds_do_not_wait_for_a_trainer_that_left_its_context_normally(job: Any, in_ranks: Any) -> None:
     clients = [job(trainers=2, trainer=0), job(trainer=1)]
     ended: list[Any] = [None, None]
 
@@ -324,7 +324,7 @@ def test_a_trainer_that_ends_well_is_not_waited_for(job: Any, in_ranks: Any) -> 
     assert ended[1] == [-10, -10] and clients[0].is_closed
 
 
-def test_a_trainer_that_ends_by_an_exception_is_waited_for(job: Any) -> None:
+def test_rounds_wait_for_a_trainer_that_ended_by_an_exception(job: Any) -> None:
     clients = [job(trainers=2, trainer=0), job(trainer=1, deadline=2)]
     clients[0].init_all({"w": np.zeros(2, np.float32)}, "optimizer: SGD const_lr { learning_rate: 1 }")
     gradient = {"w": np.ones(2, np.float32)}
@@ -356,7 +356,7 @@ def test_every_setting_of_clients_is_a_parameter() -> None:
         pserver.Client(checks="sometimes")
 
 
-def test_an_optimizer_that_integers_do_not_have_is_said(job: Any) -> None:
+def test_an_optimizer_that_integers_do_not_support_is_logged(job: Any) -> None:
     lines: "SimpleQueue[logging.LogRecord]" = SimpleQueue()
     handler = logging.Handler()
     handler.emit = lines.put  # type: ignore[method-assign]

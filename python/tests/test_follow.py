@@ -107,7 +107,7 @@ def test_a_saved_model_is_loaded_beside_a_frozen_base_and_into_a_model_that_was_
         module().load_model(where, adapter_alone)
 
 
-def test_buffers_are_at_the_servers_for_readers_and_saved_models(job: Any, tmp_path: Any) -> None:
+def test_buffers_are_kept_on_the_servers_for_readers_and_saved_models(job: Any, tmp_path: Any) -> None:
     def network() -> Any:
         return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
 

@@ -135,7 +135,7 @@ def test_weights_whose_fetch_failed_are_not_named_as_changed(job: Any, monkeypat
     assert all(weight.tolist() == [0, 0, 0] for weight in weights)
 
 
-def test_a_weight_that_got_other_memory_before_its_gradient_left_is_the_jobs(job: Any, monkeypatch: Any) -> None:
+def test_a_weight_with_replaced_memory_gets_the_value_of_the_job(job: Any, monkeypatch: Any) -> None:
     from pserver.torch._buckets import Bucket
 
     client, weights = job(), weights_of()

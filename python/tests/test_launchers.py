@@ -56,7 +56,7 @@ def test_a_launchers_rank_is_found_and_its_trainers_start_no_servers_of_their_ow
 
 
 @pytest.mark.parametrize("trainers", ["zero", "0", "-1"])
-def test_a_number_of_trainers_that_is_none_is_refused(trainers: str) -> None:
+def test_an_invalid_number_of_trainers_is_refused(trainers: str) -> None:
     refused = run("import pserver; pserver.connect(servers=1)", PSERVER_TRAINERS=trainers)
     expected = f'Refused: PSERVER_TRAINERS is "{trainers}"; expected a number of trainers, 1 or more'
     assert refused.returncode == 1 and expected in refused.stderr, refused

@@ -235,7 +235,7 @@ def test_an_array_is_held_while_it_is_sent_and_cannot_be_resized(job: Any) -> No
     out.resize(10, refcheck=False)
 
 
-def test_a_rank_that_is_taken_over_says_so_to_its_earlier_client(job: Any) -> None:
+def test_an_earlier_client_of_a_rank_is_refused_as_superseded(job: Any) -> None:
     client = job(trainer=0)
     client.init_all({"w": np.zeros(2, np.float32)}, SGD)
     later = job(trainer=0)

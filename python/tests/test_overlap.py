@@ -129,7 +129,7 @@ def test_gradients_travel_in_half_precision(job: Any, wire: Any) -> None:
     assert client.transferred[0] - sent == 10 * 2 * elements
 
 
-def test_values_of_what_a_backward_pass_has_sent_come_while_the_last_gradients_wait(job: Any) -> None:
+def test_values_of_sent_gradients_arrive_while_the_last_gradients_wait(job: Any) -> None:
     import pserver.torch
 
     clients = [job(trainers=2, trainer=0), job(trainer=1)]

@@ -95,7 +95,7 @@ def test_weights_are_those_of_tensors_of_the_host(
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_memory_of_the_host_serves_again(elsewhere: list[Late], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_reused(elsewhere: list[Late], monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = []
     of_block = _staging.Block.__init__
 
@@ -176,7 +176,7 @@ def test_a_second_backward_pass_is_refused_before_the_first_is_sent(elsewhere: l
             net(torch.ones(8, 20)).square().mean().backward()
 
 
-def test_a_refused_gradient_is_found_again_also_where_no_version_counts() -> None:
+def test_a_refused_gradient_is_found_again_without_a_version_counter() -> None:
     """``.data`` counts no version, and a narrowed gradient is a copy."""
     with pserver.connect(servers=1) as client:
         net = model(torch.float32)
@@ -241,7 +241,7 @@ KINDS = [(torch.Size(shape), dtype) for shape, dtype in [
 
 
 @pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4, 5], [5, 0], [2, 4], [1], [3]])
-def test_a_copy_writes_the_places_that_it_names(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_writes_only_the_destinations_that_it_names(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
     block = _staging.Block(KINDS, torch.device("cpu"))
     assert [len(block._packed), len(block.tensors)] == [5, 6], "the large one is copied by itself"
@@ -257,13 +257,13 @@ def test_a_copy_writes_the_places_that_it_names(chosen: list[int], monkeypatch: 
         assert torch.equal(tensor, torch.full_like(tensor, -(1.5 + at) if at in chosen else 1.5 + at))
 
 
-def test_neighbours_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjacent_destinations_are_copied_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
     block = _staging.Block(KINDS, torch.device("cpu"))
     assert [len(block._runs(places)) for places in ([0, 1, 2, 3, 4, 5], [0, 2], [0, 4], [1])] == [1, 1, 2, 0]
 
 
-def test_elements_get_the_type_of_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_are_converted_to_the_type_of_their_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_staging, "is_here", lambda tensor: False)
     sizes = [11, _staging.PACKED_BYTES_MAX]
     block = _staging.Block([(torch.Size([size]), torch.bfloat16) for size in sizes], torch.device("cpu"))

@@ -113,7 +113,7 @@ def test_a_failed_step_that_is_given_up_takes_nothing_of_the_next_batch(job: Any
     assert [float(weight.detach()) for weight in weights] == [-10, -10]
 
 
-def test_gradients_whose_memory_is_not_what_is_sent_are_sent_all_the_same(job: Any) -> None:
+def test_gradients_that_are_strided_lazy_or_attached_are_sent(job: Any) -> None:
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
     one = module().Optimizer(weights, "sgd", 1.0, client=job())
     followed = torch.tensor([4.0, 5.0], requires_grad=True)
@@ -138,7 +138,7 @@ def test_gradients_that_change_after_they_were_sent_are_named(job: Any) -> None:
         one.zero_grad()
 
 
-def test_what_an_optimizer_cannot_do_is_refused(job: Any) -> None:
+def test_unsupported_calls_of_optimizers_are_refused(job: Any) -> None:
     import copy
 
     from pserver.torch import DiLoCo, Embedding, Optimizer
@@ -183,7 +183,7 @@ def test_a_number_is_a_parameter(job: Any) -> None:
     reference.load_state_dict(one.state_dict())
 
 
-def test_a_table_in_a_second_job_has_nothing_of_the_first(job: Any) -> None:
+def test_a_table_in_a_second_job_keeps_nothing_from_the_first(job: Any) -> None:
     from pserver.torch import Embedding, Optimizer
 
     table, ids = Embedding(10, 2, initial="constant { value: 0 }"), torch.tensor([1])

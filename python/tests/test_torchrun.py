@@ -81,7 +81,7 @@ def test_kills_of_ranks_and_servers_leave_the_result_of_an_undisturbed_run(tmp_p
     assert results(output) == results(undisturbed) and len(results(output)) == 1
 
 
-def test_variables_of_torchrun_that_lack_are_named(monkeypatch: Any) -> None:
+def test_missing_variables_of_torchrun_are_named(monkeypatch: Any) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")

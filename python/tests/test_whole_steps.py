@@ -191,7 +191,7 @@ def test_servers_have_nothing_of_an_outer_step_that_is_refused(job: Any, in_rank
 
 
 @pytest.mark.parametrize("setting", ["skip", "accept"])
-def test_servers_that_take_nan_are_sent_it(job: Any, setting: str) -> None:
+def test_nan_is_sent_to_servers_that_accept_it(job: Any, setting: str) -> None:
     named = parameters()
     one = optimizer_of(named, job(2, arguments=["--nonfinite", setting]))
     give(named, 1.0, 2)
