@@ -1,4 +1,4 @@
-//! The C library: the faces of `pserver_client` that C programs call, in three editions.
+//! C library: the functions of `pserver_client` that C programs call, in four editions.
 //!
 //! Not here: a trainer's calls themselves (`pserver_client`), the server (`pserver_node`), the `pserver` program
 //! (`pserver_cli`).

@@ -1,4 +1,4 @@
-//! Memory that the library gives to its caller and takes back.
+//! Memory that the library allocates for its caller, and frees on the caller's request.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -6,22 +6,22 @@ use std::sync::{Mutex, PoisonError};
 
 use pserver_core::error::Failure;
 
-/// A cache line: what every allocation starts on.
+/// A cache line: every allocation is aligned to one.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line(#[expect(dead_code, reason = "the bytes are reached through the start of all lines")] [u8; LINE_BYTES]);
 
 const LINE_BYTES: usize = 64;
 
-/// Zeroed memory on its way to the caller.
+/// Zeroed memory that the library fills before the caller gets it.
 pub(super) struct Allocation {
     lines: Vec<Line>,
     bytes: usize,
-    /// Allocations that this one has pointers to.
+    /// Further allocations to which pointers in this one point.
     parts: Vec<Allocation>,
 }
 
-/// Allocations that callers hold, by address.
+/// Allocations that callers own, by address.
 static GIVEN: Mutex<BTreeMap<usize, Allocation>> = Mutex::new(BTreeMap::new());
 
 impl Allocation {
@@ -50,14 +50,14 @@ impl Allocation {
         Ok(made)
     }
 
-    /// Keeps an allocation as long as this one; where it is.
+    /// Ties the lifetime of `allocation` to that of this one, and returns the address of `allocation`.
     pub(super) fn keep<T>(&mut self, mut part: Self) -> *mut T {
         let start = part.lines.as_mut_ptr().cast();
         self.parts.push(part);
         start
     }
 
-    /// The memory is the caller's until [`take_back`], with that of its parts.
+    /// Passes this memory and its parts to the caller, until [`take_back`].
     pub(super) fn give(mut self) -> *mut c_void {
         let start = self.lines.as_mut_ptr().cast::<c_void>();
         let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +66,7 @@ impl Allocation {
     }
 }
 
-/// Frees what was given; NULL is nothing to free.
+/// Frees memory that the library allocated for the caller. NULL is ignored.
 pub(super) fn take_back(pointer: *mut c_void) -> Result<(), Failure> {
     if pointer.is_null() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Claims become facts: pointers, names, lengths, element types, configuration.
+//! Validation of the arguments of C calls: pointers, names, lengths, element types, configuration.
 //!
 //! A C caller promises, by the header, that a pointer which is not NULL points to what its parameter says for the
 //! length of the call, and that no other thread writes there meanwhile. Every `SAFETY` comment here rests on that
@@ -18,13 +18,13 @@ use super::sys::{NamedTensor, Parameter, Rows};
 use pserver_client::GradientSlice;
 use pserver_client::rule_file;
 
-/// Where a configuration's text is looked for its end; base64 makes four bytes of three.
+/// The longest text of a configuration in bytes: base64 makes four bytes of three.
 const CONFIG_TEXT_BYTES_MAX: usize = 2 * PARAMETER_CONFIG_BYTES_MAX;
-/// A path in bytes: Linux's own bound.
+/// The longest path in bytes, as in Linux.
 const PATH_BYTES_MAX: usize = 4096;
-/// The options of a client in bytes.
+/// The longest text of a client's options in bytes.
 const OPTIONS_BYTES_MAX: usize = 4096;
-/// The bytes of an array: no machine has addresses for more.
+/// The most bytes of an array: an address space has no more.
 const ARRAY_BYTES_MAX: usize = 1 << 56;
 
 /// One call from C. Slices of the caller's memory live as long as this value, which is dropped before the call returns.
@@ -45,7 +45,7 @@ pub(super) struct TensorClaim {
     pub(super) ids_len: i64,
 }
 
-/// A place of the caller's that may be written to, of which only the start and the room are known.
+/// A writable buffer of the caller, of which only the address and the length are known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) start: NonNull<u8>,
@@ -53,12 +53,12 @@ pub(super) struct Room {
 }
 
 impl Call {
-    /// For `guard`, which every call runs in.
+    /// Begins a call. Only `guard`, in which every call runs, uses this.
     pub(super) fn begin() -> Self {
         Self(())
     }
 
-    /// A call that outlives its C function: of a started call, whose contents and outputs are used until its wait.
+    /// Begins a started call, which outlives its C function: its contents and outputs are used until its wait.
     pub(super) fn lasting() -> &'static Self {
         &LASTING
     }
@@ -86,7 +86,7 @@ impl Call {
         self.utf8(pointer, "program", PROGRAM_BYTES_MAX)
     }
 
-    /// The text of a configuration; NULL says nothing.
+    /// The text of a configuration; none if the pointer is NULL.
     pub(super) fn settings_text(&self, pointer: *const c_char) -> Result<Option<&str>, Failure> {
         if pointer.is_null() { Ok(None) } else { self.utf8(pointer, "configuration", CONFIG_TEXT_BYTES_MAX).map(Some) }
     }
@@ -96,7 +96,7 @@ impl Call {
         self.utf8(pointer, what, OPTIONS_BYTES_MAX)
     }
 
-    /// A configuration as text, or in protobuf's binary form where that has no zero; NULL says nothing.
+    /// A configuration as text, or in protobuf's binary form where that has no zero; none if NULL.
     pub(super) fn settings(&self, pointer: *const c_char) -> Result<OptimizerSettings, Failure> {
         if pointer.is_null() {
             return Ok(OptimizerSettings::default());
@@ -105,7 +105,7 @@ impl Call {
         OptimizerSettings::from_c_text(text, &rule_file::open)
     }
 
-    /// A configuration in protobuf's binary form; zero bytes say nothing, wherever the pointer points.
+    /// A configuration in protobuf's binary form. With a length of 0 there is none, and the pointer is not read.
     pub(super) fn settings_bytes(&self, pointer: *const c_void, len: i64) -> Result<OptimizerSettings, Failure> {
         let most = i64::try_from(PARAMETER_CONFIG_BYTES_MAX).expect("it is small");
         if !(0..=most).contains(&len) {
@@ -148,7 +148,7 @@ impl Call {
         Ok(self.array(pointer, len, what)?.iter().map(|claim| (*claim).into()).collect())
     }
 
-    /// An array of `len` elements. With no elements, NULL will do.
+    /// An array of `len` elements. The pointer may be NULL if `len` is 0.
     pub(super) fn array<T>(&self, pointer: *const T, len: impl Into<i64>, what: &str) -> Result<&[T], Failure> {
         let len = len.into();
         let Ok(count) = usize::try_from(len) else {
@@ -166,14 +166,14 @@ impl Call {
         Ok(unsafe { slice::from_raw_parts(pointer, count) })
     }
 
-    /// Writes an output of the caller's; `aligned` has looked at the pointer.
+    /// Writes an output of the caller, whose pointer `aligned` has checked.
     pub(super) fn write<T>(&self, pointer: *mut T, value: T) {
         assert!(!pointer.is_null() && pointer.is_aligned(), "outputs are checked before the work begins");
         // SAFETY: the caller promises that an output which is not NULL may be written to, and it is aligned.
         unsafe { pointer.write(value) }
     }
 
-    /// Refuses a pointer that is NULL or that no `T` can lie at.
+    /// Refuses a pointer that is NULL or not aligned for `T`.
     pub(super) fn aligned<T>(&self, pointer: *const T, what: &str) -> Result<(), Failure> {
         if pointer.is_null() {
             return Err(Failure::call(format!("{what} is NULL; expected a pointer")));
@@ -209,7 +209,7 @@ impl Call {
 }
 
 impl Room {
-    /// The caller's place for a parameter; none when it is NULL.
+    /// The caller's buffer for a parameter; none if the pointer is NULL.
     pub(super) fn of(pointer: *mut c_void, len: impl Into<i64>, name: &str) -> Result<Option<Self>, Failure> {
         let Some(start) = NonNull::new(pointer.cast::<u8>()) else { return Ok(None) };
         let len = len.into();
@@ -219,7 +219,7 @@ impl Room {
         Ok(Some(Self { start, bytes }))
     }
 
-    /// The first `bytes` of it, to fill. The rooms of one call were checked not to overlap.
+    /// The first `bytes` of the buffer, to fill. The buffers of one call were checked not to overlap.
     pub(super) fn bytes_mut(&mut self, bytes: usize) -> &mut [u8] {
         assert!(bytes <= self.bytes, "a room is measured before it is filled");
         // SAFETY: the caller promises `self.bytes` bytes that are its own during the call, and no other slice of
@@ -227,7 +227,7 @@ impl Room {
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), bytes) }
     }
 
-    /// The first `bytes` of it, to fill until the call is waited for.
+    /// The first `bytes` of the buffer, to fill until the caller waits for the call.
     pub(super) fn lent(self, bytes: usize) -> &'static mut [u8] {
         assert!(bytes <= self.bytes, "a room is measured before it is filled");
         // SAFETY: the caller promises `self.bytes` bytes that are its own until it has waited for the call, nothing
@@ -258,7 +258,7 @@ impl From<NamedTensor> for TensorClaim {
     }
 }
 
-/// A length that C has as `size_t`. One that no array has becomes the largest, which is refused.
+/// A length from a `size_t`. A length that no array can have becomes the largest, which is refused.
 pub(super) fn long(len: usize) -> i64 {
     i64::try_from(len).unwrap_or(i64::MAX)
 }

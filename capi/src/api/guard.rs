@@ -1,4 +1,4 @@
-//! Where failures and panics stop on their way to C, and what is told about them.
+//! Boundary to C: failures and panics of a call become a status, a code and a text of the thread.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -35,12 +35,12 @@ pub(super) fn guard<T>(called: &str, on_failure: T, body: impl FnOnce(&Call) -> 
     on_failure
 }
 
-/// This thread's last text. It stays until the next one.
+/// The text of this thread's last failure, which stays valid until the next failure of the thread.
 pub(super) fn last() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The code of this thread's last failure; 0 before one.
+/// The code of this thread's last failure; 0 before the first failure.
 pub(super) fn last_code() -> c_int {
     LAST_CODE.try_with(Cell::get).unwrap_or(0)
 }
@@ -58,7 +58,7 @@ fn code_of(end: &CallEnd) -> c_int {
 }
 
 fn note(code: c_int, text: &str) {
-    // In a thread that is ending there is nowhere left to keep it.
+    // The thread-local storage of a thread that is ending is gone, so the text is dropped.
     let _ = LAST_CODE.try_with(|last| last.set(code));
     let printable: Vec<u8> = text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }).collect();
     let text = CString::new(printable).unwrap_or_default();

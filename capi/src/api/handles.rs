@@ -1,9 +1,9 @@
-//! The names under which C knows clients and started calls: numbers that are looked up, never addresses that are
-//! followed.
+//! Handles of clients, started calls, views and programs for C: numbers that are looked up, never addresses that are
+//! dereferenced.
 //!
 //! A pointer handle is a scrambled count with the highest bit set, so it is no address that any memory has. A number
-//! is given once in a process and its children, so a released handle stays dead and can be told from one that never
-//! was. A child process starts a list of its own without touching the locks of its parent's.
+//! is given once in a process and its children, so a released handle stays invalid and can be distinguished from a
+//! number that never was a handle. A child process starts a registry of its own without touching its parent's locks.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -21,42 +21,42 @@ use pserver_client::{CallNumber, View};
 
 const _: () = assert!(size_of::<usize>() == size_of::<u64>(), "a pointer handle is 64 bits");
 
-/// The bit that no address of a program has.
+/// The highest bit, which no address in user space has.
 const POINTER_BIT: u64 = 1 << 63;
-/// The bit that tells numbers from addresses and from pointer handles.
+/// The bit that distinguishes number handles from addresses and from pointer handles.
 const NUMBER_BIT: u64 = 1 << 62;
 /// Any odd number: its products with different 63-bit numbers differ in their low 63 bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Bits that tell the handle of a call from the handle of a client; the highest bit stays clear.
+/// Bits that distinguish the handle of a call from the handle of a client; the highest bit stays clear.
 const CALL_BITS: u64 = 0x2545_f491_4f6c_dd1d;
-/// The same for a view.
+/// Bits that distinguish the handle of a view.
 const VIEW_BITS: u64 = 0x1b87_3593_cc9e_2d51;
-/// The same for a program.
+/// Bits that distinguish the handle of a program.
 const PROGRAM_BITS: u64 = 0x3c6e_f372_fe94_f82b;
 const GATHER: u64 = inverse(SPREAD);
-/// Lists under locks of their own, so that threads with different clients seldom meet.
+/// The number of lists, each with its own lock, so that threads with different clients seldom contend.
 const LISTS: usize = 16;
 
-/// A handle as C gave it.
+/// A handle of a client, as the C program passed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handle {
-    /// Of editions 1 to 3.
+    /// A handle of editions 1 to 3.
     Pointer(u64),
-    /// Of edition go.
+    /// A handle of edition go.
     Number(c_int),
 }
 
 type List = RwLock<BTreeMap<u64, Arc<Session>>>;
 
-/// Handles of one kind of things that clients keep.
+/// Handles of one kind of objects that clients own: started calls, views or programs.
 struct KeptHandles {
-    /// The noun that errors have.
+    /// The noun for the kind in error texts.
     kind: &'static str,
-    /// Bits that tell the kind's handles from others.
+    /// Bits that distinguish handles of this kind from others.
     bits: u64,
     /// Handles given so far.
     given: AtomicU64,
-    /// The clients of those that were not released.
+    /// The clients that own the objects that were not released.
     owners: Mutex<BTreeMap<u64, Weak<Session>>>,
 }
 
@@ -70,12 +70,12 @@ struct Registry {
     numbers_first: u64,
     numbers: AtomicU64,
     lists: [List; LISTS],
-    /// How many call handles were given, and those of calls that no thread has waited for.
+    /// Handles of started calls: the number given so far, and those of calls that no thread has waited for.
     calls_given: AtomicU64,
     calls: Mutex<BTreeMap<u64, (Weak<Session>, CallNumber)>>,
     views: KeptHandles,
     programs: KeptHandles,
-    /// The parent's, if this process is a fork.
+    /// The registry of the parent process, if this process is a fork.
     before: Option<&'static Registry>,
 }
 
@@ -87,14 +87,14 @@ impl Handle {
         Self::Pointer(pointer.addr() as u64)
     }
 
-    /// The client behind it, which stays alive until the call is over even if another thread releases it.
+    /// The client of the handle. The client stays alive until the call is over even if another thread releases it.
     pub(super) fn find(self) -> Result<Arc<Session>, Failure> {
         let registry = Registry::current();
         let list = registry.list(self).read().unwrap_or_else(PoisonError::into_inner);
         list.get(&self.key()).cloned().ok_or_else(|| registry.unknown(self))
     }
 
-    /// Takes the client out: the handle is dead from now on.
+    /// Removes the client from the registry; the handle is invalid from now on.
     pub(super) fn remove(self) -> Result<Arc<Session>, Failure> {
         let registry = Registry::current();
         let mut list = registry.list(self).write().unwrap_or_else(PoisonError::into_inner);
@@ -103,13 +103,13 @@ impl Handle {
         Ok(session)
     }
 
-    /// Ends the calls of the client that are under way; true if there is such a client in this process. A signal
-    /// handler may call it, so it does not look into the lists, which have locks.
+    /// Cancels the calls of the client that are in progress; true if this process has such a client. A signal handler
+    /// may call this function, so it does not look into the lists, which have locks.
     pub(super) fn cancel(self) -> bool {
         pserver_client::cancel(self.name())
     }
 
-    /// The handle as a name that no other client has, of either kind; zero for one that is never given.
+    /// The handle as a number that no other client of either kind has; zero for a handle that is never given.
     fn name(self) -> u64 {
         match self {
             Self::Pointer(bits) if bits & POINTER_BIT != 0 => bits,
@@ -118,8 +118,8 @@ impl Handle {
         }
     }
 
-    /// Takes the client out, and gives up what was started with it and not waited for. The rest of it goes with the
-    /// last call that is inside.
+    /// Removes the client from the registry, and abandons its started calls that no thread has waited for. The client
+    /// is dropped with the last call that uses it.
     pub(super) fn release(self) -> Result<(), Failure> {
         self.remove()?.client.give_up("the client was released");
         Ok(())
@@ -128,7 +128,7 @@ impl Handle {
     fn key(self) -> u64 {
         match self {
             Self::Pointer(bits) => bits,
-            // A negative number is never given, and becomes one that no list has.
+            // A negative number is never given, and becomes a number that is in no list.
             Self::Number(number) => u64::try_from(number).unwrap_or(u64::MAX),
         }
     }
@@ -152,7 +152,7 @@ pub(super) fn give_number(session: Session) -> Result<c_int, Failure> {
     Ok(number)
 }
 
-/// Gives a call that was started a handle. It does not keep the client alive.
+/// Gives a started call a handle. The handle does not keep the client alive.
 pub(super) fn give_call(session: &Arc<Session>, number: CallNumber) -> *mut CallHandle {
     let registry = Registry::current();
     let bits = registry.scramble(registry.calls_given.fetch_add(1, Ordering::Relaxed)) ^ CALL_BITS;
@@ -161,21 +161,21 @@ pub(super) fn give_call(session: &Arc<Session>, number: CallNumber) -> *mut Call
     pointer(bits)
 }
 
-/// The call behind a handle, and its client.
+/// The call of a handle, and the client of the call.
 pub(super) fn find_call(pointer: *const CallHandle) -> Result<(Arc<Session>, CallNumber), Failure> {
     let (registry, bits) = (Registry::current(), pointer.addr() as u64);
     let calls = registry.calls.lock().unwrap_or_else(PoisonError::into_inner);
     alive(calls.get(&bits).cloned().ok_or_else(|| registry.unknown_call(bits))?)
 }
 
-/// Takes a call out: its handle is dead from now on.
+/// Removes a call; its handle is invalid from now on.
 pub(super) fn take_call(pointer: *const CallHandle) -> Result<(Arc<Session>, CallNumber), Failure> {
     let (registry, bits) = (Registry::current(), pointer.addr() as u64);
     let mut calls = registry.calls.lock().unwrap_or_else(PoisonError::into_inner);
     alive(calls.remove(&bits).ok_or_else(|| registry.unknown_call(bits))?)
 }
 
-/// Gives a view a handle. It does not keep the client alive.
+/// Gives a view a handle. The handle does not keep the client alive.
 pub(super) fn give_view(session: &Arc<Session>, view: View) -> *mut ViewHandle {
     let registry = Registry::current();
     let bits = registry.give_kept(&registry.views, session);
@@ -183,7 +183,7 @@ pub(super) fn give_view(session: &Arc<Session>, view: View) -> *mut ViewHandle {
     pointer(bits)
 }
 
-/// Looks at the view behind a handle.
+/// Calls a function with the view of a handle.
 pub(super) fn find_view<T>(
     pointer: *const ViewHandle,
     look: impl FnOnce(&View) -> Result<T, Failure>,
@@ -194,14 +194,14 @@ pub(super) fn find_view<T>(
     look(views.get(&bits).ok_or_else(|| registry.unknown_kept(|of| &of.views, bits))?)
 }
 
-/// Takes a view out: its handle is dead from now on.
+/// Removes a view; its handle is invalid from now on.
 pub(super) fn take_view(pointer: *const ViewHandle) -> Result<View, Failure> {
     let (registry, bits) = (Registry::current(), pointer.addr() as u64);
     let session = registry.take_kept(|of| &of.views, bits)?;
     session.views().remove(&bits).ok_or_else(|| registry.unknown_kept(|of| &of.views, bits))
 }
 
-/// Gives a program a handle. It does not keep the client alive.
+/// Gives a program a handle. The handle does not keep the client alive.
 pub(super) fn give_program(session: &Arc<Session>, program: LoadedProgram) -> *mut ProgramHandle {
     let registry = Registry::current();
     let bits = registry.give_kept(&registry.programs, session);
@@ -209,7 +209,7 @@ pub(super) fn give_program(session: &Arc<Session>, program: LoadedProgram) -> *m
     pointer(bits)
 }
 
-/// The program behind a handle, which stays alive until the call is over even if another thread releases it.
+/// The program of a handle. The program stays alive until the call is over even if another thread releases it.
 pub(super) fn find_program(pointer: *const ProgramHandle) -> Result<Arc<Mutex<LoadedProgram>>, Failure> {
     let (registry, bits) = (Registry::current(), pointer.addr() as u64);
     let session = registry.find_kept(|of| &of.programs, bits)?;
@@ -217,7 +217,7 @@ pub(super) fn find_program(pointer: *const ProgramHandle) -> Result<Arc<Mutex<Lo
     found.ok_or_else(|| registry.unknown_kept(|of| &of.programs, bits))
 }
 
-/// Takes a program out: its handle is dead from now on.
+/// Removes a program; its handle is invalid from now on.
 pub(super) fn take_program(pointer: *const ProgramHandle) -> Result<(), Failure> {
     let (registry, bits) = (Registry::current(), pointer.addr() as u64);
     let session = registry.take_kept(|of| &of.programs, bits)?;
@@ -256,7 +256,7 @@ impl Registry {
         let process = std::process::id();
         loop {
             let seen = CURRENT.load(Ordering::Acquire);
-            // SAFETY: what CURRENT points to was leaked by this function, so it lives until the process ends.
+            // SAFETY: CURRENT points to a registry that this function leaked, so it lives until the process ends.
             let known: Option<&'static Self> = unsafe { seen.as_ref() };
             if let Some(known) = known.filter(|known| known.process == process) {
                 return known;
@@ -264,7 +264,7 @@ impl Registry {
             let fresh = Box::into_raw(Box::new(Self::new(process, known)));
             let placed = CURRENT.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire);
             if placed.is_err() {
-                // SAFETY: another thread was first, so this one was never shared.
+                // SAFETY: another thread stored its registry first, so this registry was never shared.
                 drop(unsafe { Box::from_raw(fresh) });
             }
         }
@@ -348,13 +348,13 @@ impl Registry {
         bits
     }
 
-    /// The client that keeps what is behind a handle.
+    /// The client that owns the object of a handle.
     fn find_kept(&self, of: fn(&Self) -> &KeptHandles, bits: u64) -> Result<Arc<Session>, Failure> {
         let owner = of(self).owners().get(&bits).cloned();
         owner.ok_or_else(|| self.unknown_kept(of, bits))?.upgrade().ok_or_else(|| of(self).without_client())
     }
 
-    /// The same; the handle is dead from now on.
+    /// The client that owns the object of a handle; the handle is invalid from now on.
     fn take_kept(&self, of: fn(&Self) -> &KeptHandles, bits: u64) -> Result<Arc<Session>, Failure> {
         let owner = of(self).owners().remove(&bits);
         owner.ok_or_else(|| self.unknown_kept(of, bits))?.upgrade().ok_or_else(|| of(self).without_client())

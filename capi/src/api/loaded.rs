@@ -16,8 +16,8 @@ pub(super) struct LoadedProgram {
 }
 
 impl LoadedProgram {
-    /// Reads a program from a text, or from a file if no brace is in it, and joins the job. `batch` is the rows of a
-    /// step of all trainers.
+    /// Reads a program from a text, or from the file of that name if the text has no brace, and joins the job. `batch`
+    /// is the number of rows in a step of all trainers together.
     pub(super) fn load(
         client: &Arc<Client>,
         program: &str,
@@ -40,7 +40,7 @@ impl LoadedProgram {
         self.training.steps_before()
     }
 
-    /// Sets data for the next step: all, or none where one does not fit.
+    /// Sets data for the next step: all of them, or none if one does not fit its variable.
     pub(super) fn feed(&mut self, data: &[GradientSlice<'_>]) -> Result<(), Failure> {
         let tensors = data.iter().map(|one| self.tensor(one)).collect::<Result<Vec<_>, _>>()?;
         data.iter().zip(tensors).try_for_each(|(one, tensor)| self.training.feed(one.name, tensor))

@@ -1,15 +1,15 @@
-//! The C boundary: four editions of one interface, as thin faces over one checked client.
+//! C interface: four editions, each a thin layer over one checked client.
 //!
-//! A face checks every pointer, calls one function of [`pserver_client`], and writes outputs only when that
-//! succeeded. Panics and failures stop in `guard`, which keeps the text that `paddle_last_error` gives.
+//! A function of an edition checks every pointer, calls one function of [`pserver_client`], and writes outputs only
+//! when that call succeeded. `guard` catches panics and failures, and keeps the text that `paddle_last_error` gives.
 //!
-//! Not here: what a call does ([`pserver_client`]), where a job is found ([`pserver_client::environment`]), the headers
-//! (`capi/include`, made from these files by `capi/tests/header.rs`).
+//! Not here: the calls themselves ([`pserver_client`]), the discovery of a job ([`pserver_client::environment`]), the
+//! headers (`capi/include`, generated from these files by `capi/tests/header.rs`).
 //!
-//! Read in this order: [`sys`] (the C types), `checked` (claims become facts), `handles` (clients and calls that C can
-//! only name), `places` (where parameters go), `staged` (contents on a device), `loaded` (a program that a client
-//! trains), then the faces: [`shared`], [`rows`] and [`program`] by all editions, [`batch`], [`started`], [`tensors`],
-//! [`states`] and [`memory`] by 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
+//! Read in this order: [`sys`] (the C types), `checked` (validation of arguments), `handles` (handles of clients and
+//! calls), `places` (destinations of fetched parameters), `staged` (contents on a device), `loaded` (a program that a
+//! client trains), then the functions: [`shared`], [`rows`] and [`program`] of all editions, [`batch`], [`started`],
+//! [`tensors`], [`states`] and [`memory`] of 2 and 3, [`edition1`], [`edition2`], [`edition3`], [`go`].
 
 pub mod batch;
 pub mod edition1;

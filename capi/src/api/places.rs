@@ -1,4 +1,4 @@
-//! Where fetched parameters go: the caller's memory, or memory of the library's that becomes the caller's.
+//! Destinations of fetched parameters: buffers of the caller, or memory that the library allocates for the caller.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,15 +9,16 @@ use super::allocation::Allocation;
 use super::checked::{Room, TensorClaim};
 use pserver_client::{Client, DestinationSlice, Extent, GradientSlice, HeldBuffers, check_half};
 
-/// Places for some parameters, measured, and overlapping neither each other nor what the call sends.
+/// Destinations of the parameters of one call, of known lengths. They overlap neither each other nor memory from which
+/// the call sends.
 pub(super) struct Places<'call> {
     places: Vec<Place<'call>>,
-    /// The buffers that they, and what the call sends, lie in.
+    /// The registered buffers that contain the destinations and the contents that the call sends.
     _memory: HeldBuffers,
 }
 
-/// A parameter that is fetched: the room that the caller has for it, if it has some, and what it comes as, where that
-/// is not its own type.
+/// A parameter that is fetched: the caller's buffer for it, if there is one, and the element type of the fetched value
+/// where that is not the parameter's own type.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'call> {
     pub(super) name: &'call str,
@@ -46,7 +47,7 @@ pub(super) struct Filled {
 }
 
 impl<'call> Places<'call> {
-    /// Measures a place for each name. Where there is no room, memory is allocated.
+    /// Finds the length of each destination. Where the caller has no buffer, memory is allocated.
     pub(super) fn measure(
         client: &Client,
         wanted: &[Asked<'call>],
@@ -69,7 +70,7 @@ impl<'call> Places<'call> {
         Ok(Self { places, _memory: memory })
     }
 
-    /// The places as the client takes them.
+    /// The destinations as the client takes them.
     pub(super) fn wanted(&mut self) -> Vec<DestinationSlice<'_>> {
         self.places.iter_mut().map(Place::wanted).collect()
     }
@@ -86,7 +87,7 @@ impl<'call> Places<'call> {
         })
     }
 
-    /// Whether a place's room is exactly as long as its parameter.
+    /// Whether the buffer of a destination is exactly as long as its parameter.
     pub(super) fn refuse_inexact(&self) -> Result<(), Failure> {
         let inexact = self.places.iter().find_map(|place| match place.memory {
             Memory::Theirs(room) if room.bytes != place.bytes => Some((place.name, room.bytes, place.bytes)),
@@ -101,28 +102,28 @@ impl<'call> Places<'call> {
 }
 
 impl<'call> Asked<'call> {
-    /// As the caller says: a half where the type that it names is one, and its room is as long as that. Any other type
-    /// that it names is what the parameter's will replace.
+    /// The type that the caller names, if that is a half-precision type and the buffer is as long as a value of that
+    /// type. Any other type that the caller names is replaced by the parameter's own.
     pub(super) fn of(name: &'call str, claim: &TensorClaim) -> Result<Self, Failure> {
         let half = ElementType::from_number(claim.element_type.into()).and_then(Half::of);
         Ok(Self { half, ..Self::whole(name, Room::of(claim.content, claim.content_len, name)?) })
     }
 
-    /// As it is.
+    /// The parameter's own type.
     pub(super) fn whole(name: &'call str, room: Option<Room>) -> Self {
         Self { name, room, half: None }
     }
 }
 
 impl Places<'static> {
-    /// The places as the client takes them for a call that is waited for later; each is in the caller's memory.
+    /// The destinations as the client takes them for a started call; each is in the caller's memory.
     pub(super) fn lent(&self) -> Result<Vec<DestinationSlice<'static>>, Failure> {
         self.places.iter().map(Place::lent).collect()
     }
 }
 
 impl<'call> Place<'call> {
-    /// The place for a parameter of this type and so many bytes.
+    /// The destination for a parameter of this element type and this length in bytes.
     fn new(asked: Asked<'call>, (declared, bytes): (ElementType, u64)) -> Result<Self, Failure> {
         let Asked { name, room, half } = asked;
         // A caller that gives no type may have left the field unset, and has room for the whole value.
@@ -174,7 +175,7 @@ impl Place<'static> {
     }
 }
 
-/// The memory of one call: what is read, and what is written to.
+/// The memory ranges of one call: the ranges that it reads, and those that it writes to.
 #[derive(Default)]
 pub(super) struct CallExtents<'a>(Vec<Span<'a>>);
 
@@ -187,7 +188,7 @@ impl<'a> CallExtents<'a> {
         self.0.push(Span::new(start, bytes, name, true));
     }
 
-    /// Refuses memory to write to that overlaps any other memory of the call.
+    /// Refuses a range to write to that overlaps any other range of the call.
     pub(super) fn refuse_overlaps(mut self) -> Result<(), Failure> {
         self.0.retain(|span| span.start < span.end);
         self.0.sort_unstable_by_key(|span| span.start);
@@ -200,7 +201,7 @@ impl<'a> CallExtents<'a> {
     }
 }
 
-/// Some bytes of the caller's.
+/// A range of the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span<'a> {
     start: usize,

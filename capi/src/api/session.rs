@@ -15,18 +15,18 @@ use pserver_client::{CallNumber, Client, View, console, setting_file};
 
 /// A client behind a handle.
 pub(super) struct Session {
-    // Before the client, whose connections they hold.
+    // Declared before the client: the views hold connections of the client.
     views: Mutex<BTreeMap<u64, View>>,
-    // Before the client too, which they share.
+    // Declared before the client: the programs share the client.
     programs: Mutex<BTreeMap<u64, Arc<Mutex<LoadedProgram>>>>,
     pub(super) client: Arc<Client>,
-    /// Whether it offers to initialise the parameters. Only edition go can say no.
+    /// Whether this trainer offers to initialise the parameters. Only edition go can say no.
     pub(super) offers: bool,
     /// The lengths that edition 1's calls do not carry.
     declared: Mutex<BTreeMap<String, Declared>>,
-    /// By where they begin. After the client, whose calls use them.
+    /// Registered buffers by their start address. Declared after the client, whose calls use the buffers.
     buffers: Mutex<BTreeMap<usize, Buffer>>,
-    /// Of calls that were started, what lies on a device. After the client, whose calls use it.
+    /// Pages of started calls for contents on a device. Declared after the client, whose calls use the pages.
     staged: Mutex<BTreeMap<CallNumber, Staged>>,
 }
 
@@ -49,7 +49,7 @@ impl Session {
         }
     }
 
-    /// A client with these options, and for the rest what the process's environment says.
+    /// A client with these options; other settings come from the environment of the process.
     pub(super) fn open(options: &str, offers: bool) -> Result<Self, Failure> {
         let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let found = find(options, &Environment { variable: &variable, file: &setting_file::open })?;
@@ -61,7 +61,7 @@ impl Session {
         Ok(Self::new(Client::new(found.options)?, offers))
     }
 
-    /// The buffers that C has.
+    /// The buffers that the C program registered.
     pub(super) fn buffers(&self) -> MutexGuard<'_, BTreeMap<usize, Buffer>> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,12 +71,12 @@ impl Session {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The views that C has, by the bits of their handles.
+    /// The views that the C program holds, by the bits of their handles.
     pub(super) fn views(&self) -> MutexGuard<'_, BTreeMap<u64, View>> {
         self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The programs that C has, by the bits of their handles.
+    /// The programs that the C program holds, by the bits of their handles.
     pub(super) fn programs(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Mutex<LoadedProgram>>>> {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,8 +13,8 @@ use pserver_kernels::cuda::ForeignClaim;
 use super::checked::{Call, TensorClaim};
 use pserver_client::{Client, GradientSlice};
 
-/// The pages of one call. They are kept as long as the call may use them: until the C function returns, or, of a
-/// started call, until its wait returns.
+/// The pinned pages of one call. They are kept as long as the call may use them: until the C function returns, or, for
+/// a started call, until its wait returns.
 #[derive(Default)]
 pub(super) struct Staged {
     sent: Vec<Page>,
@@ -30,10 +30,10 @@ struct Page {
 /// The elements of a content.
 #[derive(Clone, Copy)]
 pub(super) enum As {
-    /// A gradient of elements of this number.
+    /// A gradient with elements of this type.
     Gradient(c_int),
     Value,
-    /// Gradients of rows, of which other devices have others.
+    /// Gradients of rows. Memory with replicas is refused, because the row ids of the replicas are unknown.
     Rows,
 }
 
@@ -69,7 +69,7 @@ impl Staged {
         call.parameter(&TensorClaim { content, ..claim }, what)
     }
 
-    /// Places as they are filled.
+    /// Destinations of fetched values.
     pub(super) fn wanted<T: Copy + Into<TensorClaim>>(
         &mut self,
         client: &Client,
@@ -124,7 +124,7 @@ impl Staged {
         Ok(start)
     }
 
-    /// Waits until the pages have what is sent.
+    /// Waits until the contents to send are in the pages.
     pub(super) fn settle(&mut self) -> Result<(), Failure> {
         self.sent.iter_mut().try_for_each(|page| page.claim.settle())
     }
@@ -147,7 +147,7 @@ impl Staged {
     }
 }
 
-/// The pages for content on a device; nothing for all other memory, and for what will be refused.
+/// The pinned pages for content on a device; none for other memory, and none for content that will be refused.
 fn claim(client: &Client, content: *mut c_void, len: impl Into<i64>) -> Result<Option<ForeignClaim>, Failure> {
     match usize::try_from(len.into()) {
         Ok(bytes) if 0 < bytes => client.claim(content.addr(), bytes),

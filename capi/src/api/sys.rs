@@ -1,4 +1,4 @@
-//! The C types. Every value of theirs is a claim until `checked` has looked at it.
+//! Types of the C interface. Every value of these types is untrusted until `checked` has validated it.
 
 use std::ffi::{c_char, c_int, c_void};
 
