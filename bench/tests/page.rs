@@ -50,7 +50,7 @@ fn measure(arguments: &[&str], page: &Path) {
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The page says what was measured, where and how; each bar has a name and each curve a place in the legend.
+/// The page shows the measured command, the machine and the settings. Each bar has a name, each curve a legend entry.
 fn check_content(browser: &Browser, arguments: &[&str], has_curves: bool, bars: u64) {
     let text = browser.text("body");
     for expected in [arguments.join(" ").as_str(), "none was wrong", "cpu", "kernel", "git revision"] {

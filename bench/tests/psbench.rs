@@ -1,4 +1,4 @@
-//! Every subcommand at a small size: what it writes is what the schema says, and every value was right.
+//! Every subcommand of `psbench` at a small size: its report conforms to the schema, and no value is wrong.
 
 mod schema;
 
@@ -201,7 +201,7 @@ fn a_table_has_the_columns_of_perftest_and_fits_a_screen() {
     assert!(longest <= 160, "{longest} columns: {whole}");
     let bits = table(&[&small[..], &["--report-gbits"]].concat());
     assert!(heads(&bits).0.contains(&"peak[Gb/s]") && !bits.contains("GB/s"), "{bits}");
-    // Within one process nobody knows what is the servers'; alone there is nothing to be compared with.
+    // Within one process the usage of the servers cannot be separated; with --alone there is no baseline to compare.
     let within = table(&["pushpull", "-s", "4k", "-n", "9", "--transport", "loopback", "--alone"]);
     let (found, _) = heads(&within);
     let absent = ["cpu%", "s/GB", "baseline", "ratio", "low", "high"];
@@ -352,7 +352,7 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
     assert_eq!(verdict, json!("met, at 10007 elements"), "a stand-in's figures are no figures");
     let page = std::fs::read_to_string(page).expect("the page was written");
     assert!(page.contains("| goal: adam, 8 bfloat16, kernel: times torch |"), "{page}");
-    // The file of lines has the same, and first what was known before torch.
+    // The file of JSON lines has the same results, preceded by those that were known before torch ran.
     let lines = std::fs::read_to_string(lines).expect("the lines were written");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
     let last = |name: &Value| lines.iter().rfind(|line| &line["name"] == name).cloned();

@@ -1,7 +1,7 @@
-//! The C headers: made from the Rust declarations, checked in, compared. The list of exported symbols, the C++ header
-//! and the Fortran module have the functions of the C headers.
+//! Test of the C headers: the committed headers equal those generated from the Rust declarations. The list of exported
+//! symbols, the C++ header and the Fortran module have the functions of the C headers.
 //!
-//! `PSERVER_HEADERS=write cargo test --package pserver-capi --test header` writes them.
+//! `PSERVER_HEADERS=write cargo test --package pserver-capi --test header` writes the headers.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! One bad peer costs nobody else: connections that ask and never read, and that wait for what never comes, leave the
-//! server's memory within its budget and an honest trainer's pushes about as fast as without them, by turns.
-//! `PSERVER_FULL=1` measures longer, and asks for what the project promises of the slow pushes.
+//! Misbehaving peers do not harm other trainers. With connections that request and never read, or that wait for a round
+//! that never closes, the server's memory stays within its budget, and an honest trainer's pushes are about as fast as
+//! without them, measured in alternation. `PSERVER_FULL=1` measures longer, and applies the documented latency bound.
 
 mod cluster;
 

@@ -1,7 +1,7 @@
 //! C programs against the real library and real servers, plainly and under valgrind.
 //!
-//! Where there is no compiler, `PSERVER_C_PROGRAMS` names a folder of programs that somebody else made of the same
-//! sources, and `PSERVER_TEST_BIND` says where servers listen instead of at [`TCP`].
+//! On a machine without a compiler, `PSERVER_C_PROGRAMS` names a folder of programs that were built elsewhere from the
+//! same sources. `PSERVER_TEST_BIND` is the address on which servers listen instead of [`TCP`].
 
 mod cluster;
 mod trainings;
@@ -413,7 +413,7 @@ fn the_example_trains() {
 }
 
 /// A trainer of the example is killed again and again within calls and started again: the parameter ends with the bits
-/// of a job that nobody disturbed. The long form has 100 kills.
+/// of an undisturbed job. The long form has 100 kills.
 #[test]
 fn the_example_goes_on_after_kills_with_the_bits_of_an_undisturbed_job() {
     let kills = if is_set("PSERVER_FULL") { 100 } else { 5 };

@@ -46,7 +46,7 @@ struct Layout {
 /// The processor, and an accelerator whose work is over later.
 const DEVICES: [&str; 2] = ["cpu", "simulated"];
 
-/// Sockets, and shared memory or what is asked for instead.
+/// The addresses of both runs: TCP, and shared memory or the address of `PSERVER_TEST_BIND`.
 fn binds() -> [&'static str; 2] {
     [TCP, if *BIND == TCP { "shm://127.0.0.1:0" } else { &BIND }]
 }
@@ -174,7 +174,7 @@ fn check(name: &str, optimizer: &str, is_in_full: bool) {
     println!("{name}: {} layouts, digest {}", results.len(), first.digest());
 }
 
-/// On the first device of CUDA, or where there is none on the driver that stands in for one, which says what it ran.
+/// The job runs on the first CUDA device, or without one on the stand-in driver, which reports the kernels that it ran.
 #[test]
 fn a_device_of_cuda_has_the_digest_of_the_processor() {
     if !standin::is_inside() && pserver_kernels::cuda::open(0).is_err() {

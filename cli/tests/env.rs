@@ -1,4 +1,4 @@
-//! `pserver env`: what a trainer would find in an environment, from where, and contradictions.
+//! `pserver env`: the settings that a trainer takes from an environment, their origins, and contradictions.
 
 use std::process::Command;
 

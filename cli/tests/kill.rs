@@ -98,7 +98,7 @@ fn element(tensor: &Tensor, bytes: &[u8]) -> f64 {
     }
 }
 
-/// Every element is what it was at first and one more for every push.
+/// Every element is its initial value plus one for every push.
 fn check_conserved(tensor: &Tensor, value: &[u8], pushed: u64) {
     let width = usize::try_from(tensor.element_type.bytes()).expect("an element is short");
     let pushed = f64::from(u32::try_from(pushed).expect("a test does not push as often"));
@@ -179,7 +179,7 @@ fn a_disturbed_job_has_the_digest_of_an_undisturbed_one() {
     let adam = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
     let mut tensors = tensors(adam);
     tensors.push(Tensor::new("much clipped", Float32, 3 * 8192 + 5, &format!("{adam} clip_norm: 1.5")));
-    // The last round; nobody knows it until the last server was killed.
+    // The last round, which is set when the last server was killed.
     let last = AtomicU64::new(u64::MAX);
     let latest = AtomicU64::new(0);
     let begun = Instant::now();
@@ -217,8 +217,8 @@ fn a_disturbed_job_has_the_digest_of_an_undisturbed_one() {
     println!("digest under kills: {} kills in {seconds:.1} s, {rounds} rounds, digest {}", kills(), expected.digest());
 }
 
-/// Every trainer pushes the same to a dense and to a sparse parameter, whatever is killed meanwhile; payloads are so
-/// short that contributions come in parts.
+/// Every trainer pushes the same gradients to a dense and to a sparse parameter while servers are killed. Payloads are
+/// so short that contributions come in parts.
 #[test]
 fn sparse_equals_dense_when_servers_are_killed() {
     let mut prng = SeededPrng::of("rows under kills");
@@ -230,7 +230,7 @@ fn sparse_equals_dense_when_servers_are_killed() {
         Matrix::new("moves by itself", 300, 40, adam),
         Matrix { sparse: "buckets: 4".to_owned(), ..Matrix::new("stays", 500, 20, "const_lr { learning_rate: 0.1 }") },
     ];
-    // The last round; nobody knows it until the last server was killed.
+    // The last round, which is set when the last server was killed.
     let (last, latest) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let (report, reports) = mpsc::channel();

@@ -407,7 +407,7 @@ const MISTAKES: &[LaunchMistake] = &[
     ),
     ("--with|mpirun|--launcher|mpirun 'x|--|true", 1, &["--launcher", "expected a command, with quotes in pairs"]),
     ("--with|mpirun|--launcher|FOLDER/refuses|--|true", 1, &["not enough slots", "before its parts were started"]),
-    // An agent that answers after the others were told to stop is told too: nobody waits for the grace.
+    // An agent that answers after the others were stopped is stopped too; the launcher does not wait for the grace.
     (
         "--with|mpirun|--trainers|2|--launcher|FOLDER/twice|--grace|3600|--|true",
         1,

@@ -1,5 +1,5 @@
-//! Typical mistakes, and the text that each gets: what was found, what was expected and, where there is one, the
-//! remedy. A user meets these texts before any page of the documentation.
+//! Error texts of typical mistakes: each names the found value, the expected value and, if there is one, the remedy. A
+//! user reads these texts before any page of the documentation.
 
 mod cluster;
 
@@ -320,7 +320,7 @@ fn an_absent_server_is_named_with_its_address_and_the_default_address_as_such() 
     }
 }
 
-/// Starts a server that runs, and checks parts of what it says until it is stopped.
+/// Starts a server that runs, and checks its log for some texts until the server is stopped.
 fn check_warned(arguments: &[&str], variable: Option<(&str, &str)>, parts: &[&str]) {
     let mut command = Command::new("env");
     command.args(variable.map(|(name, value)| format!("{name}={value}")));

@@ -48,9 +48,9 @@ fn tensors() -> Vec<Tensor> {
     ]
 }
 
-/// The shared state of trainers and the one who moves shards.
+/// The shared state of the trainers and of the thread that moves shards.
 struct Course {
-    /// The last round; nobody knows it until the last shard has moved.
+    /// The last round, which is set when the last shard has moved.
     last: AtomicU64,
     latest: AtomicU64,
     /// Trainers within a call.

@@ -1,7 +1,7 @@
-//! The `pserver` program as its users meet it: what it prints, what it refuses and in which words, how it ends, and
-//! that it leaves nobody behind.
+//! The `pserver` program as a user runs it: its output, its error texts, its exit status, and no process that it
+//! leaves running.
 //!
-//! Not here: what a server does to a gradient. Nothing here sleeps: a test waits for a line, or for a pipe to close.
+//! Not here: the update of a parameter by a gradient. No test sleeps: each waits for a line, or for a pipe to close.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -86,7 +86,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended well; then there is nothing to kill.
+        // The process may have ended already; then there is nothing to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

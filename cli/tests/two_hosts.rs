@@ -21,7 +21,7 @@ struct TwoHosts {
 const ADDRESSES: [[&str; 2]; 2] = [["10.77.7.1", "fd77:7::1"], ["10.77.7.2", "fd77:7::2"]];
 
 impl TwoHosts {
-    /// None where the kernel refuses: a skip is reported.
+    /// Two network namespaces; none where the kernel refuses them, which is reported as a skip.
     fn new() -> Option<Self> {
         if !has("two hosts", &["ip", "ssh", "ssh-keygen", "/usr/sbin/sshd"]) {
             return None;

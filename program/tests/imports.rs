@@ -143,7 +143,7 @@ fn adam_of_selected_rows_is_that_of_the_whole_table() {
 }
 
 /// Paddle's gradient of selected rows has the padding's row, which no lookup reads; ours does not, so that the row
-/// stays what it is.
+/// keeps its value.
 #[test]
 fn the_row_of_a_padding_is_not_trained() {
     let mut expected = results("padded_sparse");

@@ -12,7 +12,7 @@ import pserver
 
 Connect = Callable[..., pserver.Client]
 
-# A shell without job control starts what is in its background with interrupts ignored, and Python leaves it so.
+# A shell without job control starts background processes with SIGINT ignored, and Python keeps it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,6 +1,6 @@
 """A trainer of a launcher's job: it learns from its rank's points, and writes what it has found to a file of its own.
 
-Not here: who starts it, and the comparison of its files with :func:`learned` (`test_launchers.py`).
+Not here: the launcher that starts it, and the comparison of its files with :func:`learned` (`test_launchers.py`).
 """
 
 import os

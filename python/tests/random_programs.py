@@ -56,7 +56,7 @@ def program_of(seed: int) -> Program:
     often = ["load", "clamp", "data", "vector", "freeze", "swap", "lr", "more", "nan", "skip", "raise", "part", "part of one"]
     often += ["state", "zero", "nothing", "numpy"]
     if how.get("overlap"):
-        # What a user of overlap is told not to do.
+        # The documentation of overlap forbids this.
         often += ["late weights", "late rate"] if dice.random() < 0.3 else []
     counts = [dice.choice([0, 0, 1, 1, 2]) for _ in range(STEPS)]
     steps = [[(dice.choice(often), dice.randrange(1 << 30)) for _ in range(count)] for count in counts]

@@ -130,7 +130,7 @@ def test_started_calls_end_in_every_way(job: Any) -> None:
         call.wait()
         assert call.done()
     assert all((out == 1).all() for out in outs)
-    # Calls that nobody waits for keep their arrays until they are over.
+    # Calls that no thread waits for keep their arrays until they end.
     for name in names:
         client.start_push({name: np.ones(1000, np.float32)})
         gc.collect()

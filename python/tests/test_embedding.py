@@ -245,7 +245,7 @@ def test_the_wait_for_rows_is_counted_and_a_prefetch_shortens_it(job: Any) -> No
         return whole(*given)
 
     client.pull_rows = slow
-    # The rows of the first batch come when somebody lets them.
+    # The rows of the first batch arrive when the test releases them.
     threading.Timer(0.2, pull.set).start()
     ours(ids_of(0, 9)).sum().backward()
     waited = ours.table.seconds_waited

@@ -59,7 +59,7 @@ def test_a_follower_has_whole_versions_only(job: Any) -> None:
         assert all((followed[name] == newest).all() for name in parts)
         assert follower.versions == {**dict.fromkeys(parts, newest), "rest": 0}
         assert not follower.update(wait=True)
-        # It saw versions between the last, also the first of a pair.
+        # The follower also saw versions before the last one, among them the first of a pair.
         assert len(seen) > 20
 
 

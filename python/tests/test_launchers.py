@@ -17,7 +17,7 @@ from slurm import Slurm
 import pserver
 
 HERE = Path(__file__).parent
-# A trainer that waits for another gives up after 120 s, and says for whom it has waited.
+# A trainer that waits for another one gives up after 120 s, and names the missing trainer.
 SECONDS_MAX = 180
 END_SECONDS_MAX = 10
 # Found: none. A processor may round a product and a sum once where numpy rounds both; weights are about 1.
@@ -48,7 +48,7 @@ def test_a_launchers_rank_is_found_and_its_trainers_start_no_servers_of_their_ow
     with pserver.Servers(trainers=2) as servers:
         found = run(SHOW, **environment, PSERVER_COORDINATOR=servers.address)
         assert found.stdout == f"1 2 {servers.address}\n", found.stderr
-        # Where the environment names servers, none are started.
+        # If the environment names servers, the launcher starts none.
         found = run(SHOW.replace("()", "(servers=1)", 1), **environment, PSERVER_COORDINATOR=servers.address)
         assert found.stdout == f"1 2 {servers.address}\n", found.stderr
     refused = run("import pserver; pserver.connect(servers=2)", **environment)

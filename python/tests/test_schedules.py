@@ -199,11 +199,11 @@ def test_a_schedule_goes_on_with_servers_that_were_killed(tmp_path: Path, rule: 
         changes = [SCHEDULERS["one_cycle"](one) for one in (optimizer, reference)]
         for step in range(STEPS):
             if step in (3, 7):
-                # Without a checkpoint of these steps: servers replay their gradients, with what they carry.
+                # These steps have no checkpoint: servers replay their gradients with the settings that these carry.
                 for process in servers(client):
                     kill(process)
             train(ours, optimizer, changes[0], range(step, step + 1), range(1))
-        # All of it comes from what was replayed.
+        # The whole state comes from replayed gradients.
         for process in servers(client):
             kill(process)
         optimizer.fetch_weights()

@@ -1,4 +1,4 @@
-"""Jobs of torchrun: who starts servers, who finds them, and what a kill leaves."""
+"""Jobs of torchrun: which rank starts servers, how ranks find them, and the result after a kill."""
 
 import os
 import subprocess

@@ -157,7 +157,7 @@ pub(super) fn init(
     session.client.init_param(given.name, given.element_type, shape, given.content, settings).map(|()| 0)
 }
 
-/// The same of what the caller says, whose content may lie on a device.
+/// Initialises one parameter as the caller describes it; its content may lie on a device.
 pub(super) fn init_claimed(
     call: &Call,
     client: *mut ClientHandle,

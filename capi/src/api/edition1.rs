@@ -1,4 +1,4 @@
-//! Edition 1: one parameter per call, without lengths; so lengths are declared.
+//! Edition 1: one parameter per call. Calls carry no lengths, so the caller declares the length of each parameter.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Edition go: what Paddle shipped. Clients are numbers from 0, arrays hold pointers, the caller owns all memory.
+//! Edition go: the interface that Paddle shipped. Clients are numbers from 0, arrays hold pointers, and the caller owns
+//! all memory.
 
 use std::ffi::{c_char, c_int, c_longlong, c_uchar, c_void};
 

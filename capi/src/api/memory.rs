@@ -1,4 +1,4 @@
-//! Memory that is not copied, of editions 2 and 3: buffers for gradients, and views of parameters.
+//! Transfers without copies in editions 2 and 3: registered buffers for gradients, and views of parameters.
 
 use std::ffi::{c_char, c_double, c_int, c_void};
 use std::ptr;

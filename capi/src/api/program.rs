@@ -151,7 +151,7 @@ pub extern "C" fn paddle_program_release(program: *mut ProgramHandle) {
     guard("paddle_program_release", (), |_: &Call| take_program(program));
 }
 
-/// Runs the body on the program behind a handle. Calls on one program take turns.
+/// Runs the body on the program of a handle. Calls on one program are serialised.
 fn with<T>(
     program: *const ProgramHandle,
     body: impl FnOnce(&mut LoadedProgram) -> Result<T, Failure>,
@@ -161,7 +161,7 @@ fn with<T>(
     body(&mut program)
 }
 
-/// Writes a value to the caller's room, which has its type and its length.
+/// Writes a value to the caller's buffer, which has the type and the length of the value.
 fn fill(tensor: &Tensor, name: &str, mut room: Room, found: ElementType) -> Result<(), Failure> {
     let (bytes, expected) = (tensor.bytes(), tensor.elements().element_type());
     if (found, room.bytes) != (expected, bytes.len()) {

@@ -87,12 +87,12 @@ pub(super) struct RowRequest<'call> {
 struct WantedRows<'call> {
     name: &'call str,
     ids: &'call [u64],
-    /// The caller's place; none for no rows.
+    /// The caller's buffer for the values; none for a call without rows.
     room: Option<Room>,
 }
 
 impl<'call> RowRequest<'call> {
-    /// Checks what the caller says of the rows to send, and of the rows to fetch.
+    /// Checks the caller's descriptions of the rows to send and of the rows to fetch.
     pub(super) fn of(
         call: &'call Call,
         client: &Client,
@@ -146,7 +146,7 @@ impl<'call> RowRequest<'call> {
 }
 
 impl RowRequest<'static> {
-    /// Starts the call, which is waited for later.
+    /// Starts the call; the caller waits for it later.
     pub(super) fn start(self, client: &Client, rate: Option<f64>) -> Result<CallNumber, Failure> {
         let wanted = self.wanted.into_iter().map(|WantedRows { name, ids, room }| {
             let values = room.map_or(&mut [][..], |room| room.lent(room.bytes));
@@ -161,7 +161,7 @@ impl RowRequest<'static> {
     }
 }
 
-/// Values of rows, or of a whole tensor without ids, as they are sent.
+/// Values to send: of rows, or of a whole tensor if there are no ids.
 pub(super) fn rows_to_set<'call>(
     call: &'call Call,
     client: &Client,

@@ -1,4 +1,4 @@
-//! Calls that are started, and waited for later, of editions 2 and 3.
+//! Asynchronous calls of editions 2 and 3: one function starts a call, another waits for it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub extern "C" fn paddle_test(call: *mut CallHandle, done: *mut c_int) -> c_int 
     })
 }
 
-/// Gives a call that was started its handle, and keeps its contents on a device until it is waited for.
+/// Gives a started call its handle, and keeps its contents on a device until the caller waits for it.
 pub(super) fn give_started(session: &Arc<Session>, number: CallNumber, staged: Staged) -> *mut CallHandle {
     if !staged.is_empty() {
         session.staged().insert(number, staged);

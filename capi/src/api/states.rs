@@ -145,7 +145,7 @@ pub extern "C" fn paddle_set_state(
     })
 }
 
-/// A state as the caller gets it.
+/// An optimizer state in memory that becomes the caller's.
 fn given(
     tensors: Vec<StateTensor>,
     element_type: ElementType,

@@ -1,4 +1,4 @@
-//! Calls with lengths of 64 bits, of editions 2 and 3: one for tensors and for rows, to send, to fetch or for both.
+//! Calls with lengths of 64 bits in editions 2 and 3. Each takes tensors or rows, and sends, fetches or does both.
 
 use std::ffi::{c_char, c_double, c_int};
 use std::ptr;
@@ -159,7 +159,7 @@ struct WantedTensor<'call> {
 }
 
 impl<'call> TransferRequest<'call> {
-    /// Checks what the caller says. The first parameter decides whether the call is about rows.
+    /// Checks the caller's descriptions. The first parameter decides whether the call is about rows.
     fn of(
         call: &'call Call,
         session: &Session,
@@ -227,7 +227,7 @@ impl<'call> DenseRequest<'call> {
 }
 
 impl DenseRequest<'static> {
-    /// Starts the call, which is waited for later.
+    /// Starts the call; the caller waits for it later.
     fn start(self, client: &Client, rate: Option<f64>) -> Result<CallNumber, Failure> {
         let wanted = self.wanted.into_iter().map(|WantedTensor { name, room, half }| {
             let content = room.lent(room.bytes);
@@ -253,7 +253,7 @@ impl<'call> WantedTensor<'call> {
     }
 }
 
-/// The half-precision type that a value comes as, if it is not the parameter's own type.
+/// The half-precision type in which values are returned, if it is not the parameter's own type.
 pub(super) fn half(name: &str, found: ElementType, declared: ElementType) -> Result<Option<Half>, Failure> {
     match Half::of(found) {
         _ if found == declared => Ok(None),
@@ -262,7 +262,7 @@ pub(super) fn half(name: &str, found: ElementType, declared: ElementType) -> Res
     }
 }
 
-/// The rate of a call; none where the caller leaves the configured one.
+/// The learning rate of a call; none where the caller keeps the configured rate.
 pub(super) fn rate(call: &Call, grads: *const NamedTensor, pointer: *const c_double) -> Result<Option<f64>, Failure> {
     if pointer.is_null() {
         return Ok(None);
@@ -274,7 +274,7 @@ pub(super) fn rate(call: &Call, grads: *const NamedTensor, pointer: *const c_dou
     Ok(Some(rate))
 }
 
-/// A value of a whole tensor as it is sent, checked.
+/// A checked value of a whole tensor, ready to send.
 fn whole<'call>(
     call: &'call Call,
     client: &Client,

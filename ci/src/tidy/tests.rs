@@ -292,7 +292,7 @@ fn only_generated_files_are_exempt_from_the_layout_rules() {
     for rule in ["unsafe", "function-length", "layout"] {
         check(rule, "transport/src/verbs/sys/bindings.rs", &generated, &[]);
     }
-    // Neither the name alone nor the line alone is enough, and the doors are for everybody.
+    // Neither the file name alone nor the line alone makes a file generated, and generated files obey the door rules.
     for (path, text) in
         [("transport/src/verbs/sys/bindings.rs", &written), ("transport/src/verbs/sys/mod.rs", &generated)]
     {

@@ -41,7 +41,7 @@ fn gradients(tensors: &[Tensor], trainer: u32, round: u64) -> Values {
     tensors.iter().map(|tensor| tensor.gradient(trainer, round)).collect()
 }
 
-/// Trains with servers of its own; what every trainer saw last, and what is there at the end.
+/// Trains with servers of its own. Returns the last values that each trainer pulled, and the final values.
 fn train(mode: &'static str, tensors: &[Tensor], training: Training) -> (Vec<Values>, Values) {
     let servers = Local::start(&two_servers(mode, TRAINERS));
     let clients: Vec<Client> = (0..TRAINERS).map(|trainer| client(&servers.coordinator(), trainer)).collect();
@@ -117,7 +117,7 @@ fn overlapping_and_queued_calls_equal_blocking_calls_in_sync_mode() {
     check_alike("sync", &tensors(MOMENTUM), &[overlapping, queued]);
 }
 
-/// Every gradient is one, so that the sum does not depend on who was first.
+/// Every gradient is one, so that the sum does not depend on the order of the trainers.
 fn ones(client: &Client, tensors: &[Tensor], _trainer: u32) -> Values {
     let ones: Values = tensors.iter().map(|tensor| tensor.constant(-1.0)).collect();
     let training = client.scope(|calls| {

@@ -24,7 +24,7 @@ fn tensors() -> [Tensor; 2] {
     ]
 }
 
-/// How long a call goes on after it was cancelled, and what it says.
+/// The time from the cancellation of a call to its end, and its error text.
 fn cancelled(client: &Client, call: impl FnOnce() -> Result<(), Failure> + Send) -> (Duration, String) {
     std::thread::scope(|threads| {
         let (begins, began) = mpsc::channel();
@@ -156,7 +156,7 @@ fn calls_that_were_started_and_threads_that_wait_end_too() {
 
 #[test]
 fn a_call_that_finds_no_server_is_cancelled() {
-    // It accepts, and says nothing.
+    // The listener accepts connections, and sends nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a port");
     let address = format!("tcp://{}", silent.local_addr().expect("it is bound"));
     let client = client(&pserver_core::wire::Address::parse(&address).expect("it is an address"), 0);

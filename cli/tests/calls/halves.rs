@@ -66,8 +66,8 @@ fn step(client: &Client, tensors: &[Tensor], half: Half, trainer: u32, round: u6
     values
 }
 
-/// Both trainers' rounds: the one has values whole, the other as halves, and after each round both are compared with
-/// what it came to.
+/// Rounds of both trainers: one pulls values in f32, the other in half precision. After each round both are compared
+/// with the expected values of the round.
 fn check_rounds(one: &Client, other: &Client, half: Half) -> Vec<Vec<u8>> {
     let tensors = tensors();
     let mut last = Vec::new();
@@ -248,8 +248,8 @@ fn course(coordinator: &Address, mut meanwhile: impl FnMut(u64)) -> Vec<[Vec<Vec
     (0..6).map(round).collect()
 }
 
-/// A call that a server had when it was killed is sent again when it is back, and what it brings is what it would have
-/// been. No answer can have left: the other trainer has sent nothing.
+/// A pull that a server holds when it is killed is sent again after the restart, and returns the values of an
+/// undisturbed job. The server has not answered before the kill: the other trainer has sent nothing.
 #[test]
 fn half_precision_pulls_survive_killed_servers() {
     let local = Local::start(&Job::new(2, 2));

@@ -1,5 +1,5 @@
-//! Gradients in buffers and parameters in views: the same numbers as with copies, whatever fails, and no copy where
-//! there should be none.
+//! Gradients in buffers and parameters in views: the values equal those of calls with copies, also under failures, and
+//! no copy is made over shared memory.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -17,7 +17,7 @@ use pserver_core::wire::Address;
 
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
 const SHM: &str = "shm://127.0.0.1:0";
-/// Where a child process finds its job.
+/// The variable with the address of the job for a child process.
 const COORDINATOR: &str = "IN_PLACE_TEST_COORDINATOR";
 
 fn tensors() -> Vec<Tensor> {

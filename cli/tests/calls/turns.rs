@@ -1,4 +1,4 @@
-//! One client: its threads do not hold each other up, a panic of ours ends calls and nothing else, what is called again
+//! One client: its threads do not block each other, a panic in the library ends calls and nothing else, a repeated call
 //! is applied once, and servers that move are found.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ use pserver_transport::trace::Trace;
 
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
 const SHM: &str = "shm://127.0.0.1:0";
-/// The deadline of calls that are meant to fail where somebody waits for somebody else's.
+/// The deadline of calls that fail if a thread waits for the call of another thread.
 const SOON: Duration = Duration::from_secs(20);
 const BUG: &str = "a bug in libpaddle_pserver, please report it: on purpose";
 
@@ -210,7 +210,7 @@ fn a_panic_ends_a_blocking_call_and_nothing_else() {
                 words(&failure, BUG);
                 push_ones(&client, &tensors).expect("the client goes on");
             }
-            // It was over before anybody had to wait.
+            // The call had ended before a thread had to wait.
             Ok(()) => assert_eq!(spoils, PANIC_IN_WAIT),
         }
         order.store(0, SeqCst);

@@ -10,7 +10,7 @@ use pserver_node::Server;
 use pserver_transport::loopback::Hub;
 use pserver_transport::network::{ChecksumPolicy, PollPolicy};
 
-/// Where the servers of a job within this process are.
+/// The addresses of a job's servers within this process.
 const NAMES: [&str; 2] = ["loopback://server-0:1", "loopback://server-1:1"];
 const ROUNDS: u64 = 3;
 

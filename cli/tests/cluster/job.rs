@@ -1,4 +1,4 @@
-//! A job's servers: what they are told, and those that run within the test.
+//! Servers of a job: their settings, and the servers that run within the test process.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -13,8 +13,8 @@ use tempfile::TempDir;
 /// How long any call of a test's client may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Where servers listen when a test does not say it, on a port of the system's choice: what `PSERVER_TEST_BIND` says,
-/// so that the same promises are kept over other transports, or [`TCP`].
+/// The default address on which servers listen, with a port that the system chooses: `PSERVER_TEST_BIND`, which runs
+/// the same tests over another transport, or [`TCP`].
 pub(crate) static BIND: LazyLock<String> =
     LazyLock::new(|| std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned()));
 pub(crate) const TCP: &str = "tcp://127.0.0.1:0";
@@ -27,7 +27,7 @@ pub(crate) struct Job {
     pub(crate) chunk_bytes: u32,
     pub(crate) trainers: u32,
     pub(crate) mode: &'static str,
-    /// Where servers within this process listen, on a port of the system's choice.
+    /// The address on which servers within this process listen, with a port that the system chooses.
     pub(crate) bind: &'static str,
     /// Further options of `pserver serve`, each with its value.
     pub(crate) more: Vec<(&'static str, String)>,
@@ -113,7 +113,7 @@ impl Local {
         Self { servers }
     }
 
-    /// Where trainers find the job.
+    /// The address of server 0, by which trainers find the job.
     pub(crate) fn coordinator(&self) -> Address {
         self.servers[0].address().clone()
     }

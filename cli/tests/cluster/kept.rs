@@ -91,7 +91,7 @@ impl Kept {
         hasher.finalize()
     }
 
-    /// Where two jobs that should be equal are not.
+    /// The first difference between two jobs that should be equal.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let pairs = self.tensors.iter().zip(&other.tensors);
         pairs.filter(|(one, two)| one.value != two.value || one.states != two.states).map(describe).next()

@@ -1,10 +1,10 @@
 //! Helpers of cluster tests: servers in this process and in processes of their own, tensors with known gradients, and
 //! a reader of checkpoint directories.
 //!
-//! Read in this order: `job` (which servers there are), `process` (one that can be killed), `ports` (where it
-//! listens), `training` (what is trained), `rows` (the same by rows), `kept` (what was kept of it), `seeded` (what
-//! differs from run to run), `settings_page` (what becomes of settings), `asked` (what is run only when somebody asks
-//! for it).
+//! Read in this order: `job` (the servers of a job), `process` (a server process that can be killed), `ports` (its
+//! port), `training` (tensors and gradients), `rows` (rows of sparse parameters), `kept` (the state that servers keep),
+//! `seeded` (random values from a seed), `settings_page` (the tables of the page on settings), `asked` (tests that run
+//! only on request).
 
 #![allow(dead_code, reason = "every test program uses the part that it needs")]
 

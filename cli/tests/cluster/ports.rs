@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Ports that this test program has looked at.
 static LOOKED_AT: AtomicU32 = AtomicU32::new(0);
 
-/// A port that nobody listens on, given out once. It lies below those that the system gives to connections: one of
-/// those can be a connection's before the process that is to listen starts; and a trainer that connects again and again
-/// to one where nobody listens at last connects to itself, and then the server that starts again finds its port taken.
+/// A port without a listener, returned only once. The port is below the ephemeral range of the system. A port of that
+/// range can be taken by a connection before the process that is to listen starts. A trainer that keeps connecting to a
+/// port of that range without a listener at last connects to itself, and a restarted server finds its port taken.
 pub(crate) fn free_port() -> u16 {
     let first = std::process::id().wrapping_mul(64);
     let next = || first.wrapping_add(LOOKED_AT.fetch_add(1, Ordering::Relaxed)) % 20_000;

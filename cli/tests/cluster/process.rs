@@ -87,7 +87,7 @@ impl Process {
         match ended.recv_timeout(PATIENCE) {
             Ok(status) => Ended { status: status.expect("a child can be waited for"), words: self.words() },
             Err(_) => {
-                // It is our own child, and the thread above still waits for it, so the number is still its own.
+                // The thread above still waits for this child process, so its id is not reused.
                 let _ = kill(id, Signal::SIGKILL);
                 panic!("process {id} did not end within {PATIENCE:?}: {}", self.words());
             }
@@ -134,7 +134,7 @@ impl Processes {
         processes
     }
 
-    /// Where trainers find the job.
+    /// The address of server 0, by which trainers find the job.
     pub(crate) fn coordinator(&self) -> Address {
         Address::parse(&self.address(0)).expect("it is an address")
     }

@@ -1,4 +1,5 @@
-//! Daemons of tests of launching: processes that end with the test, an sshd among them; what a job by ssh left behind.
+//! Daemons of the launcher tests: processes that end with the test, an sshd among them, and the processes that a job by
+//! ssh left running.
 
 use std::fs;
 use std::path::{Path, PathBuf};

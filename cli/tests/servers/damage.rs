@@ -1,6 +1,6 @@
-//! Directories of killed servers, damaged, inspected and served: no value is wrong, nothing acknowledged is missing
-//! without a word, and the verdict of `inspect` is what a server does. 200 by default, 5,000 with `PSERVER_FULL=1`, as
-//! many as `PSERVER_DAMAGES` says.
+//! Directories of killed servers, damaged, inspected and served: no value is wrong, no acknowledged gradient is
+//! missing without a report, and the verdict of `inspect` is that of a server. The test makes 200 damages by default,
+//! 5,000 with `PSERVER_FULL=1`, or the number in `PSERVER_DAMAGES`.
 
 use std::collections::BTreeMap;
 use std::fs;

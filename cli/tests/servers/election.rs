@@ -1,5 +1,6 @@
-//! Exactly one trainer initialises, whoever is killed and whenever; and nobody waits for ever. The coordinator alone
-//! goes through 1,000 rounds of 64 trainers; over TCP it is 20 rounds, and 1,000 with `PSERVER_FULL=1`.
+//! Election of the initialising trainer: exactly one trainer finishes the initialisation when any of them are killed,
+//! and no trainer waits for ever. The coordinator alone runs 1,000 rounds of 64 trainers. A job over TCP runs 20
+//! rounds, and 1,000 with `PSERVER_FULL=1`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,18 +28,18 @@ use pserver_core::wire::{
 const TRAINERS: u32 = 64;
 const LEASE: Duration = Duration::from_millis(200);
 
-/// Where a simulated trainer is.
+/// The stage of a simulated trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Waits,
-    /// It was chosen under this generation and has so many steps before it.
+    /// The trainer was elected under this generation and has this many steps to do.
     Initialises {
         generation: u32,
         steps: usize,
     },
-    /// Its connection is gone.
+    /// The connection of the trainer is closed.
     Killed,
-    /// It was chosen under this generation and says nothing any more; later it wakes and goes on.
+    /// The trainer was elected under this generation and sends nothing; later it resumes.
     Stunned {
         generation: u32,
     },
@@ -182,7 +183,7 @@ impl Simulation {
         }
     }
 
-    /// One who was thought dead wakes up and commits: under a generation that was superseded, or just in time.
+    /// A stunned trainer resumes and commits: under a superseded generation, or before its lease ends.
     fn wake(&mut self, prng: &mut SeededPrng) {
         let stunned = |stage: &Stage| matches!(stage, Stage::Stunned { .. });
         let sleepers: Vec<usize> = (0..self.stages.len()).filter(|rank| stunned(&self.stages[*rank])).collect();
@@ -265,7 +266,7 @@ impl Round {
                 self.killed.fetch_add(1, Ordering::SeqCst);
                 return None;
             }
-            // Counted before: whoever is released by the finish looks at the count. Taken back if it failed.
+            // Counted before the finish, because trainers that the finish releases read the count. Undone on failure.
             self.finished.fetch_add(1, Ordering::SeqCst);
             match declared.and_then(|()| client.finish_init()) {
                 Ok(()) => return Some(client),

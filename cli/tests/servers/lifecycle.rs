@@ -22,7 +22,7 @@ use pserver_kernels::cuda::shipped;
 
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
 
-/// A short time for what must fail.
+/// A short deadline for calls that must fail.
 const SOON: Duration = Duration::from_secs(2);
 
 fn tensors() -> Vec<Tensor> {
@@ -357,7 +357,7 @@ fn rounds_do_not_wait_for_a_departed_trainer() {
     servers.stop();
 }
 
-/// One trainer of three is gone; whoever waits for it is told.
+/// One trainer of three is lost, and the calls of the trainers that wait for it name it.
 #[test]
 fn a_lost_trainer_is_named_and_its_successor_goes_on() {
     let servers = Local::start(&Job::new(2, 3).with("--round-timeout-seconds", 1));
@@ -382,7 +382,7 @@ fn a_lost_trainer_is_named_and_its_successor_goes_on() {
     servers.stop();
 }
 
-/// The same for trainers that only push: the second push runs one round ahead, and waits.
+/// Trainers that only push: the second push is one round ahead, waits, and names the lost trainer.
 #[test]
 fn a_lost_trainer_is_named_to_trainers_that_only_push() {
     let servers = Local::start(&Job::new(1, 3).with("--round-timeout-seconds", 1));

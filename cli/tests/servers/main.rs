@@ -1,4 +1,4 @@
-//! Servers that come, go, are killed or damaged, and who may reach them.
+//! Servers of a job: start, stop, kill, damaged files, membership, and access by token and certificate.
 
 #[path = "../cluster/mod.rs"]
 mod cluster;

@@ -1,4 +1,5 @@
-//! Members of a job: which server and which trainer has a place, when it is free again, and what the others are told.
+//! Membership of a job: which server holds an index and which trainer a rank, when either is free again, and how the
+//! other members learn of a loss.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
@@ -149,7 +150,7 @@ impl Drop for Other {
     }
 }
 
-/// The other process of the tests below; without them it does nothing.
+/// The trainer process of other tests in this file; run by itself, it does nothing.
 #[test]
 fn child_process_of_a_trainer_that_is_killed() {
     let Ok(coordinator) = std::env::var(TRAINER) else { return };
@@ -157,7 +158,7 @@ fn child_process_of_a_trainer_that_is_killed() {
     begin(&client, &tensors()).expect("the tensors are initialised");
     push_pull(&client, &tensors(), 1, 1).expect("a round is closed");
     println!("the round is closed");
-    // It computes until it is killed.
+    // The trainer is busy until it is killed.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -232,7 +233,7 @@ fn impatient(coordinator: &Address) -> Client {
     Client::new(options).expect("this process can have another transport")
 }
 
-/// Checks that a call ends soon after the time that it waits for a server, and what it says.
+/// Checks that a call ends soon after the time that it waits for a server, and checks its error text.
 fn check_absent<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, pserver_core::error::Failure>, words: &[&str]) {
     let begun = Instant::now();
     let refusal = call().expect_err("a server is absent").to_string();

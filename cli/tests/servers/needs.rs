@@ -31,7 +31,7 @@ fn the_page_has_what_the_command_prints() {
     assert_eq!(found.lines().collect::<Vec<_>>(), expected);
 }
 
-/// The files of a job say what it was declared with, and the formula is that of its checkpoints.
+/// The memory needs that are computed from the files of a job equal those of its declaration and checkpoints.
 #[test]
 fn needs_computes_the_memory_of_the_job_in_a_directory() {
     let folder = folder();

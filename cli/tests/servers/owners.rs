@@ -36,7 +36,8 @@ fn trainer(address: &Address, rank: u32) -> Client {
     client_with(address, rank, SOON)
 }
 
-/// Pushes ones until told to stop or refused; adds what was acknowledged, and what may or may not be in.
+/// Pushes ones until `stop` is set or a push is refused. Counts acknowledged pushes, and pushes whose outcome is
+/// unknown.
 fn push_until(client: &Client, stop: &AtomicBool, acknowledged: &AtomicU64, unsure: &AtomicU64) {
     let tensors = tensors();
     let ones: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.constant(-1.0)).collect();

@@ -1,4 +1,4 @@
-//! Jobs in a row over one checkpoint directory: each waits for all its trainers, in whatever order they join. Four jobs
+//! Successive jobs over one checkpoint directory: each waits for all its trainers, in any order of joining. Four jobs
 //! run by default, a hundred with `PSERVER_FULL=1`.
 
 use std::sync::mpsc;
@@ -28,8 +28,8 @@ fn join(coordinator: &Address, tensors: &[Tensor], rank: u32) -> (Client, u64) {
     (client, done)
 }
 
-/// One trainer's part in a job that ends with round `last`. It reports when its first gradient is acknowledged, and
-/// its process ends after round `killed` and begins anew.
+/// One trainer of a job that ends with round `last`. The trainer reports when its first gradient is acknowledged, is
+/// killed after round `killed`, and restarts.
 fn work(coordinator: &Address, tensors: &[Tensor], (rank, last): (u32, u64), killed: u64, joined: &mpsc::Sender<()>) {
     let (mut client, mut done) = join(coordinator, tensors, rank);
     done += 1;

@@ -27,7 +27,7 @@ fn tensors() -> Vec<Tensor> {
     vec![one("honest", 3 * 8192 + 5), one("scribbled", 32 * 8192)]
 }
 
-/// Writes into memory of this process as somebody who keeps no contract: a lent buffer cannot be borrowed meanwhile.
+/// Overwrites memory of this process through `/proc/self/mem`, because Rust does not allow writes to a lent buffer.
 fn scribble(address: usize, bytes: usize, stop: &AtomicBool, mut prng: SeededPrng) {
     let memory = File::options().write(true).open("/proc/self/mem").expect("a process may write its own memory");
     let noise = SCRIBBLED.repeat(2048);
@@ -133,8 +133,8 @@ fn lend_some(client: &Client, tensor: &Tensor, times: usize, seed: u64) {
     });
 }
 
-/// A server applies the bytes that it has journalled, whatever the trainer writes in between: a gradient, or the sum of
-/// a round.
+/// A server applies the bytes that it has journalled, also when the trainer overwrites its buffer in between. The bytes
+/// are a gradient, or the sum of a round.
 #[test]
 fn values_from_an_overwritten_buffer_are_the_same_after_a_kill() {
     let mut prng = SeededPrng::of("scribbled");

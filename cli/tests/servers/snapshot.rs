@@ -48,7 +48,7 @@ impl Who {
 }
 
 impl World {
-    /// A shard with what is in `storage`, and the first trainer's connection.
+    /// A shard restored from `storage`, and the connection of the first trainer.
     fn restored(storage: &Arc<dyn Storage>) -> Self {
         let options = ShardOptions {
             term: Term(0),
@@ -212,8 +212,8 @@ fn a_round_that_closes_in_the_middle_of_a_checkpoint_survives_a_restart() {
     }
 }
 
-/// A trainer has sent a part of a gradient whose chunks step together, and dies or leaves; what it sent does not
-/// hold up the others, and does not mix with what comes later.
+/// A trainer sends a part of a gradient of a grouped update, and dies or leaves. The partial gradient does not block
+/// other trainers, and is not mixed with later gradients.
 fn check_unfinished_push(end: impl Fn(&mut World)) {
     let clipped = "optimizer: Adam adam { } clip_norm: 0.5";
     let start = || {

@@ -1,4 +1,5 @@
-//! A job with a token: who has it trains, saves and registers; who has not is told so at once, and changes nothing.
+//! A job with a token: a peer with the token trains, saves and registers. A peer without it is refused at once, and
+//! changes nothing.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! A layer whose columns are on several trainers, with servers as queues between them: bits of one process, also when
-//! the server is killed, and what is refused.
+//! A layer whose columns are on several trainers, with servers as queues between them: the bits of one process, also
+//! when the server is killed, and the refusals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A step of a program that failed, and was repeated, ends as one that never did, to the bit; and a job does what the
-//! parts of a program say, or refuses by name.
+//! A failed and repeated step of a program ends like an undisturbed step, to the bit. A job runs with the mode and the
+//! initialising ops of the parts of a program, or refuses them by name.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `pserver train --values`: variables begin from a file; a file that does not fit gets a text that names what was
-//! found and expected.
+//! `pserver train --values`: variables begin from a file; a file that does not fit is refused by a text with the
+//! found and the expected value.
 
 use std::fmt::Write;
 
@@ -53,7 +53,7 @@ fn place() -> Place {
 const TRAIN: [&str; 8] =
     ["--data", "data.csv", "--batch", "8", "--epochs", "3", "--optimizer", "const_lr { learning_rate: 0.1 }"];
 
-/// Given what the initializers compute, a training ends with the same bits.
+/// With given values that equal those of the initializers, a training ends with the same bits.
 #[test]
 fn a_training_begins_from_the_values_of_a_file() {
     let place = place();

@@ -1,5 +1,5 @@
-//! `pserver import-paddle` as its users meet it: what it prints is what `pserver transpile` divides, and what `pserver
-//! train` trains on several processes as Paddle does on one.
+//! `pserver import-paddle` as a user runs it: `pserver transpile` divides the printed program, and `pserver train`
+//! trains it on several processes as Paddle does on one.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -35,7 +35,7 @@ const SMALL: u64 = 30;
 const WIDTH: u64 = 16;
 const BATCH: usize = 12;
 
-/// Ids of which some repeat, and what they predict.
+/// Ids of which some repeat, and the labels.
 fn table_data(prng: &mut SeededPrng) -> Data {
     let mut ids = |bound: u64| {
         let bound = usize::try_from(bound).expect("it is small");
@@ -197,7 +197,7 @@ impl Case {
 
     fn parts(&self, servers: u16) -> Vec<ProgramPart> {
         let trainers = u32::try_from(self.data.len()).expect("they are few");
-        // Where messages, ops and a trainer's memory cost nothing, everything is cut that may be.
+        // With free messages, ops and trainer memory, the placement cuts every parameter that may be cut.
         let server =
             ProcessRates { message_seconds: 0.0, op_seconds: 0.0, row_seconds: 0.0, ..ProcessRates::default() };
         let trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..server };

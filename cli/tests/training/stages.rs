@@ -254,7 +254,7 @@ fn whole(forward: &str, lines: &str) -> Graph {
 }
 
 fn parts(lines: &str, trainers: u32, servers: u32) -> Vec<ProgramPart> {
-    // Where messages, ops and a trainer's memory cost nothing, everything is cut that may be.
+    // With free messages, ops and trainer memory, the placement cuts every parameter that may be cut.
     let server = ProcessRates { message_seconds: 0.0, op_seconds: 0.0, ..ProcessRates::default() };
     let trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..server };
     let costs = CostModel { chunk_bytes: CHUNK_BYTES, trainer, server, ..CostModel::default() };
@@ -525,7 +525,7 @@ fn a_round_that_waits_for_its_total_survives_kills_of_servers_and_trainers() {
     push_gradients(&third, 0.5);
     push_gradients(&first, 1.5);
     assert_eq!(shares(&first), counts);
-    // The round is complete, so another process of the rank repeats what is there already.
+    // The round is complete, so another process of the rank repeats gradients that are applied already.
     let fourth = client(&servers.coordinator(), 1);
     assert_eq!(fourth.resume_rounds().expect("the job has rounds"), 1);
     push_gradients(&fourth, 9.0);

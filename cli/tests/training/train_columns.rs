@@ -1,5 +1,5 @@
 //! `pserver train --strategy columns`: a layer whose columns are on several trainer processes, with the bits of one
-//! process that splits its sums alike; and what is refused.
+//! process that splits its sums alike, and the refusals.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ const EPOCHS: usize = 12;
 const COLUMNS: usize = 100;
 
 /// A network whose second layer has the largest weight. With several shares it is several products: in the reverse
-/// order, because the gradient of what they read is summed from the last one on.
+/// order, because the gradient of their input is summed from the last product on.
 fn network(shares: usize) -> String {
     let lengths: Vec<usize> =
         (0..shares).map(|share| COLUMNS / shares + usize::from(share < COLUMNS % shares)).collect();

@@ -1,5 +1,5 @@
 //! Every cell of the table of `pserver train` on `docs/SETTINGS.md`: a case contradicts a training that ended with the
-//! setting, and checks what the cell says.
+//! setting, and checks the effect that the cell documents.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -47,7 +47,7 @@ type Changes<'a> = &'a [(&'a str, &'a str)];
 /// Parts of an error text.
 type Words<'a> = &'a [&'a str];
 
-/// A folder with a training of two epochs, and what it and one of four epochs end with.
+/// A folder with a training of two epochs, its final model, and that of a training of four epochs.
 struct TrainScene {
     place: Place,
     two: Model,
@@ -142,7 +142,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// It warns of nothing but the values, which a program with an op given needs also where they have no effect.
+/// Checks that the training succeeds and warns of no setting without effect other than --values, which a program with
+/// an op `given` needs also where the values have no effect.
 fn must_succeed(said: &Said) {
     let is_warning = |line: &str| line.contains("no effect") && !line.starts_with("--values values.npz: ");
     assert!(said.is_success && !said.errors.lines().any(is_warning), "{said:?}");

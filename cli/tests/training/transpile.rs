@@ -1,4 +1,4 @@
-//! `pserver transpile` as its users meet it: the committed pictures and texts are what it prints, and what it refuses.
+//! `pserver transpile` as a user runs it: its output equals the committed pictures and texts, and its refusals.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

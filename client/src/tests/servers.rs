@@ -180,7 +180,7 @@ impl TestJob {
         client
     }
 
-    /// From now on shards handle nothing, or what has come meanwhile too.
+    /// Pauses the shards, which then handle no message, or resumes them with the messages that arrived meanwhile.
     pub(super) fn pause_shards(&self, is_paused: bool) {
         self.switches.are_shards_paused.store(is_paused, SeqCst);
     }

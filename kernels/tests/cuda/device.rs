@@ -41,7 +41,7 @@ fn wanted_image() -> Option<ShippedImage> {
 
 struct Held {
     buffer: LaunchBuffer,
-    /// Where the content begins.
+    /// The offset of the content in the buffer.
     begin: usize,
     bytes: usize,
 }
@@ -82,7 +82,7 @@ impl OnDevice {
         self.device.replay(step).expect("the kernels run");
     }
 
-    /// Where a buffer's content begins, as the device counts.
+    /// The device address of a buffer's content.
     pub(crate) fn place(&self, buffer: BufferId) -> usize {
         usize::try_from(self.address(DeviceAddress::of(0, buffer))).expect("an address has 64 bits")
     }

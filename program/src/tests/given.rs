@@ -129,7 +129,7 @@ fn pieces_cut_by_rows_begin_as_the_whole() {
     append_optimizer(&mut program, "const_lr { learning_rate: 0.1 }", &gradients).expect("it has updates");
     let graph = Graph::new(program).and_then(|graph| graph.with_values(Arc::new(values()))).expect("the values fit");
     let mut costs = CostModel { chunk_bytes: 8, ..CostModel::default() };
-    // Where messages, ops and a trainer's work cost nothing, everything is cut that may be.
+    // With free messages, ops and trainer work, the placement cuts every parameter that may be cut.
     (costs.server.message_seconds, costs.server.op_seconds) = (0.0, 0.0);
     costs.trainer = ProcessRates { flops_per_second: 1e30, memory_bytes_per_second: 1e30, ..costs.server };
     let cluster = Cluster { trainers: 2, servers: 2 };

@@ -178,7 +178,7 @@ fn a_gradient_goes_to_one_of_the_operands_and_only_where_it_is_needed() {
     });
 }
 
-/// The gradient of the parameter `x`, which begins with one value, by the mean of what is built of it.
+/// The gradient of the mean of the built expression with respect to the parameter `x`, which has one value.
 fn slope_at(value: f64, build: impl Fn(&Builder, Symbol) -> Symbol) -> f64 {
     let p = Builder::new();
     let x = p.parameter("x", F64, &[1], Initializer::Constant(value), 0);

@@ -82,7 +82,7 @@ fn transport(scene: &ClientScene) {
     processes.terminate();
 }
 
-/// It takes no rank, and initialises nothing.
+/// A reader takes no rank, and initialises nothing.
 fn reader(scene: &ClientScene) {
     let (processes, coordinator) = scene.job(&[]);
     let reader = with(&coordinator, "reader=yes deadline=400ms");
@@ -254,7 +254,7 @@ fn sharing(scene: &ClientScene) {
     let (processes, coordinator) = scene.job(&[("--optimizer", SGD)]);
     let first = client(&coordinator, 0);
     scene.begin(&first, "mode: Async");
-    // It waits for no other trainer.
+    // In mode async the push does not wait for another trainer.
     let ones = tensors(0).each_ref().map(|one| one.constant(1.0));
     first.push(&given(&tensors(0), &ones), None).expect("it is taken");
     assert_eq!(values(&first, 0), [-1.0; 2]);

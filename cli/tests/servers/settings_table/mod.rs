@@ -1,5 +1,5 @@
 //! Every cell of the tables of `docs/SETTINGS.md` about servers and clients: a case contradicts a job with the setting,
-//! and checks what the cell says.
+//! and checks the effect that the cell documents.
 //!
 //! Read in this order: this file (a job that stopped, and its servers again), `either` (what takes effect in both
 //! columns of a server's table), `restarted` and `beside` (the columns), `clients` (clients and `begin_init`).
@@ -133,7 +133,7 @@ impl Stage<'_> {
         assert!(changed.is_empty(), "{changes:?} has changed {changed:?}");
     }
 
-    /// Where trainers find the job.
+    /// The address of server 0, by which trainers find the job.
     fn coordinator(&self, tested: &Process) -> Address {
         self.first.as_ref().map_or(&tested.address, |first| &first.address).clone()
     }

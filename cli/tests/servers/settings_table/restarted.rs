@@ -112,7 +112,7 @@ fn other_optimizer(scene: &Scene) {
     refused(scene, &[(&[&change], &words)]);
 }
 
-/// A directory whose job nobody has initialised: the lease of a trainer that began and ended lapses.
+/// A directory whose job no trainer has initialised: the lease of a trainer that began and ended lapses.
 fn lease(scene: &Scene) {
     let fresh = scene.stage_at(folder(), &[]);
     fresh.start(&[]).terminate();

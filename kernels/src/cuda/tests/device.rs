@@ -50,7 +50,7 @@ fn rules_of_the_suite_are_left_out_without_a_compiler() {
 fn a_job_on_the_device_has_the_committed_digest() {
     let Some(mut device) = device() else { return };
     println!("{}: the job's digest is {}", device.capabilities().name, job::DIGEST);
-    // It compares each parameter and state with the reference, which has the committed digest.
+    // The job compares each parameter and state with the reference, which has the committed digest.
     assert_eq!(job::run(&mut device), Fate::default());
 }
 

@@ -152,7 +152,7 @@ pub(super) fn run_in(device: &mut dyn Accelerator, is_all_pinned: bool) -> Fate 
     fate
 }
 
-/// Where leases are from.
+/// The arenas from which leases are taken.
 struct Arenas {
     own: Arena,
     unpinned: Arena,

@@ -17,8 +17,8 @@ const DEVICES: usize = 3;
 /// More than one piece, and not a whole number of them.
 const LONG: usize = (9 << 20) + 24;
 
-/// Memory of devices 0, 1 and 2, each registered by itself, and the first with the others as replicas. It is freed
-/// last.
+/// Memory of devices 0, 1 and 2, each registered by itself, and the first with the others as replicas. The memory is
+/// freed last.
 struct Replicated {
     each: Vec<Arc<ForeignMemory>>,
     all: Arc<ForeignMemory>,

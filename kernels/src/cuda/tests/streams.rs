@@ -66,7 +66,7 @@ impl Bench {
     }
 }
 
-/// Where values land, in turns.
+/// A bank of the device for values, used in alternation.
 struct TestBank {
     part: DeviceRange,
     filled: CudaEvent,

@@ -1,4 +1,4 @@
-//! Rows that are pulled: what is asked for, in which order, and what an answer may be.
+//! Pulls of rows: the requested ids, their order, and the accepted answers.
 
 use std::sync::Arc;
 
