@@ -16,24 +16,24 @@ use serde_json::{Value, json};
 const SCHEMA: &str = include_str!("../psbench.schema.json");
 
 fn psbench(arguments: &[&str]) -> Output {
-    psbench_told(arguments, &[])
+    psbench_with(arguments, &[])
 }
 
-fn psbench_told(arguments: &[&str], told: &[(&'static str, String)]) -> Output {
+fn psbench_with(arguments: &[&str], vars: &[(&'static str, String)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_psbench"));
-    command.args(arguments).envs(told.iter().cloned()).output().expect("the program can be run")
+    command.args(arguments).envs(vars.iter().cloned()).output().expect("the program can be run")
 }
 
 /// Runs a subcommand that must end well; its report.
 fn report(arguments: &[&str]) -> Value {
-    report_told(arguments, &[])
+    report_with(arguments, &[])
 }
 
 /// The same where the environment says more.
-fn report_told(arguments: &[&str], told: &[(&'static str, String)]) -> Value {
+fn report_with(arguments: &[&str], vars: &[(&'static str, String)]) -> Value {
     let mut all = arguments.to_vec();
     all.push("--json");
-    let output = psbench_told(&all, told);
+    let output = psbench_with(&all, vars);
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {}\n{words}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).expect("standard output is JSON and nothing else");
@@ -318,11 +318,11 @@ echo '{"rule": "adam", "gradients": 8, "gradient_type": "bfloat16", "elements": 
 
 #[test]
 fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
-    let mut told = match standin::everything(&shipped::module()) {
-        Ok(told) => told,
+    let mut vars = match standin::everything(&shipped::module()) {
+        Ok(vars) => vars,
         Err(why) => return skip("g++", &why),
     };
-    told.push(("PSERVER_STANDIN_MEMORY", (1_u64 << 30).to_string()));
+    vars.push(("PSERVER_STANDIN_MEMORY", (1_u64 << 30).to_string()));
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let torch = folder.path().join("torch");
     std::fs::write(&torch, TORCH).expect("it can be written");
@@ -333,7 +333,7 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
     let small = ["kernels", "--device", "cuda", "--elements", "10007", "--step-elements", "5003", "-n", "2"];
     let more = ["--rule", "sum,adam,adam-text", "--gradients", "1,8", "--goals", "--torch", torch, "--markdown", page];
     let more = [&more[..], &["--lines", lines]].concat();
-    let report = report_told(&[&small[..], &more].concat(), &told);
+    let report = report_with(&[&small[..], &more].concat(), &vars);
     let results = report["end"]["results"].as_array().expect("a list");
     let field = |name: &str, field: &str| {
         let found = results.iter().find(|result| result["name"].as_str().is_some_and(|has| has.starts_with(name)));
@@ -362,13 +362,13 @@ fn kernels_and_server_steps_of_a_device_are_measured_beside_its_copies() {
 
 #[test]
 fn kernels_of_a_device_are_measured_without_server_steps() {
-    let told = match standin::everything(&shipped::module()) {
-        Ok(told) => told,
+    let vars = match standin::everything(&shipped::module()) {
+        Ok(vars) => vars,
         Err(why) => return skip("g++", &why),
     };
     let small = ["kernels", "--device", "cuda", "--elements", "1000", "-n", "2", "--rule", "sgd", "--gradients", "1"];
     for (measured, lines) in [("kernel", "kernel"), ("server-step", "server step")] {
-        let report = report_told(&[&small[..], &["--measure", measured]].concat(), &told);
+        let report = report_with(&[&small[..], &["--measure", measured]].concat(), &vars);
         let results = report["end"]["results"].as_array().expect("a list");
         let names: Vec<&str> = results.iter().skip(4).filter_map(|result| result["name"].as_str()).collect();
         assert_eq!(names, [format!("sgd, 1 float32, {lines}"), format!("sgd, 1 bfloat16, {lines}")]);

@@ -129,15 +129,15 @@ impl Workspace {
             command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {}", program.display()))?;
         let output = child.stdout.take().expect("stdout was piped above");
         let mut tally = Tally::default();
-        let mut told = Told::default();
+        let mut failures = FailureLines::default();
         for line in BufReader::new(output).split(b'\n') {
             let line = line.context("cannot read the output of the tests")?;
             let line = String::from_utf8_lossy(&line);
             say!("{line}");
             tally += Tally::of_result_line(&line);
-            told.read(&line);
+            failures.read(&line);
         }
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).append(&mut told.lines);
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).append(&mut failures.lines);
         let status = child.wait().context("cannot learn how the tests ended")?;
         Ok(tally.judged(status).without(self.skips().len() - skips_before))
     }
@@ -176,16 +176,16 @@ impl Workspace {
     }
 }
 
-/// Finds in the output of `cargo test` what the failed tests said: `---- NAME stdout ----` and the lines below it. The
-/// end of a long run repeats them, because the middle of its output is where nobody looks.
+/// Output of the failed tests in the output of `cargo test`: `---- NAME stdout ----` and the lines below. The end of a
+/// long run repeats these lines, because they are hard to find in the middle of its output.
 #[derive(Default)]
-struct Told {
+struct FailureLines {
     lines: Vec<String>,
     left: usize,
 }
 
-impl Told {
-    /// Lines that are kept of one test.
+impl FailureLines {
+    /// The number of lines kept per test.
     const LINES: usize = 24;
 
     fn read(&mut self, line: &str) {
@@ -302,9 +302,9 @@ mod tests {
         let output = "running 2 tests\ntest a ... FAILED\ntest b ... ok\n\nfailures:\n\n---- a stdout ----\n\n\
                       thread 'a' panicked at src/a.rs:3:5:\nno\n\n\nfailures:\n    a\n\n\
                       test result: FAILED. 1 passed; 1 failed; 0 ignored\n";
-        let mut told = Told::default();
-        output.lines().for_each(|line| told.read(line));
-        assert_eq!(told.lines, ["FAILED: a", "    thread 'a' panicked at src/a.rs:3:5:", "    no"]);
+        let mut failures = FailureLines::default();
+        output.lines().for_each(|line| failures.read(line));
+        assert_eq!(failures.lines, ["FAILED: a", "    thread 'a' panicked at src/a.rs:3:5:", "    no"]);
     }
 
     #[test]

@@ -388,7 +388,7 @@ fn gradients_and_parameters_are_sent_in_half_precision() {
 #[test]
 fn gradients_and_parameters_may_lie_on_a_device() {
     let mut more = match standin::driver_with(&shipped::module()) {
-        Ok(told) => told,
+        Ok(vars) => vars,
         Err(why) => return skip("g++", &why),
     };
     more.extend([("PSERVER_STANDIN_GUARD", "1".to_owned()), ("PSERVER_STANDIN_DEVICES", "3".to_owned())]);

@@ -195,14 +195,14 @@ fn a_device_of_cuda_has_the_digest_of_the_processor() {
 }
 
 fn on_standin() {
-    let mut told = match standin::driver_with(&shipped::module()) {
-        Ok(told) => told,
+    let mut vars = match standin::driver_with(&shipped::module()) {
+        Ok(vars) => vars,
         Err(why) => return skip("g++", &why),
     };
     let folder = folder();
     let launched = folder.path().join("launched");
-    told.push(("PSERVER_STANDIN_LAUNCHED", launched.display().to_string()));
-    standin::run_again(&told.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>());
+    vars.push(("PSERVER_STANDIN_LAUNCHED", launched.display().to_string()));
+    standin::run_again(&vars.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>());
     let launched = std::fs::read_to_string(launched).unwrap_or_default();
     let updates = launched.lines().filter(|name| name.starts_with("pserver_update_")).count();
     // Two layouts, three tensors at the least, each updated in every round.

@@ -463,18 +463,18 @@ fn a_mistake_is_named_everything_ends_and_nothing_is_left() {
     let mut wrong = Vec::new();
     for (mistake, status, parts) in MISTAKES {
         let place = folder.path().to_str().expect("it is UTF-8");
-        let told = |text: &str| {
-            let told = text.replace("FOLDER", place).replace("TAKEN", &taken);
-            told.replace("PROGRAM", env!("CARGO_BIN_EXE_pserver"))
+        let expand = |text: &str| {
+            let text = text.replace("FOLDER", place).replace("TAKEN", &taken);
+            text.replace("PROGRAM", env!("CARGO_BIN_EXE_pserver"))
         };
-        let line = told(mistake);
+        let line = expand(mistake);
         let words: Vec<&str> = if line.is_empty() { Vec::new() } else { line.split('|').collect() };
         let mut command = launch(work.path(), &words);
         command.env("TMPDIR", work.path());
         let end = MarkedRun::start(command).end();
         let text = format!("{}{}", end.output, end.errors);
         let mut rest = Some(&text[..]);
-        for part in parts.iter().map(|part| told(part)) {
+        for part in parts.iter().map(|part| expand(part)) {
             rest = rest.and_then(|rest| rest.split_once(&part)).map(|(_, rest)| rest);
         }
         let left: Vec<_> = fs::read_dir(work.path()).expect("it is there").flatten().collect();

@@ -152,8 +152,8 @@ pub fn cancel(handle: u64) -> bool {
     }
     let time = now();
     let process = std::process::id();
-    let is_it = |slot: &&CancelSlot| slot.name.load(SeqCst) == handle && slot.process.load(SeqCst) == process;
-    let found = slots().find(is_it);
+    let is_match = |slot: &&CancelSlot| slot.name.load(SeqCst) == handle && slot.process.load(SeqCst) == process;
+    let found = slots().find(is_match);
     found.inspect(|slot| {
         slot.cancelled.fetch_max(time, SeqCst);
     });

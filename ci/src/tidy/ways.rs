@@ -184,8 +184,8 @@ fn read<'a>(item: &'a ListItem, repository: &Repository) -> Result<ListedFunctio
 fn body(file: &SourceFile, function: &str) -> Option<Vec<String>> {
     let mut body: Option<Vec<String>> = None;
     for at in 0..file.tokens.len() {
-        let is_it = file.stands(at, &["fn", function]) && !file.is_test(file.tokens[at].line);
-        if let Some(open) = file.body(at).filter(|_| is_it) {
+        let is_definition = file.stands(at, &["fn", function]) && !file.is_test(file.tokens[at].line);
+        if let Some(open) = file.body(at).filter(|_| is_definition) {
             let tokens = file.tokens[open..file.closing(open)].iter().map(|token| token.text.clone());
             body.get_or_insert_default().extend(tokens);
         }

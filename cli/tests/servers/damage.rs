@@ -128,8 +128,8 @@ fn damage(prng: &mut SeededPrng, files: &mut Files, before: &Files) -> String {
         }
         4 => {
             let mine = std::mem::take(bytes);
-            let theirs = files.insert(other.clone(), mine).expect("it was listed");
-            files.insert(path.clone(), theirs);
+            let swapped = files.insert(other.clone(), mine).expect("it was listed");
+            files.insert(path.clone(), swapped);
             format!("{shown} and {} swapped", other.display())
         }
         5 if old.is_some() => {

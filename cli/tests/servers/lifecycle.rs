@@ -184,7 +184,7 @@ const SMALL_FILES: &str = "trap '' XFSZ; ulimit -f 512; exec \"$@\"";
 fn parameters_beyond_device_memory_are_refused_or_stay_on_the_cpu() {
     if !standin::is_inside() {
         return match standin::driver_with(&shipped::module()) {
-            Ok(told) => standin::run_again(&told.iter().map(|(name, text)| (*name, text.as_str())).collect::<Vec<_>>()),
+            Ok(vars) => standin::run_again(&vars.iter().map(|(name, text)| (*name, text.as_str())).collect::<Vec<_>>()),
             Err(why) => skip("g++", &why),
         };
     }

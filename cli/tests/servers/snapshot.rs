@@ -21,7 +21,7 @@ use pserver_core::wire::{
 };
 use pserver_kernels::cpu::Cpu;
 
-const FIRST: Who = Who { trainer: 0, incarnation: 1 };
+const FIRST: TestTrainer = TestTrainer { trainer: 0, incarnation: 1 };
 const CHUNK_BYTES: u32 = 4096;
 const CHUNKS: u64 = 3;
 
@@ -36,12 +36,12 @@ struct World {
 
 /// One life of a trainer.
 #[derive(Clone, Copy)]
-struct Who {
+struct TestTrainer {
     trainer: u32,
     incarnation: u32,
 }
 
-impl Who {
+impl TestTrainer {
     fn peer(self) -> PeerId {
         PeerId(u64::from(self.trainer) * 16 + u64::from(self.incarnation))
     }
@@ -70,8 +70,8 @@ impl World {
         world
     }
 
-    fn connect(&mut self, who: Who) {
-        let accepted = Event::Accepted { peer: who.peer(), origin: "a test".to_owned(), transport: String::new() };
+    fn connect(&mut self, sender: TestTrainer) {
+        let accepted = Event::Accepted { peer: sender.peer(), origin: "a test".to_owned(), transport: String::new() };
         self.shard.handle(Now(0), accepted, &mut Vec::new());
         let hello = HelloMessage {
             role: Role::Trainer.into(),
@@ -81,17 +81,17 @@ impl World {
             run: 0,
             run_trainers: 0,
         };
-        self.send(who, Frame::with_control(Head::new(Kind::Hello), &hello), &[]);
+        self.send(sender, Frame::with_control(Head::new(Kind::Hello), &hello), &[]);
     }
 
     /// Puts a frame of a trainer through the shard's door; it must not be refused.
-    fn send(&mut self, who: Who, mut frame: Frame, payload: &[&[u8]]) {
-        let peer = who.peer();
+    fn send(&mut self, sender: TestTrainer, mut frame: Frame, payload: &[&[u8]]) {
+        let peer = sender.peer();
         self.requests += 1;
         frame.head = Head {
             epoch: Epoch(1),
-            trainer: TrainerId(who.trainer),
-            incarnation: Incarnation(who.incarnation),
+            trainer: TrainerId(sender.trainer),
+            incarnation: Incarnation(sender.incarnation),
             generation: Generation(1),
             request: Ticket(self.requests),
             ..frame.head
@@ -147,14 +147,14 @@ impl World {
     }
 
     /// Pushes the gradients of the first so many chunks.
-    fn push(&mut self, who: Who, round: u64, chunks: u64) {
+    fn push(&mut self, sender: TestTrainer, round: u64, chunks: u64) {
         let gradients: Vec<Vec<u8>> = (0..chunks).map(|chunk| chunk_of(chunk, round)).collect();
         let head = Head { sequence: Sequence(round), ..Head::new(Kind::Push) };
         let mut frame = Frame::with_control(head, &PushMessage::default());
         let entry = |(chunk, bytes)| Entry::with_payload(id(chunk), Round(round), Float32, bytes);
         frame.entries = (0..).zip(gradients.iter().map(Vec::as_slice)).map(entry).collect();
         let payload: Vec<&[u8]> = gradients.iter().map(Vec::as_slice).collect();
-        self.send(who, frame, &payload);
+        self.send(sender, frame, &payload);
     }
 
     /// Versions, values and states.
@@ -222,7 +222,7 @@ fn check_unfinished_push(end: impl Fn(&mut World)) {
         world.initialise(clipped, 1, 2);
         world
     };
-    let (other, successor) = (Who { trainer: 1, incarnation: 1 }, Who { trainer: 0, incarnation: 2 });
+    let (other, successor) = (TestTrainer { trainer: 1, incarnation: 1 }, TestTrainer { trainer: 0, incarnation: 2 });
     let mut expected = start();
     expected.connect(other);
     expected.push(other, 7, CHUNKS);

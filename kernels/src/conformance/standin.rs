@@ -30,7 +30,7 @@ const INSIDE: &str = "PSERVER_STANDIN";
 const PATH: &str = "LD_LIBRARY_PATH";
 
 /// Environment variables for a process.
-pub type Told = Vec<(&'static str, String)>;
+pub type DriverEnvironment = Vec<(&'static str, String)>;
 
 /// Whether this is a process in which a test runs itself again.
 #[must_use]
@@ -44,22 +44,22 @@ pub fn is_inside() -> bool {
 /// # Panics
 /// When the caller is not on a test's own thread, which has its name, or the program cannot be started again.
 #[must_use]
-pub fn again(told: &[(&str, &str)]) -> Output {
+pub fn again(vars: &[(&str, &str)]) -> Output {
     let thread = std::thread::current();
     let name = thread.name().filter(|name| *name != "main").expect("a test runs on a thread with its name");
     let mut command = Command::new(env::current_exe().expect("a process knows its program"));
     command.args(["--exact", name, "--nocapture"]).stdin(Stdio::null());
-    command.env(INSIDE, "1").envs(told.iter().copied()).output().expect("the program can be started again")
+    command.env(INSIDE, "1").envs(vars.iter().copied()).output().expect("the program can be started again")
 }
 
 /// As [`again`]; the test must have run, and ended well.
 ///
 /// # Panics
 /// With all that the test wrote, when it has not.
-pub fn run_again(told: &[(&str, &str)]) {
-    let output = again(told);
+pub fn run_again(vars: &[(&str, &str)]) {
+    let output = again(vars);
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "with {told:?}: {}\n{text}", output.status);
+    assert!(output.status.success(), "with {vars:?}: {}\n{text}", output.status);
     assert!(text.contains("1 passed"), "the test ran itself: {text}");
 }
 
@@ -67,7 +67,7 @@ pub fn run_again(told: &[(&str, &str)]) {
 ///
 /// # Errors
 /// When there is no g++.
-pub fn driver() -> Result<Told, String> {
+pub fn driver() -> Result<DriverEnvironment, String> {
     // Under every name that is looked for, so that none finds the driver that a host has.
     let library = made("driver", "libcuda.so", DRIVER, STRICT)?;
     let folder = library.parent().expect("it is in a folder");
@@ -82,10 +82,10 @@ pub fn driver() -> Result<Told, String> {
 ///
 /// # Errors
 /// When there is no g++.
-pub fn driver_with(module: &ModuleSource) -> Result<Told, String> {
-    let mut told = driver()?;
-    told.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
-    Ok(told)
+pub fn driver_with(module: &ModuleSource) -> Result<DriverEnvironment, String> {
+    let mut vars = driver()?;
+    vars.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
+    Ok(vars)
 }
 
 /// As [`driver`], with a simulated NVRTC.
@@ -95,8 +95,8 @@ pub fn driver_with(module: &ModuleSource) -> Result<Told, String> {
 ///
 /// # Panics
 /// When the folder of the tests cannot be written.
-pub fn driver_with_compiler() -> Result<Told, String> {
-    let mut told = driver()?;
+pub fn driver_with_compiler() -> Result<DriverEnvironment, String> {
+    let mut vars = driver()?;
     // The first name that is looked for, so that it comes before one that the host has.
     let library = made("compiler", "libnvrtc.so", COMPILER, STRICT)?;
     let folder = library.parent().expect("it is in a folder").display().to_string();
@@ -104,21 +104,21 @@ pub fn driver_with_compiler() -> Result<Told, String> {
     for (name, text) in SHIM {
         put(&shim.join(name), text);
     }
-    told[0].1 = format!("{}:{folder}", told[0].1);
+    vars[0].1 = format!("{}:{folder}", vars[0].1);
     // A compiled text names files of this folder, and is kept there: another checkout has other files.
-    told.extend([("XDG_CACHE_HOME", folder.clone()), ("PSERVER_STANDIN_FOLDER", folder)]);
-    told.push(("PSERVER_STANDIN_SHIM", shim.display().to_string()));
-    Ok(told)
+    vars.extend([("XDG_CACHE_HOME", folder.clone()), ("PSERVER_STANDIN_FOLDER", folder)]);
+    vars.push(("PSERVER_STANDIN_SHIM", shim.display().to_string()));
+    Ok(vars)
 }
 
 /// As [`driver_with_compiler`], for shipped modules with these kernels: everything that a program needs.
 ///
 /// # Errors
 /// When there is no g++.
-pub fn everything(module: &ModuleSource) -> Result<Told, String> {
-    let mut told = driver_with_compiler()?;
-    told.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
-    Ok(told)
+pub fn everything(module: &ModuleSource) -> Result<DriverEnvironment, String> {
+    let mut vars = driver_with_compiler()?;
+    vars.push(("PSERVER_STANDIN_KERNELS", kernels(module)?.display().to_string()));
+    Ok(vars)
 }
 
 /// A library of these kernels, for the driver or for [`runner`].

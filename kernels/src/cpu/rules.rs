@@ -160,8 +160,8 @@ impl RuleKernels {
 
     /// Makes the code of a rule the recent one.
     fn find(&mut self, code: &Arc<Lowered>, width: Width, source: GradientFormat) {
-        let is_it = |kept: &CachedRule| Arc::ptr_eq(&kept.code, code) && kept.width == width && kept.source == source;
-        if self.kept.get(self.recent).is_some_and(is_it) {
+        let is_hit = |kept: &CachedRule| Arc::ptr_eq(&kept.code, code) && kept.width == width && kept.source == source;
+        if self.kept.get(self.recent).is_some_and(is_hit) {
             return;
         }
         let known = self.places.get(&(Arc::as_ptr(code).addr(), width, source)).copied();

@@ -77,9 +77,9 @@ pub(crate) fn on_device(module: &ModuleSource, check: impl FnOnce(&mut OnDevice)
         Err(why) if standin::is_inside() => panic!("the stand-in driver: {why}"),
         Err(why) if Launchers::wanted() != Launchers::All || is_required("cuda") => skip("cuda", &why),
         Err(_) => match standin::driver_with(module) {
-            Ok(told) => {
-                let told: Vec<(&str, &str)> = told.iter().map(|(name, value)| (*name, value.as_str())).collect();
-                standin::run_again(&told);
+            Ok(vars) => {
+                let vars: Vec<(&str, &str)> = vars.iter().map(|(name, value)| (*name, value.as_str())).collect();
+                standin::run_again(&vars);
             }
             Err(why) => skip("g++", &why),
         },

@@ -39,8 +39,8 @@ pub(super) struct Replicas {
 }
 
 struct Replica {
-    /// On its device's default stream.
-    told: CudaEvent,
+    /// Event on the default stream of the replica's device.
+    done: CudaEvent,
     place: DeviceRegion,
 }
 
@@ -79,9 +79,9 @@ impl Replicas {
         }
         let entered = place.enter().map_err(failure)?;
         let context = CudaContext::of_somebody(place.driver, place.context, place.ordinal).map_err(failure)?;
-        let told = CudaEvent::new(&context, false).map_err(failure)?;
+        let done = CudaEvent::new(&context, false).map_err(failure)?;
         drop(entered);
-        self.others.push(Replica { told, place });
+        self.others.push(Replica { done, place });
         Ok(())
     }
 
@@ -147,12 +147,12 @@ impl Replicas {
 
     /// Orders later work on the first device behind earlier work on all others.
     fn wait(&self) -> Result<(), DriverError> {
-        self.others.iter().try_for_each(|Replica { told, place }| {
+        self.others.iter().try_for_each(|Replica { done, place }| {
             {
                 let _entered = place.enter()?;
-                told.record_on(DEFAULT)?;
+                done.record_on(DEFAULT)?;
             }
-            told.awaited_by(DEFAULT)
+            done.awaited_by(DEFAULT)
         })
     }
 

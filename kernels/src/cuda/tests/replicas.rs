@@ -212,17 +212,17 @@ fn sums_and_fetches_wait_for_the_default_streams() {
             kernel.launch(&context, grid, bytemuck::bytes_of(&argument), default).expect("it can be launched");
             (module, context)
         };
-        let told: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 1 + u64::from(ordinal))).collect();
+        let filled: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 1 + u64::from(ordinal))).collect();
         let mut claim = whole(&memory.all);
         claim.begin_fetch_sum(ElementType::Uint64).and_then(|()| claim.settle()).expect("it can be summed");
         assert_eq!(claim.bytes(), bytemuck::bytes_of(&[6_u64; 8]));
-        let told_again: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 7)).collect();
+        let filled_again: Vec<_> = (0..3).map(|ordinal| fill(ordinal, 7)).collect();
         claim.begin_store().and_then(|()| claim.settle()).expect("it can be written");
         drop(claim);
         for content in memory.contents() {
             assert_eq!(content, bytemuck::bytes_of(&[6_u64; 8]));
         }
-        drop((told, told_again));
+        drop((filled, filled_again));
     });
 }
 

@@ -30,7 +30,7 @@ pub(super) fn each_seed(seeds: u32, settings: &[(&str, &str)], body: impl FnOnce
 }
 
 /// The environment in which a process finds the simulated compiler too.
-pub(super) fn compiler() -> Option<standin::Told> {
+pub(super) fn compiler() -> Option<standin::DriverEnvironment> {
     there(standin::driver_with_compiler())
 }
 

@@ -65,13 +65,13 @@ fn verdict(results: &[Outcome], goal: &Goal, gradients: u32) -> Outcome {
     let named = format!("goal: {}, {gradients} {}, {}: {}", goal.rule, goal.gradient_type, goal.what, goal.about);
     let line = Outcome::new(&named).with("what", "goal").with("goal", goal.least);
     let line = line.without_ratio("a goal, whose figure is found");
-    let is_it = |result: &&Outcome| {
+    let is_goal = |result: &&Outcome| {
         result.field("what") == goal.what
             && result.field("rule") == goal.rule
             && result.field("gradients").as_u64() == Some(gradients.into())
             && result.field("gradient_type") == goal.gradient_type
     };
-    let Some(found) = results.iter().find(is_it) else { return line.with("verdict", "not measured") };
+    let Some(found) = results.iter().find(is_goal) else { return line.with("verdict", "not measured") };
     let Some(ratio) = found.field(goal.field).as_f64() else {
         let why = found.field("verdict").as_str().unwrap_or("not measured");
         return line.with("verdict", why);
