@@ -26,11 +26,11 @@ use pserver_transport::network::{Network, NetworkOptions};
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
 /// Readers that a bad program opens.
 const PEERS: usize = 3;
-/// No round is ever so far.
+/// A round that no test reaches.
 const NEVER: Round = Round(1 << 40);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A reader that asks without end, and reads nothing behind its welcome.
+/// A reader that sends pulls without end, and reads nothing after its welcome.
 struct Reader {
     network: Network,
     peer: PeerId,
@@ -89,8 +89,8 @@ impl Reader {
         self.asked += (count - queue.len()) as u64;
     }
 
-    /// Asks for a value of this round some times. No answer gets a place, so none is read. False when the server has
-    /// closed the connection.
+    /// Sends several pulls of a value of this round. No receive buffer is posted, so no answer is read. Returns false
+    /// when the server has closed the connection.
     fn ask(&mut self, round: Round) -> bool {
         let id = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
         let request = Ticket(self.asked + 1);
@@ -101,7 +101,7 @@ impl Reader {
     }
 }
 
-/// Bad peers at work.
+/// Running misbehaving peers.
 struct Foes {
     stop: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
@@ -128,7 +128,7 @@ impl Foes {
         Self { stop, asked, threads }
     }
 
-    /// How many questions were asked.
+    /// The number of pulls sent.
     fn call_off(self) -> u64 {
         self.stop.store(true, Ordering::Release);
         self.threads.into_iter().for_each(|one| one.join().expect("a bad peer ends well"));
@@ -142,7 +142,7 @@ fn resident_bytes(process: i32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// Pushes in a row; the time that each took.
+/// Successive pushes; returns the time of each.
 fn pushes(client: &Client, tensors: &[Tensor], first: u64, count: u64) -> Vec<Duration> {
     let timed = |round| {
         let begun = Instant::now();
@@ -167,7 +167,7 @@ fn peers_that_never_read_cost_others_neither_memory_nor_time() {
         vec![Tensor::new("w", Float32, 256 * 1024, SGD).zeroed(), Tensor::new("b", Float32, 16, SGD).zeroed()];
     begin(&honest, &tensors).expect("the parameters are initialised");
     let process = servers.running[0].as_ref().expect("it runs").id().as_raw();
-    // The first ones warm up.
+    // The first pushes warm up and are not counted.
     drop(pushes(&honest, &tensors, 0, count));
     let (mut alone, mut beside, mut round) = (Vec::new(), Vec::new(), count);
     let own = resident_bytes(process);

@@ -73,7 +73,7 @@ fn library(name: &str) -> PathBuf {
     folders.find(|path| path.exists()).unwrap_or_else(|| panic!("{name} was not built beside {}", program.display()))
 }
 
-/// The folder with programs that are made already.
+/// The folder with prebuilt programs.
 fn made() -> Option<PathBuf> {
     std::env::var_os("PSERVER_C_PROGRAMS").map(PathBuf::from)
 }
@@ -111,12 +111,12 @@ fn succeeded(output: &Output, what: &str) {
     assert!(output.status.success(), "{what}: {}\n{}{}", output.status, text(&output.stdout), text(&output.stderr));
 }
 
-/// Runs a program against fresh servers, with nothing in its environment but where they are.
+/// Runs a program against new servers, with only their addresses in its environment.
 fn run(command: Command, source: &str, argument: impl Fn(&str) -> Option<String>, place: (&Path, &str)) {
     run_with(command, source, argument, place, &[]);
 }
 
-/// The same with more in its environment.
+/// Runs a program as `run` does, with further variables in its environment.
 fn run_with(
     mut command: Command,
     source: &str,
@@ -424,7 +424,7 @@ fn the_example_goes_on_after_kills_with_the_bits_of_an_undisturbed_job() {
     assert_eq!(line_after(&program, folder.path(), steps, kills), undisturbed, "after {kills} kills");
 }
 
-/// The bytes of the example's parameter after its steps by two trainers, of which the second is killed so many times.
+/// The bytes of the example's parameter after the steps of two trainers. The second trainer is killed `kills` times.
 fn line_after(program: &Path, folder: &Path, steps: u64, kills: u64) -> Vec<u8> {
     let bind = std::env::var("PSERVER_TEST_BIND").unwrap_or_else(|_| TCP.to_owned());
     let server = Server::start(folder, &bind, &["--trainers", "2"]);

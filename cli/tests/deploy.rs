@@ -121,7 +121,7 @@ fn manifests_have_only_fields_of_kubernetes_and_fit_together() {
     }
 }
 
-/// Checks the things that a cluster asks of every pod: no root, bounded memory, and volumes that exist.
+/// Checks the requirements of a cluster on every pod: no root, bounded memory, and volumes that exist.
 fn check_pod(pod: &PodSpec, models: Option<&str>) {
     let security = pod.security_context.as_ref().expect("a security context");
     assert_eq!(security.run_as_non_root, Some(true));
@@ -171,7 +171,7 @@ fn systemd_knows_every_line_of_the_unit() {
 }
 
 /// The next message on the socket of a service manager.
-fn told(socket: &UnixDatagram) -> String {
+fn received(socket: &UnixDatagram) -> String {
     let mut bytes = [0; 4096];
     let length = socket.recv(&mut bytes).expect("the server tells its manager");
     String::from_utf8_lossy(&bytes[..length]).into_owned()
@@ -186,9 +186,9 @@ fn a_server_tells_its_service_manager_when_it_is_ready_and_when_it_stops() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
     command.args(["serve", "--bind", "127.0.0.1:0"]).env_clear().env("NOTIFY_SOCKET", &path).current_dir(folder.path());
     let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the program can be run");
-    let ready = told(&socket);
+    let ready = received(&socket);
     assert!(ready.starts_with("READY=1\nSTATUS=serving at 127.0.0.1:"), "{ready}");
     kill(Pid::from_raw(i32::try_from(server.id()).expect("it is positive")), Signal::SIGTERM).expect("it runs");
-    assert_eq!(told(&socket), "STOPPING=1\n");
+    assert_eq!(received(&socket), "STOPPING=1\n");
     assert!(server.wait().expect("it is a child").success());
 }

@@ -1,5 +1,5 @@
-//! Synchronous training has one result, to the bit: it depends on no number of servers, shards or bytes in a chunk, on
-//! no way that the bytes take, on no device that updates, and on no order of arrival. `PSERVER_FULL=1` tries every
+//! Synchronous training has one result, to the bit, for any number of servers, shards and bytes in a chunk, any
+//! transport, any device for updates, and any order of arrival. `PSERVER_FULL=1` tries every
 //! optimizer on every layout.
 
 mod cluster;
@@ -20,7 +20,7 @@ use pserver_kernels::cuda::shipped;
 
 const TRAINERS: u32 = 3;
 const ROUNDS: u64 = 3;
-/// Clusters at a time: a cluster that stops mostly waits.
+/// The number of concurrent clusters: a cluster that stops mostly waits.
 const AT_A_TIME: usize = 6;
 
 /// The order in which gradients arrive.
@@ -28,7 +28,7 @@ const AT_A_TIME: usize = 6;
 enum Order {
     /// One tensor of one trainer after the other, in the order that this seed gives.
     Shuffled(u64),
-    /// Trainers push all they have, as fast as they can.
+    /// Trainers push all their gradients without delays.
     Racing,
 }
 
@@ -43,7 +43,7 @@ struct Layout {
     order: Order,
 }
 
-/// The processor, and an accelerator whose work is over later.
+/// The processor, and a simulated accelerator that works asynchronously.
 const DEVICES: [&str; 2] = ["cpu", "simulated"];
 
 /// The addresses of both runs: TCP, and shared memory or the address of `PSERVER_TEST_BIND`.
@@ -67,7 +67,7 @@ fn all_layouts(orders: &[Order]) -> Vec<Layout> {
     all
 }
 
-/// Few layouts in which every two values of two columns meet.
+/// A few layouts that contain every pair of values of two columns.
 fn covering_layouts(orders: &[Order]) -> Vec<Layout> {
     let layout = |number: usize| {
         let (row, column) = (number / 3, number % 3);
@@ -124,7 +124,7 @@ fn racing(clients: &[Client], tensors: &[Tensor]) {
 fn train(layout: Layout, tensors: &[Tensor]) -> Kept {
     let folder = folder();
     let job = Job::new(layout.servers, TRAINERS).with_checkpoints(folder.path()).with("--device", layout.device);
-    // Also what these small tensors are cut into is a device's.
+    // The device also updates the small chunks of these tensors.
     let mut job = job.with("--device-least", "1KiB");
     (job.shards, job.chunk_bytes, job.bind) = (layout.shards, layout.chunk_bytes, layout.bind);
     let servers = Local::start(&job);

@@ -48,7 +48,7 @@ fn tensors(optimizer: &str) -> Vec<Tensor> {
         Tensor::new("tiny", Float32, 3, optimizer),
         Tensor::new("several chunks", Float32, 5 * 8192 + 77, optimizer),
         Tensor::new("wide", Float64, 9001, optimizer),
-        // Its chunks step together; the norm is never reached where gradients are ones.
+        // The chunks of this tensor are a grouped update. Gradients of ones never reach the norm.
         Tensor::new("clipped", Float32, 3 * 8192 + 5, &format!("{optimizer} clip_norm: 1e6")),
     ]
 }
@@ -66,7 +66,7 @@ fn harass(processes: &mut Processes, reports: &mpsc::Receiver<()>, prng: &mut Se
         while begun.elapsed() < life {
             reports.recv_timeout(PATIENCE).expect("training goes on");
         }
-        // Not only between two calls: somewhere in the time that a call takes.
+        // The kill comes at a random time within a call, not only between two calls.
         let moment = Duration::from_micros(prng.next() % 3000);
         let begun = Instant::now();
         while begun.elapsed() < moment {

@@ -186,7 +186,7 @@ fn the_token_is_in_no_command_line_and_no_environment() {
     assert!(!end.output.contains("/proc/"), "{end:?}");
 }
 
-/// A trainer that says when it is ready for a signal, and then the first one that it gets.
+/// A trainer that prints when it is ready for a signal, and then the first signal that it receives.
 const TRAPPED: &str = "for s in INT TERM HUP; do trap \"echo got $s; exit 0\" $s; done; touch at$PSERVER_TRAINER; \
                        while :; do sleep 0.05; done";
 

@@ -43,7 +43,7 @@ fn tensors() -> Vec<Tensor> {
         Tensor::new("tiny", Float32, 3, adam),
         Tensor::new("several chunks", Float32, 5 * 8192 + 77, adam),
         Tensor::new("wide", Float64, 9001, adam),
-        // Its chunks step together.
+        // The chunks of this tensor are a grouped update.
         Tensor::new("clipped", Float32, 3 * 8192 + 5, &format!("{adam} clip_norm: 1.5")),
     ]
 }

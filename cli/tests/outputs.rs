@@ -78,7 +78,7 @@ fn an_unwritable_output_is_an_error_and_never_a_panic() {
         (&quickstart, 1),
         (&TRAIN, 1),
         (&["launch", "--", "echo", "a result"], 1),
-        // Its status is the verdict, and that of a help text nothing.
+        // The status of this command is a verdict; the status of a help text has no meaning.
         (&["inspect", "m.safetensors"], 0),
         (&["--help"], 0),
     ];

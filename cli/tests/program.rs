@@ -25,9 +25,9 @@ use tempfile::TempDir;
 
 /// The program under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pserver");
-/// When a test gives up: far above what anything here takes, and only to end a test that hangs.
+/// The time after which a test gives up: far above the duration of every test, only to end a test that hangs.
 const HANGS: Duration = Duration::from_secs(120);
-/// How often a test that looks for processes looks.
+/// The interval at which a test polls for processes.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A process that is killed when the test is over, if it still runs then.
@@ -310,7 +310,7 @@ fn check_leaves_nobody(signal: Signal) -> Ended {
     parent.signal(signal);
     let closed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| parent.end()));
     for pid in &family {
-        // A process that is still there was left behind; the next test must not meet it.
+        // A process that still exists was left running; it must not disturb the next test.
         if closed.is_err() && parent_of(*pid).is_some() {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }

@@ -75,7 +75,7 @@ impl TwoHosts {
 impl Drop for TwoHosts {
     fn drop(&mut self) {
         for name in &self.names {
-            // A namespace that was not made needs no end. The interfaces end with theirs.
+            // The namespace may not exist. Its interfaces are removed with it.
             let _ = ip(&["netns", "delete", name]);
         }
     }

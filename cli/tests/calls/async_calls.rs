@@ -16,12 +16,12 @@ const ROUNDS: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The deadline of a call that is meant to fail.
 const SHORT: Duration = Duration::from_secs(2);
-/// A rule for which the order of the rounds matters.
+/// A rule whose result depends on the order of the rounds.
 const MOMENTUM: &str = "sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 }";
 
 /// Values of every tensor.
 type Values = Vec<Vec<u8>>;
-/// All rounds of one trainer; gives the values after the last one.
+/// All rounds of one trainer; returns the values after the last round.
 type Training = fn(&Client, &[Tensor], u32) -> Values;
 
 fn tensors(optimizer: &str) -> Vec<Tensor> {
@@ -123,7 +123,7 @@ fn ones(client: &Client, tensors: &[Tensor], _trainer: u32) -> Values {
     let training = client.scope(|calls| {
         for _ in 0..ROUNDS {
             for given in given(tensors, &ones) {
-                // The scope waits for it.
+                // The scope waits for the call.
                 let _ = calls.push(&[given], None)?;
             }
         }
@@ -227,7 +227,7 @@ fn a_failed_call_fails_its_waiter_and_later_calls_on_the_parameter() {
     servers.stop();
 }
 
-/// Trains from the first round on, and the values are those that nothing disturbed.
+/// Trains from the first round on, and checks that the values are those of an undisturbed job.
 fn check_sound(clients: [Client; 2], tensors: &[Tensor]) {
     for round in 1..=ROUNDS {
         for (trainer, client) in (0..).zip(&clients) {

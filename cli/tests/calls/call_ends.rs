@@ -1,4 +1,4 @@
-//! Ends of calls as programs tell them apart, interrupts of waiting calls, and the list of parameters.
+//! Outcomes of calls that programs distinguish, interrupts of waiting calls, and the list of parameters.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -49,7 +49,7 @@ static ASKED: AtomicU32 = AtomicU32::new(0);
 
 #[test]
 fn a_waiting_call_polls_its_programs_cancellation_check() {
-    // The function is the process's: calls of the other tests ask too, and go on.
+    // The function is global to the process: calls of other tests poll it too, and go on.
     thread_local!(static IS_MINE: AtomicBool = const { AtomicBool::new(false) });
     pserver_client::ask_while_waiting(|| {
         let is_mine = IS_MINE.with(|mine| mine.load(Ordering::Relaxed));
@@ -63,7 +63,7 @@ fn a_waiting_call_polls_its_programs_cancellation_check() {
     ENDS.store(true, Ordering::Relaxed);
     check(push_pull(&clients[0], &tensors, 0, 0), &CallEnd::Cancelled, "cancelled by the program");
     assert!(ASKED.load(Ordering::Relaxed) > 2);
-    // While the answer is no, the call goes on.
+    // The call goes on while the function returns false.
     ENDS.store(false, Ordering::Relaxed);
     ASKED.store(0, Ordering::Relaxed);
     thread::scope(|scope| {

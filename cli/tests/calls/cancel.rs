@@ -1,5 +1,5 @@
-//! Calls that are cancelled from another thread: they end at once, say so, and may be made again. The times are
-//! printed; `PSERVER_FULL=1` measures fifty.
+//! Calls that another thread cancels: each ends at once with an error that names the cancellation, and may be repeated.
+//! The times are printed; `PSERVER_FULL=1` measures fifty.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -11,9 +11,10 @@ use pserver_client::{Client, DestinationSlice};
 use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
 
-/// Within a call, before it is cancelled: longer than a thread takes to begin it, also on a machine that is busy.
+/// The delay before a call is cancelled: longer than a thread takes to begin the call, also on a busy machine.
 const UNDER_WAY: Duration = Duration::from_millis(200);
-/// The fastest of several cancellations takes less, also on a machine that is busy; each waits 60 s otherwise.
+/// The bound of the fastest of several cancellations, also on a busy machine. Without a cancellation each call waits
+/// 60 s.
 const FASTEST: Duration = Duration::from_millis(500);
 const SLOWEST: Duration = Duration::from_secs(10);
 
@@ -67,7 +68,7 @@ fn a_cancelled_call_ends_at_once_and_is_made_again() {
         let (one, other) = (client(&servers.coordinator(), 0), client(&servers.coordinator(), 1));
         let tensors = tensors();
         begin_both(&one, &other, &tensors);
-        // Made before a call begins: a cancellation that comes earlier is none of the call.
+        // A cancellation before the begin of a call does not apply to the call.
         let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(0, 1)).collect();
         let mut values = places(&tensors);
         let (given, mut wanted) = (given(&tensors, &gradients), wanted(&tensors, &mut values));
@@ -80,7 +81,7 @@ fn a_cancelled_call_ends_at_once_and_is_made_again() {
             })
             .collect();
         check(&mut times, &format!("{bind}, a round that waits for another trainer"));
-        // A cancellation of before changes nothing, and no gradient is applied twice.
+        // An earlier cancellation changes nothing, and no gradient is applied twice.
         one.cancel();
         other.cancel();
         std::thread::scope(|threads| {
@@ -137,7 +138,7 @@ fn calls_that_were_started_and_threads_that_wait_end_too() {
     })
     .expect("each was waited for");
     check(&mut times, "started calls");
-    // Several threads in calls on one client; one of them is inside, the others sleep.
+    // Several threads call on one client; one of them holds the client lock, the others are parked.
     let texts: Vec<String> = std::thread::scope(|threads| {
         let call = |at: usize| {
             let (given, tensor, one) = (&given[at..=at], &tensors[at], &one);

@@ -1,5 +1,5 @@
-//! Values as halves, to the bit: on every way to the servers, beside trainers that have them whole, through servers
-//! that are killed.
+//! Values in half precision, to the bit: over every transport, beside trainers that pull f32, and when servers are
+//! killed.
 
 use std::thread;
 
@@ -29,7 +29,7 @@ fn tensors() -> Vec<Tensor> {
     ]
 }
 
-/// Values, whole, as halves.
+/// Values of f32, narrowed to half precision.
 fn halved(values: &[Vec<u8>], half: Half) -> Vec<Vec<u8>> {
     let one = |value: &Vec<u8>| {
         let mut halves = vec![0; value.len() / 2];
@@ -52,7 +52,7 @@ fn wanted<'a>(tensors: &'a [Tensor], contents: &'a mut [Vec<u8>], half: Half) ->
     tensors.iter().zip(contents).map(one).collect()
 }
 
-/// A round of a trainer that has the values as halves; it sends its gradients as bfloat16.
+/// A round of a trainer that pulls values in half precision and sends gradients as bfloat16.
 fn step(client: &Client, tensors: &[Tensor], half: Half, trainer: u32, round: u64) -> Vec<Vec<u8>> {
     let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(trainer, round)).collect();
     let gradients = halved(&gradients, Half::Bfloat16);
@@ -120,7 +120,7 @@ fn a_round_is_pulled_in_f32_and_half_precision_over_every_transport() {
     assert!(seen.iter().all(|values| *values == seen[0]), "how a trainer has a value changes none");
 }
 
-/// A view of halves is of half the length, and where the server made them.
+/// A view in half precision has half the length, and is the server's own memory.
 #[test]
 fn views_and_buffers_hold_half_precision_values() {
     let tensors = tensors();
@@ -193,7 +193,7 @@ fn async_and_bounded_trainers_pull_current_values_in_half_precision() {
     }
 }
 
-/// The first of some halves.
+/// The first of several half-precision values.
 fn number(half: Half, bytes: &[u8]) -> f64 {
     let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
     match half {
@@ -229,8 +229,9 @@ fn an_invalid_half_precision_pull_is_refused_by_name() {
 /// Reads during a call: some tens of milliseconds.
 const READS: u32 = 50;
 
-/// Rounds of two trainers that have the values as halves of two types. The second begins when `meanwhile` is over. That
-/// is called while the first one's call is under way: the servers have answered a reader often since it began.
+/// Rounds of two trainers that pull values in two half-precision types. The call of the second trainer begins when
+/// `meanwhile` has returned. `meanwhile` runs while the call of the first trainer is in progress: the servers have
+/// answered a reader often since that call began.
 fn course(coordinator: &Address, mut meanwhile: impl FnMut(u64)) -> Vec<[Vec<Vec<u8>>; 2]> {
     let tensors = tensors();
     let clients = [0, 1].map(|trainer| client(coordinator, trainer));

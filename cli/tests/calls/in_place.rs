@@ -32,7 +32,7 @@ fn tensors() -> Vec<Tensor> {
     ]
 }
 
-/// The gradients of all tensors in one buffer, one behind the other.
+/// Writes the gradients of all tensors into one buffer, one after another.
 fn fill(buffer: &mut Buffer, tensors: &[Tensor], trainer: u32, round: u64) {
     let mut rest: &mut [u8] = buffer;
     for tensor in tensors {
@@ -63,7 +63,7 @@ fn whole(view: &View) -> Vec<Vec<u8>> {
 
 /// The value of every tensor.
 type Values = Vec<Vec<u8>>;
-/// One trainer's round, and what comes of it.
+/// One round of a trainer; returns its values.
 type Step = fn(&Client, &mut Buffer, &[Tensor], u32, u64) -> Values;
 
 /// Values after each round of two trainers.
@@ -92,7 +92,7 @@ fn train(job: &Job, tensors: &[Tensor], rounds: u64, step: Step) -> Vec<Values> 
 fn in_place(client: &Client, buffer: &mut Buffer, tensors: &[Tensor], trainer: u32, round: u64) -> Vec<Vec<u8>> {
     fill(buffer, tensors, trainer, round);
     let view = client.push_pull_view(&cut(buffer, tensors), None).expect("a round is closed");
-    // Payloads that are short stand in the ring, and are copied.
+    // Short payloads are in the ring, and are copied.
     assert_eq!(view.pieces(4).len(), 8, "chunks are of 32 KiB");
     let seen = whole(&view);
     view.release().expect("nothing ended");
@@ -173,7 +173,7 @@ fn fails_and_writes(timeout_seconds: u32, words: &str, expected: TransferPath) {
     other.push(&given(&tensors, &ones), None).expect("a gradient is taken");
     let value = pull(&other, &tensors).expect("the round is closed");
     assert!(value[0] == tensors[0].constant(1.0), "the mean of what was sent");
-    // The call is made again, and is the same one.
+    // The repeated call resends the same gradient.
     buffer.copy_from_slice(&tensors[0].constant(-1.0));
     let view = one.push_pull_view(&cut(&buffer, &tensors), None).expect("the round is closed");
     assert!(whole(&view) == value);
@@ -213,7 +213,7 @@ fn rounds_in_place_keep_their_values_when_servers_are_killed() {
                     let view = client.push_pull_view(&cut(&buffer, tensors), None).expect("a round is closed");
                     let _ = report.send(());
                     let seen = whole(&view);
-                    // A server that is killed writes nothing more; only a connection that it ended may be torn.
+                    // A killed server writes nothing more. Only the connections to it break.
                     view.release().map(|()| seen)
                 };
                 (1..=rounds).map(step).collect::<Vec<Result<_, Failure>>>()
@@ -276,7 +276,7 @@ fn a_gradient_lent_by_a_killed_trainer_is_read_to_the_end() {
         other.push(&given(&tensors, &ones), None).expect("a gradient is taken");
         let again = client(&servers.coordinator(), 0);
         again.names().expect("it joins");
-        // Whether the first life's gradient was there or not, this round has one of each trainer.
+        // With or without the gradient of the killed process, this round has one gradient of each trainer.
         again.push(&given(&tensors, &ones), None).expect("a gradient is taken, or known");
         let value = pull(&other, &tensors).expect("the round is closed");
         assert!(value[0] == tensors[0].constant(1.0), "the mean of ones");

@@ -56,7 +56,7 @@ fn check_size(bytes: usize) {
     let client = client(&process.address, 0);
     let settings = OptimizerSettings::from_text("const_lr { learning_rate: 1.0 }").expect("an optimizer");
     assert!(client.begin_init(&settings).expect("it is chosen"));
-    // A number that tells where it stands: element n is n modulo 2^24, which an f32 holds exactly.
+    // The value of an element is its index: element n is n modulo 2^24, which an f32 holds exactly.
     let mut value: Vec<u8> = vec![0; bytes];
     for (at, element) in (0_u32..).zip(value.chunks_exact_mut(4)) {
         element.copy_from_slice(&number(at).to_le_bytes());
@@ -100,7 +100,7 @@ fn a_parameter_of_3_gib_comes_back_whole() {
 /// Gradients share frames up to so many bytes (`packer.rs`).
 const SHARED_BYTES: usize = 256 * 1024;
 
-/// A client, and what goes over its first transport; it has no second one.
+/// A client, and the trace of its transport. The client can open no second transport.
 fn counted(coordinator: &Address) -> (Client, Arc<TraceCounters>) {
     let network = Network::new(NetworkOptions::default()).expect("this process can have another transport");
     let trace = Trace::new(Box::new(network));
@@ -131,7 +131,7 @@ fn frames_of_a_round(count: usize, elements: usize) -> (u64, u64) {
     (after.0 - before.0, after.1 - before.1)
 }
 
-/// How long both take stands in the report of `psbench`.
+/// The report of `psbench` has the times of both.
 #[test]
 fn many_small_parameters_take_about_as_many_frames_as_their_bytes_need() {
     let (count, bytes) = (10_000, 1000);

@@ -1,4 +1,4 @@
-//! Calls of clients: what each does, alone and beside others, and how it ends.
+//! Calls of clients: results of each call, alone and concurrent with others, and its outcome.
 
 #[path = "../cluster/mod.rs"]
 mod cluster;

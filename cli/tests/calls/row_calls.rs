@@ -17,7 +17,7 @@ const ROUNDS: u64 = 5;
 const SHM: &str = "shm://127.0.0.1:0";
 /// The deadline of a call that is meant to fail.
 const SHORT: Duration = Duration::from_secs(2);
-/// A rule for which the order of the rounds matters, and whose rows move by themselves.
+/// A rule whose result depends on the order of the rounds, and whose rows change without gradients too.
 const MOMENTUM: &str = "sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 }";
 /// Every pushed element is added.
 const COUNT: &str = "const_lr { learning_rate: 1.0 }";
@@ -76,7 +76,7 @@ fn places<'a>(tables: &'a [Matrix], wanted: &'a mut Given) -> Vec<DestinationRow
     tables.iter().zip(wanted).map(row).collect()
 }
 
-/// A step of a trainer: pushes rows of a round, and says rows with that round in them.
+/// A step of a trainer: pushes rows of a round, and returns the rows of that round.
 type Step = fn(&Client, &[Matrix], u32, u64) -> Given;
 
 fn blocking(client: &Client, tables: &[Matrix], trainer: u32, round: u64) -> Given {
@@ -114,7 +114,7 @@ fn started_and_combined(client: &Client, tables: &[Matrix], trainer: u32, round:
     let done = client.scope(|calls| {
         let all = gradients(tables, &given).into_iter().zip(places(tables, &mut rows));
         for (given, wanted) in all {
-            // The scope waits for it.
+            // The scope waits for the call.
             let _ = calls.push_pull_rows(&[given], None, vec![wanted])?;
         }
         Ok(())
@@ -215,8 +215,8 @@ fn wrong_rows_are_refused_before_any_are_sent() {
     servers.stop();
 }
 
-/// Steps until `until`, each with rows pushed and others fetched, and reports each; calls that fail are repeated. Says
-/// how many steps there were.
+/// Steps until `until`, each with rows pushed and others fetched, and reports each. Failed calls are repeated.
+/// Returns the number of steps.
 fn count_up(client: &Client, table: &Matrix, until: Instant, reports: &mpsc::Sender<()>) -> u64 {
     let (ids, ones) = ([1, 2, 7], bytes(&vec![-1.0; 3 * table.width]));
     let mut steps = 0;
@@ -261,7 +261,7 @@ fn rows_are_pushed_and_fetched_once_while_servers_are_killed() {
             let until = Instant::now() + Duration::from_secs(2);
             let counting = scope.spawn(move || count_up(client, table, until, &report));
             for _ in 0..4 {
-                // Not only between two calls: somewhere in the time that a call takes.
+                // The kill comes at a random time within a call, not only between two calls.
                 for _ in 0..1 + prng.below(30) {
                     let _ = reports.recv_timeout(DEADLINE);
                 }

@@ -1,4 +1,4 @@
-//! The optimizer's state of rows goes out of a table and into another in pieces, and given rows are loaded.
+//! Export and import of the optimizer's state of rows in pieces, and loading of given rows.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +13,16 @@ use pserver_core::dtype::ElementType::Float32;
 use pserver_core::error::Failure;
 
 const SHM: &str = "shm://127.0.0.1:0";
-/// Steps before and after a state goes out and in.
+/// Steps before the export of a state, and after its import.
 const STEPS: u64 = 4;
 /// Rows of a piece of a table.
 const PIECE: usize = 37;
-/// More rows than are pushed, so that some are absent when a state goes out, and begin in a later step.
+/// More rows than are pushed, so that some are absent from an exported state, and are created in a later step.
 const HEIGHT: usize = 400;
-/// Initial values that a mistake cannot meet.
+/// Initial values that a wrong computation does not produce by chance.
 const BEGIN: &str = "uniform { low: -0.5 high: 0.5 } seed: 7";
 
-/// A table of each kind of rule: rows that no missed update changes, that one changes as all do, that each changes.
+/// A table of each kind of rule: missed updates change no row, change it once for all of them, or change it one by one.
 fn tables() -> Vec<Matrix> {
     let rate = "const_lr { learning_rate: 0.05 }";
     let linear = "lr_policy: Linear linear_lr { learning_rate: 0.01 lr_decay_a: 0.001 lr_decay_b: 0.0001 }";
@@ -99,7 +99,7 @@ fn pieces_in(client: &Client, table: &Matrix, pieces: &[Piece]) {
     }
 }
 
-/// Everything of a table, absent rows too.
+/// All rows of a table with their states, absent rows too.
 fn all_of(client: &Client, table: &Matrix) -> (Vec<u8>, RowStates) {
     let ids: Vec<u64> = (0..HEIGHT as u64).collect();
     (table.pull_sparse(client).expect("rows are there"), client.row_states(&table.name, &ids).expect("they are there"))
@@ -133,7 +133,7 @@ fn a_table_goes_on_from_the_state_of_another_to_the_bit() {
         first.stop();
 
         for elsewhere in [0, 1] {
-            // Other buckets, and rows that are somewhere else when the state comes.
+            // The job has other buckets, and its rows have other values before the import.
             let second = Local::start(&Job { chunk_bytes: 64 * 1024, shards: 1 + elsewhere, ..job(bind) });
             let trainer = client(&second.coordinator(), 0);
             begin(&trainer, &tables);

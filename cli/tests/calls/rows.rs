@@ -12,7 +12,7 @@ use pserver_core::error::Failure;
 
 const ROUNDS: u64 = 6;
 
-/// Rules whose rows move by themselves, and rules whose rows do not.
+/// Rules that change rows without gradients, and rules that do not.
 const OPTIMIZERS: [&str; 7] = [
     "const_lr { learning_rate: 0.1 }",
     "sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 }",

@@ -1,5 +1,5 @@
-//! The optimizer's state goes out and in, checkpoints are taken when a trainer asks, and given values are loaded into a
-//! job that runs.
+//! Export and import of the optimizer's state, checkpoints on request of a trainer, and loading of given values into a
+//! running job.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use pserver_core::dtype::ElementType::{self, Float32, Float64};
 use pserver_core::error::Failure;
 
 const SHM: &str = "shm://127.0.0.1:0";
-/// Steps before and after a state goes out and in.
+/// Steps before the export of a state, and after its import.
 const STEPS: u64 = 3;
 /// Adam corrects its means by the number of updates, and the rate depends on it too.
 const ADAM: &str = "optimizer: Adam adam { } lr_policy: Linear \
@@ -81,7 +81,7 @@ fn a_job_goes_on_from_the_state_of_another_to_the_bit() {
         let second = Local::start(&Job { chunk_bytes: 64 * 1024, ..job(bind) });
         let trainer = client(&second.coordinator(), 0);
         begin(&trainer, &tensors).expect("they are initialised");
-        // The other job is somewhere else when the state comes.
+        // The other job has other values before the import.
         let elsewhere = train(&trainer, &tensors, 1..=1);
         assert_ne!(elsewhere, values);
         trainer.set(&given(&tensors, &values)).expect("they are taken");

@@ -48,7 +48,7 @@ fn push_ones(client: &Client, tensors: &[Tensor]) -> Result<(), Failure> {
     client.push(&given(tensors, &ones), None)
 }
 
-/// Every element has had so many gradients of one.
+/// Checks that every element has received this number of gradients of one.
 fn check_count(client: &Client, tensors: &[Tensor], count: u8) {
     let expected: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.constant(count.into())).collect();
     let found = pull(client, tensors).expect("the tensors are there");
@@ -107,7 +107,7 @@ fn a_trainer_with_refused_settings_is_not_chosen_to_initialise() {
     servers.stop();
 }
 
-/// Faults that a [`Spoilt`] transport has once.
+/// Faults that a [`Spoilt`] transport injects once.
 const PANIC_IN_POLL: u8 = 1;
 const PANIC_IN_WAIT: u8 = 2;
 const PANIC_IN_SUBMIT: u8 = 3;
@@ -115,7 +115,7 @@ const AFTER_SUBMIT: u8 = 4;
 /// A lasting fault: a connection ends as soon as it has delivered a value.
 const CUT_AFTER_VALUES: u8 = 5;
 
-/// A network with a bug.
+/// A transport that injects faults.
 struct Spoilt {
     inner: Network,
     order: Arc<AtomicU8>,
@@ -127,7 +127,7 @@ impl Spoilt {
         assert!(!is_meant, "on purpose");
     }
 
-    /// Ends the connections that have just brought values, and waits until they are over.
+    /// Closes the connections that have just delivered values, and waits until they are closed.
     fn cut(&mut self, events: &mut Vec<Event>) -> Result<(), Failure> {
         let landed = |event: &Event| match event {
             Event::Received { peer, frame, .. } if frame.head.kind == Kind::Value => Some(*peer),
@@ -297,7 +297,7 @@ fn threads_of_two_trainers_do_not_wait_for_each_other_crosswise() {
     servers.stop();
 }
 
-/// A pull waits for a trainer that pushes only when it was looked after a started call meanwhile.
+/// The pull of one thread waits for a trainer that pushes only after another thread has polled a started call.
 #[test]
 fn polling_a_call_does_not_wait_for_the_calls_of_other_threads() {
     let servers = servers("sync", 2);
@@ -359,7 +359,7 @@ fn a_server_that_comes_back_at_another_address_is_found() {
     processes.terminate();
 }
 
-/// A trainer of C's, of two.
+/// A client of the C program, one of two trainers.
 fn c_client(servers: &Local) -> *mut paddle_pserver::api::sys::ClientHandle {
     let text = format!("coordinator={} trainer=0 deadline=60s\0", servers.coordinator());
     let text = std::ffi::CString::from_vec_with_nul(text.into_bytes()).expect("there is one zero, at the end");

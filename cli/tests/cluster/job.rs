@@ -78,7 +78,7 @@ pub(crate) fn client(coordinator: &Address, trainer: u32) -> Client {
 }
 
 pub(crate) fn client_with(coordinator: &Address, trainer: u32, deadline: Duration) -> Client {
-    // A machine with much else to do may take long to start a server again.
+    // A busy machine may take long to restart a server.
     let (trainer, server_absence) = (Some(trainer), DEADLINE);
     let options = ClientOptions { trainer, deadline, server_absence, ..ClientOptions::new(coordinator.clone()) };
     Client::new(options).expect("this process can have another transport")
@@ -128,7 +128,7 @@ impl Local {
     }
 }
 
-/// A folder that goes with the test.
+/// A folder that is removed when the test ends.
 pub(crate) fn folder() -> TempDir {
     tempfile::tempdir().expect("there is a place for temporary files")
 }

@@ -74,7 +74,7 @@ impl Kept {
         self.tensors.iter().map(|tensor| tensor.value.clone()).collect()
     }
 
-    /// One number for all of it: tensors in name order, each with its name, its value and its states.
+    /// A digest of the job: tensors in name order, each with its name, its value and its states.
     pub(crate) fn digest(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         let mut add = |bytes: &[u8]| {
@@ -99,7 +99,7 @@ impl Kept {
 
     fn place(&mut self, job: &Job, tensors: &[Tensor], record: &ChunkRecord<'_>) -> Result<(), Failure> {
         let index = usize::try_from(record.id.parameter.0).expect("an index is short");
-        // The record that describes the shard itself is of no parameter.
+        // The record of the shard itself belongs to no parameter.
         let Some(kept) = self.tensors.get_mut(index) else { return Ok(()) };
         let offset = usize::try_from(record.id.chunk.0 * u64::from(job.chunk_bytes)).expect("tensors are short");
         let bytes = tensors[index].bytes();

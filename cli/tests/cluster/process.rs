@@ -14,7 +14,7 @@ use pserver_processes::{ready, unconfigure};
 use super::job::Job;
 use super::ports::free_port;
 
-/// How long a server may take to start or to stop, on a machine with much else to do.
+/// The time that a server may take to start or to stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server that runs; dropping it kills it.
@@ -32,14 +32,14 @@ pub(crate) struct Ended {
 }
 
 impl Process {
-    /// Runs `pserver serve` and waits until it is ready, or says how it ended.
+    /// Runs `pserver serve` and waits until the server is ready; returns the end of a server that did not start.
     pub(crate) fn start(arguments: &[String]) -> Result<Self, Ended> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pserver"));
         command.arg("serve").args(arguments);
         Self::run(&mut command)
     }
 
-    /// The same for a command that becomes the server.
+    /// Starts a server by a command that becomes the server process.
     pub(crate) fn run(command: &mut Command) -> Result<Self, Ended> {
         let stderr = tempfile::tempfile().expect("there is a place for temporary files");
         unconfigure(command);
@@ -78,7 +78,7 @@ impl Process {
         self.wait()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the server ends by itself.
     pub(crate) fn wait(mut self) -> Ended {
         let id = self.id();
         let mut child = self.child.take().expect("it runs");
@@ -174,7 +174,7 @@ impl Processes {
 
     /// Stops every server in order; each must end well.
     pub(crate) fn terminate(mut self) {
-        // Server 0 last: the others may have something to ask.
+        // Server 0 stops last: the others may still send requests to it.
         for process in self.running.drain(..).rev().flatten() {
             let ended = process.terminate();
             assert!(ended.status.success(), "{ended:?}");

@@ -1,4 +1,4 @@
-//! Parameters of rows: the same one sparse and dense, trained with the same numbers.
+//! Pairs of a sparse and a dense parameter that are trained with the same gradients.
 
 use pserver_client::{Client, DestinationRows, DestinationSlice, GradientRows, GradientSlice};
 use pserver_core::config::OptimizerSettings;
@@ -44,7 +44,7 @@ impl Matrix {
         (0..self.height * self.width).flat_map(|_| number(&mut prng).to_le_bytes()).collect()
     }
 
-    /// Declares both with the same initial value.
+    /// Declares both parameters with the same initial value.
     pub(crate) fn declare(&self, client: &Client) -> Result<(), Failure> {
         let dense = settings(&self.settings);
         client.init_param(&self.dense_name(), Float32, &self.shape(), &self.initial(), &dense)?;
@@ -61,14 +61,14 @@ impl Matrix {
     pub(crate) fn rows(&self, trainer: u32, round: u64) -> Rows {
         let mut prng = SeededPrng::new((round << 20) | (u64::from(trainer) << 8) | self.width as u64);
         let count = if prng.below(5) == 0 { 0 } else { prng.below(self.height * 2) };
-        // Few of the ids are many of the rows.
+        // Most rows have one of a few ids.
         let id = |prng: &mut SeededPrng| (prng.below(self.height) * prng.below(self.height) / self.height) as u64;
         let ids: Vec<u64> = (0..count).map(|_| id(&mut prng)).collect();
         let values = (0..count * self.width).map(|_| number(&mut prng)).collect();
         Rows { ids, values }
     }
 
-    /// The same as a whole gradient.
+    /// The rows of this gradient as a dense gradient.
     pub(crate) fn scattered(&self, rows: &Rows) -> Vec<u8> {
         let mut whole = vec![0.0_f32; self.height * self.width];
         for (id, row) in rows.ids.iter().zip(rows.values.chunks(self.width)) {
@@ -80,7 +80,7 @@ impl Matrix {
         bytes(&whole)
     }
 
-    /// Pushes the same to both.
+    /// Pushes the same gradient to both parameters.
     pub(crate) fn push(&self, client: &Client, trainer: u32, round: u64) -> Result<(), Failure> {
         let rows = self.rows(trainer, round);
         let (name, content) = (self.dense_name(), self.scattered(&rows));
@@ -92,20 +92,20 @@ impl Matrix {
         push_rows(client, &self.name, rows)
     }
 
-    /// Fetches the dense one.
+    /// Fetches the dense parameter.
     pub(crate) fn pull_dense(&self, client: &Client) -> Result<Vec<u8>, Failure> {
         let (name, mut content) = (self.dense_name(), vec![0; self.height * self.width * 4]);
         client.pull(&mut [DestinationSlice::new(&name, &mut content)])?;
         Ok(content)
     }
 
-    /// Fetches the sparse one, row by row.
+    /// Fetches the sparse parameter, row by row.
     pub(crate) fn pull_sparse(&self, client: &Client) -> Result<Vec<u8>, Failure> {
         let ids: Vec<u64> = (0..self.height as u64).collect();
         pull_rows(client, &self.name, &ids, self.width)
     }
 
-    /// Both are the same, to the bit.
+    /// Checks that both parameters are equal, to the bit.
     pub(crate) fn check_alike(&self, client: &Client, what: &str) {
         let dense = self.pull_dense(client).expect("the dense one is there");
         let sparse = self.pull_sparse(client).expect("the sparse one is there");

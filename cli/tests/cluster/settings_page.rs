@@ -1,5 +1,5 @@
-//! The tables of `docs/SETTINGS.md`: what becomes of a setting that differs from those of a job. Cases contradict a job
-//! and check that the page is right.
+//! Tables of `docs/SETTINGS.md`: the effect of a setting that differs from the job's. Cases contradict a job and check
+//! that the page is right.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ pub(crate) fn rows(section: &str) -> Vec<(Vec<&'static str>, Vec<&'static str>)>
     table.skip(1).map(row).collect()
 }
 
-/// A case of a column: settings, what becomes of them, and the function that contradicts a job with them and checks it.
+/// A case of a column: settings, their effect, and the function that contradicts a job with them and checks it.
 pub(crate) type Case<S> = (&'static [&'static str], Outcome, fn(&S));
 
 /// Checks that the cases of a column are those of the page, for each setting each outcome that its cell names, and runs

@@ -41,7 +41,7 @@ impl Tensor {
         self.filled((round << 16) | u64::from(trainer + 1))
     }
 
-    /// The same number everywhere.
+    /// A tensor with the same number in every element.
     pub(crate) fn constant(&self, number: f32) -> Vec<u8> {
         self.each(|| number.into())
     }
@@ -94,13 +94,13 @@ pub(crate) fn declare(client: &Client, tensor: &Tensor) -> Result<(), Failure> {
     client.init_param(&tensor.name, tensor.element_type, &[], &tensor.initial(), &settings)
 }
 
-/// Pushes what `trainer` computed in `round` for all tensors, in one call.
+/// Pushes the gradients of `trainer` in `round` for all tensors, in one call.
 pub(crate) fn push(client: &Client, tensors: &[Tensor], trainer: u32, round: u64) -> Result<(), Failure> {
     let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(trainer, round)).collect();
     client.push(&given(tensors, &gradients), None)
 }
 
-/// The same, and fetches the parameters of after the round.
+/// Pushes these gradients, and fetches the parameters after the round.
 pub(crate) fn push_pull(client: &Client, tensors: &[Tensor], trainer: u32, round: u64) -> Result<(), Failure> {
     let gradients: Vec<Vec<u8>> = tensors.iter().map(|tensor| tensor.gradient(trainer, round)).collect();
     let mut values = places(tensors);

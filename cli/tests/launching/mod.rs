@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// How long a run may take, on a machine with much else to do.
+/// The time that a run may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The variable by which a run's processes are known.
 const MARK: &str = "PSERVER_TEST_RUN";
@@ -38,7 +38,7 @@ struct KilledChild(Child);
 
 impl Drop for KilledChild {
     fn drop(&mut self) {
-        // A process that has ended needs neither.
+        // A process that has ended needs neither a kill nor a wait.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -120,7 +120,7 @@ impl MarkedRun {
 }
 
 impl RunEnd {
-    /// Asserts that it succeeded, and returns the lowest accuracy that a trainer has printed last.
+    /// Asserts that the run succeeded, and returns the lowest of the accuracies that trainers printed last.
     pub(crate) fn accuracy(&self, trainers: u32) -> f64 {
         assert!(self.status.success(), "{}\n{}\n{}", self.status, self.output, self.errors);
         let last = |trainer: u32| {

@@ -98,7 +98,7 @@ fn read_while_served(root: &Path, files: &mut Files) {
     *files = (0..100).find_map(|_| read()).expect("a file is read between two checkpoints");
 }
 
-/// Damages one file, or two; says how.
+/// Damages one file or two; returns a description of the damage.
 fn damage(prng: &mut SeededPrng, files: &mut Files, before: &Files) -> String {
     let paths: Vec<PathBuf> = files.keys().filter(|path| !path.ends_with("lock")).cloned().collect();
     let path = paths[prng.below(paths.len())].clone();
@@ -143,7 +143,7 @@ fn damage(prng: &mut SeededPrng, files: &mut Files, before: &Files) -> String {
     }
 }
 
-/// Serves a directory; what of the pushes each chunk has, or why no server starts.
+/// Serves a directory. Returns the number of pushes that each chunk contains, or the reason why no server starts.
 fn serve(root: &Path, name: &'static str) -> Result<Option<Vec<f32>>, String> {
     let hub = Hub::default();
     let settings = Job { bind: name, ..job(root) }.settings(0, None);
@@ -160,7 +160,7 @@ fn serve(root: &Path, name: &'static str) -> Result<Option<Vec<f32>>, String> {
     }))
 }
 
-/// The number that every element of a chunk is.
+/// The value of every element of a chunk.
 fn uniform(chunk: &[u8]) -> f32 {
     let numbers: Vec<f32> =
         chunk.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes"))).collect();

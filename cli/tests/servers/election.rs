@@ -143,7 +143,7 @@ impl Simulation {
         }
     }
 
-    /// The trainer that was chosen does one step, and is sometimes killed or stunned instead.
+    /// The elected trainer does one step, or is sometimes killed or stunned instead.
     fn step(&mut self, rank: usize, dangers: &mut usize, prng: &mut SeededPrng) {
         let Stage::Initialises { generation, steps } = self.stages[rank] else { return };
         if *dangers > 0 && prng.below(4) == 0 {
@@ -204,7 +204,7 @@ fn peer(rank: usize) -> PeerId {
     PeerId(u64::try_from(rank).expect("few") + 1)
 }
 
-/// One job: trainers come in any order, some of the chosen are killed or stunned.
+/// One job: trainers join in any order, and some of the elected trainers are killed or stunned.
 fn simulate(round: usize, prng: &mut SeededPrng) {
     let mut simulation = Simulation::new();
     let mut order: Vec<usize> = (0..simulation.stages.len()).collect();
@@ -250,11 +250,11 @@ struct Round {
 }
 
 impl Round {
-    /// A trainer's life: whether it goes on after the initialisation, or was killed.
+    /// One process of a trainer. Returns its client, or none if the trainer was killed.
     fn live(&self, client: Client, mut prng: SeededPrng) -> Option<Client> {
         loop {
             if !client.begin_init(&OptimizerSettings::default()).expect("nobody is stuck") {
-                // More than one for a moment, while another learns that it was too late.
+                // The count is above one for a moment, until a trainer that finishes too late is refused.
                 assert!(self.finished.load(Ordering::SeqCst) > 0, "who loses returns after the finish");
                 return Some(client);
             }

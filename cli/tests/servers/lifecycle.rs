@@ -1,4 +1,4 @@
-//! The beginning and the end of servers and trainers, and what goes wrong between: each failure is named.
+//! Start and stop of servers and trainers, and failures between: each failure is named.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -179,7 +179,7 @@ fn another_number_of_servers_is_refused() {
 /// A shell's words before the server's: no file may grow beyond so many blocks of 512 bytes.
 const SMALL_FILES: &str = "trap '' XFSZ; ulimit -f 512; exec \"$@\"";
 
-/// On the driver that stands in for a device: 25 chunks of Adam, three MiB with their states, where two are allowed.
+/// On the stand-in driver: 25 chunks of Adam, three MiB with their states, on a device with a limit of two.
 #[test]
 fn parameters_beyond_device_memory_are_refused_or_stay_on_the_cpu() {
     if !standin::is_inside() {

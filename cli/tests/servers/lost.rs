@@ -1,4 +1,4 @@
-//! Servers that lose the job with their process, as they keep no checkpoints: each error names server and remedy.
+//! Servers without checkpoints that lose the job with their process: each error names the server and the remedy.
 
 use crate::cluster::job::{Job, client};
 use crate::cluster::process::Processes;
@@ -10,7 +10,7 @@ use pserver_core::error::Failure;
 use pserver_core::wire::Address;
 
 fn tensors() -> Vec<Tensor> {
-    // Two servers have parts of it.
+    // Two servers hold parts of the parameter.
     vec![Tensor::new("weights", Float32, 50_000, "")]
 }
 

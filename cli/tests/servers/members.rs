@@ -50,16 +50,16 @@ fn a_second_server_of_an_index_does_not_start_while_the_first_one_lives() {
     };
     assert_eq!(second.status.code(), Some(1), "{second:?}");
     check_text(&second.words, &["server 1 of this job is at", &first, "the one at tcp://127.0.0.1:", "--index"]);
-    // A reader learns anew where the servers are.
+    // A reader asks again for the addresses of the servers.
     assert_eq!(reader(&coordinator).names().expect("the job is there").len(), 1);
     push_pull(&trainer, &tensors, 0, 2).expect("the second round is closed");
-    // One that is stopped lives, too.
+    // A server that is stopped by SIGSTOP still holds its index.
     let pid = processes.running[1].as_ref().expect("it runs").id();
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("it is there");
     let second = Process::start(&arguments).err();
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).expect("it is there");
     check_text(&second.expect("it is refused").words, &["server 1 of this job is at", &first]);
-    // The place of one that was killed is free: at its own address at once, and elsewhere after the grace time.
+    // The index of a killed server is free: at its own address at once, at another one after the grace time.
     processes.kill(1);
     arguments = processes.arguments(1);
     let begun = Instant::now();
@@ -85,7 +85,7 @@ fn a_restarted_trainer_without_a_set_rank_gets_its_rank_back() {
     let refusal = any_rank(&coordinator).trainer().expect_err("the rank is taken").to_string();
     let pid = format!("pid {}", std::process::id());
     check_text(&refusal, &["all 1 ranks of this job are taken", &pid, "--trainers 2", "PSERVER_TRAINER"]);
-    // A trainer that asks while the rank is taken gets it when its holder goes.
+    // A trainer that asks for a taken rank gets the rank when its holder departs.
     std::thread::scope(|scope| {
         let next = scope.spawn(|| any_rank(&coordinator).trainer());
         // tidy: allow sleep: the call must wait by then, which nothing tells; the test is right however long it takes
@@ -120,7 +120,7 @@ fn ranks_outlive_a_restart_of_the_coordinator() {
 /// Arguments of a trainer in a process of its own: the address of server 0 and the rank.
 const TRAINER: &str = "PSERVER_TEST_TRAINER";
 
-/// A trainer in a process of its own, which has closed one round; dropping it kills it.
+/// A trainer process that has closed one round; dropping this value kills the process.
 struct Other(Child);
 
 impl Other {
@@ -162,9 +162,9 @@ fn child_process_of_a_trainer_that_is_killed() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// How soon a survivor hears: the grace time of 2 s and one more, where the machine has nothing else to do.
+/// The time in which a survivor learns of a loss on an idle machine: the grace time of 2 s and one second more.
 const HEARD_WITHIN: Duration = Duration::from_secs(3);
-/// The same on a machine with much else to do; below the time that a round may take by far.
+/// The time on a busy machine, far below the time that a round may take.
 const HEARD_AT_LAST: Duration = Duration::from_secs(20);
 
 #[test]

@@ -17,7 +17,7 @@ use pserver_core::dtype::ElementType::Float32;
 use pserver_core::wire::Address;
 
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
-/// How long a call to a server may take that stands still or was replaced.
+/// The time that a call to a paused or replaced server may take.
 const SOON: Duration = Duration::from_secs(3);
 
 fn tensors() -> Vec<Tensor> {

@@ -1,6 +1,6 @@
-//! A trainer that writes into its lent buffers while the server reads them, against the contract, harms itself alone:
-//! the server starts again after every kill with the values that it had, and the sums of the others are exact. Each run
-//! has ten kills, or a hundred with `PSERVER_FULL=1`.
+//! A trainer that writes into its lent buffers while the server reads them, against the contract, damages only its own
+//! gradients: after every kill the server restarts with its values, and the sums of the other trainers are exact. Each
+//! run has ten kills, or a hundred with `PSERVER_FULL=1`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ use pserver_core::wire::Address;
 
 const SGD: &str = "const_lr { learning_rate: 1.0 }";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The number that a scribbling trainer writes over its gradients.
+/// The number with which the trainer overwrites its gradients.
 const SCRIBBLED: [u8; 4] = 1.0_f32.to_le_bytes();
 
 fn tensors() -> Vec<Tensor> {

@@ -27,7 +27,7 @@ fn initialise(client: &Client, text: &str) {
     }
 }
 
-/// By how much a gradient of ones moves each parameter.
+/// The change of each parameter by a gradient of ones.
 fn moved(client: &Client) -> String {
     let before = values(client);
     let ones = tensors().map(|tensor| tensor.constant(1.0));
@@ -101,7 +101,7 @@ fn a_restarted_server_takes_another_rate_and_number_of_trainers_and_refuses_the_
     assert_eq!(moved(&first), "1.000 0.250");
     servers.stop(0);
 
-    // The trainer has not left.
+    // The trainer has not departed.
     let bind = servers.coordinator().to_string();
     let refused = |job: Job, words: &[&str]| {
         let text = Process::start(&job.arguments(0, &bind, None)).err().expect("it is refused").words;

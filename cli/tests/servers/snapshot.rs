@@ -25,7 +25,7 @@ const FIRST: TestTrainer = TestTrainer { trainer: 0, incarnation: 1 };
 const CHUNK_BYTES: u32 = 4096;
 const CHUNKS: u64 = 3;
 
-/// A shard, and what its trainers were answered.
+/// A shard, and the answers to its trainers.
 struct World {
     shard: Shard,
     folder: Folder,
@@ -34,7 +34,7 @@ struct World {
     acknowledged: usize,
 }
 
-/// One life of a trainer.
+/// A simulated trainer process: its rank and its incarnation.
 #[derive(Clone, Copy)]
 struct TestTrainer {
     trainer: u32,
@@ -84,7 +84,7 @@ impl World {
         self.send(sender, Frame::with_control(Head::new(Kind::Hello), &hello), &[]);
     }
 
-    /// Puts a frame of a trainer through the shard's door; it must not be refused.
+    /// Delivers a frame of a trainer to the shard, which must not refuse the frame.
     fn send(&mut self, sender: TestTrainer, mut frame: Frame, payload: &[&[u8]]) {
         let peer = sender.peer();
         self.requests += 1;
@@ -178,8 +178,8 @@ fn chunk_of(chunk: u64, round: u64) -> Vec<u8> {
     (0..CHUNK_BYTES / 4).flat_map(|element| (number(element).sin() as f32).to_le_bytes()).collect()
 }
 
-/// A round closes after a checkpoint has written so many bytes; a shard that restarts from it goes on as if nothing
-/// had happened.
+/// A round closes after a checkpoint has written so many bytes; a shard that restarts from it has the values of an
+/// undisturbed shard.
 fn check(optimizer: &str, bytes_before_the_round: u64) {
     let memory = InMemory::new();
     let storage: Arc<dyn Storage> = Arc::new(memory.clone());

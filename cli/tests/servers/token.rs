@@ -99,7 +99,7 @@ fn a_token_that_cannot_be_read_keeps_a_server_from_starting() {
     assert!(text.contains("token_file /nowhere/token: No such file"), "{text}");
 }
 
-/// Says to a process of this test program that it is the stranger.
+/// The variable that makes a process of this test program the client without the token.
 const STRANGER: &str = "PSERVER_TEST_STRANGER";
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;

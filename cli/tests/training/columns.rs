@@ -21,7 +21,7 @@ use pserver_trainer::{Trainer, initialise, initialise_for_batch};
 const ADAM: &str = "optimizer: Adam adam { } const_lr { learning_rate: 0.01 }";
 const BATCH: usize = 6;
 const STEPS: usize = 7;
-/// How long a call waits for a server that is not there.
+/// The time that a call waits for an absent server.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// A network whose second layer is the largest, undivided or as two products of one process.
@@ -91,7 +91,7 @@ fn parts(trainers: u32, servers: u32) -> Vec<ProgramPart> {
     Columns.transpile(&network(false), cluster, &CostModel::default()).expect("it can be divided")
 }
 
-/// Repeats a step until it succeeds; says how often it failed.
+/// Repeats a step until it succeeds; returns the number of failures.
 fn step(own: &mut Trainer<'_>) -> usize {
     let failures = std::iter::repeat_with(|| own.step()).take(99).take_while(Result::is_err).count();
     assert!(failures < 99, "{:?}", own.step());
@@ -243,7 +243,7 @@ fn send(client: &Client, number: u64) -> Result<(), pserver_core::error::Failure
     client.push(&[GradientSlice { name: "q", element_type: Float32, content: &item(number) }], None)
 }
 
-/// Waits for an item and says which came.
+/// Waits for an item and returns its number.
 fn received(client: &Client, number: u64) -> u64 {
     let mut found = vec![0; QUEUE_BYTES];
     let latest = client.pull_version(&mut [DestinationSlice::new("q", &mut found)], Version(number));

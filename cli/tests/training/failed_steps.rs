@@ -24,7 +24,7 @@ const HEIGHT: u64 = 40;
 const WIDTH: u64 = 6;
 const CLASSES: u64 = 3;
 const BATCH: usize = 7;
-/// How long a call waits for a server that is not there.
+/// The time that a call waits for an absent server.
 const SHORT: Duration = Duration::from_secs(3);
 const MOMENTUM: &str = "sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 }";
 
@@ -129,7 +129,7 @@ fn a_step_that_an_op_refuses_changes_nothing() {
     running.stop();
 }
 
-/// The server of the layer is killed once the table's has the rows, and the one of the table before it gives any.
+/// The layer's server is killed once the table's server has the rows, and the table's server before it returns any.
 #[test]
 fn a_step_whose_server_was_killed_counts_once() {
     let folder = folder();
@@ -209,7 +209,7 @@ fn a_job_with_another_mode_or_merge_is_refused_with_both_named() {
     running.stop();
 }
 
-/// The program with its beginnings changed.
+/// The program with other initialising ops.
 fn begun(change: impl Fn(&mut Vec<Op>)) -> Vec<ProgramPart> {
     let mut program = program();
     change(&mut program.blocks[0].ops);
@@ -273,7 +273,7 @@ fn a_trainer_that_cannot_initialise_lets_another_one_at_once() {
     let large = parts_of(large, ParameterServer::default(), Cluster { trainers: 2, servers: 1 });
     let refused = said(&first, &large);
     assert!(refused.contains("bytes of outputs beside"), "{refused}");
-    // The first is there and well, and its lease would outlast this one's patience.
+    // The first trainer is alive, and its lease would end after the deadline of this one.
     let second = client_with(&running.coordinator(), 1, SHORT);
     initialise(&second, &parts(2, 1)).expect("it is chosen");
     initialise(&first, &parts(2, 1)).expect("it is initialised by now");

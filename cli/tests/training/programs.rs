@@ -124,7 +124,7 @@ impl Case {
             let mut prng = SeededPrng::new(trainer.into());
             (0..STEPS).map(|_| table_data(&mut prng)).collect()
         };
-        // Of tables only the rows travel that a step looks up: far less than the whole large one twice a step.
+        // Only the rows of a step's lookups are transferred: far less than the whole large table twice a step.
         let moved_max = STEPS as u64 * LARGE * WIDTH * 4 * 2 / 5;
         let graph = Graph::new(program).expect("it is a program");
         Self { graph, data: (0..trainers).map(data).collect(), moved_max }
@@ -252,7 +252,7 @@ impl Case {
 const OPTIMIZERS: [&str; 2] =
     ["const_lr { learning_rate: 0.2 }", "optimizer: Adam adam { } const_lr { learning_rate: 0.003 }"];
 
-/// The second moves rows that no gradient came for.
+/// The second rule changes rows without a gradient.
 const TABLE_OPTIMIZERS: [&str; 2] = [
     "optimizer: Adagrad adagrad { epsilon: 1e-6 } const_lr { learning_rate: 0.1 }",
     "sgd { momentum: 0.9 } const_lr { learning_rate: 0.05 } l2: 0.01",

@@ -335,7 +335,7 @@ fn distributed(lines: &str, all: &[Vec<Data>], (servers, shards): (u16, u16)) ->
     values.into_iter().next().expect("there is a trainer")
 }
 
-/// A table whose rows are read by a few ids, and the ops around its update, which move rows that no gradient came for.
+/// A table whose rows are read by a few ids, and the ops around its update, which change rows without a gradient.
 const TABLE: &str = "
     data ids: int64[batch]
     data y: float32[batch, 8]
@@ -405,7 +405,7 @@ fn the_server_stage_runs_for_rows_without_a_gradient() {
     }
 }
 
-/// How the first element that differs does.
+/// The first element that differs, with both values.
 fn difference(found: &VariableValues, expected: &VariableValues) -> Option<String> {
     let floats = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|one| f32::from_le_bytes(*one)).collect::<Vec<f32>>();
     expected.iter().find_map(|(name, expected)| {

@@ -1,5 +1,5 @@
-//! `pserver train`, `predict` and `convert` as their users meet them: a program and a file of data in, a model and
-//! numbers out, to the bit what one process computes; and the text that each mistake gets.
+//! `pserver train`, `predict` and `convert` as a user runs them: from a program and a data file to a model and its
+//! predictions, with the bits of one process, and the error text of each mistake.
 
 use std::fmt::Write;
 use std::fs;

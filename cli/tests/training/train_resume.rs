@@ -115,7 +115,8 @@ fn a_resumed_training_takes_another_rate_and_refuses_other_rows_and_optimizers()
     refused(&|all| all[11] = "4", &["trainers = 4 (from --trainers)", "has not left it"]);
 }
 
-/// Servers that a kill leaves at different steps apply each step once, and the training ends: its trainers count alike.
+/// Servers that are at different steps after a kill apply each step once, and the trainers of the training agree on the
+/// number of steps.
 #[test]
 fn tables_on_several_servers_go_on_after_a_kill() {
     let (place, _) = place("matrix_factorisation", "ratings");

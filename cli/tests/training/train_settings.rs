@@ -213,7 +213,7 @@ fn settings_beside_resume_do_what_the_page_says() {
     check(TRAIN, 0, &TrainScene::new("2"), &cases);
 }
 
-/// The training went on with the step after its last one; what `--values` says is left to the caller.
+/// The training went on with the step after its last one; the caller checks the warning of `--values`.
 fn must_go_on(said: &Said, scene: &TrainScene) {
     assert!(said.is_success, "{said:?}");
     assert!(scene.model() == scene.four, "the bits are those of a training without a break");

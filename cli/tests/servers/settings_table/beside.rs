@@ -35,7 +35,7 @@ fn settings_beside_a_running_server_0_do_what_the_page_says() {
     check(SERVE, 1, &Scene::new(1), &[&OWN[..], &CASES[..]].concat());
 }
 
-/// A line for each, with both values.
+/// The log has a line for each setting, with both values.
 fn warned(scene: &Scene) {
     let stage = scene.stage(&["--lease-seconds=5", "--model-dir=first-models"]);
     let mut own = stage.start(&[
@@ -67,7 +67,7 @@ fn warned(scene: &Scene) {
     stage.stop(own);
 }
 
-/// Server 1 is refused with the changes; with its own settings it comes, and the job goes on.
+/// Server 1 is refused with the changes. With its own settings the server joins, and the job goes on.
 fn refused(stage: Stage<'_>, changes: &[(&[&str], &[&str])]) {
     changes.iter().for_each(|(changes, expected)| stage.refuse(changes, expected));
     let own = stage.start_quietly(&[]);

@@ -44,7 +44,8 @@ pub(super) const CASES: [Case<Scene>; 13] = [
     (&["--round-timeout-seconds", "--rank-grace-seconds"], TakesEffect, times),
 ];
 
-/// Another port, under another name; what has no other sign at least starts without a warning and computes the same.
+/// Another port, under another name. Settings without a visible effect at least start without a warning, and give the
+/// same values.
 fn addresses(scene: &Scene) {
     let stage = scene.stage(&[]);
     let port = free_port();
@@ -208,7 +209,7 @@ fn device(scene: &Scene) {
     stage.stop(own);
 }
 
-/// Without a journal a killed server has what its last checkpoint has, which is taken soon where the interval is short.
+/// Without a journal a killed server restarts from its last checkpoint, which is recent if the interval is short.
 fn journal(scene: &Scene) {
     let lost = |changes: &[&str], is_kept: bool| {
         let stage = scene.stage(&[]);

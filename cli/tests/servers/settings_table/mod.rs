@@ -1,7 +1,7 @@
 //! Every cell of the tables of `docs/SETTINGS.md` about servers and clients: a case contradicts a job with the setting,
 //! and checks the effect that the cell documents.
 //!
-//! Read in this order: this file (a job that stopped, and its servers again), `either` (what takes effect in both
+//! Read in this order: this file (a stopped job whose servers restart), `either` (settings that take effect in both
 //! columns of a server's table), `restarted` and `beside` (the columns), `clients` (clients and `begin_init`).
 
 mod beside;

@@ -28,7 +28,7 @@ fn settings_in_a_restarted_directory_do_what_the_page_says() {
     check(SERVE, 0, &Scene::new(0), &[&OWN[..], &CASES[..]].concat());
 }
 
-/// How every refusal of a server 0 ends that another directory avoids.
+/// The end of every refusal of a server 0 whose remedy is another directory.
 const REMEDY: &str = "or another checkpoint_dir for a new job";
 
 /// Both trainers leave, and three make the next run.
@@ -136,7 +136,7 @@ fn model_dir(scene: &Scene) {
     stage.stop(own);
 }
 
-/// Both servers of a job come back, server 0 at another port, which server 1 is told.
+/// Both servers of a job restart, server 0 at another port, which the settings of server 1 name.
 fn coordinator_elsewhere(_: &Scene) {
     let pair = Scene::new(1);
     let port = free_port();
