@@ -7,7 +7,7 @@ use std::process::Command;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/install.sh");
 
-/// A program that says which library's it is, and as a compiler writes that instead of a program.
+/// A program that prints the name of its MPI library, or as a compiler writes that name instead of a program.
 fn program(folder: &Path, name: &str, library: &str) {
     let text = format!(
         "#!/bin/sh\ncase $1 in --version | --showme:version) echo '{name} ({library}) 4.1'; exit;; esac\n\

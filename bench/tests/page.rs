@@ -74,7 +74,7 @@ fn check_content(browser: &Browser, arguments: &[&str], has_curves: bool, bars: 
     }
 }
 
-/// Every bar's name is within the window, and of both forms of a curve one is shown.
+/// Checks that the name of every bar is within the window, and that one of both forms of each curve is shown.
 fn names_are_seen(browser: &Browser, width: u32) {
     let hidden = browser.run(
         "return [...document.querySelectorAll('.bars .name, .bars .value, ul.legend li')].filter((one) => {

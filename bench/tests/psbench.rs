@@ -24,12 +24,12 @@ fn psbench_with(arguments: &[&str], vars: &[(&'static str, String)]) -> Output {
     command.args(arguments).envs(vars.iter().cloned()).output().expect("the program can be run")
 }
 
-/// Runs a subcommand that must end well; its report.
+/// Runs a subcommand that must succeed; returns its report.
 fn report(arguments: &[&str]) -> Value {
     report_with(arguments, &[])
 }
 
-/// The same where the environment says more.
+/// Runs a subcommand as `report` does, with further environment variables.
 fn report_with(arguments: &[&str], vars: &[(&'static str, String)]) -> Value {
     let mut all = arguments.to_vec();
     all.push("--json");
@@ -45,7 +45,7 @@ fn report_with(arguments: &[&str], vars: &[(&'static str, String)]) -> Value {
     report
 }
 
-/// Every result has a ratio to its ceiling, or says why it has none.
+/// Checks that every result has a ratio to its ceiling, or a reason for having none.
 fn ratios_are_explained(report: &Value) {
     for result in report["end"]["results"].as_array().expect("the schema says so") {
         let is_explained = result["no_ratio_because"].as_str().is_some_and(|why| !why.is_empty());
@@ -72,7 +72,7 @@ fn check(arguments: &[&str], results: usize) -> Value {
     report
 }
 
-/// The only result of a subcommand that must end well.
+/// The only result of a subcommand that must succeed.
 fn report_of_one(arguments: &[&str]) -> Value {
     let report = report(arguments);
     let all = report["end"]["results"].as_array().expect("the schema says so");
@@ -276,7 +276,7 @@ fn latency_measures_in_a_closed_and_in_an_open_loop() {
 
 #[test]
 fn a_terminal_shows_progress_with_rate_and_time_left_and_a_file_gets_none() {
-    // At a rate, blocks take as long on a busy machine.
+    // At a fixed rate, blocks take equally long on a busy machine.
     let measured = ["latency", "--bytes", "4KiB", "--rate", "500", "--duration", "4"];
     // `script` gives the program a terminal, whose width is set first.
     let line = format!("stty cols 120; exec {} {}", env!("CARGO_BIN_EXE_psbench"), measured.join(" "));
@@ -426,7 +426,7 @@ fn the_ceiling_is_measured_on_every_path() {
     let report = check(&ceiling, 4 + 4 + 4 + 3 * 2 * 2 * 2);
     let results = report["end"]["results"].as_array().expect("the schema says so");
     for result in results.iter().filter(|one| one["trainers"].is_u64()) {
-        // In place nothing moves, and a ping is no work for a link.
+        // Results in place move no bytes, and pings do not load a link.
         let name = result["name"].as_str().expect("the schema says so");
         let moves = !name.contains("in place") && !name.contains("ping");
         assert_eq!(result["ratio_to_raw"].as_f64().is_some_and(|ratio| ratio > 0.0), moves, "{result}");
@@ -463,7 +463,7 @@ fn scale_grows_along_every_axis() {
     assert!(words.contains("64 TiB, 1 trainer needs about 512 TiB, and this machine has"), "{words}");
 }
 
-/// A peer that is a shell script, with one trainer and rounds of 4 KiB; the report, and how the program ended.
+/// A peer that is a shell script, with one trainer and rounds of 4 KiB. Returns the report and the exit status.
 fn with_fake_peer(script: &str, more: &[&str]) -> (Value, Option<i32>) {
     with_fake_peer_of(script, &[&["--trainers", "1", "-s", "4k"], more].concat())
 }
@@ -483,7 +483,7 @@ fn with_fake_peer_of(script: &str, work: &[&str]) -> (Value, Option<i32>) {
     (report, output.status.code())
 }
 
-/// A script that answers rounds: each took a millisecond, and so many elements were wrong.
+/// A script that reports rounds of a millisecond each, with this number of wrong elements.
 fn fake_peer(wrong: u32) -> String {
     let answer = "echo \"{\\\"bytes\\\":$1,\\\"trainers\\\":1,\\\"seconds\\\":[$all],\\\"wrong\\\":";
     format!(
@@ -503,7 +503,7 @@ fn a_peer_takes_turns_with_this_server() {
         assert_eq!(result["peer_latency_us_p50"], json!(1000.0), "{result}");
         let ratio = result["latency_us_p50"].as_f64().map(|ours| 1000.0 / ours);
         assert_eq!(result["peer_over_ours"].as_f64(), ratio, "{result}");
-        // The baseline server of the same path has its turns too.
+        // The baseline server of the same path is measured in alternation too.
         let of = |field: &str| result[field].as_f64().unwrap_or_else(|| panic!("no {field}: {result}"));
         assert_eq!(of("ratio_to_ceiling"), of("ceiling_latency_us_p50") / of("latency_us_p50"), "{result}");
         assert!(of("server_cpu_seconds_per_gigabyte") > 0.0, "{result}");
@@ -516,7 +516,7 @@ fn a_peer_takes_turns_with_this_server() {
     with_fake_peer(&fake_peer(0), &["-s", "8k", "--html", page.to_str().expect("UTF-8")]);
     let page = std::fs::read_to_string(page).expect("the page was written");
     assert_eq!(page.matches("<svg").count(), 2, "rounds of one trainer by their bytes, wide and narrow");
-    // Nine blocks of ours, nine of the baseline server and nine of theirs, for each result.
+    // Nine blocks of pserver, nine of the baseline server and nine of the peer, for each result.
     assert_eq!(report["intervals"].as_array().map(Vec::len), Some(2 * 27));
 }
 
@@ -566,7 +566,7 @@ fn between_hosts_servers_are_dedicated_or_beside_the_trainers() {
 }
 
 /// A peer with one trainer, which gets its own gradient back when its server has counted once more in shared memory.
-/// So the server has had a processor in each round, however busy the machine is. The server yields because the system
+/// The server has therefore run in each round, also on a busy machine. The server yields because the system
 /// counts a thread that runs without a pause only once in a tick, which is longer than all rounds here.
 const PEER: &str = r#"
 import mmap, os, sys

@@ -31,7 +31,7 @@ struct Round {
     rate: Option<f64>,
 }
 
-/// The parameter as every server has it that knows no rows.
+/// The parameter as a dense one, the reference.
 struct Dense {
     weight: Vec<u8>,
     states: Vec<Vec<u8>>,
@@ -131,7 +131,7 @@ fn check(settings: &TableSettings, kernels: &mut dyn Kernels, rounds: &[Round]) 
     let sorted = table.sorted();
     for (index, id) in sorted.ids().enumerate() {
         let record = table.record(&sorted, index);
-        // A row that was put there by reading may be one that nothing can happen to.
+        // A row that a read created may be one that no update changes.
         if record.last == table.version() {
             let at = usize::try_from(id).expect("a small id") * settings.layout.row_bytes();
             let states = dense.states.iter().map(|state| &state[at..at + settings.layout.row_bytes()]);
@@ -186,7 +186,7 @@ fn algorithms() -> Vec<Algorithm> {
         ftrl(-0.7, 0.0),
         ftrl(0.0, 0.0),
         written(include_str!("../../core/rules/lion.rule")),
-        // A user's rule: it moves without a gradient, counts, and has a state that does not begin at zero.
+        // A custom rule that changes rows without a gradient, uses the count, and has a state that starts above zero.
         written("state s = 0.5\nstate m = 0\nm = 0.5*m + g\ns = s*0.9 + m*m\nw -= lr*m/(1 + s) + lr*0.01*w/n"),
     ]
 }

@@ -1,5 +1,5 @@
-//! Imports of programs that PaddlePaddle 2.6.2 wrote (`paddle/make.py`): from its initial values and fed the same, five
-//! steps give its losses and its parameters.
+//! Imports of programs that PaddlePaddle 2.6.2 wrote (`paddle/make.py`): from its initial values and the same data,
+//! five steps give the losses and the parameters of Paddle.
 
 use std::path::Path;
 
@@ -135,8 +135,8 @@ fn imported_programs_train_as_paddle_trains_them() {
     }
 }
 
-/// Paddle's Adam of selected rows on the CPU takes the powers of beta of the next step; its dense one takes this
-/// step's, as ours does for both.
+/// Paddle's Adam of selected rows on the CPU takes the powers of beta of the next step; its dense Adam takes
+/// those of this step, as ours does for both.
 #[test]
 fn adam_of_selected_rows_is_that_of_the_whole_table() {
     check_training("embedding_sparse_adam", "embedding_dense_adam");
@@ -159,7 +159,7 @@ fn the_row_of_a_padding_is_not_trained() {
     assert!(report.contains("differs: row 2 of \"embedding_0.w_0\""), "{report}");
 }
 
-/// An element is zero, or in the form that scales afterwards as it was, and in the other scaled to keep the mean.
+/// A dropout element is zero or kept: unchanged in the form that scales in predictions, scaled in the other form.
 #[test]
 fn dropped_elements_are_zero() {
     let PaddleImport { program, report, .. } = import("dropout").unwrap();
@@ -283,7 +283,7 @@ fn changes_of_gradients_and_of_parameters_are_refused() {
         let refusal = import_paddle(&with_op(kind, x, out, role), &startup).expect_err(kind).to_string();
         assert_eq!(refusal, format!("main program, block 0, op 19 {kind}: {expected}"));
     }
-    // An op that changes nothing of these is no reason.
+    // An op that changes no gradient or parameter is not refused.
     let same = import_paddle(&with_op("assign", "fc_0.b_0@GRAD", "unread@GRAD", 1), &startup).expect("it is read");
     assert_eq!(same.program, import("fc_sgd").expect("it is read").program);
 }
@@ -339,15 +339,15 @@ fn sizes_are_refused_before_memory_is_taken() {
     let many = [0x22, 0].repeat(600_000);
     check(&field(1, &many), "the main program has more parts than 524288");
     check(&field(1, &field(4, &many)), "the main program has more parts than 524288");
-    // A text of 2^60 bytes that are not there.
+    // A text with a length of 2^60 bytes but without content.
     check(&[0x0A, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F], "the main program is no ProgramDesc");
     check(&[], "the main program has 0 blocks; expected 1");
     check(&field(1, &[]).repeat(2), "the main program has 2 blocks; expected 1");
     check(&field(1, &[]), "main program: found no op of op_role 257");
 }
 
-/// A program that is cut anywhere, or has any one bit changed, is read or refused; read after a cut only where the cut
-/// takes versions, which mean nothing here.
+/// A program that is truncated anywhere, or has any one bit flipped, is read or refused. A truncated program is read
+/// only if the cut removes versions, which the import ignores.
 #[test]
 fn damaged_programs_are_read_or_refused() {
     let (main, startup) = (file("fc_sgd.main.pb"), file("fc_sgd.startup.pb"));

@@ -5,7 +5,7 @@ use serde_json::Value;
 /// The first violation of a schema in a value and its place; none where the value is valid.
 ///
 /// # Panics
-/// When the schema has a keyword that is not understood: a rule that is not checked would be no rule.
+/// When the schema has an unknown keyword, because its rule would not be checked.
 pub(crate) fn refusals(schema: &Value, value: &Value, place: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (keyword, rule) in schema.as_object().expect("a schema is an object") {

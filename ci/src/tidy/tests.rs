@@ -336,7 +336,7 @@ fn an_excused_sleep_is_counted() {
 #[test]
 fn every_rule_has_an_example_that_passes_and_one_that_fails() {
     let examples = [FLOORS, REACH, SHAPE, MANIFEST, LANGUAGE].concat();
-    // Lengths are shown with texts that are made, above.
+    // The rules on lengths have generated examples above.
     for rule in RULES.iter().filter(|rule| !matches!(rule.name, "function-length" | "prose")) {
         let mut own = examples.iter().filter(|(name, ..)| *name == rule.name).map(|(.., lines)| lines.is_empty());
         assert!(own.clone().any(|passes| passes) && own.any(|passes| !passes), "{} lacks an example", rule.name);
@@ -391,7 +391,7 @@ fn names_that_a_page_mentions_are_in_the_repository() {
     check("docs/A.md", "`src/tidy.zig.rs`", &["there is no src/tidy.zig.rs"]);
 }
 
-/// The refusals of a list of these items below the heading of a trainer's or a server's way.
+/// The refusals of a list of these items below the heading of a trainer's or a server's call path.
 fn refused_ways(heading: &str, items: &[&str]) -> Vec<String> {
     let mut repository = mentions::Repository::default();
     let client = "impl A {\n fn push(&mut self) { self.cut(\"call(\"); self.queue.push(pack()); }\n fn cut(&self) {} }";

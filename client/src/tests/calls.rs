@@ -64,7 +64,7 @@ fn a_call_ends_at_its_deadline_and_its_gradient_counts_once() {
     let text = ends_with(client.push(&[gradient("w", &[1.0; 4])], None), CallEnd::Timeout);
     assert!(deadline <= begun.elapsed() && text.contains("server-0"), "{text}");
     job.pause_shards(false);
-    // The same call again is the same gradient.
+    // The repeated call resends the same gradient.
     client.push(&[gradient("w", &[1.0; 4])], None).expect("the server answers again");
     assert_eq!(pull(&client, "w", 4), [-1.0; 4]);
 }

@@ -1,4 +1,4 @@
-//! The servers of a job within the test: the same sessions as a server process has, each on a thread, without files.
+//! Servers of a job within the test process: the sessions of a server process, each on a thread, without files.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -43,11 +43,11 @@ pub(super) struct TestJob {
     switches: Arc<ServerSwitches>,
 }
 
-/// Tells the servers' threads what to do.
+/// Switches that control the threads of the servers.
 #[derive(Default)]
 struct ServerSwitches {
     is_over: AtomicBool,
-    /// Whether shards handle nothing.
+    /// Whether shards handle no messages.
     are_shards_paused: AtomicBool,
     /// Whether the next shard that receives a push closes its connections.
     is_to_hang_up: AtomicBool,
@@ -149,7 +149,7 @@ impl TestJob {
                 shard.attend(now, out).expect("it has no files and no device");
                 shard.commit().expect("it has no files");
                 if has_push && switches.is_to_hang_up.swap(false, SeqCst) {
-                    // Its answers are lost, and it has the gradients.
+                    // The answers of the shard are lost, but the shard has the gradients.
                     out.clear();
                     out.extend(peers.drain(..).map(ServerOutput::Close));
                 }
@@ -185,12 +185,12 @@ impl TestJob {
         self.switches.are_shards_paused.store(is_paused, SeqCst);
     }
 
-    /// The next shard that receives a push takes the gradients in, loses its answers and closes its connections.
+    /// Makes the next shard that receives a push accept the gradients, drop its answers and close its connections.
     pub(super) fn hang_up(&self) {
         self.switches.is_to_hang_up.store(true, SeqCst);
     }
 
-    /// Frames of a kind that shards have received since the last look, in their order.
+    /// Frames of a kind that shards have received since the last call, in their order.
     pub(super) fn take_seen(&self, kind: Kind) -> Vec<SeenFrame> {
         let all = std::mem::take(&mut *self.seen.lock().expect("nobody panics with it"));
         all.into_iter().filter(|frame| frame.kind == kind).collect()

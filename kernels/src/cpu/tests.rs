@@ -1,4 +1,4 @@
-//! Bits that may not depend on how a sum is made.
+//! Sums whose bits do not depend on the split of the work.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

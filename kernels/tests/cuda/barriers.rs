@@ -1,4 +1,4 @@
-//! Barriers: each is left out once, and must be missed.
+//! Barriers of kernels: each is left out once, and a check must fail without it.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

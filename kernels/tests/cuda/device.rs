@@ -11,7 +11,7 @@ use crate::launcher::{BufferId, DeviceAddress, Launcher, Launchers};
 
 /// The byte before and behind a buffer.
 const GUARD: u8 = 0xa5;
-/// How much of it: more than a thread writes at once.
+/// The length of a guard in bytes: more than a thread writes at once.
 const GUARD_BYTES: usize = 64;
 
 /// A device, with guards around buffers.
@@ -20,7 +20,7 @@ pub(crate) struct OnDevice {
     buffers: Vec<Held>,
     /// Requested kernels that are neither shipped nor compilable here.
     missing: BTreeSet<String>,
-    /// Why nothing could be compiled.
+    /// The reason why no kernel could be compiled.
     without: Option<String>,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct DeviceAddress {
 }
 
 impl DeviceAddress {
-    /// Of a buffer's first byte.
+    /// The address of a buffer's first byte.
     pub(crate) fn of(offset: usize, buffer: BufferId) -> Self {
         Self { offset, buffer, within: 0 }
     }
@@ -31,7 +31,7 @@ impl DeviceAddress {
 
 /// Kernels of a module, and memory that they work on. Buffers lie between guards.
 pub(crate) trait Launcher: Send {
-    /// A buffer with these bytes, at an address that is so much above a multiple of 16.
+    /// A buffer with these bytes, at an address of this offset from a multiple of 16.
     fn buffer(&mut self, content: &[u8], align: usize) -> BufferId;
 
     /// Runs a kernel; its structure has addresses put in.
@@ -40,7 +40,7 @@ pub(crate) trait Launcher: Send {
     /// The whole content of a buffer.
     fn read(&mut self, buffer: BufferId, bytes: usize) -> Vec<u8>;
 
-    /// Gives all buffers back; the test fails, at the latest when it ends, if something was written beside one.
+    /// Frees all buffers. The test fails, at its end at the latest, if a kernel wrote out of bounds.
     fn release(&mut self);
 
     /// Threads and blocks forwards (0), backwards (1), or shuffled, where the launcher controls that.

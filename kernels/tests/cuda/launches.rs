@@ -94,7 +94,7 @@ impl Launch<'_> {
 /// The kernels behind the port, as a server would launch them.
 pub(crate) struct Port<'a> {
     launcher: &'a mut dyn Launcher,
-    /// Orders, alignments and grids are other ones from call to call.
+    /// Orders, alignments and grids differ from call to call.
     calls: usize,
 }
 
@@ -177,7 +177,7 @@ impl Kernels for Port<'_> {
     }
 }
 
-/// A launch of nothing on nothing.
+/// A launch without elements and gradients.
 pub(crate) fn plain() -> Launch<'static> {
     Launch {
         entry: "",
@@ -205,7 +205,7 @@ pub(crate) fn floats(element_type: ElementType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// The same bits, but that not a number is not a number.
+/// Whether two tensors have the same bits, with all NaN taken as equal.
 pub(crate) fn assert_same(element_type: ElementType, found: &[u8], expected: &[u8], case: &str) {
     assert_eq!(found.len(), expected.len(), "{case}");
     if found == expected {

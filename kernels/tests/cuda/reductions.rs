@@ -357,7 +357,7 @@ fn numbers(element_type: ElementType, stretch: usize, seed: u64) -> Vec<u8> {
     }
 }
 
-/// The checks see a launcher that loses a launch, whichever it is.
+/// The checks fail for a launcher that loses any one launch.
 #[test]
 fn a_lost_launch_is_noticed() {
     on_every(&module(), |launcher| {

@@ -1,4 +1,4 @@
-//! A trainer's memory that is several. There may be one device only, and then it has all of it.
+//! A trainer's memory with replicas. On a machine with one device, all replicas are on it.
 
 use pserver_core::dtype::ElementType::{self, Bfloat16, Float32};
 use pserver_core::narrowing::half_bytes;
@@ -48,7 +48,7 @@ fn a_gradient_is_the_sum_of_all_replicas_and_a_value_goes_to_all() {
     });
 }
 
-/// As the servers' kernels sum: in binary32, which becomes a half once.
+/// The sum as the servers' kernels compute it: in binary32, rounded once to half precision.
 fn sum(element_type: ElementType, contents: &[Vec<u8>]) -> Vec<u8> {
     let gradients: Vec<_> = contents.iter().map(|bytes| Gradient { bytes, element_type }).collect();
     let mut sum = vec![0; contents[0].len() / size(element_type) * size(Float32)];

@@ -1,4 +1,4 @@
-//! Rows: sorted, united, summed and updated.
+//! Kernels for rows: sort, merge of equal ids, sum and update.
 
 use std::mem::offset_of;
 
@@ -141,7 +141,7 @@ pub(crate) fn uniting_is_right(launcher: &mut dyn Launcher) -> bool {
     check_united(&unite(launcher, &ids), &ids).is_ok()
 }
 
-/// The checks see a launcher that loses a launch, whichever it is.
+/// The checks fail for a launcher that loses any one launch.
 #[test]
 fn a_lost_launch_is_noticed() {
     on_every(&module(), |launcher| {
@@ -243,7 +243,7 @@ fn updated(prepared: &Prepared, step: &Step, tensors: &[Vec<u8>], merged: &Selec
     expected
 }
 
-/// All tensors, one behind the other, after the kernels.
+/// All tensors after the kernels, concatenated.
 fn launch_rows(
     launcher: &mut dyn Launcher,
     prepared: &Prepared,

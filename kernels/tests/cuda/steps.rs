@@ -58,7 +58,7 @@ fn a_step_that_is_captured_once_and_replayed_has_the_bits_of_the_plain_form() {
         for (round, rate) in STEPS.into_iter().enumerate() {
             let gradients = gradients(round, rate.is_none());
             held.gradients.iter().zip(&gradients).for_each(|(buffer, bytes)| device.rewrite(*buffer, bytes));
-            // The count stays the device's own; the host writes the rate before it, and the rest behind it once.
+            // The device keeps the count. The host writes the rate before it in each step, and the rest after it once.
             device.rewrite(held.values, &rate.unwrap_or(9.0).to_le_bytes());
             if round == 0 {
                 let rest = ScalarValues { rate: 0.1, count: 1.0, scale: SCALE, clip_norm: f64::INFINITY };

@@ -24,7 +24,7 @@ fn the_cuda_kernels_pass_the_conformance_suite() {
     on_every(&module(), check_port);
 }
 
-/// With the rules that the launcher has kernels for.
+/// Cases with the rules for which the launcher has kernels.
 fn check_port(launcher: &mut dyn Launcher) {
     let mut rules = conformance::rules();
     rules.retain(|rule| {
@@ -40,7 +40,7 @@ fn check_port(launcher: &mut dyn Launcher) {
 /// The first digits of a digest, and the case.
 const DIGESTS: &str = include_str!("../../cu/conformance.digests");
 
-/// How many of the suite's rules are algorithms and nothing else.
+/// The number of the suite's rules that are bare algorithms.
 const BARE: usize = 12;
 
 /// The tensors of one update, its rule's kernel, and the reference results.
@@ -342,7 +342,7 @@ fn a_kernel_that_writes_out_of_bounds_on_a_device_is_caught() {
     });
 }
 
-/// The checks see a launcher that loses a launch, whichever it is.
+/// The checks fail for a launcher that loses any one launch.
 #[test]
 fn a_lost_launch_is_noticed() {
     on_every(&module(), |launcher| {

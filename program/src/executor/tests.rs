@@ -1,4 +1,4 @@
-//! Programs that run: what each flow op promises, trainers and servers joined by a wire, and random schedules.
+//! Tests of the executor: contracts of flow ops, trainers and servers joined by a simulated wire, and random schedules.
 
 mod failures;
 mod flow;

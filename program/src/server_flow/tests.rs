@@ -1,4 +1,4 @@
-//! The programs that a server makes of a job's settings.
+//! Programs that a server compiles from a job's settings.
 
 use super::{compile, compile_program, program_of};
 use crate::transpile::{Cluster, CostModel, ParameterServer, Transpiler};

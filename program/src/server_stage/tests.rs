@@ -1,4 +1,4 @@
-//! Texts of stages, and the ops that have none.
+//! Server stages: their texts, and ops that cannot be part of a stage.
 
 use super::server_stages;
 use crate::transpile::{Cluster, CostModel, ParameterServer, Transpiler};

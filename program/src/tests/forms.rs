@@ -292,7 +292,7 @@ block 1 in 0 {
     assert_eq!(text.parse::<Program>().unwrap().to_string(), text);
 }
 
-/// Two bytes each, so that a program of the most bytes has millions of them.
+/// Items of two bytes each, so that a program of the largest size has millions of them.
 #[test]
 fn oversized_programs_are_refused_before_memory_is_allocated() {
     fn message(number: u8, inner: &[u8]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Values from outside of a program: which are taken and which are refused, by `PlainRun` and by the executor.
+//! Given values of a program: accepted and refused values, in `PlainRun` and in the executor.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const PROGRAM: &str = "block 0 {
     forward loss = mean(z)
 }";
 
-/// Values that can be described and not be read.
+/// Values that can be described but not read.
 struct Unreadable(BTreeMap<String, Tensor>);
 
 impl GivenValues for Unreadable {

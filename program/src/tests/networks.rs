@@ -113,7 +113,7 @@ fn windows_say_what_does_not_fit() {
         from_ref(&x),
         "found size [2, 2] and padding [0, 2]; expected a padding below the size",
     );
-    // A window as large as numbers go ends at once: only the image's elements are visited.
+    // A window of the largest size ends at once, because only the image's elements are visited.
     let most = u32::MAX;
     let widest = OpKind::AvgPool2d { size: [most; 2], steps: steps([most; 2], [most - 1; 2]) };
     gives(widest, &[counted(&[1, 1, 1, 1])], &[1, 1, 1, 1], &[1.0]);

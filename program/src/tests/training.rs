@@ -9,7 +9,7 @@ use pserver_core::port::Plain;
 use pserver_core::rows::Initializer;
 
 const MOMENTUM: &str = "sgd { momentum: 0.9 } const_lr { learning_rate: 0.5 }";
-/// A state that does not begin at zero.
+/// A rule with a state that does not start at zero.
 const LEAKY: &str = r#"rule: "state m = 2; m = 0.5*m + g; w = w - lr*m" const_lr { learning_rate: 0.25 }"#;
 
 /// A table whose rows, looked up by `ids`, are trained to zero.

@@ -1,11 +1,11 @@
 //! One function for each reader of programs: no input makes it panic, and a program that is read, written and read
 //! again is the same. A random run (`nonsense.rs`) and the fuzz targets (`core/fuzz`) call the same functions.
 //!
-//! Each says whether the bytes were read, so that a run can tell that it tried more than refusals.
+//! Each function returns whether the bytes were read, so that a run can check that some inputs were accepted.
 
 use pserver_program::{Graph, Program, import_paddle};
 
-/// A function of this page.
+/// A function of this module.
 pub(crate) type Reading = fn(&[u8]) -> bool;
 
 /// All of them, by the names of the fuzz targets.
@@ -31,7 +31,7 @@ pub(crate) fn paddle_program(bytes: &[u8]) -> bool {
     import_paddle(main, startup).is_ok_and(|import| check_program(&import.program))
 }
 
-/// Texts are compared, because a number that is none is not equal to itself.
+/// Texts are compared, because NaN is not equal to itself.
 fn check_program(program: &Program) -> bool {
     let text = program.to_string();
     let again: Program = text.parse().unwrap_or_else(|failure| panic!("{failure}, in what was printed:\n{text}"));

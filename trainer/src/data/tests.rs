@@ -140,7 +140,7 @@ fn a_path_that_is_no_file_of_a_known_format_is_refused_by_name() {
     for name in ["short.safetensors", "short.npz"] {
         write_tensors(&folder.path(name), &columns(&[1, 2, 3])).expect("it is written");
         let whole = fs::read(folder.path(name)).expect("it is there");
-        // Cut anywhere it is refused, and never read in part.
+        // A file that is truncated anywhere is refused, and never read in part.
         for length in (0..whole.len()).step_by(7) {
             fs::write(folder.path(name), &whole[..length]).expect("it is written");
             says(&read(name), &[name]);

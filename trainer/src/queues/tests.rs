@@ -73,7 +73,7 @@ impl QueueJob {
         Client::within(options, &self.hub).expect("the hub has room")
     }
 
-    /// A trainer with its ends.
+    /// A trainer with its ends of the queue.
     fn ends(&self, trainer: u32) -> (Client, Result<QueueEnds, Failure>) {
         let client = self.client(trainer);
         let ends = QueueEnds::of(&client, &parts()[trainer as usize].graph, &self.queues);
@@ -107,7 +107,7 @@ fn items_come_in_their_order_and_wait_for_no_reader() {
     });
     sent.send(&sender, "x", &item(2.0)).expect("the server takes it");
     assert_eq!(received(&mut got, &reader, Some(item(0.0))), item(2.0), "room that fits is used");
-    // A queue has one item: the reader has missed the third.
+    // A queue holds one item, so the reader has missed the third.
     sent.send(&sender, "x", &item(3.0)).expect("the server takes it");
     sent.send(&sender, "x", &item(4.0)).expect("the server takes it");
     let missed = got.receive(&reader, "x", None).expect_err("it has overwritten it").to_string();
@@ -128,7 +128,7 @@ fn an_item_of_another_shape_and_a_used_queue_are_refused() {
     let refused = sent.check_batch(&facts, &wide).expect_err("a batch of one").to_string();
     assert!(refused.contains("found a batch of 1; expected 3"), "{refused}");
     sent.send(&sender, "x", &item(1.0)).expect("the server takes it");
-    // A reader may come behind the first item; its sender may not come again.
+    // A reader may join after the first item; its sender may not rejoin.
     let (_, reader) = job.ends(1);
     reader.expect("one item may be there");
     let (_, again) = job.ends(0);

@@ -17,7 +17,7 @@ use pserver_core::rule::ssa::{
 use super::{CachedRule, Form, KEPT_MAX, RuleExecution, RuleKernels, RuleUpdate};
 use crate::native::{GRADIENTS_MAX, GradientFormat, Width};
 
-/// Numbers of every kind; most are common.
+/// Numbers of every class: mostly ordinary ones, and also zeros, subnormals, infinities and NaN.
 const VALUES: [f64; 16] = [
     0.0,
     -0.0,
@@ -37,7 +37,7 @@ const VALUES: [f64; 16] = [
     f64::NAN,
 ];
 
-/// An operation to be, with numbers that choose its operands among the values before it.
+/// A drawn operation, with numbers that choose its operands among the earlier values.
 type Drawn = (u8, [u16; 3]);
 
 /// A random rule: the operations that were drawn, and then the last values as results.
@@ -114,7 +114,7 @@ fn operation(ops: &[RuleOp], inputs: usize, kind: u8, numbers: [u16; 3]) -> Rule
     }
 }
 
-/// Bytes that begin anywhere.
+/// Bytes at any alignment.
 #[derive(Clone, Debug)]
 struct Misaligned(Vec<u8>, usize);
 
@@ -222,7 +222,7 @@ impl Element for f64 {
     }
 }
 
-/// Weights and states after the update, as bits where not a number is one pattern.
+/// Weights and states after the update, as bits, with one bit pattern for NaN.
 fn expected<E: Element>(code: &Lowered, scalars: &[f64], tensors: &[Misaligned], sum: &[u8]) -> Vec<Vec<u64>> {
     let mut values: Vec<Vec<E>> = tensors.iter().map(|tensor| E::read(tensor.get())).collect();
     let mut machine = ElementMachine::new(code);
@@ -303,7 +303,7 @@ proptest! {
     }
 }
 
-/// As many rules as are drawn here, each another.
+/// Many different drawn rules.
 fn many_rules() -> Vec<Arc<Lowered>> {
     let scalars = |rule: usize| vec![ScalarOp::Constant(1.0 + rule as f64)];
     let ops = vec![RuleOp::Weight, RuleOp::Scalar(ScalarId(0)), RuleOp::Binary(Binary::Add, ValueId(0), ValueId(1))];

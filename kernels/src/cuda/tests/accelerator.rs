@@ -97,7 +97,7 @@ fn a_device_whose_lanes_do_not_wait_is_noticed() {
     each_seed(3, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_NO_WAITS", "1")], || {
         let mut device = open();
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job::run(&mut device)));
-        // The work of streams that no event is awaited for is unknown.
+        // The state of a stream is unknown if no event of the stream is awaited.
         std::mem::forget(device);
         let panic = found.expect_err("a wait that is missing shows");
         let text = panic.downcast_ref::<String>().expect("it says what differs");
@@ -162,7 +162,7 @@ fn check_failure(failing: &str, expected: impl Fn(&Fate) -> bool) {
     });
 }
 
-/// As above, of updates that are submitted together.
+/// One failing call among updates that are submitted together, and the expected outcome of the job.
 fn check_failure_together(failing: &str, expected: impl Fn(&Fate) -> bool) {
     let Some(library) = library(&job::module()) else { return };
     each_seed(3, &[("PSERVER_STANDIN_KERNELS", &library), ("PSERVER_STANDIN_FAIL", failing)], || {
@@ -171,7 +171,7 @@ fn check_failure_together(failing: &str, expected: impl Fn(&Fate) -> bool) {
     });
 }
 
-/// Of this job the second and the third chunk have room in one bank, and so have the fourth and the fifth.
+/// In this job the second and the third chunk fit into one bank, and so do the fourth and the fifth.
 #[test]
 fn updates_that_are_submitted_together_have_the_bits_of_the_plain_form_in_every_order() {
     let Some(library) = library(&job::module()) else { return };
@@ -236,7 +236,7 @@ fn the_first_of_several_kernels_that_cannot_be_launched_leaves_all_slots_as_they
     check_failure_together("cuLaunchKernel:3:701", |fate| (fate.refused, fate.broken, fate.kept) == (2, 0, 0));
 }
 
-/// The third call for several copies is that to the device of two updates together.
+/// The third batched copy is the copy to the device for two updates together.
 #[test]
 fn copies_of_several_updates_that_are_refused_leave_all_slots_as_they_were() {
     let failing = "cuMemcpyBatchAsync_v2:3:1,cuMemcpyHtoDAsync_v2:16:1";
@@ -262,7 +262,7 @@ fn a_copy_that_is_refused_before_the_kernel_leaves_the_slot_as_it_was() {
     check_failure("cuMemcpyHtoDAsync_v2:30:1", refused);
 }
 
-/// A driver that has such calls and does not support them for its device.
+/// A driver that has batched copies but does not support them for its device.
 #[test]
 fn a_batch_of_copies_that_is_not_supported_becomes_single_copies() {
     check_failure("cuMemcpyBatchAsync_v2:1:801", |fate| *fate == Fate::default());

@@ -10,7 +10,7 @@ use crate::conformance::compiled::{is_shipped, others};
 use crate::cuda::safe::Compiler;
 use crate::cuda::{AcceleratorKernels, Cuda, CudaSettings};
 
-/// With rules that are compiled kept between runs.
+/// Settings with a cache that keeps compiled rules between runs.
 fn settings() -> CudaSettings {
     CudaSettings { cache: Some(beside_the_program("rules")), ..CudaSettings::of(0) }
 }

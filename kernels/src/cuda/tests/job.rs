@@ -1,4 +1,4 @@
-//! A small job on an accelerator, and the same in plain code beside it.
+//! A small job on an accelerator, with the same job in plain code as reference.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -29,24 +29,25 @@ struct Chunk {
     states: Vec<Vec<u8>>,
     slot: DeviceSlot,
     rule: Option<Prepared>,
-    /// Its slot failed, and is not checked any more.
+    /// The slot of the chunk failed, and is not checked any more.
     is_broken: bool,
 }
 
 /// The outcome of a job.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Fate {
-    /// Work that did not happen.
+    /// The number of refused submissions.
     pub(super) refused: usize,
-    /// Slots that broke.
+    /// The number of broken slots.
     pub(super) broken: usize,
-    /// Why the device was lost.
+    /// The reason of the loss of the device.
     pub(super) lost: Option<String>,
-    /// Leases that did not come back.
+    /// The number of leases that were not returned.
     pub(super) kept: u64,
 }
 
-/// A job's chunks: every type, rules with and without states, lengths that fit nothing, many gradients and none.
+/// A job's chunks: every type, rules with and without states, lengths that are no multiple of a pack, many gradients
+/// and none.
 const CHUNKS: [(&str, ElementType, ElementType, usize, usize); 8] = [
     ("adam", Float32, Bfloat16, 4, 4096),
     ("adam", Float32, Float32, 1, 1003),
@@ -83,7 +84,7 @@ pub(super) fn emitted(rule: &Prepared) -> Emitted {
 }
 
 pub(super) fn step(version: u64) -> Step {
-    // Another rate in every round, so that numbers of the round before are wrong ones.
+    // Another rate in every round, so that numbers of the previous round give a wrong result.
     Step { version: Version(version), rate: Some(version as f64 / 128.0), scale: 0.5, ..Step::FIRST }
 }
 
@@ -123,7 +124,7 @@ pub(super) fn digest() -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// Runs the job, and compares everything that comes back with the plain form.
+/// Runs the job, and compares all results with the plain form.
 pub(super) fn run(device: &mut dyn Accelerator) -> Fate {
     run_in(device, false)
 }
@@ -135,7 +136,7 @@ pub(super) fn run_in(device: &mut dyn Accelerator, is_all_pinned: bool) -> Fate 
     let arena = || Arena::new(&budget).expect("there is memory");
     let arenas = Arenas { own: arena(), unpinned: arena(), trainer: Trainer::new(&budget) };
     let mut fate = Fate::default();
-    // Nothing is pinned when it cannot be.
+    // No memory is pinned on a device that cannot pin memory.
     let _ = device.pin(&arenas.own);
     if is_all_pinned {
         device.pin(&arenas.unpinned).expect("it can be pinned");
@@ -159,7 +160,7 @@ struct Arenas {
     trainer: Trainer,
 }
 
-/// Another process's arena, and how this one has mapped it.
+/// An arena of another process, and its mapping in this one.
 pub(super) struct Trainer {
     arena: Arena,
     pub(super) memory: Arc<ReadOnly>,
@@ -239,7 +240,7 @@ fn finish(
             let chunk = &mut chunks[one.work.slot().0 as usize];
             match one.outcome {
                 Ok(()) => happened(chunk, &one.work),
-                // A slot that was not loaded takes nothing.
+                // A slot that was not loaded accepts no update.
                 Err(Failure::Call(_)) if matches!(one.work, Work::Load { .. }) => {
                     fate.refused += 1;
                     chunk.is_broken = true;
@@ -332,7 +333,7 @@ impl Chunk {
         Work::Store { slot: self.slot, states }
     }
 
-    /// The same in plain code.
+    /// Runs the update in plain code.
     fn update(&mut self, round: u64) {
         let (numbers, gradients) = (self.numbers(round), self.gradients(round));
         let of = |bytes| Gradient { bytes, element_type: self.gradient_type };

@@ -1,4 +1,4 @@
-//! A device is opened, or a text says why not.
+//! Opening of a device, and the error texts of failures.
 
 use super::standin::{each, without_driver};
 use crate::cuda::safe::{CudaContext, DeviceMemory, PinnedMemory};

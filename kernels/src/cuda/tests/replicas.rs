@@ -1,4 +1,4 @@
-//! Memory of several devices that is one to its owner.
+//! Replicas: memory of several devices that its owner uses as one buffer.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::cuda::code::load_shipped;
 use crate::cuda::safe::{CudaContext, DeviceMemory, ForeignClaim, ForeignMemory, Grid, MemoryOwner};
 
 const TYPES: [ElementType; 8] = ElementType::ALL;
-/// Of each of so many devices one.
+/// The number of devices, each with one buffer of the memory.
 const DEVICES: usize = 3;
-/// More than one piece, and not a whole number of them.
+/// The length of more than one piece, not a multiple of a piece.
 const LONG: usize = (9 << 20) + 24;
 
 /// Memory of devices 0, 1 and 2, each registered by itself, and the first with the others as replicas. The memory is

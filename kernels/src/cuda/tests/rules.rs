@@ -104,7 +104,7 @@ fn a_compiler_that_is_newer_than_the_driver_is_not_used() {
     });
 }
 
-/// Other errors of the driver about a kernel are no reason to compile it.
+/// Only a missing kernel is compiled; other errors of the driver about a kernel are reported.
 #[test]
 fn a_kernel_that_cannot_be_looked_up_is_not_taken_for_one_that_is_not_shipped() {
     let (Some(library), Some(compiler)) = (fixed(), compiler()) else { return };

@@ -46,7 +46,7 @@ impl Bench {
         lease
     }
 
-    /// In, added to the sum, out.
+    /// Copies a value to the device, adds it to the sum, and copies the sum back.
     fn step(&mut self, value: u64, place: &TestBank, sum: &DeviceRange, copied: &CudaEvent) -> Ticket {
         let ticket = self.streams.hold([self.lease(value), self.lease(0)], self.event());
         let streams = &mut self.streams;
@@ -75,7 +75,7 @@ struct TestBank {
 
 const STEPS: u64 = 20;
 
-/// Steps through two places: the words that came out of each.
+/// Steps that alternate between two banks; returns the words that each bank copied out.
 fn sums() -> Vec<Vec<u64>> {
     let mut bench = Bench::new(2 * STEPS);
     let memory = DeviceMemory::new(&bench.context, u64::from(BYTES) * 3).expect("there is memory");

@@ -1,5 +1,5 @@
-//! Failures have no effects: a failed op has not begun, a failed run is undone, and an op without memory is refused
-//! before it allocates.
+//! Failures have no effects: a failed op leaves its inputs, a failed run is rolled back, and an op without memory is
+//! refused before it allocates.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn id(value: i64) -> VariableValue {
     Tensor::new([1], Elements::Int64(vec![value])).into()
 }
 
-/// Rows by number, which arrive: put in a queue, summed by two, and counted.
+/// Received row numbers that are looked up, queued, summed in pairs, and counted.
 fn lookups() -> Arc<Graph> {
     let p = Builder::new();
     p.parameter("table", Float64, &[4, 1], Initializer::Uniform { low: 1.0, high: 2.0 }, 3);
@@ -49,7 +49,7 @@ fn lookups() -> Arc<Graph> {
     Arc::new(Graph::new(program).expect("the test's program is valid"))
 }
 
-/// Lets a row's number arrive and runs; a number beyond the table fails, and is taken back.
+/// Delivers a row number and runs. A number beyond the table fails, and is removed again.
 fn look_up(executor: &mut Executor, post: &mut Post, row: i64) -> Result<(), Failure> {
     let before = executor.save();
     assert_eq!(executor.arrive("in", ProgramPeer::Trainer(0), id(row)).expect("it fits"), None);
@@ -268,14 +268,14 @@ fn outputs_beyond_the_memory_bound_are_refused_by_name() {
         text
     };
     assert!(refused(&graph, PROGRAM_MEMORY_BYTES_MAX).contains("expected at most 274877906944 together"));
-    // Within the bound the system is asked: no machine has this many bytes.
+    // Within the bound the allocation itself fails: no machine has this many bytes.
     let beyond = Builder::new();
     beyond.parameter("w", Float32, &[1 << 23, 1 << 23], Initializer::Zeros, 0);
     let text = refused(&Arc::new(beyond.finish().expect("it fits")), u64::MAX);
     assert!(text.ends_with("found no memory for 281474976710656 bytes; expected as many"), "{text}");
 }
 
-/// Values count together, and only while they exist.
+/// The bound applies to the sum of all existing values.
 #[test]
 fn the_memory_bound_is_on_the_sum_of_all_values() {
     let p = Builder::new();

@@ -1,4 +1,4 @@
-//! Trainers and a server, each a program of its own, joined by a wire that delivers when it likes.
+//! Trainers and a server, each a program of its own, joined by a wire that delivers at random times.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Place {
         self.executor.turns(self.receives)
     }
 
-    /// Runs a few units, with room for one letter more.
+    /// Runs a few units, with room for one more message.
     fn run(&mut self, units: u64) {
         let mut post = Post { sent: std::mem::take(&mut self.under_way), room: 0 };
         post.room = post.sent.len() + 1;
@@ -101,7 +101,7 @@ impl Job {
         Self { places: std::iter::once(server).chain(trainers).collect() }
     }
 
-    /// Runs programs and delivers letters in a random order until every trainer has had its rounds.
+    /// Runs programs and delivers messages in a random order until every trainer has run its rounds.
     fn run(&mut self, mut prng: Prng) {
         while !self.places[1..].iter().all(|trainer| trainer.turns() == ROUNDS) {
             let place = prng.index(self.places.len());

@@ -60,7 +60,7 @@ fn a_queue_stands_between_two_stages_also_of_one_loop() {
     );
 }
 
-/// Long chains, and one variable that very many ops read before it is written: neither takes time by the square.
+/// Long chains, and one variable that very many ops read before it is written: neither takes quadratic time.
 #[test]
 fn a_program_of_a_hundred_thousand_ops_has_a_plan() {
     const OPS: usize = 50_000;

@@ -12,7 +12,7 @@ use pserver_core::dtype::ElementType::{Float32, Int64};
 /// The heights of the pieces of a table, which have one server each.
 const HEIGHTS: [u64; 2] = [10, 5];
 
-/// Looks up `ids` of a table in two pieces, of which `more` are asked for as well.
+/// Looks up `ids` of a table in two pieces, of which `more` are requested as well.
 fn program() -> Arc<Graph> {
     let variable = |name: &str, facts, purpose| Variable { name: name.to_owned(), facts, purpose };
     let rows = |height| VariableFacts::SelectedRows { element_type: Float32, height, width: 2 };
@@ -48,7 +48,7 @@ fn fed(ids: &[i64]) -> Executor {
     executor
 }
 
-/// The ids that are asked for until an answer is needed, by channel.
+/// The ids that the run requests until it needs an answer, by channel.
 fn asked(executor: &mut Executor) -> Vec<(ProgramPeer, String, Vec<i64>)> {
     let mut post = Post::new(8);
     assert_eq!(executor.run(&mut post, u64::MAX), Ok(RunStatus::Awaits));

@@ -48,7 +48,7 @@ impl Shape {
     }
 }
 
-/// Lets items arrive, units run and letters leave in a random order, and then lets everything come to its end.
+/// Delivers items, runs units and removes sent messages in a random order, and then runs to completion.
 fn schedule(shape: &Shape, prng: &mut Prng) {
     let mut executor = executor(&shape.graph, &[], 1 + prng.index(2));
     let mut post = Post::new(1 + prng.index(2));

@@ -91,7 +91,7 @@ fn the_unit_that_runs_is_the_one_that_a_list_finds() {
         assert!(plan.units().len() > 64, "{} units are in one word", plan.units().len());
         let (mut marking, mut listed) = (Marking::new(&plan), Listed::new(&plan));
         let mut there = There(vec![false; plan.units().len()]);
-        // Of few plans much is ready and of most little, so that the search often goes far and around.
+        // In a few plans many units are ready and in most plans few, so that the search often wraps over several words.
         let odds = 2 + prng.below(60);
         for step in 0..500 {
             there.0.iter_mut().for_each(|is_there| *is_there = prng.below(odds) == 0);
@@ -111,7 +111,7 @@ fn every_ready_unit_is_found_from_every_start() {
     assert_eq!(plan.units().len(), 2 * LOOPS, "a loop and a recv each");
     let mut marking = Marking::new(&plan);
     let mut there = There(vec![true; 2 * LOOPS]);
-    // Each loop runs once; its recv stands behind it and is a stage, which has turn after turn.
+    // Each loop runs once; its recv comes after it and is a stage that runs every turn.
     while marking.turns(&plan, UnitIndex(119)) == 0 {
         marking.step(&plan, &mut there).expect("nothing goes wrong in a unit");
     }

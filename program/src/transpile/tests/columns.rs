@@ -37,7 +37,7 @@ fn the_columns_of_all_trainers_are_the_whole_weight_bit_for_bit() {
         let graph = two_layers(config);
         let mut feeds: Feeds = vec![(0..4).map(|_| batch(&graph, prng)).collect()];
         let alone = plainly(&graph, &feeds[0]);
-        // The others are fed nothing, as often.
+        // The other trainers run as many steps, without data.
         feeds.resize(trainers as usize, vec![Vec::new(); 4]);
         let job = Job::run(&divide(&graph, trainers, servers), &feeds, prng);
         assert_eq!(joined(&job, trainers), alone["a"], "{trainers} trainers, {config}");

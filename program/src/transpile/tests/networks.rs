@@ -11,7 +11,7 @@ use pserver_core::rows::Initializer;
 
 pub(super) const SGD: &str = "const_lr { learning_rate: 0.5 }";
 pub(super) const ADAM: &str = "optimizer: Adam adam { } const_lr { learning_rate: 0.25 }";
-/// Needs the norm of the whole gradient.
+/// An optimizer that needs the norm of the whole gradient.
 pub(super) const CLIPPED: &str = "const_lr { learning_rate: 0.5 } clip_norm: 0.5";
 const RULES: [&str; 12] = [
     CLIPPED,
@@ -112,7 +112,7 @@ pub(super) fn random(prng: &mut Prng, may_embed: bool) -> Graph {
         match prng.below(3) {
             0 => h,
             1 => p.add(h, p.lookup_table(table, derived(&p, p.cast(ids, Float32), height))),
-            // Ids that are known only when the first rows are there.
+            // Ids that are computed from the first rows.
             _ => p.add(h, p.lookup_table(table, derived(&p, p.scale(p.reduce_sum(h, 1), 40.0), height))),
         }
     };

@@ -23,7 +23,7 @@ fn load(seconds: f64, rows: u64, unit: u64) -> GroupLoad {
 
 const DENSE: Exchanges = Exchanges { has_dense: true, tables: 0 };
 
-/// Of one trainer, which does nothing itself.
+/// The loads of a job with one trainer, which has no work of its own.
 fn loads(groups: &[GroupLoad]) -> StepLoads {
     StepLoads {
         groups: groups.to_vec(),
@@ -101,7 +101,7 @@ fn the_terms_of_a_step_follow_one_another() {
         StepPace { is_waiting, shared_cores, crowding_seconds: 0.0 }.step_seconds(&trainers, &servers)
     };
     assert!((step(true, 0) - (3.0 + 4.0 + 5.0)).abs() < 1e-12);
-    // On one core nothing is at the same time.
+    // On one core no work is concurrent.
     assert!((step(true, 1) - (5.0 + 7.5 + 6.0)).abs() < 1e-12);
     // Without waiting: a trainer's own 4, and half of the updates of 5.
     assert!((step(false, 0) - 6.5).abs() < 1e-12);

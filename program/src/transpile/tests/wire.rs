@@ -1,4 +1,4 @@
-//! All parts in one process, joined by a wire that delivers when it likes.
+//! All parts in one process, joined by a wire that delivers at random times.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl Place {
         }
     }
 
-    /// Runs some units; whether anything has moved.
+    /// Runs some units; returns whether the part made progress.
     fn run(&mut self, units: u64) -> bool {
         for unit in 0..if self.is_done { 0 } else { units } {
             if self.executor.step(&mut self.post).expect("an op runs").is_none() {
@@ -96,13 +96,13 @@ impl Place {
     }
 }
 
-/// Every part at work.
+/// A job of running parts.
 pub(super) struct Job {
     places: Vec<Place>,
 }
 
 impl Job {
-    /// Runs every trainer's steps, in a random order, until nothing is under way.
+    /// Runs every trainer's steps, in a random order, until no message is in flight.
     pub(super) fn run(parts: &[ProgramPart], feeds: &Feeds, prng: &mut Prng) -> Self {
         let peers = || parts.iter().flat_map(|part| part.peers.iter().map(move |peer| (*peer, part)));
         let trainers: Vec<ProgramPeer> =
@@ -123,7 +123,7 @@ impl Job {
     fn until_quiet(&mut self, prng: &mut Prng) {
         let places = self.places.len() as u64;
         let mut quiet = 0;
-        // Long enough for each to have had its turn many times.
+        // Long enough for each part to run many times.
         while quiet < 40 * places {
             let place = usize::try_from(prng.below(places)).expect("few places");
             let has_run = self.places[place].run(1 + prng.below(7));
@@ -135,13 +135,13 @@ impl Job {
         }
     }
 
-    /// Delivers the oldest letter of a place, when it has one that is taken.
+    /// Delivers the oldest message of a destination that accepts one.
     fn deliver(&mut self, from: usize) -> bool {
         let Some((to, channel, value)) = self.places[from].post.sent.pop_front() else { return false };
         let sender = self.places[from].peer;
         let receiver = self.places.iter_mut().find(|place| place.peer == to).expect("each peer has a place");
         if let Some(value) = receiver.executor.arrive(&channel, sender, value).expect("the value fits") {
-            // Others behind it may be taken.
+            // Messages behind a refused one may be accepted.
             self.places[from].post.sent.push_back((to, channel, value));
             return false;
         }
