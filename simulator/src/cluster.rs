@@ -17,7 +17,7 @@ use pserver_node::settings::Settings;
 
 use crate::client::SimClient;
 use crate::faults::{PlannedFault, SimFault};
-use crate::job::{BOUND, SimJob, SimMode};
+use crate::job::{BOUND, SimJob, SimMode, SimReturn};
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, HostId, SimNetwork};
 use crate::oracle::Oracle;
@@ -554,10 +554,41 @@ impl SimCluster {
             }
             TrainerTurn::Replaced => bail!("trainer {number} was replaced by no other"),
         }
+        match self.job.returns {
+            SimReturn::Alone { after } if self.may_return(number) => {
+                self.note("a trainer returns that has left");
+                self.bring_back(number, after);
+            }
+            SimReturn::SecondRun { after, .. } if (0..self.job.trainers).all(|trainer| self.may_return(trainer)) => {
+                self.note("a second run of trainers begins");
+                for trainer in 0..self.job.trainers {
+                    let time = after + Duration::from_millis(self.prng.below(100));
+                    self.bring_back(trainer, time);
+                }
+            }
+            _ => {}
+        }
         if self.ranks.iter().all(|rank| rank.record.is_done) {
             self.all_done();
         }
         Ok(())
+    }
+
+    fn may_return(&self, trainer: u32) -> bool {
+        let record = &self.ranks[trainer as usize].record;
+        record.has_left && !record.has_returned
+    }
+
+    /// Ends the process of a trainer that has left, and starts another one of its rank after a time.
+    fn bring_back(&mut self, trainer: u32, time: Duration) {
+        let rank = &mut self.ranks[trainer as usize];
+        (rank.record.is_done, rank.record.has_left, rank.record.has_returned) = (false, false, true);
+        if let Some(process) = rank.process.take() {
+            process.fate.kill();
+            self.actors.remove(&process.endpoint());
+            self.network.remove(process.endpoint(), false);
+        }
+        self.queue.push(self.clock.now() + time, SimTask::StartTrainer(trainer));
     }
 
     /// Starts another process of a trainer's rank, while the one that has it stands still.
@@ -599,7 +630,8 @@ impl SimCluster {
     /// lost more steps than the bound, each the one that it was sending, is waited for at its end, where it stays.
     fn may_come_back(&self, trainer: u32) -> bool {
         let has_lost = || self.job.mode == SimMode::Bounded && self.ranks[trainer as usize].starts > BOUND;
-        !self.job.has_leavers() && !has_lost()
+        let has_left = || self.ranks.iter().any(|rank| rank.record.has_left);
+        !self.job.has_leavers() && !has_left() && !has_lost()
     }
 
     fn strike(&mut self, fault: SimFault) {
@@ -638,15 +670,7 @@ impl SimCluster {
                     self.note("an operation of a disk fails");
                 }
             }
-            SimFault::FailStore { is_done, times } => {
-                if let Some(process) = &self.servers[0].process {
-                    let fault = if is_done { StoreFault::Unanswered } else { StoreFault::Refused };
-                    let mut faults = process.store_faults.lock().unwrap_or_else(PoisonError::into_inner);
-                    (0..times).for_each(|_| faults.push_back(fault));
-                    drop(faults);
-                    self.note(if is_done { "an answer of the store is lost" } else { "a change of the store fails" });
-                }
-            }
+            SimFault::FailStore { is_done, times } => self.fail_store(is_done, times),
             SimFault::SlowDisk { server, slowness, time } => {
                 if let Some(process) = &self.servers[usize::from(server)].process {
                     process.disk.set_slowness(slowness);
@@ -678,6 +702,15 @@ impl SimCluster {
                 }
             }
         }
+    }
+
+    fn fail_store(&mut self, is_done: bool, times: u32) {
+        let Some(process) = &self.servers[0].process else { return };
+        let fault = if is_done { StoreFault::Unanswered } else { StoreFault::Refused };
+        let mut faults = process.store_faults.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..times).for_each(|_| faults.push_back(fault));
+        drop(faults);
+        self.note(if is_done { "an answer of the store is lost" } else { "a change of the store fails" });
     }
 
     /// Has the operator ask something of the coordinator.

@@ -38,8 +38,8 @@ struct DiskUse {
 /// Whether an operation happens.
 enum Verdict {
     Whole,
-    /// The process is killed while it writes.
-    Part,
+    /// The process is killed while it writes, or the operation fails in the middle.
+    Part(Failure),
 }
 
 impl ProcessDisk {
@@ -84,10 +84,11 @@ impl DiskUse {
         self.fate.delay(CACHED);
         if number == self.dies_at.load(Ordering::Relaxed) {
             self.fate.kill();
-            return if operation == "write" { Ok(Verdict::Part) } else { Err(dead()) };
+            return if operation == "write" { Ok(Verdict::Part(dead())) } else { Err(dead()) };
         }
         if number == self.fails_at.load(Ordering::Relaxed) {
-            return Err(Failure::call(format!("{operation}: simulated error of the disk")));
+            let failure = Failure::call(format!("{operation}: simulated error of the disk"));
+            return if operation == "write" { Ok(Verdict::Part(failure)) } else { Err(failure) };
         }
         Ok(Verdict::Whole)
     }
@@ -165,10 +166,10 @@ impl StorageWriter for DiskWriter {
     fn write(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         match self.use_of.count("write")? {
             Verdict::Whole => self.inner.write(parts),
-            Verdict::Part => {
+            Verdict::Part(failure) => {
                 let all = parts.concat();
                 self.inner.write(&[&all[..self.use_of.part(all.len())]])?;
-                Err(Failure::call("write: the simulated process was killed"))
+                Err(failure)
             }
         }
     }

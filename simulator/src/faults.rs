@@ -5,7 +5,7 @@ use std::time::Duration;
 use pserver_core::prng::Prng;
 use serde::{Deserialize, Serialize};
 
-use crate::job::SimJob;
+use crate::job::{SimJob, SimReturn};
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +90,11 @@ fn once() -> u32 {
 pub(crate) fn draw(prng: &mut Prng, job: &SimJob) -> Vec<PlannedFault> {
     // A seed in eight is without faults, and shows that nothing else goes wrong.
     let count = if prng.below(8) == 0 { 0 } else { 1 + prng.below(12) };
-    let span = u64::from(job.trainers) * job.steps * 15_000_000 + 500_000_000;
+    let pause = match job.returns {
+        SimReturn::SecondRun { after, .. } => u64::try_from(after.as_nanos()).expect("it is short"),
+        _ => 0,
+    };
+    let span = u64::from(job.trainers) * job.steps * 15_000_000 + 500_000_000 + pause;
     let mut plan = Vec::new();
     for _ in 0..count {
         let at = Duration::from_nanos(prng.below(span));

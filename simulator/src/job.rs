@@ -62,6 +62,18 @@ pub(crate) enum SimMode {
     Bounded,
 }
 
+/// How trainers that have left come back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SimReturn {
+    /// They stay away.
+    #[default]
+    Never,
+    /// One that has left before the others comes back after this time, and stays to the end.
+    Alone { after: Duration },
+    /// All leave after a step. After this time a second run of trainers goes on.
+    SecondRun { last: u64, after: Duration },
+}
+
 /// The job of one simulation, drawn from its seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SimJob {
@@ -82,6 +94,8 @@ pub(crate) struct SimJob {
     pub(crate) steps: u64,
     /// The last step of each trainer; one with fewer leaves the job after it.
     pub(crate) lasts: Vec<u64>,
+    #[serde(default)]
+    pub(crate) returns: SimReturn,
     checkpoint_millis: u64,
     parameters: Vec<(SimRule, u64)>,
 }
@@ -111,6 +125,14 @@ impl SimJob {
             parameters[0].0 = SimRule::Sgd;
         }
         let servers = u16::try_from(1 + prng.below(3)).expect("it is small");
+        let lasts: Vec<_> = (0..trainers).map(|trainer| last_of(trainer, prng)).collect();
+        let after = Duration::from_millis(1 + prng.clone().choose(&[50, 1000, 3000]));
+        let returns = match (lasts.iter().all(|last| *last == steps), prng.below(3)) {
+            (true, 0) => SimReturn::SecondRun { last: 1 + prng.below(steps - 1), after },
+            // Where staleness is bounded, one that goes on for longer than the others waits for them.
+            (false, 0 | 1) if mode != SimMode::Bounded => SimReturn::Alone { after },
+            _ => SimReturn::Never,
+        };
         Self {
             servers,
             shares_disk: 1 < servers && prng.below(2) == 0,
@@ -120,7 +142,8 @@ impl SimJob {
             mode,
             is_synced: prng.below(2) == 0,
             steps,
-            lasts: (0..trainers).map(|trainer| last_of(trainer, prng)).collect(),
+            lasts,
+            returns,
             checkpoint_millis: prng.choose(&[50, 200, 1000]),
             parameters,
         }
@@ -157,7 +180,7 @@ impl SimJob {
     #[cfg(test)]
     pub(crate) fn is_plain(&self) -> bool {
         let is_plain = !matches!(self.parameters[0].0, SimRule::Rows | SimRule::Set);
-        is_plain && !self.has_leavers()
+        is_plain && !self.has_leavers() && self.returns == SimReturn::Never
     }
 
     /// Whether trainer 0 replaces the values of a parameter.
@@ -245,9 +268,23 @@ impl SimJob {
         self.lasts.iter().any(|last| *last < self.steps)
     }
 
-    /// The last step of a trainer.
-    pub(crate) fn last(&self, trainer: u32) -> u64 {
-        self.lasts[trainer as usize]
+    /// The last step of a trainer, before or after it has left and returned.
+    pub(crate) fn last(&self, trainer: u32, has_returned: bool) -> u64 {
+        match self.returns {
+            SimReturn::SecondRun { last, .. } if !has_returned => last,
+            SimReturn::Alone { .. } if has_returned => self.steps,
+            _ => self.lasts[trainer as usize],
+        }
+    }
+
+    /// Whether a trainer leaves after its last step.
+    pub(crate) fn leaves(&self, trainer: u32, has_returned: bool) -> bool {
+        self.last(trainer, has_returned) < self.steps
+    }
+
+    /// Whether a trainer misses rounds, from its first last step until it is back.
+    pub(crate) fn misses_rounds(&self, trainer: u32) -> bool {
+        matches!(self.returns, SimReturn::Alone { .. }) && self.lasts[trainer as usize] < self.steps
     }
 
     /// Elements, or rows, that trainers send to.

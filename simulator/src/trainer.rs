@@ -44,6 +44,8 @@ pub(crate) struct TrainerRecord {
     pub(crate) is_done: bool,
     /// Whether it has left the job.
     pub(crate) has_left: bool,
+    /// Whether it has come back after that.
+    pub(crate) has_returned: bool,
     /// The last number that it has sent as a value.
     set: u64,
 }
@@ -550,7 +552,7 @@ impl SimTrainer {
             self.phase = TrainerPhase::Idle;
             return;
         }
-        let leaves = cx.job.last(self.rank) < cx.job.steps;
+        let leaves = cx.job.leaves(self.rank, cx.record.has_returned);
         let has_all = self.has_all(cx) && !self.flags.is_ahead;
         // The last gradient of a trainer that leaves may be in an open round.
         if self.is_at_end(cx) && (has_all || leaves && self.prng.below(2) == 0) {
@@ -568,16 +570,17 @@ impl SimTrainer {
 
     /// Whether every step of this trainer was sent.
     fn is_at_end(&self, cx: &TrainerContext<'_>) -> bool {
+        let last = cx.job.last(self.rank, cx.record.has_returned);
         match cx.job.mode {
-            SimMode::Sync => self.rounds.values().all(|round| *round >= cx.job.last(self.rank)),
-            _ => cx.record.begun >= cx.job.last(self.rank),
+            SimMode::Sync => self.rounds.values().all(|round| *round >= last),
+            _ => cx.record.begun >= last,
         }
     }
 
     /// Whether the last values that this process saw contain them.
     fn has_all(&self, cx: &TrainerContext<'_>) -> bool {
-        let has_it =
-            |(id, version): (&ChunkId, &u64)| cx.job.is_set(id.parameter) || *version >= cx.job.last(self.rank);
+        let last = cx.job.last(self.rank, cx.record.has_returned);
+        let has_it = |(id, version): (&ChunkId, &u64)| cx.job.is_set(id.parameter) || *version >= last;
         cx.job.mode != SimMode::Sync || self.versions.iter().all(has_it)
     }
 

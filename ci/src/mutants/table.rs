@@ -248,9 +248,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "half of a grouped push of an ended process stays",
         DEPARTURES,
-        "if self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {",
-        "if !MUTANT && self.unfinished_push(group, trainer).is_some_and(|call| call.incarnation < incarnation) {",
+        "self.withdraw_unfinished(cx, trainer, |call| call.incarnation < incarnation);",
+        "self.withdraw_unfinished(cx, trainer, |call| !MUTANT && call.incarnation < incarnation);",
         &["server::tests::modes::a_partial_gradient"],
+    ),
+    mutant(
+        "half of a grouped push behind a whole one that is under way stays",
+        DEPARTURES,
+        "for call in self.unfinished_pushes(group, trainer) {",
+        "for call in self.unfinished_pushes(group, trainer).into_iter().take(usize::from(!MUTANT)) {",
+        &["server::tests::grouped_update::half_a_gradient"],
     ),
     mutant(
         "a checkpoint carries nothing over",

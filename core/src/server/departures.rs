@@ -42,8 +42,12 @@ impl Serving {
         if !self.is_rejoin(head) {
             return;
         }
+        let was_awaited = self.is_active(head.trainer);
         self.participants.join(head.trainer);
         self.stalls.note_admitted(head.trainer);
+        if was_awaited {
+            return;
+        }
         // The trainer's clock starts at that of the slowest other trainer, so that none waits for steps never taken.
         for slot_index in self.table.chunks.slot_indices() {
             let chunk = &self.table.chunks[slot_index];

@@ -116,7 +116,8 @@ fn staleness_clocks_are_equal_at_the_start_of_a_run() {
          push 1 0 w=1 -> 1 done w@4
          push 1 0 w=1 ->
          reborn 0
-         push 0 0 w=1 -> 1 done w@5 & 0 done w@6",
+         push 0 0 w=1 -> 0 done w@5 & 1 done w@6
+         push 1 0 w=1 ->",
     );
 }
 
