@@ -528,6 +528,8 @@ impl SimCluster {
 
     fn trainer_turn(&mut self, number: u32, endpoint: EndpointId) -> Result<()> {
         let now = self.clock.now();
+        let is_there = |rank: &TrainerRank| rank.process.as_ref().is_some_and(SimTrainer::has_joined);
+        let may_leave = self.ranks.iter().all(|rank| rank.record.has_left || is_there(rank));
         let Some((process, record, paused)) = self.ranks[number as usize].find(endpoint) else { return Ok(()) };
         if now < paused {
             self.queue.turn(paused, endpoint);
@@ -536,7 +538,7 @@ impl SimCluster {
         let (job, oracle, seen) = (&self.job, &mut self.oracle, &mut self.found.seen);
         let is_former = process.is_former();
         let may_be_lost = APART_MIN < self.apart;
-        let mut cx = TrainerContext { job, oracle, record, may_be_lost, seen };
+        let mut cx = TrainerContext { job, oracle, record, may_leave, may_be_lost, seen };
         match process.turn(trainer_time(now), &mut cx).with_context(|| format!("trainer {number}"))? {
             TrainerTurn::Goes(due) => {
                 let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));
@@ -630,7 +632,8 @@ impl SimCluster {
     /// lost more steps than the bound, each the one that it was sending, is waited for at its end, where it stays.
     fn may_come_back(&self, trainer: u32) -> bool {
         let has_lost = || self.job.mode == SimMode::Bounded && self.ranks[trainer as usize].starts > BOUND;
-        let has_left = || self.ranks.iter().any(|rank| rank.record.has_left);
+        let is_leaving = |rank: &TrainerRank| rank.process.as_ref().is_some_and(SimTrainer::is_leaving);
+        let has_left = || self.ranks.iter().any(|rank| rank.record.has_left || is_leaving(rank));
         !self.job.has_leavers() && !has_left() && !has_lost()
     }
 

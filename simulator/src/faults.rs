@@ -66,11 +66,9 @@ impl SimFault {
             | Self::JumpClock { time, .. }
             | Self::ReplaceTrainer { time, .. } => time,
             Self::FailDisk { .. } => Duration::from_millis(500),
-            Self::Cut { .. }
-            | Self::FailStore { .. }
-            | Self::Cancel { .. }
-            | Self::SlowStep { .. }
-            | Self::MoveShard { .. } => Duration::ZERO,
+            // No process joins meanwhile.
+            Self::FailStore { times, .. } => Duration::from_secs(times.into()),
+            Self::Cut { .. } | Self::Cancel { .. } | Self::SlowStep { .. } | Self::MoveShard { .. } => Duration::ZERO,
         }
     }
 }

@@ -40,6 +40,8 @@ pub(crate) enum SimRule {
     Rows,
     /// A value that trainer 0 replaces, and to which no trainer sends gradients: every element is its number.
     Set,
+    /// As [`SimRule::Sgd`], and trainer 0 replaces the value between steps: every element is its number then.
+    SgdAndSet,
 }
 
 /// A chunk of the job.
@@ -50,8 +52,10 @@ pub(crate) struct SimChunk {
     pub(crate) bytes: u32,
     /// The rows that a bucket may have, in order.
     pub(crate) rows: Option<Vec<u64>>,
-    /// Whether trainer 0 replaces it, and no trainer sends gradients.
+    /// Whether trainer 0 replaces it.
     pub(crate) is_set: bool,
+    /// Whether trainers send gradients.
+    pub(crate) has_gradients: bool,
 }
 
 /// How trainers share a parameter.
@@ -104,7 +108,9 @@ impl SimJob {
     pub(crate) fn draw(prng: &mut Prng) -> Self {
         let mode = prng.choose(&[SimMode::Sync, SimMode::Sync, SimMode::Async, SimMode::Bounded]);
         let rules: &[SimRule] = match mode {
-            SimMode::Sync => &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped, SimRule::Rows, SimRule::Set],
+            SimMode::Sync => {
+                &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped, SimRule::Rows, SimRule::Set, SimRule::SgdAndSet]
+            }
             // The order of gradients, which momentum depends on, is not known.
             _ => &[SimRule::Sgd, SimRule::Grouped, SimRule::Rows, SimRule::Set],
         };
@@ -112,7 +118,8 @@ impl SimJob {
         let steps = 20 + prng.below(STEPS_MAX - 20);
         let least = u64::from(trainers) * steps;
         let parameter = |prng: &mut Prng| {
-            let last = least + prng.below(CHUNK_ELEMENTS - least);
+            // An element at least has no gradients.
+            let last = least + 1 + prng.below(CHUNK_ELEMENTS - least);
             (prng.choose(rules), prng.below(3) * CHUNK_ELEMENTS + last)
         };
         let last_of = |trainer: u32, prng: &mut Prng| match prng.below(4) {
@@ -183,14 +190,23 @@ impl SimJob {
         is_plain && !self.has_leavers() && self.returns == SimReturn::Never
     }
 
-    /// Whether trainer 0 replaces the values of a parameter.
-    pub(crate) fn is_set(&self, index: ParameterIndex) -> bool {
-        self.parameters[index.0 as usize].0 == SimRule::Set
+    fn rule(&self, index: ParameterIndex) -> SimRule {
+        self.parameters[index.0 as usize].0
     }
 
-    /// Whether there are such parameters.
+    /// Whether trainer 0 replaces the value of a parameter.
+    fn is_set(&self, index: ParameterIndex) -> bool {
+        matches!(self.rule(index), SimRule::Set | SimRule::SgdAndSet)
+    }
+
+    /// Whether trainers send gradients for a parameter.
+    pub(crate) fn has_gradients(&self, index: ParameterIndex) -> bool {
+        self.rule(index) != SimRule::Set
+    }
+
+    /// Whether trainer 0 replaces values.
     pub(crate) fn has_set(&self) -> bool {
-        self.parameters.iter().any(|(rule, _)| *rule == SimRule::Set)
+        self.parameters.iter().any(|(rule, _)| matches!(rule, SimRule::Set | SimRule::SgdAndSet))
     }
 
     pub(crate) fn address(server: u16) -> Address {
@@ -203,7 +219,7 @@ impl SimJob {
         for (index, (rule, elements)) in self.parameters.iter().enumerate() {
             let rows = self.elements();
             let text = match rule {
-                SimRule::Sgd | SimRule::Set => "optimizer: SGD".to_owned(),
+                SimRule::Sgd | SimRule::Set | SimRule::SgdAndSet => "optimizer: SGD".to_owned(),
                 SimRule::Momentum => "sgd { momentum: 0.5 } const_lr { learning_rate: 1.0 }".to_owned(),
                 SimRule::Grouped => "sgd { } clip_norm: 1e9 const_lr { learning_rate: 1.0 }".to_owned(),
                 SimRule::Rows => format!("sparse {{ height: {rows} width: {ROW_ELEMENTS} buckets: {BUCKETS} }}"),
@@ -241,8 +257,8 @@ impl SimJob {
                 .as_ref()
                 .map_or(span.bytes, |rows| u32::try_from(rows.len()).expect("they are few") * ROW_ELEMENTS * 4);
             let id = ChunkId { parameter: parameter.index(), chunk };
-            let is_set = self.is_set(id.parameter);
-            (parameter.shard_of(chunk), SimChunk { id, bytes, rows, is_set })
+            let (is_set, has_gradients) = (self.is_set(id.parameter), self.has_gradients(id.parameter));
+            (parameter.shard_of(chunk), SimChunk { id, bytes, rows, is_set, has_gradients })
         };
         parameter.chunks().map(chunk).collect()
     }
@@ -305,18 +321,19 @@ impl SimJob {
         (1..=self.steps).filter(is_here).map(|step| 1 << (step - 1)).sum()
     }
 
-    /// The gradients of each trainer that a value contains, as bits from step 1 on.
+    /// The gradients of each trainer that a value contains, as bits from step 1 on, and the number that replaced it.
     ///
     /// # Errors
     /// When an element is not what any set of gradients makes, each counted once.
-    pub(crate) fn contents(&self, chunk: &SimChunk, version: u64, value: &[u8]) -> Result<Vec<u64>> {
+    pub(crate) fn contents(&self, chunk: &SimChunk, version: u64, value: &[u8]) -> Result<(Vec<u64>, f32)> {
         let elements: Vec<f32> =
             value.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect();
-        let (rule, _) = self.parameters[chunk.id.parameter.0 as usize];
+        let rule = self.rule(chunk.id.parameter);
+        let base = if chunk.is_set { elements.last().copied().unwrap_or(0.0) } else { 0.0 };
         if chunk.rows.is_none() {
             let of_trainers = usize::try_from(self.elements()).expect("it is small");
-            if let Some(at) = elements[of_trainers..].iter().position(|element| *element != 0.0) {
-                bail!("element {} is {}; expected 0", of_trainers + at, elements[of_trainers + at]);
+            if let Some(at) = elements[of_trainers..].iter().position(|element| *element != base) {
+                bail!("element {} is {}; expected {base}", of_trainers + at, elements[of_trainers + at]);
             }
         }
         let mut sets = vec![0; self.trainers as usize];
@@ -330,10 +347,10 @@ impl SimJob {
                         Err(_) => continue,
                     },
                 };
-                if found.iter().all(|element| *element == 0.0) {
+                if found.iter().all(|element| *element == base) {
                     continue;
                 }
-                let expected = if rule == SimRule::Momentum { moved(version.checked_sub(step)) } else { -1.0 };
+                let expected = if rule == SimRule::Momentum { moved(version.checked_sub(step)) } else { base - 1.0 };
                 ensure!(
                     found.iter().all(|element| element.to_bits() == expected.to_bits()),
                     "the element of trainer {trainer}, step {step} is {found:?}; expected {expected}"
@@ -341,7 +358,7 @@ impl SimJob {
                 sets[trainer as usize] |= 1 << (step - 1);
             }
         }
-        Ok(sets)
+        Ok((sets, base))
     }
 }
 

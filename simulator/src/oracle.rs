@@ -25,7 +25,8 @@ pub(crate) struct Oracle {
     pub(crate) values_checked: u64,
 }
 
-/// The acknowledged gradients of some chunks at a time: a value that is asked for later contains them.
+/// The acknowledged gradients of some chunks at a time, of each trainer, and the acknowledged number behind them: a
+/// value that is asked for later contains them.
 pub(crate) type Acknowledged = Vec<(ChunkId, Vec<u64>)>;
 
 impl Oracle {
@@ -50,11 +51,11 @@ impl Oracle {
         chunk.acknowledged_set = chunk.acknowledged_set.max(number);
     }
 
-    /// The acknowledged gradients of each chunk; of one that is set the number.
+    /// The acknowledged gradients of each chunk, and the number that replaced its value.
     pub(crate) fn acknowledged_now<'a>(&mut self, chunks: impl Iterator<Item = &'a SimChunk>) -> Acknowledged {
-        let mut acknowledged = |chunk: &SimChunk| match (chunk.is_set, self.chunk(chunk.id)) {
-            (true, known) => vec![known.acknowledged_set],
-            (false, known) => known.acknowledged.clone(),
+        let mut acknowledged = |chunk: &SimChunk| {
+            let known = self.chunk(chunk.id);
+            known.acknowledged.iter().copied().chain([known.acknowledged_set]).collect()
         };
         chunks.map(|chunk| (chunk.id, acknowledged(chunk))).collect()
     }
@@ -65,16 +66,35 @@ impl Oracle {
         self.chunks.entry(id).or_insert_with(empty)
     }
 
-    /// Checks a value of this version, which was asked for when `before` was acknowledged.
-    pub(crate) fn check(&mut self, chunk: &SimChunk, version: u64, value: &[u8], before: &[u64]) -> Result<()> {
+    /// Checks a value of this version, which was asked for when `before` was acknowledged. One that came as the value of
+    /// a step has nothing that was set after the step.
+    pub(crate) fn check(
+        &mut self,
+        chunk: &SimChunk,
+        (version, of_step): (u64, Option<u64>),
+        value: &[u8],
+        before: &[u64],
+    ) -> Result<()> {
         self.values_checked += 1;
         let id = chunk.id;
-        if chunk.is_set {
-            return self.check_set(chunk, value, before[0]);
+        let (acknowledged_set, before) = before.split_last().context("there is a number")?;
+        if !chunk.has_gradients {
+            return self.check_set(chunk, value, *acknowledged_set);
         }
         let context = || format!("chunk {}.{} at version {version}", id.parameter, id.chunk);
-        let found = self.job.contents(chunk, version, value).with_context(context)?;
+        let (found, base) = self.job.contents(chunk, version, value).with_context(context)?;
         let known = self.chunk(id).clone();
+        // The version at which the value was replaced. Trainer 0 contributes to every round.
+        let replaced_at = match found[0] {
+            _ if base == 0.0 => 0,
+            0 => version,
+            steps => u64::from(steps.trailing_zeros()),
+        };
+        if chunk.is_set {
+            self.check_number(chunk, base, *acknowledged_set)?;
+            let is_of_step = base == 0.0 || of_step != Some(version) || replaced_at < version;
+            ensure!(is_of_step, "{}: it is not the value of the step: {base} replaced that", context());
+        }
         let count: u32 = found.iter().map(|set| set.count_ones()).sum();
         for (trainer, set) in found.iter().enumerate() {
             let here = self.job.steps_of(u32::try_from(trainer).expect("it is small"), chunk);
@@ -90,7 +110,7 @@ impl Oracle {
                     expected |= first_steps(version) & !before_return & here;
                 }
                 ensure!(
-                    *set == expected,
+                    *set == expected & !first_steps(replaced_at),
                     "{}: it contains steps {set:#b} of trainer {trainer}; expected {expected:#b}",
                     context()
                 );
@@ -118,9 +138,14 @@ impl Oracle {
     /// Checks a value that trainer 0 replaces: it is one that was sent, whole, and not older than the acknowledged one.
     fn check_set(&mut self, chunk: &SimChunk, value: &[u8], before: u64) -> Result<()> {
         let (first, rest) = value.split_at(4);
-        let number = f32::from_le_bytes(first.try_into().expect("4 bytes"));
         let name = format!("chunk {}.{}, a set value", chunk.id.parameter, chunk.id.chunk);
         ensure!(rest.chunks_exact(4).all(|other| other == first), "{name}: it is of several sets");
+        self.check_number(chunk, f32::from_le_bytes(first.try_into().expect("4 bytes")), before)
+    }
+
+    /// Checks a number that replaced a value: it was sent, and is not older than the acknowledged one.
+    fn check_number(&mut self, chunk: &SimChunk, number: f32, before: u64) -> Result<()> {
+        let name = format!("chunk {}.{}, a set value", chunk.id.parameter, chunk.id.chunk);
         let is_sent = (0..=self.chunk(chunk.id).set).any(|sent| sent as f32 == number);
         ensure!(is_sent, "{name}: {number} was never sent");
         ensure!(number >= before as f32, "{name}: {number} is older than {before}, which was acknowledged");
@@ -136,7 +161,7 @@ mod tests {
     use super::*;
 
     const ID: ChunkId = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
-    const CHUNK: SimChunk = SimChunk { id: ID, bytes: 4096, rows: None, is_set: false };
+    const CHUNK: SimChunk = SimChunk { id: ID, bytes: 4096, rows: None, is_set: false, has_gradients: true };
 
     /// A job in this mode, of two trainers or more.
     fn job(mode: SimMode) -> SimJob {
@@ -163,7 +188,7 @@ mod tests {
         sent.iter().for_each(|(trainer, step)| oracle.sent(ID, *trainer, *step));
         acknowledged.iter().for_each(|(trainer, step)| oracle.acknowledged(ID, *trainer, *step));
         let before = oracle.acknowledged_now([&CHUNK].into_iter());
-        oracle.check(&CHUNK, version, &value, &before[0].1)
+        oracle.check(&CHUNK, (version, None), &value, &before[0].1)
     }
 
     #[test]
@@ -186,10 +211,10 @@ mod tests {
         let all: Vec<_> = (0..job.trainers).flat_map(|trainer| [(trainer, 1), (trainer, 2)]).collect();
         let mut oracle = Oracle::new(job.clone());
         all.iter().for_each(|(trainer, step)| oracle.sent(ID, *trainer, *step));
-        let none = vec![0; job.trainers as usize];
+        let none = vec![0; job.trainers as usize + 1];
         let first: Vec<_> = all.iter().copied().filter(|(_, step)| *step == 1).collect();
-        oracle.check(&CHUNK, 1, &value(&job, &first), &none).expect("it is of the first round");
-        let late = oracle.check(&CHUNK, 1, &value(&job, &first[1..]), &none).expect_err("a trainer is missing");
+        oracle.check(&CHUNK, (1, None), &value(&job, &first), &none).expect("it is of the first round");
+        let late = oracle.check(&CHUNK, (1, None), &value(&job, &first[1..]), &none).expect_err("a trainer is missing");
         assert!(late.to_string().contains("of trainer 0; expected 0b1"), "{late}");
     }
 }

@@ -161,6 +161,8 @@ pub(crate) struct TrainerContext<'a> {
     pub(crate) job: &'a SimJob,
     pub(crate) oracle: &'a mut Oracle,
     pub(crate) record: &'a mut TrainerRecord,
+    /// Whether every rank that has not left has a process that has joined.
+    pub(crate) may_leave: bool,
     /// Whether faults have kept a trainer from servers for long.
     pub(crate) may_be_lost: bool,
     pub(crate) seen: &'a mut BTreeMap<&'static str, u64>,
@@ -213,6 +215,14 @@ impl SimTrainer {
     /// Another process takes its rank.
     pub(crate) fn retire(&mut self) {
         self.flags.is_former = true;
+    }
+
+    pub(crate) fn has_joined(&self) -> bool {
+        !matches!(self.phase, TrainerPhase::Joining)
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        matches!(self.phase, TrainerPhase::Leaving { .. })
     }
 
     pub(crate) fn is_former(&self) -> bool {
@@ -530,7 +540,7 @@ impl SimTrainer {
             }
             InitStep::Done => {
                 self.rounds = catalogue.iter().map(|parameter| (parameter.index(), 0)).collect();
-                self.rounds.retain(|index, _| !cx.job.is_set(*index));
+                self.rounds.retain(|index, _| cx.job.has_gradients(*index));
                 self.phase = TrainerPhase::Computing { until: Now(0) };
                 self.sequence = 1;
                 return Ok(());
@@ -556,8 +566,12 @@ impl SimTrainer {
         let has_all = self.has_all(cx) && !self.flags.is_ahead;
         // The last gradient of a trainer that leaves may be in an open round.
         if self.is_at_end(cx) && (has_all || leaves && self.prng.below(2) == 0) {
-            if leaves {
+            if leaves && cx.may_leave {
                 self.leave();
+                return;
+            }
+            if leaves {
+                self.phase = TrainerPhase::Computing { until: now + REPEAT_PAUSE };
                 return;
             }
             cx.record.is_done = true;
@@ -580,7 +594,7 @@ impl SimTrainer {
     /// Whether the last values that this process saw contain them.
     fn has_all(&self, cx: &TrainerContext<'_>) -> bool {
         let last = cx.job.last(self.rank, cx.record.has_returned);
-        let has_it = |(id, version): (&ChunkId, &u64)| cx.job.is_set(id.parameter) || *version >= last;
+        let has_it = |(id, version): (&ChunkId, &u64)| !cx.job.has_gradients(id.parameter) || *version >= last;
         cx.job.mode != SimMode::Sync || self.versions.iter().all(has_it)
     }
 
@@ -639,7 +653,7 @@ impl SimTrainer {
         let head = Head { flags, sequence: Sequence(self.sequence), ..Head::new(Kind::Push) };
         let round = if cx.job.mode == SimMode::Sync { step } else { 0 };
         for ((lane, is_of_rows), chunks) in self.chunks_by_lane(cx.job)? {
-            let chunks: Vec<_> = chunks.into_iter().filter(|chunk| !chunk.is_set).collect();
+            let chunks: Vec<_> = chunks.into_iter().filter(|chunk| chunk.has_gradients).collect();
             if chunks.is_empty() {
                 continue;
             }
@@ -734,14 +748,18 @@ impl SimTrainer {
             let mut before = acknowledged[index].1.clone();
             if let Some(step) = pushed {
                 before[self.rank as usize] |= 1 << (step - 1);
+                // A later set is not in the value of the step.
+                before[cx.job.trainers as usize] = 0;
             }
-            cx.oracle.check(chunk, version, value, &before).with_context(|| format!("of lane {lane:?}"))?;
             let known = self.versions.entry(*id).or_default();
+            // A former process may have taken the step.
+            let of_step = pushed.filter(|step| *known < *step);
+            cx.oracle.check(chunk, (version, of_step), value, &before).with_context(|| format!("of lane {lane:?}"))?;
             ensure!(*known <= version, "chunk {id:?} went back from version {known} to {version}");
             *known = version;
         }
         if matches!(self.phase, TrainerPhase::Learning) && cx.job.mode == SimMode::Sync {
-            for SimChunk { id, .. } in chunks.iter().filter(|chunk| !chunk.is_set) {
+            for SimChunk { id, .. } in chunks.iter().filter(|chunk| chunk.has_gradients) {
                 let version = self.versions[id];
                 let round = self.rounds.entry(id.parameter).or_insert(version);
                 *round = version.min(*round);
