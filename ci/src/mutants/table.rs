@@ -254,10 +254,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "half of a grouped push behind a whole one that is under way stays",
+        ROUND,
+        "chain(self.ahead(trainer)).map(|one| one.sending.call)",
+        "chain(self.ahead(trainer).filter(|_| !MUTANT)).map(|one| one.sending.call)",
+        &["server::tests::grouped_update::"],
+    ),
+    mutant(
+        "a trainer that starts a run late begins at the clock of the slowest other one",
         DEPARTURES,
-        "for call in self.unfinished_pushes(group, trainer) {",
-        "for call in self.unfinished_pushes(group, trainer).into_iter().take(usize::from(!MUTANT)) {",
-        &["server::tests::grouped_update::half_a_gradient"],
+        "if was_awaited {",
+        "if !MUTANT && was_awaited {",
+        &["server::tests::runs::"],
     ),
     mutant(
         "a checkpoint carries nothing over",
