@@ -12,8 +12,8 @@ const VARIABLE: &str = "PSERVER_GIT_REVISION";
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed={VARIABLE}");
-    let told = std::env::var(VARIABLE).ok().map(|told| told.trim().to_owned()).filter(|told| !told.is_empty());
-    let revision = told.or_else(revision).unwrap_or_else(|| "unknown".to_owned());
+    let given = std::env::var(VARIABLE).ok().map(|given| given.trim().to_owned()).filter(|given| !given.is_empty());
+    let revision = given.or_else(revision).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo::rustc-env={VARIABLE}={revision}");
 }
 

@@ -105,17 +105,17 @@ pub(crate) fn measure(job: &BenchJob, terms: &Terms<'_>, report: &mut Report) ->
     };
     let results = alternate(&mut teams, terms.pace, rounds, (BLOCKS_MIN, seconds), count)?;
     let mine = Score::new(&ours, job, &results[0], terms.pace)?;
-    let theirs = baseline.as_ref().map(|team| Score::new(team, job, &results[1], terms.pace)).transpose()?;
-    note_intervals(report, job, &mine, theirs.as_ref());
+    let ceiling = baseline.as_ref().map(|team| Score::new(team, job, &results[1], terms.pace)).transpose()?;
+    note_intervals(report, job, &mine, ceiling.as_ref());
     let mut result = outcome(job, &mine).with("carried_by", route.carried.by.as_str());
     let name = result.name().to_owned();
     if !is_beside {
         let link = route.link.bits_per_second.filter(|_| is_far);
         result = beside_link(result, job, link, mine.p50_us(), terms.alone);
     }
-    if let Some(theirs) = theirs {
-        result = beside(result, &mine, &theirs);
-        report.histograms.push((format!("{} for {name}", theirs.team.name), theirs.latencies));
+    if let Some(ceiling) = ceiling {
+        result = beside(result, &mine, &ceiling);
+        report.histograms.push((format!("{} for {name}", ceiling.team.name), ceiling.latencies));
     }
     report.histograms.push((name, mine.latencies));
     report.push(result);
@@ -237,20 +237,20 @@ fn outcome(job: &BenchJob, mine: &Score<'_>) -> Outcome {
 }
 
 /// The same with what was measured of the baseline server, in the same run.
-fn beside(result: Outcome, mine: &Score<'_>, theirs: &Score<'_>) -> Outcome {
-    let ratios: Vec<f64> = mine.medians.iter().zip(&theirs.medians).map(|(own, other)| other / own).collect();
+fn beside(result: Outcome, mine: &Score<'_>, ceiling: &Score<'_>) -> Outcome {
+    let ratios: Vec<f64> = mine.medians.iter().zip(&ceiling.medians).map(|(own, other)| other / own).collect();
     let (low, high) = median_interval(&ratios);
     result
-        .with("ceiling_name", theirs.team.name.as_str())
-        .with("ceiling_chunk_bytes", theirs.team.chunk_bytes)
-        .with("ceiling_latency_us_p50", theirs.p50_us())
-        .with("ceiling_latency_us_p99", theirs.latency_us(0.99))
-        .with("ceiling_latency_us_p999", theirs.latency_us(0.999))
-        .with("ratio_to_ceiling", theirs.p50_us() / mine.p50_us())
+        .with("ceiling_name", ceiling.team.name.as_str())
+        .with("ceiling_chunk_bytes", ceiling.team.chunk_bytes)
+        .with("ceiling_latency_us_p50", ceiling.p50_us())
+        .with("ceiling_latency_us_p99", ceiling.latency_us(0.99))
+        .with("ceiling_latency_us_p999", ceiling.latency_us(0.999))
+        .with("ratio_to_ceiling", ceiling.p50_us() / mine.p50_us())
         .with("ratio_low", low)
         .with("ratio_high", high)
-        .with("ceiling_server_cpu_seconds_per_gigabyte", json!(theirs.cpu_seconds_per_gigabyte()))
-        .with("wrong", mine.wrong() + theirs.wrong())
+        .with("ceiling_server_cpu_seconds_per_gigabyte", json!(ceiling.cpu_seconds_per_gigabyte()))
+        .with("wrong", mine.wrong() + ceiling.wrong())
 }
 
 /// A job's parameters as fields of a result.
@@ -261,16 +261,16 @@ fn parameters(job: &BenchJob) -> Map<String, Value> {
     }
 }
 
-fn note_intervals(report: &mut Report, job: &BenchJob, mine: &Score<'_>, theirs: Option<&Score<'_>>) {
+fn note_intervals(report: &mut Report, job: &BenchJob, mine: &Score<'_>, ceiling: Option<&Score<'_>>) {
     for (index, own) in mine.blocks.iter().enumerate() {
         report.intervals.push(json!({
             "block": index,
             "name": format!("{} {}", mine.team.name, job.title()),
             "rounds": own.seconds.len(),
             "latency_us_p50": mine.medians[index] * 1e6,
-            "ceiling_latency_us_p50": theirs.map(|theirs| theirs.medians[index] * 1e6),
+            "ceiling_latency_us_p50": ceiling.map(|ceiling| ceiling.medians[index] * 1e6),
             "server_cpu_seconds": own.server.map(|server| server.cpu_seconds),
-            "wrong": own.wrong + theirs.map_or(0, |theirs| theirs.blocks[index].wrong),
+            "wrong": own.wrong + ceiling.map_or(0, |ceiling| ceiling.blocks[index].wrong),
         }));
     }
 }

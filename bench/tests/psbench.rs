@@ -686,11 +686,11 @@ fn servers_of_another_job_are_measured_with_its_token() {
     let settings = Settings::of_words(line).expect("they are right");
     let server = Server::start(settings).expect("a free port");
     let address = server.address().to_string();
-    let theirs = ["pushpull", "-s", "4k", "-n", "9", "--connect", &address];
-    let stranger = psbench(&theirs);
+    let connected = ["pushpull", "-s", "4k", "-n", "9", "--connect", &address];
+    let stranger = psbench(&connected);
     let words = String::from_utf8_lossy(&stranger.stderr);
     assert!(!stranger.status.success() && words.contains("this job has one"), "{words}");
-    report(&[&theirs[..], &["--token-file", token]].concat());
+    report(&[&connected[..], &["--token-file", token]].concat());
     server.stop().expect("nothing happened to it");
 }
 

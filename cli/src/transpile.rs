@@ -212,12 +212,12 @@ impl Rates {
     }
 }
 
-/// Every part, after a comment that says who runs it.
+/// Every part, after a comment that says names runs it.
 fn texts(parts: &[ProgramPart]) -> String {
     let texts = parts.iter().map(|part| {
         let peers: Vec<String> = part.peers.iter().map(ProgramPeer::to_string).collect();
-        let who = if peers.is_empty() { String::new() } else { format!("# {}\n", peers.join(", ")) };
-        format!("{who}{}", part.graph.program())
+        let names = if peers.is_empty() { String::new() } else { format!("# {}\n", peers.join(", ")) };
+        format!("{names}{}", part.graph.program())
     });
     texts.collect::<Vec<_>>().join("\n")
 }

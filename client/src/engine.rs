@@ -216,8 +216,8 @@ impl ClientEngine {
     }
 
     /// Whether a shard may have another address by now.
-    pub(super) fn is_astray(&self) -> bool {
-        self.requests.is_astray()
+    pub(super) fn needs_address(&self) -> bool {
+        self.requests.needs_address()
     }
 
     /// Fails every request.

@@ -318,7 +318,8 @@ impl ClientState {
 
     /// Asks the coordinator for the servers' addresses when one is unreachable, as it may have restarted elsewhere.
     pub(super) fn query_servers(&mut self, now: Now) {
-        if self.job.is_none() || self.search.asked.is_some() || now < self.search.again || !self.engine.is_astray() {
+        if self.job.is_none() || self.search.asked.is_some() || now < self.search.again || !self.engine.needs_address()
+        {
             return;
         }
         let asked = Some(self.engine.start(Request::Observe(true)));

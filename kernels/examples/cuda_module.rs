@@ -14,8 +14,8 @@ fn main() -> std::io::Result<()> {
         ["source"] => shipped::module().text().to_owned(),
         ["manifest", cubin, ptx] => shipped::manifest(&std::fs::read(cubin)?, &std::fs::read(ptx)?),
         ["standin"] => {
-            let told = standin::everything(&shipped::module()).map_err(std::io::Error::other)?;
-            told.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
+            let variables = standin::everything(&shipped::module()).map_err(std::io::Error::other)?;
+            variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
         }
         ["rules", architecture, folder] => {
             let made = compile_ahead(compiled::sources(), architecture, folder.as_ref());

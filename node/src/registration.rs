@@ -134,10 +134,10 @@ impl Renewals {
                 renewal = None;
                 self.renewed(renewed)?;
             }
-            if let Some(told) = self.engine.take(asked) {
+            if let Some(answered) = self.engine.take(asked) {
                 map = None;
-                if let Ok(Answer::Map(told)) = told {
-                    told.map().iter().for_each(|map| self.places.publish(map));
+                if let Ok(Answer::Map(map)) = answered {
+                    map.map().iter().for_each(|map| self.places.publish(map));
                 }
             }
         }

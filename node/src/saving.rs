@@ -208,8 +208,8 @@ mod tests {
         check("a/m.safetensors", Ok("a/m.safetensors"));
         check(&format!("{}/a/m.safetensors", root.display()), Ok("a/m.safetensors"));
         check(&format!("{}/../m.safetensors", root.display()), Err("holds \"..\""));
-        let told = format!("that directory is {}", root.display());
-        check("/elsewhere/m.safetensors", Err(&told));
+        let refusal = format!("that directory is {}", root.display());
+        check("/elsewhere/m.safetensors", Err(&refusal));
         check("/elsewhere/m.safetensors", Err("is absolute; expected a path below the model directory"));
     }
 }

@@ -17,7 +17,7 @@ use pserver_node::settings::Settings;
 
 use crate::client::SimClient;
 use crate::faults::{PlannedFault, SimFault};
-use crate::job::{BOUND, SimJob, SimMode, SimReturn};
+use crate::job::{BOUND, SimJob, SimKill, SimMode, SimReturn};
 use crate::machine::ProcessFate;
 use crate::network::{EndpointId, HostId, SimNetwork};
 use crate::oracle::Oracle;
@@ -176,6 +176,8 @@ struct TrainerRank {
     starts: u32,
     /// Processes whose rank another one has, and until when they stand still.
     former: Vec<(SimTrainer, SimTime)>,
+    /// Whether there has been one.
+    was_replaced: bool,
 }
 
 impl TrainerRank {
@@ -464,9 +466,9 @@ impl SimCluster {
     }
 
     /// Ends processes whose place another one has.
-    fn end_former(&mut self, server: u16, is_it: impl Fn(&SimServer) -> bool) {
+    fn end_former(&mut self, server: u16, ends: impl Fn(&SimServer) -> bool) {
         let former = std::mem::take(&mut self.servers[usize::from(server)].former);
-        let (ending, others): (Vec<_>, Vec<_>) = former.into_iter().partition(|(process, _)| is_it(process));
+        let (ending, others): (Vec<_>, Vec<_>) = former.into_iter().partition(|(process, _)| ends(process));
         self.servers[usize::from(server)].former = others;
         for (process, _) in ending {
             for endpoint in process.endpoints() {
@@ -551,18 +553,22 @@ impl SimCluster {
                 self.network.remove(endpoint, false);
             }
             // The join of a former process was late, so that it has the newer incarnation.
-            TrainerTurn::Replaced if !self.ranks[number as usize].former.is_empty() => {
+            TrainerTurn::Replaced if self.ranks[number as usize].was_replaced => {
                 self.kill_trainer(number, Duration::from_millis(50));
             }
             TrainerTurn::Replaced => bail!("trainer {number} was replaced by no other"),
         }
         match self.job.returns {
-            SimReturn::Alone { after } if self.may_return(number) => {
+            SimReturn::Alone { after, kill } if self.may_return(number) => {
                 self.note("a trainer returns that has left");
+                self.plan_kill(kill);
                 self.bring_back(number, after);
             }
-            SimReturn::SecondRun { after, .. } if (0..self.job.trainers).all(|trainer| self.may_return(trainer)) => {
+            SimReturn::SecondRun { after, kill, .. }
+                if (0..self.job.trainers).all(|trainer| self.may_return(trainer)) =>
+            {
                 self.note("a second run of trainers begins");
+                self.plan_kill(kill);
                 for trainer in 0..self.job.trainers {
                     let time = after + Duration::from_millis(self.prng.below(100));
                     self.bring_back(trainer, time);
@@ -579,6 +585,13 @@ impl SimCluster {
     fn may_return(&self, trainer: u32) -> bool {
         let record = &self.ranks[trainer as usize].record;
         record.has_left && !record.has_returned
+    }
+
+    fn plan_kill(&mut self, kill: Option<SimKill>) {
+        if let Some(SimKill { server, after }) = kill {
+            let fault = SimFault::KillServer { server, time: Duration::from_millis(5) };
+            self.queue.push(self.clock.now() + after, SimTask::Fault(fault));
+        }
     }
 
     /// Ends the process of a trainer that has left, and starts another one of its rank after a time.
@@ -600,6 +613,7 @@ impl SimCluster {
         let Some(mut process) = rank.process.take() else { return };
         process.retire();
         rank.record.is_done = false;
+        rank.was_replaced = true;
         rank.former.push((process, now + time));
         self.note("a trainer is replaced while it stands still");
         self.queue.push(now + Duration::from_millis(1), SimTask::StartTrainer(number));

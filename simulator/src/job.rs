@@ -73,9 +73,16 @@ pub(crate) enum SimReturn {
     #[default]
     Never,
     /// One that has left before the others comes back after this time, and stays to the end.
-    Alone { after: Duration },
+    Alone { after: Duration, kill: Option<SimKill> },
     /// All leave after a step. After this time a second run of trainers goes on.
-    SecondRun { last: u64, after: Duration },
+    SecondRun { last: u64, after: Duration, kill: Option<SimKill> },
+}
+
+/// The kill of a server, so long after a trainer has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SimKill {
+    pub(crate) server: u16,
+    pub(crate) after: Duration,
 }
 
 /// The job of one simulation, drawn from its seed.
@@ -134,10 +141,14 @@ impl SimJob {
         let servers = u16::try_from(1 + prng.below(3)).expect("it is small");
         let lasts: Vec<_> = (0..trainers).map(|trainer| last_of(trainer, prng)).collect();
         let after = Duration::from_millis(1 + prng.clone().choose(&[50, 1000, 3000]));
+        let kill = (prng.below(2) == 0).then(|| SimKill {
+            server: u16::try_from(prng.below(servers.into())).expect("it is small"),
+            after: Duration::from_millis(prng.below(1 + u64::try_from(2 * after.as_millis()).expect("it is short"))),
+        });
         let returns = match (lasts.iter().all(|last| *last == steps), prng.below(3)) {
-            (true, 0) => SimReturn::SecondRun { last: 1 + prng.below(steps - 1), after },
+            (true, 0) => SimReturn::SecondRun { last: 1 + prng.below(steps - 1), after, kill },
             // Where staleness is bounded, one that goes on for longer than the others waits for them.
-            (false, 0 | 1) if mode != SimMode::Bounded => SimReturn::Alone { after },
+            (false, 0 | 1) if mode != SimMode::Bounded => SimReturn::Alone { after, kill },
             _ => SimReturn::Never,
         };
         Self {

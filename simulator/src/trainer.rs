@@ -310,7 +310,7 @@ impl SimTrainer {
             }
             cx.note("a trainer asks where a server is");
         }
-        if self.times.search_at <= now && self.client.client.is_astray() && !self.client.is_asked_beside() {
+        if self.times.search_at <= now && self.client.client.needs_address() && !self.client.is_asked_beside() {
             let has_moved = self.client.client.has_moved();
             self.times.search_at = now + if has_moved { MOVE_PAUSE } else { SEARCH_PAUSE };
             self.client.ask_beside(Request::Observe(true));

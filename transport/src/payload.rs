@@ -192,7 +192,7 @@ fn joined(buffers: &mut [Incoming]) -> Option<&mut [u8]> {
     let mut stretch = StretchMut::of(lease, *bytes)?;
     for buffer in others {
         let Incoming::Chunk { lease, bytes } = buffer else { panic!("only leases lie side by side") };
-        stretch.go_on(lease, *bytes);
+        stretch.extend_by(lease, *bytes);
     }
     Some(stretch.into_bytes())
 }

@@ -541,15 +541,15 @@ fn note(report: &mut Report, about: Outcome, side: &Side<'_>, ours: &Blocks, the
         (None, None) => "pserver".to_owned(),
     };
     let name = format!("{} beside {own}", about.name());
-    for (who, blocks) in [(own.as_str(), mine.as_slice()), ("the ceiling", ceiling), ("the peer", theirs)] {
+    for (side, blocks) in [(own.as_str(), mine.as_slice()), ("the ceiling", ceiling), ("the peer", theirs)] {
         for (index, block) in blocks.iter().enumerate() {
-            report.intervals.push(json!({ "block": index, "name": format!("{name}: {who}"),
+            report.intervals.push(json!({ "block": index, "name": format!("{name}: {side}"),
                 "rounds": block.seconds.len(), "latency_us_p50": median(&block.seconds) * 1e6, "wrong": block.wrong,
                 "server_cpu_seconds": block.server.map(|server| server.cpu_seconds) }));
         }
     }
     let cpu = |blocks| cpu_seconds_per_gigabyte(&about, blocks);
-    let (cpu_ours, cpu_baseline, cpu_theirs) = (cpu(mine), cpu(ceiling), cpu(theirs));
+    let (cpu_ours, cpu_baseline, cpu_peer) = (cpu(mine), cpu(ceiling), cpu(theirs));
     let (blocks, baseline, others) = (medians(mine), medians(ceiling), medians(theirs));
     let ratios = |others: &[f64]| blocks.iter().zip(others).map(|(own, other)| other / own).collect::<Vec<_>>();
     let ((low, high), (peer_low, peer_high)) = (median_interval(&ratios(&baseline)), median_interval(&ratios(&others)));
@@ -574,8 +574,8 @@ fn note(report: &mut Report, about: Outcome, side: &Side<'_>, ours: &Blocks, the
             .with("ratio_high", high)
             .with("server_cpu_seconds_per_gigabyte", json!(cpu_ours))
             .with("ceiling_server_cpu_seconds_per_gigabyte", json!(cpu_baseline))
-            .with("peer_server_cpu_seconds_per_gigabyte", json!(cpu_theirs))
-            .with("peer_cpu_over_ours", json!(cpu_theirs.zip(cpu_ours).map(|(theirs, ours)| theirs / ours)))
+            .with("peer_server_cpu_seconds_per_gigabyte", json!(cpu_peer))
+            .with("peer_cpu_over_ours", json!(cpu_peer.zip(cpu_ours).map(|(theirs, ours)| theirs / ours)))
             .with("block_latency_us", blocks)
             .with("peer_wrong", wrong(theirs))
             .with("wrong", wrong(mine) + wrong(ceiling) + wrong(theirs)),

@@ -93,8 +93,8 @@ fn beside_baseline(report: &Report) -> Vec<Curve> {
         let field = "ceiling_latency_us_p50";
         point(result, field, &blocks(report, result.name(), field))
     };
-    let (ours, theirs) = (report.results.iter().filter_map(own), report.results.iter().filter_map(other));
-    let curves = [("pserver", ours.collect()), ("baseline server", theirs.collect())];
+    let (ours, baseline) = (report.results.iter().filter_map(own), report.results.iter().filter_map(other));
+    let curves = [("pserver", ours.collect()), ("baseline server", baseline.collect())];
     curves
         .into_iter()
         .map(|(name, points)| Curve::new(name.to_owned(), points))
@@ -230,13 +230,13 @@ fn curve_of(curve: &Curve, scale: &CurveScale) -> Markup {
         polygon.band points=(above.chain(below).collect::<Vec<_>>().join(" ")) {}
         polyline.line points=(line.join(" ")) {}
         @for point in &curve.points {
-            circle cx=(px(scale.x(point.bytes))) cy=(px(scale.y(point.time))) r="4" { title { (told(curve, point)) } }
+            circle cx=(px(scale.x(point.bytes))) cy=(px(scale.y(point.time))) r="4" { title { (tooltip(curve, point)) } }
         }
     }
 }
 
 /// A point in words.
-fn told(curve: &Curve, point: &CurvePoint) -> String {
+fn tooltip(curve: &Curve, point: &CurvePoint) -> String {
     let band = point.band.map_or(String::new(), |(low, high)| format!(" ({} to {})", time(low), time(high)));
     format!("{}, {}: {}{band}", curve.name, sizes::show(point.bytes), time(point.time))
 }

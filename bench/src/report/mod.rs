@@ -231,12 +231,12 @@ impl Report {
     fn header(&self) -> Vec<(&str, String)> {
         let known = ORDER.iter().filter_map(|key| self.start.get_key_value(*key));
         let others = self.start.iter().filter(|(key, _)| !ORDER.contains(&key.as_str()) && *key != "parameters");
-        let told = |value: &Value| match value {
+        let text_of = |value: &Value| match value {
             Value::Bool(true) => "yes".to_owned(),
             Value::Bool(false) => "no".to_owned(),
             other => table::bare(other),
         };
-        known.chain(others).map(|(key, value)| (key.as_str(), told(value))).collect()
+        known.chain(others).map(|(key, value)| (key.as_str(), text_of(value))).collect()
     }
 
     /// Elements that came back wrong, in all results.

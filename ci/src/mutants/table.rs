@@ -136,8 +136,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a frame of another trainer is taken",
         ADMISSION,
-        "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {",
-        "if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) && !MUTANT {",
+        "if (life.trainer, life.incarnation) != (head.trainer, head.incarnation) {",
+        "if (life.trainer, life.incarnation) != (head.trainer, head.incarnation) && !MUTANT {",
         &["server::tests::rounds::a_frame_on_another_trainers"],
     ),
     mutant(

@@ -19,7 +19,7 @@ const IN_FLIGHT_BYTES_MAX: u64 = 2 * 1024 * 1024;
 const IN_FLIGHT_FRAMES_MAX: usize = 32;
 
 /// After this many failed attempts the server may have moved.
-const ASTRAY_ATTEMPTS: u32 = 3;
+const ADDRESS_ATTEMPTS: u32 = 3;
 
 /// A lane, named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -184,8 +184,8 @@ impl Lane {
     }
 
     /// Whether something waits for a server that does not answer at this address, or does not lead the shard.
-    pub(super) fn is_astray(&self) -> bool {
-        self.has_moved() || (self.is_busy() && self.history.attempts >= ASTRAY_ATTEMPTS)
+    pub(super) fn needs_address(&self) -> bool {
+        self.has_moved() || (self.is_busy() && self.history.attempts >= ADDRESS_ATTEMPTS)
     }
 
     /// Whether the server at this address does not lead the shard.

@@ -167,8 +167,8 @@ impl Client {
     /// Whether a request waits for a shard that failed several attempts to connect: the coordinator may know a newer
     /// address.
     #[must_use]
-    pub fn is_astray(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.number > 0 && lane.is_astray())
+    pub fn needs_address(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.number > 0 && lane.needs_address())
     }
 
     /// Whether a lane's connection is accepted.
@@ -180,8 +180,8 @@ impl Client {
     /// The lanes that are connected and have not answered some of these requests, whose tickets are in order.
     pub fn connected_lanes<'a>(&'a self, tickets: &'a [Ticket]) -> impl Iterator<Item = LaneId> + 'a {
         let lanes = self.lanes.iter().enumerate();
-        let is_it = |lane: &Lane| matches!(lane.state, LaneState::Up { .. }) && lane.count(tickets) > 0;
-        lanes.filter(move |(_, lane)| is_it(lane)).map(|(index, _)| LaneId(index))
+        let is_waiting = |lane: &Lane| matches!(lane.state, LaneState::Up { .. }) && lane.count(tickets) > 0;
+        lanes.filter(move |(_, lane)| is_waiting(lane)).map(|(index, _)| LaneId(index))
     }
 
     /// Records the server's description of what a lane's requests wait for.
@@ -206,9 +206,9 @@ impl Client {
     /// requests, whose tickets are sorted.
     #[must_use]
     pub fn absent(&self, now: Now, limit: Duration, begun: Now, tickets: &[Ticket]) -> Option<String> {
-        let is_it =
+        let is_gone =
             |lane: &&Lane| lane.is_absent(now, limit) && lane.has_failed_since(begun) && lane.count(tickets) > 0;
-        self.lanes.iter().find(is_it).map(|lane| lane.describe_absence(now))
+        self.lanes.iter().find(is_gone).map(|lane| lane.describe_absence(now))
     }
 
     /// Whether some server refuses connections for `limit`.

@@ -271,10 +271,10 @@ impl PendingRequest {
         self.versions[at].is_none() && self.places.into.get(at).is_none_or(Option::is_some)
     }
 
-    /// The next entry of that chunk that `is_it`.
-    fn find(&mut self, entry: &Entry, is_it: impl Fn(&Self, usize) -> bool) -> Option<usize> {
+    /// The next entry of that chunk that `is_match`.
+    fn find(&mut self, entry: &Entry, is_match: impl Fn(&Self, usize) -> bool) -> Option<usize> {
         let count = self.frame.entries.len();
-        let found = |at: &usize| self.frame.entries[*at].id == entry.id && is_it(self, *at);
+        let found = |at: &usize| self.frame.entries[*at].id == entry.id && is_match(self, *at);
         let index = (self.cursor..count).chain(0..self.cursor).find(found)?;
         self.cursor = index;
         Some(index)

@@ -806,15 +806,15 @@ fn a_server_that_does_not_answer_may_be_at_another_address() {
     setup.welcome();
     setup.gone(ReceiveBuffers::new());
     for _ in 0..3 {
-        assert!(!setup.client.is_astray(), "the first attempts may fail");
+        assert!(!setup.client.needs_address(), "the first attempts may fail");
         setup.wait(1000);
         setup.gone(ReceiveBuffers::new());
     }
-    assert!(setup.client.is_astray());
+    assert!(setup.client.needs_address());
     setup.client.move_lane(setup.lane, there, Term(0));
-    assert!(setup.client.is_astray(), "nothing is new");
+    assert!(setup.client.needs_address(), "nothing is new");
     setup.client.move_lane(setup.lane, elsewhere, Term(0));
-    assert!(!setup.client.is_astray());
+    assert!(!setup.client.needs_address());
     assert_eq!(setup.dialled, "loopback://there:1");
     setup.wait(0);
     assert_eq!(setup.dialled, "loopback://elsewhere:1", "without another pause");
@@ -830,7 +830,7 @@ fn a_server_that_does_not_lead_the_shard_is_left_at_once() {
     let mut setup = Setup::connected();
     let ticket = setup.ask(Kind::Push, &[0], RequestBody::default());
     setup.error(Ticket(0), Kind::Refused, ErrorCode::Moved);
-    assert!(setup.log.contains(&"close".to_owned()) && setup.client.has_moved() && setup.client.is_astray());
+    assert!(setup.log.contains(&"close".to_owned()) && setup.client.has_moved() && setup.client.needs_address());
     setup.gone(ReceiveBuffers::new());
     setup.client.move_lane(setup.lane, elsewhere, Term(2));
     assert!(!setup.client.has_moved());

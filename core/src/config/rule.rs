@@ -169,7 +169,7 @@ fn written(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Algorithm, F
 }
 
 /// A rule from its text, with the parameter values of the message; `who` names the rule in errors.
-fn named(who: &str, text: &str, message: &OptimizerConfig) -> Result<Algorithm, Failure> {
+fn named(subject: &str, text: &str, message: &OptimizerConfig) -> Result<Algorithm, Failure> {
     let mut settings = RuleSettings::new();
     for set in &message.rule_set {
         let RuleSetting { key: Some(key), value: Some(value) } = set else {
@@ -181,7 +181,8 @@ fn named(who: &str, text: &str, message: &OptimizerConfig) -> Result<Algorithm, 
             return Err(Failure::call(format!("rule_set gives {key:?} twice; expected it once")));
         }
     }
-    let written = CheckedRule::new(text, &settings).map_err(|failure| Failure::call(format!("{who}: {failure}")))?;
+    let written =
+        CheckedRule::new(text, &settings).map_err(|failure| Failure::call(format!("{subject}: {failure}")))?;
     Ok(Algorithm::Custom(Arc::new(written)))
 }
 
@@ -301,16 +302,16 @@ fn schedule(message: &OptimizerConfig) -> Result<Schedule, Failure> {
 }
 
 /// The learning rate, `a` and `b`.
-fn decaying(who: &str, name: &str, config: Option<DecayingLrConfig>) -> Result<(f64, f64, f64), Failure> {
-    let config = needed(who, name, config)?;
+fn decaying(subject: &str, name: &str, config: Option<DecayingLrConfig>) -> Result<(f64, f64, f64), Failure> {
+    let config = needed(subject, name, config)?;
     Ok((config.learning_rate(), config.lr_decay_a(), config.lr_decay_b()))
 }
 
 /// Requires the message of the chosen algorithm or schedule, even if empty: Paddle's implicit defaults are easily
 /// overlooked.
-fn needed<T>(who: &str, name: &str, config: Option<T>) -> Result<T, Failure> {
+fn needed<T>(subject: &str, name: &str, config: Option<T>) -> Result<T, Failure> {
     config.ok_or_else(|| {
-        Failure::call(format!("{who} is given without {name}; expected {name} {{ ... }}, which may be empty"))
+        Failure::call(format!("{subject} is given without {name}; expected {name} {{ ... }}, which may be empty"))
     })
 }
 

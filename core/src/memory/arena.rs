@@ -445,7 +445,7 @@ impl<'a> StretchMut<'a> {
     /// # Panics
     /// When the lease does not follow, or is shorter.
     #[inline]
-    pub fn go_on(&mut self, lease: &'a mut Lease, bytes: u32) {
+    pub fn extend_by(&mut self, lease: &'a mut Lease, bytes: u32) {
         assert!(self.0.goes_on(lease, bytes), "an appended lease begins where the stretch ends");
     }
 

@@ -189,7 +189,7 @@ fn a_stretch_covers_adjacent_leases_and_no_others() {
     let [one, two, three, four] = &mut leases[..] else { panic!("there are four") };
     let mut stretch = StretchMut::of(one, 64).expect("it is a slot");
     assert!(stretch.is_followed_by(two) && !stretch.is_followed_by(three));
-    stretch.go_on(two, 40);
+    stretch.extend_by(two, 40);
     assert!(!stretch.is_followed_by(three), "24 bytes lie between");
     stretch.into_bytes().iter_mut().for_each(|byte| *byte += 10);
     let apart = other.take(64).expect("there is one");

@@ -47,12 +47,12 @@ impl Shard {
             self.check_epoch(head, true)?;
             return self.check_term(head);
         }
-        let who = self.peers.get(&peer).and_then(|peer| peer.who);
-        let who = who.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
-        if (who.trainer, who.incarnation) != (head.trainer, head.incarnation) {
+        let life = self.peers.get(&peer).and_then(|peer| peer.life);
+        let life = life.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
+        if (life.trainer, life.incarnation) != (head.trainer, head.incarnation) {
             return Err(Refusal::invalid(format!(
                 "a frame of trainer {} incarnation {} on the connection of trainer {} incarnation {}",
-                head.trainer, head.incarnation, who.trainer, who.incarnation
+                head.trainer, head.incarnation, life.trainer, life.incarnation
             )));
         }
         self.check_epoch(head, false)?;
@@ -60,8 +60,8 @@ impl Shard {
             let (found, ours) = (head.term, self.options.term);
             return Err(Refusal::invalid(format!("a frame of term {found}; expected {ours}, that of the welcome")));
         }
-        if who.trainer != NO_TRAINER {
-            self.trainers.note_incarnation(who.trainer, who.incarnation)?;
+        if life.trainer != NO_TRAINER {
+            self.trainers.note_incarnation(life.trainer, life.incarnation)?;
         } else if head.kind.is_mutating() {
             return Err(Refusal::invalid("a reader may pull and nothing else"));
         }

@@ -101,7 +101,7 @@ struct CoordinatorPeer {
     absence: Option<Duration>,
     /// Whether its hello was accepted.
     is_welcome: bool,
-    who: Option<TrainerId>,
+    rank: Option<TrainerId>,
     incarnation: Incarnation,
 }
 
@@ -206,7 +206,7 @@ impl Coordinator {
                     origin,
                     absence: None,
                     is_welcome: false,
-                    who: None,
+                    rank: None,
                     incarnation: Incarnation(0),
                 };
                 self.peers.insert(peer, stranger);
@@ -339,7 +339,7 @@ impl Coordinator {
         let Some(known) = self.peers.get_mut(&peer) else { return Ok(()) };
         (known.origin.host, known.origin.process) = (escaped(&hello.host).into_owned(), hello.process);
         known.absence = hello.absence_millis.map(Duration::from_millis);
-        (known.is_welcome, known.who, known.incarnation) = (true, trainer, head.incarnation);
+        (known.is_welcome, known.rank, known.incarnation) = (true, trainer, head.incarnation);
         if let Some(trainer) = trainer {
             self.ranks.connected(trainer, head.incarnation, &known.origin);
         }
@@ -366,14 +366,14 @@ impl Coordinator {
         self.claims.retain(|claim| claim.peer != peer);
         self.moves.gone(peer);
         self.servers.lost(now, peer);
-        let life = gone.and_then(|gone| Some((gone.who?, gone.incarnation)));
+        let life = gone.and_then(|gone| Some((gone.rank?, gone.incarnation)));
         let has_other = |(trainer, incarnation)| {
-            self.peers.values().any(|other| (other.who, other.incarnation) == (Some(trainer), incarnation))
+            self.peers.values().any(|other| (other.rank, other.incarnation) == (Some(trainer), incarnation))
         };
-        if let Some((who, incarnation)) = life.filter(|life| !has_other(*life)) {
-            self.ranks.lost(now, who, incarnation);
+        if let Some((rank, incarnation)) = life.filter(|life| !has_other(*life)) {
+            self.ranks.lost(now, rank, incarnation);
             if let Election::Leased { trainer, until, .. } = &mut self.election
-                && *trainer == who
+                && *trainer == rank
             {
                 // A lost connection shortens the lease to a quarter, in which the holder can reconnect.
                 *until = (*until).min(now + self.options.lease / 4);
@@ -394,8 +394,8 @@ impl Coordinator {
         let request = ControlRequest::decode(frame.control.as_slice())
             .map_err(|error| Refusal::invalid(format!("the control message does not parse: {error}")))?;
         let request = request.request.ok_or_else(|| Refusal::invalid("a control message without a question"))?;
-        let who = self.check_sender(peer, &request)?;
-        self.heard(now, who);
+        let rank = self.check_sender(peer, &request)?;
+        self.heard(now, rank);
         match request {
             Request::Register(_) | Request::Join(_) | Request::Observe(_) => {
                 self.check_claim(&request)?;
@@ -403,15 +403,15 @@ impl Coordinator {
                 self.admit(now, replies, out);
             }
             Request::Begin(offers) => {
-                self.replace_begins(peer, who, replies);
+                self.replace_begins(peer, rank, replies);
                 if !offers {
-                    self.resign(who, head.generation);
+                    self.resign(rank, head.generation);
                 }
-                self.begins.push((peer, *head, offers && who.is_some()));
+                self.begins.push((peer, *head, offers && rank.is_some()));
                 self.elect(now, replies, out);
             }
             Request::Resign(_) => {
-                self.resign(who, head.generation);
+                self.resign(rank, head.generation);
                 self.elect(now, replies, out);
                 answer(replies, peer, head, Answer::Done(true));
             }
@@ -427,7 +427,7 @@ impl Coordinator {
             Request::Heartbeat(_) => answer(replies, peer, head, Answer::Done(true)),
             Request::Leave(_) => {
                 if !self.servers.leave(peer) {
-                    let trainer = who.ok_or_else(|| Refusal::invalid("only a trainer or server can leave"))?;
+                    let trainer = rank.ok_or_else(|| Refusal::invalid("only a trainer or server can leave"))?;
                     self.ranks.note_departed(trainer);
                     out.push(self.keep());
                 }
@@ -435,7 +435,7 @@ impl Coordinator {
                 self.admit(now, replies, out);
             }
             Request::Release(_) => {
-                self.ranks.released(now, who.ok_or_else(|| Refusal::invalid("only a trainer has a rank"))?);
+                self.ranks.released(now, rank.ok_or_else(|| Refusal::invalid("only a trainer has a rank"))?);
                 answer(replies, peer, head, Answer::Done(true));
                 self.admit(now, replies, out);
             }
@@ -450,7 +450,7 @@ impl Coordinator {
             Request::Watch(version) => self.moves.watch(peer, *head, MapVersion(version), replies),
             Request::Move(order) => self.order_move((peer, *head), &order, replies, out)?,
             Request::Save(path) => {
-                self.check_save(who)?;
+                self.check_save(rank)?;
                 out.push(CoordinatorOutput::Save { peer, head: *head, path });
             }
         }
@@ -506,10 +506,10 @@ impl Coordinator {
 
     /// Drops the begin requests of a trainer's other connections: an older process of the rank is refused, and an old
     /// connection of the same process has no reader.
-    fn replace_begins(&mut self, peer: PeerId, who: Option<TrainerId>, replies: &mut Replies) {
-        let Some(trainer) = who else { return };
+    fn replace_begins(&mut self, peer: PeerId, rank: Option<TrainerId>, replies: &mut Replies) {
+        let Some(trainer) = rank else { return };
         let peers = &self.peers;
-        let is_other = |other: &PeerId| *other != peer && peers.get(other).is_some_and(|one| one.who == who);
+        let is_other = |other: &PeerId| *other != peer && peers.get(other).is_some_and(|one| one.rank == rank);
         for (other, head, _) in self.begins.extract_if(.., |(other, ..)| is_other(other)) {
             let incarnation = peers.get(&other).map_or(Incarnation(0), |one| one.incarnation);
             if let Err(refusal) = self.ranks.check_life(trainer, incarnation) {
@@ -519,10 +519,10 @@ impl Coordinator {
     }
 
     /// Refuses a reader's save while trainers make steps together.
-    fn check_save(&self, who: Option<TrainerId>) -> Result<(), Refusal> {
+    fn check_save(&self, rank: Option<TrainerId>) -> Result<(), Refusal> {
         let job = self.job();
         let is_sync = Mode::from_numbers(job.mode, job.staleness) == Some(Mode::Sync);
-        if who.is_some() || !is_sync || !self.ranks.are_any_connected() {
+        if rank.is_some() || !is_sync || !self.ranks.are_any_connected() {
             return Ok(());
         }
         Err(Refusal::invalid(
@@ -532,7 +532,7 @@ impl Coordinator {
     }
 
     fn rank_of(&self, peer: PeerId) -> Option<TrainerId> {
-        self.peers.get(&peer).and_then(|peer| peer.who)
+        self.peers.get(&peer).and_then(|peer| peer.rank)
     }
 
     /// The sender of a request, whose hello was accepted and whose incarnation is current. A commit is fenced by its
@@ -540,12 +540,12 @@ impl Coordinator {
     fn check_sender(&self, peer: PeerId, request: &Request) -> Result<Option<TrainerId>, Refusal> {
         let known = self.peers.get(&peer).filter(|peer| peer.is_welcome);
         let known = known.ok_or_else(|| Refusal::invalid("the first frame of a connection is a hello"))?;
-        if let Some(trainer) = known.who
+        if let Some(trainer) = known.rank
             && !matches!(request, Request::Join(_) | Request::Commit(_))
         {
             self.ranks.check_life(trainer, known.incarnation)?;
         }
-        Ok(known.who)
+        Ok(known.rank)
     }
 
     /// Refuses a request for a rank or slot that the job does not have.
@@ -606,7 +606,7 @@ impl Coordinator {
                 if let PlaceClaim::Taken(trainer) = claim {
                     let incarnation = self.ranks.get(trainer).map_or(Incarnation(0), |member| member.incarnation);
                     if let Some(peer) = self.peers.get_mut(peer) {
-                        (peer.who, peer.incarnation) = (Some(trainer), incarnation);
+                        (peer.rank, peer.incarnation) = (Some(trainer), incarnation);
                     }
                     out.push(self.keep());
                 }
@@ -717,9 +717,9 @@ impl Coordinator {
 
     /// Ends the lease of a holder that gives up. A request from before the grant names another generation and is
     /// ignored.
-    fn resign(&mut self, who: Option<TrainerId>, believed: Generation) {
+    fn resign(&mut self, rank: Option<TrainerId>, believed: Generation) {
         if let Election::Leased { trainer, generation, .. } = &self.election
-            && (Some(*trainer), *generation) == (who, believed)
+            && (Some(*trainer), *generation) == (rank, believed)
         {
             tracing::warn!(%trainer, %generation, "the initialiser gave up; another trainer is elected");
             self.election = Election::Open;
@@ -731,14 +731,13 @@ impl Coordinator {
             Election::Leased { trainer, .. } => Some(*trainer),
             Election::Open | Election::Committed(_) => None,
         };
-        let who = |peer: &PeerId| self.peers.get(peer).and_then(|one| one.who);
-        let chosen = self
-            .begins
-            .iter()
-            .position(|(peer, _, offers)| *offers && who(peer).is_some() && (holder.is_none() || who(peer) == holder));
+        let rank = |peer: &PeerId| self.peers.get(peer).and_then(|one| one.rank);
+        let chosen = self.begins.iter().position(|(peer, _, offers)| {
+            *offers && rank(peer).is_some() && (holder.is_none() || rank(peer) == holder)
+        });
         let Some(chosen) = chosen else { return };
         let (peer, head, _) = self.begins.remove(chosen);
-        let Some(trainer) = self.peers.get(&peer).and_then(|one| one.who) else { return };
+        let Some(trainer) = self.peers.get(&peer).and_then(|one| one.rank) else { return };
         self.granted = Generation(self.granted.0 + 1);
         let until = now + self.options.lease;
         self.election = Election::Leased { trainer, generation: self.granted, until, pages: Vec::new() };
@@ -750,11 +749,11 @@ impl Coordinator {
     /// Takes a page of the catalogue from the elected initialiser; the last one ends the initialisation.
     fn commit(&mut self, peer: PeerId, commit: Commit, out: &mut Vec<CoordinatorOutput>) -> Result<(), Refusal> {
         let lost = |text: String| Refusal::new(ErrorCode::InitialisationLost, text);
-        let who = self.rank_of(peer);
+        let rank = self.rank_of(peer);
         match &mut self.election {
             Election::Committed(committed) if committed.generation.0 == commit.generation => {}
             Election::Leased { trainer, generation, pages, .. }
-                if Some(*trainer) == who && generation.0 == commit.generation =>
+                if Some(*trainer) == rank && generation.0 == commit.generation =>
             {
                 // A resent page counts once.
                 if !pages.contains(&commit.page) {

@@ -108,8 +108,8 @@ impl Serving {
 
     /// Drops the partial pushes of a trainer's earlier incarnations: parts of rows, and gradients of some chunks of a
     /// group.
-    pub(super) fn forget_earlier_lives(&mut self, cx: &mut Context<'_>, who: TrainerLife) {
-        let TrainerLife { trainer, incarnation } = who;
+    pub(super) fn forget_earlier_lives(&mut self, cx: &mut Context<'_>, life: TrainerLife) {
+        let TrainerLife { trainer, incarnation } = life;
         for bucket in self.table.chunks.iter_mut().filter_map(Chunk::bucket_mut) {
             bucket.forget(trainer, |call| call.incarnation < incarnation);
         }

@@ -25,7 +25,7 @@ impl Serving {
                 Err(failure) => self.failed(cx, slot_index, work, &failure)?,
             }
             if !self.note_over(slot_index, was_awaited) {
-                self.go_on(cx, slot_index);
+                self.continue_unit(cx, slot_index);
             }
         }
         Ok(())
@@ -34,11 +34,11 @@ impl Serving {
     /// Continues the chunks that a checkpoint released.
     pub(super) fn go_on_released(&mut self, cx: &mut Context<'_>) {
         for slot_index in std::mem::take(&mut cx.device().released) {
-            self.go_on(cx, slot_index);
+            self.continue_unit(cx, slot_index);
         }
     }
 
-    fn go_on(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
+    fn continue_unit(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         self.run(cx, slot_index, None);
         self.store_held(cx.device(), slot_index);
     }

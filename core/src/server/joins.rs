@@ -24,20 +24,20 @@ impl Shard {
     ) -> Result<(), Refusal> {
         let head = &frame.head;
         let hello: HelloMessage = decode(&frame.control)?;
-        let (who, run) = (TrainerLife::of(head), run_of(&hello));
-        if who.trainer != NO_TRAINER {
-            self.record_join(who, run, frame)?;
-            self.join(who, run, (now, Origin::Unlogged), replies)?;
-            let older = |one: &ShardPeer| one.who.is_some_and(|other| other.trainer == who.trainer);
+        let (life, run) = (TrainerLife::of(head), run_of(&hello));
+        if life.trainer != NO_TRAINER {
+            self.record_join(life, run, frame)?;
+            self.join(life, run, (now, Origin::Unlogged), replies)?;
+            let older = |one: &ShardPeer| one.life.is_some_and(|other| other.trainer == life.trainer);
             out.extend(self.peers.iter().filter(|(_, one)| older(one)).map(|(id, _)| ServerOutput::Close(*id)));
         }
         if let Some(peer) = self.peers.get_mut(&peer) {
-            tracing::debug!(origin = peer.origin, trainer = %who.trainer, "welcome");
-            peer.who = Some(who);
-            if who.trainer != NO_TRAINER {
+            tracing::debug!(origin = peer.origin, trainer = %life.trainer, "welcome");
+            peer.life = Some(life);
+            if life.trainer != NO_TRAINER {
                 let HelloMessage { host, process, .. } = hello;
                 let origin = PeerOrigin { address: peer.origin.clone(), host, process };
-                self.trainers.connected(who.trainer, origin, peer.transport.clone());
+                self.trainers.connected(life.trainer, origin, peer.transport.clone());
             }
         }
         let message = WelcomeMessage { generation: self.generation().0 };
@@ -48,10 +48,10 @@ impl Shard {
 
     /// Journals a newer incarnation, with its run, before it is acknowledged, so that a restarted server still refuses
     /// the older ones, even when the newer one never pushes.
-    fn record_join(&mut self, who: TrainerLife, run: JobRun, hello: &Frame) -> Result<(), Refusal> {
-        let is_newer = self.trainers.incarnation(who.trainer) < who.incarnation
-            || (self.trainers.incarnation(who.trainer) == who.incarnation && self.trainers.run_of(who) < run);
-        if who.trainer.0 < TRAINERS_MAX && is_newer {
+    fn record_join(&mut self, life: TrainerLife, run: JobRun, hello: &Frame) -> Result<(), Refusal> {
+        let is_newer = self.trainers.incarnation(life.trainer) < life.incarnation
+            || (self.trainers.incarnation(life.trainer) == life.incarnation && self.trainers.run_of(life) < run);
+        if life.trainer.0 < TRAINERS_MAX && is_newer {
             self.journal.append(hello, std::iter::empty())?;
         }
         Ok(())
@@ -61,16 +61,16 @@ impl Shard {
     /// finish.
     pub(super) fn join(
         &mut self,
-        who: TrainerLife,
+        life: TrainerLife,
         run: JobRun,
         (now, origin): (Now, Origin),
         replies: &mut Replies,
     ) -> Result<(), Refusal> {
-        self.trainers.note_incarnation(who.trainer, who.incarnation)?;
-        self.trainers.note_run(who.trainer, run);
+        self.trainers.note_incarnation(life.trainer, life.incarnation)?;
+        self.trainers.note_run(life.trainer, run);
         self.changes += 1;
         if let Some((serving, mut cx)) = self.serving(now, None, origin, replies) {
-            serving.forget_earlier_lives(&mut cx, who);
+            serving.forget_earlier_lives(&mut cx, life);
         }
         Ok(())
     }

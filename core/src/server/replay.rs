@@ -27,14 +27,14 @@ impl Shard {
         if frame.head.kind == Kind::Rounds {
             return self.replay_rounds(position, frame, payload).map_err(|failure| damaged(failure.to_string()));
         }
-        let who = TrainerLife::of(&frame.head);
+        let life = TrainerLife::of(&frame.head);
         if frame.head.kind == Kind::Hello {
             let hello = HelloMessage::decode(frame.control.as_slice()).map_err(|error| damaged(error.to_string()))?;
             // The checkpoint may know a newer incarnation.
-            let _ = self.join(who, run_of(&hello), (Now(0), Origin::Journal(position)), &mut Replies::default());
+            let _ = self.join(life, run_of(&hello), (Now(0), Origin::Journal(position)), &mut Replies::default());
             return Ok(());
         }
-        let _ = self.trainers.note_incarnation(who.trainer, who.incarnation);
+        let _ = self.trainers.note_incarnation(life.trainer, life.incarnation);
         // A frame that was refused live is refused again for the same reason.
         let (origin, mut admitted) = (Origin::Journal(position), Vec::new());
         if self.check_state(&frame, origin, &mut admitted).is_err() {

@@ -26,7 +26,7 @@ impl Serving {
             Some(_) => Entry { round: Round(chunk.updates()), ..chunk.version_entry() },
         };
         let bucket = chunk.bucket().expect("a wish for rows is one to a bucket");
-        let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
+        let wish = waiter.wish.as_ref().expect("a pull of a bucket names its rows");
         let is_list = waiter.head.flags.contains(Flags::LIST);
         let first = match about {
             Some(_) if is_list => bucket.list_rates(cx.pool, wish),
@@ -51,7 +51,7 @@ impl Serving {
     fn read_on(&mut self, cx: &mut Context<'_>, mut pull: RowsPull) {
         let RowsPull { slot_index, waiter, answer, .. } = &mut pull;
         let bucket = self.table.chunks[*slot_index].bucket_mut().expect("a wish for rows is one to a bucket");
-        let wish = waiter.wish.as_ref().expect("who asks a bucket says for what");
+        let wish = waiter.wish.as_ref().expect("a pull of a bucket names its rows");
         if bucket.read(&mut self.rows_room, cx.kernels, wish, answer, &mut cx.replay_left) {
             let updates = Round(self.table.chunks[pull.slot_index].updates());
             if pull.waiter.head.flags.contains(Flags::STATE) && pull.entry.round != updates {

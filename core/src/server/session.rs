@@ -58,17 +58,17 @@ impl Shard {
 
     fn moved(&mut self, peer: PeerId, transport: String) {
         let Some(peer) = self.peers.get_mut(&peer) else { return };
-        if let Some(who) = peer.who {
-            self.trainers.moved(who.trainer, &transport);
+        if let Some(life) = peer.life {
+            self.trainers.moved(life.trainer, &transport);
         }
         peer.transport = transport;
     }
 
     /// Removes a closed connection and starts the grace time of a trainer without another one.
     fn closed(&mut self, now: Now, peer: PeerId) {
-        let trainer = self.peers.remove(&peer).and_then(|peer| peer.who).map(|who| who.trainer);
+        let trainer = self.peers.remove(&peer).and_then(|peer| peer.life).map(|life| life.trainer);
         let is_connected =
-            |trainer| self.peers.values().any(|other| other.who.is_some_and(|who| who.trainer == trainer));
+            |trainer| self.peers.values().any(|other| other.life.is_some_and(|life| life.trainer == trainer));
         if let Some(trainer) = trainer.filter(|trainer| *trainer != NO_TRAINER && !is_connected(*trainer)) {
             self.trainers.closed(now, trainer);
         }
@@ -310,7 +310,7 @@ impl Shard {
         out: &mut Vec<ServerOutput>,
     ) {
         self.counters.refused.add(1);
-        let ends = head.kind == Kind::Hello || self.peers.get(&peer).is_none_or(|peer| peer.who.is_none());
+        let ends = head.kind == Kind::Hello || self.peers.get(&peer).is_none_or(|peer| peer.life.is_none());
         if refusal.behind.is_some() {
             // The client retries by itself within milliseconds, so this is no warning.
             tracing::debug!(%peer, kind = ?head.kind, trainer = %head.trainer, "refused: {}", refusal.text);

@@ -70,7 +70,7 @@ pub(super) struct ShardPeer {
     pub(super) origin: String,
     /// The transport and the reason for it.
     pub(super) transport: String,
-    pub(super) who: Option<TrainerLife>,
+    pub(super) life: Option<TrainerLife>,
     /// Frames whose payloads are being received, in the order of their heads.
     pub(super) receiving: VecDeque<ReceivingFrame>,
     /// Reusable allocations for the checks of later frames.
@@ -202,6 +202,6 @@ impl Shard {
 
 impl ShardPeer {
     pub(super) fn new(origin: String, transport: String) -> Self {
-        Self { origin, transport, who: None, receiving: VecDeque::new(), spare: Vec::new() }
+        Self { origin, transport, life: None, receiving: VecDeque::new(), spare: Vec::new() }
     }
 }

@@ -99,13 +99,13 @@ impl Serving {
 
     /// Describes the oldest wait of a connection.
     pub(super) fn describe_wait(&self, now: Now, trainers: &Presence, peer: PeerId) -> Option<String> {
-        let is_its = |slot_index: &SlotIndex| {
+        let is_waited_for = |slot_index: &SlotIndex| {
             let chunk = &self.table.chunks[*slot_index];
             let mut sent = chunk.round.contributions().iter().chain(chunk.round.all_ahead());
             self.waits.per_peer.contains_key(&peer) && chunk.waiters.has_any_of(peer)
                 || sent.any(|one| one.since.is_some() && one.sending.peer == Some(peer))
         };
-        let slot_index = self.waits.by_time.iter().map(|(_, slot_index)| *slot_index).find(is_its)?;
+        let slot_index = self.waits.by_time.iter().map(|(_, slot_index)| *slot_index).find(is_waited_for)?;
         Some(self.wait_text(now, trainers, slot_index))
     }
 

@@ -67,8 +67,8 @@ impl Watch {
 
     /// Forgets the session of a shard that has ended.
     pub(super) fn remove(&self, shard: ShardId) {
-        let is_it = |session: &WatchedSession| session.shard.as_ref().is_some_and(|(other, _)| *other == shard);
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).retain(|session| !is_it(session));
+        let is_of_shard = |session: &WatchedSession| session.shard.as_ref().is_some_and(|(other, _)| *other == shard);
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).retain(|session| !is_of_shard(session));
     }
 
     /// Records the address of a server that has restored its state and serves from now on.

@@ -66,7 +66,8 @@ impl BlockWriter {
 /// # Errors
 /// When it does not check, which a limit can be the reason for: a part has more variables than the program.
 pub(super) fn part(whole: &Graph, peers: Vec<ProgramPeer>, blocks: Vec<Block>) -> Result<ProgramPart, Failure> {
-    let who = peers.first().map_or(String::new(), ProgramPeer::to_string);
-    let graph = whole.part(Program { blocks }).map_err(|failure| Failure::call(format!("{who}'s part: {failure}")))?;
+    let names = peers.first().map_or(String::new(), ProgramPeer::to_string);
+    let graph =
+        whole.part(Program { blocks }).map_err(|failure| Failure::call(format!("{names}'s part: {failure}")))?;
     Ok(ProgramPart { peers, graph })
 }

@@ -287,10 +287,10 @@ async fn accept(sockets: &ListenSockets, context: &Arc<HelloContext>) {
                     oldest.task.abort();
                 }
                 let (context, is_greeted) = (Arc::clone(context), Arc::new(AtomicBool::new(false)));
-                let told = Arc::clone(&is_greeted);
+                let greeted = Arc::clone(&is_greeted);
                 let greeting = async move {
                     match incoming {
-                        IncomingSocket::Tcp(stream) => handle_tcp(stream, origin, context, &told).await,
+                        IncomingSocket::Tcp(stream) => handle_tcp(stream, origin, context, &greeted).await,
                         IncomingSocket::Shm(stream) => handle_shm(stream, origin, context).await,
                     }
                 };

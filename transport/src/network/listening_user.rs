@@ -18,8 +18,8 @@ fn user_in(table: &str, at: SocketAddr) -> Option<u32> {
         let (state, user) = (words.nth(1)?, words.nth(3)?);
         let host = address(host)?.to_canonical();
         let is_there = host.is_unspecified() || host == at.ip().to_canonical();
-        let is_it = is_there && state == LISTENING && u16::from_str_radix(port, 16) == Ok(at.port());
-        if is_it { user.parse().ok() } else { None }
+        let is_listener = is_there && state == LISTENING && u16::from_str_radix(port, 16) == Ok(at.port());
+        if is_listener { user.parse().ok() } else { None }
     })
 }
 

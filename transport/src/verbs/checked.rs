@@ -119,7 +119,7 @@ pub(super) fn event(verbs: &Verbs, context: ContextPointer) -> Result<Option<(ib
     }
     // Destroying an object blocks until its events are acknowledged.
     call!(verbs, ibv_ack_async_event, &raw mut event)?;
-    // SAFETY: an event is told with its union written whole or zero, and any bits are a number.
+    // SAFETY: an event is attribute with its union written whole or zero, and any bits are a number.
     Ok(Some((event.event_type, unsafe { event.element.port_num })))
 }
 
@@ -190,7 +190,7 @@ fn each_gid(
 ) -> Result<Vec<ibv_gid_entry>, VerbsError> {
     let is_infiniband = u32::from(port.link_layer) != IBV_LINK_LAYER_ETHERNET;
     let attributes = sysfs.join(format!("ports/{number}/gid_attrs"));
-    let told = |of: &str, index: c_int| std::fs::read_to_string(attributes.join(format!("{of}/{index}")));
+    let attribute = |of: &str, index: c_int| std::fs::read_to_string(attributes.join(format!("{of}/{index}")));
     let mut gids = Vec::new();
     for index in 0..port.gid_tbl_len {
         let mut gid = ibv_gid::default();
@@ -199,12 +199,12 @@ fn each_gid(
         if code != 0 || unsafe { gid.raw } == [0; 16] {
             continue;
         }
-        let gid_type = match told("types", index).as_deref().map(str::trim) {
+        let gid_type = match attribute("types", index).as_deref().map(str::trim) {
             Ok("RoCE v2") => IBV_GID_TYPE_ROCE_V2,
             _ if is_infiniband => IBV_GID_TYPE_IB,
             _ => continue,
         };
-        let interface = told("ndevs", index).ok();
+        let interface = attribute("ndevs", index).ok();
         let interface =
             interface.and_then(|name| std::fs::read_to_string(format!("/sys/class/net/{}/ifindex", name.trim())).ok());
         let ndev_ifindex = interface.and_then(|number| number.trim().parse().ok()).unwrap_or(0);

@@ -114,7 +114,7 @@ struct WatchedDescriptor(Arc<dyn CompletionChannel>, fn(&dyn CompletionChannel) 
 
 impl AsRawFd for WatchedDescriptor {
     fn as_raw_fd(&self) -> RawFd {
-        (self.1)(self.0.as_ref()).expect("who watches has looked that it is there").as_raw_fd()
+        (self.1)(self.0.as_ref()).expect("a watched device has events").as_raw_fd()
     }
 }
 

@@ -344,7 +344,7 @@ fn pkey_index(keys: impl IntoIterator<Item = u16>, wanted: Option<PartitionKey>)
         Some(PartitionKey::Value(value)) => {
             let alike = |key: u16| key & !FULL == value & !FULL;
             let keys: Vec<u16> = keys.collect();
-            let place = |is_it: &dyn Fn(u16) -> bool| keys.iter().position(|key| is_it(*key));
+            let place = |is_match: &dyn Fn(u16) -> bool| keys.iter().position(|key| is_match(*key));
             let found = place(&|key| key == value).or_else(|| place(&|key| alike(key) && key & FULL != 0));
             found.or_else(|| place(&alike)).ok_or_else(|| {
                 let known: Vec<String> =

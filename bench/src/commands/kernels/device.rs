@@ -247,8 +247,8 @@ fn alone(probe: &mut Probe, case: &Case<'_>, ceilings: &Ceilings, args: &Args) -
     let built_in = Case { kernel: Kernel::Adam, program: &DeviceRule::new(Kernel::Adam)?, ..*case };
     let mut ratios = Vec::new();
     for _ in 0..TURNS {
-        let theirs = times(probe, &built_in, elements, args.iterations)?;
-        ratios.push(median(&theirs) / median(&times(probe, case, elements, args.iterations)?));
+        let built_in_times = times(probe, &built_in, elements, args.iterations)?;
+        ratios.push(median(&built_in_times) / median(&times(probe, case, elements, args.iterations)?));
     }
     let (low, high) = median_interval(&ratios);
     let found = found.with("ratio_to_built_in", median(&ratios));

@@ -116,10 +116,10 @@ impl Asked {
                 values.push((self.ids[*at], bytes(length, numbers.next())));
             }
             for (id, value) in values.iter().filter(|(_, value)| !value.is_empty()) {
-                let is_it = |at: &usize| {
+                let is_match = |at: &usize| {
                     self.ids[*at] == *id && self.lengths[*at] == value.len() && self.expected[*at].is_none()
                 };
-                if let Some(at) = (0..self.ids.len()).find(is_it) {
+                if let Some(at) = (0..self.ids.len()).find(is_match) {
                     self.expected[at] = Some(value.clone());
                 }
             }

@@ -76,13 +76,13 @@ fn merge(report: &mut Report, line: &str) -> Result<()> {
         _ => ("torch", "ratio_to_torch"),
     };
     let name = format!("{how} {}, {} {}", text("rule"), of("gradients"), text("gradient_type"));
-    let mut theirs = Outcome::new(&name).with("what", "torch");
+    let mut torch = Outcome::new(&name).with("what", "torch");
     for (field, value) in &fields {
-        theirs = theirs.with(if field == "left_out" { "verdict" } else { field.as_str() }, value.clone());
+        torch = torch.with(if field == "left_out" { "verdict" } else { field.as_str() }, value.clone());
     }
-    if theirs.field("ratio_to_ceiling").is_null() {
-        let why = theirs.field("verdict").as_str().unwrap_or("it says none").to_owned();
-        theirs = theirs.without_ratio(&why);
+    if torch.field("ratio_to_ceiling").is_null() {
+        let why = torch.field("verdict").as_str().unwrap_or("it says none").to_owned();
+        torch = torch.without_ratio(&why);
     }
     if let Some(own) = report.results().iter().find(is_same) {
         let rates = (own.field("elements_per_second").as_f64(), of("elements_per_second").as_f64());
@@ -91,7 +91,7 @@ fn merge(report: &mut Report, line: &str) -> Result<()> {
             report.replace(own.clone().with(ratio, ours / others));
         }
     }
-    report.push(theirs);
+    report.push(torch);
     Ok(())
 }
 
