@@ -212,7 +212,7 @@ impl Rates {
     }
 }
 
-/// Every part, after a comment that says names runs it.
+/// Every part, after a comment that names its processes.
 fn texts(parts: &[ProgramPart]) -> String {
     let texts = parts.iter().map(|part| {
         let peers: Vec<String> = part.peers.iter().map(ProgramPeer::to_string).collect();

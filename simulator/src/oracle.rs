@@ -66,8 +66,8 @@ impl Oracle {
         self.chunks.entry(id).or_insert_with(empty)
     }
 
-    /// Checks a value of this version, which was asked for when `before` was acknowledged. One that came as the value of
-    /// a step has nothing that was set after the step.
+    /// Checks a value of this version, which was asked for when `before` was acknowledged. The value of a step has
+    /// nothing that was set after the step.
     pub(crate) fn check(
         &mut self,
         chunk: &SimChunk,

@@ -230,13 +230,13 @@ fn curve_of(curve: &Curve, scale: &CurveScale) -> Markup {
         polygon.band points=(above.chain(below).collect::<Vec<_>>().join(" ")) {}
         polyline.line points=(line.join(" ")) {}
         @for point in &curve.points {
-            circle cx=(px(scale.x(point.bytes))) cy=(px(scale.y(point.time))) r="4" { title { (tooltip(curve, point)) } }
+            circle cx=(px(scale.x(point.bytes))) cy=(px(scale.y(point.time))) r="4" { title { (tip(curve, point)) } }
         }
     }
 }
 
 /// A point in words.
-fn tooltip(curve: &Curve, point: &CurvePoint) -> String {
+fn tip(curve: &Curve, point: &CurvePoint) -> String {
     let band = point.band.map_or(String::new(), |(low, high)| format!(" ({} to {})", time(low), time(high)));
     format!("{}, {}: {}{band}", curve.name, sizes::show(point.bytes), time(point.time))
 }

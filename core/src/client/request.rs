@@ -271,7 +271,7 @@ impl PendingRequest {
         self.versions[at].is_none() && self.places.into.get(at).is_none_or(Option::is_some)
     }
 
-    /// The next entry of that chunk that `is_match`.
+    /// The next matching entry of that chunk.
     fn find(&mut self, entry: &Entry, is_match: impl Fn(&Self, usize) -> bool) -> Option<usize> {
         let count = self.frame.entries.len();
         let found = |at: &usize| self.frame.entries[*at].id == entry.id && is_match(self, *at);

@@ -215,8 +215,8 @@ impl RequestEntries {
         Self { ids: frame.entries.iter().map(|entry| entry.id).collect(), missing: frame.entries.len(), taken: 0 }
     }
 
-    /// Finds the first entry of that chunk that `is_match`, for the caller to take. A request may have a chunk twice, and
-    /// both sides must find the same entry.
+    /// Finds the first matching entry of that chunk, for the caller to take. A request may have a chunk twice, and both
+    /// sides must find the same entry.
     fn find(&mut self, id: ChunkId, is_match: impl Fn(usize) -> bool) -> Option<usize> {
         let at = (self.taken..self.ids.len()).find(|at| self.ids[*at] == id && is_match(*at))?;
         self.taken += usize::from(at == self.taken);

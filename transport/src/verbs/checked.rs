@@ -119,7 +119,7 @@ pub(super) fn event(verbs: &Verbs, context: ContextPointer) -> Result<Option<(ib
     }
     // Destroying an object blocks until its events are acknowledged.
     call!(verbs, ibv_ack_async_event, &raw mut event)?;
-    // SAFETY: an event is attribute with its union written whole or zero, and any bits are a number.
+    // SAFETY: an event is told with its union written whole or zero, and any bits are a number.
     Ok(Some((event.event_type, unsafe { event.element.port_num })))
 }
 

@@ -511,7 +511,7 @@ fn copy(from: u64, to: u64, bytes: u32) {
     let to = ptr::with_exposed_provenance_mut::<u8>(address(to));
     // SAFETY: both ranges were just found inside regions, whose mappings their registrants keep as long as the regions.
     // The local range is a span, whose memory `work_requests` owns until the work has completed. The remote side does
-    // not touch its range until it is immediate that it was read or written. So no other thread reads what is written here,
+    // not touch its range until it is told that it was read or written. So no other thread reads what is written here,
     // or writes what is read. The ranges overlap only if a queue pair is connected within one memory, which `copy`
     // allows.
     unsafe { ptr::copy(from, to, bytes as usize) }
