@@ -58,8 +58,7 @@ use crate::partition::TotalPart;
 
 pub use sparse::{SparseSettings, row_layout};
 
-use message::OptimizerConfig;
-use schema::OPTIMIZER_CONFIG;
+use message::{OPTIMIZER_CONFIG, OptimizerConfig};
 
 /// The prefix of the binary form in base64.
 const BASE64_PREFIX: &str = "base64:";

@@ -23,7 +23,7 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         staleness_bound: message.staleness_bound,
         merge: message.merge,
         sparse: message.sparse,
-        owner: message.owner,
+        home: message.home,
         sender: message.sender,
         total_part: message.total_part,
         ..OptimizerConfig::default()
@@ -34,7 +34,7 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         MergeKind::Sum => Merge::Sum,
     });
     let sparse = message.sparse.as_ref().map(sparse::settings).transpose()?;
-    let owner = message.owner.map(owner).transpose()?;
+    let owner = message.home.map(owner).transpose()?;
     let sender = message.sender.map(sender).transpose()?;
     let total_part = message.total_part.and_then(|part| TotalPart::from_number(u32::try_from(part).ok()?));
     Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner, sender, total_part })

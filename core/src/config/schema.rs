@@ -38,142 +38,44 @@ pub(super) enum WireType {
     Delimited = 2,
 }
 
-const fn field(name: &'static str, number: u32, kind: FieldKind) -> Field {
-    Field { name, number, kind, is_repeated: false }
+/// The kind of a field that holds a value of this type.
+pub(super) trait Described {
+    const KIND: FieldKind;
 }
 
-const fn repeated(name: &'static str, number: u32, kind: FieldKind) -> Field {
-    Field { name, number, kind, is_repeated: true }
+/// An enumeration of the message.
+pub(super) trait Enumerated {
+    /// Its values' names and numbers.
+    const VALUES: &'static [(&'static str, u32)];
 }
 
-pub(super) static OPTIMIZER_CONFIG: Schema = Schema {
-    name: "OptimizerConfig",
-    fields: &[
-        field("optimizer", 1, FieldKind::Enumeration(&[("SGD", 1), ("Adadelta", 2), ("Adagrad", 3), ("Adam", 4)])),
-        field("sgd", 3, FieldKind::Message(&SGD)),
-        field("adadelta", 4, FieldKind::Message(&ADADELTA)),
-        field("adagrad", 5, FieldKind::Message(&ADAGRAD)),
-        field("adam", 6, FieldKind::Message(&ADAM)),
-        field("lr_policy", 11, FieldKind::Enumeration(&LR_POLICIES)),
-        field("const_lr", 12, FieldKind::Message(&CONST_LR)),
-        field("linear_lr", 13, FieldKind::Message(&DECAYING_LR)),
-        field("clip_norm", 101, FieldKind::Double),
-        field("clip_value", 102, FieldKind::Double),
-        field("l1", 1001, FieldKind::Double),
-        field("l2", 1002, FieldKind::Double),
-        field("regularizer", 1003, FieldKind::Enumeration(&[("Proximal", 0), ("Coupled", 1), ("Decoupled", 2)])),
-        field("rate_scale", 1004, FieldKind::Double),
-        field("algorithm", 1005, FieldKind::Text),
-        field("rmsprop", 1006, FieldKind::Message(&RMSPROP)),
-        field("adamw", 1007, FieldKind::Message(&ADAM)),
-        field("ftrl", 1008, FieldKind::Message(&FTRL)),
-        field("poly_lr", 1009, FieldKind::Message(&DECAYING_LR)),
-        field("exp_lr", 1010, FieldKind::Message(&DECAYING_LR)),
-        field("disc_exp_lr", 1011, FieldKind::Message(&DECAYING_LR)),
-        field("mode", 1012, FieldKind::Enumeration(&[("Sync", 0), ("Async", 1), ("Staleness", 2), ("Delta", 3)])),
-        field("staleness_bound", 1013, FieldKind::Uint32),
-        field("merge", 1014, FieldKind::Enumeration(&[("Mean", 0), ("Sum", 1)])),
-        field("rule", 1015, FieldKind::Text),
-        field("rule_file", 1016, FieldKind::Text),
-        repeated("rule_set", 1017, FieldKind::Message(&RULE_SETTING)),
-        field("home", 1018, FieldKind::Uint32),
-        field("sender", 1019, FieldKind::Uint32),
-        field("stage", 1020, FieldKind::Text),
-        field("total_part", 1021, FieldKind::Enumeration(&[("Share", 1), ("Total", 2)])),
-        field("sparse", 1100, FieldKind::Message(&SPARSE)),
-    ],
-};
+impl Described for f64 {
+    const KIND: FieldKind = FieldKind::Double;
+}
 
-static LR_POLICIES: [(&str, u32); 5] = [("Const", 0), ("Linear", 1), ("Poly", 1000), ("Exp", 1001), ("DiscExp", 1002)];
+impl Described for bool {
+    const KIND: FieldKind = FieldKind::Bool;
+}
 
-static SGD: Schema = Schema {
-    name: "SGDConfig",
-    fields: &[
-        field("momentum", 21, FieldKind::Double),
-        field("decay", 23, FieldKind::Double),
-        field("nesterov", 24, FieldKind::Bool),
-    ],
-};
+impl Described for u32 {
+    const KIND: FieldKind = FieldKind::Uint32;
+}
 
-static ADADELTA: Schema = Schema {
-    name: "AdadeltaConfig",
-    fields: &[
-        field("epsilon", 31, FieldKind::Double),
-        field("decay", 32, FieldKind::Double),
-        field("rho", 33, FieldKind::Double),
-    ],
-};
+impl Described for u64 {
+    const KIND: FieldKind = FieldKind::Uint64;
+}
 
-static ADAGRAD: Schema = Schema {
-    name: "AdagradConfig",
-    fields: &[field("epsilon", 41, FieldKind::Double), field("decay", 42, FieldKind::Double)],
-};
+impl Described for String {
+    const KIND: FieldKind = FieldKind::Text;
+}
 
-static ADAM: Schema = Schema {
-    name: "AdamConfig",
-    fields: &[
-        field("beta_1", 41, FieldKind::Double),
-        field("beta_2", 42, FieldKind::Double),
-        field("epsilon", 43, FieldKind::Double),
-        field("decay", 44, FieldKind::Double),
-    ],
-};
-
-static RMSPROP: Schema = Schema {
-    name: "RmsPropConfig",
-    fields: &[
-        field("rho", 1, FieldKind::Double),
-        field("epsilon", 2, FieldKind::Double),
-        field("momentum", 3, FieldKind::Double),
-    ],
-};
-
-static FTRL: Schema = Schema {
-    name: "FtrlConfig",
-    fields: &[field("learning_rate_power", 1, FieldKind::Double), field("beta", 2, FieldKind::Double)],
-};
-
-static RULE_SETTING: Schema =
-    Schema { name: "RuleSetting", fields: &[field("key", 1, FieldKind::Text), field("value", 2, FieldKind::Double)] };
-
-static CONST_LR: Schema = Schema { name: "ConstLrConfig", fields: &[field("learning_rate", 1, FieldKind::Double)] };
-
-static DECAYING_LR: Schema = Schema {
-    name: "LinearLrConfig",
-    fields: &[
-        field("learning_rate", 1, FieldKind::Double),
-        field("lr_decay_a", 2, FieldKind::Double),
-        field("lr_decay_b", 3, FieldKind::Double),
-    ],
-};
-
-static SPARSE: Schema = Schema {
-    name: "SparseConfig",
-    fields: &[
-        field("height", 1, FieldKind::Uint64),
-        field("width", 2, FieldKind::Uint32),
-        field("rows", 3, FieldKind::Uint64),
-        field("buckets", 4, FieldKind::Uint32),
-        field("lazy", 5, FieldKind::Bool),
-        field("seed", 6, FieldKind::Uint64),
-        field("constant", 7, FieldKind::Message(&CONSTANT)),
-        field("uniform", 8, FieldKind::Message(&UNIFORM)),
-        field("gaussian", 9, FieldKind::Message(&GAUSSIAN)),
-        field("first", 10, FieldKind::Uint64),
-    ],
-};
-
-static CONSTANT: Schema = Schema { name: "ConstantConfig", fields: &[field("value", 1, FieldKind::Double)] };
-
-static UNIFORM: Schema = Schema {
-    name: "UniformConfig",
-    fields: &[field("low", 1, FieldKind::Double), field("high", 2, FieldKind::Double)],
-};
-
-static GAUSSIAN: Schema = Schema {
-    name: "GaussianConfig",
-    fields: &[field("mean", 1, FieldKind::Double), field("deviation", 2, FieldKind::Double)],
-};
+/// The number of a field, which prost's attribute has as text.
+pub(super) const fn number(text: &str) -> u32 {
+    match u32::from_str_radix(text, 10) {
+        Ok(number) => number,
+        Err(_) => panic!("the number of a field is decimal"),
+    }
+}
 
 impl FieldKind {
     pub(super) const fn wire_type(self) -> WireType {

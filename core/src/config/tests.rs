@@ -444,8 +444,7 @@ fn base64_carries_the_binary_form() {
     check(&format!("  base64: {}\n", encoded.trim_end_matches('=')), optimizer_pb_rule());
 }
 
-/// Every field of the schema, written as text, comes through the message's own decoder and encoder unchanged: the two
-/// descriptions have the same numbers, kinds and enumerators.
+/// Every field of the schema, written as text, comes through the message's own decoder and encoder unchanged.
 #[test]
 fn schema_and_message_agree() {
     let text = text_of_every_field(&OPTIMIZER_CONFIG);

@@ -3,8 +3,8 @@
 use prost::Message;
 use prost::encoding::{decode_key, decode_varint};
 
-use super::message::OptimizerConfig;
-use super::schema::{Field, FieldKind, OPTIMIZER_CONFIG, Schema};
+use super::message::{OPTIMIZER_CONFIG, OptimizerConfig};
+use super::schema::{Field, FieldKind, Schema};
 
 /// The text that [`OptimizerSettings::from_text`](super::OptimizerSettings::from_text) reads as this message.
 pub(super) fn text(message: &OptimizerConfig) -> String {
