@@ -532,6 +532,7 @@ impl SimCluster {
         let now = self.clock.now();
         let is_there = |rank: &TrainerRank| rank.process.as_ref().is_some_and(SimTrainer::has_joined);
         let may_leave = self.ranks.iter().all(|rank| rank.record.has_left || is_there(rank));
+        let has_step_values = !self.job.shares_disk && self.servers.iter().all(|host| host.starts < 2);
         let Some((process, record, paused)) = self.ranks[number as usize].find(endpoint) else { return Ok(()) };
         if now < paused {
             self.queue.turn(paused, endpoint);
@@ -540,7 +541,7 @@ impl SimCluster {
         let (job, oracle, seen) = (&self.job, &mut self.oracle, &mut self.found.seen);
         let is_former = process.is_former();
         let may_be_lost = APART_MIN < self.apart;
-        let mut cx = TrainerContext { job, oracle, record, may_leave, may_be_lost, seen };
+        let mut cx = TrainerContext { job, oracle, record, may_leave, has_step_values, may_be_lost, seen };
         match process.turn(trainer_time(now), &mut cx).with_context(|| format!("trainer {number}"))? {
             TrainerTurn::Goes(due) => {
                 let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));

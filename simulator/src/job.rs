@@ -140,10 +140,14 @@ impl SimJob {
         }
         let servers = u16::try_from(1 + prng.below(3)).expect("it is small");
         let lasts: Vec<_> = (0..trainers).map(|trainer| last_of(trainer, prng)).collect();
-        let after = Duration::from_millis(1 + prng.clone().choose(&[50, 1000, 3000]));
-        let kill = (prng.below(2) == 0).then(|| SimKill {
+        let after = Duration::from_millis(1 + prng.clone().choose(&[50, 50, 1000, 3000]));
+        let kill = (prng.below(3) > 0).then(|| SimKill {
             server: u16::try_from(prng.below(servers.into())).expect("it is small"),
-            after: Duration::from_millis(prng.below(1 + u64::try_from(2 * after.as_millis()).expect("it is short"))),
+            after: match prng.below(3) {
+                0 => Duration::from_millis(prng.below(4000)),
+                // Soon after the return.
+                _ => after + Duration::from_millis(prng.below(150)),
+            },
         });
         let returns = match (lasts.iter().all(|last| *last == steps), prng.below(3)) {
             (true, 0) => SimReturn::SecondRun { last: 1 + prng.below(steps - 1), after, kill },
