@@ -212,6 +212,8 @@ impl Serving {
         let is_of_zeros = is_bucket && !message.is_void && !message.is_pass;
         let text = if message.is_pass && bytes > 0 {
             format!("{bytes} bytes of a gradient in a push that has none; expected no payload")
+        } else if bytes == 0 && self.flows.sender(slot_index) == Sender::First {
+            "a total without its number; expected 8 bytes".to_owned()
         } else if is_of_zeros || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
             return Ok(());
         } else {

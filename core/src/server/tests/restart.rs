@@ -63,6 +63,11 @@ fn is_share(plan: &Plan, id: ChunkId) -> bool {
     ["share", "rows_share"].contains(&plan.parameters[id.parameter.0 as usize].name)
 }
 
+/// Whether a chunk is a number that trainers make, without which no push can be.
+fn is_total(plan: &Plan, id: ChunkId) -> bool {
+    ["total", "rows_total"].contains(&plan.parameters[id.parameter.0 as usize].name)
+}
+
 /// Some rows of a bucket, which may be none, as a part.
 fn rows(prng: &mut Prng, plan: &Plan, id: ChunkId, part: RowsPart) -> Vec<u8> {
     let buckets = plan.parameters[id.parameter.0 as usize].buckets.expect("it is sparse");
@@ -351,18 +356,25 @@ impl Pair {
         let only = self.prng.below(plan.parameters.len() as u64);
         let is_only = self.prng.below(3) == 0;
         let wanted = if is_only { 1 << only } else { 1 + self.prng.below((1 << plan.parameters.len()) - 1) };
-        let message = if is_only { carried(&mut self.prng, &plan, only) } else { PushMessage::default() };
+        let mut message = if is_only { carried(&mut self.prng, &plan, only) } else { PushMessage::default() };
+        let is_sync = self.course.mode == Mode::Sync;
+        message.is_pass = is_sync && self.prng.below(10) == 0;
+        message.is_void = message.is_pass && self.prng.below(2) == 0;
         let mut wants = self.prng.below(2) == 0;
         let rounds = &mut self.rounds[trainer as usize];
         let mut entries = Vec::new();
         for (slot_index, (id, version, ..)) in contents.iter().enumerate() {
             // Chunks of one parameter may be at different versions, so each chunk has its own round.
-            let may = self.course.mode != Mode::Sync || rounds[slot_index] <= version.0 + 2;
-            if wanted & (1 << id.parameter.0) != 0 && may && !is_share(&plan, *id) {
+            let may = !is_sync || rounds[slot_index] <= version.0 + 2;
+            let may_pass = !message.is_pass || !is_total(&plan, *id);
+            if wanted & (1 << id.parameter.0) != 0 && may && may_pass && !is_share(&plan, *id) {
                 let is_bucket = plan.parameters[id.parameter.0 as usize].buckets.is_some();
                 wants &= !is_bucket;
                 // A change of incarnation would leave parts incomplete, and their rows without a gradient.
-                if is_bucket && self.course.changes == 0 && self.prng.below(3) == 0 {
+                let is_passed = message.is_pass || is_sync && !is_bucket && self.prng.below(20) == 0;
+                if is_passed && !is_total(&plan, *id) {
+                    entries.push((*id, rounds[slot_index], Vec::new()));
+                } else if is_bucket && self.course.changes == 0 && self.prng.below(3) == 0 {
                     let index = u32::try_from(self.prng.below(2)).expect("it is 0 or 1");
                     for index in [index, 1 - index] {
                         let part = rows(&mut self.prng, &plan, *id, RowsPart { index, count: 2 });

@@ -66,6 +66,18 @@ fn a_round_without_any_gradient_has_a_share_of_zero_and_is_no_update() {
 }
 
 #[test]
+fn a_total_without_its_number_is_refused() {
+    check(
+        plan(1),
+        "push 0 1 w=1 w.1=1 -> 0 done w@1 w.1@1
+         push 0 1 t=none -> 0 error Invalid: parameter \"t\": a total without its number; expected 8 bytes
+         void 0 1 t=none -> 0 error Invalid: parameter \"t\": a total without its number; expected 8 bytes
+         push 0 1 t=1 -> 0 done t@1
+         show w -> w@1=-1",
+    );
+}
+
+#[test]
 fn the_share_is_of_the_round_that_was_complete_before_a_rejoin() {
     check(
         plan(2),
