@@ -260,6 +260,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         &["server::tests::grouped_update::"],
     ),
     mutant(
+        "gradients of a void round count in a group",
+        ROUND,
+        "if contribution.sending.is_void && !merged.is_void {",
+        "if !MUTANT && contribution.sending.is_void && !merged.is_void {",
+        &["server::tests::restart::a_chunk_of_a_group"],
+    ),
+    mutant(
         "a trainer that starts a run late begins at the clock of the slowest other one",
         DEPARTURES,
         "if was_awaited {",

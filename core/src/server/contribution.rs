@@ -201,6 +201,12 @@ impl Contribution {
         Some(Waiter { half: self.half, ..Waiter::new(peer?, head, version, since) })
     }
 
+    /// Leaves the contribution without its gradient, which does not count.
+    pub(super) fn drop_gradient(&mut self) {
+        (self.gradient, self.bytes) = (None, 0);
+        self.rows.clear();
+    }
+
     /// Redirects the answer to the resend.
     pub(super) fn answer_to(&mut self, again: &Self) {
         let sending = Arc::make_mut(&mut self.sending);

@@ -44,6 +44,8 @@ struct MergedRound {
     sum: Option<Lease>,
     /// Whether the journal has the record that decided it.
     is_recorded: bool,
+    /// Whether a trainer has declared it void: no gradient of it counts. In a group other chunks may be updated.
+    is_void: bool,
 }
 
 impl OpenRound {
@@ -72,13 +74,14 @@ impl OpenRound {
     pub(super) fn add(&mut self, contribution: Contribution) -> &mut Contribution {
         let is_first = self.contributions.of(contribution.trainer).is_none();
         assert!(is_first, "a trainer contributes once to a round");
-        self.contributions.put(contribution)
+        put((&mut self.contributions, &mut self.merged), contribution)
     }
 
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
         let is_first = self.ahead(contribution.trainer).is_none();
         assert!(is_first, "a trainer is at most one contribution ahead");
-        self.ahead.get_or_insert_default().0.put(contribution);
+        let (all, merged) = &mut **self.ahead.get_or_insert_default();
+        put((all, merged), contribution);
     }
 
     pub(super) fn take_ahead(&mut self, trainer: TrainerId) -> Option<Contribution> {
@@ -361,7 +364,7 @@ impl OpenRound {
             let bytes = if has_gradient { entry.bytes } else { 0 };
             let mut one = known.unwrap_or_else(|| Contribution::recorded(header, &entry, bytes));
             one.gradient.take_if(|_| sum.is_some());
-            self.contributions.put(one);
+            put((&mut self.contributions, &mut self.merged), one);
         }
         if sum.is_some() {
             self.merged.sum = sum;
@@ -374,6 +377,22 @@ impl OpenRound {
         self.merged = self.ahead.as_mut().map(|ahead| std::mem::take(&mut ahead.1)).unwrap_or_default();
         self.contributions.clear();
     }
+}
+
+/// Adds a contribution. Of a void round all gradients go, so that the same is made of it after a restart.
+#[inline]
+fn put<'a>(
+    (contributions, merged): (&'a mut PieceList<Contribution>, &mut MergedRound),
+    mut contribution: Contribution,
+) -> &'a mut Contribution {
+    if contribution.sending.is_void && !merged.is_void {
+        (merged.is_void, merged.sum) = (true, None);
+        contributions.as_mut_slice().iter_mut().for_each(Contribution::drop_gradient);
+    }
+    if merged.is_void {
+        contribution.drop_gradient();
+    }
+    contributions.put(contribution)
 }
 
 /// Sums the contributions of the trainers before `end`, or of all.

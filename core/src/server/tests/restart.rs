@@ -588,6 +588,26 @@ fn the_value_of_a_step_outlasts_a_set_and_a_restart_from_the_journal() {
 }
 
 #[test]
+fn a_chunk_of_a_group_whose_round_is_void_counts_no_gradient_before_or_after_a_restart() {
+    let storage = InMemory::new();
+    let rule = "optimizer: SGD clip_norm: 1e9 const_lr { learning_rate: 1 }";
+    let plan = Plan::new(Mode::Sync, Merge::Sum, 2).with("g", Float32, 1025, rule);
+    let mut stage = Stage::empty(plan.clone());
+    restore(&mut stage, &storage, false);
+    stage.initialise();
+    let mut script = Script::new(stage);
+    script.run(
+        "push+ 1 1 g=2 g.1=3 ->
+         void 0 1 g.1=none -> *
+         push 0 1 g=1 -> *
+         show g g.1 -> g@1=-3 & g.1@1=0",
+    );
+    let mut restarted = Stage::empty(plan);
+    restore(&mut restarted, &storage.copy(), false);
+    assert_eq!(script.stage.contents(), restarted.contents());
+}
+
+#[test]
 fn a_partial_gradient_is_kept_or_dropped_after_a_restart_as_before_it() {
     let plan = Plan::new(Mode::Async, Merge::Mean, 2).with("g", Float32, 1025, "optimizer: SGD clip_norm: 1e9");
     let after = "push 0 0 g=1 g.1=1 -> *\n show g g.1 -> ";
