@@ -16,6 +16,8 @@ struct ChunkGradients {
     /// The last number that trainer 0 has sent as its value, and the last one that was acknowledged.
     set: u64,
     acknowledged_set: u64,
+    /// Steps before the first one of each trainer that was in a value since the trainer came back.
+    before_return: Vec<u32>,
 }
 
 /// The oracle of one simulation.
@@ -62,7 +64,13 @@ impl Oracle {
 
     fn chunk(&mut self, id: ChunkId) -> &mut ChunkGradients {
         let none = || vec![0; self.job.trainers as usize];
-        let empty = || ChunkGradients { sent: none(), acknowledged: none(), ..ChunkGradients::default() };
+        let before_return = || vec![u64::BITS; self.job.trainers as usize];
+        let empty = || ChunkGradients {
+            sent: none(),
+            acknowledged: none(),
+            before_return: before_return(),
+            ..ChunkGradients::default()
+        };
         self.chunks.entry(id).or_insert_with(empty)
     }
 
@@ -105,9 +113,10 @@ impl Oracle {
                 let mut expected = first_steps(version.min(last)) & here;
                 if self.job.misses_rounds(u32::try_from(trainer).expect("it is small")) {
                     // Rounds await it from the first one on that has its gradient again.
-                    let again = set & !first_steps(last);
-                    let before_return = first_steps(u64::from(again.trailing_zeros()));
-                    expected |= first_steps(version) & !before_return & here;
+                    let again = (set & !first_steps(last)).trailing_zeros();
+                    let before = &mut self.chunk(id).before_return[trainer];
+                    *before = again.min(*before);
+                    expected |= first_steps(version) & !first_steps(u64::from(*before)) & here;
                 }
                 ensure!(
                     *set == expected & !first_steps(replaced_at),

@@ -262,9 +262,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "gradients of a void round count in a group",
         ROUND,
-        "if contribution.sending.is_void && !merged.is_void {",
-        "if !MUTANT && contribution.sending.is_void && !merged.is_void {",
+        "if contributions.as_slice().iter().any(|one| one.sending.is_void) {",
+        "if !MUTANT && contributions.as_slice().iter().any(|one| one.sending.is_void) {",
         &["server::tests::restart::a_chunk_of_a_group"],
+    ),
+    mutant(
+        "a repetition that was refused says how a round is replayed",
+        ROUND,
+        "Some(known) => known.as_counted(header),",
+        "Some(known) => if MUTANT { known } else { known.as_counted(header) },",
+        &["server::tests::restart::a_void_repetition"],
     ),
     mutant(
         "a trainer that starts a run late begins at the clock of the slowest other one",

@@ -189,6 +189,9 @@ impl Serving {
             is_rising &= last < Some(slot_index);
             last = Some(slot_index);
             self.check_sender(slot_index, &frame.head)?;
+            if self.flows.sender(slot_index) == Sender::First {
+                self.check_total(slot_index, message, entry)?;
+            }
             self.check_rows_request(slot_index, &frame.head)?;
             self.check_half(slot_index, entry)?;
             let is_new = !origin.is_before_restored(&self.table.chunks[slot_index])
@@ -212,8 +215,6 @@ impl Serving {
         let is_of_zeros = is_bucket && !message.is_void && !message.is_pass;
         let text = if message.is_pass && bytes > 0 {
             format!("{bytes} bytes of a gradient in a push that has none; expected no payload")
-        } else if bytes == 0 && self.flows.sender(slot_index) == Sender::First {
-            "a total without its number; expected 8 bytes".to_owned()
         } else if is_of_zeros || self.flows.of(slot_index).pace == AccumulatorPace::Rounds {
             return Ok(());
         } else {
@@ -221,6 +222,22 @@ impl Serving {
         };
         let name = self.table.held(chunk.id).name();
         Err(Refusal::invalid(format!("parameter \"{name}\": {text}")))
+    }
+
+    /// Refuses a total that is no number: an update needs it.
+    fn check_total(&self, slot_index: SlotIndex, message: &PushMessage, entry: &Entry) -> Result<(), Refusal> {
+        let chunk = &self.table.chunks[slot_index];
+        let found = match (entry.bytes, entry.element_type) {
+            (0, _) => "no number".to_owned(),
+            _ if message.is_void => "a void push".to_owned(),
+            (bytes, found) if (bytes, found) != (chunk.bytes, chunk.element_type) => {
+                format!("{bytes} bytes of {found}")
+            }
+            _ => return Ok(()),
+        };
+        let (name, bytes, expected) = (self.table.held(chunk.id).name(), chunk.bytes, chunk.element_type);
+        let text = format!("parameter \"{name}\", a total: {found}; expected {bytes} bytes of {expected}");
+        Err(Refusal::invalid(text))
     }
 
     /// Refuses a gradient of another trainer than the parameter's only sender.

@@ -201,6 +201,14 @@ impl Contribution {
         Some(Waiter { half: self.half, ..Waiter::new(peer?, head, version, since) })
     }
 
+    /// The contribution with what the record of its round says of its push.
+    pub(super) fn as_counted(mut self, header: PushHeader) -> Self {
+        let PushHeader { rate, settings, is_void, is_pass, .. } = header;
+        let sending = Arc::make_mut(&mut self.sending);
+        (sending.rate, sending.settings, sending.is_void, sending.is_pass) = (rate, settings, is_void, is_pass);
+        self
+    }
+
     /// Leaves the contribution without its gradient, which does not count.
     pub(super) fn drop_gradient(&mut self) {
         (self.gradient, self.bytes) = (None, 0);

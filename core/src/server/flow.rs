@@ -195,7 +195,11 @@ impl Serving {
         is_next: bool,
         decided: &mut Vec<DecidedRound>,
     ) {
-        slot_indices.iter().for_each(|slot_index| self.table.chunks[*slot_index].decided += 1);
+        for slot_index in slot_indices {
+            let chunk = &mut self.table.chunks[*slot_index];
+            chunk.decided += 1;
+            chunk.round.drop_void(is_next);
+        }
         if cx.keeps_journal() {
             decided.extend(slot_indices.iter().map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }));
         }

@@ -44,8 +44,6 @@ struct MergedRound {
     sum: Option<Lease>,
     /// Whether the journal has the record that decided it.
     is_recorded: bool,
-    /// Whether a trainer has declared it void: no gradient of it counts. In a group other chunks may be updated.
-    is_void: bool,
 }
 
 impl OpenRound {
@@ -74,14 +72,13 @@ impl OpenRound {
     pub(super) fn add(&mut self, contribution: Contribution) -> &mut Contribution {
         let is_first = self.contributions.of(contribution.trainer).is_none();
         assert!(is_first, "a trainer contributes once to a round");
-        put((&mut self.contributions, &mut self.merged), contribution)
+        self.contributions.put(contribution)
     }
 
     pub(super) fn add_ahead(&mut self, contribution: Contribution) {
         let is_first = self.ahead(contribution.trainer).is_none();
         assert!(is_first, "a trainer is at most one contribution ahead");
-        let (all, merged) = &mut **self.ahead.get_or_insert_default();
-        put((all, merged), contribution);
+        self.ahead.get_or_insert_default().0.put(contribution);
     }
 
     pub(super) fn take_ahead(&mut self, trainer: TrainerId) -> Option<Contribution> {
@@ -191,6 +188,16 @@ impl OpenRound {
     pub(super) fn is_recorded_whole(&self, is_next: bool, is_bucket: bool) -> bool {
         let part = self.part(is_next);
         part.iter().any(Contribution::is_unlogged) && !is_passed(part, is_bucket)
+    }
+
+    /// Drops the gradients of the open round, or of the next one, if a trainer has declared it void: in a group, whose
+    /// other chunks may be updated, they do not count.
+    pub(super) fn drop_void(&mut self, is_next: bool) {
+        let (contributions, merged) = self.part_mut(is_next);
+        if contributions.as_slice().iter().any(|one| one.sending.is_void) {
+            merged.sum = None;
+            contributions.as_mut_slice().iter_mut().for_each(Contribution::drop_gradient);
+        }
     }
 
     /// Merges the gradients of the open round, or of the next one, into memory of this process.
@@ -362,13 +369,20 @@ impl OpenRound {
                 return Err(format!("the gradient of trainer {trainer} that it counts is missing"));
             }
             let bytes = if has_gradient { entry.bytes } else { 0 };
-            let mut one = known.unwrap_or_else(|| Contribution::recorded(header, &entry, bytes));
-            one.gradient.take_if(|_| sum.is_some());
-            put((&mut self.contributions, &mut self.merged), one);
+            let mut one = match known {
+                // A repetition of the call that was refused live may have said something else.
+                Some(known) => known.as_counted(header),
+                None => Contribution::recorded(header, &entry, bytes),
+            };
+            if sum.is_some() {
+                (one.gradient, one.bytes) = (None, bytes);
+            }
+            self.contributions.put(one);
         }
         if sum.is_some() {
             self.merged.sum = sum;
         }
+        self.drop_void(false);
         Ok(())
     }
 
@@ -377,22 +391,6 @@ impl OpenRound {
         self.merged = self.ahead.as_mut().map(|ahead| std::mem::take(&mut ahead.1)).unwrap_or_default();
         self.contributions.clear();
     }
-}
-
-/// Adds a contribution. Of a void round all gradients go, so that the same is made of it after a restart.
-#[inline]
-fn put<'a>(
-    (contributions, merged): (&'a mut PieceList<Contribution>, &mut MergedRound),
-    mut contribution: Contribution,
-) -> &'a mut Contribution {
-    if contribution.sending.is_void && !merged.is_void {
-        (merged.is_void, merged.sum) = (true, None);
-        contributions.as_mut_slice().iter_mut().for_each(Contribution::drop_gradient);
-    }
-    if merged.is_void {
-        contribution.drop_gradient();
-    }
-    contributions.put(contribution)
 }
 
 /// Sums the contributions of the trainers before `end`, or of all.

@@ -16,7 +16,7 @@ use crate::dtype::ElementType::{Float32, Float64, Int64};
 use crate::ids::{ChunkId, Generation, Incarnation, Round, Ticket, Version};
 use crate::port::{Fault, FaultyAccelerator, Plain, Simulated};
 use crate::prng::Prng;
-use crate::wire::{Entry, Frame, Head, Kind, PushMessage, RowsPart, SettingMessage};
+use crate::wire::{Entry, Flags, Frame, Head, Kind, PushMessage, RowsPart, SettingMessage};
 
 const DIRECTORY: &str = "server-0/shard-0";
 const ADAM: &str = "optimizer: Adam adam {} const_lr { learning_rate: 0.01 }";
@@ -605,6 +605,35 @@ fn a_chunk_of_a_group_whose_round_is_void_counts_no_gradient_before_or_after_a_r
     let mut restarted = Stage::empty(plan);
     restore(&mut restarted, &storage.copy(), false);
     assert_eq!(script.stage.contents(), restarted.contents());
+}
+
+#[test]
+fn a_void_repetition_of_a_counted_push_does_not_change_the_replay() {
+    let plan =
+        Plan::new(Mode::Sync, Merge::Sum, 2).with("w", Float32, 2, "optimizer: SGD const_lr { learning_rate: 1 }");
+    // The round counts the gradient already, when a newer process, or the same call again, says that it is void.
+    for is_newer in [true, false] {
+        let storage = InMemory::new();
+        let mut stage = Stage::empty(plan.clone());
+        restore(&mut stage, &storage, false);
+        stage.initialise();
+        let mut script = Script::new(stage);
+        script.run("push+ 1 1 w=2 ->");
+        if is_newer {
+            script.run("reborn 1\n void 1 1 w=none -> *");
+        } else {
+            let mut again = script.last[&1].clone();
+            again.body.clear();
+            again.frame.head.flags = Flags::default();
+            again.frame.entries.iter_mut().for_each(|entry| entry.bytes = 0);
+            let void = PushMessage { is_void: true, is_pass: true, ..PushMessage::default() };
+            script.stage.deliver(1, &again.carrying(&void));
+        }
+        script.run("push 0 1 w=1 -> *\n show w -> w@1=-3");
+        let mut restarted = Stage::empty(plan.clone());
+        restore(&mut restarted, &storage.copy(), false);
+        assert_eq!(script.stage.contents(), restarted.contents(), "a newer process: {is_newer}");
+    }
 }
 
 #[test]

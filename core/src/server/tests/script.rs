@@ -46,7 +46,7 @@ pub(super) fn check(plan: Plan, script: &str) {
 
 pub(super) struct Script {
     pub(super) stage: Stage,
-    last: BTreeMap<u32, Parcel>,
+    pub(super) last: BTreeMap<u32, Parcel>,
 }
 
 impl Script {

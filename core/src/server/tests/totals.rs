@@ -70,8 +70,9 @@ fn a_total_without_its_number_is_refused() {
     check(
         plan(1),
         "push 0 1 w=1 w.1=1 -> 0 done w@1 w.1@1
-         push 0 1 t=none -> 0 error Invalid: parameter \"t\": a total without its number; expected 8 bytes
-         void 0 1 t=none -> 0 error Invalid: parameter \"t\": a total without its number; expected 8 bytes
+         push 0 1 t=none -> 0 error Invalid: parameter \"t\", a total: no number; expected 8 bytes of float64
+         void 0 1 t=none -> 0 error Invalid: parameter \"t\", a total: no number; expected 8 bytes of float64
+         void 0 1 t=2 -> 0 error Invalid: parameter \"t\", a total: a void push; expected 8 bytes of float64
          push 0 1 t=1 -> 0 done t@1
          show w -> w@1=-1",
     );
