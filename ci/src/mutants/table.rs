@@ -269,8 +269,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a repetition that was refused says how a round is replayed",
         ROUND,
-        "Some(known) => known.as_counted(header),",
-        "Some(known) => if MUTANT { known } else { known.as_counted(header) },",
+        "Some(known) => known.counted_as(header),",
+        "Some(known) => if MUTANT { known } else { known.counted_as(header) },",
         &["server::tests::restart::a_void_repetition"],
     ),
     mutant(

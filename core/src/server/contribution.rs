@@ -202,7 +202,7 @@ impl Contribution {
     }
 
     /// The contribution with what the record of its round says of its push.
-    pub(super) fn as_counted(mut self, header: PushHeader) -> Self {
+    pub(super) fn counted_as(mut self, header: PushHeader) -> Self {
         let PushHeader { rate, settings, is_void, is_pass, .. } = header;
         let sending = Arc::make_mut(&mut self.sending);
         (sending.rate, sending.settings, sending.is_void, sending.is_pass) = (rate, settings, is_void, is_pass);

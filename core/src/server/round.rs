@@ -371,7 +371,7 @@ impl OpenRound {
             let bytes = if has_gradient { entry.bytes } else { 0 };
             let mut one = match known {
                 // A repetition of the call that was refused live may have said something else.
-                Some(known) => known.as_counted(header),
+                Some(known) => known.counted_as(header),
                 None => Contribution::recorded(header, &entry, bytes),
             };
             if sum.is_some() {
