@@ -254,9 +254,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "half of a grouped push behind a whole one that is under way stays",
-        ROUND,
-        "chain(self.ahead(trainer)).map(|one| one.sending.call)",
-        "chain(self.ahead(trainer).filter(|_| !MUTANT)).map(|one| one.sending.call)",
+        DEPARTURES,
+        "find(false).or_else(|| find(true))",
+        "find(false).or_else(|| find(true).filter(|_| !MUTANT))",
         &["server::tests::grouped_update::"],
     ),
     mutant(

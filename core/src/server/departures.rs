@@ -1,7 +1,6 @@
 //! Departures and returns of trainers: no round waits for a departed trainer, and a push that it left unfinished is
 //! withdrawn.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::call::CallId;
@@ -62,43 +61,47 @@ impl Serving {
     /// Withdraws a trainer's partial pushes to groups of chunks, of those calls that it will not finish.
     fn withdraw_unfinished(&mut self, cx: &mut Context<'_>, trainer: TrainerId, is_over: impl Fn(CallId) -> bool) {
         for group in (0..self.table.groups.len()).map(GroupIndex::new) {
-            for call in self.unfinished_pushes(group, trainer) {
-                if is_over(call) {
-                    self.withdraw_push(cx, group, trainer, call);
-                }
+            if let Some((call, is_behind)) = self.unfinished_push(group, trainer)
+                && is_over(call)
+            {
+                self.withdraw_push(cx, group, trainer, is_behind);
             }
         }
     }
 
-    /// The calls of a trainer that have a gradient in some chunks of a group and none in others. The trainer's earlier
-    /// call may be under way to a device in all of them.
-    fn unfinished_pushes(&self, group: GroupIndex, trainer: TrainerId) -> BTreeSet<CallId> {
+    /// A trainer's partial push to a group of chunks, as long as a chunk of the group lacks it: its call, and whether
+    /// it waits behind a whole push of the trainer, which may be under way to a device.
+    fn unfinished_push(&self, group: GroupIndex, trainer: TrainerId) -> Option<(CallId, bool)> {
         let slot_indices = &self.table.groups[group.place()].chunks;
         if self.flows.of(slot_indices[0]).pace == AccumulatorPace::Rounds {
-            return BTreeSet::new();
+            return None;
         }
-        let round = |slot_index: &SlotIndex| &self.table.chunks[*slot_index].round;
-        let mut calls: BTreeSet<CallId> = slot_indices.iter().flat_map(|one| round(one).calls(trainer)).collect();
-        calls.retain(|call| slot_indices.iter().any(|one| !round(one).calls(trainer).any(|other| other == *call)));
-        calls
+        let find = |is_behind: bool| {
+            let push = |slot_index: &SlotIndex| {
+                let round = &self.table.chunks[*slot_index].round;
+                let (entered, ahead) = (round.contribution(trainer), round.ahead(trainer));
+                if is_behind { ahead.filter(|_| entered.is_some()) } else { entered.or(ahead) }
+            };
+            let call = slot_indices.iter().find_map(push)?.sending.call;
+            slot_indices.iter().any(|slot_index| push(slot_index).is_none()).then_some((call, is_behind))
+        };
+        find(false).or_else(|| find(true))
     }
 
     /// Withdraws a partial push that its trainer will not finish, so that it no longer blocks others. Chunks restored
     /// from a newer checkpoint stay as they are: they record the later state.
-    fn withdraw_push(&mut self, cx: &mut Context<'_>, group: GroupIndex, trainer: TrainerId, call: CallId) {
+    fn withdraw_push(&mut self, cx: &mut Context<'_>, group: GroupIndex, trainer: TrainerId, is_behind: bool) {
         let slot_indices = Arc::clone(&self.table.groups[group.place()].chunks);
         if cx.is_before_restored(&self.table.chunks[slot_indices[0]]) {
             return;
         }
+        let held = &mut self.table.groups[group.place()];
+        held.owner = held.owner.filter(|owner| is_behind || *owner != trainer);
         for slot_index in slot_indices.iter() {
             let chunk = &mut self.table.chunks[*slot_index];
             // The sender, if connected, gets the requested value after the next gradient of another trainer.
             let version = Version(chunk.version.0 + 1);
-            let withdrawn = chunk.round.withdraw(trainer, call);
-            if withdrawn.is_some() {
-                self.table.groups[group.place()].owner = None;
-            }
-            match withdrawn.and_then(|one| one.waiter(version, one.since?)) {
+            match chunk.round.withdraw(trainer, is_behind).and_then(|one| one.waiter(version, one.since?)) {
                 Some(waiter) => self.waits.add(*slot_index, chunk, waiter),
                 None => self.waits.note(*slot_index, chunk),
             }

@@ -5,7 +5,6 @@
 
 use smallvec::SmallVec;
 
-use super::call::CallId;
 use super::contribution::{Contribution, RowsLease};
 use super::decided::{Counted, RecordedRound};
 use super::pool::Pool;
@@ -85,18 +84,14 @@ impl OpenRound {
         self.ahead.as_mut()?.0.take(trainer)
     }
 
-    /// The calls whose gradients a trainer has in the open round and ahead of it.
-    pub(super) fn calls(&self, trainer: TrainerId) -> impl Iterator<Item = CallId> {
-        self.contribution(trainer).into_iter().chain(self.ahead(trainer)).map(|one| one.sending.call)
-    }
-
-    /// Drops the gradient of a trainer's call that is ahead, and withdraws the one from the open round.
-    pub(super) fn withdraw(&mut self, trainer: TrainerId, call: CallId) -> Option<Contribution> {
-        if self.ahead(trainer).is_some_and(|one| one.sending.call == call) {
-            self.take_ahead(trainer);
+    /// Withdraws a trainer's contribution from the open round and drops the one that is ahead; where `is_behind`, only
+    /// one that is ahead of another one goes.
+    pub(super) fn withdraw(&mut self, trainer: TrainerId, is_behind: bool) -> Option<Contribution> {
+        if is_behind && self.contribution(trainer).is_none() {
+            return None;
         }
-        let has_entered = self.contribution(trainer).is_some_and(|one| one.sending.call == call);
-        if has_entered { self.contributions.take(trainer) } else { None }
+        self.take_ahead(trainer);
+        if is_behind { None } else { self.contributions.take(trainer) }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -140,6 +140,20 @@ fn departures_and_sets_are_busy_during_an_async_grouped_update() {
 }
 
 #[test]
+fn a_whole_push_of_two_calls_stays_when_a_newer_process_joins_during_its_device_update() {
+    check(
+        Mode::Async,
+        2,
+        "push 0 0 g=1 -> 0 done g@1
+         push 0 0 g.1=1 -> 0 done g.1@1
+         turn ->
+         reborn 0
+         finish ->
+         show g g.1 -> g@1=-1 & g.1@1=-1",
+    );
+}
+
+#[test]
 fn a_partial_push_of_an_older_incarnation_is_dropped_during_its_device_update() {
     check(
         Mode::Async,
