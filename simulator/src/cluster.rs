@@ -518,13 +518,20 @@ impl SimCluster {
     }
 
     fn kill_trainer(&mut self, number: u32, time: Duration) {
-        let rank = &mut self.ranks[number as usize];
-        let Some(process) = rank.process.take() else { return };
-        rank.record.is_done = false;
-        process.fate.kill();
-        self.actors.remove(&process.endpoint());
-        self.network.remove(process.endpoint(), false);
-        self.note("a trainer is killed");
+        if self.ranks[number as usize].process.is_some() {
+            self.ranks[number as usize].record.is_done = false;
+            self.note("a trainer is killed");
+            self.restart_trainer(number, time);
+        }
+    }
+
+    /// Ends a trainer's process, if there is one, and starts another one of its rank after a time.
+    fn restart_trainer(&mut self, number: u32, time: Duration) {
+        if let Some(process) = self.ranks[number as usize].process.take() {
+            process.fate.kill();
+            self.actors.remove(&process.endpoint());
+            self.network.remove(process.endpoint(), false);
+        }
         self.queue.push(self.clock.now() + time, SimTask::StartTrainer(number));
     }
 
@@ -599,12 +606,7 @@ impl SimCluster {
     fn bring_back(&mut self, trainer: u32, time: Duration) {
         let rank = &mut self.ranks[trainer as usize];
         (rank.record.is_done, rank.record.has_left, rank.record.has_returned) = (false, false, true);
-        if let Some(process) = rank.process.take() {
-            process.fate.kill();
-            self.actors.remove(&process.endpoint());
-            self.network.remove(process.endpoint(), false);
-        }
-        self.queue.push(self.clock.now() + time, SimTask::StartTrainer(trainer));
+        self.restart_trainer(trainer, time);
     }
 
     /// Starts another process of a trainer's rank, while the one that has it stands still.

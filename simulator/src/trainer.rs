@@ -568,16 +568,14 @@ impl SimTrainer {
         let has_all = self.has_all(cx) && !self.flags.is_ahead;
         // The last gradient of a trainer that leaves may be in an open round.
         if self.is_at_end(cx) && (has_all || leaves && self.prng.below(2) == 0) {
-            if leaves && cx.may_leave {
-                self.leave();
-                return;
+            match (leaves, cx.may_leave) {
+                (true, true) => self.leave(),
+                (true, false) => self.phase = TrainerPhase::Computing { until: now + REPEAT_PAUSE },
+                (false, _) => {
+                    cx.record.is_done = true;
+                    self.phase = TrainerPhase::Idle;
+                }
             }
-            if leaves {
-                self.phase = TrainerPhase::Computing { until: now + REPEAT_PAUSE };
-                return;
-            }
-            cx.record.is_done = true;
-            self.phase = TrainerPhase::Idle;
             return;
         }
         let pause = Duration::from_millis(self.prng.below(30)) + std::mem::take(&mut self.times.slow);

@@ -78,9 +78,6 @@ macro_rules! enumeration {
     };
 }
 
-/// The schema of all settings.
-pub(super) static OPTIMIZER_CONFIG: Schema = OptimizerConfig::SCHEMA;
-
 message! {
     /// All settings of an optimizer.
     // tidy: allow fields: the message's layout; Paddle's numbers and names are fixed.

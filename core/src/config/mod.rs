@@ -58,7 +58,7 @@ use crate::partition::TotalPart;
 
 pub use sparse::{SparseSettings, row_layout};
 
-use message::{OPTIMIZER_CONFIG, OptimizerConfig};
+use message::OptimizerConfig;
 
 /// The prefix of the binary form in base64.
 const BASE64_PREFIX: &str = "base64:";
@@ -132,7 +132,7 @@ impl OptimizerSettings {
         }
         let binary = match text.trim().strip_prefix(BASE64_PREFIX) {
             Some(encoded) => binary_of(encoded.trim())?,
-            None => text::to_binary(&OPTIMIZER_CONFIG, text)?,
+            None => text::to_binary(&OptimizerConfig::SCHEMA, text)?,
         };
         Self::from_bytes_with(&binary, open)
     }
@@ -176,9 +176,9 @@ impl OptimizerSettings {
 
     /// As [`from_bytes`](Self::from_bytes), where `rule_file` is opened by `open`.
     pub fn from_bytes_with(bytes: &[u8], open: OpenRule<'_>) -> Result<Self, Failure> {
-        let checked = schema::checked(&OPTIMIZER_CONFIG, bytes)?;
+        let checked = schema::checked(&OptimizerConfig::SCHEMA, bytes)?;
         let message = OptimizerConfig::decode(checked)
-            .map_err(|error| Failure::call(format!("{}: {error}", OPTIMIZER_CONFIG.name)))?;
+            .map_err(|error| Failure::call(format!("{}: {error}", OptimizerConfig::SCHEMA.name)))?;
         rule::settings(&message, open)
     }
 }
@@ -242,7 +242,11 @@ impl ParameterConfig {
     pub fn decode(bytes: &[u8]) -> Result<Self, Failure> {
         let settings = OptimizerSettings::from_bytes(bytes)?;
         let rule = settings.rule.ok_or_else(|| {
-            Failure::call(format!("{}: found no rule in {} bytes; expected one", OPTIMIZER_CONFIG.name, bytes.len()))
+            Failure::call(format!(
+                "{}: found no rule in {} bytes; expected one",
+                OptimizerConfig::SCHEMA.name,
+                bytes.len()
+            ))
         })?;
         Ok(Self { rule, sparse: settings.sparse })
     }

@@ -168,7 +168,7 @@ fn written(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<Algorithm, F
     named(message.rule_file.as_deref().unwrap_or("rule"), &text, message)
 }
 
-/// A rule from its text, with the parameter values of the message; `who` names the rule in errors.
+/// A rule from its text, with the parameter values of the message; `subject` names the rule in errors.
 fn named(subject: &str, text: &str, message: &OptimizerConfig) -> Result<Algorithm, Failure> {
     let mut settings = RuleSettings::new();
     for set in &message.rule_set {

@@ -447,11 +447,11 @@ fn base64_carries_the_binary_form() {
 /// Every field of the schema, written as text, comes through the message's own decoder and encoder unchanged.
 #[test]
 fn schema_and_message_agree() {
-    let text = text_of_every_field(&OPTIMIZER_CONFIG);
-    let binary = text::to_binary(&OPTIMIZER_CONFIG, &text).unwrap();
+    let text = text_of_every_field(&OptimizerConfig::SCHEMA);
+    let binary = text::to_binary(&OptimizerConfig::SCHEMA, &text).unwrap();
     let message = OptimizerConfig::decode(&binary[..]).unwrap();
     assert_eq!(message.encode_to_vec(), binary, "{text}");
-    assert_eq!(schema::checked(&OPTIMIZER_CONFIG, &binary).unwrap(), binary);
+    assert_eq!(schema::checked(&OptimizerConfig::SCHEMA, &binary).unwrap(), binary);
 }
 
 fn text_of_every_field(schema: &Schema) -> String {
@@ -558,7 +558,7 @@ fn rules() -> impl Strategy<Value = Rule> {
 
 /// Fragments of the text form, so that random text comes further than its first word.
 fn fragments() -> impl Strategy<Value = String> {
-    let fields = OPTIMIZER_CONFIG.fields.iter().map(|field| field.name);
+    let fields = OptimizerConfig::SCHEMA.fields.iter().map(|field| field.name);
     let inner = ["momentum", "beta_1", "rho", "learning_rate", "lr_decay_b", "epsilon"];
     let marks = [
         ":", "{", "}", "<", ">", ",", ";", "-", "#", "\n", "'", "\"", "\\", "\\x", "\\7", "inf", "nan", "1e5", "0",
@@ -598,8 +598,8 @@ proptest! {
     #[test]
     fn text_and_binary_form_agree(rule in rules()) {
         let binary = ParameterConfig { rule: rule.clone(), sparse: None }.encode();
-        let text = print(&OPTIMIZER_CONFIG, &binary);
-        prop_assert_eq!(text::to_binary(&OPTIMIZER_CONFIG, &text).unwrap(), binary.clone(), "{}", text);
+        let text = print(&OptimizerConfig::SCHEMA, &binary);
+        prop_assert_eq!(text::to_binary(&OptimizerConfig::SCHEMA, &text).unwrap(), binary.clone(), "{}", text);
         let encoded = format!("base64:{}", BASE64.encode(&binary));
         prop_assert_eq!(OptimizerSettings::from_text(&text).unwrap().rule, Some(rule.clone()));
         prop_assert_eq!(OptimizerSettings::from_text(&encoded).unwrap().rule, Some(rule));

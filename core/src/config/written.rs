@@ -3,13 +3,13 @@
 use prost::Message;
 use prost::encoding::{decode_key, decode_varint};
 
-use super::message::{OPTIMIZER_CONFIG, OptimizerConfig};
+use super::message::OptimizerConfig;
 use super::schema::{Field, FieldKind, Schema};
 
 /// The text that [`OptimizerSettings::from_text`](super::OptimizerSettings::from_text) reads as this message.
 pub(super) fn text(message: &OptimizerConfig) -> String {
     let binary = message.encode_to_vec();
-    words(&OPTIMIZER_CONFIG, &mut binary.as_slice()).join(" ")
+    words(&OptimizerConfig::SCHEMA, &mut binary.as_slice()).join(" ")
 }
 
 fn words(schema: &Schema, rest: &mut &[u8]) -> Vec<String> {

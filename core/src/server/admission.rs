@@ -188,9 +188,9 @@ impl Serving {
             }
             is_rising &= last < Some(slot_index);
             last = Some(slot_index);
-            self.check_sender(slot_index, &frame.head)?;
-            if self.flows.sender(slot_index) == Sender::First {
-                self.check_total(slot_index, message, entry)?;
+            match self.flows.sender(slot_index) {
+                Sender::First => self.check_total(slot_index, message, entry)?,
+                sender => self.check_sender(sender, slot_index, &frame.head)?,
             }
             self.check_rows_request(slot_index, &frame.head)?;
             self.check_half(slot_index, entry)?;
@@ -242,8 +242,8 @@ impl Serving {
 
     /// Refuses a gradient of another trainer than the parameter's only sender.
     #[inline]
-    fn check_sender(&self, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
-        match self.flows.sender(slot_index) {
+    fn check_sender(&self, sender: Sender, slot_index: SlotIndex, head: &Head) -> Result<(), Refusal> {
+        match sender {
             Sender::Everybody | Sender::First => Ok(()),
             Sender::Trainer(sender) if sender == head.trainer => Ok(()),
             other => Err(self.other_sender(slot_index, head, other)),
