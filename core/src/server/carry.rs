@@ -16,6 +16,7 @@ use super::reply::Refusal;
 use crate::accumulator::AccumulatorPace;
 use crate::dtype::ElementType;
 use crate::ids::{Generation, Round, TrainerId};
+use crate::optim::Gradient;
 use crate::wire::{Entry, Frame, Head, Kind, PushMessage};
 
 impl ChunkTable {
@@ -55,12 +56,12 @@ impl ChunkTable {
         for chunk in chunks() {
             self.carry_folded(journal, chunk)?;
             carry_set(journal, chunk, |before| before == 0)?;
-            chunk.round.loose(false).try_for_each(|one| self.carry_gradient(journal, chunk, one))?;
+            chunk.round.loose(false).try_for_each(|one| self.carry_gradient(journal, chunk, (one, one.gradient())))?;
         }
         self.carry_decided(journal, slot_indices, false)?;
         for chunk in chunks() {
             carry_set(journal, chunk, |before| before == 1)?;
-            chunk.round.loose(true).try_for_each(|one| self.carry_gradient(journal, chunk, one))?;
+            chunk.round.loose(true).try_for_each(|one| self.carry_gradient(journal, chunk, (one, one.gradient())))?;
         }
         self.carry_decided(journal, slot_indices, true)?;
         chunks().try_for_each(|chunk| carry_set(journal, chunk, |before| 1 < before))
@@ -103,10 +104,13 @@ impl ChunkTable {
     fn carry_alone(&self, journal: &mut ShardJournal, slot_indices: &[SlotIndex]) -> Result<(), Refusal> {
         let of_unit = |is_next: bool| {
             let chunks = slot_indices.iter().map(|slot_index| &self.chunks[*slot_index]).enumerate();
-            chunks.flat_map(move |(at, chunk)| chunk.round.loose(is_next).map(move |one| (at, chunk, one)))
+            chunks.flat_map(move |(at, chunk)| {
+                let alone = chunk.round.alone(is_next, (chunk.element_type, chunk.bytes));
+                alone.map(move |one| (at, chunk, one))
+            })
         };
         let mut ahead: Vec<_> = of_unit(true).collect();
-        ahead.sort_by_key(|(.., one)| one.sending.arrival);
+        ahead.sort_by_key(|(.., (one, _))| one.sending.arrival);
         let mut carried = vec![0; slot_indices.len()];
         for (at, chunk, one) in of_unit(false).chain(ahead) {
             carry_set(journal, chunk, |before| before == carried[at])?;
@@ -119,7 +123,12 @@ impl ChunkTable {
         })
     }
 
-    fn carry_gradient(&self, journal: &mut ShardJournal, chunk: &Chunk, one: &Contribution) -> Result<(), Refusal> {
+    fn carry_gradient(
+        &self,
+        journal: &mut ShardJournal,
+        chunk: &Chunk,
+        (one, gradient): (&Contribution, Option<Gradient<'_>>),
+    ) -> Result<(), Refusal> {
         let PushHeader { call, rate, ref settings, is_void, is_pass, .. } = *one.sending;
         let message = PushMessage { rate, is_void, settings: settings.clone(), is_pass };
         // The answer may go to a later call, whose gradient was not taken.
@@ -127,9 +136,10 @@ impl ChunkTable {
         if !one.rows.is_empty() {
             return one.rows.iter().try_for_each(|rows| carry_rows(journal, chunk, &frame, one.round, rows));
         }
-        let gradient = one.gradient();
-        frame.entries.push(entry(chunk, one.round, one.element_type, gradient.as_ref().map_or(0, |_| one.bytes)));
         let payload: Vec<&[u8]> = gradient.iter().map(|gradient| gradient.bytes).collect();
+        let element_type = gradient.map_or(one.element_type, |gradient| gradient.element_type);
+        let bytes = gradient.map_or(0, |gradient| u32::try_from(gradient.bytes.len()).expect("it fits a chunk"));
+        frame.entries.push(entry(chunk, one.round, element_type, bytes));
         journal.carry(&frame, &payload).map(drop)
     }
 }

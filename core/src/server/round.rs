@@ -109,6 +109,18 @@ impl OpenRound {
         part[folded..].iter().filter(|one| !one.is_unlogged())
     }
 
+    /// The contributions that are rounds of their own, the one that has entered or those that wait, each with its
+    /// gradient. The one that has entered may be folded for its update.
+    pub(super) fn alone(
+        &self,
+        is_next: bool,
+        (element_type, bytes): (ElementType, u32),
+    ) -> impl Iterator<Item = (&Contribution, Option<Gradient<'_>>)> {
+        let sum = self.sum(is_next).map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
+        let part = self.part(is_next).iter().filter(|one| !one.is_unlogged());
+        part.map(move |one| (one, one.gradient().or(sum)))
+    }
+
     /// The first contributions of the open round that are summed, and their sum; none where its record has the sum.
     pub(super) fn folded(&self, bytes: u32) -> Option<(&[Contribution], &[u8])> {
         let has_record = self.merged.is_recorded && self.is_recorded_whole(false, false);

@@ -407,3 +407,32 @@ fn a_grouped_update_without_memory_for_its_values_starts_when_some_is_free() {
         );
     }
 }
+
+#[test]
+fn a_checkpoint_carries_a_half_gradient_that_is_widened_for_an_update_without_memory() {
+    let disk: Arc<dyn Storage> = Arc::new(InMemory::new());
+    let plan = Plan::new(Mode::Async, Merge::Sum, 1).with("g", Float32, 2048, LOOSE);
+    let mut stage = Stage::empty(plan.clone());
+    stage.restore(&disk, false);
+    let mut script = Script::new(stage.initialised());
+    // Both gradients are received, the first one is widened, and the second value, which is read, is copied.
+    script.run(
+        "hold ->
+         pull 0 0 g.1 -> 0 value g.1@0=0
+         starve ->
+         spare g g g ->
+         push 0 0 g=1h g.1=2h -> 0 done g@1 g.1@1
+         show g g.1 -> g@0=0 & g.1@0=0",
+    );
+    assert!(script.stage.begin_checkpoint(1).expect("the disk is well"));
+    let writer = loop {
+        if let Some(writer) = script.stage.shard.continue_checkpoint(1).expect("the disk is well") {
+            break writer;
+        }
+    };
+    writer.finish().expect("the disk is well");
+    script.stage.settle();
+    let mut again = Stage::empty(plan);
+    again.restore(&disk, false);
+    Script::new(again).run("show g g.1 -> g@1=-1 & g.1@1=-2");
+}
