@@ -17,15 +17,21 @@ impl Client {
     ///
     /// # Errors
     /// When there is no such shard or server, one of the servers keeps no journal, the parameters are not initialised,
-    /// the server cannot take the shard up, or another move of the shard comes in between.
+    /// the server cannot take the shard up, which then goes back, or another move of the shard comes in between.
     pub fn move_shard(&self, shard: ShardId, to: ServerIndex) -> Result<(), Failure> {
         let mut state = self.lock()?;
         let times = state.disk_times();
-        let order = MoveRequest { shard: Some(shard.into()), to: to.0.into() };
-        let (lane, frame) = state.engine.question(Request::Move(order));
         let what = format!("moving {shard} to server {to}");
-        let call = state.question(&what, times, vec![(lane, frame, RequestBody::default())]);
-        match answer(&state.finish_answer(call)?)? {
+        let mut ask = |request| {
+            let (lane, frame) = state.engine.question(request);
+            let call = state.question(&what, times, vec![(lane, frame, RequestBody::default())]);
+            answer(&state.finish_answer(call)?)
+        };
+        let seen = match ask(Request::Observe(true))? {
+            Answer::Joined(joined) => joined.map.map_or(0, |map| map.version),
+            other => return Err(unexpected(&other)),
+        };
+        match ask(Request::Move(MoveRequest { shard: Some(shard.into()), to: to.0.into(), seen }))? {
             Answer::Done(_) => Ok(()),
             other => Err(unexpected(&other)),
         }

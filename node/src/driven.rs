@@ -106,6 +106,12 @@ impl DrivenProcess {
         self.start.places.changes()
     }
 
+    /// The version of the newest map that it knows.
+    #[must_use]
+    pub fn map_version(&self) -> MapVersion {
+        self.start.places.version()
+    }
+
     /// Notes that the map of this version is followed.
     pub fn follow(&self, version: MapVersion) {
         self.start.places.follow(version);
@@ -140,7 +146,8 @@ impl DrivenProcess {
     ) -> Result<DrivenSession<T>, Failure> {
         let control = SessionControl::new(transport.doorbell());
         let job = ServedJob { epoch, committed };
-        let node = ShardNode::new(&self.start, (shard, term), job, transport.capabilities(), None)?;
+        let node = ShardNode::new(&self.start, (shard, term), job, transport.capabilities(), None);
+        let node = node.inspect_err(|failure| self.start.places.fail(shard, failure.to_string()))?;
         self.start.places.hold(shard, term, true);
         let session = SessionLoop::new(Seats::lone(node, control), transport, Arc::clone(&self.start.machine));
         Ok(DrivenSession { session: SessionKind::Shard(Box::new(session)) })

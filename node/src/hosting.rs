@@ -72,7 +72,7 @@ impl ShardHost {
     /// Takes up the shards that this server leads, and begins to follow the map.
     ///
     /// # Errors
-    /// When one of them cannot be restored.
+    /// When one that was placed here at first cannot be restored. Others are tried again.
     pub(super) fn start(
         start: &Arc<ServerStart>,
         job: ServedJob,
@@ -86,7 +86,13 @@ impl ShardHost {
         let mut hosting = Hosting { start: Arc::clone(start), job, lanes, threads, running, devices };
         let changes = places.changes();
         for (shard, term) in changes.takes_up {
-            hosting.take_up(shard, term)?;
+            let taken = hosting.take_up(shard, term);
+            if shard.server.0 == start.settings.index {
+                taken?;
+            } else if let Err(failure) = taken {
+                // The server's own shards do not wait for one that has moved here.
+                tracing::error!(%shard, %term, "the shard cannot be taken up: {failure}");
+            }
         }
         places.follow(changes.version);
         let follow = move || {

@@ -118,8 +118,7 @@ impl ShardPlaces {
     }
 
     fn changes_in(&self, state: &PlacesState) -> PlaceChanges {
-        let own = (0..self.own).map(|shard| ShardId { server: self.server, shard: ShardIndex(shard) });
-        let led = state.map.led_by(self.server, own);
+        let led = state.map.led_by(self.server, self.own_shards());
         let lost = state.held.iter().filter(|(shard, held)| led.get(shard) != Some(&held.term));
         let lets_go: Vec<ShardId> = lost.map(|(shard, _)| *shard).collect();
         let is_new = |shard: &ShardId| !state.held.contains_key(shard) || lets_go.contains(shard);
@@ -169,8 +168,17 @@ impl ShardPlaces {
     /// Notes that this process has done what the map of this version asks.
     pub(super) fn follow(&self, version: MapVersion) {
         if self.lock().followed != version {
-            self.change(|state| state.followed = version);
+            self.change(|state| {
+                state.followed = version;
+                // A failure says nothing about a later move of its shard to this process.
+                let led = state.map.led_by(self.server, self.own_shards());
+                state.failures.retain(|shard, _| led.contains_key(shard));
+            });
         }
+    }
+
+    fn own_shards(&self) -> impl Iterator<Item = ShardId> {
+        (0..self.own).map(|shard| ShardId { server: self.server, shard: ShardIndex(shard) })
     }
 
     fn change(&self, change: impl FnOnce(&mut PlacesState)) {
@@ -214,7 +222,7 @@ mod tests {
         home.let_go(shard(0, 1));
         home.follow(map.version());
         assert_eq!(home.report().held.len(), 1);
-        map.hand_over(ServerIndex(0), |_, _| true);
+        map.hand_over(shard(0, 1));
         home.publish(&map);
         other.publish(&map);
         assert_eq!(other.changes().takes_up, [(shard(0, 1), Term(2))]);
@@ -228,7 +236,7 @@ mod tests {
         let mut map = ShardMap::default();
         for server in [1, 0] {
             map.order(shard(0, 0), ServerIndex(server));
-            map.hand_over(ServerIndex(1 - server), |_, _| true);
+            map.hand_over(shard(0, 0));
         }
         home.publish(&map);
         let changes = home.changes();
@@ -236,6 +244,21 @@ mod tests {
         // An older map changes nothing.
         home.publish(&ShardMap::default());
         assert_eq!(home.version(), map.version());
+    }
+
+    #[test]
+    fn a_failure_is_reported_until_its_shard_is_ordered_away() {
+        let other = ShardPlaces::new(1, 0);
+        let mut map = ShardMap::default();
+        let failures = || other.report().held.into_iter().filter(|one| one.failure.is_some()).count();
+        for expected in [1, 0] {
+            map.order(shard(0, 0), ServerIndex(expected));
+            map.hand_over(shard(0, 0));
+            other.publish(&map);
+            other.changes().takes_up.iter().for_each(|(shard, _)| other.fail(*shard, "no files".to_owned()));
+            other.follow(map.version());
+            assert_eq!(failures(), usize::from(expected));
+        }
     }
 
     #[test]

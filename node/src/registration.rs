@@ -5,6 +5,7 @@
 //! as alive, until the server says that it leaves. A server whose index another server has does not start; a server
 //! whose index was taken while its connection was lost stops.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -73,6 +74,9 @@ pub(super) fn register(start: &ServerStart) -> Result<(ServedJob, Registration),
     let entry = Some(start.entry());
     let register =
         RegisterRequest { server: start.settings.index.into(), entry, servers, ..RegisterRequest::default() };
+    // In containers a restarted process has the host and the number of the one before.
+    let number = RandomState::new().hash_one(std::process::id());
+    let register = RegisterRequest { start: number, ..register };
     let joined = report_first(&mut engine, &register)?;
     start.settings.overruled(&joined).iter().for_each(|warning| tracing::warn!("{warning}"));
     let job = ServedJob { epoch: Epoch(joined.epoch), committed: Generation(joined.generation) };

@@ -4,6 +4,7 @@
 //! names.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -183,6 +184,8 @@ pub(super) struct SessionLoop<S, T> {
     asked_to_stop: Option<Now>,
     /// When every session was last given a turn.
     looked_around: u64,
+    /// The place of the session that has its turn. Behind a panic it is that of the session which panicked.
+    at_work: Option<usize>,
 }
 
 impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
@@ -200,11 +203,13 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
             last_event: now_of(nanos),
             asked_to_stop: None,
             looked_around: 0,
+            at_work: None,
         }
     }
 
     fn run(mut self) -> Result<(), Failure> {
-        let ended = self.serve();
+        let panicked = |_| Err(Failure::Node("a session panicked".to_owned()));
+        let ended = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(panicked);
         if let Err(failure) = &ended {
             tracing::error!("a session failed: {failure}");
         }
@@ -216,17 +221,20 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         self.seats.iter().any(|seat| seat.session.awaits_work())
     }
 
-    /// Finishes the sessions without another turn; several at once, as each writes its last checkpoint.
+    /// Finishes the sessions without another turn, but one that has panicked; several at once, as each writes its last
+    /// checkpoint.
     ///
     /// # Errors
     /// The first failure of any of them.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
-        if self.seats.len() == 1 {
+        if self.seats.len() == 1 && self.at_work.is_none() {
             return self.seats.at(0).session.finish();
         }
+        let at_work = self.at_work;
         let panicked = || Err(Failure::Node("a session panicked while it finished".to_owned()));
         std::thread::scope(|scope| {
-            let sessions = self.seats.iter_mut().map(|seat| &mut seat.session);
+            let whole = self.seats.iter_mut().enumerate().filter(|(place, _)| Some(*place) != at_work);
+            let sessions = whole.map(|(_, seat)| &mut seat.session);
             let finishing: Vec<_> = sessions.map(|session| scope.spawn(|| session.finish())).collect();
             finishing.into_iter().map(|one| one.join().unwrap_or_else(|_| panicked())).fold(Ok(()), Result::and)
         })
@@ -264,9 +272,10 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         for place in 0..self.seats.len() {
             // One session after the other handles its events and does its work, so that its answers leave before the
             // next one begins.
-            if self.seats.at(place).handle_given(nanos)? || all_have_turns || self.seats.at(place).has_work(nanos) {
-                self.work(place)?;
-            }
+            self.at_work = Some(place);
+            let turned = self.turn_of(place, all_have_turns);
+            self.at_work = None;
+            turned?;
             let seat = self.seats.at(place);
             is_busy |= seat.was_busy;
             is_under_way |= seat.session.is_under_way();
@@ -298,6 +307,11 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
             }
         }
         self.events = events;
+    }
+
+    fn turn_of(&mut self, place: usize, is_due: bool) -> Result<(), Failure> {
+        let (seat, nanos) = (self.seats.at(place), self.nanos);
+        if seat.handle_given(nanos)? || is_due || seat.has_work(nanos) { self.work(place) } else { Ok(()) }
     }
 
     /// Does the work of a session, and lets its answers leave.
@@ -339,3 +353,6 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         deadlines.min().map_or(longest, |deadline| now.until(deadline).min(longest))
     }
 }
+
+#[cfg(test)]
+mod tests;

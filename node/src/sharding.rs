@@ -291,7 +291,10 @@ impl ShardNode {
         }
         let is_known = job.committed > Generation(0) || start.places.version() > MapVersion(0);
         if is_known && identity_of(&*storage.storage, &directory).is_none() {
-            return Err(Failure::Node(format!("{directory}: {LOST}")));
+            let elsewhere = "expected the files of the shard, which has moved here: servers that move shards have one \
+                             checkpoint_dir";
+            let text = if term > Term::FIRST { elsewhere } else { LOST };
+            return Err(Failure::Node(format!("{directory}: {text}")));
         }
         let folder =
             Folder::claim(Arc::clone(&storage.storage), identity, &storage.record, storage.disk_needs.shard())?;

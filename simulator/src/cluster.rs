@@ -30,6 +30,8 @@ const END_LIMIT: Duration = Duration::from_secs(300);
 /// Time for which faults must keep processes from each other, in all, before a trainer may be called lost: the grace
 /// time of a rank, less the longest pause before a client connects again.
 const APART_MIN: Duration = Duration::from_millis(900);
+/// Time after the end of a fault in which it counts for that: the grace time, and pauses of servers and clients.
+const APART_LATER: Duration = Duration::from_secs(6);
 /// Events after which a simulation that does not end has failed.
 const EVENTS_MAX: u64 = 2_000_000;
 
@@ -162,8 +164,8 @@ struct SimCluster {
     actors: BTreeMap<EndpointId, Actor>,
     oracle: Oracle,
     stage: SimStage,
-    /// How long faults have kept processes from each other, in all.
-    apart: Duration,
+    /// Faults that keep processes from each other: when the last effect of each ends, and how long it lasts.
+    apart: Vec<(SimTime, Duration)>,
     found: ClusterOutcome,
 }
 
@@ -238,7 +240,7 @@ impl SimCluster {
             actors: BTreeMap::new(),
             oracle: Oracle::new(job.clone()),
             stage: SimStage::Training,
-            apart: Duration::ZERO,
+            apart: Vec::new(),
             found: ClusterOutcome { digest: seed, ..ClusterOutcome::default() },
             job: job.clone(),
         })
@@ -539,7 +541,6 @@ impl SimCluster {
         let now = self.clock.now();
         let is_there = |rank: &TrainerRank| rank.process.as_ref().is_some_and(SimTrainer::has_joined);
         let may_leave = self.ranks.iter().all(|rank| rank.record.has_left || is_there(rank));
-        let has_step_values = !self.job.shares_disk && self.servers.iter().all(|host| host.starts < 2);
         let Some((process, record, paused)) = self.ranks[number as usize].find(endpoint) else { return Ok(()) };
         if now < paused {
             self.queue.turn(paused, endpoint);
@@ -547,8 +548,9 @@ impl SimCluster {
         }
         let (job, oracle, seen) = (&self.job, &mut self.oracle, &mut self.found.seen);
         let is_former = process.is_former();
-        let may_be_lost = APART_MIN < self.apart;
-        let mut cx = TrainerContext { job, oracle, record, may_leave, has_step_values, may_be_lost, seen };
+        let apart = self.apart.iter().filter(|(end, _)| now < *end).map(|(_, time)| *time);
+        let may_be_lost = APART_MIN < apart.sum::<Duration>();
+        let mut cx = TrainerContext { job, oracle, record, may_leave, may_be_lost, seen };
         match process.turn(trainer_time(now), &mut cx).with_context(|| format!("trainer {number}"))? {
             TrainerTurn::Goes(due) => {
                 let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));
@@ -656,7 +658,7 @@ impl SimCluster {
 
     fn strike(&mut self, fault: SimFault) {
         let now = self.clock.now();
-        self.apart += fault.apart();
+        self.apart.push((now + fault.apart() + APART_LATER, fault.apart()));
         match fault {
             SimFault::KillTrainer { trainer, .. } | SimFault::ReplaceTrainer { trainer, .. }
                 if !self.may_come_back(trainer) => {}
@@ -707,7 +709,7 @@ impl SimCluster {
             SimFault::ReplaceTrainer { trainer, time } => self.replace_trainer(trainer, time),
             SimFault::MoveShard { server, shard, to } => {
                 let shard = ShardMessage { server: server.into(), shard: shard.into() };
-                self.order(Request::Move(MoveRequest { shard: Some(shard), to: to.into() }));
+                self.order(Request::Move(MoveRequest { shard: Some(shard), to: to.into(), seen: self.map_version() }));
             }
             SimFault::SlowStep { trainer, time } => {
                 if let Some(process) = &mut self.ranks[trainer as usize].process {
@@ -734,6 +736,12 @@ impl SimCluster {
     }
 
     /// Has the operator ask something of the coordinator.
+    /// The version of the newest map of shards.
+    fn map_version(&self) -> u64 {
+        let known = self.servers.iter().filter_map(|host| Some(host.process.as_ref()?.map_version()));
+        known.max().unwrap_or(0)
+    }
+
     fn order(&mut self, request: Request) {
         if self.operator.is_none() {
             let host = HostId(self.job.servers + u16::try_from(self.job.trainers).expect("it is small"));

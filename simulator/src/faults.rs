@@ -6,6 +6,7 @@ use pserver_core::prng::Prng;
 use serde::{Deserialize, Serialize};
 
 use crate::job::{SimJob, SimReturn};
+use crate::network::UNNOTICED_MAX;
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,13 +59,12 @@ impl SimFault {
             | Self::KillTrainer { time, .. }
             | Self::KillServer { time, .. }
             | Self::KillAtDisk { time, .. }
-            | Self::LoseHost { time, .. }
-            | Self::LoseHostAtDisk { time, .. }
             | Self::SlowDisk { time, .. }
             | Self::PauseServer { time, .. }
             | Self::ReplaceServer { time, .. }
             | Self::JumpClock { time, .. }
             | Self::ReplaceTrainer { time, .. } => time,
+            Self::LoseHost { time, .. } | Self::LoseHostAtDisk { time, .. } => time + UNNOTICED_MAX,
             Self::FailDisk { .. } => Duration::from_millis(500),
             // No process joins meanwhile.
             Self::FailStore { times, .. } => Duration::from_secs(times.into()),

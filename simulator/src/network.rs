@@ -20,6 +20,8 @@ use crate::time::{SimClock, SimTime};
 
 /// Frames that one poll takes of a connection.
 const POLL_FRAMES: usize = 16;
+/// Longest time until a process sees that the host of its peer was lost.
+pub(crate) const UNNOTICED_MAX: Duration = Duration::from_secs(5);
 
 /// A host, for faults of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -298,7 +298,10 @@ impl SimServer {
     fn start_shards(&mut self, index: u16, host: HostId, birth: &ServerBirth<'_>) -> Result<(), Failure> {
         let PlaceChanges { version, takes_up, .. } = self.process.changes();
         for (shard, term) in takes_up {
-            self.take_up((shard, term), (index, host), birth)?;
+            let taken = self.take_up((shard, term), (index, host), birth);
+            if shard.server.0 == index {
+                taken?;
+            }
         }
         self.process.follow(version);
         Ok(())
@@ -370,7 +373,13 @@ impl SimServer {
             servers: Some(settings.job.servers.into()),
             holds,
             map_version: renews.then_some(version.0),
+            start: 0,
         })
+    }
+
+    /// The version of the newest map of shards that it knows.
+    pub(crate) fn map_version(&self) -> u64 {
+        self.process.map_version().0
     }
 
     /// A turn of the registration.

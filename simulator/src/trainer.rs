@@ -163,8 +163,6 @@ pub(crate) struct TrainerContext<'a> {
     pub(crate) record: &'a mut TrainerRecord,
     /// Whether every rank that has not left has a process that has joined.
     pub(crate) may_leave: bool,
-    /// Whether every server is in its first life: one that starts from a checkpoint has the newest value alone.
-    pub(crate) has_step_values: bool,
     /// Whether faults have kept a trainer from servers for long.
     pub(crate) may_be_lost: bool,
     pub(crate) seen: &'a mut BTreeMap<&'static str, u64>,
@@ -753,7 +751,7 @@ impl SimTrainer {
             }
             let known = self.versions.entry(*id).or_default();
             // A former process may have taken the step.
-            let of_step = pushed.filter(|step| cx.has_step_values && *known < *step);
+            let of_step = pushed.filter(|step| *known < *step);
             cx.oracle.check(chunk, (version, of_step), value, &before).with_context(|| format!("of lane {lane:?}"))?;
             ensure!(*known <= version, "chunk {id:?} went back from version {known} to {version}");
             *known = version;

@@ -28,6 +28,8 @@ pub struct ShardPlace {
     pub term: Term,
     /// The server that it moves to.
     pub next: Option<ServerIndex>,
+    /// The version of the map that made it so.
+    pub changed: MapVersion,
 }
 
 impl ShardMap {
@@ -51,7 +53,7 @@ impl ShardMap {
     /// Where a shard is.
     #[must_use]
     pub fn place(&self, shard: ShardId) -> ShardPlace {
-        let home = ShardPlace { server: shard.server, term: Term::FIRST, next: None };
+        let home = ShardPlace { server: shard.server, term: Term::FIRST, next: None, changed: MapVersion(0) };
         self.moved.get(&shard).copied().unwrap_or(home)
     }
 
@@ -73,23 +75,26 @@ impl ShardMap {
         true
     }
 
-    /// Makes the next server the leader of each shard that `from` is to give away, if it may go there; true where there
-    /// was any.
-    pub fn hand_over(&mut self, from: ServerIndex, may_go: impl Fn(ShardId, ServerIndex) -> bool) -> bool {
-        let given = |(shard, place): (&ShardId, &ShardPlace)| {
-            let next = place.next.filter(|_| place.server == from)?;
-            may_go(*shard, next).then_some((*shard, next, place.term))
-        };
-        let given: Vec<_> = self.moved.iter().filter_map(given).collect();
-        for (shard, server, term) in &given {
-            self.change(*shard, ShardPlace { server: *server, term: term.next(), next: None });
-        }
-        !given.is_empty()
+    /// The shards that a server gives away by the map of this version, each with the next server.
+    pub fn leaving(&self, from: ServerIndex, followed: MapVersion) -> Vec<(ShardId, ServerIndex)> {
+        let given = self.moved.iter().filter(|(_, place)| place.server == from && place.changed <= followed);
+        given.filter_map(|(shard, place)| Some((*shard, place.next?))).collect()
+    }
+
+    /// Makes the next server the leader of a shard, under the next term.
+    ///
+    /// # Panics
+    ///
+    /// When the shard does not move.
+    pub fn hand_over(&mut self, shard: ShardId) {
+        let place = self.place(shard);
+        let server = place.next.expect("the shard moves");
+        self.change(shard, ShardPlace { server, term: place.term.next(), next: None, ..place });
     }
 
     fn change(&mut self, shard: ShardId, place: ShardPlace) {
         self.version = MapVersion(self.version.0 + 1);
-        self.moved.insert(shard, place);
+        self.moved.insert(shard, ShardPlace { changed: self.version, ..place });
     }
 }
 
@@ -117,12 +122,17 @@ mod tests {
         assert!(map.order(shard(0, 1), ServerIndex(1)));
         assert!(!map.order(shard(0, 1), ServerIndex(1)), "it moves already");
         assert_eq!((led(&map, 0), led(&map, 1).len()), (vec![(shard(0, 0), 1)], 2));
-        assert!(!map.hand_over(ServerIndex(0), |_, _| false), "the leader holds it");
-        assert!(!map.hand_over(ServerIndex(1), |_, _| true), "another server does not lead it");
-        assert!(map.hand_over(ServerIndex(0), |_, to| to == ServerIndex(1)));
-        assert!(!map.hand_over(ServerIndex(0), |_, _| true), "it has gone");
+        let leaving = |map: &ShardMap, server, version| map.leaving(ServerIndex(server), MapVersion(version));
+        assert_eq!(leaving(&map, 0, 0), [], "the leader does not know of the order");
+        assert_eq!(leaving(&map, 1, 1), [], "another server does not lead it");
+        assert_eq!(leaving(&map, 0, 1), [(shard(0, 1), ServerIndex(1))]);
+        assert!(map.order(shard(0, 0), ServerIndex(1)));
+        assert_eq!(leaving(&map, 0, 1), [(shard(0, 1), ServerIndex(1))], "the order of another shard changes nothing");
+        assert!(map.order(shard(0, 0), ServerIndex(0)));
+        map.hand_over(shard(0, 1));
+        assert_eq!(leaving(&map, 0, 4), [], "it has gone");
         assert_eq!(led(&map, 1), [(shard(0, 1), 2), (shard(1, 0), 1), (shard(1, 1), 1)]);
-        assert_eq!(map.version(), MapVersion(2));
+        assert_eq!((map.version(), map.place(shard(0, 1)).changed), (MapVersion(4), MapVersion(4)));
     }
 
     #[test]

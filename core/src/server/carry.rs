@@ -9,7 +9,7 @@ use super::call::CallId;
 use super::chunk::Chunk;
 use super::chunk_table::ChunkTable;
 use super::contribution::{Contribution, PushHeader, RowsLease};
-use super::decided::{DecidedRound, RoundsRecord};
+use super::decided::{DecidedRound, RoundsRecord, RoundsRecordKind};
 use super::group::{SlotIndex, UpdateUnit};
 use super::journal::ShardJournal;
 use super::reply::Refusal;
@@ -32,9 +32,10 @@ impl ChunkTable {
     ) -> Result<(), Refusal> {
         let slot_indices = unit.slot_indices();
         let chunks = || slot_indices.iter().map(|slot_index| &self.chunks[*slot_index]);
-        if journal.open.is_none() || chunks().all(Chunk::lacks_nothing) {
+        if journal.open.is_none() || chunks().all(|chunk| chunk.lacks_nothing() && chunk.of_step.is_none()) {
             return Ok(());
         }
+        chunks().try_for_each(|chunk| self.carry_of_step(journal, chunk))?;
         if pace == AccumulatorPace::Rounds {
             self.carry_rounds(journal, slot_indices)?;
         } else {
@@ -48,6 +49,15 @@ impl ChunkTable {
             }
         }
         Ok(())
+    }
+
+    /// Carries the value that the last update made, where a set has replaced it.
+    fn carry_of_step(&self, journal: &mut ShardJournal, chunk: &Chunk) -> Result<(), Refusal> {
+        let Some(value) = &chunk.of_step else { return Ok(()) };
+        let mut record = RoundsRecord::new();
+        record.add(Entry { bytes: chunk.bytes, ..chunk.value_entry(None) }, &[]);
+        let frame = record.finish_as(RoundsRecordKind::OfStep, self.generation);
+        journal.carry(&frame, &[value.bytes()]).map(drop)
     }
 
     /// Carries the open round and the next one, and the values that are set between them.
@@ -73,7 +83,7 @@ impl ChunkTable {
         let mut record = RoundsRecord::new();
         let entry = Entry { bytes: chunk.bytes, ..chunk.open_entry() };
         record.add(entry, contributions);
-        journal.carry(&record.finish_open(self.generation), &[sum]).map(drop)
+        journal.carry(&record.finish_as(RoundsRecordKind::Open, self.generation), &[sum]).map(drop)
     }
 
     /// Carries the decided rounds of the chunks of a unit, also those whose record the disk did not take so far. Where

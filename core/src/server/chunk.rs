@@ -62,7 +62,7 @@ pub(super) struct Chunk {
     /// A set that waits for earlier updates.
     pub(super) deferred_set: Option<Box<DeferredSet>>,
     /// In rounds of several trainers: the value that the last update made, where a set has replaced it since. A trainer
-    /// that fetches it later gets that of its step, as those before the set did. It is in no checkpoint.
+    /// that fetches it later gets that of its step, as those before the set did.
     pub(super) of_step: Option<Arc<Value>>,
     /// Optimizer state; of a chunk on an accelerator the last stored copy, and empty while a transfer has it.
     pub(super) states: Vec<Lease>,
@@ -140,6 +140,14 @@ impl Chunk {
     pub(super) fn keep_of_step(&mut self) {
         let value = self.value();
         self.of_step.get_or_insert(value);
+    }
+
+    /// Takes the value that an update made, which a set has replaced, from its record.
+    pub(super) fn recall_of_step(&mut self, round: Round, value: Lease) {
+        // An update behind the record has cleared it.
+        if self.version.0 == round.0 {
+            self.of_step = Some(Arc::new(Value::new(value, self.bytes)));
+        }
     }
 
     /// Replaces the value and drops its half-precision copies. The version counts updates and stays.

@@ -465,7 +465,7 @@ impl Coordinator {
         out: &mut Vec<CoordinatorOutput>,
     ) -> Result<(), Refusal> {
         let (shard, to) = self.check_move(order)?;
-        if self.moves.order(mover, shard, to, replies) {
+        if self.moves.order(mover, (shard, to), MapVersion(order.seen), replies) {
             tracing::info!(%shard, %to, "the shard moves");
             self.map_changed(replies, out);
         }
@@ -624,6 +624,9 @@ impl Coordinator {
             let all_taken = "every rank has a trainer that is connected".to_owned();
             return (if absent.is_empty() { all_taken } else { absent }, false);
         }
+        if let Some(moving) = self.moves.describe_wait(peer) {
+            return (moving, false);
+        }
         match &self.election {
             Election::Leased { trainer, .. } if self.begins.iter().any(|(waiting, ..)| *waiting == peer) => {
                 let origin = self.ranks.get(*trainer).map(|member| member.origin.to_string()).unwrap_or_default();
@@ -648,7 +651,7 @@ impl Coordinator {
             return PlaceClaim::Refused(Refusal::invalid("a registration is empty"));
         };
         // A first registration that comes again, perhaps late, says nothing new: the process may hold shards by now.
-        let is_repeated = register.map_version.is_none() && self.servers.is_held_by(register.server, origin);
+        let is_repeated = register.map_version.is_none() && self.servers.is_held_by(register, origin);
         match self.servers.claim(times, peer, origin, register, entry) {
             PlaceClaim::Taken(is_elsewhere) => {
                 if is_elsewhere {

@@ -57,6 +57,8 @@ pub(super) enum RoundsRecordKind {
     Open = 1,
     /// The parts of these contributions are dropped: the others have not come.
     Dropped = 2,
+    /// The value that the last update made, which a set has replaced.
+    OfStep = 3,
 }
 
 /// A frame whose gradients rounds count.
@@ -123,6 +125,7 @@ pub fn record_name(record: &[u8]) -> Option<&'static str> {
                 RoundsRecordKind::Decided => "a record of decided rounds",
                 RoundsRecordKind::Open => "a record of the first gradients of an open round",
                 RoundsRecordKind::Dropped => "a record of dropped parts of rows",
+                RoundsRecordKind::OfStep => "a record of the value of a step, which a set has replaced",
             }
         }
         _ => return None,
@@ -206,9 +209,9 @@ impl<'a> RoundsRecord<'a> {
         number(at)
     }
 
-    /// The finished record of the first gradients of an open round.
-    pub(super) fn finish_open(mut self, generation: Generation) -> Frame {
-        self.message.set_kind(RoundsRecordKind::Open);
+    /// The finished record, of a kind that stands alone.
+    pub(super) fn finish_as(mut self, kind: RoundsRecordKind, generation: Generation) -> Frame {
+        self.message.set_kind(kind);
         self.finish(generation, None, false)
     }
 

@@ -311,6 +311,8 @@ struct ServerSlot {
     /// Its address as an earlier coordinator kept it.
     address: String,
     origin: PeerOrigin,
+    /// The random number of its process.
+    start: u64,
     /// Its open connection.
     connection: Option<ServerConnection>,
     /// Time from which a server at another address may take the slot, after a disconnect.
@@ -368,10 +370,10 @@ impl ServerSlots {
         self.slots.get(server as usize).is_some_and(|slot| slot.connection.is_some())
     }
 
-    /// Whether a process has registered with this coordinator as this server, and no other since.
-    pub(super) fn is_held_by(&self, server: u32, origin: &PeerOrigin) -> bool {
-        let slot = self.slots.get(server as usize);
-        slot.is_some_and(|slot| slot.entry.is_some() && slot.origin.is_same_process(origin))
+    /// Whether the process of this registration has registered with this coordinator before, and no other since.
+    pub(super) fn is_held_by(&self, register: &RegisterRequest, origin: &PeerOrigin) -> bool {
+        let is_it = |slot: &ServerSlot| slot.origin.is_same_process(origin) && slot.start == register.start;
+        self.slots.get(register.server as usize).is_some_and(|slot| slot.entry.is_some() && is_it(slot))
     }
 
     /// The registered servers.
@@ -514,6 +516,7 @@ impl ServerSlots {
             entry: Some(entry.clone()),
             address: entry.address.clone(),
             origin: origin.clone(),
+            start: register.start,
             connection: Some(ServerConnection::Peer(peer)),
             free_from: None,
             status: register.status.clone(),

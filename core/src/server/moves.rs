@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::reply::{Refusal, Replies, answer};
 use crate::ids::{MapVersion, PeerId, ServerIndex, ShardId};
-use crate::partition::ShardMap;
+use crate::partition::{ShardMap, ShardPlace};
 use crate::wire::answer::Answer;
 use crate::wire::{Head, HeldShardMessage, ShardMapMessage};
 
@@ -16,6 +16,9 @@ pub(super) struct ShardMoves {
     map: ShardMap,
     /// The last report of each server.
     reports: BTreeMap<ServerIndex, HeldShards>,
+    /// The server that led each shard before an order which has not ended: the shard goes back there where its next
+    /// leader cannot take it up.
+    former: BTreeMap<ShardId, ServerIndex>,
     /// Servers that wait for a map that is newer than theirs.
     watchers: Vec<(PeerId, Head, MapVersion)>,
     /// Requests for moves that have not ended.
@@ -50,23 +53,29 @@ impl ShardMoves {
         self.map = map;
     }
 
-    /// Orders a shard to another server. The answer follows once that server serves it. True where the map has changed.
+    /// Orders a shard to another server, unless it was ordered somewhere after the map that the sender has seen: then
+    /// the order has come again, or another one has overtaken it. The answer follows once that server serves the shard.
+    /// True where the map has changed.
     pub(super) fn order(
         &mut self,
         (peer, head): (PeerId, Head),
-        shard: ShardId,
-        to: ServerIndex,
+        (shard, to): (ShardId, ServerIndex),
+        seen: MapVersion,
         replies: &mut Replies,
     ) -> bool {
-        let has_changed = self.map.order(shard, to);
+        let place = self.map.place(shard);
+        let has_changed = place.changed <= seen && self.map.order(shard, to);
+        if has_changed {
+            self.former.insert(shard, place.server);
+        }
         self.movers.push(Mover { peer, head, shard, to });
         self.answer_movers(replies);
         has_changed
     }
 
-    /// Takes note of the shards that a server holds, which follows the map of this version, or has just started. Each
-    /// server gives away those that are to move and that it does not hold, to a server that is connected. True where
-    /// the map has changed.
+    /// Takes note of the shards that a server holds, which follows the map of this version, or has just started. A
+    /// shard that is to move, and that its leader does not hold, goes to the next one. A shard that its next leader
+    /// cannot take up goes back, as far as servers are connected. True where the map has changed.
     pub(super) fn reported(
         &mut self,
         server: ServerIndex,
@@ -81,16 +90,49 @@ impl ShardMoves {
         // A server that has just started holds nothing, and gets the newest map with its answer.
         let version = version.unwrap_or(self.map.version());
         self.reports.insert(server, HeldShards { version, held, failures });
-        let (map, mut has_changed) = (&mut self.map, false);
+        let before = self.map.version();
+        self.hand_over(&is_connected, replies);
+        self.answer_movers(replies);
+        self.send_back(&is_connected);
+        before < self.map.version()
+    }
+
+    /// Gives the shards that their leaders have released to the next leaders. Where one is not connected, its shard
+    /// stays.
+    fn hand_over(&mut self, is_connected: &impl Fn(ServerIndex) -> bool, replies: &mut Replies) {
         for (server, report) in &self.reports {
-            // A report from before the last order says nothing about that order.
-            if report.version == map.version() {
-                has_changed |=
-                    map.hand_over(*server, |shard, next| !report.held.contains_key(&shard) && is_connected(next));
+            for (shard, next) in self.map.leaving(*server, report.version) {
+                if report.held.contains_key(&shard) {
+                    continue;
+                }
+                if is_connected(next) {
+                    self.map.hand_over(shard);
+                    continue;
+                }
+                self.map.order(shard, *server);
+                for mover in self.movers.extract_if(.., |mover| (mover.shard, mover.to) == (shard, next)) {
+                    let text = format!("server {next} is not connected: {shard} stays at server {server}");
+                    replies.error(mover.peer, &mover.head, &Refusal::invalid(text));
+                }
             }
         }
-        self.answer_movers(replies);
-        has_changed
+    }
+
+    /// Orders the shards that their new leaders could not take up back to the former ones, once.
+    fn send_back(&mut self, is_connected: &impl Fn(ServerIndex) -> bool) {
+        let (map, reports) = (&mut self.map, &self.reports);
+        self.former.retain(|shard, former| {
+            let place = map.place(*shard);
+            let report = || report_of(reports, place).filter(|_| place.server != *former);
+            if place.next.is_some() {
+                return true;
+            }
+            if report().is_some_and(|report| report.failures.contains_key(shard)) && is_connected(*former) {
+                map.order(*shard, *former);
+                return false;
+            }
+            place.server != *former && !report().is_some_and(|report| report.serves(shard))
+        });
     }
 
     /// Answers the requests for moves that have ended, those that another one has overtaken, and those whose shard the
@@ -98,24 +140,34 @@ impl ShardMoves {
     fn answer_movers(&mut self, replies: &mut Replies) {
         let (map, reports) = (&self.map, &self.reports);
         self.movers.retain(|Mover { peer, head, shard, to }| {
-            let (place, report) = (map.place(*shard), reports.get(to));
+            let place = map.place(*shard);
             if place.next.unwrap_or(place.server) != *to {
                 let (text, now) = (format!("{shard} was sent elsewhere before it was moved"), place.server);
                 replies.error(*peer, head, &Refusal::invalid(format!("{text} to server {to}: server {now} leads it")));
                 return false;
             }
-            let report = report.filter(|_| place.next.is_none());
+            let report = report_of(reports, place);
             if let Some(failure) = report.and_then(|report| report.failures.get(shard)) {
-                let text = format!("server {to} cannot take {shard} up, and tries again: {failure}");
+                let text = format!("server {to} cannot take {shard} up: {failure}");
                 replies.error(*peer, head, &Refusal::invalid(text));
                 return false;
             }
-            let is_there = report.is_some_and(|report| report.held.get(shard).is_some_and(|serves| *serves));
+            let is_there = report.is_some_and(|report| report.serves(shard));
             if is_there {
                 answer(replies, *peer, head, Answer::Done(true));
             }
             !is_there
         });
+    }
+
+    /// Describes what a move waits for that this connection has asked for.
+    pub(super) fn describe_wait(&self, peer: PeerId) -> Option<String> {
+        let Mover { shard, to, .. } = self.movers.iter().find(|mover| mover.peer == peer)?;
+        let place = self.map.place(*shard);
+        Some(match place.next {
+            Some(_) => format!("server {} has not released {shard}", place.server),
+            None => format!("server {to} has not taken {shard} up"),
+        })
     }
 
     /// Answers with the map once it is newer than this version.
@@ -138,4 +190,15 @@ impl ShardMoves {
         self.watchers.retain(|(other, ..)| *other != peer);
         self.movers.retain(|mover| mover.peer != peer);
     }
+}
+
+impl HeldShards {
+    fn serves(&self, shard: &ShardId) -> bool {
+        self.held.get(shard).is_some_and(|serves| *serves)
+    }
+}
+
+/// The report of a shard's leader, if it follows the map that made it so.
+fn report_of(reports: &BTreeMap<ServerIndex, HeldShards>, place: ShardPlace) -> Option<&HeldShards> {
+    reports.get(&place.server).filter(|report| place.next.is_none() && place.changed <= report.version)
 }

@@ -137,6 +137,11 @@ impl Serving {
                 dropped.for_each(|one| bucket.forget(one.head.trainer, |call| call == one.call));
                 continue;
             }
+            if recorded.kind == RoundsRecordKind::OfStep {
+                let sum = round.sum.ok_or_else(|| damaged("the value of its step is missing".to_owned()))?;
+                self.table.chunks[slot_index].recall_of_step(number, sum);
+                continue;
+            }
             self.take_in(cx, slot_index, None);
             let chunk = &mut self.table.chunks[slot_index];
             let open = Round(chunk.version.0 + 1);

@@ -118,7 +118,7 @@ impl OpenRound {
     ) -> impl Iterator<Item = (&Contribution, Option<Gradient<'_>>)> {
         let sum = self.sum(is_next).map(|lease| Gradient { bytes: &lease.bytes()[..bytes as usize], element_type });
         let part = self.part(is_next).iter().filter(|one| !one.is_unlogged());
-        part.map(move |one| (one, one.gradient().or(sum)))
+        part.map(move |one| (one, one.gradient().or(sum.filter(|_| one.bytes != 0))))
     }
 
     /// The first contributions of the open round that are summed, and their sum; none where its record has the sum.

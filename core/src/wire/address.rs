@@ -75,6 +75,10 @@ impl Address {
     pub fn of_lane(&self, lane: u64) -> Self {
         match (self.scheme, u16::try_from(lane)) {
             (Scheme::Loopback, Ok(port)) => Self { port, ..self.clone() },
+            (Scheme::Loopback, Err(_)) => {
+                let (host, port) = (format!("{}#{}", self.host, lane >> 16), (lane & 0xffff) as u16);
+                Self { scheme: self.scheme, host, port }
+            }
             _ => self.clone(),
         }
     }

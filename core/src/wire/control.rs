@@ -276,6 +276,9 @@ pub struct ShardPlaceMessage {
     /// The server that it moves to.
     #[prost(uint32, optional, tag = "4")]
     pub next: Option<u32>,
+    /// The version of the map that made it so.
+    #[prost(uint64, tag = "5")]
+    pub changed: u64,
 }
 
 /// The name of a shard.
@@ -311,6 +314,7 @@ impl From<&ShardMap> for ShardMapMessage {
             server: place.server.0.into(),
             term: place.term.0,
             next: place.next.map(|next| next.0.into()),
+            changed: place.changed.0,
         };
         Self { version: map.version().0, moved: map.moved().map(place).collect() }
     }
@@ -326,7 +330,8 @@ impl ShardMapMessage {
                 Some(next) => Some(index(next)?),
                 None => None,
             };
-            Some((place.shard?.id()?, ShardPlace { server: index(place.server)?, term: Term(place.term), next }))
+            let (server, changed) = (index(place.server)?, MapVersion(place.changed));
+            Some((place.shard?.id()?, ShardPlace { server, term: Term(place.term), next, changed }))
         };
         Some(ShardMap::new(MapVersion(self.version), self.moved.iter().map(place).collect::<Option<_>>()?))
     }
@@ -355,6 +360,9 @@ pub struct MoveRequest {
     /// The index of the server.
     #[prost(uint32, tag = "2")]
     pub to: u32,
+    /// The version of the map that the sender has seen: an order of the shard that is newer stands.
+    #[prost(uint64, tag = "3")]
+    pub seen: u64,
 }
 
 /// Registration of a server.
@@ -381,6 +389,9 @@ pub struct RegisterRequest {
     /// The version of the map that these follow; none of a server that has just started.
     #[prost(uint64, optional, tag = "7")]
     pub map_version: Option<u64>,
+    /// A random number of the server's process.
+    #[prost(uint64, tag = "8")]
+    pub start: u64,
 }
 
 /// Join of a trainer.

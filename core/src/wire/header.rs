@@ -113,7 +113,7 @@ impl Flags {
     pub const WANT_CHECKS: Self = Self(16);
     /// On a pull: the value that the updates of the trainer's gradients made, which a push with
     /// [`WANT_VALUE`](Self::WANT_VALUE) would have brought: with all of them in it, and in rounds of several trainers
-    /// without what was set since, unless the server has come back since then from a later checkpoint.
+    /// without what was set since, unless the server has come back since then without a journal.
     pub const OF_STEP: Self = Self(32);
     /// Destinations of the answer's values follow the control message: 16 bytes for each entry. Set by transports, over
     /// verbs only.

@@ -28,6 +28,8 @@ struct Caller {
     peer: PeerId,
     trainer: TrainerId,
     incarnation: Incarnation,
+    /// The number of its process.
+    process: u32,
 }
 
 struct Desk {
@@ -157,14 +159,20 @@ impl Desk {
         self.answers.push(format!("{name} {text}"));
     }
 
+    /// Connects as another process of this name.
     fn dial(&mut self, name: &str) {
+        let process = u32::try_from(self.peers + 1).expect("a test has few connections");
+        self.connect(name, process);
+    }
+
+    fn connect(&mut self, name: &str, process: u32) {
         self.peers += 1;
         let peer = PeerId(self.peers);
-        let stranger = Caller { peer, trainer: NO_TRAINER, incarnation: Incarnation(0) };
-        let caller = *self.callers.entry(name.to_owned()).and_modify(|one| one.peer = peer).or_insert(stranger);
+        let stranger = Caller { peer, trainer: NO_TRAINER, incarnation: Incarnation(0), process };
+        let known = self.callers.entry(name.to_owned()).and_modify(|one| (one.peer, one.process) = (peer, process));
+        let caller = *known.or_insert(stranger);
         self.event(Event::Accepted { peer, origin: name.to_owned(), transport: String::new() });
         let head = Head { trainer: caller.trainer, incarnation: caller.incarnation, ..Head::new(Kind::Hello) };
-        let process = u32::try_from(self.peers).expect("a test has few connections");
         let frame = Frame::with_control(
             head,
             &HelloMessage { host: "h".into(), process, absence_millis: Some(10_000), ..HelloMessage::default() },
@@ -230,12 +238,15 @@ impl Desk {
                 self.ask(words[1], Request::Register(register));
             }
             "move" => {
-                let order = MoveRequest { shard: Some(named(words[2])), to: number(3).expect("a server") };
+                let seen = words.iter().find_map(|word| word.strip_prefix("seen=")?.parse().ok());
+                let seen = seen.unwrap_or(self.coordinator.map().version().0);
+                let order = MoveRequest { shard: Some(named(words[2])), to: number(3).expect("a server"), seen };
                 self.ask(words[1], Request::Move(order));
             }
             "map" => self.ask(words[1], Request::Watch(number(2).expect("a version").into())),
             "held" => self.hold(number(1).expect("a version"), &words[2..]),
             "dial" => self.dial(words[1]),
+            "redial" => self.connect(words[1], self.callers[words[1]].process),
             "gone" => {
                 let peer = self.callers[words[1]].peer;
                 self.event(Event::Gone {
@@ -285,6 +296,7 @@ fn register(words: &[&str], server: u32, shards: u32) -> RegisterRequest {
         servers: words.iter().find_map(|word| word.strip_prefix("of=")?.parse().ok()),
         holds: words.iter().filter_map(|word| held(word)).collect(),
         map_version: words.iter().find_map(|word| word.strip_prefix("map=")?.parse().ok()),
+        start: words.iter().find_map(|word| word.strip_prefix("start=")?.parse().ok()).unwrap_or(0),
     }
 }
 
@@ -297,7 +309,7 @@ fn named(word: &str) -> ShardMessage {
 /// `holds=0.1`, or `holds=0.1+` for a shard that is served, or `fails=0.1`.
 fn held(word: &str) -> Option<HeldShardMessage> {
     if let Some(word) = word.strip_prefix("fails=") {
-        return Some(HeldShardMessage { shard: Some(named(word)), serves: false, failure: Some("no files".into()) });
+        return Some(HeldShardMessage { shard: Some(named(word)), serves: false, failure: Some("no".into()) });
     }
     let word = word.strip_prefix("holds=")?;
     let shard = named(word.trim_end_matches('+'));
@@ -305,7 +317,7 @@ fn held(word: &str) -> Option<HeldShardMessage> {
 }
 
 fn shown(map: &ShardMap) -> String {
-    let places = map.moved().map(|(shard, ShardPlace { server, term, next })| {
+    let places = map.moved().map(|(shard, ShardPlace { server, term, next, .. })| {
         let next = next.map_or(String::new(), |next| format!(" to {next}"));
         format!(" {}.{} at {server} term {term}{next}", shard.server, shard.shard)
     });
@@ -769,7 +781,8 @@ fn a_shard_moves_once_its_leader_releases_it_and_the_move_ends_once_it_is_served
     ));
 }
 
-const FAILED: &str = "server 1 cannot take server 0 shard 0 up, and tries again";
+const FAILED: &str = "server 1 cannot take server 0 shard 0 up";
+const ABSENT: &str = "server 1 is not connected: server 0 shard 0 stays at server 0";
 const OVERTAKEN: &str = "server 1 shard 1 was sent elsewhere before it was moved to server 0: server 1 leads it";
 
 #[test]
@@ -802,17 +815,77 @@ fn shards_without_files_do_not_move_and_a_restarted_server_has_released_its_shar
 }
 
 #[test]
-fn a_shard_stays_if_its_next_leader_is_gone_and_a_failed_move_says_why() {
+fn a_shard_stays_if_its_next_leader_is_gone_and_goes_back_once_if_that_one_cannot_take_it_up() {
     check_started(&format!(
         "{SERVING}
          move op 0.0 1 -> map 1: 0.0 at 0 term 1 to 1
+         ask op -> op server 0 has not released server 0 shard 0
          gone s1 ->
-         held 1 ->
+         held 1 -> map 2: 0.0 at 0 term 1 & op Invalid: {ABSENT}
          move op2 0.0 1 -> op2 Busy: a move to server 1, which is not connected
-         register t1 1 2 -> map 2: 0.0 at 1 term 2 & t1 joined
-         register t1 1 2 again map=2 holds=1.0+ holds=1.1+ fails=0.0 -> op Invalid: {FAILED}: no files & t1 joined
-         move op 0.0 0 -> map 3: 0.0 at 1 term 2 to 0
-         register t1 1 2 again map=3 holds=1.0+ holds=1.1+ -> map 4: 0.0 at 0 term 3 & t1 joined
-         held 4 holds=0.0+ -> op done"
+         held 2 holds=0.0+ ->
+         register t1 1 2 -> t1 joined
+         move op 0.0 1 -> map 3: 0.0 at 0 term 1 to 1
+         held 3 -> map 4: 0.0 at 1 term 2
+         ask op -> op server 1 has not taken server 0 shard 0 up
+         register t1 1 2 again map=4 fails=0.0 -> map 5: 0.0 at 1 term 2 to 0 & op Invalid: {FAILED}: no & t1 joined
+         register t1 1 2 again map=5 -> map 6: 0.0 at 0 term 3 & t1 joined
+         held 6 fails=0.0 ->
+         held 6 holds=0.0+ ->"
+    ));
+}
+
+#[test]
+fn a_shard_that_was_served_once_does_not_go_back() {
+    check_started(&format!(
+        "{SERVING}
+         move op 0.0 1 -> map 1: 0.0 at 0 term 1 to 1
+         held 1 -> map 2: 0.0 at 1 term 2
+         register s1 1 2 again map=2 holds=0.0+ -> op done & s1 joined
+         register s1 1 2 again map=2 fails=0.0 -> s1 joined"
+    ));
+}
+
+#[test]
+fn an_order_that_comes_again_changes_no_later_one() {
+    check_started(&format!(
+        "{SERVING}
+         move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0
+         move again 1.1 0 seen=0 ->
+         register s1 1 2 again map=1 holds=1.0+ -> map 2: 1.1 at 0 term 2 & s1 joined
+         held 2 holds=1.1+ -> op done & again done
+         move op2 1.1 1 -> map 3: 1.1 at 0 term 2 to 1
+         move op 1.1 0 seen=0 -> op Invalid: server 1 shard 1 was sent elsewhere
+         move op3 1.1 1 seen=0 ->"
+    ));
+}
+
+#[test]
+fn a_report_says_nothing_about_later_orders_and_counts_for_earlier_ones() {
+    check_started(&format!(
+        "{SERVING}
+         held 0 holds=0.0+ ->
+         move op 0.0 1 -> map 1: 0.0 at 0 term 1 to 1
+         move op2 0.0 0 -> map 2: 0.0 at 0 term 1 & op Invalid: server 0 shard 0 was sent elsewhere
+         held 1 ->
+         held 2 holds=0.0+ -> op2 done
+         move op 0.0 1 -> map 3: 0.0 at 0 term 1 to 1
+         move op2 1.0 0 -> map 4: 0.0 at 0 term 1 to 1 1.0 at 1 term 1 to 0
+         held 4 -> map 5: 0.0 at 1 term 2 1.0 at 1 term 1 to 0
+         register s1 1 2 again map=4 -> map 6: 0.0 at 1 term 2 1.0 at 0 term 2 & s1 joined"
+    ));
+}
+
+#[test]
+fn a_restarted_container_is_another_process() {
+    check_started(&format!(
+        "{SERVING}
+         move op 1.1 0 -> map 1: 1.1 at 1 term 1 to 0
+         gone s1 ->
+         redial s1 ->
+         register s1 1 2 -> s1 joined
+         gone s1 ->
+         redial s1 ->
+         register s1 1 2 start=1 -> map 2: 1.1 at 0 term 2 & s1 joined"
     ));
 }

@@ -570,7 +570,11 @@ fn check(plan: &Plan, before: &str, after: &str) {
 }
 
 #[test]
-fn the_value_of_a_step_outlasts_a_set_and_a_restart_from_the_journal() {
+fn the_value_of_a_step_outlasts_a_set_and_a_restart_with_or_without_a_checkpoint() {
+    [false, true].into_iter().for_each(check_the_value_of_a_step);
+}
+
+fn check_the_value_of_a_step(has_checkpoint: bool) {
     let storage = InMemory::new();
     let plan = Plan::new(Mode::Sync, Merge::Mean, 2).with("w", Float32, 2, "optimizer: SGD");
     let mut stage = Stage::empty(plan.clone());
@@ -578,6 +582,11 @@ fn the_value_of_a_step_outlasts_a_set_and_a_restart_from_the_journal() {
     stage.initialise();
     let mut script = Script::new(stage);
     script.run("push 0 1 w=100 -> *\n push 1 1 w=100 -> *\n set 0 w=10 -> *\n pull+ 1 1 w -> 1 value w@1=-100");
+    if has_checkpoint {
+        assert!(script.stage.begin_checkpoint(1).expect("the disk is well"));
+        let written = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+        written.expect("all is written at once").finish().expect("the disk is well");
+    }
     let mut restarted = Stage::empty(plan);
     restore(&mut restarted, &storage.copy(), false);
     for (trainer, actor) in script.stage.actors {
