@@ -200,3 +200,25 @@ fn a_shard_without_a_journal_stays() {
     assert!(refused.to_string().contains("server 0 keeps no journal"), "{refused}");
     processes.terminate();
 }
+
+#[test]
+fn a_shard_whose_next_leader_has_no_files_of_it_goes_back() {
+    let folder = folder();
+    // Each server has a directory of its own.
+    let directories = folder.path().join("{index}");
+    let job = Job::new(2, 1).with_checkpoints(&directories).with("--journal", "on");
+    let mut processes = Processes::start(Job { mode: "sync", bind: &BIND, ..job });
+    let client = client(&processes.coordinator(), 0);
+    let tensors = vec![Tensor::new("w", Float32, 8192, "const_lr { learning_rate: 1.0 }")];
+    begin(&client, &tensors).expect("the tensors are initialised");
+    let shard = ShardId { server: ServerIndex(0), shard: ShardIndex(0) };
+    for round in 1..=3 {
+        let refused = reader(&processes.coordinator()).move_shard(shard, ServerIndex(1)).expect_err("it has no files");
+        let expected = "server 1 cannot take server 0 shard 0 up: server-0/shard-0: expected the files of the shard";
+        assert!(refused.to_string().contains(expected), "{refused}");
+        push_pull(&client, &tensors, 0, round).expect("the shard is back");
+        processes.kill(1);
+        processes.start_again(1);
+    }
+    processes.terminate();
+}

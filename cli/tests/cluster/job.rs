@@ -47,7 +47,8 @@ impl Job {
         self.with("--checkpoint-dir", directory.display())
     }
 
-    /// Settings of server `index`; every server but the first needs the coordinator's address.
+    /// Settings of server `index`, which `{index}` in a value stands for; every server but the first needs the
+    /// coordinator's address.
     pub(crate) fn arguments(&self, index: u16, bind: &str, coordinator: Option<&str>) -> Vec<String> {
         let mut all = vec![
             ("--index", index.to_string()),
@@ -62,7 +63,8 @@ impl Job {
         all.extend((self.mode != "sync").then(|| ("--mode", self.mode.to_owned())));
         all.extend(coordinator.map(|address| ("--coordinator", address.to_owned())));
         all.extend(self.more.clone());
-        all.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
+        let index = index.to_string();
+        all.into_iter().flat_map(|(option, value)| [option.to_owned(), value.replace("{index}", &index)]).collect()
     }
 
     /// The settings of a server within this process, on a port of the system's choice.
