@@ -84,13 +84,14 @@ impl ShardHost {
         let mut host = Self { threads: owned, places: Arc::clone(&places), thread: None };
         let (devices, running) = ((0..).zip(device::open(&start.settings)?).collect(), BTreeMap::new());
         let mut hosting = Hosting { start: Arc::clone(start), job, lanes, threads, running, devices };
-        let changes = places.changes();
+        let mut changes = places.changes();
+        // The server's own shards come first, and do not wait for one that has moved here.
+        changes.takes_up.sort_by_key(|(shard, _)| shard.server.0 != start.settings.index);
         for (shard, term) in changes.takes_up {
             let taken = hosting.take_up(shard, term);
             if shard.server.0 == start.settings.index {
                 taken?;
             } else if let Err(failure) = taken {
-                // The server's own shards do not wait for one that has moved here.
                 tracing::error!(%shard, %term, "the shard cannot be taken up: {failure}");
             }
         }

@@ -221,8 +221,8 @@ impl<S: NodeSession, T: Transport> SessionLoop<S, T> {
         self.seats.iter().any(|seat| seat.session.awaits_work())
     }
 
-    /// Finishes the sessions without another turn, but one that has panicked; several at once, as each writes its last
-    /// checkpoint.
+    /// Finishes the sessions without another turn, all but one that has panicked. Several finish at once, as each
+    /// writes its last checkpoint.
     ///
     /// # Errors
     /// The first failure of any of them.

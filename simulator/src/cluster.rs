@@ -550,7 +550,8 @@ impl SimCluster {
         let is_former = process.is_former();
         let apart = self.apart.iter().filter(|(end, _)| now < *end).map(|(_, time)| *time);
         let may_be_lost = APART_MIN < apart.sum::<Duration>();
-        let mut cx = TrainerContext { job, oracle, record, may_leave, may_be_lost, seen };
+        let may_read_old = self.servers.iter().any(|host| host.may_serve_twice(now));
+        let mut cx = TrainerContext { job, oracle, record, may_leave, may_be_lost, may_read_old, seen };
         match process.turn(trainer_time(now), &mut cx).with_context(|| format!("trainer {number}"))? {
             TrainerTurn::Goes(due) => {
                 let due = due.map_or(now + Duration::from_secs(1), |due| SimTime(due.0 * 1_000_000));
@@ -735,13 +736,13 @@ impl SimCluster {
         self.note(if is_done { "an answer of the store is lost" } else { "a change of the store fails" });
     }
 
-    /// Has the operator ask something of the coordinator.
     /// The version of the newest map of shards.
     fn map_version(&self) -> u64 {
         let known = self.servers.iter().filter_map(|host| Some(host.process.as_ref()?.map_version()));
         known.max().unwrap_or(0)
     }
 
+    /// Has the operator ask something of the coordinator.
     fn order(&mut self, request: Request) {
         if self.operator.is_none() {
             let host = HostId(self.job.servers + u16::try_from(self.job.trainers).expect("it is small"));

@@ -30,6 +30,8 @@ use crate::time::{SimClock, SimTime};
 
 /// Interval at which a server renews its registration, as `node` does.
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest time in which a server does not see that another process has its shards, and a bit.
+const UNSEEN_MAX: Duration = Duration::from_millis(260);
 /// Pause before it is looked again whether background work is done.
 const WORK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -78,6 +80,8 @@ pub(crate) struct SimServer {
     registrar: Option<SimRegistration>,
     /// Whether an error of the disk was injected: a session may then end.
     pub(crate) is_troubled: bool,
+    /// When it last took a shard up.
+    taken_up_at: SimTime,
 }
 
 /// The registration of a server other than 0.
@@ -158,6 +162,7 @@ impl ServerHost {
             job: None,
             registrar: None,
             is_troubled: false,
+            taken_up_at: SimTime::default(),
         };
         let started = if index == 0 {
             let store = self.store.as_ref().map(|store| {
@@ -179,6 +184,12 @@ impl ServerHost {
         let endpoints = process.endpoints();
         self.process = Some(process);
         Ok(Ok(endpoints))
+    }
+
+    /// Whether a former process may not have noticed that another one has taken its shards: it looks at times.
+    pub(crate) fn may_serve_twice(&self, now: SimTime) -> bool {
+        let taken = self.process.as_ref().map_or(SimTime::default(), |process| process.taken_up_at);
+        !self.former.is_empty() && now < taken + UNSEEN_MAX
     }
 
     /// The sorts of records in the journals of its disk.
@@ -316,6 +327,7 @@ impl SimServer {
         let job = self.job.ok_or_else(|| Failure::call("the job is not known yet"))?;
         let transport = self.transport(index, shard.lane(), host, birth);
         let endpoint = transport.endpoint();
+        self.taken_up_at = birth.clock.now();
         let begun = self.process.shard((shard, term), job, transport);
         if begun.is_err() {
             birth.network.remove(endpoint, false);

@@ -877,15 +877,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a shard is given away that its leader holds",
         MOVES,
-        "if report.held.contains_key(&shard) {",
-        "if report.held.contains_key(&shard) && !MUTANT {",
+        "_ if report.held.contains_key(&shard) => {}",
+        "_ if report.held.contains_key(&shard) && !MUTANT => {}",
         COORDINATING,
     ),
     mutant(
         "a shard goes to a server that is not connected",
         MOVES,
-        "if is_connected(next) {",
-        "if MUTANT || is_connected(next) {",
+        "Some(true) => self.map.hand_over(shard),",
+        "Some(is_there) if is_there || MUTANT => self.map.hand_over(shard),\nSome(true) => {}",
         COORDINATING,
     ),
     mutant(
@@ -898,9 +898,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a shard goes back although its leader has served it",
         MOVES,
-        "place.server != *former && !report().is_some_and(",
-        "MUTANT || place.server != *former && !report().is_some_and(",
+        "self.map.settle(shard);",
+        "if !MUTANT { self.map.settle(shard); }",
         COORDINATING,
+    ),
+    mutant(
+        "a move during a return forgets who served the shard",
+        SHARD_MAP,
+        "former: place.former.or(",
+        "former: place.former.filter(|_| !MUTANT).or(",
+        SHARD_MAPS,
     ),
     mutant(
         "a failure to take a shard up is reported for a later move",

@@ -1,11 +1,11 @@
 //! Map of a job's shards: which server leads each, and under which term.
 //!
 //! A shard keeps its name, which says where it was placed at first; the map says where it is. One that has not moved
-//! is at home under the first term and has no entry. The coordinator changes the map, and each change has a larger
+//! is there under the first term and has no entry. The coordinator changes the map, and each change has a larger
 //! version.
 //!
-//! A move has two changes. The first names the next server: the leader writes what it has and lets go of the shard. The
-//! second makes the next server the leader, under a larger term: it takes the shard up from its files.
+//! A move has two changes. The first names the next leader: the leader writes what it has and lets go of the shard. The
+//! second makes the next leader the leader, under a larger term: it takes the shard up from its files.
 
 use std::collections::BTreeMap;
 
@@ -26,14 +26,16 @@ pub struct ShardPlace {
     pub server: ServerIndex,
     /// Its term there.
     pub term: Term,
-    /// The server that it moves to.
+    /// The server that it moves to, its next leader.
     pub next: Option<ServerIndex>,
-    /// The version of the map that made it so.
+    /// The server that served it last, until its leader serves it.
+    pub former: Option<ServerIndex>,
+    /// The version of the map that changed the place last.
     pub changed: MapVersion,
 }
 
 impl ShardMap {
-    /// A map of this version, with these shards that are not at home under the first term.
+    /// A map of this version, with these shards that are not where they were placed at first, under the first term.
     #[must_use]
     pub fn new(version: MapVersion, moved: BTreeMap<ShardId, ShardPlace>) -> Self {
         Self { version, moved }
@@ -45,7 +47,7 @@ impl ShardMap {
         self.version
     }
 
-    /// The shards that are not at home under the first term.
+    /// The shards that are not where they were placed at first, under the first term.
     pub fn moved(&self) -> impl Iterator<Item = (ShardId, ShardPlace)> {
         self.moved.iter().map(|(shard, place)| (*shard, *place))
     }
@@ -53,8 +55,8 @@ impl ShardMap {
     /// Where a shard is.
     #[must_use]
     pub fn place(&self, shard: ShardId) -> ShardPlace {
-        let home = ShardPlace { server: shard.server, term: Term::FIRST, next: None, changed: MapVersion(0) };
-        self.moved.get(&shard).copied().unwrap_or(home)
+        let (server, term, changed) = (shard.server, Term::FIRST, MapVersion(0));
+        self.moved.get(&shard).copied().unwrap_or(ShardPlace { server, term, next: None, former: None, changed })
     }
 
     /// The shards that this server leads and keeps, each with its term; `own` are those that were placed there first.
@@ -71,17 +73,22 @@ impl ShardMap {
         if place.next == next {
             return false;
         }
-        self.change(shard, ShardPlace { next, ..place });
+        self.change(shard, ShardPlace { next, former: place.former.or(Some(place.server)), ..place });
         true
     }
 
-    /// The shards that a server gives away by the map of this version, each with the next server.
+    /// Notes that the leader of a shard serves it: the shard goes back no more.
+    pub fn settle(&mut self, shard: ShardId) {
+        self.moved.get_mut(&shard).into_iter().for_each(|place| place.former = None);
+    }
+
+    /// The shards that a server gives away by the map of this version, each with the next leader.
     pub fn leaving(&self, from: ServerIndex, followed: MapVersion) -> Vec<(ShardId, ServerIndex)> {
         let given = self.moved.iter().filter(|(_, place)| place.server == from && place.changed <= followed);
         given.filter_map(|(shard, place)| Some((*shard, place.next?))).collect()
     }
 
-    /// Makes the next server the leader of a shard, under the next term.
+    /// Makes the next leader of a shard its leader, under the next term.
     ///
     /// # Panics
     ///
@@ -94,7 +101,8 @@ impl ShardMap {
 
     fn change(&mut self, shard: ShardId, place: ShardPlace) {
         self.version = MapVersion(self.version.0 + 1);
-        self.moved.insert(shard, ShardPlace { changed: self.version, ..place });
+        let former = place.former.filter(|former| *former != place.server || place.next.is_some());
+        self.moved.insert(shard, ShardPlace { former, changed: self.version, ..place });
     }
 }
 
@@ -133,6 +141,23 @@ mod tests {
         assert_eq!(leaving(&map, 0, 4), [], "it has gone");
         assert_eq!(led(&map, 1), [(shard(0, 1), 2), (shard(1, 0), 1), (shard(1, 1), 1)]);
         assert_eq!((map.version(), map.place(shard(0, 1)).changed), (MapVersion(4), MapVersion(4)));
+    }
+
+    #[test]
+    fn a_shard_has_a_former_server_until_its_leader_serves_it() {
+        let mut map = ShardMap::default();
+        let former = |map: &ShardMap| map.place(shard(0, 0)).former.map(|server| server.0);
+        map.order(shard(0, 0), ServerIndex(1));
+        map.hand_over(shard(0, 0));
+        map.order(shard(0, 0), ServerIndex(2));
+        map.hand_over(shard(0, 0));
+        assert_eq!(former(&map), Some(0), "server 1 has not served it");
+        map.settle(shard(0, 0));
+        assert_eq!(former(&map), None);
+        map.order(shard(0, 0), ServerIndex(1));
+        assert_eq!(former(&map), Some(2));
+        map.order(shard(0, 0), ServerIndex(2));
+        assert_eq!(former(&map), None, "it stays");
     }
 
     #[test]

@@ -265,8 +265,9 @@ impl Coordinator {
     ) {
         let mut replies = Replies::default();
         let servers = &self.servers;
-        let is_connected = |server: ServerIndex| servers.is_connected(server.0.into());
-        if self.moves.reported(server, version, held, is_connected, &mut replies) {
+        let connection =
+            |server: ServerIndex| servers.entry(server.0.into()).map(|_| servers.is_connected(server.0.into()));
+        if self.moves.reported(server, version, held, connection, &mut replies) {
             self.map_changed(&mut replies, out);
         }
         self.flush(&mut replies, out);

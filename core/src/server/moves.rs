@@ -16,9 +16,6 @@ pub(super) struct ShardMoves {
     map: ShardMap,
     /// The last report of each server.
     reports: BTreeMap<ServerIndex, HeldShards>,
-    /// The server that led each shard before an order which has not ended: the shard goes back there where its next
-    /// leader cannot take it up.
-    former: BTreeMap<ShardId, ServerIndex>,
     /// Servers that wait for a map that is newer than theirs.
     watchers: Vec<(PeerId, Head, MapVersion)>,
     /// Requests for moves that have not ended.
@@ -53,8 +50,8 @@ impl ShardMoves {
         self.map = map;
     }
 
-    /// Orders a shard to another server, unless it was ordered somewhere after the map that the sender has seen: then
-    /// the order has come again, or another one has overtaken it. The answer follows once that server serves the shard.
+    /// Orders a shard to another server, unless its place has changed since the map that the sender has seen. Then the
+    /// order has come again, or another one has overtaken it. The answer follows once that server serves the shard.
     /// True where the map has changed.
     pub(super) fn order(
         &mut self,
@@ -63,25 +60,22 @@ impl ShardMoves {
         seen: MapVersion,
         replies: &mut Replies,
     ) -> bool {
-        let place = self.map.place(shard);
-        let has_changed = place.changed <= seen && self.map.order(shard, to);
-        if has_changed {
-            self.former.insert(shard, place.server);
-        }
+        let has_changed = self.map.place(shard).changed <= seen && self.map.order(shard, to);
         self.movers.push(Mover { peer, head, shard, to });
         self.answer_movers(replies);
         has_changed
     }
 
-    /// Takes note of the shards that a server holds, which follows the map of this version, or has just started. A
-    /// shard that is to move, and that its leader does not hold, goes to the next one. A shard that its next leader
-    /// cannot take up goes back, as far as servers are connected. True where the map has changed.
+    /// Takes note of the shards that a server holds. The server follows the map of this version, or has just started. A
+    /// shard that is to move, and that its leader does not hold, goes to its next leader. A shard that its new leader
+    /// cannot take up goes back, as far as servers are connected: `connection` says so of those that have registered
+    /// with this coordinator. True where the map has changed.
     pub(super) fn reported(
         &mut self,
         server: ServerIndex,
         version: Option<MapVersion>,
         held: &[HeldShardMessage],
-        is_connected: impl Fn(ServerIndex) -> bool,
+        connection: impl Fn(ServerIndex) -> Option<bool>,
         replies: &mut Replies,
     ) -> bool {
         let named = || held.iter().filter_map(|one| Some((one.shard?.id()?, one)));
@@ -91,48 +85,45 @@ impl ShardMoves {
         let version = version.unwrap_or(self.map.version());
         self.reports.insert(server, HeldShards { version, held, failures });
         let before = self.map.version();
-        self.hand_over(&is_connected, replies);
+        self.hand_over(&connection, replies);
         self.answer_movers(replies);
-        self.send_back(&is_connected);
+        self.send_back(|server| connection(server) == Some(true));
         before < self.map.version()
     }
 
-    /// Gives the shards that their leaders have released to the next leaders. Where one is not connected, its shard
-    /// stays.
-    fn hand_over(&mut self, is_connected: &impl Fn(ServerIndex) -> bool, replies: &mut Replies) {
+    /// Gives the shards that their leaders have released to the next leaders. Where one is not connected any more, its
+    /// shard stays.
+    fn hand_over(&mut self, connection: &impl Fn(ServerIndex) -> Option<bool>, replies: &mut Replies) {
         for (server, report) in &self.reports {
             for (shard, next) in self.map.leaving(*server, report.version) {
-                if report.held.contains_key(&shard) {
-                    continue;
-                }
-                if is_connected(next) {
-                    self.map.hand_over(shard);
-                    continue;
-                }
-                self.map.order(shard, *server);
-                for mover in self.movers.extract_if(.., |mover| (mover.shard, mover.to) == (shard, next)) {
-                    let text = format!("server {next} is not connected: {shard} stays at server {server}");
-                    replies.error(mover.peer, &mover.head, &Refusal::invalid(text));
+                match connection(next) {
+                    _ if report.held.contains_key(&shard) => {}
+                    // Its registration comes again.
+                    None => {}
+                    Some(true) => self.map.hand_over(shard),
+                    Some(false) => {
+                        self.map.order(shard, *server);
+                        for mover in self.movers.extract_if(.., |mover| (mover.shard, mover.to) == (shard, next)) {
+                            let text = format!("server {next} is not connected: {shard} stays at server {server}");
+                            replies.error(mover.peer, &mover.head, &Refusal::invalid(text));
+                        }
+                    }
                 }
             }
         }
     }
 
-    /// Orders the shards that their new leaders could not take up back to the former ones, once.
-    fn send_back(&mut self, is_connected: &impl Fn(ServerIndex) -> bool) {
-        let (map, reports) = (&mut self.map, &self.reports);
-        self.former.retain(|shard, former| {
-            let place = map.place(*shard);
-            let report = || report_of(reports, place).filter(|_| place.server != *former);
-            if place.next.is_some() {
-                return true;
+    /// Orders the shards that their new leaders could not take up back to the servers that served them last.
+    fn send_back(&mut self, is_connected: impl Fn(ServerIndex) -> bool) {
+        let moved: Vec<_> = self.map.moved().collect();
+        for (shard, place) in moved {
+            let (Some(former), Some(report)) = (place.former, report_of(&self.reports, place)) else { continue };
+            if report.serves(&shard) {
+                self.map.settle(shard);
+            } else if report.failures.contains_key(&shard) && is_connected(former) {
+                self.map.order(shard, former);
             }
-            if report().is_some_and(|report| report.failures.contains_key(shard)) && is_connected(*former) {
-                map.order(*shard, *former);
-                return false;
-            }
-            place.server != *former && !report().is_some_and(|report| report.serves(shard))
-        });
+        }
     }
 
     /// Answers the requests for moves that have ended, those that another one has overtaken, and those whose shard the
@@ -142,8 +133,12 @@ impl ShardMoves {
         self.movers.retain(|Mover { peer, head, shard, to }| {
             let place = map.place(*shard);
             if place.next.unwrap_or(place.server) != *to {
-                let (text, now) = (format!("{shard} was sent elsewhere before it was moved"), place.server);
-                replies.error(*peer, head, &Refusal::invalid(format!("{text} to server {to}: server {now} leads it")));
+                let (text, now) = (format!("{shard} was sent elsewhere, or stayed"), place.server);
+                replies.error(
+                    *peer,
+                    head,
+                    &Refusal::invalid(format!("{text}: server {now} leads it, not server {to}")),
+                );
                 return false;
             }
             let report = report_of(reports, place);
@@ -198,7 +193,7 @@ impl HeldShards {
     }
 }
 
-/// The report of a shard's leader, if it follows the map that made it so.
+/// The report of a shard's leader, if it follows the map that changed the place last.
 fn report_of(reports: &BTreeMap<ServerIndex, HeldShards>, place: ShardPlace) -> Option<&HeldShards> {
     reports.get(&place.server).filter(|report| place.next.is_none() && place.changed <= report.version)
 }

@@ -69,8 +69,8 @@ impl Address {
         if scheme == Scheme::Auto { self } else { Self { scheme, ..self } }
     }
 
-    /// The address of a lane of this server. One port has all lanes, except within a process, where the lane's number
-    /// is its port.
+    /// The address of a lane of this server. One port has all lanes, except within a process, where each lane has an
+    /// address of its own.
     #[must_use]
     pub fn of_lane(&self, lane: u64) -> Self {
         match (self.scheme, u16::try_from(lane)) {

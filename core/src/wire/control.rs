@@ -276,9 +276,12 @@ pub struct ShardPlaceMessage {
     /// The server that it moves to.
     #[prost(uint32, optional, tag = "4")]
     pub next: Option<u32>,
-    /// The version of the map that made it so.
+    /// The version of the map that changed the place last.
     #[prost(uint64, tag = "5")]
     pub changed: u64,
+    /// The server that served it last, until its leader serves it.
+    #[prost(uint32, optional, tag = "6")]
+    pub former: Option<u32>,
 }
 
 /// The name of a shard.
@@ -315,6 +318,7 @@ impl From<&ShardMap> for ShardMapMessage {
             term: place.term.0,
             next: place.next.map(|next| next.0.into()),
             changed: place.changed.0,
+            former: place.former.map(|former| former.0.into()),
         };
         Self { version: map.version().0, moved: map.moved().map(place).collect() }
     }
@@ -326,12 +330,13 @@ impl ShardMapMessage {
     pub fn map(&self) -> Option<ShardMap> {
         let index = |number: u32| u16::try_from(number).ok().map(ServerIndex);
         let place = |place: &ShardPlaceMessage| {
-            let next = match place.next {
-                Some(next) => Some(index(next)?),
-                None => None,
+            let optional = |number: Option<u32>| match number {
+                Some(number) => index(number).map(Some),
+                None => Some(None),
             };
+            let (next, former) = (optional(place.next)?, optional(place.former)?);
             let (server, changed) = (index(place.server)?, MapVersion(place.changed));
-            Some((place.shard?.id()?, ShardPlace { server, term: Term(place.term), next, changed }))
+            Some((place.shard?.id()?, ShardPlace { server, term: Term(place.term), next, former, changed }))
         };
         Some(ShardMap::new(MapVersion(self.version), self.moved.iter().map(place).collect::<Option<_>>()?))
     }
@@ -360,7 +365,7 @@ pub struct MoveRequest {
     /// The index of the server.
     #[prost(uint32, tag = "2")]
     pub to: u32,
-    /// The version of the map that the sender has seen: an order of the shard that is newer stands.
+    /// The version of the map that the sender has seen: a later change of the shard's place stands.
     #[prost(uint64, tag = "3")]
     pub seen: u64,
 }
