@@ -17,7 +17,7 @@ impl Client {
     ///
     /// # Errors
     /// When there is no such shard or server, one of the servers keeps no journal, the parameters are not initialised,
-    /// the server cannot take the shard up, which then goes back to the one before, or another move of the shard comes in between.
+    /// the server cannot take the shard up, which then goes back, or another move of the shard comes in between.
     pub fn move_shard(&self, shard: ShardId, to: ServerIndex) -> Result<(), Failure> {
         let mut state = self.lock()?;
         let times = state.disk_times();

@@ -891,8 +891,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "an order that comes again reverts a later one",
         MOVES,
-        "place.changed <= seen && self.map.order",
-        "(MUTANT || place.changed <= seen) && self.map.order",
+        "self.map.place(shard).changed <= seen && self.map.order",
+        "(MUTANT || self.map.place(shard).changed <= seen) && self.map.order",
         COORDINATING,
     ),
     mutant(
@@ -908,20 +908,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "former: place.former.or(",
         "former: place.former.filter(|_| !MUTANT).or(",
         SHARD_MAPS,
-    ),
-    mutant(
-        "a failure to take a shard up is reported for a later move",
-        "node/src/places.rs",
-        "state.failures.retain(|shard, _| led.contains_key(shard));",
-        "state.failures.retain(|shard, _| MUTANT || led.contains_key(shard));",
-        &["places::tests"],
-    ),
-    mutant(
-        "a session that has panicked is finished",
-        "node/src/session_loop.rs",
-        "filter(|(place, _)| Some(*place) != at_work)",
-        "filter(|(place, _)| MUTANT || Some(*place) != at_work)",
-        &["session_loop::tests"],
     ),
     mutant(
         "a restart from a checkpoint loses the value of a step",
