@@ -117,6 +117,12 @@ impl DrivenProcess {
         self.start.places.follow(version);
     }
 
+    /// Whether another server has served a shard last.
+    #[must_use]
+    pub fn may_go_back(&self, shard: ShardId) -> bool {
+        self.start.places.may_go_back(shard)
+    }
+
     /// Notes a shard whose session is finished.
     pub fn let_go(&self, shard: ShardId) {
         self.start.places.let_go(shard);

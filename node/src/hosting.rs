@@ -72,7 +72,7 @@ impl ShardHost {
     /// Takes up the shards that this server leads, and begins to follow the map.
     ///
     /// # Errors
-    /// When one that was placed here at first cannot be restored. Others are tried again.
+    /// When one that was placed here at first cannot be restored, and cannot go back. Others are tried again.
     pub(super) fn start(
         start: &Arc<ServerStart>,
         job: ServedJob,
@@ -89,7 +89,7 @@ impl ShardHost {
         changes.takes_up.sort_by_key(|(shard, _)| shard.server.0 != start.settings.index);
         for (shard, term) in changes.takes_up {
             let taken = hosting.take_up(shard, term);
-            if shard.server.0 == start.settings.index {
+            if shard.server.0 == start.settings.index && !places.may_go_back(shard) {
                 taken?;
             } else if let Err(failure) = taken {
                 tracing::error!(%shard, %term, "the shard cannot be taken up: {failure}");

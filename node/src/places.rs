@@ -126,6 +126,11 @@ impl ShardPlaces {
         PlaceChanges { version: state.map.version(), lets_go, takes_up }
     }
 
+    /// Whether another server has served a shard last: it goes back there if it cannot be taken up here.
+    pub(super) fn may_go_back(&self, shard: ShardId) -> bool {
+        self.lock().map.place(shard).former.is_some()
+    }
+
     /// Waits until the map asks something of this process, or for `pause` at most; none once it is over.
     pub(super) fn wait(&self, pause: Duration) -> Option<PlaceChanges> {
         let state = self.lock();

@@ -64,7 +64,7 @@ impl SimFault {
             | Self::ReplaceServer { time, .. }
             | Self::JumpClock { time, .. }
             | Self::ReplaceTrainer { time, .. } => time,
-            Self::LoseHost { time, .. } | Self::LoseHostAtDisk { time, .. } => time + UNNOTICED_MAX,
+            Self::LoseHost { time, .. } | Self::LoseHostAtDisk { time, .. } => time.max(UNNOTICED_MAX),
             Self::FailDisk { .. } => Duration::from_millis(500),
             // No process joins meanwhile.
             Self::FailStore { times, .. } => Duration::from_secs(times.into()),

@@ -310,7 +310,7 @@ impl SimServer {
         let PlaceChanges { version, takes_up, .. } = self.process.changes();
         for (shard, term) in takes_up {
             let taken = self.take_up((shard, term), (index, host), birth);
-            if shard.server.0 == index {
+            if shard.server.0 == index && !self.process.may_go_back(shard) {
                 taken?;
             }
         }
@@ -327,12 +327,13 @@ impl SimServer {
         let job = self.job.ok_or_else(|| Failure::call("the job is not known yet"))?;
         let transport = self.transport(index, shard.lane(), host, birth);
         let endpoint = transport.endpoint();
-        self.taken_up_at = birth.clock.now();
+        let now = birth.clock.now();
         let begun = self.process.shard((shard, term), job, transport);
         if begun.is_err() {
             birth.network.remove(endpoint, false);
         }
         self.shards.insert(shard, (endpoint, begun?));
+        self.taken_up_at = now;
         Ok(endpoint)
     }
 

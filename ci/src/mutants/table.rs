@@ -898,8 +898,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a shard goes back although its leader has served it",
         MOVES,
-        "self.map.settle(shard);",
-        "if !MUTANT { self.map.settle(shard); }",
+        "has_settled |= self.map.settle(shard);",
+        "has_settled |= !MUTANT && self.map.settle(shard);",
         COORDINATING,
     ),
     mutant(

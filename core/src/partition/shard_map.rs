@@ -1,8 +1,8 @@
 //! Map of a job's shards: which server leads each, and under which term.
 //!
-//! A shard keeps its name, which says where it was placed at first; the map says where it is. One that has not moved
-//! is there under the first term and has no entry. The coordinator changes the map, and each change has a larger
-//! version.
+//! A shard keeps its name, which says where it was placed at first; the map says where it is. One that was never
+//! ordered elsewhere is there under the first term and has no entry. The coordinator changes the map, and each change
+//! has a larger version.
 //!
 //! A move has two changes. The first names the next leader: the leader writes what it has and lets go of the shard. The
 //! second makes the next leader the leader, under a larger term: it takes the shard up from its files.
@@ -15,7 +15,7 @@ use crate::ids::{MapVersion, ServerIndex, ShardId, Term};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardMap {
     version: MapVersion,
-    /// The shards that have moved, or are about to.
+    /// The shards that have been ordered elsewhere.
     moved: BTreeMap<ShardId, ShardPlace>,
 }
 
@@ -28,14 +28,14 @@ pub struct ShardPlace {
     pub term: Term,
     /// The server that it moves to, its next leader.
     pub next: Option<ServerIndex>,
-    /// The server that served it last, until its leader serves it.
+    /// The server that served it last, as far as reports say, until its leader serves it.
     pub former: Option<ServerIndex>,
     /// The version of the map that changed the place last.
     pub changed: MapVersion,
 }
 
 impl ShardMap {
-    /// A map of this version, with these shards that are not where they were placed at first, under the first term.
+    /// A map of this version, with these shards that have been ordered elsewhere.
     #[must_use]
     pub fn new(version: MapVersion, moved: BTreeMap<ShardId, ShardPlace>) -> Self {
         Self { version, moved }
@@ -47,7 +47,7 @@ impl ShardMap {
         self.version
     }
 
-    /// The shards that are not where they were placed at first, under the first term.
+    /// The shards that have been ordered elsewhere than where they were placed at first.
     pub fn moved(&self) -> impl Iterator<Item = (ShardId, ShardPlace)> {
         self.moved.iter().map(|(shard, place)| (*shard, *place))
     }
@@ -77,9 +77,10 @@ impl ShardMap {
         true
     }
 
-    /// Notes that the leader of a shard serves it: the shard goes back no more.
-    pub fn settle(&mut self, shard: ShardId) {
-        self.moved.get_mut(&shard).into_iter().for_each(|place| place.former = None);
+    /// Notes that the leader of a shard serves it: the shard goes back no more. True where that was not known; the
+    /// version stays.
+    pub fn settle(&mut self, shard: ShardId) -> bool {
+        self.moved.get_mut(&shard).is_some_and(|place| place.former.take().is_some())
     }
 
     /// The shards that a server gives away by the map of this version, each with the next leader.
@@ -152,7 +153,8 @@ mod tests {
         map.order(shard(0, 0), ServerIndex(2));
         map.hand_over(shard(0, 0));
         assert_eq!(former(&map), Some(0), "server 1 has not served it");
-        map.settle(shard(0, 0));
+        assert!(map.settle(shard(0, 0)));
+        assert!(!map.settle(shard(0, 0)), "it is known");
         assert_eq!(former(&map), None);
         map.order(shard(0, 0), ServerIndex(1));
         assert_eq!(former(&map), Some(2));

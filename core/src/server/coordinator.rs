@@ -267,8 +267,12 @@ impl Coordinator {
         let servers = &self.servers;
         let connection =
             |server: ServerIndex| servers.entry(server.0.into()).map(|_| servers.is_connected(server.0.into()));
-        if self.moves.reported(server, version, held, connection, &mut replies) {
+        let known = self.map().version();
+        let is_to_keep = self.moves.reported(server, version, held, connection, &mut replies);
+        if known < self.map().version() {
             self.map_changed(&mut replies, out);
+        } else if is_to_keep {
+            out.push(self.keep());
         }
         self.flush(&mut replies, out);
     }

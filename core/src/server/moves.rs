@@ -69,7 +69,7 @@ impl ShardMoves {
     /// Takes note of the shards that a server holds. The server follows the map of this version, or has just started. A
     /// shard that is to move, and that its leader does not hold, goes to its next leader. A shard that its new leader
     /// cannot take up goes back, as far as servers are connected: `connection` says so of those that have registered
-    /// with this coordinator. True where the map has changed.
+    /// with this coordinator. True where the map is to be kept.
     pub(super) fn reported(
         &mut self,
         server: ServerIndex,
@@ -87,8 +87,8 @@ impl ShardMoves {
         let before = self.map.version();
         self.hand_over(&connection, replies);
         self.answer_movers(replies);
-        self.send_back(|server| connection(server) == Some(true));
-        before < self.map.version()
+        let has_settled = self.send_back(|server| connection(server) == Some(true));
+        has_settled || before < self.map.version()
     }
 
     /// Gives the shards that their leaders have released to the next leaders. Where one is not connected any more, its
@@ -98,7 +98,7 @@ impl ShardMoves {
             for (shard, next) in self.map.leaving(*server, report.version) {
                 match connection(next) {
                     _ if report.held.contains_key(&shard) => {}
-                    // Its registration comes again.
+                    // The coordinator has restarted, and the server is to register again.
                     None => {}
                     Some(true) => self.map.hand_over(shard),
                     Some(false) => {
@@ -113,17 +113,20 @@ impl ShardMoves {
         }
     }
 
-    /// Orders the shards that their new leaders could not take up back to the servers that served them last.
-    fn send_back(&mut self, is_connected: impl Fn(ServerIndex) -> bool) {
+    /// Orders the shards that their new leaders could not take up back to the servers that served them last. True where
+    /// a new leader serves its shard.
+    fn send_back(&mut self, is_connected: impl Fn(ServerIndex) -> bool) -> bool {
         let moved: Vec<_> = self.map.moved().collect();
+        let mut has_settled = false;
         for (shard, place) in moved {
             let (Some(former), Some(report)) = (place.former, report_of(&self.reports, place)) else { continue };
             if report.serves(&shard) {
-                self.map.settle(shard);
+                has_settled |= self.map.settle(shard);
             } else if report.failures.contains_key(&shard) && is_connected(former) {
                 self.map.order(shard, former);
             }
         }
+        has_settled
     }
 
     /// Answers the requests for moves that have ended, those that another one has overtaken, and those whose shard the

@@ -279,7 +279,7 @@ pub struct ShardPlaceMessage {
     /// The version of the map that changed the place last.
     #[prost(uint64, tag = "5")]
     pub changed: u64,
-    /// The server that served it last, until its leader serves it.
+    /// The server that served it last, as far as reports say, until its leader serves it.
     #[prost(uint32, optional, tag = "6")]
     pub former: Option<u32>,
 }

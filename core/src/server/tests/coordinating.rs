@@ -863,6 +863,9 @@ fn a_shard_that_was_served_once_does_not_go_back() {
          move op 0.0 1 -> map 1: 0.0 at 0 term 1 to 1
          held 1 -> map 2: 0.0 at 1 term 2
          register s1 1 2 again map=2 holds=0.0+ -> op done & s1 joined
+         register s1 1 2 again map=2 fails=0.0 -> s1 joined
+         restart
+         servers
          register s1 1 2 again map=2 fails=0.0 -> s1 joined"
     ));
 }
