@@ -117,10 +117,10 @@ impl DrivenProcess {
         self.start.places.follow(version);
     }
 
-    /// Whether another server has served a shard last.
+    /// Whether a start fails without this shard.
     #[must_use]
-    pub fn may_go_back(&self, shard: ShardId) -> bool {
-        self.start.places.may_go_back(shard)
+    pub fn needs(&self, shard: ShardId) -> bool {
+        self.start.places.needs(shard)
     }
 
     /// Notes a shard whose session is finished.

@@ -89,7 +89,7 @@ impl ShardHost {
         changes.takes_up.sort_by_key(|(shard, _)| shard.server.0 != start.settings.index);
         for (shard, term) in changes.takes_up {
             let taken = hosting.take_up(shard, term);
-            if shard.server.0 == start.settings.index && !places.may_go_back(shard) {
+            if places.needs(shard) {
                 taken?;
             } else if let Err(failure) = taken {
                 tracing::error!(%shard, %term, "the shard cannot be taken up: {failure}");

@@ -126,9 +126,10 @@ impl ShardPlaces {
         PlaceChanges { version: state.map.version(), lets_go, takes_up }
     }
 
-    /// Whether another server has served a shard last: it goes back there if it cannot be taken up here.
-    pub(super) fn may_go_back(&self, shard: ShardId) -> bool {
-        self.lock().map.place(shard).former.is_some()
+    /// Whether a start fails without this shard: it was placed here at first, and there is no other server that has
+    /// served it last, to which it goes back.
+    pub(super) fn needs(&self, shard: ShardId) -> bool {
+        shard.server == self.server && self.lock().map.place(shard).former.is_none()
     }
 
     /// Waits until the map asks something of this process, or for `pause` at most; none once it is over.

@@ -310,7 +310,7 @@ impl SimServer {
         let PlaceChanges { version, takes_up, .. } = self.process.changes();
         for (shard, term) in takes_up {
             let taken = self.take_up((shard, term), (index, host), birth);
-            if shard.server.0 == index && !self.process.may_go_back(shard) {
+            if self.process.needs(shard) {
                 taken?;
             }
         }

@@ -5,7 +5,7 @@
 //! has a larger version.
 //!
 //! A move has two changes. The first names the next leader: the leader writes what it has and lets go of the shard. The
-//! second makes the next leader the leader, under a larger term: it takes the shard up from its files.
+//! second makes that server the leader, under a larger term: it takes the shard up from its files.
 
 use std::collections::BTreeMap;
 

@@ -66,12 +66,12 @@ impl ChunkTable {
         for chunk in chunks() {
             self.carry_folded(journal, chunk)?;
             carry_set(journal, chunk, |before| before == 0)?;
-            chunk.round.loose(false).try_for_each(|one| self.carry_gradient(journal, chunk, (one, one.gradient())))?;
+            chunk.round.loose(false).try_for_each(|one| self.carry_gradient(journal, chunk, one))?;
         }
         self.carry_decided(journal, slot_indices, false)?;
         for chunk in chunks() {
             carry_set(journal, chunk, |before| before == 1)?;
-            chunk.round.loose(true).try_for_each(|one| self.carry_gradient(journal, chunk, (one, one.gradient())))?;
+            chunk.round.loose(true).try_for_each(|one| self.carry_gradient(journal, chunk, one))?;
         }
         self.carry_decided(journal, slot_indices, true)?;
         chunks().try_for_each(|chunk| carry_set(journal, chunk, |before| 1 < before))

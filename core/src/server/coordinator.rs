@@ -268,10 +268,10 @@ impl Coordinator {
         let connection =
             |server: ServerIndex| servers.entry(server.0.into()).map(|_| servers.is_connected(server.0.into()));
         let known = self.map().version();
-        let is_to_keep = self.moves.reported(server, version, held, connection, &mut replies);
+        let has_settled = self.moves.reported(server, version, held, connection, &mut replies);
         if known < self.map().version() {
             self.map_changed(&mut replies, out);
-        } else if is_to_keep {
+        } else if has_settled {
             out.push(self.keep());
         }
         self.flush(&mut replies, out);

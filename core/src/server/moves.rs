@@ -69,7 +69,7 @@ impl ShardMoves {
     /// Takes note of the shards that a server holds. The server follows the map of this version, or has just started. A
     /// shard that is to move, and that its leader does not hold, goes to its next leader. A shard that its new leader
     /// cannot take up goes back, as far as servers are connected: `connection` says so of those that have registered
-    /// with this coordinator. True where the map is to be kept.
+    /// with this coordinator. True where a new leader serves its shard, which the map notes without a new version.
     pub(super) fn reported(
         &mut self,
         server: ServerIndex,
@@ -84,11 +84,9 @@ impl ShardMoves {
         // A server that has just started holds nothing, and gets the newest map with its answer.
         let version = version.unwrap_or(self.map.version());
         self.reports.insert(server, HeldShards { version, held, failures });
-        let before = self.map.version();
         self.hand_over(&connection, replies);
         self.answer_movers(replies);
-        let has_settled = self.send_back(|server| connection(server) == Some(true));
-        has_settled || before < self.map.version()
+        self.send_back(|server| connection(server) == Some(true))
     }
 
     /// Gives the shards that their leaders have released to the next leaders. Where one is not connected any more, its
@@ -136,12 +134,9 @@ impl ShardMoves {
         self.movers.retain(|Mover { peer, head, shard, to }| {
             let place = map.place(*shard);
             if place.next.unwrap_or(place.server) != *to {
-                let (text, now) = (format!("{shard} was sent elsewhere, or stayed"), place.server);
-                replies.error(
-                    *peer,
-                    head,
-                    &Refusal::invalid(format!("{text}: server {now} leads it, not server {to}")),
-                );
+                let now = place.server;
+                let text = format!("{shard} was sent elsewhere, or stayed: server {now} leads it, not server {to}");
+                replies.error(*peer, head, &Refusal::invalid(text));
                 return false;
             }
             let report = report_of(reports, place);

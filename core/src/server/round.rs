@@ -103,10 +103,11 @@ impl OpenRound {
         self.is_empty() && self.all_ahead().is_empty()
     }
 
-    /// The contributions of the open round, or of the next one, that the sum of its first ones does not contain.
-    pub(super) fn loose(&self, is_next: bool) -> impl Iterator<Item = &Contribution> {
+    /// The contributions of the open round, or of the next one, that the sum of its first ones does not contain. Each
+    /// comes with its gradient.
+    pub(super) fn loose(&self, is_next: bool) -> impl Iterator<Item = (&Contribution, Option<Gradient<'_>>)> {
         let (part, folded) = (self.part(is_next), self.folded_count(is_next));
-        part[folded..].iter().filter(|one| !one.is_unlogged())
+        part[folded..].iter().filter(|one| !one.is_unlogged()).map(|one| (one, one.gradient()))
     }
 
     /// The contributions that are rounds of their own, the one that has entered or those that wait, each with its

@@ -424,13 +424,7 @@ fn a_checkpoint_carries_a_half_gradient_that_is_widened_for_an_update_without_me
          push 0 0 g=1h g.1=2h -> 0 done g@1 g.1@1
          show g g.1 -> g@0=0 & g.1@0=0",
     );
-    assert!(script.stage.begin_checkpoint(1).expect("the disk is well"));
-    let writer = loop {
-        if let Some(writer) = script.stage.shard.continue_checkpoint(1).expect("the disk is well") {
-            break writer;
-        }
-    };
-    writer.finish().expect("the disk is well");
+    script.stage.checkpoint(1);
     script.stage.settle();
     let mut again = Stage::empty(plan);
     again.restore(&disk, false);

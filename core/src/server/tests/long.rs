@@ -193,9 +193,7 @@ fn an_abandoned_checkpoint_leaves_nothing_behind() {
     assert!(stage.shard.continue_checkpoint(1).expect("the disk is well").is_none());
     push(&mut stage, &[1, 2, 3]);
     // Another checkpoint begins before this one is whole.
-    assert!(stage.begin_checkpoint(1).expect("the disk is well"));
-    let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
-    writer.expect("all of it was written").finish().expect("the disk is well");
+    stage.checkpoint(1);
     assert_eq!(again(&stage, &disk).contents(), stage.contents());
 }
 

@@ -243,9 +243,7 @@ fn a_checkpoint_has_a_merged_round_whose_record_the_disk_refused() {
     script
         .run("spare g g.1 g ->\n push+ 1 2 g=3 g.1=3 ->\n feed -> 0 done g@2 g.1@2\n show g g.1 -> g@1=-2 & g.1@1=-2");
     script.stage.shard.reserve_disk(0, 0);
-    assert!(script.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
-    let writer = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
-    writer.expect("nothing has to be waited for").finish().expect("the disk is well");
+    script.stage.checkpoint(1);
     script.stage.shard.commit().expect("the disk is well");
     let again = restarted(plan, &memory);
     script.run("wait 10 -> *\n show g g.1 -> g@2=-7 & g.1@2=-7");
@@ -373,9 +371,7 @@ fn a_record_that_is_sent_as_a_frame_is_refused() {
 /// Takes a checkpoint of a shard, and restores a shard from the checkpoint and the journal behind it.
 pub(super) fn saved(script: &mut Script, memory: &InMemory) -> Stage {
     let stage = &mut script.stage;
-    assert!(stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
-    let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
-    writer.expect("all of it was written").finish().expect("the disk is well");
+    stage.checkpoint(1);
     stage.shard.commit().expect("the disk is well");
     stage.retain_journal().expect("the disk is well");
     let mut again = restarted(stage.plan.clone(), memory);

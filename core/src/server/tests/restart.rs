@@ -552,9 +552,7 @@ fn check(plan: &Plan, before: &str, after: &str) {
     stage.initialise();
     let mut peace = Script::new(stage);
     peace.run(before);
-    assert!(peace.stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
-    let writer = peace.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
-    writer.expect("all of it was written").finish().expect("the disk is well");
+    peace.stage.checkpoint(1);
 
     let mut stage = Stage::empty(plan.clone());
     assert_eq!(restore(&mut stage, &storage.copy(), false), Some(1));
@@ -583,9 +581,7 @@ fn check_the_value_of_a_step(has_checkpoint: bool) {
     let mut script = Script::new(stage);
     script.run("push 0 1 w=100 -> *\n push 1 1 w=100 -> *\n set 0 w=10 -> *\n pull+ 1 1 w -> 1 value w@1=-100");
     if has_checkpoint {
-        assert!(script.stage.begin_checkpoint(1).expect("the disk is well"));
-        let written = script.stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
-        written.expect("all is written at once").finish().expect("the disk is well");
+        script.stage.checkpoint(1);
     }
     let mut restarted = Stage::empty(plan);
     restore(&mut restarted, &storage.copy(), false);
@@ -671,9 +667,7 @@ fn a_checkpoint_names_the_states_of_a_users_rule() {
     let mut stage = Stage::empty(Plan::new(Mode::Sync, Merge::Mean, 1).with("r", Float32, 2, WRITTEN));
     restore(&mut stage, &storage, false);
     stage.initialise();
-    assert!(stage.begin_checkpoint(1).expect("the disk is well"), "the shard serves");
-    let writer = stage.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
-    writer.expect("all of it was written").finish().expect("the disk is well");
+    stage.checkpoint(1);
     let report = inspect(&storage, DIRECTORY).expect("there is a checkpoint");
     let text = report.to_string();
     assert!(

@@ -542,6 +542,13 @@ impl Stage {
         self.shard.begin_checkpoint(self.folder.as_ref().expect("the shard was restored"), number)
     }
 
+    /// Takes a checkpoint at once.
+    pub(super) fn checkpoint(&mut self, number: u64) {
+        assert!(self.begin_checkpoint(number).expect("the disk is well"), "the shard serves");
+        let writer = self.shard.continue_checkpoint(u64::MAX).expect("the disk is well");
+        writer.expect("all of it was written").finish().expect("the disk is well");
+    }
+
     pub(super) fn retain_journal(&mut self) -> Result<(), Failure> {
         self.shard.retain_journal(self.folder.as_ref().expect("the shard was restored"))
     }
