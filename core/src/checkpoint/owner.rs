@@ -106,6 +106,8 @@ pub struct DirectoryOwner {
     storage: Arc<dyn Storage>,
     directory: String,
     number: OwnerNumber,
+    /// The path of the owner's file.
+    path: String,
 }
 
 impl DirectoryOwner {
@@ -128,7 +130,7 @@ impl DirectoryOwner {
             let names = storage.list(&directory)?;
             // Files name their owners too, so that a number is not used twice after the loss of an owner's file.
             let number = OwnerNumber(names.iter().filter_map(|name| owner_of(name)).max().unwrap_or_default().0 + 1);
-            let owner = Self { storage: Arc::clone(&storage), directory: directory.clone(), number };
+            let owner = Self::numbered(&storage, &directory, number);
             match owner.create(record) {
                 Err(failure) => refused = Some(failure),
                 // A number that was claimed and released between the two listings could be claimed again.
@@ -157,12 +159,12 @@ impl DirectoryOwner {
     /// # Errors
     /// [`Failure::Node`] when it was replaced, naming the new owner; nothing written since may be acknowledged.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.storage.find(&self.path(self.number))?.is_some() {
+        if self.storage.exists(&self.path)? {
             return Ok(());
         }
         let last = owners(&self.storage.list(&self.directory)?).last().copied();
         let by = last.and_then(|last| {
-            let record = OwnerRecord::read(&*self.storage, &self.path(last));
+            let record = OwnerRecord::read(&*self.storage, &path(&self.directory, last));
             Some(format!("owner {} ({})", last.0, record?))
         });
         let by = by.unwrap_or_else(|| "an unnamed process".to_owned());
@@ -173,8 +175,13 @@ impl DirectoryOwner {
         )))
     }
 
+    fn numbered(storage: &Arc<dyn Storage>, directory: &str, number: OwnerNumber) -> Self {
+        let path = path(directory, number);
+        Self { storage: Arc::clone(storage), directory: directory.to_owned(), number, path }
+    }
+
     fn create(&self, record: &OwnerRecord) -> Result<(), Failure> {
-        let mut writer = self.storage.create(&self.path(self.number))?;
+        let mut writer = self.storage.create(&self.path)?;
         writer.write(&[&record.encode()])?;
         writer.sync()?;
         self.storage.sync_directory(&self.directory)
@@ -183,18 +190,19 @@ impl DirectoryOwner {
     fn remove_lower(&self) -> Result<(), Failure> {
         let names = self.storage.list(&self.directory)?;
         for lower in owners(&names).into_iter().filter(|number| *number < self.number) {
-            let path = self.path(lower);
+            let path = path(&self.directory, lower);
             // A process with a higher number may have removed the file first.
-            if self.storage.find(&path)?.is_some() {
+            if self.storage.exists(&path)? {
                 self.storage.remove(&path)?;
             }
         }
         self.storage.sync_directory(&self.directory)
     }
+}
 
-    fn path(&self, number: OwnerNumber) -> String {
-        join(&self.directory, &format!("{PREFIX}{number}"))
-    }
+/// The path of an owner's file.
+fn path(directory: &str, number: OwnerNumber) -> String {
+    join(directory, &format!("{PREFIX}{number}"))
 }
 
 /// The numbers of the owners' files among these names, in ascending order.
@@ -220,7 +228,7 @@ fn owner_of(name: &str) -> Option<OwnerNumber> {
 pub fn check_directory(storage: &dyn Storage, server: u16) -> Result<(), Failure> {
     let directory = server_directory(server);
     let Some(last) = owners(&storage.list(&directory)?).pop() else { return Ok(()) };
-    let path = join(&directory, &format!("{PREFIX}{last}"));
+    let path = path(&directory, last);
     match OwnerRecord::read(storage, &path) {
         Some(record) if record.server != server => Err(Failure::Node(format!(
             "directory {directory:?} is that of server {}, and this is server {server}: directories were swapped or \
@@ -347,7 +355,7 @@ impl Folder {
     pub(super) fn first(storage: Arc<dyn Storage>, identity: ShardIdentity) -> Self {
         let directory = shard_directory(identity.server, identity.shard);
         let number = OwnerNumber(1);
-        let owner = DirectoryOwner { storage: Arc::clone(&storage), directory: directory.clone(), number };
+        let owner = DirectoryOwner::numbered(&storage, &directory, number);
         Self { storage, directory, identity, owner, need: ShardNeed::default() }
     }
 

@@ -33,6 +33,11 @@ pub trait Storage: Send + Sync {
     /// Opens a file for reading; none when it does not exist.
     fn find(&self, path: &str) -> Result<Option<Box<dyn StorageReader>>, Failure>;
 
+    /// Whether the file can be found.
+    fn exists(&self, path: &str) -> Result<bool, Failure> {
+        Ok(self.find(path)?.is_some())
+    }
+
     /// Renames a file, replacing an existing one of the new name.
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure>;
 

@@ -165,6 +165,14 @@ impl Storage for Directory {
         Ok(Some(Box::new(FileReader { path: path.to_owned(), file, length: metadata.len() })))
     }
 
+    // A network file system asks its server for an open, and answers a look at a name from what it remembers.
+    fn exists(&self, path: &str) -> Result<bool, Failure> {
+        match self.root.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            opened => opened.map(|_| true).map_err(|error| failure("open", path, &error)),
+        }
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
         self.root.rename(from, &self.root, to).map_err(|error| failure("rename", &format!("{from} to {to}"), &error))
     }

@@ -55,6 +55,10 @@ impl Storage for Metered {
         Ok(self.storage.find(path)?.map(metered))
     }
 
+    fn exists(&self, path: &str) -> Result<bool, Failure> {
+        self.storage.exists(path)
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
         self.storage.rename(from, to)
     }

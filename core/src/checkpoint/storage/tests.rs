@@ -57,7 +57,9 @@ fn conforms(storage: &dyn Storage) {
     writer.overwrite(1, b"ab").unwrap();
     writer.write(&[b"6"]).unwrap();
     assert_eq!(get(storage, "a/b/one"), b"1ab456", "bytes are written over where they are");
+    assert!(storage.exists("a/b/one").unwrap());
     storage.remove("a/b/one").unwrap();
+    assert!(!storage.exists("a/b/one").unwrap());
     assert!(refusal(storage.remove("a/b/one")).contains("remove \"a/b/one\""));
     assert!(storage.find("a/b/one").unwrap().is_none());
     assert!(refusal(storage.open("a/b/one")).contains("open \"a/b/one\""));
