@@ -4,7 +4,7 @@
 //! (imports), [`reach`] (what the floors may touch), [`shape`] (how code looks), [`sentences`] (how comments and pages
 //! are worded), [`census`] (counts that may only fall), [`circles`] (files that name each other), [`manifest`]
 //! (`Cargo.toml`), [`mentions`] (names in pages), [`ways`] (lists of functions in pages), [`figures`] (figures in
-//! pages) and [`doors`] (the same call in each language).
+//! pages), [`links`] (links of pages) and [`doors`] (the same call in each language).
 
 mod calls;
 mod census;
@@ -13,6 +13,7 @@ mod doors;
 mod figures;
 mod floors;
 mod lexer;
+mod links;
 mod manifest;
 mod mentions;
 mod reach;
@@ -157,6 +158,7 @@ fn look(root: &Path, files: &[SourceFile]) -> Result<Vec<Finding>> {
     findings.extend(census::type_names(files));
     findings.extend(circles::circles(files));
     findings.extend(figures::look(files));
+    findings.extend(links::look(files, &|path| root.join(path).exists()));
     findings.extend(doors::look(root, files)?);
     let is_page = |file: &&SourceFile| {
         let is_at_root = matches!(file.path.as_str(), "README.md" | "CONTRIBUTING.md");
@@ -182,7 +184,8 @@ fn inspect(files: &[SourceFile], rules: &[TidyRule]) -> Vec<Finding> {
 
 /// The manifests and Rust sources of the root and of every package, and what is written about them, ordered by path.
 fn read(root: &Path) -> Result<Vec<SourceFile>> {
-    let mut files = vec![read_file(root, "Cargo.toml")?, read_file(root, "README.md")?];
+    let at_root = ["Cargo.toml", "CHANGELOG.md", "CONTRIBUTING.md", "README.md"];
+    let mut files = at_root.iter().map(|name| read_file(root, name)).collect::<Result<Vec<_>>>()?;
     for member in manifest::members(&files[0].text) {
         read_folder(root, &member, &mut files)?;
     }
