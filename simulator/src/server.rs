@@ -82,6 +82,8 @@ pub(crate) struct SimServer {
     pub(crate) is_troubled: bool,
     /// When it last took a shard up.
     taken_up_at: SimTime,
+    /// Whether it was started while a former process stood still.
+    is_successor: bool,
 }
 
 /// The registration of a server other than 0.
@@ -163,6 +165,7 @@ impl ServerHost {
             registrar: None,
             is_troubled: false,
             taken_up_at: SimTime::default(),
+            is_successor: !self.former.is_empty(),
         };
         let started = if index == 0 {
             let store = self.store.as_ref().map(|store| {
@@ -250,7 +253,6 @@ impl ServerHost {
     /// Gives a turn to an endpoint of one of the processes.
     pub(crate) fn turn(&mut self, endpoint: EndpointId, birth: &ServerBirth<'_>) -> Result<ServerTurn> {
         let (index, host, is_former) = (self.index, self.host, self.is_former(endpoint));
-        let has_former = !self.former.is_empty();
         let Some(process) = self.process_of(endpoint) else { bail!("server {index} has no such process") };
         let now = Now(process.machine.nanos() / 1_000_000);
         if process.registrar.as_ref().is_some_and(|one| one.client.endpoint() == endpoint) {
@@ -259,8 +261,9 @@ impl ServerHost {
             let wait = due.map_or(Duration::from_secs(1), |due| now.until(due));
             return match registered {
                 Registered::Nothing => Ok(ServerTurn::Goes(process.follow((index, host), wait, birth))),
-                // A late renewal of a former process, which in truth could not have the address.
-                Registered::Replaced(_) if !is_former && has_former => Ok(ServerTurn::Refused),
+                // A renewal of a former process, which in truth could not have the address, was before its own. The former
+                // one may have ended since.
+                Registered::Replaced(_) if !is_former && process.is_successor => Ok(ServerTurn::Refused),
                 Registered::Replaced(text) => Ok(ServerTurn::Ended(text)),
                 Registered::Refused => Ok(ServerTurn::Refused),
                 // The address is that of the process that has its place.
