@@ -540,7 +540,9 @@ impl SimCluster {
     fn trainer_turn(&mut self, number: u32, endpoint: EndpointId) -> Result<()> {
         let now = self.clock.now();
         let is_there = |rank: &TrainerRank| rank.process.as_ref().is_some_and(SimTrainer::has_joined);
-        let may_leave = self.ranks.iter().all(|rank| rank.record.has_left || is_there(rank));
+        // A former process that joins after its successor has left would keep the run open.
+        let is_late = |rank: &TrainerRank| rank.former.iter().any(|(process, _)| !process.has_joined());
+        let may_leave = self.ranks.iter().all(|rank| (rank.record.has_left || is_there(rank)) && !is_late(rank));
         let Some((process, record, paused)) = self.ranks[number as usize].find(endpoint) else { return Ok(()) };
         if now < paused {
             self.queue.turn(paused, endpoint);
