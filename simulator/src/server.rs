@@ -261,8 +261,8 @@ impl ServerHost {
             let wait = due.map_or(Duration::from_secs(1), |due| now.until(due));
             return match registered {
                 Registered::Nothing => Ok(ServerTurn::Goes(process.follow((index, host), wait, birth))),
-                // A renewal of a former process, which in truth could not have the address, was before its own. The former
-                // one may have ended since.
+                // A renewal of a former process, which in truth could not have the address, was before its own. The
+                // former one may have ended since.
                 Registered::Replaced(_) if !is_former && process.is_successor => Ok(ServerTurn::Refused),
                 Registered::Replaced(text) => Ok(ServerTurn::Ended(text)),
                 Registered::Refused => Ok(ServerTurn::Refused),
