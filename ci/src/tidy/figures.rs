@@ -2,6 +2,7 @@
 //!
 //! Not here: whether the report is true, or of this revision.
 
+use crate::tidy::links::targets;
 use crate::tidy::source::SourceFile;
 use crate::tidy::{Finding, Standing};
 
@@ -10,14 +11,14 @@ const REPORTS: &str = "docs/reports/";
 
 /// The findings of all pages but the reports themselves.
 pub(super) fn look(files: &[SourceFile]) -> Vec<Finding> {
-    let pages = files.iter().filter(|file| file.path.ends_with(".md") && !file.path.starts_with(REPORTS));
+    let pages = files.iter().filter(|file| file.is_prose() && !file.path.starts_with(REPORTS));
     pages.flat_map(|page| rows(page, files)).collect()
 }
 
 fn rows(page: &SourceFile, files: &[SourceFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line, row) in (1..).zip(page.text.lines()).filter(|(_, row)| row.starts_with('|')) {
-        let linked = row.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let linked = targets(row).filter_map(|link| link.split('#').next());
         let reports =
             linked.filter_map(|link| link.rsplit_once("reports/")).map(|(_, name)| format!("{REPORTS}{name}"));
         for report in reports {

@@ -2,7 +2,7 @@
 //!
 //! Not here: addresses of other hosts.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::tidy::source::SourceFile;
 use crate::tidy::{Finding, Standing};
@@ -11,21 +11,25 @@ const RULE: &str = "links";
 
 /// The findings of all pages. `exists` says whether the repository has a path.
 pub(super) fn look(files: &[SourceFile], exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
-    let is_page = |file: &&SourceFile| file.path.ends_with(".md");
-    files.iter().filter(is_page).flat_map(|page| broken(page, files, exists)).collect()
+    let pages = || files.iter().filter(|file| file.is_prose());
+    let anchors = pages().map(|page| (page.path.as_str(), anchors(page))).collect();
+    pages().flat_map(|page| broken(page, &anchors, exists)).collect()
 }
 
-fn broken(page: &SourceFile, files: &[SourceFile], exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
+/// Where the links in a line lead to, as they are written.
+pub(super) fn targets(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
+}
+
+fn broken(page: &SourceFile, anchors: &HashMap<&str, HashSet<String>>, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (line, text) in prose(&page.text) {
-        let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link);
-        for link in links.filter(|link| !link.contains("://")) {
+    for (line, text) in page.page_lines() {
+        for link in targets(text).filter(|link| !link.contains("://")) {
             let (file, heading) = link.split_once('#').map_or((link, None), |(file, heading)| (file, Some(heading)));
             let target = resolved(&page.path, file);
-            let page_there = files.iter().find(|one| one.path == target);
             let fault = match heading {
                 _ if !exists(&target) => format!("{link:?} leads to {target:?}, which does not exist"),
-                Some(heading) if page_there.is_some_and(|there| !anchors(&there.text).contains(heading)) => {
+                Some(heading) if anchors.get(&*target).is_some_and(|names| !names.contains(heading)) => {
                     format!("{link:?} leads to a heading that {target} does not have")
                 }
                 _ => continue,
@@ -40,16 +44,6 @@ fn broken(page: &SourceFile, files: &[SourceFile], exists: &dyn Fn(&str) -> bool
         }
     }
     findings
-}
-
-/// The lines outside of blocks of code, with their numbers.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut is_code = false;
-    (1..).zip(text.lines()).filter(move |(_, line)| {
-        let is_fence = line.trim_start().starts_with("```");
-        is_code ^= is_fence;
-        !is_fence && !is_code
-    })
 }
 
 /// The path of what a link of a page leads to, from the root.
@@ -70,9 +64,9 @@ fn resolved(page: &str, link: &str) -> String {
 
 /// The names that the headings of a page have in links: lower case, spaces as hyphens, no other punctuation; the
 /// second heading of a name ends in `-1`, the third in `-2`.
-fn anchors(text: &str) -> HashSet<String> {
+fn anchors(page: &SourceFile) -> HashSet<String> {
     let mut names = HashSet::new();
-    for (_, line) in prose(text) {
+    for (_, line) in page.page_lines() {
         let heading = line.trim_start_matches('#');
         if heading.len() == line.len() || !heading.starts_with(' ') {
             continue;

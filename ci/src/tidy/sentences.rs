@@ -11,7 +11,7 @@ pub(super) fn sentences(file: &SourceFile, report: &mut Report<'_>) {
     if file.is_generated() {
         return;
     }
-    let lines: Vec<String> = if file.is_prose() { prose(&file.text) } else { comments(file) };
+    let lines: Vec<String> = if file.is_prose() { prose(file) } else { comments(file) };
     for (at, line) in lines.iter().enumerate() {
         for (begin, word) in words(line) {
             let begins = begins_sentence(&line[..begin], at.checked_sub(1).map_or("", |before| lines[before].trim()));
@@ -36,16 +36,13 @@ fn comments(file: &SourceFile) -> Vec<String> {
         .collect()
 }
 
-/// The lines of a page, without code and tables.
-fn prose(text: &str) -> Vec<String> {
-    let mut is_code = false;
-    let sentence = |line: &str| {
-        let is_fence = line.trim_start().starts_with("```");
-        is_code ^= is_fence;
-        let is_other = is_code || is_fence || line.starts_with("    ") || line.starts_with('|');
-        if is_other { String::new() } else { line.trim_start_matches(['-', '#', '>', ' ']).to_owned() }
-    };
-    text.lines().map(sentence).collect()
+/// The lines of a page; empty where they are code or a table.
+fn prose(file: &SourceFile) -> Vec<String> {
+    let mut lines = vec![String::new(); file.text.lines().count()];
+    for (line, text) in file.page_lines().filter(|(_, text)| !text.starts_with("    ") && !text.starts_with('|')) {
+        text.trim_start_matches(['-', '#', '>', ' ']).clone_into(&mut lines[line - 1]);
+    }
+    lines
 }
 
 /// Each word of a line and where it begins.

@@ -56,14 +56,11 @@ pub(super) fn prose(file: &SourceFile, report: &mut Report<'_>) {
     if !file.is_prose() {
         return;
     }
-    let mut is_code = false;
-    for (index, text) in file.text.lines().enumerate() {
-        let is_fence = text.trim_start().starts_with("```");
-        is_code ^= is_fence;
-        let may_be_long = is_fence || is_code || text.starts_with("    ") || text.starts_with('|');
+    for (line, text) in file.page_lines() {
+        let may_be_long = text.starts_with("    ") || text.starts_with('|');
         let columns = text.chars().count();
         if columns > LINE_COLUMNS_MAX && !may_be_long && text.trim().contains(' ') {
-            report.refuse(index + 1, format!("{columns} columns, at most {LINE_COLUMNS_MAX} fit; wrap it"));
+            report.refuse(line, format!("{columns} columns, at most {LINE_COLUMNS_MAX} fit; wrap it"));
         }
     }
 }

@@ -62,6 +62,16 @@ impl SourceFile {
         self.path.ends_with(".md")
     }
 
+    /// The lines of a page outside of blocks of code between fences, with their numbers, counted from 1.
+    pub(super) fn page_lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        let mut is_code = false;
+        (1..).zip(self.text.lines()).filter(move |(_, line)| {
+            let is_fence = line.trim_start().starts_with("```");
+            is_code ^= is_fence;
+            !is_fence && !is_code
+        })
+    }
+
     /// Whether the line, counted from 1, belongs to a test.
     pub(super) fn is_test(&self, line: usize) -> bool {
         self.tests.get(line - 1).copied().unwrap_or(false)

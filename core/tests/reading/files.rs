@@ -79,7 +79,7 @@ fn read(storage: &InMemory, path: &str) -> Vec<u8> {
 }
 
 fn write(storage: &InMemory, path: &str, bytes: &[u8]) {
-    if storage.find(path).expect("memory finds").is_some() {
+    if storage.exists(path).expect("memory finds") {
         storage.remove(path).expect("it is there");
     }
     storage.create(path).and_then(|mut file| file.write(&[bytes])).expect("memory has room");

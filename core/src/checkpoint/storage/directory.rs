@@ -121,6 +121,14 @@ impl Directory {
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
+    /// Opens a file for reading; none when it does not exist.
+    fn opened(&self, path: &str) -> Result<Option<File>, Failure> {
+        match self.root.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).map_err(|error| failure("open", path, &error)),
+        }
+    }
+
     fn sync_one(&self, directory: &str) -> io::Result<()> {
         let directory = if directory.is_empty() { "." } else { directory };
         // Opened as a file: a `Dir` is only a path to the kernel, and a path cannot be synced.
@@ -154,10 +162,7 @@ impl Storage for Directory {
     }
 
     fn find(&self, path: &str) -> Result<Option<Box<dyn StorageReader>>, Failure> {
-        let file = match self.root.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| failure("open", path, &error))?,
-        };
+        let Some(file) = self.opened(path)? else { return Ok(None) };
         let metadata = file.metadata().map_err(|error| failure("read the length of", path, &error))?;
         if !metadata.is_file() {
             return Err(Failure::Call(format!("open {path}: it is not a file")));
@@ -167,10 +172,7 @@ impl Storage for Directory {
 
     // A network file system asks its server for an open, and answers a look at a name from what it remembers.
     fn exists(&self, path: &str) -> Result<bool, Failure> {
-        match self.root.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            opened => opened.map(|_| true).map_err(|error| failure("open", path, &error)),
-        }
+        Ok(self.opened(path)?.is_some())
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), Failure> {
