@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::job::{SimJob, SimReturn};
 use crate::network::UNNOTICED_MAX;
 
+/// Nanoseconds in which most initialisations end.
+const EARLY: u64 = 100_000_000;
+
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SimFault {
@@ -95,7 +98,9 @@ pub(crate) fn draw(prng: &mut Prng, job: &SimJob) -> Vec<PlannedFault> {
     let span = u64::from(job.trainers) * job.steps * 15_000_000 + 500_000_000 + pause;
     let mut plan = Vec::new();
     for _ in 0..count {
-        let at = Duration::from_nanos(prng.below(span));
+        // Some hit the initialisation.
+        let within = if prng.below(8) == 0 { span.min(EARLY) } else { span };
+        let at = Duration::from_nanos(prng.below(within));
         plan.push(PlannedFault { at, fault: draw_one(prng, job) });
         if prng.below(3) == 0 {
             // The recovery from the first one is disturbed.
@@ -148,7 +153,7 @@ fn draw_refusals(prng: &mut Prng, job: &SimJob, at: Duration, plan: &mut Vec<Pla
 fn draw_one(prng: &mut Prng, job: &SimJob) -> SimFault {
     let server = u16::try_from(prng.below(job.servers.into())).expect("it is small");
     let trainer = u32::try_from(prng.below(job.trainers.into())).expect("it is small");
-    let time = Duration::from_millis(1 + prng.below(prng.clone().choose(&[20, 400, 4000])));
+    let time = Duration::from_millis(1 + prng.below(prng.clone().choose(&[20, 400, 4000, 4000])));
     let operations = 1 + prng.below(40);
     let hosts = u64::from(job.servers) + u64::from(job.trainers);
     let host = |prng: &mut Prng| u16::try_from(prng.below(hosts)).expect("it is small");

@@ -38,6 +38,9 @@ pub(crate) enum SimRule {
     Grouped,
     /// As [`SimRule::Sgd`], on the rows of a table: an element of the others is a row here.
     Rows,
+    /// The same, in two parts. The first may be dropped, and gradients that are then pushed anew are counted once by
+    /// their round only.
+    SplitRows,
     /// A value that trainer 0 replaces, and to which no trainer sends gradients: every element is its number.
     Set,
     /// As [`SimRule::Sgd`], and trainer 0 replaces the value between steps: every element is its number then.
@@ -52,6 +55,8 @@ pub(crate) struct SimChunk {
     pub(crate) bytes: u32,
     /// The rows that a bucket may have, in order.
     pub(crate) rows: Option<Vec<u64>>,
+    /// The number of parts in which they come.
+    pub(crate) parts: u32,
     /// Whether trainer 0 replaces it.
     pub(crate) is_set: bool,
     /// Whether trainers send gradients.
@@ -115,9 +120,15 @@ impl SimJob {
     pub(crate) fn draw(prng: &mut Prng) -> Self {
         let mode = prng.choose(&[SimMode::Sync, SimMode::Sync, SimMode::Async, SimMode::Bounded]);
         let rules: &[SimRule] = match mode {
-            SimMode::Sync => {
-                &[SimRule::Sgd, SimRule::Momentum, SimRule::Grouped, SimRule::Rows, SimRule::Set, SimRule::SgdAndSet]
-            }
+            SimMode::Sync => &[
+                SimRule::Sgd,
+                SimRule::Momentum,
+                SimRule::Grouped,
+                SimRule::Rows,
+                SimRule::SplitRows,
+                SimRule::Set,
+                SimRule::SgdAndSet,
+            ],
             // The order of gradients, which momentum depends on, is not known.
             _ => &[SimRule::Sgd, SimRule::Grouped, SimRule::Rows, SimRule::Set],
         };
@@ -202,7 +213,7 @@ impl SimJob {
     /// Whether its first parameter is a plain one, and every trainer stays to the end.
     #[cfg(test)]
     pub(crate) fn is_plain(&self) -> bool {
-        let is_plain = !matches!(self.parameters[0].0, SimRule::Rows | SimRule::Set);
+        let is_plain = !matches!(self.parameters[0].0, SimRule::Rows | SimRule::SplitRows | SimRule::Set);
         is_plain && !self.has_leavers() && self.returns == SimReturn::Never
     }
 
@@ -238,7 +249,9 @@ impl SimJob {
                 SimRule::Sgd | SimRule::Set | SimRule::SgdAndSet => "optimizer: SGD".to_owned(),
                 SimRule::Momentum => "sgd { momentum: 0.5 } const_lr { learning_rate: 1.0 }".to_owned(),
                 SimRule::Grouped => "sgd { } clip_norm: 1e9 const_lr { learning_rate: 1.0 }".to_owned(),
-                SimRule::Rows => format!("sparse {{ height: {rows} width: {ROW_ELEMENTS} buckets: {BUCKETS} }}"),
+                SimRule::Rows | SimRule::SplitRows => {
+                    format!("sparse {{ height: {rows} width: {ROW_ELEMENTS} buckets: {BUCKETS} }}")
+                }
             };
             let settings = OptimizerSettings::from_text(&text)?;
             let rule = settings.rule.unwrap_or_default();
@@ -274,25 +287,34 @@ impl SimJob {
                 .map_or(span.bytes, |rows| u32::try_from(rows.len()).expect("they are few") * ROW_ELEMENTS * 4);
             let id = ChunkId { parameter: parameter.index(), chunk };
             let (is_set, has_gradients) = (self.is_set(id.parameter), self.has_gradients(id.parameter));
-            (parameter.shard_of(chunk), SimChunk { id, bytes, rows, is_set, has_gradients })
+            let parts = if self.rule(id.parameter) == SimRule::SplitRows { 2 } else { 1 };
+            (parameter.shard_of(chunk), SimChunk { id, bytes, rows, parts, is_set, has_gradients })
         };
         parameter.chunks().map(chunk).collect()
     }
 
     /// The gradient of a trainer in a step, counted from one, for a chunk; a bucket without the step's row gets none.
-    pub(crate) fn gradient(&self, trainer: u32, step: u64, chunk: &SimChunk) -> Vec<u8> {
+    /// Where rows come in parts, each has the row with its share.
+    pub(crate) fn gradient(&self, trainer: u32, step: u64, chunk: &SimChunk, part: u32) -> Vec<u8> {
         let element = self.element(trainer, step);
         if let Some(rows) = &chunk.rows {
             if !rows.contains(&element) {
                 return Vec::new();
             }
-            let row = (0..ROW_ELEMENTS).flat_map(|_| 1_f32.to_le_bytes());
-            return RowsPart::ONLY.encode().into_iter().chain(element.to_le_bytes()).chain(row).collect();
+            let part = RowsPart { index: part, count: chunk.parts };
+            let share = 1.0 / part.count as f32;
+            let row = (0..ROW_ELEMENTS).flat_map(|_| share.to_le_bytes());
+            return part.encode().into_iter().chain(element.to_le_bytes()).chain(row).collect();
         }
         let mut gradient = vec![0; chunk.bytes as usize];
         let at = usize::try_from(element * 4).expect("it is small");
         gradient[at..at + 4].copy_from_slice(&1_f32.to_le_bytes());
         gradient
+    }
+
+    /// Whether a chunk is a bucket with the row that a trainer sends in a step.
+    pub(crate) fn has_row(&self, trainer: u32, step: u64, chunk: &SimChunk) -> bool {
+        chunk.rows.as_ref().is_some_and(|rows| rows.contains(&self.element(trainer, step)))
     }
 
     /// Whether a trainer leaves before the others.

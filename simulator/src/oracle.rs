@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     const ID: ChunkId = ChunkId { parameter: ParameterIndex(0), chunk: ChunkIndex(0) };
-    const CHUNK: SimChunk = SimChunk { id: ID, bytes: 4096, rows: None, is_set: false, has_gradients: true };
+    const CHUNK: SimChunk = SimChunk { id: ID, bytes: 4096, rows: None, parts: 1, is_set: false, has_gradients: true };
 
     /// A job in this mode, of two trainers or more.
     fn job(mode: SimMode) -> SimJob {
@@ -182,7 +182,7 @@ mod tests {
     fn value(job: &SimJob, gradients: &[(u32, u64)]) -> Vec<u8> {
         let mut value = vec![0.0_f32; 1024];
         for (trainer, step) in gradients {
-            for (element, bytes) in value.iter_mut().zip(job.gradient(*trainer, *step, &CHUNK).chunks_exact(4)) {
+            for (element, bytes) in value.iter_mut().zip(job.gradient(*trainer, *step, &CHUNK, 0).chunks_exact(4)) {
                 *element -= f32::from_le_bytes(bytes.try_into().expect("4 bytes"));
             }
         }

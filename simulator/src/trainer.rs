@@ -34,6 +34,10 @@ const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
 /// The same while a shard moves.
 const MOVE_PAUSE: Duration = Duration::from_millis(20);
+/// Longer than servers keep parts of rows.
+const HOLD: Duration = Duration::from_secs(31);
+/// One of so many steps is held so, until one was.
+const HOLDS: u64 = 20;
 
 /// The progress of a rank, which outlives its process: a program would have it in its own checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,6 +68,17 @@ enum TrainerPhase {
     },
     Learning,
     Computing {
+        until: Now,
+    },
+    /// It sends the first parts of rows, before everything else of a step.
+    PushingFirst {
+        step: u64,
+        fetches: bool,
+    },
+    /// It has sent them, and stands still.
+    Holding {
+        step: u64,
+        fetches: bool,
         until: Now,
     },
     Pushing {
@@ -118,13 +133,15 @@ pub(crate) struct SimTrainer {
     times: TrainerTimes,
 }
 
-/// Two conditions of a trainer's process.
+/// Conditions of a trainer's process.
 #[derive(Default)]
 struct TrainerFlags {
     /// Whether another process has its rank: it ends its call, and begins no other.
     is_former: bool,
     /// Whether it has sent the gradients of a step whose values it has not asked for.
     is_ahead: bool,
+    /// Whether it has stood still once with a part of its rows sent.
+    has_held: bool,
 }
 
 /// Requests that have no result.
@@ -233,7 +250,8 @@ impl SimTrainer {
 
     /// Cancels the call in progress, if there is one, soon.
     pub(crate) fn lose_patience(&mut self, now: Now) {
-        if matches!(self.phase, TrainerPhase::Pushing { .. } | TrainerPhase::Pulling | TrainerPhase::Learning) {
+        use TrainerPhase::{Learning, Pulling, Pushing, PushingFirst};
+        if matches!(self.phase, PushingFirst { .. } | Pushing { .. } | Pulling | Learning) {
             self.times.impatient_at = Some(now);
         }
     }
@@ -285,8 +303,14 @@ impl SimTrainer {
                 self.step(cx)?;
                 continue;
             }
+            if let TrainerPhase::Holding { step, fetches, until } = self.phase
+                && until <= now
+            {
+                self.push_rest(step, fetches, cx)?;
+                continue;
+            }
             let computing = match self.phase {
-                TrainerPhase::Computing { until } => Some(until),
+                TrainerPhase::Computing { until } | TrainerPhase::Holding { until, .. } => Some(until),
                 _ => None,
             };
             let all = [due, computing, self.times.impatient_at, self.times.repeat_at];
@@ -375,6 +399,7 @@ impl SimTrainer {
                     self.pull(TrainerPhase::Learning, cx)?;
                 }
             }
+            TrainerPhase::PushingFirst { step, fetches } => self.pushed_first(now, (step, fetches), cx)?,
             TrainerPhase::Pushing { step, fetches } => {
                 if cx.job.mode == SimMode::Sync {
                     self.rounds.values_mut().for_each(|round| *round = (*round).max(step));
@@ -407,8 +432,21 @@ impl SimTrainer {
                 self.flags.is_ahead = false;
                 self.compute(now, cx);
             }
-            TrainerPhase::Computing { .. } | TrainerPhase::Idle => bail!("an answer to no call"),
+            TrainerPhase::Computing { .. } | TrainerPhase::Holding { .. } | TrainerPhase::Idle => {
+                bail!("an answer to no call")
+            }
         }
+        Ok(())
+    }
+
+    /// Goes on after the first parts of rows of a step, once with a pause.
+    fn pushed_first(&mut self, now: Now, (step, fetches): (u64, bool), cx: &mut TrainerContext<'_>) -> Result<()> {
+        if 0 < self.rank || self.flags.has_held || 0 < self.prng.below(HOLDS) {
+            return self.push_rest(step, fetches, cx);
+        }
+        cx.note("a trainer stands still between parts of rows");
+        self.flags.has_held = true;
+        self.phase = TrainerPhase::Holding { step, fetches, until: now + HOLD };
         Ok(())
     }
 
@@ -427,6 +465,10 @@ impl SimTrainer {
                     cx.note("a call ends because a trainer is lost");
                 }
                 ensure!(cx.may_be_lost || !is_loss, "no trainer was away for long: {}", refused.text);
+                if refused.text.contains("were dropped") {
+                    cx.note("a trainer pushes rows anew");
+                    self.sequence += 1;
+                }
                 cx.note("a call ends without an answer");
                 self.times.repeat_at = Some(now + REPEAT_PAUSE);
             }
@@ -443,7 +485,9 @@ impl SimTrainer {
     /// Repeats the call that failed.
     fn repeat(&mut self, cx: &mut TrainerContext<'_>) -> Result<()> {
         match self.phase {
-            TrainerPhase::Pushing { step, fetches } => self.push(step, fetches, cx),
+            TrainerPhase::PushingFirst { step, fetches } | TrainerPhase::Pushing { step, fetches } => {
+                self.push(step, fetches, cx)
+            }
             TrainerPhase::Pulling => self.pull(TrainerPhase::Pulling, cx),
             TrainerPhase::Learning => self.pull(TrainerPhase::Learning, cx),
             TrainerPhase::Setting { number } => self.set(number, cx),
@@ -649,29 +693,51 @@ impl SimTrainer {
 
     /// Sends the gradients of a step; a repetition has the same number.
     fn push(&mut self, step: u64, fetches: bool, cx: &mut TrainerContext<'_>) -> Result<()> {
-        let flags = if fetches { Flags::WANT_VALUE } else { Flags::default() };
-        let head = Head { flags, sequence: Sequence(self.sequence), ..Head::new(Kind::Push) };
-        let round = if cx.job.mode == SimMode::Sync { step } else { 0 };
+        for ((lane, _), mut chunks) in self.chunks_by_lane(cx.job)? {
+            chunks.retain(|chunk| 1 < chunk.parts && cx.job.has_row(self.rank, step, chunk));
+            self.push_chunks(step, (lane, true), (chunks, false), cx);
+        }
+        if self.requests.of_chunks.is_empty() {
+            return self.push_rest(step, fetches, cx);
+        }
+        self.phase = TrainerPhase::PushingFirst { step, fetches };
+        Ok(())
+    }
+
+    /// Sends the gradients of a step without first parts of rows.
+    fn push_rest(&mut self, step: u64, fetches: bool, cx: &mut TrainerContext<'_>) -> Result<()> {
         for ((lane, is_of_rows), chunks) in self.chunks_by_lane(cx.job)? {
-            let chunks: Vec<_> = chunks.into_iter().filter(|chunk| chunk.has_gradients).collect();
-            if chunks.is_empty() {
-                continue;
-            }
             // A push of rows brings no value back.
-            let fetches = fetches && !is_of_rows;
-            let head = if is_of_rows { Head { flags: Flags::default(), ..head } } else { head };
-            let mut frame = Frame::with_control(head, &PushMessage::default());
-            let mut gradients = Vec::new();
-            for chunk in &chunks {
-                let gradient = cx.job.gradient(self.rank, step, chunk);
-                frame.entries.push(Entry::with_payload(chunk.id, Round(round), ElementType::Float32, &gradient));
-                gradients.extend(gradient);
-                cx.oracle.sent(chunk.id, self.rank, step);
-            }
-            self.ask_chunks(lane, frame, LendingMemory::new(gradients), (chunks, fetches), cx);
+            self.push_chunks(step, (lane, false), (chunks, fetches && !is_of_rows), cx);
         }
         self.phase = TrainerPhase::Pushing { step, fetches };
         Ok(())
+    }
+
+    fn push_chunks(
+        &mut self,
+        step: u64,
+        (lane, is_first): (LaneId, bool),
+        (mut chunks, fetches): (Vec<SimChunk>, bool),
+        cx: &mut TrainerContext<'_>,
+    ) {
+        chunks.retain(|chunk| chunk.has_gradients);
+        if chunks.is_empty() {
+            return;
+        }
+        let flags = if fetches { Flags::WANT_VALUE } else { Flags::default() };
+        let head = Head { flags, sequence: Sequence(self.sequence), ..Head::new(Kind::Push) };
+        let round = if cx.job.mode == SimMode::Sync { step } else { 0 };
+        let mut frame = Frame::with_control(head, &PushMessage::default());
+        let mut gradients = Vec::new();
+        for chunk in &chunks {
+            let part = if is_first { 0 } else { chunk.parts - 1 };
+            let gradient = cx.job.gradient(self.rank, step, chunk, part);
+            frame.entries.push(Entry::with_payload(chunk.id, Round(round), ElementType::Float32, &gradient));
+            gradients.extend(gradient);
+            cx.oracle.sent(chunk.id, self.rank, step);
+        }
+        self.ask_chunks(lane, frame, LendingMemory::new(gradients), (chunks, fetches), cx);
     }
 
     /// Asks for every value, in mode sync with every gradient that this process has sent.
