@@ -6,10 +6,11 @@ use pserver_client::{Client, DestinationRows};
 use pserver_core::error::Failure;
 use pserver_program::{Elements, Graph, OpKind, Tensor, VariableFacts, VariableValue};
 
+use super::data::TakeBytes;
 use super::server_parameters::{ServerParameter, nodes};
 
-/// Rows of a whole table that one call fetches.
-const FETCHED_ROWS: usize = 1 << 16;
+/// Bytes of a whole table's rows that one call fetches.
+const FETCHED_BYTES: usize = 16 << 20;
 
 /// Refuses a table that an op other than a lookup reads, because only its rows travel.
 pub(super) fn check_tables(graph: &Graph, parameters: &[ServerParameter]) -> Result<(), Failure> {
@@ -67,12 +68,36 @@ pub(super) fn pull_asked(
 
 /// Fetches every row of a table's piece into its part of the whole table.
 pub(super) fn fetch_all(client: &Client, parameter: &ServerParameter, into: &mut [u8]) -> Result<(), Failure> {
-    let row_bytes = parameter.layout.expect("a table has rows").row_bytes();
     let mut first = 0;
-    for values in into.chunks_mut(FETCHED_ROWS * row_bytes) {
-        let ids: Vec<u64> = (first..).take(values.len() / row_bytes).collect();
-        first += ids.len() as u64;
-        client.pull_rows(&mut [DestinationRows { name: &parameter.name, ids: &ids, values }])?;
+    for values in into.chunks_mut(fetched_bytes(parameter)) {
+        first = fetch_from(client, parameter, first, values)?;
     }
     Ok(())
+}
+
+/// Passes on every row of a table's piece, those of one call at a time.
+pub(super) fn pass_all(client: &Client, parameter: &ServerParameter, take: &mut TakeBytes<'_>) -> Result<(), Failure> {
+    let (mut first, mut left, each) = (0, parameter.byte_count()?, fetched_bytes(parameter));
+    let mut values = vec![0; left.min(each)];
+    while left > 0 {
+        let values = &mut values[..left.min(each)];
+        left -= values.len();
+        first = fetch_from(client, parameter, first, values)?;
+        take(values)?;
+    }
+    Ok(())
+}
+
+/// Bytes of the rows that one call fetches; one row at least.
+fn fetched_bytes(parameter: &ServerParameter) -> usize {
+    let row_bytes = parameter.layout.expect("a table has rows").row_bytes();
+    (FETCHED_BYTES / row_bytes).max(1) * row_bytes
+}
+
+/// Fetches rows from a place of a piece on, and returns the place after them.
+fn fetch_from(client: &Client, parameter: &ServerParameter, first: u64, values: &mut [u8]) -> Result<u64, Failure> {
+    let rows = values.len() / parameter.layout.expect("a table has rows").row_bytes();
+    let ids: Vec<u64> = (first..).take(rows).collect();
+    client.pull_rows(&mut [DestinationRows { name: &parameter.name, ids: &ids, values }])?;
+    Ok(first + rows as u64)
 }

@@ -11,12 +11,13 @@ use pserver_program::transpile::ProgramPart;
 use pserver_program::{Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
 
 use super::arithmetic::executor_parts;
+use super::data::TakeBytes;
 use super::held_client::HeldClient;
 use super::initial_values;
 use super::queues::{QueueEnds, ServerQueue, server_queues};
 use super::server_parameters::{ServerParameter, nodes, server_parameters};
 use super::sharing::ProgramSharing;
-use super::table_rows::{check_tables, fetch_all, pull_asked};
+use super::table_rows::{check_tables, fetch_all, pass_all, pull_asked};
 use super::totals::{push_totals, receive_shares, shares};
 use pserver_client::{Client, DestinationSlice, GradientRows, GradientSlice};
 
@@ -265,14 +266,11 @@ impl<'c> Trainer<'c> {
     /// When the servers have no such parameter, when there is no memory for it, with the bytes, or when a server does
     /// not answer before the deadline.
     pub fn fetch(&self, name: &str) -> Result<Tensor, Failure> {
-        let pieces = self.pieces(name)?;
-        let mut shape = pieces[0].shape.clone();
-        let height = pieces.iter().map(|one| one.shape.first().unwrap_or(&1)).sum();
-        shape.iter_mut().take(1).for_each(|rows| *rows = height);
-        let whole = Tensor::try_zeros(pieces[0].element_type, &shape);
+        let (element_type, shape) = self.facts(name)?;
+        let whole = Tensor::try_zeros(element_type, &shape);
         let mut whole = whole.map_err(|failure| Failure::call(format!("parameter {name:?}: {failure}")))?;
         let mut rest = whole.bytes_mut();
-        for one in pieces {
+        for one in self.pieces(name)? {
             let (piece, after) = rest.split_at_mut(one.byte_count()?);
             if one.layout.is_some() {
                 fetch_all(&self.client, one, piece)?;
@@ -282,6 +280,29 @@ impl<'c> Trainer<'c> {
             rest = after;
         }
         Ok(whole)
+    }
+
+    /// Passes on what [`fetch`](Self::fetch) returns, a bounded part of a table at a time.
+    pub(super) fn fetch_parts(&self, name: &str, take: &mut TakeBytes<'_>) -> Result<(), Failure> {
+        for one in self.pieces(name)? {
+            if one.layout.is_some() {
+                pass_all(&self.client, one, take)?;
+            } else {
+                let mut piece = one.zeros()?;
+                self.client.pull(&mut [DestinationSlice::new(&one.name, piece.bytes_mut())])?;
+                take(piece.bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Element type and dimensions of a whole parameter on the servers.
+    pub(super) fn facts(&self, name: &str) -> Result<(ElementType, Vec<u64>), Failure> {
+        let pieces = self.pieces(name)?;
+        let mut shape = pieces[0].shape.clone();
+        let height = pieces.iter().map(|one| one.shape.first().unwrap_or(&1)).sum();
+        shape.iter_mut().take(1).for_each(|rows| *rows = height);
+        Ok((pieces[0].element_type, shape))
     }
 
     /// Whether the servers have this parameter.

@@ -6,6 +6,7 @@
 //! an epoch are not used.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
@@ -15,7 +16,7 @@ use pserver_program::{
     append_backward, append_optimizer,
 };
 
-use super::data::DataSet;
+use super::data::{DataSet, check_model, write_parts};
 use super::held_client::HeldClient;
 use super::kept_columns::KeptColumns;
 use super::step_numbers::StepNumbers;
@@ -318,6 +319,36 @@ impl<'c> Training<'c> {
     /// When a server does not answer before the deadline.
     pub fn parameters(&self) -> Result<BTreeMap<String, Tensor>, Failure> {
         self.parameters.iter().map(|name| Ok((name.clone(), self.value(name)?))).collect()
+    }
+
+    /// Writes the values of all parameters after the last step to a safetensors file, whole or not at all. No more than
+    /// a part of a table is in memory.
+    ///
+    /// # Errors
+    /// As [`parameters`](Self::parameters); when the name does not end in `.safetensors`, or the disk refuses.
+    pub fn save(&self, path: &Path) -> Result<(), Failure> {
+        check_model(path)?;
+        let is_streamed = |name: &str| {
+            let is_kept = self.columns.as_ref().is_some_and(|columns| columns.parameter == name);
+            !is_kept && self.trainer.is_on_servers(name)
+        };
+        let mut others = BTreeMap::new();
+        let mut facts = Vec::new();
+        for name in &self.parameters {
+            let (element_type, shape) = if is_streamed(name) {
+                self.trainer.facts(name)?
+            } else {
+                let value = self.value(name)?;
+                let facts = (value.elements().element_type(), value.shape().to_vec());
+                others.insert(name.as_str(), value);
+                facts
+            };
+            facts.push((name.clone(), element_type, shape));
+        }
+        write_parts(path, facts.into_iter(), &mut |name, take| match others.get(name) {
+            Some(value) => take(value.bytes()),
+            None => self.trainer.fetch_parts(name, take),
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pserver_client::{Client, GradientSlice};
 use pserver_core::error::Failure;
 use pserver_program::{Dim, Graph, Program, Purpose, Tensor, VariableFacts};
-use pserver_trainer::{Training, read_program, trainable, write_model};
+use pserver_trainer::{Training, read_program, trainable};
 
 /// The part of one trainer of a job.
 pub(super) struct LoadedProgram {
@@ -60,8 +60,7 @@ impl LoadedProgram {
 
     /// Writes all parameters to a safetensors file of this machine.
     pub(super) fn save(&self, path: &str) -> Result<(), Failure> {
-        let parameters: Vec<(String, Tensor)> = self.training.parameters()?.into_iter().collect();
-        write_model(Path::new(path), &parameters)
+        self.training.save(Path::new(path))
     }
 
     /// The caller's bytes as the tensor of a data variable; the batch follows from their number.

@@ -1,6 +1,5 @@
 //! One trainer: it joins a running job, trains on its part of each batch, and reports. Rank 0 validates and saves.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,8 +8,7 @@ use anyhow::{Context, Result, ensure};
 use pserver_client::environment::{self, Environment};
 use pserver_client::{Client, ClientOptions, console, setting_file};
 use pserver_node::progress::{self, ProgressUnit, TerminalProgress};
-use pserver_program::Tensor;
-use pserver_trainer::{Batches, Training, write_tensors};
+use pserver_trainer::{Batches, Training, write_model};
 use serde::{Deserialize, Serialize};
 
 use super::plan::TrainingPlan;
@@ -136,7 +134,7 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     }
     drop(progress);
     if trainer == 0 {
-        results.validation = finish(args, &plan, &training.parameters()?)?;
+        results.validation = finish(args, &plan, &training)?;
         if let Some(validation) = results.validation.clone() {
             report(args, &TrainingReport::Validation { validation })?;
         }
@@ -202,15 +200,18 @@ fn epoch_means(
     Ok(sums.into_iter().map(|sum| sum / steps).collect())
 }
 
-/// Saves, then validates: what fails later does not take the model with it.
-fn finish(args: &Args, plan: &TrainingPlan, values: &BTreeMap<String, Tensor>) -> Result<Option<Vec<f64>>> {
+/// Saves, then validates: what fails later does not take the model with it. Values are fetched only for these two.
+fn finish(args: &Args, plan: &TrainingPlan, training: &Training<'_>) -> Result<Option<Vec<f64>>> {
+    let Some(validation) = &plan.validation else {
+        args.save.as_ref().map_or(Ok(()), |path| training.save(path)).context("--save")?;
+        return Ok(None);
+    };
+    let values = training.parameters()?;
     if let Some(path) = &args.save {
-        let tensors: Vec<(String, Tensor)> = values.clone().into_iter().collect();
-        write_tensors(path, &tensors).context("--save")?;
+        write_model(path, &values).context("--save")?;
     }
-    let validation = plan.validation.as_ref();
-    let means = validation.map(|one| one.forward.means(values, &one.data, args.batch as usize));
-    means.transpose().context("--validation: the model is saved if --save names a file, and its rows cannot be used")
+    let means = validation.forward.means(&values, &validation.data, args.batch as usize);
+    means.map(Some).context("--validation: the model is saved if --save names a file, and its rows cannot be used")
 }
 
 fn report(args: &Args, report: &TrainingReport) -> Result<()> {

@@ -18,4 +18,5 @@ mod train_columns;
 mod train_examples;
 mod train_resume;
 mod train_settings;
+mod train_tables;
 mod transpile;

@@ -23,6 +23,7 @@ use pserver_program::{Dim, Graph, Purpose, Tensor, Variable, VariableFacts};
 use super::step_numbers::StepNumbers;
 use number::StoredColumn;
 
+pub(crate) use tensors::{TakeBytes, write_parts};
 pub use value_file::ValueFile;
 
 /// A data variable: the shape of its examples follows the batch.
@@ -224,7 +225,7 @@ pub fn read_model(path: &Path) -> Result<BTreeMap<String, Tensor>, Failure> {
 pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Failure> {
     let refuse = |reason: String| Failure::call(format!("{}: {reason}", path.display()));
     match FileFormat::of(path).map_err(refuse)? {
-        FileFormat::Safetensors => tensors::write(path, tensors),
+        FileFormat::Safetensors => tensors::write(path, tensors.iter().map(|(name, tensor)| (name, tensor))),
         FileFormat::Numpy => numpy::write(path, tensors),
         FileFormat::CommaSeparated => std::fs::write(path, table(tensors)?).map_err(|error| refuse(error.to_string())),
     }
@@ -234,9 +235,15 @@ pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Fa
 ///
 /// # Errors
 /// When the name does not end in `.safetensors`, or the disk refuses.
-pub fn write_model(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Failure> {
+pub fn write_model(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<(), Failure> {
+    check_model(path)?;
+    tensors::write(path, tensors.iter())
+}
+
+/// Refuses the name of a file that cannot be a model.
+pub(crate) fn check_model(path: &Path) -> Result<(), Failure> {
     match FileFormat::of(path) {
-        Ok(FileFormat::Safetensors) => tensors::write(path, tensors),
+        Ok(FileFormat::Safetensors) => Ok(()),
         _ => Err(Failure::call(format!("{}: expected a file that ends in .safetensors", path.display()))),
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use pserver_core::checkpoint::storage::Directory;
 use pserver_core::checkpoint::{ModelPath, ModelWriter, OutputTensor};
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_program::Tensor;
 use safetensors::tensor::{Dtype, Metadata};
@@ -91,27 +92,40 @@ fn number_type(name: &str, found: Dtype) -> Result<NumberType, String> {
     })
 }
 
+/// Passes on the bytes of the tensor with this name.
+pub(crate) type BytesOf<'a> = dyn FnMut(&str, &mut TakeBytes<'_>) -> Result<(), Failure> + 'a;
+/// Takes the next bytes of a tensor.
+pub(crate) type TakeBytes<'a> = dyn FnMut(&[u8]) -> Result<(), Failure> + 'a;
+
 /// Writes a file whole or not at all: it gets its name when it is complete.
-pub(super) fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), Failure> {
+pub(super) fn write<'t>(path: &Path, tensors: impl Iterator<Item = (&'t String, &'t Tensor)>) -> Result<(), Failure> {
+    let tensors: Vec<_> = tensors.collect();
+    let by_name: BTreeMap<&str, &Tensor> = tensors.iter().map(|(name, tensor)| (name.as_str(), *tensor)).collect();
+    let facts = |(name, tensor): &(&String, &Tensor)| {
+        ((*name).clone(), tensor.elements().element_type(), tensor.shape().to_vec())
+    };
+    write_parts(path, tensors.iter().map(facts), &mut |name, take| take(by_name[name].bytes()))
+}
+
+/// As [`write`], of tensors of which never more than a part is in memory: each with its name, type and shape.
+pub(crate) fn write_parts(
+    path: &Path,
+    tensors: impl Iterator<Item = (String, ElementType, Vec<u64>)>,
+    bytes_of: &mut BytesOf<'_>,
+) -> Result<(), Failure> {
     let refuse = |error: &dyn std::fmt::Display| Failure::call(format!("{}: {error}", path.display()));
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The storage would make it.
     std::fs::metadata(folder).map_err(|error| refuse(&error))?;
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| refuse(&"expected a name in UTF-8"))?;
-    let mut tensors: Vec<&(String, Tensor)> = tensors.iter().collect();
+    let output = |(name, element_type, shape)| OutputTensor { name, element_type, shape, parts: Vec::new() };
+    let mut outputs: Vec<OutputTensor> = tensors.map(output).collect();
     // Larger elements come first, so that each is aligned in a mapped file.
-    tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.elements().element_type().bytes()));
-    let outputs = tensors.iter().map(|(name, tensor)| OutputTensor {
-        name: name.clone(),
-        element_type: tensor.elements().element_type(),
-        shape: tensor.shape().to_vec(),
-        parts: Vec::new(),
-    });
-    let outputs: Vec<OutputTensor> = outputs.collect();
+    outputs.sort_by_key(|output| std::cmp::Reverse(output.element_type.bytes()));
     // Random, because other processes may write to the folder.
     let number = RandomState::new().hash_one(std::process::id());
     let storage = Arc::new(Directory::open(folder)?);
     let mut writer = ModelWriter::create(storage, (&ModelPath::parse(name)?, number), &outputs, &BTreeMap::new())?;
-    tensors.iter().try_for_each(|(_, tensor)| writer.write(tensor.bytes()))?;
+    outputs.iter().try_for_each(|output| bytes_of(&output.name, &mut |bytes| writer.write(bytes)))?;
     writer.finish().map(drop)
 }
