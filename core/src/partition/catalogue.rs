@@ -49,6 +49,8 @@ const CHUNKS_WANTED: u64 = 4;
 const NUMBER_BYTES: u32 = TotalPart::NUMBER_BYTES;
 /// The least size of a chunk of a parameter that is cut for overlap: each chunk costs some microseconds.
 const CHUNK_BYTES_WANTED: u64 = 256 * 1024;
+/// The least size of a chunk of a parameter that is cut so that no server is without a chunk.
+const CHUNK_BYTES_LEAST: u32 = 64 * 1024;
 
 /// One parameter: its checked declaration, and where its chunks are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +111,15 @@ impl Catalogue {
 
         let index = ParameterIndex(index);
         let has_numbers = reader.is_some() && declaration.bytes > u64::from(NUMBER_BYTES);
-        let size = size(if has_numbers { NUMBER_BYTES } else { self.chunk_bytes }, &declaration);
+        let goes_anywhere = !declaration.whole && declaration.owner.is_none() && declaration.buckets.is_none();
+        let largest = match self.chunk_bytes {
+            _ if has_numbers => NUMBER_BYTES,
+            largest if goes_anywhere && self.loads.has_empty_server() => {
+                chunk_bytes_for_all(largest, declaration.bytes, servers)
+            }
+            largest => largest,
+        };
+        let size = size(largest, &declaration);
         let layout = match reader {
             Some(layout) => self.loads.add_beside(size, layout),
             None => self.loads.add(size, declaration.whole, declaration.owner),
@@ -317,6 +327,18 @@ fn size(largest: u32, declaration: &Declaration) -> Size {
             Size { chunks, chunk_bytes, bytes: declaration.bytes }
         }
     }
+}
+
+/// The largest chunk with which a parameter of `bytes` bytes has one for every server, and about as many on each, if it
+/// has enough for that; otherwise `largest`.
+fn chunk_bytes_for_all(largest: u32, bytes: u64, servers: u16) -> u32 {
+    let servers = u64::from(servers);
+    let usual = bytes.div_ceil(u64::from(chunk_bytes(largest, bytes)));
+    if servers <= usual || bytes / servers < u64::from(CHUNK_BYTES_LEAST) {
+        return largest;
+    }
+    let wanted = u32::try_from(bytes / (servers * CHUNKS_WANTED)).unwrap_or(u32::MAX).max(CHUNK_BYTES_LEAST);
+    largest.min(1 << wanted.ilog2())
 }
 
 /// The chunk size of a parameter of `bytes` bytes: a power of two, at most `largest`.

@@ -135,6 +135,11 @@ impl Loads {
         self.servers.get(usize::from(server.0)).map_or(0, |load| load.bytes)
     }
 
+    /// Whether a server has nothing yet.
+    pub(super) fn has_empty_server(&self) -> bool {
+        self.order.first().is_some_and(|(bytes, _)| *bytes == 0)
+    }
+
     /// The bytes of each shard of this server.
     #[cfg(test)]
     pub(super) fn shards_of(&self, server: ServerIndex) -> &[u64] {

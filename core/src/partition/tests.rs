@@ -557,6 +557,36 @@ fn a_parameter_has_enough_chunks_to_overlap_their_transfers() {
     check(16384 * KIB, 8192 * KIB, 2048 * KIB, 4);
 }
 
+#[test]
+fn no_server_is_empty_when_a_parameter_has_64_kib_for_each() {
+    const KIB: u64 = 1024;
+    let catalogue = |servers: usize, sizes: &[u64]| {
+        let sizes: Vec<(u64, bool)> = sizes.iter().map(|bytes| (*bytes, false)).collect();
+        catalogue_of(&vec![2; servers], 1024 * 1024, &sizes)
+    };
+    let held = |catalogue: &Catalogue| -> Vec<u64> {
+        (0..catalogue.topology().servers()).map(|server| catalogue.bytes_on(ServerIndex(server))).collect()
+    };
+    // A parameter of four chunks for eight servers has four on each.
+    assert_eq!(held(&catalogue(8, &[4096 * KIB])), [512 * KIB; 8]);
+    assert_eq!(held(&catalogue(8, &[512 * KIB])), [64 * KIB; 8]);
+    // Below that two servers have all.
+    assert_eq!(held(&catalogue(8, &[508 * KIB])).iter().filter(|bytes| **bytes > 0).count(), 2);
+    // Up to four chunks of the job's size, which were on four servers.
+    for bytes in (205..2600).map(|count| count * 1600) {
+        let found = held(&catalogue(5, &[bytes]));
+        let (most, least) = (found.iter().max().expect("five"), found.iter().min().expect("five"));
+        assert!(*least > 0 && most - least <= (bytes / 20).max(64 * KIB), "{bytes}: {found:?}");
+    }
+    // Once each has something, a parameter has its usual chunks.
+    let both = catalogue(8, &[4096 * KIB, 4096 * KIB]);
+    let chunks: Vec<u64> = both.iter().map(Parameter::chunk_count).collect();
+    assert_eq!(chunks, [32, 4]);
+    // Beside small ones that are on some servers alone, too.
+    let chunks: Vec<u64> = catalogue(8, &[4, 4096 * KIB]).iter().map(Parameter::chunk_count).collect();
+    assert_eq!(chunks, [1, 32]);
+}
+
 fn sparse(height: u64, rows: u64, width: u64, count: u32) -> Declaration {
     let bytes = rows.saturating_mul(width).saturating_mul(4);
     Declaration { shape: vec![height, width], buckets: Some(Buckets { rows, count }), ..declaration("rows", bytes) }
