@@ -27,6 +27,8 @@ pub(crate) struct SimClient {
     /// The requests of the call in progress that have no result.
     open: Vec<Ticket>,
     results: Vec<RequestResult>,
+    /// Texts of refusals that nobody has looked at.
+    refusals: Vec<String>,
     /// Requests beside the call.
     beside: BTreeMap<Ticket, Option<RequestResult>>,
 }
@@ -45,6 +47,7 @@ impl SimClient {
             control,
             open: Vec::new(),
             results: Vec::new(),
+            refusals: Vec::new(),
             beside: BTreeMap::new(),
         }
     }
@@ -119,6 +122,7 @@ impl SimClient {
                 continue;
             }
             self.open.retain(|open| *open != ticket);
+            self.refusals.extend(result.as_ref().err().map(|refused| refused.text.clone()));
             self.results.push((ticket, result));
         }
         Ok(self.client.deadline())
@@ -128,6 +132,11 @@ impl SimClient {
     pub(crate) fn describe(&self) -> String {
         let outstanding = self.client.outstanding(&self.open);
         format!("{} answered, {:?}, {outstanding}", self.results.len(), self.client.identity())
+    }
+
+    /// The texts of refusals that have come since the last look, maybe long before their call is over.
+    pub(crate) fn take_refusals(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.refusals)
     }
 
     /// The results of the call, once it is over.

@@ -666,7 +666,8 @@ impl SimCluster {
             SimFault::KillTrainer { trainer, .. } | SimFault::ReplaceTrainer { trainer, .. }
                 if !self.may_come_back(trainer) => {}
             SimFault::Cut { choice } => {
-                if self.network.cut(choice) {
+                if let Some(unnoticed) = self.network.cut(choice) {
+                    self.apart.push((now + unnoticed + APART_LATER, unnoticed));
                     self.note("a connection is cut");
                 }
             }

@@ -133,7 +133,7 @@ impl SimJob {
             _ => &[SimRule::Sgd, SimRule::Grouped, SimRule::Rows, SimRule::Set],
         };
         // A shard sums the first gradients of a round early where at least five trainers are.
-        let trainers = prng.choose(&[1, 1, 1, 2, 2, 2, 3, 3, 3, 6]);
+        let trainers = prng.choose(&[1, 1, 1, 2, 2, 2, 3, 3, 6, 6]);
         let steps = 20 + prng.below(STEPS_MAX - 20);
         let least = u64::from(trainers) * steps;
         let parameter = |prng: &mut Prng| {

@@ -166,13 +166,12 @@ impl SimNetwork {
         }
     }
 
-    /// Cuts one of the connections, chosen by `choice`. Returns whether there was one.
-    pub(crate) fn cut(&self, choice: u64) -> bool {
+    /// Cuts one of the connections, chosen by `choice`. Returns how much later a side notices, if there was one.
+    pub(crate) fn cut(&self, choice: u64) -> Option<Duration> {
         let mut state = self.lock();
-        let Some(nth) = choice.checked_rem(state.connections.len() as u64) else { return false };
+        let nth = choice.checked_rem(state.connections.len() as u64)?;
         let number = *state.connections.keys().nth(usize::try_from(nth).expect("it is small")).expect("it is below");
-        state.cut(number);
-        true
+        Some(state.cut(number))
     }
 
     /// Blocks or opens the way from one host to another.
@@ -397,16 +396,20 @@ impl NetworkState {
         self.endpoints.get_mut(&id).expect("it is alive").events.push(gone);
     }
 
-    fn cut(&mut self, number: ConnectionId) {
+    fn cut(&mut self, number: ConnectionId) -> Duration {
         let now = self.clock.now();
+        let mut latest = Duration::ZERO;
         for side in 0..2 {
             // One side may notice much later, and send until then.
             let late = if self.prng.below(4) == 0 { 2_000_000_000 } else { 2_000_000 };
-            let at = now + Duration::from_nanos(self.prng.below(late));
+            let later = Duration::from_nanos(self.prng.below(late));
+            let at = now + later;
+            latest = latest.max(later);
             let connection = self.connections.get_mut(&number).expect("it is known");
             connection.pipes[1 - side].end_at(at, "simulated loss of the connection", true);
             self.wakes.push((at, connection.sides[side].endpoint));
         }
+        latest
     }
 
     fn forget_closed(&mut self, number: ConnectionId) {

@@ -201,6 +201,11 @@ pub(crate) enum TrainerTurn {
     Replaced,
 }
 
+/// Whether a refusal says that a trainer is lost.
+fn is_of_loss(text: &str) -> bool {
+    text.contains("which has not connected again")
+}
+
 impl SimTrainer {
     pub(crate) fn start(rank: u32, process: u32, transport: SimTransport, fate: Arc<ProcessFate>, seed: u64) -> Self {
         let mut client = SimClient::new(Role::Trainer, process, transport);
@@ -271,6 +276,7 @@ impl SimTrainer {
     pub(crate) fn turn(&mut self, now: Now, cx: &mut TrainerContext<'_>) -> Result<TrainerTurn> {
         loop {
             let due = self.client.turn(now)?;
+            self.check_losses(cx)?;
             if self.search(now, cx)? {
                 return Ok(TrainerTurn::Replaced);
             }
@@ -315,6 +321,15 @@ impl SimTrainer {
             };
             let all = [due, computing, self.times.impatient_at, self.times.repeat_at];
             return Ok(TrainerTurn::Goes(all.into_iter().flatten().min()));
+        }
+    }
+
+    /// Checks that nobody is called lost who was not away.
+    fn check_losses(&mut self, cx: &TrainerContext<'_>) -> Result<()> {
+        let mut all = self.client.take_refusals().into_iter();
+        match all.find(|text| is_of_loss(text) && !cx.may_be_lost) {
+            Some(text) => bail!("no trainer was away for long: {text}"),
+            None => Ok(()),
         }
     }
 
@@ -460,11 +475,9 @@ impl SimTrainer {
             ErrorCode::Invalid => bail!("trainer {}: a call was refused: {}", self.rank, refused.text),
             _ if self.flags.is_former => self.phase = TrainerPhase::Idle,
             ErrorCode::Deadline => {
-                let is_loss = refused.text.contains("which has not connected again");
-                if is_loss {
+                if is_of_loss(&refused.text) {
                     cx.note("a call ends because a trainer is lost");
                 }
-                ensure!(cx.may_be_lost || !is_loss, "no trainer was away for long: {}", refused.text);
                 if refused.text.contains("were dropped") {
                     cx.note("a trainer pushes rows anew");
                     self.sequence += 1;
