@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use pserver_client::console;
 use pserver_core::config::{Merge, Mode};
+use pserver_node::settings;
 use pserver_program::transpile::{
     Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
     estimate, html, svg,
@@ -41,6 +42,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
     strategy: Strategy,
     #[command(flatten)]
+    balance: Balance,
+    #[command(flatten)]
     updates: Updates,
     /// Print a directed graph for Graphviz.
     #[arg(long)]
@@ -56,6 +59,34 @@ pub struct Args {
     costs: bool,
     #[command(flatten)]
     rates: Rates,
+}
+
+/// What servers have about equally, and a limit.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub(crate) struct Balance {
+    /// What servers are to have about equally, with the strategy parameter-server: the time of a step, and bytes as far
+    /// as it gets little longer; or the bytes that they hold.
+    #[arg(long, value_enum, default_value_t = Balanced::Time)]
+    balance: Balanced,
+    /// The bytes that a server may hold, such as 16GiB: parameters, states, and gradients of a round.
+    #[arg(long, value_name = "BYTES", value_parser = settings::bytes)]
+    memory: Option<u64>,
+}
+
+impl Balance {
+    pub(crate) fn placement(self) -> Placement {
+        match self.balance {
+            Balanced::Time => Placement::Balanced,
+            Balanced::Memory => Placement::EqualBytes,
+        }
+    }
+}
+
+/// What servers have about equally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Balanced {
+    Time,
+    Memory,
 }
 
 /// Which gradients are an update.
@@ -142,7 +173,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn output(args: &Args) -> Result<String> {
     let graph = read_program(&args.program)?;
     graph.check_initialised()?;
-    let costs = args.rates.model();
+    let costs = CostModel { server_bytes_max: args.balance.memory.unwrap_or(0), ..args.rates.model() };
     costs.validate()?;
     let parts = args.divide(args.with_optimizer(graph)?, &costs)?;
     Ok(match args {
@@ -174,7 +205,7 @@ impl Args {
                 let cluster = Cluster { trainers: self.trainers, servers: self.servers };
                 return Ok(Columns.transpile(&graph, cluster, costs)?);
             }
-            Strategy::ParameterServer => Placement::Balanced,
+            Strategy::ParameterServer => self.balance.placement(),
             Strategy::RoundRobin => Placement::RoundRobin,
         };
         let mode = match (self.updates.is_async, self.updates.staleness) {
@@ -208,6 +239,7 @@ impl Rates {
             chunk_bytes: self.chunk_bytes,
             shared_cores: self.shared_cores,
             crowding_seconds: self.crowding_seconds,
+            ..CostModel::default()
         }
     }
 }
@@ -224,17 +256,26 @@ fn texts(parts: &[ProgramPart]) -> String {
 
 fn table(estimate: &Estimate) -> String {
     let mut text = String::new();
-    let heads = ["sent bytes", "received bytes", "messages", "ops", "rows", "flops", "memory bytes", "seconds"];
+    let heads =
+        ["sent bytes", "received bytes", "messages", "ops", "rows", "flops", "moved bytes", "held bytes", "seconds"];
     write!(text, "{:<14}", "process").expect("a string takes everything");
     heads.iter().for_each(|head| write!(text, "{head:>16}").expect("a string takes everything"));
     for node in &estimate.nodes {
         let work = node.work;
-        let counts =
-            [work.sent_bytes, work.received_bytes, work.messages, work.ops, work.rows, work.flops, work.memory_bytes];
+        let counts = [
+            work.sent_bytes,
+            work.received_bytes,
+            work.messages,
+            work.ops,
+            work.rows,
+            work.flops,
+            work.memory_bytes,
+            node.held_bytes,
+        ];
         write!(text, "\n{:<14}", node.peer.to_string()).expect("a string takes everything");
         counts.iter().for_each(|count| write!(text, "{count:>16}").expect("a string takes everything"));
         write!(text, "{:>16.6}", node.seconds).expect("a string takes everything");
     }
-    writeln!(text, "\n{:<14}{:>128.6}", "step", estimate.step_seconds).expect("a string takes everything");
+    writeln!(text, "\n{:<14}{:>144.6}", "step", estimate.step_seconds).expect("a string takes everything");
     text
 }

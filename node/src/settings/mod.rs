@@ -34,6 +34,7 @@ pub use args::ServeArgs;
 use idle::ExplicitSetting;
 pub(crate) use idle::shown_mode;
 use sources::SettingTexts;
+pub use values::bytes;
 
 /// How much of each update survives a crash between two checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -43,8 +43,11 @@ pub(super) fn reachable(text: &str) -> Result<Address, String> {
     if address.port == 0 { Err("an address with a port above 0".to_owned()) } else { Ok(address) }
 }
 
-/// A size of memory.
-pub(super) fn bytes(text: &str) -> Result<u64, String> {
+/// A size of memory, such as `64MiB`.
+///
+/// # Errors
+/// What was expected.
+pub fn bytes(text: &str) -> Result<u64, String> {
     let bytes = whole_bytes(text, &[("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)]);
     bytes.filter(|bytes| 0 < *bytes).ok_or_else(|| "a size above 0, in bytes or with KiB, MiB or GiB".to_owned())
 }

@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 
 use crate::graph::{Graph, Node, VariableIndex};
 use crate::op::{Destination, OpKind, OpRole, ProgramPeer};
-use crate::variable::{Dim, VariableFacts};
+use crate::variable::{Dim, Purpose, Variable, VariableFacts};
 use pserver_core::error::Failure;
 use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 
@@ -89,6 +89,8 @@ pub struct CostModel {
     pub shared_cores: u32,
     /// Seconds by which a round trip takes longer for each process that exchanges messages beyond those cores.
     pub crowding_seconds: f64,
+    /// Bytes that a server may hold; zero without a limit.
+    pub server_bytes_max: u64,
 }
 
 impl Default for CostModel {
@@ -101,6 +103,7 @@ impl Default for CostModel {
             chunk_bytes: CHUNK_BYTES_DEFAULT,
             shared_cores: 0,
             crowding_seconds: 50e-6,
+            server_bytes_max: 0,
         }
     }
 }
@@ -204,6 +207,9 @@ pub struct NodeEstimate {
     pub peer: ProgramPeer,
     /// Its work in one step.
     pub work: StepWork,
+    /// Bytes that it holds, if it is a server: parameters and states, a parameter's next value where an update replaces
+    /// it, and the gradients of a round.
+    pub held_bytes: u64,
     /// Its duration in seconds.
     pub seconds: f64,
 }
@@ -218,11 +224,35 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    /// Refuses a server that holds more than it may.
+    pub(super) fn check_held(&self, parts: &[ProgramPart], costs: &CostModel) -> Result<(), Failure> {
+        let fullest = self.nodes.iter().max_by_key(|node| node.held_bytes);
+        let limit = costs.server_bytes_max;
+        let Some(fullest) = fullest.filter(|node| 0 < limit && limit < node.held_bytes) else { return Ok(()) };
+        let own = parts.iter().find(|part| part.peers.contains(&fullest.peer)).map(|part| part.graph.variables());
+        let bytes = |variable: &Variable| {
+            variable.facts.fixed_dense().map_or(0, |(element_type, shape)| {
+                shape.iter().fold(element_type.bytes(), |bytes, length| bytes.saturating_mul(*length))
+            })
+        };
+        let parameters = own.unwrap_or_default().iter().filter(|one| one.purpose == Purpose::Parameter);
+        let largest = parameters.max_by_key(|one| bytes(one)).map_or("", |one| &one.name);
+        let found: u64 = self.nodes.iter().map(|node| node.held_bytes).fold(0, u64::saturating_add);
+        let (peer, held, servers) = (fullest.peer, fullest.held_bytes, self.servers().count());
+        Err(Failure::call(format!(
+            "{peer} would hold {held} bytes, with {largest:?} as its largest parameter, and all {servers} servers \
+             {found}; expected at most {limit} for each: more servers, more memory, or parameters that can be cut"
+        )))
+    }
+
+    fn servers(&self) -> impl Iterator<Item = &NodeEstimate> {
+        self.nodes.iter().filter(|node| matches!(node.peer, ProgramPeer::Server(_)))
+    }
+
     /// The time of the slowest server; zero without servers.
     #[must_use]
     pub fn server_seconds(&self) -> f64 {
-        let servers = self.nodes.iter().filter(|node| matches!(node.peer, ProgramPeer::Server(_)));
-        servers.map(|node| node.seconds).fold(0.0, f64::max)
+        self.servers().map(|node| node.seconds).fold(0.0, f64::max)
     }
 }
 
@@ -333,14 +363,17 @@ pub fn estimate(parts: &[ProgramPart], costs: &CostModel) -> Estimate {
     let nodes = parts.iter().flat_map(|part| part.peers.iter().map(|peer| (*peer, &part.graph)));
     let nodes = nodes.map(|(peer, graph)| {
         let pieces = |channel: &str| traffic.pieces.get(&(peer, channel)).copied().unwrap_or_default();
-        let (machine, group, mut work) = match peer {
-            ProgramPeer::Trainer(_) => (&costs.trainer, &mut trainers, trainer_work(graph, costs)),
-            ProgramPeer::Server(_) => (&costs.server, &mut servers, server_work(graph, &pieces, costs)),
+        let (machine, group, mut work, held_bytes) = match peer {
+            ProgramPeer::Trainer(_) => (&costs.trainer, &mut trainers, trainer_work(graph, costs), 0),
+            ProgramPeer::Server(_) => {
+                let work = server_work(graph, &pieces, costs);
+                (&costs.server, &mut servers, work, held_bytes(graph, &pieces, costs))
+            }
         };
         work.messages = traffic.messages.get(&peer).copied().unwrap_or(0);
         let seconds = work.process_seconds(machine);
         group.add(seconds, 1);
-        NodeEstimate { peer, work, seconds: seconds.sum() }
+        NodeEstimate { peer, work, held_bytes, seconds: seconds.sum() }
     });
     let nodes = nodes.collect();
     let crowding = pace.crowding(linked, traffic.round_trips);
@@ -388,6 +421,20 @@ pub(super) fn server_work(graph: &Graph, arriving: &dyn Fn(&str) -> ChannelPiece
         values.extend(temporary.map(|output| (*output, given)));
     }
     work
+}
+
+/// The bytes that a server holds, as [`NodeEstimate::held_bytes`].
+pub(super) fn held_bytes(graph: &Graph, arriving: &dyn Fn(&str) -> ChannelPieces, costs: &CostModel) -> u64 {
+    let sizes = Sizes::new(graph, costs, &|channel| arriving(channel).rows);
+    let kept = graph.variables().iter().filter(|variable| variable.purpose.is_persistable());
+    let kept = kept.filter_map(|variable| graph.find(&variable.name)).map(|index| sizes.bytes(index));
+    let nodes = graph.scopes().iter().skip(1).flat_map(|scope| &scope.nodes);
+    let of_rounds = nodes.map(|node| match node.kind {
+        OpKind::GradientAccumulator { count, .. } => sizes.bytes(node.inputs[0]).saturating_mul(count.into()),
+        OpKind::Update { .. } if sizes.rows(node.inputs[1]) == 0 => sizes.bytes(node.inputs[0]),
+        _ => 0,
+    });
+    kept.chain(of_rounds).fold(0, u64::saturating_add)
 }
 
 /// Rows of the selected rows that a program's ops compute, by name.

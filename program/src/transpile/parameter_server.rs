@@ -77,16 +77,25 @@ impl Transpiler for ParameterServer {
             accumulators,
         };
         let loads = StepLoads::of(&division, costs)?;
-        let in_turn = Placement::RoundRobin.place(&loads, cluster.servers);
-        let chosen = self.placement.place(&loads, cluster.servers);
-        let parts = divide(&division, &chosen)?;
-        if chosen == in_turn {
-            return Ok(parts);
-        }
         // Loads are linear in rows; the estimate rounds, and decides.
-        let others = divide(&division, &in_turn)?;
-        let is_slower = estimate(&others, costs).step_seconds < estimate(&parts, costs).step_seconds;
-        Ok(if is_slower { others } else { parts })
+        let divided = |placement: Placement, loads: &StepLoads| {
+            let parts = divide(&division, &placement.place(loads, cluster.servers))?;
+            let estimated = estimate(&parts, costs);
+            Ok::<_, Failure>((estimated.check_held(&parts, costs), estimated.step_seconds, parts))
+        };
+        let (mut held, step_seconds, mut parts) = divided(self.placement, &loads)?;
+        let unlimited = StepLoads { bytes_max: 0.0, ..loads.clone() };
+        let mut others = vec![(Placement::RoundRobin, &loads); usize::from(self.placement == Placement::Balanced)];
+        if held.is_err() && self.placement != Placement::RoundRobin {
+            others.push((Placement::EqualBytes, &unlimited));
+        }
+        for (placement, loads) in others {
+            let (is_held, seconds, others) = divided(placement, loads)?;
+            if is_held.is_ok() && (held.is_err() || seconds < step_seconds) {
+                (held, parts) = (is_held, others);
+            }
+        }
+        held.map(|()| parts)
     }
 }
 

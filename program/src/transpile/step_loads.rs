@@ -7,7 +7,9 @@ use crate::op::{OpRole, ProgramPeer};
 use crate::variable::{Dim, VariableFacts};
 use pserver_core::error::Failure;
 
-use super::cost::{ChannelPieces, CostModel, Exchanges, StepWork, id_count, row_counts, server_work, trainer_works};
+use super::cost::{
+    ChannelPieces, CostModel, Exchanges, StepWork, held_bytes, id_count, real, row_counts, server_work, trainer_works,
+};
 use super::division::{Division, Portion};
 use super::group::OpGroup;
 use super::step_time::{ProcessSeconds, StepPace};
@@ -26,6 +28,8 @@ pub(super) struct StepLoads {
     /// Seconds of a message on a server.
     pub(super) server_message: f64,
     pub(super) pace: StepPace,
+    /// Bytes that a server may hold; zero without a limit.
+    pub(super) bytes_max: f64,
 }
 
 /// The load of one group of ops.
@@ -35,6 +39,8 @@ pub(super) struct GroupLoad {
     pub(super) fixed: f64,
     /// A server's seconds of all rows.
     pub(super) rows_seconds: ProcessSeconds,
+    /// Bytes that a server holds of all rows; the few that do not depend on the number of rows are among them.
+    pub(super) rows_bytes: f64,
     /// Seconds of a trainer if the group is cut in two.
     pub(super) cut: f64,
     /// Seconds of a trainer for every further piece.
@@ -77,6 +83,7 @@ impl StepLoads {
                 shared_cores: costs.shared_cores,
                 crowding_seconds: costs.crowding_seconds,
             },
+            bytes_max: real(costs.server_bytes_max),
         })
     }
 }
@@ -118,6 +125,7 @@ impl GroupLoad {
         let work = server_work(&alone.graph, &pieces, costs);
         self.fixed = StepWork { ops: work.ops, ..StepWork::default() }.seconds(&costs.server);
         self.rows_seconds = StepWork { ops: 0, ..work }.process_seconds(&costs.server);
+        self.rows_bytes = real(held_bytes(&alone.graph, &pieces, costs));
         Ok(())
     }
 

@@ -4,6 +4,7 @@ mod columns;
 mod costs;
 mod division;
 mod equality;
+mod memory;
 mod networks;
 mod pictures;
 mod placing;

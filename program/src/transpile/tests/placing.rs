@@ -16,7 +16,7 @@ use pserver_core::prng::Prng;
 
 use super::networks::unbalanced;
 
-fn load(seconds: f64, rows: u64, unit: u64) -> GroupLoad {
+pub(super) fn load(seconds: f64, rows: u64, unit: u64) -> GroupLoad {
     let rows_seconds = ProcessSeconds { own: seconds, wire: 0.0 };
     GroupLoad { rows_seconds, rows, unit, exchanges: DENSE, ..GroupLoad::default() }
 }
@@ -24,7 +24,7 @@ fn load(seconds: f64, rows: u64, unit: u64) -> GroupLoad {
 const DENSE: Exchanges = Exchanges { has_dense: true, tables: 0 };
 
 /// The loads of a job with one trainer, which has no work of its own.
-fn loads(groups: &[GroupLoad]) -> StepLoads {
+pub(super) fn loads(groups: &[GroupLoad]) -> StepLoads {
     StepLoads {
         groups: groups.to_vec(),
         trainer: ProcessSeconds::default(),
@@ -32,6 +32,7 @@ fn loads(groups: &[GroupLoad]) -> StepLoads {
         trainer_message: 0.0,
         server_message: 0.0,
         pace: StepPace { is_waiting: true, shared_cores: 0, crowding_seconds: 0.0 },
+        bytes_max: 0.0,
     }
 }
 
