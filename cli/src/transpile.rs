@@ -38,11 +38,8 @@ pub struct Args {
     /// Servers.
     #[arg(long, default_value_t = 1)]
     servers: u32,
-    /// How the program is divided.
-    #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
-    strategy: Strategy,
     #[command(flatten)]
-    balance: Balance,
+    division: DivisionArgs,
     #[command(flatten)]
     updates: Updates,
     /// Print a directed graph for Graphviz.
@@ -61,11 +58,21 @@ pub struct Args {
     rates: Rates,
 }
 
-/// What servers have about equally, and a limit.
+/// How the program is divided.
+#[derive(clap::Args, Clone, Copy, Debug)]
+struct DivisionArgs {
+    /// How the program is divided.
+    #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
+    strategy: Strategy,
+    #[command(flatten)]
+    balance: Balance,
+}
+
+/// The amount that servers have about equally, and a limit.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(crate) struct Balance {
-    /// What servers are to have about equally, with the strategy parameter-server: the time of a step, and bytes as far
-    /// as it gets little longer; or the bytes that they hold.
+    /// Servers get about equal amounts of this, with the strategy parameter-server: the time of a step, and bytes as
+    /// far as it gets little longer; or the bytes that they hold.
     #[arg(long, value_enum, default_value_t = Balanced::Time)]
     balance: Balanced,
     /// The bytes that a server may hold, such as 16GiB: parameters, states, and gradients of a round.
@@ -82,7 +89,7 @@ impl Balance {
     }
 }
 
-/// What servers have about equally.
+/// An amount that servers have about equally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Balanced {
     Time,
@@ -173,7 +180,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn output(args: &Args) -> Result<String> {
     let graph = read_program(&args.program)?;
     graph.check_initialised()?;
-    let costs = CostModel { server_bytes_max: args.balance.memory.unwrap_or(0), ..args.rates.model() };
+    let costs = CostModel { server_bytes_max: args.division.balance.memory.unwrap_or(0), ..args.rates.model() };
     costs.validate()?;
     let parts = args.divide(args.with_optimizer(graph)?, &costs)?;
     Ok(match args {
@@ -188,7 +195,7 @@ fn output(args: &Args) -> Result<String> {
 impl Args {
     /// The program with gradients and optimizer, which servers cannot do without.
     fn with_optimizer(&self, graph: Graph) -> Result<Graph> {
-        let has_servers = matches!(self.strategy, Strategy::ParameterServer | Strategy::RoundRobin);
+        let has_servers = matches!(self.division.strategy, Strategy::ParameterServer | Strategy::RoundRobin);
         let mut ops = graph.program().blocks.iter().flat_map(|block| &block.ops);
         if self.optimizer.is_none() && (!has_servers || ops.any(|op| op.role == OpRole::Optimize)) {
             return Ok(graph);
@@ -199,13 +206,13 @@ impl Args {
     }
 
     fn divide(&self, graph: Graph, costs: &CostModel) -> Result<Vec<ProgramPart>> {
-        let placement = match self.strategy {
+        let placement = match self.division.strategy {
             Strategy::Whole => return Ok(vec![ProgramPart { peers: Vec::new(), graph }]),
             Strategy::Columns => {
                 let cluster = Cluster { trainers: self.trainers, servers: self.servers };
                 return Ok(Columns.transpile(&graph, cluster, costs)?);
             }
-            Strategy::ParameterServer => self.balance.placement(),
+            Strategy::ParameterServer => self.division.balance.placement(),
             Strategy::RoundRobin => Placement::RoundRobin,
         };
         let mode = match (self.updates.is_async, self.updates.staleness) {

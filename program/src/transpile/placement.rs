@@ -40,14 +40,14 @@ const SPREAD_BYTES: f64 = 65_536.0;
 /// Steps of the search for whole parameters that fit under a limit.
 const PACKING_STEPS_MAX: u32 = 20_000;
 
-/// What servers are to have equally.
+/// An amount that servers are to have equally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Measure {
     Seconds,
     Bytes,
 }
 
-/// What makes one assignment better than another, among those that exceed the limit of bytes least.
+/// The reason why one assignment is better than another, among those that exceed the limit of bytes least.
 #[derive(Clone, Copy, Debug)]
 enum PlacementGoal {
     /// Shorter steps first, then more equal servers.

@@ -125,7 +125,7 @@ fn bytes_are_equal_where_that_is_wanted_and_within_a_limit_where_one_is_set() {
         for (count, found) in unequal.iter_mut().zip([&balanced, &equal]) {
             *count += u32::from(imbalance(&held(found)) > 1.1);
         }
-        // What equal bytes keep, the shortest step keeps too, if it must.
+        // The shortest step keeps the limit that equal bytes keep.
         let most = *all.iter().max().expect("there are servers");
         let limited = of(Placement::Balanced, most).expect("a placement is within the limit");
         assert!(held(&limited).iter().all(|bytes| *bytes <= most), "{case}: {:?} of {most}", held(&limited));
