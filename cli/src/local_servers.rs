@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use pserver_core::config::Mode;
 use pserver_processes::{Children, unconfigured};
 use pserver_transport::verbs::DeviceChoice;
 
@@ -17,8 +18,7 @@ pub(crate) struct LocalServers<'a> {
     pub(crate) servers: u16,
     pub(crate) shards: u16,
     pub(crate) trainers: u32,
-    /// The word of `pserver serve --mode`.
-    pub(crate) mode: &'a str,
+    pub(crate) mode: Mode,
     /// The scheme of an address.
     pub(crate) transport: &'a str,
     pub(crate) rdma_device: &'a DeviceChoice,
@@ -44,7 +44,7 @@ impl LocalServers<'_> {
                 .arg("--until-stdin-closes")
                 .args(["--index", &index.to_string(), "--servers", &self.servers.to_string()])
                 .args(["--trainers", &self.trainers.to_string(), "--shards", &self.shards.to_string()])
-                .args(["--mode", self.mode])
+                .args(mode_options(self.mode))
                 .args(Some(self.optimizer).filter(|text| !text.is_empty()).map(|text| format!("--optimizer={text}")))
                 .args(["--rdma-device", &self.rdma_device.to_string()]);
             if let Some(folder) = self.model_dir {
@@ -62,4 +62,16 @@ impl LocalServers<'_> {
         }
         coordinator.context("a job has at least one server")
     }
+}
+
+/// The options of `pserver serve` for a mode.
+fn mode_options(mode: Mode) -> Vec<String> {
+    let (name, bound) = match mode {
+        Mode::Sync => ("sync", None),
+        Mode::Async => ("async", None),
+        Mode::Staleness { bound } => ("bounded", Some(bound)),
+        Mode::Delta => ("delta", None),
+    };
+    let bound = bound.into_iter().flat_map(|bound| ["--staleness".to_owned(), bound.to_string()]);
+    ["--mode", name].map(str::to_owned).into_iter().chain(bound).collect()
 }

@@ -77,10 +77,16 @@ pub(crate) struct Balance {
     balance: Balanced,
     /// The bytes that a server may hold, such as 16GiB: parameters, states, and gradients of a round.
     #[arg(long, value_name = "BYTES", value_parser = settings::bytes)]
-    memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
 }
 
 impl Balance {
+    /// Its options, each with its value.
+    pub(crate) fn words(self) -> impl Iterator<Item = (&'static str, String)> {
+        let balance = self.balance.to_possible_value().map(|balance| ("balance", balance.get_name().to_owned()));
+        balance.into_iter().chain(self.memory.map(|bytes| ("memory", bytes.to_string())))
+    }
+
     pub(crate) fn placement(self) -> Placement {
         match self.balance {
             Balanced::Time => Placement::Balanced,

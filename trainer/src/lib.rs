@@ -36,4 +36,4 @@ pub use forward_run::ForwardRun;
 pub use held_client::HeldClient;
 pub use program_file::{program_bytes, read_program};
 pub use trainer::{Trainer, initialise, initialise_for_batch, initialise_for_deltas};
-pub use training::{Batches, Training, check_scalar, trainable};
+pub use training::{Batches, Training, TrainingOptions, check_scalar, trainable};

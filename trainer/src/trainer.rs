@@ -151,6 +151,22 @@ impl ServerContents {
         }
     }
 
+    /// Refuses a job whose servers share the parameters in another way.
+    fn check_servers(&self, client: &Client) -> Result<(), Failure> {
+        self.parameters.iter().try_for_each(|one| {
+            let found = client.servers_of(&one.name)?;
+            if found.iter().map(|server| u32::from(*server)).eq([one.server]) {
+                return Ok(());
+            }
+            Err(Failure::call(format!(
+                "parameter {:?}: found it on the servers {found:?} of the job; expected server {}, to which the \
+                 program's division gives it, as with the placement and the limit of bytes with which the job was \
+                 initialised",
+                one.name, one.server
+            )))
+        })
+    }
+
     fn sharing(&self, parts: &[ProgramPart]) -> Result<ProgramSharing, Failure> {
         let trainers = parts.iter().flat_map(|part| &part.peers).filter(|peer| matches!(peer, ProgramPeer::Trainer(_)));
         let trainers = u32::try_from(trainers.count()).unwrap_or(u32::MAX);
@@ -168,6 +184,7 @@ fn initialise_with(
 ) -> Result<(), Failure> {
     if !client.begin_init(settings)? {
         contents.check_names(&client.names()?)?;
+        contents.check_servers(client)?;
         return contents.parameters.iter().try_for_each(|one| client.follow_optimizer(&one.name, &one.settings()?));
     }
     declare(client, parts, contents).and_then(|()| client.finish_init()).inspect_err(|_| {

@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
-use pserver_program::transpile::{Cluster, Columns, CostModel, ParameterServer, Transpiler};
+use pserver_program::transpile::{Cluster, Columns, CostModel, ParameterServer, Placement, Transpiler};
 use pserver_program::{
     Elements, Graph, OpRole, ParameterGradient, Program, Purpose, Tensor, VariableFacts, VariableValue,
     append_backward, append_optimizer,
@@ -180,21 +181,51 @@ pub struct Training<'c> {
     columns: Option<KeptColumns>,
 }
 
+/// How the program of a training is divided, and how its parameters are shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrainingOptions {
+    /// Rows of a step of all trainers.
+    pub batch: usize,
+    /// The mode; none for that of the job.
+    pub mode: Option<Mode>,
+    /// How servers share the parameters.
+    pub placement: Placement,
+    /// Bytes that a server may hold; zero without a limit.
+    pub server_bytes_max: u64,
+}
+
 impl<'c> Training<'c> {
-    /// Divides the program over the job's trainers and servers in mode sync with merge mean, initialises the
+    /// Divides the program over the job's trainers and servers in the job's mode with merge mean, initialises the
     /// parameters if no other trainer does, and prepares this trainer's part. `batch` is that of a step of all
-    /// trainers. Of a job that has been trained, this trainer goes on with the step after
+    /// trainers. Of a job in mode sync that has been trained, this trainer goes on with the step after
     /// [`steps_before`](Self::steps_before).
     ///
     /// # Errors
     /// When the program cannot be divided, or the job cannot run it, or was initialised with another program.
     pub fn join(client: impl Into<HeldClient<'c>>, graph: &Graph, batch: usize) -> Result<Self, Failure> {
+        Self::join_with(client, graph, TrainingOptions { batch, ..TrainingOptions::default() })
+    }
+
+    /// As [`join`](Self::join), with other options than those of the job.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn join_with(
+        client: impl Into<HeldClient<'c>>,
+        graph: &Graph,
+        options: TrainingOptions,
+    ) -> Result<Self, Failure> {
         let client = client.into();
         let (trainers, servers) = (client.trainers()?, client.servers()?);
-        let costs = CostModel { batch: (batch as u64 / u64::from(trainers.max(1))).max(1), ..CostModel::default() };
-        let parts = ParameterServer::default().transpile(graph, Cluster { trainers, servers }, &costs)?;
+        let TrainingOptions { batch, placement, server_bytes_max, .. } = options;
+        let batch = (batch as u64 / u64::from(trainers.max(1))).max(1);
+        let costs = CostModel { batch, server_bytes_max, ..CostModel::default() };
+        let mode = options.mode.map_or_else(|| client.mode(), Ok)?;
+        let transpiler = ParameterServer { placement, mode, ..ParameterServer::default() };
+        let parts = transpiler.transpile(graph, Cluster { trainers, servers }, &costs)?;
         initialise(&client, &parts)?;
-        let steps_before = client.resume_rounds()?;
+        // In other modes a gradient counts by itself, and the job has no steps.
+        let steps_before = if mode == Mode::Sync { client.resume_rounds()? } else { 0 };
         Self::new(Trainer::new(client, &parts)?, graph, steps_before)
     }
 
@@ -239,8 +270,9 @@ impl<'c> Training<'c> {
         }
     }
 
-    /// Steps that the job had when this trainer joined: 0 for a new one. After a step that a failure broke off on some
-    /// of the servers it is the number of whole steps; those servers do not apply the step again.
+    /// Steps that the job had when this trainer joined: 0 for a new one, and in modes without rounds. After a step that
+    /// a failure broke off on some of the servers it is the number of whole steps; those servers do not apply the step
+    /// again.
     #[must_use]
     pub const fn steps_before(&self) -> u64 {
         self.steps_before

@@ -3,6 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
+use pserver_core::config::Mode;
 use pserver_transport::verbs::{DEVICE_EXPECTED, DeviceChoice};
 
 /// Digits in one step of one trainer.
@@ -20,6 +21,17 @@ pub enum Sharing {
     Async,
     /// Trainers step on their own and push differences, which the server adds.
     Delta,
+}
+
+impl Sharing {
+    /// The mode of the job.
+    pub(super) const fn mode(self) -> Mode {
+        match self {
+            Self::Sync => Mode::Sync,
+            Self::Async => Mode::Async,
+            Self::Delta => Mode::Delta,
+        }
+    }
 }
 
 /// How trainers reach servers.

@@ -107,7 +107,7 @@ pub(super) fn run_job(args: &Args, program: &Path) -> Result<Summary> {
         servers: args.servers,
         shards: args.shards,
         trainers: args.trainers,
-        mode: &name(args.mode),
+        mode: args.mode.mode(),
         transport: &name(args.transport),
         rdma_device: &args.rdma_device,
         optimizer: &optimizer,

@@ -15,8 +15,11 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
+use pserver_core::config::Mode;
+use pserver_trainer::TrainingOptions;
 
 use crate::local_servers::CHILDREN_MAX;
+use crate::transpile::Balance;
 
 /// Arguments of `pserver train`.
 #[derive(clap::Args, Clone, Debug)]
@@ -58,7 +61,80 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     #[command(flatten)]
+    sharing: SharingArgs,
+    #[command(flatten)]
     processes: ProcessArgs,
+}
+
+/// How trainers share the parameters.
+#[derive(clap::Args, Clone, Copy, Debug)]
+struct SharingArgs {
+    /// The gradients that make an update: those of a step of all trainers (sync), or each by itself (async), with the
+    /// fastest trainer a bounded number of steps in front of the slowest (bounded). A running job has a mode, which is
+    /// taken when this is not given.
+    #[arg(long, value_enum)]
+    mode: Option<TrainingMode>,
+    /// Most steps that a trainer may be in front of the slowest in mode bounded; 1 when not given.
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
+    staleness: Option<u32>,
+    #[command(flatten)]
+    balance: Balance,
+}
+
+impl SharingArgs {
+    /// The options of a trainer that is started with the same ones, each with its value.
+    fn words(self) -> Vec<(&'static str, String)> {
+        let Self { mode, staleness, balance } = self;
+        let mode = mode.and_then(|mode| mode.to_possible_value()).map(|mode| ("mode", mode.get_name().to_owned()));
+        let staleness = staleness.map(|steps| ("staleness", steps.to_string()));
+        mode.into_iter().chain(staleness).chain(balance.words()).collect()
+    }
+}
+
+/// A mode in which servers optimize.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TrainingMode {
+    Sync,
+    Async,
+    Bounded,
+}
+
+impl Args {
+    fn training_options(&self) -> TrainingOptions {
+        let SharingArgs { mode, staleness, balance } = self.sharing;
+        let mode = mode.map(|mode| match mode {
+            TrainingMode::Sync => Mode::Sync,
+            TrainingMode::Async => Mode::Async,
+            TrainingMode::Bounded => Mode::Staleness { bound: staleness.unwrap_or(1) },
+        });
+        let (placement, server_bytes_max) = (balance.placement(), balance.memory.unwrap_or(0));
+        TrainingOptions { batch: self.batch as usize, mode, placement, server_bytes_max }
+    }
+
+    /// Refuses options that contradict each other.
+    fn check(&self) -> Result<()> {
+        let has_rounds = matches!(self.sharing.mode, None | Some(TrainingMode::Sync));
+        let is_columns = self.processes.strategy == TrainingStrategy::Columns;
+        ensure!(
+            self.sharing.staleness.is_none() || self.sharing.mode == Some(TrainingMode::Bounded),
+            "--staleness: found another --mode than bounded, in which alone trainers wait so; expected --mode bounded"
+        );
+        ensure!(
+            !is_columns || self.processes.checkpoint.is_none(),
+            "--checkpoint: found --strategy columns, whose trainers keep parameters, which no checkpoint has; expected \
+             --strategy parameter-server"
+        );
+        ensure!(
+            !is_columns || has_rounds,
+            "--mode: found --strategy columns, whose trainers step together; expected sync"
+        );
+        ensure!(
+            has_rounds || self.processes.checkpoint.is_none(),
+            "--checkpoint: found another --mode than sync, whose servers do not count steps; expected sync, or servers \
+             of a job with --checkpoint-dir, which keep its parameters"
+        );
+        Ok(())
+    }
 }
 
 /// How a program is divided over the processes of a training.
@@ -126,11 +202,7 @@ struct ProcessArgs {
 /// # Errors
 /// When a file cannot be read, is not a program or does not fit; when a process fails. All child processes are reaped.
 pub fn run(args: &Args) -> Result<()> {
-    ensure!(
-        args.processes.strategy == TrainingStrategy::ParameterServer || args.processes.checkpoint.is_none(),
-        "--checkpoint: found --strategy columns, whose trainers keep parameters, which no checkpoint has; expected \
-         --strategy parameter-server"
-    );
+    args.check()?;
     match &args.processes.connect {
         Some(address) => worker::run(args, address),
         None => job::run(args),

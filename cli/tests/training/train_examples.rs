@@ -118,6 +118,35 @@ fn check_with(name: &str, other: Option<(&str, &str)>) {
             assert!((loss - last_epoch).abs() < 1e-4, "{what}: loss {loss}; NumPy has {last_epoch}");
         }
     }
+    if other.is_none() {
+        check_modes(&place, &words, (&oracle.train(1), &losses));
+    }
+}
+
+/// Trains it in modes without rounds: a trainer alone has the bits of one process; of several the loss falls.
+fn check_modes(place: &Place, words: &[String], (bits, losses): (&BTreeMap<String, Tensor>, &[f64])) {
+    for (mode, trainers, servers) in
+        [("async", "1", "3"), ("async", "2", "2"), ("bounded", "1", "2"), ("bounded", "2", "1")]
+    {
+        // Gradients of several trainers are added, where mode sync takes their mean.
+        let slower = |word: &String| match word.split_once("learning_rate: ") {
+            Some((before, rate)) if trainers == "2" => {
+                let end = rate.find(' ').unwrap_or(rate.len());
+                let half = rate[..end].parse::<f64>().expect("a rate") / 2.0;
+                format!("{before}learning_rate: {half}{}", &rate[end..])
+            }
+            _ => word.clone(),
+        };
+        let words: Vec<String> = words.iter().map(slower).collect();
+        let mut arguments: Vec<&str> = words.iter().map(String::as_str).collect();
+        arguments.extend(["--mode", mode, "--trainers", trainers, "--servers", servers, "--save", "model.safetensors"]);
+        let output = place.succeed(&arguments);
+        let loss = numbers(&output)["loss"];
+        eprintln!("{mode}, {trainers} trainers: loss {loss} after {}", losses[0]);
+        assert!(loss < losses[0], "{mode}, {trainers} trainers: loss {loss} after {}", losses[0]);
+        let is_alone = trainers == "1";
+        assert!(!is_alone || place.model("model.safetensors") == *bits, "{mode}: the bits differ from one process");
+    }
 }
 
 #[test]

@@ -6,11 +6,12 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use crate::cluster::job::{Job, TCP};
+use crate::cluster::job::{Job, TCP, reader};
 use crate::cluster::process::Processes;
 use crate::cluster::settings_page::Outcome::{Refused, TakesEffect, Warned};
 use crate::cluster::settings_page::{Case, check};
 use crate::trainings::{Place, Said, numbers};
+use pserver_core::config::Mode;
 use pserver_program::{Elements, Tensor};
 use pserver_trainer::write_tensors;
 
@@ -172,6 +173,10 @@ fn settings_beside_resume_do_what_the_page_says() {
                 "--trainers",
                 "--servers",
                 "--strategy",
+                "--mode",
+                "--staleness",
+                "--balance",
+                "--memory",
                 "program",
                 "--loss",
                 "--connect",
@@ -222,7 +227,7 @@ fn must_go_on(said: &Said, scene: &TrainScene) {
 /// All on one checkpoint, which then goes on as if nothing had been asked.
 fn resume_refused(scene: &TrainScene) {
     scene.copied();
-    let table: [(Changes<'_>, Words<'_>); 11] = [
+    let table: [(Changes<'_>, Words<'_>); 15] = [
         (&[("--batch", "4")], &["--batch 4: ", "has steps of 8 rows", "expected --batch 8, or a new folder"]),
         (&[("--shuffle", "7")], &["found --shuffle 7: ", "has no --shuffle", "expected the same, or a new folder"]),
         (&[("--data", "long.csv")], &["--data: found 32 rows", "has 24", "expected as many, or a new folder"]),
@@ -232,6 +237,10 @@ fn resume_refused(scene: &TrainScene) {
         (&[("--strategy", "columns")], &["found --strategy columns", "expected --strategy parameter-server"]),
         (&[("--connect", "127.0.0.1:1")], &["cannot be used with", "--connect"]),
         (&[("--rank", "0")], &["'--trainers <TRAINERS>' cannot be used with '--rank"]),
+        (&[("--mode", "async")], &["--checkpoint: found another --mode than sync", "expected sync"]),
+        (&[("--staleness", "2")], &["--staleness: found another --mode than bounded"]),
+        (&[("--balance", "bytes")], &["invalid value 'bytes' for '--balance", "time, memory"]),
+        (&[("--memory", "64")], &["server:0 would hold", "expected at most 64 for each"]),
         (&[ADAM], &["found the optimizer `", "Adam", "0.0625", "only a constant learning rate may change"]),
         // The trainers that were refused have not left.
         (&[("--trainers", "4")], &["trainers = 4 (from --trainers)", "has 2 trainers", "expected trainers = 2"]),
@@ -293,9 +302,24 @@ fn settings_beside_connect_do_what_the_page_says() {
             assert!(model != scene.two && model != scene.four);
         }),
         (
-            &["--optimizer", "--trainers", "--servers", "--strategy", "program", "--checkpoint", "--resume"],
+            &[
+                "--optimizer",
+                "--trainers",
+                "--servers",
+                "--strategy",
+                "--mode",
+                "--staleness",
+                "--balance",
+                "--memory",
+                "program",
+                "--checkpoint",
+                "--resume",
+            ],
             Refused,
-            connect_refused,
+            |scene| {
+                connect_refused(scene);
+                another_division();
+            },
         ),
         (&["--epochs", "--save", "--connect", "--rank"], TakesEffect, |scene| {
             assert!(joined(scene, "net.program", &[("--rank", "0")]).1 == scene.four);
@@ -321,10 +345,38 @@ fn settings_beside_connect_do_what_the_page_says() {
     check(TRAIN, 1, &TrainScene::new("1"), &cases);
 }
 
+/// A trainer whose program would have its parameters on other servers than those of the job.
+fn another_division() {
+    let place = Place::new();
+    let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/programs");
+    for file in ["mlp.program", "digits.npz"] {
+        fs::copy(documents.join(file), place.path().join(file)).expect("a file");
+    }
+    let processes = Processes::start(Job { bind: TCP, ..Job::new(2, 1).with("--mode", "async") });
+    let address = processes.coordinator().to_string();
+    let train = |more: &[&str]| {
+        let all = ["train", "mlp.program", "--data", "digits.npz", "--batch", "32", "--epochs", "1"];
+        let optimizer = ["--optimizer", "const_lr { learning_rate: 0.1 }", "--connect", &address];
+        place.run(&[&all[..], &optimizer, more].concat())
+    };
+    // Without a mode of its own a trainer takes that of the job.
+    must_succeed(&train(&[]));
+    let client = reader(&processes.coordinator());
+    assert_eq!(client.sharing().expect("it is initialised").mode, Mode::Async);
+    for (more, words) in [
+        (["--memory", "28KiB"], ["found it on the servers [0] of the job", "to which the program's division gives it"]),
+        (["--mode", "sync"], ["found mode Sync in the configuration", "expected Async, as the job has"]),
+    ] {
+        must_refuse(&train(&more), &words);
+    }
+    must_succeed(&train(&["--mode", "async"]));
+    processes.terminate();
+}
+
 /// All beside one job, which then goes on as if nothing had been asked.
 fn connect_refused(scene: &TrainScene) {
     let running = Running::trained(scene);
-    let table: [(&str, Changes<'_>, Words<'_>); 6] = [
+    let table: [(&str, Changes<'_>, Words<'_>); 9] = [
         (
             "net.program",
             &[ADAM],
@@ -334,6 +386,13 @@ fn connect_refused(scene: &TrainScene) {
         ("net.program", &[("--servers", "2")], &["'--connect <ADDRESS>' cannot be used with '--servers"]),
         ("net.program", &[("--checkpoint", "again")], &["cannot be used with", "--checkpoint"]),
         ("net.program", &[("--resume", "")], &["'--connect <ADDRESS>' cannot be used with '--resume"]),
+        (
+            "net.program",
+            &[("--mode", "async")],
+            &["found mode Async in the configuration; expected Sync, as the job has"],
+        ),
+        ("net.program", &[("--staleness", "2")], &["--staleness: found another --mode than bounded"]),
+        ("net.program", &[("--memory", "64")], &["server:0 would hold", "expected at most 64 for each"]),
         ("more.program", &[], &["found the parameter \"c\"", "in the job 2 others (w, b)", "expected the program"]),
     ];
     for (program, changes, words) in table {
