@@ -116,7 +116,7 @@ fn arguments(args: &Args) -> Vec<OsString> {
             option(name, text.into());
         }
     });
-    args.sharing.words().into_iter().for_each(|(name, value)| option(name, value.into()));
+    args.processes.sharing.words().into_iter().for_each(|(name, value)| option(name, value.into()));
     if let Some(seed) = args.shuffle {
         option("shuffle", seed.to_string().into());
     }

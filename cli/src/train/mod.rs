@@ -61,8 +61,6 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     #[command(flatten)]
-    sharing: SharingArgs,
-    #[command(flatten)]
     processes: ProcessArgs,
 }
 
@@ -101,7 +99,7 @@ enum TrainingMode {
 
 impl Args {
     fn training_options(&self) -> TrainingOptions {
-        let SharingArgs { mode, staleness, balance } = self.sharing;
+        let SharingArgs { mode, staleness, balance } = self.processes.sharing;
         let mode = mode.map(|mode| match mode {
             TrainingMode::Sync => Mode::Sync,
             TrainingMode::Async => Mode::Async,
@@ -113,10 +111,10 @@ impl Args {
 
     /// Refuses options that contradict each other.
     fn check(&self) -> Result<()> {
-        let has_rounds = matches!(self.sharing.mode, None | Some(TrainingMode::Sync));
+        let has_rounds = matches!(self.processes.sharing.mode, None | Some(TrainingMode::Sync));
         let is_columns = self.processes.strategy == TrainingStrategy::Columns;
         ensure!(
-            self.sharing.staleness.is_none() || self.sharing.mode == Some(TrainingMode::Bounded),
+            self.processes.sharing.staleness.is_none() || self.processes.sharing.mode == Some(TrainingMode::Bounded),
             "--staleness: found another --mode than bounded, in which alone trainers wait so; expected --mode bounded"
         );
         ensure!(
@@ -173,6 +171,8 @@ struct ProcessArgs {
     /// How the program is divided.
     #[arg(long, value_enum, default_value_t = TrainingStrategy::ParameterServer)]
     strategy: TrainingStrategy,
+    #[command(flatten)]
+    sharing: SharingArgs,
     /// Server processes on this machine.
     #[arg(long, default_value_t = 1, conflicts_with = "connect", value_parser = clap::value_parser!(u16).range(1..))]
     servers: u16,
