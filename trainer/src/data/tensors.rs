@@ -107,7 +107,7 @@ pub(super) fn write<'t>(path: &Path, tensors: impl Iterator<Item = (&'t String, 
     write_parts(path, tensors.iter().map(facts), &mut |name, take| take(by_name[name].bytes()))
 }
 
-/// As [`write`], of tensors of which never more than a part is in memory: each with its name, type and shape.
+/// As [`write()`], of tensors of which never more than a part is in memory: each with its name, type and shape.
 pub(crate) fn write_parts(
     path: &Path,
     tensors: impl Iterator<Item = (String, ElementType, Vec<u64>)>,
