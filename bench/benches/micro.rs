@@ -295,7 +295,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
         owner: None,
         sender: None,
         total_part: None,
-        config: ParameterConfig { rule, sparse: None }.encode(),
+        config: ParameterConfig::of(rule).encode(),
     }
 }
 

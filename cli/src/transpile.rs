@@ -111,6 +111,9 @@ struct Updates {
     /// As --async, with the fastest trainer at most so many steps in front of the slowest, 1 or more.
     #[arg(long, conflicts_with = "is_async", value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
     staleness: Option<u32>,
+    /// Trainers without whose gradients an update is made: the slowest ones of each round, whose gradients are dropped.
+    #[arg(long, value_name = "TRAINERS", default_value_t = 0)]
+    backup_trainers: u32,
     /// How the gradients of one update become one.
     #[arg(long, value_enum, default_value_t = Merging::Mean)]
     merge: Merging,
@@ -231,7 +234,8 @@ impl Args {
             Merging::Sum => Merge::Sum,
         };
         let cluster = Cluster { trainers: self.trainers, servers: self.servers };
-        Ok(ParameterServer { placement, mode, merge }.transpile(&graph, cluster, costs)?)
+        let backup_trainers = self.updates.backup_trainers;
+        Ok(ParameterServer { placement, mode, merge, backup_trainers }.transpile(&graph, cluster, costs)?)
     }
 }
 

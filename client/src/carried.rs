@@ -81,7 +81,7 @@ impl PreparedRules {
         if let Some(known) = self.0.get(config) {
             return Ok(known.clone());
         }
-        let ParameterConfig { rule, sparse } = ParameterConfig::decode(config)?;
+        let ParameterConfig { rule, sparse, .. } = ParameterConfig::decode(config)?;
         let made = (Arc::new(Prepared::new(rule)?), sparse.map(|sparse| sparse.catch_up()));
         self.0.insert(config.to_vec(), made.clone());
         Ok(made)

@@ -321,6 +321,7 @@ impl ClientState {
             ("home", settings.owner.is_some()),
             ("sender", settings.sender.is_some()),
             ("total_part", settings.total_part.is_some()),
+            ("backup_trainers", 0 < settings.backup_trainers),
         ];
         if let Some((setting, _)) = of_one.into_iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::call(format!(
@@ -340,7 +341,7 @@ impl ClientState {
             message.merge = merge.number();
         }
         let default_config = match &settings.rule {
-            Some(rule) => ParameterConfig { rule: rule.clone(), sparse: None }.encode(),
+            Some(rule) => ParameterConfig::of(rule.clone()).encode(),
             None => job.default_config.clone(),
         };
         let catalogue = Catalogue::new(job.topology.clone(), message.chunk_bytes)?;
@@ -371,14 +372,15 @@ impl ClientState {
             Some(rule) => rule.clone(),
             None => default_rule(&draft.default_config, element_type)?,
         };
-        rule.validate_for(element_type).map_err(named)?;
+        let config = ParameterConfig { rule, sparse: None, backup_trainers: settings.backup_trainers };
+        config.rule.validate_for(element_type).map_err(named)?;
         let dense = Declaration {
             name: Name::new(name.as_bytes())?,
             element_type,
             bytes: u64::try_from(content.len()).unwrap_or(u64::MAX),
             shape: shape.to_vec(),
-            whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule: rule.clone(), sparse: None }.encode(),
+            whole: !config.rule.is_element_wise(),
+            config: config.encode(),
             buckets: None,
             owner: settings.owner,
             sender: settings.sender,
@@ -389,7 +391,7 @@ impl ClientState {
             // Tables with one seed have equal rows.
             sparse.seed.get_or_insert_with(|| seed_of(name));
         }
-        let declared = sparse_declaration(dense, draft.catalogue.topology(), rule, sparse);
+        let declared = sparse_declaration(dense, draft.catalogue.topology(), config, sparse);
         declared.and_then(|declared| check_content(declared, content)).map_err(named)
     }
 }
@@ -468,7 +470,7 @@ fn init_rows_frames(
 fn sparse_declaration(
     dense: Declaration,
     topology: &Topology,
-    rule: Rule,
+    config: ParameterConfig,
     sparse: SparseSettings,
 ) -> Result<Declaration, Failure> {
     let (shape, element_type) = (dense.shape.as_slice(), dense.element_type);
@@ -490,7 +492,7 @@ fn sparse_declaration(
         (Some(rows), height) if height > 0 => rows.min(height),
         (rows, height) => rows.unwrap_or(height),
     };
-    if !rule.is_row_wise() {
+    if !config.rule.is_row_wise() {
         return refused(NOT_ROW_WISE.to_owned());
     }
     sparse.initializer.validate_for(element_type)?;
@@ -500,7 +502,7 @@ fn sparse_declaration(
         bytes: bytes.unwrap_or(u64::MAX),
         shape: vec![height, width],
         whole: false,
-        config: ParameterConfig { rule, sparse: Some(sparse) }.encode(),
+        config: ParameterConfig { sparse: Some(sparse), ..config }.encode(),
         buckets: Some(buckets),
         ..dense
     })

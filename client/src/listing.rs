@@ -66,7 +66,7 @@ impl Client {
         // Initial values are the initialiser's, and so is their seed.
         let seed = declared.sparse.and_then(|sparse| sparse.seed);
         let sparse = settings.sparse.map(|sparse| SparseSettings { seed, ..sparse });
-        let found = ParameterConfig { rule, sparse };
+        let found = ParameterConfig { rule, sparse, backup_trainers: settings.backup_trainers };
         if found == declared {
             return Ok(());
         }

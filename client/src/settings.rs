@@ -25,12 +25,14 @@ impl Client {
         let job = state.ready()?;
         let index = job.parameter(name, &mut None)?;
         let declared = job.config(index)?;
-        let given = ParameterConfig { rule: rule.clone(), sparse: settings.sparse };
+        let OptimizerSettings { sparse, backup_trainers, .. } = *settings;
+        let given = ParameterConfig { rule: rule.clone(), sparse, backup_trainers };
         if given == declared {
             job.progress_mut(index).rate = None;
             return Ok(());
         }
-        match rule.rate_instead_of(&declared.rule).filter(|_| given.sparse == declared.sparse) {
+        let is_alike = (given.sparse, given.backup_trainers) == (declared.sparse, declared.backup_trainers);
+        match rule.rate_instead_of(&declared.rule).filter(|_| is_alike) {
             Some(rate) => job.take_rate(&[index], rate),
             None => {
                 let (given, declared) = (given.to_text(), declared.to_text());
@@ -53,7 +55,7 @@ impl ClientGuard<'_> {
         match rule.rate_instead_of(&initial) {
             Some(rate) => self.take_default_rate(rate),
             None => {
-                let text = |rule: Rule| ParameterConfig { rule, sparse: None }.to_text();
+                let text = |rule: Rule| ParameterConfig::of(rule).to_text();
                 Err(other_optimizer("", &text(rule.clone()), &text(initial)))
             }
         }

@@ -26,6 +26,12 @@ impl AccumulatorSettings {
             Mode::Staleness { bound } => Self { count: 1, merge: Merge::Sum, staleness: Some(bound) },
         }
     }
+
+    /// The same without the slowest trainers of each round.
+    #[must_use]
+    pub fn without(self, backup_trainers: u32) -> Self {
+        Self { count: self.count.saturating_sub(backup_trainers).max(1), ..self }
+    }
 }
 
 /// When an accumulator takes a piece of a sender.

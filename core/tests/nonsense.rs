@@ -101,7 +101,8 @@ fn examples(name: &str) -> Vec<Vec<u8>> {
     let texts = |all: &[&str]| all.iter().map(|text| text.as_bytes().to_vec()).collect();
     let config = |text: &&str| {
         let settings = OptimizerSettings::from_text(text).expect("it is a configuration");
-        ParameterConfig { rule: settings.rule.expect("it has a rule"), sparse: settings.sparse }.encode()
+        ParameterConfig { sparse: settings.sparse, ..ParameterConfig::of(settings.rule.expect("it has a rule")) }
+            .encode()
     };
     match name {
         "rule_text" => texts(&RULES),

@@ -423,7 +423,7 @@ impl ServerStart {
     /// The default configuration of parameters, encoded.
     fn default_config(&self) -> Result<Vec<u8>, Failure> {
         let rule = OptimizerSettings::from_text(&self.settings.job.optimizer)?.rule.unwrap_or_default();
-        Ok(ParameterConfig { rule, sparse: None }.encode())
+        Ok(ParameterConfig::of(rule).encode())
     }
 
     /// The options of the server's transports.

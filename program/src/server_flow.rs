@@ -57,11 +57,14 @@ fn compile_program(program: Program) -> Result<Flow, Failure> {
     let compiled = match kinds.as_slice() {
         [
             OpKind::Recv { .. },
-            OpKind::GradientAccumulator { merge, staleness, .. },
+            OpKind::GradientAccumulator { count, merge, staleness },
             OpKind::StringAccumulator { .. },
             ops @ ..,
             OpKind::Send { .. },
-        ] => compile_stage(*merge, ops).map(|stage| Flow { pace: AccumulatorPace::of(*staleness), stage }),
+        ] => {
+            let (pace, count) = (AccumulatorPace::of(*staleness), *count);
+            compile_stage(*merge, ops).map(|stage| Flow { pace, count, stage })
+        }
         _ => None,
     };
     compiled.ok_or_else(|| {
@@ -148,7 +151,7 @@ fn matrix(layout: RowLayout) -> [u64; 2] {
 }
 
 fn ops(source: FlowSource<'_>, names: &ProgramNames) -> Vec<Op> {
-    let FlowSource { mode, merge, trainers, declaration, rule } = source;
+    let FlowSource { mode, merge, trainers, backup_trainers, declaration, rule } = source;
     let element_type = declaration.element_type;
     let op = |kind, role, inputs: &[&String], outputs: &[&String]| {
         let owned = |names: &[&String]| names.iter().map(|name| (*name).clone()).collect();
@@ -165,7 +168,8 @@ fn ops(source: FlowSource<'_>, names: &ProgramNames) -> Vec<Op> {
         senders: name("senders"),
     };
     let senders = if declaration.sender.is_some() { 1 } else { trainers };
-    let mut ops = arrival.ops(AccumulatorSettings::of(mode, merge, senders), element_type, None);
+    let accumulators = AccumulatorSettings::of(mode, merge, senders).without(backup_trainers);
+    let mut ops = arrival.ops(accumulators, element_type, None);
     // Integer sums are exact and not divided.
     let divides = merge == Merge::Mean && element_type.is_float();
     let scaled = name("scaled");
@@ -175,7 +179,7 @@ fn ops(source: FlowSource<'_>, names: &ProgramNames) -> Vec<Op> {
         ops.push(op(OpKind::Scale { factor }, OpRole::Optimize, &[gradient], &[&scaled]));
         gradient = &scaled;
     }
-    let config = ParameterConfig { rule: rule.rule().clone(), sparse: None }.to_text();
+    let config = ParameterConfig::of(rule.rule().clone()).to_text();
     let kept = || std::iter::once(&names.count).chain(&names.states);
     let inputs: Vec<&String> = [&names.parameter, gradient].into_iter().chain(kept()).collect();
     let outputs: Vec<&String> = std::iter::once(&names.parameter).chain(kept()).collect();

@@ -265,7 +265,7 @@ impl<'g> PartOps<'g> {
         rule.stage = Some(Arc::new(stage));
         let refused = |failure: Failure| self.refuse(update, &format!("with the ops around it, {failure}"));
         let rule = Prepared::new(rule).map_err(refused)?.into_rule();
-        let config = ParameterConfig { rule, sparse: None }.to_text();
+        let config = ParameterConfig::of(rule).to_text();
         let states = text.states();
         Ok(ServerStage { update: update.node, merged, config, states, total })
     }

@@ -263,7 +263,7 @@ impl SimJob {
                 bytes: if of_rows.is_some() { rows * row_bytes } else { elements * 4 },
                 shape: if of_rows.is_some() { vec![rows, ROW_ELEMENTS.into()] } else { Vec::new() },
                 whole: of_rows.is_none() && !rule.is_element_wise(),
-                config: ParameterConfig { rule, sparse: of_rows }.encode(),
+                config: ParameterConfig { sparse: of_rows, ..ParameterConfig::of(rule) }.encode(),
                 buckets: of_rows.map(|_| Buckets { rows, count: BUCKETS }),
                 owner: None,
                 sender: None,

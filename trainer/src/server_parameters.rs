@@ -37,6 +37,8 @@ pub(super) struct ServerParameter {
     pub(super) initialising_op: OpKind,
     /// How trainers share it.
     pub(super) sharing: ProgramSharing,
+    /// Trainers that its rounds do not wait for.
+    pub(super) backup_trainers: u32,
     /// The number of several parameters that its rule reads.
     pub(super) total: Option<ServerTotal>,
 }
@@ -76,6 +78,7 @@ impl ServerParameter {
             home.map_err(|_| Failure::call(format!("found server {}; expected an index below 65536", self.server)))?,
         );
         settings.sparse = self.layout.map(|layout| self.sparse(layout));
+        settings.backup_trainers = self.backup_trainers;
         Ok(settings)
     }
 
@@ -102,17 +105,25 @@ impl ServerParameter {
 /// When a server's part has an op that servers of a job do not run.
 pub(super) fn server_parameters(parts: &[ProgramPart]) -> Result<Vec<ServerParameter>, Failure> {
     let mut all = Vec::new();
+    let trainers = trainer_count(parts);
     for part in parts {
         for peer in &part.peers {
             if let ProgramPeer::Server(server) = peer {
-                all.extend(of_server(&part.graph, *server)?);
+                all.extend(of_server(&part.graph, *server, trainers)?);
             }
         }
     }
     Ok(all)
 }
 
-fn of_server(graph: &Graph, server: u32) -> Result<Vec<ServerParameter>, Failure> {
+/// The number of trainers for which a program was divided.
+pub(super) fn trainer_count(parts: &[ProgramPart]) -> u32 {
+    let peers = parts.iter().flat_map(|part| &part.peers);
+    let trainers = peers.filter(|peer| matches!(peer, ProgramPeer::Trainer(_))).count();
+    u32::try_from(trainers).unwrap_or(u32::MAX)
+}
+
+fn of_server(graph: &Graph, server: u32, trainers: u32) -> Result<Vec<ServerParameter>, Failure> {
     let is_known = |node: &&Node| {
         let is_of_flow = matches!(node.kind, OpKind::Cast { .. } | OpKind::LookupTable { .. });
         node.kind.is_flow() || is_of_flow || matches!(node.role, OpRole::Initialise | OpRole::Optimize)
@@ -127,7 +138,7 @@ fn of_server(graph: &Graph, server: u32) -> Result<Vec<ServerParameter>, Failure
     let initial_values = InitialValues::of(graph);
     let stages = server_stages(graph).map_err(|failure| Failure::call(format!("server {server}: {failure}")))?;
     let kept = stages.iter().map(|stage| {
-        let one = of_stage(graph, server, stage, &writers, &initial_values);
+        let one = of_stage(graph, (server, trainers), stage, &writers, &initial_values);
         let name = &graph.variable(stage.update.inputs[0]).name;
         one.map_err(|reason| Failure::call(format!("server {server}, parameter {name:?}: {reason}")))
     });
@@ -136,7 +147,7 @@ fn of_server(graph: &Graph, server: u32) -> Result<Vec<ServerParameter>, Failure
 
 fn of_stage(
     graph: &Graph,
-    server: u32,
+    (server, trainers): (u32, u32),
     stage: &ServerStage<'_>,
     writers: &BTreeMap<VariableIndex, &Node>,
     initial_values: &InitialValues<'_>,
@@ -144,7 +155,7 @@ fn of_stage(
     let ServerStage { update, merged, config, total, .. } = stage;
     let rule = update.rule.as_ref().expect("an update has a rule");
     let parameter = graph.variable(update.inputs[0]);
-    let (gradient, facts, sharing) = received(graph, *merged, writers)?;
+    let (gradient, facts, (sharing, backup_trainers)) = received(graph, *merged, writers, trainers)?;
     let (element_type, shape) = dimensions(&parameter.facts)?;
     let layout = layout(&facts).map_err(|failure| failure.to_string())?;
     if layout.is_some() && total.is_some() {
@@ -167,6 +178,7 @@ fn of_stage(
         config: config.clone(),
         initialising_op,
         sharing,
+        backup_trainers,
         total: total.as_ref().map(|total| server_total(graph, &parameter.name, total)).transpose()?,
     })
 }
@@ -194,7 +206,8 @@ fn received(
     graph: &Graph,
     merged: VariableIndex,
     writers: &BTreeMap<VariableIndex, &Node>,
-) -> Result<(String, VariableFacts, ProgramSharing), String> {
+    trainers: u32,
+) -> Result<(String, VariableFacts, (ProgramSharing, u32)), String> {
     let (mut wanted, mut sharing) = (merged, None);
     loop {
         let writer = writers.get(&wanted);
@@ -205,7 +218,8 @@ fn received(
                 return Ok((channel.clone(), graph.variable(wanted).facts.clone(), sharing));
             }
             OpKind::GradientAccumulator { count, merge, staleness } if sharing.is_none() => {
-                sharing = Some(ProgramSharing::of(&graph.variable(wanted).facts, count, merge, staleness)?);
+                let facts = &graph.variable(wanted).facts;
+                sharing = Some(ProgramSharing::of(facts, (count, merge, staleness), trainers)?);
             }
             OpKind::Cast { .. } => {}
             ref other => {

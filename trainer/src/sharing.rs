@@ -17,13 +17,18 @@ pub(super) struct ProgramSharing {
     mode: Mode,
     /// Set where gradients of several trainers are merged and both merges are possible.
     merge: Option<Merge>,
-    /// Set where an update needs a gradient of every trainer.
+    /// Set where an update needs a gradient of every trainer, or of as many of them as the program was divided for.
     trainers: Option<u32>,
 }
 
 impl ProgramSharing {
-    /// The settings of a job that is equivalent to an accumulator.
-    pub(super) fn of(piece: &VariableFacts, count: u32, merge: Merge, staleness: Option<u32>) -> Result<Self, String> {
+    /// The settings of a job of so many trainers that is equivalent to an accumulator, and the trainers that it does
+    /// not wait for.
+    pub(super) fn of(
+        piece: &VariableFacts,
+        (count, merge, staleness): (u32, Merge, Option<u32>),
+        trainers: u32,
+    ) -> Result<(Self, u32), String> {
         let is_float = match piece {
             VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
                 element_type.is_float()
@@ -34,10 +39,15 @@ impl ProgramSharing {
         match (count, staleness) {
             (count, Some(0)) => {
                 let merge = (is_float && count > 1).then_some(merge);
-                Ok(Self { mode: Mode::Sync, merge, trainers: Some(count) })
+                let backup_trainers = trainers.checked_sub(count).ok_or_else(|| {
+                    format!(
+                        "found an accumulator of {count} gradients of {trainers} trainers; expected at most one each"
+                    )
+                })?;
+                Ok((Self { mode: Mode::Sync, merge, trainers: Some(trainers) }, backup_trainers))
             }
-            (1, None) => Ok(alone(Mode::Async)),
-            (1, Some(bound)) => Ok(alone(Mode::Staleness { bound })),
+            (1, None) => Ok((alone(Mode::Async), 0)),
+            (1, Some(bound)) => Ok((alone(Mode::Staleness { bound }), 0)),
             (count, _) => Err(format!(
                 "found an accumulator of any {count} gradients; expected one gradient of every trainer (staleness=0), \
                  or count=1"

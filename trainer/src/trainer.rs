@@ -15,7 +15,7 @@ use super::data::TakeBytes;
 use super::held_client::HeldClient;
 use super::initial_values;
 use super::queues::{QueueEnds, ServerQueue, server_queues};
-use super::server_parameters::{ServerParameter, nodes, server_parameters};
+use super::server_parameters::{ServerParameter, nodes, server_parameters, trainer_count};
 use super::sharing::ProgramSharing;
 use super::table_rows::{check_tables, fetch_all, pass_all, pull_asked};
 use super::totals::{push_totals, receive_shares, shares};
@@ -168,8 +168,7 @@ impl ServerContents {
     }
 
     fn sharing(&self, parts: &[ProgramPart]) -> Result<ProgramSharing, Failure> {
-        let trainers = parts.iter().flat_map(|part| &part.peers).filter(|peer| matches!(peer, ProgramPeer::Trainer(_)));
-        let trainers = u32::try_from(trainers.count()).unwrap_or(u32::MAX);
+        let trainers = trainer_count(parts);
         let parameters: Vec<_> = self.parameters.iter().map(|one| (one.name.as_str(), one.sharing)).collect();
         let queues = self.queues.iter().map(|one| (one.channel.as_str(), ProgramSharing::of_queue(trainers)));
         ProgramSharing::common(&parameters.into_iter().chain(queues).collect::<Vec<_>>())

@@ -192,6 +192,8 @@ pub struct TrainingOptions {
     pub placement: Placement,
     /// Bytes that a server may hold; zero without a limit.
     pub server_bytes_max: u64,
+    /// Trainers that a round does not wait for.
+    pub backup_trainers: u32,
 }
 
 impl<'c> Training<'c> {
@@ -217,11 +219,11 @@ impl<'c> Training<'c> {
     ) -> Result<Self, Failure> {
         let client = client.into();
         let (trainers, servers) = (client.trainers()?, client.servers()?);
-        let TrainingOptions { batch, placement, server_bytes_max, .. } = options;
+        let TrainingOptions { batch, placement, server_bytes_max, backup_trainers, .. } = options;
         let batch = (batch as u64 / u64::from(trainers.max(1))).max(1);
         let costs = CostModel { batch, server_bytes_max, ..CostModel::default() };
         let mode = options.mode.map_or_else(|| client.mode(), Ok)?;
-        let transpiler = ParameterServer { placement, mode, ..ParameterServer::default() };
+        let transpiler = ParameterServer { placement, mode, backup_trainers, ..ParameterServer::default() };
         let parts = transpiler.transpile(graph, Cluster { trainers, servers }, &costs)?;
         initialise(&client, &parts)?;
         // In other modes a gradient counts by itself, and the job has no steps.

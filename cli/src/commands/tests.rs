@@ -39,8 +39,16 @@ fn every_setting_has_a_row() {
     check("Clients", client_settings().map(str::to_owned));
 
     // A new field does not compile here before it has a name, and so a row.
-    let OptimizerSettings { rule: _, mode: _, merge: _, sparse: _, owner: _, sender: _, total_part: _ } =
-        OptimizerSettings::default();
-    let names = ["optimizer", "mode", "merge", "sparse", "home", "sender", "total_part"];
+    let OptimizerSettings {
+        rule: _,
+        mode: _,
+        merge: _,
+        sparse: _,
+        owner: _,
+        sender: _,
+        total_part: _,
+        backup_trainers: _,
+    } = OptimizerSettings::default();
+    let names = ["optimizer", "mode", "merge", "sparse", "home", "sender", "total_part", "backup_trainers"];
     check("`paddle_begin_init_params`, `begin_init`, `init_all`", names.into_iter().map(str::to_owned));
 }

@@ -75,6 +75,9 @@ struct SharingArgs {
     /// Most steps that a trainer may be in front of the slowest in mode bounded; 1 when not given.
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..))]
     staleness: Option<u32>,
+    /// Trainers that a round of mode sync does not wait for: the slowest ones, whose gradients are dropped.
+    #[arg(long, value_name = "TRAINERS", default_value_t = 0)]
+    backup_trainers: u32,
     #[command(flatten)]
     balance: Balance,
 }
@@ -82,10 +85,11 @@ struct SharingArgs {
 impl SharingArgs {
     /// The options of a trainer that is started with the same ones, each with its value.
     fn words(self) -> Vec<(&'static str, String)> {
-        let Self { mode, staleness, balance } = self;
+        let Self { mode, staleness, backup_trainers, balance } = self;
         let mode = mode.and_then(|mode| mode.to_possible_value()).map(|mode| ("mode", mode.get_name().to_owned()));
         let staleness = staleness.map(|steps| ("staleness", steps.to_string()));
-        mode.into_iter().chain(staleness).chain(balance.words()).collect()
+        let backup = (0 < backup_trainers).then(|| ("backup-trainers", backup_trainers.to_string()));
+        mode.into_iter().chain(staleness).chain(backup).chain(balance.words()).collect()
     }
 }
 
@@ -99,14 +103,14 @@ enum TrainingMode {
 
 impl Args {
     fn training_options(&self) -> TrainingOptions {
-        let SharingArgs { mode, staleness, balance } = self.processes.sharing;
+        let SharingArgs { mode, staleness, backup_trainers, balance } = self.processes.sharing;
         let mode = mode.map(|mode| match mode {
             TrainingMode::Sync => Mode::Sync,
             TrainingMode::Async => Mode::Async,
             TrainingMode::Bounded => Mode::Staleness { bound: staleness.unwrap_or(1) },
         });
         let (placement, server_bytes_max) = (balance.placement(), balance.memory.unwrap_or(0));
-        TrainingOptions { batch: self.batch as usize, mode, placement, server_bytes_max }
+        TrainingOptions { batch: self.batch as usize, mode, placement, server_bytes_max, backup_trainers }
     }
 
     /// Refuses options that contradict each other.

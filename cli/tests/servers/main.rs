@@ -3,6 +3,7 @@
 #[path = "../cluster/mod.rs"]
 mod cluster;
 
+mod backup;
 mod certificates;
 mod damage;
 mod election;

@@ -126,7 +126,7 @@ impl World {
             bytes: CHUNKS * u64::from(CHUNK_BYTES),
             shape: vec![CHUNKS * u64::from(CHUNK_BYTES) / 4],
             whole: !rule.is_element_wise(),
-            config: ParameterConfig { rule, sparse: None }.encode(),
+            config: ParameterConfig::of(rule).encode(),
             buckets: None,
             owner: None,
             sender: None,

@@ -118,8 +118,21 @@ fn check_with(name: &str, other: Option<(&str, &str)>) {
             assert!((loss - last_epoch).abs() < 1e-4, "{what}: loss {loss}; NumPy has {last_epoch}");
         }
     }
+    if name == "mlp" && other.is_none() {
+        check_backup(&place, &words, losses[0]);
+    }
     if other.is_none() {
         check_modes(&place, &words, (&oracle.train(1), &losses));
+    }
+}
+
+/// Trains it with rounds of fewer gradients than trainers.
+fn check_backup(place: &Place, words: &[String], before: f64) {
+    for (trainers, backup) in [("2", "1"), ("4", "1")] {
+        let mut arguments: Vec<&str> = words.iter().map(String::as_str).collect();
+        arguments.extend(["--trainers", trainers, "--backup-trainers", backup, "--servers", "2"]);
+        let loss = numbers(&place.succeed(&arguments))["loss"];
+        assert!(loss < before / 2.0, "{trainers} trainers without {backup}: loss {loss} after {before}");
     }
 }
 

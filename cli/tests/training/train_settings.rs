@@ -175,6 +175,7 @@ fn settings_beside_resume_do_what_the_page_says() {
                 "--strategy",
                 "--mode",
                 "--staleness",
+                "--backup-trainers",
                 "--balance",
                 "--memory",
                 "program",
@@ -227,7 +228,7 @@ fn must_go_on(said: &Said, scene: &TrainScene) {
 /// All on one checkpoint, which then goes on as if nothing had been asked.
 fn resume_refused(scene: &TrainScene) {
     scene.copied();
-    let table: [(Changes<'_>, Words<'_>); 15] = [
+    let table: [(Changes<'_>, Words<'_>); 16] = [
         (&[("--batch", "4")], &["--batch 4: ", "has steps of 8 rows", "expected --batch 8, or a new folder"]),
         (&[("--shuffle", "7")], &["found --shuffle 7: ", "has no --shuffle", "expected the same, or a new folder"]),
         (&[("--data", "long.csv")], &["--data: found 32 rows", "has 24", "expected as many, or a new folder"]),
@@ -241,6 +242,10 @@ fn resume_refused(scene: &TrainScene) {
         (&[("--staleness", "2")], &["--staleness: found another --mode than bounded"]),
         (&[("--balance", "bytes")], &["invalid value 'bytes' for '--balance", "time, memory"]),
         (&[("--memory", "64")], &["server:0 would hold", "expected at most 64 for each"]),
+        (
+            &[("--backup-trainers", "1")],
+            &["found the optimizer `", "backup_trainers: 1", "only a constant learning rate"],
+        ),
         (&[ADAM], &["found the optimizer `", "Adam", "0.0625", "only a constant learning rate may change"]),
         // The trainers that were refused have not left.
         (&[("--trainers", "4")], &["trainers = 4 (from --trainers)", "has 2 trainers", "expected trainers = 2"]),
@@ -309,6 +314,7 @@ fn settings_beside_connect_do_what_the_page_says() {
                 "--strategy",
                 "--mode",
                 "--staleness",
+                "--backup-trainers",
                 "--balance",
                 "--memory",
                 "program",
@@ -376,7 +382,7 @@ fn another_division() {
 /// All beside one job, which then goes on as if nothing had been asked.
 fn connect_refused(scene: &TrainScene) {
     let running = Running::trained(scene);
-    let table: [(&str, Changes<'_>, Words<'_>); 9] = [
+    let table: [(&str, Changes<'_>, Words<'_>); 10] = [
         (
             "net.program",
             &[ADAM],
@@ -392,6 +398,7 @@ fn connect_refused(scene: &TrainScene) {
             &["found mode Async in the configuration; expected Sync, as the job has"],
         ),
         ("net.program", &[("--staleness", "2")], &["--staleness: found another --mode than bounded"]),
+        ("net.program", &[("--backup-trainers", "1")], &["found 1 backup trainers of 1", "expected fewer"]),
         ("net.program", &[("--memory", "64")], &["server:0 would hold", "expected at most 64 for each"]),
         ("more.program", &[], &["found the parameter \"c\"", "in the job 2 others (w, b)", "expected the program"]),
     ];

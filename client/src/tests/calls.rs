@@ -53,6 +53,44 @@ fn gradients_of_two_trainers_are_added_in_one_round_on_every_shard() {
 }
 
 #[test]
+fn a_trainer_whose_gradients_came_too_late_goes_on_with_the_open_round() {
+    let job = TestJob::start(2, 2, 3);
+    // Of several chunks on all shards.
+    let names = ["w", "x"];
+    let one = job.begin_with(
+        &names.map(|name| (name, vec![0.0; 5000])),
+        "optimizer: SGD const_lr { learning_rate: 1.0 } backup_trainers: 2",
+    );
+    let step = |client: &Client| {
+        let given = vec![1.0_f32; 5000];
+        let gradients = names.map(|name| gradient(name, &given));
+        let mut values = vec![0.0_f32; 10_000];
+        let (first, second) = values.split_at_mut(5000);
+        let places = [("w", first), ("x", second)];
+        let mut places = places.map(|(name, values)| DestinationSlice::new(name, bytemuck::cast_slice_mut(values)));
+        client.push_pull(&gradients, None, &mut places).expect("a round");
+        assert!(values.iter().all(|value| *value == values[0]), "chunks differ");
+        values[0]
+    };
+    for round in 1..=5_u8 {
+        assert_eq!(step(&one), -f32::from(round));
+    }
+    let late = job.client(1);
+    pull(&late, "w", 5000);
+    assert_eq!([step(&late), step(&late)], [-6.0, -7.0], "it has learned of five rounds");
+    assert_eq!(step(&one), -7.0, "its sixth round was complete");
+    assert_eq!(step(&one), -8.0);
+    assert_eq!([step(&late), step(&late)], [-8.0, -9.0]);
+    let given = vec![1.0_f32; 5000];
+    let push = |client: &Client| client.push(&names.map(|name| gradient(name, &given)), None).expect("it is answered");
+    push(&one);
+    assert_eq!(pull(&one, "x", 5000)[0], -9.0, "the push was late, and a pull is not");
+    push(&one);
+    assert_eq!(pull(&late, "x", 5000)[0], -10.0);
+    assert_eq!(step(&job.client(2)), -11.0, "a new client learns the round");
+}
+
+#[test]
 fn a_call_ends_at_its_deadline_and_its_gradient_counts_once() {
     let job = TestJob::start(1, 1, 1);
     drop(job.begin(&[("w", vec![0.0; 4])]));

@@ -65,7 +65,7 @@ impl TestJob {
                 epoch: Epoch(7),
                 servers,
                 job: job_message,
-                default_config: ParameterConfig { rule: Rule::default(), sparse: None }.encode(),
+                default_config: ParameterConfig::of(Rule::default()).encode(),
                 given: OperatorSettings::default(),
                 lease: Duration::from_secs(10),
                 grace: Duration::from_secs(2),
@@ -169,8 +169,13 @@ impl TestJob {
 
     /// A client that has initialised these parameters of float32, all with SGD with a learning rate of 1.
     pub(super) fn begin(&self, parameters: &[(&str, Vec<f32>)]) -> Client {
+        self.begin_with(parameters, "sgd { } const_lr { learning_rate: 1.0 }")
+    }
+
+    /// The same with this configuration.
+    pub(super) fn begin_with(&self, parameters: &[(&str, Vec<f32>)], config: &str) -> Client {
         let client = self.client(0);
-        let settings = OptimizerSettings::from_text("sgd { } const_lr { learning_rate: 1.0 }").expect("it is right");
+        let settings = OptimizerSettings::from_text(config).expect("it is right");
         assert!(client.begin_init(&settings).expect("it joins"), "the first trainer is chosen");
         for (name, values) in parameters {
             let shape = [values.len() as u64];

@@ -123,6 +123,8 @@ message! {
         optional string stage: String = "1020";
         /// The parameter's part in the total that a parameter before it reads.
         optional enumeration(TotalPartKind) total_part: i32 = "1021";
+        /// Trainers without whose gradients a round is complete.
+        optional uint32 backup_trainers: u32 = "1022";
         optional message sparse: SparseConfig = "1100";
     }
 }

@@ -28,6 +28,7 @@
 //! - `clip_norm` and `clip_value` work (Paddle never read them); zero means none.
 //! - `sender: 1` makes the rounds of a dense parameter in mode sync of gradients of trainer 1 alone. With `algorithm:
 //!   "sum"` its value is the last one sent: a queue of one item.
+//! - `backup_trainers: 1` completes a round in mode sync without the gradient of the slowest trainer, which is dropped.
 //! - `total_part: Share`, then `total_part: Total`, each with `algorithm: "sum"`, are what a parameter declared before
 //!   them, whose stage has `total`, gives to trainers and gets from them.
 //! - `sparse { height: 12500 width: 64 }` makes a parameter one of rows, each of which exists after the first push to
@@ -112,6 +113,8 @@ pub struct OptimizerSettings {
     pub sender: Option<TrainerId>,
     /// The parameter's part in the total that a parameter before it reads.
     pub total_part: Option<TotalPart>,
+    /// Trainers without whose gradients a round is complete.
+    pub backup_trainers: u32,
 }
 
 impl OptimizerSettings {
@@ -217,9 +220,17 @@ pub struct ParameterConfig {
     pub rule: Rule,
     /// The settings of a sparse parameter.
     pub sparse: Option<SparseSettings>,
+    /// Trainers without whose gradients a round is complete: the slowest ones of each round.
+    pub backup_trainers: u32,
 }
 
 impl ParameterConfig {
+    /// The configuration of a dense parameter whose rounds wait for every trainer.
+    #[must_use]
+    pub fn of(rule: Rule) -> Self {
+        Self { rule, sparse: None, backup_trainers: 0 }
+    }
+
     /// The binary form of the same message, every value written out. The same rule gives the same bytes, and
     /// [`decode`](Self::decode) turns the bytes of a valid rule back into an equal value.
     #[must_use]
@@ -235,7 +246,8 @@ impl ParameterConfig {
 
     fn message(&self) -> OptimizerConfig {
         let sparse = self.sparse.as_ref().map(sparse::message);
-        OptimizerConfig { sparse, ..rule::message(&self.rule) }
+        let backup_trainers = Some(self.backup_trainers).filter(|trainers| 0 < *trainers);
+        OptimizerConfig { sparse, backup_trainers, ..rule::message(&self.rule) }
     }
 
     /// Reads the output of [`encode`](Self::encode), and refuses a missing or invalid rule.
@@ -248,6 +260,6 @@ impl ParameterConfig {
                 bytes.len()
             ))
         })?;
-        Ok(Self { rule, sparse: settings.sparse })
+        Ok(Self { rule, sparse: settings.sparse, backup_trainers: settings.backup_trainers })
     }
 }

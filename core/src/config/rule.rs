@@ -26,6 +26,7 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
         home: message.home,
         sender: message.sender,
         total_part: message.total_part,
+        backup_trainers: message.backup_trainers,
         ..OptimizerConfig::default()
     };
     let rule = if *message == job_only { None } else { Some(rule(message, open)?) };
@@ -37,7 +38,8 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
     let owner = message.home.map(owner).transpose()?;
     let sender = message.sender.map(sender).transpose()?;
     let total_part = message.total_part.and_then(|part| TotalPart::from_number(u32::try_from(part).ok()?));
-    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner, sender, total_part })
+    let backup_trainers = message.backup_trainers.map_or(Ok(0), backup_trainers)?;
+    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner, sender, total_part, backup_trainers })
 }
 
 /// A server's index. The catalogue checks whether the job has such a server.
@@ -52,6 +54,12 @@ fn owner(number: u32) -> Result<ServerIndex, Failure> {
 fn sender(rank: u32) -> Result<TrainerId, Failure> {
     let known = Some(rank).filter(|rank| *rank < TRAINERS_MAX).map(TrainerId);
     known.ok_or_else(|| Failure::call(format!("sender is {rank}; expected a trainer below {TRAINERS_MAX}")))
+}
+
+/// The trainers that a round does not wait for. Servers check whether the job has more.
+fn backup_trainers(found: u32) -> Result<u32, Failure> {
+    let known = Some(found).filter(|found| *found < TRAINERS_MAX);
+    known.ok_or_else(|| Failure::call(format!("backup_trainers is {found}; expected fewer than {TRAINERS_MAX}")))
 }
 
 /// The message that [`settings`] reads as this rule, with every value written out.

@@ -110,7 +110,7 @@ fn a_binary_form_without_zero_bytes_may_be_passed_as_a_c_string() {
 #[test]
 fn a_binary_form_that_was_cut_at_a_zero_is_refused_with_both_remedies() {
     // A message without a schedule's message has zeros wherever a number is round.
-    let whole = ParameterConfig { rule: Rule::default(), sparse: None }.encode();
+    let whole = ParameterConfig::of(Rule::default()).encode();
     for message in [&OPTIMIZER_PB[..], &whole] {
         let zeros = message.iter().enumerate().filter(|(_, byte)| **byte == 0);
         for (zero, _) in zeros {
@@ -487,8 +487,11 @@ fn a_sparse_parameter_is_declared_by_its_height_or_its_rows() {
     check_refused("sparse { rows: 1 gaussian { deviation: -1 } }", &["sparse.gaussian.deviation"]);
     check_refused("sparse { rows: 1 constant { value: nan } }", &["sparse.constant.value"]);
     check_refused("sparse { rows: 1 constant { } uniform { } }", &["more than one"]);
-    let config =
-        ParameterConfig { rule: Rule::default(), sparse: Some(sparse("rows: 7 seed: 3 first: 9 uniform { }")) };
+    let config = ParameterConfig {
+        rule: Rule::default(),
+        sparse: Some(sparse("rows: 7 seed: 3 first: 9 uniform { }")),
+        backup_trainers: 3,
+    };
     assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
 }
 
@@ -500,7 +503,7 @@ fn a_catalogue_entry_without_a_rule_is_refused() {
     };
     check(&[], "found no rule in 0 bytes");
     check(&[0; 9], "9 bytes that begin with a zero");
-    let invalid = ParameterConfig { rule: Rule { l1: -1.0, ..Rule::default() }, sparse: None };
+    let invalid = ParameterConfig::of(Rule { l1: -1.0, ..Rule::default() });
     check(&invalid.encode(), "l1 is -1");
 }
 
@@ -578,7 +581,7 @@ fn the_longest_rule_has_a_text_that_is_not_too_long() {
         let rule = format!("{code}{}", comment.repeat(most));
         let settings = format!("rule: \"{}\" const_lr {{ learning_rate: 0.5 }}", rule.as_bytes().escape_ascii());
         let rule = OptimizerSettings::from_text(&settings).unwrap().rule.unwrap();
-        let config = ParameterConfig { rule, sparse: None };
+        let config = ParameterConfig::of(rule);
         let text = config.to_text();
         assert!(text.len() <= PARAMETER_CONFIG_BYTES_MAX, "{filling:?}: {} bytes", text.len());
         assert_eq!(OptimizerSettings::from_text(&text).unwrap().rule, Some(config.rule), "{filling:?}");
@@ -589,7 +592,7 @@ proptest! {
     #[test]
     fn a_valid_rule_survives_the_catalogue(rule in rules()) {
         prop_assert!(rule.validate().is_ok(), "{:?}", rule.validate());
-        let config = ParameterConfig { rule, sparse: None };
+        let config = ParameterConfig::of(rule);
         prop_assert_eq!(OptimizerSettings::from_text(&config.to_text()).unwrap().rule, Some(config.rule.clone()));
         prop_assert_eq!(ParameterConfig::decode(&config.encode()).unwrap(), config);
     }
@@ -597,7 +600,7 @@ proptest! {
     /// The text of a rule, its binary form and base64 of that mean the same.
     #[test]
     fn text_and_binary_form_agree(rule in rules()) {
-        let binary = ParameterConfig { rule: rule.clone(), sparse: None }.encode();
+        let binary = ParameterConfig::of(rule.clone()).encode();
         let text = print(&OptimizerConfig::SCHEMA, &binary);
         prop_assert_eq!(text::to_binary(&OptimizerConfig::SCHEMA, &text).unwrap(), binary.clone(), "{}", text);
         let encoded = format!("base64:{}", BASE64.encode(&binary));
@@ -618,7 +621,7 @@ proptest! {
         byte in any::<u8>(),
         cut in any::<bool>(),
     ) {
-        let mut bytes = ParameterConfig { rule, sparse: None }.encode();
+        let mut bytes = ParameterConfig::of(rule).encode();
         let at = at.index(bytes.len());
         bytes[at] = byte;
         bytes.truncate(if cut { at } else { bytes.len() });

@@ -16,6 +16,8 @@ pub struct FlowSource<'a> {
     pub merge: Merge,
     /// The number of trainers.
     pub trainers: u32,
+    /// The trainers without whose gradients a round is complete.
+    pub backup_trainers: u32,
     /// The parameter as it was declared.
     pub declaration: &'a Declaration,
     /// The rule of its updates: in delta mode the one that adds, otherwise the configured one.
@@ -28,8 +30,10 @@ pub type CompileFlow = fn(FlowSource<'_>) -> Result<Flow, Failure>;
 /// A compiled program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flow {
-    /// When a round receives a gradient, and when it is complete.
+    /// When a round receives a gradient.
     pub pace: AccumulatorPace,
+    /// The gradients that complete a round, or as many as there are trainers.
+    pub count: u32,
     /// The computation that makes an update of a complete round.
     pub stage: Stage,
 }

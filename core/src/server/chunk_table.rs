@@ -32,6 +32,8 @@ pub(super) struct ShardParameter {
     /// The plan of its buckets, if it is sparse.
     pub(super) rows: Option<Box<RowsPlan>>,
     pub(super) chunk_bytes: u32,
+    /// Trainers without whose gradients a round is complete.
+    pub(super) backup_trainers: u32,
     /// Slot indices in chunk order; two are stored inline.
     pub(super) chunks: SmallVec<[SlotIndex; 2]>,
 }
@@ -52,7 +54,7 @@ impl ShardParameter {
         };
         let mut declaration = Declaration::try_from(declared).map_err(invalid)?;
         let config = std::mem::take(&mut declaration.config);
-        let ParameterConfig { rule, sparse } = ParameterConfig::decode(&config).map_err(invalid)?;
+        let ParameterConfig { rule, sparse, backup_trainers } = ParameterConfig::decode(&config).map_err(invalid)?;
         let (config, prepared) = match rules.get_key_value(config.as_slice()) {
             Some((known, prepared)) => (Arc::clone(known), Arc::clone(prepared)),
             None => (config.into(), Arc::new(Prepared::new(rule).map_err(invalid)?)),
@@ -75,7 +77,7 @@ impl ShardParameter {
             )));
         }
         declaration.shape.shrink_to_fit();
-        Ok(Self { declaration, config, rule: prepared, rows, chunk_bytes, chunks: SmallVec::new() })
+        Ok(Self { declaration, config, rule: prepared, rows, chunk_bytes, backup_trainers, chunks: SmallVec::new() })
     }
 
     /// The init message that declares this parameter.

@@ -15,6 +15,7 @@ struct ProgramKind {
     states: usize,
     is_float: bool,
     sender: Sender,
+    backup_trainers: u32,
 }
 
 /// The trainers that send gradients of a parameter.
@@ -43,7 +44,9 @@ impl Flows {
         for held in table.parameters.values() {
             let rule = job.rule_of(&held.rule);
             let sender = sender(job, held)?;
-            let kind = ProgramKind { states: rule.states().len(), is_float: held.element_type().is_float(), sender };
+            let backup_trainers = held.backup_trainers;
+            let (states, is_float) = (rule.states().len(), held.element_type().is_float());
+            let kind = ProgramKind { states, is_float, sender, backup_trainers };
             let number = match new.compiled.iter().position(|(one, _)| *one == kind) {
                 Some(number) => number,
                 None => {
@@ -51,6 +54,7 @@ impl Flows {
                         mode: job.mode,
                         merge: job.merge,
                         trainers: job.trainers,
+                        backup_trainers,
                         declaration: &held.declaration,
                         rule: &rule,
                     })?;
@@ -87,8 +91,27 @@ impl Flows {
     }
 }
 
+/// Refuses backup trainers where a round has none.
+fn check_backup(job: &Job, held: &ShardParameter) -> Result<(), Failure> {
+    let found = held.backup_trainers;
+    let refused = |why: String| Failure::call(format!("parameter \"{}\" has backup_trainers: {why}", held.name()));
+    if job.mode != Mode::Sync {
+        return Err(refused(format!("found a job in {:?}; expected mode sync, which has rounds", job.mode)));
+    }
+    if held.declaration.sender.is_some() || held.declaration.total_part.is_some() || held.rule.rule().has_total() {
+        return Err(refused("found rounds that one trainer ends; expected rounds of all".to_owned()));
+    }
+    if job.trainers <= found {
+        return Err(refused(format!("found {found} of {} trainers; expected fewer", job.trainers)));
+    }
+    Ok(())
+}
+
 /// The checked senders of a parameter.
 fn sender(job: &Job, held: &ShardParameter) -> Result<Sender, Failure> {
+    if 0 < held.backup_trainers {
+        check_backup(job, held)?;
+    }
     match held.declaration.total_part {
         Some(TotalPart::Share) => return Ok(Sender::Nobody),
         Some(TotalPart::Total) => return Ok(Sender::First),

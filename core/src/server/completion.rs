@@ -7,6 +7,7 @@ use super::device_chunk::DeviceActivity;
 use super::group::SlotIndex;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
+use crate::ids::TrainerId;
 
 impl Serving {
     /// Whether the open round of a chunk is decided: where each gradient is a round of its own, once one has entered.
@@ -17,6 +18,14 @@ impl Serving {
             AccumulatorPace::Rounds => 0 < chunk.decided,
             AccumulatorPace::Any | AccumulatorPace::Bounded(_) => !chunk.round.is_empty(),
         }
+    }
+
+    /// Whether a chunk's open round can be complete without gradients of these trainers.
+    pub(super) fn can_do_without(&self, slot_index: SlotIndex, lost: &[TrainerId]) -> bool {
+        let round = &self.table.chunks[slot_index].round;
+        let may_come = |trainer: &TrainerId| round.contribution(*trainer).is_some() || !lost.contains(trainer);
+        let needed = self.awaited(slot_index).count().min(self.flows.of(slot_index).count as usize);
+        needed <= self.awaited(slot_index).filter(may_come).count()
     }
 
     /// Whether `update` is ready: its device work is complete, its sum is there (grouped update), or its round is
@@ -33,12 +42,14 @@ impl Serving {
         }
     }
 
-    /// Whether the open round of a chunk, or the one after it, has a gradient of every awaited trainer.
+    /// Whether the open round of a chunk, or the one after it, has a gradient of every awaited trainer, or as many as
+    /// complete it.
     #[inline]
     pub(super) fn is_round_complete(&self, slot_index: SlotIndex, is_next: bool) -> bool {
         let Chunk { round, version, .. } = &self.table.chunks[slot_index];
+        let count = self.flows.of(slot_index).count;
         // Early contributions enter first, those of departed trainers too.
         let enters = |one: &Contribution| !is_next && one.round.0 == version.0 + 1;
-        round.is_complete(is_next, self.awaited(slot_index)) && !round.all_ahead().iter().any(enters)
+        round.is_complete(is_next, count, self.awaited(slot_index)) && !round.all_ahead().iter().any(enters)
     }
 }

@@ -75,7 +75,9 @@ impl Serving {
             let is_last = || {
                 let is_open = chunk.decided == 0 && entry.round.0 == chunk.version.0 + 1;
                 let has_come = |trainer| trainer == frame.head.trainer || chunk.round.contribution(trainer).is_some();
-                chunk.group.is_none() && admitted.is_new && is_open && self.awaited(slot_index).all(has_come)
+                let is_enough = || self.flows.of(slot_index).count as usize <= chunk.round.contributors() + 1;
+                let completes = || is_enough() || self.awaited(slot_index).all(has_come);
+                chunk.group.is_none() && admitted.is_new && is_open && completes()
             };
             is_merged && (wants_value || is_last())
         })

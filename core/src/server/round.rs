@@ -240,11 +240,12 @@ impl OpenRound {
         &lease.bytes()[..bytes as usize]
     }
 
-    /// Whether every awaited trainer has contributed to the open round, or to the next one.
+    /// Whether every awaited trainer, or this many, have contributed to the open round, or to the next one.
     #[inline]
-    pub(super) fn is_complete(&self, is_next: bool, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
+    pub(super) fn is_complete(&self, is_next: bool, count: u32, mut awaited: impl Iterator<Item = TrainerId>) -> bool {
         let of = |trainer| if is_next { self.ahead(trainer) } else { self.contribution(trainer) };
-        !self.part(is_next).is_empty() && awaited.all(|trainer| of(trainer).is_some())
+        let there = self.part(is_next).len();
+        0 < there && (count as usize <= there || awaited.all(|trainer| of(trainer).is_some()))
     }
 
     /// Whether the round ends without an update: no trainer has a gradient, or one has declared it void.

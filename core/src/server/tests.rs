@@ -1,5 +1,6 @@
 //! The sessions of a server, played against by peers whose frames are built by hand.
 
+mod backup;
 mod coordinating;
 mod device;
 mod frames;

@@ -124,6 +124,9 @@ impl Serving {
         let awaits = |slot_index: &SlotIndex, trainer: TrainerId| {
             self.flows.is_awaited(*slot_index, trainer) && self.awaits(&self.table.chunks[*slot_index], pace, trainer)
         };
+        if pace == AccumulatorPace::Rounds && group.iter().all(|slot_index| self.can_do_without(*slot_index, lost)) {
+            return None;
+        }
         lost.iter().copied().find(|trainer| group.iter().any(|slot_index| awaits(slot_index, *trainer)))
     }
 

@@ -57,7 +57,7 @@ pub(crate) fn config_bytes(bytes: &[u8]) -> bool {
 
 fn check_settings(settings: OptimizerSettings) -> bool {
     if let Some(rule) = settings.rule {
-        let config = ParameterConfig { rule, sparse: settings.sparse };
+        let config = ParameterConfig { sparse: settings.sparse, ..ParameterConfig::of(rule) };
         assert_eq!(ParameterConfig::decode(&config.encode()).as_ref(), Ok(&config));
         let text = OptimizerSettings::from_text(&config.to_text()).expect("what was printed is read");
         assert_eq!(text.rule.as_ref(), Some(&config.rule));

@@ -74,7 +74,7 @@ impl Settings {
         let mode = Mode::from_numbers(job.mode, job.staleness);
         let merge = Merge::from_number(job.merge);
         let rule = OptimizerSettings::from_text(&self.job.optimizer).ok().map(|own| own.rule.unwrap_or_default());
-        let own_config = rule.map(|rule| ParameterConfig { rule, sparse: None }.encode());
+        let own_config = rule.map(|rule| ParameterConfig::of(rule).encode());
         let optimizer = ParameterConfig::decode(&joined.default_config).map_or_else(|_| unknown(), |one| one.to_text());
         let is_other_mode = mode != Some(self.job.mode);
         let shown_mode = mode.map_or_else(unknown, shown_mode);

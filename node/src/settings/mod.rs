@@ -473,7 +473,7 @@ impl Settings {
     }
 
     /// Refuses settings of single parameters, and another merge, in the default optimizer.
-    fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 5] {
+    fn not_for_all(&self, settings: &OptimizerSettings) -> [(bool, &'static str, String); 6] {
         let other = settings.merge.is_some_and(|merge| merge != self.job.merge);
         [
             (other, "optimizer", "no merge in it, or the same as the setting merge".to_owned()),
@@ -484,6 +484,11 @@ impl Settings {
                 settings.total_part.is_some(),
                 "optimizer",
                 "no total_part in it, which is a setting of one parameter".to_owned(),
+            ),
+            (
+                0 < settings.backup_trainers,
+                "optimizer",
+                "no backup_trainers in it, which is a setting of one parameter".to_owned(),
             ),
         ]
     }

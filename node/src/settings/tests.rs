@@ -451,7 +451,7 @@ fn variables_and_settings_without_an_effect_are_warned_about_by_name() {
 
 #[test]
 fn job_settings_that_differ_from_those_of_server_0_are_warned_about() {
-    let config = ParameterConfig { rule: Rule::default(), sparse: None };
+    let config = ParameterConfig::of(Rule::default());
     let joined = Joined {
         job: Some(JobMessage { mode: 1, staleness: 0, merge: 0, trainers: 2, chunk_bytes: 1 << 20 }),
         default_config: config.encode(),

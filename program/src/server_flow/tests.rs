@@ -48,7 +48,7 @@ impl ParameterOfJob {
 
     fn source(&self) -> FlowSource<'_> {
         let Self { mode, merge, ref declaration, ref rule } = *self;
-        FlowSource { mode, merge, trainers: TRAINERS, declaration, rule }
+        FlowSource { mode, merge, trainers: TRAINERS, backup_trainers: 0, declaration, rule }
     }
 
     fn program(&self) -> Program {
@@ -162,8 +162,11 @@ fn a_compiled_program_has_the_pace_and_the_scale_of_its_ops() {
     ] {
         let config = if element_type == Float32 { "optimizer: Adam adam {}" } else { "algorithm: \"add\"" };
         let parameter = ParameterOfJob::new(mode, merge, "w", element_type, config);
-        let expected = Flow { pace, stage: Stage { merge: merged, factor } };
+        let count = if pace == Rounds { TRAINERS } else { 1 };
+        let expected = Flow { pace, count, stage: Stage { merge: merged, factor } };
         assert_eq!(compile(parameter.source()), Ok(expected), "{mode:?}, {merge:?}, {element_type}");
+        let without_one = compile(FlowSource { backup_trainers: 1, ..parameter.source() }).expect("it compiles");
+        assert_eq!(without_one, Flow { count: count.saturating_sub(1).max(1), ..expected });
     }
 }
 
@@ -226,7 +229,7 @@ fn turn(block: &Block) -> Vec<String> {
         if let OpKind::Update { config } = &mut op.kind {
             let settings = OptimizerSettings::from_text(config).expect("it is a configuration");
             let rule = settings.rule.expect("it has a rule");
-            *config = ParameterConfig { rule, sparse: None }.to_text();
+            *config = ParameterConfig::of(rule).to_text();
         }
     }
     ops.iter().map(|op| format!("{op:?}")).collect()

@@ -54,6 +54,8 @@ pub struct ParameterServer {
     pub mode: Mode,
     /// How the gradients of one update are merged; integers are added.
     pub merge: Merge,
+    /// Trainers without whose gradients an update is made in mode sync: the slowest ones of each round.
+    pub backup_trainers: u32,
 }
 
 impl Transpiler for ParameterServer {
@@ -102,13 +104,14 @@ impl Transpiler for ParameterServer {
 impl ParameterServer {
     /// Refuses numbers of several parameters where a parameter has no rounds.
     fn check_totals(&self, graph: &Graph, groups: &Groups<'_>) -> Result<(), Failure> {
-        if groups.totals.is_empty() || self.mode == Mode::Sync {
+        if groups.totals.is_empty() || self.mode == Mode::Sync && self.backup_trainers == 0 {
             return Ok(());
         }
         let (label, found) = (graph.label(0, groups.totals.ops[0]), self.mode);
+        let backup = self.backup_trainers;
         Err(Failure::call(format!(
-            "{label}: found a number of several parameters in mode {found:?}; expected mode Sync, in which all \
-             gradients are of one round"
+            "{label}: found a number of several parameters in mode {found:?} with {backup} backup trainers; expected \
+             mode Sync without any, in which the gradients of all parameters are of one round"
         )))
     }
 
@@ -118,7 +121,14 @@ impl ParameterServer {
                 Err(Failure::call("found a staleness bound of 0; expected 1 or more, or mode sync"))
             }
             Mode::Delta => Err(Failure::call("found the mode Delta, in which trainers optimize; expected another one")),
-            mode => Ok(AccumulatorSettings::of(mode, self.merge, cluster.trainers)),
+            mode if 0 < self.backup_trainers && (mode != Mode::Sync || cluster.trainers <= self.backup_trainers) => {
+                let (found, trainers) = (self.backup_trainers, cluster.trainers);
+                Err(Failure::call(format!(
+                    "found {found} backup trainers of {trainers} in mode {mode:?}; expected fewer than the trainers, \
+                     in mode Sync"
+                )))
+            }
+            mode => Ok(AccumulatorSettings::of(mode, self.merge, cluster.trainers).without(self.backup_trainers)),
         }
     }
 }

@@ -198,13 +198,13 @@ const NEW: [Case<ClientScene>; 4] = [
     (&["optimizer"], TakesEffect, optimizer),
     (&["mode", "merge"], TakesEffect, sharing),
     (&["mode", "merge"], Refused, other_sharing),
-    (&["sparse", "home", "sender", "total_part"], Refused, of_one_parameter),
+    (&["sparse", "home", "sender", "total_part", "backup_trainers"], Refused, of_one_parameter),
 ];
 const EXISTING: [Case<ClientScene>; 4] = [
     (&["optimizer"], TakesEffect, optimizer),
     (&["optimizer"], Refused, other_optimizer),
     (&["mode", "merge"], Refused, other_sharing),
-    (&["sparse", "home", "sender", "total_part"], Refused, of_one_parameter),
+    (&["sparse", "home", "sender", "total_part", "backup_trainers"], Refused, of_one_parameter),
 ];
 
 #[test]
@@ -278,6 +278,7 @@ fn of_one_parameter(scene: &ClientScene) {
             ("home: 1", &["home is a setting of one parameter"]),
             ("sender: 1", &["sender is a setting of one parameter"]),
             ("total_part: Share", &["total_part is a setting of one parameter"]),
+            ("backup_trainers: 1", &["backup_trainers is a setting of one parameter"]),
         ],
     );
 }

@@ -11,7 +11,7 @@ use crate::rule::CheckedRule;
 /// The rule of a configuration, through the catalogue's bytes and through the text form.
 fn prepared(config: &str) -> Prepared {
     let rule = OptimizerSettings::from_text(config).expect("it is a configuration").rule.expect("it has a rule");
-    let config = ParameterConfig { rule, sparse: None };
+    let config = ParameterConfig::of(rule);
     assert_eq!(ParameterConfig::decode(&config.encode()), Ok(config.clone()), "the bytes keep the stage");
     let read = OptimizerSettings::from_text(&config.to_text()).expect("the text keeps the stage");
     assert_eq!(read.rule, Some(config.rule.clone()));

@@ -64,7 +64,7 @@ fn sgd(rate: f64) -> Vec<u8> {
 
 fn config(text: &str) -> Vec<u8> {
     let rule = OptimizerSettings::from_text(text).expect("valid").rule.expect("it has one");
-    ParameterConfig { rule, sparse: None }.encode()
+    ParameterConfig::of(rule).encode()
 }
 
 /// The pages of a catalogue of two parameters, each a page of its own.

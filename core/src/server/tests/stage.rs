@@ -122,7 +122,8 @@ impl Plan {
             bytes: width * rows.unwrap_or(1) * one.element_type.bytes(),
             shape: if rows.is_some() { vec![height, width] } else { vec![width] },
             whole: rows.is_none() && !rule.is_element_wise(),
-            config: ParameterConfig { rule, sparse: settings.sparse }.encode(),
+            config: ParameterConfig { rule, sparse: settings.sparse, backup_trainers: settings.backup_trainers }
+                .encode(),
             buckets: one.buckets,
             owner: None,
             sender: settings.sender,
@@ -570,15 +571,15 @@ fn options() -> ShardOptions {
 
 /// The flow of each mode, as the program of the mode computes it.
 fn flow_of_mode(source: FlowSource<'_>) -> Result<Flow, Failure> {
-    let FlowSource { mode, merge, trainers, declaration, .. } = source;
+    let FlowSource { mode, merge, trainers, backup_trainers, declaration, .. } = source;
     let is_float = declaration.element_type.is_float();
-    let settings = AccumulatorSettings::of(mode, merge, trainers);
+    let settings = AccumulatorSettings::of(mode, merge, trainers).without(backup_trainers);
     let divides = mode == Mode::Delta && merge == Merge::Mean && is_float;
     let stage = port::Stage {
         merge: if is_float { settings.merge } else { Merge::Sum },
         factor: if divides { 1.0 / f64::from(trainers) } else { 1.0 },
     };
-    Ok(Flow { pace: AccumulatorPace::of(settings.staleness), stage })
+    Ok(Flow { pace: AccumulatorPace::of(settings.staleness), count: settings.count, stage })
 }
 
 pub(super) fn contents(shard: &Shard) -> Contents {
