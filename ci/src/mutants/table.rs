@@ -42,6 +42,8 @@ const REPLAY: &str = "core/src/checkpoint/journal/replay.rs";
 const PRESENCE: &str = "core/src/server/presence.rs";
 const RECORD: &str = "core/src/server/record.rs";
 const RETRY: &str = "core/src/server/retry.rs";
+const WAITS: &str = "core/src/server/waits.rs";
+const CATALOGUE: &str = "core/src/partition/catalogue.rs";
 const ROUND: &str = "core/src/server/round.rs";
 const CONTEXT: &str = "core/src/server/context.rs";
 const CARRY: &str = "core/src/server/carry.rs";
@@ -414,9 +416,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
     mutant(
         "a round closes with its first gradient",
         COMPLETION,
-        "round.is_complete(is_next, self.awaited(slot_index)) &&",
-        "round.is_complete(is_next, self.awaited(slot_index).filter(|_| !MUTANT)) &&",
+        "round.is_complete(is_next, count, self.awaited(slot_index)) &&",
+        "round.is_complete(is_next, count, self.awaited(slot_index).filter(|_| !MUTANT)) &&",
         &["server::tests::rounds::a_round_closes"],
+    ),
+    mutant(
+        "a round waits for its backup trainers",
+        ROUND,
+        "0 < there && (count as usize <= there ||",
+        "0 < there && (!MUTANT && count as usize <= there ||",
+        &["server::tests::backup::a_round_is_complete"],
+    ),
+    mutant(
+        "a call ends for a lost trainer that its round can do without",
+        WAITS,
+        "group.iter().all(|slot_index| self.can_do_without(*slot_index, lost))",
+        "!MUTANT && group.iter().all(|slot_index| self.can_do_without(*slot_index, lost))",
+        &["server::tests::backup::a_call_does_not_end"],
+    ),
+    mutant(
+        "a server without a chunk stays so",
+        CATALOGUE,
+        "largest if goes_anywhere && self.loads.has_empty_server() => {",
+        "largest if goes_anywhere && !MUTANT && self.loads.has_empty_server() => {",
+        &["partition::tests::no_server_is_empty"],
     ),
     mutant(
         "a gradient of a closed round is refused",

@@ -54,14 +54,14 @@ fn rounds_go_on_without_a_trainer_that_stands_still_and_count_no_gradient_twice(
         })
     });
     let together = &Barrier::new(2);
-    let version = || reader(&coordinator).parameters().expect("servers answer")[0].version.0 as usize;
+    let version = || reader(&coordinator).parameters().expect("servers answer")[0].version.0;
     thread::scope(|scope| {
         for (trainer, client) in fast.iter().enumerate() {
             scope.spawn(move || (0..STEPS[0]).for_each(|_| step(client, trainer)));
         }
     });
     // Each step of three trainers is a round, whatever the fourth does.
-    assert_eq!(version(), FEW + STEPS[0]);
+    assert_eq!(version(), (FEW + STEPS[0]) as u64);
     thread::scope(|scope| {
         for (trainer, client) in fast.iter().chain(slow).enumerate() {
             scope.spawn(move || {
