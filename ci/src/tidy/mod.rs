@@ -20,6 +20,7 @@ mod reach;
 mod sentences;
 mod shape;
 mod source;
+mod statements;
 #[cfg(test)]
 mod tests;
 mod ways;
@@ -159,6 +160,7 @@ fn look(root: &Path, files: &[SourceFile]) -> Result<Vec<Finding>> {
     findings.extend(circles::circles(files));
     findings.extend(figures::look(files));
     findings.extend(links::look(files, &|path| root.join(path).exists()));
+    findings.extend(statements::look(files, &repository));
     findings.extend(doors::look(root, files)?);
     let is_page = |file: &&SourceFile| {
         let is_at_root = matches!(file.path.as_str(), "README.md" | "CONTRIBUTING.md");
