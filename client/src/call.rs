@@ -96,8 +96,9 @@ pub(super) struct CallDeadline {
 #[derive(Default)]
 pub(super) struct CallOutcome {
     pub(super) failure: Option<Failure>,
-    /// Rounds that its answers report for parameters without a known round.
-    pub(super) seen: Vec<(ParameterIndex, Round)>,
+    /// Versions of chunks, of which the rounds of parameters follow: of those without a known round, and of pushed ones
+    /// whose rounds were complete before.
+    pub(super) seen: Vec<(ParameterIndex, ChunkIndex, Round)>,
     /// The highest version among its answers.
     pub(super) latest: Version,
     /// The lowest version among its answers.

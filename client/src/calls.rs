@@ -361,8 +361,8 @@ impl ClientState {
         }
     }
 
-    /// Records an answer. It reports the round of a parameter without a known one, and that of one whose rounds were
-    /// completed without this trainer: the lowest of its chunks.
+    /// Records an answer. A pull reports the round of a parameter without a known one, and a push that of a parameter
+    /// whose rounds were complete without it: the lowest of its chunks.
     fn note(&mut self, at: usize, finished: Finished) {
         let call = &mut self.calls[at];
         let Some(job) = self.job.as_ref().filter(|_| call.subject.kind != Kind::Control) else {
@@ -371,14 +371,17 @@ impl ClientState {
         };
         call.outcome.earliest = finished.versions.iter().copied().chain(call.outcome.earliest).min();
         call.outcome.latest = finished.versions.iter().copied().fold(call.outcome.latest, Version::max);
-        if matches!(call.subject.kind, Kind::Pull | Kind::Push) && job.counts_rounds() {
-            let seen = finished.entries.iter().zip(&finished.versions);
-            let is_new = |index: ParameterIndex, version: &Version| {
-                let progress = job.progress(index);
-                progress.round.is_none_or(|round| progress.pushed.is_some() && round.0 < version.0)
+        if job.counts_rounds() {
+            let is_new = |index: ParameterIndex, version: &Version| match (call.subject.kind, job.progress(index).round)
+            {
+                (Kind::Pull, round) => round.is_none(),
+                (Kind::Push, Some(round)) => round.0 < version.0,
+                _ => false,
             };
+            let seen = finished.entries.iter().zip(&finished.versions);
             let seen = seen.filter(|(entry, version)| is_new(entry.id.parameter, version));
-            call.outcome.seen.extend(seen.map(|(entry, version)| (entry.id.parameter, Round(version.0))));
+            let of_chunk = |(Entry { id, .. }, version): (&Entry, &Version)| (id.parameter, id.chunk, Round(version.0));
+            call.outcome.seen.extend(seen.map(of_chunk));
         }
         call.outcome.sums.extend(finished.entries.iter().map(|entry| entry.id).zip(finished.sums));
         let kept = finished.entries.iter().zip(finished.kept);
@@ -540,14 +543,7 @@ impl ClientState {
             self.moved.count(call.moved.sent, call.moved.received);
             call.outcome.seen.sort_unstable();
             for seen in call.outcome.seen.chunk_by(|one, next| one.0 == next.0) {
-                let (index, lowest) = seen[0];
-                let is_whole = job.chosen(index).chunk_count() == seen.len() as u64;
-                let progress = job.progress_mut(index);
-                let round = *progress.round.get_or_insert(lowest);
-                // The next gradient is of the round that is open then.
-                if is_whole && progress.busy.is_none() {
-                    progress.round = Some(round.max(lowest));
-                }
+                job.learn_round(seen);
             }
             call.outcome.seen.clear();
         }

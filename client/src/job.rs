@@ -7,7 +7,7 @@ use pserver_core::client::{Finished, LaneId, Refused};
 use pserver_core::config::Mode;
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
-use pserver_core::ids::{ParameterIndex, Round, Sequence, ServerIndex, ShardId, Term, Ticket};
+use pserver_core::ids::{ChunkIndex, ParameterIndex, Round, Sequence, ServerIndex, ShardId, Term, Ticket};
 use pserver_core::partition::{Catalogue, Parameter, Topology};
 use pserver_core::time::Now;
 use pserver_core::wire::answer::Answer;
@@ -260,6 +260,23 @@ impl JoinedJob {
 
     pub(super) fn progress(&self, index: ParameterIndex) -> &ParameterProgress {
         &self.progress[index.0 as usize]
+    }
+
+    /// Learns the round of a parameter from versions of its chunks, in their order: that of the last push, if it is
+    /// unknown; and the one before the open round where rounds do not wait for this trainer.
+    pub(super) fn learn_round(&mut self, seen: &[(ParameterIndex, ChunkIndex, Round)]) {
+        let index = seen[0].0;
+        let lowest = seen.iter().map(|(.., round)| *round).min().expect("there is one");
+        let Some(round) = self.progress(index).round else {
+            self.progress_mut(index).round = Some(lowest);
+            return;
+        };
+        let chunks = seen.chunk_by(|one, next| one.1 == next.1).count() as u64;
+        let is_late = round < lowest && chunks == self.chosen(index).chunk_count();
+        // A gradient for a round that is over would be dropped.
+        if is_late && self.config(index).is_ok_and(|config| 0 < config.backup_trainers) {
+            self.progress_mut(index).round = Some(lowest);
+        }
     }
 
     pub(super) fn progress_mut(&mut self, index: ParameterIndex) -> &mut ParameterProgress {

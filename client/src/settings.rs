@@ -112,7 +112,7 @@ impl JoinedJob {
     }
 
     /// The declared configuration of a parameter.
-    fn config(&self, index: ParameterIndex) -> Result<ParameterConfig, Failure> {
+    pub(super) fn config(&self, index: ParameterIndex) -> Result<ParameterConfig, Failure> {
         ParameterConfig::decode(&self.chosen(index).declaration().config)
     }
 

@@ -127,6 +127,10 @@ impl Args {
              --strategy parameter-server"
         );
         ensure!(
+            !is_columns || self.processes.sharing.backup_trainers == 0,
+            "--backup-trainers: found --strategy columns, whose trainers step together; expected 0"
+        );
+        ensure!(
             !is_columns || has_rounds,
             "--mode: found --strategy columns, whose trainers step together; expected sync"
         );

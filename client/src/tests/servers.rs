@@ -176,7 +176,8 @@ impl TestJob {
     pub(super) fn begin_with(&self, parameters: &[(&str, Vec<f32>)], config: &str) -> Client {
         let client = self.client(0);
         let settings = OptimizerSettings::from_text(config).expect("it is right");
-        assert!(client.begin_init(&settings).expect("it joins"), "the first trainer is chosen");
+        let of_all = OptimizerSettings { backup_trainers: 0, ..settings.clone() };
+        assert!(client.begin_init(&of_all).expect("it joins"), "the first trainer is chosen");
         for (name, values) in parameters {
             let shape = [values.len() as u64];
             client.init_param(name, Float32, &shape, bytemuck::cast_slice(values), &settings).expect("it is right");

@@ -101,6 +101,10 @@ fn check_backup(job: &Job, held: &ShardParameter) -> Result<(), Failure> {
     if held.declaration.sender.is_some() || held.declaration.total_part.is_some() || held.rule.rule().has_total() {
         return Err(refused("found rounds that one trainer ends; expected rounds of all".to_owned()));
     }
+    if held.rows.is_none() && !held.rule.rule().is_element_wise() {
+        let expected = "a rule that updates each chunk by itself, as chunks may count the gradients of other trainers";
+        return Err(refused(format!("found a rule that needs the whole gradient; expected {expected}")));
+    }
     if job.trainers <= found {
         return Err(refused(format!("found {found} of {} trainers; expected fewer", job.trainers)));
     }

@@ -23,9 +23,9 @@ impl Serving {
     /// Whether a chunk's open round can be complete without gradients of these trainers.
     pub(super) fn can_do_without(&self, slot_index: SlotIndex, lost: &[TrainerId]) -> bool {
         let round = &self.table.chunks[slot_index].round;
-        let may_come = |trainer: &TrainerId| round.contribution(*trainer).is_some() || !lost.contains(trainer);
-        let needed = self.awaited(slot_index).count().min(self.flows.of(slot_index).count as usize);
-        needed <= self.awaited(slot_index).filter(may_come).count()
+        let missing = || self.awaited(slot_index).filter(|trainer| round.contribution(*trainer).is_none());
+        let coming = missing().filter(|trainer| !lost.contains(trainer)).count();
+        coming == missing().count() || self.flows.of(slot_index).count as usize <= round.contributors() + coming
     }
 
     /// Whether `update` is ready: its device work is complete, its sum is there (grouped update), or its round is

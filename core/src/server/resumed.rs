@@ -80,20 +80,19 @@ impl CommittedJob {
                  then any number"
             )));
         }
-        let mut declared = self
-            .pages
-            .iter()
-            .filter_map(|page| CataloguePage::decode(page.as_slice()).ok())
-            .flat_map(|page| page.declarations);
-        match declared.find(|one| one.sender.is_some_and(|sender| trainers <= sender)) {
-            None => Ok(()),
-            Some(one) => Err(Failure::Node(format!(
-                "{shown}: parameter \"{}\" of this job has gradients of trainer {} alone; expected more trainers than \
-                 that rank",
-                String::from_utf8_lossy(&one.name),
-                one.sender.unwrap_or_default()
-            ))),
+        let pages = self.pages.iter().filter_map(|page| CataloguePage::decode(page.as_slice()).ok());
+        for one in pages.flat_map(|page| page.declarations) {
+            let backup = ParameterConfig::decode(&one.config).map_or(0, |config| config.backup_trainers);
+            let found = match one.sender {
+                Some(sender) if trainers <= sender => format!("gradients of trainer {sender} alone"),
+                _ if 0 < backup && trainers <= backup => format!("{backup} backup trainers"),
+                _ => continue,
+            };
+            let expected = "expected more trainers than that number";
+            let name = String::from_utf8_lossy(&one.name);
+            return Err(Failure::Node(format!("{shown}: parameter \"{name}\" of this job has {found}; {expected}")));
         }
+        Ok(())
     }
 }
 

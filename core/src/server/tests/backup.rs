@@ -89,6 +89,20 @@ fn a_call_does_not_end_for_a_lost_trainer_that_its_round_can_do_without() {
 }
 
 #[test]
+fn a_gradient_of_a_trainer_that_has_left_counts_for_a_lost_one() {
+    check(
+        plan(4),
+        "push 3 1 w=1 -> 3 done w@1
+         leave 3 -> *
+         push+ 0 1 w=1 ->
+         gone 2 ->
+         wait 3000 ->
+         push 1 1 w=1 -> *
+         show w -> w@1=-1",
+    );
+}
+
+#[test]
 fn a_restart_has_the_counted_gradients_and_no_other() {
     let memory = InMemory::new();
     let disk: Arc<dyn Storage> = Arc::new(memory.clone());
@@ -133,6 +147,10 @@ fn backup_trainers_need_rounds_of_more_trainers() {
     let of = |mode, trainers, config| Plan::new(mode, Merge::Mean, trainers).with("w", Float32, 2, config);
     refused(plan(1), "parameter \"w\" has backup_trainers: found 1 of 1 trainers; expected fewer");
     refused(of(Mode::Async, 2, ONE), "found a job in Async; expected mode sync, which has rounds");
+    refused(
+        of(Mode::Sync, 2, "sgd { } clip_norm: 1 const_lr { learning_rate: 1 } backup_trainers: 1"),
+        "found a rule that needs the whole gradient; expected a rule that updates each chunk by itself",
+    );
     refused(
         of(Mode::Sync, 2, "algorithm: 'sum' sender: 0 backup_trainers: 1"),
         "found rounds that one trainer ends; expected rounds of all",
