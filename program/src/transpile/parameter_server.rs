@@ -108,10 +108,13 @@ impl ParameterServer {
             return Ok(());
         }
         let (label, found) = (graph.label(0, groups.totals.ops[0]), self.mode);
-        let backup = self.backup_trainers;
+        let backup = match self.backup_trainers {
+            0 => String::new(),
+            backup => format!(" with {backup} backup trainers"),
+        };
         Err(Failure::call(format!(
-            "{label}: found a number of several parameters in mode {found:?} with {backup} backup trainers; expected \
-             mode Sync without any, in which the gradients of all parameters are of one round"
+            "{label}: found a number of several parameters in mode {found:?}{backup}; expected mode Sync, in which all \
+             gradients are of one round, without backup trainers"
         )))
     }
 
