@@ -264,7 +264,7 @@ if [ "$3" = beside ]; then
     beside=$!
 fi
 pserver quickstart-trainer --coordinator "$1://10.9.0.1:$2" --trainer 0 --trainers 1 --servers $servers --mode sync \
-    --token-file /tmp/$2/token --epochs 6 --seed 1 \
+    --token-file /tmp/$2/token --epochs 5 --seed 1 \
     --optimizer "optimizer: SGD sgd { } lr_policy: Const const_lr { learning_rate: 0.4 }" \
     < /tmp/$2/orders > /tmp/$2/reports &
 trainer=$!
