@@ -167,9 +167,9 @@ pub(super) fn train(
 
 /// The transpiler of the program. Servers that add differences keep the same as those that optimize.
 fn transpiler(sharing: Sharing) -> ParameterServer {
-    let mode = match sharing {
-        Sharing::Sync | Sharing::Delta => Mode::Sync,
-        Sharing::Async => Mode::Async,
+    let mode = match sharing.mode() {
+        Mode::Delta => Mode::Sync,
+        mode => mode,
     };
     ParameterServer { mode, merge: Merge::Mean, ..ParameterServer::default() }
 }

@@ -46,7 +46,7 @@ pub(super) fn reachable(text: &str) -> Result<Address, String> {
 /// A size of memory, such as `64MiB`.
 ///
 /// # Errors
-/// What was expected.
+/// Names the expected form.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let bytes = whole_bytes(text, &[("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)]);
     bytes.filter(|bytes| 0 < *bytes).ok_or_else(|| "a size above 0, in bytes or with KiB, MiB or GiB".to_owned())

@@ -80,19 +80,23 @@ impl Transpiler for ParameterServer {
         };
         let loads = StepLoads::of(&division, costs)?;
         // Loads are linear in rows; the estimate rounds, and decides.
-        let divided = |placement: Placement, loads: &StepLoads| {
-            let parts = divide(&division, &placement.place(loads, cluster.servers))?;
+        let divided = |portions: &[Vec<Portion>]| {
+            let parts = divide(&division, portions)?;
             let estimated = estimate(&parts, costs);
             Ok::<_, Failure>((estimated.check_held(&parts, costs), estimated.step_seconds, parts))
         };
-        let (mut held, step_seconds, mut parts) = divided(self.placement, &loads)?;
-        let unlimited = StepLoads { bytes_max: 0.0, ..loads.clone() };
-        let mut others = vec![(Placement::RoundRobin, &loads); usize::from(self.placement == Placement::Balanced)];
-        if held.is_err() && self.placement != Placement::RoundRobin {
-            others.push((Placement::EqualBytes, &unlimited));
+        let chosen = self.placement.place(&loads, cluster.servers);
+        let (mut held, step_seconds, mut parts) = divided(&chosen)?;
+        let mut others = Vec::new();
+        if self.placement == Placement::Balanced {
+            others.push(Placement::RoundRobin.place(&loads, cluster.servers));
         }
-        for (placement, loads) in others {
-            let (is_held, seconds, others) = divided(placement, loads)?;
+        if held.is_err() && self.placement != Placement::RoundRobin {
+            let unlimited = StepLoads { bytes_max: 0.0, ..loads };
+            others.push(Placement::EqualBytes.place(&unlimited, cluster.servers));
+        }
+        for portions in others.into_iter().filter(|portions| *portions != chosen) {
+            let (is_held, seconds, others) = divided(&portions)?;
             if is_held.is_ok() && (held.is_err() || seconds < step_seconds) {
                 (held, parts) = (is_held, others);
             }
