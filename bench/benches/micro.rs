@@ -218,6 +218,7 @@ impl Alone {
             receives: 1,
             nonfinite: NonFinite::Refuse,
             compile: pserver_program::server_flow::compile,
+            load: pserver_core::port::no_programs,
         };
         let head = Head {
             epoch: Epoch(1),
@@ -295,6 +296,7 @@ fn declaration(index: u32, bytes: u32) -> Declaration {
         owner: None,
         sender: None,
         total_part: None,
+        hosted: None,
         config: ParameterConfig::of(rule).encode(),
     }
 }

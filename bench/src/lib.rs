@@ -68,6 +68,7 @@ pub fn catalogue(parameters: u32, bytes: u64) -> Result<Catalogue, Failure> {
             owner: None,
             sender: None,
             total_part: None,
+            hosted: None,
         })?;
     }
     Ok(catalogue)

@@ -15,7 +15,7 @@ use pserver_program::transpile::{
     estimate, html, svg,
 };
 use pserver_program::{Graph, OpRole, ProgramPeer};
-use pserver_trainer::{read_program, trainable};
+use pserver_trainer::{PartWay, ServedPart, explain, read_program, trainable};
 
 use crate::program_file::optimizer_text;
 
@@ -42,6 +42,15 @@ pub struct Args {
     division: DivisionArgs,
     #[command(flatten)]
     updates: Updates,
+    #[command(flatten)]
+    print: Printed,
+    #[command(flatten)]
+    rates: Rates,
+}
+
+/// In place of the text of the parts.
+#[derive(clap::Args, Clone, Debug)]
+struct Printed {
     /// Print a directed graph for Graphviz.
     #[arg(long)]
     dot: bool,
@@ -54,8 +63,9 @@ pub struct Args {
     /// Print an estimate of each process's cost of a step.
     #[arg(long, conflicts_with_all = ["dot", "svg"])]
     costs: bool,
-    #[command(flatten)]
-    rates: Rates,
+    /// Print how servers run each part: by a flow in code, or on the executor and why.
+    #[arg(long, conflicts_with_all = ["dot", "svg", "html", "costs"])]
+    explain: bool,
 }
 
 /// How the program is divided.
@@ -180,7 +190,7 @@ enum Merging {
 /// When the file cannot be read, is not a program (with line and column), or cannot be divided.
 pub fn run(args: &Args) -> Result<()> {
     let output = output(args)?;
-    match &args.html {
+    match &args.print.html {
         Some(file) => std::fs::write(file, output).with_context(|| file.display().to_string()),
         None => Ok(console::print(output)?),
     }
@@ -192,11 +202,12 @@ fn output(args: &Args) -> Result<String> {
     let costs = CostModel { server_bytes_max: args.division.balance.memory.unwrap_or(0), ..args.rates.model() };
     costs.validate()?;
     let parts = args.divide(args.with_optimizer(graph)?, &costs)?;
-    Ok(match args {
-        Args { dot: true, .. } => dot(&parts),
-        Args { svg: true, .. } => svg(&parts),
-        Args { html: Some(_), .. } => html(&parts),
-        Args { costs: true, .. } => table(&estimate(&parts, &costs)),
+    Ok(match &args.print {
+        Printed { dot: true, .. } => dot(&parts),
+        Printed { svg: true, .. } => svg(&parts),
+        Printed { html: Some(_), .. } => html(&parts),
+        Printed { costs: true, .. } => table(&estimate(&parts, &costs)),
+        Printed { explain: true, .. } => ways(&explain(&parts, Some(costs.batch))?),
         _ => texts(&parts),
     })
 }
@@ -269,6 +280,15 @@ fn texts(parts: &[ProgramPart]) -> String {
         format!("{names}{}", part.graph.program())
     });
     texts.collect::<Vec<_>>().join("\n")
+}
+
+/// A line for each part of a server.
+fn ways(parts: &[ServedPart]) -> String {
+    let line = |ServedPart { server, name, way }: &ServedPart| match way {
+        PartWay::Flow(what) => format!("server:{server}  {name}  flow: {what}\n"),
+        PartWay::Executor(why) => format!("server:{server}  {name}  executor: {why}\n"),
+    };
+    parts.iter().map(line).collect()
 }
 
 fn table(estimate: &Estimate) -> String {

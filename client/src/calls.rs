@@ -371,12 +371,14 @@ impl ClientState {
         };
         call.outcome.earliest = finished.versions.iter().copied().chain(call.outcome.earliest).min();
         call.outcome.latest = finished.versions.iter().copied().fold(call.outcome.latest, Version::max);
-        if job.counts_rounds() {
-            let is_new = |index: ParameterIndex, version: &Version| match (call.subject.kind, job.progress(index).round)
-            {
-                (Kind::Pull, round) => round.is_none(),
-                (Kind::Push, Some(round)) => round.0 < version.0,
-                _ => false,
+        if job.has_rounds() {
+            let is_new = |index: ParameterIndex, version: &Version| {
+                let progress = job.progress(index);
+                match (call.subject.kind, progress.round) {
+                    (Kind::Pull, None) => progress.counts_rounds,
+                    (Kind::Push, Some(round)) => round.0 < version.0,
+                    _ => false,
+                }
             };
             let seen = finished.entries.iter().zip(&finished.versions);
             let seen = seen.filter(|(entry, version)| is_new(entry.id.parameter, version));

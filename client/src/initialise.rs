@@ -379,12 +379,13 @@ impl ClientState {
             element_type,
             bytes: u64::try_from(content.len()).unwrap_or(u64::MAX),
             shape: shape.to_vec(),
-            whole: !config.rule.is_element_wise(),
+            whole: !config.rule.is_element_wise() || settings.hosted.is_some(),
             config: config.encode(),
             buckets: None,
             owner: settings.owner,
             sender: settings.sender,
             total_part: settings.total_part,
+            hosted: settings.hosted,
         };
         let Some(mut sparse) = settings.sparse else { return Ok(dense) };
         if sparse.initializer.is_random() {

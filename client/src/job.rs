@@ -41,8 +41,7 @@ pub(super) struct JoinedJob {
     /// Whether any parameter has a learning rate of this client.
     pub(super) has_rates: bool,
     pub(super) rules: PreparedRules,
-    /// By parameter.
-    progress: Vec<ParameterProgress>,
+    progress: JobProgress,
     /// How many questions there were, see [`JoinedJob::check_first`].
     question: u64,
 }
@@ -58,10 +57,20 @@ pub(super) struct OperatorChoices {
     pub(super) takes_nonfinite: bool,
 }
 
+/// This trainer's progress with all parameters.
+#[derive(Default)]
+struct JobProgress {
+    all: Vec<ParameterProgress>,
+    /// Whether pushes of any parameter are counted in rounds.
+    has_rounds: bool,
+}
+
 /// This trainer's progress with one parameter.
 #[derive(Clone, Default)]
 pub(super) struct ParameterProgress {
-    /// Round of the last push; none before it is known.
+    /// Whether its pushes are counted in rounds: in mode sync, and those to a hosted program.
+    pub(super) counts_rounds: bool,
+    /// Round of the last push; none before it is known, and where there are no rounds.
     pub(super) round: Option<Round>,
     /// The last call about it in progress.
     pub(super) busy: Option<CallNumber>,
@@ -142,7 +151,7 @@ impl JoinedJob {
             lanes,
             has_rates: false,
             rules: PreparedRules::default(),
-            progress: Vec::new(),
+            progress: JobProgress::default(),
             question: 0,
         })
     }
@@ -165,7 +174,13 @@ impl JoinedJob {
 
     /// The parameters are there, and of each this is the round that it is at, where that is known.
     pub(super) fn is_initialised(&mut self, catalogue: Catalogue, round: Option<Round>) {
-        self.progress = vec![ParameterProgress { round, ..ParameterProgress::default() }; catalogue.len()];
+        let is_sync = self.counts_rounds();
+        let progress = catalogue.iter().map(|parameter| {
+            let counts_rounds = is_sync || parameter.declaration().hosted.is_some();
+            ParameterProgress { counts_rounds, round: round.filter(|_| counts_rounds), ..ParameterProgress::default() }
+        });
+        let all: Vec<ParameterProgress> = progress.collect();
+        self.progress = JobProgress { has_rounds: all.iter().any(|one| one.counts_rounds), all };
         self.phase = InitPhase::Ready(Box::new(catalogue));
     }
 
@@ -216,7 +231,12 @@ impl JoinedJob {
 
     /// Whether this trainer has begun to push something.
     pub(super) fn has_pushed(&self) -> bool {
-        self.progress.iter().any(|one| one.pushed.is_some())
+        self.progress.all.iter().any(|one| one.pushed.is_some())
+    }
+
+    /// Whether pushes of any parameter are counted in rounds.
+    pub(super) fn has_rounds(&self) -> bool {
+        self.progress.has_rounds
     }
 
     /// Whether pushes are counted in rounds, as in sync mode.
@@ -247,6 +267,17 @@ impl JoinedJob {
         self.catalogue().parameter(index).expect("the index came from this catalogue")
     }
 
+    /// Parameters of hosted programs, by their names.
+    pub(super) fn hosted(&self, names: &[&str]) -> Result<Vec<ParameterIndex>, Failure> {
+        let find = |name: &&str| {
+            let index = self.parameter(name, &mut None)?;
+            let is_hosted = self.chosen(index).declaration().hosted.is_some();
+            let text = || Failure::call(format!("parameter \"{name}\" is of no hosted program"));
+            is_hosted.then_some(index).ok_or_else(text)
+        };
+        names.iter().map(find).collect()
+    }
+
     pub(super) fn name(&self, index: ParameterIndex) -> &str {
         self.chosen(index).declaration().name.as_str()
     }
@@ -259,7 +290,7 @@ impl JoinedJob {
     }
 
     pub(super) fn progress(&self, index: ParameterIndex) -> &ParameterProgress {
-        &self.progress[index.0 as usize]
+        &self.progress.all[index.0 as usize]
     }
 
     /// Learns the round of a parameter from versions of its chunks, in their order: that of the last push, if it is
@@ -280,7 +311,7 @@ impl JoinedJob {
     }
 
     pub(super) fn progress_mut(&mut self, index: ParameterIndex) -> &mut ParameterProgress {
-        &mut self.progress[index.0 as usize]
+        &mut self.progress.all[index.0 as usize]
     }
 
     /// The number of one more mutating call.

@@ -237,7 +237,6 @@ impl ClientState {
         numbers: CarriedNumbers<'_>,
         fetched: Vec<FetchedRows>,
     ) -> Result<CallNumber, Failure> {
-        let counts_rounds = self.ready_job().counts_rounds();
         let sent: usize = bucketed.iter().map(BucketedRows::bytes).sum();
         let (asked, received) = FetchedRows::bytes(&fetched);
         let fresh = self.open(Kind::Push, chosen, (as_u64(sent + asked), as_u64(received)))?;
@@ -246,7 +245,7 @@ impl ClientState {
         packer = packer.with_controls(self.own_rates(chosen, numbers));
         for (index, rows) in chosen.iter().zip(bucketed) {
             let progress = self.ready_job().progress(*index);
-            let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
+            let round = progress.round.unwrap_or_default();
             let sequence = progress.push_again.unwrap_or(fresh);
             for (bucket, part) in rows.parts(&mut memory) {
                 let id = ChunkId { parameter: *index, chunk: bucket };
@@ -285,11 +284,10 @@ impl ClientState {
         memory: &mut LendingMemory,
         pass_on: fn(&mut Self, LaneId, PackedFrame),
     ) {
-        let counts_rounds = self.ready_job().counts_rounds();
         let mut packer = self.packer(Kind::Pull, chosen).with(flags, control);
         for (index, fetched) in chosen.iter().zip(fetched) {
             let job = self.ready_job();
-            let round = job.progress(*index).round.filter(|_| counts_rounds).unwrap_or_default();
+            let round = job.progress(*index).round.unwrap_or_default();
             let element_type = job.chosen(*index).declaration().element_type;
             for (piece, asked, into) in fetched.pieces(memory) {
                 let id = ChunkId { parameter: *index, chunk: piece.bucket };

@@ -176,7 +176,8 @@ impl Client {
             let mode = job.sharing().mode;
             return Err(Failure::call(format!("found a job in mode {mode:?}; expected Sync, which has rounds")));
         }
-        let all: Vec<_> = (0..).map(ParameterIndex).take(job.catalogue().len()).collect();
+        let of_flows = job.catalogue().iter().filter(|parameter| parameter.declaration().hosted.is_none());
+        let all: Vec<_> = of_flows.map(|parameter| parameter.index()).collect();
         state.learn_rounds(&all)?;
         let job = state.job.as_mut().expect("the job is ready");
         let round = |index: &ParameterIndex| job.progress(*index).round.unwrap_or_default();
@@ -186,6 +187,32 @@ impl Client {
         let fewest = stepping.iter().map(round).min().unwrap_or_default();
         stepping.iter().for_each(|index| job.progress_mut(*index).round = Some(fewest));
         Ok(fewest.0)
+    }
+
+    /// The rounds that parameters of a hosted program have: how many items the program has taken, or sent.
+    ///
+    /// # Errors
+    /// Names a parameter that is of no hosted program, or the server that did not answer before the deadline.
+    pub fn items(&self, names: &[&str]) -> Result<Vec<u64>, Failure> {
+        let mut state = self.lock()?;
+        let chosen = state.ready()?.hosted(names)?;
+        chosen.iter().for_each(|index| state.ready_job().progress_mut(*index).round = None);
+        state.learn_rounds(&chosen)?;
+        let job = state.ready_job();
+        Ok(chosen.iter().map(|index| job.progress(*index).round.unwrap_or_default().0).collect())
+    }
+
+    /// Counts what this trainer sends for parameters from here: so many rounds, or items, are sent. Servers
+    /// count no second time what they have already.
+    ///
+    /// # Errors
+    /// Names an unknown parameter.
+    pub fn resume_at(&self, names: &[&str], sent: u64) -> Result<(), Failure> {
+        let mut state = self.lock()?;
+        let job = state.ready()?;
+        let chosen = names.iter().map(|name| job.parameter(name, &mut None)).collect::<Result<Vec<_>, _>>()?;
+        chosen.iter().for_each(|index| state.ready_job().progress_mut(*index).round = Some(Round(sent)));
+        Ok(())
     }
 
     /// Saves the model on server 0's machine, below its model directory; returns where, and its bytes.
@@ -281,8 +308,11 @@ impl ClientGuard<'_> {
     /// Requests the rounds of parameters that this trainer has not pulled yet; sync mode needs them before a push.
     pub(super) fn learn_rounds(&mut self, chosen: &[ParameterIndex]) -> Result<(), Failure> {
         let job = self.ready_job();
-        let is_unknown = |index: &ParameterIndex| job.progress(*index).round.is_none();
-        if !job.counts_rounds() || !chosen.iter().any(is_unknown) {
+        let is_unknown = |index: &ParameterIndex| {
+            let progress = job.progress(*index);
+            progress.counts_rounds && progress.round.is_none()
+        };
+        if !chosen.iter().any(is_unknown) {
             return Ok(());
         }
         let unknown: Vec<_> = chosen.iter().copied().filter(is_unknown).collect();
@@ -309,7 +339,6 @@ impl ClientState {
         let has_places = into.is_some();
         let SelectedParameters { parameters: chosen, sent, held, sums } = chosen;
         let mut places = self.places(into.unwrap_or_default(), &chosen, sums)?.into_iter();
-        let counts_rounds = self.ready_job().counts_rounds();
         let flags = if has_places { Flags::WANT_VALUE } else { Flags::default() };
         let sequence = self.open(Kind::Push, &chosen, (sent, if has_places { held } else { 0 }))?;
         let packer = self.packer(Kind::Push, &chosen).with(flags, numbers.message());
@@ -319,8 +348,7 @@ impl ClientState {
             ParameterTransfer { index, given: Some(*given), place, half: half.flatten() }
         });
         Ok(self.pack(packer, orders, book, |progress| {
-            let round = progress.round.filter(|_| counts_rounds).unwrap_or_default();
-            (round, progress.push_again.unwrap_or(sequence))
+            (progress.round.unwrap_or_default(), progress.push_again.unwrap_or(sequence))
         }))
     }
 
@@ -335,7 +363,6 @@ impl ClientState {
     ) -> Result<CallNumber, Failure> {
         let SelectedParameters { parameters: chosen, held: received, .. } =
             check_destinations(self.ready_job(), &into)?;
-        let counts_rounds = self.ready_job().counts_rounds();
         let places = self.places(into, &chosen, summed.is_some())?;
         self.open(Kind::Pull, &chosen, (0, received))?;
         let packer = self.packer(Kind::Pull, &chosen).summed(summed.is_some());
@@ -343,7 +370,7 @@ impl ClientState {
         let order = |((place, half), index)| ParameterTransfer { index, given: None, place: Some(place), half };
         let orders = places.into_iter().zip(chosen).map(order);
         Ok(self.pack(packer, orders, book, |progress| {
-            (progress.round.filter(|_| counts_rounds).unwrap_or_default().max(Round(least.0)), Sequence(0))
+            (progress.round.unwrap_or_default().max(Round(least.0)), Sequence(0))
         }))
     }
 

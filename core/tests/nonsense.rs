@@ -54,6 +54,7 @@ fn page() -> Vec<u8> {
         owner: None,
         sender: None,
         total_part: None,
+        hosted: None,
     };
     let rows =
         Declaration { buckets: Some(Buckets { rows: 90, count: 7 }), shape: vec![100, 4], ..plain("rows", 1440) };

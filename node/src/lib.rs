@@ -13,6 +13,7 @@ mod device;
 mod device_speed;
 mod driven;
 pub mod events;
+mod hosted_programs;
 mod hosting;
 mod machine;
 mod memory_limit;

@@ -18,6 +18,7 @@ use pserver_core::wire::answer::Checkpointed;
 use pserver_kernels::cpu::Cpu;
 
 use super::device::{self, ShardDevice};
+use super::hosted_programs;
 use super::machine::ProcessMachine;
 use super::ownership::Ownership;
 use super::session::NodeSession;
@@ -271,6 +272,7 @@ impl ShardNode {
             memory_limit: start.memory_limit.map(|bytes| ProcessMemory { bytes, need: start.memory_needs.shard() }),
             nonfinite: start.settings.job.nonfinite,
             compile: pserver_program::server_flow::compile,
+            load: hosted_programs::load,
         };
         let kernels = Cpu::new();
         if id.shard.0 == 0 && term == Term::FIRST {

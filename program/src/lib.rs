@@ -23,6 +23,7 @@ pub mod cpu;
 pub mod executor;
 mod given;
 mod graph;
+pub mod hosted;
 mod infer;
 mod message;
 mod op;

@@ -268,6 +268,7 @@ impl SimJob {
                 owner: None,
                 sender: None,
                 total_part: None,
+                hosted: None,
             })?;
         }
         Ok(catalogue)

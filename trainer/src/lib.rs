@@ -17,12 +17,15 @@
 
 mod arithmetic;
 mod data;
+mod explain;
 mod forward_run;
 mod held_client;
+mod hosted_programs;
 mod initial_values;
 mod kept_columns;
 mod program_file;
 mod queues;
+mod server_contents;
 mod server_parameters;
 mod sharing;
 mod step_numbers;
@@ -32,6 +35,7 @@ mod trainer;
 mod training;
 
 pub use data::{DataSet, ValueFile, read_model, table, write_model, write_tensors};
+pub use explain::{PartWay, ServedPart, explain};
 pub use forward_run::ForwardRun;
 pub use held_client::HeldClient;
 pub use program_file::{program_bytes, read_program};

@@ -92,23 +92,11 @@ impl ServerQueue {
     }
 }
 
-/// The queues of all servers, in their parts' order.
+/// The queues in a server's part, or in a component of one.
 ///
 /// # Errors
 /// When a queue has another form than the transpiler writes, or not one trainer that sends to it.
-pub(super) fn server_queues(parts: &[ProgramPart]) -> Result<Vec<ServerQueue>, Failure> {
-    let mut all = Vec::new();
-    for part in parts {
-        for peer in &part.peers {
-            if let ProgramPeer::Server(server) = peer {
-                all.extend(of_server(parts, &part.graph, *server)?);
-            }
-        }
-    }
-    Ok(all)
-}
-
-fn of_server(parts: &[ProgramPart], graph: &Graph, server: u32) -> Result<Vec<ServerQueue>, Failure> {
+pub(super) fn queues_of(parts: &[ProgramPart], graph: &Graph, server: u32) -> Result<Vec<ServerQueue>, Failure> {
     let enqueues: Vec<&Node> = nodes(graph).filter(|node| node.kind == OpKind::Enqueue).collect();
     let dequeues = nodes(graph).filter(|node| matches!(node.kind, OpKind::Dequeue { .. })).count();
     if enqueues.len() != dequeues {

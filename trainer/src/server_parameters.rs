@@ -99,23 +99,6 @@ impl ServerParameter {
     }
 }
 
-/// The parameters of all servers, in the order of servers and of their updates.
-///
-/// # Errors
-/// When a server's part has an op that servers of a job do not run.
-pub(super) fn server_parameters(parts: &[ProgramPart]) -> Result<Vec<ServerParameter>, Failure> {
-    let mut all = Vec::new();
-    let trainers = trainer_count(parts);
-    for part in parts {
-        for peer in &part.peers {
-            if let ProgramPeer::Server(server) = peer {
-                all.extend(of_server(&part.graph, *server, trainers)?);
-            }
-        }
-    }
-    Ok(all)
-}
-
 /// The number of trainers for which a program was divided.
 pub(super) fn trainer_count(parts: &[ProgramPart]) -> u32 {
     let peers = parts.iter().flat_map(|part| &part.peers);
@@ -123,7 +106,11 @@ pub(super) fn trainer_count(parts: &[ProgramPart]) -> u32 {
     u32::try_from(trainers).unwrap_or(u32::MAX)
 }
 
-fn of_server(graph: &Graph, server: u32, trainers: u32) -> Result<Vec<ServerParameter>, Failure> {
+/// The parameters in a server's part, or in a component of one, in the order of their updates.
+///
+/// # Errors
+/// When it has an op that no flow of a parameter carries out.
+pub(super) fn parameters_of(graph: &Graph, server: u32, trainers: u32) -> Result<Vec<ServerParameter>, Failure> {
     let is_known = |node: &&Node| {
         let is_of_flow = matches!(node.kind, OpKind::Cast { .. } | OpKind::LookupTable { .. });
         node.kind.is_flow() || is_of_flow || matches!(node.role, OpRole::Initialise | OpRole::Optimize)

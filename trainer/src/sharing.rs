@@ -60,6 +60,27 @@ impl ProgramSharing {
         Self { mode: Mode::Sync, merge: None, trainers: Some(trainers) }
     }
 
+    /// The settings of a job with programs that the executor runs: the mode of their first accumulator, as far as it is
+    /// of a mode.
+    pub(super) fn of_program(staleness: Option<Option<u32>>, trainers: u32) -> Self {
+        let mode = match staleness {
+            None | Some(Some(0)) => Mode::Sync,
+            Some(None) => Mode::Async,
+            Some(Some(bound)) => Mode::Staleness { bound },
+        };
+        Self { mode, ..Self::of_queue(trainers) }
+    }
+
+    /// The mode.
+    pub(super) fn mode(self) -> Mode {
+        self.mode
+    }
+
+    /// The same with so many trainers.
+    pub(super) fn of_trainers(self, trainers: u32) -> Self {
+        Self { trainers: Some(trainers), ..self }
+    }
+
     /// The sharing of all parameters; `all` has the name and the sharing of each.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pserver_core::config::{Mode, OptimizerSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
+use pserver_core::port::ProgramEnd;
 use pserver_program::executor::{Executor, ExecutorSnapshot, ProgramLink, RunStatus};
 use pserver_program::transpile::ProgramPart;
 use pserver_program::{Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, VariableValue};
@@ -13,16 +14,14 @@ use pserver_program::{Graph, Node, OpKind, ProgramPeer, Tensor, VariableIndex, V
 use super::arithmetic::executor_parts;
 use super::data::TakeBytes;
 use super::held_client::HeldClient;
+use super::hosted_programs::{HostedEnds, ServerProgram};
 use super::initial_values;
-use super::queues::{QueueEnds, ServerQueue, server_queues};
-use super::server_parameters::{ServerParameter, nodes, server_parameters, trainer_count};
-use super::sharing::ProgramSharing;
+use super::queues::{QueueEnds, ServerQueue};
+use super::server_contents::ServerContents;
+use super::server_parameters::{ServerParameter, nodes};
 use super::table_rows::{check_tables, fetch_all, pass_all, pull_asked};
 use super::totals::{push_totals, receive_shares, shares};
 use pserver_client::{Client, DestinationSlice, GradientRows, GradientSlice};
-
-/// Names of a job in an error, at most.
-const NAMED_MAX: usize = 8;
 
 /// A trainer that runs its part of a program. Each step needs its data ([`feed`](Self::feed)), then
 /// [`step`](Self::step).
@@ -40,6 +39,10 @@ pub struct Trainer<'c> {
     is_fresh: bool,
     /// The trainer's ends of queues to other trainers.
     queues: QueueEnds,
+    /// The programs that servers host.
+    programs: Vec<ServerProgram>,
+    /// The trainer's ends of them.
+    hosted: HostedEnds,
     phase: StepPhase,
 }
 
@@ -123,58 +126,6 @@ pub fn initialise_for_deltas(client: &Client, parts: &[ProgramPart]) -> Result<(
     initialise_with(client, parts, &ServerContents::of(parts, None)?, &settings)
 }
 
-/// The parameters and queues that servers hold for a program.
-struct ServerContents {
-    parameters: Vec<ServerParameter>,
-    queues: Vec<ServerQueue>,
-    /// The batch of the queues' items.
-    batch: Option<u64>,
-}
-
-impl ServerContents {
-    fn of(parts: &[ProgramPart], batch: Option<u64>) -> Result<Self, Failure> {
-        Ok(Self { parameters: server_parameters(parts)?, queues: server_queues(parts)?, batch })
-    }
-
-    /// Refuses a job that lacks a parameter or a queue.
-    fn check_names(&self, names: &[String]) -> Result<(), Failure> {
-        let parameters = self.parameters.iter().map(|one| ("parameter", &one.name));
-        let mut all = parameters.chain(self.queues.iter().map(|one| ("queue", &one.channel)));
-        match all.find(|(_, name)| !names.contains(name)) {
-            None => Ok(()),
-            Some((kind, name)) => Err(Failure::call(format!(
-                "found the {kind} {name:?} of this program and strategy, and in the job {} others ({}); expected the \
-                 program and the strategy with which the job was initialised",
-                names.len(),
-                names.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ")
-            ))),
-        }
-    }
-
-    /// Refuses a job whose servers share the parameters in another way.
-    fn check_servers(&self, client: &Client) -> Result<(), Failure> {
-        self.parameters.iter().try_for_each(|one| {
-            let found = client.servers_of(&one.name)?;
-            if found.iter().map(|server| u32::from(*server)).eq([one.server]) {
-                return Ok(());
-            }
-            Err(Failure::call(format!(
-                "parameter {:?}: found it on the servers {found:?} of the job; expected server {}, to which the \
-                 program's division gives it, as with the placement and the limit of bytes with which the job was \
-                 initialised",
-                one.name, one.server
-            )))
-        })
-    }
-
-    fn sharing(&self, parts: &[ProgramPart]) -> Result<ProgramSharing, Failure> {
-        let trainers = trainer_count(parts);
-        let parameters: Vec<_> = self.parameters.iter().map(|one| (one.name.as_str(), one.sharing)).collect();
-        let queues = self.queues.iter().map(|one| (one.channel.as_str(), ProgramSharing::of_queue(trainers)));
-        ProgramSharing::common(&parameters.into_iter().chain(queues).collect::<Vec<_>>())
-    }
-}
-
 fn initialise_with(
     client: &Client,
     parts: &[ProgramPart],
@@ -195,7 +146,7 @@ fn initialise_with(
 
 /// Declares the parameters of all servers, with the initial values that their parts compute.
 fn declare(client: &Client, parts: &[ProgramPart], contents: &ServerContents) -> Result<(), Failure> {
-    let ServerContents { parameters, queues, batch } = contents;
+    let ServerContents { parameters, queues, programs, batch } = contents;
     for part in parts.iter().filter(|part| matches!(part.peers[0], ProgramPeer::Server(_))) {
         let own = || parameters.iter().filter(|one| part.peers.contains(&ProgramPeer::Server(one.server)));
         // One value at a time is in memory.
@@ -208,7 +159,8 @@ fn declare(client: &Client, parts: &[ProgramPart], contents: &ServerContents) ->
             one.total.as_ref().map_or(Ok(()), |total| total.declare(client))?;
         }
     }
-    queues.iter().try_for_each(|queue| queue.declare(client, *batch))
+    queues.iter().try_for_each(|queue| queue.declare(client, *batch))?;
+    programs.iter().try_for_each(|program| program.declare(client))
 }
 
 impl<'c> Trainer<'c> {
@@ -225,7 +177,8 @@ impl<'c> Trainer<'c> {
         let graph = Arc::new(own.graph.clone());
         let contents = ServerContents::of(parts, None)?;
         contents.sharing(parts)?.check(&client)?;
-        let ServerContents { parameters, queues, .. } = contents;
+        let ServerContents { parameters, queues, programs, .. } = contents;
+        let hosted = HostedEnds::of(&client, &programs)?;
         let queues = QueueEnds::of(&client, &graph, &queues)?;
         let values = parameters.iter().map(|_| None).collect();
         let receivers = receivers(&graph);
@@ -233,7 +186,7 @@ impl<'c> Trainer<'c> {
         check_tables(&graph, &parameters)?;
         let executor = Executor::new(Arc::clone(&graph), executor_parts())?;
         let (is_fresh, phase) = (false, StepPhase::Idle);
-        Ok(Self { client, executor, parameters, received, values, graph, is_fresh, queues, phase })
+        Ok(Self { client, executor, parameters, received, values, graph, is_fresh, queues, programs, hosted, phase })
     }
 
     /// Sets data for the next step.
@@ -275,6 +228,34 @@ impl<'c> Trainer<'c> {
         self.executor.value(name)
     }
 
+    /// The steps that this trainer has ended, where servers host programs that it takes part in: an earlier process of
+    /// its rank may have ended some. Data are fed for the step after them.
+    #[must_use]
+    pub fn steps_ended(&self) -> Option<u64> {
+        self.hosted.ended()
+    }
+
+    /// The programs that servers run on the executor: the server, the name and the reason of each.
+    pub fn hosted(&self) -> impl Iterator<Item = (u32, &str, &str)> {
+        self.programs.iter().map(|one| (one.server, one.name.as_str(), one.reason.as_str()))
+    }
+
+    /// The steps after which this trainer goes on, where parameters have had so many rounds: the last one may not be
+    /// ended, and is made once more. Servers have all that it sends.
+    pub(super) fn resume(&self, rounds: u64) -> Result<u64, Failure> {
+        let Some(ended) = self.steps_ended() else { return Ok(rounds) };
+        if ended < rounds {
+            let names: Vec<&str> = self.parameters.iter().map(|one| one.name.as_str()).collect();
+            self.client.resume_at(&names, ended)?;
+        }
+        Ok(ended)
+    }
+
+    /// The parameter of a program that a server hosts.
+    fn hosted_parameter(&self, name: &str) -> Option<&ProgramEnd> {
+        self.programs.iter().find_map(|program| program.parameter(name))
+    }
+
     /// The whole value of a parameter on the servers after the last step, with all rows of a table, for which it
     /// allocates memory.
     ///
@@ -286,6 +267,10 @@ impl<'c> Trainer<'c> {
         let whole = Tensor::try_zeros(element_type, &shape);
         let mut whole = whole.map_err(|failure| Failure::call(format!("parameter {name:?}: {failure}")))?;
         let mut rest = whole.bytes_mut();
+        if let Some(end) = self.hosted_parameter(name) {
+            self.client.pull(&mut [DestinationSlice::new(&end.name, rest)])?;
+            return Ok(whole);
+        }
         for one in self.pieces(name)? {
             let (piece, after) = rest.split_at_mut(one.byte_count()?);
             if one.layout.is_some() {
@@ -300,6 +285,9 @@ impl<'c> Trainer<'c> {
 
     /// Passes on what [`fetch`](Self::fetch) returns, a bounded part of a table at a time.
     pub(super) fn fetch_parts(&self, name: &str, take: &mut TakeBytes<'_>) -> Result<(), Failure> {
+        if self.hosted_parameter(name).is_some() {
+            return take(self.fetch(name)?.bytes());
+        }
         for one in self.pieces(name)? {
             if one.layout.is_some() {
                 pass_all(&self.client, one, take)?;
@@ -314,6 +302,9 @@ impl<'c> Trainer<'c> {
 
     /// Element type and dimensions of a whole parameter on the servers.
     pub(super) fn facts(&self, name: &str) -> Result<(ElementType, Vec<u64>), Failure> {
+        if let Some(end) = self.hosted_parameter(name) {
+            return Ok((end.element_type, end.shape.clone()));
+        }
         let pieces = self.pieces(name)?;
         let mut shape = pieces[0].shape.clone();
         let height = pieces.iter().map(|one| one.shape.first().unwrap_or(&1)).sum();
@@ -323,7 +314,7 @@ impl<'c> Trainer<'c> {
 
     /// Whether the servers have this parameter.
     pub(super) fn is_on_servers(&self, name: &str) -> bool {
-        self.pieces(name).is_ok()
+        self.hosted_parameter(name).is_some() || self.pieces(name).is_ok()
     }
 
     /// The pieces of a parameter on the servers, in the order of its rows.
@@ -461,8 +452,14 @@ impl<'c> Trainer<'c> {
             if shares(&self.parameters).any(|(_, total)| total.share == channel) {
                 return self.receive_shares();
             }
+            self.hosted.send(&self.client, &outbox.sent)?;
             let room = taken(&mut self.executor, variable);
-            if let Some((server, item)) = self.queues.receive(&self.client, &channel, room)? {
+            let item = if self.hosted.receives(&channel) {
+                self.hosted.receive(&self.client, &channel, room)?
+            } else {
+                self.queues.receive(&self.client, &channel, room)?
+            };
+            if let Some((server, item)) = item {
                 return self.executor.arrive(&channel, server, item.into()).map(drop);
             }
         }
@@ -557,8 +554,10 @@ impl<'c> Trainer<'c> {
     /// Sends the gradients that the servers do not have: first all rows, then all dense gradients. Servers recognise
     /// the repetition of a failed push, and a push that succeeded is not repeated.
     fn send(&mut self) -> Result<(), Failure> {
-        let Self { client, parameters, values, phase, .. } = self;
+        let Self { client, parameters, values, hosted, phase, .. } = self;
         let StepPhase::Unsent(UnsentGradients { gradients, has_pushed_rows }) = phase else { return Ok(()) };
+        // First, so that a process that goes on with the step computes it of the same values, unless all is sent.
+        hosted.send(client, gradients)?;
         if !*has_pushed_rows {
             push_rows(client, parameters, gradients)?;
             *has_pushed_rows = true;
@@ -578,7 +577,8 @@ impl<'c> Trainer<'c> {
             client.push_pull(&dense, None, &mut wanted)?;
             self.is_fresh = dense.len() == self.parameters.iter().filter(|one| one.layout.is_none()).count();
         }
-        push_totals(&self.client, &self.parameters, gradients)
+        push_totals(&self.client, &self.parameters, gradients)?;
+        self.hosted.end_step(&self.client)
     }
 }
 

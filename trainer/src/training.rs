@@ -227,8 +227,10 @@ impl<'c> Training<'c> {
         let parts = transpiler.transpile(graph, Cluster { trainers, servers }, &costs)?;
         initialise(&client, &parts)?;
         // In other modes a gradient counts by itself, and the job has no steps.
-        let steps_before = if mode == Mode::Sync { client.resume_rounds()? } else { 0 };
-        Self::new(Trainer::new(client, &parts)?, graph, steps_before)
+        let rounds = if mode == Mode::Sync { client.resume_rounds()? } else { 0 };
+        let trainer = Trainer::new(client, &parts)?;
+        let steps_before = trainer.resume(rounds)?;
+        Self::new(trainer, graph, steps_before)
     }
 
     /// As [`join`](Self::join), but with the columns of one layer, the largest, on all trainers
@@ -252,6 +254,11 @@ impl<'c> Training<'c> {
         let parameters = parameters.map(|variable| variable.name.clone()).collect();
         let (rank, numbers) = (trainer.client().trainer()? as usize, StepNumbers::of(graph));
         Ok(Self { trainer, parameters, steps_before, steps: steps_before, rank, numbers, columns: None })
+    }
+
+    /// As [`Trainer::hosted`].
+    pub fn hosted(&self) -> impl Iterator<Item = (u32, &str, &str)> {
+        self.trainer.hosted()
     }
 
     /// Whether this trainer computes on data; all do, but for those that only have columns of a layer.

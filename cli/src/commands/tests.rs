@@ -48,6 +48,8 @@ fn every_setting_has_a_row() {
         sender: _,
         total_part: _,
         backup_trainers: _,
+        // No text has it.
+        hosted: _,
     } = OptimizerSettings::default();
     let names = ["optimizer", "mode", "merge", "sparse", "home", "sender", "total_part", "backup_trainers"];
     check("`paddle_begin_init_params`, `begin_init`, `init_all`", names.into_iter().map(str::to_owned));

@@ -102,6 +102,11 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
             "--values {values}: no effect in a job that has had {steps} steps and its values"
         ));
     }
+    if trainer == 0 {
+        training.hosted().for_each(|(server, name, reason)| {
+            console::remark(format_args!("server {server} runs {name:?} on the executor: {reason}"));
+        });
+    }
     if !training.takes_data() {
         help(args, &mut training, &batches)?;
         return Ok(client.leave()?);

@@ -60,6 +60,7 @@ impl World {
             receives: 1,
             nonfinite: NonFinite::Refuse,
             compile: pserver_program::server_flow::compile,
+            load: pserver_core::port::no_programs,
         };
         let mut shard = Shard::new(options, Box::new(Cpu::new()));
         let folder = Folder::claim_alone(Arc::clone(storage), Epoch(1)).expect("memory takes it");
@@ -131,6 +132,7 @@ impl World {
             owner: None,
             sender: None,
             total_part: None,
+            hosted: None,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         let message = InitMessage { parameter: 0, declaration, chunk_bytes: CHUNK_BYTES };

@@ -82,7 +82,11 @@ fn fetched(own: &Trainer<'_>) -> VariableValues {
 
 /// The values after a run of these batches in one process.
 fn expected(all: &[Data]) -> VariableValues {
-    let graph = Graph::new(program()).expect("it is a program");
+    expected_of(program(), all)
+}
+
+fn expected_of(program: Program, all: &[Data]) -> VariableValues {
+    let graph = Graph::new(program).expect("it is a program");
     let (mut arithmetic, mut kernels) = (CpuArithmetic::default(), Cpu::default());
     let mut run = PlainRun::new(&graph, &mut arithmetic, &mut kernels).expect("the program begins");
     for data in all {
@@ -298,11 +302,6 @@ fn initialising_ops_that_servers_cannot_run_are_refused() {
              gaussian or given, whose rows do not depend on each other",
         ),
         (
-            fill("weight@state.momentum", 0.5),
-            "server 0, parameter \"weight\": found fill(value=0.5) as the initial value of the state \
-             \"weight@state.momentum\"; expected fill(value=0.0), as in the rule",
-        ),
-        (
             fill("table@count", 3.0),
             "server 0, parameter \"table\": found fill(value=3.0) as the initial value of the state \"table@count\"; \
              expected fill(value=0.0), as in the rule",
@@ -312,7 +311,30 @@ fn initialising_ops_that_servers_cannot_run_are_refused() {
             "server 0, parameter \"weight\": found no initialising op; expected one",
         ),
     ] {
-        assert_eq!(said(&client, &parts), expected);
+        let found = said(&client, &parts);
+        assert!(found.starts_with(expected), "{found}");
     }
+    running.stop();
+}
+
+/// The flow of a parameter begins with the states of its rule; from others the executor goes on.
+#[test]
+fn a_state_that_does_not_begin_as_in_its_rule_is_that_of_one_process() {
+    let begin = |ops: &mut Vec<Op>| filler(ops, "weight@state.momentum").kind = OpKind::Fill { value: 0.5 };
+    let mut changed = program();
+    begin(&mut changed.blocks[0].ops);
+    let parts = begun(begin);
+    let running = Local::start(&Job::new(1, 1));
+    let client = client(&running.coordinator(), 0);
+    initialise(&client, &parts).expect("it is chosen");
+    let mut own = Trainer::new(&client, &parts).expect("the part can run");
+    let mut prng = SeededPrng::new(9);
+    let all: Vec<Data> = (0..6).map(|_| data(&mut prng)).collect();
+    for data in &all {
+        feed(&mut own, data);
+        own.step().expect("a step succeeds");
+    }
+    assert!(fetched(&own) == expected_of(changed, &all), "the values are others");
+    assert!(fetched(&own) != expected(&all), "the state begins as in the rule");
     running.stop();
 }

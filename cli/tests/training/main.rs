@@ -9,6 +9,7 @@ mod trainings;
 mod columns;
 mod failed_steps;
 mod given_values;
+mod hosted;
 mod import_paddle;
 mod import_torch;
 mod programs;

@@ -119,6 +119,7 @@ impl TestJob {
             memory_limit: None,
             nonfinite: NonFinite::Refuse,
             compile: pserver_program::server_flow::compile,
+            load: pserver_core::port::no_programs,
         };
         let (switches, seen) = (Arc::clone(&self.switches), Arc::clone(&self.seen));
         let thread = move || {

@@ -55,7 +55,7 @@ use crate::error::Failure;
 use crate::ids::{ServerIndex, TrainerId};
 use crate::limits::PARAMETER_CONFIG_BYTES_MAX;
 use crate::optim::Rule;
-use crate::partition::TotalPart;
+use crate::partition::{Hosted, TotalPart};
 
 pub use sparse::{SparseSettings, row_layout};
 
@@ -115,6 +115,8 @@ pub struct OptimizerSettings {
     pub total_part: Option<TotalPart>,
     /// Trainers without whose gradients a round is complete.
     pub backup_trainers: u32,
+    /// The parameter's place in a hosted program; no text has it.
+    pub hosted: Option<Hosted>,
 }
 
 impl OptimizerSettings {

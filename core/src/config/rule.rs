@@ -39,7 +39,9 @@ pub(super) fn settings(message: &OptimizerConfig, open: OpenRule<'_>) -> Result<
     let sender = message.sender.map(sender).transpose()?;
     let total_part = message.total_part.and_then(|part| TotalPart::from_number(u32::try_from(part).ok()?));
     let backup_trainers = message.backup_trainers.map_or(Ok(0), backup_trainers)?;
-    Ok(OptimizerSettings { rule, mode: mode(message)?, merge, sparse, owner, sender, total_part, backup_trainers })
+    let mode = mode(message)?;
+    let hosted = None;
+    Ok(OptimizerSettings { rule, mode, merge, sparse, owner, sender, total_part, backup_trainers, hosted })
 }
 
 /// A server's index. The catalogue checks whether the job has such a server.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::declaration::{Declaration, Name, TotalPart};
+use super::declaration::{Declaration, Hosted, Name, TotalPart};
 use super::placement::{Layout, Loads, Size};
 use super::topology::Topology;
 use crate::error::Failure;
@@ -27,6 +27,7 @@ use crate::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PARAMETERS_MAX};
 ///     owner: None,
 ///     sender: None,
 ///     total_part: None,
+///     hosted: None,
 /// })?;
 /// assert_eq!(catalogue.find("embedding"), Some(index));
 /// assert_eq!(catalogue.parameter(index).map(|parameter| parameter.chunk_count()), Some(3));
@@ -105,12 +106,17 @@ impl Catalogue {
             return Err(refused(format!("its home is server {owner}; expected one below {servers}")));
         }
         let reader = declaration.total_part.map(|part| self.reader(index, part, declaration.bytes).map_err(refused));
-        let reader = reader.transpose()?;
+        let beside = match declaration.hosted {
+            Some(Hosted::Part) => Some(self.host().ok_or_else(|| {
+                refused("a part of a hosted program; expected it after the program and its other parts".to_owned())
+            })?),
+            _ => reader.transpose()?,
+        };
         let total = self.bytes.checked_add(declaration.bytes);
         let total = total.ok_or_else(|| refused(format!("the sum of all lengths exceeds {} bytes", u64::MAX)))?;
 
         let index = ParameterIndex(index);
-        let has_numbers = reader.is_some() && declaration.bytes > u64::from(NUMBER_BYTES);
+        let has_numbers = declaration.total_part.is_some() && declaration.bytes > u64::from(NUMBER_BYTES);
         let goes_anywhere = !declaration.whole && declaration.owner.is_none() && declaration.buckets.is_none();
         let largest = match self.chunk_bytes {
             _ if has_numbers => NUMBER_BYTES,
@@ -120,7 +126,7 @@ impl Catalogue {
             largest => largest,
         };
         let size = size(largest, &declaration);
-        let layout = match reader {
+        let layout = match beside {
             Some(layout) => self.loads.add_beside(size, layout),
             None => self.loads.add(size, declaration.whole, declaration.owner),
         };
@@ -148,6 +154,12 @@ impl Catalogue {
         }
         let expected = numbers * u64::from(NUMBER_BYTES);
         Err(format!("a part of a total with {bytes} bytes; expected {expected}: one float64, of a table one a bucket"))
+    }
+
+    /// The layout of the hosted program of which the next parameter is a part.
+    fn host(&self) -> Option<Layout> {
+        let last = self.parameters.last().filter(|last| last.declaration.hosted.is_some());
+        last.map(|last| last.layout.clone())
     }
 
     /// How many numbers the next parameter has as this part of a total: one for each bucket of the table that reads it.

@@ -39,6 +39,40 @@ pub struct Declaration {
     pub sender: Option<TrainerId>,
     /// Its part in the total that the parameter before it reads, if it has one.
     pub total_part: Option<TotalPart>,
+    /// Its place in a program that its server hosts, if it has one.
+    pub hosted: Option<Hosted>,
+}
+
+/// The place of a parameter in a hosted program, which the executor runs on a shard. The program is declared first, as
+/// a parameter whose value is its binary form, then its variables and ends of channels; all are on one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosted {
+    /// The program.
+    Program,
+    /// A variable that the program keeps, or an end of one of its channels: with a sender what this trainer sends,
+    /// without one what the server computes.
+    Part,
+}
+
+impl Hosted {
+    /// Its number in messages.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Program => 1,
+            Self::Part => 2,
+        }
+    }
+
+    /// The place with this number.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Program),
+            2 => Some(Self::Part),
+            _ => None,
+        }
+    }
 }
 
 /// The part of a parameter in a number that trainers make of several parameters. The parameter that reads the number is
@@ -163,6 +197,12 @@ impl Declaration {
         }
         if self.total_part.is_some() && (kind != ElementType::Float64 || self.whole || self.sender.is_some()) {
             return Some(format!("part of a total with {bytes} bytes of {kind}; expected float64 and no sender"));
+        }
+        if self.hosted.is_some() && (self.total_part.is_some() || self.buckets.is_some() || !self.whole) {
+            return Some("of a hosted program; expected dense, on one shard and no part of a total".to_owned());
+        }
+        if self.hosted == Some(Hosted::Program) && (kind != ElementType::Uint32 || self.sender.is_some()) {
+            return Some(format!("a hosted program of {kind}; expected uint32 and no sender"));
         }
         match self.buckets {
             Some(_) if self.total_part.is_some() => Some("sparse part of a total; expected a dense one".to_owned()),

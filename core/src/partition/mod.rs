@@ -23,7 +23,7 @@ mod tests;
 
 pub use buckets::Buckets;
 pub use catalogue::{Catalogue, ChunkSpan, Parameter};
-pub use declaration::{Declaration, Name, TotalPart};
+pub use declaration::{Declaration, Hosted, Name, TotalPart};
 pub use pages::{CataloguePage, DeclarationMessage};
 pub use shard_map::{ShardMap, ShardPlace};
 pub use topology::Topology;

@@ -4,7 +4,7 @@ use prost::Message;
 
 use super::buckets::Buckets;
 use super::catalogue::Catalogue;
-use super::declaration::{Declaration, Name, TotalPart};
+use super::declaration::{Declaration, Hosted, Name, TotalPart};
 use super::topology::Topology;
 use crate::dtype::ElementType;
 use crate::error::Failure;
@@ -47,6 +47,9 @@ pub struct DeclarationMessage {
     /// Its part in the total that a parameter before it reads: 0 none, 1 share, 2 total.
     #[prost(uint32, tag = "11")]
     pub total_part: u32,
+    /// Its place in a hosted program: 0 none, 1 the program, 2 a part of it.
+    #[prost(uint32, tag = "12")]
+    pub hosted: u32,
 }
 
 /// Consecutive declarations of a catalogue, with the inputs of placement. Every page repeats the facts of the whole, so
@@ -163,6 +166,7 @@ impl From<&Declaration> for DeclarationMessage {
             home: declaration.owner.map(|home| home.0.into()),
             sender: declaration.sender.map(|sender| sender.0),
             total_part: declaration.total_part.map_or(0, TotalPart::number),
+            hosted: declaration.hosted.map_or(0, Hosted::number),
         }
     }
 }
@@ -205,7 +209,17 @@ impl TryFrom<DeclarationMessage> for Declaration {
                 return Err(Failure::Call(format!("parameter {quoted}: part {found} of a total; expected 0 to 2")));
             }
         };
-        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, owner, sender, total_part })
+        let hosted = match (message.hosted, Hosted::from_number(message.hosted)) {
+            (0, _) => None,
+            (_, Some(hosted)) => Some(hosted),
+            (found, None) => {
+                let quoted = name.quoted();
+                return Err(Failure::Call(format!(
+                    "parameter {quoted}: place {found} in a hosted program; expected 0 to 2"
+                )));
+            }
+        };
+        Ok(Self { name, element_type, bytes, shape, whole, config, buckets, owner, sender, total_part, hosted })
     }
 }
 

@@ -74,6 +74,7 @@ fn declaration(name: &str, bytes: u64) -> Declaration {
         owner: None,
         sender: None,
         total_part: None,
+        hosted: None,
     }
 }
 
@@ -371,6 +372,7 @@ fn a_catalogue_survives_its_pages() {
         owner: Some(ServerIndex(1)),
         sender: Some(TrainerId(0)),
         total_part: None,
+        hosted: None,
         ..declaration("größe", 120)
     };
     catalogue.declare(rich).expect("it is legal");

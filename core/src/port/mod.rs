@@ -7,6 +7,7 @@
 mod accelerator;
 mod coordination;
 mod flow;
+mod hosted_program;
 mod kernels;
 mod transport;
 
@@ -19,5 +20,8 @@ pub use coordination::{
     CoordinationStore, FailingStore, MemoryStore, StoreFailure, StoreFault, StoreFaults, StoreVersion, StoredValue,
 };
 pub use flow::{CompileFlow, Flow, FlowSource, Stage};
+pub use hosted_program::{
+    EndKind, HostedProgram, LoadProgram, ProgramEnd, enclose_program, enclosed_program, no_programs,
+};
 pub use kernels::{Kernels, Plain, Update};
 pub use transport::{Capabilities, Doorbell, Event, Incoming, Outgoing, Payloads, ReceiveBuffers, Submit, Transport};

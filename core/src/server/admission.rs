@@ -189,8 +189,12 @@ impl Serving {
             is_rising &= last < Some(slot_index);
             last = Some(slot_index);
             match self.flows.sender(slot_index) {
-                Sender::First => self.check_total(slot_index, message, entry)?,
+                Sender::First => self.check_number("a total", slot_index, message, entry)?,
                 sender => self.check_sender(sender, slot_index, &frame.head)?,
+            }
+            if self.programs.of(slot_index).is_some() {
+                self.programs.check_running(slot_index)?;
+                self.check_number("an item", slot_index, message, entry)?;
             }
             self.check_rows_request(slot_index, &frame.head)?;
             self.check_half(slot_index, entry)?;
@@ -224,8 +228,14 @@ impl Serving {
         Err(Refusal::invalid(format!("parameter \"{name}\": {text}")))
     }
 
-    /// Refuses a total that is no number: an update needs it.
-    fn check_total(&self, slot_index: SlotIndex, message: &PushMessage, entry: &Entry) -> Result<(), Refusal> {
+    /// Refuses a total, or an item of a hosted program, that is none or of another type: the server computes with it.
+    fn check_number(
+        &self,
+        what: &str,
+        slot_index: SlotIndex,
+        message: &PushMessage,
+        entry: &Entry,
+    ) -> Result<(), Refusal> {
         let chunk = &self.table.chunks[slot_index];
         let found = match (entry.bytes, entry.element_type) {
             (0, _) => "no number".to_owned(),
@@ -236,7 +246,7 @@ impl Serving {
             _ => return Ok(()),
         };
         let (name, bytes, expected) = (self.table.held(chunk.id).name(), chunk.bytes, chunk.element_type);
-        let text = format!("parameter \"{name}\", a total: {found}; expected {bytes} bytes of {expected}");
+        let text = format!("parameter \"{name}\", {what}: {found}; expected {bytes} bytes of {expected}");
         Err(Refusal::invalid(text))
     }
 
@@ -303,7 +313,8 @@ impl Serving {
                 Some(about) => self.check_state_entry(entry, about, true)?,
             }
             let slot_index = self.table.slot_index(entry.id).expect("the entry was just checked");
-            if let sender @ (Sender::First | Sender::Nobody) = self.flows.sender(slot_index) {
+            let sender = self.flows.sender(slot_index);
+            if matches!(sender, Sender::First | Sender::Nobody) || self.programs.of(slot_index).is_some() {
                 return Err(self.other_sender(slot_index, &frame.head, sender));
             }
             if origin == Origin::Live {

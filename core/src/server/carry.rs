@@ -94,7 +94,12 @@ impl ChunkTable {
         slot_indices: &[SlotIndex],
         is_next: bool,
     ) -> Result<(), Refusal> {
-        let is_decided = |slot_index: &&SlotIndex| self.chunks[**slot_index].has_decided(is_next);
+        let is_decided = |slot_index: &&SlotIndex| {
+            let chunk = &self.chunks[**slot_index];
+            // A hosted program takes its inputs in the order of their records.
+            let keeps_order = chunk.lacks_record(is_next) && self.held(chunk.id).declaration.hosted.is_some();
+            chunk.has_decided(is_next) && !keeps_order
+        };
         let decided: Vec<DecidedRound> = (slot_indices.iter().filter(is_decided))
             .map(|slot_index| DecidedRound { slot_index: *slot_index, is_next })
             .collect();

@@ -5,6 +5,7 @@ use prost::Message;
 use super::bucket::BucketTensors;
 use super::chunk::Chunk;
 use super::marks::MarksMessage;
+use super::saved_program::SavedProgramMessage;
 use crate::checkpoint::{ChunkRecord, ShardCheckpoint};
 use crate::error::Failure;
 use crate::ids::{Generation, Version};
@@ -40,9 +41,14 @@ impl Checkpointing {
         self.bucket.is_some()
     }
 
-    /// Writes a dense chunk; returns its bytes.
-    pub(super) fn push_chunk(&mut self, chunk: &Chunk, position: u64) -> Result<u64, Failure> {
-        let marks = MarksMessage::of(chunk, position).encode_to_vec();
+    /// Writes a dense chunk, with the program that it begins if it is one; returns its bytes.
+    pub(super) fn push_chunk(
+        &mut self,
+        chunk: &Chunk,
+        position: u64,
+        host: Option<SavedProgramMessage>,
+    ) -> Result<u64, Failure> {
+        let marks = MarksMessage { host, ..MarksMessage::of(chunk, position) }.encode_to_vec();
         let bytes = chunk.bytes as usize;
         let states: Vec<&[u8]> = chunk.states.iter().map(|state| &state.bytes()[..bytes]).collect();
         self.writer.push(ChunkRecord {

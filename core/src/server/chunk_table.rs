@@ -1,6 +1,7 @@
 //! The table of a shard: parameters are declared and filled under one generation, and a newer generation starts from an
 //! empty table. The generation is the fence that refuses frames of a superseded initialiser.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -10,15 +11,17 @@ use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsWorkspace};
 use super::chunk::Chunk;
+use super::contribution::Contribution;
 use super::group::{Group, GroupIndex, SlotIndex, TotalSlots, UpdateUnit};
 use super::reply::Refusal;
+use super::saved_program::SavedProgramMessage;
 use crate::config::ParameterConfig;
 use crate::dtype::ElementType;
 use crate::error::Failure;
 use crate::ids::{ChunkId, ChunkIndex, Generation, ParameterIndex};
 use crate::memory::{Lease, Value};
 use crate::optim::Prepared;
-use crate::partition::{Declaration, DeclarationMessage, TotalPart};
+use crate::partition::{Declaration, DeclarationMessage, Hosted, TotalPart};
 use crate::wire::{Entry, InitMessage};
 
 /// A parameter with chunks on this shard.
@@ -165,6 +168,18 @@ impl Chunks {
         self.0.iter_mut()
     }
 
+    /// The item in the open round of an input, which these chunks are.
+    pub(super) fn item(&self, slot_indices: &[SlotIndex]) -> Cow<'_, [u8]> {
+        let of = |slot_index: &SlotIndex| {
+            let one = self[*slot_index].round.contributions().first().and_then(Contribution::gradient);
+            one.expect("the round is decided, and its item was checked").bytes
+        };
+        match slot_indices {
+            [alone] => Cow::Borrowed(of(alone)),
+            several => Cow::Owned(several.iter().flat_map(of).copied().collect()),
+        }
+    }
+
     /// All, each with its place.
     pub(super) fn placed_mut(&mut self) -> impl Iterator<Item = (SlotIndex, &mut Chunk)> {
         self.0.iter_mut().enumerate().map(|(place, chunk)| (SlotIndex::new(place), chunk))
@@ -195,6 +210,8 @@ pub(super) struct ChunkTable {
     pub(super) chunks: Chunks,
     /// The chunks that are updated together; made when serving begins.
     pub(super) groups: Vec<Group>,
+    /// The hosted programs of a checkpoint, until they go on.
+    pub(super) programs: BTreeMap<ParameterIndex, SavedProgramMessage>,
     /// Whether any chunk is a bucket.
     pub(super) has_rows: bool,
     rules: Rules,
@@ -209,6 +226,7 @@ impl ChunkTable {
             parameters: BTreeMap::new(),
             chunks: Chunks::default(),
             groups: Vec::new(),
+            programs: BTreeMap::new(),
             has_rows: false,
             rules: Rules::new(),
             slot_indices: FxHashMap::default(),
@@ -241,7 +259,9 @@ impl ChunkTable {
         for held in parameters.values_mut() {
             held.chunks.sort_by_key(|slot_index| chunks[*slot_index].id);
             let rule = held.rule.rule();
-            if rule.is_element_wise() || held.chunks.is_empty() {
+            // An item of a hosted program arrives whole.
+            let is_input = held.declaration.hosted.is_some() && held.declaration.sender.is_some();
+            if rule.is_element_wise() && !is_input || held.chunks.is_empty() {
                 continue;
             }
             let each = if held.rows.is_some() { 1 } else { held.chunks.len() };
@@ -264,9 +284,17 @@ impl ChunkTable {
         part.and_then(|part| part.reader(index)).unwrap_or(index)
     }
 
-    /// The first chunk of the group that a chunk, or its share, is of: of a bucket's numbers the bucket.
+    /// The hosted program that a parameter is of.
+    pub(super) fn program_of(&self, index: ParameterIndex) -> Option<ParameterIndex> {
+        self.parameters.get(&index)?.declaration.hosted?;
+        let mut before = self.parameters.range(..=index).rev();
+        before.find(|(_, held)| held.declaration.hosted == Some(Hosted::Program)).map(|(index, _)| *index)
+    }
+
+    /// The first chunk of the group that a chunk, or its share, is of: of a bucket's numbers the bucket, and of parts
+    /// of a hosted program the program.
     pub(super) fn first_of_group(&self, id: ChunkId) -> ChunkId {
-        let parameter = self.reader_of(id.parameter);
+        let parameter = self.program_of(id.parameter).unwrap_or_else(|| self.reader_of(id.parameter));
         let is_table = self.parameters.get(&parameter).is_some_and(|reader| reader.rows.is_some());
         ChunkId { parameter, chunk: if is_table { id.chunk } else { ChunkIndex(0) } }
     }

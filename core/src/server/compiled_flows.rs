@@ -16,6 +16,7 @@ struct ProgramKind {
     is_float: bool,
     sender: Sender,
     backup_trainers: u32,
+    is_hosted: bool,
 }
 
 /// The trainers that send gradients of a parameter.
@@ -44,14 +45,15 @@ impl Flows {
         for held in table.parameters.values() {
             let rule = job.rule_of(&held.rule);
             let sender = sender(job, held)?;
-            let backup_trainers = held.backup_trainers;
+            let (backup_trainers, is_hosted) = (held.backup_trainers, held.declaration.hosted.is_some());
             let (states, is_float) = (rule.states().len(), held.element_type().is_float());
-            let kind = ProgramKind { states, is_float, sender, backup_trainers };
+            let kind = ProgramKind { states, is_float, sender, backup_trainers, is_hosted };
             let number = match new.compiled.iter().position(|(one, _)| *one == kind) {
                 Some(number) => number,
                 None => {
                     let flow = compile(FlowSource {
-                        mode: job.mode,
+                        // An item is a round, in every mode.
+                        mode: if is_hosted { Mode::Sync } else { job.mode },
                         merge: job.merge,
                         trainers: job.trainers,
                         backup_trainers,
@@ -116,6 +118,9 @@ fn sender(job: &Job, held: &ShardParameter) -> Result<Sender, Failure> {
     if 0 < held.backup_trainers {
         check_backup(job, held)?;
     }
+    if held.declaration.hosted.is_some() {
+        return sender_to_host(job, held);
+    }
     match held.declaration.total_part {
         Some(TotalPart::Share) => return Ok(Sender::Nobody),
         Some(TotalPart::Total) => return Ok(Sender::First),
@@ -130,4 +135,17 @@ fn sender(job: &Job, held: &ShardParameter) -> Result<Sender, Failure> {
         return Err(refused(format!("found trainer {sender}; expected one below {}", job.trainers)));
     }
     Ok(Sender::Trainer(sender))
+}
+
+/// The checked sender to an end of a hosted program.
+fn sender_to_host(job: &Job, held: &ShardParameter) -> Result<Sender, Failure> {
+    let refused = |why: String| Failure::call(format!("parameter \"{}\" of a hosted program: {why}", held.name()));
+    if job.mode == Mode::Delta {
+        return Err(refused("found a job in mode delta; expected another one, in which servers optimize".to_owned()));
+    }
+    match held.declaration.sender {
+        None => Ok(Sender::Nobody),
+        Some(sender) if sender.0 < job.trainers => Ok(Sender::Trainer(sender)),
+        Some(sender) => Err(refused(format!("found trainer {sender}; expected one below {}", job.trainers))),
+    }
 }

@@ -24,6 +24,7 @@ impl Serving {
         }
         self.forget_gathered(cx.origin, head.trainer);
         self.withdraw_unfinished(cx, head.trainer, |_| true);
+        self.leave_programs(cx, head.trainer);
         // Gradients that waited for the departed trainer may enter now.
         self.run_all(cx, self.table.chunks.slot_indices());
         cx.replies.done_whole(cx.peer, head);

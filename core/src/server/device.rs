@@ -273,6 +273,7 @@ struct DevicePlacement {
     of_rows: u64,
     bounded: u64,
     reducing: u64,
+    hosted: u64,
     short: u64,
     refused: u64,
 }
@@ -286,6 +287,8 @@ impl DevicePlacement {
             Some(&mut self.bounded)
         } else if job.rule_of(&held.rule).rule().has_reductions() || held.declaration.total_part.is_some() {
             Some(&mut self.reducing)
+        } else if held.declaration.hosted.is_some() {
+            Some(&mut self.hosted)
         } else {
             None
         }
@@ -299,6 +302,7 @@ impl std::fmt::Display for DevicePlacement {
             (self.of_rows, "tables of rows"),
             (self.bounded, "bounded staleness, where admission depends on completed updates"),
             (self.reducing, "a rule with sum or norm"),
+            (self.hosted, "a program that the executor runs"),
             (self.short, "too short to be faster there"),
             (self.refused, "refused"),
         ];

@@ -92,6 +92,9 @@ impl Serving {
             }
             self.record(cx, decided);
             slot_indices.retain(|slot_index| self.advance_unit(cx, *slot_index));
+            if !self.programs.is_empty() {
+                slot_indices.extend(self.take_awakened(cx));
+            }
         }
     }
 
@@ -127,6 +130,11 @@ impl Serving {
         if slot_indices.iter().any(|slot_index| self.lacks_record(cx, *slot_index)) {
             self.await_record(cx, slot_indices);
             return UnitStep::Stalled;
+        }
+        if let Some(host) = self.programs.of(slot_indices[0]) {
+            // An input is closed when it is delivered, and goes on then.
+            self.run_program(cx, host);
+            return UnitStep::Open;
         }
         match self.publish_share(cx, unit) {
             ShareStep::Nothing => {}
@@ -200,7 +208,9 @@ impl Serving {
             chunk.decided += 1;
             chunk.round.drop_void(is_next);
         }
-        if cx.keeps_journal() {
+        if !cx.keeps_journal() {
+            slot_indices.iter().for_each(|slot_index| self.programs.note_arrival(*slot_index));
+        } else {
             decided.extend(slot_indices.iter().map(|slot_index| DecidedRound { slot_index: *slot_index, is_next }));
         }
     }
@@ -284,6 +294,7 @@ impl Serving {
                 cx.replies.done(*peer, head, entry);
             }
         });
+        self.programs.note_arrival(slot_index);
     }
 
     /// Adds every gradient that may enter now to its round: in rounds the new one if it may, else the first waiting one
@@ -393,7 +404,7 @@ impl Serving {
 
     /// Closes the round of an updated chunk: records the contributions and sends the value to the trainers that asked
     /// for it.
-    fn publish(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
+    pub(super) fn publish(&mut self, cx: &mut Context<'_>, slot_index: SlotIndex) {
         let halves = self.halves_of_round(cx, slot_index);
         let chunk = &mut self.table.chunks[slot_index];
         let (entry, version) = (chunk.value_entry(None), chunk.version);

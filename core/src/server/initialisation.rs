@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::bucket::RowsWorkspace;
 use super::chunk_table::ChunkTable;
 use super::compiled_flows::Flows;
+use super::context::Origin;
 use super::device::Device;
 use super::frames::{Leases, decode};
 use super::job::Job;
@@ -19,6 +20,7 @@ use crate::error::Failure;
 use crate::ids::{Generation, PeerId};
 use crate::memory::Lease;
 use crate::optim::{self};
+use crate::time::Now;
 use crate::wire::{Entry, ErrorCode, FinishMessage, Frame, InitMessage};
 
 impl Shard {
@@ -108,10 +110,15 @@ impl Shard {
         let Phase::Filling(table) = std::mem::replace(&mut self.phase, Phase::Empty) else {
             unreachable!("the phase was just looked at");
         };
-        let mut serving = Serving::new(job, table, flows).map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        let serving = Serving::new(job, table, flows, self.options.load);
+        let mut serving = serving.map_err(|failure| Refusal::invalid(failure.to_string()))?;
         let made = make_states(&mut serving, &mut self.pool);
         self.phase = Phase::Serving(Box::new(serving));
-        made.map_err(|failure| Refusal::invalid(failure.to_string()))
+        made.map_err(|failure| Refusal::invalid(failure.to_string()))?;
+        if let Some((serving, mut cx)) = self.serving(Now(0), None, Origin::Unlogged, &mut Replies::default()) {
+            serving.begin_programs(&mut cx);
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use prost::Message;
 use super::bucket::Bucket;
 use super::call::{CallId, TrainerMarks};
 use super::chunk::Chunk;
+use super::saved_program::SavedProgramMessage;
 use crate::ids::{Incarnation, Sequence, Version};
 use crate::rows::RateChanges;
 use crate::wire::{InitMessage, JobMessage};
@@ -55,6 +56,9 @@ pub(super) struct MarksMessage {
     /// Updates that the optimizer's state has seen beyond the version.
     #[prost(sint64, tag = "6")]
     pub(super) updates_beyond: i64,
+    /// Of the first chunk of a hosted program: where it is.
+    #[prost(message, optional, tag = "7")]
+    pub(super) host: Option<SavedProgramMessage>,
 }
 
 impl MarksMessage {
@@ -62,7 +66,7 @@ impl MarksMessage {
     pub(super) fn of(chunk: &Chunk, position: u64) -> Self {
         let heard = chunk.heard.iter().map(HeardMessage::of).collect();
         let rates = chunk.bucket().map(RateMessage::of).unwrap_or_default();
-        Self { heard, position, rates, updates_beyond: chunk.updates_beyond }
+        Self { heard, position, rates, updates_beyond: chunk.updates_beyond, host: None }
     }
 
     /// The learning rates of a bucket.

@@ -12,22 +12,23 @@
 //! The data, from the small to the large: `call` (identity of calls), `contribution` (gradients and sets that a value
 //! does not contain), `round` and `waiters` (contributions and requests of one chunk), `bucket` (rows), `device_chunk`
 //! (state on an accelerator), `chunk`, `group` (chunks that are updated together), `chunk_table` (the table and its
-//! generation fence), `compiled_flows` (programs of parameters), `stalls` and `wait_index` (work and requests that
-//! wait), `serving` (all of this after initialisation), `frames` and `journal`, [`shard`](Shard). Beside them:
-//! `options` and `job` (settings), `needs` and `holdings` (sizes), `pool` and `half_values` (memory), `device` (the
-//! placement of chunks on an accelerator), `presence` (connected trainers), `participants` (trainers that rounds wait
-//! for), `reply` and `output` (answers and actions), `context` (resources for one frame), `counters` (for readers on
-//! other threads), `report` and `status` (what a shard holds and waits for).
+//! generation fence), `compiled_flows` (programs of parameters), `programs` and `saved_program` (programs that the
+//! executor runs), `stalls` and `wait_index` (work and requests that wait), `serving` (all of this after
+//! initialisation), `frames` and `journal`, [`shard`](Shard). Beside them: `options` and `job` (settings), `needs` and
+//! `holdings` (sizes), `pool` and `half_values` (memory), `device` (the placement of chunks on an accelerator),
+//! `presence` (connected trainers), `participants` (trainers that rounds wait for), `reply` and `output` (answers and
+//! actions), `context` (resources for one frame), `counters` (for readers on other threads), `report` and `status`
+//! (what a shard holds and waits for).
 //!
 //! The behaviour, from the top: `session` (entry points), `joins` (a connection becomes a trainer's), `admission`
 //! (every check), `nonfinite` and `record` (payloads and journal), `apply`, then `initialisation`, `pushes`, `rows`,
 //! `pulls`, `runs` and `departures`. Below: `retry` (stalled work) and `device_work` (work that an accelerator has
 //! ended), `flow` (from a received gradient to the decided round and the published value), `recording` (the record of
-//! decided rounds), `sets`, `totals` and `update` (the next value, a file for each case), `answers`, `rows_answers` and
-//! `half_precision` (to requests that waited), `verdict` and `completion` (of a gradient, of a round). Beside them
-//! `waits` and `watch` (overdue requests, and their log lines). The disk has `checkpointing`, `marks`, `snapshot`,
-//! `carry`, `replay` and `survey`, server 0 `coordinator`, `membership` (ranks and server slots) and `resumed`
-//! (settings of a restart beside those of the job).
+//! decided rounds), `program_runs`, `sets`, `totals` and `update` (the next value, a file for each case), `answers`,
+//! `rows_answers` and `half_precision` (to requests that waited), `verdict` and `completion` (of a gradient, of a
+//! round). Beside them `waits` and `watch` (overdue requests, and their log lines). The disk has `checkpointing`,
+//! `marks`, `snapshot`, `carry`, `replay` and `survey`, server 0 `coordinator`, `membership` (ranks and server slots)
+//! and `resumed` (settings of a restart beside those of the job).
 
 mod admission;
 mod answers;
@@ -70,6 +71,8 @@ mod output;
 mod participants;
 mod pool;
 mod presence;
+mod program_runs;
+mod programs;
 mod pulls;
 mod pushes;
 mod record;
@@ -83,6 +86,7 @@ mod round;
 mod rows;
 mod rows_answers;
 mod runs;
+mod saved_program;
 mod serving;
 mod session;
 mod sets;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::ids::{Epoch, Term};
-use crate::port::CompileFlow;
+use crate::port::{CompileFlow, LoadProgram};
 use crate::shares::ShardNeed;
 use crate::wire::JobMessage;
 
@@ -29,6 +29,8 @@ pub struct ShardOptions {
     pub nonfinite: NonFinite,
     /// Compiler of the programs that the shard runs.
     pub compile: CompileFlow,
+    /// Loader of the programs that the shard hosts.
+    pub load: LoadProgram,
 }
 
 /// The bytes that a process may take, and a shard's need of them.

@@ -114,6 +114,7 @@ impl Serving {
     /// Refuses requests for rows of a dense chunk, and for half precision of a bucket.
     fn check_requests(&self, frame: &Frame, slot_indices: &[SlotIndex]) -> Result<(), Refusal> {
         for (entry, slot_index) in frame.entries.iter().zip(slot_indices) {
+            self.programs.check_running(*slot_index)?;
             self.check_half(*slot_index, entry)?;
             if entry.bytes > 0 && self.table.chunks[*slot_index].bucket().is_none() {
                 let name = self.table.held(entry.id).name();

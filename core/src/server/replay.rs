@@ -157,6 +157,7 @@ impl Serving {
             if !is_open {
                 chunk.round.set_recorded(false, |_| {});
                 chunk.decided = 1;
+                self.programs.note_arrival(slot_index);
             }
             slot_indices.push(slot_index);
         }

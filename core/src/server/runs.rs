@@ -42,6 +42,10 @@ impl Shard {
     /// Changes the number of trainers between two runs.
     fn resize(&mut self, trainers: u32) -> Result<(), Failure> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
+        if !serving.programs.is_empty() {
+            let before = serving.job.trainers;
+            return Err(Failure::call(format!("expected {before}, for which its hosted programs were made")));
+        }
         let job = Job { trainers, ..serving.job.clone() };
         let flows = Flows::new(&job, &serving.table, self.options.compile)?;
         let receives = u64::try_from(self.options.receives).unwrap_or(u64::MAX);
@@ -90,6 +94,8 @@ impl Serving {
         }
         let (run, names): (_, Vec<String>) = (run.number, returning.iter().map(TrainerId::to_string).collect());
         tracing::info!(%run, "a new run of trainers begins: rounds wait for trainer {} again", names.join(", "));
+        let table = &self.table;
+        self.programs.note_run(|slot_index| origin.is_before_restored(&table.chunks[slot_index]));
         // Clocks are levelled, so that no trainer waits for steps of the earlier run.
         let Self { flows, table, job, .. } = self;
         for (slot_index, chunk) in table.chunks.placed_mut() {

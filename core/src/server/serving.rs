@@ -12,12 +12,14 @@ use super::group::SlotIndex;
 use super::job::{Job, rule_of_mode};
 use super::needs::Holdings;
 use super::participants::Participants;
+use super::programs::Programs;
 use super::stalls::Stalls;
 use super::wait_index::WaitIndex;
 use super::waiters::Waiter;
 use crate::error::Failure;
 use crate::ids::TrainerId;
 use crate::optim::Numbers;
+use crate::port::LoadProgram;
 use crate::wire::Entry;
 
 /// State of a serving shard.
@@ -25,6 +27,7 @@ pub(super) struct Serving {
     pub(super) job: Job,
     pub(super) table: ChunkTable,
     pub(super) flows: Flows,
+    pub(super) programs: Programs,
     pub(super) participants: Participants,
     pub(super) pushes: ShardPushes,
     pub(super) stalls: Stalls,
@@ -49,18 +52,20 @@ pub(super) struct RowsPull {
 }
 
 impl Serving {
-    /// Starts serving with `flows`, which were made for this job and this table.
-    pub(super) fn new(job: Job, mut table: ChunkTable, flows: Flows) -> Result<Self, Failure> {
+    /// Starts serving with `flows`, which were made for this job and this table, and the programs that `load` makes.
+    pub(super) fn new(job: Job, mut table: ChunkTable, flows: Flows, load: LoadProgram) -> Result<Self, Failure> {
         if let Some(rule) = rule_of_mode(job.mode) {
             table.replace_rule(&rule)?;
         }
         table.make_groups();
+        let programs = Programs::of_table(&job, &table, load)?;
         let participants = Participants::new(job.trainers);
         let dense = Holdings::of_dense(&table, &job);
         Ok(Self {
             job,
             table,
             flows,
+            programs,
             participants,
             pushes: ShardPushes::default(),
             stalls: Stalls::default(),

@@ -16,8 +16,11 @@ use super::chunk::Chunk;
 use super::chunk_table::ChunkTable;
 use super::decided::RecordedRounds;
 use super::device::Device;
+use super::group::SlotIndex;
 use super::job::rule_of_mode;
+use super::journal::ShardJournal;
 use super::marks::{AboutMessage, MarksMessage};
+use super::reply::Refusal;
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::checkpoint::{
@@ -65,6 +68,19 @@ impl Restored {
 
 /// Visitor of chunks: id, version, value and state tensors.
 pub type Visit<'a> = dyn FnMut(ChunkId, Version, &[u8], &[&[u8]]) + 'a;
+
+impl Serving {
+    /// Writes what the values of a chunk's unit, or of the hosted program that it begins, lack to the journal.
+    fn carry(&self, journal: &mut ShardJournal, slot_index: SlotIndex) -> Result<(), Refusal> {
+        let carry = |slot_index: SlotIndex, journal: &mut ShardJournal| {
+            self.table.carry(journal, &self.table.unit(slot_index), self.flows.of(slot_index).pace)
+        };
+        match self.programs.of(slot_index) {
+            None => carry(slot_index, journal),
+            Some(host) => self.programs.inputs_in_order(host).iter().try_for_each(|input| carry(input[0], journal)),
+        }
+    }
+}
 
 impl Shard {
     /// Restores the state of the last process from checkpoint and journal, then opens the journal.
@@ -225,21 +241,22 @@ impl Shard {
             if writing_group != Some(first) && !checkpoint.is_in_bucket() {
                 let is_alone = serving.table.chunks[slot_index].group.is_none() && first.parameter == id.parameter;
                 let of_unit = if is_alone { slot_index } else { serving.table.slot_index(first).expect("it is here") };
-                let (unit, pace) = (serving.table.unit(of_unit), serving.flows.of(of_unit).pace);
-                let carried = serving.table.carry(&mut self.journal, &unit, pace);
+                let carried = serving.carry(&mut self.journal, of_unit);
                 carried.map_err(|refusal| Failure::Call(refusal.text))?;
             }
+            let host = serving.programs.saved(slot_index);
             let chunk = &mut serving.table.chunks[slot_index];
             if chunk.bucket().is_some() {
                 checkpoint.push_bucket(chunk, position, &mut left)?;
             } else {
-                left = left.saturating_sub(checkpoint.push_chunk(chunk, position)?);
+                left = left.saturating_sub(checkpoint.push_chunk(chunk, position, host)?);
             }
             if let (true, Some(device)) = (serving.table.chunks[slot_index].release(), &mut self.device) {
                 device.released.push(slot_index);
             }
             let chunk = &serving.table.chunks[slot_index];
-            let is_of_group = chunk.group.is_some() || first.parameter != id.parameter;
+            let is_of_group =
+                chunk.group.is_some() || first.parameter != id.parameter || serving.programs.of(slot_index).is_some();
             writing_group = (is_of_group && chunk.bucket().is_none()).then_some(first);
         }
         Ok(Some(checkpoint.writer))
@@ -311,6 +328,10 @@ impl Shard {
             restored.map_err(|failure| damaged(&failure.to_string()))?;
             restore_marks(chunk, record.version, marks);
             return Ok(());
+        }
+        let mut marks = marks;
+        if let Some(host) = marks.host.take() {
+            table.programs.insert(record.id.parameter, host);
         }
         let bytes = u32::try_from(record.value.len()).map_err(|_| damaged("it is too long"))?;
         let entry = crate::wire::Entry {

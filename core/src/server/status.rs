@@ -66,6 +66,14 @@ impl Shard {
         }
     }
 
+    /// The least version of any chunk. Those of a hosted program count items, and one of them never changes.
+    fn slowest(&self) -> Version {
+        let Phase::Serving(serving) = &self.phase else { return Version(0) };
+        let table = &serving.table;
+        let own = table.chunks.slot_indices().filter(|slot_index| serving.programs.of(*slot_index).is_none());
+        own.map(|slot_index| table.chunks[slot_index].version).min().unwrap_or_default()
+    }
+
     fn wait(&self, serving: &Serving, now: Now) -> Option<WaitReport> {
         let (since, slot_index) = serving.waits.by_time.first().copied()?;
         Some(WaitReport {
@@ -87,7 +95,7 @@ impl ShardStatus {
             generation,
             chunks: chunks.len() as u64,
             bytes: chunks.clone().map(|chunk| chunk.bucket().map_or(chunk.bytes.into(), Bucket::value_bytes)).sum(),
-            slowest: chunks.clone().map(|chunk| chunk.version).min().unwrap_or_default(),
+            slowest: shard.slowest(),
             fastest: chunks.map(|chunk| chunk.version).max().unwrap_or_default(),
         }
     }

@@ -195,10 +195,15 @@ impl Chunk {
     /// Installs a number as the next version of a chunk of one float64.
     pub(super) fn install_number(&mut self, pool: &mut Pool, number: f64) -> Result<(), Failure> {
         self.make_writable(pool)?;
-        let Content::Dense(value) = &mut self.content else { panic!("a number is dense") };
-        let value: &mut Value = Arc::get_mut(value).expect("nobody else holds it");
-        value.bytes_mut()[..8].copy_from_slice(&number.to_le_bytes());
-        self.version.0 += 1;
+        self.install(&number.to_le_bytes());
         Ok(())
+    }
+
+    /// Installs bytes that the server has computed as the next version, in a value that is writable.
+    pub(super) fn install(&mut self, bytes: &[u8]) {
+        let Content::Dense(value) = &mut self.content else { panic!("a computed value is dense") };
+        let value: &mut Value = Arc::get_mut(value).expect("nobody else holds it");
+        value.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        self.version.0 += 1;
     }
 }

@@ -181,7 +181,7 @@ impl Serving {
         let group = unit.slot_indices();
         let device = group.iter().find_map(|slot_index| self.table.chunks[*slot_index].on_device.as_ref()?.waits_for());
         let lack = device.or_else(|| self.stalls.of(group[0]).map(|lack| lack.text().to_owned()));
-        lack.unwrap_or_else(|| {
+        lack.or_else(|| self.programs.program_wait(slot_index)).unwrap_or_else(|| {
             if self.awaits_total(slot_index) {
                 return "its total, which a trainer sends".to_owned();
             }

@@ -45,16 +45,16 @@ pub struct ExecutorParts {
 
 /// A value that has arrived.
 #[derive(Clone)]
-struct ReceivedValue {
-    from: ProgramPeer,
-    value: VariableValue,
+pub(super) struct ReceivedValue {
+    pub(super) from: ProgramPeer,
+    pub(super) value: VariableValue,
 }
 
 /// A piece in an accumulator.
 #[derive(Clone)]
-struct GradientPiece {
-    from: ProgramPeer,
-    value: VariableValue,
+pub(super) struct GradientPiece {
+    pub(super) from: ProgramPeer,
+    pub(super) value: VariableValue,
 }
 
 impl Sent for GradientPiece {
@@ -67,16 +67,22 @@ impl Sent for GradientPiece {
 
 /// The origin of a string: the process whose address it is, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum StringOrigin {
+pub(super) enum StringOrigin {
     Process(ProgramPeer),
     Unknown,
 }
 
 /// A string in an accumulator.
 #[derive(Clone)]
-struct StringPiece {
+pub(super) struct StringPiece {
     origin: StringOrigin,
-    text: String,
+    pub(super) text: String,
+}
+
+impl StringPiece {
+    pub(super) fn of(text: String) -> Self {
+        Self { origin: peer(&text).map_or(StringOrigin::Unknown, StringOrigin::Process), text }
+    }
 }
 
 impl Sent for StringPiece {
@@ -89,7 +95,7 @@ impl Sent for StringPiece {
 
 /// State of an op between its units.
 #[derive(Clone)]
-enum OpState {
+pub(super) enum OpState {
     Nothing,
     /// Received values of a `recv`, in order of arrival.
     Arrivals(Vec<ReceivedValue>),
@@ -115,9 +121,9 @@ pub(super) struct ProgramState {
     /// Parameters and states that a run writes.
     written: Vec<VariableIndex>,
     /// By variable.
-    queues: Vec<Option<Queue<VariableValue>>>,
+    pub(super) queues: Vec<Option<Queue<VariableValue>>>,
     /// By node.
-    kept: Vec<OpState>,
+    pub(super) kept: Vec<OpState>,
 }
 
 /// A machine with the link that it runs with.
@@ -196,9 +202,13 @@ impl ProgramState {
         arrivals.iter().filter(|one| one.from == from).count() < self.parts.arrivals_max
     }
 
-    /// Removes a departed sender, so that no accumulator waits for it.
-    pub(super) fn leave(&mut self, sender: ProgramPeer) {
-        self.parts.senders.retain(|one| *one != sender);
+    /// The senders that accumulators with a pace wait for.
+    pub(super) fn senders(&self) -> &[ProgramPeer] {
+        &self.parts.senders
+    }
+
+    pub(super) fn set_senders(&mut self, senders: Vec<ProgramPeer>) {
+        self.parts.senders = senders;
     }
 
     /// The first arrival that may be received now.
@@ -353,7 +363,7 @@ impl ProgramState {
             return Err(Failure::call(format!("found {count} strings; expected at most {PROGRAM_QUEUE_MAX}")));
         }
         for text in new {
-            lines.put(StringPiece { origin: peer(&text).map_or(StringOrigin::Unknown, StringOrigin::Process), text });
+            lines.put(StringPiece::of(text));
         }
         Ok(())
     }

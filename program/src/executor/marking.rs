@@ -1,5 +1,7 @@
 //! Scheduling state of a running plan: which units are ready.
 
+use prost::Message;
+
 use super::plan::{ExecutionPlan, PlanStage, UnitIndex, UnitKind};
 use super::wait::Wait;
 
@@ -38,6 +40,23 @@ pub struct Marking {
     marked: Vec<u64>,
     turns: Vec<StageProgress>,
     from: From,
+}
+
+/// A [`Marking`] in a checkpoint: protobuf, see `saved`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MarkingMessage {
+    #[prost(uint32, repeated, tag = "1")]
+    pub(super) missing: Vec<u32>,
+    #[prost(fixed64, repeated, tag = "2")]
+    pub(super) marked: Vec<u64>,
+    #[prost(uint32, repeated, tag = "3")]
+    pub(super) remaining: Vec<u32>,
+    #[prost(uint64, repeated, tag = "4")]
+    pub(super) finished: Vec<u64>,
+    #[prost(uint32, tag = "5")]
+    pub(super) from_word: u32,
+    #[prost(fixed64, tag = "6")]
+    pub(super) from_bits: u64,
 }
 
 /// Position at which the search for a ready unit begins.
@@ -120,6 +139,33 @@ impl Marking {
     pub(super) fn waiting<P: UnitRunner>(&self, plan: &ExecutionPlan, port: &mut P) -> Vec<(UnitIndex, Wait)> {
         let marked = (0..plan.units().len()).filter(|place| self.is_marked(*place)).map(UnitIndex::of);
         marked.filter_map(|unit| port.waits(plan, unit).map(|wait| (unit, wait))).collect()
+    }
+
+    pub(super) fn message(&self) -> MarkingMessage {
+        MarkingMessage {
+            missing: self.missing.clone(),
+            marked: self.marked.clone(),
+            remaining: self.turns.iter().map(|turn| turn.remaining).collect(),
+            finished: self.turns.iter().map(|turn| turn.finished).collect(),
+            from_word: self.from.word,
+            from_bits: self.from.bits,
+        }
+    }
+
+    /// The scheduling state of a message; none of another plan's.
+    pub(super) fn restored(&self, message: MarkingMessage) -> Option<Self> {
+        let MarkingMessage { missing, marked, remaining, finished, from_word, from_bits } = message;
+        let lengths = (missing.len(), marked.len(), remaining.len(), finished.len());
+        let expected = (self.missing.len(), self.marked.len(), self.turns.len(), self.turns.len());
+        let turns = remaining.into_iter().zip(finished);
+        let turns = turns.map(|(remaining, finished)| StageProgress { remaining, finished }).collect();
+        let from = From { word: from_word, bits: from_bits };
+        (lengths == expected && (from_word as usize) < marked.len().max(1)).then_some(Self {
+            missing,
+            marked,
+            turns,
+            from,
+        })
     }
 
     fn is_marked(&self, place: usize) -> bool {

@@ -27,9 +27,9 @@
 //! piece of every sender in each merged gradient, and an early piece stays in the receive queue. So the content of a
 //! round does not depend on the order of arrival, and pieces are added in the order of their senders.
 //!
-//! **Users.** Trainers, transpiled servers' parts in tests, and benchmarks. A server of a job has the flow of its
-//! parameters in code ([`pserver_core::server`]), and shares only the [`accumulator`](pserver_core::accumulator) with
-//! this module.
+//! **Users.** Trainers, servers with [hosted programs](super::hosted), transpiled servers' parts in tests, and
+//! benchmarks. Of what flows in code carry out ([`pserver_core::server`]) this module has only the
+//! [`accumulator`](pserver_core::accumulator).
 //!
 //! Read in this order: [`UnitKind`] and [`ExecutionPlan`]; [`Marking`], the scheduler; [`Wait`]; [`Executor`].
 
@@ -39,6 +39,7 @@ mod merge;
 mod plan;
 mod queue;
 mod run;
+mod saved;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -49,5 +50,6 @@ pub use marking::{Marking, UnitRunner};
 pub use plan::{Accumulator, ExecutionPlan, Unit, UnitIndex, UnitKind};
 pub use queue::Queue;
 pub use run::{Executor, ExecutorSnapshot};
+pub(crate) use saved::tensor_of;
 pub use status::{RunStatus, run_status};
 pub use wait::Wait;

@@ -40,6 +40,11 @@ impl<T> Queue<T> {
         self.items.len() >= self.capacity
     }
 
+    /// The items, the oldest first.
+    pub fn items(&self) -> impl Iterator<Item = &T> {
+        self.items.iter()
+    }
+
     /// Adds an item.
     ///
     /// # Panics

@@ -14,8 +14,8 @@ use pserver_core::error::Failure;
 /// A checked program with its values, run one unit at a time.
 pub struct Executor {
     plan: ExecutionPlan,
-    marking: Marking,
-    machine: ProgramState,
+    pub(super) marking: Marking,
+    pub(super) machine: ProgramState,
     /// The `recv` of each channel, by its place in the plan's nodes.
     receivers: BTreeMap<String, usize>,
 }
@@ -160,9 +160,37 @@ impl Executor {
         Ok(self.machine.has_room(self.receiver(channel)?, from))
     }
 
+    /// The senders that accumulators with a pace wait for.
+    #[must_use]
+    pub fn senders(&self) -> &[ProgramPeer] {
+        self.machine.senders()
+    }
+
     /// Removes a departed sender: no round waits for it any more.
     pub fn leave(&mut self, sender: ProgramPeer) {
-        self.machine.leave(sender);
+        let others = self.senders().iter().copied().filter(|one| *one != sender).collect();
+        self.machine.set_senders(others);
+    }
+
+    /// Adds a sender: rounds wait for it, too.
+    pub fn join(&mut self, sender: ProgramPeer) {
+        if !self.senders().contains(&sender) {
+            let all = self.senders().iter().copied().chain([sender]).collect();
+            self.machine.set_senders(all);
+        }
+    }
+
+    /// The wait of each op that could be next.
+    pub fn waits(&mut self, link: &mut dyn ProgramLink) -> Vec<String> {
+        let mut linked = LinkedState { machine: &mut self.machine, link };
+        let waiting = self.marking.waiting(&self.plan, &mut linked).into_iter();
+        waiting.map(|(unit, wait)| format!("{} {wait}", self.plan.label(&self.plan.units()[unit.place()]))).collect()
+    }
+
+    /// The variables that a unit writes.
+    #[must_use]
+    pub fn writes(&self, unit: UnitIndex) -> &[VariableIndex] {
+        &self.plan.node(&self.plan.units()[unit.place()]).outputs
     }
 
     /// Number of completed turns of a unit's stage.

@@ -42,6 +42,7 @@ impl ParameterOfJob {
             owner: None,
             sender: None,
             total_part: None,
+            hosted: None,
         };
         Self { mode, merge, declaration, rule: Prepared::new(rule).expect("the test's rule is valid") }
     }

@@ -51,6 +51,17 @@ impl<'a> Groups<'a> {
         let graph = outline.graph();
         check_whole(graph)?;
         let totals = TotalOps::find(graph);
+        let has_totals = !totals.is_empty();
+        let found = Self::checked(outline, totals);
+        match found {
+            // Numbers that trainers cannot make join their groups.
+            Err(failure) if has_totals => Self::checked(outline, TotalOps::default()).map_err(|_| failure),
+            found => found,
+        }
+    }
+
+    fn checked(outline: &Outline<'a>, totals: TotalOps<'a>) -> Result<Self, Failure> {
+        let graph = outline.graph();
         let ties = Ties::new(graph, &|place| totals.is_apart(place), &|name| totals.makes(name));
         let groups = Self::of(outline, ties, totals);
         if groups.all.is_empty() {

@@ -40,6 +40,11 @@ fn parts() -> [ProgramPart; 3] {
     [trainer_part(0, SENDS), trainer_part(1, RECEIVES), server_part(1, QUEUE)]
 }
 
+fn server_queues(parts: &[ProgramPart]) -> Result<Vec<ServerQueue>, Failure> {
+    let of_server = parts.iter().find(|part| part.peers == [ProgramPeer::Server(0)]).expect("there is a server");
+    queues_of(parts, &of_server.graph, 0)
+}
+
 /// An item of a batch of three.
 fn item(number: f32) -> Tensor {
     Tensor::new([3, 2], Elements::Float32(vec![number; 6]))

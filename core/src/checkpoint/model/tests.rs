@@ -107,6 +107,7 @@ fn declaration(text: &str) -> Declaration {
         owner: None,
         sender: None,
         total_part: None,
+        hosted: None,
     }
 }
 

@@ -83,6 +83,7 @@ fn pages() -> Vec<Vec<u8>> {
             owner: (name == "x").then_some(ServerIndex(1)),
             sender: (name == "x").then_some(TrainerId(0)),
             total_part: None,
+            hosted: None,
         };
         catalogue.declare(declaration).expect("valid");
     }

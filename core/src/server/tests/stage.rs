@@ -128,6 +128,7 @@ impl Plan {
             owner: None,
             sender: settings.sender,
             total_part: settings.total_part,
+            hosted: settings.hosted,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: one.chunk_bytes() }
@@ -566,6 +567,7 @@ fn options() -> ShardOptions {
         receives: RECEIVES_MAX,
         nonfinite: NonFinite::Refuse,
         compile: flow_of_mode,
+        load: crate::port::no_programs,
     }
 }
 

@@ -200,6 +200,7 @@ fn a_placement_by_bytes_balances_bytes_as_the_chunk_partition_does() {
                 owner: None,
                 sender: None,
                 total_part: None,
+                hosted: None,
             };
             catalogue.declare(declared).unwrap();
         }

@@ -1,0 +1,190 @@
+//! Programs that servers host: what no flow carries out runs on the executor of a shard, and computes what it computes
+//! in one process, whatever is killed meanwhile.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::cluster::job::{Job, Local, client, client_with, folder, reader};
+use crate::cluster::process::Processes;
+use crate::cluster::seeded::SeededPrng;
+use pserver_client::DestinationSlice;
+use pserver_core::wire::Address;
+use pserver_program::transpile::ProgramPart;
+use pserver_program::{Elements, Graph, Program, ProgramPeer, Tensor};
+use pserver_trainer::{Trainer, initialise};
+
+const STEPS: u64 = 60;
+const WIDTH: usize = 5000;
+
+/// A server that takes gradients in pairs out of a queue, whoever sent them.
+fn pairs() -> Vec<ProgramPart> {
+    let server = format!(
+        "block 0 {{
+            parameter w: float32[{WIDTH}]
+            state speed: float32[{WIDTH}]
+            state gradients: queue(float32[{WIDTH}], 2)
+            initialise w = fill(value=1.0)
+            initialise speed = fill(value=0.0)
+            communication send(w, channel=\"w\", to=trainer:0)
+            communication send(w, channel=\"w\", to=trainer:1)
+            communication loop_forever(block=1)
+            communication loop_forever(block=2)
+        }}
+        block 1 in 0 {{
+            temporary piece: float32[{WIDTH}]
+            communication piece = recv(channel=\"g\")
+            communication enqueue(gradients, piece)
+        }}
+        block 2 in 0 {{
+            communication one, other = dequeue(gradients, min_count=2)
+            optimize both = sum(one, other)
+            optimize kept = scale(speed, factor=0.5)
+            optimize speed = add(kept, both)
+            optimize move = scale(speed, factor=-0.25)
+            optimize w = add(w, move)
+            communication send(w, channel=\"w\", to=trainer:0)
+            communication send(w, channel=\"w\", to=trainer:1)
+        }}"
+    );
+    let trainer = format!(
+        "block 0 {{
+            data x: float32[{WIDTH}]
+            temporary w: float32[{WIDTH}]
+            communication w = recv(channel=\"w\")
+            forward g = mul(w, x)
+            communication send(g, channel=\"g\", to=server:0)
+        }}"
+    );
+    let part = |peers, text: &str| {
+        let program: Program = text.parse().expect("it is a program");
+        ProgramPart { peers, graph: Graph::new(program).expect("it checks") }
+    };
+    vec![
+        part(vec![ProgramPeer::Trainer(0), ProgramPeer::Trainer(1)], &trainer),
+        part(vec![ProgramPeer::Server(0)], &server),
+    ]
+}
+
+fn data(trainer: u32, step: u64) -> Vec<f32> {
+    let number = |at: usize| ((at as u64 * 7 + step * 13 + u64::from(trainer) * 5) % 11) as f32 / 16.0 - 0.25;
+    (0..WIDTH).map(number).collect()
+}
+
+/// The values that the pairs give in one process.
+fn expected(steps: u64) -> Vec<f32> {
+    let (mut w, mut speed) = (vec![1.0_f32; WIDTH], vec![0.0_f32; WIDTH]);
+    for step in 0..steps {
+        let [one, other] = [0, 1].map(|trainer| data(trainer, step));
+        for at in 0..WIDTH {
+            let both = w[at] * one[at] + w[at] * other[at];
+            speed[at] = speed[at] * 0.5 + both;
+            w[at] += speed[at] * -0.25;
+        }
+    }
+    w
+}
+
+fn step(own: &mut Trainer<'_>, trainer: u32) {
+    let step = own.steps_ended().expect("the server hosts a program");
+    let x = Tensor::new([WIDTH as u64], Elements::Float32(data(trainer, step)));
+    own.feed("x", x).expect("it fits");
+    own.step().expect("a step succeeds");
+}
+
+fn value(own: &Trainer<'_>) -> Vec<f32> {
+    match own.fetch("w").expect("it is there").elements() {
+        Elements::Float32(values) => values.clone(),
+        _ => panic!("w is of float32"),
+    }
+}
+
+#[test]
+fn a_server_takes_gradients_out_of_a_queue_in_pairs() {
+    let running = Local::start(&Job { chunk_bytes: 4096, ..Job::new(1, 2) });
+    let parts = pairs();
+    std::thread::scope(|scope| {
+        for trainer in 0..2 {
+            let (address, parts) = (running.coordinator(), &parts);
+            scope.spawn(move || {
+                let client = client(&address, trainer);
+                initialise(&client, parts).expect("it is initialised");
+                let mut own = Trainer::new(&client, parts).expect("the part can run");
+                (0..STEPS).for_each(|_| step(&mut own, trainer));
+                client.leave().expect("it leaves");
+                assert!(value(&own) == expected(STEPS), "trainer {trainer} found other values");
+            });
+        }
+    });
+    running.stop();
+}
+
+/// Kills of servers in a test.
+const KILLS: usize = 4;
+/// The time that a call waits for an absent server.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Trains until all steps are ended: a process whose call fails repeats it, or ends, and another one of its rank goes
+/// on. Returns the processes.
+fn train_through_kills(address: &Address, trainer: u32, parts: &[ProgramPart], seed: u64) -> u32 {
+    let mut prng = SeededPrng::new(seed + u64::from(trainer));
+    let mut processes = 0;
+    loop {
+        processes += 1;
+        assert!(processes < 200, "trainer {trainer} makes no progress");
+        let client = client_with(address, trainer, SHORT);
+        if initialise(&client, parts).is_err() {
+            continue;
+        }
+        let Ok(mut own) = Trainer::new(&client, parts) else { continue };
+        loop {
+            let ended = own.steps_ended().expect("the server hosts a program");
+            if ended == STEPS && client.leave().is_ok() {
+                return processes;
+            }
+            let x = Tensor::new([WIDTH as u64], Elements::Float32(data(trainer, ended)));
+            let is_fed = own.feed("x", x).is_ok();
+            if trainer == 0 && prng.below(4) == 0 {
+                let _ = client.checkpoint();
+            }
+            let is_made = ended == STEPS || own.step().is_ok();
+            if !is_made && !is_fed && prng.below(2) == 0 || prng.below(6) == 0 {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_hosted_program_survives_kills_of_servers_and_trainers() {
+    let mut prng = SeededPrng::of("a_hosted_program_survives_kills_of_servers_and_trainers");
+    let folder = folder();
+    let job = Job { chunk_bytes: 4096, ..Job::new(1, 2) }.with_checkpoints(folder.path()).with("--journal", "on");
+    let mut servers = Processes::start(job);
+    let (address, parts, seed) = (servers.coordinator(), pairs(), prng.next() >> 1);
+    let left = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for trainer in 0..2 {
+            let (address, parts, left) = (&address, &parts, &left);
+            scope.spawn(move || {
+                let processes = train_through_kills(address, trainer, parts, seed);
+                println!("trainer {trainer}: {processes} processes");
+                left.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        for _ in 0..KILLS {
+            // tidy: allow sleep: the moment of a kill is random
+            std::thread::sleep(Duration::from_millis(prng.below(400) as u64));
+            servers.kill(0);
+            servers.start_again(0);
+        }
+    });
+    assert_eq!(left.load(Ordering::SeqCst), 2);
+    servers.kill(0);
+    servers.start_again(0);
+    let reader = reader(&address);
+    let mut found = vec![0.0_f32; WIDTH];
+    let place = DestinationSlice::new("w", bytemuck::cast_slice_mut(&mut found));
+    reader.pull(&mut [place]).expect("it is there");
+    assert!(found == expected(STEPS), "the values are others");
+    servers.terminate();
+}

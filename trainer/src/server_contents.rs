@@ -1,0 +1,142 @@
+//! The contents of servers for a program: parameters and queues, which flows carry out, and programs of their
+//! own, which the executor runs.
+//!
+//! A server's part that flows carry out whole is not looked at further. Of any other part each component is taken
+//! apart, and the first reason why no flow carries it out is kept.
+
+use pserver_client::Client;
+use pserver_core::error::Failure;
+use pserver_program::hosted::components;
+use pserver_program::transpile::ProgramPart;
+use pserver_program::{Graph, OpKind, ProgramPeer};
+
+use super::hosted_programs::ServerProgram;
+use super::queues::{ServerQueue, queues_of};
+use super::server_parameters::{ServerParameter, nodes, parameters_of, trainer_count};
+use super::sharing::ProgramSharing;
+
+/// Names of a job in an error, at most.
+const NAMED_MAX: usize = 8;
+
+/// The parameters, queues and programs that servers hold.
+#[derive(Default)]
+pub(super) struct ServerContents {
+    pub(super) parameters: Vec<ServerParameter>,
+    pub(super) queues: Vec<ServerQueue>,
+    pub(super) programs: Vec<ServerProgram>,
+    /// The batch of the queues' items.
+    pub(super) batch: Option<u64>,
+}
+
+impl ServerContents {
+    /// # Errors
+    /// When a server's part has a component that neither a flow nor the executor runs there.
+    pub(super) fn of(parts: &[ProgramPart], batch: Option<u64>) -> Result<Self, Failure> {
+        let mut all = Self { batch, ..Self::default() };
+        for part in parts {
+            for peer in &part.peers {
+                if let ProgramPeer::Server(server) = peer {
+                    all.add(parts, &part.graph, *server)?;
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn add(&mut self, parts: &[ProgramPart], graph: &Graph, server: u32) -> Result<(), Failure> {
+        if self.add_flows(parts, graph, server).is_ok() {
+            return Ok(());
+        }
+        for component in components(graph)? {
+            if let Err(reason) = self.add_flows(parts, &component, server) {
+                let program = ServerProgram::of(component, (server, trainer_count(parts)), self.batch, &reason)?;
+                self.programs.push(program);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what flows carry out, or nothing and the reason.
+    fn add_flows(&mut self, parts: &[ProgramPart], graph: &Graph, server: u32) -> Result<(), Failure> {
+        let parameters = parameters_of(graph, server, trainer_count(parts))?;
+        let queues = queues_of(parts, graph, server)?;
+        check_explained(graph, &parameters, &queues)?;
+        self.parameters.extend(parameters);
+        self.queues.extend(queues);
+        Ok(())
+    }
+
+    /// Refuses a job that lacks a parameter, a queue or a program.
+    pub(super) fn check_names(&self, names: &[String]) -> Result<(), Failure> {
+        let parameters = self.parameters.iter().map(|one| ("parameter", &one.name));
+        let queues = self.queues.iter().map(|one| ("queue", &one.channel));
+        let programs = self.programs.iter().map(|one| ("program", &one.name));
+        match parameters.chain(queues).chain(programs).find(|(_, name)| !names.contains(name)) {
+            None => Ok(()),
+            Some((kind, name)) => Err(Failure::call(format!(
+                "found the {kind} {name:?} of this program and strategy, and in the job {} others ({}); expected the \
+                 program and the strategy with which the job was initialised",
+                names.len(),
+                names.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ")
+            ))),
+        }
+    }
+
+    /// Refuses a job whose servers share the parameters in another way.
+    pub(super) fn check_servers(&self, client: &Client) -> Result<(), Failure> {
+        let parameters = self.parameters.iter().map(|one| (&one.name, one.server));
+        let mut all = parameters.chain(self.programs.iter().map(|one| (&one.name, one.server)));
+        all.try_for_each(|(name, server)| {
+            let found = client.servers_of(name)?;
+            if found.iter().map(|server| u32::from(*server)).eq([server]) {
+                return Ok(());
+            }
+            Err(Failure::call(format!(
+                "parameter {name:?}: found it on the servers {found:?} of the job; expected server {server}, to which \
+                 the program's division gives it, as with the placement and the limit of bytes with which the job was \
+                 initialised"
+            )))
+        })
+    }
+
+    pub(super) fn sharing(&self, parts: &[ProgramPart]) -> Result<ProgramSharing, Failure> {
+        let trainers = trainer_count(parts);
+        let parameters: Vec<_> = self.parameters.iter().map(|one| (one.name.as_str(), one.sharing)).collect();
+        let queues = self.queues.iter().map(|one| (one.channel.as_str(), ProgramSharing::of_queue(trainers)));
+        let mut all: Vec<_> = parameters.into_iter().chain(queues).collect();
+        if let (true, Some(first)) = (all.is_empty(), self.programs.first()) {
+            all.push((first.name.as_str(), ProgramSharing::of_program(first.staleness(), trainers)));
+        }
+        let common = ProgramSharing::common(&all)?;
+        // An end of a channel is of one trainer.
+        Ok(if self.programs.is_empty() { common } else { common.of_trainers(trainers) })
+    }
+}
+
+/// Refuses an op that no flow of these parameters and queues carries out.
+fn check_explained(graph: &Graph, parameters: &[ServerParameter], queues: &[ServerQueue]) -> Result<(), Failure> {
+    let of_totals = |channel: &str| {
+        let totals = parameters.iter().filter_map(|one| one.total.as_ref());
+        totals.clone().any(|total| total.share == channel || total.total == channel)
+    };
+    let of_queues = |channel: &str| queues.iter().any(|queue| queue.channel == channel);
+    let is_of_rows = |one: &ServerParameter, channel: &String| one.row_channels.contains(channel);
+    for node in nodes(graph) {
+        let (op, channel) = match &node.kind {
+            OpKind::Recv { channel } => ("recv", channel),
+            OpKind::Send { channel, .. } => ("send", channel),
+            _ => continue,
+        };
+        let of_parameters = parameters.iter().any(|one| {
+            let own = if op == "recv" { &one.gradient } else { &one.name };
+            own == channel || is_of_rows(one, channel)
+        });
+        if !of_parameters && !of_totals(channel) && !of_queues(channel) {
+            return Err(Failure::call(format!("found {op} of the channel {channel:?}, which no parameter's flow has")));
+        }
+    }
+    if parameters.is_empty() && queues.is_empty() && nodes(graph).next().is_some() {
+        return Err(Failure::call("found no update by a rule, and no queue between trainers"));
+    }
+    Ok(())
+}
