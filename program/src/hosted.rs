@@ -5,7 +5,7 @@
 //! variable that the program keeps. [`program_ends`] lists them of a program, in the order in which the initialising
 //! trainer declares them, so that server and trainers agree. [`load`] makes what a shard runs.
 //!
-//! Not here: arrivals, journal and checkpoint ([`pserver_core::server`]), and which parts are hosted ([`components()`]).
+//! Not here: arrivals, journal and checkpoint ([`pserver_core::server`]); which parts are hosted ([`components()`]).
 
 mod components;
 mod program;
@@ -36,15 +36,19 @@ pub struct HostedEnd {
     pub of: Option<String>,
 }
 
-/// A program as a server gets it: without initialisation, because the initialising trainer sends the values of kept
-/// variables, and for one batch.
+/// A program as a server gets it: for one batch, and without the initialisation of kept variables, whose values the
+/// initialising trainer sends.
 ///
 /// # Errors
 /// When the program has a batch, and `batch` is none.
 pub fn hosted_program(component: &Graph, batch: Option<u64>) -> Result<Program, Failure> {
     let mut program = component.program().clone();
+    let is_kept = |name: &String| {
+        let variable = component.find(name).map(|index| component.variable(index));
+        variable.is_some_and(|variable| variable.purpose.is_persistable())
+    };
     for block in &mut program.blocks {
-        block.ops.retain(|op| op.role != OpRole::Initialise);
+        block.ops.retain(|op| op.role != OpRole::Initialise || !op.outputs.iter().any(is_kept));
         block.variables.iter_mut().try_for_each(|one| fix_batch(one, batch))?;
     }
     let used: BTreeSet<String> = program.blocks.iter().flat_map(|block| &block.ops).flat_map(names).collect();

@@ -10,6 +10,7 @@ mod columns;
 mod failed_steps;
 mod given_values;
 mod hosted;
+mod hosted_random;
 mod import_paddle;
 mod import_torch;
 mod programs;
