@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 
 use super::bucket::{Bucket, RowsPlan, RowsWorkspace};
 use super::chunk::Chunk;
-use super::contribution::Contribution;
 use super::group::{Group, GroupIndex, SlotIndex, TotalSlots, UpdateUnit};
 use super::reply::Refusal;
 use super::saved_program::SavedProgramMessage;
@@ -171,8 +170,8 @@ impl Chunks {
     /// The item in the open round of an input, which these chunks are.
     pub(super) fn item(&self, slot_indices: &[SlotIndex]) -> Cow<'_, [u8]> {
         let of = |slot_index: &SlotIndex| {
-            let one = self[*slot_index].round.contributions().first().and_then(Contribution::gradient);
-            one.expect("the round is decided, and its item was checked").bytes
+            let chunk = &self[*slot_index];
+            chunk.round.merged(false, chunk.bytes)
         };
         match slot_indices {
             [alone] => Cow::Borrowed(of(alone)),

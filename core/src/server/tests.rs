@@ -6,6 +6,7 @@ mod device;
 mod frames;
 mod grouped_update;
 mod half_precision;
+mod hosted;
 mod initialisation;
 mod joins;
 mod long;

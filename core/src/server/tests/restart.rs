@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::hosted::with_program;
 use super::script::Script;
 use super::stage::{Parcel, Plan, Stage, TIMEOUT};
 use crate::checkpoint::storage::InMemory;
@@ -46,21 +47,33 @@ fn plan(mode: Mode, trainers: u32) -> Plan {
         .with("r", Float32, 1026, WRITTEN)
         .with("s", Float32, 3, ROWS)
         .with("t", Float64, 700, WRITTEN_CLIPPED);
-    if mode != Mode::Sync {
+    if mode == Mode::Delta {
         return plan;
     }
+    if mode != Mode::Sync {
+        return with_program(plan);
+    }
     let parts = ["algorithm: 'sum' total_part: Share", "algorithm: 'sum' total_part: Total"];
-    plan.with("c", Float32, 1100, TOTAL)
+    let plan = plan
+        .with("c", Float32, 1100, TOTAL)
         .with("share", Float64, 1, parts[0])
         .with("total", Float64, 1, parts[1])
         .with("rows", Float32, 3, ROWS_TOTAL)
         .with("rows_share", Float64, 3, parts[0])
-        .with("rows_total", Float64, 3, parts[1])
+        .with("rows_total", Float64, 3, parts[1]);
+    with_program(plan)
 }
 
 /// Whether a chunk is a share, which the shard computes itself.
 fn is_share(plan: &Plan, id: ChunkId) -> bool {
     ["share", "rows_share"].contains(&plan.parameters[id.parameter.0 as usize].name)
+}
+
+/// The trainer that alone may send to a chunk of a hosted program; none of a chunk of another parameter.
+fn sender_to_program(plan: &Plan, id: ChunkId) -> Option<Option<u32>> {
+    let parameter = &plan.parameters[id.parameter.0 as usize];
+    let sender = (0..3).find(|sender| parameter.config.contains(&format!("sender: {sender}")));
+    parameter.hosted.map(|_| sender)
 }
 
 /// Whether a chunk is a number that trainers make, without which no push can be.
@@ -342,7 +355,8 @@ impl Pair {
 
     fn set(&mut self, trainer: u32) -> Parcel {
         let plan = self.peace.plan.clone();
-        let chunks: Vec<_> = plan.chunks().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+        let is_set = |(id, bytes): &(ChunkId, u32)| *bytes > 0 && sender_to_program(&plan, *id).is_none();
+        let chunks: Vec<_> = plan.chunks().into_iter().filter(is_set).collect();
         let id = chunks[self.prng.index(chunks.len())].0;
         let head = self.peace.call(Kind::Set, trainer);
         let payload = payload(&mut self.prng, &plan, id);
@@ -365,14 +379,17 @@ impl Pair {
         let mut entries = Vec::new();
         for (slot_index, (id, version, ..)) in contents.iter().enumerate() {
             // Chunks of one parameter may be at different versions, so each chunk has its own round.
-            let may = !is_sync || rounds[slot_index] <= version.0 + 2;
-            let may_pass = !message.is_pass || !is_total(&plan, *id);
+            let to_program = sender_to_program(&plan, *id);
+            let has_rounds = is_sync || to_program.is_some();
+            let may = !has_rounds || rounds[slot_index] <= version.0 + 2;
+            let may = may && to_program.is_none_or(|sender| sender == Some(trainer));
+            let may_pass = !message.is_pass || !is_total(&plan, *id) && to_program.is_none();
             if wanted & (1 << id.parameter.0) != 0 && may && may_pass && !is_share(&plan, *id) {
                 let is_bucket = plan.parameters[id.parameter.0 as usize].buckets.is_some();
                 wants &= !is_bucket;
                 // A change of incarnation would leave parts incomplete, and their rows without a gradient.
                 let is_passed = message.is_pass || is_sync && !is_bucket && self.prng.below(20) == 0;
-                if is_passed && !is_total(&plan, *id) {
+                if is_passed && !is_total(&plan, *id) && to_program.is_none() {
                     entries.push((*id, rounds[slot_index], Vec::new()));
                 } else if is_bucket && self.course.changes == 0 && self.prng.below(3) == 0 {
                     let index = u32::try_from(self.prng.below(2)).expect("it is 0 or 1");
@@ -404,8 +421,14 @@ impl Pair {
     fn change(&mut self, trainer: u32) {
         let at = trainer as usize;
         // While a frame waits for its round's record, a restarted shard has nothing of the trainer's change.
-        let waits = |one: &Unanswered| one.trainer == trainer && !one.is_within(&one.acknowledged);
-        if self.course.mode == Mode::Sync && self.unanswered.iter().any(waits) {
+        let is_sync = self.course.mode == Mode::Sync;
+        let plan = &self.peace.plan;
+        let has_rounds = |one: &Unanswered| {
+            let mut entries = one.parcel.frame.entries.iter();
+            is_sync || entries.any(|entry| sender_to_program(plan, entry.id).is_some())
+        };
+        let waits = |one: &Unanswered| one.trainer == trainer && !one.is_within(&one.acknowledged) && has_rounds(one);
+        if self.unanswered.iter().any(waits) {
             return;
         }
         let others = self.is_away.iter().enumerate().filter(|(other, away)| *other != at && !**away).count();

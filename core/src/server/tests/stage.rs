@@ -17,7 +17,7 @@ use crate::ids::{
 };
 use crate::limits::RECEIVES_MAX;
 use crate::memory::Lease;
-use crate::partition::{Buckets, Declaration, DeclarationMessage, Name, TotalPart};
+use crate::partition::{Buckets, Declaration, DeclarationMessage, Hosted, Name, TotalPart};
 use crate::port::{
     self, Accelerator, Event, Flow, FlowSource, Incoming, Outgoing, Payloads, Plain, ReceiveBuffers, Submit,
 };
@@ -51,6 +51,7 @@ pub(super) struct Parameter {
     pub(super) config: &'static str,
     /// How a sparse parameter's rows are partitioned by bucket.
     pub(super) buckets: Option<Buckets>,
+    pub(super) hosted: Option<Hosted>,
 }
 
 impl Parameter {
@@ -78,8 +79,22 @@ impl Plan {
             rows: sparse.rows.or(sparse.height).expect("one of them is said"),
             count: sparse.buckets.expect("the test says how many"),
         });
-        self.parameters.push(Parameter { name, element_type, elements, config, buckets });
+        self.parameters.push(Parameter { name, element_type, elements, config, buckets, hosted: None });
         self
+    }
+
+    /// The same with a parameter of a hosted program.
+    pub(super) fn hosting(
+        self,
+        name: &'static str,
+        element_type: ElementType,
+        elements: u64,
+        config: &'static str,
+        hosted: Hosted,
+    ) -> Self {
+        let mut plan = self.with(name, element_type, elements, config);
+        plan.parameters.last_mut().expect("it was just added").hosted = Some(hosted);
+        plan
     }
 
     pub(super) fn job(&self) -> JobMessage {
@@ -121,14 +136,14 @@ impl Plan {
             element_type: one.element_type,
             bytes: width * rows.unwrap_or(1) * one.element_type.bytes(),
             shape: if rows.is_some() { vec![height, width] } else { vec![width] },
-            whole: rows.is_none() && !rule.is_element_wise(),
+            whole: one.hosted.is_some() || rows.is_none() && !rule.is_element_wise(),
             config: ParameterConfig { rule, sparse: settings.sparse, backup_trainers: settings.backup_trainers }
                 .encode(),
             buckets: one.buckets,
             owner: None,
             sender: settings.sender,
             total_part: settings.total_part,
-            hosted: settings.hosted,
+            hosted: one.hosted,
         };
         let declaration = Some(DeclarationMessage::from(&declaration));
         InitMessage { parameter: index, declaration, chunk_bytes: one.chunk_bytes() }
@@ -567,7 +582,7 @@ fn options() -> ShardOptions {
         receives: RECEIVES_MAX,
         nonfinite: NonFinite::Refuse,
         compile: flow_of_mode,
-        load: crate::port::no_programs,
+        load: super::hosted::load,
     }
 }
 
