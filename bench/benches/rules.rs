@@ -1,8 +1,9 @@
 //! Rules beside loops that were written for one optimizer each, on arrays larger than the cache and on short ones.
 //!
 //! Criterion's own lines are times. Then follow the ratios, measured in turns in this process: above one, the rule is
-//! faster. Last comes a user's `lion.rule` beside the built-in momentum, which moves as many bytes: above one, the
-//! user's rule is faster. `cargo bench -p pserver-bench --bench rules`
+//! faster. Then comes a user's `lion.rule` beside the built-in momentum, which moves as many bytes: above one, the
+//! user's rule is faster. Last comes momentum in the ops of a program, beside the same as a text.
+//! `cargo bench -p pserver-bench --bench rules`
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,12 +13,15 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nix::time::{ClockId, clock_gettime};
 use pserver_bench::{Fused, is_measured};
+use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType;
 use pserver_core::ids::Version;
 use pserver_core::optim::{Algorithm, Gradient, Prepared, Rule, Step};
 use pserver_core::port::{Kernels, Update};
 use pserver_core::rule::{CheckedRule, RuleSettings};
 use pserver_kernels::cpu::{Cpu, Form};
+use pserver_program::server_stage::{server_stages, with_update};
+use pserver_program::{Graph, Program};
 
 /// Elements beyond every cache, in a chunk of 4 KiB, and in a row of an embedding.
 const LENGTHS: [usize; 3] = [1 << 25, 1024, 64];
@@ -93,6 +97,30 @@ impl RuleBench {
     }
 }
 
+/// The configuration of momentum that is written in ops.
+fn momentum_of_ops() -> String {
+    let program: Program = "block 0 {
+            parameter w: float32[64]
+            state w@speed: float32[64]
+            initialise w = fill(value=0.0)
+            initialise w@speed = fill(value=0.0)
+            communication loop_forever(block=1)
+        }
+        block 1 in 0 {
+            temporary g: float32[64]
+            communication g, sender = recv(channel=\"g\")
+            communication merged = gradient_accumulator(g, sender, count=1, merge=mean, staleness=0)
+            optimize kept = scale(w@speed, factor=0.9)
+            optimize w@speed = add(kept, merged)
+            optimize move = scale(w@speed, factor=0.1)
+            optimize w = sub(w, move)
+        }"
+    .parse()
+    .expect("it is a program");
+    let component = Graph::new(program).and_then(|graph| with_update(&graph)).expect("it is an optimizer");
+    server_stages(&component).expect("it has a stage")[0].config.clone()
+}
+
 fn seconds(work: impl FnOnce()) -> f64 {
     let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).expect("threads have a clock");
     let start = now();
@@ -122,6 +150,25 @@ fn ratios(fused: Fused, length: usize) {
              {rule:.1} ns a call, by hand {hand:.1} ns",
             fused.name()
         );
+    }
+}
+
+/// Momentum in ops and as a text, in turns, on the same tensors.
+fn ops_beside_text(length: usize) {
+    let [ops, text] = [momentum_of_ops().as_str(), "rule: 'state m = 0; m = 0.9*m + g; w -= 0.1*m'"]
+        .map(|config| OptimizerSettings::from_text(config).expect("its text is right").rule.expect("it has a rule"));
+    let mut bench = RuleBench::with(Fused::Momentum, ops.clone(), length);
+    let [ops, text] = [ops, text].map(|rule| Prepared::new(rule).expect("it is a rule"));
+    let times = (WORK / length).max(1);
+    for form in Form::here() {
+        let mut kernels = Cpu::with(form);
+        let mut run = |rule: &Prepared| {
+            bench.rule = rule.clone();
+            seconds(|| bench.by_rule(&mut kernels, times))
+        };
+        let measured = (0..=REPETITIONS).map(|_| run(&text) / run(&ops)).skip(1);
+        let [low, ratio, high] = quartiles(measured.collect());
+        println!("ops       {length:9} elements, {form:?}: {ratio:.3} of the text's speed ({low:.3} to {high:.3})");
     }
 }
 
@@ -156,6 +203,7 @@ fn rules(criterion: &mut Criterion) {
     for &length in lengths.iter().filter(|_| is_measured()) {
         Fused::ALL.into_iter().for_each(|fused| ratios(fused, length));
         beside_momentum(length);
+        ops_beside_text(length);
     }
 }
 

@@ -9,6 +9,8 @@
 
 mod components;
 mod program;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 

@@ -21,6 +21,7 @@ mod stage_text;
 mod stage_value;
 #[cfg(test)]
 mod tests;
+mod without_update;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,6 +36,8 @@ use super::op::{OpKind, OpRole};
 use super::transpile::totals::{share_channel, total_channel};
 
 use stage_text::StageText;
+
+pub use without_update::with_update;
 
 /// An update of a server's part, with the ops around it.
 #[derive(Clone, Debug)]

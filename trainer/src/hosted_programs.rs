@@ -87,6 +87,15 @@ impl ServerProgram {
         })
     }
 
+    /// The variables that it sends before its loops, each with the channel: item `n + 1` answers step `n`.
+    fn first_sent(&self) -> impl Iterator<Item = (&str, &str)> {
+        let sends = self.component.scopes()[0].nodes.iter().filter_map(|node| match &node.kind {
+            OpKind::Send { channel, .. } => Some((channel.as_str(), node.inputs[0])),
+            _ => None,
+        });
+        sends.map(|(channel, variable)| (channel, self.component.variable(variable).name.as_str()))
+    }
+
     /// The parameter of a kept variable that is a parameter of the program, too.
     pub(super) fn parameter(&self, variable: &str) -> Option<&ProgramEnd> {
         let index = self.component.find(variable)?;
@@ -114,6 +123,8 @@ pub(super) struct HostedEnds {
     sent: BTreeMap<String, HostedEnd>,
     /// By channel, what it receives, and from which server.
     received: BTreeMap<String, (u32, HostedEnd)>,
+    /// By variable, the end that it receives with its last step in it, where the program sends such answers.
+    answers: BTreeMap<String, ProgramEnd>,
     /// Of each program the parameter that counts its steps.
     steps: Vec<String>,
     /// The steps that it has ended.
@@ -130,12 +141,15 @@ impl HostedEnds {
             return Ok(own);
         }
         let rank = TrainerId(client.trainer()?);
-        for ServerProgram { server, ends, .. } in programs {
+        for program in programs {
+            let ServerProgram { server, ends, .. } = program;
             for one in ends {
                 let channel = one.of.clone().unwrap_or_default();
                 match one.end.kind {
                     EndKind::Input(trainer) if trainer == rank => drop(own.sent.insert(channel, one.clone())),
                     EndKind::Output(trainer) if trainer == rank => {
+                        let answers = program.first_sent().filter(|(first, _)| *first == channel);
+                        own.answers.extend(answers.map(|(_, variable)| (variable.to_owned(), one.end.clone())));
                         own.received.insert(channel, (*server, one.clone()));
                     }
                     EndKind::Steps(trainer) if trainer == rank => own.steps.push(one.end.name.clone()),
@@ -215,6 +229,14 @@ impl HostedEnds {
             )));
         }
         Ok(Some((ProgramPeer::Server(*server), item)))
+    }
+
+    /// Waits until a variable has all steps in it that this trainer has ended, where its program answers steps.
+    pub(super) fn await_own(&self, client: &Client, variable: &str) -> Result<(), Failure> {
+        let Some(end) = self.answers.get(variable) else { return Ok(()) };
+        let mut item = Tensor::try_zeros(end.element_type, &end.shape)?;
+        let answer = Version(self.ended + 1);
+        client.pull_version(&mut [DestinationSlice::new(&end.name, item.bytes_mut())], answer).map(drop)
     }
 
     /// Ends the step: the programs may send the next items.

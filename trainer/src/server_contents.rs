@@ -7,6 +7,7 @@
 use pserver_client::Client;
 use pserver_core::error::Failure;
 use pserver_program::hosted::components;
+use pserver_program::server_stage::with_update;
 use pserver_program::transpile::ProgramPart;
 use pserver_program::{Graph, OpKind, ProgramPeer};
 
@@ -48,7 +49,8 @@ impl ServerContents {
             return Ok(());
         }
         for component in components(graph)? {
-            if let Err(reason) = self.add_flows(parts, &component, server) {
+            let added = self.add_flows(parts, &component, server);
+            if let Err(reason) = added.or_else(|_| self.add_flows(parts, &with_update(&component)?, server)) {
                 let program = ServerProgram::of(component, (server, trainer_count(parts)), self.batch, &reason)?;
                 self.programs.push(program);
             }

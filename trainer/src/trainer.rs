@@ -268,6 +268,7 @@ impl<'c> Trainer<'c> {
         let mut whole = whole.map_err(|failure| Failure::call(format!("parameter {name:?}: {failure}")))?;
         let mut rest = whole.bytes_mut();
         if let Some(end) = self.hosted_parameter(name) {
+            self.hosted.await_own(&self.client, name)?;
             self.client.pull(&mut [DestinationSlice::new(&end.name, rest)])?;
             return Ok(whole);
         }

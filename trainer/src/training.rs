@@ -13,7 +13,7 @@ use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
 use pserver_program::transpile::{Cluster, Columns, CostModel, ParameterServer, Placement, Transpiler};
 use pserver_program::{
-    Elements, Graph, OpRole, ParameterGradient, Program, Purpose, Tensor, VariableFacts, VariableValue,
+    Elements, Graph, Op, OpRole, ParameterGradient, Program, Purpose, Tensor, VariableFacts, VariableValue,
     append_backward, append_optimizer,
 };
 
@@ -52,9 +52,18 @@ pub fn trainable(mut program: Program, loss: &str, optimizer: Option<&str>) -> R
             ));
         }
         (false, true, _) => {
-            return Err(Failure::call(
-                "found ops of the role backward and none of the role optimize; expected both, or a forward part only",
-            ));
+            let text = "found ops of the role backward and none of the role optimize";
+            let mut ops = program.blocks.iter().flat_map(|block| &block.ops);
+            let writes =
+                |op: &Op| op.role == OpRole::Backward && op.outputs.iter().any(|name| is_parameter(&program, name));
+            return Err(Failure::call(match ops.find(|op| writes(op)) {
+                Some(op) => format!(
+                    "{text}, and an op {} that writes {:?}; expected the role optimize for the ops of the optimizer",
+                    op.kind.name(),
+                    op.outputs[0]
+                ),
+                None => format!("{text}; expected both, or a forward part only"),
+            }));
         }
         (false, false, None) => {
             return Err(Failure::call(
@@ -70,6 +79,11 @@ pub fn trainable(mut program: Program, loss: &str, optimizer: Option<&str>) -> R
     let graph = Graph::new(program)?;
     check_scalar(&graph, loss, "the loss")?;
     Ok(graph)
+}
+
+fn is_parameter(program: &Program, name: &str) -> bool {
+    let mut declared = program.blocks.iter().flat_map(|block| &block.variables);
+    declared.any(|known| known.name == name && known.purpose == Purpose::Parameter)
 }
 
 /// Refuses a variable that is no scalar of a float type.

@@ -66,120 +66,125 @@ impl Case {
         )
     }
 
+    /// The program of a server.
     fn server(&self, number: usize) -> String {
-        let (form, width, trainers) = (self.forms[number], self.width, self.trainers);
-        let w = format!("w{number}");
-        let names = if form == Form::Tied { vec![w.clone(), format!("v{number}")] } else { vec![w.clone()] };
-        let (mut outer, mut begin, mut blocks) = (String::new(), String::new(), Vec::<String>::new());
+        let (form, width) = (self.forms[number], self.width);
+        let names = self.names_of(number);
+        let mut text = String::from("block 0 {\n");
         for name in &names {
-            write!(outer, "parameter {name}: float64[{width}]\n state {name}_speed: float64[{width}]\n").expect("text");
-            write!(begin, "initialise {name} = fill(value=1.0)\n initialise {name}_speed = fill(value=0.0)\n")
+            write!(text, "parameter {name}: float64[{width}]\n state {name}_speed: float64[{width}]\n").expect("text");
+        }
+        let (declared, begin, blocks) = match form {
+            Form::Queues { at_a_time, has_accumulator } => self.queues(&names[0], at_a_time, has_accumulator),
+            Form::Rounds => self.rounds(&names[0], self.trainers),
+            Form::First { count } => self.rounds(&names[0], count),
+            Form::Tied => self.tied(&names[0], &names[1]),
+        };
+        text += &declared;
+        for name in &names {
+            write!(text, "initialise {name} = fill(value=1.0)\n initialise {name}_speed = fill(value=0.0)\n")
                 .expect("text");
         }
-        let sends = |to: &dyn Fn(&str, usize) -> String| -> String {
-            names
-                .iter()
-                .flat_map(|name| (0..trainers).map(move |trainer| (name, trainer)))
-                .map(|(n, t)| to(n, t))
-                .collect()
-        };
-        let to_all =
-            sends(&|name, trainer| format!("communication send({name}, channel=\"{name}\", to=trainer:{trainer})\n"));
-        let receive = |name: &str, sender: &str| {
-            format!(
-                "temporary {name}_piece: float64[{width}]
-                communication {name}_piece{sender} = recv(channel=\"{name}_g\")\n"
-            )
-        };
-        match form {
-            Form::Queues { at_a_time, has_accumulator } => {
-                let capacity = self.capacity.max(at_a_time);
-                write!(outer, "state {w}_q: queue(float64[{width}], {capacity})\n").expect("text");
-                blocks.push(format!(
-                    "{} communication {w}_own = scale({w}_piece, factor=2.0)
-                    communication enqueue({w}_q, {w}_own)\n",
-                    receive(&w, "")
-                ));
-                let items: Vec<String> = (0..at_a_time).map(|item| format!("{w}_i{item}")).collect();
-                let take = format!(
-                    "communication {} = dequeue({w}_q, min_count={at_a_time})
-                    communication {w}_some = sum({})\n",
-                    items.join(", "),
-                    items.join(", ")
-                );
-                let rest = trainers / at_a_time;
-                if has_accumulator {
-                    blocks.push(format!(
-                        "{take} communication {w}_all = gradient_accumulator({w}_some, count={rest}, merge=sum)
-                        {} {to_all}",
-                        self.update(&w, &format!("{w}_all"))
-                    ));
-                } else {
-                    write!(outer, "state {w}_r: queue(float64[{width}], {rest})\n").expect("text");
-                    blocks.push(format!("{take} communication enqueue({w}_r, {w}_some)\n"));
-                    let items: Vec<String> = (0..rest).map(|item| format!("{w}_j{item}")).collect();
-                    blocks.push(format!(
-                        "communication {} = dequeue({w}_r, min_count={rest})
-                        optimize {w}_all = sum({})
-                        {} {to_all}",
-                        items.join(", "),
-                        items.join(", "),
-                        self.update(&w, &format!("{w}_all"))
-                    ));
-                }
-            }
-            Form::Rounds | Form::First { .. } => {
-                let count = if let Form::First { count } = form { count } else { trainers };
-                blocks.push(format!(
-                    "{} communication {w}_own = scale({w}_piece, factor=2.0)
-                    communication {w}_all = gradient_accumulator({w}_own, {w}_sender, count={count}, merge=sum, staleness=0)
-                    communication {w}_senders = string_accumulator({w}_sender, count={count})
-                    {} communication send({w}, {w}_senders, channel=\"{w}\", to=senders)\n",
-                    receive(&w, &format!(", {w}_sender")),
-                    self.update(&w, &format!("{w}_all"))
-                ));
-            }
-            Form::Tied => {
-                let v = &names[1];
-                write!(outer, "state {w}_both: float64[{width}]\n").expect("text");
-                write!(begin, "initialise {w}_both = fill(value=0.0)\n").expect("text");
-                let merged = |name: &str| {
-                    format!(
-                        "{} communication {name}_all = gradient_accumulator({name}_piece, {name}_sender, \
-                         count={trainers}, merge=sum, staleness=0)\n",
-                        receive(name, &format!(", {name}_sender"))
-                    )
-                };
-                blocks.push(format!(
-                    "{}{} communication {w}_senders = string_accumulator({w}_sender, count={trainers})
-                    optimize {w}_sum = add({w}_all, {v}_all)
-                    optimize {w}_both = add({w}_both, {w}_sum)
-                    optimize {w}_own = add({w}_all, {w}_both)
-                    optimize {v}_own = add({v}_all, {w}_both)
-                    {}{} communication send({w}, {w}_senders, channel=\"{w}\", to=senders)
-                    communication send({v}, {w}_senders, channel=\"{v}\", to=senders)\n",
-                    merged(&w),
-                    merged(v),
-                    self.update(&w, &format!("{w}_own")),
-                    self.update(v, &format!("{v}_own"))
-                ));
-            }
-        }
-        let loops: String =
-            (1..=blocks.len()).map(|block| format!("communication loop_forever(block={block})\n")).collect();
-        let mut text = format!("block 0 {{\n{outer}{begin}{to_all}{loops}}}\n");
+        text += &begin;
+        names.iter().for_each(|name| text += &self.to_all(name));
+        (1..=blocks.len()).for_each(|block| write!(text, "communication loop_forever(block={block})\n").expect("text"));
+        text += "}\n";
         for (block, ops) in (1..).zip(&blocks) {
             write!(text, "block {block} in 0 {{\n{}}}\n", declared_first(ops)).expect("text");
         }
         text
     }
 
-    fn names(&self) -> Vec<String> {
-        let of = |(number, form): (usize, &Form)| match form {
-            Form::Tied => vec![format!("w{number}"), format!("v{number}")],
-            _ => vec![format!("w{number}")],
+    fn to_all(&self, name: &str) -> String {
+        let send = |trainer| format!("communication send({name}, channel=\"{name}\", to=trainer:{trainer})\n");
+        (0..self.trainers).map(send).collect()
+    }
+
+    fn received(&self, name: &str, sender: &str) -> String {
+        let width = self.width;
+        format!(
+            "temporary {name}_piece: float64[{width}]
+            communication {name}_piece{sender} = recv(channel=\"{name}_g\")\n"
+        )
+    }
+
+    /// Declarations, initialisation and loops.
+    fn queues(&self, w: &str, at_a_time: usize, has_accumulator: bool) -> (String, String, Vec<String>) {
+        let (width, trainers) = (self.width, self.trainers);
+        let mut declared = format!("state {w}_q: queue(float64[{width}], {})\n", self.capacity.max(at_a_time));
+        let items = |letter: &str, count: usize| -> String {
+            (0..count).map(|item| format!("{w}_{letter}{item}")).collect::<Vec<_>>().join(", ")
         };
-        self.forms.iter().enumerate().flat_map(of).collect()
+        let first = format!(
+            "{} communication {w}_own = scale({w}_piece, factor=2.0)
+            communication enqueue({w}_q, {w}_own)\n",
+            self.received(w, "")
+        );
+        let some = items("i", at_a_time);
+        let take = format!(
+            "communication {some} = dequeue({w}_q, min_count={at_a_time})
+            communication {w}_some = sum({some})\n"
+        );
+        let rest = trainers / at_a_time;
+        let update = self.update(w, &format!("{w}_all")) + &self.to_all(w);
+        if has_accumulator {
+            let all = format!("communication {w}_all = gradient_accumulator({w}_some, count={rest}, merge=sum)\n");
+            return (declared, String::new(), vec![first, format!("{take}{all}{update}")]);
+        }
+        write!(declared, "state {w}_r: queue(float64[{width}], {rest})\n").expect("text");
+        let some = items("j", rest);
+        let join = format!(
+            "communication {some} = dequeue({w}_r, min_count={rest})
+            optimize {w}_all = sum({some})\n{update}"
+        );
+        (declared, String::new(), vec![first, format!("{take} communication enqueue({w}_r, {w}_some)\n"), join])
+    }
+
+    fn rounds(&self, w: &str, count: usize) -> (String, String, Vec<String>) {
+        let ops = format!(
+            "{} communication {w}_own = scale({w}_piece, factor=2.0)
+            communication {w}_all = gradient_accumulator({w}_own, {w}_sender, count={count}, merge=sum, staleness=0)
+            communication {w}_senders = string_accumulator({w}_sender, count={count})
+            {} communication send({w}, {w}_senders, channel=\"{w}\", to=senders)\n",
+            self.received(w, &format!(", {w}_sender")),
+            self.update(w, &format!("{w}_all"))
+        );
+        (String::new(), String::new(), vec![ops])
+    }
+
+    fn tied(&self, w: &str, v: &str) -> (String, String, Vec<String>) {
+        let (width, count) = (self.width, self.trainers);
+        let merged = |name: &str| {
+            format!(
+                "{} communication {name}_all = gradient_accumulator({name}_piece, {name}_sender, count={count}, \
+                 merge=sum, staleness=0)\n",
+                self.received(name, &format!(", {name}_sender"))
+            )
+        };
+        let ops = format!(
+            "{}{} communication {w}_senders = string_accumulator({w}_sender, count={count})
+            optimize {w}_sum = add({w}_all, {v}_all)
+            optimize {w}_both = add({w}_both, {w}_sum)
+            optimize {w}_own = add({w}_all, {w}_both)
+            optimize {v}_own = add({v}_all, {w}_both)
+            {}{} communication send({w}, {w}_senders, channel=\"{w}\", to=senders)
+            communication send({v}, {w}_senders, channel=\"{v}\", to=senders)\n",
+            merged(w),
+            merged(v),
+            self.update(w, &format!("{w}_own")),
+            self.update(v, &format!("{v}_own"))
+        );
+        let state = format!("state {w}_both: float64[{width}]\n");
+        (state, format!("initialise {w}_both = fill(value=0.0)\n"), vec![ops])
+    }
+
+    fn names_of(&self, server: usize) -> Vec<String> {
+        let letters: &[&str] = if self.forms[server] == Form::Tied { &["w", "v"] } else { &["w"] };
+        letters.iter().map(|letter| format!("{letter}{server}")).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        (0..self.forms.len()).flat_map(|server| self.names_of(server)).collect()
     }
 
     fn trainer(&self) -> String {

@@ -86,8 +86,82 @@ struct Stage {
     is_cut: bool,
 }
 
-const STAGES: [Stage; 9] = [
+const STAGES: [Stage; 14] = [
     GLOBAL_NORM,
+    Stage {
+        name: "momentum in ops",
+        lines: "
+            state w@speed: float32[96, 40]
+            initialise w@speed = fill(value=0.25)
+            optimize kept = scale(w@speed, factor=0.9)
+            optimize w@speed = add(kept, w@gradient)
+            optimize move = scale(w@speed, factor=-0.5)
+            optimize w = add(w, move)",
+        is_cut: true,
+    },
+    Stage {
+        name: "squares of both moments in ops",
+        lines: "
+            temporary small: float32[]
+            state w@first: float32[96, 40]
+            state w@second: float32[96, 40]
+            initialise w@first = fill(value=0.0)
+            initialise w@second = fill(value=0.0)
+            optimize first@old = scale(w@first, factor=0.9)
+            optimize first@new = scale(w@gradient, factor=0.1)
+            optimize w@first = add(first@old, first@new)
+            optimize square = mul(w@gradient, w@gradient)
+            optimize second@old = scale(w@second, factor=0.99)
+            optimize second@new = scale(square, factor=0.01)
+            optimize w@second = add(second@old, second@new)
+            optimize small = fill(value=1e-6)
+            optimize root = sqrt(w@second)
+            optimize below = add(root, small)
+            optimize ratio = div(w@first, below)
+            optimize move = scale(ratio, factor=-0.01)
+            optimize w = add(w, move)",
+        is_cut: true,
+    },
+    Stage {
+        name: "a step of one length in ops",
+        lines: "
+            optimize squares = mul(w@gradient, w@gradient)
+            optimize square = reduce_sum(squares)
+            optimize norm = sqrt(square)
+            optimize unit = div(w@gradient, norm)
+            optimize move = scale(unit, factor=-0.1)
+            optimize w = add(w, move)",
+        is_cut: false,
+    },
+    Stage {
+        name: "a softmax, which no stage has",
+        lines: "
+            optimize weights = softmax(w@gradient)
+            optimize weighted = mul(w@gradient, weights)
+            optimize move = scale(weighted, factor=-0.5)
+            optimize w = add(w, move)",
+        is_cut: false,
+    },
+    Stage {
+        name: "a state that both parameters share",
+        lines: "
+            state scale: float32[]
+            initialise scale = fill(value=1.0)
+            optimize w@squares = mul(w@gradient, w@gradient)
+            optimize w@square = reduce_sum(w@squares)
+            optimize b@squares = mul(b@gradient, b@gradient)
+            optimize b@square = reduce_sum(b@squares)
+            optimize square = add(w@square, b@square)
+            optimize scale = add(scale, square)
+            optimize root = sqrt(scale)
+            optimize w@unit = div(w@gradient, root)
+            optimize w@move = scale(w@unit, factor=-0.5)
+            optimize w = add(w, w@move)
+            optimize b@unit = div(b@gradient, root)
+            optimize b@move = scale(b@unit, factor=-0.5)
+            optimize b = add(b, b@move)",
+        is_cut: false,
+    },
     Stage {
         name: "scale",
         lines: "
@@ -227,7 +301,7 @@ fn data(trainer: u64) -> Vec<Data> {
 
 /// The lines before those of a stage.
 fn common(lines: &str) -> String {
-    let update = if lines.contains("optimize b,") { "" } else { UPDATE };
+    let update = if lines.contains("optimize b,") || lines.contains("optimize b =") { "" } else { UPDATE };
     format!("{COUNTS}\n{update}")
 }
 

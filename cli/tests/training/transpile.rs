@@ -86,6 +86,26 @@ fn costs_are_a_table_of_all_processes() {
 }
 
 #[test]
+fn the_way_of_each_part_is_explained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let explained = |program: &str| {
+        std::fs::write(folder.path().join("net.program"), program).expect("a file");
+        transpile(folder.path(), &["net.program", "--trainers", "2", "--explain"]).expect("it is explained")
+    };
+    let example = std::fs::read_to_string(documents().join("example.program")).expect("the example is there");
+    assert_eq!(explained(&example), "server:0  w  flow: rounds\n");
+    let line = example.lines().find(|line| line.contains("optimize w, w@count")).expect("it has an update");
+    let descent = "optimize move = scale(w@gradient, factor=-0.1)\n optimize w = add(w, move)";
+    assert_eq!(explained(&example.replace(line, descent)), "server:0  w  flow: rounds\n");
+    let weighted = format!("optimize weighted = softmax(w)\n{descent}").replace("w@gradient", "weighted");
+    let weighted = weighted.replace("softmax(w)", "softmax(w@gradient)");
+    let found = explained(&example.replace(line, &weighted));
+    let expected =
+        "server:0  w@program  executor: server 0: block 1, op 4 softmax: found softmax, which has no form in";
+    assert!(found.starts_with(expected), "{found}");
+}
+
+#[test]
 fn refusals_name_the_file_and_the_place() {
     let folder = tempfile::tempdir().expect("a folder");
     let check = |text: &str, arguments: &[&str], expected: &str| {

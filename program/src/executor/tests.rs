@@ -5,6 +5,7 @@ mod flow;
 mod joined;
 mod plans;
 mod rows;
+mod saved;
 mod schedules;
 mod stage;
 mod words;

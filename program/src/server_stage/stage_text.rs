@@ -337,5 +337,5 @@ impl<'p, 'g> StageText<'p, 'g> {
 }
 
 fn unknown(node: &Node) -> String {
-    format!("found {}, which servers of a job do not run; expected {EXPECTED}", node.kind.name())
+    format!("found {}, which has no form in a stage; expected {EXPECTED}", node.kind.name())
 }

@@ -1,9 +1,11 @@
 //! Server stages: their texts, and ops that cannot be part of a stage.
 
-use super::server_stages;
+use super::{server_stages, with_update};
 use crate::transpile::{Cluster, CostModel, ParameterServer, Transpiler};
 use crate::{Graph, Program};
 use pserver_core::config::OptimizerSettings;
+use pserver_core::optim::{Prepared, Step};
+use pserver_core::port::Formula;
 
 /// A program with the gradients `v@gradient` and `w@gradient`, and these optimizer lines.
 fn program(lines: &str) -> Graph {
@@ -117,13 +119,13 @@ fn an_op_that_no_server_stage_can_run_is_refused_by_name() {
         assert!(text.contains(expected), "{lines}: {text}");
     };
     let before = |op: &str| format!("{op}\n{UPDATE}");
-    refuse(&before("optimize g = softmax(w@gradient)"), "softmax: found softmax, which servers of a job do not run");
+    refuse(&before("optimize g = softmax(w@gradient)"), "softmax: found softmax, which has no form in a stage");
     refuse(
         &before(
             "optimize t = transpose(w@gradient, axes=[1, 0])
              optimize g = reshape(t, shape=[4, 3])",
         ),
-        "transpose: found transpose, which servers",
+        "transpose: found transpose, which has no form in a stage",
     );
     refuse(
         &before("optimize row = reduce_sum(w@gradient, axes=[0])\noptimize g = div(w@gradient, row)"),
@@ -175,4 +177,27 @@ fn an_op_that_no_server_stage_can_run_is_refused_by_name() {
         &before("optimize g = scale(w@gradient, factor=0.5)").replace("0.1 }", "0.1 } stage: 'update'"),
         "found ops around an update whose config has a stage",
     );
+}
+
+/// The code of a rule's update, as kernels run it.
+fn code(config: &str) -> String {
+    let rule = OptimizerSettings::from_text(config).expect("it is a configuration").rule.expect("it has a rule");
+    let (rule, mut scalars) = (Prepared::new(rule).expect("it is a rule"), Vec::new());
+    let Formula::Rule { code, .. } = rule.formula(&Step::FIRST, &mut scalars) else { panic!("{config} has no code") };
+    format!("{:?}", code.ops())
+}
+
+#[test]
+fn an_optimizer_in_ops_has_the_code_of_its_text() {
+    let lines = "state w@speed: float32[4, 3]
+        initialise w@speed = fill(value=0.0)
+        optimize kept = scale(w@speed, factor=0.9)
+        optimize w@speed = add(kept, w@gradient)
+        optimize move = scale(w@speed, factor=0.1)
+        optimize w = sub(w, move)";
+    let cluster = Cluster { trainers: 2, servers: 1 };
+    let parts = ParameterServer::default().transpile(&program(lines), cluster, &CostModel::default());
+    let component = with_update(&parts.expect("it can be divided")[1].graph).expect("it is an optimizer");
+    let stages = server_stages(&component).expect("it has a stage");
+    assert_eq!(code(&stages[0].config), code("rule: 'state m = 0; m = 0.9*m + g; w -= 0.1*m'"));
 }

@@ -111,7 +111,16 @@ impl<'a> Groups<'a> {
             let refuse = |found: String| Err(Failure::call(format!("{}: found {found}", graph.label(0, place))));
             if let Some(name) = op.inputs.iter().find(|name| hidden.contains(name)) {
                 return refuse(format!(
-                    "{name:?}, which an op of the role optimize writes; expected only parameters and states of it"
+                    "{name:?}, which an op of the role optimize writes; expected only parameters and states of it, or \
+                     the role optimize for this op, as all ops of the optimizer have"
+                ));
+            }
+            let is_parameter = |name: &&String| purpose(graph, name) == Purpose::Parameter;
+            if let (Some(name), true) = (op.outputs.iter().find(is_parameter), op.role != OpRole::Initialise) {
+                return refuse(format!(
+                    "the parameter {name:?} written by an op of the role {}; expected the role optimize, as all ops of \
+                     the optimizer have",
+                    op.role.name()
                 ));
             }
             if let Some(name) = op.inputs.iter().find(|name| is_updated.contains(name)) {
@@ -210,9 +219,12 @@ impl OpGroup {
     fn cut(&self, outline: &Outline<'_>) -> Option<u64> {
         let graph = outline.graph();
         let nodes = || self.ops.iter().map(|place| &graph.scopes()[0].nodes[*place]);
-        let mut updates = nodes().filter(|node| node.rule.is_some());
-        let update = updates.next().filter(|_| updates.next().is_none())?;
-        let VariableFacts::Dense { shape, .. } = &graph.variable(update.inputs[0]).facts else { return None };
+        if nodes().filter(|node| node.rule.is_some()).count() > 1 {
+            return None;
+        }
+        let mut parameters = self.kept.iter().filter(|name| purpose(graph, name) == Purpose::Parameter);
+        let parameter = parameters.next().filter(|_| parameters.next().is_none())?;
+        let VariableFacts::Dense { shape, .. } = graph.facts(parameter)? else { return None };
         let Some(Dim::Fixed(rows @ 2..)) = shape.first() else { return None };
         let is_cut = |node: &Node| {
             let mut touched = node.inputs.iter().chain(&node.outputs);

@@ -1,5 +1,5 @@
-//! A program that a shard hosts: when it takes items and gives them, and what a restart and a refusal leave. The program
-//! here is no executor: its value depends on the order of all that it takes.
+//! A program that a shard hosts: when it takes items and gives them, and what a refusal leaves. The program here is no
+//! executor: its value depends on the order of all that it takes.
 
 use std::collections::VecDeque;
 
@@ -293,8 +293,8 @@ fn a_wait_names_the_ops_of_the_program() {
     check(
         plan(),
         "pull 1 1 o1 ->
-         wait 60000 -> 1 error Deadline: parameter \"o1\" chunk 0: version 1 was not reached within 60.0 s (*; it is at \
-             version 0 and round 1 waits for its program, in which items of trainers [0, 1], of which it has [0, 0]",
+         wait 60000 -> 1 error Deadline: parameter \"o1\" chunk 0: version 1 was not reached within 60.0 s (*; it is \
+             at version 0 and round 1 waits for its program, in which items of trainers [0, 1], of which it has [0, 0]",
     );
 }
 

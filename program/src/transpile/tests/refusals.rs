@@ -36,7 +36,11 @@ fn a_program_that_cannot_be_divided_is_refused_by_name() {
     check(&updated("", "forward z = relu(w)"), "op 3 relu: found \"w\" read after its update");
     check(
         &updated("forward w = scale(x, factor=1.0)", ""),
-        "op 2 scale: found \"w\", which ops of the role optimize write",
+        "op 2 scale: found the parameter \"w\" written by an op of the role forward; expected the role optimize",
+    );
+    check(
+        &updated("", "backward h = scale(g, factor=1.0) backward w = add(w, h)"),
+        "op 4 add: found the parameter \"w\" written by an op of the role backward; expected the role optimize",
     );
     check(
         &updated("", "optimize h = scale(g, factor=1.0) forward z = relu(h)"),

@@ -110,21 +110,24 @@ fn numbers_that_servers_cannot_represent_are_refused_by_their_op() {
     let expected = "sum: found a number of several parameters in mode Async; expected mode Sync, in which all";
     refuse(&two, Mode::Async, expected);
     refuse(&two, Mode::Staleness { bound: 2 }, "sum: found a number of several parameters in mode Staleness");
+}
+
+/// Numbers that trainers cannot make join their parameters, which are one group on one server then.
+#[test]
+fn numbers_that_trainers_cannot_make_join_their_parameters() {
+    let rest = [2, 3, 4].map(|n| update(n, &format!("p{n}@gradient"))).concat();
+    let two = format!("{}{rest}", clipped("n", &[0, 1]));
     let both = format!("{two}optimize other = add(h0, h1)\noptimize p0 = mul(p0, other)\n");
-    refuse(&both, Mode::Sync, "found the numbers [\"n@factor\", \"other\"] of several parameters; expected one");
     let read = two.replace("mul(p1@gradient, n@factor)", "scale(p1@gradient, factor=0.5)");
-    refuse(
-        &read,
-        Mode::Sync,
-        "found [\"h1\"], which a number of several parameters is made of, and no such number read",
-    );
     let shares = two.replace("sum(h0, h1)", "sum(h0, h1, r1)").replace(
         "optimize h1 = reduce_sum(q1)\n",
         "optimize h1 = reduce_sum(q1)\noptimize r1 = reduce_sum(p1@gradient)\n",
     );
-    refuse(
-        &shares,
-        Mode::Sync,
-        "found [\"h1\", \"r1\"], which a number of several parameters is made of; expected one",
-    );
+    for lines in [both, read, shares] {
+        let parts = parts(&program(&lines), 2, 2);
+        let has = |part: &ProgramPart, name: &str| part.graph.find(name).is_some();
+        let owners: Vec<bool> = parts[1..].iter().map(|part| has(part, "p0")).collect();
+        assert_eq!(owners, parts[1..].iter().map(|part| has(part, "p1")).collect::<Vec<_>>(), "{lines}");
+        assert!(!parts[0].graph.program().to_string().contains("@share"), "{lines}");
+    }
 }
