@@ -116,8 +116,8 @@ pub use needs::{Holdings, Needs};
 pub use options::{CoordinatorOptions, NoRoom, NonFinite, OperatorSettings, ProcessMemory, ShardOptions};
 pub use output::{CheckpointRequest, ServerOutput};
 pub use report::{
-    CoordinatorReport, MemoryReport, ServerReport, ShardPhase, ShardReport, TrainerConnection, TrainerReport,
-    TrainerState, WaitReport,
+    CoordinatorReport, MemoryReport, ProgramReport, ServerReport, ShardPhase, ShardReport, TrainerConnection,
+    TrainerReport, TrainerState, WaitReport,
 };
 pub use shard::Shard;
 pub use snapshot::{JournalOptions, Restored, Visit};

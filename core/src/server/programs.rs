@@ -134,7 +134,7 @@ impl Programs {
     /// The wait of the program of a chunk.
     pub(super) fn program_wait(&self, slot_index: SlotIndex) -> Option<String> {
         let program = &self.all[self.of(slot_index)?];
-        Some(program.failed.clone().unwrap_or_else(|| format!("its program, in which {}", program.program.waits_for())))
+        Some(program.failed.clone().unwrap_or_else(|| format!("its program, in which {}", program.state())))
     }
 
     /// The inputs of a program in the order in which a replay is to have them: first those that have arrived.
@@ -191,6 +191,11 @@ impl ShardProgram {
             failed.clone_from(&saved.failed);
         }
         Ok(Self { slot: held.chunks[0], name, program, slots, arrivals, failed })
+    }
+
+    /// The waits of its ops, or why it has stopped.
+    pub(super) fn state(&self) -> String {
+        self.failed.clone().unwrap_or_else(|| self.program.waits_for())
     }
 
     /// The program stops for good.

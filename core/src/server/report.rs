@@ -45,6 +45,19 @@ pub struct ShardReport {
     pub wait: Option<WaitReport>,
     /// Bytes of the journal over its life.
     pub journal_position: u64,
+    /// The programs that the executor runs here.
+    pub programs: Vec<ProgramReport>,
+}
+
+/// A program that the executor runs on a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramReport {
+    /// The name of its parameter.
+    pub name: String,
+    /// The items that trainers have sent to it.
+    pub items: u64,
+    /// The waits of its ops, or why it has stopped.
+    pub state: String,
 }
 
 /// Report of the coordinator: the members of the job.

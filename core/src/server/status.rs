@@ -3,10 +3,12 @@
 use std::fmt;
 
 use super::bucket::Bucket;
-use super::report::{MemoryReport, ShardPhase, ShardReport, WaitReport};
+use super::programs::ShardProgram;
+use super::report::{MemoryReport, ProgramReport, ShardPhase, ShardReport, WaitReport};
 use super::serving::Serving;
 use super::shard::{Phase, Shard};
 use crate::ids::{Generation, Version};
+use crate::port::EndKind;
 use crate::time::Now;
 
 /// Summary of a shard's contents.
@@ -63,6 +65,7 @@ impl Shard {
             waiting_requests: serving.map_or(0, |serving| serving.waits.per_peer.values().sum::<usize>() as u64),
             wait: serving.and_then(|serving| self.wait(serving, now)),
             journal_position: self.journal_position(),
+            programs: serving.map_or_else(Vec::new, |serving| serving.program_reports()),
         }
     }
 
@@ -81,6 +84,19 @@ impl Shard {
             text: serving.wait_text(now, &self.trainers, slot_index),
             trainers: serving.missing(slot_index).into_iter().map(|trainer| trainer.0).collect(),
         })
+    }
+}
+
+impl Serving {
+    fn program_reports(&self) -> Vec<ProgramReport> {
+        let report = |program: &ShardProgram| {
+            let ends = program.program.ends().iter().zip(&program.slots);
+            let inputs = ends.filter(|(end, _)| matches!(end.kind, EndKind::Input(_)));
+            let name = self.table.held(self.table.chunks[program.slot].id).name().to_owned();
+            let items = inputs.map(|(_, slots)| self.table.chunks[slots[0]].version.0).sum();
+            ProgramReport { name, items, state: program.state() }
+        };
+        self.programs.all.iter().map(report).collect()
     }
 }
 

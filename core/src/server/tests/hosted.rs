@@ -13,6 +13,7 @@ use crate::error::Failure;
 use crate::ids::TrainerId;
 use crate::partition::Hosted;
 use crate::port::{EndKind, HostedProgram, ProgramEnd};
+use crate::time::Now;
 
 /// Elements of an item and of the value: two chunks.
 const ELEMENTS: u64 = 1026;
@@ -333,4 +334,18 @@ fn items_are_rounds_in_every_mode() {
              show k -> k@3=5",
         );
     }
+}
+
+#[test]
+fn a_report_has_the_programs_with_their_items_and_waits() {
+    let mut script = Script::new(Stage::serving(plan()));
+    script.run("push 0 1 i0=2 i0.1=2 -> 0 done i0@1 i0.1@1");
+    let report = script.stage.shard.report(Now(0));
+    let [program] = &report.programs[..] else { panic!("found {:?}", report.programs) };
+    assert_eq!((program.name.as_str(), program.items), ("p", 1));
+    assert_eq!(program.state, "items of trainers [0, 1], of which it has [1, 0]");
+    // The version of a program's parameter says nothing about steps.
+    assert_eq!((report.slowest_version, report.fastest_version), (0, 1));
+    script.run("push 1 1 w=1 -> 1 done w@1\n push 0 1 w=1 -> 0 done w@1");
+    assert_eq!(script.stage.shard.report(Now(0)).slowest_version, 1);
 }
