@@ -55,6 +55,19 @@ impl ServerProgram {
         Ok(Self { name, server, reason: reason.to_string(), component, program, ends })
     }
 
+    /// Renames what a program before it has declared under the same name, such as a constant that both read.
+    pub(super) fn rename_after(&mut self, earlier: &[Self]) {
+        let known = |name: &String| {
+            let mut ends = earlier.iter().flat_map(|program| &program.ends);
+            ends.any(|one| one.end.name == *name) || earlier.iter().any(|program| program.name == *name)
+        };
+        for name in self.ends.iter_mut().map(|one| &mut one.end.name).chain([&mut self.name]) {
+            while known(name) {
+                name.push('_');
+            }
+        }
+    }
+
     /// Declares the program and its ends, with the initial values that its part computes.
     pub(super) fn declare(&self, client: &Client) -> Result<(), Failure> {
         let server = u16::try_from(self.server).map(ServerIndex);

@@ -4,6 +4,8 @@
 //! A server's part that flows carry out whole is not looked at further. Of any other part each component is taken
 //! apart, and the first reason why no flow carries it out is kept.
 
+use std::collections::BTreeSet;
+
 use pserver_client::Client;
 use pserver_core::error::Failure;
 use pserver_program::hosted::components;
@@ -51,7 +53,8 @@ impl ServerContents {
         for component in components(graph)? {
             let added = self.add_flows(parts, &component, server);
             if let Err(reason) = added.or_else(|_| self.add_flows(parts, &with_update(&component)?, server)) {
-                let program = ServerProgram::of(component, (server, trainer_count(parts)), self.batch, &reason)?;
+                let mut program = ServerProgram::of(component, (server, trainer_count(parts)), self.batch, &reason)?;
+                program.rename_after(&self.programs);
                 self.programs.push(program);
             }
         }
@@ -122,18 +125,30 @@ fn check_explained(graph: &Graph, parameters: &[ServerParameter], queues: &[Serv
         totals.clone().any(|total| total.share == channel || total.total == channel)
     };
     let of_queues = |channel: &str| queues.iter().any(|queue| queue.channel == channel);
-    let is_of_rows = |one: &ServerParameter, channel: &String| one.row_channels.contains(channel);
+    let of_rows = |channel: &String| parameters.iter().any(|one| one.row_channels.contains(channel));
+    let counts: BTreeSet<u32> = nodes(graph).filter_map(|node| accumulated(&node.kind)).collect();
+    let mut received = BTreeSet::new();
     for node in nodes(graph) {
-        let (op, channel) = match &node.kind {
-            OpKind::Recv { channel } => ("recv", channel),
-            OpKind::Send { channel, .. } => ("send", channel),
+        let (op, channel, is_of_flow) = match &node.kind {
+            OpKind::Recv { channel } => {
+                let is_gradient = parameters.iter().any(|one| one.gradient == *channel);
+                ("recv", channel, is_gradient && received.insert(channel))
+            }
+            OpKind::Send { channel, .. } => {
+                let sent = &graph.variable(node.inputs[0]).name;
+                // Of a table the count of its updates is sent.
+                let is_answer =
+                    |one: &ServerParameter| one.name == *channel && (one.name == *sent || one.layout.is_some());
+                ("send", channel, parameters.iter().any(is_answer))
+            }
+            OpKind::StringAccumulator { count } if !counts.contains(count) => {
+                let text =
+                    format!("found a string_accumulator of {count} beside gradients of {counts:?}; expected equal");
+                return Err(Failure::call(text));
+            }
             _ => continue,
         };
-        let of_parameters = parameters.iter().any(|one| {
-            let own = if op == "recv" { &one.gradient } else { &one.name };
-            own == channel || is_of_rows(one, channel)
-        });
-        if !of_parameters && !of_totals(channel) && !of_queues(channel) {
+        if !is_of_flow && !of_rows(channel) && !of_totals(channel) && !of_queues(channel) {
             return Err(Failure::call(format!("found {op} of the channel {channel:?}, which no parameter's flow has")));
         }
     }
@@ -141,4 +156,8 @@ fn check_explained(graph: &Graph, parameters: &[ServerParameter], queues: &[Serv
         return Err(Failure::call("found no update by a rule, and no queue between trainers"));
     }
     Ok(())
+}
+
+fn accumulated(kind: &OpKind) -> Option<u32> {
+    if let OpKind::GradientAccumulator { count, .. } = kind { Some(*count) } else { None }
 }

@@ -36,6 +36,8 @@ struct HostLink {
     /// By trainer: the steps ended.
     steps: Vec<u64>,
     unpublished: VecDeque<Unpublished>,
+    /// By end: the item behind the one that its trainer may still ask for.
+    behind: BTreeMap<usize, Tensor>,
 }
 
 /// A value that the shard has not published.
@@ -56,6 +58,9 @@ struct SavedMessage {
     steps: Vec<u64>,
     #[prost(message, repeated, tag = "4")]
     unpublished: Vec<UnpublishedMessage>,
+    /// Items behind the ones that their trainers may still ask for.
+    #[prost(message, repeated, tag = "5")]
+    behind: Vec<UnpublishedMessage>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -67,18 +72,35 @@ struct UnpublishedMessage {
 }
 
 impl ProgramLink for HostLink {
-    /// An item is forgotten when its trainer has ended the step in which it received it.
+    /// An item is forgotten when its trainer has ended the step in which it received it. One more waits behind it, as in
+    /// the queue of a `recv`.
     fn has_room(&mut self, to: ProgramPeer, channel: &str) -> bool {
         let ProgramPeer::Trainer(trainer) = to else { return true };
         let end = self.outputs[trainer as usize].get(channel);
-        end.is_none_or(|end| self.sent[*end] <= self.steps[trainer as usize])
+        end.is_none_or(|end| self.sent[*end] <= self.steps[trainer as usize] + 1)
     }
 
     fn send(&mut self, to: ProgramPeer, channel: &str, value: &VariableValue) {
         let ProgramPeer::Trainer(trainer) = to else { return };
         if let (Some(end), VariableValue::Dense(item)) = (self.outputs[trainer as usize].get(channel), value) {
             self.sent[*end] += 1;
-            self.unpublished.push_back(Unpublished { end: *end, item: Some(item.clone()) });
+            if self.sent[*end] <= self.steps[trainer as usize] + 1 {
+                self.unpublished.push_back(Unpublished { end: *end, item: Some(item.clone()) });
+            } else {
+                self.behind.insert(*end, item.clone());
+            }
+        }
+    }
+}
+
+impl HostLink {
+    /// A trainer has ended a step: it may receive what waited behind the item of this step.
+    fn end_step(&mut self, trainer: TrainerId) {
+        self.steps[trainer.0 as usize] += 1;
+        for end in self.outputs[trainer.0 as usize].values() {
+            if let Some(item) = self.behind.remove(end) {
+                self.unpublished.push_back(Unpublished { end: *end, item: Some(item) });
+            }
         }
     }
 }
@@ -98,7 +120,7 @@ impl ExecutorProgram {
         let senders = (0..trainers).map(ProgramPeer::Trainer).collect();
         let executor = Executor::new(Arc::new(graph), ExecutorParts { senders, ..parts })?;
         let (sent, steps) = (vec![0; found.len()], vec![0; trainers as usize]);
-        let link = HostLink { outputs, sent, steps, unpublished: VecDeque::new() };
+        let link = HostLink { outputs, sent, steps, unpublished: VecDeque::new(), behind: BTreeMap::new() };
         let (ends, channels) = found.into_iter().map(|one| (one.end, one.of.unwrap_or_default())).unzip();
         Ok(Self { ends, channels, kept, trainers, executor: executor.into(), link: link.into() })
     }
@@ -128,7 +150,7 @@ impl HostedProgram for ExecutorProgram {
         };
         let sender = ProgramPeer::Trainer(trainer.0);
         if !is_input {
-            self.link.get_mut().steps[trainer.0 as usize] += 1;
+            self.link.get_mut().end_step(trainer);
         } else if self.executor.get_mut().has_room(&self.channels[end], sender)? {
             let item = self.tensor(end, item)?;
             self.executor.get_mut().arrive(&self.channels[end], sender, item.into())?;
@@ -188,34 +210,51 @@ impl HostedProgram for ExecutorProgram {
         let (executor, link) = (self.executor.borrow(), self.link.borrow());
         let waiting = |end: usize| link.unpublished.iter().any(|one| one.end == end && one.item.is_none());
         let is_published = |variable| self.kept.get(&variable).is_some_and(|end| !waiting(*end));
-        let unpublished = link.unpublished.iter().map(|one| UnpublishedMessage {
-            end: u32::try_from(one.end).expect("a program has few ends"),
-            item: one.item.as_ref().map(|item| item.bytes().to_vec()),
-        });
+        let message = |end: usize, item: Option<&Tensor>| UnpublishedMessage {
+            end: u32::try_from(end).expect("a program has few ends"),
+            item: item.map(|item| item.bytes().to_vec()),
+        };
+        let unpublished = link.unpublished.iter().map(|one| message(one.end, one.item.as_ref())).collect();
+        let behind = link.behind.iter().map(|(end, item)| message(*end, Some(item))).collect();
         let (sent, steps) = (link.sent.clone(), link.steps.clone());
         let executor = executor.encode(is_published);
-        SavedMessage { executor, sent, steps, unpublished: unpublished.collect() }.encode_to_vec()
+        SavedMessage { executor, sent, steps, unpublished, behind }.encode_to_vec()
     }
 
     fn restore_state(&mut self, saved: &[u8]) -> Result<(), Failure> {
         let damaged = || Failure::call("the saved state is damaged, or of another program");
-        let SavedMessage { executor, sent, steps, unpublished } = SavedMessage::decode(saved).map_err(|_| damaged())?;
+        let message = SavedMessage::decode(saved).map_err(|_| damaged())?;
+        let SavedMessage { executor, sent, steps, unpublished, behind } = message;
         self.executor.get_mut().decode(&executor)?;
         let link = self.link.get_mut();
         if (sent.len(), steps.len()) != (link.sent.len(), link.steps.len()) {
             return Err(damaged());
         }
         (link.sent, link.steps) = (sent, steps);
-        for UnpublishedMessage { end, item } in unpublished {
+        let read = |UnpublishedMessage { end, item }: UnpublishedMessage| {
             let end = Some(end as usize).filter(|end| *end < self.ends.len()).ok_or_else(damaged)?;
-            let item = item.map(|item| self.tensor(end, &item)).transpose()?;
-            self.link.get_mut().unpublished.push_back(Unpublished { end, item });
-        }
+            Ok((end, item.map(|item| self.tensor(end, &item)).transpose()?))
+        };
+        let unpublished: Vec<_> = unpublished.into_iter().map(read).collect::<Result<_, Failure>>()?;
+        let behind: Vec<_> = behind.into_iter().map(read).collect::<Result<_, Failure>>()?;
+        let link = self.link.get_mut();
+        link.unpublished = unpublished.into_iter().map(|(end, item)| Unpublished { end, item }).collect();
+        link.behind = behind.into_iter().filter_map(|(end, item)| Some((end, item?))).collect();
         Ok(())
     }
 
     fn waits_for(&self) -> String {
         let mut link = self.link.borrow_mut();
-        self.executor.borrow_mut().waits(&mut *link).join("; ")
+        let waits = self.executor.borrow_mut().waits(&mut *link);
+        // A `send` waits for these.
+        let behind = (0..).zip(&link.steps).filter_map(|(trainer, ended)| {
+            let trainer: u32 = trainer;
+            let mut sent = link.outputs[trainer as usize].iter().map(|(channel, end)| (channel, link.sent[*end]));
+            let (channel, item) = sent.find(|(_, sent)| *sent > *ended + 1)?;
+            Some(format!(
+                "item {item} of channel {channel:?} waits for trainer {trainer}, which has ended {ended} steps"
+            ))
+        });
+        waits.into_iter().chain(behind).collect::<Vec<_>>().join("; ")
     }
 }
