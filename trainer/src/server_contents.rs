@@ -51,14 +51,21 @@ impl ServerContents {
             return Ok(());
         }
         for component in components(graph)? {
-            let added = self.add_flows(parts, &component, server);
-            if let Err(reason) = added.or_else(|_| self.add_flows(parts, &with_update(&component)?, server)) {
+            if let Err(reason) = self.add_component(parts, &component, server) {
                 let mut program = ServerProgram::of(component, (server, trainer_count(parts)), self.batch, &reason)?;
                 program.rename_after(&self.programs);
                 self.programs.push(program);
             }
         }
         Ok(())
+    }
+
+    /// Adds a component that flows carry out, as it is or with optimizer ops as an update; or nothing and the reason.
+    fn add_component(&mut self, parts: &[ProgramPart], component: &Graph, server: u32) -> Result<(), Failure> {
+        let Err(reason) = self.add_flows(parts, component, server) else { return Ok(()) };
+        // A component that has an update, or has none to be made of its ops, keeps its own reason.
+        let Ok(with_update) = with_update(component) else { return Err(reason) };
+        self.add_flows(parts, &with_update, server)
     }
 
     /// Adds what flows carry out, or nothing and the reason.

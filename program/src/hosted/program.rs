@@ -72,8 +72,8 @@ struct UnpublishedMessage {
 }
 
 impl ProgramLink for HostLink {
-    /// An item is forgotten when its trainer has ended the step in which it received it. One more waits behind it, as in
-    /// the queue of a `recv`.
+    /// An item is forgotten when its trainer has ended the step in which it received it. One more waits behind it, as
+    /// in the queue of a `recv`.
     fn has_room(&mut self, to: ProgramPeer, channel: &str) -> bool {
         let ProgramPeer::Trainer(trainer) = to else { return true };
         let end = self.outputs[trainer as usize].get(channel);
